@@ -1,0 +1,47 @@
+// The flow from a network to a verified plan in one call: training step, fusion, layouts and kernels, route, policy, verify,
+// simulate. `train`, `plan` and the C++ API go through here.
+#pragma once
+
+#include <map>
+#include <string>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "plimsoll/autodiff.h"
+#include "plimsoll/passes.h"
+#include "plimsoll/policy.h"
+
+namespace plimsoll {
+
+struct CompileOptions {
+  Bytes memory{INT64_MAX};        // the arena's budget
+  std::string policy = "auto";
+  std::string placement = "offline";
+  OptimizerOptions optimizer;
+  bool exact = false;             // kernels by rule, the same whatever the budget and the measured times
+  std::optional<LayoutFamily> family;
+  std::map<std::string, std::string, std::less<>> kernels;  // by op name: repeat these choices
+  std::map<std::string, Layout, std::less<>> state_layouts; // pinned layouts of states, by name
+  FusionOptions fusion;
+};
+
+// Everything that an executor needs, and what a report tells.
+struct Program {
+  Network network;                    // of the training step, fused, laid out
+  std::vector<KernelChoice> kernels;  // by op index
+  LayoutFamily family = LayoutFamily::plain;
+  Plan plan;
+  Bytes baseline_peak;                // what the baseline policy needs for the same graph
+  std::vector<PassReport> passes;
+};
+
+// Training: `network` is a forward network; infeasible is an answer. When the fastest kernels' workspaces do not fit the
+// budget, kernels with less workspace are tried, down to none.
+std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options);
+// Evaluation: the forward pass alone, with the states of `training` at the same offsets, in the same arena.
+std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
+                                                     const CostTable& costs, const CompileOptions& options);
+
+}  // namespace plimsoll

@@ -1,0 +1,93 @@
+// What each way to run each op costs on a device: time and workspace, and where the number is from.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plimsoll/device.h"
+#include "plimsoll/graph.h"
+
+namespace plimsoll {
+
+// What identifies a cost: equal keys cost the same on one device.
+struct CostKey {
+  std::string signature;  // of the op: type, attributes, shapes, dtypes and layouts of inputs and outputs; no names
+  std::string kernel;
+  int threads = 0;        // 0: all of the device's
+  friend auto operator<=>(const CostKey&, const CostKey&) = default;
+};
+// The signature of an op with the layouts that its tensors have in the graph.
+std::string op_signature(const Graph& graph, const Op& op);
+// The same, with the layouts that a kernel wants.
+std::string op_signature(const Graph& graph, const Op& op, const KernelSpec& kernel);
+
+struct Cost {
+  enum class Source : uint8_t {
+    estimated,  // from FLOPs, bytes and the machine's speed
+    measured,   // the kernel alone, run repeatedly
+    in_step,    // the kernel inside a training step: the best predictor
+  } source = Source::estimated;
+  double time_ms = 0;    // median
+  double spread_ms = 0;  // half the distance between the quartiles
+  int runs = 0;
+};
+
+// Rates for estimates; probed once on a device, stated for a simulated one.
+struct MachineRates {
+  double gflops = 100;          // dense single precision, all threads
+  double memory_gb_per_s = 10;  // streaming
+  double launch_us = 5;         // fixed cost of an op
+};
+MachineRates probe_rates(const Device& device);  // a fraction of a second
+
+// Costs in memory, filled from a database, by measuring, or by estimates. find never blocks or measures.
+class CostTable {
+ public:
+  explicit CostTable(MachineRates rates = {}) : rates_(rates) {}
+  const MachineRates& rates() const { return rates_; }
+
+  void put(const CostKey& key, const Cost& cost);
+  std::optional<Cost> find(const CostKey& key) const;
+  const std::map<CostKey, Cost>& entries() const { return entries_; }
+
+  // The entry if there is one, else an estimate from the op's work and the kernel's kind.
+  Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;              // layouts as in the graph
+  Cost cost(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // layouts as it wants
+
+ private:
+  MachineRates rates_;
+  std::map<CostKey, Cost> entries_;
+};
+
+struct MeasureOptions {
+  double seconds_per_kernel = 0.15;  // at most, after one warm-up run; at least three runs
+  std::function<void(int done, int total, const std::string& what)> progress;
+  std::function<bool()> stop;        // asked between kernels
+};
+// Times every kernel of every family that the graph's ops could use and that the table lacks, on buffers that are cold in
+// the cache as they would be in a step. Returns how many were measured.
+int measure_costs(const Graph& graph, const Device& device, CostTable& table, const MeasureOptions& options = {});
+
+// The benchmark database: SQLite in the user's cache folder ($PLIMSOLL_CACHE, else $XDG_CACHE_HOME/plimsoll, else
+// ~/.cache/plimsoll), keyed by device key. Safe for several processes. A corrupt file is set aside as *.corrupt-<time>,
+// a new one is begun, and `notice` says so. Where the folder cannot be written it works in memory and says so.
+class CostDatabase {
+ public:
+  static std::filesystem::path default_path();
+  CostDatabase(const std::filesystem::path& path, const DeviceInfo& device);
+  ~CostDatabase();
+  CostTable load();                       // all entries of this device, and its rates if they were probed
+  std::optional<MachineRates> rates();
+  void save(const CostTable& table);      // one transaction; keeps the better source, then the newer
+  void save(const MachineRates& rates);
+  const std::string& notice() const;      // empty when nothing happened that a user should know
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace plimsoll

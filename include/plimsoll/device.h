@@ -1,0 +1,92 @@
+// What runs a plan: one arena of memory, kernels, and what is known about the machine. cpu (oneDNN) is the embedded
+// default; others stand behind the same contract, and tests/conformance judges them all.
+//
+//   kernels(graph, op, family)  ->  the ways to run an op: name, layouts it wants, workspace         (plan time)
+//   make_kernel(graph, op, name) -> Kernel; bind(pointers) once; run() every step                     (run time)
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/graph.h"
+
+namespace plimsoll {
+
+struct DeviceInfo {
+  std::string name;         // "cpu": what --device takes
+  std::string description;  // "2 threads, AVX-512, oneDNN 2.6.3"
+  std::string key;          // everything that a measured time depends on: library version, instruction set, threads
+  int threads = 1;
+  Bytes memory_total;       // of the machine
+  Bytes memory_available;   // now
+  bool simulated = false;   // plans only
+};
+
+// How images lie in memory across a whole network; the layout pass compares these and picks one.
+enum class LayoutFamily : uint8_t { plain, channels_last, blocked };
+std::string_view to_string(LayoutFamily family);
+
+// One way to run one op.
+struct KernelSpec {
+  std::string name;             // "jit_wino_4x3:avx512_core": unique among an op's kernels of one family
+  std::vector<Layout> inputs;   // as this kernel wants them; the layout pass inserts reorders where they differ
+  std::vector<Layout> outputs;
+  Bytes workspace;              // scratch during the op, 0 for most
+};
+
+// A kernel made ready for one step of a plan. Neither bind nor run allocates; run reads and writes only what was bound.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual Bytes workspace() const = 0;
+  // Pointers in the order of the op's inputs and outputs; nullptr for an output that the plan leaves out (a state output of
+  // a recomputation). workspace is 64-byte aligned and has at least workspace() bytes.
+  virtual void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) = 0;
+  virtual void run() = 0;
+};
+
+// The one region that everything of a step lies in. Taken once, touched once; 4096-byte aligned.
+class Arena {
+ public:
+  virtual ~Arena() = default;
+  virtual std::byte* base() = 0;
+  virtual Bytes bytes() const = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const DeviceInfo& info() const = 0;
+
+  // Every way to run `op` with images in `family`, never empty for a supported op, best guess first. Layouts already set
+  // on the graph's tensors are not looked at: the specs say what each kernel wants. Throws Error(unsupported) that names
+  // the op.
+  virtual std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const = 0;
+
+  // Makes the named kernel for the layouts that the graph's tensors have now. With `threads` 0, all of the device's.
+  // Throws Error(unsupported) when no such kernel runs these layouts.
+  virtual std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
+                                              int threads = 0) const = 0;
+
+  virtual std::unique_ptr<Arena> take_arena(Bytes bytes) const = 0;  // throws Error(device_failure) with the size
+
+  // Between host memory and the arena; complete on return.
+  virtual void write(std::byte* to, std::span<const std::byte> from) const = 0;
+  virtual void read(std::span<std::byte> to, const std::byte* from) const = 0;
+};
+
+// "cpu"; throws Error(invalid_input) with the nearest name, Error(unsupported) with the reason why it is not there.
+// threads 0: as many as the process may use.
+std::unique_ptr<Device> open_device(std::string_view name, int threads = 0);
+// What is there, and for each device that is not, why: for `plimsoll devices`.
+struct DeviceListing { std::string name; bool available = false; std::string description; };
+std::vector<DeviceListing> list_devices();
+
+// The slow device that runs every op by its reference kernel, on plain layouts: the judge in tests. Its one kernel per op
+// is called "reference".
+std::unique_ptr<Device> open_reference_device();
+
+}  // namespace plimsoll

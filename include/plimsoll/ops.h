@@ -1,0 +1,76 @@
+// Everything known about a kind of op, in one value: shape rule, gradient, what may be overwritten, work, reference kernel.
+// A family of ops (convolution: forward, backward-data, backward-weights) is one file in src/ops/. Code elsewhere asks the
+// OpType; it never switches on a name. Users register types of their own the same way (examples/custom_op.cpp).
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/graph.h"
+
+namespace plimsoll {
+
+// What an op makes, before it has a name.
+struct TensorSpec {
+  Shape shape;
+  DType dtype = DType::f32;
+  Role role = Role::activation;
+};
+
+// "This output may take that input's bytes." The kernel then reads and writes the same place, and the input is gone.
+struct InPlace {
+  int output = 0;
+  int input = 0;
+  bool required = false;  // state updates and views: the output must lie where the input lies
+};
+
+// The work of an op, for estimates and for GFLOP/s in reports. A multiply-add counts two.
+struct Work {
+  double flops = 0;
+  double bytes = 0;  // what must at least be read and written
+};
+
+// A tensor's elements in row-major order and plain layout, as the reference kernels see them.
+struct TensorView {
+  Shape shape;
+  DType dtype = DType::f32;
+  void* data = nullptr;
+};
+
+struct OpType {
+  std::string name;
+
+  // The outputs' shapes, dtypes and roles; throws Error(invalid_input) that says which input is wrong and why.
+  std::function<std::vector<TensorSpec>(const Attributes&, std::span<const Tensor* const> inputs)> infer;
+
+  // Appends the ops that give the gradient of each input (an invalid id: none flows there), given each output's gradient
+  // (invalid: none came). `wanted` tells which inputs' gradients anybody needs. Empty for ops that have no gradient.
+  std::function<std::vector<TensorId>(Graph&, OpId forward, std::span<const TensorId> output_gradients,
+                                      const std::vector<bool>& wanted)>
+      gradient;
+
+  // Which outputs may, or must, lie in an input's bytes; asked with the op since it may depend on attributes and shapes.
+  std::function<std::vector<InPlace>(const Graph&, const Op&)> in_place;
+
+  std::function<Work(const Graph&, const Op&)> work;
+
+  // Plain and slow, in f32 or f64 (all floating inputs of one dtype). Outputs are allocated by the caller. With an
+  // in-place pair the two views may be the same memory.
+  std::function<void(const Op&, std::span<const TensorView> inputs, std::span<const TensorView> outputs)> reference;
+
+  bool is_view = false;         // moves no data: the output is the input under another shape (reshape)
+  bool changes_state = false;   // must run exactly once a step: optimizer updates
+  // Inputs that name running statistics which the op advances; a recomputation leaves these outputs alone.
+  std::vector<int> state_outputs;
+};
+
+// Registers a type; throws Error(invalid_input) when the name is taken. Built-in families are there already.
+const OpType& register_op(OpType type);
+// Throws Error(invalid_input) with the nearest known name.
+const OpType& op_type(std::string_view name);
+std::vector<const OpType*> all_op_types();
+
+}  // namespace plimsoll

@@ -1,0 +1,44 @@
+// Graph -> graph, from one list through one wrapper that names, times, can switch off, and checks each pass.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/autodiff.h"
+#include "plimsoll/cost.h"
+#include "plimsoll/device.h"
+#include "plimsoll/policy.h"
+
+namespace plimsoll {
+
+struct FusionOptions {
+  std::vector<std::string> off;  // names of passes to leave out
+};
+struct PassReport { std::string name; int rewrites = 0; double time_ms = 0; };
+
+// Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU) in a forward network, before autodiff: the
+// fused ops' own gradients give the fused backward ops. Results stay equal up to rounding. Checked after each pass.
+std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
+std::vector<std::string_view> fusion_pass_names();
+
+struct LayoutOptions {
+  std::optional<LayoutFamily> family;                 // force one; otherwise the cheapest by the cost table
+  std::map<std::string, Layout, std::less<>> pinned;  // layouts of states, by name: an evaluation uses the training's
+  std::map<std::string, std::string, std::less<>> pinned_kernels;  // by op name: a resumed run repeats its kernels
+  Bytes workspace_limit{INT64_MAX};                   // per op
+  bool exact = false;  // choose kernels by rule, not by measured times: the same on every run, whatever the budget
+};
+struct LayoutResult {
+  LayoutFamily family = LayoutFamily::plain;
+  std::vector<KernelChoice> kernels;   // by op index of the rewritten graph; "" for views
+  double estimated_ms = 0;             // the sum of the chosen kernels' costs
+};
+// Gives every tensor a layout and every op a kernel, and inserts Reorder ops where a tensor is wanted in another layout
+// than it is made in, so that nothing is reordered behind the planner's back.
+LayoutResult choose_layouts(Graph& graph, const Device& device, const CostTable& costs, const LayoutOptions& options = {});
+
+}  // namespace plimsoll

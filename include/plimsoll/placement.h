@@ -1,0 +1,49 @@
+// Gives every buffer an offset in one arena so that two buffers that meet in time never share a byte.
+//
+//  offset
+//   2 |      +---------+
+//     |      |    c    |       a = steps [0,2)   b = [2,4)   c = [1,3)
+//   1 +------+--+------+--+
+//     |    a    |    b    |    b takes a's bytes: a is gone at step 2.
+//   0 +---------+---------+    c meets both, so it lies above.
+//     0    1    2    3    4  step
+//
+// The problem is the static one of MiniMalloc: all lifetimes are known. `offline` sees them all; `first_fit` (the papers' heap
+// with its 1 KB blocks) and `best_fit` take them in the order of time, as an allocator at run time must.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+
+struct Buffer {
+  int64_t lower = 0;   // alive in [lower, upper), any unit of time
+  int64_t upper = 0;
+  Bytes bytes;
+};
+
+struct PlacementOptions {
+  int64_t alignment = 64;     // of every offset
+  Bytes capacity{INT64_MAX};  // stop searching when below this
+  double seconds = 1.0;       // the search's time limit; deterministic heuristics run whatever it is
+};
+
+struct Placement {
+  std::vector<Bytes> offsets;  // one a buffer
+  Bytes height;                // end of the highest buffer
+  Bytes lower_bound;           // largest sum of (aligned) bytes alive at one time
+  bool proven_optimal = false; // height == lower_bound, or the search was exhausted
+};
+
+struct PlacementMethod { std::string_view name; std::string_view description; Placement (*place)(const std::vector<Buffer>&, const PlacementOptions&); };
+
+Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});
+Placement place_first_fit(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});  // 1 KB blocks
+Placement place_best_fit(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});
+std::vector<PlacementMethod> placement_methods();
+
+}  // namespace plimsoll

@@ -1,0 +1,117 @@
+// The whole program of one training step, as data: what runs when, and where every byte lies. Made by a policy, judged by
+// verify.h, timed by simulate.h, run by execute.h; prints itself, and is saved and read back as JSON.
+//
+//   offset
+//     |   +-------conv1/y-------+         stays: a tensor at [offset, offset + bytes) during steps [first, last]
+//     |   +--ws--+   +---dx-----+         a workspace is a stay of one step
+//     |   +-----------w---------------+   what outlives the step (parameters) stays from the first step to the last
+//     +---0------1---2----------3-----+-> step
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "plimsoll/cost.h"
+#include "plimsoll/device.h"
+#include "plimsoll/graph.h"
+
+namespace plimsoll {
+
+using StepIndex = int32_t;
+
+struct Step {
+  OpId op;
+  std::string kernel;               // by name, from Device::kernels; "" for a view, which runs nothing
+  int threads = 0;                  // 0: all
+  std::vector<int64_t> micro_batches;  // how the batch is divided; empty: undivided
+  bool recompute = false;           // runs again what ran before; changes no state
+  Bytes workspace;
+};
+
+// Tensor (or, with an invalid tensor, the workspace of step `first`) at [offset, offset + bytes) of the arena from the start
+// of step `first` to the end of step `last`, both included. Two stays may share a byte during one step in one case only: the
+// step's op allows the output, whose stay begins there, to take the place of the input, whose stay ends there.
+struct Stay {
+  TensorId tensor;
+  Bytes offset;
+  Bytes bytes;
+  StepIndex first = 0;
+  StepIndex last = 0;
+  bool is_workspace() const { return !tensor.valid(); }
+  friend bool operator==(const Stay&, const Stay&) = default;
+};
+
+// A copy between the arena and slot [slot, slot + bytes) of an outside tier, on an engine that runs beside compute: it may
+// start when step `after` is complete (-1: at once) and is complete before step `before` starts.
+struct Move {
+  enum class Direction : uint8_t { out, in } direction = Direction::out;
+  TensorId tensor;
+  int tier = 0;
+  Bytes slot;
+  StepIndex after = -1;
+  StepIndex before = 0;
+  friend bool operator==(const Move&, const Move&) = default;
+};
+
+struct EngineSpan {          // one bar of the predicted timeline
+  int engine = 0;            // 0 compute, 1 copy out, 2 copy in
+  int32_t index = 0;         // step, or move
+  double start_ms = 0;
+  double end_ms = 0;
+};
+
+struct Prediction {
+  Bytes peak;                // largest sum of live bytes over the steps
+  StepIndex peak_step = 0;
+  double step_time_ms = 0;
+  double estimated_share = 0;  // part of step_time_ms that comes from estimates rather than measurements, 0..1
+  Bytes offload, prefetch;   // traffic of a step
+  int recompute_steps = 0;
+  std::vector<EngineSpan> timeline;
+};
+
+struct Plan {
+  std::string graph_name;
+  uint64_t graph_fingerprint = 0;
+  std::string device_name;   // "cpu"
+  std::string device_key;
+  std::string policy;
+  std::string placement;     // the name of the placement that gave the offsets
+  Bytes budget;
+  Bytes arena;               // what the executor takes: the end of the highest stay
+  Bytes lower_bound;         // no plan of this graph by this policy can need less
+  std::vector<Step> steps;
+  std::vector<Stay> stays;   // in order of first step, then offset
+  std::vector<Move> moves;
+  Prediction predicted;
+  double plan_time_ms = 0;
+};
+
+// "No plan fits": the least budget that would do, and what needs it.
+struct Infeasible {
+  std::string policy;
+  Bytes budget;
+  Bytes minimum;             // the least budget with which this policy finds a plan
+  bool proven = false;       // true: no plan of this policy exists below `minimum`; false: none was found
+  StepIndex step = 0;        // the step of that peak, its op and layer
+  std::string op, layer;
+  struct Need { std::string tensor; Role role = Role::activation; Bytes bytes; bool workspace = false; };
+  std::vector<Need> needs;   // what is live there, largest first
+  std::string suggestion;    // which flag to change: "raise --memory to 812.5 MiB, or lower --batch"
+};
+std::string to_text(const Infeasible& infeasible);
+
+// Largest sum of stays' bytes over the steps, and the step where it is.
+struct Peak { Bytes bytes; StepIndex step = 0; };
+Peak live_peak(const Plan& plan);
+// Stays alive at a step, largest first.
+std::vector<const Stay*> live_at(const Plan& plan, StepIndex step);
+
+std::string to_json(const Plan& plan, const Graph& graph);   // tensors and ops by name
+// Throws Error(corrupt_file) with the place and what was expected; Error(invalid_input) that names both graphs when the plan
+// was made for another one.
+Plan plan_from_json(std::string_view json, const Graph& graph);
+
+}  // namespace plimsoll

@@ -1,0 +1,39 @@
+// Judges a plan, sharing no code with what made it: it sees the plan and the graph, nothing else. Run on every plan before
+// it is executed, in release builds too.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plimsoll/graph.h"
+#include "plimsoll/plan.h"
+
+namespace plimsoll {
+
+struct Violation {
+  enum class Rule : uint8_t {
+    wrong_graph,        // made for another graph
+    op_missing,         // an op never runs
+    op_repeated,        // an op runs twice and the second is not a recomputation
+    not_resident,       // a step reads or writes a tensor that is not in the arena then
+    wrong_value,        // it is in the arena, but does not hold its value (never written, or lost when it left)
+    overlap,            // two stays share a byte at one time
+    out_of_arena,       // a stay ends beyond the arena, or the arena beyond the budget
+    wrong_size,         // a stay is smaller than its tensor, or a workspace than its step's
+    state_changed,      // a recomputation changes a state, or an update reads after it was overwritten
+    state_misplaced,    // at the end a state does not lie where the next step expects it
+    output_missing,     // an output of the graph is gone at the end
+    bad_move,           // a copy overlaps the use of its bytes, or brings what was never taken out
+    bad_index,          // a step, tensor or op that does not exist
+  } rule;
+  StepIndex step = -1;
+  std::string message;  // names the step, the op, the tensors, the offsets
+};
+std::string_view to_string(Violation::Rule rule);
+
+// Every violation found, the earliest first; empty: the plan is safe. Stops after `limit`.
+std::vector<Violation> verify(const Graph& graph, const Plan& plan, size_t limit = 20);
+// Throws Error(internal) with the first violations when there are any.
+void require_valid(const Graph& graph, const Plan& plan);
+
+}  // namespace plimsoll

@@ -1,0 +1,39 @@
+// The CPU device's kernels: each op family's file offers a factory per op type; device.cpp looks them up here.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plimsoll/device.h"
+
+namespace plimsoll::cpu {
+
+struct KernelFactory {
+  // As Device::kernels and Device::make_kernel. `threads` is never 0 here.
+  std::vector<KernelSpec> (*specs)(const Graph&, const Op&, LayoutFamily, int threads);
+  std::unique_ptr<Kernel> (*make)(const Graph&, const Op&, std::string_view kernel, int threads);
+};
+using NamedFactory = std::pair<std::string_view, KernelFactory>;  // op type, its factory
+
+// oneDNN (dnnl_*.cpp)
+std::vector<NamedFactory> dnnl_convolution_kernels();      // ConvForward, ConvBackwardData, ConvBackwardWeights, transposed
+std::vector<NamedFactory> dnnl_fully_connected_kernels();
+std::vector<NamedFactory> dnnl_pool_kernels();
+std::vector<NamedFactory> reorder_kernels();
+
+// Ours (own_*.cpp)
+std::vector<NamedFactory> batch_norm_kernels();
+std::vector<NamedFactory> elementwise_kernels();           // activations, Add, Bias, Constant
+std::vector<NamedFactory> lrn_kernels();
+std::vector<NamedFactory> random_kernels();                // Dropout, RandomNormal
+std::vector<NamedFactory> concat_kernels();                // Concat, Slice
+std::vector<NamedFactory> loss_kernels();
+std::vector<NamedFactory> update_kernels();                // SGD, Adam
+
+// The layout of a 4-D image tensor in a family: "abcd", "acdb", "aBcd16b"; plain for every other rank.
+Layout family_layout(LayoutFamily family, size_t rank);
+
+}  // namespace plimsoll::cpu

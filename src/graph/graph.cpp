@@ -1,0 +1,371 @@
+#include "plimsoll/graph.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+// A layout tag taken apart: the order of the outer dimensions and the inner blocks.
+struct ParsedLayout {
+  std::vector<int> order;                            // dimension at each outer position
+  std::vector<std::pair<int, int64_t>> inner_blocks;  // (dimension, block), outermost first
+};
+
+[[noreturn]] void bad_tag(const Layout& layout, size_t rank) {
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("layout '{}' does not describe a tensor of {} dimensions", layout.tag, rank));
+}
+
+ParsedLayout parse(const Layout& layout, size_t rank) {
+  ParsedLayout parsed;
+  if (layout.tag.empty()) {
+    for (size_t d = 0; d < rank; ++d) parsed.order.push_back(static_cast<int>(d));
+    return parsed;
+  }
+  size_t at = 0;
+  std::vector<bool> seen(rank, false), blocked(rank, false);
+  for (; at < layout.tag.size() && std::isalpha(static_cast<unsigned char>(layout.tag[at])); ++at) {
+    const char letter = layout.tag[at];
+    const bool capital = letter >= 'A' && letter <= 'Z';
+    const size_t dim = static_cast<size_t>(letter - (capital ? 'A' : 'a'));
+    if (dim >= rank || seen[dim]) bad_tag(layout, rank);
+    seen[dim] = true;
+    blocked[dim] = capital;
+    parsed.order.push_back(static_cast<int>(dim));
+  }
+  if (parsed.order.size() != rank) bad_tag(layout, rank);
+  std::vector<bool> has_block(rank, false);
+  while (at < layout.tag.size()) {
+    int64_t block = 0;
+    while (at < layout.tag.size() && std::isdigit(static_cast<unsigned char>(layout.tag[at])) && block < (1 << 20)) {
+      block = block * 10 + (layout.tag[at++] - '0');
+    }
+    if (block <= 0 || at >= layout.tag.size() || layout.tag[at] < 'a') bad_tag(layout, rank);
+    const size_t dim = static_cast<size_t>(layout.tag[at++] - 'a');
+    if (dim >= rank || !blocked[dim]) bad_tag(layout, rank);
+    has_block[dim] = true;
+    parsed.inner_blocks.emplace_back(static_cast<int>(dim), block);
+  }
+  if (has_block != blocked) bad_tag(layout, rank);
+  return parsed;
+}
+
+std::vector<int64_t> blocks_of(const ParsedLayout& parsed, size_t rank) {
+  std::vector<int64_t> blocks(rank, 1);
+  for (auto [dim, block] : parsed.inner_blocks) blocks[static_cast<size_t>(dim)] *= block;
+  return blocks;
+}
+
+template <class T>
+const T& attribute(const std::map<std::string, Attribute, std::less<>>& items, std::string_view name,
+                   std::string_view kind) {
+  auto it = items.find(name);
+  if (it == items.end()) throw Error(ErrorCode::invalid_input, fmt::format("attribute '{}' is missing", name));
+  if (const T* value = std::get_if<T>(&it->second)) return *value;
+  throw Error(ErrorCode::invalid_input, fmt::format("attribute '{}' is not {}", name, kind));
+}
+
+}  // namespace
+
+std::string_view to_string(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return "f32";
+    case DType::f64: return "f64";
+    case DType::i32: return "i32";
+    case DType::i64: return "i64";
+    case DType::u8: return "u8";
+    case DType::bit: return "bit";
+  }
+  return "?";
+}
+
+std::string_view to_string(Role role) {
+  switch (role) {
+    case Role::input: return "input";
+    case Role::hyperparameter: return "hyperparameter";
+    case Role::parameter: return "parameter";
+    case Role::optimizer_state: return "optimizer_state";
+    case Role::statistic: return "statistic";
+    case Role::activation: return "activation";
+    case Role::gradient: return "gradient";
+    case Role::output: return "output";
+  }
+  return "?";
+}
+
+std::string_view to_string(Phase phase) {
+  switch (phase) {
+    case Phase::forward: return "forward";
+    case Phase::backward: return "backward";
+    case Phase::update: return "update";
+  }
+  return "?";
+}
+
+int64_t element_count(const Shape& shape) {
+  int64_t count = 1;
+  for (int64_t d : shape) count *= d;
+  return count;
+}
+
+std::string to_string(const Shape& shape) {
+  return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "x"));
+}
+
+bool Layout::is_plain() const {
+  for (size_t i = 0; i < tag.size(); ++i) {
+    if (tag[i] != static_cast<char>('a' + i)) return false;
+  }
+  return true;
+}
+
+int64_t storage_elements(const Shape& shape, const Layout& layout) {
+  if (layout.is_plain()) return element_count(shape);
+  const ParsedLayout parsed = parse(layout, shape.size());
+  const std::vector<int64_t> blocks = blocks_of(parsed, shape.size());
+  int64_t count = 1;
+  for (size_t d = 0; d < shape.size(); ++d) count *= (shape[d] + blocks[d] - 1) / blocks[d] * blocks[d];
+  return count;
+}
+
+Bytes storage_bytes(const Shape& shape, DType dtype, const Layout& layout) {
+  const int64_t count = storage_elements(shape, layout);
+  switch (dtype) {
+    case DType::f32:
+    case DType::i32: return {count * 4};
+    case DType::f64:
+    case DType::i64: return {count * 8};
+    case DType::u8: return {count};
+    case DType::bit: return {(count + 7) / 8};
+  }
+  return {};
+}
+
+std::vector<int64_t> storage_offsets(const Shape& shape, const Layout& layout) {
+  const size_t rank = shape.size();
+  const ParsedLayout parsed = parse(layout, rank);
+  const std::vector<int64_t> blocks = blocks_of(parsed, rank);
+  // offset contribution of every coordinate of every dimension; the offset of an element is the sum over dimensions.
+  std::vector<std::vector<int64_t>> part(rank);
+  for (size_t d = 0; d < rank; ++d) part[d].assign(static_cast<size_t>(shape[d]), 0);
+  int64_t stride = 1;
+  std::vector<int64_t> inner_divisor(rank, 1);  // coordinate / divisor % block is the coordinate inside the next block out
+  for (size_t i = parsed.inner_blocks.size(); i-- > 0;) {
+    const auto [dim, block] = parsed.inner_blocks[i];
+    const size_t d = static_cast<size_t>(dim);
+    for (int64_t x = 0; x < shape[d]; ++x) part[d][static_cast<size_t>(x)] += x / inner_divisor[d] % block * stride;
+    inner_divisor[d] *= block;
+    stride *= block;
+  }
+  for (size_t i = rank; i-- > 0;) {
+    const size_t d = static_cast<size_t>(parsed.order[i]);
+    for (int64_t x = 0; x < shape[d]; ++x) part[d][static_cast<size_t>(x)] += x / blocks[d] * stride;
+    stride *= (shape[d] + blocks[d] - 1) / blocks[d];
+  }
+  std::vector<int64_t> offsets(static_cast<size_t>(element_count(shape)), 0);
+  int64_t repeat = 1;  // elements in one run of equal coordinate d
+  for (size_t d = rank; d-- > 0;) {
+    for (size_t e = 0; e < offsets.size(); ++e) {
+      offsets[e] += part[d][e / static_cast<size_t>(repeat) % static_cast<size_t>(shape[d])];
+    }
+    repeat *= shape[d];
+  }
+  return offsets;
+}
+
+Bytes Tensor::bytes() const { return storage_bytes(shape, dtype, layout); }
+
+bool Attributes::has(std::string_view name) const { return items_.find(name) != items_.end(); }
+int64_t Attributes::integer(std::string_view name) const { return attribute<int64_t>(items_, name, "an integer"); }
+int64_t Attributes::integer(std::string_view name, int64_t otherwise) const {
+  return has(name) ? integer(name) : otherwise;
+}
+double Attributes::real(std::string_view name) const {
+  auto it = items_.find(name);
+  if (it != items_.end()) {
+    if (const int64_t* value = std::get_if<int64_t>(&it->second)) return static_cast<double>(*value);
+  }
+  return attribute<double>(items_, name, "a number");
+}
+double Attributes::real(std::string_view name, double otherwise) const { return has(name) ? real(name) : otherwise; }
+const std::string& Attributes::text(std::string_view name) const { return attribute<std::string>(items_, name, "a text"); }
+std::string Attributes::text(std::string_view name, std::string_view otherwise) const {
+  return has(name) ? text(name) : std::string(otherwise);
+}
+const std::vector<int64_t>& Attributes::integers(std::string_view name) const {
+  return attribute<std::vector<int64_t>>(items_, name, "a list of integers");
+}
+std::vector<int64_t> Attributes::integers(std::string_view name, std::vector<int64_t> otherwise) const {
+  return has(name) ? integers(name) : std::move(otherwise);
+}
+
+TensorId Graph::add_source(std::string name, Shape shape, DType dtype, Role role, Initializer init) {
+  for (int64_t d : shape) {
+    if (d <= 0) throw Error(ErrorCode::invalid_input, fmt::format("tensor '{}' has the shape {}", name, to_string(shape)));
+  }
+  const TensorId id{tensor_count()};
+  if (!tensor_names_.emplace(name, id).second) {
+    throw Error(ErrorCode::invalid_input, fmt::format("there is already a tensor '{}'", name));
+  }
+  tensors_.push_back({.name = std::move(name),
+                      .shape = std::move(shape),
+                      .dtype = dtype,
+                      .role = role,
+                      .layout = {},
+                      .producer = {},
+                      .init = init});
+  if (role == Role::input || role == Role::hyperparameter) inputs.push_back(id);
+  if (role == Role::parameter || role == Role::optimizer_state || role == Role::statistic) states.push_back({id, id});
+  return id;
+}
+
+OpId Graph::add_op(std::string_view type, std::string name, std::string layer, std::vector<TensorId> op_inputs,
+                   Attributes attributes, Phase phase, std::vector<std::string> output_names) {
+  const OpType& op_kind = op_type(type);
+  std::vector<const Tensor*> input_tensors;
+  for (TensorId id : op_inputs) {
+    if (!id.valid() || id.index >= tensor_count()) {
+      throw Error(ErrorCode::invalid_input, fmt::format("op '{}' ({}): an input does not exist", name, type));
+    }
+    input_tensors.push_back(&tensor(id));
+  }
+  std::vector<TensorSpec> specs;
+  try {
+    specs = op_kind.infer(attributes, input_tensors);
+  } catch (const Error& error) {
+    std::vector<std::string> shapes;
+    for (const Tensor* t : input_tensors) shapes.push_back(fmt::format("{} {}", t->name, to_string(t->shape)));
+    throw Error(error.code(), fmt::format("op '{}' ({}) on ({}): {}", name, type, fmt::join(shapes, ", "), error.what()));
+  }
+  const OpId id{op_count()};
+  if (!op_names_.emplace(name, id).second) {
+    throw Error(ErrorCode::invalid_input, fmt::format("there is already an op '{}'", name));
+  }
+  Op op{.type = &op_kind,
+        .name = std::move(name),
+        .layer = std::move(layer),
+        .phase = phase,
+        .forward = {},
+        .inputs = std::move(op_inputs),
+        .outputs = {},
+        .attributes = std::move(attributes)};
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const TensorId out{tensor_count()};
+    std::string out_name = i < output_names.size() ? output_names[i] : fmt::format("{}:{}", op.name, i);
+    if (!tensor_names_.emplace(out_name, out).second) {
+      throw Error(ErrorCode::invalid_input, fmt::format("there is already a tensor '{}'", out_name));
+    }
+    for (int64_t d : specs[i].shape) {
+      if (d <= 0) {
+        throw Error(ErrorCode::invalid_input, fmt::format("op '{}' ({}) would make '{}' of shape {}", op.name, type,
+                                                          out_name, to_string(specs[i].shape)));
+      }
+    }
+    Role role = specs[i].role;
+    if (phase == Phase::backward && role == Role::activation) role = Role::gradient;
+    tensors_.push_back({.name = std::move(out_name),
+                        .shape = specs[i].shape,
+                        .dtype = specs[i].dtype,
+                        .role = role,
+                        .layout = {},
+                        .producer = id,
+                        .init = {}});
+    op.outputs.push_back(out);
+  }
+  ops_.push_back(std::move(op));
+  return id;
+}
+
+TensorId Graph::find_tensor(std::string_view name) const {
+  auto it = tensor_names_.find(name);
+  return it == tensor_names_.end() ? TensorId{} : it->second;
+}
+
+OpId Graph::find_op(std::string_view name) const {
+  auto it = op_names_.find(name);
+  return it == op_names_.end() ? OpId{} : it->second;
+}
+
+std::vector<std::vector<OpId>> Graph::readers() const {
+  std::vector<std::vector<OpId>> result(tensors_.size());
+  for (int32_t i = 0; i < op_count(); ++i) {
+    for (TensorId input : ops_[static_cast<size_t>(i)].inputs) {
+      auto& list = result[static_cast<size_t>(input.index)];
+      if (list.empty() || list.back().index != i) list.push_back({i});
+    }
+  }
+  return result;
+}
+
+void check(const Graph& graph) {
+  auto fail = [&](std::string what) { throw Error(ErrorCode::invalid_input, fmt::format("graph '{}': {}", graph.name, what)); };
+  std::vector<int> waiting(static_cast<size_t>(graph.op_count()), 0);
+  std::set<std::string_view> names;
+  for (const Tensor& t : graph.tensors()) {
+    if (!names.insert(t.name).second) fail(fmt::format("two tensors are called '{}'", t.name));
+  }
+  for (int32_t i = 0; i < graph.op_count(); ++i) {
+    const Op& op = graph.op({i});
+    for (TensorId id : op.inputs) {
+      if (!id.valid() || id.index >= graph.tensor_count()) fail(fmt::format("an input of op '{}' does not exist", op.name));
+      waiting[static_cast<size_t>(i)] += graph.tensor(id).producer.valid() ? 1 : 0;
+    }
+    for (TensorId id : op.outputs) {
+      if (!id.valid() || id.index >= graph.tensor_count()) fail(fmt::format("an output of op '{}' does not exist", op.name));
+      if (graph.tensor(id).producer != OpId{i}) {
+        fail(fmt::format("tensor '{}' is an output of '{}' but has another producer", graph.tensor(id).name, op.name));
+      }
+    }
+  }
+  std::vector<std::vector<OpId>> reading(static_cast<size_t>(graph.tensor_count()));  // once per use, not per reader
+  for (int32_t i = 0; i < graph.op_count(); ++i) {
+    for (TensorId id : graph.op({i}).inputs) reading[static_cast<size_t>(id.index)].push_back({i});
+  }
+  std::vector<OpId> ready;
+  for (int32_t i = 0; i < graph.op_count(); ++i) {
+    if (waiting[static_cast<size_t>(i)] == 0) ready.push_back({i});
+  }
+  int32_t done = 0;
+  while (!ready.empty()) {
+    const OpId id = ready.back();
+    ready.pop_back();
+    ++done;
+    for (TensorId out : graph.op(id).outputs) {
+      for (OpId reader : reading[static_cast<size_t>(out.index)]) {
+        if (--waiting[static_cast<size_t>(reader.index)] == 0) ready.push_back(reader);
+      }
+    }
+  }
+  if (done != graph.op_count()) {
+    for (int32_t i = 0; i < graph.op_count(); ++i) {
+      if (waiting[static_cast<size_t>(i)] > 0) fail(fmt::format("op '{}' waits for its own result", graph.op({i}).name));
+    }
+  }
+  for (TensorId id : graph.outputs) {
+    if (!id.valid() || id.index >= graph.tensor_count()) fail("an output does not exist");
+  }
+  for (TensorId id : graph.inputs) {
+    if (!id.valid() || id.index >= graph.tensor_count()) fail("an input does not exist");
+    if (graph.tensor(id).producer.valid()) fail(fmt::format("input '{}' is made by an op", graph.tensor(id).name));
+  }
+  for (const State& state : graph.states) {
+    if (!state.before.valid() || state.before.index >= graph.tensor_count() || !state.after.valid() ||
+        state.after.index >= graph.tensor_count()) {
+      fail("a state does not exist");
+    }
+    const Tensor& before = graph.tensor(state.before);
+    const Tensor& after = graph.tensor(state.after);
+    if (before.producer.valid()) fail(fmt::format("state '{}' is made by an op", before.name));
+    if (before.shape != after.shape || before.dtype != after.dtype || before.layout != after.layout) {
+      fail(fmt::format("state '{}' leaves the step as '{}' of another shape or layout", before.name, after.name));
+    }
+  }
+}
+
+}  // namespace plimsoll

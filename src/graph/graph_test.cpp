@@ -1,0 +1,41 @@
+#include "plimsoll/graph.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace plimsoll {
+namespace {
+
+TEST(Layout, BlockedStorageIsPaddedToWholeBlocks) {
+  EXPECT_EQ(storage_elements({2, 3, 4, 5}, {"aBcd16b"}), 2 * 16 * 4 * 5);
+  EXPECT_EQ(storage_elements({2, 3, 4, 5}, {"acdb"}), 2 * 3 * 4 * 5);
+  EXPECT_EQ(storage_bytes({20}, DType::bit, {}), 3_B);
+}
+
+TEST(Layout, OffsetsFollowTheTag) {
+  const auto offsets = storage_offsets({1, 17, 2, 1}, {"aBcd16b"});
+  EXPECT_EQ(offsets[0], 0);    // c 0, h 0
+  EXPECT_EQ(offsets[1], 16);   // c 0, h 1
+  EXPECT_EQ(offsets[2], 1);    // c 1, h 0
+  EXPECT_EQ(offsets[32], 32);  // c 16, h 0: the second block
+  const auto weights = storage_offsets({32, 32, 1, 1}, {"ABcd16b16a"});
+  EXPECT_EQ(weights[1], 16);   // b is the outer of the inner pair
+  EXPECT_EQ(weights[32], 1);
+  EXPECT_EQ(std::set<int64_t>(weights.begin(), weights.end()).size(), weights.size());
+}
+
+TEST(Graph, NamesTheOpAndTheShapesWhenTheyDoNotFit) {
+  Graph graph;
+  const TensorId a = graph.add_source("a", {2, 3}, DType::f32, Role::input);
+  const TensorId b = graph.add_source("b", {3, 2}, DType::f32, Role::input);
+  try {
+    graph.add_op("ReluBackward", "r", "r", {a, b});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "op 'r' (ReluBackward) on (a 2x3, b 3x2): 'a' is 2x3 but 'b' is 3x2; they must be equal");
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll

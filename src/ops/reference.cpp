@@ -1,0 +1,51 @@
+#include "ops/reference.h"
+
+#include <fmt/format.h>
+
+namespace plimsoll {
+
+void expect_inputs(std::span<const Tensor* const> inputs, size_t least, size_t most) {
+  if (most == 0) most = least;
+  if (inputs.size() >= least && inputs.size() <= most) return;
+  const std::string wanted = least == most ? fmt::format("{}", least) : fmt::format("{} to {}", least, most);
+  throw Error(ErrorCode::invalid_input, fmt::format("takes {} inputs, got {}", wanted, inputs.size()));
+}
+
+void expect_same_shape(const Tensor& a, const Tensor& b) {
+  if (a.shape == b.shape) return;
+  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {} but '{}' is {}; they must be equal", a.name,
+                                                    to_string(a.shape), b.name, to_string(b.shape)));
+}
+
+void expect_rank(const Tensor& tensor, size_t rank) {
+  if (tensor.shape.size() == rank) return;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' is {}; {} dimensions are expected", tensor.name, to_string(tensor.shape), rank));
+}
+
+Bytes bytes_of(const Graph& graph, std::span<const TensorId> tensors) {
+  Bytes sum;
+  for (TensorId id : tensors) sum += graph.tensor(id).bytes();
+  return sum;
+}
+
+Work elementwise_work(const Graph& graph, const Op& op, double flops_per_element) {
+  const Bytes bytes = bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs);
+  return {flops_per_element * static_cast<double>(element_count(graph.tensor(op.outputs[0]).shape)),
+          static_cast<double>(bytes.count)};
+}
+
+OpId add_backward(Graph& graph, std::string_view type, OpId forward, std::string_view suffix,
+                  std::vector<TensorId> inputs, Attributes attributes) {
+  std::string stem = graph.op(forward).name;
+  if (const std::string_view end = "/forward"; stem.size() > end.size() && stem.ends_with(end)) {
+    stem.resize(stem.size() - end.size());
+  }
+  std::string name = fmt::format("{}/{}", stem, suffix);
+  for (int i = 2; graph.find_op(name).valid(); ++i) name = fmt::format("{}/{}.{}", stem, suffix, i);
+  const OpId id = graph.add_op(type, name, graph.op(forward).layer, std::move(inputs), std::move(attributes), Phase::backward);
+  graph.op(id).forward = forward;
+  return id;
+}
+
+}  // namespace plimsoll
