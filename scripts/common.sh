@@ -1,0 +1,88 @@
+# What ./plimsoll and ./test share: finding and installing what is missing, and building. Sourced, not run.
+
+# One Debian package a line, with the file or command that shows that it is there.
+plimsoll_packages() {
+  cat <<'LIST'
+g++ command:g++
+cmake command:cmake
+ninja-build command:ninja
+pkg-config command:pkg-config
+libdnnl-dev file:/usr/include/dnnl.hpp
+libfmt-dev file:/usr/include/fmt/format.h
+nlohmann-json3-dev file:/usr/include/nlohmann/json.hpp
+libcli11-dev file:/usr/include/CLI/CLI.hpp
+libsqlite3-dev file:/usr/include/sqlite3.h
+zlib1g-dev file:/usr/include/zlib.h
+libssl-dev file:/usr/include/openssl/evp.h
+libxxhash-dev file:/usr/include/xxhash.h
+libturbojpeg0-dev file:/usr/include/turbojpeg.h
+libspng-dev file:/usr/include/spng.h
+libgtest-dev file:/usr/include/gtest/gtest.h
+libgmock-dev file:/usr/include/gmock/gmock.h
+LIST
+}
+
+plimsoll_missing() {
+  plimsoll_packages | while read -r package sign; do
+    case "$sign" in
+      command:*) command -v "${sign#command:}" >/dev/null 2>&1 || echo "$package" ;;
+      file:*) [ -e "${sign#file:}" ] || echo "$package" ;;
+    esac
+  done
+}
+
+# Installs what is missing. As root or with sudo that asks nothing (or a terminal to ask at); else prints the line to run.
+plimsoll_install() {
+  missing=$(plimsoll_missing | tr '\n' ' ')
+  [ -z "$missing" ] && return 0
+  if ! command -v apt-get >/dev/null 2>&1; then
+    echo "plimsoll: these Debian packages (or their like) are needed: $missing" >&2
+    return 1
+  fi
+  as_root=
+  if [ "$(id -u)" != 0 ]; then
+    if command -v sudo >/dev/null 2>&1 && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+      as_root=sudo
+    else
+      echo "plimsoll: some packages are missing; as root, run:" >&2
+      echo "  apt-get update && apt-get install -y $missing" >&2
+      return 1
+    fi
+  fi
+  echo "plimsoll: installing $missing" >&2
+  log=$(mktemp)
+  if ! { $as_root apt-get update && DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    echo "plimsoll: the installation failed; by hand: apt-get update && apt-get install -y $missing" >&2
+    return 1
+  fi
+  rm -f "$log"
+}
+
+# plimsoll_build FOLDER TARGET [CMAKE-OPTION...]: configures once, builds quietly, shows the log when it fails.
+plimsoll_build() {
+  folder=$1 target=$2
+  shift 2
+  mkdir -p "$folder"
+  launcher=
+  command -v ccache >/dev/null 2>&1 && launcher=-DCMAKE_CXX_COMPILER_LAUNCHER=ccache
+  wanted="$* $launcher"
+  if [ ! -f "$folder/build.ninja" ] || [ "$(cat "$folder/options" 2>/dev/null)" != "$wanted" ]; then
+    if ! cmake -S "$plimsoll_root" -B "$folder" -G Ninja $launcher "$@" >"$folder/configure.log" 2>&1; then
+      cat "$folder/configure.log" >&2
+      return 1
+    fi
+    echo "$wanted" >"$folder/options"
+  fi
+  if [ -t 2 ]; then
+    NINJA_STATUS="building [%f/%t] " ninja -C "$folder" "$target" >&2 || return 1
+  else
+    [ -e "$folder/built" ] || echo "plimsoll: building (a few minutes the first time)" >&2
+    if ! ninja -C "$folder" "$target" >"$folder/build.log" 2>&1; then
+      grep -E -A12 "error|FAILED" "$folder/build.log" | head -n 60 >&2
+      return 1
+    fi
+  fi
+  touch "$folder/built"
+}
