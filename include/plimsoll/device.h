@@ -73,6 +73,8 @@ class Device {
 
   virtual std::unique_ptr<Arena> take_arena(Bytes bytes) const = 0;  // throws Error(device_failure) with the size
 
+  // Whether the host may read and write the arena through its pointers. Where it may not, write and read copy.
+  virtual bool host_addressable() const { return true; }
   // Between host memory and the arena; complete on return.
   virtual void write(std::byte* to, std::span<const std::byte> from) const = 0;
   virtual void read(std::span<std::byte> to, const std::byte* from) const = 0;

@@ -34,6 +34,9 @@ class Executor {
   // Sources and outputs, as row-major elements in the tensor's dtype; converts layouts. Sizes must match.
   void write(TensorId tensor, std::span<const std::byte> elements);
   void read(TensorId tensor, std::span<std::byte> elements) const;
+  // The same for the elements from number `first` on, so that a large tensor is saved and loaded without a copy of it.
+  void write(TensorId tensor, int64_t first, std::span<const std::byte> elements);
+  void read(TensorId tensor, int64_t first, std::span<std::byte> elements) const;
   // Fills parameters, optimizer states and statistics from their initializers: depends on seed and names only.
   void initialize(uint64_t seed);
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -88,6 +89,12 @@ Bytes storage_bytes(const Shape& shape, DType dtype, const Layout& layout);
 int64_t storage_elements(const Shape& shape, const Layout& layout);
 // The position, counted in elements from the start of the storage, of every element in row-major order.
 std::vector<int64_t> storage_offsets(const Shape& shape, const Layout& layout);
+// Copies elements [first, first + count) in row-major order from a dense run into their places in the storage, or back. Padding
+// is not touched. `element_bytes` is 1, 4 or 8 (bits cannot be copied so).
+void scatter_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
+                      const std::byte* from, std::byte* storage);
+void gather_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
+                     const std::byte* storage, std::byte* to);
 
 using Attribute = std::variant<int64_t, double, std::string, std::vector<int64_t>>;
 

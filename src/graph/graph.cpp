@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <set>
 
 #include "plimsoll/ops.h"
@@ -60,6 +61,63 @@ std::vector<int64_t> blocks_of(const ParsedLayout& parsed, size_t rank) {
   std::vector<int64_t> blocks(rank, 1);
   for (auto [dim, block] : parsed.inner_blocks) blocks[static_cast<size_t>(dim)] *= block;
   return blocks;
+}
+
+// The offset of an element is the sum over its dimensions of part[dimension][coordinate].
+std::vector<std::vector<int64_t>> offset_parts(const Shape& shape, const Layout& layout) {
+  const size_t rank = shape.size();
+  const ParsedLayout parsed = parse(layout, rank);
+  const std::vector<int64_t> blocks = blocks_of(parsed, rank);
+  std::vector<std::vector<int64_t>> part(rank);
+  for (size_t d = 0; d < rank; ++d) part[d].assign(static_cast<size_t>(shape[d]), 0);
+  int64_t stride = 1;
+  std::vector<int64_t> inner_divisor(rank, 1);  // coordinate / divisor % block is the coordinate inside the next block out
+  for (size_t i = parsed.inner_blocks.size(); i-- > 0;) {
+    const auto [dim, block] = parsed.inner_blocks[i];
+    const size_t d = static_cast<size_t>(dim);
+    for (int64_t x = 0; x < shape[d]; ++x) part[d][static_cast<size_t>(x)] += x / inner_divisor[d] % block * stride;
+    inner_divisor[d] *= block;
+    stride *= block;
+  }
+  for (size_t i = rank; i-- > 0;) {
+    const size_t d = static_cast<size_t>(parsed.order[i]);
+    for (int64_t x = 0; x < shape[d]; ++x) part[d][static_cast<size_t>(x)] += x / blocks[d] * stride;
+    stride *= (shape[d] + blocks[d] - 1) / blocks[d];
+  }
+  return part;
+}
+
+// Walks elements [first, first + count) as pieces of rows along the last dimension: body(elements done, offset of the row,
+// offsets within the row).
+template <class Body>
+void for_each_row_piece(const Shape& shape, const Layout& layout, int64_t first, int64_t count, Body body) {
+  const auto part = offset_parts(shape, layout);
+  const size_t last = shape.size() - 1;
+  std::vector<int64_t> at(shape.size(), 0);
+  for (int64_t rest = first, d = static_cast<int64_t>(last); d >= 0; --d) {
+    at[static_cast<size_t>(d)] = rest % shape[static_cast<size_t>(d)];
+    rest /= shape[static_cast<size_t>(d)];
+  }
+  for (int64_t done = 0; done < count;) {
+    int64_t base = 0;
+    for (size_t d = 0; d < last; ++d) base += part[d][static_cast<size_t>(at[d])];
+    const int64_t length = std::min(shape[last] - at[last], count - done);
+    body(done, base, std::span<const int64_t>(part[last]).subspan(static_cast<size_t>(at[last]), static_cast<size_t>(length)));
+    done += length;
+    at[last] = 0;
+    for (size_t d = last; d-- > 0;) {
+      if (++at[d] < shape[d]) break;
+      at[d] = 0;
+    }
+  }
+}
+
+void copy_element(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (bytes == 4) {
+    std::memcpy(to, from, 4);
+  } else {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
 }
 
 template <class T>
@@ -148,35 +206,42 @@ Bytes storage_bytes(const Shape& shape, DType dtype, const Layout& layout) {
 }
 
 std::vector<int64_t> storage_offsets(const Shape& shape, const Layout& layout) {
-  const size_t rank = shape.size();
-  const ParsedLayout parsed = parse(layout, rank);
-  const std::vector<int64_t> blocks = blocks_of(parsed, rank);
-  // offset contribution of every coordinate of every dimension; the offset of an element is the sum over dimensions.
-  std::vector<std::vector<int64_t>> part(rank);
-  for (size_t d = 0; d < rank; ++d) part[d].assign(static_cast<size_t>(shape[d]), 0);
-  int64_t stride = 1;
-  std::vector<int64_t> inner_divisor(rank, 1);  // coordinate / divisor % block is the coordinate inside the next block out
-  for (size_t i = parsed.inner_blocks.size(); i-- > 0;) {
-    const auto [dim, block] = parsed.inner_blocks[i];
-    const size_t d = static_cast<size_t>(dim);
-    for (int64_t x = 0; x < shape[d]; ++x) part[d][static_cast<size_t>(x)] += x / inner_divisor[d] % block * stride;
-    inner_divisor[d] *= block;
-    stride *= block;
-  }
-  for (size_t i = rank; i-- > 0;) {
-    const size_t d = static_cast<size_t>(parsed.order[i]);
-    for (int64_t x = 0; x < shape[d]; ++x) part[d][static_cast<size_t>(x)] += x / blocks[d] * stride;
-    stride *= (shape[d] + blocks[d] - 1) / blocks[d];
-  }
+  const auto part = offset_parts(shape, layout);
   std::vector<int64_t> offsets(static_cast<size_t>(element_count(shape)), 0);
   int64_t repeat = 1;  // elements in one run of equal coordinate d
-  for (size_t d = rank; d-- > 0;) {
+  for (size_t d = shape.size(); d-- > 0;) {
     for (size_t e = 0; e < offsets.size(); ++e) {
       offsets[e] += part[d][e / static_cast<size_t>(repeat) % static_cast<size_t>(shape[d])];
     }
     repeat *= shape[d];
   }
   return offsets;
+}
+
+void scatter_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
+                      const std::byte* from, std::byte* storage) {
+  if (layout.is_plain()) {
+    std::memcpy(storage + first * element_bytes, from, static_cast<size_t>(count * element_bytes));
+    return;
+  }
+  for_each_row_piece(shape, layout, first, count, [&](int64_t done, int64_t base, std::span<const int64_t> parts) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      copy_element(storage + (base + parts[i]) * element_bytes, from + (done + static_cast<int64_t>(i)) * element_bytes, element_bytes);
+    }
+  });
+}
+
+void gather_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
+                     const std::byte* storage, std::byte* to) {
+  if (layout.is_plain()) {
+    std::memcpy(to, storage + first * element_bytes, static_cast<size_t>(count * element_bytes));
+    return;
+  }
+  for_each_row_piece(shape, layout, first, count, [&](int64_t done, int64_t base, std::span<const int64_t> parts) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      copy_element(to + (done + static_cast<int64_t>(i)) * element_bytes, storage + (base + parts[i]) * element_bytes, element_bytes);
+    }
+  });
 }
 
 Bytes Tensor::bytes() const { return storage_bytes(shape, dtype, layout); }

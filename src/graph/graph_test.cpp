@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
 namespace plimsoll {
 namespace {
@@ -23,6 +25,23 @@ TEST(Layout, OffsetsFollowTheTag) {
   EXPECT_EQ(weights[1], 16);   // b is the outer of the inner pair
   EXPECT_EQ(weights[32], 1);
   EXPECT_EQ(std::set<int64_t>(weights.begin(), weights.end()).size(), weights.size());
+}
+
+TEST(Layout, ScatterAndGatherAgreeWithTheOffsets) {
+  const Shape shape{3, 20, 2, 5};
+  for (const char* tag : {"", "abcd", "acdb", "aBcd16b", "ABcd16b16a"}) {
+    const Layout layout{tag};
+    const auto offsets = storage_offsets(shape, layout);
+    std::vector<float> rows(offsets.size()), storage(static_cast<size_t>(storage_elements(shape, layout)), 0), back(7);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i + 1);
+    for (int64_t first = 0; first < 600; first += 13) {  // in pieces that cut rows
+      scatter_elements(shape, layout, 4, first, std::min<int64_t>(13, 600 - first),
+                       reinterpret_cast<const std::byte*>(rows.data() + first), reinterpret_cast<std::byte*>(storage.data()));
+    }
+    for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(storage[static_cast<size_t>(offsets[i])], rows[i]) << tag << " " << i;
+    gather_elements(shape, layout, 4, 101, 7, reinterpret_cast<const std::byte*>(storage.data()), reinterpret_cast<std::byte*>(back.data()));
+    for (size_t i = 0; i < 7; ++i) EXPECT_EQ(back[i], rows[101 + i]);
+  }
 }
 
 TEST(Graph, NamesTheOpAndTheShapesWhenTheyDoNotFit) {
