@@ -29,7 +29,13 @@ struct DeviceInfo {
 enum class LayoutFamily : uint8_t { plain, channels_last, blocked };
 std::string_view to_string(LayoutFamily family);
 
-// One way to run one op.
+// In a KernelSpec: "any layout, but the same for all tensors of this kernel that say so". For element-by-element kernels that
+// work on the storage as it lies, padding included (updates, sums); they must leave padding zero where it was zero. The layout
+// pass puts a real layout in its place before make_kernel is called. State updates (OpType::changes_state) are taken so in any
+// case: every tensor of the parameter's shape gets the parameter's layout, whatever the spec says.
+inline const Layout kAnyLayout{"any"};
+
+// One way to run one op. Reorder is the one op whose specs repeat the layouts that the graph's tensors have.
 struct KernelSpec {
   std::string name;             // "jit_wino_4x3:avx512_core": unique among an op's kernels of one family
   std::vector<Layout> inputs;   // as this kernel wants them; the layout pass inserts reorders where they differ
