@@ -17,6 +17,12 @@ void expect_same_shape(const Tensor& a, const Tensor& b) {
                                                     to_string(a.shape), b.name, to_string(b.shape)));
 }
 
+void expect_same_dtype(const Tensor& a, const Tensor& b) {
+  if (a.dtype == b.dtype) return;
+  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {} but '{}' is {}; they must be equal", a.name,
+                                                    to_string(a.dtype), b.name, to_string(b.dtype)));
+}
+
 void expect_rank(const Tensor& tensor, size_t rank) {
   if (tensor.shape.size() == rank) return;
   throw Error(ErrorCode::invalid_input,

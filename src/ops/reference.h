@@ -13,6 +13,7 @@ namespace plimsoll {
 // Throw Error(invalid_input) that says what was expected.
 void expect_inputs(std::span<const Tensor* const> inputs, size_t least, size_t most = 0);  // most 0: exactly `least`
 void expect_same_shape(const Tensor& a, const Tensor& b);
+void expect_same_dtype(const Tensor& a, const Tensor& b);
 void expect_rank(const Tensor& tensor, size_t rank);
 
 // One element of a view as a double, whatever its dtype (not bit).

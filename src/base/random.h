@@ -1,0 +1,56 @@
+// Random numbers without a state: draw i of a stream is a function of (seed, stream, i) alone, so that a dropout mask
+// can be drawn again, in any order, on any device, by any number of threads, and come out the same.
+//
+// Philox4x32-10 from J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011):
+// ten rounds of two 32x32 -> 64 bit products turn a 128-bit counter and a 64-bit key into 128 random bits.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+namespace plimsoll {
+
+inline constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t b = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
+               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return counter;
+}
+
+// A stream of draws. `seed` is the user's, `step` and `salt` tell apart what shares it: the training step and the
+// layer. Draw i comes from block i / 4, lane i % 4; a stream has 2^34 draws.
+struct RandomStream {
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  uint32_t salt = 0;
+
+  constexpr std::array<uint32_t, 4> block(int64_t index) const {
+    return philox4x32(
+        {static_cast<uint32_t>(index), salt, static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)},
+        {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  }
+  constexpr uint32_t bits(int64_t i) const { return block(i / 4)[static_cast<size_t>(i % 4)]; }
+
+  // Uniform in (0, 1): the middle of one of 2^32 equal intervals.
+  constexpr double uniform(int64_t i) const { return (bits(i) + 0.5) * 0x1p-32; }
+
+  // Standard normal by Box and Muller: draws 2k and 2k+1 are the two coordinates of one point of the plane.
+  double normal(int64_t i) const {
+    const std::array<uint32_t, 4> four = block(i / 4);
+    const size_t pair = static_cast<size_t>(i % 4 / 2) * 2;
+    const double radius = std::sqrt(-2 * std::log((four[pair] + 0.5) * 0x1p-32));
+    const double angle = 6.283185307179586476925 * ((four[pair + 1] + 0.5) * 0x1p-32);
+    return radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));
+  }
+};
+
+// Dropout with probability p keeps what draws at least this many: the one rule that every kernel follows.
+inline constexpr uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 0x1p32); }  // p in [0, 1)
+
+}  // namespace plimsoll

@@ -1,0 +1,42 @@
+// Constant: a tensor of one value, made anew in every step. Autodiff begins a backward pass with one.
+#include <fmt/format.h>
+
+#include "ops/families.h"
+#include "ops/reference.h"
+
+namespace plimsoll {
+namespace {
+
+DType dtype_of(const Attributes& attributes) {
+  const std::string name = attributes.text("dtype", "f32");
+  if (name == "f32") return DType::f32;
+  if (name == "f64") return DType::f64;
+  throw Error(ErrorCode::invalid_input, fmt::format("dtype is '{}'; 'f32' or 'f64' is expected", name));
+}
+
+OpType constant() {
+  return {
+      .name = "Constant",
+      .infer =
+          [](const Attributes& attributes, std::span<const Tensor* const> in) {
+            if (!in.empty()) throw Error(ErrorCode::invalid_input, fmt::format("takes no inputs, got {}", in.size()));
+            attributes.real("value");
+            return std::vector<TensorSpec>{{attributes.integers("shape"), dtype_of(attributes)}};
+          },
+      .gradient = [](Graph&, OpId, std::span<const TensorId>,
+                     const std::vector<bool>&) { return std::vector<TensorId>{}; },
+      .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
+      .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 0); },
+      .reference =
+          [](const Op& op, std::span<const TensorView>, std::span<const TensorView> out) {
+            const double value = op.attributes.real("value");
+            for_each_element(out[0], [&](int64_t i) { store(out[0], i, value); });
+          },
+  };
+}
+
+}  // namespace
+
+std::vector<OpType> constant_ops() { return {constant()}; }
+
+}  // namespace plimsoll

@@ -1,0 +1,53 @@
+// Reshape: the same bytes under another shape. A view: it runs nothing, and its output must lie where its input lies.
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "ops/families.h"
+#include "ops/reference.h"
+
+namespace plimsoll {
+namespace {
+
+OpType reshape() {
+  return {
+      .name = "Reshape",
+      .infer =
+          [](const Attributes& attributes, std::span<const Tensor* const> in) {
+            expect_inputs(in, 1);
+            const Shape shape = attributes.integers("shape");
+            if (element_count(shape) != element_count(in[0]->shape)) {
+              throw Error(ErrorCode::invalid_input,
+                          fmt::format("'{}' is {} and has {} elements, but the shape {} has {}", in[0]->name,
+                                      to_string(in[0]->shape), element_count(in[0]->shape), to_string(shape),
+                                      element_count(shape)));
+            }
+            return std::vector<TensorSpec>{{shape, in[0]->dtype}};
+          },
+      .gradient =
+          [](Graph& graph, OpId id, std::span<const TensorId> dy, const std::vector<bool>& wanted) {
+            if (!wanted[0] || !dy[0].valid()) return std::vector<TensorId>{TensorId{}};
+            const Shape shape = graph.tensor(graph.op(id).inputs[0]).shape;
+            return std::vector<TensorId>{
+                graph.output(add_backward(graph, "Reshape", id, "backward", {dy[0]}, {{"shape", shape}}))};
+          },
+      .in_place =
+          [](const Graph&, const Op&) {
+            return std::vector<InPlace>{{0, 0, true}};
+          },
+      .work = [](const Graph&, const Op&) { return Work{}; },
+      .reference =
+          [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
+            if (in[0].data == out[0].data) return;
+            std::memcpy(out[0].data, in[0].data,
+                        static_cast<size_t>(storage_bytes(in[0].shape, in[0].dtype, {}).count));
+          },
+      .is_view = true,
+  };
+}
+
+}  // namespace
+
+std::vector<OpType> reshape_ops() { return {reshape()}; }
+
+}  // namespace plimsoll
