@@ -19,7 +19,16 @@ std::vector<OpType> reorder_ops();     // reorder.cpp
 std::vector<OpType> reshape_ops();     // reshape.cpp
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
-    activation_ops, add_ops, batch_norm_ops, concat_ops, constant_ops, loss_ops, lrn_ops, random_ops, reorder_ops, reshape_ops,
+    activation_ops,
+    add_ops,
+    batch_norm_ops,
+    concat_ops,
+    constant_ops,
+    loss_ops,
+    lrn_ops,
+    random_ops,
+    reorder_ops,
+    reshape_ops,
 };
 
 }  // namespace plimsoll
