@@ -1,0 +1,100 @@
+// Checkpoints: everything that a training needs to go on exactly, in one safetensors file.
+//
+// Tensors (parameters, statistics, optimizer states) lie row-major under their names, so PyTorch's safetensors reads
+// them. The training's state is JSON text in the file's metadata: one file, so one rename replaces both.
+// docs/formats.md has the format.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/autodiff.h"
+#include "plimsoll/graph.h"
+
+namespace plimsoll {
+
+// Where a training is, and what it needs to be repeated bit for bit.
+struct TrainingState {
+  int64_t step = 0;            // steps done: the next one's step_number
+  int64_t epoch = 0;           // of the next batch
+  int64_t batch_in_epoch = 0;  // of the next batch
+  uint64_t seed = 0;
+
+  std::string model, data;  // as on the command line
+  int64_t batch = 0;
+  OptimizerOptions optimizer;
+  double learning_rate = 0;
+  std::string schedule;                       // as on the command line
+  int64_t total_steps = 0, total_epochs = 0;  // what was asked for; schedules depend on it
+
+  std::string policy, placement;
+  Bytes budget;
+  bool exact = false;
+  std::string device, device_key;
+  int threads = 0;
+  std::string layout_family;
+  std::map<std::string, std::string, std::less<>> kernels;        // op -> kernel
+  std::map<std::string, std::string, std::less<>> state_layouts;  // state -> layout tag
+  std::map<std::string, std::string, std::less<>> settings;       // anything else that changes the result
+
+  std::string weights_sha256;  // set by save_checkpoint: of the bytes of parameters and statistics, in their order
+
+  friend bool operator==(const TrainingState&, const TrainingState&) = default;
+};
+
+std::string to_json(const TrainingState& state);
+// Throws Error(corrupt_file) that names the field and what was expected; Error(unsupported) for a newer format version.
+TrainingState training_state_from_json(std::string_view json);
+
+struct CheckpointTensor {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::f32;  // any but bit
+  Role role = Role::parameter;
+  Bytes bytes() const { return storage_bytes(shape, dtype, {}); }
+};
+
+// Fills `into` with the row-major bytes of tensor number `tensor` from byte `offset` on. Called in order, a few MiB at
+// a time, for whole elements, so that no tensor is ever in memory twice.
+using TensorSource = std::function<void(size_t tensor, Bytes offset, std::span<std::byte> into)>;
+
+// Writes atomically and durably: until it returns, `file` is what it was before; afterwards it survives a power cut. On
+// any failure the old file is whole and the Error names the file, the operation and the cause. Returns weights_sha256.
+std::string save_checkpoint(const std::filesystem::path& file, const TrainingState& state,
+                            std::span<const CheckpointTensor> tensors, const TensorSource& source);
+
+// The hash that a checkpoint of these tensors would have.
+std::string weights_sha256(std::span<const CheckpointTensor> tensors, const TensorSource& source);
+
+// A checkpoint open for reading; its header is checked whole before anything is read.
+class Checkpoint {
+ public:
+  // Throws Error(invalid_input) when the file is not there, Error(corrupt_file) with file, place and what was expected.
+  explicit Checkpoint(const std::filesystem::path& file);
+  ~Checkpoint();
+  Checkpoint(Checkpoint&&) noexcept;
+
+  // Throws Error(invalid_input) when the file is a safetensors file of another program, which has no training state.
+  const TrainingState& state() const;
+  const std::vector<CheckpointTensor>& tensors() const;
+  // The index of the tensor of this name; throws Error(corrupt_file) that names file and tensor when it is not there or
+  // has another shape or dtype.
+  size_t find(std::string_view name, const Shape& shape, DType dtype) const;
+  // Row-major bytes from `offset` on.
+  void read(size_t tensor, Bytes offset, std::span<std::byte> into) const;
+  // Reads everything once and compares it with the hash in the file; throws Error(corrupt_file).
+  void check_contents() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace plimsoll

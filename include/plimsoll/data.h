@@ -1,0 +1,122 @@
+// Data sets, and the loader that prepares their batches in the background.
+//
+//   open_data("cifar10:DIR") -> DataSet: sample i of a split, as 8-bit pixels and a label
+//   Loader(data, options)    -> next(): float NCHW pixels, normalised and augmented, and i32 labels
+//
+// Everything random is drawn by counters keyed by (seed, epoch, sample), so any batch can be made again exactly: by another
+// thread, after a resume, on another machine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/bytes.h"
+
+namespace plimsoll {
+
+enum class Split : uint8_t { train, test };
+std::string_view to_string(Split split);
+
+// How training samples are varied. Nothing is done to test samples.
+struct Augmentation {
+  bool flip = false;          // mirror left-right, every second time
+  int64_t padding = 0;        // shift by up to so many pixels each way, black moving in
+  bool resized_crop = false;  // a random part of 8 to 100 % of the image, 3:4 to 4:3, scaled to the input size
+};
+
+struct DataInfo {
+  std::string name;  // "cifar10"
+  int64_t channels = 0, height = 0, width = 0, classes = 0;
+  int64_t train_count = 0, test_count = 0;
+  std::vector<float> mean, stddev;       // per channel; black is 0 and white is 1
+  Augmentation augmentation;             // what is usual for this data
+  std::vector<std::string> class_names;  // where the data has them
+};
+
+// Pixels as they are stored: interleaved, row after row.
+struct Image {
+  int64_t channels = 0, height = 0, width = 0;
+  int maximum = 255;  // the value of white
+  std::vector<uint8_t> pixels;
+  int32_t label = 0;
+};
+
+// Samples by index. Safe to read from several threads.
+class DataSet {
+ public:
+  virtual ~DataSet() = default;
+  virtual const DataInfo& info() const = 0;
+  // Reuses image's memory. `smallest_side`: an image that is larger than this on both sides may come scaled down to
+  // not less than so many pixels a side (0: full size). Throws Error(corrupt_file) that names the file, the place and
+  // what was expected.
+  virtual void read(Split split, int64_t index, int64_t smallest_side, Image& image) const = 0;
+  virtual Bytes memory() const = 0;  // that the set itself holds
+
+  int64_t count(Split split) const { return split == Split::train ? info().train_count : info().test_count; }
+};
+
+struct DataOptions {
+  int64_t channels = 0, height = 0, width = 0;  // what the network takes; 0: as the data has it, 3x224x224 for image folders
+  int64_t classes = 0;                          // synthetic only; 0: 10
+  uint64_t seed = 0;                            // of synthetic images and of splits that a folder does not give
+};
+
+// "kind[:DIR]": digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR, synthetic[:COUNT]. Throws Error(invalid_input) with
+// the nearest kind, or with the file that is missing; Error(corrupt_file) where a file is not what it should be.
+std::shared_ptr<const DataSet> open_data(std::string_view spec, const DataOptions& options = {});
+
+struct DataListing { std::string name, description; };
+std::vector<DataListing> list_data();
+
+// The order of a split's samples in an epoch: a permutation of 0..count-1.
+std::vector<int32_t> epoch_order(int64_t count, uint64_t seed, int64_t epoch);
+
+struct LoaderOptions {
+  Split split = Split::train;
+  int64_t batch = 32;
+  uint64_t seed = 0;
+  Augmentation augmentation;     // of Split::train; none unless said: DataInfo has what is usual
+  int64_t epoch = 0;             // where to begin
+  int64_t first_batch = 0;       // in that epoch
+  int threads = 1;               // that prepare batches beside the training
+  int queue = 0;                 // batches prepared at most; each costs its bytes. 0: two, one where a batch is over 32 MiB
+};
+
+// Valid until the next call of release() or next().
+struct Batch {
+  std::span<const float> data;      // batch x channels x height x width, row-major
+  std::span<const int32_t> labels;  // -1 for the rows that fill up the last batch of an evaluation
+  int64_t epoch = 0;
+  int64_t index = 0;                // in the epoch
+  int64_t count = 0;                // rows with a sample
+};
+
+// Batches one after another, epoch after epoch without end. Training shuffles every epoch and drops a last batch that is
+// not full; evaluation takes the samples in order and fills the last batch up with label -1.
+class Loader {
+ public:
+  // Throws Error(invalid_input) when the split has less samples than a training batch.
+  Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options);
+  ~Loader();  // stops the threads
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  // Waits for the next batch, releasing the last. Throws what went wrong while it was prepared.
+  const Batch& next();
+  // Gives the batch's memory back, so that the next one is prepared while the training step runs. Call it as soon as the
+  // batch was copied.
+  void release();
+
+  int64_t batches_per_epoch() const;
+  Bytes memory() const;  // of the prepared batches
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace plimsoll
