@@ -33,7 +33,7 @@ std::vector<NamedFactory> concat_kernels();                // Concat, Slice
 std::vector<NamedFactory> loss_kernels();
 std::vector<NamedFactory> update_kernels();                // SGD, Adam
 
-// The layout of a 4-D image tensor in a family: "abcd", "acdb", "aBcd16b"; plain for every other rank.
+// The layout of a 4-D image tensor in a family: row-major (""), "acdb", "aBcd16b"; row-major for every other rank.
 Layout family_layout(LayoutFamily family, size_t rank);
 
 }  // namespace plimsoll::cpu

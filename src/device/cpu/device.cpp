@@ -1,0 +1,155 @@
+// The embedded device: a region of the machine's memory, oneDNN's kernels and our own.
+#include "device/cpu/device.h"
+
+#include <fmt/format.h>
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "device/cpu/dnnl.h"
+#include "device/cpu/kernels.h"
+#include "device/cpu/machine.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll::cpu {
+namespace {
+
+constexpr std::vector<NamedFactory> (*kFactories[])() = {
+    dnnl_convolution_kernels,
+    dnnl_fully_connected_kernels,
+    reorder_kernels,
+};
+
+const KernelFactory* find_factory(std::string_view op_type) {
+  static const std::map<std::string_view, KernelFactory> factories = [] {
+    std::map<std::string_view, KernelFactory> result;
+    for (auto list : kFactories) {
+      for (const NamedFactory& factory : list()) result.insert(factory);
+    }
+    return result;
+  }();
+  auto it = factories.find(op_type);
+  return it == factories.end() ? nullptr : &it->second;
+}
+
+// An arena in huge pages, each touched once so that no step pays for a page fault.
+class MappedArena final : public Arena {
+ public:
+  MappedArena(Bytes bytes, int threads) : bytes_(bytes) {
+    constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
+    const Bytes available = machine_memory().available;
+    if (bytes > available) {
+      throw Error(ErrorCode::device_failure, fmt::format("the arena needs {} but the machine has {} left",
+                                                         to_string(bytes), to_string(available)));
+    }
+    mapped_bytes_ = static_cast<size_t>(align_up(bytes, kHugePage).count) + kHugePage;
+    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped_ == MAP_FAILED) {
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("the system gives no arena of {}: {}", to_string(bytes), std::strerror(errno)));
+    }
+    const auto address = reinterpret_cast<uintptr_t>(mapped_);
+    base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
+    madvise(base_, static_cast<size_t>(align_up(bytes, kPage).count),
+            MADV_HUGEPAGE);  // advice: failure costs only time
+    const int64_t pages = (bytes.count + static_cast<int64_t>(kPage) - 1) / static_cast<int64_t>(kPage);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t page = 0; page < pages; ++page) base_[page * static_cast<int64_t>(kPage)] = std::byte{0};
+  }
+  ~MappedArena() override { munmap(mapped_, mapped_bytes_); }
+  MappedArena(const MappedArena&) = delete;
+  MappedArena& operator=(const MappedArena&) = delete;
+
+  std::byte* base() override { return base_; }
+  Bytes bytes() const override { return bytes_; }
+
+ private:
+  Bytes bytes_;
+  void* mapped_ = nullptr;
+  size_t mapped_bytes_ = 0;
+  std::byte* base_ = nullptr;
+};
+
+class NoKernel final : public Kernel {  // of a view, whose output is its input
+ public:
+  Bytes workspace() const override { return {}; }
+  void bind(std::span<void* const>, std::span<void* const>, void*) override {}
+  void run() override {}
+};
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(int threads) {
+    info_.name = "cpu";
+    info_.threads = threads > 0 ? threads : usable_processors();
+    info_.key = fmt::format("oneDNN {} {} {} threads, {}", dnnl_version_text(), dnnl_instruction_set(), info_.threads,
+                            processor_name());
+    info_.description = fmt::format("{}, {} thread{}, {}, oneDNN {}", processor_name(), info_.threads,
+                                    info_.threads == 1 ? "" : "s", dnnl_instruction_set(), dnnl_version_text());
+    const MachineMemory memory = machine_memory();
+    info_.memory_total = memory.total;
+    info_.memory_available = memory.available;
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+
+  std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const override {
+    if (op.type->is_view) return {make_spec(op, "", {})};
+    const KernelFactory* factory = find_factory(op.type->name);
+    if (factory != nullptr) return factory->specs(graph, op, family, info_.threads);
+    return reference(op).kernels(graph, op, LayoutFamily::plain);
+  }
+
+  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
+                                      int threads) const override {
+    if (op.type->is_view) return std::make_unique<NoKernel>();
+    const KernelFactory* factory = find_factory(op.type->name);
+    if (factory != nullptr) return factory->make(graph, op, kernel, threads > 0 ? threads : info_.threads);
+    return reference(op).make_kernel(graph, op, kernel);
+  }
+
+  std::unique_ptr<Arena> take_arena(Bytes bytes) const override {
+    return std::make_unique<MappedArena>(bytes, info_.threads);
+  }
+  void write(std::byte* to, std::span<const std::byte> from) const override {
+    if (!from.empty()) std::memcpy(to, from.data(), from.size());
+  }
+  void read(std::span<std::byte> to, const std::byte* from) const override {
+    if (!to.empty()) std::memcpy(to.data(), from, to.size());
+  }
+
+ private:
+  // An op type that nobody wrote a CPU kernel for, such as a user's own, runs its reference kernel.
+  const Device& reference(const Op& op) const {
+    if (op.type->reference) return *reference_;
+    throw Error(ErrorCode::unsupported,
+                fmt::format("op '{}': the CPU has no kernel for ops of type {}", op.name, op.type->name));
+  }
+
+  DeviceInfo info_;
+  std::unique_ptr<Device> reference_ = open_reference_device();
+};
+
+}  // namespace
+
+Layout family_layout(LayoutFamily family, size_t rank) {
+  if (rank != 4) return {};
+  switch (family) {
+    case LayoutFamily::channels_last:
+      return {"acdb"};
+    case LayoutFamily::blocked:
+      return {"aBcd16b"};
+    case LayoutFamily::plain:
+      break;
+  }
+  return {};
+}
+
+std::unique_ptr<Device> open_cpu(int threads) { return std::make_unique<CpuDevice>(threads); }
+
+}  // namespace plimsoll::cpu

@@ -1,0 +1,204 @@
+#include "plimsoll/device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "device/cpu/dnnl.h"
+#include "device/cpu/machine.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder that stands for "/" with the files of a machine's kernel.
+class FakeRoot {
+ public:
+  FakeRoot() {
+    std::string pattern = (fs::temp_directory_path() / "plimsoll_root_XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~FakeRoot() { fs::remove_all(folder_); }
+  void put(const std::string& path, const std::string& text) {
+    fs::create_directories((folder_ + path).substr(0, (folder_ + path).find_last_of('/')));
+    std::ofstream(folder_ + path) << text;
+  }
+  const std::string& path() const { return folder_; }
+
+ private:
+  std::string folder_;
+};
+
+std::string message_of(const auto& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Machine, MemoryIsWhatTheControlGroupLeaves) {
+  FakeRoot root;
+  root.put("/proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  6291456 kB\n");
+  EXPECT_EQ(cpu::machine_memory(root.path()).total, 8_GiB);
+  EXPECT_EQ(cpu::machine_memory(root.path()).available, 6_GiB);
+  root.put("/proc/self/cgroup", "0::/jobs/one\n");
+  root.put("/sys/fs/cgroup/jobs/one/memory.max", "max\n");
+  root.put("/sys/fs/cgroup/jobs/memory.max", "4294967296\n");
+  root.put("/sys/fs/cgroup/jobs/memory.current", "2147483648\n");
+  root.put("/sys/fs/cgroup/jobs/memory.stat", "anon 1\ninactive_file 1073741824\n");
+  EXPECT_EQ(cpu::machine_memory(root.path()).total, 4_GiB);
+  EXPECT_EQ(cpu::machine_memory(root.path()).available, 3_GiB);
+}
+
+TEST(Machine, MemoryKnowsControlGroupsOfTheFirstVersion) {
+  FakeRoot root;
+  root.put("/proc/meminfo", "MemTotal:  8388608 kB\nMemAvailable:  6291456 kB\n");
+  root.put("/proc/self/cgroup", "4:cpuset:/\n3:memory,misc:/a\n0::/\n");
+  root.put("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1073741824\n");
+  root.put("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "1073741824\n");
+  EXPECT_EQ(cpu::machine_memory(root.path()).total, 1_GiB);
+  EXPECT_EQ(cpu::machine_memory(root.path()).available, 0_B);
+}
+
+TEST(Machine, ProcessorsAreNoMoreThanTheQuota) {
+  FakeRoot root;
+  root.put("/proc/self/cgroup", "0::/\n");
+  root.put("/sys/fs/cgroup/cpu.max", "50000 100000\n");
+  EXPECT_EQ(cpu::usable_processors(root.path()), 1);
+  EXPECT_GE(cpu::usable_processors(), 1);
+}
+
+TEST(CpuDevice, TellsWhatItsTimesDependOn) {
+  const auto device = open_device("cpu", 1);
+  EXPECT_EQ(device->info().threads, 1);
+  EXPECT_THAT(device->info().key, testing::HasSubstr("oneDNN " + cpu::dnnl_version_text()));
+  EXPECT_THAT(device->info().key, testing::HasSubstr(" 1 threads"));
+  EXPECT_GT(device->info().memory_available, 0_B);
+  EXPECT_NE(open_device("cpu", 2)->info().key, device->info().key);
+}
+
+TEST(CpuDevice, IsFoundByNameOnly) {
+  EXPECT_THAT(message_of([] { open_device("cpv"); }), testing::HasSubstr("did you mean 'cpu'"));
+  EXPECT_EQ(list_devices().at(0).name, "cpu");
+  EXPECT_TRUE(list_devices().at(0).available);
+}
+
+TEST(CpuDevice, ArenaIsWritableZeroAndAligned) {
+  const auto device = open_device("cpu");
+  const auto arena = device->take_arena(5_MiB + 100_B);
+  EXPECT_EQ(arena->bytes(), 5_MiB + 100_B);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(arena->base()) % 4096, 0u);
+  for (int64_t at : {int64_t{0}, int64_t{4096}, arena->bytes().count - 1}) EXPECT_EQ(arena->base()[at], std::byte{0});
+  const std::vector<std::byte> data(100, std::byte{7});
+  std::vector<std::byte> back(100);
+  device->write(arena->base() + 5_MiB.count, data);
+  device->read(back, arena->base() + 5_MiB.count);
+  EXPECT_EQ(back, data);
+  EXPECT_EQ(device->take_arena(0_B)->bytes(), 0_B);
+}
+
+TEST(CpuDevice, SaysHowMuchIsLeftWhenTheArenaIsTooLarge) {
+  EXPECT_THAT(message_of([] { open_device("cpu")->take_arena(Bytes{int64_t{1} << 50}); }),
+              testing::MatchesRegex("the arena needs .* but the machine has .* left"));
+}
+
+TEST(CpuDevice, RunsAnOpOfTheUsersOwnByItsReference) {
+  static const OpType& type =
+      register_op({.name = "CpuDeviceTestNegate",
+                   .infer = [](const Attributes&,
+                               std::span<const Tensor* const> in) { return std::vector<TensorSpec>{{in[0]->shape}}; },
+                   .gradient = {},
+                   .in_place = {},
+                   .work = {},
+                   .reference =
+                       [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
+                         for (int i = 0; i < 3; ++i) {
+                           static_cast<float*>(out[0].data)[i] = -static_cast<float*>(in[0].data)[i];
+                         }
+                       }});
+  Graph graph;
+  const TensorId x = graph.add_source("x", {3}, DType::f32, Role::input);
+  const Op& op = graph.op(graph.add_op(type.name, "n", "n", {x}));
+  const auto device = open_device("cpu");
+  const auto specs = device->kernels(graph, op, LayoutFamily::blocked);
+  ASSERT_EQ(specs.size(), 1u);
+  auto kernel = device->make_kernel(graph, op, specs[0].name);
+  float in[3] = {1, 2, 3}, out[3] = {};
+  kernel->bind(std::vector<void*>{in}, std::vector<void*>{out}, nullptr);
+  kernel->run();
+  EXPECT_THAT(out, testing::ElementsAre(-1, -2, -3));
+}
+
+TEST(Dnnl, LayoutsSurviveTheWayThroughADescriptor) {
+  for (const char* tag : {"", "acdb", "aBcd16b", "ABcd16b16a", "ABcd16a16b", "Acdb16a", "cdba"}) {
+    const Layout layout{tag};
+    const dnnl_memory_desc_t memory = cpu::describe({40, 35, 3, 5}, DType::f32, layout);
+    EXPECT_EQ(cpu::layout_of(memory), layout) << tag;
+    EXPECT_EQ(Bytes{static_cast<int64_t>(dnnl_memory_desc_get_size(&memory))},
+              storage_bytes({40, 35, 3, 5}, DType::f32, layout))
+        << tag;
+  }
+  // One channel: channels last and row-major are the same bytes.
+  EXPECT_EQ(cpu::layout_of(cpu::describe({2, 1, 3, 3}, DType::f32, {"acdb"})), Layout{});
+  EXPECT_EQ(cpu::layout_of(cpu::describe({2, 1, 3, 3}, DType::f32, {}), {"acdb"}), Layout{"acdb"});
+}
+
+TEST(Dnnl, AFailedCallBecomesOurErrorWithTheCallAsText) {
+  cpu::fail_dnnl_call(1);
+  EXPECT_THAT(message_of([] {
+                cpu::describe({2, 3}, DType::f32, {});
+              }),
+              testing::HasSubstr("oneDNN: out_of_memory: dnnl_memory_desc_init_by_tag"));
+  cpu::fail_dnnl_call(0);
+}
+
+Graph reorder_graph(const Shape& shape, const Layout& to) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", shape, DType::f32, Role::input);
+  const OpId reorder = graph.add_op("Reorder", "r", "r", {x});
+  graph.tensor(graph.output(reorder)).layout = to;
+  return graph;
+}
+
+TEST(Dnnl, ReorderKeepsPaddingZero) {
+  const Shape shape = {2, 20, 3, 3};
+  const Graph graph = reorder_graph(shape, {"aBcd16b"});
+  const auto device = open_device("cpu");
+  const Op& op = graph.op({0});
+  const auto specs = device->kernels(graph, op, LayoutFamily::blocked);
+  ASSERT_EQ(specs.size(), 1u);
+  EXPECT_EQ(specs[0].outputs[0], Layout{"aBcd16b"});
+  auto kernel = device->make_kernel(graph, op, specs[0].name);
+  std::vector<float> x(2 * 20 * 9), y(2 * 32 * 9, -1);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = 1 + static_cast<float>(i);
+  kernel->bind(std::vector<void*>{x.data()}, std::vector<void*>{y.data()}, nullptr);
+  kernel->run();
+  const auto offsets = storage_offsets(shape, {"aBcd16b"});
+  for (size_t i = 0; i < x.size(); ++i) {
+    EXPECT_EQ(y[static_cast<size_t>(offsets[i])], x[i]);
+    y[static_cast<size_t>(offsets[i])] = 0;
+  }
+  EXPECT_THAT(y, testing::Each(0));
+}
+
+TEST(Dnnl, KernelsAreMadeInSeveralThreadsAtOnce) {
+  const Graph graph = reorder_graph({2, 20, 3, 3}, {"acdb"});
+  const auto device = open_device("cpu");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int k = 0; k < 20; ++k) EXPECT_NE(device->make_kernel(graph, graph.op({0}), "reorder"), nullptr);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace plimsoll

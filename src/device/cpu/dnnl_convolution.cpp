@@ -1,0 +1,272 @@
+// Convolutions by oneDNN: three passes, plain and transposed, with groups and dilation.
+//
+// A transposed convolution is a convolution with its passes exchanged: its forward pass is the other's backward pass to
+// the data, with the very same weights. So it has the same choice of algorithms. Only a bias, which a backward pass
+// does not add, needs oneDNN's deconvolution, which counts weights from the other side.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "device/cpu/dnnl.h"
+
+namespace plimsoll::cpu {
+namespace {
+
+enum class Pass { forward, backward_data, backward_weights };
+
+// The convolution that an op comes down to: x and y are its small ends, whichever of the op's tensors they are.
+struct Convolution {
+  Pass pass = Pass::forward;
+  bool deconvolution = false;
+  bool relu = false;
+  Slot x, weights, y;
+  std::optional<Slot> bias;
+  bool grouped = false;
+  dnnl_dims_t stride = {1, 1}, dilation = {0, 0}, padding_begin = {0, 0}, padding_end = {0, 0};
+};
+
+Convolution read(const Op& op) {
+  const std::string& type = op.type->name;
+  const Attributes& a = op.attributes;
+  Convolution c;
+  const auto stride = a.integers("stride", {1, 1}), dilation = a.integers("dilation", {1, 1});
+  const auto padding = a.integers("padding", {0, 0, 0, 0});
+  for (size_t i = 0; i < 2; ++i) {
+    c.stride[i] = stride.at(i);
+    c.dilation[i] = dilation.at(i) - 1;
+    c.padding_begin[i] = padding.at(i);
+    c.padding_end[i] = padding.at(i + 2);
+  }
+  c.grouped = a.integer("groups", 1) > 1;
+  c.relu = a.text("activation", "none") == "relu";
+  const bool forward_bias = op.inputs.size() > 2, backward_bias = op.outputs.size() > 1;
+  if (type == "ConvForward") {
+    c.x = input(0), c.weights = input(1), c.y = output(0);
+    if (forward_bias) c.bias = input(2);
+  } else if (type == "ConvBackwardData") {
+    c.pass = Pass::backward_data;
+    c.y = input(0), c.weights = input(1), c.x = output(0);
+  } else if (type == "ConvBackwardWeights") {
+    c.pass = Pass::backward_weights;
+    c.x = input(0), c.y = input(1), c.weights = output(0);
+    if (backward_bias) c.bias = output(1);
+  } else if (type == "ConvTransposeForward") {
+    c.weights = input(1);
+    if (forward_bias) {
+      c.deconvolution = true;
+      c.x = input(0), c.y = output(0), c.bias = input(2);
+    } else {
+      c.pass = Pass::backward_data;
+      c.y = input(0), c.x = output(0);
+    }
+  } else if (type == "ConvTransposeBackwardData") {
+    c.x = input(0), c.weights = input(1), c.y = output(0);
+  } else {  // ConvTransposeBackwardWeights
+    c.pass = Pass::backward_weights;
+    c.weights = output(0);
+    if (backward_bias) {
+      c.deconvolution = true;
+      c.x = input(0), c.y = input(1), c.bias = output(1);
+    } else {
+      c.x = input(1), c.y = input(0);
+    }
+  }
+  return c;
+}
+
+// Weights of a deconvolution with input and output channels exchanged: between ours [g, C/g, K/g, R, S] and oneDNN's.
+dnnl_memory_desc_t exchange_channels(const dnnl_memory_desc_t& descriptor, bool grouped) {
+  int axes[DNNL_MAX_NDIMS];
+  for (int d = 0; d < descriptor.ndims; ++d) axes[d] = d;
+  std::swap(axes[grouped ? 1 : 0], axes[grouped ? 2 : 1]);
+  dnnl_memory_desc_t result;
+  PLIMSOLL_DNNL(dnnl_memory_desc_permute_axes(&result, &descriptor, axes));
+  return result;
+}
+
+// The three layouts that decide which implementations there are; no weights layout: whatever suits each.
+struct Layouts {
+  Layout x, y;
+  std::optional<Layout> weights;
+};
+
+struct Operation {
+  dnnl_convolution_desc_t descriptor;  // a deconvolution's is the same type
+  PrimitiveAttributes attributes;
+  bool valid = false;
+};
+
+Operation make_operation(const Graph& graph, const Op& op, const Convolution& c, const Layouts& layouts,
+                         bool winograd) {
+  const Tensor &x = tensor_at(graph, op, c.x), &w = tensor_at(graph, op, c.weights), &y = tensor_at(graph, op, c.y);
+  const dnnl_memory_desc_t x_memory = describe(x.shape, x.dtype, layouts.x);
+  const dnnl_memory_desc_t y_memory = describe(y.shape, y.dtype, layouts.y);
+  dnnl_memory_desc_t w_memory;
+  if (layouts.weights) {
+    w_memory = describe(w.shape, w.dtype, *layouts.weights);
+    if (c.deconvolution) w_memory = exchange_channels(w_memory, c.grouped);
+  } else {
+    Shape shape = w.shape;
+    if (c.deconvolution) std::swap(shape[c.grouped ? 1 : 0], shape[c.grouped ? 2 : 1]);
+    w_memory = describe_any(shape, w.dtype);
+  }
+  dnnl_memory_desc_t bias_memory;
+  const dnnl_memory_desc_t* bias = nullptr;
+  if (c.bias) {
+    bias_memory = describe(tensor_at(graph, op, *c.bias).shape, DType::f32, {});
+    bias = &bias_memory;
+  }
+  const dnnl_alg_kind_t algorithm = c.deconvolution ? dnnl_deconvolution_direct
+                                    : winograd      ? dnnl_convolution_winograd
+                                                    : dnnl_convolution_direct;
+  Operation result;
+  result.attributes.relu = c.relu && c.pass == Pass::forward;
+  dnnl_convolution_desc_t* d = &result.descriptor;
+  dnnl_status_t status = dnnl_success;
+  switch (c.pass) {
+    case Pass::forward:
+      status =
+          (c.deconvolution ? dnnl_dilated_deconvolution_forward_desc_init : dnnl_dilated_convolution_forward_desc_init)(
+              d, dnnl_forward_training, algorithm, &x_memory, &w_memory, bias, &y_memory, c.stride, c.dilation,
+              c.padding_begin, c.padding_end);
+      break;
+    case Pass::backward_data:
+      status = dnnl_dilated_convolution_backward_data_desc_init(d, algorithm, &x_memory, &w_memory, &y_memory, c.stride,
+                                                                c.dilation, c.padding_begin, c.padding_end);
+      break;
+    case Pass::backward_weights:
+      status = (c.deconvolution ? dnnl_dilated_deconvolution_backward_weights_desc_init
+                                : dnnl_dilated_convolution_backward_weights_desc_init)(
+          d, algorithm, &x_memory, &w_memory, bias, &y_memory, c.stride, c.dilation, c.padding_begin, c.padding_end);
+      break;
+  }
+  result.valid = status == dnnl_success;
+  return result;
+}
+
+const dnnl_memory_desc_t& weights_memory(const Convolution& c, const Implementation& one) {
+  return c.pass == Pass::backward_weights ? one.memory(dnnl_query_diff_weights_md) : one.memory(dnnl_query_weights_md);
+}
+
+// The layouts of x and y to try for a family, best first. An image of few channels is taken as it is where a kernel
+// can: padding 3 channels to 16 takes five times the memory.
+std::vector<Layouts> candidate_layouts(const Graph& graph, const Op& op, const Convolution& c, LayoutFamily family) {
+  const Layout plain = family_layout(LayoutFamily::plain, 4), last = family_layout(LayoutFamily::channels_last, 4);
+  const Layout blocked = family_layout(LayoutFamily::blocked, 4);
+  switch (family) {
+    case LayoutFamily::plain:
+      return {{plain, plain, {}}};
+    case LayoutFamily::channels_last:
+      return {{last, last, {}}};
+    case LayoutFamily::blocked:
+      break;
+  }
+  std::vector<Layouts> result;
+  const bool few_x = tensor_at(graph, op, c.x).shape[1] < 8, few_y = tensor_at(graph, op, c.y).shape[1] < 8;
+  if (few_x) result.push_back({plain, blocked, {}});
+  result.push_back({blocked, blocked, {}});
+  if (few_x || few_y) {
+    result.push_back({last, last, {}});
+    result.push_back({plain, plain, {}});
+  }
+  return result;
+}
+
+// Adds a spec for every implementation on these layouts. Names stay unique: one that is there already gets its
+// layouts'.
+void add_specs(const Graph& graph, const Op& op, const Convolution& c, Layouts layouts, bool winograd,
+               std::vector<KernelSpec>& specs) {
+  const Operation any = make_operation(graph, op, c, layouts, winograd);
+  if (!any.valid) return;
+  for (const Implementation& one : implementations(&any.descriptor, any.attributes)) {
+    const dnnl_memory_desc_t weights = c.deconvolution && weights_memory(c, one).format_kind == dnnl_blocked
+                                           ? exchange_channels(weights_memory(c, one), c.grouped)
+                                           : weights_memory(c, one);
+    std::optional<Layout> layout = layout_of(weights);
+    Bytes workspace = one.workspace();
+    if (!layout) {  // its own format, unknown to everybody else: does it take a plain one?
+      layouts.weights = Layout{};
+      const Operation fixed = make_operation(graph, op, c, layouts, winograd);
+      const auto again = find_implementation(&fixed.descriptor, one.name, fixed.attributes);
+      layouts.weights.reset();
+      if (!again) continue;
+      layout = Layout{};
+      workspace = again->workspace();
+    }
+    std::string name = one.name;
+    if (std::any_of(specs.begin(), specs.end(), [&](const KernelSpec& s) { return s.name == name; })) {
+      name += fmt::format("@{}", layouts.x.tag.empty() ? "abcd" : layouts.x.tag);
+    }
+    KernelSpec spec = make_spec(op, name, workspace);
+    layout_at(spec, c.x) = layouts.x;
+    layout_at(spec, c.y) = layouts.y;
+    layout_at(spec, c.weights) = *layout;
+    specs.push_back(std::move(spec));
+  }
+}
+
+std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
+  const ThreadCount scope(threads);
+  const Convolution c = read(op);
+  std::vector<KernelSpec> result;
+  for (const Layouts& layouts : candidate_layouts(graph, op, c, family)) {
+    add_specs(graph, op, c, layouts, false, result);
+    if (family == LayoutFamily::blocked && !c.deconvolution) add_specs(graph, op, c, layouts, true, result);
+  }
+  // Some shapes have no kernel in a family: another's runs them, between reorders.
+  for (LayoutFamily other : {LayoutFamily::channels_last, LayoutFamily::plain, LayoutFamily::blocked}) {
+    if (!result.empty()) break;
+    for (const Layouts& layouts : candidate_layouts(graph, op, c, other))
+      add_specs(graph, op, c, layouts, false, result);
+  }
+  if (result.empty()) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("op '{}' ({}): oneDNN has no kernel for this convolution", op.name, op.type->name));
+  }
+  return result;
+}
+
+std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
+  const ThreadCount scope(threads);
+  const Convolution c = read(op);
+  const std::string name(kernel.substr(0, kernel.find('@')));
+  const bool winograd = name.find("wino") != std::string::npos;
+  const Layouts layouts{tensor_at(graph, op, c.x).layout, tensor_at(graph, op, c.y).layout,
+                        tensor_at(graph, op, c.weights).layout};
+  const Operation operation = make_operation(graph, op, c, layouts, winograd);
+  std::optional<Implementation> one;
+  if (operation.valid) one = find_implementation(&operation.descriptor, name, operation.attributes);
+  if (!one) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("op '{}' ({}): no kernel '{}' for the layouts x '{}', weights '{}', y '{}'", op.name,
+                            op.type->name, kernel, layouts.x.tag, layouts.weights->tag, layouts.y.tag));
+  }
+  const bool x_is_made = c.pass == Pass::backward_data, w_is_made = c.pass == Pass::backward_weights;
+  const bool y_is_made = c.pass == Pass::forward;
+  std::vector<Argument> arguments = {
+      {x_is_made ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, c.x,
+       one->memory(x_is_made ? dnnl_query_diff_src_md : dnnl_query_src_md)},
+      {w_is_made ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, c.weights, weights_memory(c, *one)},
+      {y_is_made ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST, c.y,
+       one->memory(y_is_made ? dnnl_query_dst_md : dnnl_query_diff_dst_md)},
+  };
+  if (c.bias) {
+    arguments.push_back({w_is_made ? DNNL_ARG_DIFF_BIAS : DNNL_ARG_BIAS, *c.bias,
+                         describe(tensor_at(graph, op, *c.bias).shape, DType::f32, {})});
+  }
+  return make_dnnl_kernel(op, *one, arguments, threads);
+}
+
+}  // namespace
+
+std::vector<NamedFactory> dnnl_convolution_kernels() {
+  std::vector<NamedFactory> result;
+  for (std::string_view type : {"ConvForward", "ConvBackwardData", "ConvBackwardWeights", "ConvTransposeForward",
+                                "ConvTransposeBackwardData", "ConvTransposeBackwardWeights"}) {
+    result.push_back({type, {specs, make}});
+  }
+  return result;
+}
+
+}  // namespace plimsoll::cpu

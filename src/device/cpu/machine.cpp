@@ -1,0 +1,129 @@
+#include "device/cpu/machine.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+namespace plimsoll::cpu {
+namespace {
+
+std::optional<std::string> read_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return std::nullopt;
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The number after `key` in text of lines such as "MemTotal:  24689012 kB" or "inactive_file 4096".
+std::optional<int64_t> field(const std::string& text, std::string_view key) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name;
+    int64_t value = 0;
+    if (words >> name >> value && name == key) return value;
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> number_in(const std::string& path) {
+  const auto text = read_file(path);
+  if (!text) return std::nullopt;
+  std::istringstream words(*text);
+  int64_t value = 0;
+  if (!(words >> value)) return std::nullopt;  // "max": no limit
+  return value;
+}
+
+// The process's control group and those above it, as folders, for one controller ("" : version 2).
+std::vector<std::string> group_folders(const std::string& root, std::string_view controller) {
+  const auto text = read_file(root + "/proc/self/cgroup");
+  if (!text) return {};
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t first = line.find(':'), second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
+    if (controllers.find(fmt::format(",{},", controller)) == std::string::npos) continue;
+    const std::string mount = fmt::format("{}/sys/fs/cgroup/{}", root, controller);
+    std::string path = line.substr(second + 1);
+    if (path == "/") path.clear();
+    std::vector<std::string> result;
+    for (;;) {
+      result.push_back(mount + path);
+      if (path.empty()) return result;
+      path.erase(path.find_last_of('/'));
+    }
+  }
+  return {};
+}
+
+void limit_by_group(MachineMemory& memory, const std::string& folder, const char* limit_file, const char* usage_file,
+                    const char* cache_key) {
+  const auto limit = number_in(folder + "/" + limit_file);
+  if (!limit || *limit >= memory.total.count) return;
+  memory.total = {*limit};
+  const int64_t used = number_in(folder + "/" + usage_file).value_or(0);
+  const auto statistics = read_file(folder + "/memory.stat");
+  const int64_t cache = statistics ? field(*statistics, cache_key).value_or(0) : 0;  // given back under pressure
+  memory.available = {std::clamp<int64_t>(*limit - used + cache, 0, memory.available.count)};
+}
+
+}  // namespace
+
+MachineMemory machine_memory(const std::string& root) {
+  MachineMemory memory;
+  if (const auto text = read_file(root + "/proc/meminfo")) {
+    memory.total = {field(*text, "MemTotal:").value_or(0) * 1024};
+    memory.available = {field(*text, "MemAvailable:").value_or(0) * 1024};
+  }
+  for (const std::string& folder : group_folders(root, "")) {
+    limit_by_group(memory, folder, "memory.max", "memory.current", "inactive_file");
+  }
+  for (const std::string& folder : group_folders(root, "memory")) {
+    limit_by_group(memory, folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file");
+  }
+  return memory;
+}
+
+int usable_processors(const std::string& root) {
+  int count = 1;
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) count = std::max(1, CPU_COUNT(&set));
+  auto limit = [&](double quota, double period) {
+    if (quota > 0 && period > 0) count = std::clamp(static_cast<int>(std::ceil(quota / period)), 1, count);
+  };
+  for (const std::string& folder : group_folders(root, "")) {
+    const auto text = read_file(folder + "/cpu.max");
+    if (!text) continue;
+    std::istringstream words(*text);
+    double quota = 0, period = 0;
+    if (words >> quota >> period) limit(quota, period);
+  }
+  for (const std::string& folder : group_folders(root, "cpu")) {
+    limit(static_cast<double>(number_in(folder + "/cpu.cfs_quota_us").value_or(0)),
+          static_cast<double>(number_in(folder + "/cpu.cfs_period_us").value_or(0)));
+  }
+  return count;
+}
+
+std::string processor_name(const std::string& root) {
+  const auto text = read_file(root + "/proc/cpuinfo");
+  if (!text) return "unknown processor";
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("model name", 0) != 0) continue;
+    const size_t at = line.find_first_not_of(" \t:", line.find(':'));
+    if (at != std::string::npos) return line.substr(at);
+  }
+  return "unknown processor";
+}
+
+}  // namespace plimsoll::cpu

@@ -1,0 +1,24 @@
+// What the process may use of the machine: memory, processors.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "plimsoll/bytes.h"
+
+namespace plimsoll::cpu {
+
+struct MachineMemory {
+  Bytes total;      // of the machine, or of the control group when that is less
+  Bytes available;  // now: what can be taken without anything being pushed out or killed
+};
+// `root` stands in for "/" in tests.
+MachineMemory machine_memory(const std::string& root = "");
+
+// Processors that the process may run on, by affinity and by the control group's quota.
+int usable_processors(const std::string& root = "");
+
+std::string processor_name(const std::string& root = "");  // "Intel(R) Xeon(R) Platinum 8481C"
+
+}  // namespace plimsoll::cpu

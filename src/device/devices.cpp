@@ -1,0 +1,36 @@
+// Devices by name.
+#include <fmt/format.h>
+
+#include "base/names.h"
+#include "device/cpu/device.h"
+#include "plimsoll/device.h"
+
+namespace plimsoll {
+
+std::string_view to_string(LayoutFamily family) {
+  switch (family) {
+    case LayoutFamily::plain:
+      return "plain";
+    case LayoutFamily::channels_last:
+      return "channels_last";
+    case LayoutFamily::blocked:
+      return "blocked";
+  }
+  return "?";
+}
+
+std::unique_ptr<Device> open_device(std::string_view name, int threads) {
+  if (threads < 0) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} threads; give a positive number, or 0 for all", threads));
+  }
+  if (name == "cpu") return cpu::open_cpu(threads);
+  std::vector<std::string> known;
+  for (const DeviceListing& device : list_devices()) known.push_back(device.name);
+  throw Error(ErrorCode::invalid_input, unknown_name("device", name, known));
+}
+
+std::vector<DeviceListing> list_devices() {
+  return {{.name = "cpu", .available = true, .description = cpu::open_cpu(0)->info().description}};
+}
+
+}  // namespace plimsoll
