@@ -98,8 +98,8 @@ TEST(CpuDevice, ArenaIsWritableZeroAndAligned) {
   for (int64_t at : {int64_t{0}, int64_t{4096}, arena->bytes().count - 1}) EXPECT_EQ(arena->base()[at], std::byte{0});
   const std::vector<std::byte> data(100, std::byte{7});
   std::vector<std::byte> back(100);
-  device->write(arena->base() + 5_MiB.count, data);
-  device->read(back, arena->base() + 5_MiB.count);
+  device->write(arena->base() + 5 * (int64_t{1} << 20), data);
+  device->read(back, arena->base() + 5 * (int64_t{1} << 20));
   EXPECT_EQ(back, data);
   EXPECT_EQ(device->take_arena(0_B)->bytes(), 0_B);
 }
