@@ -1,0 +1,24 @@
+// The text that identifies what an op costs, from the graph or from its parts.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "plimsoll/device.h"
+#include "plimsoll/graph.h"
+
+namespace plimsoll {
+
+bool same_layout(const Layout& a, const Layout& b);  // row-major is row-major however written
+
+// The same for all layouts: what Device::kernels may depend on.
+std::string signature_without_layouts(const Graph& graph, const Op& op);
+
+// The signature of a Reorder, also where the graph has none yet.
+std::string reorder_signature(const Shape& shape, DType dtype, const Layout& from, const Layout& to);
+
+// Whether the specs of an op leave open the layout of the tensor at `position`, which counts inputs, then outputs: it
+// says kAnyLayout, or the op is a state update and the tensor has the parameter's shape.
+bool layout_is_open(const Graph& graph, const Op& op, const KernelSpec& spec, size_t position);
+
+}  // namespace plimsoll

@@ -1,0 +1,63 @@
+// The search behind choose_layouts: for one family, a kernel for every op and a layout for every tensor. Changes
+// nothing; the rewriting is in layout.cpp.
+//
+//   data ──abcd──> conv1 ──aBcd16b──> bn1 ──aBcd16b──> flatten     wants abcd: a reorder stands between bn1 and flatten
+//                   │ w: ABcd16b16a, as conv1 wants it; conv1's backward-data wants ABcd16a16b: a reorder in backward
+//
+// Ops are taken in order. Each takes the kernel that is cheapest together with the reorders that its inputs then need.
+// A parameter is laid out by its first reader, which also counts what its choice costs the parameter's other readers
+// and the gradient on its way to the update.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plimsoll/passes.h"
+
+namespace plimsoll {
+
+// What a device offers for the ops of one graph, asked once per signature, and what it costs.
+class KernelMenu {
+ public:
+  struct Item {
+    KernelSpec spec;
+    double time_ms = 0;
+  };
+
+  KernelMenu(const Graph& graph, const Device& device, const CostTable& costs);
+  // Never empty; empty for views. Throws Error(unsupported) as the device does.
+  const std::vector<Item>& of(OpId op, LayoutFamily family);
+  double reorder_ms(const Tensor& tensor, const Layout& from, const Layout& to);
+
+ private:
+  const Graph& graph_;
+  const Device& device_;
+  const CostTable& costs_;
+  std::vector<int> class_of_op_;
+  std::array<std::vector<std::optional<std::vector<Item>>>, 3> items_;  // by family, class
+  std::map<std::string, double> reorder_ms_;
+};
+
+struct LayoutAssignment {
+  LayoutFamily family = LayoutFamily::plain;
+  std::vector<Layout> made;         // by tensor: as its producer makes it, or as it comes from outside
+  std::vector<KernelSpec> kernels;  // by op: the chosen kernel and the layouts that it will see; "" for views
+  double time_ms = 0;               // kernels and reorders
+};
+
+// Throws Error(unsupported) where the family cannot do it: no kernel, no pinned kernel, or none that fits a mask's
+// layout.
+LayoutAssignment assign_layouts(const Graph& graph, std::span<const OpId> order, KernelMenu& menu, LayoutFamily family,
+                                const LayoutOptions& options);
+
+// The layouts that a tensor must have for the world outside the step: plain for outputs, the state's own for what a
+// state becomes. None for the others.
+std::vector<std::optional<Layout>> outside_layouts(const Graph& graph, const std::vector<Layout>& made);
+
+bool can_reorder(DType dtype);  // masks and indices stay as their producer makes them
+
+}  // namespace plimsoll
