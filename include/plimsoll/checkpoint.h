@@ -46,7 +46,6 @@ struct TrainingState {
 
   std::string weights_sha256;  // set by save_checkpoint: of the bytes of parameters and statistics, in their order
 
-  friend bool operator==(const TrainingState&, const TrainingState&) = default;
 };
 
 std::string to_json(const TrainingState& state);
