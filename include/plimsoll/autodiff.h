@@ -35,6 +35,13 @@ struct Network {
 // tensor with several readers are summed as they come. Throws Error(unsupported) that names an op without gradient.
 std::vector<TensorId> append_backward(Graph& graph, TensorId loss, std::span<const TensorId> wanted);
 
+// The same from gradients that are tensors of the graph already: of a hidden layer, of several outputs at once.
+struct Seed {
+  TensorId tensor;
+  TensorId gradient;  // of the shape of `tensor`
+};
+std::vector<TensorId> append_backward(Graph& graph, std::span<const Seed> seeds, std::span<const TensorId> wanted);
+
 // Appends an update of `parameter` by `gradient` with its optimizer states and records the state pairs. `learning_rate` and
 // `step_number` are the graph's inputs.
 void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,

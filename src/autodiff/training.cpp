@@ -1,0 +1,167 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "autodiff/backward.h"
+#include "base/names.h"
+#include "plimsoll/autodiff.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+void expect_known_optimizer(const OptimizerOptions& options) {
+  const std::vector<std::string> known = {"sgd", "adam", "adamw"};
+  if (std::find(known.begin(), known.end(), options.name) != known.end()) return;
+  throw Error(ErrorCode::invalid_input, unknown_name("optimizer", options.name, known));
+}
+
+State& state_of(Graph& graph, TensorId before) {
+  for (State& state : graph.states) {
+    if (state.before == before) return state;
+  }
+  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no state of the graph", graph.tensor(before).name));
+}
+
+TensorId hyperparameter(Graph& graph, std::string_view name, DType dtype) {
+  const TensorId there = graph.find_tensor(name);
+  if (!there.valid()) return graph.add_source(std::string(name), {}, dtype, Role::hyperparameter);
+  const Tensor& t = graph.tensor(there);
+  if (t.producer.valid() || !t.shape.empty() || t.dtype != dtype) {
+    throw Error(ErrorCode::invalid_input, fmt::format("'{}' must be a {} scalar from outside", name, to_string(dtype)));
+  }
+  return there;
+}
+
+void add_output(Graph& graph, TensorId id) {
+  if (!id.valid()) return;
+  graph.tensor(id).role = Role::output;
+  if (std::find(graph.outputs.begin(), graph.outputs.end(), id) == graph.outputs.end()) graph.outputs.push_back(id);
+}
+
+// Running statistics: what the last op of a chain leaves is what the next step finds.
+void pair_statistics(Graph& graph) {
+  for (const Op& op : graph.ops()) {
+    if (op.type->state_outputs.empty()) continue;
+    for (const InPlace& pair : op.type->in_place(graph, op)) {
+      if (!pair.required) continue;
+      const TensorId before = op.inputs.at(static_cast<size_t>(pair.input));
+      const TensorId after = op.outputs.at(static_cast<size_t>(pair.output));
+      for (State& state : graph.states) {
+        if (state.after == before) state.after = after;
+      }
+    }
+  }
+}
+
+// The parameters that an op reads, each once.
+std::vector<TensorId> parameters_of(const Op& op, const std::map<TensorId, size_t>& objective_of) {
+  std::vector<TensorId> result;
+  for (TensorId input : op.inputs) {
+    if (objective_of.contains(input) && std::find(result.begin(), result.end(), input) == result.end()) {
+      result.push_back(input);
+    }
+  }
+  return result;
+}
+
+std::map<TensorId, size_t> objective_of_parameters(const Network& network) {
+  std::map<TensorId, size_t> objective_of;
+  for (size_t i = 0; i < network.objectives.size(); ++i) {
+    for (TensorId parameter : network.objectives[i].parameters) {
+      if (objective_of.emplace(parameter, i).second) continue;
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("parameter '{}' is listed twice to be trained", network.graph.tensor(parameter).name));
+    }
+  }
+  return objective_of;
+}
+
+}  // namespace
+
+void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,
+                   TensorId learning_rate, TensorId step_number) {
+  expect_known_optimizer(options);
+  const Tensor p = graph.tensor(parameter);  // a copy: the tensor list grows below
+  std::string layer = p.name;
+  if (const OpId producer = graph.tensor(gradient).producer; producer.valid()) layer = graph.op(producer).layer;
+
+  std::vector<TensorId> states;
+  const auto state = [&](std::string_view suffix) {
+    states.push_back(graph.add_source(fmt::format("{}.{}", p.name, suffix), p.shape, p.dtype, Role::optimizer_state));
+  };
+  std::string type;
+  std::vector<TensorId> inputs = {parameter, gradient, learning_rate};
+  Attributes attributes;
+  if (options.name == "sgd") {
+    type = "SgdUpdate";
+    if (options.momentum != 0) state("momentum");
+    attributes = {{"momentum", options.momentum},
+                  {"weight_decay", options.weight_decay},
+                  {"nesterov", int64_t{options.nesterov}}};
+  } else {
+    type = "AdamUpdate";
+    inputs.push_back(step_number);
+    state("exp_avg");
+    state("exp_avg_sq");
+    attributes = {{"beta1", options.beta1},
+                  {"beta2", options.beta2},
+                  {"epsilon", options.epsilon},
+                  {"weight_decay", options.weight_decay},
+                  {"decoupled", int64_t{options.name == "adamw"}}};
+  }
+  inputs.insert(inputs.end(), states.begin(), states.end());
+  std::vector<std::string> names = {p.name + ".next"};
+  for (TensorId id : states) names.push_back(graph.tensor(id).name + ".next");
+  const OpId op = graph.add_op(type, p.name + "/update", layer, inputs, attributes, Phase::update, names);
+  state_of(graph, parameter).after = graph.output(op, 0);
+  for (size_t i = 0; i < states.size(); ++i) state_of(graph, states[i]).after = graph.output(op, i + 1);
+}
+
+Network make_training_network(const Network& forward, const OptimizerOptions& options) {
+  expect_known_optimizer(options);
+  Network network = forward;
+  Graph& graph = network.graph;
+  const TensorId learning_rate = hyperparameter(graph, "learning_rate", DType::f32);
+  TensorId step_number;
+  if (options.name != "sgd") step_number = hyperparameter(graph, "step_number", DType::i64);
+  pair_statistics(graph);
+
+  const std::map<TensorId, size_t> objective_of = objective_of_parameters(network);
+  std::vector<Backward> backwards;
+  // An update ends the old value, so it is created only when no op of any objective will need to read that any more.
+  std::map<TensorId, int> visits_left;
+  for (const Objective& objective : network.objectives) {
+    add_output(graph, objective.loss);
+    const Backward& backward = backwards.emplace_back(graph, std::span(&objective.loss, 1), objective.parameters);
+    for (OpId op : backward.ops()) {
+      for (TensorId parameter : parameters_of(graph.op(op), objective_of)) ++visits_left[parameter];
+    }
+  }
+  add_output(graph, network.correct);
+
+  for (size_t i = 0; i < network.objectives.size(); ++i) {
+    const TensorId loss = network.objectives[i].loss;
+    backwards[i].accumulate(loss, append_seed(graph, loss));
+    const std::span<const OpId> ops = backwards[i].ops();
+    for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+      const std::vector<TensorId> parameters = parameters_of(graph.op(*op), objective_of);
+      backwards[i].visit(*op);
+      for (TensorId parameter : parameters) {
+        if (--visits_left[parameter] > 0) continue;
+        const TensorId gradient = backwards[objective_of.at(parameter)].gradient(parameter);
+        if (gradient.valid()) append_update(graph, parameter, gradient, options, learning_rate, step_number);
+      }
+    }
+  }
+  for (const auto& [parameter, objective] : objective_of) {
+    if (backwards[objective].gradient(parameter).valid()) continue;
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("no gradient of the loss '{}' reaches the parameter '{}'",
+                            graph.tensor(network.objectives[objective].loss).name, graph.tensor(parameter).name));
+  }
+  return network;
+}
+
+}  // namespace plimsoll
