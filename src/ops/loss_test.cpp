@@ -1,0 +1,114 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ops/gradient_check.h"
+#include "ops/run_op.h"
+
+namespace plimsoll {
+namespace {
+
+using testing::DoubleNear;
+using testing::HasSubstr;
+using testing::Pointwise;
+
+constexpr double kPrinted = 1e-9;  // the literals' last digit
+
+const Literal kLogits{{4, 3}, {-1, -0.2, 0.6, 1.4, -0.7, 0.1, 0.9, -1.2, -0.4, 0.4, 1.2, -0.9}};
+const Literal kLabels{{4}, {2, -1, 0, 1}, DType::i32};
+const std::vector<double> kProbabilities{0.1222707136,  0.2721184774, 0.605610809,  0.7168519309,
+                                         0.08778312704, 0.1953649421, 0.7168519309, 0.08778312704,
+                                         0.1953649421,  0.2858717013, 0.6362191714, 0.07790912732};
+const Literal kOne{{}, {1}};
+
+// cross_entropy(reduction="sum", ignore_index=-1) / 4 in PyTorch 1.13, double precision.
+TEST(SoftmaxCrossEntropy, AgreesWithPyTorch) {
+  const auto out = run_op("SoftmaxCrossEntropyForward", {kLogits, kLabels});
+  EXPECT_NEAR(out[0][0], 0.3216539666, kPrinted);
+  EXPECT_THAT(out[1], Pointwise(DoubleNear(kPrinted), kProbabilities));
+  EXPECT_EQ(out[2][0], 3);
+  const auto back = run_op("SoftmaxCrossEntropyBackward", {{{4, 3}, out[1]}, kLabels, kOne});
+  EXPECT_THAT(back[0], Pointwise(DoubleNear(kPrinted),
+                                 {0.0305676784, 0.06802961936, -0.09859729776, 0, 0, 0, -0.07078701728, 0.02194578176,
+                                  0.04884123552, 0.07146792531, -0.09094520714, 0.01947728183}));
+}
+
+TEST(SoftmaxCrossEntropy, AgreesWithPyTorchWithSmoothedLabels) {
+  const Attributes smoothing{{"label_smoothing", 0.1}};
+  const auto out = run_op("SoftmaxCrossEntropyForward", {kLogits, kLabels}, smoothing);
+  EXPECT_NEAR(out[0][0], 0.3941539666, kPrinted);
+  const auto back = run_op("SoftmaxCrossEntropyBackward", {{{4, 3}, out[1]}, kLabels, kOne}, smoothing);
+  EXPECT_THAT(back[0], Pointwise(DoubleNear(kPrinted),
+                                 {0.02223434506, 0.05969628603, -0.08193063109, 0, 0, 0, -0.05412035061, 0.01361244843,
+                                  0.04050790218, 0.06313459198, -0.07427854048, 0.0111439485}));
+}
+
+TEST(SoftmaxCrossEntropy, DoesNotOverflow) {
+  const auto out = run_op("SoftmaxCrossEntropyForward", {{{2, 2}, {1e4, -1e4, 1e4, -1e4}}, {{2}, {0, 1}, DType::i32}});
+  EXPECT_EQ(out[0][0], 1e4);  // the mean of 0 and 2e4
+  EXPECT_EQ(out[1], (std::vector<double>{1, 0, 1, 0}));
+  EXPECT_EQ(out[2][0], 1);
+}
+
+TEST(SoftmaxCrossEntropy, GradientAgreesWithFiniteDifferences) {
+  for (double smoothing : {0.0, 0.1}) {
+    Graph graph;
+    const TensorId logits = graph.add_source("logits", {5, 4}, DType::f64, Role::input);
+    const TensorId labels = graph.add_source("labels", {5}, DType::i32, Role::input);
+    const OpId op =
+        graph.add_op("SoftmaxCrossEntropyForward", "loss", "loss", {logits, labels}, {{"label_smoothing", smoothing}});
+    EXPECT_EQ(check_gradients(graph, {graph.output(op)}, {logits}, {.values = {{"labels", {3, 0, -1, 2, 1}}}}), "");
+  }
+}
+
+TEST(SoftmaxCrossEntropy, NamesWhatDoesNotFit) {
+  EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, {{3}, {}, DType::i32}}),
+              HasSubstr("'in1' is 3; one label for each of the 4 rows of 'in0' is expected"));
+  EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, {{4}, {}, DType::i64}}),
+              HasSubstr("'in1' is i64; labels are i32"));
+  EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, kLabels}, {{"label_smoothing", 1.5}}),
+              HasSubstr("label_smoothing is 1.5; it lies in [0, 1)"));
+  EXPECT_THROW(run_op("SoftmaxCrossEntropyForward", {kLogits, {{4}, {0, 1, 2, 3}, DType::i32}}), Error);
+}
+
+TEST(MeanSquaredError, AgreesWithPyTorch) {
+  const Literal x{{6}, {-0.3, 0.5, 1.3, -0.8, 0, 0.8}}, target{{6}, {0.1, 0.9, -1.2, -0.4, 0.4, 1.2}};
+  EXPECT_NEAR(run_op("MeanSquaredErrorForward", {x, target})[0][0], 1.175, kPrinted);
+  const double d = -0.1333333333;
+  EXPECT_THAT(run_op("MeanSquaredErrorBackward", {x, target, kOne})[0],
+              Pointwise(DoubleNear(kPrinted), {d, d, 0.8333333333, d, d, d}));
+}
+
+TEST(MeanSquaredError, GradientsAgreeWithFiniteDifferences) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {3, 2}, DType::f64, Role::input);
+  const TensorId target = graph.add_source("target", {3, 2}, DType::f64, Role::input);
+  const OpId op = graph.add_op("MeanSquaredErrorForward", "loss", "loss", {x, target});
+  EXPECT_EQ(check_gradients(graph, {graph.output(op)}, {x, target}), "");
+}
+
+TEST(SigmoidCrossEntropy, AgreesWithPyTorch) {
+  const Literal logits{{6}, {-0.3, 0.5, 1.3, -0.8, 0, 0.8}};
+  const Attributes target{{"target", 0.9}};
+  EXPECT_NEAR(run_op("SigmoidCrossEntropyForward", {logits}, target)[0][0], 0.6591315325, kPrinted);
+  EXPECT_THAT(run_op("SigmoidCrossEntropyBackward", {logits, kOne}, target)[0],
+              Pointwise(DoubleNear(kPrinted), {-0.0790737528, -0.04625677813, -0.01902750283, -0.09832908019,
+                                               -0.06666666667, -0.03500425315}));
+  EXPECT_EQ(run_op("SigmoidCrossEntropyForward", {{{2}, {1e4, -1e4}}}, {{"target", 1.0}})[0][0], 5e3);
+}
+
+TEST(SigmoidCrossEntropy, GradientAgreesWithFiniteDifferences) {
+  for (double target : {0.0, 0.3, 1.0}) {
+    Graph graph;
+    const TensorId logits = graph.add_source("logits", {5, 1}, DType::f64, Role::input);
+    const OpId op = graph.add_op("SigmoidCrossEntropyForward", "loss", "loss", {logits}, {{"target", target}});
+    EXPECT_EQ(check_gradients(graph, {graph.output(op)}, {logits}), "");
+  }
+}
+
+TEST(SigmoidCrossEntropy, NamesATargetThatIsNoProbability) {
+  EXPECT_THAT(refusal("SigmoidCrossEntropyForward", {{{4, 1}, {}}}, {{"target", 2.0}}),
+              HasSubstr("target is 2; it lies in [0, 1]"));
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,300 @@
+// Fusion on a forward network. A pass finds chains of ops, each of which one op can do; `rewrite` makes the graph anew
+// with that op in the place of the chain's last. A chain is fused only if what passes between its ops has no other
+// reader, so every input of the fused op is there at the last op's place, and no cycle can come of it: an operand of a
+// residual sum that depended on the batch norm in the chain would have to read the chain's inner tensor.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "base/names.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/passes.h"
+
+namespace plimsoll {
+namespace {
+
+// One op instead of several.
+struct Rewrite {
+  std::vector<OpId> chain;  // in the order of the graph
+  std::string type;
+  std::vector<TensorId> inputs;  // of the graph before
+  Attributes attributes;
+  std::vector<TensorId>
+      outputs;  // tensors of the graph before that the fused op's outputs take the place of, in its order
+};
+
+// What a pattern asks about a graph.
+class View {
+ public:
+  explicit View(const Network& network)
+      : graph(network.graph),
+        uses_(static_cast<size_t>(graph.tensor_count()), 0),
+        reader_(uses_.size()),
+        kept_(uses_.size(), false) {
+    for (int32_t i = 0; i < graph.op_count(); ++i) {
+      for (TensorId id : graph.op({i}).inputs) {
+        ++uses_[static_cast<size_t>(id.index)];
+        reader_[static_cast<size_t>(id.index)] = {i};
+      }
+    }
+    for (TensorId id : graph.outputs) kept_[static_cast<size_t>(id.index)] = true;
+    for (const State& state : graph.states) kept_[static_cast<size_t>(state.after.index)] = true;
+    for (const Objective& objective : network.objectives) kept_[static_cast<size_t>(objective.loss.index)] = true;
+  }
+
+  // The op that reads `tensor` if nothing else does, once, and the tensor is wanted for nothing else; if it is of
+  // `type`.
+  OpId only_reader(TensorId tensor, std::string_view type) const {
+    const size_t at = static_cast<size_t>(tensor.index);
+    if (uses_[at] != 1 || kept_[at]) return {};
+    const Op& reader = graph.op(reader_[at]);
+    return reader.type->name == type && reader.phase == Phase::forward ? reader_[at] : OpId{};
+  }
+  bool is_read(TensorId tensor) const { return uses_[static_cast<size_t>(tensor.index)] > 0; }
+
+  const Graph& graph;
+
+ private:
+  std::vector<int> uses_;
+  std::vector<OpId> reader_;
+  std::vector<bool> kept_;
+};
+
+bool is_activated(const Op& op) { return op.attributes.text("activation", "none") != "none"; }
+
+// A batch norm to which a residual or an activation may be added: its other outputs serve the backward pass alone.
+bool is_open_batch_norm(const View& view, const Op& op) {
+  if (op.type->name != "BatchNormForward" || op.phase != Phase::forward || is_activated(op) || op.inputs.size() != 5)
+    return false;
+  return std::none_of(op.outputs.begin() + 1, op.outputs.end(), [&](TensorId id) { return view.is_read(id); });
+}
+
+// The chain's first op with the last one's result for its own, and what follows: "relu" when `relu` is an op.
+Rewrite extend(const Graph& graph, std::vector<OpId> chain, bool relu) {
+  const Op& first = graph.op(chain.front());
+  Rewrite rewrite{chain, first.type->name, first.inputs, first.attributes, first.outputs};
+  rewrite.outputs[0] = graph.op(chain.back()).outputs[0];
+  if (relu) rewrite.attributes.set("activation", std::string("relu"));
+  return rewrite;
+}
+
+// BatchNorm -> Add -> ReLU, or without the ReLU.
+std::optional<Rewrite> batch_norm_add_relu(const View& view, OpId id) {
+  const Graph& graph = view.graph;
+  const Op& norm = graph.op(id);
+  if (!is_open_batch_norm(view, norm)) return {};
+  const OpId add_id = view.only_reader(norm.outputs[0], "Add");
+  if (!add_id.valid()) return {};
+  const Op& add = graph.op(add_id);
+  if (add.inputs.size() != 2 || is_activated(add)) return {};
+  const TensorId residual = add.inputs[add.inputs[0] == norm.outputs[0] ? 1 : 0];
+  const OpId relu = view.only_reader(add.outputs[0], "ReluForward");
+  std::vector<OpId> chain{id, add_id};
+  if (relu.valid()) chain.push_back(relu);
+  Rewrite rewrite = extend(graph, chain, relu.valid());
+  rewrite.inputs.push_back(residual);
+  return rewrite;
+}
+
+std::optional<Rewrite> batch_norm_relu(const View& view, OpId id) {
+  if (!is_open_batch_norm(view, view.graph.op(id))) return {};
+  const OpId relu = view.only_reader(view.graph.op(id).outputs[0], "ReluForward");
+  if (!relu.valid()) return {};
+  return extend(view.graph, {id, relu}, true);
+}
+
+std::optional<Rewrite> op_relu(const View& view, OpId id, std::string_view type) {
+  const Op& op = view.graph.op(id);
+  if (op.type->name != type || op.phase != Phase::forward || is_activated(op)) return {};
+  const OpId relu = view.only_reader(op.outputs[0], "ReluForward");
+  if (!relu.valid()) return {};
+  return extend(view.graph, {id, relu}, true);
+}
+
+std::optional<Rewrite> conv_relu(const View& view, OpId id) {
+  if (auto rewrite = op_relu(view, id, "ConvForward")) return rewrite;
+  return op_relu(view, id, "FullyConnectedForward");
+}
+
+std::optional<Rewrite> add_relu(const View& view, OpId id) { return op_relu(view, id, "Add"); }
+
+struct FusionPass {
+  std::string_view name;
+  std::optional<Rewrite> (*match)(const View&, OpId first);
+};
+
+constexpr FusionPass kFusionPasses[] = {
+    {"fuse_batch_norm_add_relu", batch_norm_add_relu},
+    {"fuse_batch_norm_relu", batch_norm_relu},
+    {"fuse_conv_relu", conv_relu},
+    {"fuse_add_relu", add_relu},
+};
+
+// Matches that share no op, the earlier op in the graph first.
+std::vector<Rewrite> find_rewrites(const Network& network, const FusionPass& pass) {
+  const Graph& graph = network.graph;
+  const View view(network);
+  std::vector<bool> taken(static_cast<size_t>(graph.op_count()), false);
+  auto is_taken = [&](OpId id) { return taken[static_cast<size_t>(id.index)]; };
+  std::vector<Rewrite> rewrites;
+  for (int32_t i = 0; i < graph.op_count(); ++i) {
+    if (is_taken({i})) continue;
+    std::optional<Rewrite> rewrite = pass.match(view, {i});
+    if (!rewrite || std::any_of(rewrite->chain.begin(), rewrite->chain.end(), is_taken)) continue;
+    for (OpId id : rewrite->chain) taken[static_cast<size_t>(id.index)] = true;
+    rewrites.push_back(std::move(*rewrite));
+  }
+  return rewrites;
+}
+
+// "bn1+relu1"; a name that several ops of the chain share stands once.
+std::string joined_layer(const Graph& graph, const std::vector<OpId>& chain) {
+  std::string joined, last;
+  for (OpId id : chain) {
+    const std::string& layer = graph.op(id).layer;
+    if (layer.empty() || layer == last) continue;
+    joined += (joined.empty() ? "" : "+") + layer;
+    last = layer;
+  }
+  return joined;
+}
+
+// Makes a graph anew, op by op, and knows where each tensor of the old one went.
+class Rebuilder {
+ public:
+  explicit Rebuilder(const Graph& before) : before_(before), new_id_(static_cast<size_t>(before.tensor_count())) {
+    after_.name = before.name;
+    for (int32_t i = 0; i < before.tensor_count(); ++i) {
+      const Tensor& t = before.tensor({i});
+      if (t.producer.valid()) continue;
+      new_id_[static_cast<size_t>(i)] = after_.add_source(t.name, t.shape, t.dtype, t.role, t.init);
+      after_.tensor(new_id_[static_cast<size_t>(i)]).layout = t.layout;
+    }
+    new_op_.resize(static_cast<size_t>(before.op_count()));
+  }
+
+  void copy(OpId id) {
+    const Op& op = before_.op(id);
+    add(op.type->name, op.name, op.layer, op.inputs, op.attributes, op.phase, op.outputs);
+    new_op_[static_cast<size_t>(id.index)] = OpId{after_.op_count() - 1};
+    if (op.forward.valid())
+      after_.op(new_op_[static_cast<size_t>(id.index)]).forward = new_op_[static_cast<size_t>(op.forward.index)];
+  }
+
+  void fuse(const Rewrite& rewrite) {
+    const std::string layer = joined_layer(before_, rewrite.chain);
+    add(rewrite.type, unused_name(layer), layer, rewrite.inputs, rewrite.attributes, Phase::forward, rewrite.outputs);
+    for (OpId id : rewrite.chain) new_op_[static_cast<size_t>(id.index)] = OpId{after_.op_count() - 1};
+  }
+
+  TensorId map(TensorId old) const { return old.valid() ? new_id_[static_cast<size_t>(old.index)] : TensorId{}; }
+
+  Graph finish() {
+    after_.inputs = mapped(before_.inputs);
+    after_.outputs = mapped(before_.outputs);
+    after_.states.clear();
+    for (const State& state : before_.states) after_.states.push_back({map(state.before), map(state.after)});
+    return std::move(after_);
+  }
+
+ private:
+  void add(const std::string& type, std::string name, std::string layer, const std::vector<TensorId>& inputs,
+           const Attributes& attributes, Phase phase, const std::vector<TensorId>& outputs) {
+    std::vector<std::string> names;
+    for (TensorId id : outputs) names.push_back(before_.tensor(id).name);
+    const OpId op =
+        after_.add_op(type, std::move(name), std::move(layer), mapped(inputs), attributes, phase, std::move(names));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const TensorId id = after_.output(op, i);
+      after_.tensor(id).role = before_.tensor(outputs[i]).role;
+      after_.tensor(id).layout = before_.tensor(outputs[i]).layout;
+      new_id_[static_cast<size_t>(outputs[i].index)] = id;
+    }
+  }
+
+  std::string unused_name(const std::string& layer) const {
+    std::string name = layer + "/forward";
+    for (int i = 2; after_.find_op(name).valid() || before_.find_op(name).valid(); ++i)
+      name = fmt::format("{}/forward.{}", layer, i);
+    return name;
+  }
+
+  std::vector<TensorId> mapped(const std::vector<TensorId>& old) const {
+    std::vector<TensorId> result;
+    for (TensorId id : old) result.push_back(map(id));
+    return result;
+  }
+
+  const Graph& before_;
+  Graph after_;
+  std::vector<TensorId> new_id_;
+  std::vector<OpId> new_op_;
+};
+
+void rewrite(Network& network, const std::vector<Rewrite>& rewrites) {
+  const Graph before = std::move(network.graph);
+  std::vector<const Rewrite*> ends_at(static_cast<size_t>(before.op_count()), nullptr);
+  std::vector<bool> gone(ends_at.size(), false);
+  for (const Rewrite& r : rewrites) {
+    ends_at[static_cast<size_t>(r.chain.back().index)] = &r;
+    for (OpId id : r.chain) gone[static_cast<size_t>(id.index)] = true;
+  }
+  Rebuilder rebuilder(before);
+  for (int32_t i = 0; i < before.op_count(); ++i) {
+    if (const Rewrite* fused = ends_at[static_cast<size_t>(i)]) {
+      rebuilder.fuse(*fused);
+    } else if (!gone[static_cast<size_t>(i)]) {
+      rebuilder.copy({i});
+    }
+  }
+  network.data = rebuilder.map(network.data);
+  network.labels = rebuilder.map(network.labels);
+  network.correct = rebuilder.map(network.correct);
+  for (Objective& objective : network.objectives) {
+    objective.loss = rebuilder.map(objective.loss);
+    for (TensorId& parameter : objective.parameters) parameter = rebuilder.map(parameter);
+  }
+  network.graph = rebuilder.finish();
+}
+
+PassReport run_pass(Network& network, const FusionPass& pass) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<Rewrite> rewrites = find_rewrites(network, pass);
+  if (!rewrites.empty()) {
+    rewrite(network, rewrites);
+    try {
+      check(network.graph);
+    } catch (const Error& error) {
+      throw Error(ErrorCode::internal, fmt::format("after pass '{}': {}", pass.name, error.what()));
+    }
+  }
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+  return {std::string(pass.name), static_cast<int>(rewrites.size()), time.count()};
+}
+
+}  // namespace
+
+std::vector<std::string_view> fusion_pass_names() {
+  std::vector<std::string_view> names;
+  for (const FusionPass& pass : kFusionPasses) names.push_back(pass.name);
+  return names;
+}
+
+std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options) {
+  const std::vector<std::string_view> names = fusion_pass_names();
+  for (const std::string& off : options.off) {
+    if (std::find(names.begin(), names.end(), off) != names.end()) continue;
+    throw Error(ErrorCode::invalid_input, unknown_name("fusion pass", off, {names.begin(), names.end()}));
+  }
+  std::vector<PassReport> reports;
+  for (const FusionPass& pass : kFusionPasses) {
+    if (std::find(options.off.begin(), options.off.end(), pass.name) != options.off.end()) continue;
+    reports.push_back(run_pass(network, pass));
+  }
+  return reports;
+}
+
+}  // namespace plimsoll
