@@ -7,11 +7,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::DoubleNear;
 using testing::HasSubstr;
-using testing::Pointwise;
-
-constexpr double kPrinted = 1e-9;  // the literals' last digit
 
 const Literal kX{{2, 2, 3}, {-0.3, 0.5, 1.3, -0.8, 0, 0.8, -1.3, -0.5, 0.3, 1.1, -1, -0.2}};
 const Literal kResidual{{2, 2, 3}, {1.2, -0.9, -0.1, 0.7, -1.4, -0.6, 0.2, 1, -1.1, -0.3, 0.5, 1.3}};
@@ -23,10 +19,10 @@ TEST(BatchNorm, AgreesWithPyTorchInTraining) {
   const auto out = run_op("BatchNormForward", {kX, kGamma, kBeta, kRunningMean, kRunningVar, kResidual},
                           {{"training", int64_t{1}}, {"activation", std::string("relu")}});
   ASSERT_EQ(out.size(), 6u);
-  EXPECT_THAT(out[0], Pointwise(DoubleNear(kPrinted), {0.9029564357, 0.2617392738, 2.520522112, 1.310744549, 0, 0, 0,
-                                                       0.3382607262, 0, 0, 1.241147413, 1.519535958}));
-  EXPECT_THAT(out[3], Pointwise(DoubleNear(kPrinted), {0.45, -0.4516666667}));
-  EXPECT_THAT(out[4], Pointwise(DoubleNear(kPrinted), {1.8812, 0.5205666667}));
+  EXPECT_THAT(out[0], agrees_with({0.9029564357, 0.2617392738, 2.520522112, 1.310744549, 0, 0, 0, 0.3382607262, 0, 0,
+                                   1.241147413, 1.519535958}));
+  EXPECT_THAT(out[3], agrees_with({0.45, -0.4516666667}));
+  EXPECT_THAT(out[4], agrees_with({1.8812, 0.5205666667}));
   EXPECT_EQ(out[5], (std::vector<double>{1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1}));
 
   const Literal dy{{2, 2, 3}, {0.5, 1.3, -0.8, 0, 0.8, -1.3, -0.5, 0.3, 1.1, -1, -0.2, 0.6}};
@@ -34,21 +30,21 @@ TEST(BatchNorm, AgreesWithPyTorchInTraining) {
       run_op("BatchNormBackward", {kX, dy, kGamma, {{2}, out[1]}, {{2}, out[2]}, {{2, 2, 3}, out[5], DType::bit}},
              {{"activation", std::string("relu")}, {"residual", int64_t{1}}});
   ASSERT_EQ(back.size(), 4u);
-  EXPECT_THAT(back[0], Pointwise(DoubleNear(kPrinted), {0.4236831711, 2.130383567, -1.451003826, 0.03092238508,
-                                                        0.04373454115, 0.05654669723, -0.7979530495, -0.002991927769,
-                                                        -0.3021179346, 0.06135125575, 0.1581222098, -0.350677089}));
-  EXPECT_THAT(back[1], Pointwise(DoubleNear(kPrinted), {-0.8388001319, 0.1130158152}));
-  EXPECT_THAT(back[2], Pointwise(DoubleNear(kPrinted), {1.3, 0.4}));
-  EXPECT_THAT(back[3], Pointwise(DoubleNear(kPrinted), {0.5, 1.3, -0.8, 0, 0, 0, 0, 0.3, 0, 0, -0.2, 0.6}));
+  EXPECT_THAT(back[0],
+              agrees_with({0.4236831711, 2.130383567, -1.451003826, 0.03092238508, 0.04373454115, 0.05654669723,
+                           -0.7979530495, -0.002991927769, -0.3021179346, 0.06135125575, 0.1581222098, -0.350677089}));
+  EXPECT_THAT(back[1], agrees_with({-0.8388001319, 0.1130158152}));
+  EXPECT_THAT(back[2], agrees_with({1.3, 0.4}));
+  EXPECT_THAT(back[3], agrees_with({0.5, 1.3, -0.8, 0, 0, 0, 0, 0.3, 0, 0, -0.2, 0.6}));
 }
 
 TEST(BatchNorm, AgreesWithPyTorchInEvaluation) {
   const auto out = run_op("BatchNormForward", {kX, kGamma, kBeta, kRunningMean, kRunningVar},
                           {{"training", int64_t{0}}, {"epsilon", 1e-3}});
   ASSERT_EQ(out.size(), 1u);
-  EXPECT_THAT(out[0], Pointwise(DoubleNear(kPrinted),
-                                {-0.5983160849, 0.25, 1.098316085, 0.31192022, -0.2532003667, -0.8183209533,
-                                 -1.658711191, -0.8103951061, 0.03792097877, -1.030241173, 0.4532003667, -0.11192022}));
+  EXPECT_THAT(out[0],
+              agrees_with({-0.5983160849, 0.25, 1.098316085, 0.31192022, -0.2532003667, -0.8183209533, -1.658711191,
+                           -0.8103951061, 0.03792097877, -1.030241173, 0.4532003667, -0.11192022}));
 }
 
 // Forms of the op: with and without activation, with and without residual, of images and of rows.

@@ -7,11 +7,7 @@
 namespace plimsoll {
 namespace {
 
-using testing::DoubleNear;
 using testing::HasSubstr;
-using testing::Pointwise;
-
-constexpr double kPrinted = 1e-9;  // the literals' last digit
 
 const Literal kLogits{{4, 3}, {-1, -0.2, 0.6, 1.4, -0.7, 0.1, 0.9, -1.2, -0.4, 0.4, 1.2, -0.9}};
 const Literal kLabels{{4}, {2, -1, 0, 1}, DType::i32};
@@ -23,23 +19,21 @@ const Literal kOne{{}, {1}};
 // cross_entropy(reduction="sum", ignore_index=-1) / 4 in PyTorch 1.13, double precision.
 TEST(SoftmaxCrossEntropy, AgreesWithPyTorch) {
   const auto out = run_op("SoftmaxCrossEntropyForward", {kLogits, kLabels});
-  EXPECT_NEAR(out[0][0], 0.3216539666, kPrinted);
-  EXPECT_THAT(out[1], Pointwise(DoubleNear(kPrinted), kProbabilities));
+  EXPECT_NEAR(out[0][0], 0.3216539666, kPrintedDigits);
+  EXPECT_THAT(out[1], agrees_with(kProbabilities));
   EXPECT_EQ(out[2][0], 3);
   const auto back = run_op("SoftmaxCrossEntropyBackward", {{{4, 3}, out[1]}, kLabels, kOne});
-  EXPECT_THAT(back[0], Pointwise(DoubleNear(kPrinted),
-                                 {0.0305676784, 0.06802961936, -0.09859729776, 0, 0, 0, -0.07078701728, 0.02194578176,
-                                  0.04884123552, 0.07146792531, -0.09094520714, 0.01947728183}));
+  EXPECT_THAT(back[0], agrees_with({0.0305676784, 0.06802961936, -0.09859729776, 0, 0, 0, -0.07078701728, 0.02194578176,
+                                    0.04884123552, 0.07146792531, -0.09094520714, 0.01947728183}));
 }
 
 TEST(SoftmaxCrossEntropy, AgreesWithPyTorchWithSmoothedLabels) {
   const Attributes smoothing{{"label_smoothing", 0.1}};
   const auto out = run_op("SoftmaxCrossEntropyForward", {kLogits, kLabels}, smoothing);
-  EXPECT_NEAR(out[0][0], 0.3941539666, kPrinted);
+  EXPECT_NEAR(out[0][0], 0.3941539666, kPrintedDigits);
   const auto back = run_op("SoftmaxCrossEntropyBackward", {{{4, 3}, out[1]}, kLabels, kOne}, smoothing);
-  EXPECT_THAT(back[0], Pointwise(DoubleNear(kPrinted),
-                                 {0.02223434506, 0.05969628603, -0.08193063109, 0, 0, 0, -0.05412035061, 0.01361244843,
-                                  0.04050790218, 0.06313459198, -0.07427854048, 0.0111439485}));
+  EXPECT_THAT(back[0], agrees_with({0.02223434506, 0.05969628603, -0.08193063109, 0, 0, 0, -0.05412035061,
+                                    0.01361244843, 0.04050790218, 0.06313459198, -0.07427854048, 0.0111439485}));
 }
 
 TEST(SoftmaxCrossEntropy, DoesNotOverflow) {
@@ -72,10 +66,9 @@ TEST(SoftmaxCrossEntropy, NamesWhatDoesNotFit) {
 
 TEST(MeanSquaredError, AgreesWithPyTorch) {
   const Literal x{{6}, {-0.3, 0.5, 1.3, -0.8, 0, 0.8}}, target{{6}, {0.1, 0.9, -1.2, -0.4, 0.4, 1.2}};
-  EXPECT_NEAR(run_op("MeanSquaredErrorForward", {x, target})[0][0], 1.175, kPrinted);
+  EXPECT_NEAR(run_op("MeanSquaredErrorForward", {x, target})[0][0], 1.175, kPrintedDigits);
   const double d = -0.1333333333;
-  EXPECT_THAT(run_op("MeanSquaredErrorBackward", {x, target, kOne})[0],
-              Pointwise(DoubleNear(kPrinted), {d, d, 0.8333333333, d, d, d}));
+  EXPECT_THAT(run_op("MeanSquaredErrorBackward", {x, target, kOne})[0], agrees_with({d, d, 0.8333333333, d, d, d}));
 }
 
 TEST(MeanSquaredError, GradientsAgreeWithFiniteDifferences) {
@@ -89,10 +82,10 @@ TEST(MeanSquaredError, GradientsAgreeWithFiniteDifferences) {
 TEST(SigmoidCrossEntropy, AgreesWithPyTorch) {
   const Literal logits{{6}, {-0.3, 0.5, 1.3, -0.8, 0, 0.8}};
   const Attributes target{{"target", 0.9}};
-  EXPECT_NEAR(run_op("SigmoidCrossEntropyForward", {logits}, target)[0][0], 0.6591315325, kPrinted);
-  EXPECT_THAT(run_op("SigmoidCrossEntropyBackward", {logits, kOne}, target)[0],
-              Pointwise(DoubleNear(kPrinted), {-0.0790737528, -0.04625677813, -0.01902750283, -0.09832908019,
-                                               -0.06666666667, -0.03500425315}));
+  EXPECT_NEAR(run_op("SigmoidCrossEntropyForward", {logits}, target)[0][0], 0.6591315325, kPrintedDigits);
+  EXPECT_THAT(
+      run_op("SigmoidCrossEntropyBackward", {logits, kOne}, target)[0],
+      agrees_with({-0.0790737528, -0.04625677813, -0.01902750283, -0.09832908019, -0.06666666667, -0.03500425315}));
   EXPECT_EQ(run_op("SigmoidCrossEntropyForward", {{{2}, {1e4, -1e4}}}, {{"target", 1.0}})[0][0], 5e3);
 }
 

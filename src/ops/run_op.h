@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 
 #include <string>
 #include <vector>
@@ -10,6 +11,11 @@
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
+
+inline constexpr double kPrintedDigits = 1e-9;  // how far a literal with ten digits is from its number
+inline auto agrees_with(const std::vector<double>& expected) {
+  return testing::Pointwise(testing::DoubleNear(kPrintedDigits), expected);
+}
 
 struct Literal {
   Shape shape;
