@@ -1,0 +1,81 @@
+// Trains a network on data inside a budget: compiles the step, runs it epoch after epoch, evaluates, saves, resumes.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "plimsoll/compile.h"
+#include "plimsoll/models.h"
+#include "plimsoll/schedule.h"
+
+namespace plimsoll {
+
+struct TrainOptions {
+  std::string model = "resnet20";
+  std::string data = "digits";
+  int64_t batch = 64;
+  std::optional<Bytes> memory;          // the arena; absent: what the machine has free, less a reserve
+  std::string policy = "auto";
+  std::string placement = "offline";
+  std::string device = "cpu";
+  int threads = 0;                      // 0: all that the process may use
+  int64_t epochs = 0;                   // 0: by steps; both 0: 1 epoch
+  int64_t steps = 0;                    // stop after this many steps in all
+  OptimizerOptions optimizer;
+  ScheduleOptions schedule;
+  uint64_t seed = 0;
+  bool exact = false;
+  int64_t image_size = 0;               // 0: the data's own, or the model's default
+  bool augment = true;
+  int workers = 1;                      // loader threads
+  int64_t evaluate_every = 1;           // epochs; 0: never
+  std::optional<std::filesystem::path> checkpoint;  // saved at the end of every epoch, at the end, and on interruption
+  int64_t checkpoint_every = 0;         // steps between saves, besides; 0: none
+  std::optional<std::filesystem::path> resume;
+  std::optional<std::filesystem::path> plan;        // run this saved plan
+  std::optional<std::filesystem::path> trace;       // Chrome trace of the plan and of the last step
+  std::string costs = "measured";       // measured: measure what the database lacks; estimated: do not
+  bool check_memory = false;
+};
+
+struct StepEvent {
+  int64_t step = 0, total_steps = 0, epoch = 0;
+  double loss = 0, lr = 0;
+  double step_time_ms = 0;              // of this step, waiting for data included
+  double images_per_second = 0;         // over the last steps
+};
+struct EpochEvent {
+  int64_t epoch = 0, epochs = 0, step = 0;
+  double train_loss = 0, train_accuracy = 0;
+  std::optional<double> test_loss, test_accuracy;
+  double seconds = 0;
+};
+struct DoneEvent {
+  bool interrupted = false;
+  int64_t steps = 0, epochs = 0;
+  double images_per_second = 0;         // of the steps alone: evaluation and saving not counted
+  double step_time_ms = 0;              // median of the compute of a step
+  double predicted_step_time_ms = 0;    // as predicted before the first step
+  Bytes peak, budget, process_peak;
+  double loss = 0;
+  std::optional<double> accuracy;       // on the test set
+  std::string weights_sha256;
+  double training_seconds = 0;
+};
+
+// Everything that happens, as it happens. All optional.
+struct TrainListener {
+  std::function<void(const std::string&)> notice;                               // a line for the user
+  std::function<void(const std::string& what, int64_t done, int64_t total)> preparing;  // measuring kernels
+  std::function<void(const Program&, const std::string& data_name)> planned;
+  std::function<void(const StepEvent&)> step;
+  std::function<void(const EpochEvent&)> epoch;
+  std::function<bool()> stop;                                                   // asked after every step
+};
+
+// Infeasible is an answer. Throws Error for everything else that ends it.
+std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const TrainListener& listener = {});
+
+}  // namespace plimsoll

@@ -1,0 +1,64 @@
+// One file a command: each adds its sub-command to the app and returns its exit code when it is the one chosen.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "plimsoll/autodiff.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/error.h"
+#include "plimsoll/models.h"
+
+namespace plimsoll::cli {
+
+// What the process returns; design.md.
+enum ExitCode { kDone = 0, kBadInput = 2, kInfeasible = 3, kFailure = 4, kInterrupted = 5 };
+int exit_code(ErrorCode code);
+
+using Run = std::function<int()>;
+Run add_train(CLI::App& app);
+Run add_plan(CLI::App& app);
+Run add_verify(CLI::App& app);
+Run add_profile(CLI::App& app);
+Run add_models(CLI::App& app);
+Run add_policies(CLI::App& app);
+Run add_devices(CLI::App& app);
+
+// The flags that choose the network, the device and the memory, shared by train, plan and profile.
+struct CommonFlags {
+  std::string model;
+  int64_t batch = 0;
+  std::string memory, policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
+  int threads = 0;
+  int64_t image_size = 0, classes = 0;
+  double momentum = 0.9, weight_decay = 0;
+  bool nesterov = false, exact = false;
+
+  void add_to(CLI::App& command, bool model_required);
+  void add_optimizer_to(CLI::App& command);
+  OptimizerOptions optimizer_options() const;
+  std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
+};
+
+// Writes JSON lines to the file that --json names, or to standard output for "-". Does nothing without the flag.
+class JsonLines {
+ public:
+  explicit JsonLines(const std::string& target);
+  ~JsonLines();
+  void write(const nlohmann::json& object);
+  bool to_stdout() const { return to_stdout_; }
+  bool active() const { return file_ != nullptr; }
+
+ private:
+  std::FILE* file_ = nullptr;
+  bool to_stdout_ = false;
+};
+
+// A line for people: standard output, or standard error when JSON has standard output.
+void say(const JsonLines& json, std::string_view text);
+
+}  // namespace plimsoll::cli

@@ -1,0 +1,94 @@
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+
+namespace plimsoll::cli {
+
+int exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_input:
+    case ErrorCode::unsupported:
+    case ErrorCode::corrupt_file: return kBadInput;
+    case ErrorCode::infeasible: return kInfeasible;
+    case ErrorCode::interrupted: return kInterrupted;
+    case ErrorCode::device_failure:
+    case ErrorCode::internal: return kFailure;
+  }
+  return kFailure;
+}
+
+void CommonFlags::add_to(CLI::App& command, bool model_required) {
+  auto* model_option = command.add_option("MODEL", model, "Network, with options in its name: resnet50, resnet:6-32-788-6, "
+                                                          "densenet:depth=40,growth=40. `plimsoll models` lists them");
+  if (model_required) model_option->required();
+  command.add_option("-b,--batch,--batch-size", batch, "Images a step")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command.add_option("--memory", memory, "Bytes that a training step may use, parameters included: 512MiB, 1.5GiB, 800MB")
+      ->type_name("SIZE");
+  command.add_option("--policy", policy, "How memory is planned; `plimsoll policies` lists them")->capture_default_str();
+  command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit")->capture_default_str();
+  command.add_option("--device", device, "Where it runs; `plimsoll devices` lists them")->capture_default_str();
+  command.add_option("--threads", threads, "Threads to compute with (default: all cores)")->check(CLI::Range(1, 4096));
+  command.add_option("--image-size", image_size, "Height and width of the images (default: the data's, or the network's)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  command.add_option("--num-classes", classes, "Classes (default: the data's, or the network's)")->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command.add_flag("--exact", exact, "Choose kernels by a fixed rule, so that neither the budget nor measured times change a bit of the result");
+  command.add_option("--json", json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE");
+}
+
+void CommonFlags::add_optimizer_to(CLI::App& command) {
+  command.add_option("--optimizer,--opt", optimizer, "sgd, adam, adamw")->capture_default_str();
+  command.add_option("--momentum", momentum, "Momentum of sgd")->capture_default_str()->check(CLI::Range(0.0, 1.0));
+  command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")->capture_default_str()->check(CLI::NonNegativeNumber);
+  command.add_flag("--nesterov", nesterov, "Nesterov momentum for sgd");
+}
+
+OptimizerOptions CommonFlags::optimizer_options() const {
+  return {.name = optimizer, .momentum = momentum, .nesterov = nesterov, .weight_decay = weight_decay};
+}
+
+std::optional<Bytes> CommonFlags::memory_bytes() const {
+  if (memory.empty()) return std::nullopt;
+  try {
+    const Bytes bytes = parse_bytes(memory);
+    if (bytes.count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no memory at all", memory));
+    return bytes;
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("--memory: {}", error.what()));
+  }
+}
+
+JsonLines::JsonLines(const std::string& target) {
+  if (target.empty()) return;
+  if (target == "-") {
+    file_ = stdout;
+    to_stdout_ = true;
+    return;
+  }
+  file_ = std::fopen(target.c_str(), "w");
+  if (!file_) throw Error(ErrorCode::invalid_input, fmt::format("--json: cannot write '{}': {}", target, std::strerror(errno)));
+}
+
+JsonLines::~JsonLines() {
+  if (file_ && !to_stdout_) std::fclose(file_);
+}
+
+void JsonLines::write(const nlohmann::json& object) {
+  if (!file_) return;
+  const std::string line = object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
+    throw Error(ErrorCode::device_failure, fmt::format("--json: writing failed: {}", std::strerror(errno)));
+  }
+}
+
+void say(const JsonLines& json, std::string_view text) {
+  std::FILE* out = json.to_stdout() ? stderr : stdout;
+  std::fwrite(text.data(), 1, text.size(), out);
+  if (text.empty() || text.back() != '\n') std::fputc('\n', out);
+  std::fflush(out);
+}
+
+}  // namespace plimsoll::cli

@@ -1,0 +1,209 @@
+#include "report/report.h"
+
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+using nlohmann::json;
+
+std::string what_for(const Graph& graph, const Stay& stay) {
+  return stay.is_workspace() ? "workspace" : std::string(to_string(graph.tensor(stay.tensor).role));
+}
+
+std::string plural(std::string_view role) {
+  if (role == "activation" || role == "gradient" || role == "parameter" || role == "statistic" || role == "input" ||
+      role == "output" || role == "hyperparameter") {
+    return std::string(role) + "s";
+  }
+  return role == "optimizer_state" ? "optimizer state" : std::string(role);
+}
+
+std::string step_label(const Graph& graph, const Plan& plan, StepIndex step) {
+  const Op& op = graph.op(plan.steps.at(static_cast<size_t>(step)).op);
+  return fmt::format("step {} of {} ({}, {})", step, plan.steps.size(), op.name, op.type->name);
+}
+
+}  // namespace
+
+std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, StepIndex step) {
+  std::map<std::string, Bytes> sums;
+  for (const Stay* stay : live_at(plan, step)) sums[what_for(graph, *stay)] += stay->bytes;
+  std::vector<MemoryShare> shares;
+  for (auto& [what, bytes] : sums) shares.push_back({what, bytes});
+  std::stable_sort(shares.begin(), shares.end(), [](const MemoryShare& a, const MemoryShare& b) { return a.bytes > b.bytes; });
+  return shares;
+}
+
+std::string plan_text(const Program& program, int64_t batch) {
+  const Plan& plan = program.plan;
+  const Graph& graph = program.network.graph;
+  std::string text;
+  auto line = [&](std::string_view name, std::string value) { text += fmt::format("  {:<10} {}\n", name, value); };
+  line("budget", plan.budget.count == INT64_MAX ? "none" : to_string(plan.budget));
+  line("arena", fmt::format("{} by policy {} ({} placement), verified", to_string(plan.arena), plan.policy, plan.placement));
+  line("peak", fmt::format("{} at {}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step)));
+  std::vector<std::string> shares;
+  for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) {
+    if (share.bytes.count >= 1024) shares.push_back(fmt::format("{} {}", plural(share.what), to_string(share.bytes)));
+  }
+  line("of which", fmt::format("{}", fmt::join(shares, ", ")));
+  line("baseline", fmt::format("would need {} (every tensor its own memory): {:.1f}x", to_string(program.baseline_peak),
+                               static_cast<double>(program.baseline_peak.count) / static_cast<double>(plan.arena.count)));
+  const double ms = plan.predicted.step_time_ms;
+  std::string time = fmt::format("{:.3g} ms a step", ms);
+  if (batch > 0 && ms > 0) time += fmt::format(", {:.4g} images/s", 1000.0 * static_cast<double>(batch) / ms);
+  const double estimated = plan.predicted.estimated_share;
+  time += estimated < 0.005 ? " (from measured kernels)"
+                            : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
+  line("predicted", time);
+  return text;
+}
+
+std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most) {
+  std::string text;
+  const auto live = live_at(plan, plan.predicted.peak_step);
+  for (size_t i = 0; i < live.size() && i < most; ++i) {
+    const Stay& stay = *live[i];
+    const std::string name = stay.is_workspace() ? "(workspace)" : graph.tensor(stay.tensor).name;
+    const std::string shape = stay.is_workspace() ? "" : to_string(graph.tensor(stay.tensor).shape);
+    text += fmt::format("  {:>10}  {:<15} {} {}\n", to_string(stay.bytes), what_for(graph, stay), name, shape);
+  }
+  if (live.size() > most) text += fmt::format("  and {} more\n", live.size() - most);
+  return text;
+}
+
+json plan_json(const Program& program, Bytes minimum) {
+  const Plan& plan = program.plan;
+  const Graph& graph = program.network.graph;
+  const Op& peak_op = graph.op(plan.steps.at(static_cast<size_t>(plan.predicted.peak_step)).op);
+  json alive = json::array();
+  for (const Stay* stay : live_at(plan, plan.predicted.peak_step)) {
+    if (alive.size() == 50) break;
+    alive.push_back({{"tensor", stay->is_workspace() ? "(workspace)" : graph.tensor(stay->tensor).name},
+                     {"role", what_for(graph, *stay)},
+                     {"bytes", stay->bytes.count}});
+  }
+  json shares = json::object();
+  for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) shares[share.what] = share.bytes.count;
+  return {{"feasible", true},
+          {"model", graph.name},
+          {"device", plan.device_name},
+          {"policy", plan.policy},
+          {"placement", plan.placement},
+          {"layout", std::string(to_string(program.family))},
+          {"budget_bytes", plan.budget.count == INT64_MAX ? json(nullptr) : json(plan.budget.count)},
+          {"peak_bytes", plan.predicted.peak.count},
+          {"arena_bytes", plan.arena.count},
+          {"lower_bound_bytes", plan.lower_bound.count},
+          {"minimum_bytes", minimum.count},
+          {"baseline_bytes", program.baseline_peak.count},
+          {"step_time_ms", plan.predicted.step_time_ms},
+          {"estimated_share", plan.predicted.estimated_share},
+          {"offload_bytes", plan.predicted.offload.count},
+          {"prefetch_bytes", plan.predicted.prefetch.count},
+          {"recompute_steps", plan.predicted.recompute_steps},
+          {"steps", plan.steps.size()},
+          {"peak_step", plan.predicted.peak_step},
+          {"peak_op", peak_op.name},
+          {"peak_layer", peak_op.layer},
+          {"peak_tensors", alive},
+          {"peak_by_role", shares},
+          {"plan_time_ms", plan.plan_time_ms},
+          {"verified", true}};
+}
+
+json infeasible_json(const Infeasible& infeasible) {
+  json needs = json::array();
+  for (const Infeasible::Need& need : infeasible.needs) {
+    needs.push_back({{"tensor", need.workspace ? "(workspace)" : need.tensor},
+                     {"role", need.workspace ? "workspace" : std::string(to_string(need.role))},
+                     {"bytes", need.bytes.count}});
+  }
+  return {{"feasible", false},
+          {"policy", infeasible.policy},
+          {"budget_bytes", infeasible.budget.count},
+          {"minimum_bytes", infeasible.minimum.count},
+          {"lower_bound_bytes", infeasible.minimum.count},
+          {"proven", infeasible.proven},
+          {"peak_step", infeasible.step},
+          {"peak_op", infeasible.op},
+          {"peak_layer", infeasible.layer},
+          {"peak_tensors", needs},
+          {"suggestion", infeasible.suggestion},
+          {"verified", false}};
+}
+
+std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records) {
+  json events = json::array();
+  auto process = [&](int pid, std::string_view name) {
+    events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", 0}, {"name", "process_name"}, {"args", {{"name", name}}}});
+  };
+  auto thread = [&](int pid, int tid, std::string_view name) {
+    events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", tid}, {"name", "thread_name"}, {"args", {{"name", name}}}});
+  };
+  auto bar = [&](int pid, int tid, StepIndex s, double start_ms, double end_ms) {
+    const Step& step = plan.steps[static_cast<size_t>(s)];
+    const Op& op = graph.op(step.op);
+    events.push_back({{"ph", "X"},
+                      {"pid", pid},
+                      {"tid", tid},
+                      {"name", op.name},
+                      {"cat", std::string(to_string(op.phase))},
+                      {"ts", start_ms * 1000},
+                      {"dur", std::max(0.0, end_ms - start_ms) * 1000},
+                      {"args",
+                       {{"step", s}, {"op", op.type->name}, {"layer", op.layer}, {"kernel", step.kernel},
+                        {"workspace_bytes", step.workspace.count}, {"recompute", step.recompute}}}});
+  };
+  // Live bytes at the start of every step.
+  std::vector<int64_t> change(plan.steps.size() + 1, 0);
+  for (const Stay& stay : plan.stays) {
+    change[static_cast<size_t>(stay.first)] += stay.bytes.count;
+    change[static_cast<size_t>(stay.last) + 1] -= stay.bytes.count;
+  }
+  auto counter = [&](int pid, auto start_ms) {
+    int64_t live = 0;
+    for (size_t s = 0; s < plan.steps.size(); ++s) {
+      live += change[s];
+      events.push_back({{"ph", "C"}, {"pid", pid}, {"name", "live MiB"}, {"ts", start_ms(s) * 1000},
+                        {"args", {{"MiB", static_cast<double>(live) / 1048576.0}}}});
+    }
+  };
+
+  process(1, "predicted");
+  thread(1, 0, "compute");
+  thread(1, 1, "copy out");
+  thread(1, 2, "copy in");
+  std::vector<double> predicted_start(plan.steps.size(), 0);
+  for (const EngineSpan& span : plan.predicted.timeline) {
+    if (span.engine == 0) {
+      predicted_start[static_cast<size_t>(span.index)] = span.start_ms;
+      bar(1, 0, span.index, span.start_ms, span.end_ms);
+    } else {
+      const Move& move = plan.moves[static_cast<size_t>(span.index)];
+      events.push_back({{"ph", "X"}, {"pid", 1}, {"tid", span.engine}, {"name", graph.tensor(move.tensor).name},
+                        {"ts", span.start_ms * 1000}, {"dur", (span.end_ms - span.start_ms) * 1000},
+                        {"args", {{"tier", move.tier}, {"bytes", graph.tensor(move.tensor).bytes().count}}}});
+    }
+  }
+  counter(1, [&](size_t s) { return predicted_start[s]; });
+  if (!records.empty()) {
+    process(2, "measured");
+    thread(2, 0, "compute");
+    for (size_t s = 0; s < records.size(); ++s) {
+      bar(2, 0, static_cast<StepIndex>(s), records[s].start_ms, records[s].end_ms);
+    }
+    counter(2, [&](size_t s) { return records[s].start_ms; });
+  }
+  return json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump();
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,37 @@
+// What people and programs are told about a plan: a few lines of text, a JSON object, a timeline that Perfetto opens.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plimsoll/compile.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/plan.h"
+
+namespace plimsoll {
+
+// Bytes by what they are for, in one step: parameters, gradients, activations, ..., workspace. Largest first.
+struct MemoryShare {
+  std::string what;
+  Bytes bytes;
+};
+std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, StepIndex step);
+
+// "budget 24 MiB, peak 18.2 MiB at ...", what holds the peak, what baseline would need, the predicted time. `batch` is for
+// images per second; 0 leaves them out.
+std::string plan_text(const Program& program, int64_t batch);
+
+// Every tensor alive at the peak, largest first, at most `most`.
+std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most);
+
+// The fields that `plan --json` promises. `minimum` is the least budget of this policy.
+nlohmann::json plan_json(const Program& program, Bytes minimum);
+nlohmann::json infeasible_json(const Infeasible& infeasible);
+
+// A timeline in Chrome's trace format, one thread an engine, plus a counter of live bytes: predicted where `records` is empty,
+// else measured beside it.
+std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records);
+
+}  // namespace plimsoll

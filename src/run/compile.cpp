@@ -1,0 +1,183 @@
+#include "plimsoll/compile.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+
+#include "plimsoll/ops.h"
+#include "plimsoll/route.h"
+#include "plimsoll/simulate.h"
+#include "plimsoll/verify.h"
+
+namespace plimsoll {
+namespace {
+
+struct Attempt {
+  Graph graph;
+  LayoutResult layouts;
+  PlanOrInfeasible result;
+  bool feasible() const { return std::holds_alternative<Plan>(result); }
+};
+
+// One way down the flow: layouts and kernels under a workspace limit, then a plan.
+Attempt attempt(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
+                std::optional<LayoutFamily> family, Bytes workspace_limit) {
+  Graph graph = network.graph;
+  LayoutResult layouts = choose_layouts(graph, device, costs,
+                                        {.family = family,
+                                         .pinned = options.state_layouts,
+                                         .pinned_kernels = options.kernels,
+                                         .workspace_limit = workspace_limit,
+                                         .exact = options.exact});
+  const Route route = make_route(graph);
+  PlanOrInfeasible result = find_policy(options.policy)
+                                .plan({.graph = graph,
+                                       .route = route,
+                                       .kernels = layouts.kernels,
+                                       .costs = costs,
+                                       .device = device.info(),
+                                       .budget = options.memory,
+                                       .placement = options.placement});
+  return {std::move(graph), std::move(layouts), std::move(result)};
+}
+
+// The fastest kernels if they fit; else the largest workspace limit under which a plan fits; else infeasible, with the least
+// memory over all layout families without workspace.
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  const Bytes unlimited{INT64_MAX};
+  Attempt best = attempt(network, device, costs, options, options.family, unlimited);
+  if (best.feasible() || options.exact) return best;
+
+  std::set<Bytes> sizes;
+  for (const KernelChoice& choice : best.layouts.kernels) {
+    if (choice.workspace.count > 0) sizes.insert(choice.workspace);
+  }
+  Attempt none = attempt(network, device, costs, options, options.family, 0_B);
+  if (!none.feasible() && !options.family && options.kernels.empty()) {
+    for (LayoutFamily family : {LayoutFamily::channels_last, LayoutFamily::blocked, LayoutFamily::plain}) {
+      if (family == none.layouts.family) continue;
+      Attempt other = attempt(network, device, costs, options, family, 0_B);
+      if (other.feasible() ||
+          std::get<Infeasible>(other.result).minimum < std::get<Infeasible>(none.result).minimum) {
+        none = std::move(other);
+      }
+      if (none.feasible()) break;
+    }
+  }
+  if (!none.feasible()) return none;
+
+  // Feasible without workspace: the largest limit that still fits, by bisection over the sizes that occur.
+  std::vector<Bytes> limits(sizes.begin(), sizes.end());
+  size_t low = 0, high = limits.empty() ? 0 : limits.size() - 1;  // limits.back() is unlimited, known not to fit
+  best = std::move(none);
+  while (low < high) {
+    const size_t middle = (low + high) / 2;
+    Attempt next = attempt(network, device, costs, options, best.layouts.family, limits[middle]);
+    if (next.feasible()) {
+      if (next.layouts.estimated_ms <= best.layouts.estimated_ms) best = std::move(next);
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return best;
+}
+
+// Checks and completes a plan, whoever made it.
+void finish(const Graph& graph, Plan& plan, const CostTable& costs) {
+  require_valid(graph, plan);
+  plan.predicted = simulate(graph, plan, costs);
+}
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// What every tensor in memory of its own needs.
+Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels, const CostTable& costs, const Device& device) {
+  const Route route = make_route(graph);
+  const PlanOrInfeasible result = find_policy("baseline").plan(
+      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = device.info()});
+  return std::get<Plan>(result).arena;
+}
+
+}  // namespace
+
+std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options) {
+  const double start = now_ms();
+  Network fused = network;
+  std::vector<PassReport> passes = run_fusion_passes(fused, options.fusion);
+  Network training = make_training_network(fused, options.optimizer);
+  Attempt found = search(training, device, costs, options);
+  if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
+
+  Program program;
+  program.network = std::move(training);
+  program.network.graph = std::move(found.graph);
+  program.kernels = std::move(found.layouts.kernels);
+  program.family = found.layouts.family;
+  program.plan = std::get<Plan>(std::move(found.result));
+  program.passes = std::move(passes);
+  finish(program.network.graph, program.plan, costs);
+  program.plan.plan_time_ms = now_ms() - start;
+  program.baseline_peak = baseline_peak(program.network.graph, program.kernels, costs, device);
+  return program;
+}
+
+std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
+                                                     const CostTable& costs, const CompileOptions& options) {
+  const double start = now_ms();
+  Network evaluation = network;
+  std::vector<PassReport> passes = run_fusion_passes(evaluation, options.fusion);
+  Graph& graph = evaluation.graph;
+  for (const Objective& objective : evaluation.objectives) graph.outputs.push_back(objective.loss);
+  if (evaluation.correct.valid()) graph.outputs.push_back(evaluation.correct);
+
+  // The same states in the same order, so that the placement gives them the same offsets.
+  const Graph& trained = training.network.graph;
+  std::vector<State> states;
+  CompileOptions pinned = options;
+  pinned.policy = "liveness";
+  pinned.memory = training.plan.arena;
+  pinned.family = training.family;
+  pinned.kernels.clear();
+  for (const State& state : trained.states) {
+    const Tensor& tensor = trained.tensor(state.before);
+    TensorId id = graph.find_tensor(tensor.name);
+    if (!id.valid()) id = graph.add_source(tensor.name, tensor.shape, tensor.dtype, tensor.role, tensor.init);
+    states.push_back({id, id});
+    pinned.state_layouts[tensor.name] = tensor.layout;
+  }
+  graph.states = states;
+
+  Attempt found = search(evaluation, device, costs, pinned);
+  if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
+  Program program;
+  program.network = std::move(evaluation);
+  program.network.graph = std::move(found.graph);
+  program.kernels = std::move(found.layouts.kernels);
+  program.family = found.layouts.family;
+  program.plan = std::get<Plan>(std::move(found.result));
+  program.passes = std::move(passes);
+  finish(program.network.graph, program.plan, costs);
+  program.plan.plan_time_ms = now_ms() - start;
+
+  auto offset_of = [](const Plan& plan, TensorId id) {
+    for (const Stay& stay : plan.stays) {
+      if (stay.tensor == id && stay.first == 0) return stay.offset;
+    }
+    return Bytes{-1};
+  };
+  for (size_t i = 0; i < trained.states.size(); ++i) {
+    if (offset_of(training.plan, trained.states[i].before) != offset_of(program.plan, program.network.graph.states[i].before)) {
+      throw Error(ErrorCode::internal, fmt::format("state '{}' lies elsewhere in the evaluation than in the training",
+                                                   trained.tensor(trained.states[i].before).name));
+    }
+  }
+  return program;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,268 @@
+#include "plimsoll/execute.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "base/random.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/verify.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int64_t kChunkElements = 1 << 16;  // of host memory, when values are drawn or converted piece by piece
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int64_t element_bytes(const Tensor& tensor) {
+  switch (tensor.dtype) {
+    case DType::u8: return 1;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::f64:
+    case DType::i64: return 8;
+    case DType::bit: break;
+  }
+  throw Error(ErrorCode::unsupported, fmt::format("tensor '{}' is a bit mask and cannot be copied out", tensor.name));
+}
+
+// A step made ready: a kernel with its pointers, or nothing for a view.
+struct ReadyStep {
+  std::unique_ptr<Kernel> kernel;
+  std::vector<std::pair<std::byte*, size_t>> dying;  // with check_memory: bytes to fill when the step is over
+};
+
+// Largest number of arena bytes in use during one step: the union of its stays, since an output may lie in its input.
+Bytes peak_in_use(const Plan& plan) {
+  const size_t steps = plan.steps.size();
+  std::vector<std::vector<const Stay*>> begins(steps), ends(steps);
+  for (const Stay& stay : plan.stays) {
+    begins[static_cast<size_t>(stay.first)].push_back(&stay);
+    ends[static_cast<size_t>(stay.last)].push_back(&stay);
+  }
+  Bytes live, peak;
+  for (size_t s = 0; s < steps; ++s) {
+    Bytes shared;  // bytes that a beginning output has in common with its ending input
+    for (const Stay* begin : begins[s]) {
+      for (const Stay* end : ends[s]) {
+        if (begin == end || end->first == end->last) continue;
+        const int64_t low = std::max(begin->offset.count, end->offset.count);
+        const int64_t high = std::min((begin->offset + begin->bytes).count, (end->offset + end->bytes).count);
+        if (high > low) shared += Bytes{high - low};
+      }
+    }
+    for (const Stay* begin : begins[s]) live += begin->bytes;
+    peak = std::max(peak, live - shared);
+    for (const Stay* end : ends[s]) live -= end->bytes;
+  }
+  return peak;
+}
+
+}  // namespace
+
+struct Executor::Impl {
+  const Graph& graph;
+  const Plan& plan;
+  const Device& device;
+  ExecuteOptions options;
+  std::shared_ptr<Arena> arena;
+  std::vector<ReadyStep> steps;
+  std::vector<StepRecord> records;
+  std::vector<std::vector<int32_t>> stays_of;  // by tensor, in order of time
+  Bytes peak;
+  bool ran = false;
+
+  Impl(const Graph& g, const Plan& p, const Device& d, const ExecuteOptions& o, std::shared_ptr<Arena> a)
+      : graph(g), plan(p), device(d), options(o), arena(std::move(a)) {
+    require_valid(graph, plan);
+    if (!plan.moves.empty()) {
+      throw Error(ErrorCode::unsupported, "this executor does not run plans that move tensors to an outside tier");
+    }
+    if (!arena) arena = device.take_arena(plan.arena);
+    if (arena->bytes() < plan.arena) {
+      throw Error(ErrorCode::internal, fmt::format("the arena has {} but the plan needs {}", to_string(arena->bytes()),
+                                                   to_string(plan.arena)));
+    }
+    stays_of.resize(static_cast<size_t>(graph.tensor_count()));
+    for (size_t i = 0; i < plan.stays.size(); ++i) {
+      if (!plan.stays[i].is_workspace()) {
+        stays_of[static_cast<size_t>(plan.stays[i].tensor.index)].push_back(static_cast<int32_t>(i));
+      }
+    }
+    prepare();
+    peak = peak_in_use(plan);
+  }
+
+  const Stay& stay_at(TensorId tensor, StepIndex step) const {
+    for (int32_t i : stays_of[static_cast<size_t>(tensor.index)]) {
+      const Stay& stay = plan.stays[static_cast<size_t>(i)];
+      if (stay.first <= step && step <= stay.last) return stay;
+    }
+    throw Error(ErrorCode::internal, fmt::format("tensor '{}' is not in the arena at step {}", graph.tensor(tensor).name, step));
+  }
+  std::byte* address(const Stay& stay) const { return arena->base() + stay.offset.count; }
+
+  void prepare() {
+    const StepIndex count = static_cast<StepIndex>(plan.steps.size());
+    std::vector<std::byte*> workspaces(static_cast<size_t>(count), nullptr);
+    for (const Stay& stay : plan.stays) {
+      if (stay.is_workspace()) workspaces[static_cast<size_t>(stay.first)] = address(stay);
+    }
+    steps.resize(static_cast<size_t>(count));
+    for (StepIndex s = 0; s < count; ++s) {
+      const Step& step = plan.steps[static_cast<size_t>(s)];
+      const Op& op = graph.op(step.op);
+      if (op.type->is_view) continue;
+      if (!step.micro_batches.empty()) {
+        throw Error(ErrorCode::unsupported, "this executor does not run micro-batched steps");
+      }
+      ReadyStep& ready = steps[static_cast<size_t>(s)];
+      ready.kernel = device.make_kernel(graph, op, step.kernel, step.threads);
+      if (ready.kernel->workspace() > step.workspace) {
+        throw Error(ErrorCode::internal,
+                    fmt::format("step {} ({}): kernel '{}' needs {} of workspace but the plan has {}", s, op.name, step.kernel,
+                                to_string(ready.kernel->workspace()), to_string(step.workspace)));
+      }
+      std::vector<void*> inputs, outputs;
+      for (TensorId id : op.inputs) inputs.push_back(address(stay_at(id, s)));
+      for (size_t i = 0; i < op.outputs.size(); ++i) {
+        const auto& states = op.type->state_outputs;
+        const bool skip = step.recompute && std::find(states.begin(), states.end(), static_cast<int>(i)) != states.end();
+        outputs.push_back(skip ? nullptr : address(stay_at(op.outputs[i], s)));
+      }
+      ready.kernel->bind(inputs, outputs, workspaces[static_cast<size_t>(s)]);
+    }
+    if (options.record_times) records.resize(steps.size());
+    if (options.check_memory) note_deaths();
+  }
+
+  // For every step, the bytes of stays that end there and that no other stay takes over at that moment.
+  void note_deaths() {
+    for (const Stay& stay : plan.stays) {
+      if (stay.last + 1 >= static_cast<StepIndex>(plan.steps.size())) continue;
+      const bool taken = std::any_of(plan.stays.begin(), plan.stays.end(), [&](const Stay& other) {
+        return &other != &stay && other.first <= stay.last && other.last > stay.last &&
+               other.offset < stay.offset + stay.bytes && stay.offset < other.offset + other.bytes;
+      });
+      if (!taken) {
+        steps[static_cast<size_t>(stay.last)].dying.emplace_back(address(stay), static_cast<size_t>(stay.bytes.count));
+      }
+    }
+  }
+
+  template <class RunOne>
+  void run(RunOne run_one) {
+    for (size_t s = 0; s < steps.size(); ++s) {
+      if (steps[s].kernel) run_one(s);
+      for (auto [at, bytes] : steps[s].dying) std::memset(at, 0xff, bytes);  // 0xffffffff is a NaN
+    }
+    ran = true;
+  }
+
+  // Where a tensor's elements are between steps: sources where the step finds them, others where it leaves them.
+  const Stay& resting_stay(TensorId id) const {
+    const Tensor& tensor = graph.tensor(id);
+    return stay_at(id, tensor.producer.valid() ? static_cast<StepIndex>(plan.steps.size()) - 1 : 0);
+  }
+
+  void check_range(const Tensor& tensor, int64_t first, size_t bytes) const {
+    const int64_t size = element_bytes(tensor);
+    const int64_t count = static_cast<int64_t>(bytes) / size;
+    if (static_cast<int64_t>(bytes) % size != 0 || first < 0 || first + count > element_count(tensor.shape)) {
+      throw Error(ErrorCode::internal, fmt::format("elements {} to {} of tensor '{}' ({}) do not exist", first, first + count,
+                                                   tensor.name, to_string(tensor.shape)));
+    }
+  }
+};
+
+Executor::Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options,
+                   std::shared_ptr<Arena> arena)
+    : impl_(std::make_unique<Impl>(graph, plan, device, options, std::move(arena))) {}
+Executor::~Executor() = default;
+
+void Executor::write(TensorId id, std::span<const std::byte> elements) { write(id, 0, elements); }
+void Executor::read(TensorId id, std::span<std::byte> elements) const { read(id, 0, elements); }
+
+void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elements) {
+  const Tensor& tensor = impl_->graph.tensor(id);
+  impl_->check_range(tensor, first, elements.size());
+  const int64_t size = element_bytes(tensor);
+  std::byte* storage = impl_->address(impl_->resting_stay(id));
+  const int64_t count = static_cast<int64_t>(elements.size()) / size;
+  if (impl_->device.host_addressable()) {
+    if (first == 0 && tensor.bytes().count != element_count(tensor.shape) * size) {
+      std::memset(storage, 0, static_cast<size_t>(tensor.bytes().count));  // the padding
+    }
+    scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), storage);
+    return;
+  }
+  if (tensor.layout.is_plain()) {
+    impl_->device.write(storage + first * size, elements);
+    return;
+  }
+  std::vector<std::byte> whole(static_cast<size_t>(tensor.bytes().count));
+  if (first != 0) impl_->device.read(whole, storage);
+  scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), whole.data());
+  impl_->device.write(storage, whole);
+}
+
+void Executor::read(TensorId id, int64_t first, std::span<std::byte> elements) const {
+  const Tensor& tensor = impl_->graph.tensor(id);
+  impl_->check_range(tensor, first, elements.size());
+  const int64_t size = element_bytes(tensor);
+  const std::byte* storage = impl_->address(impl_->resting_stay(id));
+  const int64_t count = static_cast<int64_t>(elements.size()) / size;
+  if (impl_->device.host_addressable()) {
+    gather_elements(tensor.shape, tensor.layout, size, first, count, storage, elements.data());
+    return;
+  }
+  if (tensor.layout.is_plain()) {
+    impl_->device.read(elements, storage + first * size);
+    return;
+  }
+  std::vector<std::byte> whole(static_cast<size_t>(tensor.bytes().count));
+  impl_->device.read(whole, storage);
+  gather_elements(tensor.shape, tensor.layout, size, first, count, whole.data(), elements.data());
+}
+
+void Executor::initialize(uint64_t seed) {
+  std::vector<float> chunk;
+  for (const State& state : impl_->graph.states) {
+    const Tensor& tensor = impl_->graph.tensor(state.before);
+    if (tensor.dtype != DType::f32) {
+      throw Error(ErrorCode::unsupported, fmt::format("state '{}' is not f32", tensor.name));
+    }
+    const uint64_t key = random_key(seed, tensor.name);
+    const int64_t count = element_count(tensor.shape);
+    for (int64_t first = 0; first < count; first += kChunkElements) {
+      chunk.resize(static_cast<size_t>(std::min(kChunkElements, count - first)));
+      fill_random(chunk, tensor.init, key, static_cast<uint64_t>(first));
+      write(state.before, first, std::as_bytes(std::span(chunk)));
+    }
+  }
+}
+
+void Executor::run_step() {
+  if (!impl_->options.record_times) {
+    impl_->run([&](size_t s) { impl_->steps[s].kernel->run(); });
+    return;
+  }
+  const double start = now_ms();
+  impl_->run([&](size_t s) {
+    impl_->records[s].start_ms = now_ms() - start;
+    impl_->steps[s].kernel->run();
+    impl_->records[s].end_ms = now_ms() - start;
+  });
+}
+
+Bytes Executor::measured_peak() const { return impl_->ran ? impl_->peak : Bytes{}; }
+Bytes Executor::arena_bytes() const { return impl_->arena->bytes(); }
+std::shared_ptr<Arena> Executor::arena() const { return impl_->arena; }
+std::span<const StepRecord> Executor::records() const { return impl_->records; }
+
+}  // namespace plimsoll
