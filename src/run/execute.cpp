@@ -1,6 +1,7 @@
 #include "plimsoll/execute.h"
 
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,7 @@
 namespace plimsoll {
 namespace {
 
+constexpr uint32_t kInitializeSalt = 0x696e6974;
 constexpr int64_t kChunkElements = 1 << 16;  // of host memory, when values are drawn or converted piece by piece
 
 double now_ms() {
@@ -36,6 +38,20 @@ struct ReadyStep {
   std::unique_ptr<Kernel> kernel;
   std::vector<std::pair<std::byte*, size_t>> dying;  // with check_memory: bytes to fill when the step is over
 };
+
+// Elements [first, first + chunk.size()) of an initial value; first is a multiple of 4.
+void draw(std::span<float> chunk, const Initializer& init, const RandomStream& stream, int64_t first) {
+  if (init.kind == Initializer::Kind::constant) {
+    std::fill(chunk.begin(), chunk.end(), static_cast<float>(init.mean));
+    return;
+  }
+  const int64_t count = static_cast<int64_t>(chunk.size());
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < count; ++i) {
+    const double unit = init.kind == Initializer::Kind::normal ? stream.normal(first + i) : 2 * stream.uniform(first + i) - 1;
+    chunk[static_cast<size_t>(i)] = static_cast<float>(init.mean + init.scale * unit);
+  }
+}
 
 // Largest number of arena bytes in use during one step: the union of its stays, since an output may lie in its input.
 Bytes peak_in_use(const Plan& plan) {
@@ -237,11 +253,11 @@ void Executor::initialize(uint64_t seed) {
     if (tensor.dtype != DType::f32) {
       throw Error(ErrorCode::unsupported, fmt::format("state '{}' is not f32", tensor.name));
     }
-    const uint64_t key = random_key(seed, tensor.name);
+    const RandomStream stream{.seed = seed, .step = XXH3_64bits(tensor.name.data(), tensor.name.size()), .salt = kInitializeSalt};
     const int64_t count = element_count(tensor.shape);
     for (int64_t first = 0; first < count; first += kChunkElements) {
       chunk.resize(static_cast<size_t>(std::min(kChunkElements, count - first)));
-      fill_random(chunk, tensor.init, key, static_cast<uint64_t>(first));
+      draw(chunk, tensor.init, stream, first);
       write(state.before, first, std::as_bytes(std::span(chunk)));
     }
   }

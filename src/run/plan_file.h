@@ -1,0 +1,32 @@
+// A saved plan: what was asked for, the graph of the step with its layouts, and the plan, in one JSON file, so that it can be
+// verified and run without what made it.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "plimsoll/compile.h"
+#include "plimsoll/models.h"
+
+namespace plimsoll {
+
+// What `plan` and `train` were asked for, as far as it shapes the graph.
+struct PlanRequest {
+  std::string model;
+  ModelInput input;
+  OptimizerOptions optimizer;
+  bool exact = false;
+};
+
+struct SavedPlan {
+  PlanRequest request;
+  LayoutFamily family = LayoutFamily::plain;
+  Graph graph;
+  Plan plan;
+};
+
+void save_plan(const std::filesystem::path& path, const PlanRequest& request, const Program& program);
+// Throws Error(invalid_input) when it cannot be read, Error(corrupt_file) with the place when it is not a plan.
+SavedPlan load_plan(const std::filesystem::path& path);
+
+}  // namespace plimsoll

@@ -1,0 +1,80 @@
+#include "run/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "plimsoll/execute.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/simulate.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int kCalibrationRuns = 5;
+constexpr double kCalibrationSeconds = 6;  // no further run is begun after this
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Cost summarize(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  const size_t n = times.size();
+  return {.source = Cost::Source::in_step,
+          .time_ms = times[n / 2],
+          .spread_ms = (times[n * 3 / 4 < n ? n * 3 / 4 : n - 1] - times[n / 4]) / 2,
+          .runs = static_cast<int>(n)};
+}
+
+}  // namespace
+
+Session open_session(std::string_view name, int threads) {
+  Session session;
+  session.device = open_device(name, threads);
+  session.database = std::make_unique<CostDatabase>(CostDatabase::default_path(), session.device->info());
+  if (!session.database->notice().empty()) session.notices.push_back(session.database->notice());
+  if (!session.database->rates()) session.database->save(probe_rates(*session.device));
+  session.costs = session.database->load();
+  return session;
+}
+
+int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure) {
+  Network fused = network;
+  run_fusion_passes(fused, options.fusion);
+  const Network training = make_training_network(fused, options.optimizer);
+  const int measured = measure_costs(training.graph, *session.device, session.costs, measure);
+  if (measured > 0) session.database->save(session.costs);
+  return measured;
+}
+
+Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options) {
+  options.memory = 1_B;
+  const auto result = compile_training(network, device, costs, options);
+  return std::get<Infeasible>(result).minimum;
+}
+
+void calibrate(Session& session, Program& program) {
+  const Graph& graph = program.network.graph;
+  Executor executor(graph, program.plan, *session.device, {.record_times = true});
+  executor.run_step();  // first touch, first use of every kernel
+  std::vector<std::vector<double>> times(program.plan.steps.size());
+  const double begun = now_s();
+  for (int run = 0; run < kCalibrationRuns && (run == 0 || now_s() - begun < kCalibrationSeconds); ++run) {
+    executor.run_step();
+    for (size_t s = 0; s < times.size(); ++s) {
+      times[s].push_back(executor.records()[s].end_ms - executor.records()[s].start_ms);
+    }
+  }
+  // Ops of one signature share an entry: the median over all of their runs.
+  std::map<CostKey, std::vector<double>> pooled;
+  for (size_t s = 0; s < times.size(); ++s) {
+    const Step& step = program.plan.steps[s];
+    if (step.kernel.empty()) continue;
+    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, step.threads}];
+    all.insert(all.end(), times[s].begin(), times[s].end());
+  }
+  for (auto& [key, all] : pooled) session.costs.put(key, summarize(std::move(all)));
+  session.database->save(session.costs);
+  program.plan.predicted = simulate(graph, program.plan, session.costs);
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,34 @@
+// A device with what is known about it: the benchmark database and the costs in it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plimsoll/compile.h"
+#include "plimsoll/cost.h"
+#include "plimsoll/device.h"
+
+namespace plimsoll {
+
+struct Session {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<CostDatabase> database;
+  CostTable costs;
+  std::vector<std::string> notices;  // for the user
+};
+
+// Opens the device and its database; probes the machine's speed when the database does not know it.
+Session open_session(std::string_view device, int threads);
+
+// Measures the kernels that the steps of `network` could use and that the table lacks, and saves them.
+int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure);
+
+// The least arena with which the policy finds a plan, whatever the kernels.
+Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options);
+
+// Runs a program's step a few times on meaningless values, records what each op takes inside a step, keeps it in the table and
+// the database, and predicts the step's time anew. The executor's states are not meaningful afterwards.
+void calibrate(Session& session, Program& program);
+
+}  // namespace plimsoll
