@@ -28,6 +28,7 @@ struct DeviceInfo {
 // How images lie in memory across a whole network; the layout pass compares these and picks one.
 enum class LayoutFamily : uint8_t { plain, channels_last, blocked };
 std::string_view to_string(LayoutFamily family);
+LayoutFamily family_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
 
 // In a KernelSpec: "any layout, but the same for all tensors of this kernel that say so". For element-by-element kernels that
 // work on the storage as it lies, padding included (updates, sums); they must leave padding zero where it was zero. The layout

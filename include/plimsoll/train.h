@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "plimsoll/compile.h"
+#include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/schedule.h"
 
@@ -35,7 +37,6 @@ struct TrainOptions {
   int64_t checkpoint_every = 0;         // steps between saves, besides; 0: none
   std::optional<std::filesystem::path> resume;
   std::optional<std::filesystem::path> plan;        // run this saved plan
-  std::optional<std::filesystem::path> trace;       // Chrome trace of the plan and of the last step
   std::string costs = "measured";       // measured: measure what the database lacks; estimated: do not
   bool check_memory = false;
 };
@@ -72,6 +73,7 @@ struct TrainListener {
   std::function<void(const Program&, const std::string& data_name)> planned;
   std::function<void(const StepEvent&)> step;
   std::function<void(const EpochEvent&)> epoch;
+  std::function<void(const Program&, std::span<const StepRecord>)> recorded;    // at the end: when each step of the last one ran
   std::function<bool()> stop;                                                   // asked after every step
 };
 

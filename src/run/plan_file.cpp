@@ -51,13 +51,6 @@ PlanRequest request_from(const json& j) {
   return r;
 }
 
-LayoutFamily family_from(const std::string& text) {
-  for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
-    if (text == to_string(family)) return family;
-  }
-  throw Error(ErrorCode::corrupt_file, fmt::format("layout: '{}' is none of plain, channels_last, blocked", text));
-}
-
 }  // namespace
 
 void save_plan(const std::filesystem::path& path, const PlanRequest& request, const Program& program) {
@@ -82,7 +75,7 @@ SavedPlan load_plan(const std::filesystem::path& path) {
     }
     SavedPlan saved;
     saved.request = request_from(file.at("request"));
-    saved.family = family_from(file.at("layout").get<std::string>());
+    saved.family = family_named(file.at("layout").get<std::string>());
     saved.graph = graph_from_json(file.at("graph").dump());
     saved.plan = plan_from_json(file.at("plan").dump(), saved.graph);
     return saved;
