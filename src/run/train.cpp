@@ -10,6 +10,7 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/execute.h"
+#include "plimsoll/verify.h"
 #include "run/plan_file.h"
 #include "run/session.h"
 
@@ -358,6 +359,13 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const Tra
                         .settings = {}, .weights_sha256 = {}};
     const Graph& graph = program.network.graph;
     for (int32_t i = 0; i < graph.op_count(); ++i) state.kernels[graph.op({i}).name] = program.kernels[static_cast<size_t>(i)].kernel;
+    state.settings = {{"image_size", fmt::to_string(options.image_size)},
+                      {"augment", options.augment ? "1" : "0"},
+                      {"warmup_epochs", fmt::to_string(options.schedule.warmup_epochs)},
+                      {"warmup_lr", fmt::format("{}", options.schedule.warmup_lr)},
+                      {"min_lr", fmt::format("{}", options.schedule.min_lr)},
+                      {"decay_rate", fmt::format("{}", options.schedule.decay_rate)},
+                      {"decay_epochs", fmt::to_string(options.schedule.decay_epochs)}};
     for (const State& s : graph.states) state.state_layouts[graph.tensor(s.before).name] = graph.tensor(s.before).layout.tag;
     save_checkpoint(*options.checkpoint, state, states.tensors(), states.source());
   };

@@ -1,0 +1,149 @@
+// plan: what a training step would need and cost, without running it. verify: judges a saved plan. profile: measures.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <csignal>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "cli/commands.h"
+#include "cli/progress.h"
+#include "plimsoll/verify.h"
+#include "report/report.h"
+#include "run/plan_file.h"
+#include "run/session.h"
+
+namespace plimsoll::cli {
+namespace {
+
+using nlohmann::json;
+
+std::atomic<bool> interrupted{false};
+extern "C" void on_profile_interrupt(int signal) {
+  interrupted = true;
+  std::signal(signal, SIG_DFL);
+}
+
+ModelInput input_of(const CommonFlags& flags) {
+  return {.batch = flags.batch > 0 ? flags.batch : 32, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
+}
+
+CompileOptions compile_options(const CommonFlags& flags) {
+  CompileOptions options{.policy = flags.policy, .placement = flags.placement, .optimizer = flags.optimizer_options(), .exact = flags.exact};
+  if (const auto memory = flags.memory_bytes()) options.memory = *memory;
+  return options;
+}
+
+struct PlanFlags : CommonFlags {
+  std::string save, trace;
+  int tensors = 10;
+};
+
+int run_plan(const PlanFlags& flags) {
+  JsonLines out(flags.json);
+  const ModelInput input = input_of(flags);
+  const Network network = build_model(flags.model, input);
+  Session session = open_session(flags.device, flags.threads);
+  for (const std::string& notice : session.notices) fmt::print(stderr, "plimsoll: {}\n", notice);
+  const CompileOptions options = compile_options(flags);
+  const auto result = compile_training(network, *session.device, session.costs, options);
+  if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
+    fmt::print(stderr, "plimsoll: {}\n", to_text(*infeasible));
+    out.write(infeasible_json(*infeasible));
+    return kInfeasible;
+  }
+  const Program& program = std::get<Program>(result);
+  const Bytes minimum = minimum_memory(network, *session.device, session.costs, options);
+  say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
+  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do\n", "minimum", to_string(minimum)));
+  say(out, fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
+  out.write(plan_json(program, minimum));
+  if (!flags.save.empty()) {
+    save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact}, program);
+    say(out, fmt::format("saved {}", flags.save));
+  }
+  if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
+  return kDone;
+}
+
+int run_verify(const std::string& file, const std::string& json_target) {
+  JsonLines out(json_target);
+  const SavedPlan saved = load_plan(file);
+  const std::vector<Violation> violations = verify(saved.graph, saved.plan);
+  json list = json::array();
+  for (const Violation& v : violations) {
+    list.push_back({{"rule", std::string(to_string(v.rule))}, {"step", v.step}, {"message", v.message}});
+    say(out, fmt::format("{}: {}", to_string(v.rule), v.message));
+  }
+  out.write({{"valid", violations.empty()}, {"graph", saved.graph.name}, {"policy", saved.plan.policy}, {"steps", saved.plan.steps.size()},
+             {"arena_bytes", saved.plan.arena.count}, {"violations", list}});
+  if (!violations.empty()) {
+    say(out, fmt::format("{} is not safe", file));
+    return kBadInput;
+  }
+  say(out, fmt::format("{} is safe: {} steps of '{}' by policy {} in {}", file, saved.plan.steps.size(), saved.graph.name, saved.plan.policy,
+                       to_string(saved.plan.arena)));
+  return kDone;
+}
+
+int run_profile(const CommonFlags& flags) {
+  JsonLines out(flags.json);
+  const Network network = build_model(flags.model, input_of(flags));
+  Session session = open_session(flags.device, flags.threads);
+  for (const std::string& notice : session.notices) fmt::print(stderr, "plimsoll: {}\n", notice);
+  CompileOptions options = compile_options(flags);
+  std::signal(SIGINT, on_profile_interrupt);
+  Progress progress;
+  const int measured = measure_missing(session, network, options, {.progress = [&](int done, int total, const std::string& what) {
+                                         progress.update("measuring kernels", done, total, what);
+                                       }, .stop = [] { return interrupted.load(); }});
+  progress.finish();
+  if (interrupted) {
+    say(out, fmt::format("interrupted; {} measurements are kept", measured));
+    return kInterrupted;
+  }
+  auto result = compile_training(network, *session.device, session.costs, options);
+  if (auto* program = std::get_if<Program>(&result)) {
+    calibrate(session, *program);
+    say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms", flags.model,
+                         input_of(flags).batch, measured, session.costs.entries().size(), program->plan.predicted.step_time_ms));
+    out.write({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan.predicted.step_time_ms},
+               {"database", CostDatabase::default_path().string()}});
+    return kDone;
+  }
+  fmt::print(stderr, "plimsoll: {}\n", to_text(std::get<Infeasible>(result)));
+  out.write(infeasible_json(std::get<Infeasible>(result)));
+  return kInfeasible;
+}
+
+}  // namespace
+
+Run add_plan(CLI::App& app) {
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* command = app.add_subcommand("plan", "Say what a training step needs and costs, without running it");
+  flags->add_to(*command, true);
+  flags->add_optimizer_to(*command);
+  command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE");
+  command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")->type_name("FILE");
+  command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")->capture_default_str()->check(CLI::NonNegativeNumber);
+  return [flags] { return run_plan(*flags); };
+}
+
+Run add_verify(CLI::App& app) {
+  auto file = std::make_shared<std::string>(), json_target = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("verify", "Judge a saved plan: is every byte safe?");
+  command->add_option("PLAN", *file, "A file written by `plimsoll plan --save`")->required();
+  command->add_option("--json", *json_target, "Write JSON to FILE, or to standard output for '-'")->type_name("FILE");
+  return [file, json_target] { return run_verify(*file, *json_target); };
+}
+
+Run add_profile(CLI::App& app) {
+  auto flags = std::make_shared<CommonFlags>();
+  CLI::App* command = app.add_subcommand("profile", "Measure every kernel that a network could use, ahead of training");
+  flags->add_to(*command, true);
+  flags->add_optimizer_to(*command);
+  return [flags] { return run_profile(*flags); };
+}
+
+}  // namespace plimsoll::cli

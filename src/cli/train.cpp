@@ -1,0 +1,253 @@
+// train: the whole way from a network's name to trained weights.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <csignal>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "cli/commands.h"
+#include "cli/progress.h"
+#include "plimsoll/checkpoint.h"
+#include "plimsoll/data.h"
+#include "plimsoll/train.h"
+#include "report/report.h"
+
+namespace plimsoll::cli {
+namespace {
+
+using nlohmann::json;
+
+std::atomic<bool> interrupted{false};
+
+extern "C" void on_interrupt(int signal) {
+  interrupted = true;
+  std::signal(signal, SIG_DFL);  // a second one ends the process at once
+}
+
+// The settings of `plimsoll train` without a model: a small residual network on the bundled digits, in a budget that is a
+// fraction of what every tensor in memory of its own would need.
+constexpr std::string_view kDefaultModel = "resnet20";
+constexpr std::string_view kDefaultData = "digits";
+constexpr std::string_view kDefaultMemory = "12MiB";
+constexpr int64_t kDefaultEpochs = 12;
+
+struct TrainFlags : CommonFlags {
+  std::string data;
+  int64_t epochs = 0, steps = 0;
+  double lr = 0;
+  ScheduleOptions schedule;
+  uint64_t seed = 0;
+  bool no_augment = false;
+  int workers = 1;
+  int64_t evaluate_every = 1, checkpoint_every = 0, log_interval = 0;
+  std::string checkpoint, resume, plan, trace, costs = "measured";
+  bool check_memory = false;
+};
+
+// Flags that were not given come from the checkpoint, so that `--resume FILE` alone goes on with what was begun.
+void take_from_checkpoint(TrainFlags& flags, TrainOptions& options, const CLI::App& command) {
+  const TrainingState state = Checkpoint(flags.resume).state();
+  auto given = [&](const char* name) { return command.count(name) > 0; };
+  if (flags.model.empty()) options.model = state.model;
+  if (!given("--data")) options.data = state.data;
+  if (!given("--batch")) options.batch = state.batch;
+  if (!given("--optimizer")) options.optimizer = state.optimizer;
+  if (!given("--lr")) options.schedule.lr = state.learning_rate;
+  if (!given("--sched")) options.schedule.name = state.schedule;
+  if (!given("--epochs") && !given("--steps")) {
+    options.epochs = state.total_epochs;
+    options.steps = state.total_steps;
+  }
+  if (!given("--policy")) options.policy = state.policy;
+  if (!given("--placement")) options.placement = state.placement;
+  if (!given("--memory") && state.budget.count != INT64_MAX) options.memory = state.budget;
+  if (!given("--exact")) options.exact = state.exact;
+  if (!given("--threads")) options.threads = state.threads;
+  if (!given("--device")) options.device = state.device;
+  auto setting = [&](const char* flag, const char* name, auto& value) {
+    auto it = state.settings.find(name);
+    if (it == state.settings.end() || given(flag)) return;
+    value = static_cast<std::remove_reference_t<decltype(value)>>(std::stod(it->second));
+  };
+  setting("--image-size", "image_size", options.image_size);
+  setting("--no-augment", "augment", options.augment);
+  setting("--warmup-epochs", "warmup_epochs", options.schedule.warmup_epochs);
+  setting("--warmup-lr", "warmup_lr", options.schedule.warmup_lr);
+  setting("--min-lr", "min_lr", options.schedule.min_lr);
+  setting("--decay-rate", "decay_rate", options.schedule.decay_rate);
+  setting("--decay-epochs", "decay_epochs", options.schedule.decay_epochs);
+  if (flags.checkpoint.empty()) options.checkpoint = flags.resume;
+}
+
+// Data for a model that was named without data: the digits where the network takes 8x8 images, else synthetic images.
+std::string data_for(const std::string& model, int64_t batch) {
+  for (const DataListing& listing : list_data()) (void)listing;
+  try {
+    build_model(model, {.batch = batch, .channels = 1, .height = 8, .width = 8, .classes = 10});
+    return std::string(kDefaultData);
+  } catch (const Error&) {
+    return "synthetic";
+  }
+}
+
+TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
+  TrainOptions options;
+  const bool bare = flags.model.empty() && flags.resume.empty();
+  options.model = flags.model.empty() ? std::string(kDefaultModel) : flags.model;
+  options.batch = flags.batch > 0 ? flags.batch : bare ? 64 : 32;
+  options.memory = flags.memory_bytes();
+  options.policy = flags.policy;
+  options.placement = flags.placement;
+  options.device = flags.device;
+  options.threads = flags.threads;
+  options.epochs = flags.epochs;
+  options.steps = flags.steps;
+  options.optimizer = flags.optimizer_options();
+  options.schedule = flags.schedule;
+  options.schedule.lr = flags.lr > 0 ? flags.lr : flags.optimizer == "sgd" ? 0.05 : 0.001;
+  options.seed = flags.seed;
+  options.exact = flags.exact;
+  options.image_size = flags.image_size;
+  options.augment = !flags.no_augment;
+  options.workers = flags.workers;
+  options.evaluate_every = flags.evaluate_every;
+  options.checkpoint_every = flags.checkpoint_every;
+  options.costs = flags.costs;
+  options.check_memory = flags.check_memory;
+  if (!flags.checkpoint.empty()) options.checkpoint = flags.checkpoint;
+  if (!flags.resume.empty()) options.resume = flags.resume;
+  if (!flags.plan.empty()) options.plan = flags.plan;
+  options.data = flags.data;
+  if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
+  if (options.data.empty()) options.data = bare ? std::string(kDefaultData) : data_for(options.model, options.batch);
+  if (bare) {
+    if (flags.memory.empty()) options.memory = parse_bytes(kDefaultMemory);
+    if (command.count("--sched") == 0) options.schedule.name = "cosine";
+    if (command.count("--weight-decay") == 0) options.optimizer.weight_decay = 1e-4;
+  }
+  if (options.epochs == 0 && options.steps == 0) options.epochs = options.data == kDefaultData ? kDefaultEpochs : 1;
+  return options;
+}
+
+json done_json(const DoneEvent& d) {
+  return {{"event", "done"},
+          {"interrupted", d.interrupted},
+          {"steps", d.steps},
+          {"epochs", d.epochs},
+          {"images_per_second", d.images_per_second},
+          {"step_time_ms", d.step_time_ms},
+          {"predicted_step_time_ms", d.predicted_step_time_ms},
+          {"peak_bytes", d.peak.count},
+          {"budget_bytes", d.budget.count},
+          {"process_peak_bytes", d.process_peak.count},
+          {"loss", d.loss},
+          {"accuracy", d.accuracy ? json(*d.accuracy) : json(nullptr)},
+          {"weights_sha256", d.weights_sha256},
+          {"training_seconds", d.training_seconds}};
+}
+
+int run_train(TrainFlags& flags, const CLI::App& command) {
+  const TrainOptions options = options_from(flags, command);
+  JsonLines out(flags.json);
+  Progress progress;
+  TrainListener listener;
+  std::string memory_text;
+  int64_t planned_batch = options.batch;
+  listener.notice = [&](const std::string& text) {
+    progress.finish();
+    fmt::print(stderr, "plimsoll: {}\n", text);
+  };
+  listener.preparing = [&](const std::string& what, int64_t done, int64_t total) {
+    progress.update("measuring kernels", done, total, what);
+  };
+  listener.planned = [&](const Program& program, const std::string& data_name) {
+    progress.finish();
+    say(out, fmt::format("{} on {}, batch {}, device {}", options.model, data_name, planned_batch, options.device));
+    say(out, plan_text(program, planned_batch));
+    memory_text = to_string(program.plan.arena);
+    json event = plan_json(program, program.plan.lower_bound);
+    event["event"] = "plan";
+    out.write(event);
+  };
+  listener.step = [&](const StepEvent& e) {
+    progress.update(fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
+                    fmt::format("{:.4g} img/s, loss {:.4f}, lr {:.3g}, {}", e.images_per_second, e.loss, e.lr, memory_text));
+    if (out.active()) {
+      out.write({{"event", "step"}, {"step", e.step}, {"epoch", e.epoch}, {"loss", e.loss}, {"lr", e.lr},
+                 {"step_time_ms", e.step_time_ms}, {"images_per_second", e.images_per_second}});
+    }
+  };
+  listener.epoch = [&](const EpochEvent& e) {
+    progress.finish();
+    std::string text = fmt::format("epoch {}/{}: train loss {:.4f}, accuracy {:.2f} %", e.epoch, e.epochs, e.train_loss, 100 * e.train_accuracy);
+    if (e.test_loss) text += fmt::format("; test loss {:.4f}", *e.test_loss);
+    if (e.test_accuracy) text += fmt::format(", accuracy {:.2f} %", 100 * *e.test_accuracy);
+    say(out, fmt::format("{} ({:.1f} s)", text, e.seconds));
+    out.write({{"event", "epoch"}, {"epoch", e.epoch}, {"step", e.step}, {"train_loss", e.train_loss},
+               {"train_accuracy", e.train_accuracy}, {"test_loss", e.test_loss ? json(*e.test_loss) : json(nullptr)},
+               {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)}, {"seconds", e.seconds}});
+  };
+  listener.stop = [] { return interrupted.load(); };
+  if (!flags.trace.empty()) {
+    listener.recorded = [&](const Program& program, std::span<const StepRecord> records) {
+      write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, records));
+      say(out, fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags.trace));
+    };
+  }
+  std::signal(SIGINT, on_interrupt);
+  std::signal(SIGTERM, on_interrupt);
+
+  const auto result = train(options, listener);
+  progress.finish();
+  if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
+    fmt::print(stderr, "plimsoll: {}\n", to_text(*infeasible));
+    json event = infeasible_json(*infeasible);
+    event["event"] = "plan";
+    out.write(event);
+    return kInfeasible;
+  }
+  const DoneEvent& done = std::get<DoneEvent>(result);
+  std::string text = fmt::format("{}: {} steps in {:.1f} s, {:.4g} images/s; a step {:.3g} ms (predicted {:.3g} ms); peak {} of {}",
+                                 done.interrupted ? "interrupted" : "done", done.steps, done.training_seconds, done.images_per_second,
+                                 done.step_time_ms, done.predicted_step_time_ms, to_string(done.peak), to_string(done.budget));
+  if (done.accuracy) text += fmt::format("\ntest accuracy {:.2f} %", 100 * *done.accuracy);
+  if (options.checkpoint && done.steps > 0) text += fmt::format("\nsaved {}; go on with --resume {}", options.checkpoint->string(), options.checkpoint->string());
+  say(out, text);
+  out.write(done_json(done));
+  return done.interrupted ? kInterrupted : kDone;
+}
+
+}  // namespace
+
+Run add_train(CLI::App& app) {
+  auto flags = std::make_shared<TrainFlags>();
+  CLI::App* command = app.add_subcommand("train", "Train a network inside a memory budget");
+  flags->add_to(*command, false);
+  flags->add_optimizer_to(*command);
+  command->add_option("--data", flags->data, "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic");
+  command->add_option("--epochs", flags->epochs, "Passes over the training data")->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  command->add_option("--steps", flags->steps, "Stop after this many steps in all")->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  command->add_option("--lr", flags->lr, "Learning rate (default: 0.05 for sgd, 0.001 for adam)")->check(CLI::PositiveNumber);
+  command->add_option("--sched", flags->schedule.name, "Learning-rate schedule: constant, step, cosine")->capture_default_str();
+  command->add_option("--warmup-epochs", flags->schedule.warmup_epochs, "Epochs of linear warm-up")->check(CLI::NonNegativeNumber);
+  command->add_option("--warmup-lr", flags->schedule.warmup_lr, "Learning rate that the warm-up begins with")->check(CLI::NonNegativeNumber);
+  command->add_option("--min-lr", flags->schedule.min_lr, "Where the cosine schedule ends")->check(CLI::NonNegativeNumber);
+  command->add_option("--decay-epochs", flags->schedule.decay_epochs, "Epochs between the decays of the step schedule")->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  command->add_option("--decay-rate", flags->schedule.decay_rate, "Factor of a decay of the step schedule")->check(CLI::Range(0.0, 1.0));
+  command->add_option("--seed", flags->seed, "Of weights, order, augmentation and dropout")->capture_default_str();
+  command->add_flag("--no-augment", flags->no_augment, "No random flips and crops");
+  command->add_option("-j,--workers", flags->workers, "Threads that prepare batches")->capture_default_str()->check(CLI::Range(1, 256));
+  command->add_option("--evaluate-every", flags->evaluate_every, "Epochs between evaluations on the test set; 0: never")->capture_default_str()->check(CLI::NonNegativeNumber);
+  command->add_option("--checkpoint", flags->checkpoint, "Save here (safetensors) after every epoch, at the end and when interrupted")->type_name("FILE");
+  command->add_option("--checkpoint-every", flags->checkpoint_every, "Save every so many steps, besides")->check(CLI::NonNegativeNumber);
+  command->add_option("--resume", flags->resume, "Go on exactly where this checkpoint stopped; flags not given are taken from it")->type_name("FILE");
+  command->add_option("--plan", flags->plan, "Run this plan, saved by `plimsoll plan --save`")->type_name("FILE");
+  command->add_option("--trace", flags->trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")->type_name("FILE");
+  command->add_option("--costs", flags->costs, "measured: time kernels that the database lacks; estimated: do not")->capture_default_str()->check(CLI::IsMember({"measured", "estimated"}));
+  command->add_flag("--check-memory", flags->check_memory, "Overwrite memory as soon as the plan says that it is free (slow; finds planning bugs)");
+  return [flags, command] { return run_train(*flags, *command); };
+}
+
+}  // namespace plimsoll::cli
