@@ -50,17 +50,23 @@ class CostTable {
   explicit CostTable(MachineRates rates = {}) : rates_(rates) {}
   const MachineRates& rates() const { return rates_; }
 
+  // A cost taken inside a step stands beside the one of the kernel alone: kernels are compared by the latter, since only those
+  // that were chosen have the former, and steps are predicted by the former.
   void put(const CostKey& key, const Cost& cost);
-  std::optional<Cost> find(const CostKey& key) const;
+  std::optional<Cost> find(const CostKey& key) const;          // of the kernel alone
+  std::optional<Cost> find_in_step(const CostKey& key) const;
+  const std::map<CostKey, Cost>& in_step_entries() const { return in_step_; }
   const std::map<CostKey, Cost>& entries() const { return entries_; }
 
-  // The entry if there is one, else an estimate from the op's work and the kernel's kind.
+  // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
+  Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
+  // The entry of the kernel alone if there is one, else an estimate from the op's work and the kernel's kind.
   Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;              // layouts as in the graph
   Cost cost(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // layouts as it wants
 
  private:
   MachineRates rates_;
-  std::map<CostKey, Cost> entries_;
+  std::map<CostKey, Cost> entries_, in_step_;
 };
 
 struct MeasureOptions {

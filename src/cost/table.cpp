@@ -66,7 +66,21 @@ Cost estimate(const Graph& graph, const Op& op, std::string_view kernel, const M
 
 }  // namespace
 
-void CostTable::put(const CostKey& key, const Cost& cost) { entries_[key] = cost; }
+void CostTable::put(const CostKey& key, const Cost& cost) {
+  (cost.source == Cost::Source::in_step ? in_step_ : entries_)[key] = cost;
+}
+
+std::optional<Cost> CostTable::find_in_step(const CostKey& key) const {
+  auto it = in_step_.find(key);
+  return it == in_step_.end() ? std::nullopt : std::optional(it->second);
+}
+
+Cost CostTable::predict(const Graph& graph, const Op& op, const std::string& kernel, int threads) const {
+  if (!in_step_.empty()) {
+    if (auto known = find_in_step({op_signature(graph, op), kernel, threads})) return *known;
+  }
+  return cost(graph, op, kernel);
+}
 
 std::optional<Cost> CostTable::find(const CostKey& key) const {
   auto it = entries_.find(key);

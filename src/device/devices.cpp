@@ -19,6 +19,15 @@ std::string_view to_string(LayoutFamily family) {
   return "?";
 }
 
+LayoutFamily family_named(std::string_view name) {
+  std::vector<std::string> known;
+  for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
+    if (name == to_string(family)) return family;
+    known.emplace_back(to_string(family));
+  }
+  throw Error(ErrorCode::invalid_input, unknown_name("layout family", name, known));
+}
+
 std::unique_ptr<Device> open_device(std::string_view name, int threads) {
   if (threads < 0) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} threads; give a positive number, or 0 for all", threads));
