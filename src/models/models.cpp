@@ -1,0 +1,245 @@
+#include "plimsoll/models.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <set>
+
+#include "base/names.h"
+#include "models/catalog.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+struct Entry {
+  std::string_view name;
+  std::string_view description;
+  std::vector<std::string> options;  // the first may be given without its name: "resnet:6-32-788-6"
+  int64_t channels, size, classes;
+  Network (*build)(const ModelRequest&);
+};
+
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> list{
+      {"mlp", "fully connected layers with ReLU", {"hidden"}, 1, 28, 10, build_mlp},
+      {"lenet", "LeNet-5 with ReLU and max pooling", {}, 1, 28, 10, build_lenet},
+      {"alexnet",
+       "AlexNet, ungrouped, with LRN: the 23 layers of SuperNeurons",
+       {"dropout"},
+       3,
+       227,
+       1000,
+       build_alexnet},
+      {"vgg11", "VGG configuration A", {"dropout"}, 3, 224, 1000, build_vgg},
+      {"vgg13", "VGG configuration B", {"dropout"}, 3, 224, 1000, build_vgg},
+      {"vgg16", "VGG configuration D", {"dropout"}, 3, 224, 1000, build_vgg},
+      {"vgg19", "VGG configuration E", {"dropout"}, 3, 224, 1000, build_vgg},
+      {"resnet18", "ResNet of 18 layers for ImageNet", {}, 3, 224, 1000, build_resnet},
+      {"resnet34", "ResNet of 34 layers for ImageNet", {}, 3, 224, 1000, build_resnet},
+      {"resnet50", "ResNet of 50 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
+      {"resnet101", "ResNet of 101 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
+      {"resnet152", "ResNet of 152 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
+      {"resnet", "ResNet with a-b-c-d bottlenecks: depth 3(a+b+c+d)+2", {"blocks"}, 3, 224, 1000, build_resnet},
+      {"resnet20", "ResNet of 20 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
+      {"resnet32", "ResNet of 32 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
+      {"resnet44", "ResNet of 44 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
+      {"resnet56", "ResNet of 56 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
+      {"resnet110", "ResNet of 110 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
+      {"inception3", "Inception v3 without the auxiliary classifier", {"dropout"}, 3, 299, 1000, build_inception3},
+      {"inception4", "Inception v4", {"dropout"}, 3, 299, 1000, build_inception4},
+      {"densenet121", "DenseNet of 121 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
+      {"densenet161", "DenseNet of 161 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
+      {"densenet169", "DenseNet of 169 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
+      {"densenet201", "DenseNet of 201 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
+      {"densenet", "DenseNet for CIFAR, without bottlenecks", {"depth", "growth"}, 3, 32, 10, build_cifar_densenet},
+      {"dcgan", "DCGAN: generator and discriminator in one step", {"z", "width"}, 3, 64, 1, build_dcgan},
+  };
+  return list;
+}
+
+[[noreturn]] void bad(std::string message) { throw Error(ErrorCode::invalid_input, message); }
+
+std::optional<int64_t> parse_integer(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::vector<std::string_view> split(std::string_view text, char at) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0;;) {
+    const size_t end = text.find(at, begin);
+    parts.push_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+const Entry& find_entry(std::string_view kind) {
+  std::vector<std::string> known;
+  for (const Entry& entry : entries()) {
+    if (entry.name == kind) return entry;
+    known.emplace_back(entry.name);
+  }
+  std::string message = unknown_name("model", kind, known);
+  if (message.find("; did you mean") == std::string::npos) message += "; `plimsoll models` lists all";
+  bad(message);
+}
+
+ModelOptions parse_options(const Entry& entry, std::string_view text) {
+  ModelOptions options;
+  for (std::string_view item : split(text, ',')) {
+    const size_t equals = item.find('=');
+    const bool named = equals != std::string_view::npos;
+    if (entry.options.empty()) bad(fmt::format("model '{}' takes no options, got '{}'", entry.name, item));
+    const std::string name(named ? item.substr(0, equals) : entry.options.front());
+    const std::string value(named ? item.substr(equals + 1) : item);
+    if (std::find(entry.options.begin(), entry.options.end(), name) == entry.options.end()) {
+      bad(unknown_name(fmt::format("option of model '{}'", entry.name), name, entry.options));
+    }
+    if (options.has(name)) bad(fmt::format("model '{}': option '{}' is given twice", entry.name, name));
+    options.set(name, value);
+  }
+  return options;
+}
+
+void check_range(std::string_view what, int64_t value, int64_t most) {
+  if (value < 1 || value > most) bad(fmt::format("{} must be between 1 and {}, not {}", what, most, value));
+}
+
+ModelInput fill_in(const Entry& entry, ModelInput input) {
+  if (input.channels == 0) input.channels = entry.channels;
+  if (input.height == 0) input.height = input.width != 0 ? input.width : entry.size;
+  if (input.width == 0) input.width = input.height;
+  if (input.classes == 0) input.classes = entry.classes;
+  check_range("batch", input.batch, 1 << 24);
+  check_range("channels", input.channels, 1 << 16);
+  check_range("image height", input.height, 1 << 16);
+  check_range("image width", input.width, 1 << 16);
+  check_range("classes", input.classes, 1 << 24);
+  return input;
+}
+
+bool builds_at(const Entry& entry, ModelRequest request, int64_t size) {
+  request.input.height = request.input.width = size;
+  try {
+    entry.build(request);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// The smallest square image that the network takes; the default size is known to do.
+int64_t least_size(const Entry& entry, const ModelRequest& request) {
+  int64_t too_small = 0, enough = entry.size;
+  while (enough - too_small > 1) {
+    const int64_t middle = (too_small + enough) / 2;
+    (builds_at(entry, request, middle) ? enough : too_small) = middle;
+  }
+  return enough;
+}
+
+}  // namespace
+
+int64_t ModelOptions::integer(std::string_view name, int64_t otherwise, int64_t least, int64_t most) const {
+  const auto it = values_.find(name);
+  if (it == values_.end()) return otherwise;
+  const std::optional<int64_t> value = parse_integer(it->second);
+  if (value && *value >= least && *value <= most) return *value;
+  bad(fmt::format("option '{}': '{}' is not a number between {} and {}", name, it->second, least, most));
+}
+
+double ModelOptions::fraction(std::string_view name, double otherwise) const {
+  const auto it = values_.find(name);
+  if (it == values_.end()) return otherwise;
+  double value = 0;
+  const char* const begin = it->second.data();
+  const char* const end = begin + it->second.size();
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  if (error == std::errc() && stop == end && value >= 0 && value < 1) return value;
+  bad(fmt::format("option '{}': '{}' is not a number of at least 0 and below 1", name, it->second));
+}
+
+std::vector<int64_t> ModelOptions::list(std::string_view name, std::vector<int64_t> otherwise, size_t count) const {
+  const auto it = values_.find(name);
+  if (it == values_.end()) return otherwise;
+  std::vector<int64_t> numbers;
+  for (std::string_view part : split(it->second, '-')) {
+    const std::optional<int64_t> value = parse_integer(part);
+    if (!value || *value < 1 || *value > 1'000'000) {
+      bad(fmt::format("option '{}': '{}' in '{}' is not a number between 1 and 1000000", name, part, it->second));
+    }
+    numbers.push_back(*value);
+  }
+  if (count != 0 && numbers.size() != count) {
+    bad(fmt::format("option '{}': '{}' has {} numbers, expected {}, like {}", name, it->second, numbers.size(), count,
+                    fmt::join(otherwise, "-")));
+  }
+  return numbers;
+}
+
+Network build_model(std::string_view name, const ModelInput& input) {
+  const size_t colon = name.find(':');
+  const Entry& entry = find_entry(name.substr(0, colon));
+  ModelRequest request{.name = std::string(name), .kind = entry.name, .input = fill_in(entry, input), .options = {}};
+  if (colon != std::string_view::npos) request.options = parse_options(entry, name.substr(colon + 1));
+  try {
+    return entry.build(request);
+  } catch (const Error& error) {
+    const bool small = std::min(request.input.height, request.input.width) < entry.size;
+    if (error.code() != ErrorCode::invalid_input || !small || !builds_at(entry, request, entry.size)) throw;
+    const int64_t least = least_size(entry, request);
+    if (std::min(request.input.height, request.input.width) >= least) throw;
+    bad(fmt::format("{} needs images of at least {}x{}, not {}x{}", name, least, least, request.input.height,
+                    request.input.width));
+  }
+}
+
+std::vector<ModelListing> list_models() {
+  std::vector<ModelListing> result;
+  for (const Entry& entry : entries()) {
+    result.push_back(
+        {.name = std::string(entry.name),
+         .description = std::string(entry.description),
+         .options = fmt::format("{}", fmt::join(entry.options, ", ")),
+         .default_input = {
+             .channels = entry.channels, .height = entry.size, .width = entry.size, .classes = entry.classes}});
+  }
+  return result;
+}
+
+int64_t layer_count(const Network& network) {
+  const Graph& graph = network.graph;
+  std::set<std::string_view> layers;
+  std::vector<int> uses(static_cast<size_t>(graph.tensor_count()), 0);
+  std::vector<TensorId> seen_as(uses.size());  // what a view shows
+  for (size_t i = 0; i < seen_as.size(); ++i) seen_as[i] = {static_cast<int32_t>(i)};
+  for (const Op& op : graph.ops()) {
+    if (op.phase != Phase::forward || op.inputs.empty()) continue;
+    const TensorId data = op.inputs[0];
+    if (op.type->is_view) {
+      seen_as[static_cast<size_t>(op.outputs[0].index)] = seen_as[static_cast<size_t>(data.index)];
+      continue;
+    }
+    if (graph.tensor(data).role == Role::hyperparameter) continue;  // draws random numbers: data, not a layer
+    for (std::string_view layer : split(op.layer, '+')) layers.insert(layer);
+    std::set<TensorId> read;
+    for (TensorId id : op.inputs) read.insert(seen_as[static_cast<size_t>(id.index)]);
+    for (TensorId id : read) ++uses[static_cast<size_t>(id.index)];
+  }
+  int64_t forks = 0;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    const Tensor& t = graph.tensors()[i];
+    const bool value =
+        t.role == Role::activation || (t.role == Role::input && TensorId{static_cast<int32_t>(i)} == network.data);
+    if (value && uses[i] > 1) ++forks;
+  }
+  return static_cast<int64_t>(layers.size()) + forks;
+}
+
+}  // namespace plimsoll
