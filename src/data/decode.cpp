@@ -1,0 +1,111 @@
+#include "data/decode.h"
+
+#include <fmt/format.h>
+#include <spng.h>
+#include <turbojpeg.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int64_t kMostPixels = 100'000'000;
+
+[[noreturn]] void corrupt(const std::string& file_name, std::string_view format, std::string_view why) {
+  throw Error(ErrorCode::corrupt_file, fmt::format("{}: damaged {}: {}", file_name, format, why));
+}
+
+void require_moderate(const std::string& file_name, int64_t width, int64_t height) {
+  if (width > 0 && height > 0 && height <= kMostPixels / width) return;
+  throw Error(ErrorCode::unsupported, fmt::format("{}: is {}x{} pixels; at most {} million are read", file_name, width,
+                                                  height, kMostPixels / 1'000'000));
+}
+
+// The smallest scaling that leaves both sides at least `smallest_side`.
+tjscalingfactor choose_scaling(int width, int height, int64_t smallest_side) {
+  tjscalingfactor best{1, 1};
+  int count = 0;
+  const tjscalingfactor* factors = tjGetScalingFactors(&count);
+  if (smallest_side <= 0 || factors == nullptr) return best;
+  for (int i = 0; i < count; ++i) {
+    const tjscalingfactor factor = factors[i];
+    const bool enough = TJSCALED(width, factor) >= smallest_side && TJSCALED(height, factor) >= smallest_side;
+    if (enough && factor.num * best.denom < best.num * factor.denom) best = factor;
+  }
+  return best;
+}
+
+// Printing colours, inverted as Adobe's programs write them.
+void cmyk_to_rgb(std::vector<uint8_t>& pixels) {
+  const size_t count = pixels.size() / 4;
+  for (size_t i = 0; i < count; ++i) {
+    const unsigned black = pixels[4 * i + 3];
+    for (size_t c = 0; c < 3; ++c) pixels[3 * i + c] = static_cast<uint8_t>(pixels[4 * i + c] * black / 255);
+  }
+  pixels.resize(3 * count);
+}
+
+void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image) {
+  const std::unique_ptr<void, int (*)(void*)> decoder(tjInitDecompress(), tjDestroy);
+  if (!decoder) throw Error(ErrorCode::device_failure, "TurboJPEG: tjInitDecompress failed");
+  const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
+  int width = 0, height = 0, subsampling = 0, colours = 0;
+  if (tjDecompressHeader3(decoder.get(), data, bytes.size(), &width, &height, &subsampling, &colours) < 0) {
+    corrupt(file_name, "JPEG", tjGetErrorStr2(decoder.get()));
+  }
+  require_moderate(file_name, width, height);
+  const tjscalingfactor scaling = choose_scaling(width, height, smallest_side);
+  width = TJSCALED(width, scaling);
+  height = TJSCALED(height, scaling);
+  const bool cmyk = colours == TJCS_CMYK || colours == TJCS_YCCK;
+  const int format = cmyk ? TJPF_CMYK : TJPF_RGB;
+  image.pixels.resize(static_cast<size_t>(int64_t{width} * height * (cmyk ? 4 : 3)));
+  // A file that ends early is only warned about; a strange byte between segments harms nothing.
+  if (tjDecompress2(decoder.get(), data, bytes.size(), image.pixels.data(), width, 0, height, format,
+                    TJFLAG_ACCURATEDCT) < 0) {
+    const std::string_view why = tjGetErrorStr2(decoder.get());
+    const bool harmless = tjGetErrorCode(decoder.get()) == TJERR_WARNING &&
+                          why.find("extraneous bytes before marker") != std::string_view::npos;
+    if (!harmless) corrupt(file_name, "JPEG", why);
+  }
+  if (cmyk) cmyk_to_rgb(image.pixels);
+  image.width = width;
+  image.height = height;
+}
+
+void decode_png(std::string_view bytes, const std::string& file_name, Image& image) {
+  const std::unique_ptr<spng_ctx, void (*)(spng_ctx*)> context(spng_ctx_new(0), spng_ctx_free);
+  if (!context) throw Error(ErrorCode::device_failure, "libspng: spng_ctx_new failed");
+  const auto check = [&](int status) {
+    if (status != 0) corrupt(file_name, "PNG", spng_strerror(status));
+  };
+  check(spng_set_chunk_limits(context.get(), 8 << 20, 16 << 20));
+  check(spng_set_png_buffer(context.get(), bytes.data(), bytes.size()));
+  spng_ihdr header{};
+  check(spng_get_ihdr(context.get(), &header));
+  require_moderate(file_name, header.width, header.height);
+  size_t size = 0;
+  check(spng_decoded_image_size(context.get(), SPNG_FMT_RGB8, &size));
+  image.pixels.resize(size);
+  check(spng_decode_image(context.get(), image.pixels.data(), size, SPNG_FMT_RGB8, 0));
+  check(spng_decode_chunks(context.get()));
+  image.width = header.width;
+  image.height = header.height;
+}
+
+}  // namespace
+
+void decode_image(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image) {
+  image.channels = 3;
+  image.maximum = 255;
+  if (bytes.starts_with("\xFF\xD8")) return decode_jpeg(bytes, file_name, smallest_side, image);
+  if (bytes.starts_with("\x89PNG")) return decode_png(bytes, file_name, image);
+  if (bytes.empty())
+    throw Error(ErrorCode::corrupt_file, fmt::format("{}: is empty; expected a JPEG or PNG image", file_name));
+  throw Error(ErrorCode::unsupported, fmt::format("{}: is neither JPEG nor PNG", file_name));
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,18 @@
+// JPEG and PNG files as 8-bit RGB.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "plimsoll/data.h"
+
+namespace plimsoll {
+
+// Decodes the bytes of a file. A JPEG that is larger on both sides comes scaled down in the frequency domain to not
+// less than `smallest_side` (0: full size), in a fraction of the time and memory. The label is left alone. Throws
+// Error(corrupt_file) that names the file and the decoder's complaint, also when the data ends early;
+// Error(unsupported) for another format and for images of more than 100 million pixels.
+void decode_image(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image);
+
+}  // namespace plimsoll

@@ -1,0 +1,126 @@
+// The bundled data set: small enough to lie in memory whole.
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include "base/files.h"
+#include "data/sources.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int kSide = 8;
+constexpr int kPixels = kSide * kSide;
+constexpr int kWhite = 16;
+constexpr int kClasses = 10;
+constexpr const char* kFileName = "digits.csv.gz";
+
+// In the folder that PLIMSOLL_DATA names; else beside or above the program, as an installation or a build has it; else
+// where the sources were.
+std::filesystem::path find_digits() {
+  if (const char* folder = std::getenv("PLIMSOLL_DATA")) return std::filesystem::path(folder) / kFileName;
+  std::vector<std::filesystem::path> starts;
+  std::error_code ignored;
+  starts.push_back(std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path());
+  Dl_info here{};
+  if (dladdr(reinterpret_cast<const void*>(&open_digits), &here) != 0 && here.dli_fname != nullptr) {
+    starts.push_back(std::filesystem::absolute(here.dli_fname, ignored).parent_path());
+  }
+  for (std::filesystem::path folder : starts) {
+    for (int level = 0; level < 4 && !folder.empty(); ++level, folder = folder.parent_path()) {
+      for (const char* inside : {"data", "share/plimsoll"}) {
+        const std::filesystem::path file = folder / inside / kFileName;
+        if (std::filesystem::is_regular_file(file, ignored)) return file;
+      }
+    }
+  }
+#ifdef PLIMSOLL_SOURCE_DATA
+  return std::filesystem::path(PLIMSOLL_SOURCE_DATA) / kFileName;
+#else
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("data 'digits': {} is not beside the program; name its folder in PLIMSOLL_DATA", kFileName));
+#endif
+}
+
+class Digits : public DataSet {
+ public:
+  Digits(DigitsTable table, const DataOptions& options) : table_(std::move(table)) {
+    const int64_t count = static_cast<int64_t>(table_.labels.size());
+    order_ = split_order(count);
+    info_ = {.name = "digits",
+             .channels = 1,
+             .height = kSide,
+             .width = kSide,
+             .classes = kClasses,
+             .train_count = split_train_count(count),
+             .mean = {0.30526F},
+             .stddev = {0.37605F}};
+    info_.test_count = count - info_.train_count;
+    fit_to_network(info_, options);
+  }
+
+  const DataInfo& info() const override { return info_; }
+  Bytes memory() const override {
+    return {static_cast<int64_t>(table_.pixels.size() + table_.labels.size() + order_.size() * sizeof(int32_t))};
+  }
+  void read(Split split, int64_t index, int64_t, Image& image) const override {
+    const int64_t position = split == Split::train ? index : info_.train_count + index;
+    const size_t row = static_cast<size_t>(order_.at(static_cast<size_t>(position)));
+    image.channels = 1;
+    image.height = image.width = kSide;
+    image.maximum = kWhite;
+    image.label = table_.labels[row];
+    const auto begin = table_.pixels.begin() + static_cast<ptrdiff_t>(row * kPixels);
+    image.pixels.assign(begin, begin + kPixels);
+  }
+
+ private:
+  DataInfo info_;
+  DigitsTable table_;
+  std::vector<int32_t> order_;  // training samples first
+};
+
+}  // namespace
+
+DigitsTable parse_digits_csv(std::string_view text, const std::string& file_name) {
+  DigitsTable table;
+  int64_t line = 1;
+  for (size_t begin = 0; begin < text.size(); ++line) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    std::string_view row = text.substr(begin, end - begin);
+    if (row.ends_with('\r')) row.remove_suffix(1);
+    begin = end + 1;
+    const auto fail = [&](const std::string& expected) {
+      throw Error(ErrorCode::corrupt_file, fmt::format("{}: line {}: expected {}", file_name, line, expected));
+    };
+    const char* at = row.data();
+    const char* const row_end = row.data() + row.size();
+    for (int column = 0; column <= kPixels; ++column) {
+      if (column > 0 && (at == row_end || *at++ != ',')) fail(fmt::format("65 numbers with commas, found {}", column));
+      unsigned value = 0;
+      const auto [number_end, status] = std::from_chars(at, row_end, value);
+      if (status != std::errc() || (column < kPixels ? value > kWhite : value >= kClasses)) {
+        fail(column < kPixels ? fmt::format("a pixel of 0..16 in column {}", column + 1)
+                              : "a label of 0..9 in column 65");
+      }
+      (column < kPixels ? table.pixels : table.labels).push_back(static_cast<uint8_t>(value));
+      at = number_end;
+    }
+    if (at != row_end) fail("nothing after the label");
+  }
+  if (table.labels.size() < 10) {
+    throw Error(ErrorCode::corrupt_file,
+                fmt::format("{}: has {} images; expected at least 10", file_name, table.labels.size()));
+  }
+  return table;
+}
+
+std::shared_ptr<const DataSet> open_digits(const DataOptions& options) {
+  const std::filesystem::path file = find_digits();
+  return std::make_shared<Digits>(parse_digits_csv(read_gzip_file(file, 64_MiB), file.string()), options);
+}
+
+}  // namespace plimsoll

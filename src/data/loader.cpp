@@ -1,0 +1,184 @@
+// Worker threads take batch numbers in turn and fill slots of a ring; next() hands the slots out in order.
+//
+//   number of batch:   released <= delivered <= claimed <= released + slots        slot of a batch: number % slots
+#include <fmt/format.h>
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "data/prepare.h"
+#include "plimsoll/data.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+
+struct Loader::Impl {
+  struct Slot {
+    std::vector<float> data;
+    std::vector<int32_t> labels;
+    int64_t count = 0;
+    bool ready = false;
+    std::exception_ptr error;
+  };
+
+  std::shared_ptr<const DataSet> data;
+  LoaderOptions options;
+  int64_t sample_elements = 0;
+  int64_t sample_count = 0;
+  int64_t batches_per_epoch = 0;
+
+  std::mutex mutex;
+  std::condition_variable slot_free, batch_ready;
+  std::vector<Slot> slots;
+  int64_t claimed = 0, delivered = 0, released = 0;  // numbers of batches, from the first batch of epoch 0 on
+  bool stopping = false;
+  std::shared_ptr<const std::vector<int32_t>> order;  // of the samples in order_epoch
+  int64_t order_epoch = -1;
+  std::vector<std::thread> threads;
+  Batch current;
+
+  Slot& slot_of(int64_t number) { return slots[static_cast<size_t>(number) % slots.size()]; }
+
+  // Null where the order is the samples' own.
+  std::shared_ptr<const std::vector<int32_t>> order_of(int64_t epoch) {
+    if (options.split == Split::test) return nullptr;
+    const std::lock_guard lock(mutex);
+    if (order_epoch != epoch) {
+      order = std::make_shared<std::vector<int32_t>>(epoch_order(sample_count, options.seed, epoch));
+      order_epoch = epoch;
+    }
+    return order;
+  }
+
+  void fill(int64_t number, Slot& slot, PrepareScratch& scratch) {
+    const int64_t epoch = number / batches_per_epoch, first = number % batches_per_epoch * options.batch;
+    const auto shuffled = order_of(epoch);
+    const bool training = options.split == Split::train;
+    const int64_t side = smallest_side(data->info(), options.split);
+    slot.count = std::min(options.batch, sample_count - first);
+    for (int64_t row = 0; row < slot.count; ++row) {
+      {
+        const std::lock_guard lock(mutex);
+        if (stopping) return;
+      }
+      const int64_t sample = shuffled ? (*shuffled)[static_cast<size_t>(first + row)] : first + row;
+      data->read(options.split, sample, side, scratch.image);
+      prepare(scratch.image, data->info(), training ? &options.augmentation : nullptr,
+              {.seed = options.seed, .epoch = epoch, .sample = sample}, scratch,
+              std::span(slot.data).subspan(static_cast<size_t>(row * sample_elements),
+                                           static_cast<size_t>(sample_elements)));
+      slot.labels[static_cast<size_t>(row)] = scratch.image.label;
+    }
+    std::fill(slot.data.begin() + slot.count * sample_elements, slot.data.end(), 0.0F);
+    std::fill(slot.labels.begin() + slot.count, slot.labels.end(), -1);
+  }
+
+  void work() {
+    PrepareScratch scratch;
+    std::unique_lock lock(mutex);
+    while (true) {
+      slot_free.wait(lock, [&] { return stopping || claimed < released + static_cast<int64_t>(slots.size()); });
+      if (stopping) return;
+      const int64_t number = claimed++;
+      Slot& slot = slot_of(number);
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        fill(number, slot, scratch);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      slot.error = error;
+      slot.ready = true;
+      batch_ready.notify_all();
+    }
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    slot_free.notify_all();
+    for (std::thread& thread : threads) thread.join();
+    threads.clear();
+  }
+};
+
+Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options) : impl_(std::make_unique<Impl>()) {
+  constexpr int64_t kLargeBatch = 32 << 20;
+  Impl& impl = *impl_;
+  impl.data = std::move(data);
+  impl.options = options;
+  const DataInfo& info = impl.data->info();
+  const bool training = options.split == Split::train;
+  impl.sample_count = impl.data->count(options.split);
+  if (options.batch < 1) throw Error(ErrorCode::invalid_input, fmt::format("a batch of {} samples", options.batch));
+  if (impl.sample_count < (training ? options.batch : 1)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("data '{}' has {} {} samples; a batch needs {}", info.name, impl.sample_count,
+                            training ? "training" : "test", training ? options.batch : 1));
+  }
+  impl.sample_elements = info.channels * info.height * info.width;
+  impl.batches_per_epoch =
+      training ? impl.sample_count / options.batch : (impl.sample_count + options.batch - 1) / options.batch;
+  impl.claimed = impl.delivered = impl.released = options.epoch * impl.batches_per_epoch + options.first_batch;
+
+  const int64_t batch_elements = options.batch * impl.sample_elements;
+  const int automatic = batch_elements * int64_t{sizeof(float)} > kLargeBatch ? 1 : 2;
+  impl.slots.resize(static_cast<size_t>(options.queue > 0 ? options.queue : automatic));
+  for (Impl::Slot& slot : impl.slots) {
+    slot.data.resize(static_cast<size_t>(batch_elements));
+    slot.labels.resize(static_cast<size_t>(options.batch));
+  }
+  try {
+    for (int i = 0; i < std::max(1, options.threads); ++i) impl.threads.emplace_back([&impl] { impl.work(); });
+  } catch (const std::system_error& error) {
+    impl.stop();
+    throw Error(ErrorCode::device_failure, fmt::format("cannot start a thread for loading data: {}", error.what()));
+  }
+}
+
+Loader::~Loader() { impl_->stop(); }
+
+const Batch& Loader::next() {
+  release();
+  Impl& impl = *impl_;
+  std::unique_lock lock(impl.mutex);
+  Impl::Slot& slot = impl.slot_of(impl.delivered);
+  impl.batch_ready.wait(lock, [&] { return slot.ready; });
+  if (slot.error) std::rethrow_exception(slot.error);
+  impl.current = {.data = slot.data,
+                  .labels = slot.labels,
+                  .epoch = impl.delivered / impl.batches_per_epoch,
+                  .index = impl.delivered % impl.batches_per_epoch,
+                  .count = slot.count};
+  ++impl.delivered;
+  return impl.current;
+}
+
+void Loader::release() {
+  Impl& impl = *impl_;
+  {
+    const std::lock_guard lock(impl.mutex);
+    if (impl.released == impl.delivered) return;
+    impl.slot_of(impl.released).ready = false;
+    ++impl.released;
+    impl.current = {};
+  }
+  impl.slot_free.notify_all();
+}
+
+int64_t Loader::batches_per_epoch() const { return impl_->batches_per_epoch; }
+
+Bytes Loader::memory() const {
+  const Impl::Slot& slot = impl_->slots.front();
+  return Bytes{static_cast<int64_t>(slot.data.size() * sizeof(float) + slot.labels.size() * sizeof(int32_t))} *
+         static_cast<int64_t>(impl_->slots.size());
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,54 @@
+// The kinds of data sets, a file each, and the readers of their file formats. open_data (data_set.cpp) picks one.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/data.h"
+
+namespace plimsoll {
+
+std::shared_ptr<const DataSet> open_digits(const DataOptions& options);
+std::shared_ptr<const DataSet> open_mnist(const std::filesystem::path& folder, const DataOptions& options);
+std::shared_ptr<const DataSet> open_cifar(int classes, const std::filesystem::path& folder, const DataOptions& options);
+std::shared_ptr<const DataSet> open_image_folder(const std::filesystem::path& folder, const DataOptions& options);
+std::shared_ptr<const DataSet> open_synthetic(int64_t count, const DataOptions& options);
+
+// Sets channels, height and width of `info` from what the data has to what the network asks for, and mean and stddev
+// with the channels. Throws Error(invalid_input) when images cannot be turned into that.
+void fit_to_network(DataInfo& info, const DataOptions& options);
+
+// A fixed order for splits that the data does not give: the same on every machine, whatever the training's seed.
+std::vector<int32_t> split_order(int64_t count);
+// Of `count` samples, how many a split of four to one leaves for training.
+int64_t split_train_count(int64_t count);
+
+// digits.csv: 64 pixels of 0..16 and a label of 0..9 a line.
+struct DigitsTable {
+  std::vector<uint8_t> pixels;  // 64 an image
+  std::vector<uint8_t> labels;
+};
+DigitsTable parse_digits_csv(std::string_view text, const std::string& file_name);
+
+// The head of an idx file of bytes: how many dimensions, how large. Throws Error(corrupt_file) unless it has `rank`
+// dimensions of unsigned bytes that fill a file of `file_bytes` exactly.
+struct IdxHeader {
+  std::vector<int64_t> dimensions;
+  int64_t data_offset = 0;
+};
+IdxHeader parse_idx_header(std::span<const std::byte> head, int64_t file_bytes, size_t rank,
+                           const std::string& file_name);
+
+// How many records the binary version of CIFAR with so many classes has in a file of this size, and one record as an
+// image.
+int64_t cifar_record_count(int classes, int64_t file_bytes, const std::string& file_name);
+int64_t cifar_record_bytes(int classes);
+void parse_cifar_record(int classes, std::span<const std::byte> record, int64_t index, const std::string& file_name,
+                        Image& image);
+
+}  // namespace plimsoll
