@@ -28,7 +28,7 @@ struct Buffer {
 
 struct PlacementOptions {
   int64_t alignment = 64;     // of every offset
-  Bytes capacity{INT64_MAX};  // stop searching when below this
+  Bytes capacity{0};          // stop searching at this height or below; in any case at the lower bound
   double seconds = 1.0;       // the search's time limit; deterministic heuristics run whatever it is
 };
 

@@ -21,6 +21,9 @@ namespace plimsoll {
 
 using StepIndex = int32_t;
 
+// Offsets and sizes of stays are multiples of it: a stay books the tensor's bytes rounded up.
+inline constexpr int64_t kStayAlignment = 64;
+
 struct Step {
   OpId op;
   std::string kernel;               // by name, from Device::kernels; "" for a view, which runs nothing
@@ -32,7 +35,8 @@ struct Step {
 
 // Tensor (or, with an invalid tensor, the workspace of step `first`) at [offset, offset + bytes) of the arena from the start
 // of step `first` to the end of step `last`, both included. Two stays may share a byte during one step in one case only: the
-// step's op allows the output, whose stay begins there, to take the place of the input, whose stay ends there.
+// step's op allows the output, whose stay begins there, to take the place of the input, whose stay ends there: then both have
+// the same offset. A view (reshape) is the same bytes as what it views; their stays meet at any time, at the same offset.
 struct Stay {
   TensorId tensor;
   Bytes offset;
@@ -103,7 +107,8 @@ struct Infeasible {
 };
 std::string to_text(const Infeasible& infeasible);
 
-// Largest sum of stays' bytes over the steps, and the step where it is.
+// Largest sum of stays' bytes over the steps, and the (first) step where it is. Bytes that two stays share, in place or as a
+// view, count once.
 struct Peak { Bytes bytes; StepIndex step = 0; };
 Peak live_peak(const Plan& plan);
 // Stays alive at a step, largest first.

@@ -1,0 +1,164 @@
+#include "plan/assemble.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <tuple>
+
+#include "base/names.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+size_t at(TensorId id) { return static_cast<size_t>(id.index); }
+
+const PlacementMethod& find_placement(const std::vector<PlacementMethod>& methods, std::string_view name) {
+  std::vector<std::string> known;
+  for (const PlacementMethod& method : methods) {
+    if (method.name == name) return method;
+    known.emplace_back(method.name);
+  }
+  throw Error(ErrorCode::invalid_input, unknown_name("placement", name, known));
+}
+
+std::vector<Step> make_steps(const PolicyInput& input) {
+  std::vector<Step> steps;
+  steps.reserve(input.route.order.size());
+  for (OpId id : input.route.order) {
+    const KernelChoice choice =
+        static_cast<size_t>(id.index) < input.kernels.size() ? input.kernels[static_cast<size_t>(id.index)] : KernelChoice{};
+    steps.push_back({.op = id, .kernel = choice.kernel, .threads = 0, .micro_batches = {}, .recompute = false,
+                     .workspace = choice.workspace});
+  }
+  return steps;
+}
+
+bool reads(const Op& op, TensorId tensor) {
+  return std::find(op.inputs.begin(), op.inputs.end(), tensor) != op.inputs.end();
+}
+
+// With keep_everything: a buffer's first tensor is there from the start, each stays until another takes its bytes.
+LiveRange widen(const PolicyInput& input, const Liveness& liveness, const SharedBuffer& buffer, TensorId tensor) {
+  LiveRange range = liveness.tensors[at(tensor)];
+  if (buffer.tensors[0] == tensor) range.first = 0;
+  const StepIndex lost = liveness.overwritten_at[at(tensor)];
+  if (lost < 0) {
+    range.last = std::max<StepIndex>(liveness.steps - 1, 0);
+  } else {
+    range.last = reads(input.graph.op(input.route.order[static_cast<size_t>(lost)]), tensor) ? lost : lost - 1;
+  }
+  return range;
+}
+
+Infeasible explain(const PolicyInput& input, const Plan& plan, bool proven) {
+  Infeasible result;
+  result.policy = plan.policy;
+  result.budget = plan.budget;
+  result.minimum = plan.arena;
+  result.proven = proven;
+  result.step = plan.predicted.peak_step;
+  if (!plan.steps.empty()) {
+    const Op& op = input.graph.op(plan.steps[static_cast<size_t>(result.step)].op);
+    result.op = op.name;
+    result.layer = op.layer;
+  }
+  std::vector<Bytes> counted;  // places, so that what shares bytes is named once
+  for (const Stay* stay : live_at(plan, result.step)) {
+    if (stay->is_workspace()) {
+      const Op& op = input.graph.op(plan.steps[static_cast<size_t>(stay->first)].op);
+      result.needs.push_back({op.name, Role::activation, stay->bytes, true});
+      continue;
+    }
+    if (std::find(counted.begin(), counted.end(), stay->offset) != counted.end()) continue;
+    counted.push_back(stay->offset);
+    const Tensor& tensor = input.graph.tensor(stay->tensor);
+    result.needs.push_back({tensor.name, tensor.role, stay->bytes, false});
+  }
+  // Rounded up, so that what the text says is enough.
+  const double mib = static_cast<double>((plan.arena.count * 10 + (1 << 20) - 1) >> 20) / 10;
+  const std::string enough = plan.arena < 1_MiB ? fmt::format("{} bytes", plan.arena.count) : fmt::format("{:.1f}MiB", mib);
+  result.suggestion = fmt::format("raise --memory to {}, or lower --batch", enough);
+  return result;
+}
+
+}  // namespace
+
+PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, const Liveness& liveness,
+                          const AssembleOptions& options) {
+  const auto started = std::chrono::steady_clock::now();
+  const std::vector<PlacementMethod> methods = placement_methods();
+  const PlacementMethod& method = find_placement(methods, input.placement);
+
+  Plan plan;
+  plan.graph_name = input.graph.name;
+  plan.graph_fingerprint = fingerprint(input.graph);
+  plan.device_name = input.device.name;
+  plan.device_key = input.device.key;
+  plan.policy = policy;
+  plan.placement = method.name;
+  plan.budget = input.budget;
+  plan.steps = make_steps(input);
+  const StepIndex end = std::max<StepIndex>(liveness.steps - 1, 0);
+
+  std::vector<Bytes> offset_of(liveness.buffers.size());
+  Bytes states_end;
+  std::vector<Buffer> problem;
+  std::vector<size_t> asked;  // the buffer of each item of the problem; workspaces follow
+  for (size_t b = 0; b < liveness.buffers.size(); ++b) {
+    const SharedBuffer& buffer = liveness.buffers[b];
+    if (buffer.is_state) {
+      offset_of[b] = states_end;
+      states_end += buffer.bytes;
+      continue;
+    }
+    const LiveRange range = options.keep_everything ? LiveRange{0, end} : buffer.range;
+    problem.push_back({range.first, range.last + 1, buffer.bytes});
+    asked.push_back(b);
+  }
+  std::vector<StepIndex> workspace_steps;
+  for (StepIndex s = 0; s < liveness.steps; ++s) {
+    const Bytes bytes = align_up(plan.steps[static_cast<size_t>(s)].workspace, kStayAlignment);
+    if (bytes.count <= 0) continue;
+    workspace_steps.push_back(s);
+    problem.push_back({options.keep_everything ? 0 : s, options.keep_everything ? end + 1 : s + 1, bytes});
+  }
+  PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .seconds = std::min(input.seconds, 2.0)};
+  const Placement placement = method.place(problem, placing);
+
+  for (size_t i = 0; i < asked.size(); ++i) offset_of[asked[i]] = states_end + placement.offsets[i];
+  for (size_t b = 0; b < liveness.buffers.size(); ++b) {
+    const SharedBuffer& buffer = liveness.buffers[b];
+    for (TensorId t : buffer.tensors) {
+      const LiveRange range =
+          options.keep_everything ? widen(input, liveness, buffer, t) : liveness.tensors[at(t)];
+      plan.stays.push_back({.tensor = t,
+                            .offset = offset_of[b],
+                            .bytes = align_up(input.graph.tensor(t).bytes(), kStayAlignment),
+                            .first = range.first,
+                            .last = range.last});
+    }
+  }
+  for (size_t i = 0; i < workspace_steps.size(); ++i) {
+    const StepIndex s = workspace_steps[i];
+    plan.stays.push_back({.tensor = {},
+                          .offset = states_end + placement.offsets[asked.size() + i],
+                          .bytes = problem[asked.size() + i].bytes,
+                          .first = s,
+                          .last = options.keep_everything ? end : s});
+  }
+  std::sort(plan.stays.begin(), plan.stays.end(), [](const Stay& a, const Stay& b) {
+    return std::tie(a.first, a.offset, a.tensor, a.last) < std::tie(b.first, b.offset, b.tensor, b.last);
+  });
+  plan.arena = states_end + placement.height;
+  plan.lower_bound = states_end + placement.lower_bound;
+  const Peak peak = live_peak(plan);
+  plan.predicted.peak = peak.bytes;
+  plan.predicted.peak_step = peak.step;
+  plan.plan_time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - started).count();
+  if (plan.arena > input.budget) return explain(input, plan, placement.proven_optimal);
+  return plan;
+}
+
+}  // namespace plimsoll

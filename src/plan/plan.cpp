@@ -1,0 +1,67 @@
+#include "plimsoll/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace plimsoll {
+namespace {
+
+// Bytes alive now, where stays at one offset lie in the same bytes.
+class LiveBytes {
+ public:
+  void begin(const Stay& stay) { change(stay, true); }
+  void end(const Stay& stay) { change(stay, false); }
+  Bytes sum() const { return sum_; }
+
+ private:
+  void change(const Stay& stay, bool begins) {
+    std::vector<int64_t>& here = places_[stay.offset.count];
+    sum_ -= largest(here);
+    if (begins) {
+      here.push_back(stay.bytes.count);
+    } else {
+      here.erase(std::find(here.begin(), here.end(), stay.bytes.count));
+    }
+    sum_ += largest(here);
+    if (here.empty()) places_.erase(stay.offset.count);
+  }
+  static Bytes largest(const std::vector<int64_t>& sizes) {
+    return {sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end())};
+  }
+
+  std::unordered_map<int64_t, std::vector<int64_t>> places_;
+  Bytes sum_;
+};
+
+}  // namespace
+
+Peak live_peak(const Plan& plan) {
+  std::vector<const Stay*> by_first, by_last;
+  for (const Stay& stay : plan.stays) by_first.push_back(&stay);
+  by_last = by_first;
+  std::sort(by_first.begin(), by_first.end(), [](const Stay* a, const Stay* b) { return a->first < b->first; });
+  std::sort(by_last.begin(), by_last.end(), [](const Stay* a, const Stay* b) { return a->last < b->last; });
+  LiveBytes live;
+  Peak peak;
+  size_t ended = 0;
+  for (size_t i = 0; i < by_first.size();) {
+    const StepIndex step = by_first[i]->first;
+    while (ended < by_last.size() && by_last[ended]->last < step) live.end(*by_last[ended++]);
+    while (i < by_first.size() && by_first[i]->first == step) live.begin(*by_first[i++]);
+    if (live.sum() > peak.bytes) peak = {live.sum(), step};
+  }
+  return peak;
+}
+
+std::vector<const Stay*> live_at(const Plan& plan, StepIndex step) {
+  std::vector<const Stay*> result;
+  for (const Stay& stay : plan.stays) {
+    if (stay.first <= step && step <= stay.last) result.push_back(&stay);
+  }
+  std::stable_sort(result.begin(), result.end(), [](const Stay* a, const Stay* b) { return a->bytes > b->bytes; });
+  return result;
+}
+
+}  // namespace plimsoll
