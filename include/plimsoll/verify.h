@@ -19,6 +19,7 @@ struct Violation {
     wrong_value,        // it is in the arena, but does not hold its value (never written, or lost when it left)
     overlap,            // two stays share a byte at one time
     out_of_arena,       // a stay ends beyond the arena, or the arena beyond the budget
+    misaligned,         // an offset is not a multiple of kStayAlignment
     wrong_size,         // a stay is smaller than its tensor, or a workspace than its step's
     state_changed,      // a recomputation changes a state, or an update reads after it was overwritten
     state_misplaced,    // at the end a state does not lie where the next step expects it

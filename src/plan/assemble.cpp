@@ -27,9 +27,14 @@ std::vector<Step> make_steps(const PolicyInput& input) {
   std::vector<Step> steps;
   steps.reserve(input.route.order.size());
   for (OpId id : input.route.order) {
-    const KernelChoice choice =
-        static_cast<size_t>(id.index) < input.kernels.size() ? input.kernels[static_cast<size_t>(id.index)] : KernelChoice{};
-    steps.push_back({.op = id, .kernel = choice.kernel, .threads = 0, .micro_batches = {}, .recompute = false,
+    const KernelChoice choice = static_cast<size_t>(id.index) < input.kernels.size()
+                                    ? input.kernels[static_cast<size_t>(id.index)]
+                                    : KernelChoice{};
+    steps.push_back({.op = id,
+                     .kernel = choice.kernel,
+                     .threads = 0,
+                     .micro_batches = {},
+                     .recompute = false,
                      .workspace = choice.workspace});
   }
   return steps;
@@ -78,7 +83,8 @@ Infeasible explain(const PolicyInput& input, const Plan& plan, bool proven) {
   }
   // Rounded up, so that what the text says is enough.
   const double mib = static_cast<double>((plan.arena.count * 10 + (1 << 20) - 1) >> 20) / 10;
-  const std::string enough = plan.arena < 1_MiB ? fmt::format("{} bytes", plan.arena.count) : fmt::format("{:.1f}MiB", mib);
+  const std::string enough =
+      plan.arena < 1_MiB ? fmt::format("{} bytes", plan.arena.count) : fmt::format("{:.1f}MiB", mib);
   result.suggestion = fmt::format("raise --memory to {}, or lower --batch", enough);
   return result;
 }
@@ -131,8 +137,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
   for (size_t b = 0; b < liveness.buffers.size(); ++b) {
     const SharedBuffer& buffer = liveness.buffers[b];
     for (TensorId t : buffer.tensors) {
-      const LiveRange range =
-          options.keep_everything ? widen(input, liveness, buffer, t) : liveness.tensors[at(t)];
+      const LiveRange range = options.keep_everything ? widen(input, liveness, buffer, t) : liveness.tensors[at(t)];
       plan.stays.push_back({.tensor = t,
                             .offset = offset_of[b],
                             .bytes = align_up(input.graph.tensor(t).bytes(), kStayAlignment),

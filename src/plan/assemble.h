@@ -10,9 +10,9 @@ struct AssembleOptions {
   bool keep_everything = false;  // every buffer and workspace stays its own during the whole step
 };
 
-// Lays out the states first, from offset 0 upward in the order of graph.states, so that every plan of a graph with these
-// states agrees on where they lie; everything else above them by the input's placement. Infeasible when that is higher than
-// the budget.
+// Lays out the states first, from offset 0 upward in the order of graph.states, so that every plan of a graph with
+// these states agrees on where they lie; everything else above them by the input's placement. Infeasible when that is
+// higher than the budget.
 PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, const Liveness& liveness,
                           const AssembleOptions& options = {});
 

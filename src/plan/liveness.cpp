@@ -110,8 +110,8 @@ class Analysis {
     for (TensorId member : present(buffer)) {
       if (needed_until_[at(member)] <= step) continue;
       throw Error(ErrorCode::invalid_input,
-                  fmt::format("graph '{}': op '{}' overwrites '{}', which is still needed after it", graph_.name, op.name,
-                              graph_.tensor(member).name));
+                  fmt::format("graph '{}': op '{}' overwrites '{}', which is still needed after it", graph_.name,
+                              op.name, graph_.tensor(member).name));
     }
     overwrite(buffer, out, step);
   }
@@ -141,12 +141,14 @@ class Analysis {
       });
       if (!allowed) return false;
     }
-    return std::none_of(op.outputs.begin(), op.outputs.end(), [&](TensorId t) { return result_.buffer_of[at(t)] == buffer; });
+    return std::none_of(op.outputs.begin(), op.outputs.end(),
+                        [&](TensorId t) { return result_.buffer_of[at(t)] == buffer; });
   }
 
   // What lies in the buffer now: one tensor and its views.
   std::span<const TensorId> present(int32_t buffer) const {
-    return std::span(result_.buffers[static_cast<size_t>(buffer)].tensors).subspan(present_from_[static_cast<size_t>(buffer)]);
+    return std::span(result_.buffers[static_cast<size_t>(buffer)].tensors)
+        .subspan(present_from_[static_cast<size_t>(buffer)]);
   }
 
   void overwrite(int32_t buffer, TensorId by, StepIndex step) {
@@ -167,8 +169,8 @@ class Analysis {
     for (const State& state : graph_.states) {
       if (result_.buffer_of[at(state.before)] == result_.buffer_of[at(state.after)]) continue;
       throw Error(ErrorCode::invalid_input,
-                  fmt::format("graph '{}': state '{}' leaves the step as '{}', which no op writes in its place", graph_.name,
-                              graph_.tensor(state.before).name, graph_.tensor(state.after).name));
+                  fmt::format("graph '{}': state '{}' leaves the step as '{}', which no op writes in its place",
+                              graph_.name, graph_.tensor(state.before).name, graph_.tensor(state.after).name));
     }
   }
 
@@ -176,7 +178,7 @@ class Analysis {
   const Route& route_;
   const LivenessOptions& options_;
   Liveness result_;
-  std::vector<StepIndex> needed_until_;         // by tensor: its last reader, kForever for what must be there at the end
+  std::vector<StepIndex> needed_until_;  // by tensor: its last reader, kForever for what must be there at the end
   std::vector<StepIndex> buffer_needed_until_;  // the largest of the tensors that lie there now
   std::vector<size_t> present_from_;            // by buffer: the first of its tensors that nothing has overwritten
 };

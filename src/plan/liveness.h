@@ -1,11 +1,11 @@
 // Which tensors are alive when, and which of them lie in the same bytes one after the other.
 //
-//   step      0     1     2     3     4          x, y and z share one buffer: y = Relu(x) at step 1 takes the place of x,
-//   x         ######                             which nobody reads later; z is a view of y.
-//   y               ############
-//   z                     ############           buffer {x, y, z} = steps 0..4
+//   step      0     1     2     3     4          x, y and z share one buffer: y = Relu(x) at step 1 takes the place of
+//   x, x         ######                             which nobody reads later; z is a view of y. y ############ z
+//   ############           buffer {x, y, z} = steps 0..4
 //
-// SuperNeurons, section 3.2: a tensor is in a step's `in` set when it is alive before it, in the `out` set when alive after.
+// SuperNeurons, section 3.2: a tensor is in a step's `in` set when it is alive before it, in the `out` set when alive
+// after.
 #pragma once
 
 #include <vector>
@@ -27,14 +27,14 @@ struct SharedBuffer {
   std::vector<TensorId> tensors;  // in the order in which they are written
   Bytes bytes;                    // of the largest, a multiple of kStayAlignment
   LiveRange range;
-  bool is_state = false;          // parameters, optimizer states, statistics: there during the whole step
+  bool is_state = false;  // parameters, optimizer states, statistics: there during the whole step
 };
 
 struct Liveness {
-  std::vector<LiveRange> tensors;          // by tensor
-  std::vector<int32_t> buffer_of;          // by tensor
-  std::vector<SharedBuffer> buffers;       // those of the states first, in the order of graph.states
-  std::vector<StepIndex> overwritten_at;   // by tensor: the step that takes its bytes; -1: none
+  std::vector<LiveRange> tensors;         // by tensor
+  std::vector<int32_t> buffer_of;         // by tensor
+  std::vector<SharedBuffer> buffers;      // those of the states first, in the order of graph.states
+  std::vector<StepIndex> overwritten_at;  // by tensor: the step that takes its bytes; -1: none
   StepIndex steps = 0;
 };
 
@@ -42,8 +42,8 @@ struct LivenessOptions {
   bool in_place = true;  // outputs take a dying input's bytes where the op allows it; false: only where it demands it
 };
 
-// Throws Error(invalid_input) when an op reads what another has overwritten by necessity, or when a state's new value is not
-// written in place.
+// Throws Error(invalid_input) when an op reads what another has overwritten by necessity, or when a state's new value
+// is not written in place.
 Liveness find_liveness(const Graph& graph, const Route& route, const LivenessOptions& options = {});
 
 std::vector<TensorId> live_before(const Graph& graph, const Liveness& liveness, StepIndex step);  // the `in` set

@@ -21,14 +21,15 @@ bool only_changes_layout(const Graph& graph, const Op& op) {
   return from.shape == to.shape && from.dtype == to.dtype && from.layout != to.layout;
 }
 
-// Ops that gain nothing by running early and whose result only takes room: reorders, views, and what is made from nothing or
-// from states and scalars alone (constants, noise). They run right before their first reader.
+// Ops that gain nothing by running early and whose result only takes room: reorders, views, and what is made from
+// nothing or from states and scalars alone (constants, noise). They run right before their first reader.
 std::vector<bool> find_late_ops(const Graph& graph, const std::vector<std::vector<OpId>>& readers) {
   std::vector<bool> late(static_cast<size_t>(graph.op_count()), false);
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     const Op& op = graph.op({i});
     if (op.phase == Phase::update || op.type->changes_state || !op.type->state_outputs.empty()) continue;
-    const bool read = std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId t) { return !readers[at(t)].empty(); });
+    const bool read =
+        std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId t) { return !readers[at(t)].empty(); });
     if (!read) continue;
     const bool from_nothing = std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId t) {
       return !graph.tensor(t).producer.valid() && graph.tensor(t).role != Role::input;
@@ -37,12 +38,6 @@ std::vector<bool> find_late_ops(const Graph& graph, const std::vector<std::vecto
   }
   return late;
 }
-
-// The ops as the ordering sees them: late ops are left out, edges through them are joined.
-struct Dependencies {
-  std::vector<std::vector<OpId>> next;  // by op; in the order of the readers, each once
-  std::vector<int32_t> waiting;         // number of different ops that come before
-};
 
 class Router {
  public:
@@ -97,7 +92,8 @@ class Router {
     waiting_.assign(count, 0);
     for (int32_t i = 0; i < graph_.op_count(); ++i) {
       if (is_late({i})) continue;
-      for (TensorId out : graph_.op({i}).outputs) for_each_reader(out, [&](OpId reader) { next_[static_cast<size_t>(i)].push_back(reader); });
+      for (TensorId out : graph_.op({i}).outputs)
+        for_each_reader(out, [&](OpId reader) { next_[static_cast<size_t>(i)].push_back(reader); });
     }
     find_overwrites();
     // Each follower once, the first mention keeps its place.
@@ -142,10 +138,14 @@ class Router {
       if (!counts({i})) continue;
       for (OpId id : next_[static_cast<size_t>(i)]) ++waiting[at(id)];
     }
-    struct Visit { OpId op; size_t next = 0; };
+    struct Visit {
+      OpId op;
+      size_t next = 0;
+    };
     std::vector<Visit> path;
     for (int32_t root = 0; root < graph_.op_count(); ++root) {
-      if (!counts({root}) || waiting[static_cast<size_t>(root)] > 0 || position_[static_cast<size_t>(root)] >= 0) continue;
+      if (!counts({root}) || waiting[static_cast<size_t>(root)] > 0 || position_[static_cast<size_t>(root)] >= 0)
+        continue;
       path.push_back({{root}});
       position_[static_cast<size_t>(root)] = forward_count_++;
       while (!path.empty()) {
@@ -195,7 +195,8 @@ class Router {
       ready.pop_back();
       for (OpId follower : next_[at(id)]) {
         const Op& op = graph_.op(follower);
-        if (op.phase == Phase::backward && !op.forward.valid()) rank_[at(follower)] = std::max(rank_[at(follower)], rank_[at(id)]);
+        if (op.phase == Phase::backward && !op.forward.valid())
+          rank_[at(follower)] = std::max(rank_[at(follower)], rank_[at(id)]);
         if (--waiting[at(follower)] == 0) ready.push_back(follower);
       }
     }
@@ -241,13 +242,13 @@ class Router {
   }
 
   [[noreturn]] void report_cycle() const {
-    for (int32_t i = 0; i < graph_.op_count(); ++i) {
-      if (is_late({i}) || emitted_[static_cast<size_t>(i)]) continue;
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("graph '{}': op '{}' can never run: it waits for its own result, or it overwrites what an op "
-                              "that waits for it still reads",
-                              graph_.name, graph_.op({i}).name));
-    }
+    int32_t i = 0;
+    while (is_late({i}) || emitted_[static_cast<size_t>(i)]) ++i;
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("graph '{}': op '{}' can never run: it waits for its own result, or it overwrites what an op "
+                    "that waits for it still reads",
+                    graph_.name, graph_.op({i}).name));
   }
 
   const Graph& graph_;

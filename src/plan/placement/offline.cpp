@@ -1,9 +1,10 @@
-// Offline placement: several greedy orders, each deterministic; the first that reaches the lower bound ends the work. What
-// they leave is improved by a local search over orders.
+// Offline placement: several greedy orders, each deterministic; the first that reaches the lower bound ends the work.
+// What they leave is improved by a local search over orders.
 //
 // A placement is made from an order of the items: each takes the lowest offset where it meets nobody placed before it.
-// Deep networks have tens of thousands of items of which thousands are alive at once; there the long-lived ones, which nest
-// like a stack, are put on a skyline (a tree over time), and only the short-lived ones look for holes among each other.
+// Deep networks have tens of thousands of items of which thousands are alive at once; there the long-lived ones, which
+// nest like a stack, are put on a skyline (a tree over time), and only the short-lived ones look for holes among each
+// other.
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -66,7 +67,8 @@ class OfflineSearch {
   OfflineSearch(const PlacementProblem& problem, const PlacementOptions& options)
       : problem_(problem),
         goal_(std::max(problem.lower_bound, options.capacity.count)),
-        deadline_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.seconds))) {
+        deadline_(Clock::now() +
+                  std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.seconds))) {
     find_pressure();
     split();
     find_neighbours();
@@ -100,7 +102,8 @@ class OfflineSearch {
       const PlacementItem& it = problem_.items[i];
       size_t k = 0;
       while ((2 << k) <= it.length()) ++k;
-      pressure_[i] = std::max(levels[k][static_cast<size_t>(it.lower)], levels[k][static_cast<size_t>(it.upper - (1 << k))]);
+      pressure_[i] =
+          std::max(levels[k][static_cast<size_t>(it.lower)], levels[k][static_cast<size_t>(it.upper - (1 << k))]);
     }
   }
 
@@ -133,7 +136,8 @@ class OfflineSearch {
     for (size_t i = 0; i < count(); ++i) {
       if (!is_long(static_cast<int32_t>(i))) by_lower.push_back(static_cast<int32_t>(i));
     }
-    std::stable_sort(by_lower.begin(), by_lower.end(), [&](int32_t a, int32_t b) { return item(a).lower < item(b).lower; });
+    std::stable_sort(by_lower.begin(), by_lower.end(),
+                     [&](int32_t a, int32_t b) { return item(a).lower < item(b).lower; });
     std::vector<int32_t> alive;
     for (int32_t i : by_lower) {
       std::erase_if(alive, [&](int32_t other) { return item(other).upper <= item(i).lower; });
@@ -167,7 +171,8 @@ class OfflineSearch {
     return result;
   }
 
-  // Offsets when items come in this order: the long ones first, on the skyline, then the short ones into holes above it.
+  // Offsets when items come in this order: the long ones first, on the skyline, then the short ones into holes above
+  // it.
   int64_t place(const std::vector<int32_t>& order, std::vector<int64_t>& offsets) const {
     Skyline skyline(problem_.times);
     offsets.assign(count(), -1);
@@ -208,7 +213,8 @@ class OfflineSearch {
     best_offsets_ = std::move(offsets);
   }
 
-  // Whoever stands above the bound goes to the front of the order, with some of those who are below it: again and again.
+  // Whoever stands above the bound goes to the front of the order, with some of those who are below it: again and
+  // again.
   void improve() {
     std::vector<int32_t> order = best_order_;
     std::vector<int64_t> offsets = best_offsets_;

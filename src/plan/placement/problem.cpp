@@ -9,12 +9,14 @@
 namespace plimsoll {
 
 PlacementProblem make_problem(const std::vector<Buffer>& buffers, int64_t alignment) {
-  if (alignment <= 0) throw Error(ErrorCode::invalid_input, fmt::format("an alignment of {} is not positive", alignment));
+  if (alignment <= 0)
+    throw Error(ErrorCode::invalid_input, fmt::format("an alignment of {} is not positive", alignment));
   PlacementProblem problem;
   std::vector<int64_t> times;
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& b = buffers[i];
-    if (b.bytes.count < 0) throw Error(ErrorCode::invalid_input, fmt::format("buffer {} has {} bytes", i, b.bytes.count));
+    if (b.bytes.count < 0)
+      throw Error(ErrorCode::invalid_input, fmt::format("buffer {} has {} bytes", i, b.bytes.count));
     if (b.bytes.count == 0 || b.lower >= b.upper) continue;
     times.push_back(b.lower);
     times.push_back(b.upper);

@@ -11,16 +11,16 @@ namespace plimsoll {
 struct PlacementItem {
   int32_t lower = 0;  // alive in [lower, upper), in numbered times
   int32_t upper = 0;
-  int64_t size = 0;   // aligned, more than 0
+  int64_t size = 0;  // aligned, more than 0
   int32_t length() const { return upper - lower; }
 };
 
 struct PlacementProblem {
   std::vector<PlacementItem> items;
-  std::vector<int32_t> buffer;      // of each item: its index in the caller's list
+  std::vector<int32_t> buffer;  // of each item: its index in the caller's list
   int32_t times = 0;
-  std::vector<int64_t> live;        // by time: the sum of sizes
-  int64_t lower_bound = 0;          // the largest of them
+  std::vector<int64_t> live;  // by time: the sum of sizes
+  int64_t lower_bound = 0;    // the largest of them
 };
 
 // Throws Error(invalid_input) on a negative size or an alignment that is not positive.
