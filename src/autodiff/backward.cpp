@@ -58,8 +58,8 @@ void Backward::accumulate(TensorId tensor, TensorId gradient) {
   const Tensor& t = graph_.tensor(tensor);
   const Tensor& g = graph_.tensor(gradient);
   if (t.shape != g.shape) {
-    throw Error(ErrorCode::internal, fmt::format("'{}' is {} but its gradient '{}' is {}", t.name, to_string(t.shape), g.name,
-                                                 to_string(g.shape)));
+    throw Error(ErrorCode::internal, fmt::format("'{}' is {} but its gradient '{}' is {}", t.name, to_string(t.shape),
+                                                 g.name, to_string(g.shape)));
   }
   auto [it, first] = gradients_.emplace(tensor, gradient);
   if (first) return;

@@ -15,8 +15,8 @@ constexpr int kMostLines = 8;
 
 void expect_f64(const Graph& graph, TensorId id) {
   if (graph.tensor(id).dtype == DType::f64) return;
-  throw Error(ErrorCode::invalid_input, fmt::format("gradients are checked in f64, but '{}' is {}", graph.tensor(id).name,
-                                                    to_string(graph.tensor(id).dtype)));
+  throw Error(ErrorCode::invalid_input, fmt::format("gradients are checked in f64, but '{}' is {}",
+                                                    graph.tensor(id).name, to_string(graph.tensor(id).dtype)));
 }
 
 double dot(const Value& a, const Value& b) {
@@ -60,8 +60,8 @@ std::string check_gradients(Graph graph, std::vector<TensorId> outputs, std::vec
   for (size_t w = 0; w < wanted.size(); ++w) {
     const Tensor& x = graph.tensor(wanted[w]);
     if (gradients[w].valid() && graph.tensor(gradients[w]).shape != x.shape) {
-      report += fmt::format("the gradient of '{}' is {}, not {}\n", x.name,
-                            to_string(graph.tensor(gradients[w]).shape), to_string(x.shape));
+      report += fmt::format("the gradient of '{}' is {}, not {}\n", x.name, to_string(graph.tensor(gradients[w]).shape),
+                            to_string(x.shape));
       continue;
     }
     for (int64_t i = 0; i < values[wanted[w]].size() && lines < kMostLines; ++i) {
@@ -77,8 +77,8 @@ std::string check_gradients(Graph graph, std::vector<TensorId> outputs, std::vec
       values[wanted[w]].set(i, at);
       const double backward = gradients[w].valid() ? values[gradients[w]].at(i) : 0;
       if (std::abs(backward - differences) <= options.tolerance * std::max(1.0, std::abs(differences))) continue;
-      report += fmt::format("{}[{}]: backward gives {}, differences give {} (seed {})\n", x.name, i, backward, differences,
-                            options.seed);
+      report += fmt::format("{}[{}]: backward gives {}, differences give {} (seed {})\n", x.name, i, backward,
+                            differences, options.seed);
       ++lines;
     }
   }

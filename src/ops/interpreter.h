@@ -1,5 +1,5 @@
-// Runs a graph by its reference kernels, one op after another, on tensors in plain row-major order. It plans nothing and
-// shares no bytes between tensors, so it is what planned runs, kernels and passes are compared with.
+// Runs a graph by its reference kernels, one op after another, on tensors in plain row-major order. It plans nothing
+// and shares no bytes between tensors, so it is what planned runs, kernels and passes are compared with.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Value {
   std::vector<std::byte> data;
 
   TensorView view();
-  double at(int64_t i) const;          // element i in row-major order, whatever the dtype
+  double at(int64_t i) const;  // element i in row-major order, whatever the dtype
   void set(int64_t i, double value);
   int64_t size() const { return element_count(shape); }
 };
@@ -35,7 +35,8 @@ class Values {
   std::vector<Value> values_;
 };
 
-// Fills every floating tensor that comes from outside with numbers drawn evenly from [-1, 1), keyed by (seed, its name).
+// Fills every floating tensor that comes from outside with numbers drawn evenly from [-1, 1), keyed by (seed, its
+// name).
 void fill_sources(const Graph& graph, Values& values, uint64_t seed);
 
 // The ops in an order in which every tensor is written before it is read: the order of the list where that is one.

@@ -1,0 +1,147 @@
+// Optimizers as ops: one reads a parameter, its gradient and its states, and leaves the next ones in the same bytes.
+// Every formula is that of PyTorch, term by term and in that order.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "ops/families.h"
+#include "ops/reference.h"
+#include "ops/typed.h"
+
+namespace plimsoll {
+namespace {
+
+void expect_scalar(const Tensor& tensor, std::string_view what, bool integer) {
+  const bool right = integer ? tensor.dtype == DType::i64 : tensor.dtype == DType::f32 || tensor.dtype == DType::f64;
+  if (right && tensor.shape.empty()) return;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' is {} of {}; the {} is a scalar of {}", tensor.name, to_string(tensor.shape),
+                          to_string(tensor.dtype), what, integer ? "i64" : "f32 or f64"));
+}
+
+// The parameter, its gradient and its states have one shape and one floating dtype.
+void expect_like_parameter(std::span<const Tensor* const> in, std::initializer_list<size_t> others) {
+  if (in[0]->dtype != DType::f32 && in[0]->dtype != DType::f64) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("'{}' is {}; a floating tensor is expected", in[0]->name, to_string(in[0]->dtype)));
+  }
+  for (size_t i : others) {
+    expect_same_shape(*in[0], *in[i]);
+    expect_same_dtype(*in[0], *in[i]);
+  }
+}
+
+TensorSpec next_of(const Tensor& state) { return {state.shape, state.dtype, state.role}; }
+
+template <class T>
+void sgd(const Attributes& attributes, double learning_rate, std::span<const TensorView> in,
+         std::span<const TensorView> out) {
+  const T lr = static_cast<T>(learning_rate);
+  const T momentum = static_cast<T>(attributes.real("momentum", 0));
+  const T weight_decay = static_cast<T>(attributes.real("weight_decay", 0));
+  const bool nesterov = attributes.integer("nesterov", 0) != 0, has_momentum = out.size() > 1;
+  const T *w = elements<T>(in[0]), *g = elements<T>(in[1]), *m = has_momentum ? elements<T>(in[3]) : nullptr;
+  T *w_next = elements<T>(out[0]), *m_next = has_momentum ? elements<T>(out[1]) : nullptr;
+  for (int64_t i = 0, n = element_count(in[0].shape); i < n; ++i) {
+    T d = g[i] + weight_decay * w[i];
+    if (has_momentum) {
+      const T velocity = momentum * m[i] + d;
+      d = nesterov ? d + momentum * velocity : velocity;
+      m_next[i] = velocity;
+    }
+    w_next[i] = w[i] - lr * d;
+  }
+}
+
+OpType sgd_update() {
+  return {
+      .name = "SgdUpdate",
+      .infer =
+          [](const Attributes& attributes, std::span<const Tensor* const> in) {
+            const bool has_momentum = attributes.real("momentum", 0) != 0;
+            if (attributes.integer("nesterov", 0) != 0 && !has_momentum) {
+              throw Error(ErrorCode::invalid_input, "nesterov needs a momentum that is not 0");
+            }
+            expect_inputs(in, has_momentum ? 4 : 3);
+            expect_scalar(*in[2], "learning rate", false);
+            std::vector<TensorSpec> next = {next_of(*in[0])};
+            expect_like_parameter(in, {1});
+            if (has_momentum) {
+              expect_like_parameter(in, {3});
+              next.push_back(next_of(*in[3]));
+            }
+            return next;
+          },
+      .gradient = {},
+      .in_place =
+          [](const Graph&, const Op& op) {
+            std::vector<InPlace> pairs = {{0, 0, true}};
+            if (op.outputs.size() > 1) pairs.push_back({1, 3, true});
+            return pairs;
+          },
+      .work = [](const Graph& graph,
+                 const Op& op) { return elementwise_work(graph, op, op.outputs.size() > 1 ? 6 : 4); },
+      .reference =
+          [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+            with_floating_type(in[0], [&](auto zero) { sgd<decltype(zero)>(op.attributes, load(in[2], 0), in, out); });
+          },
+      .changes_state = true,
+  };
+}
+
+template <class T>
+void adam(const Attributes& attributes, double learning_rate, double step, std::span<const TensorView> in,
+          std::span<const TensorView> out) {
+  const double beta1 = attributes.real("beta1", 0.9), beta2 = attributes.real("beta2", 0.999);
+  const double weight_decay = attributes.real("weight_decay", 0);
+  const bool decoupled = attributes.integer("decoupled", 0) != 0;
+  const T keep = static_cast<T>(decoupled ? 1 - learning_rate * weight_decay : 1);
+  const T decay = static_cast<T>(decoupled ? 0 : weight_decay);
+  const T epsilon = static_cast<T>(attributes.real("epsilon", 1e-8));
+  const T b2 = static_cast<T>(beta2), c1 = static_cast<T>(1 - beta1), c2 = static_cast<T>(1 - beta2);
+  const T step_size = static_cast<T>(learning_rate / (1 - std::pow(beta1, step)));
+  const T correction = static_cast<T>(std::sqrt(1 - std::pow(beta2, step)));
+  const T *w = elements<T>(in[0]), *g = elements<T>(in[1]), *m = elements<T>(in[4]), *v = elements<T>(in[5]);
+  T *w_next = elements<T>(out[0]), *m_next = elements<T>(out[1]), *v_next = elements<T>(out[2]);
+  for (int64_t i = 0, n = element_count(in[0].shape); i < n; ++i) {
+    const T d = g[i] + decay * w[i];
+    const T mean = m[i] + c1 * (d - m[i]);
+    const T square = b2 * v[i] + c2 * d * d;
+    w_next[i] = keep * w[i] - step_size * (mean / (std::sqrt(square) / correction + epsilon));
+    m_next[i] = mean;
+    v_next[i] = square;
+  }
+}
+
+OpType adam_update() {
+  return {
+      .name = "AdamUpdate",
+      .infer =
+          [](const Attributes&, std::span<const Tensor* const> in) {
+            expect_inputs(in, 6);
+            expect_scalar(*in[2], "learning rate", false);
+            expect_scalar(*in[3], "step number", true);
+            expect_like_parameter(in, {1, 4, 5});
+            return std::vector<TensorSpec>{next_of(*in[0]), next_of(*in[4]), next_of(*in[5])};
+          },
+      .gradient = {},
+      .in_place =
+          [](const Graph&, const Op&) {
+            return std::vector<InPlace>{{0, 0, true}, {1, 4, true}, {2, 5, true}};
+          },
+      .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 14); },
+      .reference =
+          [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+            const double step = load(in[3], 0) + 1;  // PyTorch counts from 1
+            with_floating_type(in[0],
+                               [&](auto zero) { adam<decltype(zero)>(op.attributes, load(in[2], 0), step, in, out); });
+          },
+      .changes_state = true,
+  };
+}
+
+}  // namespace
+
+std::vector<OpType> update_ops() { return {sgd_update(), adam_update()}; }
+
+}  // namespace plimsoll
