@@ -23,6 +23,10 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     dnnl_convolution_kernels,
     dnnl_fully_connected_kernels,
     reorder_kernels,
+    batch_norm_kernels,
+    elementwise_kernels,
+    loss_kernels,
+    update_kernels,
 };
 
 const KernelFactory* find_factory(std::string_view op_type) {

@@ -1,0 +1,273 @@
+// Losses and their gradients. Rows and chunks are summed apart and added in order, so that the sum does not depend on
+// the number of threads.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "device/cpu/own.h"
+#include "device/cpu/own_vector.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll::cpu {
+namespace {
+
+template <class Body>
+PLIMSOLL_INLINE void for_each_vector(int64_t begin, int64_t end, const Body& body) {
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) body(i, kAll);
+  if (i < end) body(i, static_cast<int>(end - i));
+}
+
+void require_labels(const int32_t* labels, int64_t rows, int64_t classes) {
+  for (int64_t r = 0; r < rows; ++r) {
+    if (labels[r] < classes) continue;
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("row {} has the label {}, but there are {} classes", r, labels[r], classes));
+  }
+}
+
+class SoftmaxCrossEntropyForward : public OwnKernel {
+ public:
+  SoftmaxCrossEntropyForward(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads),
+        rows_(graph.tensor(op.inputs[0]).shape[0]),
+        classes_(graph.tensor(op.inputs[0]).shape[1]),
+        smoothing_(op.attributes.real("label_smoothing", 0)) {
+    workspace_bytes_ = {rows_ * 2 * 8};
+  }
+
+  void run() override {
+    double* losses = static_cast<double*>(workspace_);
+    double* hits = losses + rows_;
+    require_labels(input<int32_t>(1), rows_, classes_);
+    for_each_part(parts_, [&](int part) {
+      const Range rows = share(rows_, part, parts_);
+      for (int64_t r = rows.begin; r < rows.end; ++r) row(r, losses[r], hits[r]);
+    });
+    double loss = 0, correct = 0;
+    for (int64_t r = 0; r < rows_; ++r) loss += losses[r], correct += hits[r];
+    *output(0) = static_cast<float>(loss / static_cast<double>(rows_));
+    *output(2) = static_cast<float>(correct);
+  }
+
+ private:
+  // The probabilities may take the logits' place.
+  void row(int64_t r, double& loss, double& hit) const {
+    const float* z = input(0) + r * classes_;
+    float* p = output(1) + r * classes_;
+    const int32_t label = input<int32_t>(1)[r];
+    f32x16 tops = splat(z[0]), total{};
+    for_each_vector(0, classes_, [&](int64_t i, auto n) {
+      const f32x16 v = load(z + i, n);
+      total += v;
+      if constexpr (std::is_same_v<decltype(n), All>) {
+        tops = maximum(v, tops);
+      } else {
+        for (int k = 0; k < n; ++k) tops[k] = z[i + k] > tops[k] ? z[i + k] : tops[k];
+      }
+    });
+    const float top = largest_lane(tops);
+    const float label_logit = label >= 0 ? z[label] : 0;
+    hit = 0;
+    if (label >= 0 && label_logit == top) {  // the first of equal answers counts
+      int32_t first = 0;
+      while (z[first] != top) ++first;
+      hit = first == label ? 1 : 0;
+    }
+    f32x16 exponentials{};
+    for_each_vector(0, classes_, [&](int64_t i, auto n) {
+      const f32x16 e = first_lanes(exponential(load(z + i, n) - splat(top)), n);
+      exponentials += e;
+      store(p + i, e, n);
+    });
+    const float sum = sum_of_lanes(exponentials);
+    const f32x16 scale = splat(1 / sum);
+    for_each_vector(0, classes_, [&](int64_t i, auto n) { store(p + i, load(p + i, n) * scale, n); });
+    loss = 0;
+    if (label < 0) return;
+    const double mean_logit = static_cast<double>(sum_of_lanes(total)) / static_cast<double>(classes_);
+    loss = (top - static_cast<double>(label_logit)) + std::log(static_cast<double>(sum));
+    if (smoothing_ != 0) loss += smoothing_ * (label_logit - mean_logit);
+  }
+
+  int64_t rows_, classes_;
+  double smoothing_;
+};
+
+class SoftmaxCrossEntropyBackward : public OwnKernel {
+ public:
+  SoftmaxCrossEntropyBackward(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads),
+        rows_(graph.tensor(op.inputs[0]).shape[0]),
+        classes_(graph.tensor(op.inputs[0]).shape[1]),
+        smoothing_(op.attributes.real("label_smoothing", 0)) {}
+
+  void run() override {
+    const int32_t* labels = input<int32_t>(1);
+    require_labels(labels, rows_, classes_);
+    const double scale = *input(2) / static_cast<double>(rows_);
+    const f32x16 scales = splat(static_cast<float>(scale));
+    const f32x16 spread = splat(static_cast<float>(smoothing_ / static_cast<double>(classes_)));
+    for_each_part(parts_, [&](int part) {
+      const Range rows = share(rows_, part, parts_);
+      for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const float* p = input(0) + r * classes_;
+        float* dz = output(0) + r * classes_;
+        if (labels[r] < 0) {
+          std::fill(dz, dz + classes_, 0.0f);
+          continue;
+        }
+        const double at_label =
+            static_cast<double>(p[labels[r]]) - (1 - smoothing_) - smoothing_ / static_cast<double>(classes_);
+        for_each_vector(0, classes_, [&](int64_t i, auto n) { store(dz + i, (load(p + i, n) - spread) * scales, n); });
+        dz[labels[r]] = static_cast<float>(scale * at_label);
+      }
+    });
+  }
+
+ private:
+  int64_t rows_, classes_;
+  double smoothing_;
+};
+
+// A sum over all elements in chunks of fixed size.
+class SumOverElements : public OwnKernel {
+ public:
+  SumOverElements(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads),
+        elements_(storage_elements(graph.tensor(op.inputs[0]).shape, graph.tensor(op.inputs[0]).layout)),
+        count_(static_cast<double>(element_count(graph.tensor(op.inputs[0]).shape))) {
+    workspace_bytes_ = {chunks() * 8};
+  }
+
+ protected:
+  static constexpr int64_t kChunk = 4096;
+  int64_t chunks() const { return (elements_ + kChunk - 1) / kChunk; }
+
+  template <class Body>  // body(i, n) -> the terms of elements [i, i + n), zero in other lanes
+  double sum(const Body& body) const {
+    double* sums = static_cast<double*>(workspace_);
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(chunks(), part, parts_);
+      for (int64_t k = range.begin; k < range.end; ++k) {
+        f32x16 terms{};
+        for_each_vector(k * kChunk, std::min(elements_, (k + 1) * kChunk),
+                        [&](int64_t i, auto n) { terms += body(i, n); });
+        double lanes[16] = {};
+        add_lanes(lanes, terms);
+        sums[k] = 0;
+        for (double lane : lanes) sums[k] += lane;
+      }
+    });
+    double total = 0;
+    for (int64_t k = 0; k < chunks(); ++k) total += sums[k];
+    return total;
+  }
+  template <class Body>
+  void map(const Body& body) const {
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(elements_, part, parts_, 4 * kLanes);
+      for_each_vector(range.begin, range.end, body);
+    });
+  }
+
+  int64_t elements_;
+  double count_;
+};
+
+class MeanSquaredErrorForward : public SumOverElements {
+ public:
+  MeanSquaredErrorForward(const Graph& graph, const Op& op, int threads) : SumOverElements(graph, op, threads) {
+    require_one_layout(graph, op, graph.tensor(op.inputs[0]).shape);
+  }
+  void run() override {
+    const float* x = input(0);
+    const float* target = input(1);
+    const double total = sum([=](int64_t i, auto n) {
+      const f32x16 d = load(x + i, n) - load(target + i, n);
+      return d * d;
+    });
+    *output(0) = static_cast<float>(total / count_);
+  }
+};
+
+class MeanSquaredErrorBackward : public SumOverElements {
+ public:
+  MeanSquaredErrorBackward(const Graph& graph, const Op& op, int threads) : SumOverElements(graph, op, threads) {
+    require_one_layout(graph, op, graph.tensor(op.inputs[0]).shape);
+    workspace_bytes_ = {};
+  }
+  void run() override {
+    const float* x = input(0);
+    const float* target = input(1);
+    float* dx = output(0);
+    const f32x16 scale = splat(static_cast<float>(2 * static_cast<double>(*input(2)) / count_));
+    map([=](int64_t i, auto n) { store(dx + i, scale * (load(x + i, n) - load(target + i, n)), n); });
+  }
+};
+
+// The logits are images of one channel or rows: where a layout pads, only existing elements count, so plain is wanted.
+class SigmoidCrossEntropyForward : public SumOverElements {
+ public:
+  SigmoidCrossEntropyForward(const Graph& graph, const Op& op, int threads)
+      : SumOverElements(graph, op, threads), target_(op.attributes.real("target")) {
+    require_unpadded(graph, op);
+  }
+  void run() override {
+    const float* z = input(0);
+    const f32x16 target = splat(static_cast<float>(target_));
+    const double total = sum([=](int64_t i, auto n) {
+      const f32x16 v = load(z + i, n);
+      f32x16 tail = exponential(-maximum(-v, v));
+      for (int k = 0; k < kLanes; ++k) tail[k] = std::log1p(tail[k]);
+      return first_lanes(relu(v) + tail - v * target, n);
+    });
+    *output(0) = static_cast<float>(total / count_);
+  }
+  static void require_unpadded(const Graph& graph, const Op& op) {
+    const Tensor& z = graph.tensor(op.inputs[0]);
+    if (storage_elements(z.shape, z.layout) == element_count(z.shape)) return;
+    throw Error(ErrorCode::unsupported,
+                fmt::format("op '{}' wants '{}' in a layout without padding, not '{}'", op.name, z.name, z.layout.tag));
+  }
+
+ private:
+  double target_;
+};
+
+class SigmoidCrossEntropyBackward : public SumOverElements {
+ public:
+  SigmoidCrossEntropyBackward(const Graph& graph, const Op& op, int threads)
+      : SumOverElements(graph, op, threads), target_(op.attributes.real("target")) {
+    require_one_layout(graph, op, graph.tensor(op.inputs[0]).shape);
+    SigmoidCrossEntropyForward::require_unpadded(graph, op);
+    workspace_bytes_ = {};
+  }
+  void run() override {
+    const float* z = input(0);
+    float* dz = output(0);
+    const f32x16 target = splat(static_cast<float>(target_));
+    const f32x16 scale = splat(static_cast<float>(*input(1) / count_));
+    map([=](int64_t i, auto n) { store(dz + i, scale * (sigmoid(load(z + i, n)) - target), n); });
+  }
+
+ private:
+  double target_;
+};
+
+std::vector<KernelSpec> unpadded_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
+  return own_specs(graph, op, family == LayoutFamily::blocked ? LayoutFamily::plain : family, threads);
+}
+
+}  // namespace
+
+std::vector<NamedFactory> loss_kernels() {
+  return {{"SoftmaxCrossEntropyForward", {own_specs, make_own<SoftmaxCrossEntropyForward>}},
+          {"SoftmaxCrossEntropyBackward", {own_specs, make_own<SoftmaxCrossEntropyBackward>}},
+          {"MeanSquaredErrorForward", {own_specs_any_layout, make_own<MeanSquaredErrorForward>}},
+          {"MeanSquaredErrorBackward", {own_specs_any_layout, make_own<MeanSquaredErrorBackward>}},
+          {"SigmoidCrossEntropyForward", {unpadded_specs, make_own<SigmoidCrossEntropyForward>}},
+          {"SigmoidCrossEntropyBackward", {unpadded_specs, make_own<SigmoidCrossEntropyBackward>}}};
+}
+
+}  // namespace plimsoll::cpu

@@ -1,0 +1,127 @@
+// Optimizer updates: each parameter in one pass over it, its gradient and its states, whatever their common layout.
+// Padding stays zero: its gradient is.
+#include <cmath>
+
+#include "device/cpu/own.h"
+#include "device/cpu/own_vector.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll::cpu {
+namespace {
+
+class Update : public OwnKernel {
+ public:
+  Update(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads),
+        elements_(storage_elements(graph.tensor(op.inputs[0]).shape, graph.tensor(op.inputs[0]).layout)) {
+    require_one_layout(graph, op, graph.tensor(op.inputs[0]).shape);
+  }
+
+ protected:
+  template <class Body>
+  void for_each_vector(const Body& body) const {
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(elements_, part, parts_, 4 * kLanes);
+      int64_t i = range.begin;
+      for (; i + kLanes <= range.end; i += kLanes) body(i, kAll);
+      if (i < range.end) body(i, static_cast<int>(range.end - i));
+    });
+  }
+  int64_t elements_;
+};
+
+class SgdUpdate : public Update {
+ public:
+  SgdUpdate(const Graph& graph, const Op& op, int threads)
+      : Update(graph, op, threads),
+        momentum_(static_cast<float>(op.attributes.real("momentum", 0))),
+        weight_decay_(static_cast<float>(op.attributes.real("weight_decay", 0))),
+        nesterov_(op.attributes.integer("nesterov", 0) != 0) {}
+
+  void run() override {
+    if (momentum_ == 0) return plain();
+    if (nesterov_) return with_momentum<true>();
+    with_momentum<false>();
+  }
+
+ private:
+  void plain() {
+    const float* w = input(0);
+    const float* g = input(1);
+    float* next = output(0);
+    const f32x16 rate = splat(*input(2)), decay = splat(weight_decay_);
+    for_each_vector([&](int64_t i, auto n) {
+      const f32x16 old = load(w + i, n);
+      store(next + i, old - rate * (load(g + i, n) + decay * old), n);
+    });
+  }
+  template <bool kNesterov>
+  void with_momentum() {
+    const float* w = input(0);
+    const float* g = input(1);
+    const float* m = input(3);
+    float* next = output(0);
+    float* next_m = output(1);
+    const f32x16 rate = splat(*input(2)), decay = splat(weight_decay_), momentum = splat(momentum_);
+    for_each_vector([&](int64_t i, auto n) {
+      const f32x16 old = load(w + i, n), gradient = load(g + i, n) + decay * old;
+      const f32x16 velocity = momentum * load(m + i, n) + gradient;
+      store(next_m + i, velocity, n);
+      store(next + i, old - rate * (kNesterov ? gradient + momentum * velocity : velocity), n);
+    });
+  }
+
+  float momentum_, weight_decay_;
+  bool nesterov_;
+};
+
+class AdamUpdate : public Update {
+ public:
+  AdamUpdate(const Graph& graph, const Op& op, int threads)
+      : Update(graph, op, threads),
+        beta1_(op.attributes.real("beta1", 0.9)),
+        beta2_(op.attributes.real("beta2", 0.999)),
+        epsilon_(op.attributes.real("epsilon", 1e-8)),
+        weight_decay_(op.attributes.real("weight_decay", 0)),
+        decoupled_(op.attributes.integer("decoupled", 0) != 0) {}
+
+  void run() override {
+    const float* w = input(0);
+    const float* g = input(1);
+    const double learning_rate = *input(2);
+    const double step = static_cast<double>(*input<int64_t>(3)) + 1;
+    const float* m = input(4);
+    const float* v = input(5);
+    float* next = output(0);
+    float* next_m = output(1);
+    float* next_v = output(2);
+    const f32x16 beta1 = splat(static_cast<float>(beta1_)), rest1 = splat(static_cast<float>(1 - beta1_));
+    const f32x16 beta2 = splat(static_cast<float>(beta2_)), rest2 = splat(static_cast<float>(1 - beta2_));
+    const f32x16 rate = splat(static_cast<float>(learning_rate / (1 - std::pow(beta1_, step))));
+    const f32x16 root_scale = splat(static_cast<float>(1 / std::sqrt(1 - std::pow(beta2_, step))));
+    const f32x16 epsilon = splat(static_cast<float>(epsilon_));
+    const f32x16 added = splat(static_cast<float>(decoupled_ ? 0 : weight_decay_));
+    const f32x16 kept = splat(static_cast<float>(decoupled_ ? 1 - learning_rate * weight_decay_ : 1));
+    for_each_vector([&](int64_t i, auto n) {
+      const f32x16 old = load(w + i, n), gradient = load(g + i, n) + added * old;
+      const f32x16 first = beta1 * load(m + i, n) + rest1 * gradient;
+      const f32x16 second = beta2 * load(v + i, n) + rest2 * gradient * gradient;
+      store(next_m + i, first, n);
+      store(next_v + i, second, n);
+      store(next + i, kept * old - rate * first / (square_root(second) * root_scale + epsilon), n);
+    });
+  }
+
+ private:
+  double beta1_, beta2_, epsilon_, weight_decay_;
+  bool decoupled_;
+};
+
+}  // namespace
+
+std::vector<NamedFactory> update_kernels() {
+  return {{"SgdUpdate", {own_specs_any_layout, make_own<SgdUpdate>}},
+          {"AdamUpdate", {own_specs_any_layout, make_own<AdamUpdate>}}};
+}
+
+}  // namespace plimsoll::cpu

@@ -1,0 +1,191 @@
+// Sixteen floats at once. Written with the compilers' vector types, which become AVX-512, or two AVX2, or four SSE
+// registers; intrinsics stand only where a type cannot say it. Loads and stores take any alignment.
+//
+// A count is either kAll, known when compiled, or an int below 16: the lanes from the first on that exist. Loads give
+// zeros in the others.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+// The vector type is only passed between functions of one file, all inlined: how it would be passed does not matter.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+#define PLIMSOLL_INLINE inline __attribute__((always_inline))
+
+namespace plimsoll::cpu {
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+
+inline constexpr int64_t kLanes = 16;
+using All = std::integral_constant<int, 16>;
+inline constexpr All kAll{};
+
+PLIMSOLL_INLINE f32x16 splat(float x) { return f32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+PLIMSOLL_INLINE i32x16 splat(int32_t x) { return i32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+PLIMSOLL_INLINE u32x16 splat(uint32_t x) { return u32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+
+template <class To, class From>
+PLIMSOLL_INLINE To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+PLIMSOLL_INLINE f32x16 load(const float* from, All = kAll) {
+  f32x16 v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+PLIMSOLL_INLINE void store(float* to, f32x16 v, All = kAll) { std::memcpy(to, &v, sizeof v); }
+
+#ifdef __AVX512F__
+PLIMSOLL_INLINE __mmask16 first_bits(int count) { return static_cast<__mmask16>((1u << count) - 1); }
+PLIMSOLL_INLINE f32x16 load(const float* from, int count) {
+  return f32x16(_mm512_maskz_loadu_ps(first_bits(count), from));
+}
+PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) { _mm512_mask_storeu_ps(to, first_bits(count), __m512(v)); }
+// Zero in the lanes from `count` on.
+PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, int count) {
+  return f32x16(_mm512_maskz_mov_ps(first_bits(count), __m512(v)));
+}
+// Past the caches; `to` is 64-byte aligned. Needs finish_streaming before another thread reads.
+PLIMSOLL_INLINE void stream(float* to, f32x16 v) { _mm512_stream_ps(to, __m512(v)); }
+PLIMSOLL_INLINE void finish_streaming() { _mm_sfence(); }
+// Bit i: lane i is greater than zero.
+PLIMSOLL_INLINE uint32_t positive_bits(f32x16 v) {
+  return _mm512_cmp_ps_mask(__m512(v), _mm512_setzero_ps(), _CMP_GT_OQ);
+}
+// The lanes whose bit is set, zero in the others.
+PLIMSOLL_INLINE f32x16 keep_lanes(uint32_t bits, f32x16 v) {
+  return f32x16(_mm512_maskz_mov_ps(static_cast<__mmask16>(bits), __m512(v)));
+}
+PLIMSOLL_INLINE f32x16 square_root(f32x16 v) { return f32x16(_mm512_sqrt_ps(__m512(v))); }
+#else
+PLIMSOLL_INLINE f32x16 load(const float* from, int count) {
+  f32x16 v{};
+  std::memcpy(&v, from, static_cast<size_t>(count) * sizeof(float));
+  return v;
+}
+PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) {
+  std::memcpy(to, &v, static_cast<size_t>(count) * sizeof(float));
+}
+PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, int count) {
+  for (int i = count; i < kLanes; ++i) v[i] = 0;
+  return v;
+}
+PLIMSOLL_INLINE void stream(float* to, f32x16 v) { store(to, v); }
+PLIMSOLL_INLINE void finish_streaming() {}
+PLIMSOLL_INLINE uint32_t positive_bits(f32x16 v) {
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(v[i] > 0) << i;
+  return bits;
+}
+PLIMSOLL_INLINE f32x16 keep_lanes(uint32_t bits, f32x16 v) {
+  const u32x16 bit = splat(1u) << u32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 kept = i32x16((splat(bits) & bit) != 0u);
+  return bits_as<f32x16>(i32x16(bits_as<i32x16>(v) & kept));
+}
+PLIMSOLL_INLINE f32x16 square_root(f32x16 v) {
+  for (int i = 0; i < kLanes; ++i) v[i] = std::sqrt(v[i]);
+  return v;
+}
+#endif
+PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, All) { return v; }
+
+PLIMSOLL_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }  // b where either is not a number
+PLIMSOLL_INLINE f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
+PLIMSOLL_INLINE f32x16 relu(f32x16 v) { return v <= splat(0.0f) ? splat(0.0f) : v; }  // keeps what is not a number
+
+PLIMSOLL_INLINE float sum_of_lanes(f32x16 v) {
+  float sums[16];
+  store(sums, v);
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+PLIMSOLL_INLINE float largest_lane(f32x16 v) {
+  float largest[16];
+  store(largest, v);
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) largest[i] = largest[i] > largest[i + half] ? largest[i] : largest[i + half];
+  }
+  return largest[0];
+}
+
+// Adds lane by lane into sixteen doubles.
+PLIMSOLL_INLINE void add_lanes(double* sums, f32x16 v) {
+  float lanes[16];
+  store(lanes, v);
+  for (int i = 0; i < 16; ++i) sums[i] += static_cast<double>(lanes[i]);
+}
+
+// Relative error below 2e-7; below -87 it stays at 1.6e-38, above 88 at 1.6e38, so that it never overflows.
+PLIMSOLL_INLINE f32x16 exponential(f32x16 x) {
+  x = minimum(splat(88.0f), maximum(splat(-87.0f), x));  // in this order it keeps what is not a number
+  const f32x16 rounder = splat(12582912.0f);             // 1.5 * 2^23: adding it rounds to the nearest integer
+  const f32x16 shifted = x * splat(1.44269504088896341f) + rounder;
+  const f32x16 n = shifted - rounder;
+  const f32x16 r = (x - n * splat(0.693359375f)) + n * splat(2.12194440e-4f);  // ln 2 in two parts
+  f32x16 p = splat(1.9875691500e-4f);
+  p = p * r + splat(1.3981999507e-3f);
+  p = p * r + splat(8.3334519073e-3f);
+  p = p * r + splat(4.1665795894e-2f);
+  p = p * r + splat(1.6666665459e-1f);
+  p = p * r + splat(5.0000001201e-1f);
+  p = p * r * r + r + splat(1.0f);
+  const u32x16 exponent = (bits_as<u32x16>(shifted) + splat(127u)) << splat(23u);  // the rounder's bits fall off
+  return p * bits_as<f32x16>(exponent);
+}
+
+PLIMSOLL_INLINE f32x16 sigmoid(f32x16 x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }
+
+PLIMSOLL_INLINE f32x16 hyperbolic_tangent(f32x16 x) {
+  const f32x16 magnitude = maximum(-x, x);
+  const f32x16 e = exponential(magnitude + magnitude);
+  const f32x16 far = splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
+  const f32x16 s = x * x;
+  f32x16 p = splat(-5.70498872745e-3f);
+  p = p * s + splat(2.06390887954e-2f);
+  p = p * s + splat(-5.37397155531e-2f);
+  p = p * s + splat(1.33314422036e-1f);
+  p = p * s + splat(-3.33332819422e-1f);
+  const f32x16 near = p * s * x + x;
+  return magnitude < splat(0.625f) ? near : (x < splat(0.0f) ? -far : far);
+}
+
+// Bits of storage elements [i, i + count) of a mask, from bit 0 on. The first form wants i to be a multiple of 8, and
+// count to be 16 or 8.
+PLIMSOLL_INLINE uint32_t aligned_bits(const uint8_t* mask, int64_t i, int count) {
+  if (count <= 8) return mask[i / 8];
+  uint16_t bits;
+  std::memcpy(&bits, mask + i / 8, sizeof bits);
+  return bits;
+}
+PLIMSOLL_INLINE void put_aligned_bits(uint8_t* mask, int64_t i, int count, uint32_t bits) {
+  if (count <= 8) {
+    mask[i / 8] = static_cast<uint8_t>(bits);
+  } else {
+    const uint16_t two = static_cast<uint16_t>(bits);
+    std::memcpy(mask + i / 8, &two, sizeof two);
+  }
+}
+PLIMSOLL_INLINE uint32_t any_bits(const uint8_t* mask, int64_t i, int count) {
+  const int64_t first = i / 8, last = (i + count - 1) / 8;
+  uint32_t bits = mask[first];
+  if (last > first) bits |= static_cast<uint32_t>(mask[first + 1]) << 8;
+  if (last > first + 1) bits |= static_cast<uint32_t>(mask[first + 2]) << 16;
+  return (bits >> (i % 8)) & ((1u << count) - 1);
+}
+
+}  // namespace plimsoll::cpu
