@@ -7,13 +7,6 @@
 namespace plimsoll {
 namespace {
 
-DType dtype_of(const Attributes& attributes) {
-  const std::string name = attributes.text("dtype", "f32");
-  if (name == "f32") return DType::f32;
-  if (name == "f64") return DType::f64;
-  throw Error(ErrorCode::invalid_input, fmt::format("dtype is '{}'; 'f32' or 'f64' is expected", name));
-}
-
 OpType constant() {
   return {
       .name = "Constant",
@@ -21,7 +14,7 @@ OpType constant() {
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             if (!in.empty()) throw Error(ErrorCode::invalid_input, fmt::format("takes no inputs, got {}", in.size()));
             attributes.real("value");
-            return std::vector<TensorSpec>{{attributes.integers("shape"), dtype_of(attributes)}};
+            return std::vector<TensorSpec>{{attributes.integers("shape"), floating_dtype(attributes)}};
           },
       .gradient = [](Graph&, OpId, std::span<const TensorId>,
                      const std::vector<bool>&) { return std::vector<TensorId>{}; },

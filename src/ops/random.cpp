@@ -75,7 +75,7 @@ OpType random_normal() {
             expect_counter(*in[1]);
             const Shape shape = attributes.integers("shape");
             expect_enough_draws(shape);
-            return std::vector<TensorSpec>{{shape, DType::f32}};
+            return std::vector<TensorSpec>{{shape, floating_dtype(attributes)}};
           },
       .gradient = [](Graph&, OpId, std::span<const TensorId>,
                      const std::vector<bool>& wanted) { return std::vector<TensorId>(wanted.size()); },

@@ -29,6 +29,13 @@ void expect_rank(const Tensor& tensor, size_t rank) {
               fmt::format("'{}' is {}; {} dimensions are expected", tensor.name, to_string(tensor.shape), rank));
 }
 
+DType floating_dtype(const Attributes& attributes) {
+  const std::string name = attributes.text("dtype", "f32");
+  if (name == "f32") return DType::f32;
+  if (name == "f64") return DType::f64;
+  throw Error(ErrorCode::invalid_input, fmt::format("dtype is '{}'; 'f32' or 'f64' is expected", name));
+}
+
 Bytes bytes_of(const Graph& graph, std::span<const TensorId> tensors) {
   Bytes sum;
   for (TensorId id : tensors) sum += graph.tensor(id).bytes();

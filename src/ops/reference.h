@@ -16,6 +16,9 @@ void expect_same_shape(const Tensor& a, const Tensor& b);
 void expect_same_dtype(const Tensor& a, const Tensor& b);
 void expect_rank(const Tensor& tensor, size_t rank);
 
+// The attribute "dtype" of ops that make a tensor from nothing: "f32" (when absent) or "f64".
+DType floating_dtype(const Attributes& attributes);
+
 // One element of a view as a double, whatever its dtype (not bit).
 inline double load(const TensorView& view, int64_t i) {
   switch (view.dtype) {
