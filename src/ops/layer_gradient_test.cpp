@@ -34,7 +34,10 @@ const std::vector<ConvCase>& conv_cases() {
       {{1, 2, 7, 6}, {3, 2, 3, 2}, {{"stride", Ints{2, 3}}, {"padding", Ints{1, 1, 1, 1}}}, "stride and padding"},
       {{1, 2, 5, 4}, {2, 2, 3, 3}, {{"padding", Ints{0, 2, 1, 0}}}, "asymmetric padding"},
       {{1, 2, 5, 4}, {2, 2, 2, 2}, {{"padding", Ints{3, 2, 4, 3}}}, "padding beyond the kernel"},
-      {{1, 2, 8, 9}, {2, 2, 3, 2}, {{"dilation", Ints{2, 3}}, {"stride", Ints{1, 2}}, {"padding", Ints{2, 1, 0, 3}}}, "dilation"},
+      {{1, 2, 8, 9},
+       {2, 2, 3, 2},
+       {{"dilation", Ints{2, 3}}, {"stride", Ints{1, 2}}, {"padding", Ints{2, 1, 0, 3}}},
+       "dilation"},
       {{2, 4, 4, 5}, {2, 3, 2, 3, 3}, {{"groups", int64_t{2}}, {"padding", Ints{1, 1, 1, 1}}}, "groups"},
       {{1, 3, 4, 4}, {3, 1, 1, 3, 3}, {{"groups", int64_t{3}}, {"stride", Ints{2, 2}}}, "depthwise"},
       {{1, 1, 3, 3}, {1, 1, 3, 3}, {{"stride", Ints{4, 4}}}, "one place"},
@@ -59,7 +62,10 @@ TEST(ConvTransposeGradient, AgreesWithFiniteDifferences) {
       {{1, 2, 3, 2}, {2, 2, 3, 2}, {{"stride", Ints{2, 3}}, {"output_padding", Ints{1, 2}}}, "output padding"},
       {{1, 2, 4, 3}, {2, 2, 3, 3}, {{"padding", Ints{2, 0, 1, 1}}, {"stride", Ints{2, 2}}}, "asymmetric padding"},
       {{1, 2, 3, 3}, {2, 2, 3, 2}, {{"dilation", Ints{2, 3}}, {"padding", Ints{1, 0, 1, 2}}}, "dilation"},
-      {{1, 2, 3, 3}, {2, 1, 3, 2}, {{"dilation", Ints{3, 2}}, {"output_padding", Ints{2, 1}}}, "output padding below dilation"},
+      {{1, 2, 3, 3},
+       {2, 1, 3, 2},
+       {{"dilation", Ints{3, 2}}, {"output_padding", Ints{2, 1}}},
+       "output padding below dilation"},
       {{1, 4, 3, 3}, {2, 2, 3, 2, 2}, {{"groups", int64_t{2}}, {"stride", Ints{2, 2}}}, "groups"},
   };
   for (const ConvCase& c : cases) {
@@ -87,8 +93,10 @@ TEST(PoolGradient, AgreesWithFiniteDifferences) {
       {{1, 2, 7, 5}, {{"kernel", Ints{3, 3}}, {"stride", Ints{2, 2}}}},
       {{1, 2, 7, 6}, {{"kernel", Ints{3, 3}}, {"stride", Ints{2, 2}}, {"ceil_mode", int64_t{1}}}},
       {{1, 1, 5, 5}, {{"kernel", Ints{3, 2}}, {"padding", Ints{1, 1, 1, 1}}}},
-      {{1, 1, 6, 5}, {{"kernel", Ints{3, 3}}, {"stride", Ints{2, 3}}, {"padding", Ints{0, 1, 2, 0}}, {"ceil_mode", int64_t{1}}}},
-      {{1, 1, 7, 7}, {{"kernel", Ints{2, 2}}, {"stride", Ints{3, 3}}, {"padding", Ints{1, 1, 1, 1}}, {"ceil_mode", int64_t{1}}}},
+      {{1, 1, 6, 5},
+       {{"kernel", Ints{3, 3}}, {"stride", Ints{2, 3}}, {"padding", Ints{0, 1, 2, 0}}, {"ceil_mode", int64_t{1}}}},
+      {{1, 1, 7, 7},
+       {{"kernel", Ints{2, 2}}, {"stride", Ints{3, 3}}, {"padding", Ints{1, 1, 1, 1}}, {"ceil_mode", int64_t{1}}}},
       {{2, 3, 4, 5}, {{"kernel", Ints{4, 5}}}},
   };
   for (size_t i = 0; i < cases.size(); ++i) {
