@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "ops/interpreter.h"
+#include "plimsoll/models.h"
 
 namespace plimsoll {
 namespace {
@@ -258,6 +259,30 @@ TEST(TrainingNetwork, LearnsWhenItIsRun) {
     if (i == 0) first = last;
   }
   EXPECT_LT(last, first * 0.5) << "from " << first;
+}
+
+TEST(TrainingNetwork, TrainsEveryNetworkOfTheZoo) {
+  for (const ModelListing& listing : list_models()) {
+    SCOPED_TRACE(listing.name);
+    const Network forward = build_model(listing.name, {.batch = 2});
+    const Network step = make_training_network(forward, {});
+    const Graph& g = step.graph;
+    check(g);
+    size_t parameters = 0, updates = 0;
+    for (const Objective& objective : forward.objectives) parameters += objective.parameters.size();
+    for (const Op& op : g.ops()) updates += op.phase == Phase::update ? 1u : 0u;
+    EXPECT_EQ(updates, parameters);
+    for (const State& state : g.states) {
+      EXPECT_NE(state.before, state.after) << g.tensor(state.before).name << " does not change";
+    }
+    const auto readers = g.readers();
+    for (int32_t i = 0; i < g.op_count(); ++i) {
+      const Op& op = g.op({i});
+      if (op.phase == Phase::forward || op.type->changes_state) continue;
+      const auto is_read = [&](TensorId out) { return !readers[static_cast<size_t>(out.index)].empty(); };
+      EXPECT_TRUE(std::any_of(op.outputs.begin(), op.outputs.end(), is_read)) << op.name << " runs for nothing";
+    }
+  }
 }
 
 std::string message_of(const Network& network, const OptimizerOptions& options = {}) {

@@ -1,6 +1,9 @@
 // Fully connected layer: y[N,K] = x[N,C] * transpose(w[K,C]) + b[K], with a fused ReLU.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "ops/conv_loops.h"
 #include "ops/families.h"
 #include "ops/layer_inputs.h"
@@ -26,21 +29,29 @@ Work matrix_work(const Graph& graph, const Op& op, TensorId weights, TensorId ro
           static_cast<double>(bytes.count)};
 }
 
-// c[i][j] = b[j] + sum over l of a[i * a_row + l * a_step] * w[j * w_row + l * w_step], summed in double.
+// y[i][j] = b[j] + the dot product of row i of x and row j of w, summed in double.
 template <class T>
-struct Strided {
-  const T* data;
-  int64_t row, step;
-};
-template <class T>
-void multiply(int64_t rows, int64_t columns, int64_t length, Strided<T> a, Strided<T> w, const T* b, bool relu, T* c) {
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
+void multiply_rows(int64_t n, int64_t c, int64_t k, const T* x, const T* w, const T* b, bool relu, T* y) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < k; ++j) {
       double sum = b ? static_cast<double>(b[j]) : 0.0;
-      const T *p = a.data + i * a.row, *q = w.data + j * w.row;
-      for (int64_t l = 0; l < length; ++l) sum += static_cast<double>(p[l * a.step]) * q[l * w.step];
-      c[i * columns + j] = static_cast<T>(relu && !(sum > 0) ? 0 : sum);
+      for (int64_t l = 0; l < c; ++l) sum += static_cast<double>(x[i * c + l]) * w[j * c + l];
+      y[i * k + j] = static_cast<T>(relu && !(sum > 0) ? 0 : sum);
     }
+  }
+}
+
+// Row i of the result is the sum over l of factor(i, l) times row l of `rows`, summed in double.
+template <class T, class Factor>
+void combine_rows(int64_t count, int64_t length, int64_t columns, Factor factor, const T* rows, T* result) {
+  std::vector<double> sum(static_cast<size_t>(columns));
+  for (int64_t i = 0; i < count; ++i) {
+    std::fill(sum.begin(), sum.end(), 0.0);
+    for (int64_t l = 0; l < length; ++l) {
+      const double f = factor(i, l);
+      for (int64_t j = 0; j < columns; ++j) sum[static_cast<size_t>(j)] += f * rows[l * columns + j];
+    }
+    for (int64_t j = 0; j < columns; ++j) result[i * columns + j] = static_cast<T>(sum[static_cast<size_t>(j)]);
   }
 }
 
@@ -71,8 +82,8 @@ OpType forward_op() {
               using T = decltype(zero);
               const int64_t n = in[0].shape[0], c = in[0].shape[1], k = in[1].shape[0];
               const T* b = in.size() > 2 ? elements<T>(in[2]) : nullptr;
-              multiply<T>(n, k, c, {elements<T>(in[0]), c, 1}, {elements<T>(in[1]), c, 1}, b, has_relu(op.attributes),
-                          elements<T>(out[0]));
+              multiply_rows<T>(n, c, k, elements<T>(in[0]), elements<T>(in[1]), b, has_relu(op.attributes),
+                               elements<T>(out[0]));
             });
           },
   };
@@ -97,8 +108,10 @@ OpType backward_data_op() {
             with_floating_type(in[0], [&](auto zero) {
               using T = decltype(zero);
               const int64_t n = in[0].shape[0], c = in[1].shape[1], k = in[1].shape[0];
-              multiply<T>(n, c, k, {elements<T>(in[0]), k, 1}, {elements<T>(in[1]), 1, c}, nullptr, false,
-                          elements<T>(out[0]));
+              const T* dy = elements<T>(in[0]);
+              combine_rows(
+                  n, k, c, [&](int64_t i, int64_t l) { return dy[i * k + l]; }, elements<T>(in[1]),
+                  elements<T>(out[0]));
             });
           },
   };
@@ -126,8 +139,10 @@ OpType backward_weights_op() {
             with_floating_type(in[0], [&](auto zero) {
               using T = decltype(zero);
               const int64_t n = in[0].shape[0], c = in[0].shape[1], k = in[1].shape[1];
-              multiply<T>(k, c, n, {elements<T>(in[1]), 1, k}, {elements<T>(in[0]), 1, c}, nullptr, false,
-                          elements<T>(out[0]));
+              const T* dy = elements<T>(in[1]);
+              combine_rows(
+                  k, n, c, [&](int64_t i, int64_t l) { return dy[l * k + i]; }, elements<T>(in[0]),
+                  elements<T>(out[0]));
             });
             if (out.size() > 1) sum_channels(in[1], out[1]);
           },

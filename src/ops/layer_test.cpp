@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "ops/interpreter.h"
 
 namespace plimsoll {
@@ -67,6 +69,69 @@ TEST(Conv, HasPyTorchsValues) {
                         {{2, {1, -2}}}});
   EXPECT_EQ(y.shape, (Shape{1, 2, 3, 2}));
   EXPECT_THAT(y.values, ElementsAreArray({4, -35, 15, -12, -17, 17, -16, 2, -46, 8, 16, 8}));
+}
+
+struct ConvSettings {
+  int64_t groups = 1, k = 1;
+  Ints stride = {}, dilation = {}, padding = {};
+};
+
+// Element by element as the definition has it, for one output element.
+double convolved(const Result& x, const Result& w, const ConvSettings& c, int64_t n, int64_t k, int64_t oh,
+                 int64_t ow) {
+  const int64_t C = x.shape[1], H = x.shape[2], W = x.shape[3];
+  const size_t rank = w.shape.size();
+  const int64_t group_c = w.shape[rank - 3], R = w.shape[rank - 2], S = w.shape[rank - 1];
+  const int64_t first_c = k / (c.k / c.groups) * group_c;
+  double sum = 0;
+  for (int64_t ci = 0; ci < group_c; ++ci) {
+    for (int64_t r = 0; r < R; ++r) {
+      for (int64_t s = 0; s < S; ++s) {
+        const int64_t ih = oh * c.stride[0] + r * c.dilation[0] - c.padding[0];
+        const int64_t iw = ow * c.stride[1] + s * c.dilation[1] - c.padding[1];
+        if (ih < 0 || ih >= H || iw < 0 || iw >= W) continue;
+        sum += x.values[static_cast<size_t>(((n * C + first_c + ci) * H + ih) * W + iw)] *
+               w.values[static_cast<size_t>(((k * group_c + ci) * R + r) * S + s)];
+      }
+    }
+  }
+  return sum;
+}
+
+TEST(Conv, IsItsDefinitionForRandomSettings) {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937 random(seed);
+    const auto draw = [&](int64_t least, int64_t most) {
+      return std::uniform_int_distribution<int64_t>(least, most)(random);
+    };
+    ConvSettings c{.groups = draw(1, 3)};
+    c.k = c.groups * draw(1, 2);
+    for (int i = 0; i < 2; ++i) c.stride.push_back(draw(1, 3)), c.dilation.push_back(draw(1, 3));
+    for (int i = 0; i < 4; ++i) c.padding.push_back(draw(0, 3));
+    const int64_t n = draw(1, 2), group_c = draw(1, 2), R = draw(1, 3), S = draw(1, 3);
+    const Shape x_shape = {n, c.groups * group_c, draw(7, 9), draw(7, 9)};
+    const Shape w_shape = c.groups == 1 ? Shape{c.k, group_c, R, S} : Shape{c.groups, c.k / c.groups, group_c, R, S};
+    const auto values_of = [&](const Shape& shape) {
+      Result result{shape, {}};
+      for (int64_t i = 0; i < element_count(shape); ++i) result.values.push_back(static_cast<double>(draw(-9, 9)));
+      return result;
+    };
+    const Result x = values_of(x_shape), w = values_of(w_shape);
+    const Result y =
+        run({"ConvForward",
+             {x_shape, w_shape},
+             {{"stride", c.stride}, {"dilation", c.dilation}, {"padding", c.padding}, {"groups", c.groups}},
+             {{0, x.values}, {1, w.values}}});
+    const int64_t out_h = (x_shape[2] + c.padding[0] + c.padding[2] - c.dilation[0] * (R - 1) - 1) / c.stride[0] + 1;
+    const int64_t out_w = (x_shape[3] + c.padding[1] + c.padding[3] - c.dilation[1] * (S - 1) - 1) / c.stride[1] + 1;
+    ASSERT_EQ(y.shape, (Shape{n, c.k, out_h, out_w}));
+    for (size_t i = 0; i < y.values.size(); ++i) {
+      const int64_t at = static_cast<int64_t>(i), ow = at % out_w, oh = at / out_w % out_h,
+                    k = at / (out_w * out_h) % c.k;
+      ASSERT_EQ(y.values[i], convolved(x, w, c, at / (out_w * out_h * c.k), k, oh, ow)) << "element " << i;
+    }
+  }
 }
 
 TEST(Conv, FusedReluKeepsOnlyWhatIsPositive) {
