@@ -1,0 +1,149 @@
+// The training's state as JSON.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "plimsoll/checkpoint.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kFormatVersion = 1;
+
+// One list of the fields for both directions.
+template <class State, class Visitor>
+void visit_fields(State& s, Visitor&& field) {
+  field("step", s.step);
+  field("epoch", s.epoch);
+  field("batch_in_epoch", s.batch_in_epoch);
+  field("seed", s.seed);
+  field("model", s.model);
+  field("data", s.data);
+  field("batch", s.batch);
+  field("optimizer.name", s.optimizer.name);
+  field("optimizer.momentum", s.optimizer.momentum);
+  field("optimizer.nesterov", s.optimizer.nesterov);
+  field("optimizer.weight_decay", s.optimizer.weight_decay);
+  field("optimizer.beta1", s.optimizer.beta1);
+  field("optimizer.beta2", s.optimizer.beta2);
+  field("optimizer.epsilon", s.optimizer.epsilon);
+  field("learning_rate", s.learning_rate);
+  field("schedule", s.schedule);
+  field("total_steps", s.total_steps);
+  field("total_epochs", s.total_epochs);
+  field("policy", s.policy);
+  field("placement", s.placement);
+  field("budget_bytes", s.budget.count);
+  field("exact", s.exact);
+  field("device", s.device);
+  field("device_key", s.device_key);
+  field("threads", s.threads);
+  field("layout_family", s.layout_family);
+  field("kernels", s.kernels);
+  field("state_layouts", s.state_layouts);
+  field("settings", s.settings);
+}
+
+// "optimizer.name" is the field name in the object optimizer.
+json* find(json& object, std::string_view path, bool create) {
+  json* at = &object;
+  while (true) {
+    const size_t dot = path.find('.');
+    const std::string key(path.substr(0, dot));
+    if (!create && (!at->is_object() || !at->contains(key))) return nullptr;
+    at = &(*at)[key];
+    if (dot == std::string_view::npos) return at;
+    path.remove_prefix(dot + 1);
+  }
+}
+
+using Texts = std::map<std::string, std::string, std::less<>>;
+
+[[noreturn]] void wrong(std::string_view path, std::string_view expected) {
+  throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}': expected {}", path, expected));
+}
+
+void take(const json& from, std::string_view path, std::string& to) {
+  if (!from.is_string()) wrong(path, "a text");
+  to = from.get<std::string>();
+}
+void take(const json& from, std::string_view path, bool& to) {
+  if (!from.is_boolean()) wrong(path, "true or false");
+  to = from.get<bool>();
+}
+void take(const json& from, std::string_view path, double& to) {
+  if (!from.is_number()) wrong(path, "a number");
+  to = from.get<double>();
+}
+void take(const json& from, std::string_view path, uint64_t& to) {
+  if (!from.is_number_unsigned()) wrong(path, "a whole number, not negative");
+  to = from.get<uint64_t>();
+}
+void take(const json& from, std::string_view path, int64_t& to) {
+  uint64_t value = 0;
+  take(from, path, value);
+  if (value > uint64_t{INT64_MAX}) wrong(path, "a number below 2^63");
+  to = static_cast<int64_t>(value);
+}
+void take(const json& from, std::string_view path, int& to) {
+  int64_t value = 0;
+  take(from, path, value);
+  if (value > 1 << 20) wrong(path, "a number up to 1048576");
+  to = static_cast<int>(value);
+}
+void take(const json& from, std::string_view path, Texts& to) {
+  if (!from.is_object()) wrong(path, "an object of texts");
+  for (const auto& [key, value] : from.items()) {
+    if (!value.is_string()) wrong(fmt::format("{}.{}", path, key), "a text");
+    to[key] = value.get<std::string>();
+  }
+}
+
+}  // namespace
+
+std::string to_json(const TrainingState& state) {
+  json object;
+  object["format_version"] = kFormatVersion;
+  visit_fields(state, [&](std::string_view path, const auto& value) { *find(object, path, true) = value; });
+  if (!state.weights_sha256.empty()) object["weights_sha256"] = state.weights_sha256;
+  try {
+    return object.dump();
+  } catch (const json::exception&) {
+    throw Error(ErrorCode::invalid_input, "a training state's texts must be UTF-8");
+  }
+}
+
+TrainingState training_state_from_json(std::string_view text) {
+  json object;
+  try {
+    object = json::parse(text.begin(), text.end());
+  } catch (const json::parse_error& error) {
+    std::string_view why = error.what();
+    if (const size_t begin = why.find("] "); begin != std::string_view::npos) why.remove_prefix(begin + 2);
+    throw Error(ErrorCode::corrupt_file, fmt::format("training state: not valid JSON: {}", why));
+  }
+  if (!object.is_object()) throw Error(ErrorCode::corrupt_file, "training state: expected an object");
+  int64_t version = 0;
+  if (!object.contains("format_version")) wrong("format_version", "a number; it is missing");
+  take(object["format_version"], "format_version", version);
+  if (version < 1) wrong("format_version", "1 or more");
+  if (version > kFormatVersion) {
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("training state: has format version {}; this program reads up to {}", version, kFormatVersion));
+  }
+  TrainingState state;
+  visit_fields(state, [&](std::string_view path, auto& value) {
+    const json* field = find(object, path, false);
+    if (field == nullptr)
+      throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}' is missing", path));
+    take(*field, path, value);
+  });
+  if (object.contains("weights_sha256")) take(object["weights_sha256"], "weights_sha256", state.weights_sha256);
+  return state;
+}
+
+}  // namespace plimsoll
