@@ -1,0 +1,301 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <pwd.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+
+#include "cost/sqlite.h"
+#include "plimsoll/cost.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kApplicationId = 0x504c4d53;  // "PLMS" in the file's header
+constexpr int64_t kSchemaVersion = 1;
+
+constexpr const char* kSchema = R"(
+CREATE TABLE IF NOT EXISTS costs (
+  device TEXT NOT NULL, signature TEXT NOT NULL, kernel TEXT NOT NULL, threads INTEGER NOT NULL,
+  source INTEGER NOT NULL, time_ms REAL NOT NULL, spread_ms REAL NOT NULL, runs INTEGER NOT NULL, saved_at INTEGER NOT NULL,
+  PRIMARY KEY (device, signature, kernel, threads)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rates (
+  device TEXT PRIMARY KEY, gflops REAL NOT NULL, memory_gb_per_s REAL NOT NULL, launch_us REAL NOT NULL,
+  saved_at INTEGER NOT NULL) WITHOUT ROWID;
+)";
+
+int64_t unix_time() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Held while a database is opened and, where it is broken, replaced, so that of several processes one replaces it and
+// the others find the new one. Without a lock file (a read-only folder) nobody replaces anything.
+class FolderLock {
+ public:
+  explicit FolderLock(const fs::path& path) {
+    handle_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (handle_ >= 0) {
+      while (flock(handle_, LOCK_EX) != 0 && errno == EINTR) {
+      }
+    }
+  }
+  ~FolderLock() {
+    if (handle_ >= 0) close(handle_);
+  }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  bool held() const { return handle_ >= 0; }
+
+ private:
+  int handle_ = -1;
+};
+
+class NewerSchema : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+bool is_sane(const Cost& cost) {
+  return cost.source >= Cost::Source::measured && cost.source <= Cost::Source::in_step && std::isfinite(cost.time_ms) &&
+         cost.time_ms >= 0 && std::isfinite(cost.spread_ms) && cost.spread_ms >= 0 && cost.runs >= 0;
+}
+bool is_sane(const MachineRates& rates) {
+  auto positive = [](double x) { return std::isfinite(x) && x > 0; };
+  return positive(rates.gflops) && positive(rates.memory_gb_per_s) && std::isfinite(rates.launch_us) &&
+         rates.launch_us >= 0;
+}
+
+// Opens and checks; throws SqliteError, which is corrupt where the file is no cost database.
+std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
+  auto connection = std::make_unique<SqliteConnection>(path, SqliteConnection::Mode::read_write_create);
+  if (const std::string found = connection->text("PRAGMA quick_check(1)"); found != "ok") {
+    throw SqliteError::corrupt(found);
+  }
+  const int64_t version = connection->integer("PRAGMA user_version");
+  const int64_t tables = connection->integer("SELECT count(*) FROM sqlite_master");
+  if (tables > 0 && connection->integer("PRAGMA application_id") != kApplicationId) {
+    throw SqliteError::corrupt("it is a database of another program");
+  }
+  if (version > kSchemaVersion) {
+    throw NewerSchema(
+        fmt::format("it was written by a newer version (schema {}, this one knows {})", version, kSchemaVersion));
+  }
+  if (!connection->is_read_only() && version < kSchemaVersion) {
+    SqliteTransaction transaction(*connection);
+    connection->run(kSchema);
+    connection->run(fmt::format("PRAGMA application_id = {}", kApplicationId));
+    connection->run(fmt::format("PRAGMA user_version = {}", kSchemaVersion));
+    transaction.commit();
+  }
+  // A query that names every column fails on tables of another form.
+  connection->run("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at FROM costs LIMIT 1");
+  connection->run("SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates LIMIT 1");
+  return connection;
+}
+
+}  // namespace
+
+struct CostDatabase::Impl {
+  fs::path path;
+  std::string device_key;
+  std::string notice;
+  std::unique_ptr<SqliteConnection> connection;
+
+  void say(const std::string& what) {
+    if (!notice.empty()) notice += "; ";
+    notice += what;
+  }
+
+  void use_memory(const std::string& why) {
+    say(fmt::format("the cost database '{}' cannot be used: {}; costs are kept for this run only", path.string(), why));
+    connection = std::make_unique<SqliteConnection>("", SqliteConnection::Mode::in_memory);
+    connection->run(kSchema);
+  }
+
+  // What can be read of a database that cannot be written is read.
+  void copy_from_read_only() {
+    try {
+      SqliteConnection source(path, SqliteConnection::Mode::read_only);
+      if (source.integer("PRAGMA user_version") != kSchemaVersion) return;
+      SqliteStatement rows(source,
+                           "SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at FROM costs");
+      SqliteStatement put(*connection, "INSERT OR REPLACE INTO costs VALUES (?,?,?,?,?,?,?,?,?)");
+      while (rows.step()) {
+        put.bind(rows.text(0)).bind(rows.text(1)).bind(rows.text(2)).bind(rows.integer(3)).bind(rows.integer(4));
+        put.bind(rows.real(5)).bind(rows.real(6)).bind(rows.integer(7)).bind(rows.integer(8)).step();
+        put.reset();
+      }
+      SqliteStatement rates(source, "SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates");
+      SqliteStatement put_rates(*connection, "INSERT OR REPLACE INTO rates VALUES (?,?,?,?,?)");
+      while (rates.step()) {
+        put_rates.bind(rates.text(0))
+            .bind(rates.real(1))
+            .bind(rates.real(2))
+            .bind(rates.real(3))
+            .bind(rates.integer(4))
+            .step();
+        put_rates.reset();
+      }
+    } catch (const SqliteError&) {
+    }
+  }
+
+  void set_aside() {
+    fs::path aside = fmt::format("{}.corrupt-{}", path.string(), unix_time());
+    for (int n = 2; fs::exists(aside); ++n) aside = fmt::format("{}.corrupt-{}-{}", path.string(), unix_time(), n);
+    fs::rename(path, aside);
+    // A journal beside it belongs to the broken file and must not be played into the new one.
+    for (const char* suffix : {"-journal", "-wal", "-shm"}) {
+      std::error_code ignored;
+      if (fs::exists(path.string() + suffix, ignored))
+        fs::rename(path.string() + suffix, aside.string() + suffix, ignored);
+    }
+    say(fmt::format("the cost database '{}' was corrupt; it is set aside as '{}', and a new one is begun",
+                    path.string(), aside.filename().string()));
+  }
+
+  void open() {
+    connection.reset();
+    if (path.empty()) return use_memory("there is no cache folder; set PLIMSOLL_CACHE");
+    std::error_code error;
+    if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+    if (error) return use_memory(fmt::format("its folder cannot be made: {}", error.message()));
+    if (fs::is_directory(path, error)) return use_memory("it is a folder");
+    FolderLock lock(path.string() + ".lock");
+    try {
+      try {
+        connection = open_checked(path);
+      } catch (const SqliteError& broken) {
+        if (!broken.is_corrupt() && !broken.is_bad_statement()) throw;
+        if (!lock.held()) throw;
+        set_aside();
+        connection = open_checked(path);
+      }
+      if (connection->is_read_only()) {
+        use_memory("it cannot be written");
+        copy_from_read_only();
+      }
+    } catch (const SqliteError& refused) {
+      use_memory(refused.what());
+      copy_from_read_only();
+    } catch (const NewerSchema& newer) {
+      use_memory(newer.what());
+    } catch (const fs::filesystem_error& refused) {
+      use_memory(refused.code().message());
+    }
+  }
+
+  // Runs `body` on the connection; a database that turns out broken on the way is replaced and `body` tried once more.
+  // A cache that fails (a full disk) is said, not thrown.
+  template <class Body>
+  void with_connection(const char* doing, Body body) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        return body(*connection);
+      } catch (const SqliteError& error) {
+        if (attempt == 0 && error.is_corrupt()) {
+          open();
+          continue;
+        }
+        say(fmt::format("costs could not be {} '{}': {}", doing, path.string(), error.what()));
+        return;
+      }
+    }
+  }
+};
+
+fs::path CostDatabase::default_path() {
+  auto variable = [](const char* name) -> std::string {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+  };
+  constexpr const char* kFile = "costs.sqlite";
+  if (std::string folder = variable("PLIMSOLL_CACHE"); !folder.empty()) return fs::path(folder) / kFile;
+  if (std::string folder = variable("XDG_CACHE_HOME"); !folder.empty()) return fs::path(folder) / "plimsoll" / kFile;
+  std::string home = variable("HOME");
+  if (home.empty()) {
+    if (const passwd* user = getpwuid(getuid()); user != nullptr && user->pw_dir != nullptr) home = user->pw_dir;
+  }
+  return home.empty() ? fs::path() : fs::path(home) / ".cache" / "plimsoll" / kFile;
+}
+
+CostDatabase::CostDatabase(const fs::path& path, const DeviceInfo& device) : impl_(std::make_unique<Impl>()) {
+  impl_->path = path;
+  impl_->device_key = device.key;
+  impl_->open();
+}
+
+CostDatabase::~CostDatabase() = default;
+
+const std::string& CostDatabase::notice() const { return impl_->notice; }
+
+CostTable CostDatabase::load() {
+  CostTable table(rates().value_or(MachineRates{}));
+  impl_->with_connection("read from", [&](SqliteConnection& connection) {
+    SqliteStatement rows(connection,
+                         "SELECT signature,kernel,threads,source,time_ms,spread_ms,runs FROM costs WHERE device=?");
+    rows.bind(impl_->device_key);
+    while (rows.step()) {
+      const int64_t source = rows.integer(3);
+      const Cost cost{.source = static_cast<Cost::Source>(source),
+                      .time_ms = rows.real(4),
+                      .spread_ms = rows.real(5),
+                      .runs = static_cast<int>(rows.integer(6))};
+      if (source < 0 || source > 2 || !is_sane(cost)) continue;
+      table.put({rows.text(0), rows.text(1), static_cast<int>(rows.integer(2))}, cost);
+    }
+  });
+  return table;
+}
+
+std::optional<MachineRates> CostDatabase::rates() {
+  std::optional<MachineRates> result;
+  impl_->with_connection("read from", [&](SqliteConnection& connection) {
+    SqliteStatement row(connection, "SELECT gflops,memory_gb_per_s,launch_us FROM rates WHERE device=?");
+    row.bind(impl_->device_key);
+    if (!row.step()) return;
+    const MachineRates found{.gflops = row.real(0), .memory_gb_per_s = row.real(1), .launch_us = row.real(2)};
+    if (is_sane(found)) result = found;
+  });
+  return result;
+}
+
+void CostDatabase::save(const CostTable& table) {
+  impl_->with_connection("saved in", [&](SqliteConnection& connection) {
+    SqliteTransaction transaction(connection);
+    SqliteStatement put(
+        connection,
+        "INSERT INTO costs VALUES (?,?,?,?,?,?,?,?,?) "
+        "ON CONFLICT (device, signature, kernel, threads) DO UPDATE SET source=excluded.source, "
+        "time_ms=excluded.time_ms, spread_ms=excluded.spread_ms, runs=excluded.runs, saved_at=excluded.saved_at "
+        "WHERE excluded.source >= costs.source");
+    const int64_t now = unix_time();
+    for (const auto& [key, cost] : table.entries()) {
+      if (!is_sane(cost)) continue;  // estimates are made anew
+      put.bind(impl_->device_key).bind(key.signature).bind(key.kernel).bind(static_cast<int64_t>(key.threads));
+      put.bind(static_cast<int64_t>(cost.source)).bind(cost.time_ms).bind(cost.spread_ms);
+      put.bind(static_cast<int64_t>(cost.runs)).bind(now).step();
+      put.reset();
+    }
+    transaction.commit();
+  });
+}
+
+void CostDatabase::save(const MachineRates& rates) {
+  if (!is_sane(rates)) return;
+  impl_->with_connection("saved in", [&](SqliteConnection& connection) {
+    SqliteStatement put(connection, "INSERT OR REPLACE INTO rates VALUES (?,?,?,?,?)");
+    put.bind(impl_->device_key)
+        .bind(rates.gflops)
+        .bind(rates.memory_gb_per_s)
+        .bind(rates.launch_us)
+        .bind(unix_time())
+        .step();
+  });
+}
+
+}  // namespace plimsoll
