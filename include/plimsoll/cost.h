@@ -71,6 +71,7 @@ class CostTable {
 
 struct MeasureOptions {
   double seconds_per_kernel = 0.15;  // at most, after one warm-up run; at least three runs
+  Bytes memory{INT64_MAX};           // for buffers; the device's available memory bounds it too. What needs more is left out
   std::function<void(int done, int total, const std::string& what)> progress;
   std::function<bool()> stop;        // asked between kernels
 };

@@ -150,7 +150,7 @@ TEST_F(Database, NoDamageToTheFileEndsTheProgram) {
     many.put({"op " + std::to_string(i), "kernel", 0}, {Cost::Source::measured, 1.0 * i, 0, 3});
   CostDatabase(path, kDevice).save(many);
   const std::string whole = bytes();
-  for (uint32_t seed = 0; seed < 60; ++seed) {
+  for (uint32_t seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 draw(seed);
     std::string damaged = whole;
@@ -254,7 +254,7 @@ TEST_F(Database, AReadOnlyFolderIsReadAndNotWritten) {
 }
 
 TEST_F(Database, SeveralProcessesWriteAtOnceAndNothingIsLost) {
-  constexpr int kProcesses = 4, kSaves = 20;
+  constexpr int kProcesses = 4, kSaves = 8;
   write("this is no database");  // all of them find it broken; one replaces it
   std::vector<pid_t> children;
   for (int p = 0; p < kProcesses; ++p) {

@@ -19,18 +19,6 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // Row-major is written in one way, so that equal layouts are equal texts.
 Layout canonical(const Layout& layout) { return layout.is_plain() ? Layout{} : layout; }
 
-std::string_view family_text(LayoutFamily family) {
-  switch (family) {
-    case LayoutFamily::plain:
-      return "plain";
-    case LayoutFamily::channels_last:
-      return "channels-last";
-    case LayoutFamily::blocked:
-      return "blocked";
-  }
-  return "?";
-}
-
 bool is_winograd(const KernelSpec& spec) { return spec.name.find("wino") != std::string::npos; }
 
 class Search {
@@ -81,7 +69,7 @@ class Search {
           throw Error(
               ErrorCode::unsupported,
               fmt::format("op '{}' ({}) is to run by kernel '{}', which this device does not offer with {} layouts",
-                          graph_.op(id).name, graph_.op(id).type->name, pin->second, family_text(family_)));
+                          graph_.op(id).name, graph_.op(id).type->name, pin->second, to_string(family_)));
         }
         return result;
       }
@@ -212,14 +200,41 @@ class Search {
     double total = 0;
     if (std::optional<Layout> must = outside(id)) total += reorder_ms(id, layout, *must);
     const bool fixed = !can_reorder(graph_.tensor(id).dtype);
+    double next[3] = {0, 0, 0};  // by phase, whose readers share a copy
     for (OpId reader_id : readers_[at(id)]) {
       const Op& reader = graph_.op(reader_id);
+      if (!reader.type->changes_state && outputs_differ_) {
+        double& most = next[static_cast<size_t>(reader.phase)];
+        most = std::max(most, reading_ms(reader_id, id, layout));
+      }
       if (fixed && !has_kernel_for(reader_id, id, layout)) return kNever;
       if (reader.type->changes_state && graph_.tensor(reader.inputs[0]).shape == graph_.tensor(id).shape) {
         total += reorder_ms(id, layout, made_[at(reader.inputs[0])]);
       }
     }
-    return total;
+    return total + next[0] + next[1] + next[2];
+  }
+  // How much more a reader costs when the tensor comes in this layout rather than in the one that it likes best.
+  double reading_ms(OpId reader_id, TensorId id, const Layout& layout) {
+    const Op& reader = graph_.op(reader_id);
+    if (reader.type->is_view) return reorder_ms(id, layout, {});
+    auto copying_ms = [&](const KernelSpec& spec) {
+      double ms = 0;
+      for (size_t i = 0; i < reader.inputs.size() && i < spec.inputs.size(); ++i) {
+        if (reader.inputs[i] == id && spec.inputs[i].tag != kAnyLayout.tag)
+          ms = std::max(ms, reorder_ms(id, layout, spec.inputs[i]));
+      }
+      return ms;
+    };
+    const double given = least_ms(reader_id, copying_ms);
+    const double liked = least_ms(reader_id, [](const KernelSpec&) { return 0.0; });
+    return given == kNever ? kNever : given - liked;
+  }
+  static bool outputs_differ(const std::vector<const KernelMenu::Item*>& items) {
+    return std::any_of(items.begin(), items.end(), [&](const KernelMenu::Item* item) {
+      return !std::equal(item->spec.outputs.begin(), item->spec.outputs.end(), items[0]->spec.outputs.begin(),
+                         items[0]->spec.outputs.end(), same_layout);
+    });
   }
   // What must lie in an input's bytes must lie as the input does.
   bool fits_in_place(const Op& op, const KernelSpec& spec) const {
@@ -267,7 +282,9 @@ class Search {
       best.outputs.resize(op.outputs.size());
     } else {
       double best_ms = kNever, best_kernel_ms = 0;
-      for (const KernelMenu::Item* item : allowed(id)) {
+      const std::vector<const KernelMenu::Item*> items = allowed(id);
+      outputs_differ_ = outputs_differ(items);
+      for (const KernelMenu::Item* item : items) {
         for (KernelSpec& spec : resolve(op, item->spec)) {
           const double ms = item->time_ms + reorders_ms(id, op, spec);
           if (ms > best_ms || ms == kNever || (ms == best_ms && spec.workspace >= best.workspace)) continue;
@@ -279,7 +296,7 @@ class Search {
       if (best_ms == kNever) {
         throw Error(ErrorCode::unsupported,
                     fmt::format("op '{}' ({}): no kernel fits the layouts of its inputs with {} layouts", op.name,
-                                op.type->name, family_text(family_)));
+                                op.type->name, to_string(family_)));
       }
       time_ms += best_kernel_ms;
     }
@@ -321,6 +338,7 @@ class Search {
   std::vector<char> decided_;           // by tensor: false for a state that nobody has read yet
   std::vector<TensorId> state_before_;  // by tensor that a state becomes
   std::vector<char> is_output_;
+  bool outputs_differ_ = false;  // among the kernels of the op being decided: only then do its readers matter
   std::set<std::tuple<int32_t, std::string, Phase>> copies_;
 };
 

@@ -1,0 +1,144 @@
+#include "cost/bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+
+#include "cost/signature.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int64_t kAlignment = 4096;
+
+// Values that a network could have: floats in [0.25, 1) (no denormals, positive for square roots), labels and indices
+// 0, masks half set.
+std::vector<std::byte> make_pattern(DType dtype) {
+  constexpr size_t kBytes = size_t{256} << 10;
+  std::vector<std::byte> pattern(kBytes, std::byte{0});
+  uint32_t state = 12345;
+  auto next = [&] {
+    state = state * 1664525 + 1013904223;
+    return 0.25 + 0.75 * static_cast<double>(state >> 8) / (1 << 24);
+  };
+  auto fill = [&](auto sample) {
+    for (size_t at = 0; at < kBytes; at += sizeof(sample)) {
+      sample = static_cast<decltype(sample)>(next());
+      std::memcpy(pattern.data() + at, &sample, sizeof(sample));
+    }
+  };
+  if (dtype == DType::f32) fill(float{});
+  if (dtype == DType::f64) fill(double{});
+  if (dtype == DType::bit) std::fill(pattern.begin(), pattern.end(), std::byte{0x5a});
+  return pattern;
+}
+
+const std::vector<std::byte>& pattern_of(DType dtype) {
+  static const std::map<DType, std::vector<std::byte>> patterns = [] {
+    std::map<DType, std::vector<std::byte>> result;
+    for (DType d : {DType::f32, DType::f64, DType::i32, DType::i64, DType::u8, DType::bit}) result[d] = make_pattern(d);
+    return result;
+  }();
+  return patterns.at(dtype);
+}
+
+void fill(const Device& device, std::byte* to, Bytes bytes, DType dtype) {
+  const std::vector<std::byte>& pattern = pattern_of(dtype);
+  for (size_t at = 0, size = static_cast<size_t>(bytes.count); at < size; at += pattern.size()) {
+    device.write(to + at, std::span(pattern).first(std::min(pattern.size(), size - at)));
+  }
+}
+
+}  // namespace
+
+LoneOp isolate(const Graph& graph, const Op& op, const KernelSpec& spec) {
+  LoneOp lone;
+  lone.kernel = spec.name;
+  std::vector<TensorId> inputs;
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    const Tensor& tensor = graph.tensor(op.inputs[i]);
+    const TensorId id = lone.graph.add_source(fmt::format("input {}", i), tensor.shape, tensor.dtype, Role::activation);
+    const bool open = i >= spec.inputs.size() || layout_is_open(graph, op, spec, i);
+    lone.graph.tensor(id).layout = open ? (op.type->changes_state ? Layout{} : tensor.layout) : spec.inputs[i];
+    inputs.push_back(id);
+  }
+  lone.op = lone.graph.add_op(op.type->name, "op", op.layer, inputs, op.attributes, op.phase);
+  const Op& copy = lone.graph.op(lone.op);
+  for (size_t i = 0; i < copy.outputs.size() && i < op.outputs.size(); ++i) {
+    const bool open = i >= spec.outputs.size() || layout_is_open(graph, op, spec, op.inputs.size() + i);
+    const Layout& as_is = graph.tensor(op.outputs[i]).layout;
+    lone.graph.tensor(copy.outputs[i]).layout = open ? (op.type->changes_state ? Layout{} : as_is) : spec.outputs[i];
+  }
+  return lone;
+}
+
+OpBench::OpBench(const Device& device, const LoneOp& lone) : device_(device) {
+  const Op& op = lone.graph.op(lone.op);
+  kernel_ = device.make_kernel(lone.graph, op, lone.kernel);
+  workspace_ = align_up(kernel_->workspace(), kAlignment);
+  for (TensorId id : op.inputs) {
+    const Tensor& tensor = lone.graph.tensor(id);
+    input_at_.push_back(set_bytes_);
+    input_bytes_.push_back(tensor.bytes());
+    input_dtypes_.push_back(tensor.dtype);
+    set_bytes_ += align_up(tensor.bytes(), kAlignment);
+  }
+  const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(lone.graph, op) : std::vector<InPlace>{};
+  for (size_t i = 0; i < op.outputs.size(); ++i) {
+    const auto pair = std::find_if(pairs.begin(), pairs.end(),
+                                   [&](const InPlace& p) { return p.required && p.output == static_cast<int>(i); });
+    if (pair != pairs.end()) {
+      output_at_.push_back(input_at_[static_cast<size_t>(pair->input)]);
+      continue;
+    }
+    output_at_.push_back(set_bytes_);
+    set_bytes_ += align_up(lone.graph.tensor(op.outputs[i]).bytes(), kAlignment);
+  }
+}
+
+void OpBench::place(std::byte* base, int sets) {
+  base_ = base;
+  sets_ = sets;
+  next_ = 0;
+  for (int s = 0; s < sets; ++s) {
+    for (size_t i = 0; i < input_at_.size(); ++i) {
+      fill(device_, base + (set_bytes_ * s + input_at_[i]).count, input_bytes_[i], input_dtypes_[i]);
+    }
+  }
+}
+
+double OpBench::run() {
+  std::byte* set = base_ + (set_bytes_ * next_).count;
+  next_ = (next_ + 1) % sets_;
+  std::vector<void*> inputs, outputs;
+  for (Bytes at : input_at_) inputs.push_back(set + at.count);
+  for (Bytes at : output_at_) outputs.push_back(set + at.count);
+  kernel_->bind(inputs, outputs, base_ + (set_bytes_ * sets_).count);
+  const auto start = std::chrono::steady_clock::now();
+  kernel_->run();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+namespace {
+double quantile(const std::vector<double>& sorted, double q) {
+  const double at = q * static_cast<double>(sorted.size() - 1);
+  const size_t low = static_cast<size_t>(at);
+  const size_t high = std::min(low + 1, sorted.size() - 1);
+  return sorted[low] + (sorted[high] - sorted[low]) * (at - static_cast<double>(low));
+}
+}  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : quantile(values, 0.5);
+}
+double half_interquartile_distance(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : (quantile(values, 0.75) - quantile(values, 0.25)) / 2;
+}
+
+}  // namespace plimsoll

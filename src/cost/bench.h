@@ -1,0 +1,48 @@
+// One op by one kernel, alone, on buffers of its own: what measuring is made of.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plimsoll/device.h"
+
+namespace plimsoll {
+
+// The op with the layouts that the kernel wants, in a graph of its own.
+struct LoneOp {
+  Graph graph;
+  OpId op;
+  std::string kernel;
+};
+LoneOp isolate(const Graph& graph, const Op& op, const KernelSpec& spec);
+
+// Where the tensors of the op lie when `sets` sets of them lie one after the other, and the workspace behind them.
+class OpBench {
+ public:
+  OpBench(const Device& device, const LoneOp& lone);  // throws as make_kernel does
+  Bytes set_bytes() const { return set_bytes_; }
+  Bytes workspace() const { return workspace_; }
+  Bytes bytes(int sets) const { return set_bytes_ * sets + workspace_; }
+
+  // `base` has bytes(sets) bytes. Fills every input with values that a network could have.
+  void place(std::byte* base, int sets);
+  // Runs on the next set and returns the milliseconds.
+  double run();
+
+ private:
+  const Device& device_;
+  std::unique_ptr<Kernel> kernel_;
+  std::vector<Bytes> input_at_, output_at_;  // within a set
+  std::vector<Bytes> input_bytes_;
+  std::vector<DType> input_dtypes_;
+  Bytes set_bytes_, workspace_;
+  std::byte* base_ = nullptr;
+  int sets_ = 0, next_ = 0;
+};
+
+double median(std::vector<double> values);
+double half_interquartile_distance(std::vector<double> values);
+
+}  // namespace plimsoll

@@ -1,0 +1,166 @@
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "cost/bench.h"
+#include "cost/signature.h"
+#include "plimsoll/cost.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+Graph small_graph() {
+  Graph g;
+  g.name = "small";
+  const TensorId x = g.add_source("x", {2, 8, 6, 6}, DType::f32, Role::input);
+  const TensorId w = g.add_source("w", {16, 8, 3, 3}, DType::f32, Role::parameter);
+  const TensorId w2 = g.add_source("w2", {16, 16, 3, 3}, DType::f32, Role::parameter);
+  const Attributes conv{{"padding", std::vector<int64_t>{1, 1, 1, 1}}};
+  const TensorId y = g.output(g.add_op("ConvForward", "conv", "conv", {x, w}, conv));
+  const TensorId r = g.output(g.add_op("ReluForward", "relu", "relu", {y}));
+  const TensorId z = g.output(g.add_op("ConvForward", "conv2", "conv2", {r, w2}, conv));
+  g.add_op("ReluForward", "relu2", "relu2", {z});  // the same signature as relu
+  return g;
+}
+
+TEST(Signature, TellsWhatCostsApartAndNothingElse) {
+  Graph g = small_graph();
+  const Op &relu = g.op(g.find_op("relu")), &relu2 = g.op(g.find_op("relu2"));
+  EXPECT_EQ(op_signature(g, relu), "ReluForward(2x16x6x6 f32)->(2x16x6x6 f32)");
+  EXPECT_EQ(op_signature(g, relu), op_signature(g, relu2));
+  EXPECT_EQ(op_signature(g, g.op(g.find_op("conv"))),
+            "ConvForward{padding=[1,1,1,1]}(2x8x6x6 f32, 16x8x3x3 f32)->(2x16x6x6 f32)");
+  g.tensor(relu.inputs[0]).layout = {"aBcd16b"};
+  EXPECT_EQ(op_signature(g, relu), "ReluForward(2x16x6x6 f32 aBcd16b)->(2x16x6x6 f32)");
+  EXPECT_EQ(signature_without_layouts(g, relu), signature_without_layouts(g, relu2));
+  const KernelSpec spec{.name = "k", .inputs = {{"acdb"}}, .outputs = {{"abcd"}}, .workspace = {}};
+  EXPECT_EQ(op_signature(g, relu, spec), "ReluForward(2x16x6x6 f32 acdb)->(2x16x6x6 f32)");
+}
+
+TEST(Signature, OfAReorderIsTheSameBeforeAndAfterItIsThere) {
+  Graph g = small_graph();
+  const TensorId x = g.find_tensor("x");
+  const OpId reorder = g.add_op("Reorder", "reorder", "conv", {x});
+  g.tensor(g.output(reorder)).layout = {"aBcd16b"};
+  EXPECT_EQ(op_signature(g, g.op(reorder)), reorder_signature(g.tensor(x).shape, DType::f32, {}, {"aBcd16b"}));
+}
+
+TEST(Estimate, IsTheSlowerOfArithmeticAndTrafficPlusTheLaunch) {
+  Graph g;
+  const TensorId x = g.add_source("x", {1000, 1000}, DType::f32, Role::input);
+  const OpId relu = g.add_op("ReluForward", "relu", "relu", {x});
+  const CostTable slow_memory({.gflops = 1e6, .memory_gb_per_s = 1, .launch_us = 10});
+  const Cost cost = slow_memory.cost(g, g.op(relu), std::string("ours"));
+  EXPECT_EQ(cost.source, Cost::Source::estimated);
+  EXPECT_NEAR(cost.time_ms, 8e6 / 1e6 + 0.01, 1e-9);
+  const CostTable slow_arithmetic({.gflops = 0.01, .memory_gb_per_s = 1e6, .launch_us = 0});
+  EXPECT_NEAR(slow_arithmetic.cost(g, g.op(relu), std::string("ours")).time_ms, 1e6 / (0.01 * 1e6 * 0.9), 1e-3);
+}
+
+TEST(Estimate, RanksConvolutionKernelsAsTheyAre) {
+  Graph g;
+  const Attributes conv{{"padding", std::vector<int64_t>{1, 1, 1, 1}}};
+  auto ms = [&](int64_t batch, const char* kernel) {
+    Graph one;
+    const TensorId x = one.add_source("x", {batch, 64, 56, 56}, DType::f32, Role::input);
+    const TensorId w = one.add_source("w", {64, 64, 3, 3}, DType::f32, Role::parameter);
+    const OpId op = one.add_op("ConvForward", "conv", "conv", {x, w}, conv);
+    return CostTable().cost(one, one.op(op), std::string(kernel)).time_ms;
+  };
+  EXPECT_LT(ms(16, "jit_wino_4x3:avx512_core"), ms(16, "jit:avx512_core"));
+  EXPECT_GT(ms(1, "jit_wino_4x3:avx512_core"), ms(1, "jit:avx512_core"));
+  EXPECT_GT(ms(16, "x64:gemm:jit"), 1.5 * ms(16, "jit:avx512_core"));
+  EXPECT_GT(ms(16, "ref:any"), 50 * ms(16, "jit:avx512_core"));
+}
+
+TEST(Estimate, AKnownCostIsTakenInstead) {
+  const Graph g = small_graph();
+  const Op& relu = g.op(g.find_op("relu"));
+  CostTable table;
+  table.put({op_signature(g, relu), "ours", 0}, {Cost::Source::measured, 42, 1, 5});
+  EXPECT_EQ(table.cost(g, relu, std::string("ours")).time_ms, 42);
+  EXPECT_EQ(table.cost(g, g.op(g.find_op("relu2")), std::string("ours")).time_ms, 42);
+  EXPECT_NE(table.cost(g, relu, std::string("other")).time_ms, 42);
+}
+
+TEST(Statistics, AreMedianAndHalfTheQuartilesDistance) {
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({1, 2, 3, 10}), 2.5);
+  EXPECT_EQ(half_interquartile_distance({1, 2, 3, 4, 5}), 1);
+  EXPECT_EQ(half_interquartile_distance({7}), 0);
+}
+
+TEST(Measure, TimesEveryKernelOfEveryDistinctOpOnce) {
+  const Graph g = small_graph();
+  const auto device = open_device("cpu");
+  std::set<CostKey> wanted;
+  for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
+    for (const Op& op : g.ops()) {
+      for (const KernelSpec& spec : device->kernels(g, op, family))
+        wanted.insert({op_signature(g, op, spec), spec.name, 0});
+    }
+  }
+  CostTable table;
+  int calls = 0;
+  MeasureOptions options{.seconds_per_kernel = 0.005};
+  options.progress = [&](int done, int total, const std::string& what) {
+    EXPECT_EQ(done, calls++);
+    EXPECT_EQ(total, static_cast<int>(wanted.size()));
+    EXPECT_NE(what.find(" by "), std::string::npos);
+  };
+  EXPECT_EQ(measure_costs(g, *device, table, options), static_cast<int>(wanted.size()));
+  for (const CostKey& key : wanted) {
+    ASSERT_TRUE(table.find(key).has_value()) << key.signature << " by " << key.kernel;
+    const Cost cost = *table.find(key);
+    EXPECT_EQ(cost.source, Cost::Source::measured);
+    EXPECT_GT(cost.time_ms, 0);
+    EXPECT_GE(cost.runs, 1);
+  }
+  EXPECT_EQ(measure_costs(g, *device, table), 0) << "what is known is not measured again";
+}
+
+TEST(Measure, StopsBetweenKernels) {
+  const Graph g = small_graph();
+  const auto device = open_device("cpu");
+  CostTable table;
+  int left = 2;
+  MeasureOptions options{.seconds_per_kernel = 0.001};
+  options.stop = [&] { return left-- == 0; };
+  EXPECT_EQ(measure_costs(g, *device, table, options), 2);
+}
+
+TEST(Measure, LeavesOutWhatDoesNotFitTheMemory) {
+  const Graph g = small_graph();
+  const auto device = open_device("cpu");
+  CostTable table;
+  EXPECT_EQ(measure_costs(g, *device, table, {.seconds_per_kernel = 0.001, .memory = 16_KiB}), 0);
+  EXPECT_TRUE(table.entries().empty());
+}
+
+TEST(Measure, TimesAReorderInTheLayoutsThatItHas) {
+  Graph g;
+  const TensorId x = g.add_source("x", {2, 32, 8, 8}, DType::f32, Role::input);
+  const OpId reorder = g.add_op("Reorder", "reorder", "conv", {x});
+  g.tensor(g.output(reorder)).layout = {"aBcd16b"};
+  const auto device = open_device("cpu");
+  CostTable table;
+  EXPECT_EQ(measure_costs(g, *device, table, {.seconds_per_kernel = 0.001}), 1);
+  EXPECT_EQ(table.entries().begin()->first.signature, "Reorder(2x32x8x8 f32)->(2x32x8x8 f32 aBcd16b)");
+}
+
+TEST(Probe, FindsPlausibleRatesInAFractionOfASecond) {
+  for (const auto& device : {open_device("cpu"), open_reference_device()}) {
+    const MachineRates rates = probe_rates(*device);
+    EXPECT_GT(rates.gflops, 0.001) << device->info().name;
+    EXPECT_LT(rates.gflops, 1e6);
+    EXPECT_GT(rates.memory_gb_per_s, 0.005);
+    EXPECT_LT(rates.memory_gb_per_s, 1e4);
+    EXPECT_GT(rates.launch_us, 0.001);
+    EXPECT_LT(rates.launch_us, 1e4);
+    RecordProperty(device->info().name + "_gflops", std::to_string(rates.gflops));
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll
