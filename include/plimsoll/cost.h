@@ -89,7 +89,7 @@ class CostDatabase {
   ~CostDatabase();
   CostTable load();                       // all entries of this device, and its rates if they were probed
   std::optional<MachineRates> rates();
-  void save(const CostTable& table);      // one transaction; keeps the better source, then the newer
+  void save(const CostTable& table);      // one transaction; the newer of each source stays
   void save(const MachineRates& rates);
   const std::string& notice() const;      // empty when nothing happened that a user should know
  private:

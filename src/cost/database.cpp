@@ -23,7 +23,7 @@ constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS costs (
   device TEXT NOT NULL, signature TEXT NOT NULL, kernel TEXT NOT NULL, threads INTEGER NOT NULL,
   source INTEGER NOT NULL, time_ms REAL NOT NULL, spread_ms REAL NOT NULL, runs INTEGER NOT NULL, saved_at INTEGER NOT NULL,
-  PRIMARY KEY (device, signature, kernel, threads)) WITHOUT ROWID;
+  PRIMARY KEY (device, signature, kernel, threads, source)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rates (
   device TEXT PRIMARY KEY, gflops REAL NOT NULL, memory_gb_per_s REAL NOT NULL, launch_us REAL NOT NULL,
   saved_at INTEGER NOT NULL) WITHOUT ROWID;
@@ -267,19 +267,17 @@ std::optional<MachineRates> CostDatabase::rates() {
 void CostDatabase::save(const CostTable& table) {
   impl_->with_connection("saved in", [&](SqliteConnection& connection) {
     SqliteTransaction transaction(connection);
-    SqliteStatement put(
-        connection,
-        "INSERT INTO costs VALUES (?,?,?,?,?,?,?,?,?) "
-        "ON CONFLICT (device, signature, kernel, threads) DO UPDATE SET source=excluded.source, "
-        "time_ms=excluded.time_ms, spread_ms=excluded.spread_ms, runs=excluded.runs, saved_at=excluded.saved_at "
-        "WHERE excluded.source >= costs.source");
+    // What stands there of the same source is older.
+    SqliteStatement put(connection, "INSERT OR REPLACE INTO costs VALUES (?,?,?,?,?,?,?,?,?)");
     const int64_t now = unix_time();
-    for (const auto& [key, cost] : table.entries()) {
-      if (!is_sane(cost)) continue;  // estimates are made anew
-      put.bind(impl_->device_key).bind(key.signature).bind(key.kernel).bind(static_cast<int64_t>(key.threads));
-      put.bind(static_cast<int64_t>(cost.source)).bind(cost.time_ms).bind(cost.spread_ms);
-      put.bind(static_cast<int64_t>(cost.runs)).bind(now).step();
-      put.reset();
+    for (const auto* entries : {&table.entries(), &table.in_step_entries()}) {
+      for (const auto& [key, cost] : *entries) {
+        if (!is_sane(cost)) continue;  // estimates are made anew
+        put.bind(impl_->device_key).bind(key.signature).bind(key.kernel).bind(static_cast<int64_t>(key.threads));
+        put.bind(static_cast<int64_t>(cost.source)).bind(cost.time_ms).bind(cost.spread_ms);
+        put.bind(static_cast<int64_t>(cost.runs)).bind(now).step();
+        put.reset();
+      }
     }
     transaction.commit();
   });

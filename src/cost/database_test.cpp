@@ -106,15 +106,16 @@ TEST_F(Database, KeepsDevicesApart) {
   EXPECT_TRUE(CostDatabase(path, other).load().entries().empty());
 }
 
-TEST_F(Database, KeepsTheBetterSourceThenTheNewer) {
+TEST_F(Database, KeepsTheNewerCostOfEachSourceAndNoEstimates) {
   CostDatabase(path, kDevice).save(table(1));
   CostDatabase(path, kDevice).save(table(2));
   EXPECT_EQ(stored(), 2);
   CostDatabase(path, kDevice).save(table(3, Cost::Source::in_step));
   CostDatabase(path, kDevice).save(table(4));
-  EXPECT_EQ(stored(), 3);
   CostDatabase(path, kDevice).save(table(5, Cost::Source::estimated));
-  EXPECT_EQ(stored(), 3);
+  EXPECT_EQ(stored(), 4);
+  const CostTable loaded = CostDatabase(path, kDevice).load();
+  EXPECT_EQ(loaded.find_in_step({"Conv(1x2)->(3)", "direct", 0})->time_ms, 3);
 }
 
 TEST_F(Database, DoesNotKeepWhatCannotBeATime) {

@@ -134,7 +134,7 @@ TEST(Measure, LeavesOutWhatDoesNotFitTheMemory) {
   const Graph g = small_graph();
   const auto device = open_device("cpu");
   CostTable table;
-  EXPECT_EQ(measure_costs(g, *device, table, {.seconds_per_kernel = 0.001, .memory = 16_KiB}), 0);
+  EXPECT_EQ(measure_costs(g, *device, table, {.seconds_per_kernel = 0.001, .memory = 8_KiB}), 0);
   EXPECT_TRUE(table.entries().empty());
 }
 
