@@ -6,6 +6,7 @@
 #include <random>
 
 #include "ops/interpreter.h"
+#include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/passes.h"
 
@@ -331,6 +332,19 @@ TEST(Fusion, FusesAReluIntoConvolutionsAndFullyConnectedLayers) {
   EXPECT_THAT(rewrites(run_fusion_passes(network)), ElementsAre(std::pair("fuse_conv_relu", 2)));
   EXPECT_EQ(lines(network.graph)[0], "conv1+relu1: ConvForward(data) -> relu1/forward:0 relu");
   expect_equal_results(build(), network);
+}
+
+TEST(Fusion, FindsEveryChainOfTheZoo) {
+  auto found = [](std::string_view model) {
+    Network network = build_model(model, {.batch = 2});
+    return rewrites(run_fusion_passes(network));
+  };
+  using Counts = std::map<std::string, int>;
+  EXPECT_EQ(found("alexnet"), (Counts{{"fuse_conv_relu", 7}}));
+  EXPECT_EQ(found("vgg16"), (Counts{{"fuse_conv_relu", 15}}));
+  EXPECT_EQ(found("resnet50"), (Counts{{"fuse_batch_norm_add_relu", 16}, {"fuse_batch_norm_relu", 33}}));
+  EXPECT_EQ(found("inception4"), (Counts{{"fuse_batch_norm_relu", 149}}));
+  EXPECT_EQ(found("densenet121"), (Counts{{"fuse_batch_norm_relu", 121}}));
 }
 
 }  // namespace
