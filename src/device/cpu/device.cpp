@@ -27,6 +27,9 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     elementwise_kernels,
     loss_kernels,
     update_kernels,
+    lrn_kernels,
+    random_kernels,
+    concat_kernels,
 };
 
 const KernelFactory* find_factory(std::string_view op_type) {

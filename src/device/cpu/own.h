@@ -22,6 +22,17 @@ struct Image {
   int64_t elements() const {  // of the storage, with padding
     return images * pixels * (order == Order::blocked ? padded_channels() : channels);
   }
+  int64_t at(int64_t n, int64_t c, int64_t p) const {  // position in the storage
+    switch (order) {
+      case Order::plain:
+        return (n * channels + c) * pixels + p;
+      case Order::channels_last:
+        return (n * pixels + p) * channels + c;
+      case Order::blocked:
+        return ((n * blocks() + c / 16) * pixels + p) * 16 + c % 16;
+    }
+    return 0;
+  }
 };
 // Throws Error(unsupported) on a layout other than row-major, "acdb" and "aBcd16b".
 Image image_of(const Tensor& tensor);

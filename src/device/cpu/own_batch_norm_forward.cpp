@@ -149,11 +149,7 @@ class BatchNormForward : public OwnKernel {
     pass.mean = output(1), pass.inv_std = output(2), pass.running_mean = output(3), pass.running_variance = output(4);
     pass.count = static_cast<double>(image_.images * image_.pixels);
     pass.epsilon = settings_.epsilon, pass.momentum = settings_.momentum;
-    const int64_t step = image_.order == Image::Order::plain ? image_.pixels : 1;  // from one channel to the next
-    for (int64_t c = 0; c < image_.channels; ++c) {
-      const bool blocked = image_.order == Image::Order::blocked;
-      pass.shift[c] = pass.x[blocked ? c / 16 * 16 * image_.pixels + c % 16 : c * step];
-    }
+    for (int64_t c = 0; c < image_.channels; ++c) pass.shift[c] = pass.x[image_.at(0, c, 0)];
     sum_over_channels(image_, parts_, pass, static_cast<double*>(workspace_));
   }
 

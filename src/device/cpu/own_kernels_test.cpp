@@ -1,0 +1,123 @@
+// Bias, updates, LRN, dropout, noise, concat and slice against their references.
+#include "device/cpu/own_test.h"
+
+namespace plimsoll {
+namespace {
+
+const std::vector<Shape> kShapes = {{2, 40, 13, 13}, {1, 3, 5, 7}, {2, 17, 3, 3},
+                                    {2, 64, 12, 12}, {9, 33},      {3, 16, 1, 1}};
+
+TEST(OwnBias, IsTheReferenceForwardAndBackward) {
+  for (const Shape& shape : kShapes) {
+    expect_like_reference({.type = "BiasForward", .inputs = {{shape}, {{shape[1]}}}, .tolerance = 1e-6});
+    expect_like_reference({.type = "BiasBackward", .inputs = {{shape}}, .tolerance = 1e-6});
+  }
+}
+
+TEST(OwnUpdate, SgdIsTheReference) {
+  for (const Shape& shape : std::vector<Shape>{{100, 90}, {64, 20, 3, 3}, {7}, {}}) {
+    for (double momentum : {0.0, 0.9}) {
+      for (int64_t nesterov : {0, 1}) {
+        OpCase test{.type = "SgdUpdate", .inputs = {{shape}, {shape}, {{}}}, .tolerance = 1e-6};
+        if (momentum != 0) test.inputs.push_back({shape});
+        if (momentum == 0 && nesterov == 1) continue;
+        test.attributes = {{"momentum", momentum}, {"nesterov", nesterov}, {"weight_decay", 1e-2}};
+        test.values[2] = {0.125};
+        expect_like_reference(test);
+      }
+    }
+  }
+}
+
+TEST(OwnUpdate, AdamIsTheReferenceAtAnyStep) {
+  for (const Shape& shape : std::vector<Shape>{{100, 90}, {64, 20, 3, 3}, {7}}) {
+    for (int64_t decoupled : {0, 1}) {
+      for (double step : {0.0, 1.0, 5000.0}) {
+        OpCase test{.type = "AdamUpdate",
+                    .inputs = {{shape}, {shape}, {{}}, {{}, DType::i64}, {shape}, {shape}},
+                    .tolerance = 1e-6};
+        test.attributes = {{"decoupled", decoupled}, {"weight_decay", 1e-2}};
+        test.values[2] = {0.01};
+        test.values[3] = {step};
+        for (int64_t i = 0; i < element_count(shape); ++i)
+          test.values[5].push_back(0.01 + 0.001 * static_cast<double>(i % 97));
+        expect_like_reference(test);
+      }
+    }
+  }
+}
+
+TEST(OwnLrn, IsTheReferenceForEveryWindowAndPower) {
+  for (const Shape& shape : kShapes) {
+    for (int64_t size : {5, 4, 1, 3, 9}) {
+      for (double beta : {0.75, 0.5, 1.0, 0.6}) {
+        const Attributes attributes{{"size", size}, {"beta", beta}, {"alpha", 0.5}, {"k", 2.0}};
+        if (size != 5 && beta != 0.75) continue;
+        expect_like_reference({.type = "LrnForward", .inputs = {{shape}}, .attributes = attributes, .tolerance = 1e-6});
+        expect_like_reference(
+            {.type = "LrnBackward", .inputs = {{shape}, {shape}}, .attributes = attributes, .tolerance = 2e-6});
+      }
+    }
+  }
+}
+
+TEST(OwnRandom, DropoutDropsWhatTheReferenceDrops) {
+  std::vector<Shape> shapes = kShapes;
+  shapes.push_back({3, 50, 4, 2});
+  shapes.push_back({130});
+  for (const Shape& shape : shapes) {
+    for (double p : {0.5, 0.2, 0.0}) {
+      expect_like_reference({.type = p == 0.2 ? "DropoutBackward" : "DropoutForward",
+                             .inputs = {{shape}, {{}, DType::i64}, {{}, DType::i64}},
+                             .attributes = {{"p", p}, {"salt", int64_t{77}}},
+                             .values = {{1, {3}}, {2, {1234567890123.0}}},
+                             .tolerance = 1e-6});
+    }
+  }
+}
+
+TEST(OwnRandom, NoiseIsTheReference) {
+  for (const Shape& shape : kShapes) {
+    expect_like_reference({.type = "RandomNormal",
+                           .inputs = {{{}, DType::i64}, {{}, DType::i64}},
+                           .attributes = {{"shape", shape}, {"salt", int64_t{5}}, {"mean", 1.0}, {"stddev", 3.0}},
+                           .values = {{0, {3}}, {1, {42}}},
+                           .tolerance = 1e-6});
+  }
+}
+
+TEST(OwnConcat, JoinsAlongEveryAxis) {
+  const auto join = [](const std::vector<Shape>& shapes, int64_t axis) {
+    OpCase test{.type = "Concat", .inputs = {}, .attributes = {{"axis", axis}}, .tolerance = 0};
+    for (const Shape& shape : shapes) test.inputs.push_back({shape});
+    expect_like_reference(test);
+  };
+  join({{2, 32, 9, 9}, {2, 16, 9, 9}, {2, 40, 9, 9}}, 1);
+  join({{2, 12, 9, 9}, {2, 12, 9, 9}, {2, 12, 9, 9}, {2, 1, 9, 9}, {2, 40, 9, 9}}, 1);
+  join({{1, 3, 5, 5}, {1, 3, 5, 5}}, 1);
+  join({{2, 17, 5, 5}, {3, 17, 5, 5}}, 0);
+  join({{2, 17, 5, 5}, {2, 17, 9, 5}}, 2);
+  join({{2, 17, 5, 5}, {2, 17, 5, 2}}, 3);
+  join({{40, 30}, {40, 300}}, 1);
+  join({{7}, {9000}}, 0);
+}
+
+TEST(OwnConcat, SlicesAlongEveryAxis) {
+  const auto slice = [](const Shape& shape, int64_t axis, int64_t begin, int64_t size) {
+    expect_like_reference({.type = "Slice",
+                           .inputs = {{shape}},
+                           .attributes = {{"axis", axis}, {"begin", begin}, {"size", size}},
+                           .tolerance = 0});
+  };
+  for (auto [begin, size] : std::vector<std::pair<int64_t, int64_t>>{
+           {0, 70}, {0, 16}, {16, 32}, {32, 38}, {12, 12}, {7, 63}, {40, 5}, {0, 20}, {31, 2}}) {
+    slice({2, 70, 9, 9}, 1, begin, size);
+  }
+  slice({4, 20, 5, 5}, 0, 1, 2);
+  slice({2, 20, 9, 5}, 2, 3, 4);
+  slice({2, 20, 9, 5}, 3, 2, 3);
+  slice({40, 330}, 1, 30, 300);
+}
+
+}  // namespace
+}  // namespace plimsoll

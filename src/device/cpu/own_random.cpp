@@ -1,0 +1,214 @@
+// Dropout and normal noise: every element's draw is found from its row-major index, sixteen counters at a time.
+//
+// A counter gives four draws, for four elements next to each other in row-major order. Where the storage is row-major,
+// sixteen counters make the keep bits of 64 elements. Where channels lie side by side, the lanes are sixteen channels,
+// and their four draws belong to four pixels.
+#include "base/random.h"
+#include "device/cpu/own.h"
+#include "device/cpu/own_vector.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll::cpu {
+namespace {
+
+// The high and low halves of the products of 32-bit lanes.
+PLIMSOLL_INLINE void multiply(u32x16 a, uint32_t m, u32x16& high, u32x16& low) {
+#ifdef __AVX512F__
+  const __m512i factor = _mm512_set1_epi64(m), lanes = __m512i(a);
+  const __m512i even = _mm512_mul_epu32(lanes, factor);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(lanes, 32), factor);
+  high = u32x16(_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd));
+  low = u32x16(_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32)));
+#else
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t product = uint64_t{a[i]} * m;
+    high[i] = static_cast<uint32_t>(product >> 32);
+    low[i] = static_cast<uint32_t>(product);
+  }
+#endif
+}
+
+struct Draws {
+  u32x16 word[4];
+};
+// RandomStream::block of sixteen indices.
+PLIMSOLL_INLINE Draws draw(const RandomStream& stream, u32x16 index) {
+  u32x16 c0 = index, c1 = splat(stream.salt), c2 = splat(static_cast<uint32_t>(stream.step)),
+         c3 = splat(static_cast<uint32_t>(stream.step >> 32));
+  uint32_t k0 = static_cast<uint32_t>(stream.seed), k1 = static_cast<uint32_t>(stream.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    u32x16 a_high, a_low, b_high, b_low;
+    multiply(c0, 0xD2511F53, a_high, a_low);
+    multiply(c2, 0xCD9E8D57, b_high, b_low);
+    c0 = b_high ^ c1 ^ splat(k0);
+    c1 = b_low;
+    c2 = a_high ^ c3 ^ splat(k1);
+    c3 = a_low;
+    k0 += 0x9E3779B9;
+    k1 += 0xBB67AE85;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// Bit i: lane i is at least `threshold`.
+PLIMSOLL_INLINE uint32_t kept_bits(u32x16 draws, uint32_t threshold) {
+#ifdef __AVX512F__
+  return _mm512_cmp_epu32_mask(__m512i(draws), _mm512_set1_epi32(static_cast<int>(threshold)), _MM_CMPINT_NLT);
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(draws[i] >= threshold) << i;
+  return bits;
+#endif
+}
+
+// Moves bit i to bit 4 i.
+PLIMSOLL_INLINE uint64_t spread(uint64_t bits) {
+  bits = (bits | bits << 24) & 0x000000FF000000FF;
+  bits = (bits | bits << 12) & 0x000F000F000F000F;
+  bits = (bits | bits << 6) & 0x0303030303030303;
+  return (bits | bits << 3) & 0x1111111111111111;
+}
+
+constexpr u32x16 kCount{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+class Dropout : public OwnKernel {
+ public:
+  Dropout(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads),
+        image_(image_of(graph.tensor(op.inputs[0]))),
+        salt_(static_cast<uint32_t>(op.attributes.integer("salt", 0))) {
+    require_one_layout(graph, op, graph.tensor(op.inputs[0]).shape);
+    const double p = op.attributes.real("p");
+    threshold_ = dropout_threshold(p);
+    scale_ = static_cast<float>(1 / (1 - p));
+    row_major_ = image_.order == Image::Order::plain ||
+                 (image_.pixels == 1 && (image_.order == Image::Order::channels_last || image_.channels % 16 == 0));
+  }
+
+  void run() override {
+    const RandomStream stream{.seed = static_cast<uint64_t>(*input<int64_t>(2)),
+                              .step = static_cast<uint64_t>(*input<int64_t>(1)),
+                              .salt = salt_};
+    if (row_major_) return row_major(stream);
+    const int64_t groups = image_.images * image_.blocks();
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(groups, part, parts_);
+      for (int64_t g = range.begin; g < range.end; ++g) group(stream, g / image_.blocks(), g % image_.blocks());
+    });
+  }
+
+ private:
+  void row_major(const RandomStream& stream) const {
+    const float* x = input(0);
+    float* y = output(0);
+    const f32x16 scale = splat(scale_);
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(image_.elements(), part, parts_, 64);
+      for (int64_t i = range.begin; i < range.end; i += 64) {
+        const Draws draws = draw(stream, splat(static_cast<uint32_t>(i / 4)) + kCount);
+        uint64_t kept = 0;
+        for (int k = 0; k < 4; ++k) kept |= spread(kept_bits(draws.word[k], threshold_)) << k;
+        for (int64_t at = i; at < std::min(range.end, i + 64); at += kLanes, kept >>= kLanes) {
+          const uint32_t bits = static_cast<uint32_t>(kept & 0xFFFF);
+          if (at + kLanes <= range.end) {
+            store(y + at, keep_lanes(bits, load(x + at) * scale));
+          } else {
+            const int count = static_cast<int>(range.end - at);
+            store(y + at, keep_lanes(bits, load(x + at, count) * scale), count);
+          }
+        }
+      }
+    });
+  }
+
+  // One image's pixels of sixteen channels side by side.
+  void group(const RandomStream& stream, int64_t n, int64_t block) const {
+    const bool blocked = image_.order == Image::Order::blocked;
+    const int64_t channel = block * 16;
+    const int64_t base =
+        blocked ? (n * image_.blocks() + block) * image_.pixels * 16 : n * image_.pixels * image_.channels + channel;
+    const int64_t step = blocked ? 16 : image_.channels;
+    const int count = static_cast<int>(std::min<int64_t>(16, image_.channels - channel));
+    const f32x16 scale = splat(scale_);
+    const float* x = input(0) + base;
+    float* y = output(0) + base;
+    auto put = [&](int64_t p, uint32_t bits) {
+      if (count == 16 || blocked) {  // a block's last lanes are zeros already
+        store(y + p * step, keep_lanes(bits, load(x + p * step) * scale));
+      } else {
+        store(y + p * step, keep_lanes(bits, load(x + p * step, count) * scale), count);
+      }
+    };
+    const int64_t first = (n * image_.channels + channel) * image_.pixels;  // row-major index of lane 0, pixel 0
+    if (image_.pixels % 4 == 0) {
+      const u32x16 lane_counter = kCount * splat(static_cast<uint32_t>(image_.pixels / 4));
+      for (int64_t p = 0; p < image_.pixels; p += 4) {
+        const Draws draws = draw(stream, splat(static_cast<uint32_t>((first + p) / 4)) + lane_counter);
+        for (int k = 0; k < 4; ++k) put(p + k, kept_bits(draws.word[k], threshold_));
+      }
+      return;
+    }
+    for (int64_t p = 0; p < image_.pixels; ++p) {
+      u32x16 index, word;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int64_t i = first + lane * image_.pixels + p;
+        index[lane] = static_cast<uint32_t>(i / 4);
+        word[lane] = static_cast<uint32_t>(i % 4);
+      }
+      const Draws draws = draw(stream, index);
+      u32x16 mine = draws.word[0];
+      for (uint32_t k = 1; k < 4; ++k) mine = word == splat(k) ? draws.word[k] : mine;
+      put(p, kept_bits(mine, threshold_));
+    }
+  }
+
+  Image image_;
+  uint32_t salt_, threshold_ = 0;
+  float scale_ = 1;
+  bool row_major_ = true;
+};
+
+// Small tensors (a generator's input): one draw after the other.
+class RandomNormal : public OwnKernel {
+ public:
+  RandomNormal(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads),
+        image_(image_of(graph.tensor(op.outputs[0]))),
+        salt_(static_cast<uint32_t>(op.attributes.integer("salt", 0))),
+        mean_(op.attributes.real("mean", 0)),
+        stddev_(op.attributes.real("stddev", 1)) {
+    parts_ = element_count(graph.tensor(op.outputs[0]).shape) < 512 ? 1 : threads;
+  }
+
+  void run() override {
+    const RandomStream stream{.seed = static_cast<uint64_t>(*input<int64_t>(1)),
+                              .step = static_cast<uint64_t>(*input<int64_t>(0)),
+                              .salt = salt_};
+    float* z = output(0);
+    for_each_part(parts_, [&](int part) {
+      const Range rows = share(image_.images * image_.channels, part, parts_);
+      for (int64_t row = rows.begin; row < rows.end; ++row) {
+        const int64_t n = row / image_.channels, c = row % image_.channels;
+        for (int64_t p = 0; p < image_.pixels; ++p) {
+          z[image_.at(n, c, p)] = static_cast<float>(mean_ + stddev_ * stream.normal(row * image_.pixels + p));
+        }
+      }
+    });
+    clear_padding(z, image_);
+  }
+
+ private:
+  Image image_;
+  uint32_t salt_;
+  double mean_, stddev_;
+};
+
+}  // namespace
+
+std::vector<NamedFactory> random_kernels() {
+  return {{"DropoutForward", {own_specs, make_own<Dropout>}},
+          {"DropoutBackward", {own_specs, make_own<Dropout>}},
+          {"RandomNormal", {own_specs, make_own<RandomNormal>}}};
+}
+
+}  // namespace plimsoll::cpu
