@@ -19,7 +19,7 @@ constexpr int64_t kMostPixels = 100'000'000;
 }
 
 void require_moderate(const std::string& file_name, int64_t width, int64_t height) {
-  if (width > 0 && height > 0 && height <= kMostPixels / width) return;
+  if (height <= kMostPixels / width) return;
   throw Error(ErrorCode::unsupported, fmt::format("{}: is {}x{} pixels; at most {} million are read", file_name, width,
                                                   height, kMostPixels / 1'000'000));
 }
@@ -56,6 +56,7 @@ void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t s
   if (tjDecompressHeader3(decoder.get(), data, bytes.size(), &width, &height, &subsampling, &colours) < 0) {
     corrupt(file_name, "JPEG", tjGetErrorStr2(decoder.get()));
   }
+  if (width < 1 || height < 1) corrupt(file_name, "JPEG", "it ends before the size of the image");
   require_moderate(file_name, width, height);
   const tjscalingfactor scaling = choose_scaling(width, height, smallest_side);
   width = TJSCALED(width, scaling);
