@@ -157,6 +157,10 @@ class Graph {
   OpId add_op(std::string_view type, std::string name, std::string layer, std::vector<TensorId> inputs,
               Attributes attributes = {}, Phase phase = Phase::forward, std::vector<std::string> output_names = {});
 
+  // A graph from its lists as they are, for readers: only names are checked here (Error(invalid_input) on one that is there
+  // twice); the rest is check's.
+  static Graph from_parts(std::string name, std::vector<Tensor> tensors, std::vector<Op> ops);
+
   const Tensor& tensor(TensorId id) const { return tensors_[static_cast<size_t>(id.index)]; }
   Tensor& tensor(TensorId id) { return tensors_[static_cast<size_t>(id.index)]; }
   const Op& op(OpId id) const { return ops_[static_cast<size_t>(id.index)]; }

@@ -347,6 +347,24 @@ OpId Graph::add_op(std::string_view type, std::string name, std::string layer, s
   return id;
 }
 
+Graph Graph::from_parts(std::string name, std::vector<Tensor> tensors, std::vector<Op> ops) {
+  Graph graph;
+  graph.name = std::move(name);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!graph.tensor_names_.emplace(tensors[i].name, TensorId{static_cast<int32_t>(i)}).second) {
+      throw Error(ErrorCode::invalid_input, fmt::format("there are two tensors '{}'", tensors[i].name));
+    }
+  }
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (!graph.op_names_.emplace(ops[i].name, OpId{static_cast<int32_t>(i)}).second) {
+      throw Error(ErrorCode::invalid_input, fmt::format("there are two ops '{}'", ops[i].name));
+    }
+  }
+  graph.tensors_ = std::move(tensors);
+  graph.ops_ = std::move(ops);
+  return graph;
+}
+
 TensorId Graph::find_tensor(std::string_view name) const {
   auto it = tensor_names_.find(name);
   return it == tensor_names_.end() ? TensorId{} : it->second;

@@ -64,4 +64,30 @@ std::vector<const Stay*> live_at(const Plan& plan, StepIndex step) {
   return result;
 }
 
+std::string to_text(const Infeasible& infeasible) {
+  constexpr size_t kShown = 12;
+  std::string text = fmt::format("no plan by policy '{}' fits {}: {} {} ({} bytes) are needed\n", infeasible.policy,
+                                 to_string(infeasible.budget), infeasible.proven ? "at least" : "as far as was found,",
+                                 to_string(infeasible.minimum), infeasible.minimum.count);
+  if (!infeasible.op.empty()) {
+    text += fmt::format("the peak is at step {}, '{}'", infeasible.step, infeasible.op);
+    if (!infeasible.layer.empty()) text += fmt::format(" of layer '{}'", infeasible.layer);
+    text += ", where these are live:\n";
+  }
+  Bytes rest;
+  for (size_t i = 0; i < infeasible.needs.size(); ++i) {
+    const Infeasible::Need& need = infeasible.needs[i];
+    if (i >= kShown) {
+      rest += need.bytes;
+    } else {
+      text += fmt::format("  {:>10}  {:<15}  {}\n", to_string(need.bytes),
+                          need.workspace ? "workspace" : to_string(need.role), need.tensor);
+    }
+  }
+  if (infeasible.needs.size() > kShown) {
+    text += fmt::format("  {:>10}  {} more\n", to_string(rest), infeasible.needs.size() - kShown);
+  }
+  return text + infeasible.suggestion + "\n";
+}
+
 }  // namespace plimsoll

@@ -1,0 +1,224 @@
+// Plans as JSON: tensors and ops by name, a step, a stay, a move on a line each, so that two plans can be compared as
+// text.
+#include <fmt/format.h>
+
+#include <charconv>
+#include <limits>
+
+#include "base/json_reader.h"
+#include "plimsoll/plan.h"
+
+namespace plimsoll {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+constexpr std::string_view kFormat = "plimsoll plan";
+constexpr int64_t kVersion = 1;
+
+std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
+
+ordered_json step_json(const Step& step, const Graph& graph) {
+  ordered_json j = {{"op", graph.op(step.op).name}, {"kernel", step.kernel}};
+  if (step.threads != 0) j["threads"] = step.threads;
+  if (!step.micro_batches.empty()) j["micro_batches"] = step.micro_batches;
+  if (step.recompute) j["recompute"] = true;
+  if (step.workspace.count != 0) j["workspace"] = step.workspace.count;
+  return j;
+}
+
+ordered_json stay_json(const Stay& stay, const Graph& graph) {
+  ordered_json j;
+  if (!stay.is_workspace()) j["tensor"] = graph.tensor(stay.tensor).name;
+  j["offset"] = stay.offset.count;
+  j["bytes"] = stay.bytes.count;
+  j["first"] = stay.first;
+  j["last"] = stay.last;
+  return j;
+}
+
+ordered_json move_json(const Move& move, const Graph& graph) {
+  return {{"direction", move.direction == Move::Direction::out ? "out" : "in"},
+          {"tensor", graph.tensor(move.tensor).name},
+          {"tier", move.tier},
+          {"slot", move.slot.count},
+          {"after", move.after},
+          {"before", move.before}};
+}
+
+ordered_json prediction_json(const Prediction& p) {
+  ordered_json timeline = ordered_json::array();
+  for (const EngineSpan& span : p.timeline) timeline.push_back({span.engine, span.index, span.start_ms, span.end_ms});
+  return {{"peak", p.peak.count},
+          {"peak_step", p.peak_step},
+          {"step_time_ms", p.step_time_ms},
+          {"estimated_share", p.estimated_share},
+          {"offload", p.offload.count},
+          {"prefetch", p.prefetch.count},
+          {"recompute_steps", p.recompute_steps},
+          {"timeline", timeline}};
+}
+
+template <class Items, class MakeJson>
+std::string lines(const Items& items, const Graph& graph, const MakeJson& make) {
+  std::string text = "[";
+  for (const auto& item : items) text += (text.size() > 1 ? ",\n  " : "\n  ") + make(item, graph).dump();
+  return text + "\n ]";
+}
+
+// Reading.
+class PlanReader {
+ public:
+  PlanReader(const JsonReader& file, const Graph& graph) : file_(file), graph_(graph) {}
+
+  Plan read() {
+    file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
+                "plan_time_ms", "predicted", "steps", "stays", "moves"});
+    if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
+    file_.member("version").integer(kVersion, kVersion);
+    read_graph(file_.member("graph"));
+    const JsonReader device = file_.member("device");
+    device.only({"name", "key"});
+    plan_.device_name = device.member("name").text();
+    plan_.device_key = device.member("key").text();
+    plan_.policy = file_.member("policy").text();
+    plan_.placement = file_.member("placement").text();
+    plan_.budget = bytes(file_.member("budget"));
+    plan_.arena = bytes(file_.member("arena"));
+    plan_.lower_bound = bytes(file_.member("lower_bound"));
+    plan_.plan_time_ms = file_.member("plan_time_ms").number();
+    const JsonReader steps = file_.member("steps"), stays = file_.member("stays"), moves = file_.member("moves");
+    for (size_t i = 0; i < steps.size(); ++i) plan_.steps.push_back(step(steps.item(i)));
+    for (size_t i = 0; i < stays.size(); ++i) plan_.stays.push_back(stay(stays.item(i)));
+    for (size_t i = 0; i < moves.size(); ++i) plan_.moves.push_back(move(moves.item(i)));
+    read_prediction(file_.member("predicted"));
+    return std::move(plan_);
+  }
+
+ private:
+  static Bytes bytes(const JsonReader& r) { return {r.integer(0)}; }
+  static int32_t small(const JsonReader& r, int32_t least = 0) {
+    return static_cast<int32_t>(r.integer(least, std::numeric_limits<int32_t>::max()));
+  }
+  StepIndex step_index(const JsonReader& r, StepIndex least, StepIndex most) const {
+    return static_cast<StepIndex>(r.integer(least, most));
+  }
+  StepIndex last_step() const { return std::max<StepIndex>(static_cast<StepIndex>(plan_.steps.size()) - 1, 0); }
+
+  void read_graph(const JsonReader& r) {
+    r.only({"name", "fingerprint"});
+    plan_.graph_name = r.member("name").text();
+    const JsonReader print = r.member("fingerprint");
+    const std::string& text = print.text();
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), plan_.graph_fingerprint, 16);
+    if (error != std::errc() || end != text.data() + text.size() || text.size() != 16)
+      print.expected("16 hexadecimal digits");
+    if (const uint64_t mine = fingerprint(graph_); plan_.graph_fingerprint != mine) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("the plan was made for graph '{}' (fingerprint {}), not for '{}' (fingerprint {})",
+                              plan_.graph_name, text, graph_.name, hex(mine)));
+    }
+  }
+
+  TensorId tensor(const JsonReader& r) const {
+    const TensorId id = graph_.find_tensor(r.text());
+    if (!id.valid()) r.fail(fmt::format("graph '{}' has no tensor '{}'", graph_.name, r.text()));
+    return id;
+  }
+
+  Step step(const JsonReader& r) const {
+    r.only({"op", "kernel", "threads", "micro_batches", "recompute", "workspace"});
+    Step s;
+    const JsonReader op = r.member("op");
+    s.op = graph_.find_op(op.text());
+    if (!s.op.valid()) op.fail(fmt::format("graph '{}' has no op '{}'", graph_.name, op.text()));
+    s.kernel = r.member("kernel").text();
+    if (r.has("threads")) s.threads = small(r.member("threads"));
+    if (r.has("micro_batches")) {
+      const JsonReader list = r.member("micro_batches");
+      for (size_t i = 0; i < list.size(); ++i) s.micro_batches.push_back(list.item(i).integer(1));
+    }
+    if (r.has("recompute")) s.recompute = r.member("recompute").boolean();
+    if (r.has("workspace")) s.workspace = bytes(r.member("workspace"));
+    return s;
+  }
+
+  Stay stay(const JsonReader& r) const {
+    r.only({"tensor", "offset", "bytes", "first", "last"});
+    Stay s;
+    if (r.has("tensor")) s.tensor = tensor(r.member("tensor"));
+    s.offset = bytes(r.member("offset"));
+    s.bytes = bytes(r.member("bytes"));
+    s.first = step_index(r.member("first"), 0, last_step());
+    s.last = step_index(r.member("last"), s.first, last_step());
+    return s;
+  }
+
+  Move move(const JsonReader& r) const {
+    r.only({"direction", "tensor", "tier", "slot", "after", "before"});
+    Move m;
+    const JsonReader direction = r.member("direction");
+    if (direction.text() != "out" && direction.text() != "in") direction.expected("\"out\" or \"in\"");
+    m.direction = direction.text() == "out" ? Move::Direction::out : Move::Direction::in;
+    m.tensor = tensor(r.member("tensor"));
+    m.tier = small(r.member("tier"));
+    m.slot = bytes(r.member("slot"));
+    m.after = step_index(r.member("after"), -1, last_step());
+    m.before = step_index(r.member("before"), m.after + 1, last_step() + 1);
+    return m;
+  }
+
+  void read_prediction(const JsonReader& r) {
+    r.only(
+        {"peak", "peak_step", "step_time_ms", "estimated_share", "offload", "prefetch", "recompute_steps", "timeline"});
+    Prediction& p = plan_.predicted;
+    p.peak = bytes(r.member("peak"));
+    p.peak_step = step_index(r.member("peak_step"), 0, last_step());
+    p.step_time_ms = r.member("step_time_ms").number();
+    p.estimated_share = r.member("estimated_share").number();
+    p.offload = bytes(r.member("offload"));
+    p.prefetch = bytes(r.member("prefetch"));
+    p.recompute_steps = small(r.member("recompute_steps"));
+    const JsonReader timeline = r.member("timeline");
+    for (size_t i = 0; i < timeline.size(); ++i) {
+      const JsonReader span = timeline.item(i);
+      if (span.size() != 4) span.fail("engine, index, start and end were expected");
+      const int engine = static_cast<int>(span.item(0).integer(0, 2));
+      const size_t count = engine == 0 ? plan_.steps.size() : plan_.moves.size();
+      const int64_t index = span.item(1).integer(0, static_cast<int64_t>(count) - 1);
+      p.timeline.push_back({engine, static_cast<int32_t>(index), span.item(2).number(), span.item(3).number()});
+    }
+  }
+
+  const JsonReader& file_;
+  const Graph& graph_;
+  Plan plan_;
+};
+
+}  // namespace
+
+std::string to_json(const Plan& plan, const Graph& graph) {
+  auto text = [](std::string_view value) { return json(value).dump(); };
+  std::string out = "{\n";
+  out += fmt::format(" \"format\": {},\n \"version\": {},\n", text(kFormat), kVersion);
+  out += fmt::format(" \"graph\": {{\"name\": {}, \"fingerprint\": {}}},\n", text(plan.graph_name),
+                     text(hex(plan.graph_fingerprint)));
+  out += fmt::format(" \"device\": {{\"name\": {}, \"key\": {}}},\n", text(plan.device_name), text(plan.device_key));
+  out += fmt::format(" \"policy\": {},\n \"placement\": {},\n", text(plan.policy), text(plan.placement));
+  out += fmt::format(" \"budget\": {},\n \"arena\": {},\n \"lower_bound\": {},\n", plan.budget.count, plan.arena.count,
+                     plan.lower_bound.count);
+  out += fmt::format(" \"plan_time_ms\": {},\n \"predicted\": {},\n", json(plan.plan_time_ms).dump(),
+                     prediction_json(plan.predicted).dump());
+  out += fmt::format(" \"steps\": {},\n", lines(plan.steps, graph, step_json));
+  out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
+  out += fmt::format(" \"moves\": {}\n}}\n", lines(plan.moves, graph, move_json));
+  return out;
+}
+
+Plan plan_from_json(std::string_view text, const Graph& graph) {
+  const json document = parse_json(text);
+  const JsonReader file(document);
+  return PlanReader(file, graph).read();
+}
+
+}  // namespace plimsoll
