@@ -13,6 +13,10 @@ namespace plimsoll {
 namespace {
 
 constexpr int64_t kMostPixels = 100'000'000;
+// A JPEG block of 64 pixels takes a bit at least, an eighth of it when arithmetically coded. Deflate shrinks to 1/1032
+// at best, and a PNG pixel has at least one bit.
+constexpr int64_t kMostJpegPixelsPerByte = 64 * 8 * 8;
+constexpr int64_t kMostPngPixelsPerByte = 1032 * 8;
 
 [[noreturn]] void corrupt(const std::string& file_name, std::string_view format, std::string_view why) {
   throw Error(ErrorCode::corrupt_file, fmt::format("{}: damaged {}: {}", file_name, format, why));
@@ -22,6 +26,13 @@ void require_moderate(const std::string& file_name, int64_t width, int64_t heigh
   if (height <= kMostPixels / width) return;
   throw Error(ErrorCode::unsupported, fmt::format("{}: is {}x{} pixels; at most {} million are read", file_name, width,
                                                   height, kMostPixels / 1'000'000));
+}
+
+// A size that so few bytes cannot fill, found before memory for it is taken.
+void require_plausible(const std::string& file_name, std::string_view format, int64_t width, int64_t height,
+                       size_t file_bytes, int64_t pixels_per_byte) {
+  if (width * height <= static_cast<int64_t>(file_bytes) * pixels_per_byte) return;
+  corrupt(file_name, format, fmt::format("it says {}x{} pixels, but has {} bytes only", width, height, file_bytes));
 }
 
 // The smallest scaling that leaves both sides at least `smallest_side`.
@@ -58,6 +69,7 @@ void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t s
   }
   if (width < 1 || height < 1) corrupt(file_name, "JPEG", "it ends before the size of the image");
   require_moderate(file_name, width, height);
+  require_plausible(file_name, "JPEG", width, height, bytes.size(), kMostJpegPixelsPerByte);
   const tjscalingfactor scaling = choose_scaling(width, height, smallest_side);
   width = TJSCALED(width, scaling);
   height = TJSCALED(height, scaling);
@@ -88,6 +100,7 @@ void decode_png(std::string_view bytes, const std::string& file_name, Image& ima
   spng_ihdr header{};
   check(spng_get_ihdr(context.get(), &header));
   require_moderate(file_name, header.width, header.height);
+  require_plausible(file_name, "PNG", header.width, header.height, bytes.size(), kMostPngPixelsPerByte);
   size_t size = 0;
   check(spng_decoded_image_size(context.get(), SPNG_FMT_RGB8, &size));
   image.pixels.resize(size);

@@ -311,6 +311,16 @@ TEST(DecodeImage, RefusesImagesThatWouldFillTheMemory) {
             "x: is 65536x65536 pixels; at most 100 million are read");
 }
 
+TEST(DecodeImage, NoticesASizeThatTheFileCannotFill) {
+  std::string lying = jpeg(16, 16, picture(16, 16, 1, 2, 3));
+  const size_t frame = lying.find("\xFF\xC0");
+  ASSERT_NE(frame, std::string::npos);
+  lying.replace(frame + 5, 4, "\x27\x10\x1F\x40");
+  Image image;
+  EXPECT_EQ(message_of([&] { decode_image(lying, "x", 0, image); }, ErrorCode::corrupt_file),
+            "x: damaged JPEG: it says 8000x10000 pixels, but has " + std::to_string(lying.size()) + " bytes only");
+}
+
 TEST(DecodeImage, GivesRgbForGreyAndPaletteAndAlpha) {
   Image image;
   decode_image(png(2, 1, {10, 20}, SPNG_COLOR_TYPE_GRAYSCALE), "x", 0, image);

@@ -294,6 +294,8 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
   EXPECT_EQ(message("\"step\":0", "\"stop\":0", ErrorCode::corrupt_file), "training state: field 'step' is missing");
   EXPECT_EQ(message("\"beta1\":0.9", "\"beta1\":null", ErrorCode::corrupt_file),
             "training state: field 'optimizer.beta1': expected a number");
+  EXPECT_EQ(message("\"beta1\":0.9", "\"beta1\":1e999", ErrorCode::corrupt_file),
+            "training state: not valid JSON: number overflow parsing '1e999'");
   EXPECT_EQ(message("\"kernels\":{}", "\"kernels\":{\"conv\":1}", ErrorCode::corrupt_file),
             "training state: field 'kernels.conv': expected a text");
   EXPECT_EQ(message("\"format_version\":1", "\"format_version\":2", ErrorCode::unsupported),

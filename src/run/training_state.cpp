@@ -120,7 +120,7 @@ TrainingState training_state_from_json(std::string_view text) {
   json object;
   try {
     object = json::parse(text.begin(), text.end());
-  } catch (const json::parse_error& error) {
+  } catch (const json::exception& error) {
     std::string_view why = error.what();
     if (const size_t begin = why.find("] "); begin != std::string_view::npos) why.remove_prefix(begin + 2);
     throw Error(ErrorCode::corrupt_file, fmt::format("training state: not valid JSON: {}", why));

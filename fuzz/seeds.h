@@ -1,0 +1,108 @@
+// Small valid inputs of every fuzz target, to begin from.
+#pragma once
+
+#include <spng.h>
+#include <stdlib.h>
+#include <turbojpeg.h>
+#include <zlib.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/checkpoint.h"
+#include "run/safetensors.h"
+
+namespace plimsoll::fuzz {
+
+inline std::string digits_seed() {
+  std::string text;
+  for (int row = 0; row < 10; ++row) {
+    for (int i = 0; i < 64; ++i) text += std::to_string((row * 5 + i * 3) % 17) + ",";
+    text += std::to_string(row) + "\n";
+  }
+  return text;
+}
+
+inline std::string gzip_seed() {
+  const std::string text = digits_seed();
+  std::string out(text.size() + 100, '\0');
+  z_stream stream{};
+  deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  deflate(&stream, Z_FINISH);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+inline std::vector<unsigned char> pattern(int count) {
+  std::vector<unsigned char> bytes(static_cast<size_t>(count));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i * i * 31 >> 3);
+  return bytes;
+}
+
+inline std::string jpeg_seed(int flags, int subsampling) {
+  tjhandle encoder = tjInitCompress();
+  unsigned char* bytes = nullptr;
+  unsigned long size = 0;
+  tjCompress2(encoder, pattern(40 * 33 * 3).data(), 40, 0, 33, TJPF_RGB, &bytes, &size, subsampling, 80, flags);
+  std::string file(reinterpret_cast<char*>(bytes), size);
+  tjFree(bytes);
+  tjDestroy(encoder);
+  return file;
+}
+
+inline std::string png_seed(spng_color_type color_type, int bytes_per_pixel) {
+  spng_ctx* encoder = spng_ctx_new(SPNG_CTX_ENCODER);
+  spng_set_option(encoder, SPNG_ENCODE_TO_BUFFER, 1);
+  spng_ihdr header{};
+  header.width = 9;
+  header.height = 7;
+  header.bit_depth = 8;
+  header.color_type = static_cast<uint8_t>(color_type);
+  spng_set_ihdr(encoder, &header);
+  const std::vector<unsigned char> pixels = pattern(9 * 7 * bytes_per_pixel);
+  spng_encode_image(encoder, pixels.data(), pixels.size(), SPNG_FMT_PNG, SPNG_ENCODE_FINALIZE);
+  size_t size = 0;
+  int error = 0;
+  void* bytes = spng_get_png_buffer(encoder, &size, &error);
+  std::string file(static_cast<char*>(bytes), size);
+  free(bytes);
+  spng_ctx_free(encoder);
+  return file;
+}
+
+inline std::string safetensors_seed() {
+  TrainingState state{.step = 7, .model = "lenet", .data = "digits"};
+  state.kernels = {{"conv1/forward", "jit:avx2"}};
+  std::vector<SafetensorsEntry> entries{{.name = "conv1.weight", .dtype = "F32", .shape = {2, 3, 1}},
+                                        {.name = "count", .dtype = "I64", .shape = {}},
+                                        {.name = "mask", .dtype = "U8", .shape = {5}}};
+  return make_safetensors_header(entries, {{"format", "pt"}, {"plimsoll", to_json(state)}}) +
+         std::string(24 + 8 + 5, 'd');
+}
+
+inline std::vector<std::string> seeds(std::string_view target) {
+  using namespace std::string_literals;
+  if (target == "size") return {"1.5GiB", "512 MB", "64k", "1000", "1e9", "9223372036854775807", " 3.25tb"};
+  if (target == "digits") return {digits_seed()};
+  if (target == "gzip") return {gzip_seed()};
+  if (target == "idx") {
+    return {"\0\0\x08\x03\0\0\0\x02\0\0\0\x03\0\0\0\x04"s + std::string(24, 'p'),
+            "\0\0\x08\x01\0\0\0\x05"s + "labels"s.substr(1)};
+  }
+  if (target == "cifar") return {"\7"s + std::string(3072, 'p'), "\3\x2a"s + std::string(3072, 'p')};
+  if (target == "image") {
+    return {jpeg_seed(0, TJSAMP_420), jpeg_seed(TJFLAG_PROGRESSIVE, TJSAMP_444), jpeg_seed(0, TJSAMP_GRAY),
+            png_seed(SPNG_COLOR_TYPE_TRUECOLOR, 3), png_seed(SPNG_COLOR_TYPE_GRAYSCALE_ALPHA, 2)};
+  }
+  if (target == "safetensors") return {safetensors_seed()};
+  if (target == "training_state") return {to_json(TrainingState{.step = 3, .model = "resnet50"})};
+  return {};
+}
+
+}  // namespace plimsoll::fuzz

@@ -1,0 +1,146 @@
+// One function a reader of foreign bytes: it may throw plimsoll::Error and nothing else, and what it accepts must hold
+// what it promises. libFuzzer drives them (fuzz/), and tests/fuzz runs them over mutated samples.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "base/files.h"
+#include "data/decode.h"
+#include "data/sources.h"
+#include "plimsoll/bytes.h"
+#include "plimsoll/checkpoint.h"
+#include "plimsoll/error.h"
+#include "run/safetensors.h"
+
+namespace plimsoll::fuzz {
+
+inline void require(bool promise, const char* what) {
+  if (!promise) throw std::logic_error(what);
+}
+
+// Runs a reader; its refusals are answers.
+template <class Reader>
+void accept_or_refuse(Reader&& reader) {
+  try {
+    reader();
+  } catch (const Error& error) {
+    require(error.code() != ErrorCode::internal, "a reader blamed itself");
+    require(error.what()[0] != '\0', "an error without a message");
+  }
+}
+
+inline void read_size(std::string_view input) {
+  accept_or_refuse([&] {
+    const Bytes bytes = parse_bytes(input);
+    require(bytes.count >= 0, "a negative size");
+    to_string(bytes);
+  });
+}
+
+inline void read_digits(std::string_view input) {
+  accept_or_refuse([&] {
+    const DigitsTable table = parse_digits_csv(input, "digits.csv");
+    require(table.pixels.size() == 64 * table.labels.size(), "64 pixels an image");
+    for (uint8_t pixel : table.pixels) require(pixel <= 16, "a pixel out of range");
+    for (uint8_t label : table.labels) require(label < 10, "a label out of range");
+  });
+}
+
+inline void read_gzip(std::string_view input) {
+  accept_or_refuse([&] { require(inflate_gzip(input, "x.gz", 1_MiB).size() <= 1 << 20, "more than the limit"); });
+}
+
+inline void read_idx(std::string_view input) {
+  for (size_t rank : {1, 3}) {
+    accept_or_refuse([&] {
+      const IdxHeader header =
+          parse_idx_header(std::as_bytes(std::span(input)), static_cast<int64_t>(input.size()), rank, "x");
+      int64_t bytes = header.data_offset;
+      int64_t product = 1;
+      for (int64_t d : header.dimensions) product *= d;
+      require(bytes + product == static_cast<int64_t>(input.size()), "an idx file of another size");
+    });
+  }
+}
+
+inline void read_cifar(std::string_view input) {
+  Image image;
+  for (int classes : {10, 100}) {
+    accept_or_refuse([&] {
+      const int64_t count = cifar_record_count(classes, static_cast<int64_t>(input.size()), "x");
+      const int64_t bytes = cifar_record_bytes(classes);
+      for (int64_t i = 0; i < count; ++i) {
+        parse_cifar_record(
+            classes,
+            std::as_bytes(std::span(input)).subspan(static_cast<size_t>(i * bytes), static_cast<size_t>(bytes)), i, "x",
+            image);
+        require(image.label >= 0 && image.label < classes, "a label out of range");
+      }
+    });
+  }
+}
+
+inline void read_image(std::string_view input) {
+  Image image;
+  for (int64_t smallest_side : {0, 16}) {
+    accept_or_refuse([&] {
+      decode_image(input, "x", smallest_side, image);
+      require(image.width > 0 && image.height > 0, "an empty image");
+      require(static_cast<int64_t>(image.pixels.size()) == 3 * image.width * image.height, "an image of another size");
+    });
+  }
+}
+
+// The input is a whole file: length, header, data.
+inline void read_safetensors(std::string_view input) {
+  accept_or_refuse([&] {
+    if (input.size() < 8) return;
+    uint64_t length = 0;
+    std::memcpy(&length, input.data(), 8);
+    if (length > input.size() - 8) return;
+    const int64_t data = static_cast<int64_t>(input.size() - 8 - length);
+    const SafetensorsHeader header = parse_safetensors_header(input.substr(8, length), data, "x");
+    int64_t at = 0;
+    for (const SafetensorsEntry& entry : header.entries) {
+      require(entry.begin == at && entry.end >= entry.begin, "a hole or an overlap");
+      require(entry.end - entry.begin == element_count(entry.shape) * safetensors_dtype_bytes(entry.dtype),
+              "a wrong size");
+      at = entry.end;
+    }
+    require(at == data, "bytes of no tensor");
+    if (const auto state = header.metadata.find("plimsoll"); state != header.metadata.end()) {
+      training_state_from_json(state->second);
+    }
+  });
+}
+
+inline void read_training_state(std::string_view input) {
+  accept_or_refuse([&] {
+    const std::string text = to_json(training_state_from_json(input));
+    require(to_json(training_state_from_json(text)) == text, "a state that changes when it is read back");
+  });
+}
+
+struct Target {
+  const char* name;
+  void (*read)(std::string_view input);
+};
+inline constexpr Target kTargets[] = {
+    {"size", read_size},
+    {"digits", read_digits},
+    {"gzip", read_gzip},
+    {"idx", read_idx},
+    {"cifar", read_cifar},
+    {"image", read_image},
+    {"safetensors", read_safetensors},
+    {"training_state", read_training_state},
+};
+
+}  // namespace plimsoll::fuzz
