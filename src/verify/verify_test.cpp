@@ -1,0 +1,424 @@
+// Valid plans are damaged in every way that a planner's bug could; each time the rule that is broken must be named.
+#include "plimsoll/verify.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/random_graph.h"
+
+namespace plimsoll {
+namespace {
+
+using Rule = Violation::Rule;
+
+// A small training step (make_graph) and its plan.
+struct Case {
+  Graph graph;
+  Plan plan;
+
+  Stay& stay(std::string_view tensor) {
+    const TensorId id = graph.find_tensor(tensor);
+    for (Stay& s : plan.stays) {
+      if (s.tensor == id) return s;
+    }
+    throw std::runtime_error("no stay of " + std::string(tensor));
+  }
+  StepIndex step_of(std::string_view op) const {
+    for (size_t s = 0; s < plan.steps.size(); ++s) {
+      if (graph.op(plan.steps[s].op).name == op) return static_cast<StepIndex>(s);
+    }
+    throw std::runtime_error("no step of " + std::string(op));
+  }
+  // Shifts every time at or after `at` by one step, to make room for a step there.
+  void insert_step(StepIndex at, Step step) {
+    for (Stay& s : plan.stays) {
+      if (s.first >= at) ++s.first;
+      if (s.last >= at) ++s.last;
+    }
+    plan.steps.insert(plan.steps.begin() + at, std::move(step));
+  }
+  Bytes top() const { return plan.arena; }
+  void grow(Bytes bytes) { plan.arena += bytes; }
+};
+
+Shape of(int64_t n) { return {n}; }
+Attributes shaped(int64_t n) { return {{"shape", of(n)}}; }
+
+// data > a (weights w) > y > b (in place, as a rule) > z > c > u > loss; backward of a; update of w. v is a view of u.
+Graph make_graph() {
+  testing::register_test_ops();
+  Graph g;
+  g.name = "case";
+  const TensorId data = g.add_source("data", of(100), DType::f32, Role::input);
+  const TensorId w = g.add_source("w", of(32), DType::f32, Role::parameter);
+  const TensorId run = g.add_source("run", of(16), DType::f32, Role::statistic);
+  const TensorId y = g.output(g.add_op("TestMix", "a", "a", {data, w}, shaped(64), Phase::forward, {"y"}));
+  const TensorId z = g.output(g.add_op("TestMap", "b", "b", {y}, {}, Phase::forward, {"z"}));
+  const OpId norm = g.add_op("TestNorm", "c", "c", {z, run}, {}, Phase::forward, {"u", "run.next"});
+  const TensorId u = g.output(norm);
+  const TensorId v = g.output(g.add_op("TestView", "view", "view", {u}, shaped(64), Phase::forward, {"v"}));
+  const TensorId loss = g.output(g.add_op("TestMix", "loss", "loss", {v}, shaped(1), Phase::forward, {"loss"}));
+  const TensorId du =
+      g.output(g.add_op("TestMix", "loss/backward", "loss", {v, loss}, shaped(64), Phase::backward, {"du"}));
+  const TensorId dz = g.output(g.add_op("TestMapBackward", "c/backward", "c", {du, u}, {}, Phase::backward, {"dz"}));
+  const TensorId dw =
+      g.output(g.add_op("TestMix", "a/backward", "a", {dz, data, w}, shaped(32), Phase::backward, {"dw"}));
+  const TensorId next = g.output(g.add_op("TestUpdate", "w/update", "w", {w, dw}, {}, Phase::update, {"w.next"}));
+  g.states[0].after = next;
+  g.states[1].after = g.output(norm, 1);
+  g.outputs = {loss};
+  return g;
+}
+
+Case make_case(std::string_view policy = "liveness") {
+  Case c{make_graph(), {}};
+  const Route route = make_route(c.graph);
+  std::vector<KernelChoice> kernels(static_cast<size_t>(c.graph.op_count()), {"k", {}});
+  kernels[0].workspace = 500_B;
+  const CostTable costs;
+  c.plan = std::get<Plan>(find_policy(policy).plan(
+      {.graph = c.graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}}));
+  c.plan.budget = 1_MiB;
+  return c;
+}
+
+std::set<Rule> rules_of(const Case& c) {
+  std::set<Rule> rules;
+  for (const Violation& v : verify(c.graph, c.plan)) rules.insert(v.rule);
+  return rules;
+}
+std::string text_of(const Case& c) {
+  std::string text;
+  for (const Violation& v : verify(c.graph, c.plan)) text += fmt::format("{}: {}\n", to_string(v.rule), v.message);
+  return text;
+}
+#define EXPECT_BROKEN(c, rule) EXPECT_TRUE(rules_of(c).contains(rule)) << text_of(c)
+#define EXPECT_VALID(c) EXPECT_EQ(text_of(c), "")
+
+TEST(Verify, AcceptsThePlansOfEveryPolicy) {
+  EXPECT_VALID(make_case("liveness"));
+  EXPECT_VALID(make_case("baseline"));
+}
+
+TEST(Verify, NamesTheStepTheOpTheTensorAndTheOffsets) {
+  Case c = make_case();
+  Stay& y = c.stay("y");
+  y.offset = c.stay("data").offset;
+  const auto violations = verify(c.graph, c.plan);
+  ASSERT_FALSE(violations.empty());
+  EXPECT_EQ(violations[0].rule, Rule::overlap);
+  EXPECT_THAT(violations[0].message, ::testing::HasSubstr("'y' at ["));
+  EXPECT_THAT(violations[0].message, ::testing::HasSubstr("'data' at ["));
+  EXPECT_THAT(violations[0].message, ::testing::HasSubstr("share bytes in step 0"));
+  EXPECT_THROW(require_valid(c.graph, c.plan), Error);
+}
+
+TEST(Verify, SeesAPlanForAnotherGraph) {
+  Case c = make_case();
+  c.graph.op({0}).attributes.set("shape", of(63));
+  EXPECT_BROKEN(c, Rule::wrong_graph);
+}
+
+TEST(Verify, SeesAnOpThatNeverRuns) {
+  Case c = make_case();
+  const StepIndex at = c.step_of("a/backward");
+  c.plan.steps.erase(c.plan.steps.begin() + at);
+  for (Stay& s : c.plan.stays) {
+    if (s.first > at) --s.first;
+    if (s.last >= at) s.last = std::max(s.first, s.last - 1);
+  }
+  EXPECT_BROKEN(c, Rule::op_missing);
+}
+
+TEST(Verify, SeesAnOpThatRunsTwice) {
+  Case c = make_case();
+  const StepIndex at = c.step_of("loss");
+  c.insert_step(at + 1, c.plan.steps[static_cast<size_t>(at)]);
+  EXPECT_BROKEN(c, Rule::op_repeated);
+}
+
+TEST(Verify, AcceptsARecomputationButNotBeforeTheOpHasRunNorOfAnUpdate) {
+  Case c = make_case("baseline");
+  Step again = c.plan.steps[static_cast<size_t>(c.step_of("loss"))];
+  again.recompute = true;
+  c.insert_step(c.step_of("loss") + 1, again);
+  EXPECT_VALID(c);
+  Case early = make_case("baseline");
+  early.plan.steps[static_cast<size_t>(early.step_of("loss"))].recompute = true;
+  EXPECT_BROKEN(early, Rule::op_missing);
+  Case update = make_case("baseline");
+  Step twice = update.plan.steps[static_cast<size_t>(update.step_of("w/update"))];
+  twice.recompute = true;
+  update.plan.steps.push_back(twice);
+  for (Stay& s : update.plan.stays) {
+    if (s.last == static_cast<StepIndex>(update.plan.steps.size()) - 2) ++s.last;
+  }
+  EXPECT_BROKEN(update, Rule::state_changed);
+}
+
+TEST(Verify, ARecomputedNormLeavesItsStatisticAlone) {
+  Case c = make_case("baseline");
+  // z is overwritten by nothing under baseline, so that the norm can run again right before its backward step.
+  Step again = c.plan.steps[static_cast<size_t>(c.step_of("c"))];
+  again.recompute = true;
+  c.insert_step(c.step_of("c/backward"), again);
+  EXPECT_VALID(c);
+}
+
+TEST(Verify, SeesTwoDependentStepsExchanged) {
+  for (std::string_view policy : {"liveness", "baseline"}) {
+    Case c = make_case(policy);
+    std::swap(c.plan.steps[static_cast<size_t>(c.step_of("a"))], c.plan.steps[static_cast<size_t>(c.step_of("b"))]);
+    const std::set<Rule> rules = rules_of(c);
+    EXPECT_TRUE(rules.contains(Rule::wrong_value) || rules.contains(Rule::not_resident)) << text_of(c);
+  }
+}
+
+TEST(Verify, SeesEveryStayThatEndsTooEarly) {
+  const Case whole = make_case();
+  for (size_t i = 0; i < whole.plan.stays.size(); ++i) {
+    Case c = whole;
+    Stay& s = c.plan.stays[i];
+    if (s.is_workspace()) continue;
+    const bool state_end = s.last == static_cast<StepIndex>(c.plan.steps.size()) - 1;
+    if (s.last == s.first) {
+      c.plan.stays.erase(c.plan.stays.begin() + static_cast<ptrdiff_t>(i));
+    } else {
+      --s.last;
+    }
+    const std::set<Rule> rules = rules_of(c);
+    EXPECT_FALSE(rules.empty()) << c.graph.tensor(whole.plan.stays[i].tensor).name;
+    if (!state_end) {
+      EXPECT_TRUE(rules.contains(Rule::not_resident)) << text_of(c);
+    }
+  }
+}
+
+TEST(Verify, SeesEveryStayThatBeginsTooLate) {
+  const Case whole = make_case();
+  for (size_t i = 0; i < whole.plan.stays.size(); ++i) {
+    Case c = whole;
+    Stay& s = c.plan.stays[i];
+    if (s.first == s.last) continue;
+    ++s.first;
+    EXPECT_FALSE(rules_of(c).empty()) << c.graph.tensor(s.tensor).name;
+  }
+}
+
+TEST(Verify, SeesTwoOffsetsExchanged) {
+  const Case whole = make_case("baseline");
+  int seen = 0;
+  for (std::string_view name : {"y", "z", "du", "dz", "dw", "data"}) {
+    Case c = whole;
+    std::swap(c.stay(name).offset, c.stay("w").offset);  // w has its place to end in
+    seen += rules_of(c).contains(Rule::state_misplaced);
+  }
+  EXPECT_EQ(seen, 6);
+  Case c = make_case();
+  std::swap(c.stay("data").offset, c.stay("y").offset);
+  EXPECT_FALSE(rules_of(c).empty());
+}
+
+TEST(Verify, SeesAStayThatIsTooSmall) {
+  const Case whole = make_case();
+  for (size_t i = 0; i < whole.plan.stays.size(); ++i) {
+    Case c = whole;
+    Stay& s = c.plan.stays[i];
+    s.bytes = s.is_workspace() ? 448_B : c.graph.tensor(s.tensor).bytes() - 1_B;
+    EXPECT_BROKEN(c, Rule::wrong_size);
+  }
+}
+
+TEST(Verify, SeesAWorkspaceThatIsNotThere) {
+  Case c = make_case();
+  std::erase_if(c.plan.stays, [](const Stay& s) { return s.is_workspace(); });
+  EXPECT_BROKEN(c, Rule::not_resident);
+}
+
+TEST(Verify, SeesWhatLiesOutsideTheArenaOrTheArenaOutsideTheBudget) {
+  Case c = make_case();
+  c.plan.arena = c.plan.arena - 64_B;
+  EXPECT_BROKEN(c, Rule::out_of_arena);
+  Case d = make_case();
+  d.plan.budget = d.plan.arena - 1_B;
+  EXPECT_BROKEN(d, Rule::out_of_arena);
+}
+
+TEST(Verify, SeesAnOffsetThatIsNotAligned) {
+  Case c = make_case();
+  c.stay("y").offset = c.top() + 4_B;
+  c.grow(1_KiB);
+  EXPECT_BROKEN(c, Rule::misaligned);
+}
+
+TEST(Verify, SeesAStateThatEndsElsewhere) {
+  Case c = make_case();
+  c.stay("w.next").offset = c.top();
+  c.grow(128_B);
+  EXPECT_BROKEN(c, Rule::state_misplaced);
+  Case gone = make_case();
+  gone.stay("run.next").last -= 1;
+  EXPECT_BROKEN(gone, Rule::state_misplaced);
+}
+
+TEST(Verify, SeesAStateReadAfterItsUpdate) {
+  Case c = make_case("baseline");
+  // The update moves before the backward op that still reads w.
+  const StepIndex update = c.step_of("w/update"), reader = c.step_of("a/backward");
+  std::swap(c.plan.steps[static_cast<size_t>(update)], c.plan.steps[static_cast<size_t>(reader)]);
+  c.stay("w").last = reader;
+  c.stay("w.next").first = reader;
+  EXPECT_BROKEN(c, Rule::state_changed);
+}
+
+TEST(Verify, SeesAnOutputThatIsGoneAtTheEnd) {
+  Case c = make_case();
+  c.stay("loss").last -= 1;
+  EXPECT_BROKEN(c, Rule::output_missing);
+}
+
+TEST(Verify, SeesAnInPlaceWriteThatTheOpDoesNotAllow) {
+  Case c = make_case("baseline");
+  // a is no in-place op: y may not take data's bytes even where data ends there. (It is read again here, so it is kept
+  // apart.)
+  Stay& u = c.stay("u");
+  Stay& du = c.stay("du");
+  du.offset = u.offset;
+  EXPECT_BROKEN(c, Rule::overlap);
+  // b may overwrite y, but only at y's own offset.
+  Case d = make_case();
+  ASSERT_EQ(d.stay("z").offset, d.stay("y").offset);
+  d.stay("z").offset += 64_B;
+  d.grow(1_KiB);
+  EXPECT_BROKEN(d, Rule::overlap);
+  // and only where y is not needed any more.
+  Case e = make_case();
+  e.stay("y").last += 1;
+  EXPECT_BROKEN(e, Rule::overlap);
+}
+
+TEST(Verify, SeesAViewThatLiesApartFromWhatItViews) {
+  Case c = make_case();
+  c.stay("v").offset = c.top();
+  c.grow(1_KiB);
+  EXPECT_BROKEN(c, Rule::wrong_value);
+}
+
+TEST(Verify, SeesATensorThatLiesTwice) {
+  Case c = make_case();
+  Stay copy = c.stay("loss");
+  copy.offset = c.top();
+  c.grow(64_B);
+  c.plan.stays.push_back(copy);
+  EXPECT_BROKEN(c, Rule::overlap);
+}
+
+TEST(Verify, SeesIndicesThatDoNotExist) {
+  auto broken = [](auto change) {
+    Case c = make_case();
+    change(c.plan);
+    EXPECT_BROKEN(c, Rule::bad_index);
+  };
+  broken([](Plan& p) { p.steps[0].op = {99}; });
+  broken([](Plan& p) { p.steps[0].op = {-1}; });
+  broken([](Plan& p) { p.steps[0].workspace = {-5}; });
+  broken([](Plan& p) { p.stays[0].tensor = {1000}; });
+  broken([](Plan& p) { p.stays[0].tensor = {-7}; });
+  broken([](Plan& p) { p.stays[0].first = -1; });
+  broken([](Plan& p) { p.stays[0].last = 1000; });
+  broken([](Plan& p) { p.stays[0].first = p.stays[0].last + 1; });
+  broken([](Plan& p) { p.stays[0].offset = {INT64_MAX}; });
+  broken([](Plan& p) { p.moves.push_back({Move::Direction::out, {-1}, 0, {}, 0, 1}); });
+  broken([](Plan& p) { p.moves.push_back({Move::Direction::out, {0}, 0, {}, 3, 3}); });
+  broken([](Plan& p) { p.moves.push_back({Move::Direction::out, {0}, 0, {}, 0, 1000}); });
+}
+
+// data leaves after its forward reader and comes back, to another place, for the backward step that reads it.
+Case make_case_with_moves() {
+  Case c = make_case("baseline");
+  Stay& data = c.stay("data");
+  data.last = 2;
+  Stay back = data;
+  back.first = c.step_of("a/backward") - 1;
+  back.last = c.step_of("a/backward");
+  back.offset = c.top();
+  c.grow(data.bytes);
+  c.plan.stays.push_back(back);
+  const TensorId id = data.tensor;
+  c.plan.moves.push_back({Move::Direction::out, id, 0, 128_B, 0, 3});
+  c.plan.moves.push_back({Move::Direction::in, id, 0, 128_B, back.first - 1, back.last});
+  return c;
+}
+
+TEST(Verify, AcceptsATensorThatLeavesAndComesBack) { EXPECT_VALID(make_case_with_moves()); }
+
+TEST(Verify, SeesEveryMoveThatIsTooLateOrTooEarly) {
+  auto broken = [](Rule rule, auto change) {
+    Case c = make_case_with_moves();
+    change(c, c.plan.moves[0], c.plan.moves[1]);
+    EXPECT_BROKEN(c, rule);
+  };
+  broken(Rule::wrong_value, [](Case&, Move&, Move& in) { in.before += 1; });              // read before it is back
+  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.after -= 1; });                  // its place is not there yet
+  broken(Rule::bad_move, [](Case&, Move& out, Move&) { out.before += 1; });               // its place is gone
+  broken(Rule::bad_move, [](Case&, Move& out, Move& in) { out.before = in.after + 1; });  // not complete when fetched
+  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.slot = 4096_B; });               // another slot
+  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.tier = 1; });                    // another tier
+  broken(Rule::bad_move, [](Case& c, Move&, Move&) { c.plan.moves.erase(c.plan.moves.begin()); });  // never taken out
+  broken(Rule::wrong_value, [](Case& c, Move&, Move&) { c.plan.moves.pop_back(); });  // never brought back
+  broken(Rule::bad_move, [](Case& c, Move&, Move&) {                                  // the slot is overwritten
+    c.plan.moves.push_back({Move::Direction::out, c.stay("u").tensor, 0, 192_B, 3, 5});
+  });
+}
+
+TEST(Verify, SeesACopyOfWhatIsNotWrittenYetOrBeingOverwritten) {
+  Case c = make_case("baseline");
+  c.plan.moves = {{Move::Direction::out, c.stay("du").tensor, 0, 0_B, 0, 1}};
+  EXPECT_BROKEN(c, Rule::bad_move);
+  Case d = make_case();
+  ASSERT_EQ(d.stay("z").offset, d.stay("y").offset);
+  const StepIndex a = d.step_of("a"), b = d.step_of("b");
+  d.plan.moves = {{Move::Direction::out, d.stay("y").tensor, 0, 0_B, a, b}};
+  EXPECT_VALID(d);
+  d.plan.moves[0].before = b + 1;  // b writes z into y's bytes
+  EXPECT_BROKEN(d, Rule::bad_move);
+}
+
+TEST(Verify, StopsAtTheLimit) {
+  Case c = make_case();
+  c.plan.stays.clear();
+  EXPECT_EQ(verify(c.graph, c.plan, 3).size(), 3u);
+  EXPECT_GT(verify(c.graph, c.plan).size(), 3u);
+}
+
+TEST(Verify, AnyShortenedOrShiftedStayOfARandomPlanIsSeen) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    Graph graph = testing::random_graph(seed, {.forward_ops = 20});
+    const Route route = make_route(graph);
+    const auto kernels = testing::random_kernels(graph, seed);
+    const CostTable costs;
+    const Plan whole = std::get<Plan>(
+        find_policy("liveness")
+            .plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {}, .seconds = 0.05}));
+    std::mt19937_64 random(seed);
+    for (int n = 0; n < 20; ++n) {
+      Plan plan = whole;
+      Stay& s = plan.stays[random() % plan.stays.size()];
+      if (s.is_workspace()) continue;
+      const std::string name = graph.tensor(s.tensor).name;
+      if (s.first == s.last) {
+        plan.stays.erase(plan.stays.begin() + (&s - plan.stays.data()));
+        if (graph.tensor(whole.stays[static_cast<size_t>(&s - plan.stays.data())].tensor).producer.valid() == false)
+          continue;
+      } else if (n % 2 == 0) {
+        --s.last;
+      } else {
+        ++s.first;
+      }
+      EXPECT_FALSE(verify(graph, plan).empty()) << "seed " << seed << " tensor " << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll
