@@ -23,7 +23,7 @@ struct Planned {
 };
 Planned plan_training(std::string_view model, int64_t batch, std::string_view placement = "offline") {
   Planned result;
-  result.graph = make_training_network(make_model(model, {.batch = batch}), {}).graph;
+  result.graph = make_training_network(build_model(model, {.batch = batch}), {}).graph;
   std::vector<KernelChoice> kernels;
   for (const Op& op : result.graph.ops()) kernels.push_back({op.type->is_view ? "" : "reference", {}});
   const CostTable costs;
