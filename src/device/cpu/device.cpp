@@ -22,6 +22,7 @@ namespace {
 constexpr std::vector<NamedFactory> (*kFactories[])() = {
     dnnl_convolution_kernels,
     dnnl_fully_connected_kernels,
+    dnnl_pool_kernels,
     reorder_kernels,
     batch_norm_kernels,
     elementwise_kernels,
