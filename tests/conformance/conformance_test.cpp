@@ -1,0 +1,146 @@
+// What every device must do: each op, in each layout family, by each kernel that the device offers, as the reference does.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "plimsoll/device.h"
+#include "tests/conformance/cases.h"
+#include "tests/conformance/harness.h"
+
+namespace plimsoll::conformance {
+namespace {
+
+constexpr uint64_t kSeed = 20240607;
+constexpr LayoutFamily kFamilies[] = {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked};
+
+std::set<std::string> known_types() {
+  std::set<std::string> names;
+  for (const OpType* type : all_op_types()) names.insert(type->name);
+  return names;
+}
+
+std::set<std::string> tested_types() {
+  std::set<std::string> names = {"Reorder"};
+  for (const Case& one : all_cases()) names.insert(one.type);
+  return names;
+}
+
+std::vector<std::string> device_names() {
+  std::vector<std::string> names;
+  for (const DeviceListing& device : list_devices()) {
+    if (device.available) names.push_back(device.name);
+  }
+  return names;
+}
+
+class Conformance : public testing::TestWithParam<std::tuple<std::string, std::string>> {};  // device, op type
+
+TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
+  const auto& [device_name, type] = GetParam();
+  if (known_types().count(type) == 0) GTEST_SKIP() << "no op type " << type;
+  const auto device = open_device(device_name, 2);
+  int kernels = 0;
+  for (const Case& one : all_cases()) {
+    if (one.type != type) continue;
+    const Subject subject = build_subject(one, kSeed);
+    const Op& op = subject.graph.op(subject.op);
+    for (const LayoutFamily family : kFamilies) {
+      const auto specs = device->kernels(subject.graph, op, family);
+      std::set<std::string> names;
+      EXPECT_FALSE(specs.empty()) << one.text << " " << to_string(family);
+      for (const KernelSpec& offered : specs) {
+        EXPECT_TRUE(names.insert(offered.name).second) << "two kernels are called " << offered.name;
+        if (op.type->is_view) continue;
+        for (const KernelSpec& spec : with_real_layouts(subject, offered, family)) {
+          const Outcome outcome = judge(*device, subject, spec);
+          ++kernels;
+          EXPECT_THAT(outcome.failures, testing::IsEmpty())
+              << one.type << " " << one.text << ", " << to_string(family) << ", kernel " << spec.name << ", seed " << kSeed;
+        }
+      }
+    }
+  }
+  RecordProperty("kernels", kernels);
+}
+
+TEST_P(Conformance, NamesTheKernelThatItDoesNotHave) {
+  const auto& [device_name, type] = GetParam();
+  if (known_types().count(type) == 0 || op_type(type).is_view) GTEST_SKIP() << "no op type that runs";
+  const auto device = open_device(device_name, 2);
+  for (const Case& one : all_cases()) {
+    if (one.type != type) continue;
+    const Subject subject = build_subject(one, kSeed);
+    try {
+      device->make_kernel(subject.graph, subject.graph.op(subject.op), "no such kernel");
+      ADD_FAILURE() << type;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      EXPECT_THAT(error.what(), testing::HasSubstr("no such kernel"));
+    }
+    return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Conformance, testing::Combine(testing::ValuesIn(device_names()), testing::ValuesIn([] {
+                                                                  std::set<std::string> types = tested_types();
+                                                                  types.erase("Reorder");
+                                                                  return std::vector<std::string>(types.begin(), types.end());
+                                                                }())),
+                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
+
+class DeviceConformance : public testing::TestWithParam<std::string> {};
+
+TEST_P(DeviceConformance, ReordersBetweenAnyTwoLayouts) {
+  const auto device = open_device(GetParam(), 2);
+  const std::vector<Layout> images = {{""}, {"acdb"}, {"aBcd16b"}};
+  const std::vector<Layout> weights = {{""}, {"acdb"}, {"aBcd16b"}, {"ABcd16b16a"}, {"ABcd16a16b"}, {"Acdb16a"}, {"cdba"}};
+  const std::vector<Layout> grouped = {{""}, {"aBCde16b16c"}, {"aBCde16c16b"}, {"Abcde16a"}, {"decab"}};
+  const std::vector<std::pair<Shape, std::vector<Layout>>> kinds = {
+      {{2, 20, 5, 3}, images}, {{1, 3, 8, 8}, images}, {{3, 64, 4, 4}, images}, {{20, 35, 3, 3}, weights}, {{32, 16, 1, 1}, weights}, {{2, 16, 20, 3, 3}, grouped}};
+  for (const auto& [shape, layouts] : kinds) {
+    const Case one = {"Reorder", to_string(shape), [shape = shape](CaseBuilder& b) { b.op("Reorder", {b.normal(shape)}); }};
+    const Subject plain = build_subject(one, kSeed);
+    for (const Layout& from : layouts) {
+      for (const Layout& to : layouts) {
+        Subject subject = plain;
+        const Op& op = subject.graph.op(subject.op);
+        subject.graph.tensor(op.inputs[0]).layout = from;
+        subject.graph.tensor(op.outputs[0]).layout = to;
+        for (const KernelSpec& spec : device->kernels(subject.graph, op, LayoutFamily::plain)) {
+          EXPECT_EQ(spec.inputs[0], from);
+          EXPECT_EQ(spec.outputs[0], to);
+          EXPECT_THAT(judge(*device, subject, spec).failures, testing::IsEmpty())
+              << one.text << " '" << from.tag << "' to '" << to.tag << "'";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DeviceConformance, HasAKernelOfItsOwnForEveryOpType) {
+  const auto device = open_device(GetParam(), 2);
+  std::set<std::string> lacking;
+  for (const Case& one : all_cases()) {
+    if (known_types().count(one.type) == 0 || op_type(one.type).is_view || lacking.count(one.type) > 0) continue;
+    const Subject subject = build_subject(one, kSeed);
+    if (device->kernels(subject.graph, subject.graph.op(subject.op), LayoutFamily::plain)[0].name == "reference") lacking.insert(one.type);
+  }
+  EXPECT_THAT(lacking, testing::IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceConformance, testing::ValuesIn(device_names()), [](const auto& info) { return info.param; });
+
+TEST(ConformanceSuite, HasACaseForEveryOpType) {
+  std::set<std::string> untested;
+  const std::set<std::string> tested = tested_types();
+  for (const std::string& name : known_types()) {
+    if (tested.count(name) == 0) untested.insert(name);
+  }
+  EXPECT_THAT(untested, testing::IsEmpty());
+}
+
+}  // namespace
+}  // namespace plimsoll::conformance

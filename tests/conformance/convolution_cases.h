@@ -1,0 +1,109 @@
+// Convolutions: odd sizes, channels that are no multiple of a block, groups, dilation, lopsided padding.
+#pragma once
+
+#include <fmt/format.h>
+
+#include "tests/conformance/case.h"
+
+namespace plimsoll::conformance {
+
+struct ConvolutionShape {
+  int64_t n, c, h, w, k, r, s;
+  int64_t stride = 1, dilation = 1, groups = 1;
+  std::vector<int64_t> padding = {0, 0, 0, 0};
+  bool bias = false, relu = false;
+  std::vector<int64_t> output_padding = {0, 0};
+};
+
+inline std::vector<ConvolutionShape> convolution_shapes() {
+  return {
+      {.n = 2, .c = 16, .h = 9, .w = 7, .k = 16, .r = 3, .s = 3, .padding = {1, 1, 1, 1}},
+      {.n = 1, .c = 3, .h = 17, .w = 15, .k = 20, .r = 7, .s = 7, .stride = 2, .padding = {3, 3, 3, 3}, .bias = true, .relu = true},
+      {.n = 2, .c = 3, .h = 31, .w = 33, .k = 64, .r = 11, .s = 11, .stride = 4, .padding = {2, 2, 2, 2}, .bias = true},
+      {.n = 2, .c = 20, .h = 5, .w = 5, .k = 35, .r = 1, .s = 1, .bias = true},
+      {.n = 3, .c = 32, .h = 7, .w = 7, .k = 64, .r = 1, .s = 1},
+      {.n = 2, .c = 32, .h = 8, .w = 9, .k = 32, .r = 1, .s = 1, .stride = 2},
+      {.n = 3, .c = 16, .h = 10, .w = 11, .k = 32, .r = 3, .s = 3, .stride = 2, .padding = {1, 1, 1, 1}, .relu = true},
+      {.n = 2, .c = 16, .h = 9, .w = 9, .k = 32, .r = 3, .s = 3, .dilation = 2, .padding = {2, 2, 2, 2}, .bias = true},
+      {.n = 2, .c = 32, .h = 6, .w = 7, .k = 32, .r = 3, .s = 3, .groups = 2, .padding = {1, 1, 1, 1}, .bias = true},
+      {.n = 1, .c = 12, .h = 6, .w = 7, .k = 20, .r = 3, .s = 3, .groups = 4, .padding = {1, 1, 1, 1}},
+      {.n = 2, .c = 32, .h = 9, .w = 8, .k = 32, .r = 3, .s = 3, .groups = 32, .padding = {1, 1, 1, 1}},
+      {.n = 1, .c = 20, .h = 9, .w = 8, .k = 20, .r = 3, .s = 3, .stride = 2, .groups = 20, .padding = {1, 1, 1, 1}, .bias = true},
+      {.n = 2, .c = 24, .h = 8, .w = 8, .k = 24, .r = 1, .s = 7, .padding = {0, 3, 0, 3}},
+      {.n = 2, .c = 16, .h = 8, .w = 8, .k = 16, .r = 4, .s = 3, .stride = 2, .padding = {1, 0, 2, 1}},
+      {.n = 1, .c = 48, .h = 7, .w = 7, .k = 40, .r = 5, .s = 5, .padding = {2, 2, 2, 2}, .bias = true, .relu = true},
+      {.n = 2, .c = 1, .h = 14, .w = 14, .k = 8, .r = 4, .s = 4, .stride = 2, .padding = {1, 1, 1, 1}},
+      {.n = 3, .c = 64, .h = 4, .w = 4, .k = 1, .r = 4, .s = 4},
+      {.n = 2, .c = 64, .h = 14, .w = 14, .k = 64, .r = 3, .s = 3, .padding = {1, 1, 1, 1}, .bias = true, .relu = true},
+      {.n = 2, .c = 30, .h = 13, .w = 10, .k = 50, .r = 3, .s = 3, .padding = {1, 1, 1, 1}, .bias = true},
+  };
+}
+// c is what goes in, k what comes out.
+inline std::vector<ConvolutionShape> transposed_shapes() {
+  return {
+      {.n = 2, .c = 32, .h = 4, .w = 5, .k = 16, .r = 4, .s = 4, .stride = 2, .padding = {1, 1, 1, 1}},
+      {.n = 2, .c = 20, .h = 1, .w = 1, .k = 32, .r = 4, .s = 4, .bias = true},
+      {.n = 1, .c = 16, .h = 8, .w = 8, .k = 3, .r = 4, .s = 4, .stride = 2, .padding = {1, 1, 1, 1}},
+      {.n = 1, .c = 16, .h = 8, .w = 8, .k = 3, .r = 4, .s = 4, .stride = 2, .padding = {1, 1, 1, 1}, .bias = true},
+      {.n = 2, .c = 16, .h = 5, .w = 6, .k = 24, .r = 3, .s = 3, .stride = 2, .padding = {1, 1, 1, 1}, .bias = true, .output_padding = {1, 1}},
+      {.n = 2, .c = 32, .h = 6, .w = 6, .k = 32, .r = 3, .s = 3, .padding = {1, 1, 1, 1}},
+      {.n = 2, .c = 16, .h = 5, .w = 6, .k = 32, .r = 3, .s = 3, .stride = 2, .groups = 2, .padding = {1, 1, 1, 1}, .bias = true},
+      {.n = 2, .c = 12, .h = 5, .w = 6, .k = 8, .r = 3, .s = 3, .dilation = 2, .groups = 4, .padding = {1, 1, 1, 1}},
+  };
+}
+
+inline std::string to_text(const ConvolutionShape& s) {
+  return fmt::format("{}x{}x{}x{} -> {} by {}x{} stride {} dilation {} groups {} padding {}{}{}", s.n, s.c, s.h, s.w, s.k, s.r,
+                     s.s, s.stride, s.dilation, s.groups, fmt::join(s.padding, ","), s.bias ? " bias" : "", s.relu ? " relu" : "");
+}
+
+inline Attributes attributes_of(const ConvolutionShape& s) {
+  return {{"stride", std::vector<int64_t>{s.stride, s.stride}},
+          {"dilation", std::vector<int64_t>{s.dilation, s.dilation}},
+          {"padding", s.padding},
+          {"groups", s.groups}};
+}
+
+inline void add_convolution_cases(std::vector<Case>& cases, const ConvolutionShape& s, bool transposed) {
+  const std::string text = to_text(s), prefix = transposed ? "ConvTranspose" : "Conv";
+  const int64_t g = s.groups;
+  const int64_t outer = transposed ? s.c : s.k, inner = transposed ? s.k : s.c;
+  const Shape weights = g > 1 ? Shape{g, outer / g, inner / g, s.r, s.s} : Shape{outer, inner, s.r, s.s};
+  const Shape image = {s.n, s.c, s.h, s.w};
+  const double deviation = 1 / std::sqrt(static_cast<double>(s.c / g * s.r * s.s));
+  Attributes forward = attributes_of(s);
+  if (transposed) forward.set("output_padding", s.output_padding);
+  // The forward op, to know the shape of y.
+  auto build_forward = [=](CaseBuilder& b, const Attributes& attributes) {
+    std::vector<TensorId> inputs = {b.normal(image), b.normal(weights, 0, deviation)};
+    if (s.bias) inputs.push_back(b.normal({s.k}));
+    return b.op(prefix + "Forward", inputs, attributes)[0];
+  };
+  cases.push_back({prefix + "Forward", text, [=](CaseBuilder& b) {
+                     Attributes attributes = forward;
+                     if (s.relu) attributes.set("activation", std::string("relu"));
+                     build_forward(b, attributes);
+                   }});
+  cases.push_back({prefix + "BackwardData", text, [=](CaseBuilder& b) {
+                     const Shape y = b.shape(build_forward(b, forward));
+                     Attributes attributes = forward;
+                     attributes.set("input_size", std::vector<int64_t>{s.h, s.w});
+                     b.op(prefix + "BackwardData", {b.normal(y), b.normal(weights)}, attributes);
+                   }});
+  cases.push_back({prefix + "BackwardWeights", text, [=](CaseBuilder& b) {
+                     const Shape y = b.shape(build_forward(b, forward));
+                     Attributes attributes = forward;
+                     attributes.set("kernel", std::vector<int64_t>{s.r, s.s});
+                     attributes.set("bias", int64_t{s.bias});
+                     b.op(prefix + "BackwardWeights", {b.normal(image), b.normal(y)}, attributes);
+                   }});
+}
+
+inline std::vector<Case> convolution_cases() {
+  std::vector<Case> cases;
+  for (const ConvolutionShape& shape : convolution_shapes()) add_convolution_cases(cases, shape, false);
+  for (const ConvolutionShape& shape : transposed_shapes()) add_convolution_cases(cases, shape, true);
+  return cases;
+}
+
+}  // namespace plimsoll::conformance

@@ -1,0 +1,297 @@
+#include "tests/conformance/harness.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "plimsoll/ops.h"
+
+namespace plimsoll::conformance {
+namespace {
+
+constexpr size_t kGuard = 4096;
+constexpr std::byte kGuardByte{0xA5}, kGarbage{0xFF};  // as floats, 0xFF bytes are NaN
+
+// Bytes with guards on both sides, 64-byte aligned.
+class Buffer {
+ public:
+  explicit Buffer(size_t size) : size_(size), all_(static_cast<std::byte*>(std::aligned_alloc(kGuard, 2 * kGuard + (size + kGuard - 1) / kGuard * kGuard))) {
+    std::fill(all_.get(), all_.get() + 2 * kGuard + (size + kGuard - 1) / kGuard * kGuard, kGuardByte);
+    fill(kGarbage);
+  }
+  std::byte* data() const { return all_.get() + kGuard; }
+  size_t size() const { return size_; }
+  void fill(std::byte value) const { std::fill(data(), data() + size_, value); }
+  std::vector<std::byte> copy() const { return {data(), data() + size_}; }
+  bool guards_hold() const {
+    const auto is_guard = [](std::byte b) { return b == kGuardByte; };
+    return std::all_of(all_.get(), data(), is_guard) && std::all_of(data() + size_, data() + size_ + kGuard, is_guard);
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  size_t size_;
+  std::unique_ptr<std::byte, Free> all_;
+};
+
+int64_t element_bytes(DType dtype) {
+  return dtype == DType::bit ? 0 : storage_bytes({1}, dtype, {}).count;
+}
+
+// Row-major elements into storage with zero padding, and back.
+std::vector<std::byte> to_storage(const Tensor& tensor, const std::vector<std::byte>& elements) {
+  std::vector<std::byte> storage(static_cast<size_t>(tensor.bytes().count), std::byte{0});
+  if (tensor.dtype != DType::bit) {
+    scatter_elements(tensor.shape, tensor.layout, element_bytes(tensor.dtype), 0, element_count(tensor.shape), elements.data(), storage.data());
+    return storage;
+  }
+  const auto offsets = storage_offsets(tensor.shape, tensor.layout);
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    const std::byte bit = (elements[i / 8] >> (i % 8)) & std::byte{1};
+    storage[static_cast<size_t>(offsets[i] / 8)] |= bit << (offsets[i] % 8);
+  }
+  return storage;
+}
+
+std::vector<std::byte> from_storage(const Tensor& tensor, const std::vector<std::byte>& storage) {
+  std::vector<std::byte> elements(static_cast<size_t>(storage_bytes(tensor.shape, tensor.dtype, {}).count), std::byte{0});
+  if (tensor.dtype != DType::bit) {
+    gather_elements(tensor.shape, tensor.layout, element_bytes(tensor.dtype), 0, element_count(tensor.shape), storage.data(), elements.data());
+    return elements;
+  }
+  const auto offsets = storage_offsets(tensor.shape, tensor.layout);
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    const std::byte bit = (storage[static_cast<size_t>(offsets[i] / 8)] >> (offsets[i] % 8)) & std::byte{1};
+    elements[i / 8] |= bit << (i % 8);
+  }
+  return elements;
+}
+
+bool padding_is_zero(const Tensor& tensor, std::vector<std::byte> storage) {
+  if (tensor.dtype != DType::f32) return true;
+  const std::vector<std::byte> zeros(static_cast<size_t>(element_count(tensor.shape) * 4), std::byte{0});
+  scatter_elements(tensor.shape, tensor.layout, 4, 0, element_count(tensor.shape), zeros.data(), storage.data());
+  return std::all_of(storage.begin(), storage.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
+double tolerance_of(const std::string& kernel) { return kernel.find("wino") != std::string::npos ? 5e-5 : 5e-6; }
+
+// "" when `got` is near `expected`; else where it is not. Distances count in units of the expected values' root mean square.
+std::string compare(const Tensor& tensor, const std::vector<std::byte>& expected, const std::vector<std::byte>& got, double tolerance) {
+  if (tensor.dtype != DType::f32) return expected == got ? "" : fmt::format("'{}' is not what the reference gives", tensor.name);
+  const auto* a = reinterpret_cast<const float*>(expected.data());
+  const auto* b = reinterpret_cast<const float*>(got.data());
+  const size_t count = expected.size() / sizeof(float);
+  double squares = 0;
+  for (size_t i = 0; i < count; ++i) squares += static_cast<double>(a[i]) * a[i];
+  const double scale = std::sqrt(squares / static_cast<double>(count)) + 1e-6;
+  size_t wrong = 0, worst = 0;
+  double worst_error = -1;
+  for (size_t i = 0; i < count; ++i) {
+    const double error = std::abs(static_cast<double>(a[i]) - b[i]);
+    const bool right = error <= tolerance * (scale + std::abs(static_cast<double>(a[i])));
+    wrong += right ? 0 : 1;
+    if (!right && !(error <= worst_error)) worst = i, worst_error = error;
+  }
+  if (wrong == 0) return "";
+  return fmt::format("'{}' is wrong at {} of {} elements, element {} is {} instead of {}", tensor.name, wrong, count, worst, b[worst], a[worst]);
+}
+
+// The tensors of one op in memory, and a kernel bound to them.
+class Bench {
+ public:
+  Bench(const Device& device, const Subject& subject, const Graph& graph, const std::string& kernel, int threads, const InPlace* pair,
+        const std::vector<int>& left_out = {})
+      : subject_(subject), graph_(graph), op_(graph.op(subject.op)), kernel_(device.make_kernel(graph, op_, kernel, threads)),
+        workspace_(static_cast<size_t>(kernel_->workspace().count)) {
+    std::vector<void*> in, out;
+    for (TensorId id : op_.inputs) {
+      inputs_.push_back(std::make_unique<Buffer>(static_cast<size_t>(graph.tensor(id).bytes().count)));
+      in.push_back(inputs_.back()->data());
+    }
+    for (size_t i = 0; i < op_.outputs.size(); ++i) {
+      outputs_.push_back(std::make_unique<Buffer>(static_cast<size_t>(graph.tensor(op_.outputs[i]).bytes().count)));
+      out.push_back(outputs_.back()->data());
+    }
+    std::vector<InPlace> pairs;
+    for (const InPlace& required : op_.type->in_place ? op_.type->in_place(graph, op_) : std::vector<InPlace>{}) {
+      if (required.required) pairs.push_back(required);
+    }
+    if (pair != nullptr) pairs.push_back(*pair);
+    for (const InPlace& each : pairs) {
+      out[static_cast<size_t>(each.output)] = in[static_cast<size_t>(each.input)];
+      lies_in_[each.output] = each.input;
+    }
+    for (int i : left_out) {
+      out[static_cast<size_t>(i)] = nullptr;
+      lies_in_.erase(i);
+      left_out_.insert(i);
+    }
+    kernel_->bind(in, out, workspace_.size() > 0 ? workspace_.data() : nullptr);
+  }
+
+  Bytes workspace() const { return kernel_->workspace(); }
+
+  // Runs once on fresh inputs and returns what the outputs hold.
+  std::vector<std::vector<std::byte>> run(std::byte garbage, std::vector<std::string>& failures) {
+    std::vector<std::vector<std::byte>> before, after;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const TensorId id = op_.inputs[i];
+      before.push_back(to_storage(graph_.tensor(id), subject_.values[static_cast<size_t>(id.index)]));
+      std::copy(before[i].begin(), before[i].end(), inputs_[i]->data());
+    }
+    for (const auto& output : outputs_) output->fill(garbage);
+    workspace_.fill(garbage);
+    kernel_->run();
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const bool overwritten = std::any_of(lies_in_.begin(), lies_in_.end(), [&](auto pair) { return pair.second == static_cast<int>(i); });
+      if (!overwritten && inputs_[i]->copy() != before[i]) failures.push_back(fmt::format("input {} was changed", i));
+      if (!inputs_[i]->guards_hold()) failures.push_back(fmt::format("wrote beside input {}", i));
+    }
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      const auto place = lies_in_.find(static_cast<int>(i));
+      after.push_back(place != lies_in_.end() ? inputs_[static_cast<size_t>(place->second)]->copy() : outputs_[i]->copy());
+      if (!outputs_[i]->guards_hold()) failures.push_back(fmt::format("wrote beside output {}", i));
+    }
+    if (!workspace_.guards_hold()) failures.push_back("wrote beside its workspace");
+    return after;
+  }
+
+  bool is_left_out(size_t output) const { return left_out_.count(static_cast<int>(output)) > 0; }
+
+ private:
+  const Subject& subject_;
+  const Graph& graph_;
+  const Op& op_;
+  std::unique_ptr<Kernel> kernel_;
+  Buffer workspace_;
+  std::vector<std::unique_ptr<Buffer>> inputs_, outputs_;
+  std::map<int, int> lies_in_;  // output -> input
+  std::set<int> left_out_;
+};
+
+bool same_bytes(const Graph& graph, const Op& op, const InPlace& pair) {
+  const Tensor &in = graph.tensor(op.inputs.at(static_cast<size_t>(pair.input))), &out = graph.tensor(op.outputs.at(static_cast<size_t>(pair.output)));
+  return in.layout == out.layout && in.bytes() == out.bytes();
+}
+
+}  // namespace
+
+Subject build_subject(const Case& one, uint64_t seed) {
+  CaseBuilder builder(seed);
+  one.build(builder);
+  Subject subject{std::move(builder.graph), {}, {}};
+  subject.op = {subject.graph.op_count() - 1};
+  const Graph& graph = subject.graph;
+  if (graph.op(subject.op).type->name != one.type) throw Error(ErrorCode::internal, "the case tests another op: " + one.type);
+  for (const Tensor& tensor : graph.tensors()) subject.values.emplace_back(static_cast<size_t>(tensor.bytes().count));
+  for (auto& [id, bytes] : builder.sources) subject.values[static_cast<size_t>(id.index)] = bytes;
+  auto views = [&](const std::vector<TensorId>& ids) {
+    std::vector<TensorView> result;
+    for (TensorId id : ids) result.push_back({graph.tensor(id).shape, graph.tensor(id).dtype, subject.values[static_cast<size_t>(id.index)].data()});
+    return result;
+  };
+  for (const Op& op : graph.ops()) op.type->reference(op, views(op.inputs), views(op.outputs));
+  return subject;
+}
+
+Outcome judge(const Device& device, const Subject& subject, const KernelSpec& spec) {
+  Outcome outcome;
+  Graph graph = subject.graph;
+  const Op& op = graph.op(subject.op);
+  if (spec.inputs.size() != op.inputs.size() || spec.outputs.size() != op.outputs.size()) {
+    outcome.failures.push_back("the spec has not one layout for each tensor");
+    return outcome;
+  }
+  for (size_t i = 0; i < op.inputs.size(); ++i) graph.tensor(op.inputs[i]).layout = spec.inputs[i];
+  for (size_t i = 0; i < op.outputs.size(); ++i) graph.tensor(op.outputs[i]).layout = spec.outputs[i];
+  const double tolerance = tolerance_of(spec.name);
+
+  auto check_values = [&](const std::vector<std::vector<std::byte>>& outputs, const Bench& bench, const std::string& when) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (bench.is_left_out(i)) continue;
+      const Tensor& tensor = graph.tensor(op.outputs[i]);
+      const auto& expected = subject.values[static_cast<size_t>(op.outputs[i].index)];
+      const std::string wrong = compare(tensor, expected, from_storage(tensor, outputs[i]), tolerance);
+      if (!wrong.empty()) outcome.failures.push_back(wrong + when);
+      if (!padding_is_zero(tensor, outputs[i])) outcome.failures.push_back(fmt::format("padding of '{}' is not zero{}", tensor.name, when));
+    }
+  };
+  try {
+    Bench bench(device, subject, graph, spec.name, 0, nullptr);
+    if (bench.workspace() > spec.workspace) {
+      outcome.failures.push_back(fmt::format("the kernel needs {} of workspace but its spec said {}", to_string(bench.workspace()), to_string(spec.workspace)));
+    }
+    const auto first = bench.run(kGarbage, outcome.failures);
+    check_values(first, bench, "");
+    if (!outcome.failures.empty()) return outcome;
+    if (bench.run(std::byte{0x3C}, outcome.failures) != first) {
+      // Padding of bytes and bits may hold anything.
+      const auto again = bench.run(std::byte{0x3C}, outcome.failures);
+      for (size_t i = 0; i < first.size(); ++i) {
+        const Tensor& tensor = graph.tensor(op.outputs[i]);
+        if (from_storage(tensor, again[i]) != from_storage(tensor, first[i])) outcome.failures.push_back(fmt::format("two runs give different bits in '{}'", tensor.name));
+      }
+    }
+    for (const InPlace& pair : op.type->in_place ? op.type->in_place(graph, op) : std::vector<InPlace>{}) {
+      if (pair.required || !same_bytes(graph, op, pair)) continue;
+      Bench place(device, subject, graph, spec.name, 0, &pair);
+      const auto result = place.run(kGarbage, outcome.failures);
+      ++outcome.runs;
+      for (size_t i = 0; i < first.size(); ++i) {
+        const Tensor& tensor = graph.tensor(op.outputs[i]);
+        if (from_storage(tensor, result[i]) == from_storage(tensor, first[i])) continue;
+        outcome.failures.push_back(fmt::format("output {} in input {}: another result in '{}'", pair.output, pair.input, tensor.name));
+      }
+    }
+    if (!op.type->state_outputs.empty() && op.outputs.size() > 1) {
+      std::vector<int> left_out;
+      for (int i : op.type->state_outputs) {
+        if (static_cast<size_t>(i) < op.outputs.size()) left_out.push_back(i);
+      }
+      Bench recompute(device, subject, graph, spec.name, 0, nullptr, left_out);
+      check_values(recompute.run(kGarbage, outcome.failures), recompute, " without its state outputs");
+      ++outcome.runs;
+    }
+    for (const int threads : {1, 3}) {
+      Bench other(device, subject, graph, spec.name, threads, nullptr);
+      check_values(other.run(kGarbage, outcome.failures), other, fmt::format(" with {} threads", threads));
+      ++outcome.runs;
+    }
+    outcome.runs += 2;
+  } catch (const Error& error) {
+    outcome.failures.push_back(error.what());
+  }
+  return outcome;
+}
+
+std::vector<KernelSpec> with_real_layouts(const Subject& subject, const KernelSpec& spec, LayoutFamily family) {
+  const Op& op = subject.graph.op(subject.op);
+  const bool update = op.type->changes_state;
+  const Shape shape = op.inputs.empty() ? subject.graph.tensor(op.outputs[0]).shape : subject.graph.tensor(op.inputs[0]).shape;
+  std::vector<Layout> choices = {{}};
+  if (shape.size() == 4) {
+    choices = {Layout{family == LayoutFamily::channels_last ? "acdb" : family == LayoutFamily::blocked ? "aBcd16b" : ""}};
+    if (update && family == LayoutFamily::blocked) choices.push_back({"ABcd16b16a"});
+  }
+  std::vector<KernelSpec> result;
+  for (const Layout& choice : choices) {
+    KernelSpec real = spec;
+    bool used = false;
+    auto replace = [&](Layout& layout, TensorId id) {
+      if (layout != kAnyLayout && !(update && subject.graph.tensor(id).shape == shape)) return;
+      layout = choice;
+      used = true;
+    };
+    for (size_t i = 0; i < op.inputs.size(); ++i) replace(real.inputs.at(i), op.inputs[i]);
+    for (size_t i = 0; i < op.outputs.size(); ++i) replace(real.outputs.at(i), op.outputs[i]);
+    result.push_back(std::move(real));
+    if (!used) break;
+  }
+  return result;
+}
+
+}  // namespace plimsoll::conformance
