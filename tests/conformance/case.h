@@ -1,5 +1,6 @@
-// One thing that every device must do: an op on given inputs. A case builds a small graph whose last op is the one under
-// test; the ops before it, run by their reference kernels, make inputs that only they can make (an index, a mask).
+// One thing that every device must do: an op on given inputs. A case builds a small graph whose last op is the one
+// under test; the ops before it, run by their reference kernels, make inputs that only they can make (an index, a
+// mask).
 #pragma once
 
 #include <cmath>
@@ -43,7 +44,8 @@ class CaseBuilder {
   }
   // An op's outputs.
   std::vector<TensorId> op(std::string_view type, std::vector<TensorId> inputs, Attributes attributes = {}) {
-    const OpId id = graph.add_op(type, "op" + std::to_string(graph.op_count()), "layer", std::move(inputs), std::move(attributes));
+    const OpId id =
+        graph.add_op(type, "op" + std::to_string(graph.op_count()), "layer", std::move(inputs), std::move(attributes));
     return graph.op(id).outputs;
   }
   const Shape& shape(TensorId id) const { return graph.tensor(id).shape; }
@@ -56,7 +58,8 @@ class CaseBuilder {
   TensorId fill(Shape shape, DType dtype, Draw draw) {
     std::vector<T> values(static_cast<size_t>(element_count(shape)));
     for (size_t i = 0; i < values.size(); ++i) values[i] = draw(static_cast<int64_t>(i));
-    const TensorId id = graph.add_source("source" + std::to_string(graph.tensor_count()), std::move(shape), dtype, Role::input);
+    const TensorId id =
+        graph.add_source("source" + std::to_string(graph.tensor_count()), std::move(shape), dtype, Role::input);
     std::vector<std::byte> bytes(values.size() * sizeof(T));
     std::memcpy(bytes.data(), values.data(), bytes.size());
     sources[id] = std::move(bytes);

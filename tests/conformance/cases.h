@@ -11,10 +11,17 @@ namespace plimsoll::conformance {
 using Integers = std::vector<int64_t>;
 
 inline std::vector<Case> fully_connected_cases() {
-  struct Sizes { int64_t n, c, k; bool bias, relu; };
+  struct Sizes {
+    int64_t n, c, k;
+    bool bias, relu;
+  };
   std::vector<Case> cases;
-  for (const Sizes s : {Sizes{4, 20, 10, true, false}, {1, 64, 33, false, false}, {7, 100, 64, true, true}, {16, 256, 128, true, false}}) {
-    const std::string text = fmt::format("{}x{} -> {}{}{}", s.n, s.c, s.k, s.bias ? " bias" : "", s.relu ? " relu" : "");
+  for (const Sizes s : {Sizes{4, 20, 10, true, false},
+                        {1, 64, 33, false, false},
+                        {7, 100, 64, true, true},
+                        {16, 256, 128, true, false}}) {
+    const std::string text =
+        fmt::format("{}x{} -> {}{}{}", s.n, s.c, s.k, s.bias ? " bias" : "", s.relu ? " relu" : "");
     cases.push_back({"FullyConnectedForward", text, [=](CaseBuilder& b) {
                        std::vector<TensorId> inputs = {b.normal({s.n, s.c}), b.normal({s.k, s.c})};
                        if (s.bias) inputs.push_back(b.normal({s.k}));
@@ -34,7 +41,12 @@ inline std::vector<Case> fully_connected_cases() {
 }
 
 inline std::vector<Case> pool_cases() {
-  struct Sizes { Shape x; Integers kernel, stride, padding; bool ceil = false; bool count_padding = true; };
+  struct Sizes {
+    Shape x;
+    Integers kernel, stride, padding;
+    bool ceil = false;
+    bool count_padding = true;
+  };
   const std::vector<Sizes> sizes = {
       {{2, 16, 8, 8}, {2, 2}, {2, 2}, {0, 0, 0, 0}},
       {{1, 20, 9, 7}, {3, 3}, {2, 2}, {1, 1, 1, 1}},
@@ -50,27 +62,31 @@ inline std::vector<Case> pool_cases() {
   };
   std::vector<Case> cases;
   for (const Sizes& s : sizes) {
-    const std::string text = fmt::format("{} by {} stride {} padding {}{}{}", fmt::join(s.x, "x"), fmt::join(s.kernel, "x"),
-                                         fmt::join(s.stride, "x"), fmt::join(s.padding, ","), s.ceil ? " ceil" : "",
-                                         s.count_padding ? "" : " padding not counted");
-    const Attributes attributes = {{"kernel", s.kernel}, {"stride", s.stride}, {"padding", s.padding}, {"ceil_mode", int64_t{s.ceil}}};
+    const std::string text = fmt::format("{} by {} stride {} padding {}{}{}", fmt::join(s.x, "x"),
+                                         fmt::join(s.kernel, "x"), fmt::join(s.stride, "x"), fmt::join(s.padding, ","),
+                                         s.ceil ? " ceil" : "", s.count_padding ? "" : " padding not counted");
+    const Attributes attributes = {
+        {"kernel", s.kernel}, {"stride", s.stride}, {"padding", s.padding}, {"ceil_mode", int64_t{s.ceil}}};
     Attributes average = attributes;
     average.set("count_include_pad", int64_t{s.count_padding});
     auto with_input_size = [s](Attributes a) {
       a.set("input_size", Integers{s.x[2], s.x[3]});
       return a;
     };
-    cases.push_back({"AvgPoolForward", text, [=](CaseBuilder& b) { b.op("AvgPoolForward", {b.normal(s.x)}, average); }});
+    cases.push_back(
+        {"AvgPoolForward", text, [=](CaseBuilder& b) { b.op("AvgPoolForward", {b.normal(s.x)}, average); }});
     cases.push_back({"AvgPoolBackward", text, [=](CaseBuilder& b) {
                        const Shape y = b.shape(b.op("AvgPoolForward", {b.normal(s.x)}, average)[0]);
                        b.op("AvgPoolBackward", {b.normal(y)}, with_input_size(average));
                      }});
     if (!s.count_padding) continue;
-    cases.push_back({"MaxPoolForward", text, [=](CaseBuilder& b) { b.op("MaxPoolForward", {b.normal(s.x)}, attributes); }});
-    cases.push_back({"MaxPoolBackward", text, [=](CaseBuilder& b) {
-                       const auto forward = b.op("MaxPoolForward", {b.normal(s.x)}, attributes);
-                       b.op("MaxPoolBackward", {b.normal(b.shape(forward[0])), forward[1]}, with_input_size(attributes));
-                     }});
+    cases.push_back(
+        {"MaxPoolForward", text, [=](CaseBuilder& b) { b.op("MaxPoolForward", {b.normal(s.x)}, attributes); }});
+    cases.push_back(
+        {"MaxPoolBackward", text, [=](CaseBuilder& b) {
+           const auto forward = b.op("MaxPoolForward", {b.normal(s.x)}, attributes);
+           b.op("MaxPoolBackward", {b.normal(b.shape(forward[0])), forward[1]}, with_input_size(attributes));
+         }});
   }
   // Negative numbers beside padding, and equal ones: the first wins.
   cases.push_back({"MaxPoolForward", "all equal", [](CaseBuilder& b) {
@@ -92,7 +108,8 @@ inline std::vector<Case> elementwise_cases() {
     for (const std::string kind : {"Relu", "LeakyRelu", "Sigmoid", "Tanh"}) {
       Attributes attributes;
       if (kind == "LeakyRelu") attributes.set("slope", 0.2);
-      cases.push_back({kind + "Forward", text, [=](CaseBuilder& b) { b.op(kind + "Forward", {b.normal(shape)}, attributes); }});
+      cases.push_back(
+          {kind + "Forward", text, [=](CaseBuilder& b) { b.op(kind + "Forward", {b.normal(shape)}, attributes); }});
       cases.push_back({kind + "Backward", text, [=](CaseBuilder& b) {
                          const TensorId y = b.op(kind + "Forward", {b.normal(shape)}, attributes)[0];
                          b.op(kind + "Backward", {b.normal(shape), y}, attributes);
@@ -105,24 +122,34 @@ inline std::vector<Case> elementwise_cases() {
                          b.op("Add", inputs, {{"activation", std::string(terms == 3 ? "relu" : "none")}});
                        }});
     }
-    cases.push_back({"Constant", text, [=](CaseBuilder& b) { b.op("Constant", {}, {{"shape", shape}, {"value", 0.5}}); }});
+    cases.push_back({"Constant", text, [=](CaseBuilder& b) {
+                       b.op("Constant", {}, {{"shape", shape}, {"value", 0.5}});
+                     }});
     if (shape.size() > 1) {
-      cases.push_back({"BiasForward", text, [=](CaseBuilder& b) { b.op("BiasForward", {b.normal(shape), b.normal({shape[1]})}); }});
+      cases.push_back({"BiasForward", text, [=](CaseBuilder& b) {
+                         b.op("BiasForward", {b.normal(shape), b.normal({shape[1]})});
+                       }});
       cases.push_back({"BiasBackward", text, [=](CaseBuilder& b) { b.op("BiasBackward", {b.normal(shape)}); }});
     }
-    cases.push_back({"DropoutForward", text, [=](CaseBuilder& b) {
-                       b.op("DropoutForward", {b.normal(shape), b.number(3), b.number(77)}, {{"p", 0.3}, {"salt", int64_t{5}}});
-                     }});
-    cases.push_back({"DropoutBackward", text, [=](CaseBuilder& b) {
-                       b.op("DropoutBackward", {b.normal(shape), b.number(4), b.number(77)}, {{"p", 0.5}, {"salt", int64_t{6}}});
-                     }});
+    cases.push_back(
+        {"DropoutForward", text, [=](CaseBuilder& b) {
+           b.op("DropoutForward", {b.normal(shape), b.number(3), b.number(77)}, {{"p", 0.3}, {"salt", int64_t{5}}});
+         }});
+    cases.push_back(
+        {"DropoutBackward", text, [=](CaseBuilder& b) {
+           b.op("DropoutBackward", {b.normal(shape), b.number(4), b.number(77)}, {{"p", 0.5}, {"salt", int64_t{6}}});
+         }});
     cases.push_back({"RandomNormal", text, [=](CaseBuilder& b) {
                        b.op("RandomNormal", {b.number(4), b.number(78)},
                             {{"shape", shape}, {"salt", int64_t{2}}, {"mean", 1.0}, {"stddev", 0.25}});
                      }});
   }
-  cases.push_back({"Constant", "scalar", [](CaseBuilder& b) { b.op("Constant", {}, {{"shape", Integers{}}, {"value", 1.0}}); }});
-  cases.push_back({"Reshape", "", [](CaseBuilder& b) { b.op("Reshape", {b.normal({2, 20, 3, 3})}, {{"shape", Integers{2, 180}}}); }});
+  cases.push_back({"Constant", "scalar", [](CaseBuilder& b) {
+                     b.op("Constant", {}, {{"shape", Integers{}}, {"value", 1.0}});
+                   }});
+  cases.push_back({"Reshape", "", [](CaseBuilder& b) {
+                     b.op("Reshape", {b.normal({2, 20, 3, 3})}, {{"shape", Integers{2, 180}}});
+                   }});
   return cases;
 }
 
@@ -135,20 +162,23 @@ inline std::vector<Case> batch_norm_cases() {
         const std::string text = fmt::format("{}{}{}", to_string(x), relu ? " relu" : "", residual ? " residual" : "");
         auto build = [=](CaseBuilder& b, bool training) {
           const Shape c = {x[1]};
-          std::vector<TensorId> inputs = {b.normal(x, 0.5, 2), b.normal(c, 1, 0.3), b.normal(c), b.normal(c), b.uniform(c, 0.5, 2)};
+          std::vector<TensorId> inputs = {b.normal(x, 0.5, 2), b.normal(c, 1, 0.3), b.normal(c), b.normal(c),
+                                          b.uniform(c, 0.5, 2)};
           if (residual) inputs.push_back(b.normal(x));
-          const auto outputs = b.op("BatchNormForward", inputs,
-                                    {{"training", int64_t{training}}, {"activation", activation}, {"epsilon", 1e-4}, {"momentum", 0.2}});
+          const auto outputs =
+              b.op("BatchNormForward", inputs,
+                   {{"training", int64_t{training}}, {"activation", activation}, {"epsilon", 1e-4}, {"momentum", 0.2}});
           return std::pair(inputs, outputs);
         };
         cases.push_back({"BatchNormForward", text + " training", [=](CaseBuilder& b) { build(b, true); }});
         cases.push_back({"BatchNormForward", text + " evaluation", [=](CaseBuilder& b) { build(b, false); }});
-        cases.push_back({"BatchNormBackward", text, [=](CaseBuilder& b) {
-                           const auto [in, out] = build(b, true);
-                           std::vector<TensorId> inputs = {in[0], b.normal(x), in[1], out[1], out[2]};
-                           if (relu) inputs.push_back(out[5]);
-                           b.op("BatchNormBackward", inputs, {{"activation", activation}, {"residual", int64_t{residual}}});
-                         }});
+        cases.push_back(
+            {"BatchNormBackward", text, [=](CaseBuilder& b) {
+               const auto [in, out] = build(b, true);
+               std::vector<TensorId> inputs = {in[0], b.normal(x), in[1], out[1], out[2]};
+               if (relu) inputs.push_back(out[5]);
+               b.op("BatchNormBackward", inputs, {{"activation", activation}, {"residual", int64_t{residual}}});
+             }});
       }
     }
   }
@@ -160,7 +190,9 @@ inline std::vector<Case> other_image_cases() {
   for (const Shape& x : {Shape{2, 20, 5, 7}, Shape{1, 3, 4, 4}, Shape{2, 64, 6, 6}}) {
     const Attributes lrn = {{"size", int64_t{5}}, {"alpha", 0.1}, {"beta", 0.75}, {"k", 2.0}};
     cases.push_back({"LrnForward", to_string(x), [=](CaseBuilder& b) { b.op("LrnForward", {b.normal(x)}, lrn); }});
-    cases.push_back({"LrnBackward", to_string(x), [=](CaseBuilder& b) { b.op("LrnBackward", {b.normal(x), b.normal(x)}, lrn); }});
+    cases.push_back({"LrnBackward", to_string(x), [=](CaseBuilder& b) {
+                       b.op("LrnBackward", {b.normal(x), b.normal(x)}, lrn);
+                     }});
   }
   for (const Integers& channels : {Integers{16, 32}, Integers{20, 12, 7}, Integers{64, 3}}) {
     cases.push_back({"Concat", fmt::format("channels {}", fmt::join(channels, "+")), [=](CaseBuilder& b) {
@@ -171,15 +203,17 @@ inline std::vector<Case> other_image_cases() {
     cases.push_back({"Slice", fmt::format("after {} take {}", channels[0], channels[1]), [=](CaseBuilder& b) {
                        int64_t all = 0;
                        for (int64_t c : channels) all += c;
-                       b.op("Slice", {b.normal({2, all, 5, 3})}, {{"axis", int64_t{1}}, {"begin", channels[0]}, {"size", channels[1]}});
+                       b.op("Slice", {b.normal({2, all, 5, 3})},
+                            {{"axis", int64_t{1}}, {"begin", channels[0]}, {"size", channels[1]}});
                      }});
   }
   cases.push_back({"Concat", "images", [](CaseBuilder& b) {
                      b.op("Concat", {b.normal({2, 20, 3, 3}), b.normal({1, 20, 3, 3})}, {{"axis", int64_t{0}}});
                    }});
-  cases.push_back({"Slice", "images", [](CaseBuilder& b) {
-                     b.op("Slice", {b.normal({5, 20, 3, 3})}, {{"axis", int64_t{0}}, {"begin", int64_t{1}}, {"size", int64_t{3}}});
-                   }});
+  cases.push_back(
+      {"Slice", "images", [](CaseBuilder& b) {
+         b.op("Slice", {b.normal({5, 20, 3, 3})}, {{"axis", int64_t{0}}, {"begin", int64_t{1}}, {"size", int64_t{3}}});
+       }});
   cases.push_back({"Concat", "rows", [](CaseBuilder& b) {
                      b.op("Concat", {b.normal({4, 20}), b.normal({4, 9})}, {{"axis", int64_t{1}}});
                    }});
@@ -188,27 +222,35 @@ inline std::vector<Case> other_image_cases() {
 
 inline std::vector<Case> loss_cases() {
   std::vector<Case> cases;
-  struct Sizes { int64_t n, classes; double smoothing; };
+  struct Sizes {
+    int64_t n, classes;
+    double smoothing;
+  };
   for (const Sizes s : {Sizes{8, 10, 0.0}, {5, 37, 0.1}, {1, 1000, 0.0}}) {
     const std::string text = fmt::format("{}x{} smoothing {}", s.n, s.classes, s.smoothing);
     const Attributes attributes = {{"label_smoothing", s.smoothing}};
     cases.push_back({"SoftmaxCrossEntropyForward", text, [=](CaseBuilder& b) {
-                       b.op("SoftmaxCrossEntropyForward", {b.normal({s.n, s.classes}, 0, 3), b.labels(s.n, s.classes, s.n > 5)}, attributes);
+                       b.op("SoftmaxCrossEntropyForward",
+                            {b.normal({s.n, s.classes}, 0, 3), b.labels(s.n, s.classes, s.n > 5)}, attributes);
                      }});
     cases.push_back({"SoftmaxCrossEntropyBackward", text, [=](CaseBuilder& b) {
                        const TensorId labels = b.labels(s.n, s.classes, s.n > 5);
-                       const auto forward = b.op("SoftmaxCrossEntropyForward", {b.normal({s.n, s.classes}, 0, 3), labels}, attributes);
+                       const auto forward =
+                           b.op("SoftmaxCrossEntropyForward", {b.normal({s.n, s.classes}, 0, 3), labels}, attributes);
                        b.op("SoftmaxCrossEntropyBackward", {forward[1], labels, b.scalar(0.7)}, attributes);
                      }});
   }
   for (const Shape& shape : any_shapes()) {
     const std::string text = to_string(shape);
     const Attributes target = {{"target", 0.9}};
-    cases.push_back({"MeanSquaredErrorForward", text, [=](CaseBuilder& b) { b.op("MeanSquaredErrorForward", {b.normal(shape), b.normal(shape)}); }});
+    cases.push_back({"MeanSquaredErrorForward", text, [=](CaseBuilder& b) {
+                       b.op("MeanSquaredErrorForward", {b.normal(shape), b.normal(shape)});
+                     }});
     cases.push_back({"MeanSquaredErrorBackward", text, [=](CaseBuilder& b) {
                        b.op("MeanSquaredErrorBackward", {b.normal(shape), b.normal(shape), b.scalar(0.7)});
                      }});
-    cases.push_back({"SigmoidCrossEntropyForward", text, [=](CaseBuilder& b) { b.op("SigmoidCrossEntropyForward", {b.normal(shape, 0, 3)}, target); }});
+    cases.push_back({"SigmoidCrossEntropyForward", text,
+                     [=](CaseBuilder& b) { b.op("SigmoidCrossEntropyForward", {b.normal(shape, 0, 3)}, target); }});
     cases.push_back({"SigmoidCrossEntropyBackward", text, [=](CaseBuilder& b) {
                        b.op("SigmoidCrossEntropyBackward", {b.normal(shape, 0, 3), b.scalar(0.7)}, target);
                      }});
@@ -222,18 +264,28 @@ inline std::vector<Case> update_cases() {
     for (const double momentum : {0.0, 0.9}) {
       for (const bool nesterov : {false, true}) {
         if (nesterov && momentum == 0) continue;
-        cases.push_back({"SgdUpdate", fmt::format("{} momentum {}{}", to_string(shape), momentum, nesterov ? " nesterov" : ""), [=](CaseBuilder& b) {
+        cases.push_back({"SgdUpdate",
+                         fmt::format("{} momentum {}{}", to_string(shape), momentum, nesterov ? " nesterov" : ""),
+                         [=](CaseBuilder& b) {
                            std::vector<TensorId> inputs = {b.normal(shape), b.normal(shape), b.scalar(0.1)};
                            if (momentum != 0) inputs.push_back(b.normal(shape));
-                           b.op("SgdUpdate", inputs, {{"momentum", momentum}, {"weight_decay", 1e-2}, {"nesterov", int64_t{nesterov}}});
+                           b.op("SgdUpdate", inputs,
+                                {{"momentum", momentum}, {"weight_decay", 1e-2}, {"nesterov", int64_t{nesterov}}});
                          }});
       }
     }
     for (const bool decoupled : {false, true}) {
-      cases.push_back({"AdamUpdate", fmt::format("{}{}", to_string(shape), decoupled ? " decoupled" : ""), [=](CaseBuilder& b) {
-                         b.op("AdamUpdate", {b.normal(shape), b.normal(shape), b.scalar(0.01), b.number(decoupled ? 0 : 6), b.normal(shape), b.uniform(shape, 0.5, 2)},
-                              {{"beta1", 0.9}, {"beta2", 0.99}, {"epsilon", 1e-6}, {"weight_decay", 1e-2}, {"decoupled", int64_t{decoupled}}});
-                       }});
+      cases.push_back(
+          {"AdamUpdate", fmt::format("{}{}", to_string(shape), decoupled ? " decoupled" : ""), [=](CaseBuilder& b) {
+             b.op("AdamUpdate",
+                  {b.normal(shape), b.normal(shape), b.scalar(0.01), b.number(decoupled ? 0 : 6), b.normal(shape),
+                   b.uniform(shape, 0.5, 2)},
+                  {{"beta1", 0.9},
+                   {"beta2", 0.99},
+                   {"epsilon", 1e-6},
+                   {"weight_decay", 1e-2},
+                   {"decoupled", int64_t{decoupled}}});
+           }});
     }
   }
   return cases;
@@ -241,8 +293,8 @@ inline std::vector<Case> update_cases() {
 
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto family : {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases, other_image_cases,
-                      loss_cases, update_cases}) {
+  for (auto family : {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases,
+                      other_image_cases, loss_cases, update_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

@@ -24,8 +24,9 @@ struct Outcome {
   int runs = 0;
 };
 
-// Judges `spec`, whose layouts must be real ones: right values, nothing written beside the outputs and the workspace, inputs
-// left alone, padding zero, the same bits on every run, in place as out of place, state outputs left out, other thread counts.
+// Judges `spec`, whose layouts must be real ones: right values, nothing written beside the outputs and the workspace,
+// inputs left alone, padding zero, the same bits on every run, in place as out of place, state outputs left out, other
+// thread counts.
 Outcome judge(const Device& device, const Subject& subject, const KernelSpec& spec);
 
 // The spec with "any layout" replaced by what a layout pass could put there; several where it leaves a choice.

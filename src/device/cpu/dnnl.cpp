@@ -66,24 +66,6 @@ void fill_dimensions(const Shape& shape, dnnl_dims_t& dimensions) {
   std::copy(shape.begin(), shape.end(), dimensions);
 }
 
-bool same_storage(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
-  const dnnl_blocking_desc_t& x = a.format_desc.blocking;
-  const dnnl_blocking_desc_t& y = b.format_desc.blocking;
-  if (x.inner_nblks != y.inner_nblks) return false;
-  if (!std::equal(x.inner_blks, x.inner_blks + x.inner_nblks, y.inner_blks) ||
-      !std::equal(x.inner_idxs, x.inner_idxs + x.inner_nblks, y.inner_idxs)) {
-    return false;
-  }
-  dnnl_dims_t blocks;
-  std::fill(blocks, blocks + a.ndims, 1);
-  for (int i = 0; i < x.inner_nblks; ++i) blocks[x.inner_idxs[i]] *= x.inner_blks[i];
-  for (int d = 0; d < a.ndims; ++d) {
-    if (a.padded_dims[d] != b.padded_dims[d]) return false;
-    if (a.padded_dims[d] / blocks[d] > 1 && x.strides[d] != y.strides[d]) return false;
-  }
-  return true;
-}
-
 bool has_layout(const dnnl_memory_desc_t& descriptor, dnnl_format_tag_t tag) {
   dnnl_memory_desc_t candidate;
   return dnnl_memory_desc_init_by_tag(&candidate, descriptor.ndims, descriptor.dims, descriptor.data_type, tag) ==
@@ -276,6 +258,25 @@ dnnl_memory_desc_t describe_any(const Shape& shape, DType dtype) {
   PLIMSOLL_DNNL(dnnl_memory_desc_init_by_tag(&result, static_cast<int>(shape.size()), dimensions, data_type(dtype),
                                              dnnl_format_tag_any));
   return result;
+}
+
+bool same_storage(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
+  if (a.format_kind != dnnl_blocked || b.format_kind != dnnl_blocked) return false;
+  const dnnl_blocking_desc_t& x = a.format_desc.blocking;
+  const dnnl_blocking_desc_t& y = b.format_desc.blocking;
+  if (x.inner_nblks != y.inner_nblks) return false;
+  if (!std::equal(x.inner_blks, x.inner_blks + x.inner_nblks, y.inner_blks) ||
+      !std::equal(x.inner_idxs, x.inner_idxs + x.inner_nblks, y.inner_idxs)) {
+    return false;
+  }
+  dnnl_dims_t blocks;
+  std::fill(blocks, blocks + a.ndims, 1);
+  for (int i = 0; i < x.inner_nblks; ++i) blocks[x.inner_idxs[i]] *= x.inner_blks[i];
+  for (int d = 0; d < a.ndims; ++d) {
+    if (a.padded_dims[d] != b.padded_dims[d]) return false;
+    if (a.padded_dims[d] / blocks[d] > 1 && x.strides[d] != y.strides[d]) return false;
+  }
+  return true;
 }
 
 std::optional<Layout> layout_of(const dnnl_memory_desc_t& descriptor, const Layout& preferred) {

@@ -47,6 +47,8 @@ dnnl_memory_desc_t describe_any(const Shape& shape, DType dtype);
 // The layout of a descriptor, `preferred` where it fits (a dimension of size 1 lies in many ways); nullopt for one that
 // no tag tells, such as Winograd's own.
 std::optional<Layout> layout_of(const dnnl_memory_desc_t& descriptor, const Layout& preferred = {});
+// Whether two descriptors of one shape put every element in the same place.
+bool same_storage(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b);
 
 template <class Handle, auto destroy>
 struct Destroy {

@@ -227,16 +227,29 @@ std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily fam
   return result;
 }
 
+// The named implementation on these layouts. oneDNN wants the strides of dimensions of size 1 its own way, too: where
+// it does not know ours, its own choice will do if that is the same storage.
+std::optional<Implementation> find(const Graph& graph, const Op& op, const Convolution& c, const Layouts& layouts,
+                                   std::string_view name) {
+  const bool winograd = name.find("wino") != std::string_view::npos;
+  const Operation fixed = make_operation(graph, op, c, layouts, winograd);
+  if (!fixed.valid) return std::nullopt;
+  if (auto one = find_implementation(&fixed.descriptor, name, fixed.attributes)) return one;
+  const Operation any = make_operation(graph, op, c, {layouts.x, layouts.y, std::nullopt}, winograd);
+  auto one = find_implementation(&any.descriptor, name, any.attributes);
+  if (one && same_storage(weights_memory(c, *one), c.pass == Pass::backward_weights ? fixed.descriptor.diff_weights_desc
+                                                                                    : fixed.descriptor.weights_desc))
+    return one;
+  return std::nullopt;
+}
+
 std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
   const ThreadCount scope(threads);
   const Convolution c = read(op);
   const std::string name(kernel.substr(0, kernel.find('@')));
-  const bool winograd = name.find("wino") != std::string::npos;
   const Layouts layouts{tensor_at(graph, op, c.x).layout, tensor_at(graph, op, c.y).layout,
                         tensor_at(graph, op, c.weights).layout};
-  const Operation operation = make_operation(graph, op, c, layouts, winograd);
-  std::optional<Implementation> one;
-  if (operation.valid) one = find_implementation(&operation.descriptor, name, operation.attributes);
+  const std::optional<Implementation> one = find(graph, op, c, layouts, name);
   if (!one) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("op '{}' ({}): no kernel '{}' for the layouts x '{}', weights '{}', y '{}'", op.name,

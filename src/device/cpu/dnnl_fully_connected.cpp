@@ -96,7 +96,8 @@ std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view 
   const FullyConnected f = read(op);
   const Layout& weights = tensor_at(graph, op, f.weights).layout;
   const dnnl_inner_product_desc_t operation = make_operation(graph, op, f, weights);
-  const auto one = find_implementation(&operation, kernel.substr(0, kernel.find('@')), attributes_of(f));
+  const std::string_view name = kernel.substr(0, kernel.find('@'));
+  const auto one = find_implementation(&operation, name, attributes_of(f));
   const bool plain = tensor_at(graph, op, f.x).layout.is_plain() && tensor_at(graph, op, f.y).layout.is_plain();
   if (!one || !plain) {
     throw Error(ErrorCode::unsupported,

@@ -1,5 +1,5 @@
-// Pooling by oneDNN. Its workspace of max pooling is our index tensor: one byte an output element, in the output's layout,
-// that tells which element of the window won.
+// Pooling by oneDNN. Its workspace of max pooling is our index tensor: one byte an output element, in the output's
+// layout, that tells which element of the window won.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,13 +11,14 @@ namespace plimsoll::cpu {
 namespace {
 
 struct PoolPrimitives {
-  std::vector<Implementation> forward;   // hints, for a backward op
-  std::vector<Implementation> wanted;    // of the op itself, whichever pass
+  std::vector<Implementation> forward;  // hints, for a backward op
+  std::vector<Implementation> wanted;   // of the op itself, whichever pass
 };
 
 PoolPrimitives make_primitives(const Graph& graph, const Pool& pool, const Layout& x_layout, const Layout& y_layout) {
   const Tensor &x = graph.tensor(pool.x_tensor), &y = graph.tensor(pool.y_tensor);
-  const dnnl_memory_desc_t x_memory = describe(x.shape, x.dtype, x_layout), y_memory = describe(y.shape, y.dtype, y_layout);
+  const dnnl_memory_desc_t x_memory = describe(x.shape, x.dtype, x_layout),
+                           y_memory = describe(y.shape, y.dtype, y_layout);
   const dnnl_alg_kind_t algorithm = pool.max             ? dnnl_pooling_max
                                     : pool.count_padding ? dnnl_pooling_avg_include_padding
                                                          : dnnl_pooling_avg_exclude_padding;
@@ -30,8 +31,8 @@ PoolPrimitives make_primitives(const Graph& graph, const Pool& pool, const Layou
   }
   PoolPrimitives result;
   dnnl_pooling_desc_t forward, backward;
-  if (dnnl_pooling_forward_desc_init(&forward, dnnl_forward_training, algorithm, &x_memory, &y_memory, stride, kernel, begin,
-                                     end) != dnnl_success) {
+  if (dnnl_pooling_forward_desc_init(&forward, dnnl_forward_training, algorithm, &x_memory, &y_memory, stride, kernel,
+                                     begin, end) != dnnl_success) {
     return result;
   }
   result.forward = implementations(&forward);
@@ -39,8 +40,8 @@ PoolPrimitives make_primitives(const Graph& graph, const Pool& pool, const Layou
     result.wanted = std::move(result.forward);
     return result;
   }
-  if (result.forward.empty() ||
-      dnnl_pooling_backward_desc_init(&backward, algorithm, &x_memory, &y_memory, stride, kernel, begin, end) != dnnl_success) {
+  if (result.forward.empty() || dnnl_pooling_backward_desc_init(&backward, algorithm, &x_memory, &y_memory, stride,
+                                                                kernel, begin, end) != dnnl_success) {
     return result;
   }
   result.wanted = implementations(&backward, {}, &result.forward[0]);
@@ -90,8 +91,8 @@ std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view 
   const auto one = std::find_if(primitives.wanted.begin(), primitives.wanted.end(),
                                 [&](const Implementation& candidate) { return candidate.name == kernel; });
   if (one == primitives.wanted.end() || !index_lies_like_y || !index_fits(graph, pool, *one, y_layout)) {
-    throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): no kernel '{}' for the layouts x '{}', y '{}'", op.name,
-                                                    op.type->name, kernel, x_layout.tag, y_layout.tag));
+    throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): no kernel '{}' for the layouts x '{}', y '{}'",
+                                                    op.name, op.type->name, kernel, x_layout.tag, y_layout.tag));
   }
   std::vector<Argument> arguments;
   if (pool.backward) {
@@ -130,9 +131,11 @@ Pool read_pool(const Graph& graph, const Op& op) {
     pool.reach[d] = (pool.y[d + 2] - 1) * pool.stride[d] + pool.kernel[d] - pool.x[d + 2] - pool.begin[d];
   }
   if (pool.max && pool.kernel[0] * pool.kernel[1] > 256) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("op '{}' ({}): a window of {}x{} has more than 256 elements, which an index of one byte cannot tell",
-                            op.name, type, pool.kernel[0], pool.kernel[1]));
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format(
+            "op '{}' ({}): a window of {}x{} has more than 256 elements, which an index of one byte cannot tell",
+            op.name, type, pool.kernel[0], pool.kernel[1]));
   }
   return pool;
 }

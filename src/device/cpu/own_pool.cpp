@@ -9,7 +9,8 @@
 namespace plimsoll::cpu {
 namespace {
 
-// Where element (n, c, h, w) of an image tensor lies: n * image + c / block * blocks + c % block * channel + (h * W + w) * pixel.
+// Where element (n, c, h, w) of an image tensor lies: n * image + c / block * blocks + c % block * channel + (h * W +
+// w) * pixel.
 struct Strides {
   int64_t image = 0, outer_channel = 0, inner_channel = 0, pixel = 0, block = 1;
   int64_t channels = 0;  // with padding
@@ -26,7 +27,8 @@ Strides strides_of(const Tensor& tensor) {
     const int64_t padded = (channels + 15) / 16 * 16;
     return {padded * pixels, 16 * pixels, 1, 16, 16, padded};
   }
-  throw Error(ErrorCode::unsupported, fmt::format("no pooling on the layout '{}' of '{}'", tensor.layout.tag, tensor.name));
+  throw Error(ErrorCode::unsupported,
+              fmt::format("no pooling on the layout '{}' of '{}'", tensor.layout.tag, tensor.name));
 }
 
 struct Window {  // the part of a window that lies in the image, and by what an average divides

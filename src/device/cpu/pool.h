@@ -9,12 +9,12 @@ namespace plimsoll::cpu {
 struct Pool {
   bool max = false;
   bool backward = false;
-  bool count_padding = true;    // average: padding counts as elements of value 0
-  int64_t kernel[2] = {1, 1};   // height, width
+  bool count_padding = true;   // average: padding counts as elements of value 0
+  int64_t kernel[2] = {1, 1};  // height, width
   int64_t stride[2] = {1, 1};
-  int64_t begin[2] = {0, 0};    // padding before the first row, column
-  int64_t end[2] = {0, 0};      // as stated; windows may reach beyond it when the output size is rounded up
-  int64_t reach[2] = {0, 0};    // how far the last window reaches beyond the last row, column
+  int64_t begin[2] = {0, 0};     // padding before the first row, column
+  int64_t end[2] = {0, 0};       // as stated; windows may reach beyond it when the output size is rounded up
+  int64_t reach[2] = {0, 0};     // how far the last window reaches beyond the last row, column
   int64_t x[4] = {}, y[4] = {};  // sizes of image and result, logical N, C, H, W
   TensorId x_tensor, y_tensor, index_tensor;  // of a backward op: the gradients
 
