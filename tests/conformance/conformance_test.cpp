@@ -125,6 +125,18 @@ TEST_P(DeviceConformance, ReordersBetweenAnyTwoLayouts) {
   }
 }
 
+TEST_P(DeviceConformance, HasAKernelOfItsOwnForEveryOpType) {
+  const auto device = open_device(GetParam(), 2);
+  std::set<std::string> lacking;
+  for (const Case& one : all_cases()) {
+    if (known_types().count(one.type) == 0 || op_type(one.type).is_view || lacking.count(one.type) > 0) continue;
+    const Subject subject = build_subject(one, kSeed);
+    if (device->kernels(subject.graph, subject.graph.op(subject.op), LayoutFamily::plain)[0].name == "reference")
+      lacking.insert(one.type);
+  }
+  EXPECT_THAT(lacking, testing::IsEmpty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceConformance, testing::ValuesIn(device_names()),
                          [](const auto& info) { return info.param; });
 

@@ -45,6 +45,30 @@ const KernelFactory* find_factory(std::string_view op_type) {
   return it == factories.end() ? nullptr : &it->second;
 }
 
+// The workspace of one of our own kernels, which only the kernel itself knows: the most over the layouts that may stand
+// for "any".
+Bytes own_workspace(const Graph& graph, const Op& op, const KernelSpec& spec, const KernelFactory& factory,
+                    int threads) {
+  Graph alone;
+  std::vector<TensorId> inputs;
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    const Tensor& tensor = graph.tensor(op.inputs[i]);
+    inputs.push_back(alone.add_source(fmt::format("{}", i), tensor.shape, tensor.dtype, Role::input));
+  }
+  const OpId id = alone.add_op(op.type->name, op.name, op.layer, inputs, op.attributes);
+  Bytes most;
+  for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
+    auto set = [&](TensorId tensor, const Layout& layout) {
+      alone.tensor(tensor).layout =
+          layout == kAnyLayout ? family_layout(family, alone.tensor(tensor).shape.size()) : layout;
+    };
+    for (size_t i = 0; i < inputs.size(); ++i) set(inputs[i], spec.inputs[i]);
+    for (size_t i = 0; i < op.outputs.size(); ++i) set(alone.output(id, i), spec.outputs[i]);
+    most = std::max(most, factory.make(alone, alone.op(id), spec.name, threads)->workspace());
+  }
+  return most;
+}
+
 // An arena in huge pages, each touched once so that no step pays for a page fault.
 class MappedArena final : public Arena {
  public:
@@ -109,7 +133,13 @@ class CpuDevice final : public Device {
   std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const override {
     if (op.type->is_view) return {make_spec(op, "", {})};
     const KernelFactory* factory = find_factory(op.type->name);
-    if (factory != nullptr) return factory->specs(graph, op, family, info_.threads);
+    if (factory != nullptr) {
+      std::vector<KernelSpec> specs = factory->specs(graph, op, family, info_.threads);
+      for (KernelSpec& spec : specs) {
+        if (spec.name == "own") spec.workspace = own_workspace(graph, op, spec, *factory, info_.threads);
+      }
+      return specs;
+    }
     return reference(op).kernels(graph, op, LayoutFamily::plain);
   }
 

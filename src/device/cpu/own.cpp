@@ -94,6 +94,11 @@ void require_f32(const Graph& graph, const Op& op) {
   for (TensorId id : op.outputs) see(id);
 }
 
+void require_own(const Op& op, std::string_view kernel) {
+  if (kernel == "own") return;
+  throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): no kernel '{}'", op.name, op.type->name, kernel));
+}
+
 OwnKernel::OwnKernel(const Graph& graph, const Op& op, int threads)
     : parts_(parts_for(graph, op, threads)), inputs_(op.inputs.size()), outputs_(op.outputs.size()) {
   require_f32(graph, op);

@@ -103,8 +103,12 @@ class OwnKernel : public Kernel {
   Bytes workspace_bytes_;
 };
 
+// Throws Error(unsupported) on another name than "own".
+void require_own(const Op& op, std::string_view kernel);
+
 template <class K>
-std::unique_ptr<Kernel> make_own(const Graph& graph, const Op& op, std::string_view, int threads) {
+std::unique_ptr<Kernel> make_own(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
+  require_own(op, kernel);
   return std::make_unique<K>(graph, op, threads);
 }
 
