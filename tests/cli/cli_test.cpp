@@ -1,0 +1,205 @@
+// The program as a user meets it: exit codes, messages, JSON, interruption, kill -9.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::HasSubstr;
+
+struct Outcome {
+  int code = -1;
+  std::string out, err;
+  std::vector<json> lines() const {
+    std::vector<json> result;
+    std::istringstream stream(out);
+    for (std::string line; std::getline(stream, line);) result.push_back(json::parse(line));
+    return result;
+  }
+};
+
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("plimsoll_cli_" + std::to_string(::getpid()) + testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(folder_);
+    ::setenv("PLIMSOLL_CACHE", (folder_ / "cache").c_str(), 1);
+    ::setenv("PLIMSOLL_DATA", PLIMSOLL_SOURCE_DIR "/data", 1);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+  static std::string slurp(const fs::path& file) {
+    std::ifstream in(file);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  pid_t start(const std::string& arguments) {
+    const std::string command = "exec " PLIMSOLL_BINARY_DIR "/plimsoll " + arguments + " > " + path("out") + " 2> " + path("err");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      ::_exit(127);
+    }
+    return child;
+  }
+  Outcome wait(pid_t child) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), slurp(path("out")), slurp(path("err"))};
+  }
+  Outcome run(const std::string& arguments) { return wait(start(arguments)); }
+
+  fs::path folder_;
+};
+
+TEST_F(Cli, HelpTeaches) {
+  const Outcome help = run("--help");
+  EXPECT_EQ(help.code, 0);
+  for (const char* word : {"train", "plan", "verify", "profile", "models", "policies", "devices", "Exit codes"}) {
+    EXPECT_THAT(help.out, HasSubstr(word));
+  }
+  EXPECT_EQ(run("train --help").code, 0);
+}
+
+TEST_F(Cli, NamesTheNearestOfUnknownNames) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"trian", "did you mean 'train'?"},
+      {"train --memroy 1GiB", "did you mean '--memory'?"},
+      {"plan resnet51 --batch 2", "did you mean 'resnet50'?"},
+      {"plan lenet --policy livenes", "did you mean 'liveness'?"},
+      {"plan lenet --placement offlin", "did you mean 'offline'?"},
+      {"plan lenet --device cpuu", "did you mean 'cpu'?"},
+      {"train lenet --data digit", "did you mean 'digits'?"},
+      {"train lenet --optimizer sgdd", "did you mean 'sgd'?"},
+      {"train lenet --sched cosin", "did you mean 'cosine'?"},
+  };
+  for (const auto& [arguments, expected] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_THAT(outcome.err, HasSubstr(expected)) << arguments;
+  }
+}
+
+TEST_F(Cli, RefusesImpossibleSizes) {
+  for (const char* size : {"12GiBB", "-1", "0", "", "GiB", "1e400", "nan", "99999999999999999999GiB"}) {
+    const Outcome outcome = run(std::string("plan lenet --batch 4 --memory '") + size + "'");
+    EXPECT_EQ(outcome.code, 2) << size;
+    EXPECT_THAT(outcome.err, HasSubstr("--memory")) << size;
+  }
+  EXPECT_EQ(run("plan lenet --batch 0").code, 2);
+  EXPECT_EQ(run("plan lenet --batch -3").code, 2);
+  EXPECT_EQ(run("plan lenet --batch many").code, 2);
+}
+
+TEST_F(Cli, InfeasibleNamesTheLeastThatWouldDoTheStepAndTheTensors) {
+  const Outcome outcome = run("plan lenet --batch 64 --memory 64KiB --json -");
+  EXPECT_EQ(outcome.code, 3);
+  const json object = outcome.lines().at(0);
+  EXPECT_EQ(object.at("feasible"), false);
+  EXPECT_FALSE(object.at("peak_tensors").empty());
+  EXPECT_FALSE(object.at("peak_op").get<std::string>().empty());
+  const int64_t least = object.at("minimum_bytes");
+  EXPECT_THAT(outcome.err, HasSubstr("--memory"));
+  EXPECT_EQ(run("plan lenet --batch 64 --memory " + std::to_string(least)).code, 0);
+  EXPECT_EQ(run("plan lenet --batch 64 --memory " + std::to_string(least - 1)).code, 3);
+}
+
+TEST_F(Cli, PlanJsonHasItsFieldsAndNothingElseOnStandardOutput) {
+  const Outcome outcome = run("plan lenet --batch 8 --memory 64MiB --json -");
+  EXPECT_EQ(outcome.code, 0);
+  ASSERT_EQ(outcome.lines().size(), 1u);
+  const json object = outcome.lines()[0];
+  for (const char* field : {"feasible", "budget_bytes", "peak_bytes", "arena_bytes", "lower_bound_bytes", "minimum_bytes", "step_time_ms",
+                            "offload_bytes", "prefetch_bytes", "recompute_steps", "steps", "policy", "plan_time_ms", "verified"}) {
+    EXPECT_TRUE(object.contains(field)) << field;
+  }
+  EXPECT_EQ(object["verified"], true);
+}
+
+TEST_F(Cli, ASavedPlanVerifiesAndRuns) {
+  ASSERT_EQ(run("plan lenet --batch 8 --num-classes 10 --memory 64MiB --save " + path("plan.json")).code, 0);
+  EXPECT_EQ(run("verify " + path("plan.json")).code, 0);
+  json plan = json::parse(slurp(path("plan.json")));
+  plan["plan"]["stays"].erase(plan["plan"]["stays"].size() / 2);
+  std::ofstream(path("broken.json")) << plan;
+  const Outcome broken = run("verify " + path("broken.json"));
+  EXPECT_EQ(broken.code, 2);
+  std::ofstream(path("truncated.json")) << slurp(path("plan.json")).substr(0, 5000);
+  const Outcome truncated = run("verify " + path("truncated.json"));
+  EXPECT_EQ(truncated.code, 2);
+  EXPECT_THAT(truncated.err, HasSubstr("truncated.json"));
+  EXPECT_EQ(run("verify " + path("absent.json")).code, 2);
+}
+
+TEST_F(Cli, TrainJsonEndsWithDone) {
+  const Outcome outcome = run("train lenet --data digits --batch 16 --steps 5 --memory 64MiB --costs estimated --json -");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto lines = outcome.lines();
+  EXPECT_EQ(lines.front().at("event"), "plan");
+  EXPECT_EQ(lines.back().at("event"), "done");
+  for (const char* field : {"images_per_second", "step_time_ms", "predicted_step_time_ms", "peak_bytes", "budget_bytes", "process_peak_bytes",
+                            "loss", "accuracy", "weights_sha256"}) {
+    EXPECT_TRUE(lines.back().contains(field)) << field;
+  }
+}
+
+TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
+  const std::string flags = "train lenet --data digits --batch 16 --steps 3000 --memory 64MiB --exact --costs estimated --evaluate-every 0 --json " + path("json") + " ";
+  ASSERT_EQ(run(flags).code, 0);
+  auto sha_of = [&] {
+    std::ifstream in(path("json"));
+    std::string line, last;
+    while (std::getline(in, line)) last = line;
+    return json::parse(last).value("weights_sha256", "");
+  };
+  const std::string whole = sha_of();
+  const std::string with_checkpoint = flags + "--checkpoint-every 50 --checkpoint " + path("c.safetensors");
+
+  for (const int signal : {SIGINT, SIGKILL}) {
+    fs::remove(path("c.safetensors"));
+    const pid_t child = start(with_checkpoint);
+    while (!fs::exists(path("c.safetensors"))) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    ::kill(child, signal);
+    const Outcome stopped = wait(child);
+    EXPECT_TRUE(stopped.code == (signal == SIGINT ? 5 : -SIGKILL) || stopped.code == 0) << stopped.code << stopped.err;
+    const Outcome resumed = run(with_checkpoint + " --resume " + path("c.safetensors"));
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_EQ(sha_of(), whole) << "after signal " << signal;
+  }
+}
+
+TEST_F(Cli, SaysWhichFileIsDamagedAndHow) {
+  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --memory 64MiB --costs estimated --checkpoint " + path("c.safetensors")).code, 0);
+  const std::string whole = slurp(path("c.safetensors"));
+  std::ofstream(path("t.safetensors")) << whole.substr(0, whole.size() - 100);
+  const Outcome outcome = run("train mlp --data digits --batch 16 --steps 4 --costs estimated --resume " + path("t.safetensors"));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("t.safetensors"));
+  const Outcome absent = run("train mlp --data mnist:" + path("nowhere"));
+  EXPECT_EQ(absent.code, 2);
+  EXPECT_THAT(absent.err, HasSubstr("nowhere"));
+}
+
+TEST_F(Cli, ListsWhatThereIs) {
+  for (const char* command : {"models --json -", "policies --json -", "devices --json -"}) {
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_FALSE(outcome.lines().empty());
+    EXPECT_TRUE(outcome.lines()[0].contains("name"));
+  }
+}
+
+}  // namespace

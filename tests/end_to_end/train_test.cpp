@@ -1,0 +1,115 @@
+// The whole flow by its C++ API: budgets, policies and interruptions must not change a bit of the result.
+#include "plimsoll/train.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "plimsoll/checkpoint.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+TrainOptions small_run(const std::string& model = "resnet20") {
+  TrainOptions options{.model = model, .data = "digits", .batch = 16, .memory = 512_MiB, .policy = "liveness", .steps = 20};
+  options.schedule.lr = 0.05;
+  options.costs = "estimated";
+  options.exact = true;
+  options.evaluate_every = 0;
+  return options;
+}
+
+DoneEvent run(const TrainOptions& options, const TrainListener& listener = {}) {
+  auto result = train(options, listener);
+  if (auto* infeasible = std::get_if<Infeasible>(&result)) throw Error(ErrorCode::infeasible, to_text(*infeasible));
+  return std::get<DoneEvent>(result);
+}
+
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / ("plimsoll_train_" + std::to_string(::getpid()))) { fs::create_directories(path_); }
+  ~Folder() { fs::remove_all(path_); }
+  fs::path operator/(const char* name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+TEST(Train, GivesTheSameWeightsWhateverThePolicyAndTheRun) {
+  TrainOptions options = small_run();
+  const std::string liveness = run(options).weights_sha256;
+  EXPECT_EQ(run(options).weights_sha256, liveness);
+  options.policy = "baseline";
+  EXPECT_EQ(run(options).weights_sha256, liveness);
+  options.policy = "auto";
+  options.placement = "first_fit";
+  EXPECT_EQ(run(options).weights_sha256, liveness);
+}
+
+TEST(Train, ReadsNothingThatThePlanCallsDead) {
+  for (const char* model : {"resnet20", "lenet", "mlp"}) {
+    TrainOptions options = small_run(model);
+    options.steps = 5;
+    const std::string plain = run(options).weights_sha256;
+    options.check_memory = true;
+    EXPECT_EQ(run(options).weights_sha256, plain) << model;
+  }
+}
+
+TEST(Train, PeaksAtTheByteThatWasPredicted) {
+  for (const char* policy : {"baseline", "liveness", "auto"}) {
+    TrainOptions options = small_run();
+    options.policy = policy;
+    options.steps = 2;
+    Bytes predicted;
+    const DoneEvent done = run(options, {.planned = [&](const Program& p, const std::string&) { predicted = p.plan.predicted.peak; }});
+    EXPECT_EQ(done.peak, predicted) << policy;
+  }
+}
+
+TEST(Train, ResumesBitForBitFromTheMiddleOfAnEpoch) {
+  const Folder folder;
+  TrainOptions options = small_run();
+  options.steps = 120;  // more than an epoch of 89 steps
+  const std::string whole = run(options).weights_sha256;
+
+  options.checkpoint = folder / "half.safetensors";
+  int64_t seen = 0;
+  const DoneEvent first = run(options, {.step = [&](const StepEvent& e) { seen = e.step; }, .stop = [&] { return seen == 97; }});
+  EXPECT_TRUE(first.interrupted);
+  options.resume = options.checkpoint;
+  const DoneEvent second = run(options);
+  EXPECT_EQ(first.steps + second.steps, 120);
+  EXPECT_EQ(second.weights_sha256, whole);
+  EXPECT_EQ(Checkpoint(*options.checkpoint).state().weights_sha256, whole);
+}
+
+TEST(Train, LearnsTheDigits) {
+  TrainOptions options = small_run();
+  options.batch = 64;
+  options.steps = 0;
+  options.epochs = 6;
+  options.evaluate_every = 6;
+  const DoneEvent done = run(options);
+  ASSERT_TRUE(done.accuracy.has_value());
+  EXPECT_GT(*done.accuracy, 0.93);
+}
+
+TEST(Train, SaysTheLeastMemoryThatWouldDoAndItDoes) {
+  TrainOptions options = small_run();
+  options.steps = 1;
+  options.memory = 1_MiB;
+  auto result = train(options);
+  ASSERT_TRUE(std::holds_alternative<Infeasible>(result));
+  const Bytes least = std::get<Infeasible>(result).minimum;
+  options.memory = least;
+  EXPECT_LE(run(options).peak, least);
+  options.memory = least - 1_B;
+  EXPECT_TRUE(std::holds_alternative<Infeasible>(train(options)));
+}
+
+}  // namespace
+}  // namespace plimsoll
