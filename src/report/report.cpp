@@ -161,7 +161,8 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
                       {"dur", std::max(0.0, end_ms - start_ms) * 1000},
                       {"args",
                        {{"step", s}, {"op", op.type->name}, {"layer", op.layer}, {"kernel", step.kernel},
-                        {"workspace_bytes", step.workspace.count}, {"recompute", step.recompute}}}});
+                        {"workspace_bytes", step.workspace.count}, {"recompute", step.recompute},
+                        {"gflop", op.type->work ? op.type->work(graph, op).flops / 1e9 : 0.0}}}});
   };
   // Live bytes at the start of every step.
   std::vector<int64_t> change(plan.steps.size() + 1, 0);

@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""Measures what the README and docs/results.md tell, and writes it as JSON under bench/results/.
+
+  bench/bench.py placement          arena bytes against live bytes, by placement, for every network
+  bench/bench.py planning           time to plan deep networks, without measured costs
+  bench/bench.py prediction         predicted against measured step time and peak
+  bench/bench.py memory             the process's peak against its budget, also under a hard limit (root, cgroup v1 or v2)
+  bench/bench.py exactness          weights after 20 steps: policies, runs, kill and resume
+  bench/bench.py peers --torch PYTHON [PYTHON...]   images per second against PyTorch, interleaved
+  bench/bench.py families           where the time of a step goes, GFLOP/s against the machine's peak
+
+Nothing else should run on the machine meanwhile. bench/tables.py turns the results into the tables of the docs.
+"""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PROGRAM = os.environ.get("PLIMSOLL", str(ROOT / "build" / "release" / "plimsoll"))
+os.environ.setdefault("PLIMSOLL_DATA", str(ROOT / "data"))
+
+ZOO = {  # two batch sizes each
+    "mlp": (32, 256), "lenet": (32, 256), "alexnet": (64, 200), "vgg16": (8, 32), "resnet18": (16, 64), "resnet34": (16, 64),
+    "resnet50": (16, 32), "resnet101": (8, 32), "resnet152": (8, 32), "resnet32": (100, 256), "inception3": (8, 32),
+    "inception4": (8, 32), "densenet:depth=40,growth=40": (64, 256), "densenet121": (8, 32), "dcgan": (32, 64),
+}
+PEERS = [("alexnet", 64), ("vgg16", 8), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100)]
+
+
+def machine():
+    model, cores = "", os.cpu_count()
+    for line in open("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+    memory = int([l for l in open("/proc/meminfo") if l.startswith("MemTotal")][0].split()[1]) // 1024
+    device = [json.loads(l) for l in run([PROGRAM, "devices", "--json", "-"]).stdout.splitlines()]
+    commit = run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]).stdout.strip()
+    return {"cpu": model, "cores": cores, "memory_mib": memory, "device": device[0]["description"], "commit": commit}
+
+
+def run(command, **kwargs):
+    return subprocess.run(command, capture_output=True, text=True, **kwargs)
+
+
+def lines(text):
+    return [json.loads(l) for l in text.splitlines() if l.startswith("{")]
+
+
+def plimsoll(*arguments):
+    done = run([PROGRAM, *map(str, arguments), "--json", "-"])
+    found = lines(done.stdout)
+    if not found:
+        raise SystemExit(f"{' '.join(map(str, arguments))}: exit {done.returncode}: {done.stderr.strip()[-500:]}")
+    return found
+
+
+def train(model, batch, *more, warm=0):
+    return plimsoll("train", model, "--batch", batch, "--data", "synthetic", "--evaluate-every", 0, *more)
+
+
+def busy_share():
+    """Part of the machine's processor time that others use, over half a second."""
+    def sample():
+        fields = list(map(int, open("/proc/stat").readline().split()[1:]))
+        return sum(fields), fields[3] + fields[4]
+    total0, idle0 = sample()
+    time.sleep(0.5)
+    total1, idle1 = sample()
+    return 1 - (idle1 - idle0) / max(1, total1 - total0)
+
+
+def save(name, rows, **more):
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    command = "bench/bench.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
+    path.write_text(json.dumps({"bench": name, "date": datetime.date.today().isoformat(), "command": command, "machine": machine(),
+                                **more, "rows": rows}, indent=1) + "\n")
+    print(f"wrote {path.relative_to(ROOT)}")
+
+
+def bench_placement(_):
+    rows = []
+    for model, batches in ZOO.items():
+        for batch in batches:
+            row = {"model": model, "batch": batch}
+            for placement in ("offline", "first_fit", "best_fit"):
+                p = plimsoll("plan", model, "--batch", batch, "--policy", "liveness", "--placement", placement)[0]
+                row[placement] = p["arena_bytes"]
+                row["live"] = p["peak_bytes"]
+                row["baseline"] = p["baseline_bytes"]
+            rows.append(row)
+            print(model, batch, *(f"{k} {100 * (row[k] / row['live'] - 1):.2f} %" for k in ("offline", "first_fit", "best_fit")), flush=True)
+    save("placement", rows)
+
+
+def bench_planning(_):
+    rows = []
+    empty = tempfile.mkdtemp()
+    environment = {**os.environ, "PLIMSOLL_CACHE": empty}
+    for model, batch in (("resnet50", 32), ("resnet152", 32), ("inception4", 32), ("densenet121", 32), ("resnet:6-32-788-6", 1)):
+        times, wall, steps = [], [], 0
+        for _ in range(5):
+            begun = time.monotonic()
+            p = lines(run([PROGRAM, "plan", model, "--batch", str(batch), "--json", "-"], env=environment).stdout)[0]
+            wall.append(time.monotonic() - begun)
+            times.append(p["plan_time_ms"])
+            steps = p["steps"]
+        rows.append({"model": model, "batch": batch, "steps": steps, "plan_time_ms": statistics.median(times), "spread_ms": max(times) - min(times),
+                     "command_seconds": statistics.median(wall)})
+        print(rows[-1], flush=True)
+    save("planning", rows)
+
+
+def steps_for(seconds_per_step, seconds=12, least=8, most=400):
+    return int(min(most, max(least, seconds / max(1e-3, seconds_per_step))))
+
+
+def bench_prediction(_):
+    rows = []
+    nets = [("mlp", 256), ("lenet", 256), ("alexnet", 64), ("vgg16", 8), ("resnet18", 16), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100),
+            ("inception3", 8), ("inception4", 4), ("densenet121", 8), ("densenet:depth=40,growth=40", 16), ("dcgan", 64)]
+    for model, batch in nets:
+        first = train(model, batch, "--steps", 3)[-1]
+        events = train(model, batch, "--steps", steps_for(first["step_time_ms"] / 1000))
+        plan, done = events[0], events[-1]
+        rows.append({"model": model, "batch": batch, "predicted_ms": done["predicted_step_time_ms"], "measured_ms": done["step_time_ms"],
+                     "error": done["predicted_step_time_ms"] / done["step_time_ms"] - 1, "predicted_peak": plan["peak_bytes"], "measured_peak": done["peak_bytes"]})
+        print(rows[-1], flush=True)
+    errors = [abs(r["error"]) for r in rows]
+    save("prediction", rows, median_error=statistics.median(errors), largest_error=max(errors))
+
+
+class HardLimit:
+    """A control group with a memory limit; its account of the peak."""
+
+    def __init__(self, limit):
+        self.v1 = pathlib.Path("/sys/fs/cgroup/memory")
+        base = self.v1 if self.v1.is_dir() else pathlib.Path("/sys/fs/cgroup")
+        self.group = base / f"plimsoll_bench_{os.getpid()}"
+        self.group.mkdir()
+        self.is_v1 = self.v1.is_dir()
+        (self.group / ("memory.limit_in_bytes" if self.is_v1 else "memory.max")).write_text(str(limit))
+
+    def join(self):
+        (self.group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def peak(self):
+        return int((self.group / ("memory.max_usage_in_bytes" if self.is_v1 else "memory.peak")).read_text())
+
+    def close(self):
+        for _ in range(50):
+            try:
+                self.group.rmdir()
+                return
+            except OSError:
+                time.sleep(0.1)
+
+
+def bench_memory(_):
+    rows = []
+    slack = 200 << 20
+    for model, batch in (("alexnet", 64), ("resnet50", 16), ("vgg16", 8)):
+        plan = plimsoll("plan", model, "--batch", batch)[0]
+        budget = plan["arena_bytes"]
+        free = train(model, batch, "--steps", 4, "--memory", budget)[-1]
+        row = {"model": model, "batch": batch, "budget": budget, "process_peak": free["process_peak_bytes"],
+               "beyond_budget": free["process_peak_bytes"] - budget}
+        try:
+            limit = HardLimit(budget + slack)
+            done = run([PROGRAM, "train", model, "--batch", str(batch), "--data", "synthetic", "--evaluate-every", "0", "--steps", "4",
+                        "--memory", str(budget), "--json", "-"], preexec_fn=limit.join)
+            row["hard_limit"] = budget + slack
+            row["survived"] = done.returncode == 0
+            row["group_peak"] = limit.peak()
+            limit.close()
+        except OSError as error:
+            row["hard_limit_error"] = str(error)
+        rows.append(row)
+        print(row, flush=True)
+    save("memory", rows)
+
+
+def bench_exactness(_):
+    rows = []
+    for model, batch, data in (("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"), ("densenet:depth=40,growth=12", 8, "synthetic")):
+        flags = ["train", model, "--batch", batch, "--data", data, "--steps", 20, "--evaluate-every", 0]
+        sha = lambda *more: plimsoll(*flags, *more)[-1]["weights_sha256"]
+        row = {"model": model, "batch": batch, "liveness": sha("--policy", "liveness"), "again": sha("--policy", "liveness"),
+               "baseline": sha("--policy", "baseline")}
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = f"{folder}/c.safetensors"
+            more = ["--policy", "liveness", "--checkpoint", checkpoint, "--checkpoint-every", 3]
+            process = subprocess.Popen([PROGRAM, *map(str, flags + more)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while not os.path.exists(checkpoint) and process.poll() is None:
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            row["killed_and_resumed"] = sha(*more, "--resume", checkpoint)
+        row["equal"] = len({row[k] for k in ("liveness", "again", "baseline", "killed_and_resumed")}) == 1
+        rows.append(row)
+        print(model, "equal" if row["equal"] else row, flush=True)
+    save("exactness", rows)
+
+
+class TorchPeer:
+    """bench/peers/torch_bench.py in a process of its own, asked for a few steps at a time."""
+
+    def __init__(self, python, model, batch, layout):
+        self.process = subprocess.Popen([python, str(ROOT / "bench/peers/torch_bench.py"), model, str(batch), layout], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        self.hello = json.loads(self.process.stdout.readline())
+
+    def run(self, steps):
+        self.process.stdin.write(f"run {steps}\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())["step_ms"]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def bench_peers(args):
+    rows = []
+    for model, batch in PEERS:
+        if args.only and model not in args.only:
+            continue
+        own_ms = train(model, batch, "--steps", 4)[-1]["step_time_ms"]  # also measures the kernels
+        steps = steps_for(own_ms / 1000, seconds=4, least=3, most=60)
+        peers = {}
+        for python in args.torch:
+            for layout in ("nchw", "channels_last"):
+                peer = TorchPeer(python, model, batch, layout)
+                peers[f"torch {peer.hello['torch']} {layout}"] = peer
+                peer.run(2)
+        times = {"plimsoll": [], **{name: [] for name in peers}}
+        for _ in range(args.rounds):
+            times["plimsoll"].append(train(model, batch, "--steps", steps + 1)[-1]["step_time_ms"])
+            for name, peer in peers.items():
+                times[name].append(statistics.median(peer.run(steps)))
+        for peer in peers.values():
+            peer.close()
+        rate = {name: batch * 1000 / statistics.median(t) for name, t in times.items()}
+        fastest = max((name for name in rate if name != "plimsoll"), key=rate.get, default=None)
+        rows.append({"model": model, "batch": batch, "images_per_second": rate, "step_ms": times,
+                     "spread": {name: (max(t) - min(t)) / statistics.median(t) for name, t in times.items()},
+                     "fastest_peer": fastest, "ratio": rate["plimsoll"] / rate[fastest] if fastest else None, "busy_before": busy_share()})
+        print(model, {k: round(v, 2) for k, v in rate.items()}, f"ratio {rows[-1]['ratio']:.2f}", flush=True)
+    save("peers", rows)
+
+
+def bench_families(_):
+    rows = []
+    for model, batch in PEERS:
+        with tempfile.TemporaryDirectory() as folder:
+            trace = f"{folder}/trace.json"
+            train(model, batch, "--steps", 6, "--trace", trace)
+            sums = {}
+            for event in json.load(open(trace))["traceEvents"]:
+                if event["ph"] == "X" and event["pid"] == 2:
+                    entry = sums.setdefault(event["args"]["op"], [0.0, 0.0, 0])
+                    entry[0] += event["dur"] / 1000
+                    entry[1] += event["args"].get("gflop", 0.0)
+                    entry[2] += 1
+        total = sum(v[0] for v in sums.values())
+        for op, (ms, gflop, count) in sorted(sums.items(), key=lambda kv: -kv[1][0]):
+            rows.append({"model": model, "batch": batch, "op": op, "count": count, "ms": ms, "share": ms / total, "gflops": gflop / ms * 1000 if ms else 0})
+        print(model, f"{total:.1f} ms", [(r["op"], f"{100 * r['share']:.0f} %", round(r["gflops"])) for r in rows if r["model"] == model][:8], flush=True)
+    save("families", rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["placement", "planning", "prediction", "memory", "exactness", "peers", "families"])
+    parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=[])
+    args = parser.parse_args()
+    busy = busy_share()
+    if busy > 0.2:
+        print(f"the machine is {100 * busy:.0f} % busy with something else: figures will be off", file=sys.stderr)
+    globals()[f"bench_{args.what}"](args)
+
+
+if __name__ == "__main__":
+    main()
