@@ -1,4 +1,4 @@
-#include "models/builder.h"
+#include "plimsoll/builder.h"
 
 #include <fmt/format.h>
 
@@ -92,16 +92,17 @@ TensorId Builder::hyperparameter(const std::string& name) {
   return graph().add_source(name, {}, DType::i64, Role::hyperparameter);
 }
 
-OpId Builder::op(std::string_view type, const std::string& layer, std::vector<TensorId> inputs, Attributes attributes,
-                 std::vector<std::string> output_names) {
+OpId Builder::append(std::string_view type, const std::string& layer, std::vector<TensorId> inputs,
+                     Attributes attributes, std::vector<std::string> output_names) {
   const std::string name = tag_.empty() ? layer : layer + "/" + tag_;
   if (output_names.empty()) output_names.push_back(name + "/y");
   return graph().add_op(type, name, name, std::move(inputs), std::move(attributes), Phase::forward,
                         std::move(output_names));
 }
 
-TensorId Builder::unary(std::string_view type, const std::string& layer, TensorId x, Attributes attributes) {
-  return graph().output(op(type, layer, {x}, std::move(attributes)));
+TensorId Builder::op(std::string_view type, const std::string& layer, std::vector<TensorId> inputs,
+                     Attributes attributes) {
+  return graph().output(append(type, layer, std::move(inputs), std::move(attributes)));
 }
 
 TensorId Builder::conv(const std::string& layer, TensorId x, const ConvOptions& o) {
@@ -110,7 +111,7 @@ TensorId Builder::conv(const std::string& layer, TensorId x, const ConvOptions& 
   const Fan fan{inner * window, o.channels * window};
   std::vector<TensorId> inputs{x, weight(layer, weight_shape(o.channels, inner, o), conv_init, fan)};
   if (o.bias) inputs.push_back(bias(layer, o.channels, conv_init, fan));
-  return graph().output(op("ConvForward", layer, std::move(inputs), conv_attributes(o)));
+  return graph().output(append("ConvForward", layer, std::move(inputs), conv_attributes(o)));
 }
 
 TensorId Builder::conv_transpose(const std::string& layer, TensorId x, const ConvOptions& o) {
@@ -121,14 +122,14 @@ TensorId Builder::conv_transpose(const std::string& layer, TensorId x, const Con
   if (o.bias) inputs.push_back(bias(layer, o.channels, conv_init, fan));
   Attributes attributes = conv_attributes(o);
   if (o.output_padding != Extent(0)) attributes.set("output_padding", pair_of(o.output_padding));
-  return graph().output(op("ConvTransposeForward", layer, std::move(inputs), std::move(attributes)));
+  return graph().output(append("ConvTransposeForward", layer, std::move(inputs), std::move(attributes)));
 }
 
 TensorId Builder::fully_connected(const std::string& layer, TensorId x, const FullyConnectedOptions& o) {
   const Fan fan{shape(x).back(), o.channels};
   std::vector<TensorId> inputs{x, weight(layer, {o.channels, fan.in}, fully_connected_init, fan)};
   if (o.bias) inputs.push_back(bias(layer, o.channels, fully_connected_init, fan));
-  return graph().output(op("FullyConnectedForward", layer, std::move(inputs)));
+  return graph().output(append("FullyConnectedForward", layer, std::move(inputs)));
 }
 
 TensorId Builder::batch_norm(const std::string& layer, TensorId x) {
@@ -143,30 +144,31 @@ TensorId Builder::batch_norm(const std::string& layer, TensorId x) {
   for (const std::string& name : statistics) inputs.push_back(graph().states[state_index_.at(name)].after);
   Attributes attributes{{"epsilon", o.epsilon}, {"momentum", o.momentum}, {"training", int64_t{input_.training}}};
   const std::string name = tag_.empty() ? layer : layer + "/" + tag_;
-  if (!input_.training) return graph().output(op("BatchNormForward", layer, std::move(inputs), std::move(attributes)));
+  if (!input_.training)
+    return graph().output(append("BatchNormForward", layer, std::move(inputs), std::move(attributes)));
   const std::string next = last_use_ ? "next" : tag_;
   const OpId id =
-      op("BatchNormForward", layer, std::move(inputs), std::move(attributes),
-         {name + "/y", name + "/mean", name + "/inv_std", statistics[0] + "." + next, statistics[1] + "." + next});
+      append("BatchNormForward", layer, std::move(inputs), std::move(attributes),
+             {name + "/y", name + "/mean", name + "/inv_std", statistics[0] + "." + next, statistics[1] + "." + next});
   for (size_t i = 0; i < 2; ++i) graph().states[state_index_.at(statistics[i])].after = graph().output(id, 3 + i);
   return graph().output(id);
 }
 
-TensorId Builder::relu(const std::string& layer, TensorId x) { return unary("ReluForward", layer, x); }
+TensorId Builder::relu(const std::string& layer, TensorId x) { return op("ReluForward", layer, {x}); }
 TensorId Builder::leaky_relu(const std::string& layer, TensorId x, double slope) {
-  return unary("LeakyReluForward", layer, x, {{"slope", slope}});
+  return op("LeakyReluForward", layer, {x}, {{"slope", slope}});
 }
-TensorId Builder::tanh(const std::string& layer, TensorId x) { return unary("TanhForward", layer, x); }
+TensorId Builder::tanh(const std::string& layer, TensorId x) { return op("TanhForward", layer, {x}); }
 
 TensorId Builder::max_pool(const std::string& layer, TensorId x, const PoolOptions& o) {
   const std::string name = tag_.empty() ? layer : layer + "/" + tag_;
-  return graph().output(op("MaxPoolForward", layer, {x}, pool_attributes(o), {name + "/y", name + "/index"}));
+  return graph().output(append("MaxPoolForward", layer, {x}, pool_attributes(o), {name + "/y", name + "/index"}));
 }
 
 TensorId Builder::avg_pool(const std::string& layer, TensorId x, const PoolOptions& o) {
   Attributes attributes = pool_attributes(o);
   attributes.set("count_include_pad", int64_t{o.count_include_pad});
-  return unary("AvgPoolForward", layer, x, std::move(attributes));
+  return op("AvgPoolForward", layer, {x}, std::move(attributes));
 }
 
 TensorId Builder::global_avg_pool(const std::string& layer, TensorId x) {
@@ -175,45 +177,45 @@ TensorId Builder::global_avg_pool(const std::string& layer, TensorId x) {
 }
 
 TensorId Builder::lrn(const std::string& layer, TensorId x, const LrnOptions& o) {
-  return unary("LrnForward", layer, x, {{"size", o.size}, {"alpha", o.alpha}, {"beta", o.beta}, {"k", o.k}});
+  return op("LrnForward", layer, {x}, {{"size", o.size}, {"alpha", o.alpha}, {"beta", o.beta}, {"k", o.k}});
 }
 
 TensorId Builder::dropout(const std::string& layer, TensorId x, double p) {
   const int64_t salt = next_salt_++;
   if (!input_.training || p == 0) return x;
-  return graph().output(op("DropoutForward", layer, {x, hyperparameter("step_number"), hyperparameter("seed")},
-                           {{"p", p}, {"salt", salt}}));
+  return graph().output(append("DropoutForward", layer, {x, hyperparameter("step_number"), hyperparameter("seed")},
+                               {{"p", p}, {"salt", salt}}));
 }
 
 TensorId Builder::add(const std::string& layer, std::vector<TensorId> terms) {
-  return graph().output(op("Add", layer, std::move(terms)));
+  return graph().output(append("Add", layer, std::move(terms)));
 }
 
 TensorId Builder::concat(const std::string& layer, std::vector<TensorId> parts) {
-  return graph().output(op("Concat", layer, std::move(parts), {{"axis", int64_t{1}}}));
+  return graph().output(append("Concat", layer, std::move(parts), {{"axis", int64_t{1}}}));
 }
 
 TensorId Builder::constant(const std::string& layer, Shape shape, double value) {
-  return graph().output(op("Constant", layer, {}, {{"shape", std::move(shape)}, {"value", value}}));
+  return graph().output(append("Constant", layer, {}, {{"shape", std::move(shape)}, {"value", value}}));
 }
 
 TensorId Builder::random_normal(const std::string& layer, Shape shape) {
-  return graph().output(op("RandomNormal", layer, {hyperparameter("step_number"), hyperparameter("seed")},
-                           {{"shape", std::move(shape)}, {"salt", next_salt_++}}));
+  return graph().output(append("RandomNormal", layer, {hyperparameter("step_number"), hyperparameter("seed")},
+                               {{"shape", std::move(shape)}, {"salt", next_salt_++}}));
 }
 
 TensorId Builder::flatten(const std::string& layer, TensorId x) {
   const Shape& s = shape(x);
   if (s.size() == 2) return x;
-  return unary("Reshape", layer, x, {{"shape", std::vector<int64_t>{s[0], element_count(s) / s[0]}}});
+  return op("Reshape", layer, {x}, {{"shape", std::vector<int64_t>{s[0], element_count(s) / s[0]}}});
 }
 
 TensorId Builder::sigmoid_cross_entropy(const std::string& layer, TensorId logits, double target) {
-  return graph().output(op("SigmoidCrossEntropyForward", layer, {logits}, {{"target", target}}, {layer}));
+  return graph().output(append("SigmoidCrossEntropyForward", layer, {logits}, {{"target", target}}, {layer}));
 }
 
 TensorId Builder::sum_losses(const std::string& layer, std::vector<TensorId> losses) {
-  return graph().output(op("Add", layer, std::move(losses), {}, {layer}));
+  return graph().output(append("Add", layer, std::move(losses), {}, {layer}));
 }
 
 void Builder::apply_as(std::string tag, bool last) {
@@ -245,8 +247,8 @@ Network Builder::finish() && {
 }
 
 Network Builder::finish_classifier(TensorId logits) && {
-  const OpId loss =
-      op("SoftmaxCrossEntropyForward", "softmax", {logits, network_.labels}, {}, {"loss", "probabilities", "correct"});
+  const OpId loss = append("SoftmaxCrossEntropyForward", "softmax", {logits, network_.labels}, {},
+                           {"loss", "probabilities", "correct"});
   add_output(graph().output(loss, 0));
   add_output(graph().output(loss, 2));
   network_.correct = graph().output(loss, 2);

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/builder.h"
+#include "plimsoll/builder.h"
 
 namespace plimsoll {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "models/builder.h"
+#include "plimsoll/builder.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::recorded {
@@ -164,7 +164,7 @@ inline Network autoencoder() {
   Builder net("autoencoder", {.batch = 3, .channels = 2, .height = 9, .width = 11, .classes = 1}, false);
   Graph& graph = net.graph();
   TensorId x = net.conv("conv1", net.data(), {.channels = 6, .kernel = 3, .stride = 2, .padding = 1});
-  x = graph.output(graph.add_op("SigmoidForward", "sigmoid", "sigmoid", {x}));
+  x = net.op("SigmoidForward", "sigmoid", {x});
   x = net.leaky_relu("leaky", net.conv("conv2", x, {.channels = 8, .kernel = 3, .padding = 2, .dilation = 2}), 0.2);
   x = net.conv_transpose("up1", x, {.channels = 6, .kernel = 3, .padding = 1, .groups = 2, .bias = false});
   x = net.relu("relu", net.batch_norm("bn1", x));

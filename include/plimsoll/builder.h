@@ -92,6 +92,9 @@ class Builder {
   TensorId concat(const std::string& layer, std::vector<TensorId> parts);  // along the channels
   TensorId constant(const std::string& layer, Shape shape, double value);
   TensorId random_normal(const std::string& layer, Shape shape);
+  // Any other op: its first output.
+  TensorId op(std::string_view type, const std::string& layer, std::vector<TensorId> inputs,
+              Attributes attributes = {});
   TensorId flatten(const std::string& layer, TensorId x);  // N x rest; x itself when it is so already
   TensorId sigmoid_cross_entropy(const std::string& layer, TensorId logits,
                                  double target);                                // a scalar called as the layer
@@ -119,9 +122,8 @@ class Builder {
   TensorId weight(const std::string& layer, const Shape& shape, const WeightInit& init, Fan fan);
   TensorId bias(const std::string& layer, int64_t channels, const WeightInit& init, Fan fan);
   TensorId hyperparameter(const std::string& name);
-  OpId op(std::string_view type, const std::string& layer, std::vector<TensorId> inputs, Attributes attributes = {},
-          std::vector<std::string> output_names = {});
-  TensorId unary(std::string_view type, const std::string& layer, TensorId x, Attributes attributes = {});
+  OpId append(std::string_view type, const std::string& layer, std::vector<TensorId> inputs, Attributes attributes = {},
+              std::vector<std::string> output_names = {});
 
   ModelInput input_;
   Network network_;
