@@ -59,8 +59,11 @@ class ReferenceKernel : public Kernel {
 
 class HostArena : public Arena {
  public:
-  explicit HostArena(Bytes bytes) : bytes_(bytes) {
-    if (bytes.count < 0) throw Error(ErrorCode::internal, fmt::format("an arena of {} bytes", bytes.count));
+  HostArena(Bytes bytes, Bytes most) : bytes_(bytes) {
+    if (bytes > most) {
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("an arena of {} is more than the machine's {}", to_string(bytes), to_string(most)));
+    }
     const Bytes whole = align_up({std::max<int64_t>(bytes.count, 1)}, kArenaAlignment);
     base_ = static_cast<std::byte*>(std::aligned_alloc(kArenaAlignment, static_cast<size_t>(whole.count)));
     if (base_ == nullptr) {
@@ -114,7 +117,9 @@ class ReferenceDevice : public Device {
     return std::make_unique<ReferenceKernel>(graph, op);
   }
 
-  std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return std::make_unique<HostArena>(bytes); }
+  std::unique_ptr<Arena> take_arena(Bytes bytes) const override {
+    return std::make_unique<HostArena>(bytes, info_.memory_total);
+  }
 
   void write(std::byte* to, std::span<const std::byte> from) const override {
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
