@@ -1,5 +1,8 @@
 // The one door to oneDNN: its errors become ours, its memory descriptors our layouts, its primitives our kernels.
 // Nothing outside the files dnnl*.cpp and reorder.cpp sees oneDNN.
+//
+// Scratch memory is the caller's, so that a plan knows of it. Two things oneDNN still allocates while it runs: some hundred
+// bytes to keep its books, and, in its "gemm" implementations, buffers for packed matrices (0.1 to 5 MiB, outside any arena).
 #pragma once
 
 #include <oneapi/dnnl/dnnl.h>
