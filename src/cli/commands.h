@@ -32,7 +32,8 @@ Run add_devices(CLI::App& app);
 struct CommonFlags {
   std::string model;
   int64_t batch = 0;
-  std::string memory, policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
+  std::optional<std::string> memory;
+  std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
   int64_t image_size = 0, classes = 0;
   double momentum = 0.9, weight_decay = 0;

@@ -51,10 +51,10 @@ OptimizerOptions CommonFlags::optimizer_options() const {
 }
 
 std::optional<Bytes> CommonFlags::memory_bytes() const {
-  if (memory.empty()) return std::nullopt;
+  if (!memory) return std::nullopt;
   try {
-    const Bytes bytes = parse_bytes(memory);
-    if (bytes.count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no memory at all", memory));
+    const Bytes bytes = parse_bytes(*memory);
+    if (bytes.count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no memory at all", *memory));
     return bytes;
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("--memory: {}", error.what()));

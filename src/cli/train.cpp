@@ -83,7 +83,6 @@ void take_from_checkpoint(TrainFlags& flags, TrainOptions& options, const CLI::A
 
 // Data for a model that was named without data: the digits where the network takes 8x8 images, else synthetic images.
 std::string data_for(const std::string& model, int64_t batch) {
-  for (const DataListing& listing : list_data()) (void)listing;
   try {
     build_model(model, {.batch = batch, .channels = 1, .height = 8, .width = 8, .classes = 10});
     return std::string(kDefaultData);
@@ -123,7 +122,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
   if (options.data.empty()) options.data = bare ? std::string(kDefaultData) : data_for(options.model, options.batch);
   if (bare) {
-    if (flags.memory.empty()) options.memory = parse_bytes(kDefaultMemory);
+    if (!flags.memory) options.memory = parse_bytes(kDefaultMemory);
     if (command.count("--sched") == 0) options.schedule.name = "cosine";
     if (command.count("--weight-decay") == 0) options.optimizer.weight_decay = 1e-4;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 
 #include "base/random.h"
 #include "plimsoll/ops.h"
@@ -53,28 +54,47 @@ void draw(std::span<float> chunk, const Initializer& init, const RandomStream& s
   }
 }
 
-// Largest number of arena bytes in use during one step: the union of its stays, since an output may lie in its input.
+// Bytes of the arena in use, kept up to date as stays begin and end; where stays share bytes (an output in its input, a view)
+// they count once.
+class Coverage {
+ public:
+  void add(const Stay& stay, int change) {
+    const int64_t end = (stay.offset + stay.bytes).count;
+    split(end);
+    for (auto segment = split(stay.offset.count); segment->first < end; ++segment) {
+      const bool before = segment->second > 0;
+      segment->second += change;
+      const bool after = segment->second > 0;
+      if (before != after) covered_ += (after ? 1 : -1) * (std::next(segment)->first - segment->first);
+    }
+  }
+  Bytes covered() const { return {covered_}; }
+
+ private:
+  // Segments by their start, each up to the next, with the number of stays on it.
+  std::map<int64_t, int>::iterator split(int64_t at) {
+    auto next = segments_.upper_bound(at);
+    auto here = std::prev(next);
+    return here->first == at ? here : segments_.emplace_hint(next, at, here->second);
+  }
+  std::map<int64_t, int> segments_{{0, 0}};
+  int64_t covered_ = 0;
+};
+
 Bytes peak_in_use(const Plan& plan) {
   const size_t steps = plan.steps.size();
   std::vector<std::vector<const Stay*>> begins(steps), ends(steps);
   for (const Stay& stay : plan.stays) {
+    if (stay.bytes.count == 0) continue;
     begins[static_cast<size_t>(stay.first)].push_back(&stay);
     ends[static_cast<size_t>(stay.last)].push_back(&stay);
   }
-  Bytes live, peak;
+  Coverage coverage;
+  Bytes peak;
   for (size_t s = 0; s < steps; ++s) {
-    Bytes shared;  // bytes that a beginning output has in common with its ending input
-    for (const Stay* begin : begins[s]) {
-      for (const Stay* end : ends[s]) {
-        if (begin == end || end->first == end->last) continue;
-        const int64_t low = std::max(begin->offset.count, end->offset.count);
-        const int64_t high = std::min((begin->offset + begin->bytes).count, (end->offset + end->bytes).count);
-        if (high > low) shared += Bytes{high - low};
-      }
-    }
-    for (const Stay* begin : begins[s]) live += begin->bytes;
-    peak = std::max(peak, live - shared);
-    for (const Stay* end : ends[s]) live -= end->bytes;
+    for (const Stay* begin : begins[s]) coverage.add(*begin, 1);
+    peak = std::max(peak, coverage.covered());
+    for (const Stay* end : ends[s]) coverage.add(*end, -1);
   }
   return peak;
 }
