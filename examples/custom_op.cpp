@@ -1,6 +1,5 @@
 // An op of one's own: Swish, y = x * sigmoid(x), with its gradient. Its reference functions are all that a device
-// without a kernel for it needs; it is planned, verified
-// and run like any built-in op. (A kernel of its own would go
+// without a kernel for it needs; it is planned, verified and run like any built-in op. (A kernel of its own would go
 // into a device: docs/adding.md.)
 #include <cmath>
 #include <cstdio>

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Training steps in PyTorch, the same work as `plimsoll train MODEL --batch BATCH --data synthetic --optimizer sgd`.
+
+    torch_bench.py MODEL BATCH LAYOUT [--threads N]     alexnet vgg16 resnet50 resnet101 resnet32; nchw or channels_last
+
+Prints a line of JSON that says what it is, then waits: for each line "run N" on standard input it runs N steps and prints
+{"step_ms": [...], "loss": ...}; "quit" or the end of input ends it. So a driver can take turns between several of these
+and Plimsoll. Needs torch 1.13 or later, nothing else. The models are written out here so that they are the same work as the
+zoo's: AlexNet has one tower, 227 x 227 images and LRN; ResNet-32 has the parameter-free shortcuts of He et al.
+"""
+import argparse
+import json
+import math
+import sys
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def alexnet():
+    def conv(*args, **kwargs):
+        return [nn.Conv2d(*args, **kwargs), nn.ReLU(inplace=True)]
+
+    return nn.Sequential(
+        *conv(3, 96, 11, 4), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2),
+        *conv(96, 256, 5, padding=2), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2),
+        *conv(256, 384, 3, padding=1), *conv(384, 384, 3, padding=1), *conv(384, 256, 3, padding=1), nn.MaxPool2d(3, 2),
+        nn.Flatten(), nn.Linear(9216, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 4096),
+        nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000))
+
+
+def vgg16():
+    layers, channels = [], 3
+    for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(depth):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(25088, 4096), nn.ReLU(inplace=True), nn.Dropout(),
+                         nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000))
+
+
+def conv_bn(channels, out, kernel, stride=1):
+    return [nn.Conv2d(channels, out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(out)]
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, channels, width, stride):
+        super().__init__()
+        self.body = nn.Sequential(*conv_bn(channels, width, 1), nn.ReLU(inplace=True), *conv_bn(width, width, 3, stride),
+                                  nn.ReLU(inplace=True), *conv_bn(width, 4 * width, 1))
+        same = stride == 1 and channels == 4 * width
+        self.shortcut = nn.Identity() if same else nn.Sequential(*conv_bn(channels, 4 * width, 1, stride))
+
+    def forward(self, x):
+        y = self.body(x)
+        y += self.shortcut(x)
+        return F.relu_(y)
+
+
+def imagenet_resnet(blocks):
+    layers, channels = [*conv_bn(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)], 64
+    for stage, count in enumerate(blocks):
+        for i in range(count):
+            layers.append(Bottleneck(channels, 64 << stage, 2 if stage > 0 and i == 0 else 1))
+            channels = 256 << stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
+
+
+class Basic(nn.Module):
+    def __init__(self, channels, width, stride):
+        super().__init__()
+        self.body = nn.Sequential(*conv_bn(channels, width, 3, stride), nn.ReLU(inplace=True), *conv_bn(width, width, 3))
+        self.stride, self.missing = stride, width - channels
+
+    def forward(self, x):
+        y = self.body(x)
+        if self.missing:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
+        y += x
+        return F.relu_(y)
+
+
+def cifar_resnet(depth):
+    layers, channels = [*conv_bn(3, 16, 3), nn.ReLU(inplace=True)], 16
+    for stage in range(3):
+        for i in range((depth - 2) // 6):
+            layers.append(Basic(channels, 16 << stage, 2 if stage > 0 and i == 0 else 1))
+            channels = 16 << stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+# builder, side of the images, classes, parameters of the zoo's network
+MODELS = {
+    "alexnet": (alexnet, 227, 1000, 62_378_344),
+    "vgg16": (vgg16, 224, 1000, 138_357_544),
+    "resnet50": (lambda: imagenet_resnet((3, 4, 6, 3)), 224, 1000, 25_557_032),
+    "resnet101": (lambda: imagenet_resnet((3, 4, 23, 3)), 224, 1000, 44_549_160),
+    "resnet32": (lambda: cifar_resnet(32), 32, 10, 464_154),
+}
+
+
+class Training:
+    def __init__(self, model, batch, layout):
+        build, side, classes, parameters = MODELS[model]
+        torch.manual_seed(0)
+        memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+        self.model = build().to(memory_format=memory_format).train()
+        count = sum(p.numel() for p in self.model.parameters())
+        if count != parameters:
+            sys.exit(f"{model} has {count} parameters here and {parameters} in the zoo")
+        self.data = torch.randn(batch, 3, side, side).contiguous(memory_format=memory_format)
+        self.labels = torch.randint(classes, (batch,))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(self.model(self.data), self.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("batch", type=int)
+    parser.add_argument("layout", choices=("nchw", "channels_last"))
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    training = Training(args.model, args.batch, args.layout)
+
+    def say(value):
+        print(json.dumps(value), flush=True)
+
+    say({"torch": torch.__version__, "model": args.model, "batch": args.batch, "layout": args.layout,
+         "threads": torch.get_num_threads()})
+    for line in sys.stdin:
+        words = line.split()
+        if words == ["quit"]:
+            break
+        if len(words) != 2 or words[0] != "run" or not words[1].isdigit():
+            sys.exit(f"expected 'run N' or 'quit', got {line.strip()!r}")
+        step_ms, loss = [], None
+        for _ in range(int(words[1])):
+            start = time.perf_counter()
+            loss = training.step()
+            step_ms.append((time.perf_counter() - start) * 1000)
+        if loss is not None and not math.isfinite(loss):
+            sys.exit(f"the loss is {loss}: these times would mean nothing")
+        say({"step_ms": step_ms, "loss": loss})
+
+
+if __name__ == "__main__":
+    main()
