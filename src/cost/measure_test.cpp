@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 
 #include "cost/bench.h"
 #include "cost/signature.h"
@@ -84,6 +86,17 @@ TEST(Estimate, AKnownCostIsTakenInstead) {
   EXPECT_NE(table.cost(g, relu, std::string("other")).time_ms, 42);
 }
 
+TEST(Estimate, AnElementwiseOpInAnotherLayoutCostsWhatWasMeasuredOnRowMajor) {
+  Graph g = small_graph();
+  const Op& relu = g.op(g.find_op("relu"));
+  CostTable table;
+  table.put({op_signature(g, relu), "ours", 0}, {Cost::Source::measured, 42, 1, 5});
+  g.tensor(relu.inputs[0]).layout = {"aBcd16b"};
+  EXPECT_EQ(table.cost(g, relu, std::string("ours")).source, Cost::Source::estimated);
+  g.tensor(relu.outputs[0]).layout = {"aBcd16b"};
+  EXPECT_EQ(table.cost(g, relu, std::string("ours")).time_ms, 42);
+}
+
 TEST(Statistics, AreMedianAndHalfTheQuartilesDistance) {
   EXPECT_EQ(median({3, 1, 2}), 2);
   EXPECT_EQ(median({1, 2, 3, 10}), 2.5);
@@ -147,6 +160,53 @@ TEST(Measure, TimesAReorderInTheLayoutsThatItHas) {
   CostTable table;
   EXPECT_EQ(measure_costs(g, *device, table, {.seconds_per_kernel = 0.001}), 1);
   EXPECT_EQ(table.entries().begin()->first.signature, "Reorder(2x32x8x8 f32)->(2x32x8x8 f32 aBcd16b)");
+}
+
+// Kernels that wait as long as their names say.
+class WaitingDevice : public Device {
+ public:
+  explicit WaitingDevice(std::vector<std::string> milliseconds) : kernels_(std::move(milliseconds)) {
+    info_.name = "waiting";
+    info_.memory_available = 1_GiB;
+  }
+  const DeviceInfo& info() const override { return info_; }
+  std::vector<KernelSpec> kernels(const Graph&, const Op& op, LayoutFamily) const override {
+    std::vector<KernelSpec> specs;
+    for (const std::string& name : kernels_) {
+      specs.push_back({name, std::vector<Layout>(op.inputs.size()), std::vector<Layout>(op.outputs.size()), {}});
+    }
+    return specs;
+  }
+  std::unique_ptr<Kernel> make_kernel(const Graph&, const Op&, std::string_view name, int) const override {
+    struct Waiting : Kernel {
+      int ms = 0;
+      Bytes workspace() const override { return {}; }
+      void bind(std::span<void* const>, std::span<void* const>, void*) override {}
+      void run() override { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+    };
+    if (name == "missing") throw Error(ErrorCode::unsupported, "no such kernel");
+    auto kernel = std::make_unique<Waiting>();
+    kernel->ms = std::stoi(std::string(name));
+    return kernel;
+  }
+  std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return open_reference_device()->take_arena(bytes); }
+  void write(std::byte* to, std::span<const std::byte> from) const override { std::copy(from.begin(), from.end(), to); }
+  void read(std::span<std::byte>, const std::byte*) const override {}
+
+ private:
+  std::vector<std::string> kernels_;
+  DeviceInfo info_;
+};
+
+TEST(Measure, GivesUpAHopelessKernelAfterOneRunAndOneThatCannotBeMadeAtOnce) {
+  Graph g;
+  g.add_op("ReluForward", "relu", "relu", {g.add_source("x", {16}, DType::f32, Role::input)});
+  CostTable table;
+  EXPECT_EQ(measure_costs(g, WaitingDevice({"4", "missing", "400"}), table, {.seconds_per_kernel = 0.02}), 2);
+  auto runs = [&](const char* kernel) { return table.find({op_signature(g, g.op({0})), kernel, 0})->runs; };
+  EXPECT_GE(runs("4"), 3);
+  EXPECT_EQ(runs("400"), 1);
+  EXPECT_FALSE(table.find({op_signature(g, g.op({0})), "missing", 0}).has_value());
 }
 
 TEST(Probe, FindsPlausibleRatesInAFractionOfASecond) {

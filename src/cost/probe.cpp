@@ -22,14 +22,17 @@ double shortest_ms(const Device& device, const Graph& graph, OpId op, int runs) 
 // Sizes grow until one run takes this long, so that a slow device is probed quickly too.
 constexpr double kLongEnoughMs = 4;
 
+double product_ms(const Device& device, int64_t n, int runs) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {n, n}, DType::f32, Role::activation);
+  const TensorId w = graph.add_source("w", {n, n}, DType::f32, Role::activation);
+  return shortest_ms(device, graph, graph.add_op("FullyConnectedForward", "product", "product", {x, w}), runs);
+}
+
 double probe_gflops(const Device& device) {
   double rate = 0;
   for (int64_t n = 64; n <= 1024; n *= 2) {
-    Graph graph;
-    const TensorId x = graph.add_source("x", {n, n}, DType::f32, Role::activation);
-    const TensorId w = graph.add_source("w", {n, n}, DType::f32, Role::activation);
-    const OpId op = graph.add_op("FullyConnectedForward", "product", "product", {x, w});
-    const double ms = shortest_ms(device, graph, op, 4);
+    const double ms = product_ms(device, n, 4);
     rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / (std::max(ms, 1e-6) * 1e6));
     if (ms > kLongEnoughMs) break;
   }
@@ -66,7 +69,7 @@ MachineRates probe_rates(const Device& device) {
   };
   probe(rates.gflops, [&] { return probe_gflops(device); });
   probe(rates.memory_gb_per_s, [&] { return probe_memory_gb_per_s(device); });
-  probe(rates.launch_us, [&] { return 1000 * relu_ms(device, 16, 50); });
+  probe(rates.launch_us, [&] { return 1000 * std::max(relu_ms(device, 16, 50), product_ms(device, 16, 50)); });
   return rates;
 }
 

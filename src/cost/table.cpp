@@ -64,6 +64,19 @@ Cost estimate(const Graph& graph, const Op& op, std::string_view kernel, const M
   return cost;
 }
 
+// Whether all tensors of the first input's shape lie alike and all others are row-major.
+bool is_in_one_layout(const Graph& graph, const Op& op) {
+  if (op.inputs.empty()) return false;
+  const Tensor& first = graph.tensor(op.inputs[0]);
+  for (const auto* list : {&op.inputs, &op.outputs}) {
+    for (TensorId id : *list) {
+      const Tensor& t = graph.tensor(id);
+      if (!(t.shape == first.shape ? same_layout(t.layout, first.layout) : t.layout.is_plain())) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 void CostTable::put(const CostKey& key, const Cost& cost) {
@@ -90,6 +103,10 @@ std::optional<Cost> CostTable::find(const CostKey& key) const {
 Cost CostTable::cost(const Graph& graph, const Op& op, const std::string& kernel) const {
   if (!entries_.empty()) {
     if (auto known = find({op_signature(graph, op), kernel, 0})) return *known;
+    // A kernel that takes any layout is measured on one: row-major.
+    if (is_in_one_layout(graph, op)) {
+      if (auto known = find({signature_without_layouts(graph, op), kernel, 0})) return *known;
+    }
   }
   return estimate(graph, op, kernel, rates_, [&](size_t i) {
     return graph.tensor(i < op.inputs.size() ? op.inputs[i] : op.outputs[i - op.inputs.size()]).bytes();

@@ -1,44 +1,15 @@
 // Layouts and kernels: the search of layout_search.h for each family, and the rewriting of the graph by the cheapest.
 #include <fmt/format.h>
 
-#include <queue>
 #include <unordered_map>
 
 #include "cost/signature.h"
+#include "ops/interpreter.h"
 #include "passes/layout_search.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
-
-// The ops with producers before readers; as listed wherever that is so.
-std::vector<OpId> producers_first(const Graph& graph) {
-  std::vector<int> waiting(static_cast<size_t>(graph.op_count()), 0);
-  const std::vector<std::vector<OpId>> readers = graph.readers();
-  for (size_t t = 0; t < readers.size(); ++t) {
-    if (!graph.tensors()[t].producer.valid()) continue;
-    for (OpId reader : readers[t]) ++waiting[static_cast<size_t>(reader.index)];
-  }
-  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> ready;
-  for (int32_t i = 0; i < graph.op_count(); ++i) {
-    if (waiting[static_cast<size_t>(i)] == 0) ready.push(i);
-  }
-  std::vector<OpId> order;
-  while (!ready.empty()) {
-    const OpId id{ready.top()};
-    ready.pop();
-    order.push_back(id);
-    for (TensorId out : graph.op(id).outputs) {
-      for (OpId reader : readers[static_cast<size_t>(out.index)]) {
-        if (--waiting[static_cast<size_t>(reader.index)] == 0) ready.push(reader.index);
-      }
-    }
-  }
-  if (order.size() != graph.ops().size()) {
-    throw Error(ErrorCode::invalid_input, fmt::format("graph '{}' has a cycle", graph.name));
-  }
-  return order;
-}
 
 LayoutAssignment cheapest_family(const Graph& graph, std::span<const OpId> order, KernelMenu& menu,
                                  const LayoutOptions& options) {
@@ -179,7 +150,7 @@ LayoutResult choose_layouts(Graph& graph, const Device& device, const CostTable&
                   fmt::format("the layouts of graph '{}' are chosen already: it has the op '{}'", graph.name, op.name));
     }
   }
-  const std::vector<OpId> order = producers_first(graph);
+  const std::vector<OpId> order = run_order(graph);
   KernelMenu menu(graph, device, costs);
   const LayoutAssignment assignment = cheapest_family(graph, order, menu, options);
   const int32_t ops_before = graph.op_count();
