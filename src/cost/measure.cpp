@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMostSets = 64;
 constexpr int kMostRuns = 40;
-constexpr double kSpreadGoal = 0.01;      // half interquartile distance by median: then more runs tell nothing new
+constexpr double kSpreadGoal = 0.02;      // half interquartile distance by median: then more runs tell nothing new
 constexpr double kOutOfTheRunning = 1.5;  // times the op's best kernel so far: three runs are enough
 constexpr double kHopeless = 6;           // times the best: the first run was enough
 
@@ -86,7 +86,7 @@ Cost time_kernel(OpBench& bench, double seconds, double best_ms) {
     if (total_ms > seconds * 1000) break;
     const double middle = median(times);
     if (!alone && middle > kOutOfTheRunning * best_ms) break;
-    if (times.size() >= 9 && half_interquartile_distance(times) < kSpreadGoal * middle) break;
+    if (times.size() >= 5 && half_interquartile_distance(times) < kSpreadGoal * middle) break;
   }
   return {.source = Cost::Source::measured,
           .time_ms = median(times),

@@ -19,8 +19,9 @@ double shortest_ms(const Device& device, const Graph& graph, OpId op, int runs) 
   return least;
 }
 
-// Sizes grow until one run takes this long, so that a slow device is probed quickly too.
-constexpr double kLongEnoughMs = 4;
+// Sizes grow until the shortest run takes this long: long against a thread's start and against being interrupted, and
+// reached by a slow device too.
+constexpr double kLongEnoughMs = 20;
 
 double product_ms(const Device& device, int64_t n, int runs) {
   Graph graph;
@@ -50,7 +51,7 @@ double probe_memory_gb_per_s(const Device& device) {
   for (int64_t elements = int64_t{1} << 16; elements <= int64_t{1} << 24; elements *= 16) {
     const double ms = relu_ms(device, elements, 4);
     rate = 8.0 * static_cast<double>(elements) / (std::max(ms, 1e-6) * 1e6);  // the last is out of the caches
-    if (ms > 4 * kLongEnoughMs) break;
+    if (ms > kLongEnoughMs) break;
   }
   return rate;
 }
