@@ -11,12 +11,16 @@
 #include <tuple>
 
 #include "plan/placement/problem.h"
+#include "plan/placement/search.h"
 
 namespace plimsoll {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kPairLimit = 3'000'000;  // pairs of items alive together that a full search for holes may look at
+constexpr size_t kSearchItems = 4000;      // searched all together
+constexpr size_t kHotItems = 600;          // where there are long ones: of the short ones
+constexpr int64_t kSearchNodes = 4'000'000;
 
 // The height of what is placed, over time: largest over a range, and set over a range.
 class Skyline {
@@ -174,31 +178,42 @@ class OfflineSearch {
   // Offsets when items come in this order: the long ones first, on the skyline, then the short ones into holes above
   // it.
   int64_t place(const std::vector<int32_t>& order, std::vector<int64_t>& offsets) const {
-    Skyline skyline(problem_.times);
     offsets.assign(count(), -1);
-    int64_t height = 0;
+    const Skyline skyline = place_long(order, offsets);
+    return place_short(order, skyline, offsets);
+  }
+
+  Skyline place_long(const std::vector<int32_t>& order, std::vector<int64_t>& offsets) const {
+    Skyline skyline(problem_.times);
     for (int32_t i : order) {
       if (!is_long(i)) continue;
       const int64_t offset = skyline.largest(item(i).lower, item(i).upper);
       offsets[static_cast<size_t>(i)] = offset;
       skyline.set(item(i).lower, item(i).upper, offset + item(i).size);
-      height = std::max(height, offset + item(i).size);
     }
+    return skyline;
+  }
+
+  // Places what has no offset yet; returns the height of all.
+  int64_t place_short(const std::vector<int32_t>& order, const Skyline& skyline, std::vector<int64_t>& offsets) const {
+    int64_t height = skyline.largest(0, problem_.times);
     std::vector<std::pair<int64_t, int64_t>> taken;
     for (int32_t i : order) {
       if (is_long(i)) continue;
-      taken.clear();
-      for (int32_t other : neighbours_[static_cast<size_t>(i)]) {
-        const int64_t offset = offsets[static_cast<size_t>(other)];
-        if (offset >= 0) taken.emplace_back(offset, offset + item(other).size);
+      int64_t& offset = offsets[static_cast<size_t>(i)];
+      if (offset < 0) {
+        taken.clear();
+        for (int32_t other : neighbours_[static_cast<size_t>(i)]) {
+          const int64_t begin = offsets[static_cast<size_t>(other)];
+          if (begin >= 0) taken.emplace_back(begin, begin + item(other).size);
+        }
+        std::sort(taken.begin(), taken.end());
+        offset = skyline.largest(item(i).lower, item(i).upper);
+        for (const auto& [begin, end] : taken) {
+          if (begin - offset >= item(i).size) break;
+          offset = std::max(offset, end);
+        }
       }
-      std::sort(taken.begin(), taken.end());
-      int64_t offset = skyline.largest(item(i).lower, item(i).upper);
-      for (const auto& [begin, end] : taken) {
-        if (begin - offset >= item(i).size) break;
-        offset = std::max(offset, end);
-      }
-      offsets[static_cast<size_t>(i)] = offset;
       height = std::max(height, offset + item(i).size);
     }
     return height;
@@ -213,41 +228,41 @@ class OfflineSearch {
     best_offsets_ = std::move(offsets);
   }
 
-  // Whoever stands above the bound goes to the front of the order, with some of those who are below it: again and
-  // again.
+  // What the greedy orders leave is searched: everything, or, where that is too much, the short items that live where
+  // there is least room; the others then find their places around them.
   void improve() {
-    std::vector<int32_t> order = best_order_;
-    std::vector<int64_t> offsets = best_offsets_;
-    int64_t height = best_height_;
-    uint64_t random = 0x9E3779B97F4A7C15ull;
-    auto draw = [&](size_t below) {
-      random ^= random << 13;
-      random ^= random >> 7;
-      random ^= random << 17;
-      return static_cast<size_t>(random % below);
-    };
-    std::vector<int32_t> candidate;
-    std::vector<int64_t> candidate_offsets;
-    for (int round = 0; round < 2000 && !done() && Clock::now() < deadline_; ++round) {
-      std::vector<size_t> high;  // positions in the order of items that end above the goal
-      for (size_t p = 0; p < order.size(); ++p) {
-        if (offsets[static_cast<size_t>(order[p])] + item(order[p]).size > goal_) high.push_back(p);
-      }
-      candidate = order;
-      const size_t from = high[draw(high.size())];
-      const size_t to = draw(from + 1);
-      std::rotate(candidate.begin() + static_cast<ptrdiff_t>(to), candidate.begin() + static_cast<ptrdiff_t>(from),
-                  candidate.begin() + static_cast<ptrdiff_t>(from) + 1);
-      if (draw(3) == 0) std::swap(candidate[draw(candidate.size())], candidate[draw(candidate.size())]);
-      const int64_t got = place(candidate, candidate_offsets);
-      if (got > height) continue;
-      height = got;
-      order.swap(candidate);
-      offsets.swap(candidate_offsets);
-      if (height < best_height_) {
-        best_height_ = height;
-        best_offsets_ = offsets;
-      }
+    std::vector<int64_t> offsets(count(), -1);
+    const Skyline skyline = place_long(best_order_, offsets);
+    std::vector<int32_t> hot;
+    for (int32_t i : best_order_) {
+      if (!is_long(i)) hot.push_back(i);
+    }
+    std::stable_sort(hot.begin(), hot.end(), [&](int32_t a, int32_t b) {
+      return pressure_[static_cast<size_t>(a)] > pressure_[static_cast<size_t>(b)];
+    });
+    if (const size_t most = hot.size() == count() ? kSearchItems : kHotItems; hot.size() > most) hot.resize(most);
+    std::sort(hot.begin(), hot.end());
+
+    PlacementProblem part{.items = {},
+                          .buffer = hot,
+                          .times = problem_.times,
+                          .live = problem_.live,
+                          .lower_bound = problem_.lower_bound};
+    std::vector<int64_t> least;
+    for (int32_t i : hot) {
+      part.items.push_back(item(i));
+      least.push_back(skyline.largest(item(i).lower, item(i).upper));
+    }
+    const PlacementSearchResult search = search_placement(part, least, goal_, deadline_, kSearchNodes);
+    if (!search.found) return;
+    for (size_t p = 0; p < hot.size(); ++p) offsets[static_cast<size_t>(hot[p])] = search.offsets[p];
+    for (const std::vector<int32_t>& order : orders()) {
+      std::vector<int64_t> around = offsets;
+      const int64_t height = place_short(order, skyline, around);
+      if (height >= best_height_) continue;
+      best_height_ = height;
+      best_offsets_ = std::move(around);
+      if (done()) return;
     }
   }
 

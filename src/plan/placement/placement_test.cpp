@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <random>
 
+#include "plan/placement/search.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -88,6 +90,81 @@ TEST(Placement, OfflineNeverNeedsMoreThanTheHeapsHereAndReachesTheBoundOnNestedL
     EXPECT_EQ(offline.height, offline.lower_bound) << layers;
     EXPECT_LE(offline.height, place_first_fit(buffers).height);
     EXPECT_LE(offline.height, place_best_fit(buffers).height);
+  }
+}
+
+// A rectangle of time and bytes cut at random into buffers: there is a placement without a gap.
+std::vector<Buffer> cut_rectangle(std::mt19937_64& random, int64_t times, int64_t bytes, int cuts) {
+  struct Cut {
+    int64_t lower, upper, from, to;
+  };
+  std::vector<Cut> cutting{{0, times, 0, bytes}};
+  for (int tries = 0; static_cast<int>(cutting.size()) < cuts && tries < 100 * cuts; ++tries) {
+    Cut& c = cutting[random() % cutting.size()];
+    Cut other = c;
+    if (random() % 2 == 0) {
+      if (c.upper - c.lower < 2) continue;
+      c.upper = other.lower =
+          c.lower + 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(c.upper - c.lower - 1));
+    } else {
+      if (c.to - c.from < 2) continue;
+      c.to = other.from = c.from + 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(c.to - c.from - 1));
+    }
+    cutting.push_back(other);
+  }
+  std::vector<Buffer> buffers;
+  for (const Cut& c : cutting) buffers.push_back({c.lower, c.upper, {c.to - c.from}});
+  return buffers;
+}
+
+TEST(Placement, OfflineFindsThePlacementWithoutAGapWhereThereIsOne) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    std::mt19937_64 random(seed);
+    const std::vector<Buffer> buffers = cut_rectangle(random, 40, 1000, static_cast<int>(5 + seed % 40));
+    const Placement placement = place_offline(buffers, {.alignment = 1, .seconds = 20});
+    EXPECT_EQ(placement.height, 1000_B) << "seed " << seed;
+    expect_sound(buffers, placement, 1);
+  }
+}
+
+// Every placement of each buffer on 0 or on top of another, for what is small enough: the judge of the exact search.
+int64_t least_height(const std::vector<Buffer>& buffers) {
+  std::vector<size_t> order(buffers.size());
+  std::iota(order.begin(), order.end(), 0);
+  int64_t least = INT64_MAX;
+  do {
+    std::vector<int64_t> offset(buffers.size(), 0);
+    int64_t height = 0;
+    for (size_t p = 0; p < order.size(); ++p) {
+      const Buffer& b = buffers[order[p]];
+      for (size_t q = 0; q < p; ++q) {
+        const Buffer& other = buffers[order[q]];
+        if (b.lower < other.upper && other.lower < b.upper) {
+          offset[order[p]] = std::max(offset[order[p]], offset[order[q]] + other.bytes.count);
+        }
+      }
+      height = std::max(height, offset[order[p]] + b.bytes.count);
+    }
+    least = std::min(least, height);
+  } while (std::next_permutation(order.begin(), order.end()));
+  return least;
+}
+
+TEST(PlacementSearch, AgreesWithBruteForceAboutWhatIsPossible) {
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    std::mt19937_64 random(seed);
+    std::vector<Buffer> buffers;
+    for (int i = 0; i < 6; ++i) {
+      const int64_t lower = static_cast<int64_t>(random() % 8);
+      buffers.push_back(
+          {lower, lower + 1 + static_cast<int64_t>(random() % 5), {1 + static_cast<int64_t>(random() % 9)}});
+    }
+    const int64_t least = least_height(buffers);
+    const PlacementProblem problem = make_problem(buffers, 1);
+    const std::vector<int64_t> zeros(buffers.size(), 0);
+    const auto forever = std::chrono::steady_clock::now() + std::chrono::hours(1);
+    EXPECT_TRUE(search_placement(problem, zeros, least, forever, 1 << 20).found) << "seed " << seed;
+    EXPECT_TRUE(search_placement(problem, zeros, least - 1, forever, 1 << 20).exhausted) << "seed " << seed;
   }
 }
 
