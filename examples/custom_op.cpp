@@ -46,7 +46,10 @@ void register_swish() {
                      graph.op(back).forward = id;
                      return std::vector<TensorId>{graph.output(back)};
                    },
-               .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },  // the gradient reads x
+               .in_place =
+                   [](const Graph&, const Op&) {
+                     return std::vector<InPlace>{{0, 0}};
+                   },
                .work = few_flops,
                .reference =
                    [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {

@@ -6,7 +6,7 @@
 Needs torch (any 2.x); torchvision only for state_dicts.txt. Everything starts from numbers that both sides make from a
 tensor's name (see `numbers`), so that a file holds results only:
 
-    loss/<step>, <optimizer>/loss/<step>   grad/<parameter> of the first step
+    <optimizer>/<loss>/<step>              grad/<parameter> of the first step
     <optimizer>/<parameter or statistic>   after two steps; <optimizer>/<parameter>.momentum, .exp_avg, .exp_avg_sq
 
 The files are safetensors with f32 values.
@@ -206,8 +206,36 @@ class Autoencoder(nn.Module):
         return torch.tanh(self.out(self.up2(x)))
 
 
+class Gan(nn.Module):
+    """Both networks in one step: each trained by its own loss, both gradients taken before either update."""
+
+    shape, z_shape = (4, 1, 8, 8), (4, 5, 1, 1)
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(
+            nn.ConvTranspose2d(5, 8, 4, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.ConvTranspose2d(8, 1, 4, 2, 1, bias=False), nn.Tanh())
+        self.discriminator = nn.Sequential(
+            nn.Conv2d(1, 6, 3, 2, 1, bias=False), nn.LeakyReLU(0.2), nn.Conv2d(6, 8, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(8), nn.LeakyReLU(0.2), nn.Conv2d(8, 1, 4, bias=False))
+
+    def losses(self, step):
+        """By name, each with the network that it trains."""
+        real = torch.from_numpy(numbers(f"data/{step}", math.prod(self.shape)).reshape(self.shape))
+        z = torch.from_numpy(numbers(f"z/{step}", math.prod(self.z_shape)).reshape(self.z_shape))
+        is_real = self.discriminator(real)
+        is_fake = self.discriminator(self.generator(z))
+
+        def judge(logits, target):
+            return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, target))
+
+        return {"discriminator_loss": (judge(is_real, 1) + judge(is_fake, 0), self.discriminator),
+                "generator_loss": (judge(is_fake, 1), self.generator)}
+
+
 NETWORKS = {"lenet": LeNet, "resnet": ResNet, "inception": Inception, "densenet": DenseNet, "alexnet": AlexNet,
-            "autoencoder": Autoencoder}
+            "autoencoder": Autoencoder, "gan": Gan}
 
 
 def make_optimizer(name, parameters):
@@ -217,6 +245,16 @@ def make_optimizer(name, parameters):
     return kind(parameters, lr=RATES[name], **ADAM)
 
 
+def classify(model, step):
+    """The loss on a step's data; a network without classes is to give its data back."""
+    shape = model.shape
+    data = torch.from_numpy(numbers(f"data/{step}", math.prod(shape)).reshape(shape))
+    if not model.classes:
+        return F.mse_loss(model(data), data)
+    labels = (numbers(f"labels/{step}", shape[0]) + 1) / 2 * model.classes
+    return F.cross_entropy(model(data), torch.from_numpy(labels.astype(np.int64)))
+
+
 def record(kind, optimizer_name, results):
     model = kind().double().train()
     for name, value in model.state_dict().items():
@@ -224,16 +262,12 @@ def record(kind, optimizer_name, results):
             value.copy_(torch.from_numpy(start_value(name, tuple(value.shape))))
     optimizer = make_optimizer(optimizer_name, model.parameters())
     for step in range(STEPS):
-        data = torch.from_numpy(numbers(f"data/{step}", math.prod(kind.shape)).reshape(kind.shape))
-        output = model(data)
-        if kind.classes:
-            u = numbers(f"labels/{step}", kind.shape[0])
-            loss = F.cross_entropy(output, torch.from_numpy(((u + 1) / 2 * kind.classes).astype(np.int64)))
-        else:
-            loss = F.mse_loss(output, data)
-        optimizer.zero_grad()
-        loss.backward()
-        results[f"{optimizer_name}/loss/{step}"] = loss.detach()
+        losses = model.losses(step) if hasattr(model, "losses") else {"loss": (classify(model, step), model)}
+        for name, (loss, trained) in losses.items():
+            results[f"{optimizer_name}/{name}/{step}"] = loss.detach()
+            parameters = list(trained.parameters())
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, retain_graph=True)):
+                parameter.grad = gradient
         if step == 0:
             for name, parameter in model.named_parameters():
                 results[f"grad/{name}"] = parameter.grad.clone()

@@ -68,6 +68,9 @@ inline void train_and_compare(const Network& network, const Tensors& recorded, c
   for (int step = 0; step < kSteps; ++step) {
     const Shape& shape = graph.tensor(network.data).shape;
     run.write("data", numbers("data/" + std::to_string(step), element_count(shape)));
+    if (const TensorId z = graph.find_tensor("z"); z.valid()) {
+      run.write("z", numbers("z/" + std::to_string(step), element_count(graph.tensor(z).shape)));
+    }
     if (network.labels.valid()) {
       std::vector<double> labels = numbers("labels/" + std::to_string(step), shape[0]);
       const double classes = static_cast<double>(graph.tensor(graph.find_tensor("probabilities")).shape[1]);
@@ -76,7 +79,10 @@ inline void train_and_compare(const Network& network, const Tensors& recorded, c
     }
     if (graph.find_tensor("step_number").valid()) run.write("step_number", {static_cast<double>(step)});
     run.step();
-    expect_close(run.read("loss"), recorded.at(optimizer + "/loss/" + std::to_string(step)), relative, "loss");
+    for (const Objective& objective : network.objectives) {
+      const std::string& name = graph.tensor(objective.loss).name;
+      expect_close(run.read(name), recorded.at(optimizer + "/" + name + "/" + std::to_string(step)), relative, name);
+    }
     for (const State& state : graph.states) {
       const Tensor& t = graph.tensor(state.before);
       if (step > 0 || t.role != Role::parameter || !gradients) continue;
@@ -94,10 +100,16 @@ inline void train_and_compare(const Network& network, const Tensors& recorded, c
   const std::string prefix = optimizer + "/";
   const auto ours =
       std::count_if(recorded.begin(), recorded.end(), [&](const auto& item) { return item.first.starts_with(prefix); });
-  EXPECT_EQ(static_cast<long>(compared), ours - kSteps) << "something recorded was not compared";
+  EXPECT_EQ(static_cast<long>(compared), ours - kSteps * static_cast<long>(network.objectives.size()))
+      << "something recorded was not compared";
 }
 
-inline const Case kCases[] = {{"lenet", lenet},       {"resnet", resnet},   {"inception", inception},
-                              {"densenet", densenet}, {"alexnet", alexnet}, {"autoencoder", autoencoder}};
+inline const Case kCases[] = {{"lenet", lenet},
+                              {"resnet", resnet},
+                              {"inception", inception},
+                              {"densenet", densenet},
+                              {"alexnet", alexnet},
+                              {"autoencoder", autoencoder},
+                              {"gan", gan}};
 
 }  // namespace plimsoll::recorded

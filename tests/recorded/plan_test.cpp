@@ -32,7 +32,7 @@ class RecordedPlan : public testing::TestWithParam<std::tuple<Case, std::string,
 
 TEST_P(RecordedPlan, StepEqualsPyTorchOnTheCpuDevice) {
   const auto& [network_case, optimizer, family] = GetParam();
-  const std::unique_ptr<Device> device = open_device("cpu", 2);
+  const std::unique_ptr<Device> device = open_device("cpu", 1);
   const CompileOptions options{
       .policy = "liveness", .optimizer = optimizer_of(optimizer), .exact = true, .family = family};
   auto result = compile_training(network_case.build(), *device, CostTable(), options);

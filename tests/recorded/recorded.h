@@ -177,4 +177,35 @@ inline Network autoencoder() {
   return std::move(net).finish();
 }
 
+// Two objectives; the discriminator's parameters are used twice and its running statistics advance twice.
+inline Network gan() {
+  Builder net("gan", {.batch = 4, .channels = 1, .height = 8, .width = 8, .classes = 1}, false);
+  TensorId x = net.graph().add_source("z", {4, 5, 1, 1}, DType::f32, Role::input);
+  x = net.conv_transpose("generator.0", x, {.channels = 8, .kernel = 4, .bias = false});
+  x = net.relu("generator.2", net.batch_norm("generator.1", x));
+  x = net.conv_transpose("generator.3", x, {.channels = 1, .kernel = 4, .stride = 2, .padding = 1, .bias = false});
+  x = net.tanh("generator.4", x);
+  auto judge = [&net](TensorId y) {
+    y = net.conv("discriminator.0", y, {.channels = 6, .kernel = 3, .stride = 2, .padding = 1, .bias = false});
+    y = net.leaky_relu("discriminator.1", y, 0.2);
+    y = net.conv("discriminator.2", y, {.channels = 8, .kernel = 3, .padding = 1, .bias = false});
+    y = net.leaky_relu("discriminator.4", net.batch_norm("discriminator.3", y), 0.2);
+    return net.conv("discriminator.5", y, {.channels = 1, .kernel = 4, .bias = false});
+  };
+  net.apply_as("real", false);
+  const TensorId real = judge(net.data());
+  net.apply_as("fake", true);
+  const TensorId fake = judge(x);
+  net.apply_as("", true);
+  const TensorId discriminator_loss = net.sum_losses(
+      "discriminator_loss",
+      {net.sigmoid_cross_entropy("real_is_real", real, 1), net.sigmoid_cross_entropy("fake_is_fake", fake, 0)});
+  const TensorId generator_loss = net.sigmoid_cross_entropy("generator_loss", fake, 1);
+  net.add_output(discriminator_loss);
+  net.add_output(generator_loss);
+  net.add_objective(discriminator_loss, net.parameters("discriminator."));
+  net.add_objective(generator_loss, net.parameters("generator."));
+  return std::move(net).finish();
+}
+
 }  // namespace plimsoll::recorded
