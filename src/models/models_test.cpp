@@ -155,6 +155,17 @@ TEST(Models, NameWhatTheTrainerNeeds) {
   }
 }
 
+TEST(Models, GiveATrainingStepThatUpdatesEveryParameterOnce) {
+  for (const ModelListing& model : list_models()) {
+    const Network network = make_training_network(build_model(model.name, {.batch = 2}), {});
+    check(network.graph);
+    for (const State& state : network.graph.states) {
+      const Tensor& before = network.graph.tensor(state.before);
+      EXPECT_EQ(network.graph.tensor(state.after).name, before.name + ".next") << model.name;
+    }
+  }
+}
+
 TEST(Models, AdvanceEveryRunningStatisticOncePerStep) {
   const Network network = build_model("resnet20", {.batch = 2});
   for (const State& state : network.graph.states) {
