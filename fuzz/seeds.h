@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fuzz/targets.h"
 #include "plimsoll/checkpoint.h"
 #include "run/safetensors.h"
 
@@ -102,6 +103,8 @@ inline std::vector<std::string> seeds(std::string_view target) {
   }
   if (target == "safetensors") return {safetensors_seed()};
   if (target == "training_state") return {to_json(TrainingState{.step = 3, .model = "resnet50"})};
+  if (target == "graph") return {to_json(example_graph())};
+  if (target == "plan") return {to_json(example_plan(example_graph()), example_graph())};
   return {};
 }
 

@@ -17,9 +17,55 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/error.h"
+#include "plimsoll/graph.h"
+#include "plimsoll/plan.h"
+#include "plimsoll/verify.h"
 #include "run/safetensors.h"
 
 namespace plimsoll::fuzz {
+
+// Two layers and an update: every role, a fan-out and a state.
+inline Graph example_graph() {
+  Graph graph;
+  graph.name = "example";
+  const TensorId x = graph.add_source("data", {2, 3}, DType::f32, Role::input);
+  const TensorId rate = graph.add_source("learning_rate", {}, DType::f32, Role::hyperparameter);
+  const TensorId w = graph.add_source("fc.weight", {4, 3}, DType::f32, Role::parameter,
+                                      {.kind = Initializer::Kind::normal, .scale = 0.1});
+  const TensorId m = graph.add_source("fc.weight.momentum", {4, 3}, DType::f32, Role::optimizer_state);
+  const TensorId y = graph.output(graph.add_op("FullyConnectedForward", "fc/forward", "fc", {x, w}));
+  const TensorId z = graph.output(graph.add_op("ReluForward", "relu/forward", "relu", {y}));
+  const TensorId dw = graph.output(graph.add_op("FullyConnectedBackwardWeights", "fc/backward", "fc", {x, z},
+                                                {{"bias", int64_t{0}}}, Phase::backward));
+  const OpId update =
+      graph.add_op("SgdUpdate", "fc/update", "fc", {w, dw, rate, m}, {{"momentum", 0.9}}, Phase::update);
+  for (size_t i = 0; i < 2; ++i) graph.states[i].after = graph.output(update, i);
+  graph.outputs.push_back(z);
+  return graph;
+}
+
+// A plan that gives every tensor its own bytes for the whole step.
+inline Plan example_plan(const Graph& graph) {
+  Plan plan{
+      .graph_name = graph.name, .graph_fingerprint = fingerprint(graph), .device_name = "cpu", .policy = "baseline"};
+  const StepIndex last = graph.op_count() - 1;
+  for (int32_t i = 0; i <= last; ++i) plan.steps.push_back({.op = {i}, .kernel = "reference"});
+  std::vector<Bytes> at(static_cast<size_t>(graph.tensor_count()));
+  for (int32_t i = 0; i < graph.tensor_count(); ++i) {
+    const Tensor& tensor = graph.tensor({i});
+    Bytes offset = plan.arena;
+    for (const State& state : graph.states) {
+      if (state.after == TensorId{i} && state.before != state.after)
+        offset = at[static_cast<size_t>(state.before.index)];
+    }
+    at[static_cast<size_t>(i)] = offset;
+    const StepIndex first = tensor.producer.valid() ? tensor.producer.index : 0;
+    plan.stays.push_back({{i}, offset, align_up(tensor.bytes(), 64), first, last});
+    plan.arena = std::max(plan.arena, offset + align_up(tensor.bytes(), 64));
+  }
+  plan.budget = plan.arena;
+  return plan;
+}
 
 inline void require(bool promise, const char* what) {
   if (!promise) throw std::logic_error(what);
@@ -128,6 +174,26 @@ inline void read_training_state(std::string_view input) {
   });
 }
 
+inline void read_graph(std::string_view input) {
+  accept_or_refuse([&] {
+    const Graph graph = graph_from_json(input);
+    check(graph);
+    to_text(graph);
+    require(fingerprint(graph_from_json(to_json(graph))) == fingerprint(graph),
+            "a graph that changes when it is read back");
+  });
+}
+
+// A plan of the graph below; what can be read, the verifier must be able to judge.
+inline void read_plan(std::string_view input) {
+  static const Graph graph = example_graph();
+  accept_or_refuse([&] {
+    const Plan plan = plan_from_json(input, graph);
+    verify(graph, plan);
+    to_json(plan, graph);
+  });
+}
+
 struct Target {
   const char* name;
   void (*read)(std::string_view input);
@@ -141,6 +207,8 @@ inline constexpr Target kTargets[] = {
     {"image", read_image},
     {"safetensors", read_safetensors},
     {"training_state", read_training_state},
+    {"graph", read_graph},
+    {"plan", read_plan},
 };
 
 }  // namespace plimsoll::fuzz

@@ -91,6 +91,9 @@ TEST(Seeds, AreValid) {
     Image decoded;
     EXPECT_NO_THROW(decode_image(image, "x", 0, decoded));
   }
+  const Graph graph = graph_from_json(to_json(example_graph()));
+  const std::vector<Violation> violations = verify(graph, plan_from_json(to_json(example_plan(graph), graph), graph));
+  for (const Violation& violation : violations) ADD_FAILURE() << violation.message;
   const std::string safetensors = safetensors_seed();
   EXPECT_EQ(parse_safetensors_header(safetensors.substr(8, safetensors.size() - 8 - 37), 37, "x").entries.size(), 3U);
 }
