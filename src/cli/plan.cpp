@@ -87,13 +87,19 @@ int run_verify(const std::string& file, const std::string& json_target) {
   return kDone;
 }
 
-int run_profile(const CommonFlags& flags) {
+struct ProfileFlags : CommonFlags {
+  bool again = false;
+};
+
+int run_profile(const ProfileFlags& flags) {
   JsonLines out(flags.json);
   const Network network = build_model(flags.model, input_of(flags));
   Session session = open_session(flags.device, flags.threads);
   for (const std::string& notice : session.notices) fmt::print(stderr, "plimsoll: {}\n", notice);
+  if (flags.again) session.costs = CostTable(session.costs.rates());
   CompileOptions options = compile_options(flags);
   std::signal(SIGINT, on_profile_interrupt);
+  const BusyMeter busy;
   Progress progress;
   const int measured = measure_missing(session, network, options, {.progress = [&](int done, int total, const std::string& what) {
                                          progress.update("measuring kernels", done, total, what);
@@ -106,6 +112,10 @@ int run_profile(const CommonFlags& flags) {
   auto result = compile_training(network, *session.device, session.costs, options);
   if (auto* program = std::get_if<Program>(&result)) {
     calibrate(session, *program);
+    if (busy.others() > kTooBusy) {
+      fmt::print(stderr, "plimsoll: other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet\n",
+                 100 * busy.others());
+    }
     say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms", flags.model,
                          input_of(flags).batch, measured, session.costs.entries().size(), program->plan.predicted.step_time_ms));
     out.write({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan.predicted.step_time_ms},
@@ -139,9 +149,10 @@ Run add_verify(CLI::App& app) {
 }
 
 Run add_profile(CLI::App& app) {
-  auto flags = std::make_shared<CommonFlags>();
+  auto flags = std::make_shared<ProfileFlags>();
   CLI::App* command = app.add_subcommand("profile", "Measure every kernel that a network could use, ahead of training");
   flags->add_to(*command, true);
+  command->add_flag("--again", flags->again, "Measure what the database has already, too");
   flags->add_optimizer_to(*command);
   return [flags] { return run_profile(*flags); };
 }

@@ -1,7 +1,11 @@
 #include "run/session.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <map>
 
 #include "plimsoll/execute.h"
@@ -26,6 +30,31 @@ Cost summarize(std::vector<double> times) {
 }
 
 }  // namespace
+
+BusyMeter::BusyMeter() { sample(total_, busy_, own_); }
+
+void BusyMeter::sample(double& total, double& busy, double& own) {
+  total = busy = own = 0;
+  std::ifstream stat("/proc/stat");
+  std::string cpu;
+  stat >> cpu;
+  for (int i = 0; i < 8; ++i) {  // user nice system idle iowait irq softirq steal
+    double ticks = 0;
+    stat >> ticks;
+    total += ticks;
+    if (i != 3 && i != 4) busy += ticks;
+  }
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  own = (seconds(usage.ru_utime) + seconds(usage.ru_stime)) * static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+double BusyMeter::others() const {
+  double total = 0, busy = 0, own = 0;
+  sample(total, busy, own);
+  return total > total_ ? std::clamp(((busy - busy_) - (own - own_)) / (total - total_), 0.0, 1.0) : 0;
+}
 
 Session open_session(std::string_view name, int threads) {
   Session session;
@@ -64,6 +93,12 @@ void calibrate(Session& session, Program& program) {
       times[s].push_back(executor.records()[s].end_ms - executor.records()[s].start_ms);
     }
   }
+  keep_step_times(session, program, std::move(times));
+  program.plan.predicted = simulate(graph, program.plan, session.costs);
+}
+
+void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times) {
+  const Graph& graph = program.network.graph;
   // Ops of one signature share an entry: the median over all of their runs.
   std::map<CostKey, std::vector<double>> pooled;
   for (size_t s = 0; s < times.size(); ++s) {
@@ -74,7 +109,6 @@ void calibrate(Session& session, Program& program) {
   }
   for (auto& [key, all] : pooled) session.costs.put(key, summarize(std::move(all)));
   session.database->save(session.costs);
-  program.plan.predicted = simulate(graph, program.plan, session.costs);
 }
 
 }  // namespace plimsoll

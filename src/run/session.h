@@ -31,4 +31,19 @@ Bytes minimum_memory(const Network& network, const Device& device, const CostTab
 // the database, and predicts the step's time anew. The executor's states are not meaningful afterwards.
 void calibrate(Session& session, Program& program);
 
+// Keeps what each step of a plan took, in some runs of it, as costs inside a step.
+void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times);
+
+// How busy other processes kept the machine since it was made: times that were taken on a busy machine mislead.
+class BusyMeter {
+ public:
+  BusyMeter();
+  double others() const;  // share of all processors, 0..1
+
+ private:
+  static void sample(double& total, double& busy, double& own);
+  double total_ = 0, busy_ = 0, own_ = 0;
+};
+inline constexpr double kTooBusy = 0.15;
+
 }  // namespace plimsoll

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 
@@ -18,6 +19,8 @@ namespace plimsoll {
 namespace {
 
 constexpr size_t kTimesKept = 4096;           // of the last steps, for the median
+constexpr int64_t kStepsToCorrect = 5;        // fewer tell too little about the usual step
+constexpr double kPredictionTolerance = 0.1;
 constexpr double kHostShare = 0.85;           // of the free memory, when no budget is given
 constexpr Bytes kHostReserve = 512_MiB;
 
@@ -211,6 +214,17 @@ bool needs_calibration(const Program& program, const CostTable& costs) {
   return false;
 }
 
+// The prediction was off: what the last step took, if it was a usual one, predicts better next time.
+void correct_costs(Session& session, const Program& program, const Executor& executor, double usual_ms) {
+  std::vector<std::vector<double>> times;
+  double sum = 0;
+  for (const StepRecord& record : executor.records()) {
+    times.push_back({record.end_ms - record.start_ms});
+    sum += times.back()[0];
+  }
+  if (std::abs(sum / usual_ms - 1) < kPredictionTolerance) keep_step_times(session, program, std::move(times));
+}
+
 Bytes default_budget(const DeviceInfo& device) {
   const int64_t free = device.memory_available.count;
   return {std::max<int64_t>(free / 2, static_cast<int64_t>(static_cast<double>(free) * kHostShare) - kHostReserve.count)};
@@ -292,12 +306,17 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const Tra
     }
   }
   const bool measure = options.costs == "measured";
+  const BusyMeter busy;
   if (measure && !options.exact && compile.kernels.empty()) {
     const int measured = measure_missing(session, network, compile, {.progress = [&](int done, int total, const std::string& what) {
                                            if (listener.preparing) listener.preparing(what, done, total);
                                          }, .stop = listener.stop});
     if (measured > 0) {
       notice(fmt::format("measured {} kernels; kept in {}", measured, CostDatabase::default_path().string()));
+      if (busy.others() > kTooBusy) {
+        notice(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "
+                           "with `plimsoll profile {} --batch {} --again`", 100 * busy.others(), options.model, options.batch));
+      }
     }
     if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
   }
@@ -319,7 +338,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const Tra
   const double predicted_ms = program.plan.predicted.step_time_ms;
   if (listener.planned) listener.planned(program, data->info().name);
 
-  Runner runner(program, *session.device, {.check_memory = options.check_memory, .record_times = static_cast<bool>(listener.recorded)});
+  Runner runner(program, *session.device, {.check_memory = options.check_memory, .record_times = true});
   Executor& executor = runner.executor();
   States states(program.network.graph, executor);
   int64_t step = 0, epoch = 0, first_batch = 0;
@@ -455,6 +474,9 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const Tra
   done.training_seconds = now_s() - begun;
   done.images_per_second = step_seconds > 0 ? static_cast<double>(done.steps * options.batch) / step_seconds : 0;
   done.step_time_ms = median(std::move(times));
+  if (measure && done.steps >= kStepsToCorrect && std::abs(predicted_ms / done.step_time_ms - 1) > kPredictionTolerance) {
+    correct_costs(session, program, executor, done.step_time_ms);
+  }
   done.peak = executor.measured_peak();
   done.weights_sha256 = states.sha256();
   done.process_peak = process_peak();
