@@ -58,7 +58,9 @@ int run_plan(const PlanFlags& flags) {
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do\n", "minimum", to_string(minimum)));
   say(out, fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
-  out.write(plan_json(program, minimum));
+  json object = plan_json(program, minimum);
+  object["layers"] = layer_count(network);
+  out.write(object);
   if (!flags.save.empty()) {
     save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact}, program);
     say(out, fmt::format("saved {}", flags.save));

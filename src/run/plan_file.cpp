@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/json_reader.h"
 
 namespace plimsoll {
 namespace {
@@ -66,7 +67,7 @@ void save_plan(const std::filesystem::path& path, const PlanRequest& request, co
 SavedPlan load_plan(const std::filesystem::path& path) {
   const std::string text = read_file(path);
   try {
-    const json file = json::parse(text);
+    const json file = parse_json(text);
     if (!file.is_object() || file.value("format", "") != kFormat) {
       throw Error(ErrorCode::corrupt_file, fmt::format("it is no saved plan: \"format\" should be \"{}\"", kFormat));
     }

@@ -144,7 +144,7 @@ TEST_F(Cli, ASavedPlanVerifiesAndRuns) {
 }
 
 TEST_F(Cli, TrainJsonEndsWithDone) {
-  const Outcome outcome = run("train lenet --data digits --batch 16 --steps 5 --memory 64MiB --costs estimated --json -");
+  const Outcome outcome = run("train lenet --data digits --batch 16 --steps 5 --memory 64MiB --threads 1 --costs estimated --json -");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const auto lines = outcome.lines();
   EXPECT_EQ(lines.front().at("event"), "plan");
@@ -156,7 +156,7 @@ TEST_F(Cli, TrainJsonEndsWithDone) {
 }
 
 TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
-  const std::string flags = "train lenet --data digits --batch 16 --steps 3000 --memory 64MiB --exact --costs estimated --evaluate-every 0 --json " + path("json") + " ";
+  const std::string flags = "train lenet --data digits --batch 16 --steps 3000 --memory 64MiB --exact --costs estimated --threads 1 --evaluate-every 0 --json " + path("json") + " ";
   ASSERT_EQ(run(flags).code, 0);
   auto sha_of = [&] {
     std::ifstream in(path("json"));

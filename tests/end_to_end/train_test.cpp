@@ -16,6 +16,7 @@ namespace fs = std::filesystem;
 TrainOptions small_run(const std::string& model = "resnet20") {
   TrainOptions options{.model = model, .data = "digits", .batch = 16, .memory = 512_MiB, .policy = "liveness", .steps = 20};
   options.schedule.lr = 0.05;
+  options.threads = 1;  // a busy machine makes spinning teams of threads many times slower
   options.costs = "estimated";
   options.exact = true;
   options.evaluate_every = 0;
