@@ -188,6 +188,19 @@ TEST(Dnnl, ReorderKeepsPaddingZero) {
   EXPECT_THAT(y, testing::Each(0));
 }
 
+TEST(Dnnl, AKernelThatFailsSaysWhichOpItRan) {
+  const Graph graph = reorder_graph({2, 20, 3, 3}, {"acdb"});
+  auto kernel = open_device("cpu")->make_kernel(graph, graph.op({0}), "reorder");
+  std::vector<float> x(2 * 20 * 9), y(2 * 20 * 9);
+  kernel->bind(std::vector<void*>{x.data()}, std::vector<void*>{y.data()}, nullptr);
+  cpu::fail_dnnl_call(1);
+  EXPECT_EQ(message_of([&] { kernel->run(); }), "oneDNN cannot run 'r' (Reorder, reorder): out_of_memory");
+  cpu::fail_dnnl_call(0);
+  kernel->run();
+  EXPECT_THAT(message_of([&] { kernel->bind(std::vector<void*>{nullptr}, std::vector<void*>{y.data()}, nullptr); }),
+              testing::HasSubstr("has no address"));
+}
+
 TEST(Dnnl, KernelsAreMadeInSeveralThreadsAtOnce) {
   const Graph graph = reorder_graph({2, 20, 3, 3}, {"acdb"});
   const auto device = open_device("cpu");

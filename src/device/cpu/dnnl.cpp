@@ -14,6 +14,14 @@ namespace {
 
 std::atomic<int> calls_until_failure{0};
 
+// The status of a call, or the failure that a test asked for.
+dnnl_status_t observed(dnnl_status_t status) {
+  if (calls_until_failure.load(std::memory_order_relaxed) > 0 && calls_until_failure.fetch_sub(1) == 1) {
+    return dnnl_out_of_memory;
+  }
+  return status;
+}
+
 dnnl_data_type_t data_type(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -120,6 +128,7 @@ class DnnlKernel final : public Kernel {
   }
 
   void check(dnnl_status_t status, const char* verb) const {
+    status = observed(status);
     if (status == dnnl_success) return;
     throw Error(ErrorCode::device_failure,
                 fmt::format("oneDNN cannot {} {}: {}", verb, what_, dnnl_status2str(status)));
@@ -179,8 +188,8 @@ std::vector<Implementation> list_implementations(const_dnnl_op_desc_t operation,
     one.name = name;
     result.push_back(std::move(one));
   } while (dnnl_primitive_desc_iterator_next(guard.iterator) == dnnl_success);
-  // Where oneDNN's primitive cache knows the operation, the iterator gives the cached implementation first and then the whole
-  // list with that one in its place: the list must not depend on what was made before.
+  // Where oneDNN's primitive cache knows the operation, the iterator gives the cached implementation first and then the
+  // whole list with that one in its place: the list must not depend on what was made before.
   const auto again = [&](const Implementation& other) { return other.name == result.front().name; };
   if (!result.empty() && std::any_of(result.begin() + 1, result.end(), again)) result.erase(result.begin());
   std::map<std::string, int> seen;
@@ -198,9 +207,7 @@ bool mentions(const Implementation& implementation, std::string_view word) {
 }  // namespace
 
 void check_dnnl(dnnl_status_t status, const char* call) {
-  if (calls_until_failure.load(std::memory_order_relaxed) > 0 && calls_until_failure.fetch_sub(1) == 1) {
-    status = dnnl_out_of_memory;
-  }
+  status = observed(status);
   if (status == dnnl_success) return;
   throw Error(ErrorCode::device_failure, fmt::format("oneDNN: {}: {}", dnnl_status2str(status), call));
 }
