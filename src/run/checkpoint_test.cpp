@@ -257,6 +257,23 @@ TEST(Safetensors, NameWhatIsWrongInAHeader) {
   EXPECT_NE(header_error("{\"\xff\":{}}").find("UTF-8"), std::string::npos) << header_error("{\"\xff\":{}}");
 }
 
+TEST_F(Checkpoints, ReadAFileOfTheReferenceImplementation) {
+  // safetensors.numpy.save({"w": arange(6, float32).reshape(2, 3), "n": int64(7)}, {"format": "pt"})
+  using namespace std::string_literals;
+  write_file_atomically(file_,
+                        "\x90\0\0\0\0\0\0\0"s
+                        R"({"__metadata__":{"format":"pt"},"n":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"s
+                        R"("w":{"dtype":"F32","shape":[2,3],"data_offsets":[8,32]}}    )"s
+                        "\7\0\0\0\0\0\0\0\0\0\0\0\0\0\x80?\0\0\0@\0\0@@\0\0\x80@\0\0\xa0@"s);
+  const Checkpoint checkpoint(file_);
+  int64_t n = 0;
+  float w[6] = {};
+  checkpoint.read(checkpoint.find("n", {}, DType::i64), {}, std::as_writable_bytes(std::span(&n, 1)));
+  checkpoint.read(checkpoint.find("w", {2, 3}, DType::f32), {}, std::as_writable_bytes(std::span(w)));
+  EXPECT_EQ(n, 7);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(w[i], static_cast<float>(i));
+}
+
 TEST(Safetensors, SurviveDeepNesting) {
   std::string json = R"({"w":)" + std::string(1000000, '[');
   EXPECT_EQ(header_error(json), "f: header: 'w' is a list; expected an object");

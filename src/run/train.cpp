@@ -85,6 +85,7 @@ class States {
   std::string sha256() const { return weights_sha256(tensors_, source()); }
 
   void load(const Checkpoint& checkpoint) {
+    checkpoint.check_contents();
     std::vector<std::byte> chunk;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const size_t from = checkpoint.find(tensors_[i].name, tensors_[i].shape, tensors_[i].dtype);
