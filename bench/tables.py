@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Turns bench/results/*.json into docs/results.md and into the table of the README, between its markers."""
+import json
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+MIB = 1 << 20
+
+
+def load(name):
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(str(c) for c in row) + " |" for row in rows]) + "\n"
+
+
+def origin(result):
+    m = result["machine"]
+    return (f"{result['date']}, commit {m['commit']}; {m['cores']} cores, {m['device']}, {m['memory_mib'] / 1024:.0f} GiB. "
+            f"Again: `{result['command']}`.\n")
+
+
+def placement():
+    r = load("placement")
+    if not r:
+        return ""
+    over = lambda row, key: f"{100 * (row[key] / row['live'] - 1):.2f} %"
+    rows = [(x["model"], x["batch"], f"{x['baseline'] / MIB:.1f}", f"{x['live'] / MIB:.1f}", over(x, "offline"), over(x, "first_fit"), over(x, "best_fit"))
+            for x in r["rows"]]
+    exact = sum(x["offline"] == x["live"] for x in r["rows"])
+    return ("## Arena against live bytes\n\nPolicy `liveness`. Live: the largest sum of bytes alive in one step, which no placement can go below; the "
+            f"columns behind it say how much more the arena of a placement has. Offline placement needs nothing more in {exact} of {len(rows)} cases.\n\n"
+            + table(("network", "batch", "baseline MiB", "live MiB", "offline", "first fit (1 KB blocks)", "best fit"), rows) + "\n" + origin(r))
+
+
+def planning():
+    r = load("planning")
+    if not r:
+        return ""
+    rows = [(x["model"], x["batch"], x["steps"], f"{x['plan_time_ms'] / 1000:.2f}", f"{x['spread_ms'] / 1000:.2f}", f"{x['command_seconds']:.2f}") for x in r["rows"]]
+    return ("## Planning time\n\nFrom the network to the verified plan, without measured costs; median and spread of five. The command also finds the "
+            "least memory that would do, which plans again.\n\n" + table(("network", "batch", "steps", "plan s", "spread s", "whole command s"), rows) + "\n" + origin(r))
+
+
+def prediction():
+    r = load("prediction")
+    if not r:
+        return ""
+    rows = [(x["model"], x["batch"], f"{x['predicted_ms']:.1f}", f"{x['measured_ms']:.1f}", f"{100 * x['error']:+.1f} %",
+             "equal" if x["predicted_peak"] == x["measured_peak"] else f"{x['predicted_peak']} / {x['measured_peak']}") for x in r["rows"]]
+    return (f"## Predicted against measured\n\nStep time as predicted before the first step, and the median measured; peak bytes likewise. Median error "
+            f"{100 * r['median_error']:.1f} %, largest {100 * r['largest_error']:.1f} %.\n\n"
+            + table(("network", "batch", "predicted ms", "measured ms", "error", "peak"), rows) + "\n" + origin(r))
+
+
+def memory():
+    r = load("memory")
+    if not r:
+        return ""
+    rows = []
+    for x in r["rows"]:
+        limit = x.get("hard_limit_error") or f"{'finished' if x['survived'] else 'killed'} under {x['hard_limit'] / MIB:.0f} MiB"
+        rows.append((x["model"], x["batch"], f"{x['budget'] / MIB:.1f}", f"{x['process_peak'] / MIB:.1f}", f"{x['beyond_budget'] / MIB:.1f}", limit))
+    return ("## The whole process against its budget\n\nPeak resident size by the kernel's account (VmHWM), everything included: libraries, kernels' code, "
+            "batches being prepared. Hard limit: a control group with budget + 200 MiB.\n\n"
+            + table(("network", "batch", "budget MiB", "process peak MiB", "beyond MiB", "hard limit"), rows) + "\n" + origin(r))
+
+
+def exactness():
+    r = load("exactness")
+    if not r:
+        return ""
+    rows = [(x["model"], x["batch"], x["liveness"][:12], "all equal" if x["equal"] else "differ") for x in r["rows"]]
+    return ("## The same bits\n\nSHA-256 of the weights after 20 steps: `liveness`, again, `baseline`, and killed by `kill -9` and resumed.\n\n"
+            + table(("network", "batch", "sha256", "four runs"), rows) + "\n" + origin(r))
+
+
+def peers_rows(r):
+    rows = []
+    for x in r["rows"]:
+        rate = x["images_per_second"]
+        peers = sorted(k for k in rate if k != "plimsoll")
+        rows.append((f"{x['model']}", x["batch"], f"{rate['plimsoll']:.1f}", *(f"{rate[p]:.1f}" for p in peers), f"{x['ratio']:.2f}x"))
+    head = ("network", "batch", "Plimsoll", *sorted(k for k in r["rows"][0]["images_per_second"] if k != "plimsoll"), "against the fastest")
+    return head, rows
+
+
+def peers():
+    r = load("peers")
+    if not r:
+        return ""
+    head, rows = peers_rows(r)
+    spread = max(max(x["spread"].values()) for x in r["rows"])
+    return ("## Images per second against PyTorch\n\nfp32, 2 threads, forward + backward + SGD with momentum, synthetic data, in turns in one run; median "
+            f"of the rounds; the largest spread of any cell is {100 * spread:.0f} %.\n\n" + table(head, rows) + "\n" + origin(r))
+
+
+def families():
+    r = load("families")
+    if not r:
+        return ""
+    text = ("## Where the time of a step goes\n\nBy op, from the trace of one step. GFLOP/s counts a multiply-add as two; Winograd kernels do a quarter "
+            "of the multiplications they are counted for, so they can exceed the machine's peak.\n\n")
+    rows = [(x["model"], x["op"], x["count"], f"{x['ms']:.1f}", f"{100 * x['share']:.1f} %", f"{x['gflops']:.0f}" if x["gflops"] >= 1 else "") for x in r["rows"]
+            if x["share"] >= 0.02]
+    return text + table(("network", "op", "steps", "ms", "share", "GFLOP/s"), rows) + "\n" + origin(r)
+
+
+def readme_table():
+    r = load("peers")
+    m = load("memory")
+    if not r:
+        return ""
+    head, rows = peers_rows(r)
+    machine = r["machine"]
+    text = f"Images per second, fp32, {machine['cores']} threads ({machine['device']}), the same work in turns:\n\n" + table(head, rows)
+    if m:
+        worst = max(x["beyond_budget"] for x in m["rows"]) / MIB
+        text += f"\nThe whole process, libraries included, stays within its budget + {worst:.0f} MiB (AlexNet 64, ResNet-50 16, VGG16 8).\n"
+    p = load("prediction")
+    if p:
+        text += f"Predicted peak = measured peak, to the byte; predicted step time within {100 * p['median_error']:.0f} % (median) of the measured.\n"
+    return text
+
+
+def main():
+    sections = [s for s in (peers(), memory(), prediction(), placement(), planning(), exactness(), families()) if s]
+    (ROOT / "docs" / "results.md").write_text("# Results\n\nGenerated by `bench/tables.py` from `bench/results/`; do not edit.\n\n" + "\n".join(sections))
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    text = re.sub(r"(<!-- results -->\n).*?(<!-- /results -->)", lambda m: m.group(1) + readme_table() + m.group(2), text, flags=re.S)
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
