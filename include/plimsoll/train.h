@@ -30,6 +30,7 @@ struct TrainOptions {
   uint64_t seed = 0;
   bool exact = false;
   int64_t image_size = 0;               // 0: the data's own, or the model's default
+  int64_t classes = 0;                  // 0: the data's own; more than the data has are never right
   bool augment = true;
   int workers = 1;                      // loader threads
   int64_t evaluate_every = 1;           // epochs; 0: never
@@ -76,6 +77,9 @@ struct TrainListener {
   std::function<void(const Program&, std::span<const StepRecord>)> recorded;    // at the end: when each step of the last one ran
   std::function<bool()> stop;                                                   // asked after every step
 };
+
+// The network's input for this data, as train() builds it: a plan for it is the plan that train() would make.
+ModelInput training_input(const TrainOptions& options);
 
 // Infeasible is an answer. Throws Error for everything else that ends it.
 std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const TrainListener& listener = {});

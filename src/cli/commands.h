@@ -59,6 +59,9 @@ class JsonLines {
   bool to_stdout_ = false;
 };
 
+// Throws Error(invalid_input) that names the flag when a file could not be written there: before the work, not after it.
+void check_writable(std::string_view flag, const std::string& file);
+
 // A line for people: standard output, or standard error when JSON has standard output.
 void say(const JsonLines& json, std::string_view text);
 

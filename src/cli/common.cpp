@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -82,6 +85,22 @@ void JsonLines::write(const nlohmann::json& object) {
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
     throw Error(ErrorCode::device_failure, fmt::format("--json: writing failed: {}", std::strerror(errno)));
   }
+}
+
+void check_writable(std::string_view flag, const std::string& file) {
+  if (file.empty()) return;
+  namespace fs = std::filesystem;
+  const fs::path path(file), folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  std::error_code ignored;
+  std::string problem;
+  if (fs::is_directory(path, ignored)) {
+    problem = "it is a folder";
+  } else if (!fs::is_directory(folder, ignored)) {
+    problem = fmt::format("there is no folder '{}'", folder.string());
+  } else if (::access(folder.c_str(), W_OK) != 0) {
+    problem = std::strerror(errno);
+  }
+  if (!problem.empty()) throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write '{}': {}", flag, file, problem));
 }
 
 void say(const JsonLines& json, std::string_view text) {

@@ -9,6 +9,7 @@
 #include "base/files.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "plimsoll/train.h"
 #include "plimsoll/verify.h"
 #include "report/report.h"
 #include "run/plan_file.h"
@@ -36,13 +37,18 @@ CompileOptions compile_options(const CommonFlags& flags) {
 }
 
 struct PlanFlags : CommonFlags {
-  std::string save, trace;
+  std::string save, trace, data;
   int tensors = 10;
 };
 
 int run_plan(const PlanFlags& flags) {
+  check_writable("--save", flags.save);
+  check_writable("--trace", flags.trace);
   JsonLines out(flags.json);
-  const ModelInput input = input_of(flags);
+  ModelInput input = input_of(flags);
+  if (!flags.data.empty()) {
+    input = training_input({.model = flags.model, .data = flags.data, .batch = input.batch, .image_size = flags.image_size, .classes = flags.classes});
+  }
   const Network network = build_model(flags.model, input);
   Session session = open_session(flags.device, flags.threads);
   for (const std::string& notice : session.notices) fmt::print(stderr, "plimsoll: {}\n", notice);
@@ -98,7 +104,10 @@ int run_profile(const ProfileFlags& flags) {
   const Network network = build_model(flags.model, input_of(flags));
   Session session = open_session(flags.device, flags.threads);
   for (const std::string& notice : session.notices) fmt::print(stderr, "plimsoll: {}\n", notice);
-  if (flags.again) session.costs = CostTable(session.costs.rates());
+  if (flags.again) {
+    session.database->save(probe_rates(*session.device));
+    session.costs = CostTable(*session.database->rates());
+  }
   CompileOptions options = compile_options(flags);
   std::signal(SIGINT, on_profile_interrupt);
   const BusyMeter busy;
@@ -136,6 +145,7 @@ Run add_plan(CLI::App& app) {
   CLI::App* command = app.add_subcommand("plan", "Say what a training step needs and costs, without running it");
   flags->add_to(*command, true);
   flags->add_optimizer_to(*command);
+  command->add_option("--data", flags->data, "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)");
   command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE");
   command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")->type_name("FILE");
   command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")->capture_default_str()->check(CLI::NonNegativeNumber);

@@ -41,7 +41,7 @@ struct TrainFlags : CommonFlags {
   uint64_t seed = 0;
   bool no_augment = false;
   int workers = 1;
-  int64_t evaluate_every = 1, checkpoint_every = 0, log_interval = 0;
+  int64_t evaluate_every = 1, checkpoint_every = 0;
   std::string checkpoint, resume, plan, trace, costs = "measured";
   bool check_memory = false;
 };
@@ -53,7 +53,13 @@ void take_from_checkpoint(TrainFlags& flags, TrainOptions& options, const CLI::A
   if (flags.model.empty()) options.model = state.model;
   if (!given("--data")) options.data = state.data;
   if (!given("--batch")) options.batch = state.batch;
-  if (!given("--optimizer")) options.optimizer = state.optimizer;
+  if (!given("--optimizer")) options.optimizer.name = state.optimizer.name;
+  if (!given("--momentum")) options.optimizer.momentum = state.optimizer.momentum;
+  if (!given("--weight-decay")) options.optimizer.weight_decay = state.optimizer.weight_decay;
+  if (!given("--nesterov")) options.optimizer.nesterov = state.optimizer.nesterov;
+  if (given("--seed") && flags.seed != state.seed) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} was trained with --seed {}, but --seed {} is asked for now", flags.resume, state.seed, flags.seed));
+  }
   if (!given("--lr")) options.schedule.lr = state.learning_rate;
   if (!given("--sched")) options.schedule.name = state.schedule;
   if (!given("--epochs") && !given("--steps")) {
@@ -69,10 +75,16 @@ void take_from_checkpoint(TrainFlags& flags, TrainOptions& options, const CLI::A
   auto setting = [&](const char* flag, const char* name, auto& value) {
     auto it = state.settings.find(name);
     if (it == state.settings.end() || given(flag)) return;
-    value = static_cast<std::remove_reference_t<decltype(value)>>(std::stod(it->second));
+    char* end = nullptr;
+    const double number = std::strtod(it->second.c_str(), &end);
+    if (it->second.empty() || *end != '\0' || !(number >= 0 && number <= 1e9)) {
+      throw Error(ErrorCode::corrupt_file, fmt::format("{}: the training state's setting '{}' is '{}'; a number from 0 was expected", flags.resume, name, it->second));
+    }
+    value = static_cast<std::remove_reference_t<decltype(value)>>(number);
   };
   setting("--image-size", "image_size", options.image_size);
   setting("--no-augment", "augment", options.augment);
+  setting("--num-classes", "classes", options.classes);
   setting("--warmup-epochs", "warmup_epochs", options.schedule.warmup_epochs);
   setting("--warmup-lr", "warmup_lr", options.schedule.warmup_lr);
   setting("--min-lr", "min_lr", options.schedule.min_lr);
@@ -109,6 +121,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.seed = flags.seed;
   options.exact = flags.exact;
   options.image_size = flags.image_size;
+  options.classes = flags.classes;
   options.augment = !flags.no_augment;
   options.workers = flags.workers;
   options.evaluate_every = flags.evaluate_every;
@@ -148,6 +161,8 @@ json done_json(const DoneEvent& d) {
 }
 
 int run_train(TrainFlags& flags, const CLI::App& command) {
+  check_writable("--checkpoint", flags.checkpoint);
+  check_writable("--trace", flags.trace);
   const TrainOptions options = options_from(flags, command);
   JsonLines out(flags.json);
   Progress progress;
@@ -210,7 +225,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   const DoneEvent& done = std::get<DoneEvent>(result);
   std::string text = fmt::format("{}: {} steps in {:.1f} s, {:.4g} images/s; a step {:.3g} ms (predicted {:.3g} ms); peak {} of {}",
                                  done.interrupted ? "interrupted" : "done", done.steps, done.training_seconds, done.images_per_second,
-                                 done.step_time_ms, done.predicted_step_time_ms, to_string(done.peak), to_string(done.budget));
+                                 done.step_time_ms, done.predicted_step_time_ms, to_string(done.peak), done.budget.count == INT64_MAX ? "no budget" : to_string(done.budget));
   if (done.accuracy) text += fmt::format("\ntest accuracy {:.2f} %", 100 * *done.accuracy);
   if (options.checkpoint && done.steps > 0) text += fmt::format("\nsaved {}; go on with --resume {}", options.checkpoint->string(), options.checkpoint->string());
   say(out, text);

@@ -29,8 +29,8 @@ LayoutFamily family_named(std::string_view name) {
 }
 
 std::unique_ptr<Device> open_device(std::string_view name, int threads) {
-  if (threads < 0) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} threads; give a positive number, or 0 for all", threads));
+  if (threads < 0 || threads > 4096) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} threads; give a number from 1 to 4096, or 0 for all", threads));
   }
   if (name == "cpu") return cpu::open_cpu(threads);
   std::vector<std::string> known;

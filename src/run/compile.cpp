@@ -43,45 +43,38 @@ Attempt attempt(const Network& network, const Device& device, const CostTable& c
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
-// The fastest kernels if they fit; else the largest workspace limit under which a plan fits; else infeasible, with the least
-// memory over all layout families without workspace.
-Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
-  const Bytes unlimited{INT64_MAX};
-  Attempt best = attempt(network, device, costs, options, options.family, unlimited);
-  if (best.feasible() || options.exact) return best;
+constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
+constexpr int32_t kManyOps = 5000;         // for such a graph, none of them: an attempt takes a second
 
+// The fastest kernels if they fit. Else kernels under smaller and smaller workspace limits, and every layout family without
+// workspace: the fastest of those that fit. Else infeasible, with the least memory that any of them needs.
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Attempt best = attempt(network, device, costs, options, options.family, {INT64_MAX});
+  if (best.feasible() || options.exact || !options.kernels.empty()) return best;
+
+  auto minimum = [](const Attempt& a) { return std::get<Infeasible>(a.result).minimum; };
+  auto consider = [&](std::optional<LayoutFamily> family, Bytes limit) {
+    Attempt other = attempt(network, device, costs, options, family, limit);
+    const bool better = other.feasible() != best.feasible() ? other.feasible()
+                        : other.feasible()                  ? other.layouts.estimated_ms < best.layouts.estimated_ms
+                                                            : minimum(other) < minimum(best);
+    if (better) best = std::move(other);
+  };
   std::set<Bytes> sizes;
   for (const KernelChoice& choice : best.layouts.kernels) {
     if (choice.workspace.count > 0) sizes.insert(choice.workspace);
   }
-  Attempt none = attempt(network, device, costs, options, options.family, 0_B);
-  if (!none.feasible() && !options.family && options.kernels.empty()) {
-    for (LayoutFamily family : {LayoutFamily::channels_last, LayoutFamily::blocked, LayoutFamily::plain}) {
-      if (family == none.layouts.family) continue;
-      Attempt other = attempt(network, device, costs, options, family, 0_B);
-      if (other.feasible() ||
-          std::get<Infeasible>(other.result).minimum < std::get<Infeasible>(none.result).minimum) {
-        none = std::move(other);
-      }
-      if (none.feasible()) break;
+  std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
+  const size_t between = limits.empty() || network.graph.op_count() > kManyOps ? 0 : std::min(kLimitsTried, limits.size() - 1);
+  const LayoutFamily first = best.layouts.family;
+  for (size_t i = between; i > 0; --i) consider(options.family, limits[(limits.size() - 1) * i / (between + 1)]);
+  consider(options.family, 0_B);
+  if (!options.family) {
+    for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
+      if (family != first) consider(family, 0_B);
     }
   }
-  if (!none.feasible()) return none;
-
-  // Feasible without workspace: the largest limit that still fits, by bisection over the sizes that occur.
-  std::vector<Bytes> limits(sizes.begin(), sizes.end());
-  size_t low = 0, high = limits.empty() ? 0 : limits.size() - 1;  // limits.back() is unlimited, known not to fit
-  best = std::move(none);
-  while (low < high) {
-    const size_t middle = (low + high) / 2;
-    Attempt next = attempt(network, device, costs, options, best.layouts.family, limits[middle]);
-    if (next.feasible()) {
-      if (next.layouts.estimated_ms <= best.layouts.estimated_ms) best = std::move(next);
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  if (auto* infeasible = std::get_if<Infeasible>(&best.result)) infeasible->proven = false;  // not over all choices of kernels
   return best;
 }
 
@@ -112,7 +105,11 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   std::vector<PassReport> passes = run_fusion_passes(fused, options.fusion);
   Network training = make_training_network(fused, options.optimizer);
   Attempt found = search(training, device, costs, options);
-  if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
+  if (!found.feasible()) {
+    Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
+    infeasible.policy = options.policy;
+    return infeasible;
+  }
 
   Program program;
   program.network = std::move(training);

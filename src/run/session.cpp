@@ -61,8 +61,24 @@ Session open_session(std::string_view name, int threads) {
   session.device = open_device(name, threads);
   session.database = std::make_unique<CostDatabase>(CostDatabase::default_path(), session.device->info());
   if (!session.database->notice().empty()) session.notices.push_back(session.database->notice());
-  if (!session.database->rates()) session.database->save(probe_rates(*session.device));
-  session.costs = session.database->load();
+  if (session.database->rates()) {
+    session.costs = session.database->load();
+    return session;
+  }
+  const BusyMeter busy;
+  const MachineRates rates = probe_rates(*session.device);
+  if (busy.others() <= kTooBusy) {
+    session.database->save(rates);
+    session.costs = session.database->load();
+    return session;
+  }
+  // Probed again next time; entries that are there already are still good.
+  CostTable table(rates);
+  const CostTable known = session.database->load();
+  for (const auto* entries : {&known.entries(), &known.in_step_entries()}) {
+    for (const auto& [key, cost] : *entries) table.put(key, cost);
+  }
+  session.costs = std::move(table);
   return session;
 }
 

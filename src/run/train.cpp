@@ -22,6 +22,7 @@ constexpr size_t kTimesKept = 4096;           // of the last steps, for the medi
 constexpr int64_t kStepsToCorrect = 5;        // fewer tell too little about the usual step
 constexpr double kPredictionTolerance = 0.1;
 constexpr double kHostShare = 0.85;           // of the free memory, when no budget is given
+constexpr Bytes kMeasuringRoom = 64_MiB;      // beyond the budget, for buffers while kernels are measured
 constexpr Bytes kHostReserve = 512_MiB;
 
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -62,9 +63,22 @@ std::shared_ptr<const DataSet> open_for(const TrainOptions& options) {
       wanted.height = usual.height;
       wanted.width = usual.width;
     }
-    wanted.classes = usual.classes;
+    wanted.classes = options.classes > 0 ? options.classes : usual.classes;
   }
   return open_data(options.data, wanted);
+}
+
+ModelInput input_for(const TrainOptions& options, const DataInfo& data) {
+  if (options.classes > 0 && options.classes < data.classes) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{} has {} classes; {} are too few: raise --num-classes", data.name, data.classes, options.classes));
+  }
+  return {.batch = options.batch,
+          .channels = data.channels,
+          .height = data.height,
+          .width = data.width,
+          .classes = std::max(options.classes, data.classes),
+          .training = true};
 }
 
 // The tensors of a checkpoint and where they are read from.
@@ -242,27 +256,33 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
   differ("model", options.model, saved.model);
   differ("batch", fmt::to_string(options.batch), fmt::to_string(saved.batch));
   differ("optimizer", options.optimizer.name, saved.optimizer.name);
+  auto kind = [](const std::string& data) { return data.substr(0, data.find(':')); };
+  differ("data", kind(options.data), kind(saved.data));
 }
 
 }  // namespace
 
-std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const TrainListener& listener) {
+ModelInput training_input(const TrainOptions& options) { return input_for(options, open_for(options)->info()); }
+
+std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const TrainListener& listener) {
+  TrainOptions options = asked;
   auto notice = [&](const std::string& text) {
     if (listener.notice) listener.notice(text);
   };
   check(options.schedule);
+  find_policy(options.policy);
+  if (options.resume && options.plan) {
+    throw Error(ErrorCode::invalid_input, "--resume and --plan: a resumed training repeats its own kernels; give one of them");
+  }
   std::optional<Checkpoint> checkpoint;
   if (options.resume) {
     checkpoint.emplace(*options.resume);
     check_resumable(options, checkpoint->state(), *options.resume);
+    checkpoint->check_contents();
+    options.seed = checkpoint->state().seed;  // of weights, data, order and dropout: the same run goes on
   }
   const std::shared_ptr<const DataSet> data = open_for(options);
-  ModelInput input{.batch = options.batch,
-                   .channels = data->info().channels,
-                   .height = data->info().height,
-                   .width = data->info().width,
-                   .classes = data->info().classes,
-                   .training = true};
+  const ModelInput input = input_for(options, data->info());
   const Network network = build_model(options.model, input);
 
   Session session = open_session(options.device, options.threads);
@@ -299,6 +319,10 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const Tra
     }
     compile.family = saved_plan->family;
     compile.policy = saved_plan->plan.policy;
+    if (options.memory && *options.memory < saved_plan->plan.arena) {
+      throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}", options.plan->string(),
+                                                     to_string(saved_plan->plan.arena), to_string(*options.memory)));
+    }
     compile.memory = saved_plan->plan.budget;
     for (const Step& step : saved_plan->plan.steps) compile.kernels[saved_plan->graph.op(step.op).name] = step.kernel;
     for (const State& state : saved_plan->graph.states) {
@@ -309,9 +333,17 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const Tra
   const bool measure = options.costs == "measured";
   const BusyMeter busy;
   if (measure && !options.exact && compile.kernels.empty()) {
-    const int measured = measure_missing(session, network, compile, {.progress = [&](int done, int total, const std::string& what) {
-                                           if (listener.preparing) listener.preparing(what, done, total);
-                                         }, .stop = listener.stop});
+    // What cannot fit is not worth measuring.
+    auto first = compile_training(network, *session.device, session.costs, compile);
+    if (auto* infeasible = std::get_if<Infeasible>(&first)) return *infeasible;
+    const Bytes room{std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
+    MeasureOptions measuring;
+    measuring.memory = room;
+    measuring.stop = listener.stop;
+    measuring.progress = [&](int done, int total, const std::string& what) {
+      if (listener.preparing) listener.preparing(what, done, total);
+    };
+    const int measured = measure_missing(session, network, compile, measuring);
     if (measured > 0) {
       notice(fmt::format("measured {} kernels; kept in {}", measured, CostDatabase::default_path().string()));
       if (busy.others() > kTooBusy) {
@@ -332,14 +364,25 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const Tra
                               saved_plan->plan.graph_name, saved_plan->plan.graph_fingerprint, program.network.graph.name,
                               program.plan.graph_fingerprint));
     }
-    require_valid(program.network.graph, saved_plan->plan);
+    if (const auto violations = verify(program.network.graph, saved_plan->plan, 1); !violations.empty()) {
+      throw Error(ErrorCode::invalid_input, fmt::format("{} is not safe: {}", options.plan->string(), violations[0].message));
+    }
     program.plan = saved_plan->plan;
   }
-  if (measure && needs_calibration(program, session.costs)) calibrate(session, program);
+  if (measure && !saved_plan && needs_calibration(program, session.costs)) calibrate(session, program);
   const double predicted_ms = program.plan.predicted.step_time_ms;
   if (listener.planned) listener.planned(program, data->info().name);
 
-  Runner runner(program, *session.device, {.check_memory = options.check_memory, .record_times = true});
+  const auto runner_of_plan = [&] {
+    try {
+      return std::make_unique<Runner>(program, *session.device,
+                                      ExecuteOptions{.check_memory = options.check_memory, .record_times = true});
+    } catch (const Error& error) {
+      if (saved_plan) throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", options.plan->string(), error.what()));
+      throw;
+    }
+  }();
+  Runner& runner = *runner_of_plan;
   Executor& executor = runner.executor();
   States states(program.network.graph, executor);
   int64_t step = 0, epoch = 0, first_batch = 0;
@@ -380,6 +423,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const Tra
     const Graph& graph = program.network.graph;
     for (int32_t i = 0; i < graph.op_count(); ++i) state.kernels[graph.op({i}).name] = program.kernels[static_cast<size_t>(i)].kernel;
     state.settings = {{"image_size", fmt::to_string(options.image_size)},
+                      {"classes", fmt::to_string(options.classes)},
                       {"augment", options.augment ? "1" : "0"},
                       {"warmup_epochs", fmt::to_string(options.schedule.warmup_epochs)},
                       {"warmup_lr", fmt::format("{}", options.schedule.warmup_lr)},

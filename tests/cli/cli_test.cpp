@@ -131,6 +131,14 @@ TEST_F(Cli, PlanJsonHasItsFieldsAndNothingElseOnStandardOutput) {
 TEST_F(Cli, ASavedPlanVerifiesAndRuns) {
   ASSERT_EQ(run("plan lenet --batch 8 --num-classes 10 --memory 64MiB --save " + path("plan.json")).code, 0);
   EXPECT_EQ(run("verify " + path("plan.json")).code, 0);
+  ASSERT_EQ(run("plan resnet20 --data digits --batch 64 --memory 16MiB --save " + path("digits.json")).code, 0);
+  const std::string with_plan = "train resnet20 --data digits --batch 64 --steps 2 --evaluate-every 0 --costs estimated --plan " + path("digits.json");
+  const Outcome ran = run(with_plan);
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(run(with_plan + " --memory 1MiB").code, 3);
+  const Outcome other = run("train resnet32 --data digits --batch 64 --steps 2 --costs estimated --plan " + path("digits.json"));
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("is a plan for resnet20"));
   json plan = json::parse(slurp(path("plan.json")));
   plan["plan"]["stays"].erase(plan["plan"]["stays"].size() / 2);
   std::ofstream(path("broken.json")) << plan;
@@ -179,6 +187,50 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
     EXPECT_EQ(resumed.code, 0) << resumed.err;
     EXPECT_EQ(sha_of(), whole) << "after signal " << signal;
   }
+}
+
+TEST_F(Cli, TheDefaultLearnsTheDigitsBelowWhatBaselineNeeds) {
+  const Outcome outcome = run("train --json -");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto lines = outcome.lines();
+  EXPECT_LT(lines.front().at("budget_bytes").get<int64_t>(), lines.front().at("baseline_bytes").get<int64_t>());
+  EXPECT_GE(lines.back().at("accuracy").get<double>(), 0.97);
+  EXPECT_LE(lines.back().at("peak_bytes").get<int64_t>(), lines.back().at("budget_bytes").get<int64_t>());
+}
+
+TEST_F(Cli, ResumesWithTheSeedOfTheCheckpoint) {
+  const std::string flags = "train mlp --data synthetic:640 --image-size 8 --batch 16 --threads 1 --exact --costs estimated --evaluate-every 0 --seed 7 --json " + path("json") + " ";
+  auto sha_of = [&] {
+    std::ifstream in(path("json"));
+    std::string line, last;
+    while (std::getline(in, line)) last = line;
+    return json::parse(last).value("weights_sha256", "");
+  };
+  ASSERT_EQ(run(flags + "--steps 30").code, 0);
+  const std::string whole = sha_of();
+  ASSERT_EQ(run(flags + "--steps 10 --checkpoint " + path("c.safetensors")).code, 0);
+  const std::string more = "train --steps 30 --evaluate-every 0 --costs estimated --json " + path("json") + " --resume " + path("c.safetensors");
+  ASSERT_EQ(run(more).code, 0);
+  EXPECT_EQ(sha_of(), whole);
+  EXPECT_EQ(run(more + " --seed 8").code, 2);
+}
+
+TEST_F(Cli, FindsBadOutputPathsBeforeTheWork) {
+  for (const char* flag : {"--checkpoint", "--trace"}) {
+    const Outcome outcome = run(std::string("train lenet --data digits ") + flag + " " + path("nowhere/file"));
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr(flag));
+  }
+}
+
+TEST_F(Cli, RefusesACheckpointWithFlippedBits) {
+  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --memory 64MiB --costs estimated --checkpoint " + path("c.safetensors")).code, 0);
+  std::string bytes = slurp(path("c.safetensors"));
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
+  std::ofstream(path("f.safetensors")) << bytes;
+  const Outcome outcome = run("train mlp --data digits --batch 16 --steps 4 --costs estimated --resume " + path("f.safetensors"));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("f.safetensors"));
 }
 
 TEST_F(Cli, SaysWhichFileIsDamagedAndHow) {
