@@ -11,6 +11,8 @@
 #include "cli/progress.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
+#include "report/explain.h"
+#include "report/html.h"
 #include "report/report.h"
 #include "run/plan_file.h"
 #include "run/session.h"
@@ -37,13 +39,14 @@ CompileOptions compile_options(const CommonFlags& flags) {
 }
 
 struct PlanFlags : CommonFlags {
-  std::string save, trace, data;
+  std::string save, trace, data, report, explain;
   int tensors = 10;
 };
 
 int run_plan(const PlanFlags& flags) {
   check_writable("--save", flags.save);
   check_writable("--trace", flags.trace);
+  check_writable("--report", flags.report);
   JsonLines out(flags.json);
   ModelInput input = input_of(flags);
   if (!flags.data.empty()) {
@@ -63,8 +66,14 @@ int run_plan(const PlanFlags& flags) {
   const Bytes minimum = minimum_memory(network, *session.device, session.costs, options);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do\n", "minimum", to_string(minimum)));
-  say(out, fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
   json object = plan_json(program, minimum);
+  if (flags.explain.empty()) {
+    say(out, fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
+  } else {
+    const std::string text = explain(program, *session.device, session.costs, flags.explain);
+    say(out, "\n" + text);
+    object["explanation"] = text;
+  }
   object["layers"] = layer_count(network);
   out.write(object);
   if (!flags.save.empty()) {
@@ -72,6 +81,10 @@ int run_plan(const PlanFlags& flags) {
     say(out, fmt::format("saved {}", flags.save));
   }
   if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
+  if (!flags.report.empty()) {
+    write_file_atomically(flags.report, html_report(program, {.model = flags.model, .batch = input.batch, .device = fmt::format("{}: {}", flags.device, session.device->info().description), .minimum = minimum}));
+    say(out, fmt::format("report: {} (open it in a browser)", flags.report));
+  }
   return kDone;
 }
 
@@ -148,6 +161,8 @@ Run add_plan(CLI::App& app) {
   command->add_option("--data", flags->data, "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)");
   command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE");
   command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")->type_name("FILE");
+  command->add_option("--report", flags->report, "Write a report with charts of memory and time: one HTML file that needs no network")->type_name("FILE.html");
+  command->add_option("--explain", flags->explain, "Say what the plan does with this tensor, op or layer, and why")->type_name("NAME");
   command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")->capture_default_str()->check(CLI::NonNegativeNumber);
   return [flags] { return run_plan(*flags); };
 }

@@ -12,6 +12,7 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/train.h"
+#include "report/html.h"
 #include "report/report.h"
 
 namespace plimsoll::cli {
@@ -42,7 +43,7 @@ struct TrainFlags : CommonFlags {
   bool no_augment = false;
   int workers = 1;
   int64_t evaluate_every = 1, checkpoint_every = 0;
-  std::string checkpoint, resume, plan, trace, costs = "measured";
+  std::string checkpoint, resume, plan, trace, report, costs = "measured";
   bool check_memory = false;
 };
 
@@ -160,9 +161,15 @@ json done_json(const DoneEvent& d) {
           {"training_seconds", d.training_seconds}};
 }
 
+ReportFacts::Measured measured_facts(const DoneEvent& d) {
+  return {.steps = d.steps, .interrupted = d.interrupted, .step_time_ms = d.step_time_ms, .images_per_second = d.images_per_second,
+          .seconds = d.training_seconds, .loss = d.loss, .accuracy = d.accuracy, .peak = d.peak, .process_peak = d.process_peak};
+}
+
 int run_train(TrainFlags& flags, const CLI::App& command) {
   check_writable("--checkpoint", flags.checkpoint);
   check_writable("--trace", flags.trace);
+  check_writable("--report", flags.report);
   const TrainOptions options = options_from(flags, command);
   JsonLines out(flags.json);
   Progress progress;
@@ -204,8 +211,15 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
                {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)}, {"seconds", e.seconds}});
   };
   listener.stop = [] { return interrupted.load(); };
-  if (!flags.trace.empty()) {
+  struct Recorded {
+    Program program;
+    std::vector<StepRecord> steps;
+  };
+  std::optional<Recorded> recorded;  // the report also tells what is known only when all is done
+  if (!flags.trace.empty() || !flags.report.empty()) {
     listener.recorded = [&](const Program& program, std::span<const StepRecord> records) {
+      if (!flags.report.empty()) recorded = Recorded{program, {records.begin(), records.end()}};
+      if (flags.trace.empty()) return;
       write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, records));
       say(out, fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags.trace));
     };
@@ -228,6 +242,13 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
                                  done.step_time_ms, done.predicted_step_time_ms, to_string(done.peak), done.budget.count == INT64_MAX ? "no budget" : to_string(done.budget));
   if (done.accuracy) text += fmt::format("\ntest accuracy {:.2f} %", 100 * *done.accuracy);
   if (options.checkpoint && done.steps > 0) text += fmt::format("\nsaved {}; go on with --resume {}", options.checkpoint->string(), options.checkpoint->string());
+  if (recorded) {
+    const Plan& plan = recorded->program.plan;
+    const ReportFacts facts{.model = options.model, .data = options.data, .batch = options.batch, .device = fmt::format("{}: {}", plan.device_name, plan.device_key),
+                            .measured = measured_facts(done)};
+    write_file_atomically(flags.report, html_report(recorded->program, facts, recorded->steps));
+    text += fmt::format("\nreport: {} (open it in a browser)", flags.report);
+  }
   say(out, text);
   out.write(done_json(done));
   return done.interrupted ? kInterrupted : kDone;
@@ -259,6 +280,7 @@ Run add_train(CLI::App& app) {
   command->add_option("--resume", flags->resume, "Go on exactly where this checkpoint stopped; flags not given are taken from it")->type_name("FILE");
   command->add_option("--plan", flags->plan, "Run this plan, saved by `plimsoll plan --save`")->type_name("FILE");
   command->add_option("--trace", flags->trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")->type_name("FILE");
+  command->add_option("--report", flags->report, "Write a report of the plan and the run, with charts: one HTML file that needs no network")->type_name("FILE.html");
   command->add_option("--costs", flags->costs, "measured: time kernels that the database lacks; estimated: do not")->capture_default_str()->check(CLI::IsMember({"measured", "estimated"}));
   command->add_flag("--check-memory", flags->check_memory, "Overwrite memory as soon as the plan says that it is free (slow; finds planning bugs)");
   return [flags, command] { return run_train(*flags, *command); };

@@ -245,6 +245,26 @@ TEST_F(Cli, SaysWhichFileIsDamagedAndHow) {
   EXPECT_THAT(absent.err, HasSubstr("nowhere"));
 }
 
+TEST_F(Cli, ReportsInHtmlThatNeedsNothingElse) {
+  ASSERT_EQ(run("plan lenet --batch 8 --memory 64MiB --report " + path("plan.html")).code, 0);
+  EXPECT_THAT(slurp(path("plan.html")), testing::AllOf(HasSubstr("lenet, batch 8"), HasSubstr("would do"), HasSubstr("</html>"), testing::Not(HasSubstr("http"))));
+  ASSERT_EQ(run("train lenet --data digits --batch 16 --steps 3 --memory 64MiB --costs estimated --report " + path("train.html")).code, 0);
+  EXPECT_THAT(slurp(path("train.html")), testing::AllOf(HasSubstr("data digits"), HasSubstr("measured step time"), HasSubstr("accuracy")));
+  const Outcome nowhere = run("plan lenet --batch 8 --report " + path("absent/plan.html"));
+  EXPECT_NE(nowhere.code, 0);
+  EXPECT_THAT(nowhere.err, HasSubstr("absent"));
+}
+
+TEST_F(Cli, ExplainsATensorAnOpAndALayer) {
+  const Outcome tensor = run("plan lenet --batch 8 --explain conv1.weight");
+  EXPECT_EQ(tensor.code, 0) << tensor.err;
+  EXPECT_THAT(tensor.out, testing::AllOf(HasSubstr("tensor conv1.weight"), HasSubstr("read by")));
+  EXPECT_THAT(run("plan lenet --batch 8 --explain conv1").out, testing::AllOf(HasSubstr("layer conv1"), HasSubstr("the device offers")));
+  const Outcome wrong = run("plan lenet --batch 8 --explain conv1.wieght");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("did you mean 'conv1.weight'?"));
+}
+
 TEST_F(Cli, ListsWhatThereIs) {
   for (const char* command : {"models --json -", "policies --json -", "devices --json -"}) {
     const Outcome outcome = run(command);

@@ -1,0 +1,121 @@
+#include "report/html.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <regex>
+
+#include "plimsoll/models.h"
+#include "plimsoll/simulate.h"
+#include "report/charts.h"
+#include "tests/random_graph.h"
+
+namespace plimsoll {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Program program_of(std::string_view model, std::string policy = "auto") {
+  const auto device = open_device("cpu", 1);
+  auto result = compile_training(build_model(model, {.batch = 4}), *device, CostTable{}, {.policy = std::move(policy)});
+  return std::get<Program>(std::move(result));
+}
+
+// Every tag that opens closes, in order; what HTML leaves open (meta) and what closes itself apart.
+void expect_balanced(const std::string& html) {
+  const std::regex tag("<(/?)([a-zA-Z0-9]+)([^<>]*)>");
+  std::vector<std::string> open;
+  for (std::sregex_iterator it(html.begin(), html.end(), tag), end; it != end; ++it) {
+    const std::string name = (*it)[2], rest = (*it)[3];
+    if (name == "meta" || rest.ends_with("/")) continue;
+    if ((*it)[1] == "/") {
+      ASSERT_FALSE(open.empty()) << "</" << name << ">";
+      ASSERT_EQ(open.back(), name);
+      open.pop_back();
+    } else {
+      open.push_back(name);
+    }
+  }
+  EXPECT_TRUE(open.empty()) << open.back();
+}
+
+TEST(HtmlReport, TellsTheFactsInOneFileThatNeedsNoOther) {
+  const Program program = program_of("lenet");
+  const std::string html = html_report(program, {.model = "lenet", .batch = 4, .device = "cpu, 1 thread", .minimum = 3_MiB});
+  for (const std::string& text : {std::string("lenet, batch 4"), to_string(program.plan.arena), to_string(program.baseline_peak), std::string("3.00 MiB would do"),
+                                  std::string("cpu, 1 thread"), std::string("liveness"), std::string("conv1.weight")}) {
+    EXPECT_THAT(html, HasSubstr(text));
+  }
+  for (const char* outside : {"http", "src=", "href", "url(", "@import", "nan", "inf "}) EXPECT_THAT(html, Not(HasSubstr(outside)));
+  expect_balanced(html);
+}
+
+TEST(HtmlReport, ShowsWhatWasMeasuredBesideWhatWasPredicted) {
+  const Program program = program_of("lenet");
+  std::vector<StepRecord> records;
+  for (size_t s = 0; s < program.plan.steps.size(); ++s) records.push_back({static_cast<double>(s), static_cast<double>(s) + 0.75});
+  const std::string html = html_report(program, {.model = "lenet", .data = "digits", .batch = 4, .device = "cpu",
+                                                 .measured = ReportFacts::Measured{.steps = 7, .step_time_ms = 12.5, .images_per_second = 321, .accuracy = 0.875}}, records);
+  for (const char* text : {"12.5 ms", "321 images/s", "87.50 %", "7 steps", "data digits", ">measured<"}) EXPECT_THAT(html, HasSubstr(text));
+  expect_balanced(html);
+}
+
+TEST(HtmlReport, NoNameCanBreakIt) {
+  Program program = program_of("lenet");
+  Graph& graph = program.network.graph;
+  const std::string hostile = "</title><script>alert(1)</script>'\"&";
+  for (int32_t t = 0; t < graph.tensor_count(); ++t) graph.tensor(TensorId{t}).name = hostile;
+  for (int32_t o = 0; o < graph.op_count(); ++o) graph.op(OpId{o}).name = graph.op(OpId{o}).layer = hostile;
+  program.plan.steps[0].kernel = program.plan.policy = program.plan.placement = hostile;
+  const std::string html = html_report(program, {.model = hostile, .data = hostile, .batch = 4, .device = hostile});
+  EXPECT_THAT(html, Not(HasSubstr("<script")));
+  expect_balanced(html);
+}
+
+TEST(HtmlReport, MemoryByStepAgreesWithTheStaysOneByOneAndWithThePeak) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    const Graph graph = testing::random_graph(seed, {.forward_ops = 15});
+    const Route route = make_route(graph);
+    const auto kernels = testing::random_kernels(graph, seed);
+    const CostTable costs;
+    const Plan plan = std::get<Plan>(find_policy(seed % 2 == 0 ? "liveness" : "baseline").plan(
+        {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}}));
+    const auto memory = memory_by_step(graph, plan);
+    const Peak peak = live_peak(plan);
+    EXPECT_EQ(memory[static_cast<size_t>(peak.step)].total, peak.bytes.count) << "seed " << seed;
+    for (size_t s = 0; s < memory.size(); ++s) {
+      std::map<int64_t, int64_t> places;
+      for (const Stay* stay : live_at(plan, static_cast<StepIndex>(s))) places[stay->offset.count] = std::max(places[stay->offset.count], stay->bytes.count);
+      int64_t sum = 0, kinds = 0;
+      for (const auto& [offset, bytes] : places) sum += bytes;
+      for (const int64_t bytes : memory[s].by_kind) kinds += bytes;
+      EXPECT_EQ(memory[s].total, sum) << "seed " << seed << " step " << s;
+      EXPECT_EQ(kinds, sum) << "seed " << seed << " step " << s;
+    }
+  }
+}
+
+TEST(HtmlReport, StaysSmallForHugeNetworks) {
+  Graph graph = testing::random_graph(5, {.forward_ops = 3000});
+  const Route route = make_route(graph);
+  const auto kernels = testing::random_kernels(graph, 5);
+  const CostTable costs;
+  Program program;
+  program.plan = std::get<Plan>(find_policy("liveness").plan(
+      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .placement = "best_fit", .device = {.name = "cpu", .key = "k"}}));
+  program.plan.predicted = simulate(graph, program.plan, costs);
+  program.network.graph = std::move(graph);
+  ASSERT_GT(program.plan.steps.size(), 5000u);
+  const std::vector<StepRecord> records(program.plan.steps.size(), {.start_ms = 1, .end_ms = 2});
+  EXPECT_LT(html_report(program, {.model = "huge", .batch = 1}, records).size(), 4u << 20);
+}
+
+TEST(HtmlReport, ShortensLongNamesInTheMiddle) {
+  EXPECT_EQ(shortened("abc", 4), "abc");
+  EXPECT_EQ(shortened("abcdefgh", 4), "ab…gh");
+  EXPECT_EQ(shortened("aäääääb", 4), "a…äb");  // no half characters
+}
+
+}  // namespace
+}  // namespace plimsoll
