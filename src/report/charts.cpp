@@ -324,12 +324,14 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
   std::vector<Bar> measured;
   double total = 0;
   for (const EngineSpan& span : plan.predicted.timeline) {
+    if (span.end_ms <= span.start_ms) continue;  // a view
     const auto index = static_cast<size_t>(span.index);
     const std::string_view name = span.engine == 0 ? step_class(graph, plan.steps[index]) : "tc";
     engines.at(static_cast<size_t>(span.engine)).push_back({span.start_ms, span.end_ms, index, index, {{name, span.end_ms - span.start_ms}}});
     total = std::max(total, span.end_ms);
   }
   for (size_t s = 0; s < records.size(); ++s) {
+    if (records[s].end_ms <= records[s].start_ms) continue;
     measured.push_back({records[s].start_ms, records[s].end_ms, s, s, {{step_class(graph, plan.steps[s]), records[s].end_ms - records[s].start_ms}}});
     total = std::max(total, records[s].end_ms);
   }

@@ -272,6 +272,8 @@ class Explainer {
     const auto chosen = std::find_if(list.begin(), list.end(), [&](const Offer& o) { return o.spec.name == step.kernel && o.as_it_lies; });
     if (list.size() == 1) return line("  the device offers no other kernel");
     line("  the device offers, each with its cost when it runs alone:");
+    size_t width = 0;
+    for (const Offer& offer : list) width = std::max(width, offer.spec.name.size());
     for (size_t i = 0; i < list.size(); ++i) {
       const Offer& offer = list[i];
       const bool is_chosen = chosen != list.end() && &offer == &*chosen;
@@ -283,7 +285,7 @@ class Explainer {
         if (!offer.as_it_lies) why = "  other layouts: its neighbours would have to take them, or reorders be paid";
         if (offer.spec.workspace > step.workspace) why += fmt::format("{} needs {} more workspace", why.empty() ? " " : ";", to_string(offer.spec.workspace - step.workspace));
       }
-      line("    {:<28} {:<13} workspace {:>10}  {}{}", offer.spec.name, to_string(offer.family), to_string(offer.spec.workspace), cost_text(offer.cost), why);
+      line("    {:<{}} {:<13} workspace {:>10}  {}{}", offer.spec.name, width, to_string(offer.family), to_string(offer.spec.workspace), cost_text(offer.cost), why);
     }
     if (list.size() > kMostKernels) line("    and {} slower ones", list.size() - kMostKernels);
   }

@@ -35,13 +35,16 @@ svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; f
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 12px; margin: 4px 0 8px; } .legend svg { width: 18px; height: 11px; display: inline-block; margin-right: 5px; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; } th { text-align: left; color: var(--dim); font-weight: 500; border-bottom: 1px solid var(--line); }
 th, td { padding: 2px 10px 2px 0; vertical-align: top; } td { border-bottom: 1px solid var(--card); overflow-wrap: anywhere; }
-.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; } td.bar { width: 34%; vertical-align: middle; }
+.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; } td.bar { width: 26%; vertical-align: middle; }
 .bar div { height: 8px; border-radius: 2px; background: var(--p); margin: 1px 0; } .bar div.measured { background: var(--g); }
 details { margin: 6px 0; } summary { cursor: pointer; color: var(--dim); } .columns { display: grid; grid-template-columns: 1fr 1fr; gap: 28px; }
 @media (max-width: 900px) { .columns { grid-template-columns: 1fr; } }
 )";
 
-std::string ms_text(double ms) { return ms >= 1000 ? fmt::format("{:.0f} ms", ms) : fmt::format("{:.3g} ms", ms); }
+std::string ms_text(double ms) {
+  if (ms >= 1000) return fmt::format("{:.0f} ms", ms);
+  return ms >= 0.1 || ms == 0 ? fmt::format("{:.3g} ms", ms) : fmt::format("{:.3g} µs", 1000 * ms);
+}
 std::string rate_text(double images_per_second) {
   return images_per_second >= 100 ? fmt::format("{:.0f} images/s", images_per_second) : fmt::format("{:.3g} images/s", images_per_second);
 }
@@ -149,7 +152,11 @@ std::vector<Spent> time_by(const Graph& graph, const Plan& plan, std::span<const
 }
 
 std::string time_table(std::string_view what, std::vector<Spent> list, bool measured) {
+  double most = 1e-9;
+  for (const Spent& s : list) most = std::max({most, s.predicted_ms, s.measured_ms});
+  size_t bars = list.size();  // a row of the rest has none: it would dwarf the others
   if (list.size() > kShownRows + 1) {
+    bars = kShownRows;
     Spent rest{fmt::format("{} others", list.size() - kShownRows)};
     for (size_t i = kShownRows; i < list.size(); ++i) {
       rest.steps += list[i].steps;
@@ -159,15 +166,16 @@ std::string time_table(std::string_view what, std::vector<Spent> list, bool meas
     list.resize(kShownRows);
     list.push_back(std::move(rest));
   }
-  double most = 1e-9;
-  for (const Spent& s : list) most = std::max({most, s.predicted_ms, s.measured_ms});
   std::string html = fmt::format("<table><tr><th>{}</th><th class=\"n\">steps</th><th class=\"n\">predicted</th>{}<th></th></tr>\n", what,
                                  measured ? "<th class=\"n\">measured</th>" : "");
-  for (const Spent& s : list) {
-    html += fmt::format("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>{}<td class=\"bar\"><div style=\"width:{:.1f}%\"></div>{}</td></tr>\n",
-                        escape_html(shortened(s.name)), s.steps, ms_text(s.predicted_ms),
-                        measured ? fmt::format("<td class=\"n\">{}</td>", ms_text(s.measured_ms)) : "", 100 * s.predicted_ms / most,
-                        measured ? fmt::format("<div class=\"measured\" style=\"width:{:.1f}%\"></div>", 100 * s.measured_ms / most) : "");
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Spent& s = list[i];
+    html += fmt::format("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>", escape_html(shortened(s.name)), s.steps, ms_text(s.predicted_ms));
+    if (measured) html += fmt::format("<td class=\"n\">{}</td>", ms_text(s.measured_ms));
+    html += "<td class=\"bar\">";
+    if (i < bars) html += fmt::format("<div style=\"width:{:.1f}%\"></div>", 100 * s.predicted_ms / most);
+    if (i < bars && measured) html += fmt::format("<div class=\"measured\" style=\"width:{:.1f}%\"></div>", 100 * s.measured_ms / most);
+    html += "</td></tr>\n";
   }
   return html + "</table>\n";
 }

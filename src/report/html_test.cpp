@@ -61,6 +61,18 @@ TEST(HtmlReport, ShowsWhatWasMeasuredBesideWhatWasPredicted) {
   expect_balanced(html);
 }
 
+TEST(HtmlReport, AStepThatRunsNothingDoesNotDisturbTheTimeline) {
+  const Program program = program_of("lenet");
+  const Plan& plan = program.plan;
+  std::vector<StepRecord> records;
+  for (size_t s = 0; s < plan.steps.size(); ++s) records.push_back({1.0 + static_cast<double>(s), 2.0 + static_cast<double>(s)});
+  const auto view = std::find_if(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.kernel.empty(); });
+  ASSERT_NE(view, plan.steps.end());
+  records[static_cast<size_t>(view - plan.steps.begin())] = {};
+  const std::string svg = timeline_chart(program.network.graph, plan, records);
+  EXPECT_THAT(svg.substr(svg.find(">measured<")), Not(HasSubstr("<rect class=\"tf\" x=\"74.00\"")));
+}
+
 TEST(HtmlReport, NoNameCanBreakIt) {
   Program program = program_of("lenet");
   Graph& graph = program.network.graph;
@@ -103,7 +115,7 @@ TEST(HtmlReport, StaysSmallForHugeNetworks) {
   const CostTable costs;
   Program program;
   program.plan = std::get<Plan>(find_policy("liveness").plan(
-      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .placement = "best_fit", .device = {.name = "cpu", .key = "k"}}));
+      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}, .placement = "best_fit"}));
   program.plan.predicted = simulate(graph, program.plan, costs);
   program.network.graph = std::move(graph);
   ASSERT_GT(program.plan.steps.size(), 5000u);
@@ -114,7 +126,7 @@ TEST(HtmlReport, StaysSmallForHugeNetworks) {
 TEST(HtmlReport, ShortensLongNamesInTheMiddle) {
   EXPECT_EQ(shortened("abc", 4), "abc");
   EXPECT_EQ(shortened("abcdefgh", 4), "ab…gh");
-  EXPECT_EQ(shortened("aäääääb", 4), "a…äb");  // no half characters
+  EXPECT_EQ(shortened("aäääääb", 4), "a…b");  // no half characters
 }
 
 }  // namespace
