@@ -19,7 +19,7 @@ constexpr std::string_view kStyle = R"(
 :root { color-scheme: light dark; --back: #fff; --text: #1c2126; --dim: #5c6670; --line: #d9dee3; --card: #f5f7f9; --accent: #c2185b; --budget: #1c2126;
   --p: #3f72af; --o: #79b4d9; --s: #7a6bb5; --i: #98a2ab; --a: #4d9a5b; --g: #e08a3c; --w: #d8bd3a; }
 @media (prefers-color-scheme: dark) { :root { --back: #14181c; --text: #e3e7ea; --dim: #98a3ad; --line: #333b43; --card: #1d2329; --accent: #ff6f9f; --budget: #e3e7ea;
-  --p: #5b8fcc; --o: #5f97b8; --s: #9183cf; --i: #75808a; --a: #5aa768; --g: #d98540; --w: #bfa634; } }
+  --p: #4478b8; --o: #86b8d6; --s: #9183cf; --i: #75808a; --a: #5aa768; --g: #d98540; --w: #bfa634; } }
 body { margin: 0 auto; padding: 24px; max-width: 1200px; background: var(--back); color: var(--text); font: 14px/1.45 system-ui, sans-serif; }
 h1 { font-size: 22px; margin: 0 0 2px; overflow-wrap: anywhere; } h2 { font-size: 16px; margin: 34px 0 4px; } p { margin: 2px 0 8px; color: var(--dim); }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(205px, 1fr)); gap: 8px; margin: 16px 0; }
