@@ -213,5 +213,71 @@ TEST(Dnnl, KernelsAreMadeInSeveralThreadsAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Every kernel of every layout family, as "name workspace layouts".
+std::vector<std::string> offered(const Device& device, const Graph& graph, const Op& op) {
+  std::vector<std::string> result;
+  for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
+    for (const KernelSpec& spec : device.kernels(graph, op, family)) {
+      std::string text = std::string(to_string(family)) + " " + spec.name + " " + std::to_string(spec.workspace.count);
+      for (const auto& layouts : {spec.inputs, spec.outputs}) {
+        for (const Layout& layout : layouts) text += " " + layout.tag;
+      }
+      result.push_back(text);
+    }
+  }
+  return result;
+}
+
+// A plan keeps kernels by name, and so does the database of costs: both are read by processes that made other kernels,
+// or none, before. oneDNN remembers the primitives that a process made, and lists implementations differently then.
+TEST(Dnnl, OffersTheSameKernelsWhateverWasMadeBefore) {
+  struct Case {
+    const char* type;
+    Shape first, second;
+    Attributes attributes;
+  };
+  const std::vector<int64_t> one = {1, 1, 1, 1};
+  const std::vector<int64_t> square = {3, 3}, size = {14, 14};
+  const std::vector<Case> cases = {
+      {"ConvForward", {4, 32, 14, 14}, {32, 32, 3, 3}, {{"padding", one}}},
+      {"ConvForward", {4, 3, 14, 14}, {32, 3, 3, 3}, {{"padding", one}}},
+      {"ConvForward", {4, 32, 14, 14}, {64, 32, 1, 1}, {}},
+      {"ConvForward", {4, 32, 14, 14}, {32, 1, 1, 3, 3}, {{"padding", one}, {"groups", int64_t{32}}}},
+      {"ConvBackwardData", {4, 32, 14, 14}, {32, 32, 3, 3}, {{"padding", one}, {"input_size", size}}},
+      {"ConvBackwardWeights", {4, 32, 14, 14}, {4, 32, 14, 14}, {{"padding", one}, {"kernel", square}}},
+      {"FullyConnectedForward", {8, 64}, {48, 64}, {}},
+      {"FullyConnectedBackwardData", {8, 48}, {48, 64}, {}},
+      {"FullyConnectedBackwardWeights", {8, 64}, {8, 48}, {}},
+  };
+  const auto device = open_device("cpu", 1);
+  int capacity = 0;
+  ASSERT_EQ(dnnl_get_primitive_cache_capacity(&capacity), dnnl_success);
+  for (const Case& test : cases) {
+    SCOPED_TRACE(test.type);
+    Graph graph;
+    const TensorId a = graph.add_source("a", test.first, DType::f32, Role::input);
+    const TensorId b = graph.add_source("b", test.second, DType::f32, Role::parameter);
+    const OpId id = graph.add_op(test.type, "op", "op", {a, b}, test.attributes);
+    const Op& op = graph.op(id);
+    ASSERT_EQ(dnnl_set_primitive_cache_capacity(0), dnnl_success);  // as in a new process
+    ASSERT_EQ(dnnl_set_primitive_cache_capacity(capacity), dnnl_success);
+    const std::vector<std::string> fresh = offered(*device, graph, op);
+    std::vector<std::unique_ptr<Kernel>> made;
+    for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
+      for (const KernelSpec& spec : device->kernels(graph, op, family)) {
+        Graph laid_out = graph;
+        for (size_t i = 0; i < op.inputs.size(); ++i) laid_out.tensor(op.inputs[i]).layout = spec.inputs[i];
+        for (size_t i = 0; i < op.outputs.size(); ++i) laid_out.tensor(op.outputs[i]).layout = spec.outputs[i];
+        made.push_back(device->make_kernel(laid_out, laid_out.op(id), spec.name, 1));
+        EXPECT_EQ(made.back()->workspace(), spec.workspace) << spec.name;
+        EXPECT_EQ(offered(*device, graph, op), fresh) << "after " << spec.name;
+      }
+    }
+  }
+  int after = 0;
+  ASSERT_EQ(dnnl_get_primitive_cache_capacity(&after), dnnl_success);
+  EXPECT_EQ(after, capacity);  // the host program's setting stays
+}
+
 }  // namespace
 }  // namespace plimsoll

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cctype>
 #include <map>
+#include <mutex>
 
 namespace plimsoll::cpu {
 namespace {
@@ -168,11 +169,37 @@ void fill_attributes(AttributeGuard& guard, const PrimitiveAttributes& wanted) {
   PLIMSOLL_DNNL(dnnl_primitive_attr_set_post_ops(guard.attributes, guard.post_ops));
 }
 
+// Keeps oneDNN's cache of primitives empty for a scope, and the host program's setting after it. The iterator over
+// implementations takes what the cache has for its n-th step without stepping on in the list, so what follows is listed
+// once more, under other numbers: names would depend on what was made before. One scope at a time, or the second would
+// keep the first one's setting.
+class EmptyPrimitiveCache {
+ public:
+  EmptyPrimitiveCache() : lock_(mutex()) {
+    PLIMSOLL_DNNL(dnnl_get_primitive_cache_capacity(&capacity_));
+    if (capacity_ > 0) PLIMSOLL_DNNL(dnnl_set_primitive_cache_capacity(0));
+  }
+  ~EmptyPrimitiveCache() {
+    if (capacity_ > 0) dnnl_set_primitive_cache_capacity(capacity_);
+  }
+  EmptyPrimitiveCache(const EmptyPrimitiveCache&) = delete;
+  EmptyPrimitiveCache& operator=(const EmptyPrimitiveCache&) = delete;
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  std::lock_guard<std::mutex> lock_;
+  int capacity_ = 0;
+};
+
 // Every implementation with its name, the useless ones too.
 std::vector<Implementation> list_implementations(const_dnnl_op_desc_t operation, const PrimitiveAttributes& wanted,
                                                  const Implementation* hint) {
   AttributeGuard attributes;
   fill_attributes(attributes, wanted);
+  const EmptyPrimitiveCache cache;
   IteratorGuard guard;
   const dnnl_status_t status =
       dnnl_primitive_desc_iterator_create(&guard.iterator, operation, attributes.attributes, dnnl_cpu_engine(),
@@ -188,10 +215,6 @@ std::vector<Implementation> list_implementations(const_dnnl_op_desc_t operation,
     one.name = name;
     result.push_back(std::move(one));
   } while (dnnl_primitive_desc_iterator_next(guard.iterator) == dnnl_success);
-  // Where oneDNN's primitive cache knows the operation, the iterator gives the cached implementation first and then the
-  // whole list with that one in its place: the list must not depend on what was made before.
-  const auto again = [&](const Implementation& other) { return other.name == result.front().name; };
-  if (!result.empty() && std::any_of(result.begin() + 1, result.end(), again)) result.erase(result.begin());
   std::map<std::string, int> seen;
   for (Implementation& one : result) {
     const int count = ++seen[one.name];
