@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/checks.h"
 #include "cli/commands.h"
 
 namespace plimsoll::cli {
@@ -26,26 +27,26 @@ int exit_code(ErrorCode code) {
 
 void CommonFlags::add_to(CLI::App& command, bool model_required) {
   auto* model_option = command.add_option("MODEL", model, "Network, with options in its name: resnet50, resnet:6-32-788-6, "
-                                                          "densenet:depth=40,growth=40. `plimsoll models` lists them");
+                                                          "densenet:depth=40,growth=40. `plimsoll models` lists them")->check(not_empty());
   if (model_required) model_option->required();
-  command.add_option("-b,--batch,--batch-size", batch, "Images a step")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command.add_option("-b,--batch,--batch-size", batch, "Images a step")->check(whole_number(1, 1 << 20));
   command.add_option("--memory", memory, "Bytes that a training step may use, parameters included: 512MiB, 1.5GiB, 800MB")
       ->type_name("SIZE");
   command.add_option("--policy", policy, "How memory is planned; `plimsoll policies` lists them")->capture_default_str();
   command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit")->capture_default_str();
   command.add_option("--device", device, "Where it runs; `plimsoll devices` lists them")->capture_default_str();
-  command.add_option("--threads", threads, "Threads to compute with (default: all cores)")->check(CLI::Range(1, 4096));
+  command.add_option("--threads", threads, "Threads to compute with (default: all cores)")->check(whole_number(1, 4096));
   command.add_option("--image-size", image_size, "Height and width of the images (default: the data's, or the network's)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
-  command.add_option("--num-classes", classes, "Classes (default: the data's, or the network's)")->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+      ->check(whole_number(1, 1 << 16));
+  command.add_option("--num-classes", classes, "Classes (default: the data's, or the network's)")->check(whole_number(1, 1 << 24));
   command.add_flag("--exact", exact, "Choose kernels by a fixed rule, so that neither the budget nor measured times change a bit of the result");
-  command.add_option("--json", json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE");
+  command.add_option("--json", json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
 }
 
 void CommonFlags::add_optimizer_to(CLI::App& command) {
   command.add_option("--optimizer,--opt", optimizer, "sgd, adam, adamw")->capture_default_str();
-  command.add_option("--momentum", momentum, "Momentum of sgd")->capture_default_str()->check(CLI::Range(0.0, 1.0));
-  command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")->capture_default_str()->check(CLI::NonNegativeNumber);
+  command.add_option("--momentum", momentum, "Momentum of sgd")->capture_default_str()->check(number(0, 1));
+  command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")->capture_default_str()->check(number());
   command.add_flag("--nesterov", nesterov, "Nesterov momentum for sgd");
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/checks.h"
 #include "cli/commands.h"
 #include "plimsoll/device.h"
 #include "plimsoll/policy.h"
@@ -14,7 +15,8 @@ namespace {
 Run add_list(CLI::App& app, const std::string& name, const std::string& help, std::function<void(const JsonLines&, JsonLines&)> print) {
   auto json = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(name, help);
-  command->add_option("--json", *json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE");
+  command->footer(fmt::format("Example:\n  plimsoll {0}\n  plimsoll {0} --json -        for programs", name));
+  command->add_option("--json", *json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
   return [json, print] {
     JsonLines lines(*json);
     print(lines, lines);

@@ -1,8 +1,11 @@
 // plimsoll: trains deep networks inside a stated amount of memory.
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,18 +16,82 @@ namespace {
 
 using namespace plimsoll;
 
+struct Command {
+  const char* name;
+  cli::Run (*add)(CLI::App&);
+};
+constexpr Command kCommands[] = {
+    {"train", cli::add_train},   {"plan", cli::add_plan},         {"verify", cli::add_verify},   {"profile", cli::add_profile},
+    {"models", cli::add_models}, {"policies", cli::add_policies}, {"devices", cli::add_devices},
+};
+
 // What the user may have meant by an argument that nothing took.
-std::string suggestion(const CLI::App& app, const std::string& argument) {
+std::string suggestion(const CLI::App& command, const std::string& argument) {
   std::vector<std::string> known;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) known.push_back(command->get_name());
-  for (const CLI::App* command : app.get_subcommands()) {  // the one that was chosen
-    for (const CLI::Option* option : command->get_options()) {
-      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-    }
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   }
-  const std::string bare = argument.substr(0, argument.find('='));
-  const std::string near = nearest_name(bare, known);
+  const std::string near = nearest_name(argument.substr(0, argument.find('=')), known);
   return near.empty() ? "" : fmt::format("; did you mean '{}'?", near);
+}
+
+// What is wrong with the arguments that nothing took, flags first; nothing when all were taken.
+std::optional<std::string> complaint(const CLI::App& app) {
+  const std::vector<std::string> left = app.remaining(true);
+  if (left.empty()) return std::nullopt;
+  const bool has_command = !app.get_subcommands().empty();
+  if (!has_command && !left[0].starts_with("-")) {
+    std::vector<std::string> known;
+    for (const Command& command : kCommands) known.emplace_back(command.name);
+    return unknown_name("command", left[0], known);
+  }
+  std::string first = left[0];
+  for (const std::string& argument : left) {
+    if (!argument.starts_with("-")) continue;
+    first = argument;
+    break;
+  }
+  const CLI::App& command = has_command ? *app.get_subcommands()[0] : app;
+  return fmt::format("unknown argument '{}'{}", first, suggestion(command, first));
+}
+
+// The exit code when there is nothing to run: help was asked for, or the arguments are wrong.
+std::optional<int> parse(CLI::App& app, int argc, char** argv) {
+  auto refuse = [](const std::string& what) {
+    fmt::print(stderr, "plimsoll: {}\n", what);
+    return cli::kBadInput;
+  };
+  try {
+    app.parse(argc, argv);
+    return std::nullopt;
+  } catch (const CLI::Success& asked) {  // for help, or for the version
+    if (const auto wrong = complaint(app)) return refuse(*wrong);
+    return app.exit(asked);
+  } catch (const CLI::ParseError& error) {
+    const auto wrong = complaint(app);
+    return refuse(wrong ? *wrong : error.what());
+  }
+}
+
+int run(const cli::Run& command) {
+  try {
+    return command();
+  } catch (const Error& error) {
+    fmt::print(stderr, "plimsoll: {}\n", error.what());
+    return cli::exit_code(error.code());
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "plimsoll: the system has no more memory; lower --memory or --batch\n");
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "plimsoll: internal error: {}\n", error.what());
+  }
+  return cli::kFailure;
+}
+
+// Output that could not be written, to a full disk perhaps, is a failure whatever else went well.
+int after_output(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  fmt::print(stderr, "plimsoll: standard output could not be written: {}\n", errno != 0 ? std::strerror(errno) : "unknown cause");
+  return code == cli::kDone ? cli::kFailure : code;
 }
 
 }  // namespace
@@ -40,53 +107,21 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "plimsoll 0.1.0");
   app.require_subcommand(0, 1);
   app.get_formatter()->column_width(34);
-  app.footer("Exit codes: 0 done; 2 bad usage or input; 3 no plan fits the budget; 4 device or library failure; 5 interrupted.\n"
-             "`plimsoll COMMAND --help` explains a command.");
+  app.footer(
+      "Exit codes:\n"
+      "  0  done\n"
+      "  2  bad usage or input: the message names the flag or the file, and the place in it\n"
+      "  3  no plan fits the budget: the message names the least that would do\n"
+      "  4  the device, a library or the system failed\n"
+      "  5  interrupted; with --checkpoint, what was reached is saved\n"
+      "`plimsoll COMMAND --help` explains a command.");
 
-  using Adder = cli::Run (*)(CLI::App&);
-  const std::pair<std::string, Adder> commands[] = {
-      {"train", cli::add_train},   {"plan", cli::add_plan},       {"verify", cli::add_verify},  {"profile", cli::add_profile},
-      {"models", cli::add_models}, {"policies", cli::add_policies}, {"devices", cli::add_devices},
-  };
-  std::vector<std::pair<std::string, cli::Run>> runs;
-  for (const auto& [name, add] : commands) runs.emplace_back(name, add(app));
-
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::CallForAllHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::CallForVersion& version) {
-    return app.exit(version);
-  } catch (const CLI::ExtrasError& error) {
-    std::string first;
-    for (const std::string& left : app.remaining(true)) {
-      if (first.empty() || left.starts_with("-")) first = left;
-      if (left.starts_with("-")) break;
-    }
-    fmt::print(stderr, "plimsoll: unknown argument '{}'{}\n", first, suggestion(app, first));
-    return cli::kBadInput;
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "plimsoll: {}\n", error.what());
-    return cli::kBadInput;
+  std::vector<cli::Run> runs;
+  for (const Command& command : kCommands) runs.push_back(command.add(app));
+  if (const auto code = parse(app, argc, argv)) return after_output(*code);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (app.got_subcommand(kCommands[i].name)) return after_output(run(runs[i]));
   }
-
-  for (const auto& [name, run] : runs) {
-    if (!app.got_subcommand(name)) continue;
-    try {
-      return run();
-    } catch (const Error& error) {
-      fmt::print(stderr, "plimsoll: {}\n", error.what());
-      return cli::exit_code(error.code());
-    } catch (const std::bad_alloc&) {
-      fmt::print(stderr, "plimsoll: the system has no more memory; lower --memory or --batch\n");
-      return cli::kFailure;
-    } catch (const std::exception& error) {
-      fmt::print(stderr, "plimsoll: internal error: {}\n", error.what());
-      return cli::kFailure;
-    }
-  }
-  fmt::print("{}", app.help());
-  return cli::kDone;
+  std::fputs(app.help().c_str(), stdout);
+  return after_output(cli::kDone);
 }

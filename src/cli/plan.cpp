@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "plimsoll/train.h"
@@ -156,28 +157,40 @@ int run_profile(const ProfileFlags& flags) {
 Run add_plan(CLI::App& app) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* command = app.add_subcommand("plan", "Say what a training step needs and costs, without running it");
+  command->footer(
+      "Examples:\n"
+      "  plimsoll plan vgg16 --batch 32 --memory 2GiB                        would it fit, and what would it cost?\n"
+      "  plimsoll plan resnet50 --batch 16 --explain layer1.0.conv1          what happens to this layer, and why\n"
+      "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json    for `verify` and `train --plan`");
   flags->add_to(*command, true);
   flags->add_optimizer_to(*command);
-  command->add_option("--data", flags->data, "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)");
-  command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE");
-  command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")->type_name("FILE");
-  command->add_option("--report", flags->report, "Write a report with charts of memory and time: one HTML file that needs no network")->type_name("FILE.html");
-  command->add_option("--explain", flags->explain, "Say what the plan does with this tensor, op or layer, and why")->type_name("NAME");
-  command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")->capture_default_str()->check(CLI::NonNegativeNumber);
+  command->add_option("--data", flags->data, "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")->check(not_empty());
+  command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE")->check(not_empty());
+  command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")->type_name("FILE")->check(not_empty());
+  command->add_option("--report", flags->report, "Write a report with charts of memory and time: one HTML file that needs no network")->type_name("FILE.html")->check(not_empty());
+  command->add_option("--explain", flags->explain, "Say what the plan does with this tensor, op or layer, and why")->type_name("NAME")->check(not_empty());
+  command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")->capture_default_str()->check(whole_number(0, 1 << 20));
   return [flags] { return run_plan(*flags); };
 }
 
 Run add_verify(CLI::App& app) {
   auto file = std::make_shared<std::string>(), json_target = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("verify", "Judge a saved plan: is every byte safe?");
-  command->add_option("PLAN", *file, "A file written by `plimsoll plan --save`")->required();
-  command->add_option("--json", *json_target, "Write JSON to FILE, or to standard output for '-'")->type_name("FILE");
+  command->footer(
+      "Example:\n"
+      "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json && plimsoll verify plan.json");
+  command->add_option("PLAN", *file, "A file written by `plimsoll plan --save`")->required()->check(not_empty());
+  command->add_option("--json", *json_target, "Write JSON to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
   return [file, json_target] { return run_verify(*file, *json_target); };
 }
 
 Run add_profile(CLI::App& app) {
   auto flags = std::make_shared<ProfileFlags>();
   CLI::App* command = app.add_subcommand("profile", "Measure every kernel that a network could use, ahead of training");
+  command->footer(
+      "Examples:\n"
+      "  plimsoll profile resnet50 --batch 16             `plan` and `train` then choose by measured times\n"
+      "  plimsoll profile resnet50 --batch 16 --again     anew, after a busy machine or a new library");
   flags->add_to(*command, true);
   command->add_flag("--again", flags->again, "Measure what the database has already, too");
   flags->add_optimizer_to(*command);

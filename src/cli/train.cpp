@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "plimsoll/checkpoint.h"
@@ -259,28 +260,34 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
 Run add_train(CLI::App& app) {
   auto flags = std::make_shared<TrainFlags>();
   CLI::App* command = app.add_subcommand("train", "Train a network inside a memory budget");
+  command->footer(
+      "Examples:\n"
+      "  plimsoll train                                                      the default network on the bundled digits\n"
+      "  plimsoll train resnet50 --batch 16 --memory 1GiB --steps 100        on synthetic images, inside 1 GiB\n"
+      "  plimsoll train resnet20 --data cifar10:DIR --epochs 30 --sched cosine --checkpoint c.safetensors\n"
+      "  plimsoll train --resume c.safetensors                               goes on where that stopped");
   flags->add_to(*command, false);
   flags->add_optimizer_to(*command);
-  command->add_option("--data", flags->data, "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic");
-  command->add_option("--epochs", flags->epochs, "Passes over the training data")->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  command->add_option("--steps", flags->steps, "Stop after this many steps in all")->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  command->add_option("--lr", flags->lr, "Learning rate (default: 0.05 for sgd, 0.001 for adam)")->check(CLI::PositiveNumber);
+  command->add_option("--data", flags->data, "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic")->check(not_empty());
+  command->add_option("--epochs", flags->epochs, "Passes over the training data")->check(whole_number(1, int64_t{1} << 30));
+  command->add_option("--steps", flags->steps, "Stop after this many steps in all")->check(whole_number(1, int64_t{1} << 40));
+  command->add_option("--lr", flags->lr, "Learning rate (default: 0.05 for sgd, 0.001 for adam)")->check(positive_number());
   command->add_option("--sched", flags->schedule.name, "Learning-rate schedule: constant, step, cosine")->capture_default_str();
-  command->add_option("--warmup-epochs", flags->schedule.warmup_epochs, "Epochs of linear warm-up")->check(CLI::NonNegativeNumber);
-  command->add_option("--warmup-lr", flags->schedule.warmup_lr, "Learning rate that the warm-up begins with")->check(CLI::NonNegativeNumber);
-  command->add_option("--min-lr", flags->schedule.min_lr, "Where the cosine schedule ends")->check(CLI::NonNegativeNumber);
-  command->add_option("--decay-epochs", flags->schedule.decay_epochs, "Epochs between the decays of the step schedule")->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  command->add_option("--decay-rate", flags->schedule.decay_rate, "Factor of a decay of the step schedule")->check(CLI::Range(0.0, 1.0));
-  command->add_option("--seed", flags->seed, "Of weights, order, augmentation and dropout")->capture_default_str();
+  command->add_option("--warmup-epochs", flags->schedule.warmup_epochs, "Epochs of linear warm-up")->check(whole_number(0, int64_t{1} << 30));
+  command->add_option("--warmup-lr", flags->schedule.warmup_lr, "Learning rate that the warm-up begins with")->check(number());
+  command->add_option("--min-lr", flags->schedule.min_lr, "Where the cosine schedule ends")->check(number());
+  command->add_option("--decay-epochs", flags->schedule.decay_epochs, "Epochs between the decays of the step schedule")->check(whole_number(1, int64_t{1} << 30));
+  command->add_option("--decay-rate", flags->schedule.decay_rate, "Factor of a decay of the step schedule")->check(number(0, 1));
+  command->add_option("--seed", flags->seed, "Of weights, order, augmentation and dropout")->capture_default_str()->check(seed_number());
   command->add_flag("--no-augment", flags->no_augment, "No random flips and crops");
-  command->add_option("-j,--workers", flags->workers, "Threads that prepare batches")->capture_default_str()->check(CLI::Range(1, 256));
-  command->add_option("--evaluate-every", flags->evaluate_every, "Epochs between evaluations on the test set; 0: never")->capture_default_str()->check(CLI::NonNegativeNumber);
-  command->add_option("--checkpoint", flags->checkpoint, "Save here (safetensors) after every epoch, at the end and when interrupted")->type_name("FILE");
-  command->add_option("--checkpoint-every", flags->checkpoint_every, "Save every so many steps, besides")->check(CLI::NonNegativeNumber);
-  command->add_option("--resume", flags->resume, "Go on exactly where this checkpoint stopped; flags not given are taken from it")->type_name("FILE");
-  command->add_option("--plan", flags->plan, "Run this plan, saved by `plimsoll plan --save`")->type_name("FILE");
-  command->add_option("--trace", flags->trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")->type_name("FILE");
-  command->add_option("--report", flags->report, "Write a report of the plan and the run, with charts: one HTML file that needs no network")->type_name("FILE.html");
+  command->add_option("-j,--workers", flags->workers, "Threads that prepare batches")->capture_default_str()->check(whole_number(1, 256));
+  command->add_option("--evaluate-every", flags->evaluate_every, "Epochs between evaluations on the test set; 0: never")->capture_default_str()->check(whole_number(0, int64_t{1} << 30));
+  command->add_option("--checkpoint", flags->checkpoint, "Save here (safetensors) after every epoch, at the end and when interrupted")->type_name("FILE")->check(not_empty());
+  command->add_option("--checkpoint-every", flags->checkpoint_every, "Save every so many steps, besides")->check(whole_number(0, int64_t{1} << 40));
+  command->add_option("--resume", flags->resume, "Go on exactly where this checkpoint stopped; flags not given are taken from it")->type_name("FILE")->check(not_empty());
+  command->add_option("--plan", flags->plan, "Run this plan, saved by `plimsoll plan --save`")->type_name("FILE")->check(not_empty());
+  command->add_option("--trace", flags->trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")->type_name("FILE")->check(not_empty());
+  command->add_option("--report", flags->report, "Write a report of the plan and the run, with charts: one HTML file that needs no network")->type_name("FILE.html")->check(not_empty());
   command->add_option("--costs", flags->costs, "measured: time kernels that the database lacks; estimated: do not")->capture_default_str()->check(CLI::IsMember({"measured", "estimated"}));
   command->add_flag("--check-memory", flags->check_memory, "Overwrite memory as soon as the plan says that it is free (slow; finds planning bugs)");
   return [flags, command] { return run_train(*flags, *command); };

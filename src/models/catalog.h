@@ -26,6 +26,14 @@ class ModelOptions {
   std::map<std::string, std::string, std::less<>> values_;
 };
 
+// "resnet:6-32-788-6", taken apart.
+struct ModelName {
+  std::string_view kind;  // "resnet"
+  ModelOptions options;
+};
+// Throws Error(invalid_input) for a network or an option that there is not, with the nearest, and for one without a value.
+ModelName parse_model_name(std::string_view name);
+
 struct ModelRequest {
   std::string name;       // as the user wrote it: the graph's name
   std::string_view kind;  // the entry's name: "resnet50"

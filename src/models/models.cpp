@@ -20,11 +20,12 @@ struct Entry {
   std::vector<std::string> options;  // the first may be given without its name: "resnet:6-32-788-6"
   int64_t channels, size, classes;
   Network (*build)(const ModelRequest&);
+  std::string_view example = {};  // of its options, where it has some
 };
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> list{
-      {"mlp", "fully connected layers with ReLU", {"hidden"}, 1, 28, 10, build_mlp},
+      {"mlp", "fully connected layers with ReLU", {"hidden"}, 1, 28, 10, build_mlp, "mlp:256-128"},
       {"lenet", "LeNet-5 with ReLU and max pooling", {}, 1, 28, 10, build_lenet},
       {"alexnet",
        "AlexNet, ungrouped, with LRN: the 23 layers of SuperNeurons",
@@ -32,30 +33,35 @@ const std::vector<Entry>& entries() {
        3,
        227,
        1000,
-       build_alexnet},
-      {"vgg11", "VGG configuration A", {"dropout"}, 3, 224, 1000, build_vgg},
-      {"vgg13", "VGG configuration B", {"dropout"}, 3, 224, 1000, build_vgg},
-      {"vgg16", "VGG configuration D", {"dropout"}, 3, 224, 1000, build_vgg},
-      {"vgg19", "VGG configuration E", {"dropout"}, 3, 224, 1000, build_vgg},
+       build_alexnet,
+       "alexnet:dropout=0.5"},
+      {"vgg11", "VGG configuration A", {"dropout"}, 3, 224, 1000, build_vgg, "vgg16:dropout=0.5"},
+      {"vgg13", "VGG configuration B", {"dropout"}, 3, 224, 1000, build_vgg, "vgg16:dropout=0.5"},
+      {"vgg16", "VGG configuration D", {"dropout"}, 3, 224, 1000, build_vgg, "vgg16:dropout=0.5"},
+      {"vgg19", "VGG configuration E", {"dropout"}, 3, 224, 1000, build_vgg, "vgg16:dropout=0.5"},
       {"resnet18", "ResNet of 18 layers for ImageNet", {}, 3, 224, 1000, build_resnet},
       {"resnet34", "ResNet of 34 layers for ImageNet", {}, 3, 224, 1000, build_resnet},
       {"resnet50", "ResNet of 50 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
       {"resnet101", "ResNet of 101 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
       {"resnet152", "ResNet of 152 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
-      {"resnet", "ResNet with a-b-c-d bottlenecks: depth 3(a+b+c+d)+2", {"blocks"}, 3, 224, 1000, build_resnet},
+      {"resnet", "ResNet with a-b-c-d bottlenecks: depth 3(a+b+c+d)+2", {"blocks"}, 3, 224, 1000, build_resnet,
+       "resnet:6-32-788-6"},
       {"resnet20", "ResNet of 20 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
       {"resnet32", "ResNet of 32 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
       {"resnet44", "ResNet of 44 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
       {"resnet56", "ResNet of 56 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
       {"resnet110", "ResNet of 110 layers for CIFAR", {}, 3, 32, 10, build_cifar_resnet},
-      {"inception3", "Inception v3 without the auxiliary classifier", {"dropout"}, 3, 299, 1000, build_inception3},
-      {"inception4", "Inception v4", {"dropout"}, 3, 299, 1000, build_inception4},
+      {"inception3", "Inception v3 without the auxiliary classifier", {"dropout"}, 3, 299, 1000, build_inception3,
+       "inception3:dropout=0.5"},
+      {"inception4", "Inception v4", {"dropout"}, 3, 299, 1000, build_inception4, "inception4:dropout=0.2"},
       {"densenet121", "DenseNet of 121 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
       {"densenet161", "DenseNet of 161 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
       {"densenet169", "DenseNet of 169 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
       {"densenet201", "DenseNet of 201 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
-      {"densenet", "DenseNet for CIFAR, without bottlenecks", {"depth", "growth"}, 3, 32, 10, build_cifar_densenet},
-      {"dcgan", "DCGAN: generator and discriminator in one step", {"z", "width"}, 3, 64, 1, build_dcgan},
+      {"densenet", "DenseNet for CIFAR, without bottlenecks", {"depth", "growth"}, 3, 32, 10, build_cifar_densenet,
+       "densenet:depth=40,growth=12"},
+      {"dcgan", "DCGAN: generator and discriminator in one step", {"z", "width"}, 3, 64, 1, build_dcgan,
+       "dcgan:z=100,width=64"},
   };
   return list;
 }
@@ -96,6 +102,10 @@ ModelOptions parse_options(const Entry& entry, std::string_view text) {
     const size_t equals = item.find('=');
     const bool named = equals != std::string_view::npos;
     if (entry.options.empty()) bad(fmt::format("model '{}' takes no options, got '{}'", entry.name, item));
+    if (item.empty() || item.substr(equals + 1).empty()) {
+      bad(fmt::format("model '{}': a value is missing in '{}:{}'; its options are written as in {}", entry.name,
+                      entry.name, text, entry.example));
+    }
     const std::string name(named ? item.substr(0, equals) : entry.options.front());
     const std::string value(named ? item.substr(equals + 1) : item);
     if (std::find(entry.options.begin(), entry.options.end(), name) == entry.options.end()) {
@@ -183,11 +193,19 @@ std::vector<int64_t> ModelOptions::list(std::string_view name, std::vector<int64
   return numbers;
 }
 
-Network build_model(std::string_view name, const ModelInput& input) {
+ModelName parse_model_name(std::string_view name) {
   const size_t colon = name.find(':');
   const Entry& entry = find_entry(name.substr(0, colon));
-  ModelRequest request{.name = std::string(name), .kind = entry.name, .input = fill_in(entry, input), .options = {}};
-  if (colon != std::string_view::npos) request.options = parse_options(entry, name.substr(colon + 1));
+  ModelName parsed{.kind = entry.name, .options = {}};
+  if (colon != std::string_view::npos) parsed.options = parse_options(entry, name.substr(colon + 1));
+  return parsed;
+}
+
+Network build_model(std::string_view name, const ModelInput& input) {
+  ModelName parsed = parse_model_name(name);
+  const Entry& entry = find_entry(parsed.kind);
+  ModelRequest request{
+      .name = std::string(name), .kind = entry.name, .input = fill_in(entry, input), .options = std::move(parsed.options)};
   try {
     return entry.build(request);
   } catch (const Error& error) {

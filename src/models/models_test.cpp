@@ -216,6 +216,11 @@ TEST(Models, NameWhatIsWrongWithTheName) {
   EXPECT_EQ(error_of("densenet:depth=40,grwth=40", {}),
             "unknown option of model 'densenet' 'grwth'; did you mean 'growth'? known: depth, growth");
   EXPECT_EQ(error_of("lenet:depth=3", {}), "model 'lenet' takes no options, got 'depth=3'");
+  EXPECT_EQ(error_of("resnet:", {}),
+            "model 'resnet': a value is missing in 'resnet:'; its options are written as in resnet:6-32-788-6");
+  EXPECT_EQ(error_of("mlp:hidden=", {}),
+            "model 'mlp': a value is missing in 'mlp:hidden='; its options are written as in mlp:256-128");
+  EXPECT_EQ(error_of("lenet:", {}), "model 'lenet' takes no options, got ''");
   EXPECT_EQ(error_of("resnet:3-4-6", {}), "option 'blocks': '3-4-6' has 3 numbers, expected 4, like 3-4-6-3");
   EXPECT_EQ(error_of("resnet:3-4-x-3", {}), "option 'blocks': 'x' in '3-4-x-3' is not a number between 1 and 1000000");
   EXPECT_EQ(error_of("densenet:depth=41", {}),

@@ -70,7 +70,60 @@ TEST_F(Cli, HelpTeaches) {
   for (const char* word : {"train", "plan", "verify", "profile", "models", "policies", "devices", "Exit codes"}) {
     EXPECT_THAT(help.out, HasSubstr(word));
   }
-  EXPECT_EQ(run("train --help").code, 0);
+  for (const char* code : {"0  done", "2  bad usage", "3  no plan", "4  the device", "5  interrupted"}) EXPECT_THAT(help.out, HasSubstr(code));
+  for (const char* command : {"train", "plan", "verify", "profile", "models", "policies", "devices"}) {
+    const Outcome outcome = run(std::string(command) + " --help");
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_THAT(outcome.out.substr(outcome.out.rfind("\nExample") + 1), testing::AllOf(testing::StartsWith("Example"), HasSubstr(std::string("plimsoll ") + command + " ")));
+  }
+}
+
+TEST_F(Cli, HelpForACommandThatThereIsNotIsNoHelp) {
+  for (const char* arguments : {"trian --help", "trian lenet --batch 3"}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("unknown command 'trian'; did you mean 'train'?"));
+  }
+}
+
+TEST_F(Cli, RefusesNumbersThatAreNone) {
+  for (const char* flag : {"--lr", "--momentum", "--weight-decay", "--min-lr", "--warmup-lr", "--decay-rate"}) {
+    for (const char* value : {"nan", "inf", "-1", "1e400", "''", "1x", "-nan"}) {
+      const Outcome outcome = run(std::string("train lenet ") + flag + " " + value);
+      EXPECT_EQ(outcome.code, 2) << flag << " " << value;
+      EXPECT_THAT(outcome.err, testing::StartsWith(std::string("plimsoll: ") + flag + ": a number ")) << value;
+      EXPECT_LT(outcome.err.size(), 120u);
+    }
+  }
+  for (const char* flag : {"--seed", "--batch", "--threads", "--epochs", "--steps", "--workers", "--evaluate-every"}) {
+    for (const char* value : {"-1", "18446744073709551616", "1.5", "''", "nan"}) {
+      const Outcome outcome = run(std::string("train lenet ") + flag + " " + value);
+      EXPECT_EQ(outcome.code, 2) << flag << " " << value;
+      EXPECT_THAT(outcome.err, testing::StartsWith(std::string("plimsoll: ") + flag + ": a whole number from ")) << value;
+      EXPECT_LT(outcome.err.size(), 140u);
+    }
+  }
+}
+
+TEST_F(Cli, RefusesEmptyNames) {
+  for (const char* flag : {"--resume", "--checkpoint", "--json", "--trace", "--report", "--plan", "--data"}) {
+    const Outcome outcome = run(std::string("train lenet --steps 1 ") + flag + " ''");
+    EXPECT_EQ(outcome.code, 2) << flag;
+    EXPECT_THAT(outcome.err, HasSubstr(std::string(flag) + ": it is empty"));
+  }
+  for (const char* flag : {"--save", "--json", "--trace", "--report", "--explain"}) {
+    const Outcome outcome = run(std::string("plan lenet ") + flag + " ''");
+    EXPECT_EQ(outcome.code, 2) << flag;
+    EXPECT_THAT(outcome.err, HasSubstr(std::string(flag) + ": it is empty"));
+  }
+}
+
+TEST_F(Cli, OutputThatCannotBeWrittenIsAFailure) {
+  for (const char* arguments : {"models", "--help", "--version", "plan lenet --batch 4", "plan lenet --batch 4 --json -"}) {
+    const int status = std::system((std::string(PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/full 2> " + path("err")).c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 4) << arguments;
+    EXPECT_THAT(slurp(path("err")), HasSubstr("No space left on device")) << arguments;
+  }
 }
 
 TEST_F(Cli, NamesTheNearestOfUnknownNames) {
