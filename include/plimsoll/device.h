@@ -15,6 +15,17 @@
 
 namespace plimsoll {
 
+// Memory behind the arena, with engines of its own that copy in and out beside compute.
+struct TierInfo {
+  std::string name;             // "host", "disk"
+  Bytes capacity;
+  double out_gb_per_s = 0;      // arena to tier
+  double in_gb_per_s = 0;       // tier to arena
+  double latency_us = 0;        // of a copy, before its first byte
+  double compute_share = 0;     // part of the compute engine's speed that a running copy takes, 0..1
+  friend bool operator==(const TierInfo&, const TierInfo&) = default;
+};
+
 struct DeviceInfo {
   std::string name;         // "cpu": what --device takes
   std::string description;  // "2 threads, AVX-512, oneDNN 2.6.3"
@@ -23,6 +34,7 @@ struct DeviceInfo {
   Bytes memory_total;       // of the machine
   Bytes memory_available;   // now
   bool simulated = false;   // plans only
+  std::vector<TierInfo> tiers;  // what a plan may use, the fastest first; none unless the user gives it
 };
 
 // How images lie in memory across a whole network; the layout pass compares these and picks one.

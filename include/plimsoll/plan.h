@@ -47,8 +47,17 @@ struct Stay {
   friend bool operator==(const Stay&, const Stay&) = default;
 };
 
-// A copy between the arena and slot [slot, slot + bytes) of an outside tier, on an engine that runs beside compute: it may
-// start when step `after` is complete (-1: at once) and is complete before step `before` starts.
+// Every slot begins at a multiple of it, so that a file can be read and written directly.
+inline constexpr int64_t kSlotAlignment = 4096;
+
+// A copy between the arena and slot [slot, slot + bytes) of an outside tier, on an engine that runs beside compute. It may
+// start when step `after` is complete (-1: at once) and so are all copies that must be complete before step `after` + 1; it is
+// complete before step `before` starts (the number of steps: before the training step ends).
+//
+//   step      3      4      5      6
+//   stay   [ y is written, read ][ free ]
+//   move         (out: after 3, before 6)     y's bytes are its own up to step 5; whoever takes them begins at step 6,
+//                                             a copy into them with after = 5 included
 struct Move {
   enum class Direction : uint8_t { out, in } direction = Direction::out;
   TensorId tensor;
@@ -59,8 +68,23 @@ struct Move {
   friend bool operator==(const Move&, const Move&) = default;
 };
 
+// A tensor that comes from outside (a state, an input) and lies in a tier between steps: the step finds it in this slot, and a
+// state is there again, with its new value, when the step is over. Without a home it lies in the arena from step 0.
+struct Home {
+  TensorId tensor;           // State::before, or a graph input
+  int tier = 0;
+  Bytes slot;
+  friend bool operator==(const Home&, const Home&) = default;
+};
+
+struct TierUse {
+  TierInfo tier;
+  Bytes used;                // the end of the highest slot
+  friend bool operator==(const TierUse&, const TierUse&) = default;
+};
+
 struct EngineSpan {          // one bar of the predicted timeline
-  int engine = 0;            // 0 compute, 1 copy out, 2 copy in
+  int engine = 0;            // 0 compute; 1 + 2 * tier: copies out to it; 2 + 2 * tier: copies in from it
   int32_t index = 0;         // step, or move
   double start_ms = 0;
   double end_ms = 0;
@@ -71,8 +95,12 @@ struct Prediction {
   StepIndex peak_step = 0;
   double step_time_ms = 0;
   double estimated_share = 0;  // part of step_time_ms that comes from estimates rather than measurements, 0..1
+  double lower_bound_ms = 0;   // no plan of this graph with these kernels is faster: every op once, nothing waits
   Bytes offload, prefetch;   // traffic of a step
+  double copy_ms = 0;        // how long the copy engines are busy
+  double stall_ms = 0;       // how long compute waits for them
   int recompute_steps = 0;
+  double recompute_ms = 0;
   std::vector<EngineSpan> timeline;
 };
 
@@ -89,6 +117,8 @@ struct Plan {
   std::vector<Step> steps;
   std::vector<Stay> stays;   // in order of first step, then offset
   std::vector<Move> moves;
+  std::vector<Home> homes;
+  std::vector<TierUse> tiers;  // what Move::tier and Home::tier count in
   Prediction predicted;
   double plan_time_ms = 0;
 };

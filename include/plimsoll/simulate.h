@@ -7,6 +7,9 @@
 
 namespace plimsoll {
 
+// What a copy takes on an engine that does nothing else. A rate of 0 is an instant copy (for papers' models).
+double copy_ms(const TierInfo& tier, Move::Direction direction, Bytes bytes);
+
 // Peak, step time, traffic and the timeline of every engine. The plan must be valid (verify.h).
 Prediction simulate(const Graph& graph, const Plan& plan, const CostTable& costs);
 

@@ -46,6 +46,20 @@ ordered_json move_json(const Move& move, const Graph& graph) {
           {"before", move.before}};
 }
 
+ordered_json home_json(const Home& home, const Graph& graph) {
+  return {{"tensor", graph.tensor(home.tensor).name}, {"tier", home.tier}, {"slot", home.slot.count}};
+}
+
+ordered_json tier_json(const TierUse& use, const Graph&) {
+  return {{"name", use.tier.name},
+          {"capacity", use.tier.capacity.count},
+          {"out_gb_per_s", use.tier.out_gb_per_s},
+          {"in_gb_per_s", use.tier.in_gb_per_s},
+          {"latency_us", use.tier.latency_us},
+          {"compute_share", use.tier.compute_share},
+          {"used", use.used.count}};
+}
+
 ordered_json prediction_json(const Prediction& p) {
   ordered_json timeline = ordered_json::array();
   for (const EngineSpan& span : p.timeline) timeline.push_back({span.engine, span.index, span.start_ms, span.end_ms});
@@ -53,9 +67,13 @@ ordered_json prediction_json(const Prediction& p) {
           {"peak_step", p.peak_step},
           {"step_time_ms", p.step_time_ms},
           {"estimated_share", p.estimated_share},
+          {"lower_bound_ms", p.lower_bound_ms},
           {"offload", p.offload.count},
           {"prefetch", p.prefetch.count},
+          {"copy_ms", p.copy_ms},
+          {"stall_ms", p.stall_ms},
           {"recompute_steps", p.recompute_steps},
+          {"recompute_ms", p.recompute_ms},
           {"timeline", timeline}};
 }
 
@@ -73,7 +91,7 @@ class PlanReader {
 
   Plan read() {
     file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
-                "plan_time_ms", "predicted", "steps", "stays", "moves"});
+                "plan_time_ms", "predicted", "steps", "stays", "moves", "homes", "tiers"});
     if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
     file_.member("version").integer(kVersion, kVersion);
     read_graph(file_.member("graph"));
@@ -88,9 +106,12 @@ class PlanReader {
     plan_.lower_bound = bytes(file_.member("lower_bound"));
     plan_.plan_time_ms = file_.member("plan_time_ms").number();
     const JsonReader steps = file_.member("steps"), stays = file_.member("stays"), moves = file_.member("moves");
+    const JsonReader homes = file_.member("homes"), tiers = file_.member("tiers");
     for (size_t i = 0; i < steps.size(); ++i) plan_.steps.push_back(step(steps.item(i)));
     for (size_t i = 0; i < stays.size(); ++i) plan_.stays.push_back(stay(stays.item(i)));
+    for (size_t i = 0; i < tiers.size(); ++i) plan_.tiers.push_back(tier(tiers.item(i)));
     for (size_t i = 0; i < moves.size(); ++i) plan_.moves.push_back(move(moves.item(i)));
+    for (size_t i = 0; i < homes.size(); ++i) plan_.homes.push_back(home(homes.item(i)));
     read_prediction(file_.member("predicted"));
     return std::move(plan_);
   }
@@ -168,22 +189,43 @@ class PlanReader {
     return m;
   }
 
+  Home home(const JsonReader& r) const {
+    r.only({"tensor", "tier", "slot"});
+    return {.tensor = tensor(r.member("tensor")), .tier = small(r.member("tier")), .slot = bytes(r.member("slot"))};
+  }
+
+  static TierUse tier(const JsonReader& r) {
+    r.only({"name", "capacity", "out_gb_per_s", "in_gb_per_s", "latency_us", "compute_share", "used"});
+    return {.tier = {.name = r.member("name").text(),
+                     .capacity = bytes(r.member("capacity")),
+                     .out_gb_per_s = r.member("out_gb_per_s").number(),
+                     .in_gb_per_s = r.member("in_gb_per_s").number(),
+                     .latency_us = r.member("latency_us").number(),
+                     .compute_share = r.member("compute_share").number()},
+            .used = bytes(r.member("used"))};
+  }
+
   void read_prediction(const JsonReader& r) {
     r.only(
-        {"peak", "peak_step", "step_time_ms", "estimated_share", "offload", "prefetch", "recompute_steps", "timeline"});
+        {"peak", "peak_step", "step_time_ms", "estimated_share", "lower_bound_ms", "offload", "prefetch", "copy_ms", "stall_ms",
+         "recompute_steps", "recompute_ms", "timeline"});
     Prediction& p = plan_.predicted;
     p.peak = bytes(r.member("peak"));
     p.peak_step = step_index(r.member("peak_step"), 0, last_step());
     p.step_time_ms = r.member("step_time_ms").number();
     p.estimated_share = r.member("estimated_share").number();
+    p.lower_bound_ms = r.member("lower_bound_ms").number();
     p.offload = bytes(r.member("offload"));
     p.prefetch = bytes(r.member("prefetch"));
+    p.copy_ms = r.member("copy_ms").number();
+    p.stall_ms = r.member("stall_ms").number();
     p.recompute_steps = small(r.member("recompute_steps"));
+    p.recompute_ms = r.member("recompute_ms").number();
     const JsonReader timeline = r.member("timeline");
     for (size_t i = 0; i < timeline.size(); ++i) {
       const JsonReader span = timeline.item(i);
       if (span.size() != 4) span.fail("engine, index, start and end were expected");
-      const int engine = static_cast<int>(span.item(0).integer(0, 2));
+      const int engine = static_cast<int>(span.item(0).integer(0, 2 * static_cast<int64_t>(plan_.tiers.size())));
       const size_t count = engine == 0 ? plan_.steps.size() : plan_.moves.size();
       const int64_t index = span.item(1).integer(0, static_cast<int64_t>(count) - 1);
       p.timeline.push_back({engine, static_cast<int32_t>(index), span.item(2).number(), span.item(3).number()});
@@ -211,7 +253,9 @@ std::string to_json(const Plan& plan, const Graph& graph) {
                      prediction_json(plan.predicted).dump());
   out += fmt::format(" \"steps\": {},\n", lines(plan.steps, graph, step_json));
   out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
-  out += fmt::format(" \"moves\": {}\n}}\n", lines(plan.moves, graph, move_json));
+  out += fmt::format(" \"moves\": {},\n", lines(plan.moves, graph, move_json));
+  out += fmt::format(" \"homes\": {},\n", lines(plan.homes, graph, home_json));
+  out += fmt::format(" \"tiers\": {}\n}}\n", lines(plan.tiers, graph, tier_json));
   return out;
 }
 

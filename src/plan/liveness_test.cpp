@@ -101,7 +101,8 @@ TEST(Simulate, CopiesRunBesideComputeAndAStepWaitsForThem) {
   for (int i = 0; i < 4; ++i) t = b.mix("m" + std::to_string(i), {t});
   Plan plan;
   for (OpId id : make_route(b.graph).order) plan.steps.push_back({.op = id, .kernel = "k"});
-  CostTable costs(MachineRates{.gflops = 1, .memory_gb_per_s = 0.001, .launch_us = 0});  // 4000 bytes: 4 ms
+  plan.tiers = {{.tier = {.name = "host", .capacity = 1_MiB, .out_gb_per_s = 0.001, .in_gb_per_s = 0.001}}};  // 4000 bytes: 4 ms
+  CostTable costs;
   for (const Op& op : b.graph.ops())
     costs.put({op_signature(b.graph, op), "k", 0}, {Cost::Source::measured, 1.0, 0, 3});
   Prediction alone = simulate(b.graph, plan, costs);
@@ -114,7 +115,11 @@ TEST(Simulate, CopiesRunBesideComputeAndAStepWaitsForThem) {
   EXPECT_DOUBLE_EQ(waiting.step_time_ms, 7);
   EXPECT_EQ(waiting.offload, 4000_B);
   EXPECT_EQ(waiting.prefetch, 0_B);
+  EXPECT_DOUBLE_EQ(waiting.stall_ms, 3);
   EXPECT_EQ(waiting.timeline.size(), 5u);
+  plan.moves[0].before = 4;  // from 1 ms to 5 ms at half the compute speed: steps 1 and 2 take 2 ms each
+  plan.tiers[0].tier.compute_share = 0.5;
+  EXPECT_DOUBLE_EQ(simulate(b.graph, plan, costs).step_time_ms, 6);
 }
 
 }  // namespace

@@ -44,13 +44,17 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     Case c = make_case(seed, seed % 2 == 0 ? "liveness" : "baseline");
     c.plan.steps[0].micro_batches = {3, 4};
     c.plan.steps[0].threads = 2;
-    c.plan.moves.push_back({Move::Direction::in, {1}, 2, 64_B, -1, 1});
+    c.plan.moves.push_back({Move::Direction::in, {1}, 1, 64_B, -1, 1});
+    c.plan.homes.push_back({{1}, 1, 64_B});
+    c.plan.tiers = {{.tier = {"host", 1_MiB, 8, 7.5, 10, 0.25}, .used = 4_KiB}, {.tier = {"disk", 1_GiB, 2, 2, 50, 0}, .used = 8_KiB}};
     c.plan.predicted.timeline = {{0, 0, 0.125, 1.5}, {2, 0, 1e-9, 3}};
     const std::string text = to_json(c.plan, c.graph);
     const Plan again = plan_from_json(text, c.graph);
     EXPECT_EQ(to_json(again, c.graph), text) << "seed " << seed;
     EXPECT_EQ(again.stays, c.plan.stays);
     EXPECT_EQ(again.moves, c.plan.moves);
+    EXPECT_EQ(again.homes, c.plan.homes);
+    EXPECT_EQ(again.tiers, c.plan.tiers);
     EXPECT_EQ(again.budget, c.plan.budget);
   }
 }

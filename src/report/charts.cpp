@@ -320,7 +320,7 @@ std::string memory_map(const Graph& graph, const Plan& plan) {
 }
 
 std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const StepRecord> records) {
-  std::array<std::vector<Bar>, 3> engines;
+  std::vector<std::vector<Bar>> engines(1 + 2 * plan.tiers.size());
   std::vector<Bar> measured;
   double total = 0;
   for (const EngineSpan& span : plan.predicted.timeline) {
@@ -338,13 +338,14 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
   if (total <= 0) return "";
 
   struct Row {
-    std::string_view label;
+    std::string label;
     const std::vector<Bar>* bars;
     bool steps;
   };
   std::vector<Row> rows{{"predicted", &engines[0], true}};
-  if (!engines[1].empty()) rows.push_back({"copy out", &engines[1], false});
-  if (!engines[2].empty()) rows.push_back({"copy in", &engines[2], false});
+  for (size_t e = 1; e < engines.size(); ++e) {
+    if (!engines[e].empty()) rows.push_back({fmt::format("{} {}", e % 2 == 1 ? "to" : "from", plan.tiers[(e - 1) / 2].tier.name), &engines[e], false});
+  }
   if (!measured.empty()) rows.push_back({"measured", &measured, true});
 
   const double ms_width = kPlot / total, bottom = 38.0 * static_cast<double>(rows.size());

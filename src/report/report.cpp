@@ -189,8 +189,10 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
 
   process(1, "predicted");
   thread(1, 0, "compute");
-  thread(1, 1, "copy out");
-  thread(1, 2, "copy in");
+  for (size_t t = 0; t < plan.tiers.size(); ++t) {
+    thread(1, static_cast<int>(2 * t + 1), "to " + plan.tiers[t].tier.name);
+    thread(1, static_cast<int>(2 * t + 2), "from " + plan.tiers[t].tier.name);
+  }
   std::vector<double> predicted_start(plan.steps.size(), 0);
   for (const EngineSpan& span : plan.predicted.timeline) {
     if (span.engine == 0) {
