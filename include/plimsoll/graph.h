@@ -40,6 +40,8 @@ enum class DType : uint8_t { f32, f64, i32, i64, u8, bit };  // bit: eight eleme
 std::string_view to_string(DType dtype);
 
 using Shape = std::vector<int64_t>;  // {} is a scalar
+// The elements that a tensor of a graph may have: sizes, and the sums of a million of them, fit 64 bits.
+inline constexpr int64_t kMostElements = int64_t{1} << 40;
 int64_t element_count(const Shape& shape);
 std::string to_string(const Shape& shape);  // "64x3x224x224"
 

@@ -120,6 +120,21 @@ void copy_element(std::byte* to, const std::byte* from, int64_t bytes) {
   }
 }
 
+// Every dimension at least 1, and no more elements than a tensor may have.
+void expect_shape(const Shape& shape, const std::string& what) {
+  int64_t elements = 1;
+  for (int64_t d : shape) {
+    if (d <= 0) throw Error(ErrorCode::invalid_input, fmt::format("{} has the shape {}", what, to_string(shape)));
+    if (d > kMostElements / elements) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{} has the shape {}: a tensor has at most 2^40 elements; lower --batch, --image-size or "
+                              "--num-classes",
+                              what, to_string(shape)));
+    }
+    elements *= d;
+  }
+}
+
 template <class T>
 const T& attribute(const std::map<std::string, Attribute, std::less<>>& items, std::string_view name,
                    std::string_view kind) {
@@ -271,9 +286,7 @@ std::vector<int64_t> Attributes::integers(std::string_view name, std::vector<int
 }
 
 TensorId Graph::add_source(std::string name, Shape shape, DType dtype, Role role, Initializer init) {
-  for (int64_t d : shape) {
-    if (d <= 0) throw Error(ErrorCode::invalid_input, fmt::format("tensor '{}' has the shape {}", name, to_string(shape)));
-  }
+  expect_shape(shape, fmt::format("tensor '{}'", name));
   const TensorId id{tensor_count()};
   if (!tensor_names_.emplace(name, id).second) {
     throw Error(ErrorCode::invalid_input, fmt::format("there is already a tensor '{}'", name));
@@ -326,12 +339,7 @@ OpId Graph::add_op(std::string_view type, std::string name, std::string layer, s
     if (!tensor_names_.emplace(out_name, out).second) {
       throw Error(ErrorCode::invalid_input, fmt::format("there is already a tensor '{}'", out_name));
     }
-    for (int64_t d : specs[i].shape) {
-      if (d <= 0) {
-        throw Error(ErrorCode::invalid_input, fmt::format("op '{}' ({}) would make '{}' of shape {}", op.name, type,
-                                                          out_name, to_string(specs[i].shape)));
-      }
-    }
+    expect_shape(specs[i].shape, fmt::format("op '{}' ({}): its output '{}'", op.name, type, out_name));
     Role role = specs[i].role;
     if (phase == Phase::backward && role == Role::activation) role = Role::gradient;
     tensors_.push_back({.name = std::move(out_name),

@@ -56,5 +56,29 @@ TEST(Graph, NamesTheOpAndTheShapesWhenTheyDoNotFit) {
   }
 }
 
+TEST(Graph, RefusesTensorsThatSizesCannotCount) {
+  const auto message_of = [](const auto& body) -> std::string {
+    try {
+      body();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_input);
+      return error.what();
+    }
+    return "no error";
+  };
+  Graph graph;
+  const int64_t huge = int64_t{1} << 32;
+  for (const Shape& shape : {Shape{huge, huge}, Shape{2, kMostElements}, Shape{huge, huge, huge, huge}}) {
+    EXPECT_EQ(message_of([&] { graph.add_source("x", shape, DType::f32, Role::input); }),
+              "tensor 'x' has the shape " + to_string(shape) +
+                  ": a tensor has at most 2^40 elements; lower --batch, --image-size or --num-classes");
+  }
+  const TensorId x = graph.add_source("x", {1 << 20, 1 << 20}, DType::f32, Role::input);
+  EXPECT_EQ(graph.tensor(x).bytes(), Bytes{int64_t{1} << 42});
+  EXPECT_EQ(message_of([&] { graph.add_op("Concat", "c", "c", {x, x}, {{"axis", int64_t{0}}}); }),
+            "op 'c' (Concat): its output 'c:0' has the shape 2097152x1048576: a tensor has at most 2^40 elements; lower "
+            "--batch, --image-size or --num-classes");
+}
+
 }  // namespace
 }  // namespace plimsoll

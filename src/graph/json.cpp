@@ -14,7 +14,6 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 constexpr std::string_view kFormat = "plimsoll graph";
 constexpr int64_t kVersion = 1;
-constexpr int64_t kMostElements = int64_t{1} << 50;
 
 constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::i32, DType::i64, DType::u8, DType::bit};
 constexpr Role kRoles[] = {Role::input,     Role::hyperparameter, Role::parameter, Role::optimizer_state,

@@ -71,7 +71,7 @@ TEST(GraphJson, ErrorsSayThePlaceAndWhatWasExpected) {
   EXPECT_EQ(error_of(replaced(text, "\"f32\"", "\"f33\"")),
             "tensors[0].dtype: one of f32, f64, i32, i64, u8, bit was expected, not \"f33\"");
   EXPECT_EQ(error_of(replaced(text, "[2,3]", "[2,-3]")),
-            "tensors[0].shape[1]: an integer from 1 to 562949953421312 was expected, not -3");
+            "tensors[0].shape[1]: an integer from 1 to 549755813888 was expected, not -3");
   EXPECT_EQ(error_of(replaced(text, "[2,3]", "[2,4]")),
             "ops[0]: op 'relu' (LeakyReluForward) makes 'y' of 2x4 f32, not 2x3 f32");
   EXPECT_EQ(error_of(replaced(text, "\"inputs\":[\"x\"]", "\"inputs\":[\"z\"]")),

@@ -156,6 +156,18 @@ TEST_F(Cli, RefusesImpossibleSizes) {
   EXPECT_EQ(run("plan lenet --batch many").code, 2);
 }
 
+TEST_F(Cli, RefusesHugeImagesAndBatchesWithTheirShapes) {
+  for (const char* network : {"mlp", "lenet", "resnet20", "vgg11"}) {
+    for (const char* command : {"plan ", "train --data synthetic:64 "}) {
+      const Outcome outcome = run(std::string(command) + network + " --image-size 65536");
+      EXPECT_EQ(outcome.code, 2) << command << network << outcome.err;
+      EXPECT_THAT(outcome.err, testing::AllOf(testing::ContainsRegex("op '.*x(65536x65536|4294967296)[: ]"), HasSubstr("--image-size")));
+    }
+  }
+  EXPECT_EQ(run("plan resnet18 --batch 1048576").code, 2);
+  EXPECT_EQ(run("plan mlp --batch 1048576 --num-classes 16777216").code, 2);
+}
+
 TEST_F(Cli, InfeasibleNamesTheLeastThatWouldDoTheStepAndTheTensors) {
   const Outcome outcome = run("plan lenet --batch 64 --memory 64KiB --json -");
   EXPECT_EQ(outcome.code, 3);

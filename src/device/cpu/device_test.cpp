@@ -279,5 +279,32 @@ TEST(Dnnl, OffersTheSameKernelsWhateverWasMadeBefore) {
   EXPECT_EQ(after, capacity);  // the host program's setting stays
 }
 
+// oneDNN's int arithmetic on such sizes divides by what overflowed to zero, and takes the process with it.
+TEST(Dnnl, RefusesSizesThatOneDnnCannotCount) {
+  const auto device = open_device("cpu", 1);
+  struct Case {
+    const char* type;
+    Shape x, w;
+  };
+  const std::vector<Case> cases = {
+      {"ConvForward", {32, 1, 65536, 65536}, {6, 1, 5, 5}},      // pixels of an image
+      {"ConvForward", {2048, 1, 8192, 8192}, {2, 1, 1, 1}},      // pixels of a batch
+      {"ConvForward", {65536, 12, 1024, 1024}, {10, 12, 1, 1}},  // an output's
+      {"FullyConnectedForward", {1, int64_t{1} << 32}, {2, int64_t{1} << 32}},
+      {"FullyConnectedForward", {int64_t{1} << 32, 2}, {2, 2}},
+  };
+  for (const Case& test : cases) {
+    Graph graph;
+    const TensorId x = graph.add_source("data", test.x, DType::f32, Role::input);
+    const TensorId w = graph.add_source("w", test.w, DType::f32, Role::parameter);
+    const Op& op = graph.op(graph.add_op(test.type, "first", "first", {x, w}));
+    for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
+      EXPECT_EQ(message_of([&] { device->kernels(graph, op, family); }),
+                "op 'first' (" + std::string(test.type) + "): tensor 'data' of shape " + to_string(test.x) +
+                    " is larger than oneDNN's kernels can count; lower --batch, --image-size or --num-classes");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace plimsoll

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -358,6 +359,26 @@ std::optional<Implementation> find_implementation(const_dnnl_op_desc_t operation
     if (one.name == name) return std::move(one);
   }
   return std::nullopt;
+}
+
+void expect_countable(const Graph& graph, const Op& op) {
+  auto check = [&](TensorId id) {
+    const Tensor& tensor = graph.tensor(id);
+    const Shape& shape = tensor.shape;
+    if (shape.size() < 2) return;
+    Shape batch = shape;
+    batch[1] = 1;
+    const Shape image(shape.begin() + 1, shape.end());
+    for (const Shape& part : {batch, image}) {
+      if (element_count(part) <= std::numeric_limits<int32_t>::max()) continue;
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("op '{}' ({}): tensor '{}' of shape {} is larger than oneDNN's kernels can count; lower "
+                              "--batch, --image-size or --num-classes",
+                              op.name, op.type->name, tensor.name, to_string(shape)));
+    }
+  };
+  for (TensorId id : op.inputs) check(id);
+  for (TensorId id : op.outputs) check(id);
 }
 
 const Tensor& tensor_at(const Graph& graph, const Op& op, Slot slot) {

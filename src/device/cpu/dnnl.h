@@ -86,6 +86,10 @@ std::optional<Implementation> find_implementation(const_dnnl_op_desc_t operation
                                                   const PrimitiveAttributes& attributes = {},
                                                   const Implementation* forward_hint = nullptr);
 
+// oneDNN counts the pixels of a batch and the elements of an image in 32 bits, and divides by what is left of larger ones.
+// Throws Error(unsupported) that names the op and the tensor where one of them is larger.
+void expect_countable(const Graph& graph, const Op& op);
+
 // A tensor of an op: its i-th input or output.
 struct Slot {
   bool is_output = false;

@@ -207,6 +207,7 @@ void add_specs(const Graph& graph, const Op& op, const Convolution& c, Layouts l
 }
 
 std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
+  expect_countable(graph, op);
   const ThreadCount scope(threads);
   const Convolution c = read(op);
   std::vector<KernelSpec> result;

@@ -69,6 +69,7 @@ const dnnl_memory_desc_t& weights_memory(const FullyConnected& f, const Implemen
 
 // Row-major weights first: every optimizer and checkpoint has them so. Then what each implementation would rather have.
 std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily, int threads) {
+  expect_countable(graph, op);
   const ThreadCount scope(threads);
   const FullyConnected f = read(op);
   std::vector<KernelSpec> result;

@@ -60,6 +60,7 @@ bool index_fits(const Graph& graph, const Pool& pool, const Implementation& one,
 bool needs_own(const Pool& pool) { return !pool.max && pool.count_padding && pool.overhangs(); }
 
 std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
+  expect_countable(graph, op);
   const ThreadCount scope(threads);
   const Pool pool = read_pool(graph, op);
   const Layout layout = family_layout(family, 4);

@@ -46,6 +46,7 @@ bool is_copy(const Tensor& from, const Tensor& to) {
 }
 
 std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily, int threads) {
+  expect_countable(graph, op);
   const ThreadCount scope(threads);
   const Tensor &from = tensor_at(graph, op, input(0)), &to = tensor_at(graph, op, output(0));
   Implementation one;
