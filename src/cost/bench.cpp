@@ -76,9 +76,9 @@ LoneOp isolate(const Graph& graph, const Op& op, const KernelSpec& spec) {
   return lone;
 }
 
-OpBench::OpBench(const Device& device, const LoneOp& lone) : device_(device) {
+OpBench::OpBench(const Device& device, const LoneOp& lone, int threads) : device_(device) {
   const Op& op = lone.graph.op(lone.op);
-  kernel_ = device.make_kernel(lone.graph, op, lone.kernel);
+  kernel_ = device.make_kernel(lone.graph, op, lone.kernel, threads);
   workspace_ = align_up(kernel_->workspace(), kAlignment);
   for (TensorId id : op.inputs) {
     const Tensor& tensor = lone.graph.tensor(id);

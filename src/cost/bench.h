@@ -21,7 +21,7 @@ LoneOp isolate(const Graph& graph, const Op& op, const KernelSpec& spec);
 // Where the tensors of the op lie when `sets` sets of them lie one after the other, and the workspace behind them.
 class OpBench {
  public:
-  OpBench(const Device& device, const LoneOp& lone);  // throws as make_kernel does
+  OpBench(const Device& device, const LoneOp& lone, int threads = 0);  // throws as make_kernel does
   Bytes set_bytes() const { return set_bytes_; }
   Bytes workspace() const { return workspace_; }
   Bytes bytes(int sets) const { return set_bytes_ * sets + workspace_; }

@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <set>
 #include <thread>
 
 #include "cost/bench.h"
+#include "cost/probe.h"
 #include "cost/signature.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
@@ -220,6 +222,69 @@ TEST(Probe, FindsPlausibleRatesInAFractionOfASecond) {
     EXPECT_LT(rates.launch_us, 1e4);
     RecordProperty(device->info().name + "_gflops", std::to_string(rates.gflops));
   }
+}
+
+// A machine of 100 GFLOP/s, 10 GB/s and 4 us an op for each thread, up to two of them, in a time of its own. While it is
+// busy, which lasts `busy_ms` from the start, every run of two threads takes `late_ms` longer.
+class FakeMachine {
+ public:
+  FakeMachine(double busy_ms, double late_ms) : busy_ms_(busy_ms), late_ms_(late_ms) {}
+
+  ProbeRuns runs() {
+    return {.product = [this](int64_t n, int threads) { return run(2e-8 * std::pow(n, 3), threads); },
+            .relu = [this](int64_t elements, int threads) { return run(8e-7 * static_cast<double>(elements), threads); },
+            .wait = [this](double ms) { now_ms_ += ms; }};
+  }
+  double now_ms() const { return now_ms_; }
+
+ private:
+  TimedRun run(double alone_ms, int threads) {
+    return [=, this] {
+      const double ms = 0.004 + alone_ms / threads + (threads > 1 && now_ms_ < busy_ms_ ? late_ms_ : 0);
+      now_ms_ += ms;
+      return ms;
+    };
+  }
+
+  double busy_ms_, late_ms_, now_ms_ = 0;
+};
+
+TEST(Probe, FindsTheRatesOfAQuietMachineInAFractionOfASecond) {
+  FakeMachine machine(0, 0);
+  const MachineRates rates = probe_rates(machine.runs(), 2);
+  EXPECT_NEAR(rates.gflops, 200, 2);
+  EXPECT_NEAR(rates.memory_gb_per_s, 20, 1);
+  EXPECT_NEAR(rates.launch_us, 4, 0.1);
+  EXPECT_LT(machine.now_ms(), 500);
+}
+
+TEST(Probe, TriesAgainWhenThreadsWereLate) {
+  for (double late_ms : {2.0, 12.0, 40.0, 300.0}) {  // of every run: a core is another program's for a while
+    FakeMachine machine(350, late_ms);
+    const MachineRates rates = probe_rates(machine.runs(), 2);
+    EXPECT_GE(rates.gflops, 95) << late_ms;
+    EXPECT_GE(rates.memory_gb_per_s, 9.5) << late_ms;
+    EXPECT_LT(rates.launch_us, 100) << late_ms;
+  }
+}
+
+TEST(Probe, BelievesOneThreadWhereAllAreLateAllTheTime) {
+  for (double late_ms : {15.0, 40.0, 300.0}) {
+    FakeMachine machine(1e9, late_ms);
+    const MachineRates rates = probe_rates(machine.runs(), 2);
+    EXPECT_NEAR(rates.gflops, 100, 2) << late_ms;
+    EXPECT_NEAR(rates.memory_gb_per_s, 10, 1) << late_ms;
+    EXPECT_NEAR(rates.launch_us, 20 * 4, 2) << late_ms;
+  }
+}
+
+TEST(Probe, KeepsTheDefaultOfWhatADeviceCannotRun) {
+  FakeMachine machine(0, 0);
+  ProbeRuns runs = machine.runs();
+  runs.product = [](int64_t, int) -> TimedRun { throw Error(ErrorCode::unsupported, "no products"); };
+  const MachineRates rates = probe_rates(runs, 2);
+  EXPECT_EQ(rates.gflops, MachineRates{}.gflops);
+  EXPECT_NEAR(rates.memory_gb_per_s, 20, 1);
 }
 
 }  // namespace

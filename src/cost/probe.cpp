@@ -1,66 +1,110 @@
 // The machine's rates, by the device's own kernels: a matrix product, a long streaming op, and an op of nothing.
+#include "cost/probe.h"
+
 #include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
 
 #include "cost/bench.h"
-#include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
 
-// The shortest of `runs` runs of the op's first kernel, in ms.
-double shortest_ms(const Device& device, const Graph& graph, OpId op, int runs) {
-  const KernelSpec spec = device.kernels(graph, graph.op(op), LayoutFamily::plain).at(0);
-  OpBench bench(device, isolate(graph, graph.op(op), spec));
-  const std::unique_ptr<Arena> arena = device.take_arena(bench.bytes(1));
-  bench.place(arena->base(), 1);
-  double least = bench.run();
-  for (int i = 0; i < runs; ++i) least = std::min(least, bench.run());
-  return least;
+constexpr double kRunsMs = 40;  // of one size: as many runs as fit, at least two
+constexpr int kMostRuns = 5;
+constexpr double kSizesMs = 150;  // spent on the sizes so far: a slow device gets no larger ones
+constexpr int kLaunches = 50;
+constexpr double kWaitsMs[] = {5, 20, 80, 200};  // before each further try
+// An op of nothing takes several threads a little longer than one: they have to be woken.
+constexpr double kLaunchByThreads = 20;
+
+struct Shortest {
+  double ms = 0;
+  double spent_ms = 0;
+};
+
+Shortest shortest(const TimedRun& run, int most_runs) {
+  double first = std::max(run(), 1e-6);  // warms up, too
+  Shortest result{first, first};
+  for (int i = 0; i < most_runs && (i == 0 || result.spent_ms < kRunsMs); ++i) {
+    const double ms = std::max(run(), 1e-6);
+    result.ms = std::min(result.ms, ms);
+    result.spent_ms += ms;
+  }
+  return result;
 }
 
-// Sizes grow until the shortest run takes this long: long against a thread's start and against being interrupted, and
-// reached by a slow device too.
-constexpr double kLongEnoughMs = 20;
-
-double product_ms(const Device& device, int64_t n, int runs) {
-  Graph graph;
-  const TensorId x = graph.add_source("x", {n, n}, DType::f32, Role::activation);
-  const TensorId w = graph.add_source("w", {n, n}, DType::f32, Role::activation);
-  return shortest_ms(device, graph, graph.add_op("FullyConnectedForward", "product", "product", {x, w}), runs);
-}
-
-double probe_gflops(const Device& device) {
-  double rate = 0;
-  for (int64_t n = 64; n <= 1024; n *= 2) {
-    const double ms = product_ms(device, n, 4);
-    rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / (std::max(ms, 1e-6) * 1e6));
-    if (ms > kLongEnoughMs) break;
+double gflops(const ProbeRuns& runs, int threads) {
+  double rate = 0, spent_ms = 0;
+  for (int64_t n = 64; n <= 1024 && spent_ms < kSizesMs; n *= 2) {
+    const Shortest time = shortest(runs.product(n, threads), kMostRuns);
+    rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / (time.ms * 1e6));
+    spent_ms += time.spent_ms;
   }
   return rate;
 }
 
-double relu_ms(const Device& device, int64_t elements, int runs) {
-  Graph graph;
-  const TensorId x = graph.add_source("x", {elements}, DType::f32, Role::activation);
-  return shortest_ms(device, graph, graph.add_op("ReluForward", "relu", "relu", {x}), runs);
-}
-
-double probe_memory_gb_per_s(const Device& device) {
-  double rate = 0;
+double memory_gb_per_s(const ProbeRuns& runs, int threads) {
+  double rate = 0, spent_ms = 0;
   for (int64_t elements = int64_t{1} << 16; elements <= int64_t{1} << 24; elements *= 16) {
-    const double ms = relu_ms(device, elements, 4);
-    rate = 8.0 * static_cast<double>(elements) / (std::max(ms, 1e-6) * 1e6);  // the last is out of the caches
-    if (ms > kLongEnoughMs) break;
+    const Shortest time = shortest(runs.relu(elements, threads), kMostRuns);
+    rate = 8.0 * static_cast<double>(elements) / (time.ms * 1e6);  // the last is out of the caches
+    spent_ms += time.spent_ms;
+    if (16 * time.ms > kSizesMs || spent_ms >= kSizesMs) break;
   }
   return rate;
+}
+
+double launches_per_us(const ProbeRuns& runs, int threads) {
+  const double relu_ms = shortest(runs.relu(16, threads), kLaunches).ms;
+  return 1 / (1000 * std::max(relu_ms, shortest(runs.product(16, threads), kLaunches).ms));
+}
+
+// The best of `rate` with all threads, tried until it is no less than `least` times that of one thread.
+template <class Rate>
+double believable(const ProbeRuns& runs, int threads, double least, Rate rate) {
+  if (threads <= 1) return rate(runs, 1);
+  const double floor = least * rate(runs, 1);
+  double best = rate(runs, threads);
+  for (double wait_ms : kWaitsMs) {
+    if (best >= floor) break;
+    runs.wait(wait_ms);
+    best = std::max(best, rate(runs, threads));
+  }
+  return std::max(best, floor);
+}
+
+TimedRun timed(const Device& device, const Graph& graph, OpId op, int threads) {
+  const KernelSpec spec = device.kernels(graph, graph.op(op), LayoutFamily::plain).at(0);
+  const auto bench = std::make_shared<OpBench>(device, isolate(graph, graph.op(op), spec), threads);
+  const std::shared_ptr<Arena> arena = device.take_arena(bench->bytes(1));
+  bench->place(arena->base(), 1);
+  return [bench, arena] { return bench->run(); };
+}
+
+ProbeRuns runs_on(const Device& device) {
+  ProbeRuns runs;
+  runs.product = [&device](int64_t n, int threads) {
+    Graph graph;
+    const TensorId x = graph.add_source("x", {n, n}, DType::f32, Role::activation);
+    const TensorId w = graph.add_source("w", {n, n}, DType::f32, Role::activation);
+    return timed(device, graph, graph.add_op("FullyConnectedForward", "product", "product", {x, w}), threads);
+  };
+  runs.relu = [&device](int64_t elements, int threads) {
+    Graph graph;
+    const TensorId x = graph.add_source("x", {elements}, DType::f32, Role::activation);
+    return timed(device, graph, graph.add_op("ReluForward", "relu", "relu", {x}), threads);
+  };
+  runs.wait = [](double ms) { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms)); };
+  return runs;
 }
 
 }  // namespace
 
-MachineRates probe_rates(const Device& device) {
+MachineRates probe_rates(const ProbeRuns& runs, int threads) {
   MachineRates rates;
-  if (device.info().simulated) return rates;
   auto probe = [](double& field, auto measure) {
     try {
       if (const double value = measure(); value > 0) field = value;
@@ -68,10 +112,14 @@ MachineRates probe_rates(const Device& device) {
       if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::device_failure) throw;
     }
   };
-  probe(rates.gflops, [&] { return probe_gflops(device); });
-  probe(rates.memory_gb_per_s, [&] { return probe_memory_gb_per_s(device); });
-  probe(rates.launch_us, [&] { return 1000 * std::max(relu_ms(device, 16, 50), product_ms(device, 16, 50)); });
+  probe(rates.gflops, [&] { return believable(runs, threads, 1, gflops); });
+  probe(rates.memory_gb_per_s, [&] { return believable(runs, threads, 1, memory_gb_per_s); });
+  probe(rates.launch_us, [&] { return 1 / believable(runs, threads, 1 / kLaunchByThreads, launches_per_us); });
   return rates;
+}
+
+MachineRates probe_rates(const Device& device) {
+  return device.info().simulated ? MachineRates{} : probe_rates(runs_on(device), device.info().threads);
 }
 
 }  // namespace plimsoll
