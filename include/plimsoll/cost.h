@@ -91,6 +91,7 @@ class CostDatabase {
   std::optional<MachineRates> rates();
   void save(const CostTable& table);      // one transaction; the newer of each source stays
   void save(const MachineRates& rates);
+  bool is_kept() const;                   // false: in memory, or the last saving failed; `notice` says why
   const std::string& notice() const;      // empty when nothing happened that a user should know
  private:
   struct Impl;

@@ -37,7 +37,7 @@ struct TrainOptions {
   std::optional<std::filesystem::path> checkpoint;  // saved at the end of every epoch, at the end, and on interruption
   int64_t checkpoint_every = 0;         // steps between saves, besides; 0: none
   std::optional<std::filesystem::path> resume;
-  std::optional<std::filesystem::path> plan;        // run this saved plan
+  std::optional<std::filesystem::path> plan;        // run this saved plan; policy and placement are the plan's
   std::string costs = "measured";       // measured: measure what the database lacks; estimated: do not
   bool check_memory = false;
 };
@@ -56,7 +56,8 @@ struct EpochEvent {
 };
 struct DoneEvent {
   bool interrupted = false;
-  int64_t steps = 0, epochs = 0;
+  int64_t steps = 0, epochs = 0;        // done now
+  int64_t step = 0;                     // steps done in all, those before a checkpoint included
   double images_per_second = 0;         // of the steps alone: evaluation and saving not counted
   double step_time_ms = 0;              // median of the compute of a step
   double predicted_step_time_ms = 0;    // as predicted before the first step

@@ -10,6 +10,9 @@
 
 namespace plimsoll {
 
+// Of a step: more is a slip, and what runs them would end the process. 0 stands for all.
+inline constexpr int kMostThreads = 4096;
+
 struct Violation {
   enum class Rule : uint8_t {
     wrong_graph,        // made for another graph
@@ -26,6 +29,7 @@ struct Violation {
     output_missing,     // an output of the graph is gone at the end
     bad_move,           // a copy overlaps the use of its bytes, or brings what was never taken out
     bad_index,          // a step, tensor or op that does not exist
+    bad_threads,        // a step is to run by fewer than no threads, or by more than kMostThreads
   } rule;
   StepIndex step = -1;
   std::string message;  // names the step, the op, the tensors, the offsets

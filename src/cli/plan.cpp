@@ -48,6 +48,7 @@ int run_plan(const PlanFlags& flags) {
   check_writable("--save", flags.save);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
+  check_choices(flags.policy, flags.placement);
   JsonLines out(flags.json);
   ModelInput input = input_of(flags);
   if (!flags.data.empty()) {
@@ -114,6 +115,7 @@ struct ProfileFlags : CommonFlags {
 };
 
 int run_profile(const ProfileFlags& flags) {
+  check_choices(flags.policy, flags.placement);
   JsonLines out(flags.json);
   const Network network = build_model(flags.model, input_of(flags));
   Session session = open_session(flags.device, flags.threads);
@@ -144,7 +146,7 @@ int run_profile(const ProfileFlags& flags) {
     say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms", flags.model,
                          input_of(flags).batch, measured, session.costs.entries().size(), program->plan.predicted.step_time_ms));
     out.write({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan.predicted.step_time_ms},
-               {"database", CostDatabase::default_path().string()}});
+               {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
     return kDone;
   }
   fmt::print(stderr, "plimsoll: {}\n", to_text(std::get<Infeasible>(result)));

@@ -15,6 +15,8 @@
 #include "plimsoll/train.h"
 #include "report/html.h"
 #include "report/report.h"
+#include "run/plan_file.h"
+#include "run/resume.h"
 
 namespace plimsoll::cli {
 namespace {
@@ -35,6 +37,8 @@ constexpr std::string_view kDefaultData = "digits";
 constexpr std::string_view kDefaultMemory = "12MiB";
 constexpr int64_t kDefaultEpochs = 12;
 
+double default_lr(std::string_view optimizer) { return optimizer == "sgd" ? 0.05 : 0.001; }
+
 struct TrainFlags : CommonFlags {
   std::string data;
   int64_t epochs = 0, steps = 0;
@@ -49,50 +53,84 @@ struct TrainFlags : CommonFlags {
 };
 
 // Flags that were not given come from the checkpoint, so that `--resume FILE` alone goes on with what was begun.
-void take_from_checkpoint(TrainFlags& flags, TrainOptions& options, const CLI::App& command) {
-  const TrainingState state = Checkpoint(flags.resume).state();
+void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const CLI::App& command) {
+  TrainOptions saved;
+  try {
+    saved = saved_options(Checkpoint(flags.resume).state());
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    throw Error(error.code(), text.starts_with(flags.resume) ? text : fmt::format("{}: {}", flags.resume, text));
+  }
   auto given = [&](const char* name) { return command.count(name) > 0; };
-  if (flags.model.empty()) options.model = state.model;
-  if (!given("--data")) options.data = state.data;
-  if (!given("--batch")) options.batch = state.batch;
-  if (!given("--optimizer")) options.optimizer.name = state.optimizer.name;
-  if (!given("--momentum")) options.optimizer.momentum = state.optimizer.momentum;
-  if (!given("--weight-decay")) options.optimizer.weight_decay = state.optimizer.weight_decay;
-  if (!given("--nesterov")) options.optimizer.nesterov = state.optimizer.nesterov;
-  if (given("--seed") && flags.seed != state.seed) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} was trained with --seed {}, but --seed {} is asked for now", flags.resume, state.seed, flags.seed));
-  }
-  if (!given("--lr")) options.schedule.lr = state.learning_rate;
-  if (!given("--sched")) options.schedule.name = state.schedule;
-  if (!given("--epochs") && !given("--steps")) {
-    options.epochs = state.total_epochs;
-    options.steps = state.total_steps;
-  }
-  if (!given("--policy")) options.policy = state.policy;
-  if (!given("--placement")) options.placement = state.placement;
-  if (!given("--memory") && state.budget.count != INT64_MAX) options.memory = state.budget;
-  if (!given("--exact")) options.exact = state.exact;
-  if (!given("--threads")) options.threads = state.threads;
-  if (!given("--device")) options.device = state.device;
-  auto setting = [&](const char* flag, const char* name, auto& value) {
-    auto it = state.settings.find(name);
-    if (it == state.settings.end() || given(flag)) return;
-    char* end = nullptr;
-    const double number = std::strtod(it->second.c_str(), &end);
-    if (it->second.empty() || *end != '\0' || !(number >= 0 && number <= 1e9)) {
-      throw Error(ErrorCode::corrupt_file, fmt::format("{}: the training state's setting '{}' is '{}'; a number from 0 was expected", flags.resume, name, it->second));
-    }
-    value = static_cast<std::remove_reference_t<decltype(value)>>(number);
+  auto take = [&](const char* flag, auto& now, const auto& then) {
+    if (!given(flag)) now = then;
   };
-  setting("--image-size", "image_size", options.image_size);
-  setting("--no-augment", "augment", options.augment);
-  setting("--num-classes", "classes", options.classes);
-  setting("--warmup-epochs", "warmup_epochs", options.schedule.warmup_epochs);
-  setting("--warmup-lr", "warmup_lr", options.schedule.warmup_lr);
-  setting("--min-lr", "min_lr", options.schedule.min_lr);
-  setting("--decay-rate", "decay_rate", options.schedule.decay_rate);
-  setting("--decay-epochs", "decay_epochs", options.schedule.decay_epochs);
+  if (given("--seed") && flags.seed != saved.seed) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} was trained with --seed {}, but --seed {} is asked for now", flags.resume, saved.seed, flags.seed));
+  }
+  if (flags.model.empty()) options.model = saved.model;
+  take("--data", options.data, saved.data);
+  take("--batch", options.batch, saved.batch);
+  take("--optimizer", options.optimizer.name, saved.optimizer.name);
+  take("--momentum", options.optimizer.momentum, saved.optimizer.momentum);
+  take("--weight-decay", options.optimizer.weight_decay, saved.optimizer.weight_decay);
+  take("--nesterov", options.optimizer.nesterov, saved.optimizer.nesterov);
+  take("--lr", options.schedule.lr, saved.schedule.lr);
+  take("--sched", options.schedule.name, saved.schedule.name);
+  take("--warmup-epochs", options.schedule.warmup_epochs, saved.schedule.warmup_epochs);
+  take("--warmup-lr", options.schedule.warmup_lr, saved.schedule.warmup_lr);
+  take("--min-lr", options.schedule.min_lr, saved.schedule.min_lr);
+  take("--decay-rate", options.schedule.decay_rate, saved.schedule.decay_rate);
+  take("--decay-epochs", options.schedule.decay_epochs, saved.schedule.decay_epochs);
+  if (!given("--epochs") && !given("--steps")) {
+    options.epochs = saved.epochs;
+    options.steps = saved.steps;
+  }
+  take("--policy", options.policy, saved.policy);
+  take("--placement", options.placement, saved.placement);
+  if (saved.memory) take("--memory", options.memory, saved.memory);
+  take("--exact", options.exact, saved.exact);
+  take("--threads", options.threads, saved.threads);
+  take("--device", options.device, saved.device);
+  take("--image-size", options.image_size, saved.image_size);
+  take("--num-classes", options.classes, saved.classes);
+  take("--no-augment", options.augment, saved.augment);
   if (flags.checkpoint.empty()) options.checkpoint = flags.resume;
+}
+
+// A plan says what the network is, and how it is run: flags that were not given come from it, and those that were may not
+// say otherwise. (train() compares model, batch, memory and device, and the graph, in which the optimizer is.)
+void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::App& command) {
+  const SavedPlan saved = load_plan(flags.plan);
+  auto given = [&](const char* name) { return command.count(name) > 0; };
+  auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} {}; make another plan, or leave the flag out", flags.plan, what));
+  };
+  if (given("--policy") && flags.policy != saved.plan.policy) {
+    refuse(fmt::format("is a plan by policy '{}', which --policy {} cannot change", saved.plan.policy, flags.policy));
+  }
+  if (given("--placement") && flags.placement != saved.plan.placement) {
+    refuse(fmt::format("has its offsets from placement '{}', which --placement {} cannot change", saved.plan.placement, flags.placement));
+  }
+  if (flags.exact && !saved.request.exact) refuse("was made without --exact, so its kernels may be others");
+  options.policy = saved.plan.policy;
+  options.placement = saved.plan.placement;
+  options.exact = saved.request.exact;
+  const OptimizerOptions& optimizer = saved.request.optimizer;
+  if (!given("--optimizer")) options.optimizer.name = optimizer.name;
+  if (!given("--momentum")) options.optimizer.momentum = optimizer.momentum;
+  if (!given("--weight-decay")) options.optimizer.weight_decay = optimizer.weight_decay;
+  if (!given("--nesterov")) options.optimizer.nesterov = optimizer.nesterov;
+  if (!given("--lr")) options.schedule.lr = default_lr(options.optimizer.name);
+  if (!given("--device")) options.device = saved.plan.device_name;
+  if (flags.model.empty()) options.model = saved.request.model;
+  if (!given("--batch")) options.batch = saved.request.input.batch;
+  const ModelInput& input = saved.request.input;
+  if (given("--data")) return;
+  const bool digits = input.channels == 1 && input.height == 8 && input.width == 8 && input.classes == 10;
+  options.data = digits ? kDefaultData : "synthetic";
+  if (!digits && !given("--image-size")) options.image_size = input.height;
+  if (!digits && !given("--num-classes")) options.classes = input.classes;
 }
 
 // Data for a model that was named without data: the digits where the network takes 8x8 images, else synthetic images.
@@ -107,7 +145,7 @@ std::string data_for(const std::string& model, int64_t batch) {
 
 TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   TrainOptions options;
-  const bool bare = flags.model.empty() && flags.resume.empty();
+  const bool bare = flags.model.empty() && flags.resume.empty() && flags.plan.empty();
   options.model = flags.model.empty() ? std::string(kDefaultModel) : flags.model;
   options.batch = flags.batch > 0 ? flags.batch : bare ? 64 : 32;
   options.memory = flags.memory_bytes();
@@ -119,7 +157,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.steps = flags.steps;
   options.optimizer = flags.optimizer_options();
   options.schedule = flags.schedule;
-  options.schedule.lr = flags.lr > 0 ? flags.lr : flags.optimizer == "sgd" ? 0.05 : 0.001;
+  options.schedule.lr = flags.lr > 0 ? flags.lr : default_lr(flags.optimizer);
   options.seed = flags.seed;
   options.exact = flags.exact;
   options.image_size = flags.image_size;
@@ -135,6 +173,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   if (!flags.plan.empty()) options.plan = flags.plan;
   options.data = flags.data;
   if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
+  if (!flags.plan.empty() && flags.resume.empty()) take_from_plan(flags, options, command);
   if (options.data.empty()) options.data = bare ? std::string(kDefaultData) : data_for(options.model, options.batch);
   if (bare) {
     if (!flags.memory) options.memory = parse_bytes(kDefaultMemory);
@@ -149,6 +188,7 @@ json done_json(const DoneEvent& d) {
   return {{"event", "done"},
           {"interrupted", d.interrupted},
           {"steps", d.steps},
+          {"step", d.step},
           {"epochs", d.epochs},
           {"images_per_second", d.images_per_second},
           {"step_time_ms", d.step_time_ms},
@@ -160,6 +200,16 @@ json done_json(const DoneEvent& d) {
           {"accuracy", d.accuracy ? json(*d.accuracy) : json(nullptr)},
           {"weights_sha256", d.weights_sha256},
           {"training_seconds", d.training_seconds}};
+}
+
+std::string done_text(const DoneEvent& d, const TrainOptions& options) {
+  if (d.steps == 0 && !d.interrupted) {
+    return fmt::format("nothing to do: {} has done {} steps already; raise {} to go on", options.resume ? options.resume->string() : "the training",
+                       d.step, options.steps > 0 && d.step >= options.steps ? "--steps" : "--epochs");
+  }
+  return fmt::format("{}: {} steps in {:.1f} s, {:.4g} images/s; a step {:.3g} ms (predicted {:.3g} ms); peak {} of {}",
+                     d.interrupted ? "interrupted" : "done", d.steps, d.training_seconds, d.images_per_second, d.step_time_ms,
+                     d.predicted_step_time_ms, to_string(d.peak), d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
 }
 
 ReportFacts::Measured measured_facts(const DoneEvent& d) {
@@ -238,9 +288,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
     return kInfeasible;
   }
   const DoneEvent& done = std::get<DoneEvent>(result);
-  std::string text = fmt::format("{}: {} steps in {:.1f} s, {:.4g} images/s; a step {:.3g} ms (predicted {:.3g} ms); peak {} of {}",
-                                 done.interrupted ? "interrupted" : "done", done.steps, done.training_seconds, done.images_per_second,
-                                 done.step_time_ms, done.predicted_step_time_ms, to_string(done.peak), done.budget.count == INT64_MAX ? "no budget" : to_string(done.budget));
+  std::string text = done_text(done, options);
   if (done.accuracy) text += fmt::format("\ntest accuracy {:.2f} %", 100 * *done.accuracy);
   if (options.checkpoint && done.steps > 0) text += fmt::format("\nsaved {}; go on with --resume {}", options.checkpoint->string(), options.checkpoint->string());
   if (recorded) {
@@ -285,7 +333,7 @@ Run add_train(CLI::App& app) {
   command->add_option("--checkpoint", flags->checkpoint, "Save here (safetensors) after every epoch, at the end and when interrupted")->type_name("FILE")->check(not_empty());
   command->add_option("--checkpoint-every", flags->checkpoint_every, "Save every so many steps, besides")->check(whole_number(0, int64_t{1} << 40));
   command->add_option("--resume", flags->resume, "Go on exactly where this checkpoint stopped; flags not given are taken from it")->type_name("FILE")->check(not_empty());
-  command->add_option("--plan", flags->plan, "Run this plan, saved by `plimsoll plan --save`")->type_name("FILE")->check(not_empty());
+  command->get_option("--resume")->excludes(command->add_option("--plan", flags->plan, "Run this plan, saved by `plimsoll plan --save`; it says model, batch, optimizer and policy")->type_name("FILE")->check(not_empty()));
   command->add_option("--trace", flags->trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")->type_name("FILE")->check(not_empty());
   command->add_option("--report", flags->report, "Write a report of the plan and the run, with charts: one HTML file that needs no network")->type_name("FILE.html")->check(not_empty());
   command->add_option("--costs", flags->costs, "measured: time kernels that the database lacks; estimated: do not")->capture_default_str()->check(CLI::IsMember({"measured", "estimated"}));

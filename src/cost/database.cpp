@@ -103,6 +103,7 @@ struct CostDatabase::Impl {
   fs::path path;
   std::string device_key;
   std::string notice;
+  bool kept = true;
   std::unique_ptr<SqliteConnection> connection;
 
   void say(const std::string& what) {
@@ -112,6 +113,7 @@ struct CostDatabase::Impl {
 
   void use_memory(const std::string& why) {
     say(fmt::format("the cost database '{}' cannot be used: {}; costs are kept for this run only", path.string(), why));
+    kept = false;
     connection = std::make_unique<SqliteConnection>("", SqliteConnection::Mode::in_memory);
     connection->run(kSchema);
   }
@@ -201,6 +203,7 @@ struct CostDatabase::Impl {
           open();
           continue;
         }
+        kept = false;
         say(fmt::format("costs could not be {} '{}': {}", doing, path.string(), error.what()));
         return;
       }
@@ -230,6 +233,8 @@ CostDatabase::CostDatabase(const fs::path& path, const DeviceInfo& device) : imp
 }
 
 CostDatabase::~CostDatabase() = default;
+
+bool CostDatabase::is_kept() const { return impl_->kept; }
 
 const std::string& CostDatabase::notice() const { return impl_->notice; }
 

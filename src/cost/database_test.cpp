@@ -83,6 +83,7 @@ TEST_F(Database, GivesBackWhatWasSaved) {
   {
     CostDatabase database(path, kDevice);
     EXPECT_EQ(database.notice(), "");
+    EXPECT_TRUE(database.is_kept());
     EXPECT_FALSE(database.rates().has_value());
     database.save(table(1.5));
     database.save(MachineRates{.gflops = 280, .memory_gb_per_s = 21, .launch_us = 3});
@@ -215,6 +216,7 @@ TEST_F(Database, AFolderThatCannotBeMadeMeansCostsInMemory) {
   std::ofstream(folder / "file") << "x";
   CostDatabase database(folder / "file" / "cache" / "costs.sqlite", kDevice);
   EXPECT_THAT(database.notice(), HasSubstr("its folder cannot be made"));
+  EXPECT_FALSE(database.is_kept());
   database.save(table(1));
   EXPECT_EQ(database.load().entries().size(), 1u);
 }

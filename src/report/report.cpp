@@ -172,18 +172,24 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
                         {"workspace_bytes", step.workspace.count}, {"recompute", step.recompute},
                         {"gflop", op.type->work ? op.type->work(graph, op).flops / 1e9 : 0.0}}}});
   };
+  // Views take no time, so they have no bar, and begin when what is before them ends.
+  auto runs = [&](StepIndex s) { return !graph.op(plan.steps[static_cast<size_t>(s)].op).type->is_view; };
   // Live bytes at the start of every step.
   std::vector<int64_t> change(plan.steps.size() + 1, 0);
   for (const Stay& stay : plan.stays) {
     change[static_cast<size_t>(stay.first)] += stay.bytes.count;
     change[static_cast<size_t>(stay.last) + 1] -= stay.bytes.count;
   }
-  auto counter = [&](int pid, auto start_ms) {
+  auto counter = [&](int pid, const std::vector<StepRecord>& times) {
     int64_t live = 0;
+    double now_ms = 0;
     for (size_t s = 0; s < plan.steps.size(); ++s) {
       live += change[s];
-      events.push_back({{"ph", "C"}, {"pid", pid}, {"name", "live MiB"}, {"ts", start_ms(s) * 1000},
+      const bool timed = runs(static_cast<StepIndex>(s));
+      if (timed) now_ms = times[s].start_ms;
+      events.push_back({{"ph", "C"}, {"pid", pid}, {"name", "live MiB"}, {"ts", now_ms * 1000},
                         {"args", {{"MiB", static_cast<double>(live) / 1048576.0}}}});
+      if (timed) now_ms = times[s].end_ms;
     }
   };
 
@@ -193,11 +199,11 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
     thread(1, static_cast<int>(2 * t + 1), "to " + plan.tiers[t].tier.name);
     thread(1, static_cast<int>(2 * t + 2), "from " + plan.tiers[t].tier.name);
   }
-  std::vector<double> predicted_start(plan.steps.size(), 0);
+  std::vector<StepRecord> predicted(plan.steps.size());
   for (const EngineSpan& span : plan.predicted.timeline) {
     if (span.engine == 0) {
-      predicted_start[static_cast<size_t>(span.index)] = span.start_ms;
-      bar(1, 0, span.index, span.start_ms, span.end_ms);
+      predicted[static_cast<size_t>(span.index)] = {span.start_ms, span.end_ms};
+      if (runs(span.index)) bar(1, 0, span.index, span.start_ms, span.end_ms);
     } else {
       const Move& move = plan.moves[static_cast<size_t>(span.index)];
       events.push_back({{"ph", "X"}, {"pid", 1}, {"tid", span.engine}, {"name", graph.tensor(move.tensor).name},
@@ -205,14 +211,14 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
                         {"args", {{"tier", move.tier}, {"bytes", graph.tensor(move.tensor).bytes().count}}}});
     }
   }
-  counter(1, [&](size_t s) { return predicted_start[s]; });
+  counter(1, predicted);
   if (!records.empty()) {
     process(2, "measured");
     thread(2, 0, "compute");
     for (size_t s = 0; s < records.size(); ++s) {
-      bar(2, 0, static_cast<StepIndex>(s), records[s].start_ms, records[s].end_ms);
+      if (runs(static_cast<StepIndex>(s))) bar(2, 0, static_cast<StepIndex>(s), records[s].start_ms, records[s].end_ms);
     }
-    counter(2, [&](size_t s) { return records[s].start_ms; });
+    counter(2, {records.begin(), records.end()});
   }
   return json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump();
 }

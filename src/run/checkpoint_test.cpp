@@ -1,5 +1,6 @@
 #include "plimsoll/checkpoint.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -313,6 +314,16 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
             "training state: field 'optimizer.beta1': expected a number");
   EXPECT_EQ(message("\"beta1\":0.9", "\"beta1\":1e999", ErrorCode::corrupt_file),
             "training state: not valid JSON: number overflow parsing '1e999'");
+  EXPECT_EQ(message("\"learning_rate\":0.0", "\"learning_rate\":-0.1", ErrorCode::corrupt_file),
+            "training state: field 'learning_rate': expected a number from 0 to 1000000000, not -0.1");
+  EXPECT_EQ(message("\"momentum\":0.9", "\"momentum\":7", ErrorCode::corrupt_file),
+            "training state: field 'optimizer.momentum': expected a number from 0 to 1, not 7");
+  for (const char* field : {"step", "epoch", "batch_in_epoch", "total_steps"}) {
+    EXPECT_EQ(message(fmt::format("\"{}\":0", field), fmt::format("\"{}\":4611686018427387904", field), ErrorCode::corrupt_file),
+              fmt::format("training state: field '{}': expected a whole number up to 1099511627776, not 4611686018427387904", field));
+  }
+  EXPECT_EQ(message("\"batch\":0", "\"batch\":20000000", ErrorCode::corrupt_file),
+            "training state: field 'batch': expected a whole number up to 16777216, not 20000000");
   EXPECT_EQ(message("\"kernels\":{}", "\"kernels\":{\"conv\":1}", ErrorCode::corrupt_file),
             "training state: field 'kernels.conv': expected a text");
   EXPECT_EQ(message("\"format_version\":1", "\"format_version\":2", ErrorCode::unsupported),

@@ -32,56 +32,75 @@ json request_json(const PlanRequest& r) {
             {"epsilon", r.optimizer.epsilon}}}};
 }
 
-PlanRequest request_from(const json& j) {
-  PlanRequest r;
-  r.model = j.at("model").get<std::string>();
-  r.input.batch = j.at("batch").get<int64_t>();
-  r.input.channels = j.at("channels").get<int64_t>();
-  r.input.height = j.at("height").get<int64_t>();
-  r.input.width = j.at("width").get<int64_t>();
-  r.input.classes = j.at("classes").get<int64_t>();
-  r.exact = j.at("exact").get<bool>();
-  const json& o = j.at("optimizer");
-  r.optimizer.name = o.at("name").get<std::string>();
-  r.optimizer.momentum = o.at("momentum").get<double>();
-  r.optimizer.nesterov = o.at("nesterov").get<bool>();
-  r.optimizer.weight_decay = o.at("weight_decay").get<double>();
-  r.optimizer.beta1 = o.at("beta1").get<double>();
-  r.optimizer.beta2 = o.at("beta2").get<double>();
-  r.optimizer.epsilon = o.at("epsilon").get<double>();
-  return r;
+OptimizerOptions optimizer_from(const JsonReader& r) {
+  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon"});
+  return {.name = r.member("name").text(),
+          .momentum = r.member("momentum").number(),
+          .nesterov = r.member("nesterov").boolean(),
+          .weight_decay = r.member("weight_decay").number(),
+          .beta1 = r.member("beta1").number(),
+          .beta2 = r.member("beta2").number(),
+          .epsilon = r.member("epsilon").number()};
+}
+
+PlanRequest request_from(const JsonReader& r) {
+  r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "optimizer"});
+  return {.model = r.member("model").text(),
+          .input = {.batch = r.member("batch").integer(1, 1 << 24),
+                    .channels = r.member("channels").integer(0, 1 << 16),
+                    .height = r.member("height").integer(0, 1 << 16),
+                    .width = r.member("width").integer(0, 1 << 16),
+                    .classes = r.member("classes").integer(0, 1 << 24)},
+          .optimizer = optimizer_from(r.member("optimizer")),
+          .exact = r.member("exact").boolean()};
+}
+
+// Reads a part that has a reader of its own; its places are told as places in the file.
+template <class Read>
+auto read_part(const JsonReader& file, std::string_view name, const Read& read) {
+  try {
+    return read(file.member(name).raw().dump());
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", name, error.what()));
+  }
 }
 
 }  // namespace
 
-void save_plan(const std::filesystem::path& path, const PlanRequest& request, const Program& program) {
+std::string to_json(const PlanRequest& request, const Program& program) {
   const json file = {{"format", kFormat},
                      {"version", kVersion},
                      {"request", request_json(request)},
                      {"layout", std::string(to_string(program.family))},
                      {"graph", json::parse(to_json(program.network.graph))},
                      {"plan", json::parse(to_json(program.plan, program.network.graph))}};
-  write_file_atomically(path, file.dump(1));
+  return file.dump(1);
+}
+
+void save_plan(const std::filesystem::path& path, const PlanRequest& request, const Program& program) {
+  write_file_atomically(path, to_json(request, program));
+}
+
+SavedPlan saved_plan_from_json(std::string_view text) {
+  const json document = parse_json(text);
+  const JsonReader file(document);
+  if (!document.is_object() || !file.has("format") || document["format"] != kFormat) {
+    throw Error(ErrorCode::corrupt_file, fmt::format("it is no saved plan: \"format\" should be \"{}\"", kFormat));
+  }
+  file.member("version").integer(kVersion, kVersion);
+  file.only({"format", "version", "request", "layout", "graph", "plan"});
+  SavedPlan saved;
+  saved.request = request_from(file.member("request"));
+  saved.family = family_named(file.member("layout").text());
+  saved.graph = read_part(file, "graph", [](const std::string& part) { return graph_from_json(part); });
+  saved.plan = read_part(file, "plan", [&](const std::string& part) { return plan_from_json(part, saved.graph); });
+  return saved;
 }
 
 SavedPlan load_plan(const std::filesystem::path& path) {
   const std::string text = read_file(path);
   try {
-    const json file = parse_json(text);
-    if (!file.is_object() || file.value("format", "") != kFormat) {
-      throw Error(ErrorCode::corrupt_file, fmt::format("it is no saved plan: \"format\" should be \"{}\"", kFormat));
-    }
-    if (file.at("version").get<int>() != kVersion) {
-      throw Error(ErrorCode::corrupt_file, fmt::format("version: {} was expected, not {}", kVersion, file.at("version").dump()));
-    }
-    SavedPlan saved;
-    saved.request = request_from(file.at("request"));
-    saved.family = family_named(file.at("layout").get<std::string>());
-    saved.graph = graph_from_json(file.at("graph").dump());
-    saved.plan = plan_from_json(file.at("plan").dump(), saved.graph);
-    return saved;
-  } catch (const json::exception& error) {
-    throw Error(ErrorCode::corrupt_file, fmt::format("{}: {}", path.string(), error.what()));
+    return saved_plan_from_json(text);
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", path.string(), error.what()));
   }

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "plimsoll/compile.h"
 #include "plimsoll/models.h"
@@ -24,6 +25,10 @@ struct SavedPlan {
   Graph graph;
   Plan plan;
 };
+
+std::string to_json(const PlanRequest& request, const Program& program);
+// Throws Error(corrupt_file) with the place and what was expected.
+SavedPlan saved_plan_from_json(std::string_view text);
 
 void save_plan(const std::filesystem::path& path, const PlanRequest& request, const Program& program);
 // Throws Error(invalid_input) when it cannot be read, Error(corrupt_file) with the place when it is not a plan.

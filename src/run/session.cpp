@@ -8,8 +8,10 @@
 #include <fstream>
 #include <map>
 
+#include "base/names.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/ops.h"
+#include "plimsoll/placement.h"
 #include "plimsoll/simulate.h"
 
 namespace plimsoll {
@@ -30,6 +32,16 @@ Cost summarize(std::vector<double> times) {
 }
 
 }  // namespace
+
+void check_choices(std::string_view policy, std::string_view placement) {
+  find_policy(policy);
+  std::vector<std::string> known;
+  for (const PlacementMethod& method : placement_methods()) {
+    if (method.name == placement) return;
+    known.emplace_back(method.name);
+  }
+  throw Error(ErrorCode::invalid_input, unknown_name("placement", placement, known));
+}
 
 BusyMeter::BusyMeter() { sample(total_, busy_, own_); }
 

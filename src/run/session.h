@@ -21,6 +21,9 @@ struct Session {
 // Opens the device and its database; probes the machine's speed when the database does not know it.
 Session open_session(std::string_view device, int threads);
 
+// Throws Error(invalid_input) with the nearest name where there is no policy or placement of this name: before any measuring.
+void check_choices(std::string_view policy, std::string_view placement);
+
 // Measures the kernels that the steps of `network` could use and that the table lacks, and saves them.
 int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure);
 

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 
 #include "plimsoll/checkpoint.h"
@@ -13,26 +11,19 @@
 #include "plimsoll/execute.h"
 #include "plimsoll/verify.h"
 #include "run/plan_file.h"
+#include "run/resume.h"
+#include "run/runner.h"
 #include "run/session.h"
+#include "run/training_loop.h"
 
 namespace plimsoll {
 namespace {
 
-constexpr size_t kTimesKept = 4096;           // of the last steps, for the median
 constexpr int64_t kStepsToCorrect = 5;        // fewer tell too little about the usual step
 constexpr double kPredictionTolerance = 0.1;
 constexpr double kHostShare = 0.85;           // of the free memory, when no budget is given
 constexpr Bytes kMeasuringRoom = 64_MiB;      // beyond the budget, for buffers while kernels are measured
 constexpr Bytes kHostReserve = 512_MiB;
-
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // The largest resident size that the process has had, by the kernel's account.
 Bytes process_peak() {
@@ -81,144 +72,6 @@ ModelInput input_for(const TrainOptions& options, const DataInfo& data) {
           .training = true};
 }
 
-// The tensors of a checkpoint and where they are read from.
-class States {
- public:
-  States(const Graph& graph, Executor& executor) : graph_(graph), executor_(executor) {
-    for (const State& state : graph.states) {
-      const Tensor& t = graph.tensor(state.before);
-      tensors_.push_back({t.name, t.shape, t.dtype, t.role});
-    }
-  }
-  const std::vector<CheckpointTensor>& tensors() const { return tensors_; }
-  TensorSource source() const {
-    return [this](size_t i, Bytes offset, std::span<std::byte> into) {
-      executor_.read(graph_.states[i].before, offset.count / 4, into);
-    };
-  }
-  std::string sha256() const { return weights_sha256(tensors_, source()); }
-
-  void load(const Checkpoint& checkpoint) {
-    checkpoint.check_contents();
-    std::vector<std::byte> chunk;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const size_t from = checkpoint.find(tensors_[i].name, tensors_[i].shape, tensors_[i].dtype);
-      const int64_t bytes = tensors_[i].bytes().count;
-      for (int64_t at = 0; at < bytes; at += int64_t{1} << 20) {
-        chunk.resize(static_cast<size_t>(std::min(int64_t{1} << 20, bytes - at)));
-        checkpoint.read(from, {at}, chunk);
-        executor_.write(graph_.states[i].before, at / 4, chunk);
-      }
-    }
-  }
-
- private:
-  const Graph& graph_;
-  Executor& executor_;
-  std::vector<CheckpointTensor> tensors_;
-};
-
-template <class T>
-void write_scalar(Executor& executor, TensorId id, T value) {
-  if (id.valid()) executor.write(id, std::as_bytes(std::span(&value, 1)));
-}
-float read_scalar(const Executor& executor, TensorId id) {
-  float value = 0;
-  executor.read(id, std::as_writable_bytes(std::span(&value, 1)));
-  return value;
-}
-
-// A program with its executor, fed with batches.
-class Runner {
- public:
-  Runner(const Program& program, const Device& device, const ExecuteOptions& options, std::shared_ptr<Arena> arena = nullptr)
-      : program_(program), executor_(program.network.graph, program.plan, device, options, std::move(arena)) {
-    const Graph& graph = program.network.graph;
-    learning_rate_ = graph.find_tensor("learning_rate");
-    step_number_ = graph.find_tensor("step_number");
-    seed_ = graph.find_tensor("seed");
-  }
-  Executor& executor() { return executor_; }
-
-  // Returns the seconds of the step itself.
-  double run(const Batch& batch, double lr, int64_t step, uint64_t seed) {
-    executor_.write(program_.network.data, std::as_bytes(batch.data));
-    if (program_.network.labels.valid()) executor_.write(program_.network.labels, std::as_bytes(batch.labels));
-    write_scalar(executor_, learning_rate_, static_cast<float>(lr));
-    write_scalar(executor_, step_number_, step);
-    write_scalar(executor_, seed_, static_cast<int64_t>(seed));
-    const double start = now_s();
-    executor_.run_step();
-    return now_s() - start;
-  }
-  double loss() const {
-    double sum = 0;
-    for (const Objective& objective : program_.network.objectives) sum += read_scalar(executor_, objective.loss);
-    return sum;
-  }
-  std::optional<double> correct() const {
-    if (!program_.network.correct.valid()) return std::nullopt;
-    return read_scalar(executor_, program_.network.correct);
-  }
-
- private:
-  const Program& program_;
-  Executor executor_;
-  TensorId learning_rate_, step_number_, seed_;
-};
-
-// The evaluation of a training: its own program in the training's arena, at the largest batch that fits beside the states.
-class Evaluation {
- public:
-  Evaluation(const TrainOptions& options, ModelInput input, const Program& training, const Device& device, const CostTable& costs,
-             const CompileOptions& compile, std::shared_ptr<Arena> arena) {
-    input.training = false;
-    for (;;) {
-      auto result = compile_evaluation(build_model(options.model, input), training, device, costs, compile);
-      if (auto* program = std::get_if<Program>(&result)) {
-        program_ = std::make_unique<Program>(std::move(*program));
-        break;
-      }
-      if (input.batch == 1) {
-        throw Error(ErrorCode::infeasible, fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",
-                                                       to_string(training.plan.arena), to_text(std::get<Infeasible>(result))));
-      }
-      input.batch /= 2;
-    }
-    batch_ = input.batch;
-    runner_ = std::make_unique<Runner>(*program_, device, ExecuteOptions{.check_memory = options.check_memory}, std::move(arena));
-  }
-
-  struct Result {
-    double loss = 0;
-    std::optional<double> accuracy;
-  };
-  Result run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {
-    Loader loader(data, {.split = Split::test, .batch = batch_, .seed = seed});
-    double loss = 0, correct = 0;
-    bool has_correct = true;
-    int64_t count = 0;
-    for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
-      const Batch& batch = loader.next();
-      runner_->run(batch, 0, 0, seed);
-      count += batch.count;
-      loss += runner_->loss() * static_cast<double>(batch_);
-      if (const auto c = runner_->correct()) {
-        correct += *c;
-      } else {
-        has_correct = false;
-      }
-    }
-    const double n = static_cast<double>(std::max<int64_t>(1, count));
-    return {loss / n, has_correct ? std::optional<double>(correct / n) : std::nullopt};
-  }
-
- private:
-  std::unique_ptr<Program> program_;
-  std::unique_ptr<Runner> runner_;
-  int64_t batch_ = 0;
-};
-
 bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
   for (const Step& step : program.plan.steps) {
@@ -245,19 +98,134 @@ Bytes default_budget(const DeviceInfo& device) {
   return {std::max<int64_t>(free / 2, static_cast<int64_t>(static_cast<double>(free) * kHostShare) - kHostReserve.count)};
 }
 
-// What must be the same for a resumed run to be the continuation of the saved one.
-void check_resumable(const TrainOptions& options, const TrainingState& saved, const std::filesystem::path& file) {
-  auto differ = [&](std::string_view what, const std::string& now, const std::string& then) {
-    if (now != then) {
+// What a training begins from, besides its options: nothing, a checkpoint, or a saved plan.
+struct Beginning {
+  std::optional<Checkpoint> checkpoint;
+  std::optional<SavedPlan> plan;
+};
+
+void check_names(const TrainOptions& options) {
+  check(options.schedule);
+  check_choices(options.policy, options.placement);
+  if (options.resume && options.plan) {
+    throw Error(ErrorCode::invalid_input, "--resume and --plan: a resumed training repeats its own kernels; give one of them");
+  }
+}
+
+// Also takes the seed of a checkpoint: of weights, data, order and dropout, so that the same run goes on.
+Beginning begin(TrainOptions& options) {
+  Beginning beginning;
+  if (options.resume) {
+    beginning.checkpoint.emplace(*options.resume);
+    check_resumable(options, beginning.checkpoint->state(), *options.resume);
+    beginning.checkpoint->check_contents();
+    options.seed = beginning.checkpoint->state().seed;
+  }
+  if (options.plan) {
+    beginning.plan = load_plan(*options.plan);
+    const PlanRequest& request = beginning.plan->request;
+    if (request.model != options.model || request.input.batch != options.batch) {
       throw Error(ErrorCode::invalid_input,
-                  fmt::format("{} was saved with {} {}, but {} is asked for now", file.string(), what, then, now));
+                  fmt::format("{} is a plan for {} with batch {}, not for {} with batch {}", options.plan->string(),
+                              request.model, request.input.batch, options.model, options.batch));
     }
+  }
+  return beginning;
+}
+
+// A saved plan is run as it is: what is compiled for it is the graph alone, in which its kernels and layouts are pinned.
+void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& options, const DeviceInfo& device) {
+  const std::string file = options.plan->string();
+  if (saved.plan.device_key != device.key) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({})", file,
+                                                      saved.plan.device_name, saved.plan.device_key, device.name, device.key));
+  }
+  if (options.memory && *options.memory < saved.plan.arena) {
+    throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}", file, to_string(saved.plan.arena),
+                                                   to_string(*options.memory)));
+  }
+  compile.memory = {INT64_MAX};
+  compile.policy = "liveness";
+  compile.family = saved.family;
+  for (const Step& step : saved.plan.steps) compile.kernels[saved.graph.op(step.op).name] = step.kernel;
+  for (const State& state : saved.graph.states) {
+    const Tensor& t = saved.graph.tensor(state.before);
+    compile.state_layouts[t.name] = t.layout;
+  }
+}
+
+CompileOptions compile_options(const TrainOptions& options, const Beginning& beginning, const DeviceInfo& device,
+                               const std::function<void(const std::string&)>& notice) {
+  CompileOptions compile{.memory = options.memory ? *options.memory : default_budget(device),
+                         .policy = options.policy,
+                         .placement = options.placement,
+                         .optimizer = options.optimizer,
+                         .exact = options.exact};
+  if (beginning.plan) pin(compile, *beginning.plan, options, device);
+  if (!beginning.checkpoint) return compile;
+  const TrainingState& saved = beginning.checkpoint->state();
+  if (saved.device_key == device.key) {
+    pin(compile, saved);
+  } else {
+    notice(fmt::format("the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in "
+                       "the last bits",
+                       saved.device_key));
+  }
+  return compile;
+}
+
+// Measures the kernels that the database lacks. Returns an answer when no plan fits: then it is not worth measuring.
+std::optional<Infeasible> measure_kernels(Session& session, const Network& network, const CompileOptions& compile,
+                                          const TrainOptions& options, const TrainListener& listener,
+                                          const std::function<void(const std::string&)>& notice) {
+  const BusyMeter busy;
+  auto first = compile_training(network, *session.device, session.costs, compile);
+  if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
+  MeasureOptions measuring;
+  measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
+  measuring.stop = listener.stop;
+  measuring.progress = [&](int done, int total, const std::string& what) {
+    if (listener.preparing) listener.preparing(what, done, total);
   };
-  differ("model", options.model, saved.model);
-  differ("batch", fmt::to_string(options.batch), fmt::to_string(saved.batch));
-  differ("optimizer", options.optimizer.name, saved.optimizer.name);
-  auto kind = [](const std::string& data) { return data.substr(0, data.find(':')); };
-  differ("data", kind(options.data), kind(saved.data));
+  const int measured = measure_missing(session, network, compile, measuring);
+  if (measured > 0) {
+    notice(session.database->is_kept() ? fmt::format("measured {} kernels; kept in {}", measured, CostDatabase::default_path().string())
+                                       : fmt::format("measured {} kernels, for this run only: {}", measured, session.database->notice()));
+    if (busy.others() > kTooBusy) {
+      notice(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "
+                         "with `plimsoll profile {} --batch {} --again`", 100 * busy.others(), options.model, options.batch));
+    }
+  }
+  if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
+  return std::nullopt;
+}
+
+// Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
+void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options) {
+  const std::string file = options.plan->string();
+  if (saved.plan.graph_fingerprint != program.plan.graph_fingerprint) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{} was made for another graph: '{}' {:016x}, but '{}' here is {:016x}; images, classes, optimizer and "
+                            "its settings must be those that `plan` was told, with --data and the others", file,
+                            saved.plan.graph_name, saved.plan.graph_fingerprint, program.network.graph.name,
+                            program.plan.graph_fingerprint));
+  }
+  if (const auto violations = verify(program.network.graph, saved.plan, 1); !violations.empty()) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} is not safe: {}", file, violations[0].message));
+  }
+  program.plan = saved.plan;
+  if (options.memory) program.plan.budget = *options.memory;
+}
+
+// What cannot be done with a saved plan is told as the plan's fault.
+template <class Action>
+auto naming_plan(const TrainOptions& options, const Action& action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    if (options.plan) throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", options.plan->string(), error.what()));
+    throw;
+  }
 }
 
 }  // namespace
@@ -266,266 +234,69 @@ ModelInput training_input(const TrainOptions& options) { return input_for(option
 
 std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const TrainListener& listener) {
   TrainOptions options = asked;
-  auto notice = [&](const std::string& text) {
+  const std::function<void(const std::string&)> notice = [&](const std::string& text) {
     if (listener.notice) listener.notice(text);
   };
-  check(options.schedule);
-  find_policy(options.policy);
-  if (options.resume && options.plan) {
-    throw Error(ErrorCode::invalid_input, "--resume and --plan: a resumed training repeats its own kernels; give one of them");
-  }
-  std::optional<Checkpoint> checkpoint;
-  if (options.resume) {
-    checkpoint.emplace(*options.resume);
-    check_resumable(options, checkpoint->state(), *options.resume);
-    checkpoint->check_contents();
-    options.seed = checkpoint->state().seed;  // of weights, data, order and dropout: the same run goes on
-  }
+  check_names(options);
+  const Beginning beginning = begin(options);
   const std::shared_ptr<const DataSet> data = open_for(options);
   const ModelInput input = input_for(options, data->info());
   const Network network = build_model(options.model, input);
 
   Session session = open_session(options.device, options.threads);
   for (const std::string& text : session.notices) notice(text);
-  CompileOptions compile{.memory = options.memory ? *options.memory : default_budget(session.device->info()),
-                         .policy = options.policy,
-                         .placement = options.placement,
-                         .optimizer = options.optimizer,
-                         .exact = options.exact};
-  std::optional<SavedPlan> saved_plan;
-  if (checkpoint) {
-    const TrainingState& saved = checkpoint->state();
-    if (saved.device_key == session.device->info().key) {
-      compile.kernels = saved.kernels;
-      for (const auto& [name, tag] : saved.state_layouts) compile.state_layouts[name] = {tag};
-      compile.family = family_named(saved.layout_family);
-    } else {
-      notice(fmt::format("the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in "
-                         "the last bits",
-                         saved.device_key));
-    }
-  } else if (options.plan) {
-    saved_plan = load_plan(*options.plan);
-    if (saved_plan->request.model != options.model || saved_plan->request.input.batch != options.batch) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("{} is a plan for {} with batch {}, not for {} with batch {}", options.plan->string(),
-                              saved_plan->request.model, saved_plan->request.input.batch, options.model, options.batch));
-    }
-    if (saved_plan->plan.device_key != session.device->info().key) {
-      throw Error(ErrorCode::invalid_input, fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({})",
-                                                        options.plan->string(), saved_plan->plan.device_name,
-                                                        saved_plan->plan.device_key, session.device->info().name,
-                                                        session.device->info().key));
-    }
-    compile.family = saved_plan->family;
-    compile.policy = saved_plan->plan.policy;
-    if (options.memory && *options.memory < saved_plan->plan.arena) {
-      throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}", options.plan->string(),
-                                                     to_string(saved_plan->plan.arena), to_string(*options.memory)));
-    }
-    compile.memory = saved_plan->plan.budget;
-    for (const Step& step : saved_plan->plan.steps) compile.kernels[saved_plan->graph.op(step.op).name] = step.kernel;
-    for (const State& state : saved_plan->graph.states) {
-      const Tensor& t = saved_plan->graph.tensor(state.before);
-      compile.state_layouts[t.name] = t.layout;
-    }
-  }
+  const CompileOptions compile = compile_options(options, beginning, session.device->info(), notice);
   const bool measure = options.costs == "measured";
-  const BusyMeter busy;
   if (measure && !options.exact && compile.kernels.empty()) {
-    // What cannot fit is not worth measuring.
-    auto first = compile_training(network, *session.device, session.costs, compile);
-    if (auto* infeasible = std::get_if<Infeasible>(&first)) return *infeasible;
-    const Bytes room{std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
-    MeasureOptions measuring;
-    measuring.memory = room;
-    measuring.stop = listener.stop;
-    measuring.progress = [&](int done, int total, const std::string& what) {
-      if (listener.preparing) listener.preparing(what, done, total);
-    };
-    const int measured = measure_missing(session, network, compile, measuring);
-    if (measured > 0) {
-      notice(fmt::format("measured {} kernels; kept in {}", measured, CostDatabase::default_path().string()));
-      if (busy.others() > kTooBusy) {
-        notice(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "
-                           "with `plimsoll profile {} --batch {} --again`", 100 * busy.others(), options.model, options.batch));
-      }
-    }
-    if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
+    if (auto infeasible = measure_kernels(session, network, compile, options, listener, notice)) return *infeasible;
   }
-
-  auto compiled = compile_training(network, *session.device, session.costs, compile);
+  auto compiled = naming_plan(options, [&] { return compile_training(network, *session.device, session.costs, compile); });
   if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
   Program program = std::get<Program>(std::move(compiled));
-  if (saved_plan) {
-    if (saved_plan->plan.graph_fingerprint != program.plan.graph_fingerprint) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("{} was made for another graph: '{}' {:016x}, but '{}' here is {:016x}", options.plan->string(),
-                              saved_plan->plan.graph_name, saved_plan->plan.graph_fingerprint, program.network.graph.name,
-                              program.plan.graph_fingerprint));
-    }
-    if (const auto violations = verify(program.network.graph, saved_plan->plan, 1); !violations.empty()) {
-      throw Error(ErrorCode::invalid_input, fmt::format("{} is not safe: {}", options.plan->string(), violations[0].message));
-    }
-    program.plan = saved_plan->plan;
-  }
-  if (measure && !saved_plan && needs_calibration(program, session.costs)) calibrate(session, program);
+  if (beginning.plan) use_plan(program, *beginning.plan, options);
+  if (measure && !beginning.plan && needs_calibration(program, session.costs)) calibrate(session, program);
   const double predicted_ms = program.plan.predicted.step_time_ms;
   if (listener.planned) listener.planned(program, data->info().name);
 
-  const auto runner_of_plan = [&] {
-    try {
-      return std::make_unique<Runner>(program, *session.device,
-                                      ExecuteOptions{.check_memory = options.check_memory, .record_times = true});
-    } catch (const Error& error) {
-      if (saved_plan) throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", options.plan->string(), error.what()));
-      throw;
-    }
-  }();
-  Runner& runner = *runner_of_plan;
-  Executor& executor = runner.executor();
+  const auto runner = naming_plan(options, [&] {
+    return std::make_unique<Runner>(program, *session.device,
+                                    ExecuteOptions{.check_memory = options.check_memory, .record_times = true});
+  });
+  Executor& executor = runner->executor();
   States states(program.network.graph, executor);
-  int64_t step = 0, epoch = 0, first_batch = 0;
-  uint64_t seed = options.seed;
-  if (checkpoint) {
-    states.load(*checkpoint);
-    step = checkpoint->state().step;
-    epoch = checkpoint->state().epoch;
-    first_batch = checkpoint->state().batch_in_epoch;
-    seed = checkpoint->state().seed;
+  TrainingPlace place;
+  if (beginning.checkpoint) {
+    states.load(*beginning.checkpoint);
+    const TrainingState& saved = beginning.checkpoint->state();
+    place = {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
   } else {
-    executor.initialize(seed);
+    executor.initialize(options.seed);
   }
-
-  LoaderOptions loading{.split = Split::train, .batch = options.batch, .seed = seed, .epoch = epoch, .first_batch = first_batch,
-                        .threads = options.workers};
+  LoaderOptions loading{.split = Split::train, .batch = options.batch, .seed = options.seed, .epoch = place.epoch,
+                        .first_batch = place.batch_in_epoch, .threads = options.workers};
   if (options.augment) loading.augmentation = data->info().augmentation;
+  if (beginning.checkpoint) check_place(beginning.checkpoint->state(), data->info().train_count / options.batch, *options.resume);
   Loader loader(data, loading);
-  const int64_t per_epoch = loader.batches_per_epoch();
-  const int64_t epochs = options.epochs > 0 ? options.epochs : options.steps > 0 ? INT64_MAX / (per_epoch + 1) : 1;
-  const int64_t total_steps = options.steps > 0 ? std::min(options.steps, epochs * per_epoch) : epochs * per_epoch;
-  const int64_t last_epoch = (total_steps + per_epoch - 1) / per_epoch;
-
   std::optional<Evaluation> evaluation;
   if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
-    evaluation.emplace(options, input, program, *session.device, session.costs, compile, executor.arena());
+    evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,
+                       ExecuteOptions{.check_memory = options.check_memory}, executor.arena());
   }
 
-  auto save = [&](int64_t at_epoch, int64_t at_batch) {
-    TrainingState state{.step = step, .epoch = at_epoch, .batch_in_epoch = at_batch, .seed = seed, .model = options.model,
-                        .data = options.data, .batch = options.batch, .optimizer = options.optimizer,
-                        .learning_rate = options.schedule.lr, .schedule = options.schedule.name, .total_steps = options.steps,
-                        .total_epochs = options.epochs, .policy = options.policy, .placement = options.placement,
-                        .budget = program.plan.budget, .exact = options.exact, .device = options.device,
-                        .device_key = session.device->info().key, .threads = options.threads,
-                        .layout_family = std::string(to_string(program.family)), .kernels = {}, .state_layouts = {},
-                        .settings = {}, .weights_sha256 = {}};
-    const Graph& graph = program.network.graph;
-    for (int32_t i = 0; i < graph.op_count(); ++i) state.kernels[graph.op({i}).name] = program.kernels[static_cast<size_t>(i)].kernel;
-    state.settings = {{"image_size", fmt::to_string(options.image_size)},
-                      {"classes", fmt::to_string(options.classes)},
-                      {"augment", options.augment ? "1" : "0"},
-                      {"warmup_epochs", fmt::to_string(options.schedule.warmup_epochs)},
-                      {"warmup_lr", fmt::format("{}", options.schedule.warmup_lr)},
-                      {"min_lr", fmt::format("{}", options.schedule.min_lr)},
-                      {"decay_rate", fmt::format("{}", options.schedule.decay_rate)},
-                      {"decay_epochs", fmt::to_string(options.schedule.decay_epochs)}};
-    for (const State& s : graph.states) state.state_layouts[graph.tensor(s.before).name] = graph.tensor(s.before).layout.tag;
-    save_checkpoint(*options.checkpoint, state, states.tensors(), states.source());
-  };
-
-  DoneEvent done{.steps = 0, .epochs = 0, .budget = program.plan.budget};
+  const TrainingParts parts{.options = options, .listener = listener, .data = data, .program = program,
+                            .device_key = session.device->info().key, .runner = *runner, .states = states,
+                            .evaluation = evaluation ? &*evaluation : nullptr};
+  DoneEvent done = TrainingLoop(parts, loader, place).run();
+  done.budget = program.plan.budget;
   done.predicted_step_time_ms = predicted_ms;
-  std::vector<double> times;
-  times.reserve(kTimesKept);
-  size_t times_at = 0;
-  double step_seconds = 0;  // of all steps, waiting for data included
-  const double begun = now_s();
-  bool stopped = false;
-  int64_t saved_at_step = -1;
-  while (step < total_steps && !stopped) {
-    const double epoch_begun = now_s();
-    double loss_sum = 0, correct_sum = 0;
-    int64_t seen = 0;
-    bool has_correct = true;
-    int64_t index = first_batch;
-    first_batch = 0;
-    for (; index < per_epoch && step < total_steps && !stopped; ++index) {
-      const double step_begun = now_s();
-      const double lr = learning_rate(options.schedule, step, per_epoch, total_steps);
-      const Batch& batch = loader.next();
-      const double ms = 1000 * runner.run(batch, lr, step, seed);
-      loader.release();
-      ++step;
-      const double loss = runner.loss();
-      loss_sum += loss;
-      seen += options.batch;
-      if (const auto correct = runner.correct()) {
-        correct_sum += *correct;
-      } else {
-        has_correct = false;
-      }
-      if (times.size() < kTimesKept) {
-        times.push_back(ms);
-      } else {
-        times[times_at++ % kTimesKept] = ms;
-      }
-      const double seconds = now_s() - step_begun;
-      step_seconds += seconds;
-      ++done.steps;
-      done.loss = loss;
-      if (listener.step) {
-        listener.step({.step = step, .total_steps = total_steps, .epoch = epoch, .loss = loss, .lr = lr,
-                       .step_time_ms = seconds * 1000,
-                       .images_per_second = static_cast<double>(options.batch * done.steps) / step_seconds});
-      }
-      stopped = listener.stop && listener.stop();
-      if (!stopped && options.checkpoint && options.checkpoint_every > 0 && step % options.checkpoint_every == 0) {
-        const bool end = index + 1 == per_epoch;
-        save(end ? epoch + 1 : epoch, end ? 0 : index + 1);
-        saved_at_step = step;
-      }
-    }
-    const bool epoch_complete = index == per_epoch;
-    if (stopped) {
-      if (options.checkpoint) save(epoch_complete ? epoch + 1 : epoch, epoch_complete ? 0 : index);
-      saved_at_step = step;
-      break;
-    }
-    EpochEvent event{.epoch = epoch + 1, .epochs = last_epoch, .step = step};
-    if (seen > 0) {
-      event.train_loss = loss_sum * static_cast<double>(options.batch) / static_cast<double>(seen);
-      event.train_accuracy = has_correct ? correct_sum / static_cast<double>(seen) : 0;
-    }
-    const bool last = step >= total_steps;
-    if (evaluation && (last || (epoch + 1) % options.evaluate_every == 0)) {
-      const Evaluation::Result result = evaluation->run(data, seed);
-      event.test_loss = result.loss;
-      event.test_accuracy = done.accuracy = result.accuracy;
-    }
-    if (options.checkpoint && saved_at_step != step) {
-      save(epoch_complete ? epoch + 1 : epoch, epoch_complete ? 0 : index);
-      saved_at_step = step;
-    }
-    event.seconds = now_s() - epoch_begun;
-    if (listener.epoch) listener.epoch(event);
-    ++epoch;
-    ++done.epochs;
-  }
-
-  if (evaluation && !stopped && !done.accuracy) done.accuracy = evaluation->run(data, seed).accuracy;  // nothing was left to do
-
-  done.interrupted = stopped;
-  done.training_seconds = now_s() - begun;
-  done.images_per_second = step_seconds > 0 ? static_cast<double>(done.steps * options.batch) / step_seconds : 0;
-  done.step_time_ms = median(std::move(times));
   if (measure && done.steps >= kStepsToCorrect && std::abs(predicted_ms / done.step_time_ms - 1) > kPredictionTolerance) {
     correct_costs(session, program, executor, done.step_time_ms);
   }
   done.peak = executor.measured_peak();
   done.weights_sha256 = states.sha256();
   done.process_peak = process_peak();
-  if (listener.recorded) listener.recorded(program, executor.records());
+  const bool ran = done.steps > 0;
+  if (listener.recorded) listener.recorded(program, ran ? executor.records() : std::span<const StepRecord>{});
   return done;
 }
 

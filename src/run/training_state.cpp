@@ -102,6 +102,30 @@ void take(const json& from, std::string_view path, Texts& to) {
   }
 }
 
+// What no training can have: such a file would fail later and elsewhere, or be run for ever.
+void check_ranges(const TrainingState& s) {
+  const auto whole = [](std::string_view path, int64_t value, int64_t most) {
+    if (value > most) wrong(path, fmt::format("a whole number up to {}, not {}", most, value));
+  };
+  const auto number = [](std::string_view path, double value, double most) {
+    if (!(value >= 0 && value <= most)) wrong(path, fmt::format("a number from 0 to {}, not {}", most, value));
+  };
+  constexpr int64_t kMostSteps = int64_t{1} << 40, kMostBatch = int64_t{1} << 24;
+  whole("step", s.step, kMostSteps);
+  whole("epoch", s.epoch, kMostSteps);
+  whole("batch_in_epoch", s.batch_in_epoch, kMostSteps);
+  whole("batch", s.batch, kMostBatch);
+  whole("total_steps", s.total_steps, kMostSteps);
+  whole("total_epochs", s.total_epochs, int64_t{1} << 30);
+  whole("threads", s.threads, 4096);
+  number("learning_rate", s.learning_rate, 1e9);
+  number("optimizer.momentum", s.optimizer.momentum, 1);
+  number("optimizer.weight_decay", s.optimizer.weight_decay, 1e9);
+  number("optimizer.beta1", s.optimizer.beta1, 1);
+  number("optimizer.beta2", s.optimizer.beta2, 1);
+  number("optimizer.epsilon", s.optimizer.epsilon, 1);
+}
+
 }  // namespace
 
 std::string to_json(const TrainingState& state) {
@@ -142,6 +166,7 @@ TrainingState training_state_from_json(std::string_view text) {
       throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}' is missing", path));
     take(*field, path, value);
   });
+  check_ranges(state);
   if (object.contains("weights_sha256")) take(object["weights_sha256"], "weights_sha256", state.weights_sha256);
   return state;
 }

@@ -81,6 +81,13 @@ class Checker {
             fmt::format("step {} has a workspace of {} bytes", s, plan_.steps[static_cast<size_t>(s)].workspace.count));
       }
     }
+    for (StepIndex s = 0; s < step_count_; ++s) {
+      const int threads = plan_.steps[static_cast<size_t>(s)].threads;
+      if (threads < 0 || threads > kMostThreads) {
+        report(Rule::bad_threads, s,
+               fmt::format("step {} is to run by {} threads; 0 (all) to {} are possible", s, threads, kMostThreads));
+      }
+    }
     for (size_t i = 0; i < plan_.stays.size(); ++i) {
       const Stay& s = plan_.stays[i];
       if (s.tensor.index < -1 || s.tensor.index >= graph_.tensor_count()) {
@@ -569,6 +576,8 @@ std::string_view to_string(Violation::Rule rule) {
       return "bad_move";
     case Rule::bad_index:
       return "bad_index";
+    case Rule::bad_threads:
+      return "bad_threads";
   }
   return "?";
 }

@@ -113,6 +113,19 @@ TEST(Verify, NamesTheStepTheOpTheTensorAndTheOffsets) {
   EXPECT_THROW(require_valid(c.graph, c.plan), Error);
 }
 
+TEST(Verify, SeesStepsWithThreadsThatNoMachineHas) {
+  for (const int threads : {-1, 4097, 2000000000}) {
+    Case c = make_case();
+    c.plan.steps[3].threads = threads;
+    EXPECT_EQ(text_of(c), fmt::format("bad_threads: step 3 is to run by {} threads; 0 (all) to 4096 are possible\n", threads));
+  }
+  for (const int threads : {0, 1, 4096}) {
+    Case c = make_case();
+    c.plan.steps[3].threads = threads;
+    EXPECT_VALID(c);
+  }
+}
+
 TEST(Verify, SeesAPlanForAnotherGraph) {
   Case c = make_case();
   c.graph.op({0}).attributes.set("shape", of(63));

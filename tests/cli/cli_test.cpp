@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -201,6 +202,7 @@ TEST_F(Cli, ASavedPlanVerifiesAndRuns) {
   const Outcome ran = run(with_plan);
   EXPECT_EQ(ran.code, 0) << ran.err;
   EXPECT_EQ(run(with_plan + " --memory 1MiB").code, 3);
+  EXPECT_EQ(run("train --steps 2 --evaluate-every 0 --memory 20MiB --policy liveness --costs estimated --plan " + path("digits.json")).code, 0);
   const Outcome other = run("train resnet32 --data digits --batch 64 --steps 2 --costs estimated --plan " + path("digits.json"));
   EXPECT_EQ(other.code, 2);
   EXPECT_THAT(other.err, HasSubstr("is a plan for resnet20"));
@@ -214,6 +216,56 @@ TEST_F(Cli, ASavedPlanVerifiesAndRuns) {
   EXPECT_EQ(truncated.code, 2);
   EXPECT_THAT(truncated.err, HasSubstr("truncated.json"));
   EXPECT_EQ(run("verify " + path("absent.json")).code, 2);
+}
+
+TEST_F(Cli, FlagsMayNotSayOtherwiseThanThePlan) {
+  ASSERT_EQ(run("plan mlp --data digits --batch 16 --policy liveness --save " + path("plan.json")).code, 0);
+  const std::pair<const char*, const char*> cases[] = {
+      {"--policy baseline", "by policy 'liveness', which --policy baseline cannot change"},
+      {"--placement best_fit", "which --placement best_fit cannot change"},
+      {"--exact", "made without --exact"},
+      {"--momentum 0.5", "made for another graph"},
+      {"--batch 8", "with batch 16, not for mlp with batch 8"},
+      {"--data synthetic", "made for another graph"},
+      {"--resume c.safetensors", "--resume excludes --plan"},
+  };
+  for (const auto& [flag, expected] : cases) {
+    const Outcome outcome = run("train --costs estimated --steps 1 --plan " + path("plan.json") + " " + flag);
+    EXPECT_EQ(outcome.code, 2) << flag;
+    EXPECT_THAT(outcome.err, HasSubstr(expected)) << flag;
+  }
+}
+
+TEST_F(Cli, AChangedPlanIsRefusedBeforeItRuns) {
+  ASSERT_EQ(run("plan lenet --data digits --batch 16 --memory 64MiB --save " + path("plan.json")).code, 0);
+  const json plan = json::parse(slurp(path("plan.json")));
+  const std::tuple<const char*, json, const char*, const char*> cases[] = {
+      {"/plan/steps/0/kernel", "nonsense", nullptr, "kernel 'nonsense'"},
+      {"/plan/steps/0/threads", 2000000000, "bad_threads: step 0 is to run by 2000000000 threads", "2000000000 threads"},
+      {"/plan/stays/3/offset", 1 << 30, "out_of_arena", "ends beyond the arena"},
+      {"/plan/graph/fingerprint", "0123456789abcdef", "the plan was made for graph", "the plan was made for graph"},
+      {"/request/batch", "x", "request.batch: an integer from 1 to 16777216 was expected, not \"x\"", "request.batch"},
+      {"/request", 7, "request: an object was expected, not 7", "request: an object"},
+      {"/layout", "blokked", "did you mean 'blocked'?", "did you mean 'blocked'?"},
+      {"/plan/steps/0/op", 5, "plan: steps[0].op: a text was expected, not 5", "steps[0].op"},
+  };
+  for (const auto& [place, value, verified, trained] : cases) {
+    json changed = plan;
+    changed[json::json_pointer(place)] = value;
+    std::ofstream(path("changed.json")) << changed;
+    if (verified != nullptr) {
+      const Outcome outcome = run("verify " + path("changed.json"));
+      EXPECT_EQ(outcome.code, 2) << place;
+      EXPECT_THAT(outcome.out + outcome.err, testing::AllOf(HasSubstr("changed.json"), HasSubstr(verified), testing::Not(HasSubstr("exception"))));
+    }
+    const Outcome outcome = run("train --steps 1 --costs estimated --plan " + path("changed.json"));
+    EXPECT_EQ(outcome.code, 2) << place;
+    EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("changed.json"), HasSubstr(trained)));
+  }
+  json without = plan;
+  without.erase("request");
+  std::ofstream(path("changed.json")) << without;
+  EXPECT_THAT(run("verify " + path("changed.json")).err, HasSubstr("\"request\" is missing"));
 }
 
 TEST_F(Cli, TrainJsonEndsWithDone) {
@@ -252,6 +304,80 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
     EXPECT_EQ(resumed.code, 0) << resumed.err;
     EXPECT_EQ(sha_of(), whole) << "after signal " << signal;
   }
+}
+
+// Without --exact kernels are chosen by their costs and the budget. The checkpoint pins those that were, so neither new costs
+// nor another budget change a bit of what follows.
+TEST_F(Cli, GoesOnExactlyAfterKillWithKernelsThatWereChosenByCost) {
+  const std::string flags = "train lenet --data digits --batch 16 --steps 2000 --threads 1 --evaluate-every 0 --costs estimated --memory 64MiB ";
+  const auto kernels_in = [&](const char* checkpoint) {
+    const std::string bytes = slurp(path(checkpoint));
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof length);
+    const json header = json::parse(bytes.substr(8, length));
+    return json::parse(header.at("__metadata__").at("plimsoll").get<std::string>()).at("kernels");
+  };
+  const auto sha_of = [](const Outcome& outcome) { return outcome.lines().back().value("weights_sha256", ""); };
+  const Outcome whole = run(flags + "--json - --checkpoint " + path("whole.safetensors"));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+
+  const pid_t child = start(flags + "--checkpoint-every 50 --checkpoint " + path("c.safetensors"));
+  while (!fs::exists(path("c.safetensors"))) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ::kill(child, SIGKILL);
+  wait(child);
+  fs::remove_all(folder_ / "cache");
+  const Outcome resumed = run("train --costs measured --evaluate-every 0 --memory 3MiB --json - --resume " + path("c.safetensors"));
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  ASSERT_EQ(kernels_in("c.safetensors"), kernels_in("whole.safetensors"));
+  EXPECT_EQ(sha_of(resumed), sha_of(whole));
+}
+
+TEST_F(Cli, ResumingWhatIsDoneSaysSo) {
+  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 5 --costs estimated --checkpoint " + path("c.safetensors")).code, 0);
+  for (const char* more : {"", " --steps 3"}) {
+    const Outcome outcome = run("train --evaluate-every 0 --resume " + path("c.safetensors") + more);
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("c.safetensors has done 5 steps already; raise --steps"), testing::Not(HasSubstr("peak 0 B"))));
+  }
+}
+
+TEST_F(Cli, RefusesACheckpointOfAnImpossibleTraining) {
+  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --costs estimated --checkpoint " + path("c.safetensors")).code, 0);
+  const std::string whole = slurp(path("c.safetensors"));
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {"\\\"learning_rate\\\":0.05", "\\\"learning_rate\\\":-0.5", "field 'learning_rate': expected a number from 0"},
+      {"\\\"epoch\\\":0", "\\\"epoch\\\":4611686018427387904", "field 'epoch': expected a whole number up to"},
+      {"\\\"step\\\":2", "\\\"step\\\":4611686018427387904", "field 'step': expected a whole number up to"},
+      {"\\\"step\\\":2", "\\\"step\\\":3", "there is no such place"},
+      {"\\\"batch\\\":16", "\\\"batch\\\":0", "batch must be between 1"},
+      {"\\\"min_lr\\\":\\\"0\\\"", "\\\"min_lr\\\":\\\"nan\\\"", "setting 'min_lr'"},
+  };
+  for (const auto& [from, to, expected] : cases) {
+    std::string bytes = whole;
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof length);
+    std::string header = bytes.substr(8, length);
+    const size_t at = header.find(from);
+    ASSERT_NE(at, std::string::npos) << from << header.substr(0, 2000);
+    header.replace(at, std::string(from).size(), to);
+    length = header.size();
+    // The tensors follow the old header.
+    uint64_t old_length = 0;
+    std::memcpy(&old_length, whole.data(), sizeof old_length);
+    bytes = std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + whole.substr(8 + old_length);
+    std::ofstream(path("x.safetensors")) << bytes;
+    const Outcome outcome = run("train --steps 4 --costs estimated --resume " + path("x.safetensors"));
+    EXPECT_EQ(outcome.code, 2) << to;
+    EXPECT_THAT(outcome.err, HasSubstr(expected)) << to;
+  }
+}
+
+TEST_F(Cli, SaysWhenMeasuredTimesCannotBeKept) {
+  std::ofstream(path("file")) << "x";
+  ::setenv("PLIMSOLL_CACHE", path("file/cache").c_str(), 1);
+  const Outcome outcome = run("train mlp --data digits --batch 16 --steps 2 --evaluate-every 0");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("kernels, for this run only: "), testing::Not(HasSubstr("kept in"))));
 }
 
 TEST_F(Cli, TheDefaultLearnsTheDigitsBelowWhatBaselineNeeds) {

@@ -1,0 +1,28 @@
+// What a checkpoint keeps of a training's options, both ways.
+#pragma once
+
+#include <filesystem>
+
+#include "plimsoll/checkpoint.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/train.h"
+
+namespace plimsoll {
+
+// What was asked for and what was compiled from it; where the training is, is the caller's to add.
+TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key);
+
+// The options of the training that this state is of. Throws Error(corrupt_file) that names the setting that is no
+// possible one and what was expected.
+TrainOptions saved_options(const TrainingState& state);
+
+// What must be the same for a resumed run to be the continuation of the saved one; throws Error(invalid_input).
+void check_resumable(const TrainOptions& options, const TrainingState& saved, const std::filesystem::path& file);
+
+// The saved place exists in an epoch of so many batches; throws Error(invalid_input): other data, or a damaged file.
+void check_place(const TrainingState& saved, int64_t batches_per_epoch, const std::filesystem::path& file);
+
+// Lets a compilation repeat what the checkpoint's run was compiled to.
+void pin(CompileOptions& compile, const TrainingState& saved);
+
+}  // namespace plimsoll

@@ -1,0 +1,125 @@
+#include "run/runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+
+namespace plimsoll {
+namespace {
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+template <class T>
+void write_scalar(Executor& executor, TensorId id, T value) {
+  if (id.valid()) executor.write(id, std::as_bytes(std::span(&value, 1)));
+}
+float read_scalar(const Executor& executor, TensorId id) {
+  float value = 0;
+  executor.read(id, std::as_writable_bytes(std::span(&value, 1)));
+  return value;
+}
+
+}  // namespace
+
+Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options, std::shared_ptr<Arena> arena)
+    : program_(program), executor_(program.network.graph, program.plan, device, options, std::move(arena)) {
+  const Graph& graph = program.network.graph;
+  learning_rate_ = graph.find_tensor("learning_rate");
+  step_number_ = graph.find_tensor("step_number");
+  seed_ = graph.find_tensor("seed");
+}
+
+double Runner::run(const Batch& batch, double lr, int64_t step, uint64_t seed) {
+  executor_.write(program_.network.data, std::as_bytes(batch.data));
+  if (program_.network.labels.valid()) executor_.write(program_.network.labels, std::as_bytes(batch.labels));
+  write_scalar(executor_, learning_rate_, static_cast<float>(lr));
+  write_scalar(executor_, step_number_, step);
+  write_scalar(executor_, seed_, static_cast<int64_t>(seed));
+  const double start = now_s();
+  executor_.run_step();
+  return now_s() - start;
+}
+
+double Runner::loss() const {
+  double sum = 0;
+  for (const Objective& objective : program_.network.objectives) sum += read_scalar(executor_, objective.loss);
+  return sum;
+}
+
+std::optional<double> Runner::correct() const {
+  if (!program_.network.correct.valid()) return std::nullopt;
+  return read_scalar(executor_, program_.network.correct);
+}
+
+Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
+                       const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
+                       std::shared_ptr<Arena> arena) {
+  input.training = false;
+  for (;;) {
+    auto result = compile_evaluation(build_model(model, input), training, device, costs, compile);
+    if (auto* program = std::get_if<Program>(&result)) {
+      program_ = std::make_unique<Program>(std::move(*program));
+      break;
+    }
+    if (input.batch == 1) {
+      throw Error(ErrorCode::infeasible, fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",
+                                                     to_string(training.plan.arena), to_text(std::get<Infeasible>(result))));
+    }
+    input.batch /= 2;
+  }
+  batch_ = input.batch;
+  runner_ = std::make_unique<Runner>(*program_, device, options, std::move(arena));
+}
+
+Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {
+  Loader loader(data, {.split = Split::test, .batch = batch_, .seed = seed});
+  double loss = 0, correct = 0;
+  bool has_correct = true;
+  int64_t count = 0;
+  for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
+    const Batch& batch = loader.next();
+    runner_->run(batch, 0, 0, seed);
+    count += batch.count;
+    loss += runner_->loss() * static_cast<double>(batch_);
+    if (const auto c = runner_->correct()) {
+      correct += *c;
+    } else {
+      has_correct = false;
+    }
+  }
+  const double n = static_cast<double>(std::max<int64_t>(1, count));
+  return {loss / n, has_correct ? std::optional<double>(correct / n) : std::nullopt};
+}
+
+States::States(const Graph& graph, Executor& executor) : graph_(graph), executor_(executor) {
+  for (const State& state : graph.states) {
+    const Tensor& t = graph.tensor(state.before);
+    tensors_.push_back({t.name, t.shape, t.dtype, t.role});
+  }
+}
+
+TensorSource States::source() const {
+  return [this](size_t i, Bytes offset, std::span<std::byte> into) {
+    executor_.read(graph_.states[i].before, offset.count / 4, into);
+  };
+}
+
+std::string States::sha256() const { return weights_sha256(tensors_, source()); }
+
+void States::load(const Checkpoint& checkpoint) {
+  checkpoint.check_contents();
+  std::vector<std::byte> chunk;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const size_t from = checkpoint.find(tensors_[i].name, tensors_[i].shape, tensors_[i].dtype);
+    const int64_t bytes = tensors_[i].bytes().count;
+    for (int64_t at = 0; at < bytes; at += int64_t{1} << 20) {
+      chunk.resize(static_cast<size_t>(std::min(int64_t{1} << 20, bytes - at)));
+      checkpoint.read(from, {at}, chunk);
+      executor_.write(graph_.states[i].before, at / 4, chunk);
+    }
+  }
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,70 @@
+// A program on its device, fed with batches: the training's steps, and the evaluation in the training's arena.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "plimsoll/checkpoint.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/data.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/models.h"
+
+namespace plimsoll {
+
+// A program with its executor. The program and the device must outlive it.
+class Runner {
+ public:
+  Runner(const Program& program, const Device& device, const ExecuteOptions& options,
+         std::shared_ptr<Arena> arena = nullptr);
+  Executor& executor() { return executor_; }
+
+  // Returns the seconds of the step itself.
+  double run(const Batch& batch, double lr, int64_t step, uint64_t seed);
+  double loss() const;                   // of the last step: the mean over its batch, all objectives together
+  std::optional<double> correct() const;  // samples; nothing where the network does not classify
+
+ private:
+  const Program& program_;
+  Executor executor_;
+  TensorId learning_rate_, step_number_, seed_;
+};
+
+// The evaluation of a training: its own program in the training's arena, at the largest batch that fits beside the states.
+class Evaluation {
+ public:
+  // Throws Error(infeasible) when not even one image fits.
+  Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
+             const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
+             std::shared_ptr<Arena> arena);
+
+  struct Result {
+    double loss = 0;
+    std::optional<double> accuracy;
+  };
+  Result run(const std::shared_ptr<const DataSet>& data, uint64_t seed);  // over the test set
+
+ private:
+  std::unique_ptr<Program> program_;
+  std::unique_ptr<Runner> runner_;
+  int64_t batch_ = 0;
+};
+
+// The states of a graph as a checkpoint's tensors. The graph and the executor must outlive it.
+class States {
+ public:
+  States(const Graph& graph, Executor& executor);
+  const std::vector<CheckpointTensor>& tensors() const { return tensors_; }
+  TensorSource source() const;
+  std::string sha256() const;
+  // Checks the checkpoint's bytes against their hash, then takes every state from it; throws Error(corrupt_file).
+  void load(const Checkpoint& checkpoint);
+
+ private:
+  const Graph& graph_;
+  Executor& executor_;
+  std::vector<CheckpointTensor> tensors_;
+};
+
+}  // namespace plimsoll
