@@ -87,6 +87,27 @@ inline std::string safetensors_seed() {
          std::string(24 + 8 + 5, 'd');
 }
 
+inline std::string saved_plan_seed() {
+  Program program;
+  program.network.graph = example_graph();
+  program.plan = example_plan(program.network.graph);
+  return to_json({.model = "resnet20", .input = {.channels = 3, .height = 32, .width = 32, .classes = 10}, .optimizer = {}}, program);
+}
+
+inline std::string train_options_seed() {
+  TrainOptions options{.model = "resnet20", .data = "synthetic:100", .batch = 8, .memory = 5_MiB, .steps = 100, .image_size = 32};
+  options.schedule = {.name = "step", .lr = 0.1, .min_lr = 1e-5, .decay_epochs = 3, .warmup_epochs = 2, .warmup_lr = 0.01};
+  Program program;
+  program.network.graph = example_graph();
+  program.kernels.resize(static_cast<size_t>(program.network.graph.op_count()), {"reference", {}});
+  program.plan.budget = 5_MiB;
+  TrainingState state = state_to_save(options, program, "key");
+  state.step = 37;
+  state.epoch = 3;
+  state.batch_in_epoch = 7;
+  return to_json(state);
+}
+
 inline std::vector<std::string> seeds(std::string_view target) {
   using namespace std::string_literals;
   if (target == "size") return {"1.5GiB", "512 MB", "64k", "1000", "1e9", "9223372036854775807", " 3.25tb"};
@@ -105,6 +126,12 @@ inline std::vector<std::string> seeds(std::string_view target) {
   if (target == "training_state") return {to_json(TrainingState{.step = 3, .model = "resnet50"})};
   if (target == "graph") return {to_json(example_graph())};
   if (target == "plan") return {to_json(example_plan(example_graph()), example_graph())};
+  if (target == "saved_plan") return {saved_plan_seed()};
+  if (target == "model_name") {
+    return {"resnet:6-32-788-6", "densenet:depth=40,growth=12", "mlp:256-128", "vgg16:dropout=0.5", "dcgan:z=100,width=64", "lenet"};
+  }
+  if (target == "data_spec") return {"digits", "mnist:/data/mnist", "cifar10:.", "images:a:b", "synthetic:1000"};
+  if (target == "train_options") return {train_options_seed()};
   return {};
 }
 

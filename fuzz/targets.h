@@ -14,12 +14,15 @@
 #include "base/files.h"
 #include "data/decode.h"
 #include "data/sources.h"
+#include "models/catalog.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
 #include "plimsoll/verify.h"
+#include "run/plan_file.h"
+#include "run/resume.h"
 #include "run/safetensors.h"
 
 namespace plimsoll::fuzz {
@@ -194,6 +197,59 @@ inline void read_plan(std::string_view input) {
   });
 }
 
+// A whole saved plan: what can be read, the verifier must be able to judge.
+inline void read_saved_plan(std::string_view input) {
+  accept_or_refuse([&] {
+    const SavedPlan saved = saved_plan_from_json(input);
+    require(saved.request.input.batch > 0, "a batch of nothing");
+    verify(saved.graph, saved.plan);
+  });
+}
+
+inline void read_model_name(std::string_view input) {
+  accept_or_refuse([&] {
+    const ModelName name = parse_model_name(input);
+    require(!name.kind.empty() && input.starts_with(name.kind), "another network");
+    for (const char* option : {"hidden", "blocks"}) {
+      accept_or_refuse([&] {
+        for (int64_t number : name.options.list(option, {1, 2, 3, 4})) require(number > 0, "a width of nothing");
+      });
+    }
+    for (const char* option : {"depth", "growth", "z", "width"}) {
+      accept_or_refuse([&] {
+        const int64_t number = name.options.integer(option, 1, 1, 1000);
+        require(number >= 1 && number <= 1000, "a number out of range");
+      });
+    }
+    accept_or_refuse([&] {
+      const double fraction = name.options.fraction("dropout", 0.5);
+      require(fraction >= 0 && fraction < 1, "a fraction out of range");
+    });
+  });
+}
+
+inline void read_data_spec(std::string_view input) {
+  accept_or_refuse([&] {
+    const DataSpec spec = parse_data_spec(input);
+    require(input.starts_with(spec.kind), "another kind");
+    require(spec.count > 0, "no images");
+    require(spec.kind == "digits" || spec.kind == "synthetic" || !spec.folder.empty(), "no folder");
+  });
+}
+
+// A training state as `--resume` takes it: with the settings that are texts in it.
+inline void read_train_options(std::string_view input) {
+  accept_or_refuse([&] {
+    const TrainingState state = training_state_from_json(input);
+    const TrainOptions options = saved_options(state);
+    require(options.schedule.lr >= 0 && options.schedule.min_lr >= 0 && options.schedule.warmup_lr >= 0, "a negative rate");
+    require(options.schedule.decay_epochs > 0 && options.image_size >= 0 && options.classes >= 0, "a negative number");
+    check_place(state, 10, "x");
+    CompileOptions compile;
+    pin(compile, state);
+  });
+}
+
 struct Target {
   const char* name;
   void (*read)(std::string_view input);
@@ -209,6 +265,10 @@ inline constexpr Target kTargets[] = {
     {"training_state", read_training_state},
     {"graph", read_graph},
     {"plan", read_plan},
+    {"saved_plan", read_saved_plan},
+    {"model_name", read_model_name},
+    {"data_spec", read_data_spec},
+    {"train_options", read_train_options},
 };
 
 }  // namespace plimsoll::fuzz

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "base/names.h"
@@ -45,30 +46,40 @@ std::vector<DataListing> list_data() {
   };
 }
 
-std::shared_ptr<const DataSet> open_data(std::string_view spec, const DataOptions& options) {
-  const size_t colon = spec.find(':');
-  const std::string kind(spec.substr(0, colon));
+DataSpec parse_data_spec(std::string_view text) {
+  const size_t colon = text.find(':');
+  DataSpec spec{.kind = std::string(text.substr(0, colon)), .folder = {}};
   const bool has_argument = colon != std::string_view::npos;
-  const std::string argument(has_argument ? spec.substr(colon + 1) : "");
-  if (kind == "digits") {
+  const std::string argument(has_argument ? text.substr(colon + 1) : "");
+  const std::vector<std::string> known = kinds();
+  if (std::find(known.begin(), known.end(), spec.kind) == known.end()) {
+    throw Error(ErrorCode::invalid_input, unknown_name("data", spec.kind, known));
+  }
+  if (spec.kind == "digits") {
     if (has_argument)
       throw Error(ErrorCode::invalid_input, "data 'digits' takes no folder; PLIMSOLL_DATA names another place");
-    return open_digits(options);
+  } else if (spec.kind == "synthetic") {
+    if (has_argument) spec.count = parse_count(argument);
+  } else {
+    if (argument.empty()) {
+      throw Error(ErrorCode::invalid_input, fmt::format("data '{0}' needs a folder: --data {0}:DIR", spec.kind));
+    }
+    spec.folder = argument;
   }
-  if (kind == "synthetic") return open_synthetic(has_argument ? parse_count(argument) : 10240, options);
-  if (kind != "mnist" && kind != "cifar10" && kind != "cifar100" && kind != "images") {
-    throw Error(ErrorCode::invalid_input, unknown_name("data", kind, kinds()));
-  }
-  if (argument.empty()) {
-    throw Error(ErrorCode::invalid_input, fmt::format("data '{0}' needs a folder: --data {0}:DIR", kind));
-  }
+  return spec;
+}
+
+std::shared_ptr<const DataSet> open_data(std::string_view text, const DataOptions& options) {
+  const DataSpec spec = parse_data_spec(text);
+  if (spec.kind == "digits") return open_digits(options);
+  if (spec.kind == "synthetic") return open_synthetic(spec.count, options);
   std::error_code ignored;
-  if (!std::filesystem::is_directory(argument, ignored)) {
-    throw Error(ErrorCode::invalid_input, fmt::format("data '{}': there is no folder '{}'", kind, argument));
+  if (!std::filesystem::is_directory(spec.folder, ignored)) {
+    throw Error(ErrorCode::invalid_input, fmt::format("data '{}': there is no folder '{}'", spec.kind, spec.folder));
   }
-  if (kind == "mnist") return open_mnist(argument, options);
-  if (kind == "images") return open_image_folder(argument, options);
-  return open_cifar(kind == "cifar10" ? 10 : 100, argument, options);
+  if (spec.kind == "mnist") return open_mnist(spec.folder, options);
+  if (spec.kind == "images") return open_image_folder(spec.folder, options);
+  return open_cifar(spec.kind == "cifar10" ? 10 : 100, spec.folder, options);
 }
 
 void fit_to_network(DataInfo& info, const DataOptions& options) {

@@ -7,27 +7,6 @@
 
 namespace plimsoll {
 
-std::string_view to_string(LayoutFamily family) {
-  switch (family) {
-    case LayoutFamily::plain:
-      return "plain";
-    case LayoutFamily::channels_last:
-      return "channels_last";
-    case LayoutFamily::blocked:
-      return "blocked";
-  }
-  return "?";
-}
-
-LayoutFamily family_named(std::string_view name) {
-  std::vector<std::string> known;
-  for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
-    if (name == to_string(family)) return family;
-    known.emplace_back(to_string(family));
-  }
-  throw Error(ErrorCode::invalid_input, unknown_name("layout family", name, known));
-}
-
 std::unique_ptr<Device> open_device(std::string_view name, int threads) {
   if (threads < 0 || threads > 4096) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} threads; give a number from 1 to 4096, or 0 for all", threads));

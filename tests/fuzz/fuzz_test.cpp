@@ -94,6 +94,12 @@ TEST(Seeds, AreValid) {
   const Graph graph = graph_from_json(to_json(example_graph()));
   const std::vector<Violation> violations = verify(graph, plan_from_json(to_json(example_plan(graph), graph), graph));
   for (const Violation& violation : violations) ADD_FAILURE() << violation.message;
+  EXPECT_EQ(saved_plan_from_json(saved_plan_seed()).request.model, "resnet20");
+  for (const std::string& name : seeds("model_name")) EXPECT_NO_THROW(parse_model_name(name)) << name;
+  for (const std::string& spec : seeds("data_spec")) EXPECT_NO_THROW(parse_data_spec(spec)) << spec;
+  const TrainingState state = training_state_from_json(train_options_seed());
+  EXPECT_EQ(saved_options(state).schedule.decay_epochs, 3);
+  EXPECT_NO_THROW(check_place(state, 10, "x"));
   const std::string safetensors = safetensors_seed();
   EXPECT_EQ(parse_safetensors_header(safetensors.substr(8, safetensors.size() - 8 - 37), 37, "x").entries.size(), 3U);
 }
