@@ -50,14 +50,17 @@ struct Stay {
 // Every slot begins at a multiple of it, so that a file can be read and written directly.
 inline constexpr int64_t kSlotAlignment = 4096;
 
-// A copy between the arena and slot [slot, slot + bytes) of an outside tier, on an engine that runs beside compute. It may
-// start when step `after` is complete (-1: at once) and so are all copies that must be complete before step `after` + 1; it is
-// complete before step `before` starts (the number of steps: before the training step ends).
+// A copy between the arena and slot [slot, slot + bytes) of an outside tier, on an engine that runs beside compute. It is
+// complete before step `before` starts (the number of steps: before the training step ends). A copy out may start when step
+// `after` is complete (-1: at once); a copy in when, besides, all copies out that must be complete before step `after` + 1 are.
 //
 //   step      3      4      5      6
 //   stay   [ y is written, read ][ free ]
-//   move         (out: after 3, before 6)     y's bytes are its own up to step 5; whoever takes them begins at step 6,
-//                                             a copy into them with after = 5 included
+//   move         (out: after 3, before 6)     y's bytes are its own up to step 5; whoever takes them begins at step 6, a
+//                                             copy into them with after = 5 included
+//
+// So between two steps first what must leave leaves, then what comes in may take its place. A slot that a copy in with `before`
+// = b reads may be written by a copy out with after >= b.
 struct Move {
   enum class Direction : uint8_t { out, in } direction = Direction::out;
   TensorId tensor;
