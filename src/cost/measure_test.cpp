@@ -78,6 +78,21 @@ TEST(Estimate, RanksConvolutionKernelsAsTheyAre) {
   EXPECT_GT(ms(16, "ref:any"), 50 * ms(16, "jit:avx512_core"));
 }
 
+TEST(Estimate, RowMajorWeightsAreSlowForFewRows) {
+  auto ms = [&](int64_t rows, const char* type, const char* kernel) {
+    Graph one;
+    const bool data = std::string(type) == "FullyConnectedBackwardData";
+    const TensorId x = one.add_source("x", {rows, data ? 1000 : 4096}, DType::f32, Role::input);
+    const TensorId w = one.add_source("w", {1000, 4096}, DType::f32, Role::parameter);
+    return CostTable().cost(one, one.op(one.add_op(type, "fc", "fc", {x, w})), std::string(kernel)).time_ms;
+  };
+  const char *forward = "FullyConnectedForward", *plain = "x64:gemm:jit", *tiled = "brgemm:avx512_core@AB16b64a";
+  EXPECT_GT(ms(64, forward, plain), 2 * ms(64, forward, tiled));
+  EXPECT_GT(ms(64, forward, plain), 2 * ms(64, forward, "x64:gemm:jit@ba"));
+  EXPECT_LT(ms(1024, forward, plain), 2 * ms(1024, forward, tiled));
+  EXPECT_EQ(ms(64, "FullyConnectedBackwardData", plain), ms(64, "FullyConnectedBackwardData", "brgemm_bwd_d:avx512_core@AB16b64a"));
+}
+
 TEST(Estimate, AKnownCostIsTakenInstead) {
   const Graph g = small_graph();
   const Op& relu = g.op(g.find_op("relu"));

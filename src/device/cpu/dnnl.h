@@ -2,7 +2,7 @@
 // Nothing outside the files dnnl*.cpp and reorder.cpp sees oneDNN.
 //
 // Scratch memory is the caller's, so that a plan knows of it. Two things oneDNN still allocates while it runs: some hundred
-// bytes to keep its books, and, in its "gemm" implementations, buffers for packed matrices (0.1 to 5 MiB, outside any arena).
+// bytes to keep its books, and, in its "gemm" implementations, buffers for packed matrices (0.1 to 7 MiB, outside any arena).
 #pragma once
 
 #include <oneapi/dnnl/dnnl.h>
