@@ -12,13 +12,14 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kRunsMs = 40;  // of one size: as many runs as fit, at least two
+constexpr double kRunsMs = 20;  // of one size: as many runs as fit, at least two
 constexpr int kMostRuns = 5;
 constexpr double kSizesMs = 150;  // spent on the sizes so far: a slow device gets no larger ones
 constexpr int kLaunches = 50;
 constexpr double kWaitsMs[] = {5, 20, 80, 200};  // before each further try
 // An op of nothing takes several threads a little longer than one: they have to be woken.
 constexpr double kLaunchByThreads = 20;
+constexpr double kCacheByMemory = 4;  // one thread in its cache, by several out of it
 
 struct Shortest {
   double ms = 0;
@@ -36,9 +37,11 @@ Shortest shortest(const TimedRun& run, int most_runs) {
   return result;
 }
 
-double gflops(const ProbeRuns& runs, int threads) {
+// `roughly`: only to compare with, by small sizes.
+double gflops(const ProbeRuns& runs, int threads, bool roughly) {
   double rate = 0, spent_ms = 0;
-  for (int64_t n = 64; n <= 1024 && spent_ms < kSizesMs; n *= 2) {
+  const int64_t largest = roughly ? 256 : 1024;
+  for (int64_t n = 64; n <= largest && spent_ms < kSizesMs; n *= 2) {
     const Shortest time = shortest(runs.product(n, threads), kMostRuns);
     rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / (time.ms * 1e6));
     spent_ms += time.spent_ms;
@@ -46,9 +49,10 @@ double gflops(const ProbeRuns& runs, int threads) {
   return rate;
 }
 
-double memory_gb_per_s(const ProbeRuns& runs, int threads) {
+double memory_gb_per_s(const ProbeRuns& runs, int threads, bool roughly) {
   double rate = 0, spent_ms = 0;
-  for (int64_t elements = int64_t{1} << 16; elements <= int64_t{1} << 24; elements *= 16) {
+  const int64_t largest = int64_t{1} << (roughly ? 20 : 24);
+  for (int64_t elements = int64_t{1} << 16; elements <= largest; elements *= 16) {
     const Shortest time = shortest(runs.relu(elements, threads), kMostRuns);
     rate = 8.0 * static_cast<double>(elements) / (time.ms * 1e6);  // the last is out of the caches
     spent_ms += time.spent_ms;
@@ -57,7 +61,7 @@ double memory_gb_per_s(const ProbeRuns& runs, int threads) {
   return rate;
 }
 
-double launches_per_us(const ProbeRuns& runs, int threads) {
+double launches_per_us(const ProbeRuns& runs, int threads, bool) {
   const double relu_ms = shortest(runs.relu(16, threads), kLaunches).ms;
   return 1 / (1000 * std::max(relu_ms, shortest(runs.product(16, threads), kLaunches).ms));
 }
@@ -65,13 +69,13 @@ double launches_per_us(const ProbeRuns& runs, int threads) {
 // The best of `rate` with all threads, tried until it is no less than `least` times that of one thread.
 template <class Rate>
 double believable(const ProbeRuns& runs, int threads, double least, Rate rate) {
-  if (threads <= 1) return rate(runs, 1);
-  const double floor = least * rate(runs, 1);
-  double best = rate(runs, threads);
+  if (threads <= 1) return rate(runs, 1, false);
+  const double floor = least * rate(runs, 1, true);
+  double best = rate(runs, threads, false);
   for (double wait_ms : kWaitsMs) {
     if (best >= floor) break;
     runs.wait(wait_ms);
-    best = std::max(best, rate(runs, threads));
+    best = std::max(best, rate(runs, threads, false));
   }
   return std::max(best, floor);
 }
@@ -113,7 +117,7 @@ MachineRates probe_rates(const ProbeRuns& runs, int threads) {
     }
   };
   probe(rates.gflops, [&] { return believable(runs, threads, 1, gflops); });
-  probe(rates.memory_gb_per_s, [&] { return believable(runs, threads, 1, memory_gb_per_s); });
+  probe(rates.memory_gb_per_s, [&] { return believable(runs, threads, 1 / kCacheByMemory, memory_gb_per_s); });
   probe(rates.launch_us, [&] { return 1 / believable(runs, threads, 1 / kLaunchByThreads, launches_per_us); });
   return rates;
 }

@@ -20,7 +20,7 @@ struct ProbeRuns {
 // Threads wait for each other at the end of every op, so one that the system has put aside makes all of them late, by
 // milliseconds where microseconds were due, and does so again for as long as another program wants its core. The
 // shortest of many runs is taken, of every size; and several threads that seem slower than one alone are tried again
-// later. If they still do, one thread's rate is believed. A rate that cannot be had stays MachineRates' default.
+// later. If they still do, what one thread tells is believed. A rate that cannot be had stays MachineRates' default.
 MachineRates probe_rates(const ProbeRuns& runs, int threads);
 
 }  // namespace plimsoll
