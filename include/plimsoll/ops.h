@@ -40,6 +40,24 @@ struct TensorView {
   void* data = nullptr;
 };
 
+// What a layer is as the papers count them; policies choose by it what leaves the arena and what is computed again.
+enum class LayerKind : uint8_t {
+  other,  // views, reorders, constants, noise, updates
+  convolution,
+  fully_connected,
+  pool,
+  batch_norm,
+  activation,
+  lrn,
+  dropout,
+  softmax,  // any loss
+  fork,     // copies of one tensor for several readers; in layer models only
+  join,     // a sum
+  concat,
+};
+std::string_view to_string(LayerKind kind);       // "conv", "fc", "pool", "bn", "act", "lrn", "dropout", "softmax", "fork", ...
+LayerKind layer_kind_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
+
 struct OpType {
   std::string name;
 
@@ -65,7 +83,12 @@ struct OpType {
   bool changes_state = false;   // must run exactly once a step: optimizer updates
   // Inputs that name running statistics which the op advances; a recomputation leaves these outputs alone.
   std::vector<int> state_outputs;
+
+  LayerKind kind = LayerKind::other;  // of the layer that such ops, forward or backward, come from
 };
+
+// The kind of the layer that an op comes from: its type's, or for the ops of a layer model their attribute "kind".
+LayerKind layer_kind(const Op& op);
 
 // Registers a type; throws Error(invalid_input) when the name is taken. Built-in families are there already.
 const OpType& register_op(OpType type);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "cost/bench.h"
+#include "device/simulated/simulated.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -123,7 +124,7 @@ MachineRates probe_rates(const ProbeRuns& runs, int threads) {
 }
 
 MachineRates probe_rates(const Device& device) {
-  return device.info().simulated ? MachineRates{} : probe_rates(runs_on(device), device.info().threads);
+  return device.info().simulated ? simulated::rates(device.info().name) : probe_rates(runs_on(device), device.info().threads);
 }
 
 }  // namespace plimsoll

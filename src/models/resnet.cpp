@@ -72,16 +72,18 @@ Network build_resnet(const ModelRequest& request) {
 
 Network build_cifar_resnet(const ModelRequest& request) {
   const int64_t depth = std::stoll(std::string(request.kind.substr(6)));  // 6 n + 2
+  const bool normalized = request.options.integer("bn", 1, 0, 1) != 0;
   Builder net(request.name, request.input);
   net.conv_init.kind = WeightInit::Kind::kaiming_fan_out;
-  TensorId x = net.relu("relu", net.batch_norm("bn1", conv(net, "conv1", net.data(), 16, 3)));
+  auto norm = [&](const std::string& layer, TensorId x) { return normalized ? net.batch_norm(layer, x) : x; };
+  TensorId x = net.relu("relu", norm("bn1", conv(net, "conv1", net.data(), 16, 3)));
   for (int64_t stage = 0; stage < 3; ++stage) {
     const int64_t channels = int64_t{16} << stage;
     for (int64_t i = 0; i < (depth - 2) / 6; ++i) {
       const std::string at = fmt::format("layer{}.{}.", stage + 1, i);
       const int64_t stride = stage > 0 && i == 0 ? 2 : 1;
-      TensorId y = net.batch_norm(at + "bn1", conv(net, at + "conv1", x, channels, 3, stride));
-      y = net.batch_norm(at + "bn2", conv(net, at + "conv2", net.relu(at + "relu1", y), channels, 3));
+      TensorId y = norm(at + "bn1", conv(net, at + "conv1", x, channels, 3, stride));
+      y = norm(at + "bn2", conv(net, at + "conv2", net.relu(at + "relu1", y), channels, 3));
       x = net.relu(at + "relu", net.add(at + "add", {y, shortcut(net, at, x, channels, stride)}));
     }
   }

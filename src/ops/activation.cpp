@@ -76,7 +76,7 @@ std::vector<OpType> activation_ops() {
   for (const Activation& kind : kinds) {
     for (OpType& type : make(kind)) types.push_back(std::move(type));
   }
-  return types;
+  return of_kind(LayerKind::activation, std::move(types));
 }
 
 }  // namespace plimsoll

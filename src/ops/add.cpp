@@ -69,6 +69,6 @@ OpType add() {
 
 }  // namespace
 
-std::vector<OpType> add_ops() { return {add()}; }
+std::vector<OpType> add_ops() { return of_kind(LayerKind::join, {add()}); }
 
 }  // namespace plimsoll

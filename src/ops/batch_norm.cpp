@@ -212,7 +212,7 @@ std::vector<OpType> batch_norm_ops() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 11); },
       .reference = run_backward,
   };
-  return {std::move(forward), std::move(backward)};
+  return of_kind(LayerKind::batch_norm, {std::move(forward), std::move(backward)});
 }
 
 }  // namespace plimsoll

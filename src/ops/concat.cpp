@@ -149,6 +149,6 @@ OpType slice() {
 
 }  // namespace
 
-std::vector<OpType> concat_ops() { return {concat(), slice()}; }
+std::vector<OpType> concat_ops() { return of_kind(LayerKind::concat, {concat(), slice()}); }
 
 }  // namespace plimsoll

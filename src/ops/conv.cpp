@@ -122,6 +122,8 @@ OpType conv_backward_weights_op() {
 
 }  // namespace
 
-std::vector<OpType> conv_ops() { return {conv_forward_op(), conv_backward_data_op(), conv_backward_weights_op()}; }
+std::vector<OpType> conv_ops() {
+  return of_kind(LayerKind::convolution, {conv_forward_op(), conv_backward_data_op(), conv_backward_weights_op()});
+}
 
 }  // namespace plimsoll

@@ -155,6 +155,8 @@ OpType backward_weights_op() {
 
 }  // namespace
 
-std::vector<OpType> conv_transpose_ops() { return {forward_op(), backward_data_op(), backward_weights_op()}; }
+std::vector<OpType> conv_transpose_ops() {
+  return of_kind(LayerKind::convolution, {forward_op(), backward_data_op(), backward_weights_op()});
+}
 
 }  // namespace plimsoll

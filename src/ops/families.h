@@ -16,6 +16,7 @@ std::vector<OpType> constant_ops();    // constant.cpp
 std::vector<OpType> conv_ops();        // conv.cpp
 std::vector<OpType> conv_transpose_ops();   // conv_transpose.cpp
 std::vector<OpType> fully_connected_ops();  // fully_connected.cpp
+std::vector<OpType> layer_model_ops();  // layer_model.cpp: the layers of the papers' tables
 std::vector<OpType> loss_ops();        // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
 std::vector<OpType> lrn_ops();         // lrn.cpp
 std::vector<OpType> pool_ops();        // pool.cpp: max and average
@@ -34,6 +35,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     conv_ops,
     conv_transpose_ops,
     fully_connected_ops,
+    layer_model_ops,
     loss_ops,
     lrn_ops,
     pool_ops,

@@ -151,6 +151,8 @@ OpType backward_weights_op() {
 
 }  // namespace
 
-std::vector<OpType> fully_connected_ops() { return {forward_op(), backward_data_op(), backward_weights_op()}; }
+std::vector<OpType> fully_connected_ops() {
+  return of_kind(LayerKind::fully_connected, {forward_op(), backward_data_op(), backward_weights_op()});
+}
 
 }  // namespace plimsoll

@@ -274,8 +274,9 @@ OpType sigmoid_cross_entropy_backward() {
 }  // namespace
 
 std::vector<OpType> loss_ops() {
-  return {softmax_cross_entropy_forward(), softmax_cross_entropy_backward(), mean_squared_error_forward(),
-          mean_squared_error_backward(),   sigmoid_cross_entropy_forward(),  sigmoid_cross_entropy_backward()};
+  return of_kind(LayerKind::softmax,
+                 {softmax_cross_entropy_forward(), softmax_cross_entropy_backward(), mean_squared_error_forward(),
+                  mean_squared_error_backward(), sigmoid_cross_entropy_forward(), sigmoid_cross_entropy_backward()});
 }
 
 }  // namespace plimsoll

@@ -135,7 +135,7 @@ std::vector<OpType> lrn_ops() {
           },
       .reference = run_backward,
   };
-  return {std::move(forward), std::move(backward)};
+  return of_kind(LayerKind::lrn, {std::move(forward), std::move(backward)});
 }
 
 }  // namespace plimsoll

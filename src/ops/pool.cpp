@@ -253,7 +253,8 @@ OpType average_pool_backward() {
 }  // namespace
 
 std::vector<OpType> pool_ops() {
-  return {max_pool_forward(), max_pool_backward(), average_pool_forward(), average_pool_backward()};
+  return of_kind(LayerKind::pool,
+                 {max_pool_forward(), max_pool_backward(), average_pool_forward(), average_pool_backward()});
 }
 
 }  // namespace plimsoll

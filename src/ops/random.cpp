@@ -102,7 +102,9 @@ std::vector<OpType> random_ops() {
         add_backward(graph, "DropoutBackward", id, "backward", {dy[0], op.inputs[1], op.inputs[2]}, op.attributes));
     return result;
   };
-  return {std::move(forward), dropout("DropoutBackward"), random_normal()};
+  std::vector<OpType> types = of_kind(LayerKind::dropout, {std::move(forward), dropout("DropoutBackward")});
+  types.push_back(random_normal());
+  return types;
 }
 
 }  // namespace plimsoll

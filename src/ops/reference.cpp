@@ -36,6 +36,11 @@ DType floating_dtype(const Attributes& attributes) {
   throw Error(ErrorCode::invalid_input, fmt::format("dtype is '{}'; 'f32' or 'f64' is expected", name));
 }
 
+std::vector<OpType> of_kind(LayerKind kind, std::vector<OpType> types) {
+  for (OpType& type : types) type.kind = kind;
+  return types;
+}
+
 Bytes bytes_of(const Graph& graph, std::span<const TensorId> tensors) {
   Bytes sum;
   for (TensorId id : tensors) sum += graph.tensor(id).bytes();

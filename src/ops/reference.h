@@ -51,6 +51,9 @@ void for_each_element(const TensorView& view, Body body) {
   for (int64_t i = 0, n = element_count(view.shape); i < n; ++i) body(i);
 }
 
+// The same types, marked as ops of one kind of layer.
+std::vector<OpType> of_kind(LayerKind kind, std::vector<OpType> types);
+
 // FLOPs per element of the first output; bytes of all inputs and outputs.
 Work elementwise_work(const Graph& graph, const Op& op, double flops_per_element);
 Bytes bytes_of(const Graph& graph, std::span<const TensorId> tensors);
