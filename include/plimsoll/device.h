@@ -99,11 +99,16 @@ class Device {
   virtual void read(std::span<std::byte> to, const std::byte* from) const = 0;
 };
 
-// "cpu"; throws Error(invalid_input) with the nearest name, Error(unsupported) with the reason why it is not there.
+// "cpu", or a simulated one by its name, "k40c"; throws Error(invalid_input) with the nearest name, Error(unsupported) with the reason why it is not there.
 // threads 0: as many as the process may use.
 std::unique_ptr<Device> open_device(std::string_view name, int threads = 0);
 // What is there, and for each device that is not, why: for `plimsoll devices`.
-struct DeviceListing { std::string name; bool available = false; std::string description; };
+struct DeviceListing {
+  std::string name;
+  bool available = false;
+  std::string description;
+  bool simulated = false;  // plans only
+};
 std::vector<DeviceListing> list_devices();
 
 // The slow device that runs every op by its reference kernel, on plain layouts: the judge in tests. Its one kernel per op

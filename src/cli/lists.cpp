@@ -50,8 +50,8 @@ Run add_policies(CLI::App& app) {
 Run add_devices(CLI::App& app) {
   return add_list(app, "devices", "List the devices, and why one is not there", [](const JsonLines& human, JsonLines& json) {
     for (const DeviceListing& d : list_devices()) {
-      if (!json.to_stdout()) say(human, fmt::format("{:<10} {:<14} {}", d.name, d.available ? "available" : "not available", d.description));
-      json.write({{"name", d.name}, {"available", d.available}, {"description", d.description}});
+      if (!json.to_stdout()) say(human, fmt::format("{:<10} {:<14} {}", d.name, d.simulated ? "simulated" : d.available ? "available" : "not available", d.description));
+      json.write({{"name", d.name}, {"available", d.available}, {"simulated", d.simulated}, {"description", d.description}});
     }
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cost/signature.h"
+#include "device/simulated/analytic.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
 
@@ -65,6 +66,12 @@ Cost estimate(const Graph& graph, const Op& op, std::string_view kernel, const M
   }
   // An op may read less than its inputs (a slice); padding comes on top.
   const double bytes = work.bytes > 0 && plain > 0 ? std::min(work.bytes, plain) * storage / plain : storage;
+  if (is_analytic(kernel)) {
+    const AnalyticKernel how = analytic_kernel(graph, op, kernel);
+    const double compute_ms = how.flops / (rates.gflops * 1e6 * how.efficiency);
+    const double traffic_ms = (bytes + how.extra_bytes) / (rates.memory_gb_per_s * 1e6);
+    return {.time_ms = std::max(compute_ms, traffic_ms) + rates.launch_us / 1000};
+  }
   const double traffic_share = is_reference(kernel) ? 0.02 : 1;
   const double compute_ms = work.flops / (rates.gflops * 1e6 * efficiency(graph, op, kernel));
   const double traffic_ms = bytes / (rates.memory_gb_per_s * 1e6 * traffic_share);

@@ -32,7 +32,7 @@ std::set<std::string> tested_types() {
 std::vector<std::string> device_names() {
   std::vector<std::string> names;
   for (const DeviceListing& device : list_devices()) {
-    if (device.available) names.push_back(device.name);
+    if (device.available && !device.simulated) names.push_back(device.name);
   }
   return names;
 }

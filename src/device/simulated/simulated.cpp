@@ -97,7 +97,7 @@ std::unique_ptr<Device> open(std::string_view name) {
 std::vector<DeviceListing> list() {
   std::vector<DeviceListing> result;
   for (const Machine& machine : kMachines) {
-    result.push_back({.name = std::string(machine.name), .available = true, .description = open(machine.name)->info().description});
+    result.push_back({.name = std::string(machine.name), .available = true, .description = open(machine.name)->info().description, .simulated = true});
   }
   return result;
 }
