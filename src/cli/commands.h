@@ -62,6 +62,9 @@ class JsonLines {
 // Throws Error(invalid_input) that names the flag when a file could not be written there: before the work, not after it.
 void check_writable(std::string_view flag, const std::string& file);
 
+// "plimsoll: <text>" on standard error. Where that cannot be written there is nobody to tell, and it is no failure.
+void complain(std::string_view text);
+
 // A line for people: standard output, or standard error when JSON has standard output.
 void say(const JsonLines& json, std::string_view text);
 

@@ -104,6 +104,11 @@ void check_writable(std::string_view flag, const std::string& file) {
   if (!problem.empty()) throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write '{}': {}", flag, file, problem));
 }
 
+void complain(std::string_view text) {
+  const std::string line = fmt::format("plimsoll: {}\n", text);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
 void say(const JsonLines& json, std::string_view text) {
   std::FILE* out = json.to_stdout() ? stderr : stdout;
   std::fwrite(text.data(), 1, text.size(), out);

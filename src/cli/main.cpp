@@ -1,5 +1,7 @@
 // plimsoll: trains deep networks inside a stated amount of memory.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -58,7 +60,7 @@ std::optional<std::string> complaint(const CLI::App& app) {
 // The exit code when there is nothing to run: help was asked for, or the arguments are wrong.
 std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   auto refuse = [](const std::string& what) {
-    fmt::print(stderr, "plimsoll: {}\n", what);
+    cli::complain(what);
     return cli::kBadInput;
   };
   try {
@@ -77,12 +79,12 @@ int run(const cli::Run& command) {
   try {
     return command();
   } catch (const Error& error) {
-    fmt::print(stderr, "plimsoll: {}\n", error.what());
+    cli::complain(error.what());
     return cli::exit_code(error.code());
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "plimsoll: the system has no more memory; lower --memory or --batch\n");
+    cli::complain("the system has no more memory; lower --memory or --batch");
   } catch (const std::exception& error) {
-    fmt::print(stderr, "plimsoll: internal error: {}\n", error.what());
+    cli::complain(fmt::format("internal error: {}", error.what()));
   }
   return cli::kFailure;
 }
@@ -90,13 +92,21 @@ int run(const cli::Run& command) {
 // Output that could not be written, to a full disk perhaps, is a failure whatever else went well.
 int after_output(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  fmt::print(stderr, "plimsoll: standard output could not be written: {}\n", errno != 0 ? std::strerror(errno) : "unknown cause");
+  cli::complain(fmt::format("standard output could not be written: {}", errno != 0 ? std::strerror(errno) : "unknown cause"));
   return code == cli::kDone ? cli::kFailure : code;
 }
 
-}  // namespace
+// A standard stream that was closed leaves its number to the next file that is opened, and messages would end up in a
+// checkpoint. The place is taken by what cannot be written, so that writing fails as it should.
+void occupy_standard_streams() {
+  int handle = 0;
+  do {
+    handle = ::open("/dev/null", O_RDONLY);
+  } while (handle >= 0 && handle <= STDERR_FILENO);
+  if (handle > STDERR_FILENO) ::close(handle);
+}
 
-int main(int argc, char** argv) {
+int run_program(int argc, char** argv) {
   CLI::App app{
       "Trains deep neural networks inside a stated amount of memory: plans every byte of a training step,\n"
       "proves the plan safe, says what it costs, and runs it, or names the least memory that would do.\n\n"
@@ -124,4 +134,16 @@ int main(int argc, char** argv) {
   }
   std::fputs(app.help().c_str(), stdout);
   return after_output(cli::kDone);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  occupy_standard_streams();
+  try {
+    return run_program(argc, argv);
+  } catch (...) {  // not even the message could be made
+    std::fputs("plimsoll: the system has no more memory\n", stderr);
+    return cli::kFailure;
+  }
 }

@@ -56,11 +56,11 @@ int run_plan(const PlanFlags& flags) {
   }
   const Network network = build_model(flags.model, input);
   Session session = open_session(flags.device, flags.threads);
-  for (const std::string& notice : session.notices) fmt::print(stderr, "plimsoll: {}\n", notice);
+  for (const std::string& notice : session.notices) complain(notice);
   const CompileOptions options = compile_options(flags);
   const auto result = compile_training(network, *session.device, session.costs, options);
   if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
-    fmt::print(stderr, "plimsoll: {}\n", to_text(*infeasible));
+    complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;
   }
@@ -119,7 +119,7 @@ int run_profile(const ProfileFlags& flags) {
   JsonLines out(flags.json);
   const Network network = build_model(flags.model, input_of(flags));
   Session session = open_session(flags.device, flags.threads);
-  for (const std::string& notice : session.notices) fmt::print(stderr, "plimsoll: {}\n", notice);
+  for (const std::string& notice : session.notices) complain(notice);
   if (flags.again) {
     session.database->save(probe_rates(*session.device));
     session.costs = CostTable(*session.database->rates());
@@ -140,8 +140,8 @@ int run_profile(const ProfileFlags& flags) {
   if (auto* program = std::get_if<Program>(&result)) {
     calibrate(session, *program);
     if (busy.others() > kTooBusy) {
-      fmt::print(stderr, "plimsoll: other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet\n",
-                 100 * busy.others());
+      complain(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet",
+                           100 * busy.others()));
     }
     say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms", flags.model,
                          input_of(flags).batch, measured, session.costs.entries().size(), program->plan.predicted.step_time_ms));
@@ -149,7 +149,7 @@ int run_profile(const ProfileFlags& flags) {
                {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
     return kDone;
   }
-  fmt::print(stderr, "plimsoll: {}\n", to_text(std::get<Infeasible>(result)));
+  complain(to_text(std::get<Infeasible>(result)));
   out.write(infeasible_json(std::get<Infeasible>(result)));
   return kInfeasible;
 }

@@ -46,16 +46,16 @@ void Progress::update(const std::string& label, int64_t done, int64_t total, con
                   std::string(static_cast<size_t>(kBarWidth - filled), ' '), done, total, clock_text(elapsed),
                   rate > 0 ? clock_text(left) : "?", rate, extra);
   if (terminal_) {
-    fmt::print(stderr, "\r\033[K{}", text);
+    std::fputs(("\r\033[K" + text).c_str(), stderr);
   } else {
-    fmt::print(stderr, "{}\n", text);
+    std::fputs((text + "\n").c_str(), stderr);
   }
   std::fflush(stderr);
   open_ = terminal_;
 }
 
 void Progress::finish() {
-  if (open_) fmt::print(stderr, "\n");
+  if (open_) std::fputs("\n", stderr);
   open_ = false;
   label_.clear();
 }

@@ -229,7 +229,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   int64_t planned_batch = options.batch;
   listener.notice = [&](const std::string& text) {
     progress.finish();
-    fmt::print(stderr, "plimsoll: {}\n", text);
+    complain(text);
   };
   listener.preparing = [&](const std::string& what, int64_t done, int64_t total) {
     progress.update("measuring kernels", done, total, what);
@@ -281,7 +281,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   const auto result = train(options, listener);
   progress.finish();
   if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
-    fmt::print(stderr, "plimsoll: {}\n", to_text(*infeasible));
+    complain(to_text(*infeasible));
     json event = infeasible_json(*infeasible);
     event["event"] = "plan";
     out.write(event);

@@ -282,7 +282,8 @@ const std::vector<int64_t>& Attributes::integers(std::string_view name) const {
   return attribute<std::vector<int64_t>>(items_, name, "a list of integers");
 }
 std::vector<int64_t> Attributes::integers(std::string_view name, std::vector<int64_t> otherwise) const {
-  return has(name) ? integers(name) : std::move(otherwise);
+  if (has(name)) return integers(name);
+  return otherwise;
 }
 
 TensorId Graph::add_source(std::string name, Shape shape, DType dtype, Role role, Initializer init) {

@@ -66,7 +66,7 @@ const std::vector<Entry>& entries() {
   return list;
 }
 
-[[noreturn]] void bad(std::string message) { throw Error(ErrorCode::invalid_input, message); }
+[[noreturn]] void bad(const std::string& message) { throw Error(ErrorCode::invalid_input, message); }
 
 std::optional<int64_t> parse_integer(std::string_view text) {
   int64_t value = 0;

@@ -127,6 +127,26 @@ TEST_F(Cli, OutputThatCannotBeWrittenIsAFailure) {
   }
 }
 
+TEST_F(Cli, MessagesThatCannotBeWrittenDoNotChangeTheExitCode) {
+  const std::pair<const char*, int> cases[] = {{"trian", 2}, {"plan lenet --memory 1KiB", 3}, {"verify nowhere.json", 2}, {"profile mlp --batch 2", 0}};
+  for (const auto& [arguments, code] : cases) {
+    for (const char* closed : {"2> /dev/full", "2>&-"}) {
+      const int status = std::system((std::string(PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/null " + closed).c_str());
+      EXPECT_TRUE(WIFEXITED(status)) << arguments << closed;
+      EXPECT_EQ(WEXITSTATUS(status), code) << arguments << closed;
+    }
+  }
+}
+
+TEST_F(Cli, MessagesDoNotEndUpInFilesWhenStandardErrorIsClosed) {
+  const std::string arguments = "train mlp --data digits --batch 16 --steps 40 --evaluate-every 0 --costs estimated --json " + path("json") + " --checkpoint " + path("c.safetensors");
+  const int status = std::system((std::string("exec " PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/null <&- 2>&-").c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  std::istringstream lines(slurp(path("json")));
+  for (std::string line; std::getline(lines, line);) EXPECT_TRUE(json::accept(line)) << line;
+  EXPECT_EQ(run("train --steps 41 --evaluate-every 0 --resume " + path("c.safetensors")).code, 0);
+}
+
 TEST_F(Cli, NamesTheNearestOfUnknownNames) {
   const std::pair<const char*, const char*> cases[] = {
       {"trian", "did you mean 'train'?"},
