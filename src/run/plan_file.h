@@ -1,5 +1,5 @@
-// A saved plan: what was asked for, the graph of the step with its layouts, and the plan, in one JSON file, so that it can be
-// verified and run without what made it.
+// A saved plan: what was asked for, the graph of the step with its layouts, and the plan, in one JSON file, so that it
+// can be verified and run without what made it.
 #pragma once
 
 #include <filesystem>

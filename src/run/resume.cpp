@@ -19,8 +19,9 @@ void take(const Settings& settings, std::string_view name, Number least, Number 
   Number found{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
   if (error != std::errc() || end != text.data() + text.size() || !(found >= least && found <= most)) {
-    throw Error(ErrorCode::corrupt_file, fmt::format("training state: setting '{}': expected a number from {} to {}, not '{}'",
-                                                     name, least, most, text.substr(0, 60)));
+    throw Error(ErrorCode::corrupt_file,
+                fmt::format("training state: setting '{}': expected a number from {} to {}, not '{}'", name, least,
+                            most, text.substr(0, 60)));
   }
   value = found;
 }
@@ -113,10 +114,11 @@ void check_place(const TrainingState& saved, int64_t batches_per_epoch, const st
       saved.step % batches_per_epoch == saved.batch_in_epoch) {
     return;
   }
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("{} stopped after step {}, before batch {} of epoch {}; with {} batches an epoch, as the data has "
-                          "now, there is no such place: the data is another, or the file is damaged",
-                          file.string(), saved.step, saved.batch_in_epoch + 1, saved.epoch + 1, batches_per_epoch));
+  throw Error(
+      ErrorCode::invalid_input,
+      fmt::format("{} stopped after step {}, before batch {} of epoch {}; with {} batches an epoch, as the data has "
+                  "now, there is no such place: the data is another, or the file is damaged",
+                  file.string(), saved.step, saved.batch_in_epoch + 1, saved.epoch + 1, batches_per_epoch));
 }
 
 void pin(CompileOptions& compile, const TrainingState& saved) {

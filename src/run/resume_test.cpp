@@ -35,7 +35,13 @@ TrainOptions unusual_options() {
                        .image_size = 30,
                        .classes = 12,
                        .augment = false};
-  options.schedule = {.name = "step", .lr = 0.3, .min_lr = 1e-300, .decay_rate = 0.7, .decay_epochs = 3, .warmup_epochs = 2, .warmup_lr = 0.1};
+  options.schedule = {.name = "step",
+                      .lr = 0.3,
+                      .min_lr = 1e-300,
+                      .decay_rate = 0.7,
+                      .decay_epochs = 3,
+                      .warmup_epochs = 2,
+                      .warmup_lr = 0.1};
   return options;
 }
 
@@ -96,7 +102,8 @@ TEST(Resume, RefusesAPlaceThatTheDataDoesNotHave) {
   EXPECT_EQ(at(0, 0, 0), "");
   EXPECT_EQ(at(37, 3, 7), "");
   EXPECT_EQ(at(40, 4, 0), "");
-  EXPECT_THAT(at(37, 3, 8), HasSubstr("c.safetensors stopped after step 37, before batch 9 of epoch 4; with 10 batches an epoch"));
+  EXPECT_THAT(at(37, 3, 8),
+              HasSubstr("c.safetensors stopped after step 37, before batch 9 of epoch 4; with 10 batches an epoch"));
   EXPECT_NE(at(int64_t{1} << 40, 0, 0), "");
   EXPECT_NE(at(10, 0, 10), "");
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 
-
 namespace plimsoll {
 namespace {
 
@@ -23,7 +22,8 @@ float read_scalar(const Executor& executor, TensorId id) {
 
 }  // namespace
 
-Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options, std::shared_ptr<Arena> arena)
+Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options,
+               std::shared_ptr<Arena> arena)
     : program_(program), executor_(program.network.graph, program.plan, device, options, std::move(arena)) {
   const Graph& graph = program.network.graph;
   learning_rate_ = graph.find_tensor("learning_rate");
@@ -64,8 +64,9 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
       break;
     }
     if (input.batch == 1) {
-      throw Error(ErrorCode::infeasible, fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",
-                                                     to_string(training.plan.arena), to_text(std::get<Infeasible>(result))));
+      throw Error(ErrorCode::infeasible,
+                  fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",
+                              to_string(training.plan.arena), to_text(std::get<Infeasible>(result))));
     }
     input.batch /= 2;
   }

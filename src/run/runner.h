@@ -22,7 +22,7 @@ class Runner {
 
   // Returns the seconds of the step itself.
   double run(const Batch& batch, double lr, int64_t step, uint64_t seed);
-  double loss() const;                   // of the last step: the mean over its batch, all objectives together
+  double loss() const;                    // of the last step: the mean over its batch, all objectives together
   std::optional<double> correct() const;  // samples; nothing where the network does not classify
 
  private:
@@ -31,7 +31,8 @@ class Runner {
   TensorId learning_rate_, step_number_, seed_;
 };
 
-// The evaluation of a training: its own program in the training's arena, at the largest batch that fits beside the states.
+// The evaluation of a training: its own program in the training's arena, at the largest batch that fits beside the
+// states.
 class Evaluation {
  public:
   // Throws Error(infeasible) when not even one image fits.

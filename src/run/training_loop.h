@@ -54,7 +54,7 @@ class TrainingLoop {
   DoneEvent done_;
   std::vector<double> times_;  // of the last steps, for the median
   size_t times_at_ = 0;
-  double step_seconds_ = 0;    // of all steps, waiting for data included
+  double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;
   bool stopped_ = false;
 };
