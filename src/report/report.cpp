@@ -26,6 +26,9 @@ std::string plural(std::string_view role) {
   return role == "optimizer_state" ? "optimizer state" : std::string(role);
 }
 
+// Made for a machine that is not there.
+bool is_simulated(const Plan& plan) { return plan.device_key.starts_with("simulated "); }
+
 std::string step_label(const Graph& graph, const Plan& plan, StepIndex step) {
   const Op& op = graph.op(plan.steps.at(static_cast<size_t>(step)).op);
   return fmt::format("step {} of {} ({}, {})", step, plan.steps.size(), op.name, op.type->name);
@@ -61,8 +64,9 @@ std::string plan_text(const Program& program, int64_t batch) {
   std::string time = fmt::format("{:.3g} ms a step", ms);
   if (batch > 0 && ms > 0) time += fmt::format(", {:.4g} images/s", 1000.0 * static_cast<double>(batch) / ms);
   const double estimated = plan.predicted.estimated_share;
-  time += estimated < 0.005 ? " (from measured kernels)"
-                            : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
+  time += is_simulated(plan)  ? " (simulated: by formulas, for a machine that is not there)"
+          : estimated < 0.005 ? " (from measured kernels)"
+                              : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
   line("predicted", time);
   return text;
 }
@@ -96,6 +100,7 @@ json plan_json(const Program& program, Bytes minimum) {
   return {{"feasible", true},
           {"model", graph.name},
           {"device", plan.device_name},
+          {"simulated", is_simulated(plan)},
           {"policy", plan.policy},
           {"placement", plan.placement},
           {"layout", std::string(to_string(program.family))},

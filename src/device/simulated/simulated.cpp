@@ -46,7 +46,7 @@ class SimulatedDevice : public Device {
  public:
   explicit SimulatedDevice(const Machine& m) {
     info_ = {.name = std::string(m.name),
-             .description = fmt::format("simulated: {}; {:.4g} GFLOP/s, {:.4g} GB/s, {} usable", m.description, m.gflops,
+             .description = fmt::format("simulated: {}; {:.0f} GFLOP/s, {:.1f} GB/s, {} usable", m.description, m.gflops,
                                         m.memory_gb_per_s, to_string(m.usable)),
              .key = fmt::format("simulated {} {} {} {}", m.name, m.gflops, m.memory_gb_per_s, m.launch_us),
              .threads = m.threads,
