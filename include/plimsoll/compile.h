@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plimsoll/autodiff.h"
+#include "plimsoll/lowering.h"
 #include "plimsoll/passes.h"
 #include "plimsoll/policy.h"
 
@@ -24,6 +25,7 @@ struct CompileOptions {
   std::map<std::string, std::string, std::less<>> kernels;  // by op name: repeat these choices
   std::map<std::string, Layout, std::less<>> state_layouts; // pinned layouts of states, by name
   FusionOptions fusion;
+  std::optional<LayerModelOptions> layer_model;  // plan the papers' layer graph of the network, which never runs, instead of its own
 };
 
 // Everything that an executor needs, and what a report tells.

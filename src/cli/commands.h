@@ -35,13 +35,16 @@ struct CommonFlags {
   std::optional<std::string> memory;
   std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
+  std::string lowering = "native";
   int64_t image_size = 0, classes = 0;
   double momentum = 0.9, weight_decay = 0;
   bool nesterov = false, exact = false;
 
   void add_to(CLI::App& command, bool model_required);
+  void add_lowering_to(CLI::App& command);
   void add_optimizer_to(CLI::App& command);
   OptimizerOptions optimizer_options() const;
+  bool lowered() const;  // --lowering paper; throws on another name
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
 };
 

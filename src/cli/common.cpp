@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/names.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 
@@ -41,6 +42,17 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
   command.add_option("--num-classes", classes, "Classes (default: the data's, or the network's)")->check(whole_number(1, 1 << 24));
   command.add_flag("--exact", exact, "Choose kernels by a fixed rule, so that neither the budget nor measured times change a bit of the result");
   command.add_option("--json", json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
+}
+
+void CommonFlags::add_lowering_to(CLI::App& command) {
+  command.add_option("--lowering", lowering, "native: the network's own ops; paper: the layer model of the papers' tables, without weights and inputs")
+      ->capture_default_str();
+}
+
+bool CommonFlags::lowered() const {
+  if (lowering == "paper") return true;
+  if (lowering == "native") return false;
+  throw Error(ErrorCode::invalid_input, unknown_name("--lowering", lowering, {"native", "paper"}));
 }
 
 void CommonFlags::add_optimizer_to(CLI::App& command) {

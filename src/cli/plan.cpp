@@ -36,6 +36,7 @@ ModelInput input_of(const CommonFlags& flags) {
 CompileOptions compile_options(const CommonFlags& flags) {
   CompileOptions options{.policy = flags.policy, .placement = flags.placement, .optimizer = flags.optimizer_options(), .exact = flags.exact};
   if (const auto memory = flags.memory_bytes()) options.memory = *memory;
+  if (flags.lowered()) options.layer_model = LayerModelOptions{};
   return options;
 }
 
@@ -165,6 +166,7 @@ Run add_plan(CLI::App& app) {
       "  plimsoll plan resnet50 --batch 16 --explain layer1.0.conv1          what happens to this layer, and why\n"
       "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json    for `verify` and `train --plan`");
   flags->add_to(*command, true);
+  flags->add_lowering_to(*command);
   flags->add_optimizer_to(*command);
   command->add_option("--data", flags->data, "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")->check(not_empty());
   command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE")->check(not_empty());

@@ -21,16 +21,7 @@ struct Attempt {
   bool feasible() const { return std::holds_alternative<Plan>(result); }
 };
 
-// One way down the flow: layouts and kernels under a workspace limit, then a plan.
-Attempt attempt(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
-                std::optional<LayoutFamily> family, Bytes workspace_limit) {
-  Graph graph = network.graph;
-  LayoutResult layouts = choose_layouts(graph, device, costs,
-                                        {.family = family,
-                                         .pinned = options.state_layouts,
-                                         .pinned_kernels = options.kernels,
-                                         .workspace_limit = workspace_limit,
-                                         .exact = options.exact});
+Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, const CostTable& costs, const CompileOptions& options) {
   const Route route = make_route(graph);
   PlanOrInfeasible result = find_policy(options.policy)
                                 .plan({.graph = graph,
@@ -41,6 +32,26 @@ Attempt attempt(const Network& network, const Device& device, const CostTable& c
                                        .budget = options.memory,
                                        .placement = options.placement});
   return {std::move(graph), std::move(layouts), std::move(result)};
+}
+
+// One way down the flow: layouts and kernels under a workspace limit, then a plan.
+Attempt attempt(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
+                std::optional<LayoutFamily> family, Bytes workspace_limit) {
+  Graph graph = network.graph;
+  LayoutResult layouts = choose_layouts(graph, device, costs,
+                                        {.family = family,
+                                         .pinned = options.state_layouts,
+                                         .pinned_kernels = options.kernels,
+                                         .workspace_limit = workspace_limit,
+                                         .exact = options.exact});
+  return make_attempt(std::move(graph), std::move(layouts), device, costs, options);
+}
+
+// The papers' layers have one kernel each and no layouts.
+Attempt attempt_layers(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Graph graph = lower_to_layers(network, *options.layer_model);
+  LayoutResult layouts{.family = LayoutFamily::plain, .kernels = layer_kernels(graph)};
+  return make_attempt(std::move(graph), std::move(layouts), device, costs, options);
 }
 
 constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
@@ -101,10 +112,14 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
 std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
                                                    const CompileOptions& options) {
   const double start = now_ms();
-  Network fused = network;
-  std::vector<PassReport> passes = run_fusion_passes(fused, options.fusion);
-  Network training = make_training_network(fused, options.optimizer);
-  Attempt found = search(training, device, costs, options);
+  std::vector<PassReport> passes;
+  Network training;
+  if (!options.layer_model) {
+    training = network;
+    passes = run_fusion_passes(training, options.fusion);
+    training = make_training_network(training, options.optimizer);
+  }
+  Attempt found = options.layer_model ? attempt_layers(network, device, costs, options) : search(training, device, costs, options);
   if (!found.feasible()) {
     Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
     infeasible.policy = options.policy;
