@@ -22,13 +22,15 @@ struct Violation {
     wrong_value,        // it is in the arena, but does not hold its value (never written, or lost when it left)
     overlap,            // two stays share a byte at one time
     out_of_arena,       // a stay ends beyond the arena, or the arena beyond the budget
-    misaligned,         // an offset is not a multiple of kStayAlignment
+    misaligned,         // an offset is not a multiple of kStayAlignment, or a slot of kSlotAlignment
     wrong_size,         // a stay is smaller than its tensor, or a workspace than its step's
     state_changed,      // a recomputation changes a state, or an update reads after it was overwritten
     state_misplaced,    // at the end a state does not lie where the next step expects it
     output_missing,     // an output of the graph is gone at the end
     bad_move,           // a copy overlaps the use of its bytes, or brings what was never taken out
     bad_index,          // a step, tensor or op that does not exist
+    bad_home,           // of what does not come from outside, a second one, or on another's bytes
+    out_of_tier,        // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
     bad_threads,        // a step is to run by fewer than no threads, or by more than kMostThreads
   } rule;
   StepIndex step = -1;

@@ -346,6 +346,10 @@ TEST(Verify, SeesIndicesThatDoNotExist) {
   broken([](Plan& p) { p.moves.push_back({Move::Direction::out, {0}, 0, {}, 0, 1000}); });
 }
 
+void add_tiers(Plan& plan) {
+  plan.tiers = {{{"host", 1_MiB, 10, 10, 5, 0}, 64_KiB}, {{"disk", 8_MiB, 1, 1, 100, 0.1}, 64_KiB}};
+}
+
 // data leaves after its forward reader and comes back, to another place, for the backward step that reads it.
 Case make_case_with_moves() {
   Case c = make_case("baseline");
@@ -358,8 +362,9 @@ Case make_case_with_moves() {
   c.grow(data.bytes);
   c.plan.stays.push_back(back);
   const TensorId id = data.tensor;
-  c.plan.moves.push_back({Move::Direction::out, id, 0, 128_B, 0, 3});
-  c.plan.moves.push_back({Move::Direction::in, id, 0, 128_B, back.first - 1, back.last});
+  c.plan.moves.push_back({Move::Direction::out, id, 0, 4_KiB, 0, 3});
+  c.plan.moves.push_back({Move::Direction::in, id, 0, 4_KiB, back.first - 1, back.last});
+  add_tiers(c.plan);
   return c;
 }
 
@@ -374,23 +379,28 @@ TEST(Verify, SeesEveryMoveThatIsTooLateOrTooEarly) {
   broken(Rule::wrong_value, [](Case&, Move&, Move& in) { in.before += 1; });              // read before it is back
   broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.after -= 1; });                  // its place is not there yet
   broken(Rule::bad_move, [](Case&, Move& out, Move&) { out.before += 1; });               // its place is gone
-  broken(Rule::bad_move, [](Case&, Move& out, Move& in) { out.before = in.after + 1; });  // not complete when fetched
-  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.slot = 4096_B; });               // another slot
+  broken(Rule::bad_move, [](Case& c, Move& out, Move& in) {                               // not complete when fetched
+    out.before = in.after + 2;
+    c.stay("data").last = in.after + 1;
+  });
+  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.slot = 8_KiB; });                // another slot
   broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.tier = 1; });                    // another tier
   broken(Rule::bad_move, [](Case& c, Move&, Move&) { c.plan.moves.erase(c.plan.moves.begin()); });  // never taken out
   broken(Rule::wrong_value, [](Case& c, Move&, Move&) { c.plan.moves.pop_back(); });  // never brought back
   broken(Rule::bad_move, [](Case& c, Move&, Move&) {                                  // the slot is overwritten
-    c.plan.moves.push_back({Move::Direction::out, c.stay("u").tensor, 0, 192_B, 3, 5});
+    c.plan.moves.push_back({Move::Direction::out, c.stay("u").tensor, 0, 4_KiB, 4, 6});
   });
 }
 
 TEST(Verify, SeesACopyOfWhatIsNotWrittenYetOrBeingOverwritten) {
   Case c = make_case("baseline");
+  add_tiers(c.plan);
   c.plan.moves = {{Move::Direction::out, c.stay("du").tensor, 0, 0_B, 0, 1}};
   EXPECT_BROKEN(c, Rule::bad_move);
   Case d = make_case();
   ASSERT_EQ(d.stay("z").offset, d.stay("y").offset);
   const StepIndex a = d.step_of("a"), b = d.step_of("b");
+  add_tiers(d.plan);
   d.plan.moves = {{Move::Direction::out, d.stay("y").tensor, 0, 0_B, a, b}};
   EXPECT_VALID(d);
   d.plan.moves[0].before = b + 1;  // b writes z into y's bytes

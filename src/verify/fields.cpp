@@ -1,0 +1,183 @@
+// Indices, sizes, alignments and capacities: what a look at each item alone shows.
+#include <cmath>
+
+#include "verify/findings.h"
+
+namespace plimsoll {
+namespace {
+
+using Rule = Violation::Rule;
+
+class FieldChecker {
+ public:
+  FieldChecker(const Graph& graph, const Plan& plan, Findings& findings)
+      : graph_(graph), plan_(plan), findings_(findings), step_count_(static_cast<StepIndex>(plan.steps.size())) {}
+
+  bool run() {
+    for (StepIndex s = 0; s < step_count_; ++s) check_step(s);
+    for (size_t i = 0; i < plan_.stays.size(); ++i) check_stay(i);
+    for (size_t i = 0; i < plan_.moves.size(); ++i) check_move(i);
+    check_homes();
+    if (!findings_.none()) return false;
+    check_sizes();
+    for (const TierUse& use : plan_.tiers) check_tier(use);
+    for (const Move& m : plan_.moves) check_slot(m.tensor, m.tier, m.slot, m.after, [&] { return findings_.what(m); });
+    for (const Home& h : plan_.homes) {
+      check_slot(h.tensor, h.tier, h.slot, -1, [&] { return fmt::format("the home of '{}'", tensor(h.tensor).name); });
+    }
+    return true;
+  }
+
+ private:
+  const Tensor& tensor(TensorId id) const { return graph_.tensor(id); }
+  bool exists(TensorId id) const { return id.index >= 0 && id.index < graph_.tensor_count(); }
+  void bad_index(StepIndex step, std::string message) { findings_.report(Rule::bad_index, step, std::move(message)); }
+
+  void check_step(StepIndex s) {
+    const Step& step = plan_.steps[static_cast<size_t>(s)];
+    if (step.op.index < 0 || step.op.index >= graph_.op_count()) {
+      bad_index(s, fmt::format("step {} runs op {}, the graph has {}", s, step.op.index, graph_.op_count()));
+    }
+    if (step.workspace.count < 0) {
+      bad_index(s, fmt::format("step {} has a workspace of {} bytes", s, step.workspace.count));
+    }
+    if (step.threads < 0 || step.threads > kMostThreads) {
+      findings_.report(Rule::bad_threads, s,
+                       fmt::format("step {} is to run by {} threads; 0 (all) to {} are possible", s, step.threads,
+                                   kMostThreads));
+    }
+  }
+
+  void check_stay(size_t i) {
+    const Stay& s = plan_.stays[i];
+    const StepIndex last = std::max<StepIndex>(step_count_ - 1, 0);
+    if (s.tensor.index < -1 || s.tensor.index >= graph_.tensor_count()) {
+      bad_index(s.first,
+                fmt::format("stay {} is of tensor {}, the graph has {}", i, s.tensor.index, graph_.tensor_count()));
+    } else if (s.first < 0 || s.last < s.first || s.last > last) {
+      bad_index(s.first,
+                fmt::format("stay {} is during steps {}..{}, the plan has steps 0..{}", i, s.first, s.last, last));
+    } else if (s.offset.count < 0 || s.bytes.count < 0 || s.offset.count > INT64_MAX - s.bytes.count) {
+      bad_index(s.first, fmt::format("stay {} has offset {} and {} bytes", i, s.offset.count, s.bytes.count));
+    }
+  }
+
+  // A slot that can be counted with; what is in it is judged later.
+  bool slot_exists(TensorId id, int tier, Bytes slot) const {
+    return tier >= 0 && static_cast<size_t>(tier) < plan_.tiers.size() && slot.count >= 0 &&
+           slot.count <= INT64_MAX - tensor(id).bytes().count;
+  }
+
+  void check_move(size_t i) {
+    const Move& m = plan_.moves[i];
+    if (!exists(m.tensor)) {
+      bad_index(m.after,
+                fmt::format("move {} is of tensor {}, the graph has {}", i, m.tensor.index, graph_.tensor_count()));
+    } else if (m.after < -1 || m.before <= m.after || m.before > step_count_) {
+      bad_index(m.after, fmt::format("move {} runs after step {} and before step {}, the plan has {} steps", i, m.after,
+                                     m.before, step_count_));
+    } else if (!slot_exists(m.tensor, m.tier, m.slot)) {
+      bad_index(m.after, fmt::format("move {} has tier {} and slot {}, the plan has {} tiers", i, m.tier, m.slot.count,
+                                     plan_.tiers.size()));
+    }
+  }
+
+  void check_homes() {
+    if (plan_.homes.empty()) return;
+    std::vector<bool> from_outside(static_cast<size_t>(graph_.tensor_count()), false);
+    for (TensorId id : graph_.inputs) from_outside[static_cast<size_t>(id.index)] = true;
+    for (const State& state : graph_.states) from_outside[static_cast<size_t>(state.before.index)] = true;
+    std::vector<bool> has_home(from_outside.size(), false);
+    for (size_t i = 0; i < plan_.homes.size(); ++i) {
+      const Home& h = plan_.homes[i];
+      if (!exists(h.tensor)) {
+        bad_index(-1, fmt::format("home {} is of tensor {}, the graph has {}", i, h.tensor.index, graph_.tensor_count()));
+        continue;
+      }
+      if (!slot_exists(h.tensor, h.tier, h.slot)) {
+        bad_index(-1, fmt::format("home {} has tier {} and slot {}, the plan has {} tiers", i, h.tier, h.slot.count,
+                                  plan_.tiers.size()));
+      }
+      const size_t t = static_cast<size_t>(h.tensor.index);
+      if (!from_outside[t]) {
+        findings_.report(Rule::bad_home, -1,
+                         fmt::format("'{}' has a home, but is neither an input nor a state", tensor(h.tensor).name));
+      } else if (has_home[t]) {
+        findings_.report(Rule::bad_home, -1, fmt::format("'{}' has two homes", tensor(h.tensor).name));
+      }
+      has_home[t] = true;
+    }
+  }
+
+  void check_sizes() {
+    if (plan_.arena > plan_.budget) {
+      findings_.report(
+          Rule::out_of_arena, -1,
+          fmt::format("the arena of {} bytes is larger than the budget of {}", plan_.arena.count, plan_.budget.count));
+    }
+    for (const Stay& s : plan_.stays) {
+      if (s.offset + s.bytes > plan_.arena) {
+        findings_.report(Rule::out_of_arena, s.first,
+                         fmt::format("{} ends beyond the arena of {} bytes", findings_.what(s), plan_.arena.count));
+      }
+      if (s.offset.count % kStayAlignment != 0) {
+        findings_.report(Rule::misaligned, s.first,
+                         fmt::format("{} is not at a multiple of {} bytes", findings_.what(s), kStayAlignment));
+      }
+      const Bytes needed = s.is_workspace()
+                               ? plan_.steps.empty() ? Bytes{} : plan_.steps[static_cast<size_t>(s.first)].workspace
+                               : tensor(s.tensor).bytes();
+      if (s.bytes < needed) {
+        findings_.report(Rule::wrong_size, s.first,
+                         fmt::format("{} needs {} bytes", findings_.what(s), needed.count));
+      }
+    }
+  }
+
+  void check_tier(const TierUse& use) {
+    const TierInfo& tier = use.tier;
+    if (use.used.count < 0 || use.used > tier.capacity) {
+      findings_.report(Rule::out_of_tier, -1,
+                       fmt::format("tier '{}': {} bytes are used of a capacity of {}", tier.name, use.used.count,
+                                   tier.capacity.count));
+    }
+    auto is_quantity = [](double x) { return std::isfinite(x) && x >= 0; };
+    if (!is_quantity(tier.out_gb_per_s) || !is_quantity(tier.in_gb_per_s) || !is_quantity(tier.latency_us)) {
+      findings_.report(Rule::out_of_tier, -1,
+                       fmt::format("tier '{}': rates of {} and {} GB/s and a latency of {} us; finite numbers from 0 are "
+                                   "expected",
+                                   tier.name, tier.out_gb_per_s, tier.in_gb_per_s, tier.latency_us));
+    }
+    if (!(tier.compute_share >= 0 && tier.compute_share <= 1)) {
+      findings_.report(Rule::out_of_tier, -1,
+                       fmt::format("tier '{}': a compute share of {}; 0 to 1 is expected", tier.name, tier.compute_share));
+    }
+  }
+
+  template <class What>
+  void check_slot(TensorId id, int tier, Bytes slot, StepIndex step, const What& what) {
+    const TierUse& use = plan_.tiers[static_cast<size_t>(tier)];
+    if (slot.count % kSlotAlignment != 0) {
+      findings_.report(Rule::misaligned, step,
+                       fmt::format("{}: slot {} is not at a multiple of {} bytes", what(), slot.count, kSlotAlignment));
+    }
+    if (slot + tensor(id).bytes() > use.used) {
+      findings_.report(Rule::out_of_tier, step,
+                       fmt::format("{}: slot [{}, {}) ends beyond the {} bytes used of tier '{}'", what(), slot.count,
+                                   slot.count + tensor(id).bytes().count, use.used.count, use.tier.name));
+    }
+  }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  Findings& findings_;
+  StepIndex step_count_;
+};
+
+}  // namespace
+
+bool check_fields(const Graph& graph, const Plan& plan, Findings& findings) {
+  return FieldChecker(graph, plan, findings).run();
+}
+
+}  // namespace plimsoll
