@@ -129,7 +129,7 @@ class OfflineSearch {
 
   void split() {
     short_length_ = std::max(problem_.times, 1);
-    while (short_length_ > 1 && pairs_within(short_length_) > kPairLimit) short_length_ /= 2;
+    while (short_length_ > 0 && pairs_within(short_length_) > kPairLimit) short_length_ /= 2;
   }
   bool is_long(int32_t i) const { return item(i).length() > short_length_; }
 

@@ -195,6 +195,15 @@ TEST(Placement, TwentyThousandBuffersArePlacedInTwoSeconds) {
   EXPECT_LT(static_cast<double>(placement.height.count), 1.01 * static_cast<double>(placement.lower_bound.count));
 }
 
+TEST(Placement, ManyBuffersThatLiveAllTheTimeArePiledUpWithoutLookingForHoles) {
+  // The baseline's problem: twenty thousand million pairs meet.
+  std::mt19937_64 random(11);
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 200'000; ++i) buffers.push_back({0, 9, {64 * static_cast<int64_t>(random() % 1000)}});
+  const Placement placement = place_offline(buffers);
+  EXPECT_EQ(placement.height, placement.lower_bound);
+}
+
 TEST(Placement, RefusesWhatIsNoProblem) {
   EXPECT_THROW(place_offline({{0, 1, {-5}}}), Error);
   EXPECT_THROW(place_offline({{0, 1, 5_B}}, {.alignment = 0}), Error);
