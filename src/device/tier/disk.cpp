@@ -1,0 +1,349 @@
+// A file as a tier. Pieces of a MiB, several in flight; past the page cache where the file system allows it, which wants
+// addresses, places and lengths at multiples of a block: what lies otherwise in the arena goes through aligned buffers.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "device/tier/checksum.h"
+#include "device/tier/fault.h"
+#include "device/tier/queue.h"
+#include "plimsoll/error.h"
+#include "plimsoll/plan.h"
+#include "plimsoll/tier.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "plimsoll-", kSuffix = ".spill";
+
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw Error(ErrorCode::device_failure, fmt::format("{}: {}", what, std::strerror(error)));
+}
+
+// The process that a spill file's name tells of; 0: it is no spill file.
+pid_t owner_of(const std::string& name) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return 0;
+  pid_t owner = 0;
+  const char* begin = name.data() + kPrefix.size();
+  const auto [end, error] = std::from_chars(begin, name.data() + name.size(), owner);
+  return error == std::errc() && *end == '-' ? owner : 0;
+}
+
+// What a process left that was killed in the moment between making its file and taking the name away, or whose file system
+// kept it. A file whose lock is held, or whose process lives, is somebody's.
+void remove_leftovers(const fs::path& folder) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const pid_t owner = owner_of(entry.path().filename().string());
+    if (owner <= 0 || ::kill(owner, 0) == 0 || errno != ESRCH) continue;
+    const int file = ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (file < 0) continue;
+    if (::flock(file, LOCK_EX | LOCK_NB) == 0) ::unlink(entry.path().c_str());
+    ::close(file);
+  }
+}
+
+// What direct I/O wants of addresses in memory.
+int64_t memory_alignment(int file) {
+#ifdef STATX_DIOALIGN
+  struct statx status {};
+  if (::statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0 &&
+      status.stx_dio_mem_align > 0) {
+    return status.stx_dio_mem_align;
+  }
+#endif
+  (void)file;
+  return kSlotAlignment;
+}
+
+// The signal that a file larger than the process's limit brings becomes an error like others.
+class NoSizeSignal {
+ public:
+  NoSizeSignal() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &set_, &before_);
+  }
+  ~NoSizeSignal() {
+    const timespec now{};
+    if (sigismember(&before_, SIGXFSZ) == 0) sigtimedwait(&set_, nullptr, &now);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoSizeSignal(const NoSizeSignal&) = delete;
+  NoSizeSignal& operator=(const NoSizeSignal&) = delete;
+
+ private:
+  sigset_t set_, before_;
+};
+
+struct SpillFile {
+  int file = -1;
+  bool direct = false;
+  int64_t alignment = 1;  // of addresses
+  std::string name;
+};
+
+// Aligned memory for the pieces in flight.
+class Buffers {
+ public:
+  Buffers() {
+    memory_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) fail(fmt::format("the system gives no {} for copies to the disk", to_string(Bytes{kBytes})), errno);
+  }
+  ~Buffers() { munmap(memory_, kBytes); }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  std::byte* at(int tag) const { return static_cast<std::byte*>(memory_) + tag * kTierPiece; }
+
+ private:
+  static constexpr size_t kBytes = static_cast<size_t>(kDiskDepth * kTierPiece);
+  void* memory_ = nullptr;
+};
+
+class DiskChannel final : public Channel {
+ public:
+  DiskChannel(const SpillFile& file, std::unique_ptr<DiskQueue> queue) : file_(file), queue_(std::move(queue)) {}
+
+ protected:
+  void write_pieces(Slot& slot, int64_t first, int64_t count, const std::byte* from) override {
+    run(true, slot, first, count, [&](Flight& flight, int tag) {
+      const std::byte* source = from + (flight.piece - first) * kTierPiece;
+      uint64_t& sum = slot.sums[static_cast<size_t>(flight.piece)];
+      if (fits_directly(source, flight.bytes)) {
+        sum = checksum(source, flight.bytes);
+        return const_cast<std::byte*>(source);  // only read from
+      }
+      sum = copy_with_checksum(buffers_.at(tag), source, flight.bytes);
+      return buffers_.at(tag);
+    }, [&](const Flight& flight) { slot.known[static_cast<size_t>(flight.piece)] = 1; });
+  }
+
+  void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
+    run(false, slot, first, count, [&](Flight& flight, int tag) {
+      std::byte* target = to + (flight.piece - first) * kTierPiece;
+      flight.target = target;
+      return fits_directly(target, flight.bytes) ? target : buffers_.at(tag);
+    }, [&](const Flight& flight) {
+      if (injected(TierOperation::corrupt) != 0) flight.memory[flight.bytes / 2] ^= std::byte{1};
+      const uint64_t found = flight.memory == flight.target ? checksum(flight.target, flight.bytes)
+                                                            : copy_with_checksum(flight.target, flight.memory, flight.bytes);
+      const uint64_t expected = slot.sums[static_cast<size_t>(flight.piece)];
+      if (slot.known[static_cast<size_t>(flight.piece)] != 0 && found != expected) {
+        throw_wrong_checksum(file_.name, slot.offset + flight.piece * kTierPiece, expected, found);
+      }
+    });
+  }
+
+ private:
+  struct Flight {
+    int64_t piece = 0;
+    size_t bytes = 0;        // of the piece
+    size_t rounded = 0;      // in the file: whole blocks
+    size_t done = 0;
+    std::byte* memory = nullptr;
+    std::byte* target = nullptr;
+  };
+
+  bool fits_directly(const std::byte* memory, size_t bytes) const {
+    return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(file_.alignment) == 0 && bytes % kSlotAlignment == 0;
+  }
+
+  [[noreturn]] void fail_piece(bool write, const Slot& slot, const Flight& flight, int error) const {
+    throw Error(ErrorCode::device_failure,
+                fmt::format("{}: {} {} at byte {}: {}", file_.name, write ? "writing" : "reading",
+                            to_string(Bytes{static_cast<int64_t>(flight.bytes)}), slot.offset + flight.piece * kTierPiece,
+                            error == 0 ? std::string("the file ends early") : std::string(std::strerror(error))));
+  }
+
+  void submit(bool write, const Slot& slot, const Flight& flight, int tag) {
+    int error = injected(write ? TierOperation::write : TierOperation::read);
+    if (error == 0) {
+      const int64_t at = slot.offset + flight.piece * kTierPiece + static_cast<int64_t>(flight.done);
+      error = queue_->submit(tag, {write, flight.memory + flight.done, flight.rounded - flight.done, at});
+    }
+    if (error != 0) fail_piece(write, slot, flight, error);
+    in_flight_[static_cast<size_t>(tag)] = true;
+  }
+
+  // The next piece that is all there; what comes in parts is asked for again.
+  int land(bool write, const Slot& slot) {
+    for (;;) {
+      const DiskQueue::Done done = queue_->wait();
+      if (done.tag < 0) fail(fmt::format("{}: io_uring", file_.name), static_cast<int>(-done.result));
+      in_flight_[static_cast<size_t>(done.tag)] = false;
+      Flight& flight = flights_[static_cast<size_t>(done.tag)];
+      if (done.result == -EINTR || done.result == -EAGAIN) {
+        submit(write, slot, flight, done.tag);
+        continue;
+      }
+      if (done.result < 0) fail_piece(write, slot, flight, static_cast<int>(-done.result));
+      if (done.result == 0 || (!write && injected(TierOperation::short_read) != 0)) fail_piece(write, slot, flight, write ? ENOSPC : 0);
+      flight.done += static_cast<size_t>(done.result);
+      if (flight.done >= flight.rounded) return done.tag;
+      submit(write, slot, flight, done.tag);
+    }
+  }
+
+  template <class Prepare, class Finish>
+  void run(bool write, const Slot& slot, int64_t first, int64_t count, Prepare&& prepare, Finish&& finish) {
+    const int depth = queue_->depth();
+    try {
+      int64_t sent = 0, landed = 0;
+      while (landed < count) {
+        int tag = static_cast<int>(sent);
+        if (sent >= depth || sent == count) {
+          tag = land(write, slot);
+          finish(flights_[static_cast<size_t>(tag)]);
+          ++landed;
+        }
+        if (sent == count) continue;
+        Flight& flight = flights_[static_cast<size_t>(tag)];
+        flight = {.piece = first + sent};
+        flight.bytes = static_cast<size_t>(std::min(kTierPiece, slot.bytes - flight.piece * kTierPiece));
+        flight.rounded = static_cast<size_t>(align_up({static_cast<int64_t>(flight.bytes)}, kSlotAlignment).count);
+        flight.memory = prepare(flight, tag);
+        submit(write, slot, flight, tag);
+        ++sent;
+      }
+    } catch (...) {
+      drain();
+      throw;
+    }
+  }
+
+  // Nothing may write into the arena behind a step that has failed.
+  void drain() {
+    while (std::any_of(in_flight_.begin(), in_flight_.end(), [](bool flying) { return flying; })) {
+      const DiskQueue::Done done = queue_->wait();
+      if (done.tag < 0) return;
+      in_flight_[static_cast<size_t>(done.tag)] = false;
+    }
+  }
+
+  const SpillFile& file_;
+  std::unique_ptr<DiskQueue> queue_;
+  Buffers buffers_;
+  std::array<Flight, kDiskDepth> flights_;
+  std::array<bool, kDiskDepth> in_flight_{};
+};
+
+class DiskTier final : public Tier {
+ public:
+  DiskTier(const fs::path& folder, Bytes capacity) : Tier("disk", capacity), folder_(folder) {
+    std::error_code ignored;
+    if (!fs::is_directory(folder, ignored)) {
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill: there is no folder '{}'", folder.string()));
+    }
+    remove_leftovers(folder);
+    make_file();
+    if (spill_.direct) spill_.alignment = memory_alignment(spill_.file);
+    uring_ = open_ring(spill_.file) != nullptr;
+  }
+  ~DiskTier() override { ::close(spill_.file); }
+  DiskTier(const DiskTier&) = delete;
+  DiskTier& operator=(const DiskTier&) = delete;
+
+  std::string where() const override { return spill_.name; }
+  std::string how() const override {
+    return fmt::format("{}, {}", spill_.direct ? "direct I/O" : "through the page cache", uring_ ? "io_uring" : "pread and pwrite");
+  }
+
+  void reserve(Bytes bytes) override {
+    bytes = align_up(bytes, kSlotAlignment);
+    if (bytes <= reserved_) return;
+    if (bytes > align_up(capacity(), kSlotAlignment)) {
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("the plan needs {} in {} but --spill allows {}", to_string(bytes), folder_.string(), to_string(capacity())));
+    }
+    int error = injected(TierOperation::allocate);
+    if (error == 0) {
+      const NoSizeSignal quiet;
+      do {
+        error = ::posix_fallocate(spill_.file, 0, bytes.count);
+      } while (error == EINTR);
+    }
+    if (error == 0) {
+      reserved_ = bytes;
+      return;
+    }
+    struct statvfs status {};
+    const bool known = ::fstatvfs(spill_.file, &status) == 0;
+    const Bytes free{known ? static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize) : 0};
+    if (::ftruncate(spill_.file, reserved_.count) != 0) error = errno;  // give back what it took of the disk
+    throw Error(ErrorCode::device_failure,
+                fmt::format("--spill {}: the plan needs a file of {} there: {}; {} are free. Name another folder or raise --memory",
+                            folder_.string(), to_string(bytes), std::strerror(error), to_string(free)));
+  }
+
+  std::unique_ptr<Channel> open_channel() override {
+    std::unique_ptr<DiskQueue> queue = uring_ ? open_ring(spill_.file) : nullptr;
+    if (!queue) {
+      uring_ = false;
+      queue = open_plain_queue(spill_.file);
+    }
+    return std::make_unique<DiskChannel>(spill_, std::move(queue));
+  }
+
+ private:
+  void make_file() {
+    if (const int error = injected(TierOperation::open)) fail(fmt::format("--spill: cannot make a file in {}", folder_.string()), error);
+    spill_.name = (folder_ / fmt::format("{}{}-unnamed{}", kPrefix, ::getpid(), kSuffix)).string();
+    for (const int direct : {O_DIRECT, 0}) {
+      spill_.file = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | direct, 0600);
+      if (spill_.file >= 0) {
+        spill_.direct = direct != 0;
+        return;
+      }
+    }
+    for (const int direct : {O_DIRECT, 0}) {
+      for (int n = 0; n < 10000; ++n) {
+        spill_.name = (folder_ / fmt::format("{}{}-{:04}{}", kPrefix, ::getpid(), n, kSuffix)).string();
+        spill_.file = ::open(spill_.name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | direct, 0600);
+        if (spill_.file < 0 && errno == EEXIST) continue;
+        break;
+      }
+      if (spill_.file < 0) {
+        if (direct != 0 && errno == EINVAL) ::unlink(spill_.name.c_str());  // made, and then refused
+        continue;
+      }
+      spill_.direct = direct != 0;
+      ::flock(spill_.file, LOCK_EX | LOCK_NB);
+      ::unlink(spill_.name.c_str());
+      return;
+    }
+    fail(fmt::format("--spill: cannot make a file in {}", folder_.string()), errno);
+  }
+
+  fs::path folder_;
+  SpillFile spill_;
+  Bytes reserved_;
+  bool uring_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<Tier> open_disk_tier(const fs::path& folder, Bytes capacity) { return std::make_shared<DiskTier>(folder, capacity); }
+
+Bytes spill_room(const fs::path& folder) {
+  struct statvfs status {};
+  if (::statvfs(folder.c_str(), &status) != 0) {
+    throw Error(ErrorCode::invalid_input, fmt::format("--spill: '{}': {}", folder.string(), std::strerror(errno)));
+  }
+  const int64_t free = static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
+  return {free / 10 * 9 / kSlotAlignment * kSlotAlignment};
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,116 @@
+// Host memory as a tier: one region, reserved whole, taken from the system as far as a plan uses it.
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "device/cpu/machine.h"
+#include "device/tier/checksum.h"
+#include "device/tier/fault.h"
+#include "plimsoll/error.h"
+#include "plimsoll/plan.h"
+#include "plimsoll/tier.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+class HostChannel final : public Channel {
+ public:
+  explicit HostChannel(std::byte* base) : base_(base) {}
+
+ protected:
+  void write_pieces(Slot& slot, int64_t first, int64_t count, const std::byte* from) override {
+    for (int64_t piece = first; piece < first + count; ++piece, from += kTierPiece) {
+      fail_as_asked(TierOperation::write, slot, piece);
+      slot.sums[static_cast<size_t>(piece)] = copy_with_checksum(at(slot, piece), from, size(slot, piece));
+      slot.known[static_cast<size_t>(piece)] = 1;
+    }
+  }
+  void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
+    for (int64_t piece = first; piece < first + count; ++piece, to += kTierPiece) {
+      fail_as_asked(TierOperation::read, slot, piece);
+      if (injected(TierOperation::corrupt) != 0) at(slot, piece)[size(slot, piece) / 2] ^= std::byte{1};
+      const uint64_t found = copy_with_checksum(to, at(slot, piece), size(slot, piece));
+      const uint64_t expected = slot.sums[static_cast<size_t>(piece)];
+      if (slot.known[static_cast<size_t>(piece)] != 0 && found != expected) {
+        throw_wrong_checksum("host memory", slot.offset + piece * kTierPiece, expected, found);
+      }
+    }
+  }
+
+ private:
+  std::byte* at(const Slot& slot, int64_t piece) const { return base_ + slot.offset + piece * kTierPiece; }
+  static size_t size(const Slot& slot, int64_t piece) {
+    return static_cast<size_t>(std::min(kTierPiece, slot.bytes - piece * kTierPiece));
+  }
+  static void fail_as_asked(TierOperation operation, const Slot& slot, int64_t piece) {
+    if (const int error = injected(operation)) {
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("host memory: {} {} at byte {}: {}", operation == TierOperation::write ? "writing" : "reading",
+                              to_string(Bytes{static_cast<int64_t>(size(slot, piece))}), slot.offset + piece * kTierPiece,
+                              std::strerror(error)));
+    }
+  }
+
+  std::byte* base_;
+};
+
+class HostTier final : public Tier {
+ public:
+  explicit HostTier(Bytes capacity) : Tier("host", capacity) {
+    mapped_bytes_ = static_cast<size_t>(align_up(capacity, kHugePage).count + kHugePage);
+    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int error = mapped_ == MAP_FAILED ? errno : 0;
+    if (const int asked = injected(TierOperation::map); asked != 0 && error == 0) {
+      munmap(mapped_, mapped_bytes_);
+      error = asked;
+    }
+    if (error != 0) {
+      throw Error(ErrorCode::device_failure, fmt::format("the system gives no {} of host memory beside the arena (--host-memory): {}",
+                                                         to_string(capacity), std::strerror(error)));
+    }
+    const auto address = reinterpret_cast<uintptr_t>(mapped_);
+    base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
+  }
+  ~HostTier() override { munmap(mapped_, mapped_bytes_); }
+  HostTier(const HostTier&) = delete;
+  HostTier& operator=(const HostTier&) = delete;
+
+  std::string where() const override { return "host memory"; }
+  std::string how() const override { return "copied by a thread"; }
+
+  void reserve(Bytes bytes) override {
+    bytes = align_up(bytes, kSlotAlignment);
+    if (bytes <= reserved_) return;
+    if (bytes > align_up(capacity(), kSlotAlignment)) {
+      throw Error(ErrorCode::device_failure, fmt::format("the plan needs {} of host memory beside the arena but --host-memory is {}",
+                                                         to_string(bytes), to_string(capacity())));
+    }
+    if (const Bytes available = cpu::machine_memory().available; bytes - reserved_ > available) {
+      throw Error(ErrorCode::device_failure, fmt::format("the plan needs {} of host memory beside the arena but the machine has {} left",
+                                                         to_string(bytes - reserved_), to_string(available)));
+    }
+    madvise(base_, static_cast<size_t>(bytes.count), MADV_HUGEPAGE);  // advice: failure costs only time
+#pragma omp parallel for schedule(static)
+    for (int64_t at = reserved_.count; at < bytes.count; at += kSlotAlignment) base_[at] = std::byte{0};
+    reserved_ = bytes;
+  }
+
+  std::unique_ptr<Channel> open_channel() override { return std::make_unique<HostChannel>(base_); }
+
+ private:
+  void* mapped_ = nullptr;
+  size_t mapped_bytes_ = 0;
+  std::byte* base_ = nullptr;
+  Bytes reserved_;
+};
+
+}  // namespace
+
+std::shared_ptr<Tier> open_host_tier(Bytes capacity) { return std::make_shared<HostTier>(capacity); }
+
+}  // namespace plimsoll

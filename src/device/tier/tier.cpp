@@ -1,0 +1,118 @@
+#include "plimsoll/tier.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "device/tier/fault.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int kNone = -1;
+std::atomic<int> fault_operation{kNone}, fault_remaining{0}, fault_error{0};
+std::atomic<bool> fault_struck{false};
+
+int64_t piece_count(int64_t bytes) { return (bytes + kTierPiece - 1) / kTierPiece; }
+int64_t piece_bytes(const Slot& slot, int64_t piece) { return std::min(kTierPiece, slot.bytes - piece * kTierPiece); }
+
+void check_part(const Slot& slot, int64_t first, size_t bytes) {
+  if (first < 0 || first + static_cast<int64_t>(bytes) > slot.bytes) {
+    throw Error(ErrorCode::internal, fmt::format("bytes {} to {} of a slot of {} do not exist", first,
+                                                 first + static_cast<int64_t>(bytes), slot.bytes));
+  }
+}
+
+}  // namespace
+
+TierFault::TierFault(TierOperation operation, int nth, int error) {
+  fault_struck = false;
+  fault_error = error;
+  fault_remaining = nth;
+  fault_operation = static_cast<int>(operation);
+}
+TierFault::~TierFault() { fault_operation = kNone; }
+bool TierFault::struck() const { return fault_struck; }
+
+int injected(TierOperation operation) {
+  if (fault_operation.load(std::memory_order_relaxed) != static_cast<int>(operation)) return 0;
+  if (fault_remaining.fetch_sub(1) != 1) return 0;
+  fault_struck = true;
+  return fault_error;
+}
+
+Slot& Tier::slot(Bytes offset, Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Slot>& slot = slots_[{offset.count, bytes.count}];
+  if (!slot) {
+    slot = std::make_unique<Slot>(Slot{.offset = offset.count, .bytes = bytes.count, .sums = {}, .known = {}});
+    slot->sums.resize(static_cast<size_t>(piece_count(bytes.count)));
+    slot->known.resize(slot->sums.size());
+  }
+  return *slot;
+}
+
+void Channel::write(Slot& slot, const std::byte* from) {
+  slot.retired = false;
+  if (slot.bytes > 0) write_pieces(slot, 0, piece_count(slot.bytes), from);
+}
+
+void Channel::read(const Slot& slot, std::byte* to) {
+  if (slot.retired) throw Error(ErrorCode::internal, "it is read after the last copy that needs it");
+  if (slot.bytes > 0) read_pieces(slot, 0, piece_count(slot.bytes), to);
+}
+
+void Channel::write(Slot& slot, int64_t first, std::span<const std::byte> from) {
+  check_part(slot, first, from.size());
+  slot.retired = false;
+  while (!from.empty()) {
+    const int64_t piece = first / kTierPiece, within = first % kTierPiece;
+    if (within == 0) {
+      // As many whole pieces as there are; the last of the slot may be short.
+      int64_t whole = static_cast<int64_t>(from.size()) / kTierPiece;
+      if (first + static_cast<int64_t>(from.size()) == slot.bytes) whole = piece_count(static_cast<int64_t>(from.size()));
+      if (whole > 0) {
+        write_pieces(slot, piece, whole, from.data());
+        const size_t done = std::min(from.size(), static_cast<size_t>(whole * kTierPiece));
+        from = from.subspan(done);
+        first += static_cast<int64_t>(done);
+        continue;
+      }
+    }
+    const int64_t bytes = piece_bytes(slot, piece);
+    const size_t count = std::min(from.size(), static_cast<size_t>(bytes - within));
+    part_.resize(static_cast<size_t>(kTierPiece));
+    if (slot.known[static_cast<size_t>(piece)] != 0) {
+      read_pieces(slot, piece, 1, part_.data());
+    } else {
+      std::memset(part_.data(), 0, static_cast<size_t>(bytes));
+    }
+    std::memcpy(part_.data() + within, from.data(), count);
+    write_pieces(slot, piece, 1, part_.data());
+    from = from.subspan(count);
+    first += static_cast<int64_t>(count);
+  }
+}
+
+void Channel::read(const Slot& slot, int64_t first, std::span<std::byte> to) {
+  check_part(slot, first, to.size());
+  while (!to.empty()) {
+    const int64_t piece = first / kTierPiece, within = first % kTierPiece;
+    const int64_t bytes = piece_bytes(slot, piece);
+    const size_t count = std::min(to.size(), static_cast<size_t>(bytes - within));
+    if (static_cast<int64_t>(count) == bytes) {
+      read_pieces(slot, piece, 1, to.data());
+    } else {
+      part_.resize(static_cast<size_t>(kTierPiece));
+      read_pieces(slot, piece, 1, part_.data());
+      std::memcpy(to.data(), part_.data() + within, count);
+    }
+    to = to.subspan(count);
+    first += static_cast<int64_t>(count);
+  }
+}
+
+}  // namespace plimsoll

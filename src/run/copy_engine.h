@@ -1,0 +1,62 @@
+// An engine that copies between the arena and a tier beside compute: a thread with a list of copies, the same every training
+// step, taken in order. Nothing is allocated or locked while it runs: compute raises a number ("so many may start"), the engine
+// raises another ("so many are done"), and whoever waits sleeps.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "plimsoll/execute.h"
+#include "plimsoll/tier.h"
+
+namespace plimsoll {
+
+struct Copy {
+  Slot* slot = nullptr;
+  std::byte* at = nullptr;       // in the arena
+  bool out = false;
+  int32_t move = 0;              // its number in the plan
+  StepRecord* record = nullptr;  // where its times go, if anywhere
+  bool fill = false;             // memory checks: an arrival finds its place full of NaN
+  bool retire = false;           // memory checks: after it nobody may read the slot
+};
+
+class CopyEngine {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // `describe` says what a copy is about when it fails.
+  CopyEngine(std::unique_ptr<Channel> channel, std::vector<Copy> copies, std::function<std::string(int32_t move)> describe);
+  ~CopyEngine();
+  CopyEngine(const CopyEngine&) = delete;
+  CopyEngine& operator=(const CopyEngine&) = delete;
+
+  void begin_round(Clock::time_point origin);  // a training step: copies count from 0 again; times are since `origin`
+  void release(int32_t count);                 // the first `count` copies of the round may run
+  void wait(int32_t count) const;              // until so many are done, or given up after a failure
+  void wait_for_released() const;
+  // What stopped it, if anything did; the copies after it were not made.
+  std::exception_ptr failure() const { return failed_.load(std::memory_order_acquire) ? failure_ : nullptr; }
+
+ private:
+  void loop();
+  void make(const Copy& copy);
+
+  std::unique_ptr<Channel> channel_;
+  std::vector<Copy> copies_;
+  std::function<std::string(int32_t)> describe_;
+  uint32_t round_ = 0;       // the number of copies in all rounds before
+  Clock::time_point origin_;
+  std::atomic<uint32_t> released_{0}, done_{0};
+  std::atomic<bool> stop_{false}, failed_{false};
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+}  // namespace plimsoll
