@@ -17,6 +17,7 @@ libssl-dev file:/usr/include/openssl/evp.h
 libxxhash-dev file:/usr/include/xxhash.h
 libturbojpeg0-dev file:/usr/include/turbojpeg.h
 libspng-dev file:/usr/include/spng.h
+liburing-dev file:/usr/include/liburing.h
 libgtest-dev file:/usr/include/gtest/gtest.h
 libgmock-dev file:/usr/include/gmock/gmock.h
 LIST

@@ -61,8 +61,8 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual Bytes workspace() const = 0;
-  // Pointers in the order of the op's inputs and outputs; nullptr for an output that the plan leaves out (a state output of
-  // a recomputation). workspace is 64-byte aligned and has at least workspace() bytes.
+  // Pointers in the order of the op's inputs and outputs; nullptr for what a recomputation leaves out (state outputs, and the
+  // inputs in whose place they must lie). workspace is 64-byte aligned and has at least workspace() bytes.
   virtual void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) = 0;
   virtual void run() = 0;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -10,12 +11,22 @@
 #include "plimsoll/device.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
+#include "plimsoll/tier.h"
 
 namespace plimsoll {
 
 struct ExecuteOptions {
   bool check_memory = false;  // fill bytes with NaN when their stay ends: whoever reads them is found (slow, for tests)
-  bool record_times = false;  // take the time of every step
+  bool record_times = false;  // take the time of every step and copy
+  std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
+};
+
+// What a plan's bytes lie in. What is not given is taken: an evaluation shares the training's arena, and its tiers by name.
+struct Memory {
+  Memory() = default;
+  Memory(std::shared_ptr<Arena> a, std::vector<std::shared_ptr<Tier>> t = {}) : arena(std::move(a)), tiers(std::move(t)) {}
+  std::shared_ptr<Arena> arena;
+  std::vector<std::shared_ptr<Tier>> tiers;
 };
 
 struct StepRecord {           // of the last step that ran
@@ -25,10 +36,9 @@ struct StepRecord {           // of the last step that ran
 
 class Executor {
  public:
-  // Verifies the plan (throws Error(internal)), takes the arena, prepares. The graph and device must outlive it.
-  // `arena`: use this one instead of taking one (an evaluation shares the training's).
-  Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options = {},
-           std::shared_ptr<Arena> arena = nullptr);
+  // Verifies the plan (throws Error(internal)), takes the memory that is not given, prepares. The graph, plan and device must
+  // outlive it.
+  Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options = {}, Memory memory = {});
   ~Executor();
 
   // Sources and outputs, as row-major elements in the tensor's dtype; converts layouts. Sizes must match.
@@ -40,12 +50,15 @@ class Executor {
   // Fills parameters, optimizer states and statistics from their initializers: depends on seed and names only.
   void initialize(uint64_t seed);
 
+  // When a copy to or from a tier fails, throws Error(device_failure) that names tensor, tier and place; the states are lost then,
+  // and every further step throws the same.
   void run_step();
 
   Bytes measured_peak() const;     // the largest sum of bytes that kernels had bound or tensors held at once, over the steps run
   Bytes arena_bytes() const;
-  std::shared_ptr<Arena> arena() const;
+  const Memory& memory() const;
   std::span<const StepRecord> records() const;   // one a plan step; empty without record_times
+  std::span<const StepRecord> copies() const;    // one a move
 
  private:
   struct Impl;

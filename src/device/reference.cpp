@@ -31,7 +31,12 @@ class ReferenceKernel : public Kernel {
     for (TensorId id : op.outputs) outputs_.push_back({graph.tensor(id).shape, graph.tensor(id).dtype});
     for (int i : op.type->state_outputs) {
       const size_t at = static_cast<size_t>(i);
-      if (at < scratch_.size()) scratch_[at].resize(static_cast<size_t>(graph.tensor(op.outputs[at]).bytes().count));
+      if (at >= scratch_.size()) continue;
+      scratch_[at].resize(static_cast<size_t>(graph.tensor(op.outputs[at]).bytes().count));
+      if (!op.type->in_place) continue;
+      for (const InPlace& pair : op.type->in_place(graph, op)) {
+        if (pair.required && pair.output == i) stands_for_.emplace_back(static_cast<size_t>(pair.input), at);
+      }
     }
   }
 
@@ -39,6 +44,9 @@ class ReferenceKernel : public Kernel {
 
   void bind(std::span<void* const> inputs, std::span<void* const> outputs, void*) override {
     for (size_t i = 0; i < inputs_.size(); ++i) inputs_[i].data = inputs[i];
+    for (const auto& [input, output] : stands_for_) {
+      if (inputs[input] == nullptr) inputs_[input].data = scratch_[output].data();
+    }
     for (size_t i = 0; i < outputs_.size(); ++i) {
       outputs_[i].data = outputs[i];
       if (outputs[i] != nullptr) continue;
@@ -55,6 +63,7 @@ class ReferenceKernel : public Kernel {
   Op op_;
   std::vector<TensorView> inputs_, outputs_;
   std::vector<std::vector<std::byte>> scratch_;  // where a recomputation's state outputs go, to be forgotten
+  std::vector<std::pair<size_t, size_t>> stands_for_;  // an old state that a recomputation lacks, and the output for it
 };
 
 class HostArena : public Arena {

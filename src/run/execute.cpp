@@ -11,6 +11,8 @@
 #include "base/random.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
+#include "run/engines.h"
+#include "run/homes.h"
 
 namespace plimsoll {
 namespace {
@@ -18,9 +20,7 @@ namespace {
 constexpr uint32_t kInitializeSalt = 0x696e6974;
 constexpr int64_t kChunkElements = 1 << 16;  // of host memory, when values are drawn or converted piece by piece
 
-double now_ms() {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+using Clock = CopyEngine::Clock;
 
 int64_t element_bytes(const Tensor& tensor) {
   switch (tensor.dtype) {
@@ -38,6 +38,27 @@ int64_t element_bytes(const Tensor& tensor) {
 struct ReadyStep {
   std::unique_ptr<Kernel> kernel;
   std::vector<std::pair<std::byte*, size_t>> dying;  // with check_memory: bytes to fill when the step is over
+};
+
+// What a recomputation neither writes nor needs: running statistics, new and old.
+class LeftOut {
+ public:
+  LeftOut(const Graph& graph, const Op& op, bool recompute) {
+    if (!recompute) return;
+    outputs_ = op.type->state_outputs;
+    if (outputs_.empty() || !op.type->in_place) return;
+    for (const InPlace& pair : op.type->in_place(graph, op)) {
+      if (pair.required && output(static_cast<size_t>(pair.output))) inputs_.push_back(pair.input);
+    }
+  }
+  bool input(size_t i) const { return contains(inputs_, i); }
+  bool output(size_t i) const { return contains(outputs_, i); }
+
+ private:
+  static bool contains(const std::vector<int>& list, size_t i) {
+    return std::find(list.begin(), list.end(), static_cast<int>(i)) != list.end();
+  }
+  std::vector<int> inputs_, outputs_;
 };
 
 // Elements [first, first + chunk.size()) of an initial value; first is a multiple of 4.
@@ -106,24 +127,26 @@ struct Executor::Impl {
   const Plan& plan;
   const Device& device;
   ExecuteOptions options;
-  std::shared_ptr<Arena> arena;
+  Memory memory;
+  std::vector<std::shared_ptr<Tier>> tiers;    // in the plan's order
+  std::unique_ptr<Homes> homes;
   std::vector<ReadyStep> steps;
-  std::vector<StepRecord> records;
+  std::vector<StepRecord> records, copy_records;
   std::vector<std::vector<int32_t>> stays_of;  // by tensor, in order of time
   Bytes peak;
   bool ran = false;
+  std::exception_ptr failure;                  // what a step ended with: there is none after it
+  std::unique_ptr<Engines> engines;            // the first to go: they copy between what stands above
 
-  Impl(const Graph& g, const Plan& p, const Device& d, const ExecuteOptions& o, std::shared_ptr<Arena> a)
-      : graph(g), plan(p), device(d), options(o), arena(std::move(a)) {
+  Impl(const Graph& g, const Plan& p, const Device& d, const ExecuteOptions& o, Memory m)
+      : graph(g), plan(p), device(d), options(o), memory(std::move(m)) {
     require_valid(graph, plan);
-    if (!plan.moves.empty()) {
-      throw Error(ErrorCode::unsupported, "this executor does not run plans that move tensors to an outside tier");
-    }
-    if (!arena) arena = device.take_arena(plan.arena);
-    if (arena->bytes() < plan.arena) {
-      throw Error(ErrorCode::internal, fmt::format("the arena has {} but the plan needs {}", to_string(arena->bytes()),
+    if (!memory.arena) memory.arena = device.take_arena(plan.arena);
+    if (memory.arena->bytes() < plan.arena) {
+      throw Error(ErrorCode::internal, fmt::format("the arena has {} but the plan needs {}", to_string(memory.arena->bytes()),
                                                    to_string(plan.arena)));
     }
+    take_tiers();
     stays_of.resize(static_cast<size_t>(graph.tensor_count()));
     for (size_t i = 0; i < plan.stays.size(); ++i) {
       if (!plan.stays[i].is_workspace()) {
@@ -131,7 +154,39 @@ struct Executor::Impl {
       }
     }
     prepare();
+    homes = std::make_unique<Homes>(graph, plan, tiers);
+    if (options.record_times) copy_records.resize(plan.moves.size());
+    engines = std::make_unique<Engines>(graph, plan, tiers, memory.arena->base(), copy_records, options.check_memory);
     peak = peak_in_use(plan);
+  }
+
+  void take_tiers() {
+    if ((!plan.moves.empty() || !plan.homes.empty()) && !device.host_addressable()) {
+      throw Error(ErrorCode::unsupported, fmt::format("device '{}' has no tiers behind its arena", device.info().name));
+    }
+    for (const TierUse& use : plan.tiers) {
+      std::shared_ptr<Tier> found;
+      for (const auto& tier : memory.tiers) {
+        if (tier->name() == use.tier.name) found = tier;
+      }
+      if (!found) {
+        found = open_tier(use);
+        memory.tiers.push_back(found);
+      }
+      found->reserve(use.used);
+      tiers.push_back(std::move(found));
+    }
+  }
+
+  std::shared_ptr<Tier> open_tier(const TierUse& use) const {
+    if (use.tier.name == "host") return open_host_tier(std::max(use.tier.capacity, use.used));
+    if (use.tier.name == "disk") {
+      if (options.spill.empty()) {
+        throw Error(ErrorCode::invalid_input, fmt::format("the plan keeps {} on disk; name a folder with --spill", to_string(use.used)));
+      }
+      return open_disk_tier(options.spill, std::max(use.tier.capacity, use.used));
+    }
+    throw Error(ErrorCode::unsupported, fmt::format("there is no tier '{}', only host and disk", use.tier.name));
   }
 
   const Stay& stay_at(TensorId tensor, StepIndex step) const {
@@ -141,7 +196,7 @@ struct Executor::Impl {
     }
     throw Error(ErrorCode::internal, fmt::format("tensor '{}' is not in the arena at step {}", graph.tensor(tensor).name, step));
   }
-  std::byte* address(const Stay& stay) const { return arena->base() + stay.offset.count; }
+  std::byte* address(const Stay& stay) const { return memory.arena->base() + stay.offset.count; }
 
   void prepare() {
     const StepIndex count = static_cast<StepIndex>(plan.steps.size());
@@ -164,12 +219,13 @@ struct Executor::Impl {
                     fmt::format("step {} ({}): kernel '{}' needs {} of workspace but the plan has {}", s, op.name, step.kernel,
                                 to_string(ready.kernel->workspace()), to_string(step.workspace)));
       }
+      const LeftOut left_out(graph, op, step.recompute);
       std::vector<void*> inputs, outputs;
-      for (TensorId id : op.inputs) inputs.push_back(address(stay_at(id, s)));
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        inputs.push_back(left_out.input(i) ? nullptr : address(stay_at(op.inputs[i], s)));
+      }
       for (size_t i = 0; i < op.outputs.size(); ++i) {
-        const auto& states = op.type->state_outputs;
-        const bool skip = step.recompute && std::find(states.begin(), states.end(), static_cast<int>(i)) != states.end();
-        outputs.push_back(skip ? nullptr : address(stay_at(op.outputs[i], s)));
+        outputs.push_back(left_out.output(i) ? nullptr : address(stay_at(op.outputs[i], s)));
       }
       ready.kernel->bind(inputs, outputs, workspaces[static_cast<size_t>(s)]);
     }
@@ -191,13 +247,40 @@ struct Executor::Impl {
     }
   }
 
+  void fill_dying(size_t s) {
+    for (auto [at, bytes] : steps[s].dying) std::memset(at, 0xff, bytes);  // 0xffffffff is a NaN
+  }
+
   template <class RunOne>
   void run(RunOne run_one) {
-    for (size_t s = 0; s < steps.size(); ++s) {
-      if (steps[s].kernel) run_one(s);
-      for (auto [at, bytes] : steps[s].dying) std::memset(at, 0xff, bytes);  // 0xffffffff is a NaN
+    if (engines->none()) {
+      for (size_t s = 0; s < steps.size(); ++s) {
+        if (steps[s].kernel) run_one(s);
+        fill_dying(s);
+      }
+    } else {
+      for (size_t s = 0; s < steps.size(); ++s) {
+        engines->send(s);
+        if (s > 0) fill_dying(s - 1);
+        engines->fetch(s);
+        if (steps[s].kernel) run_one(s);
+      }
+      engines->send(steps.size());
+      engines->fetch(steps.size());
     }
     ran = true;
+  }
+
+  void run_step() {
+    const Clock::time_point start = Clock::now();
+    engines->begin(start);
+    if (!options.record_times) return run([&](size_t s) { steps[s].kernel->run(); });
+    auto since_start = [&] { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); };
+    run([&](size_t s) {
+      records[s].start_ms = since_start();
+      steps[s].kernel->run();
+      records[s].end_ms = since_start();
+    });
   }
 
   // Where a tensor's elements are between steps: sources where the step finds them, others where it leaves them.
@@ -216,9 +299,8 @@ struct Executor::Impl {
   }
 };
 
-Executor::Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options,
-                   std::shared_ptr<Arena> arena)
-    : impl_(std::make_unique<Impl>(graph, plan, device, options, std::move(arena))) {}
+Executor::Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options, Memory memory)
+    : impl_(std::make_unique<Impl>(graph, plan, device, options, std::move(memory))) {}
 Executor::~Executor() = default;
 
 void Executor::write(TensorId id, std::span<const std::byte> elements) { write(id, 0, elements); }
@@ -228,6 +310,7 @@ void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elem
   const Tensor& tensor = impl_->graph.tensor(id);
   impl_->check_range(tensor, first, elements.size());
   const int64_t size = element_bytes(tensor);
+  if (impl_->homes->has(id)) return impl_->homes->write(id, size, first, elements);
   std::byte* storage = impl_->address(impl_->resting_stay(id));
   const int64_t count = static_cast<int64_t>(elements.size()) / size;
   if (impl_->device.host_addressable()) {
@@ -251,6 +334,7 @@ void Executor::read(TensorId id, int64_t first, std::span<std::byte> elements) c
   const Tensor& tensor = impl_->graph.tensor(id);
   impl_->check_range(tensor, first, elements.size());
   const int64_t size = element_bytes(tensor);
+  if (impl_->homes->has(id)) return impl_->homes->read(id, size, first, elements);
   const std::byte* storage = impl_->address(impl_->resting_stay(id));
   const int64_t count = static_cast<int64_t>(elements.size()) / size;
   if (impl_->device.host_addressable()) {
@@ -284,21 +368,21 @@ void Executor::initialize(uint64_t seed) {
 }
 
 void Executor::run_step() {
-  if (!impl_->options.record_times) {
-    impl_->run([&](size_t s) { impl_->steps[s].kernel->run(); });
-    return;
+  if (impl_->failure) std::rethrow_exception(impl_->failure);
+  try {
+    impl_->homes->flush();
+    impl_->run_step();
+  } catch (...) {
+    impl_->failure = std::current_exception();
+    impl_->engines->rest();
+    throw;
   }
-  const double start = now_ms();
-  impl_->run([&](size_t s) {
-    impl_->records[s].start_ms = now_ms() - start;
-    impl_->steps[s].kernel->run();
-    impl_->records[s].end_ms = now_ms() - start;
-  });
 }
 
 Bytes Executor::measured_peak() const { return impl_->ran ? impl_->peak : Bytes{}; }
-Bytes Executor::arena_bytes() const { return impl_->arena->bytes(); }
-std::shared_ptr<Arena> Executor::arena() const { return impl_->arena; }
+Bytes Executor::arena_bytes() const { return impl_->memory.arena->bytes(); }
+const Memory& Executor::memory() const { return impl_->memory; }
 std::span<const StepRecord> Executor::records() const { return impl_->records; }
+std::span<const StepRecord> Executor::copies() const { return impl_->copy_records; }
 
 }  // namespace plimsoll

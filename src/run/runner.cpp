@@ -22,9 +22,8 @@ float read_scalar(const Executor& executor, TensorId id) {
 
 }  // namespace
 
-Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options,
-               std::shared_ptr<Arena> arena)
-    : program_(program), executor_(program.network.graph, program.plan, device, options, std::move(arena)) {
+Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options, Memory memory)
+    : program_(program), executor_(program.network.graph, program.plan, device, options, std::move(memory)) {
   const Graph& graph = program.network.graph;
   learning_rate_ = graph.find_tensor("learning_rate");
   step_number_ = graph.find_tensor("step_number");
@@ -55,7 +54,7 @@ std::optional<double> Runner::correct() const {
 
 Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
                        const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-                       std::shared_ptr<Arena> arena) {
+                       Memory memory) {
   input.training = false;
   for (;;) {
     auto result = compile_evaluation(build_model(model, input), training, device, costs, compile);
@@ -71,7 +70,7 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
     input.batch /= 2;
   }
   batch_ = input.batch;
-  runner_ = std::make_unique<Runner>(*program_, device, options, std::move(arena));
+  runner_ = std::make_unique<Runner>(*program_, device, options, std::move(memory));
 }
 
 Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {

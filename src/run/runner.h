@@ -17,7 +17,7 @@ namespace plimsoll {
 class Runner {
  public:
   Runner(const Program& program, const Device& device, const ExecuteOptions& options,
-         std::shared_ptr<Arena> arena = nullptr);
+         Memory memory = {});
   Executor& executor() { return executor_; }
 
   // Returns the seconds of the step itself.
@@ -38,7 +38,7 @@ class Evaluation {
   // Throws Error(infeasible) when not even one image fits.
   Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
              const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-             std::shared_ptr<Arena> arena);
+             Memory memory);
 
   struct Result {
     double loss = 0;

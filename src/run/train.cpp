@@ -280,7 +280,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   std::optional<Evaluation> evaluation;
   if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
     evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,
-                       ExecuteOptions{.check_memory = options.check_memory}, executor.arena());
+                       ExecuteOptions{.check_memory = options.check_memory}, executor.memory());
   }
 
   const TrainingParts parts{.options = options, .listener = listener, .data = data, .program = program,

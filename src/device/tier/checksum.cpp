@@ -1,5 +1,6 @@
 #include "device/tier/checksum.h"
 
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 sees it in its own headers
 #define XXH_INLINE_ALL  // with the instructions of this machine, which the library's package does not use
 #include <xxhash.h>
 
