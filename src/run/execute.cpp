@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
-#include "run/engines.h"
+#include "run/copy_engines.h"
 #include "run/homes.h"
 
 namespace plimsoll {
@@ -136,7 +136,7 @@ struct Executor::Impl {
   Bytes peak;
   bool ran = false;
   std::exception_ptr failure;                  // what a step ended with: there is none after it
-  std::unique_ptr<Engines> engines;            // the first to go: they copy between what stands above
+  std::unique_ptr<CopyEngines> engines;            // the first to go: they copy between what stands above
 
   Impl(const Graph& g, const Plan& p, const Device& d, const ExecuteOptions& o, Memory m)
       : graph(g), plan(p), device(d), options(o), memory(std::move(m)) {
@@ -156,7 +156,7 @@ struct Executor::Impl {
     prepare();
     homes = std::make_unique<Homes>(graph, plan, tiers);
     if (options.record_times) copy_records.resize(plan.moves.size());
-    engines = std::make_unique<Engines>(graph, plan, tiers, memory.arena->base(), copy_records, options.check_memory);
+    engines = std::make_unique<CopyEngines>(graph, plan, tiers, memory.arena->base(), copy_records, options.check_memory);
     peak = peak_in_use(plan);
   }
 

@@ -1,4 +1,4 @@
-#include "run/engines.h"
+#include "run/copy_engines.h"
 
 #include <fmt/format.h>
 
@@ -42,7 +42,7 @@ std::vector<bool> last_readers(const Plan& plan) {
 
 }  // namespace
 
-Engines::Engines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena,
+CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena,
                  std::span<StepRecord> records, bool check_memory) {
   boundaries_.resize(plan.steps.size() + 1);
   const std::vector<bool> last = check_memory ? last_readers(plan) : std::vector<bool>(plan.moves.size(), false);
@@ -93,11 +93,11 @@ Engines::Engines(const Graph& graph, const Plan& plan, std::span<const std::shar
   }
 }
 
-void Engines::begin(CopyEngine::Clock::time_point origin) {
+void CopyEngines::begin(CopyEngine::Clock::time_point origin) {
   for (auto& engine : engines_) engine->begin_round(origin);
 }
 
-void Engines::signal(const Pass& pass) {
+void CopyEngines::signal(const Pass& pass) {
   for (const Signal& release : pass.releases) engines_[static_cast<size_t>(release.engine)]->release(release.count);
   for (const Signal& wait : pass.waits) {
     const CopyEngine& engine = *engines_[static_cast<size_t>(wait.engine)];
@@ -109,7 +109,7 @@ void Engines::signal(const Pass& pass) {
   }
 }
 
-void Engines::rest() {
+void CopyEngines::rest() {
   for (const auto& engine : engines_) engine->wait_for_released();
 }
 

@@ -11,11 +11,11 @@
 
 namespace plimsoll {
 
-class Engines {
+class CopyEngines {
  public:
   // `tiers` are the plan's, in its order. `records`: one a move, or empty. With `check_memory`, an arrival finds its place full of
   // NaN, and a slot is closed after its last copy in.
-  Engines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena,
+  CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena,
           std::span<StepRecord> records, bool check_memory);
 
   bool none() const { return engines_.empty(); }

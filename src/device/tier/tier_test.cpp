@@ -1,0 +1,266 @@
+#include "plimsoll/tier.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <random>
+
+#include "device/tier/fault.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "plimsoll-tier-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const fs::path& path() const { return path_; }
+  size_t files() const { return static_cast<size_t>(std::distance(fs::directory_iterator(path_), fs::directory_iterator())); }
+
+ private:
+  fs::path path_;
+};
+
+std::vector<std::byte> noise(size_t bytes, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> result(bytes);
+  for (std::byte& b : result) b = static_cast<std::byte>(random());
+  return result;
+}
+
+std::string message_of(const std::function<void()>& action, ErrorCode code = ErrorCode::device_failure) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+// Host memory; a disk with io_uring where there is any; a disk without.
+enum class Kind { host, disk, plain_disk };
+class EveryTier : public testing::TestWithParam<Kind> {
+ protected:
+  std::shared_ptr<Tier> open(Bytes capacity) {
+    if (GetParam() == Kind::host) return open_host_tier(capacity);
+    std::optional<TierFault> refused;
+    if (GetParam() == Kind::plain_disk) refused.emplace(TierOperation::ring, 1, EPERM);
+    return open_disk_tier(folder_.path(), capacity);
+  }
+  Folder folder_;
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, EveryTier, testing::Values(Kind::host, Kind::disk, Kind::plain_disk), [](const auto& info) {
+  return std::string(info.param == Kind::host ? "host" : info.param == Kind::disk ? "disk" : "plain_disk");
+});
+
+TEST_P(EveryTier, GivesBackWhatWasWrittenWhateverItsSizeAndPlace) {
+  const std::shared_ptr<Tier> tier = open(64_MiB);
+  tier->reserve(40_MiB);
+  const auto channel = tier->open_channel();
+  uint64_t seed = 1;
+  for (const int64_t bytes : {int64_t{1}, int64_t{64}, int64_t{4096}, int64_t{4097}, kTierPiece - 1, kTierPiece, kTierPiece + 1, 9 * kTierPiece,
+                              7 * kTierPiece + 12345}) {
+    for (const int64_t shift : {0, 64, 512, 4096}) {
+      Slot& slot = tier->slot({4096 * static_cast<int64_t>(seed)}, {bytes});
+      const std::vector<std::byte> there = noise(static_cast<size_t>(bytes) + 8192, seed++);
+      std::vector<std::byte> here(there.size() + 8192, std::byte{7});
+      auto aligned = [&](const std::vector<std::byte>& v) {
+        return const_cast<std::byte*>(v.data()) + (4096 - reinterpret_cast<uintptr_t>(v.data()) % 4096) % 4096 + shift;
+      };
+      if (aligned(there) + bytes > there.data() + there.size()) continue;
+      channel->write(slot, aligned(there));
+      channel->read(slot, aligned(here));
+      ASSERT_EQ(std::memcmp(aligned(here), aligned(there), static_cast<size_t>(bytes)), 0) << bytes << " at +" << shift;
+      ASSERT_EQ(aligned(here)[bytes], std::byte{7}) << "beyond the end";
+    }
+  }
+}
+
+TEST_P(EveryTier, WritesAndReadsPartsOfASlot) {
+  const std::shared_ptr<Tier> tier = open(16_MiB);
+  tier->reserve(16_MiB);
+  const auto channel = tier->open_channel();
+  constexpr int64_t kBytes = 3 * kTierPiece + 1000;
+  Slot& slot = tier->slot(8192_B, {kBytes});
+  std::vector<std::byte> expected(kBytes, std::byte{0});
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 40; ++i) {
+    const int64_t first = static_cast<int64_t>(random() % kBytes);
+    const std::vector<std::byte> part = noise(static_cast<size_t>(1 + random() % static_cast<uint64_t>(kBytes - first)), random());
+    channel->write(slot, first, part);
+    std::copy(part.begin(), part.end(), expected.begin() + first);
+    if (i == 0) channel->write(slot, 0, expected);
+    const int64_t from = static_cast<int64_t>(random() % kBytes);
+    std::vector<std::byte> found(static_cast<size_t>(1 + random() % static_cast<uint64_t>(kBytes - from)));
+    channel->read(slot, from, found);
+    ASSERT_EQ(std::memcmp(found.data(), expected.data() + from, found.size()), 0) << i;
+  }
+}
+
+TEST_P(EveryTier, TellsEveryCallThatFailsWithItsPlace) {
+  const std::vector<std::byte> there = noise(6 * kTierPiece + 77, 3);
+  for (const auto& [operation, says] : std::vector<std::pair<TierOperation, std::string>>{{TierOperation::write, "writing"},
+                                                                                       {TierOperation::read, "reading"},
+                                                                                       {TierOperation::corrupt, "checksum"},
+                                                                                       {TierOperation::short_read, "the file ends early"}}) {
+    if (operation == TierOperation::short_read && GetParam() == Kind::host) continue;
+    for (int nth = 1;; ++nth) {
+      const std::shared_ptr<Tier> tier = open(16_MiB);
+      tier->reserve(16_MiB);
+      const auto channel = tier->open_channel();
+      Slot& slot = tier->slot(4096_B, {static_cast<int64_t>(there.size())});
+      std::vector<std::byte> here(there.size());
+      const TierFault fault(operation, nth, EIO);
+      const std::string message = message_of([&] {
+        channel->write(slot, there.data());
+        channel->read(slot, here.data());
+      });
+      if (!fault.struck()) {
+        EXPECT_EQ(message, "no error");
+        EXPECT_EQ(nth, 8) << "a call for each of seven pieces";
+        break;
+      }
+      EXPECT_THAT(message, AllOf(HasSubstr(says), HasSubstr(GetParam() == Kind::host ? "host memory" : folder_.path().string()),
+                                 HasSubstr("byte ")));
+      if (operation == TierOperation::read || operation == TierOperation::write) {
+        EXPECT_THAT(message, HasSubstr(std::strerror(EIO)));
+      }
+    }
+  }
+}
+
+TEST_P(EveryTier, RefusesMoreThanItsCapacityBeforeAnythingRuns) {
+  EXPECT_THAT(message_of([&] { open(1_MiB)->reserve(2_MiB); }), HasSubstr("the plan needs 2.00 MiB"));
+}
+
+TEST_P(EveryTier, ARetiredSlotIsNotReadBeforeItIsWrittenAgain) {
+  const std::shared_ptr<Tier> tier = open(1_MiB);
+  tier->reserve(1_MiB);
+  const auto channel = tier->open_channel();
+  Slot& slot = tier->slot(0_B, 100_B);
+  std::vector<std::byte> bytes = noise(100, 1);
+  channel->write(slot, bytes.data());
+  slot.retired = true;
+  EXPECT_THAT(message_of([&] { channel->read(slot, bytes.data()); }, ErrorCode::internal), HasSubstr("after the last copy"));
+  channel->write(slot, bytes.data());
+  EXPECT_NO_THROW(channel->read(slot, bytes.data()));
+}
+
+TEST(HostTier, TellsWhenTheSystemGivesNoMemory) {
+  const TierFault fault(TierOperation::map, 1, ENOMEM);
+  EXPECT_THAT(message_of([] { open_host_tier(1_GiB); }),
+              AllOf(HasSubstr("1.00 GiB"), HasSubstr("--host-memory"), HasSubstr(std::strerror(ENOMEM))));
+  EXPECT_THAT(message_of([] { open_host_tier(1024_GiB)->reserve(900_GiB); }), HasSubstr("the machine has"));
+}
+
+TEST(DiskTier, NamesTheFolderThatIsNotThere) {
+  EXPECT_EQ(message_of([] { open_disk_tier("/nowhere/at/all", 1_MiB); }, ErrorCode::invalid_input),
+            "--spill: there is no folder '/nowhere/at/all'");
+  EXPECT_THAT(message_of([] { spill_room("/nowhere/at/all"); }, ErrorCode::invalid_input), HasSubstr("/nowhere/at/all"));
+}
+
+TEST(DiskTier, TellsAFullDiskWithTheSizeBeforeAnythingIsWritten) {
+  Folder folder;
+  const TierFault fault(TierOperation::allocate, 1, ENOSPC);
+  EXPECT_THAT(message_of([&] { open_disk_tier(folder.path(), 3_GiB)->reserve(2_GiB); }),
+              AllOf(HasSubstr("--spill " + folder.path().string()), HasSubstr("2.00 GiB"), HasSubstr(std::strerror(ENOSPC))));
+}
+
+TEST(DiskTier, TellsAFileSystemThatIsReallyFull) {
+  Folder folder;
+  if (::mount("none", folder.path().c_str(), "tmpfs", 0, "size=4m") != 0) {
+    GTEST_SKIP() << "mounting a small file system: " << std::strerror(errno);
+  }
+  {
+    const std::shared_ptr<Tier> tier = open_disk_tier(folder.path(), 100_MiB);
+    EXPECT_THAT(message_of([&] { tier->reserve(64_MiB); }), AllOf(HasSubstr("64.0 MiB"), HasSubstr(std::strerror(ENOSPC))));
+    tier->reserve(1_MiB);  // what it had taken was given back
+    std::vector<std::byte> bytes = noise(1 << 20, 1), found(1 << 20);
+    const auto channel = tier->open_channel();
+    channel->write(tier->slot(0_B, 1_MiB), bytes.data());
+    channel->read(tier->slot(0_B, 1_MiB), found.data());
+    EXPECT_EQ(bytes, found);
+  }
+  ::umount(folder.path().c_str());
+}
+
+TEST(DiskTier, ALimitOnFileSizesIsAnErrorAndNoSignal) {
+  Folder folder;
+  const std::shared_ptr<Tier> tier = open_disk_tier(folder.path(), 100_MiB);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = before;
+  small.rlim_cur = 1 << 20;
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  const std::string message = message_of([&] { tier->reserve(64_MiB); });
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_THAT(message, HasSubstr(std::strerror(EFBIG)));
+}
+
+TEST(DiskTier, LeavesNoFileNeitherInUseNorAfterBeingKilled) {
+  Folder folder;
+  {
+    const std::shared_ptr<Tier> tier = open_disk_tier(folder.path(), 1_MiB);
+    tier->reserve(1_MiB);
+    EXPECT_EQ(folder.files(), 0u);
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const std::shared_ptr<Tier> tier = open_disk_tier(folder.path(), 1_MiB);
+    tier->reserve(1_MiB);
+    ::raise(SIGKILL);
+  }
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(folder.files(), 0u);
+}
+
+TEST(DiskTier, RemovesWhatDeadProcessesLeftAndNothingElse) {
+  Folder folder;
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ::waitpid(dead, nullptr, 0);
+  auto touch = [&](const std::string& name) { std::ofstream(folder.path() / name) << "x"; };
+  touch(fmt::format("plimsoll-{}-0000.spill", dead));
+  touch(fmt::format("plimsoll-{}-0001.spill", dead));
+  touch(fmt::format("plimsoll-{}-0000.spill", ::getpid()));
+  touch(fmt::format("plimsoll-{}.spill", dead));
+  touch(fmt::format("my-plimsoll-{}-0000.spill", dead));
+  touch("plimsoll-notes.spill");
+  const int held = ::open((folder.path() / fmt::format("plimsoll-{}-0001.spill", dead)).c_str(), O_RDWR);
+  ::flock(held, LOCK_EX);
+  open_disk_tier(folder.path(), 1_MiB);
+  ::close(held);
+  EXPECT_FALSE(fs::exists(folder.path() / fmt::format("plimsoll-{}-0000.spill", dead)));
+  EXPECT_TRUE(fs::exists(folder.path() / fmt::format("plimsoll-{}-0001.spill", dead))) << "somebody holds its lock";
+  EXPECT_EQ(folder.files(), 5u);
+}
+
+}  // namespace
+}  // namespace plimsoll
