@@ -1,9 +1,12 @@
-// Memory behind the arena: a bounded region of the host, or a file on disk. What leaves the arena lies in a slot of a tier.
+// Memory behind the arena: a bounded region of the host, or a file on disk. What leaves the arena lies in a slot of a
+// tier.
 //
-//   arena --Channel::write--> slot [offset, offset + bytes)     a checksum of every piece (1 MiB) is kept on the way out
+//   arena --Channel::write--> slot [offset, offset + bytes)     a checksum of every piece (1 MiB) is kept on the way
+//   out
 //         <--Channel::read---                                   and compared on the way back
 //
-// Every failure (full disk, short read, I/O error, wrong checksum) is an Error(device_failure) that names tier, file and place.
+// Every failure (full disk, short read, I/O error, wrong checksum) is an Error(device_failure) that names tier, file
+// and place.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +27,14 @@ namespace plimsoll {
 
 inline constexpr int64_t kTierPiece = 1 << 20;
 
-// A place in a tier and what is known of what lies there. Not locked: whoever copies in and out keeps these apart in time.
+// A place in a tier and what is known of what lies there. Not locked: whoever copies in and out keeps these apart in
+// time.
 struct Slot {
   int64_t offset = 0;
   int64_t bytes = 0;
-  std::vector<uint64_t> sums;   // of each piece
-  std::vector<uint8_t> known;   // by piece: it was written, so that its sum is right
-  bool retired = false;         // nothing may read it before it is written again (memory checks)
+  std::vector<uint64_t> sums;  // of each piece
+  std::vector<uint8_t> known;  // by piece: it was written, so that its sum is right
+  bool retired = false;        // nothing may read it before it is written again (memory checks)
 };
 
 // Copies between host-addressable memory and a tier; for one thread at a time. Does not allocate.
@@ -55,10 +59,10 @@ class Channel {
 class Tier {
  public:
   virtual ~Tier() = default;
-  const std::string& name() const { return name_; }   // "host", "disk"
+  const std::string& name() const { return name_; }  // "host", "disk"
   Bytes capacity() const { return capacity_; }
-  virtual std::string where() const = 0;              // "host memory", "/mnt/fast/plimsoll-12-x.spill"
-  virtual std::string how() const = 0;                // "direct I/O, io_uring"
+  virtual std::string where() const = 0;  // "host memory", "/mnt/fast/plimsoll-12-x.spill"
+  virtual std::string how() const = 0;    // "direct I/O, io_uring"
   // Takes the first `bytes` from the system, once; throws Error(device_failure) with the size when it has no such room.
   virtual void reserve(Bytes bytes) = 0;
   virtual std::unique_ptr<Channel> open_channel() = 0;
@@ -77,8 +81,8 @@ class Tier {
 
 std::shared_ptr<Tier> open_host_tier(Bytes capacity);
 
-// A spill file in `folder` that has no name, or one no longer than it takes to remove it again, so that nothing of it outlives
-// the process. Files that killed processes left there are removed.
+// A spill file in `folder` that has no name, or one no longer than it takes to remove it again, so that nothing of it
+// outlives the process. Files that killed processes left there are removed.
 std::shared_ptr<Tier> open_disk_tier(const std::filesystem::path& folder, Bytes capacity);
 
 // What is free in the file system of a folder, less a tenth. Throws Error(invalid_input) when there is no such folder.

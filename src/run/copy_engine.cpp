@@ -28,7 +28,8 @@ class NoSignals {
 
 }  // namespace
 
-CopyEngine::CopyEngine(std::unique_ptr<Channel> channel, std::vector<Copy> copies, std::function<std::string(int32_t)> describe)
+CopyEngine::CopyEngine(std::unique_ptr<Channel> channel, std::vector<Copy> copies,
+                       std::function<std::string(int32_t)> describe)
     : channel_(std::move(channel)), copies_(std::move(copies)), describe_(std::move(describe)) {
   const NoSignals quiet;
   thread_ = std::thread([this] { loop(); });
@@ -60,7 +61,9 @@ void CopyEngine::wait(int32_t count) const {
   }
 }
 
-void CopyEngine::wait_for_released() const { wait(static_cast<int32_t>(released_.load(std::memory_order_relaxed) - round_)); }
+void CopyEngine::wait_for_released() const {
+  wait(static_cast<int32_t>(released_.load(std::memory_order_relaxed) - round_));
+}
 
 void CopyEngine::loop() {
   size_t next = 0;

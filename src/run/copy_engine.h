@@ -1,6 +1,6 @@
-// An engine that copies between the arena and a tier beside compute: a thread with a list of copies, the same every training
-// step, taken in order. Nothing is allocated or locked while it runs: compute raises a number ("so many may start"), the engine
-// raises another ("so many are done"), and whoever waits sleeps.
+// An engine that copies between the arena and a tier beside compute: a thread with a list of copies, the same every
+// training step, taken in order. Nothing is allocated or locked while it runs: compute raises a number ("so many may
+// start"), the engine raises another ("so many are done"), and whoever waits sleeps.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace plimsoll {
 
 struct Copy {
   Slot* slot = nullptr;
-  std::byte* at = nullptr;       // in the arena
+  std::byte* at = nullptr;  // in the arena
   bool out = false;
   int32_t move = 0;              // its number in the plan
   StepRecord* record = nullptr;  // where its times go, if anywhere
@@ -32,7 +32,8 @@ class CopyEngine {
  public:
   using Clock = std::chrono::steady_clock;
   // `describe` says what a copy is about when it fails.
-  CopyEngine(std::unique_ptr<Channel> channel, std::vector<Copy> copies, std::function<std::string(int32_t move)> describe);
+  CopyEngine(std::unique_ptr<Channel> channel, std::vector<Copy> copies,
+             std::function<std::string(int32_t move)> describe);
   ~CopyEngine();
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
@@ -51,7 +52,7 @@ class CopyEngine {
   std::unique_ptr<Channel> channel_;
   std::vector<Copy> copies_;
   std::function<std::string(int32_t)> describe_;
-  uint32_t round_ = 0;       // the number of copies in all rounds before
+  uint32_t round_ = 0;  // the number of copies in all rounds before
   Clock::time_point origin_;
   std::atomic<uint32_t> released_{0}, done_{0};
   std::atomic<bool> stop_{false}, failed_{false};

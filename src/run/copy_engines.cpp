@@ -18,7 +18,8 @@ const Stay& stay_of(const Graph& graph, const Plan& plan, const Move& move) {
   for (const Stay& stay : plan.stays) {
     if (stay.tensor == move.tensor && stay.first <= at && at <= stay.last) return stay;
   }
-  throw Error(ErrorCode::internal, fmt::format("tensor '{}' is copied at step {} but not in the arena", graph.tensor(move.tensor).name, at));
+  throw Error(ErrorCode::internal,
+              fmt::format("tensor '{}' is copied at step {} but not in the arena", graph.tensor(move.tensor).name, at));
 }
 
 // Copies in after which nothing reads their slot before it is written again. Homes are read by the next training step.
@@ -42,8 +43,8 @@ std::vector<bool> last_readers(const Plan& plan) {
 
 }  // namespace
 
-CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena,
-                 std::span<StepRecord> records, bool check_memory) {
+CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers,
+                         std::byte* arena, std::span<StepRecord> records, bool check_memory) {
   boundaries_.resize(plan.steps.size() + 1);
   const std::vector<bool> last = check_memory ? last_readers(plan) : std::vector<bool>(plan.moves.size(), false);
 
@@ -54,8 +55,9 @@ CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const s
   }
   auto describe = [&graph, &plan](int32_t i) {
     const Move& move = plan.moves[static_cast<size_t>(i)];
-    return fmt::format("copying '{}' ({}) {} the {} tier", graph.tensor(move.tensor).name, to_string(graph.tensor(move.tensor).bytes()),
-                       is_out(move) ? "to" : "from", plan.tiers[static_cast<size_t>(move.tier)].tier.name);
+    return fmt::format("copying '{}' ({}) {} the {} tier", graph.tensor(move.tensor).name,
+                       to_string(graph.tensor(move.tensor).bytes()), is_out(move) ? "to" : "from",
+                       plan.tiers[static_cast<size_t>(move.tier)].tier.name);
   };
   for (auto& [key, moves] : queues) {
     std::stable_sort(moves.begin(), moves.end(), [&](int32_t a, int32_t b) {

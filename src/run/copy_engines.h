@@ -1,5 +1,5 @@
-// The copy engines of a plan: which there are, what each copies, and what each step waits for. Between two steps first what
-// must leave leaves, then what comes in may take its place (plan.h).
+// The copy engines of a plan: which there are, what each copies, and what each step waits for. Between two steps first
+// what must leave leaves, then what comes in may take its place (plan.h).
 #pragma once
 
 #include <memory>
@@ -13,21 +13,22 @@ namespace plimsoll {
 
 class CopyEngines {
  public:
-  // `tiers` are the plan's, in its order. `records`: one a move, or empty. With `check_memory`, an arrival finds its place full of
-  // NaN, and a slot is closed after its last copy in.
+  // `tiers` are the plan's, in its order. `records`: one a move, or empty. With `check_memory`, an arrival finds its
+  // place full of NaN, and a slot is closed after its last copy in.
   CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena,
-          std::span<StepRecord> records, bool check_memory);
+              std::span<StepRecord> records, bool check_memory);
 
   bool none() const { return engines_.empty(); }
   void begin(CopyEngine::Clock::time_point origin);
   // Between step - 1 and step: starts what leaves, and waits for what must have left.
   void send(size_t step) { pass(boundaries_[step].out); }
-  // Then starts what comes in, and waits for what must be there. Both throw what stopped an engine, when all of them are at rest.
+  // Then starts what comes in, and waits for what must be there. Both throw what stopped an engine, when all of them
+  // are at rest.
   void fetch(size_t step) { pass(boundaries_[step].in); }
   void rest();
 
  private:
-  struct Signal {          // an engine and a number of its copies
+  struct Signal {  // an engine and a number of its copies
     int32_t engine = 0;
     int32_t count = 0;
   };

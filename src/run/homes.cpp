@@ -10,7 +10,8 @@ auto naming(const Tensor& tensor, const Action& action) {
   try {
     return action();
   } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("'{}' ({}) outside the arena: {}", tensor.name, to_string(tensor.bytes()), error.what()));
+    throw Error(error.code(),
+                fmt::format("'{}' ({}) outside the arena: {}", tensor.name, to_string(tensor.bytes()), error.what()));
   }
 }
 

@@ -14,7 +14,9 @@ class Homes {
  public:
   Homes(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers);
   // Whether the tensor, or for a state's new value the state, has a home.
-  bool has(TensorId tensor) const { return !homes_.empty() && homes_[static_cast<size_t>(tensor.index)].slot != nullptr; }
+  bool has(TensorId tensor) const {
+    return !homes_.empty() && homes_[static_cast<size_t>(tensor.index)].slot != nullptr;
+  }
   // Row-major elements from number `first` on; element_bytes of each.
   void write(TensorId tensor, int64_t element_bytes, int64_t first, std::span<const std::byte> elements);
   void read(TensorId tensor, int64_t element_bytes, int64_t first, std::span<std::byte> elements);

@@ -1,5 +1,5 @@
-// Plans whose tensors leave the arena and come back, whose states live outside, and that compute things again: they give the
-// same weights, bit by bit, as plans without.
+// Plans whose tensors leave the arena and come back, whose states live outside, and that compute things again: they
+// give the same weights, bit by bit, as plans without.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,13 +34,13 @@ Program program_of(const Device& device, const std::string& model, const std::st
 }
 
 struct Edit {
-  int tiers = 1;         // 1: host; 2: host and disk in turn
-  bool homes = false;    // states and the image batch live outside
-  StepIndex slack = 1;   // how long before a use a copy must be complete, and how long after one it may start
+  int tiers = 1;        // 1: host; 2: host and disk in turn
+  bool homes = false;   // states and the image batch live outside
+  StepIndex slack = 1;  // how long before a use a copy must be complete, and how long after one it may start
 };
 
-// Takes activations out of a liveness plan's arena wherever they have a long wait between two uses, and states whenever nothing
-// uses them. All stays keep their offsets.
+// Takes activations out of a liveness plan's arena wherever they have a long wait between two uses, and states whenever
+// nothing uses them. All stays keep their offsets.
 class Mover {
  public:
   Mover(const Graph& graph, Plan plan, const Edit& edit) : graph_(graph), plan_(std::move(plan)), edit_(edit) {
@@ -89,7 +89,8 @@ class Mover {
 
  private:
   bool is_state(TensorId id) const {
-    return std::any_of(graph_.states.begin(), graph_.states.end(), [&](const State& s) { return s.before == id && s.after != id; });
+    return std::any_of(graph_.states.begin(), graph_.states.end(),
+                       [&](const State& s) { return s.before == id && s.after != id; });
   }
   TensorId state_of(TensorId after) const {
     for (const State& s : graph_.states) {
@@ -103,7 +104,8 @@ class Mover {
     const std::vector<StepIndex>& uses = uses_[static_cast<size_t>(stay.tensor.index)];
     for (size_t i = 0; i + 1 < uses.size(); ++i) {
       const StepIndex from = uses[i], to = uses[i + 1];
-      const StepIndex gone = from + 1 + edit_.slack, back = to - edit_.slack;  // gone before `gone`, there again from `back` on
+      const StepIndex gone = from + 1 + edit_.slack,
+                      back = to - edit_.slack;  // gone before `gone`, there again from `back` on
       if (uses[i + 1] > stay.last || gone >= back) continue;
       const auto [tier, slot] = take_slot(stay.tensor);
       plan_.moves.push_back({Move::Direction::out, stay.tensor, tier, slot, from, gone});
@@ -194,7 +196,8 @@ void write_inputs(Executor& executor, const Graph& graph, int64_t step) {
     } else {
       std::vector<float> values;
       for (int64_t k = 0; k < count; ++k) {
-        values.push_back(t.role == Role::hyperparameter ? 0.05f : static_cast<float>((k * 37 + step * 11) % 101) / 50 - 1);
+        values.push_back(t.role == Role::hyperparameter ? 0.05f
+                                                        : static_cast<float>((k * 37 + step * 11) % 101) / 50 - 1);
       }
       executor.write({i}, std::as_bytes(std::span(values)));
     }
@@ -211,7 +214,8 @@ std::vector<std::byte> states_of(const Executor& executor, const Graph& graph) {
   return all;
 }
 
-std::vector<std::byte> train(const Device& device, const Graph& graph, const Plan& plan, const ExecuteOptions& options, int steps = 2) {
+std::vector<std::byte> train(const Device& device, const Graph& graph, const Plan& plan, const ExecuteOptions& options,
+                             int steps = 2) {
   Executor executor(graph, plan, device, options);
   executor.initialize(7);
   for (int step = 0; step < steps; ++step) {
@@ -261,11 +265,12 @@ TEST_P(Moves, GiveTheSameWeightsAsAPlanThatKeepsEverything) {
   EXPECT_TRUE(folder.empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, Moves,
-                         testing::Values(Setting{"reference_sgd", false, "lenet"}, Setting{"reference_adam", false, "lenet", "adam"},
-                                         Setting{"cpu_plain", true}, Setting{"cpu_blocked", true, "resnet20", "adam", LayoutFamily::blocked},
-                                         Setting{"cpu_channels_last", true, "resnet20", "sgd", LayoutFamily::channels_last}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Devices, Moves,
+    testing::Values(Setting{"reference_sgd", false, "lenet"}, Setting{"reference_adam", false, "lenet", "adam"},
+                    Setting{"cpu_plain", true}, Setting{"cpu_blocked", true, "resnet20", "adam", LayoutFamily::blocked},
+                    Setting{"cpu_channels_last", true, "resnet20", "sgd", LayoutFamily::channels_last}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(Copies, RecordWhenEachCopyRan) {
   const auto device = open_reference_device();
@@ -283,7 +288,8 @@ TEST(Copies, RecordWhenEachCopyRan) {
     if (move.after >= 0 && !plan.steps[static_cast<size_t>(move.after)].kernel.empty()) {
       EXPECT_GE(copy.start_ms, executor.records()[static_cast<size_t>(move.after)].end_ms);
     }
-    if (static_cast<size_t>(move.before) < plan.steps.size() && !plan.steps[static_cast<size_t>(move.before)].kernel.empty()) {
+    if (static_cast<size_t>(move.before) < plan.steps.size() &&
+        !plan.steps[static_cast<size_t>(move.before)].kernel.empty()) {
       EXPECT_LE(copy.end_ms, executor.records()[static_cast<size_t>(move.before)].start_ms);
     }
   }
@@ -343,8 +349,8 @@ TEST(Copies, APlanForTheDiskAsksForItsFolder) {
   }
 }
 
-// Every op that may run again does so right after its first run, and once more just before its outputs are read: what it writes
-// is the same, and no state moves on.
+// Every op that may run again does so right after its first run, and once more just before its outputs are read: what
+// it writes is the same, and no state moves on.
 TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
   for (const bool cpu : {false, true}) {
     const std::unique_ptr<Device> device = cpu ? open_device("cpu", 2) : open_reference_device();
@@ -371,7 +377,8 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
         const bool keeps_inputs = std::none_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
           const auto& states = type.state_outputs;
           return std::find(states.begin(), states.end(), p.output) == states.end() &&
-                 offset_of(op.inputs[static_cast<size_t>(p.input)]) == offset_of(op.outputs[static_cast<size_t>(p.output)]);
+                 offset_of(op.inputs[static_cast<size_t>(p.input)]) ==
+                     offset_of(op.outputs[static_cast<size_t>(p.output)]);
         });
         if (!type.is_view && !type.changes_state && keeps_inputs) {
           plan.steps.push_back(step);
@@ -399,7 +406,8 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
           continue;
         }
         for (const State& state : graph.states) {
-          if (state.before == stay.tensor && state.after != stay.tensor) stay.last = starts[static_cast<size_t>(old.last)];
+          if (state.before == stay.tensor && state.after != stay.tensor)
+            stay.last = starts[static_cast<size_t>(old.last)];
         }
         fixed.push_back(stay);
       }
@@ -410,7 +418,8 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
       ASSERT_GT(plan.steps.size(), program.plan.steps.size() + 5);
       const std::string wrong = violations(graph, plan);
       ASSERT_EQ(wrong, "") << model;
-      EXPECT_EQ(train(*device, graph, plan, {}), expected) << model << (cpu ? " on the cpu" : " on the reference device");
+      EXPECT_EQ(train(*device, graph, plan, {}), expected)
+          << model << (cpu ? " on the cpu" : " on the reference device");
     }
   }
 }

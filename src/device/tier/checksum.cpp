@@ -2,9 +2,8 @@
 
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 sees it in its own headers
 #define XXH_INLINE_ALL  // with the instructions of this machine, which the library's package does not use
-#include <xxhash.h>
-
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,8 +16,8 @@
 namespace plimsoll {
 namespace {
 
-constexpr size_t kBlock = 64 << 10;       // stays in the second-level cache between being summed and being copied
-constexpr size_t kStreamFrom = 1 << 18;   // shorter copies are soon read again
+constexpr size_t kBlock = 64 << 10;      // stays in the second-level cache between being summed and being copied
+constexpr size_t kStreamFrom = 1 << 18;  // shorter copies are soon read again
 
 void copy_block(std::byte* to, const std::byte* from, size_t count, bool past_caches) {
 #if defined(__SSE2__)
@@ -53,8 +52,8 @@ uint64_t copy_with_checksum(std::byte* to, const std::byte* from, size_t count) 
 
 void throw_wrong_checksum(const std::string& where, int64_t at, uint64_t expected, uint64_t found) {
   throw Error(ErrorCode::device_failure,
-              fmt::format("{}: what lies at byte {} is not what was written: checksum {:016x}, expected {:016x}", where, at, found,
-                          expected));
+              fmt::format("{}: what lies at byte {} is not what was written: checksum {:016x}, expected {:016x}", where,
+                          at, found, expected));
 }
 
 }  // namespace plimsoll

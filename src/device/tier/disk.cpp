@@ -1,5 +1,6 @@
-// A file as a tier. Pieces of a MiB, several in flight; past the page cache where the file system allows it, which wants
-// addresses, places and lengths at multiples of a block: what lies otherwise in the arena goes through aligned buffers.
+// A file as a tier. Pieces of a MiB, several in flight; past the page cache where the file system allows it, which
+// wants addresses, places and lengths at multiples of a block: what lies otherwise in the arena goes through aligned
+// buffers.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
@@ -42,8 +43,8 @@ pid_t owner_of(const std::string& name) {
   return error == std::errc() && *end == '-' ? owner : 0;
 }
 
-// What a process left that was killed in the moment between making its file and taking the name away, or whose file system
-// kept it. A file whose lock is held, or whose process lives, is somebody's.
+// What a process left that was killed in the moment between making its file and taking the name away, or whose file
+// system kept it. A file whose lock is held, or whose process lives, is somebody's.
 void remove_leftovers(const fs::path& folder) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
@@ -101,7 +102,8 @@ class Buffers {
  public:
   Buffers() {
     memory_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory_ == MAP_FAILED) fail(fmt::format("the system gives no {} for copies to the disk", to_string(Bytes{kBytes})), errno);
+    if (memory_ == MAP_FAILED)
+      fail(fmt::format("the system gives no {} for copies to the disk", to_string(Bytes{kBytes})), errno);
   }
   ~Buffers() { munmap(memory_, kBytes); }
   Buffers(const Buffers&) = delete;
@@ -119,53 +121,62 @@ class DiskChannel final : public Channel {
 
  protected:
   void write_pieces(Slot& slot, int64_t first, int64_t count, const std::byte* from) override {
-    run(true, slot, first, count, [&](Flight& flight, int tag) {
-      const std::byte* source = from + (flight.piece - first) * kTierPiece;
-      uint64_t& sum = slot.sums[static_cast<size_t>(flight.piece)];
-      if (fits_directly(source, flight.bytes)) {
-        sum = checksum(source, flight.bytes);
-        return const_cast<std::byte*>(source);  // only read from
-      }
-      sum = copy_with_checksum(buffers_.at(tag), source, flight.bytes);
-      return buffers_.at(tag);
-    }, [&](const Flight& flight) { slot.known[static_cast<size_t>(flight.piece)] = 1; });
+    run(
+        true, slot, first, count,
+        [&](Flight& flight, int tag) {
+          const std::byte* source = from + (flight.piece - first) * kTierPiece;
+          uint64_t& sum = slot.sums[static_cast<size_t>(flight.piece)];
+          if (fits_directly(source, flight.bytes)) {
+            sum = checksum(source, flight.bytes);
+            return const_cast<std::byte*>(source);  // only read from
+          }
+          sum = copy_with_checksum(buffers_.at(tag), source, flight.bytes);
+          return buffers_.at(tag);
+        },
+        [&](const Flight& flight) { slot.known[static_cast<size_t>(flight.piece)] = 1; });
   }
 
   void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
-    run(false, slot, first, count, [&](Flight& flight, int tag) {
-      std::byte* target = to + (flight.piece - first) * kTierPiece;
-      flight.target = target;
-      return fits_directly(target, flight.bytes) ? target : buffers_.at(tag);
-    }, [&](const Flight& flight) {
-      if (injected(TierOperation::corrupt) != 0) flight.memory[flight.bytes / 2] ^= std::byte{1};
-      const uint64_t found = flight.memory == flight.target ? checksum(flight.target, flight.bytes)
-                                                            : copy_with_checksum(flight.target, flight.memory, flight.bytes);
-      const uint64_t expected = slot.sums[static_cast<size_t>(flight.piece)];
-      if (slot.known[static_cast<size_t>(flight.piece)] != 0 && found != expected) {
-        throw_wrong_checksum(file_.name, slot.offset + flight.piece * kTierPiece, expected, found);
-      }
-    });
+    run(
+        false, slot, first, count,
+        [&](Flight& flight, int tag) {
+          std::byte* target = to + (flight.piece - first) * kTierPiece;
+          flight.target = target;
+          return fits_directly(target, flight.bytes) ? target : buffers_.at(tag);
+        },
+        [&](const Flight& flight) {
+          if (injected(TierOperation::corrupt) != 0) flight.memory[flight.bytes / 2] ^= std::byte{1};
+          const uint64_t found = flight.memory == flight.target
+                                     ? checksum(flight.target, flight.bytes)
+                                     : copy_with_checksum(flight.target, flight.memory, flight.bytes);
+          const uint64_t expected = slot.sums[static_cast<size_t>(flight.piece)];
+          if (slot.known[static_cast<size_t>(flight.piece)] != 0 && found != expected) {
+            throw_wrong_checksum(file_.name, slot.offset + flight.piece * kTierPiece, expected, found);
+          }
+        });
   }
 
  private:
   struct Flight {
     int64_t piece = 0;
-    size_t bytes = 0;        // of the piece
-    size_t rounded = 0;      // in the file: whole blocks
+    size_t bytes = 0;    // of the piece
+    size_t rounded = 0;  // in the file: whole blocks
     size_t done = 0;
     std::byte* memory = nullptr;
     std::byte* target = nullptr;
   };
 
   bool fits_directly(const std::byte* memory, size_t bytes) const {
-    return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(file_.alignment) == 0 && bytes % kSlotAlignment == 0;
+    return reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(file_.alignment) == 0 &&
+           bytes % kSlotAlignment == 0;
   }
 
   [[noreturn]] void fail_piece(bool write, const Slot& slot, const Flight& flight, int error) const {
-    throw Error(ErrorCode::device_failure,
-                fmt::format("{}: {} {} at byte {}: {}", file_.name, write ? "writing" : "reading",
-                            to_string(Bytes{static_cast<int64_t>(flight.bytes)}), slot.offset + flight.piece * kTierPiece,
-                            error == 0 ? std::string("the file ends early") : std::string(std::strerror(error))));
+    throw Error(
+        ErrorCode::device_failure,
+        fmt::format("{}: {} {} at byte {}: {}", file_.name, write ? "writing" : "reading",
+                    to_string(Bytes{static_cast<int64_t>(flight.bytes)}), slot.offset + flight.piece * kTierPiece,
+                    error == 0 ? std::string("the file ends early") : std::string(std::strerror(error))));
   }
 
   void submit(bool write, const Slot& slot, const Flight& flight, int tag) {
@@ -190,7 +201,8 @@ class DiskChannel final : public Channel {
         continue;
       }
       if (done.result < 0) fail_piece(write, slot, flight, static_cast<int>(-done.result));
-      if (done.result == 0 || (!write && injected(TierOperation::short_read) != 0)) fail_piece(write, slot, flight, write ? ENOSPC : 0);
+      if (done.result == 0 || (!write && injected(TierOperation::short_read) != 0))
+        fail_piece(write, slot, flight, write ? ENOSPC : 0);
       flight.done += static_cast<size_t>(done.result);
       if (flight.done >= flight.rounded) return done.tag;
       submit(write, slot, flight, done.tag);
@@ -258,15 +270,16 @@ class DiskTier final : public Tier {
 
   std::string where() const override { return spill_.name; }
   std::string how() const override {
-    return fmt::format("{}, {}", spill_.direct ? "direct I/O" : "through the page cache", uring_ ? "io_uring" : "pread and pwrite");
+    return fmt::format("{}, {}", spill_.direct ? "direct I/O" : "through the page cache",
+                       uring_ ? "io_uring" : "pread and pwrite");
   }
 
   void reserve(Bytes bytes) override {
     bytes = align_up(bytes, kSlotAlignment);
     if (bytes <= reserved_) return;
     if (bytes > align_up(capacity(), kSlotAlignment)) {
-      throw Error(ErrorCode::device_failure,
-                  fmt::format("the plan needs {} in {} but --spill allows {}", to_string(bytes), folder_.string(), to_string(capacity())));
+      throw Error(ErrorCode::device_failure, fmt::format("the plan needs {} in {} but --spill allows {}",
+                                                         to_string(bytes), folder_.string(), to_string(capacity())));
     }
     int error = injected(TierOperation::allocate);
     if (error == 0) {
@@ -283,9 +296,11 @@ class DiskTier final : public Tier {
     const bool known = ::fstatvfs(spill_.file, &status) == 0;
     const Bytes free{known ? static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize) : 0};
     if (::ftruncate(spill_.file, reserved_.count) != 0) error = errno;  // give back what it took of the disk
-    throw Error(ErrorCode::device_failure,
-                fmt::format("--spill {}: the plan needs a file of {} there: {}; {} are free. Name another folder or raise --memory",
-                            folder_.string(), to_string(bytes), std::strerror(error), to_string(free)));
+    throw Error(
+        ErrorCode::device_failure,
+        fmt::format(
+            "--spill {}: the plan needs a file of {} there: {}; {} are free. Name another folder or raise --memory",
+            folder_.string(), to_string(bytes), std::strerror(error), to_string(free)));
   }
 
   std::unique_ptr<Channel> open_channel() override {
@@ -299,7 +314,8 @@ class DiskTier final : public Tier {
 
  private:
   void make_file() {
-    if (const int error = injected(TierOperation::open)) fail(fmt::format("--spill: cannot make a file in {}", folder_.string()), error);
+    if (const int error = injected(TierOperation::open))
+      fail(fmt::format("--spill: cannot make a file in {}", folder_.string()), error);
     spill_.name = (folder_ / fmt::format("{}{}-unnamed{}", kPrefix, ::getpid(), kSuffix)).string();
     for (const int direct : {O_DIRECT, 0}) {
       spill_.file = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | direct, 0600);
@@ -335,7 +351,9 @@ class DiskTier final : public Tier {
 
 }  // namespace
 
-std::shared_ptr<Tier> open_disk_tier(const fs::path& folder, Bytes capacity) { return std::make_shared<DiskTier>(folder, capacity); }
+std::shared_ptr<Tier> open_disk_tier(const fs::path& folder, Bytes capacity) {
+  return std::make_shared<DiskTier>(folder, capacity);
+}
 
 Bytes spill_room(const fs::path& folder) {
   struct statvfs status {};

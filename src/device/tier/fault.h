@@ -1,5 +1,5 @@
-// The door to the system for tiers, where tests make calls fail. Copies run in threads of their own, so a fault strikes in
-// whichever thread comes to it.
+// The door to the system for tiers, where tests make calls fail. Copies run in threads of their own, so a fault strikes
+// in whichever thread comes to it.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 namespace plimsoll {
 
 enum class TierOperation : uint8_t {
-  map,          // host memory is taken
-  open,         // the spill file is made
-  allocate,     // room in it
-  ring,         // io_uring is set up
-  write,        // a piece goes out
-  read,         // a piece comes in
-  short_read,   // the file ends early
-  corrupt,      // a bit of a piece that comes in is wrong
+  map,         // host memory is taken
+  open,        // the spill file is made
+  allocate,    // room in it
+  ring,        // io_uring is set up
+  write,       // a piece goes out
+  read,        // a piece comes in
+  short_read,  // the file ends early
+  corrupt,     // a bit of a piece that comes in is wrong
 };
 
 // While one lives, the nth (from 1) operation of this kind fails with this errno. One at a time.

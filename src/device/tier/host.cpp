@@ -49,10 +49,10 @@ class HostChannel final : public Channel {
   }
   static void fail_as_asked(TierOperation operation, const Slot& slot, int64_t piece) {
     if (const int error = injected(operation)) {
-      throw Error(ErrorCode::device_failure,
-                  fmt::format("host memory: {} {} at byte {}: {}", operation == TierOperation::write ? "writing" : "reading",
-                              to_string(Bytes{static_cast<int64_t>(size(slot, piece))}), slot.offset + piece * kTierPiece,
-                              std::strerror(error)));
+      throw Error(ErrorCode::device_failure, fmt::format("host memory: {} {} at byte {}: {}",
+                                                         operation == TierOperation::write ? "writing" : "reading",
+                                                         to_string(Bytes{static_cast<int64_t>(size(slot, piece))}),
+                                                         slot.offset + piece * kTierPiece, std::strerror(error)));
     }
   }
 
@@ -70,8 +70,9 @@ class HostTier final : public Tier {
       error = asked;
     }
     if (error != 0) {
-      throw Error(ErrorCode::device_failure, fmt::format("the system gives no {} of host memory beside the arena (--host-memory): {}",
-                                                         to_string(capacity), std::strerror(error)));
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("the system gives no {} of host memory beside the arena (--host-memory): {}",
+                              to_string(capacity), std::strerror(error)));
     }
     const auto address = reinterpret_cast<uintptr_t>(mapped_);
     base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
@@ -87,12 +88,14 @@ class HostTier final : public Tier {
     bytes = align_up(bytes, kSlotAlignment);
     if (bytes <= reserved_) return;
     if (bytes > align_up(capacity(), kSlotAlignment)) {
-      throw Error(ErrorCode::device_failure, fmt::format("the plan needs {} of host memory beside the arena but --host-memory is {}",
-                                                         to_string(bytes), to_string(capacity())));
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("the plan needs {} of host memory beside the arena but --host-memory is {}",
+                              to_string(bytes), to_string(capacity())));
     }
     if (const Bytes available = cpu::machine_memory().available; bytes - reserved_ > available) {
-      throw Error(ErrorCode::device_failure, fmt::format("the plan needs {} of host memory beside the arena but the machine has {} left",
-                                                         to_string(bytes - reserved_), to_string(available)));
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("the plan needs {} of host memory beside the arena but the machine has {} left",
+                              to_string(bytes - reserved_), to_string(available)));
     }
     madvise(base_, static_cast<size_t>(bytes.count), MADV_HUGEPAGE);  // advice: failure costs only time
 #pragma omp parallel for schedule(static)

@@ -1,5 +1,5 @@
-// Requests to one file, several in flight where the kernel allows it: io_uring (queue_uring.cpp), or one at a time by pread and
-// pwrite. Which of the two files with open_ring is built is CMake's choice.
+// Requests to one file, several in flight where the kernel allows it: io_uring (queue_uring.cpp), or one at a time by
+// pread and pwrite. Which of the two files with open_ring is built is CMake's choice.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ struct DiskRequest {
   bool write = false;
   std::byte* memory = nullptr;
   size_t bytes = 0;
-  int64_t at = 0;     // in the file
+  int64_t at = 0;  // in the file
 };
 
 class DiskQueue {
@@ -22,10 +22,10 @@ class DiskQueue {
     int64_t result = 0;  // bytes, or minus an errno
   };
   virtual ~DiskQueue() = default;
-  virtual int depth() const = 0;      // how many may be in flight
+  virtual int depth() const = 0;  // how many may be in flight
   // Returns 0, or an errno when the request was not taken.
   virtual int submit(int tag, const DiskRequest& request) = 0;
-  virtual Done wait() = 0;            // for any of those in flight
+  virtual Done wait() = 0;  // for any of those in flight
 };
 
 inline constexpr int kDiskDepth = 4;

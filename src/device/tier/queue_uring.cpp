@@ -49,7 +49,8 @@ class Ring final : public DiskQueue {
       result = io_uring_wait_cqe(&ring_, &entry);
     } while (result == -EINTR || result == -EAGAIN);
     if (result < 0) return {.tag = -1, .result = result};
-    const Done done{.tag = static_cast<int>(reinterpret_cast<intptr_t>(io_uring_cqe_get_data(entry))), .result = entry->res};
+    const Done done{.tag = static_cast<int>(reinterpret_cast<intptr_t>(io_uring_cqe_get_data(entry))),
+                    .result = entry->res};
     io_uring_cqe_seen(&ring_, entry);
     return done;
   }
@@ -59,7 +60,8 @@ class Ring final : public DiskQueue {
   bool probe() {
     io_uring_probe* known = io_uring_get_probe_ring(&ring_);
     if (known == nullptr) return false;
-    const bool both = io_uring_opcode_supported(known, IORING_OP_READ) != 0 && io_uring_opcode_supported(known, IORING_OP_WRITE) != 0;
+    const bool both =
+        io_uring_opcode_supported(known, IORING_OP_READ) != 0 && io_uring_opcode_supported(known, IORING_OP_WRITE) != 0;
     io_uring_free_probe(known);
     return both;
   }

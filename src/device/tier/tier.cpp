@@ -73,7 +73,8 @@ void Channel::write(Slot& slot, int64_t first, std::span<const std::byte> from) 
     if (within == 0) {
       // As many whole pieces as there are; the last of the slot may be short.
       int64_t whole = static_cast<int64_t>(from.size()) / kTierPiece;
-      if (first + static_cast<int64_t>(from.size()) == slot.bytes) whole = piece_count(static_cast<int64_t>(from.size()));
+      if (first + static_cast<int64_t>(from.size()) == slot.bytes)
+        whole = piece_count(static_cast<int64_t>(from.size()));
       if (whole > 0) {
         write_pieces(slot, piece, whole, from.data());
         const size_t done = std::min(from.size(), static_cast<size_t>(whole * kTierPiece));

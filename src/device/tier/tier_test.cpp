@@ -41,7 +41,9 @@ class Folder {
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
   const fs::path& path() const { return path_; }
-  size_t files() const { return static_cast<size_t>(std::distance(fs::directory_iterator(path_), fs::directory_iterator())); }
+  size_t files() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(path_), fs::directory_iterator()));
+  }
 
  private:
   fs::path path_;
@@ -76,17 +78,18 @@ class EveryTier : public testing::TestWithParam<Kind> {
   }
   Folder folder_;
 };
-INSTANTIATE_TEST_SUITE_P(Kinds, EveryTier, testing::Values(Kind::host, Kind::disk, Kind::plain_disk), [](const auto& info) {
-  return std::string(info.param == Kind::host ? "host" : info.param == Kind::disk ? "disk" : "plain_disk");
-});
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, EveryTier, testing::Values(Kind::host, Kind::disk, Kind::plain_disk), [](const auto& info) {
+      return std::string(info.param == Kind::host ? "host" : info.param == Kind::disk ? "disk" : "plain_disk");
+    });
 
 TEST_P(EveryTier, GivesBackWhatWasWrittenWhateverItsSizeAndPlace) {
   const std::shared_ptr<Tier> tier = open(64_MiB);
   tier->reserve(40_MiB);
   const auto channel = tier->open_channel();
   uint64_t seed = 1;
-  for (const int64_t bytes : {int64_t{1}, int64_t{64}, int64_t{4096}, int64_t{4097}, kTierPiece - 1, kTierPiece, kTierPiece + 1, 9 * kTierPiece,
-                              7 * kTierPiece + 12345}) {
+  for (const int64_t bytes : {int64_t{1}, int64_t{64}, int64_t{4096}, int64_t{4097}, kTierPiece - 1, kTierPiece,
+                              kTierPiece + 1, 9 * kTierPiece, 7 * kTierPiece + 12345}) {
     for (const int64_t shift : {0, 64, 512, 4096}) {
       Slot& slot = tier->slot({4096 * static_cast<int64_t>(seed)}, {bytes});
       const std::vector<std::byte> there = noise(static_cast<size_t>(bytes) + 8192, seed++);
@@ -113,7 +116,8 @@ TEST_P(EveryTier, WritesAndReadsPartsOfASlot) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 40; ++i) {
     const int64_t first = static_cast<int64_t>(random() % kBytes);
-    const std::vector<std::byte> part = noise(static_cast<size_t>(1 + random() % static_cast<uint64_t>(kBytes - first)), random());
+    const std::vector<std::byte> part =
+        noise(static_cast<size_t>(1 + random() % static_cast<uint64_t>(kBytes - first)), random());
     channel->write(slot, first, part);
     std::copy(part.begin(), part.end(), expected.begin() + first);
     if (i == 0) channel->write(slot, 0, expected);
@@ -126,10 +130,11 @@ TEST_P(EveryTier, WritesAndReadsPartsOfASlot) {
 
 TEST_P(EveryTier, TellsEveryCallThatFailsWithItsPlace) {
   const std::vector<std::byte> there = noise(6 * kTierPiece + 77, 3);
-  for (const auto& [operation, says] : std::vector<std::pair<TierOperation, std::string>>{{TierOperation::write, "writing"},
-                                                                                       {TierOperation::read, "reading"},
-                                                                                       {TierOperation::corrupt, "checksum"},
-                                                                                       {TierOperation::short_read, "the file ends early"}}) {
+  for (const auto& [operation, says] :
+       std::vector<std::pair<TierOperation, std::string>>{{TierOperation::write, "writing"},
+                                                          {TierOperation::read, "reading"},
+                                                          {TierOperation::corrupt, "checksum"},
+                                                          {TierOperation::short_read, "the file ends early"}}) {
     if (operation == TierOperation::short_read && GetParam() == Kind::host) continue;
     for (int nth = 1;; ++nth) {
       const std::shared_ptr<Tier> tier = open(16_MiB);
@@ -147,8 +152,9 @@ TEST_P(EveryTier, TellsEveryCallThatFailsWithItsPlace) {
         EXPECT_EQ(nth, 8) << "a call for each of seven pieces";
         break;
       }
-      EXPECT_THAT(message, AllOf(HasSubstr(says), HasSubstr(GetParam() == Kind::host ? "host memory" : folder_.path().string()),
-                                 HasSubstr("byte ")));
+      EXPECT_THAT(message,
+                  AllOf(HasSubstr(says), HasSubstr(GetParam() == Kind::host ? "host memory" : folder_.path().string()),
+                        HasSubstr("byte ")));
       if (operation == TierOperation::read || operation == TierOperation::write) {
         EXPECT_THAT(message, HasSubstr(std::strerror(EIO)));
       }
@@ -168,7 +174,8 @@ TEST_P(EveryTier, ARetiredSlotIsNotReadBeforeItIsWrittenAgain) {
   std::vector<std::byte> bytes = noise(100, 1);
   channel->write(slot, bytes.data());
   slot.retired = true;
-  EXPECT_THAT(message_of([&] { channel->read(slot, bytes.data()); }, ErrorCode::internal), HasSubstr("after the last copy"));
+  EXPECT_THAT(message_of([&] { channel->read(slot, bytes.data()); }, ErrorCode::internal),
+              HasSubstr("after the last copy"));
   channel->write(slot, bytes.data());
   EXPECT_NO_THROW(channel->read(slot, bytes.data()));
 }
@@ -183,14 +190,16 @@ TEST(HostTier, TellsWhenTheSystemGivesNoMemory) {
 TEST(DiskTier, NamesTheFolderThatIsNotThere) {
   EXPECT_EQ(message_of([] { open_disk_tier("/nowhere/at/all", 1_MiB); }, ErrorCode::invalid_input),
             "--spill: there is no folder '/nowhere/at/all'");
-  EXPECT_THAT(message_of([] { spill_room("/nowhere/at/all"); }, ErrorCode::invalid_input), HasSubstr("/nowhere/at/all"));
+  EXPECT_THAT(message_of([] { spill_room("/nowhere/at/all"); }, ErrorCode::invalid_input),
+              HasSubstr("/nowhere/at/all"));
 }
 
 TEST(DiskTier, TellsAFullDiskWithTheSizeBeforeAnythingIsWritten) {
   Folder folder;
   const TierFault fault(TierOperation::allocate, 1, ENOSPC);
-  EXPECT_THAT(message_of([&] { open_disk_tier(folder.path(), 3_GiB)->reserve(2_GiB); }),
-              AllOf(HasSubstr("--spill " + folder.path().string()), HasSubstr("2.00 GiB"), HasSubstr(std::strerror(ENOSPC))));
+  EXPECT_THAT(
+      message_of([&] { open_disk_tier(folder.path(), 3_GiB)->reserve(2_GiB); }),
+      AllOf(HasSubstr("--spill " + folder.path().string()), HasSubstr("2.00 GiB"), HasSubstr(std::strerror(ENOSPC))));
 }
 
 TEST(DiskTier, TellsAFileSystemThatIsReallyFull) {
@@ -200,7 +209,8 @@ TEST(DiskTier, TellsAFileSystemThatIsReallyFull) {
   }
   {
     const std::shared_ptr<Tier> tier = open_disk_tier(folder.path(), 100_MiB);
-    EXPECT_THAT(message_of([&] { tier->reserve(64_MiB); }), AllOf(HasSubstr("64.0 MiB"), HasSubstr(std::strerror(ENOSPC))));
+    EXPECT_THAT(message_of([&] { tier->reserve(64_MiB); }),
+                AllOf(HasSubstr("64.0 MiB"), HasSubstr(std::strerror(ENOSPC))));
     tier->reserve(1_MiB);  // what it had taken was given back
     std::vector<std::byte> bytes = noise(1 << 20, 1), found(1 << 20);
     const auto channel = tier->open_channel();
