@@ -14,15 +14,6 @@ namespace {
 
 size_t at(TensorId id) { return static_cast<size_t>(id.index); }
 
-const PlacementMethod& find_placement(const std::vector<PlacementMethod>& methods, std::string_view name) {
-  std::vector<std::string> known;
-  for (const PlacementMethod& method : methods) {
-    if (method.name == name) return method;
-    known.emplace_back(method.name);
-  }
-  throw Error(ErrorCode::invalid_input, unknown_name("placement", name, known));
-}
-
 std::vector<Step> make_steps(const PolicyInput& input) {
   std::vector<Step> steps;
   steps.reserve(input.route.order.size());
@@ -57,7 +48,18 @@ LiveRange widen(const PolicyInput& input, const Liveness& liveness, const Shared
   return range;
 }
 
-Infeasible explain(const PolicyInput& input, const Plan& plan, bool proven) {
+}  // namespace
+
+PlacementMethod find_placement(std::string_view name) {
+  std::vector<std::string> known;
+  for (const PlacementMethod& method : placement_methods()) {
+    if (method.name == name) return method;
+    known.emplace_back(method.name);
+  }
+  throw Error(ErrorCode::invalid_input, unknown_name("placement", name, known));
+}
+
+Infeasible explain_infeasible(const PolicyInput& input, const Plan& plan, bool proven) {
   Infeasible result;
   result.policy = plan.policy;
   result.budget = plan.budget;
@@ -89,13 +91,10 @@ Infeasible explain(const PolicyInput& input, const Plan& plan, bool proven) {
   return result;
 }
 
-}  // namespace
-
 PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, const Liveness& liveness,
                           const AssembleOptions& options) {
   const auto started = std::chrono::steady_clock::now();
-  const std::vector<PlacementMethod> methods = placement_methods();
-  const PlacementMethod& method = find_placement(methods, input.placement);
+  const PlacementMethod method = find_placement(input.placement);
 
   Plan plan;
   plan.graph_name = input.graph.name;
@@ -162,7 +161,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
   plan.predicted.peak = peak.bytes;
   plan.predicted.peak_step = peak.step;
   plan.plan_time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - started).count();
-  if (plan.arena > input.budget) return explain(input, plan, placement.proven_optimal);
+  if (plan.arena > input.budget) return explain_infeasible(input, plan, placement.proven_optimal);
   return plan;
 }
 

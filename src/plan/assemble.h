@@ -16,4 +16,10 @@ struct AssembleOptions {
 PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, const Liveness& liveness,
                           const AssembleOptions& options = {});
 
+// The answer for a plan that is larger than its budget: what is live at its peak.
+Infeasible explain_infeasible(const PolicyInput& input, const Plan& plan, bool proven);
+
+// The method of this name; throws Error(invalid_input) with the nearest known one.
+PlacementMethod find_placement(std::string_view name);
+
 }  // namespace plimsoll

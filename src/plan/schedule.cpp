@@ -1,0 +1,267 @@
+#include "plan/schedule.h"
+
+#include <algorithm>
+
+namespace plimsoll {
+namespace {
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+bool contains(const std::vector<int32_t>& list, int32_t value) { return std::find(list.begin(), list.end(), value) != list.end(); }
+}  // namespace
+
+Decisions keep_everything(const Frame& frame) {
+  return {.gaps = std::vector<Choice>(at(frame.gap_total), kKeep),
+          .home = std::vector<int8_t>(frame.values.size(), -1),
+          .retain = std::vector<bool>(frame.values.size(), true)};
+}
+
+void Scheduler::run(const Decisions& decisions, Schedule& schedule) {
+  decisions_ = &decisions;
+  out_ = &schedule;
+  start();
+  for (now_ = 0; now_ < static_cast<int32_t>(frame_.steps.size()) && schedule.blame < 0; ++now_) run_step(now_);
+  if (schedule.blame >= 0) return;
+  end();
+  share_places();
+  find_live();
+}
+
+void Scheduler::start() {
+  out_->steps.clear();
+  out_->inputs.clear();
+  out_->residences.clear();
+  out_->moves.clear();
+  out_->compute_ms = 0;
+  out_->recomputations = 0;
+  out_->blame = -1;
+  const size_t values = frame_.values.size();
+  residence_.assign(values, -1);
+  next_use_.assign(values, 0);
+  slot_.assign(values, -1);
+  wanted_by_.assign(values, -1);
+  locks_.assign(values, 0);
+  transient_.assign(values, false);
+  gone_.assign(values, false);
+  stack_.clear();
+  now_ = -1;
+  for (int32_t v = 0; v < static_cast<int32_t>(values); ++v) {
+    if (frame_.values[at(v)].producer >= 0) continue;
+    slot_[at(v)] = decisions_->home[at(v)];
+    if (slot_[at(v)] < 0) open(v, -1);
+  }
+}
+
+void Scheduler::run_step(int32_t s) {
+  const FrameStep& step = frame_.steps[at(s)];
+  for (int32_t v : step.inputs) wanted_by_[at(v)] = s;
+  // The last produced first: what it is rebuilt from may be wanted as well, and then is there.
+  order_ = step.inputs;
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](int32_t a, int32_t b) { return frame_.values[at(a)].producer > frame_.values[at(b)].producer; });
+  for (int32_t v : order_) bring(v);
+  if (out_->blame >= 0) return;
+  const int32_t d = append(s, false);
+  for (int32_t v : step.outputs) open(v, d);
+  for (int32_t v : step.inputs) {
+    ++next_use_[at(v)];
+    transient_[at(v)] = false;
+  }
+  for (const FrameInPlace& pair : step.in_place) {
+    if (!pair.required) continue;  // what is overwritten is lost, wherever else it lay
+    gone_[at(pair.input)] = true;
+    close(pair.input);
+    slot_[at(pair.input)] = -1;
+  }
+  for (int32_t v : step.outputs) {
+    const int32_t before = frame_.values[at(v)].before;
+    if (before >= 0 && decisions_->home[at(before)] >= 0) copy_out(v, decisions_->home[at(before)]);
+  }
+  for (int32_t v : step.inputs) {
+    if (residence_[at(v)] >= 0) settle(v, next_use_[at(v)]);
+  }
+  for (int32_t v : step.outputs) settle(v, 0);
+}
+
+// Decides about an open value after a use, at the start of its gap.
+void Scheduler::settle(int32_t v, int32_t gap) {
+  const FrameValue& value = frame_.values[at(v)];
+  if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && slot_[at(v)] < 0) return;
+  const Choice choice = decisions_->gaps[at(value.first_gap + gap)];
+  if (choice == kKeep) return;
+  if (choice >= kOffload && slot_[at(v)] < 0) copy_out(v, static_cast<int8_t>(choice - kOffload));
+  close(v);
+}
+
+void Scheduler::open(int32_t v, int32_t written) {
+  residence_[at(v)] = static_cast<int32_t>(out_->residences.size());
+  const int32_t first = std::max(written, 0);
+  out_->residences.push_back({.value = v, .first = first, .last = first, .written = written});
+}
+
+void Scheduler::copy_out(int32_t v, int8_t tier) {
+  const int32_t r = residence_[at(v)];
+  Residence& residence = out_->residences[at(r)];
+  residence.out = static_cast<int32_t>(out_->moves.size());
+  out_->moves.push_back({.out = true, .tier = tier, .residence = r, .after = residence.written});
+  slot_[at(v)] = tier;
+}
+
+void Scheduler::fetch(int32_t v) {
+  open(v, -1);
+  Residence& residence = out_->residences[at(residence_[at(v)])];
+  residence.in = static_cast<int32_t>(out_->moves.size());
+  residence.first = -1;  // known with its user
+  out_->moves.push_back({.out = false, .tier = slot_[at(v)], .residence = residence_[at(v)]});
+  transient_[at(v)] = !(decisions_->retain[at(v)] && has_uses_left(v));
+}
+
+bool Scheduler::has_uses_left(int32_t v) const {
+  return next_use_[at(v)] < static_cast<int32_t>(frame_.values[at(v)].uses.size());
+}
+
+void Scheduler::bring(int32_t v) {
+  if (out_->blame >= 0 || residence_[at(v)] >= 0) return;
+  if (slot_[at(v)] >= 0) {
+    fetch(v);
+  } else if (frame_.values[at(v)].recomputable && !gone_[at(v)]) {
+    rebuild(v);
+  } else {
+    out_->blame = v;
+  }
+}
+
+// Runs the value's producer again, and before it what its own inputs need, depth first.
+void Scheduler::rebuild(int32_t value) {
+  stack_.assign(1, {frame_.values[at(value)].producer, 0});
+  while (!stack_.empty() && out_->blame < 0) {
+    const int32_t step = stack_.back().first;
+    const std::vector<int32_t>& inputs = frame_.steps[at(step)].recompute_inputs;
+    const size_t i = stack_.back().second;
+    if (i == inputs.size()) {
+      stack_.pop_back();
+      rerun(step);
+      continue;
+    }
+    const int32_t v = inputs[i];
+    ++stack_.back().second;
+    ++locks_[at(v)];
+    if (residence_[at(v)] >= 0) continue;
+    if (slot_[at(v)] >= 0) {
+      fetch(v);
+    } else if (frame_.values[at(v)].recomputable && !gone_[at(v)]) {
+      stack_.emplace_back(frame_.values[at(v)].producer, 0);
+    } else {
+      out_->blame = v;
+    }
+  }
+}
+
+void Scheduler::rerun(int32_t s) {
+  const FrameStep& step = frame_.steps[at(s)];
+  const int32_t d = append(s, true);
+  for (int32_t v : step.recompute_outputs) {
+    if (residence_[at(v)] >= 0) {
+      Residence& residence = out_->residences[at(residence_[at(v)])];
+      residence.last = std::max(residence.last, d);  // written once more, the same
+      continue;
+    }
+    open(v, d);
+    transient_[at(v)] = !(decisions_->retain[at(v)] && has_uses_left(v));
+    if (transient_[at(v)] && locks_[at(v)] == 0 && wanted_by_[at(v)] != now_) close(v);
+  }
+  for (int32_t v : step.recompute_inputs) {
+    --locks_[at(v)];
+    if (transient_[at(v)] && locks_[at(v)] == 0 && wanted_by_[at(v)] != now_) close(v);
+  }
+}
+
+int32_t Scheduler::append(int32_t s, bool recompute) {
+  const FrameStep& step = frame_.steps[at(s)];
+  const int32_t d = static_cast<int32_t>(out_->steps.size());
+  out_->steps.push_back({.step = s, .recompute = recompute, .first_input = static_cast<int32_t>(out_->inputs.size())});
+  out_->compute_ms += step.ms;
+  if (recompute) ++out_->recomputations;
+  for (int32_t v : recompute ? step.recompute_inputs : step.inputs) {
+    Residence& residence = out_->residences[at(residence_[at(v)])];
+    if (residence.first < 0) {
+      residence.first = d;
+      out_->moves[at(residence.in)].after = d - 1;
+      out_->moves[at(residence.in)].before = d;
+    }
+    residence.last = d;
+    out_->inputs.push_back(residence_[at(v)]);
+  }
+  return d;
+}
+
+void Scheduler::end() {
+  const int32_t last = std::max<int32_t>(static_cast<int32_t>(out_->steps.size()) - 1, 0);
+  for (size_t v = 0; v < residence_.size(); ++v) {
+    if (residence_[v] >= 0 && frame_.values[v].at_end && slot_[v] < 0) out_->residences[at(residence_[v])].last = last;
+  }
+  for (ScheduledMove& move : out_->moves) {
+    if (move.out) move.before = out_->residences[at(move.residence)].last + 1;
+  }
+}
+
+// Where an op may write over an input that ends with it, it does.
+void Scheduler::share_places() {
+  written_.clear();
+  written_at_.assign(out_->steps.size() + 1, 0);
+  for (const Residence& r : out_->residences) {
+    if (r.written >= 0) ++written_at_[at(r.written + 1)];
+  }
+  for (size_t d = 1; d < written_at_.size(); ++d) written_at_[d] += written_at_[d - 1];
+  written_.resize(at(written_at_.back()));
+  std::vector<int32_t>& next = scratch_;
+  next = written_at_;
+  for (int32_t r = 0; r < static_cast<int32_t>(out_->residences.size()); ++r) {
+    const int32_t d = out_->residences[at(r)].written;
+    if (d >= 0) written_[at(next[at(d)]++)] = r;
+  }
+  for (int32_t d = 0; d < static_cast<int32_t>(out_->steps.size()); ++d) {
+    const ScheduledStep& scheduled = out_->steps[at(d)];
+    const FrameStep& step = frame_.steps[at(scheduled.step)];
+    if (step.in_place.empty()) continue;
+    const std::vector<int32_t>& inputs = scheduled.recompute ? step.recompute_inputs : step.inputs;
+    for (const FrameInPlace& pair : step.in_place) {
+      if (scheduled.recompute && !contains(step.recompute_outputs, pair.output)) continue;
+      const auto found = std::find(inputs.begin(), inputs.end(), pair.input);
+      if (found == inputs.end()) continue;
+      const int32_t source = out_->inputs[at(scheduled.first_input) + static_cast<size_t>(found - inputs.begin())];
+      Residence& from = out_->residences[at(source)];
+      if (from.last != d || from.overwritten) continue;
+      if (from.out >= 0 && !pair.required) continue;  // still being copied
+      // The output's residence that begins here, if it does.
+      for (int32_t r = written_at_[at(d)]; r < written_at_[at(d) + 1]; ++r) {
+        Residence& to = out_->residences[at(written_[at(r)])];
+        if (to.value != pair.output || to.in_place_of >= 0) continue;
+        to.in_place_of = source;
+        from.overwritten = true;
+        break;
+      }
+    }
+  }
+}
+
+void Scheduler::find_live() {
+  Schedule& s = *out_;
+  s.live.assign(s.steps.size() + 1, 0);  // changes first
+  for (const Residence& r : s.residences) {
+    const int64_t bytes = frame_.values[at(r.value)].bytes;
+    s.live[at(r.in_place_of >= 0 ? r.first + 1 : r.first)] += bytes;  // in the first step it shares
+    s.live[at(r.last + 1)] -= bytes;
+  }
+  s.peak = 0;
+  int64_t sum = 0;
+  for (size_t d = 0; d < s.steps.size(); ++d) {
+    sum += s.live[d];
+    s.live[d] = sum + frame_.steps[at(s.steps[d].step)].workspace;
+    if (s.live[d] > s.peak) {
+      s.peak = s.live[d];
+      s.peak_step = static_cast<int32_t>(d);
+    }
+  }
+  s.live.resize(s.steps.size());
+}
+
+}  // namespace plimsoll

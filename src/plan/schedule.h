@@ -1,0 +1,114 @@
+// From decisions about values to a schedule: which steps run, recomputations among them, when each value is in the arena, and
+// when it is copied out and in. No offsets yet: draft.h gives them.
+//
+// A decision is made for every gap of every value (frame.h): keep it in the arena, let its bytes go, or copy it to a tier.
+// What is wanted and not in the arena is brought back on demand: from the tier that has it, else by running its producer
+// again, whose own inputs are brought back in the same way. SuperNeurons, sections 3.3 and 3.4.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/frame.h"
+
+namespace plimsoll {
+
+// What happens to a value in a gap: 0 keep, 1 let go, 2 + t: copy to tier t, then let go.
+using Choice = int8_t;
+inline constexpr Choice kKeep = 0, kDrop = 1, kOffload = 2;
+
+struct Decisions {
+  std::vector<Choice> gaps;      // by gap
+  std::vector<int8_t> home;      // by value: -1 the arena, else the tier where a value from outside lies between steps
+  std::vector<bool> retain;      // by value: rebuilt on the way to another, it stays for its own next use (speed-centric);
+                                 // else it goes at once and is rebuilt again (memory-centric)
+};
+Decisions keep_everything(const Frame& frame);
+
+// A value is in the arena from the start of step `first` to the end of step `last` of the schedule.
+struct Residence {
+  int32_t value = -1;
+  int32_t first = 0, last = 0;
+  int32_t written = -1;          // the step that writes it; -1: a copy brings it, or it is there from the start
+  int32_t in_place_of = -1;      // it begins in the bytes of this residence, which ends at that step
+  bool overwritten = false;      // another begins in its bytes
+  int32_t out = -1, in = -1;     // the copies of it
+};
+
+struct ScheduledMove {
+  bool out = false;
+  int8_t tier = 0;
+  int32_t residence = -1;
+  int32_t after = -1, before = 0;
+};
+
+struct ScheduledStep {
+  int32_t step = 0;              // of the frame
+  bool recompute = false;
+  int32_t first_input = 0;       // in Schedule::inputs: the residences that it reads, in the order of the frame's list
+};
+
+struct Schedule {
+  std::vector<ScheduledStep> steps;
+  std::vector<int32_t> inputs;
+  std::vector<Residence> residences;
+  std::vector<ScheduledMove> moves;
+  std::vector<int64_t> live;     // by step: bytes in the arena, workspace included
+  int64_t peak = 0;
+  int32_t peak_step = 0;
+  double compute_ms = 0;         // recomputations included
+  int32_t recomputations = 0;
+  int32_t blame = -1;            // what is wanted and can no longer be brought back; -1: the schedule is complete
+};
+
+// Follows the decisions. Copies are where they must be, not yet where they hide best: each comes in right before the step that
+// wants it, and goes out between its writer and the step after its last use.
+class Scheduler {
+ public:
+  explicit Scheduler(const Frame& frame) : frame_(frame) {}
+  void run(const Decisions& decisions, Schedule& schedule);
+
+ private:
+  void start();
+  void run_step(int32_t step);
+  int32_t append(int32_t step, bool recompute);
+  void bring(int32_t value);
+  void rebuild(int32_t value);
+  void rerun(int32_t step);
+  void fetch(int32_t value);
+  void open(int32_t value, int32_t written);
+  void close(int32_t value) { residence_[static_cast<size_t>(value)] = -1; }
+  void copy_out(int32_t value, int8_t tier);
+  void settle(int32_t value, int32_t gap);
+  void end();
+  void share_places();
+  void find_live();
+  bool has_uses_left(int32_t value) const;
+
+  const Frame& frame_;
+  const Decisions* decisions_ = nullptr;
+  Schedule* out_ = nullptr;
+  int32_t now_ = 0;                   // the step of the frame
+  // By value.
+  std::vector<int32_t> residence_;    // the open one; -1: not in the arena
+  std::vector<int32_t> next_use_;     // how many uses are over
+  std::vector<int8_t> slot_;          // the tier that holds it; -1: none
+  std::vector<int32_t> wanted_by_;    // the step of the frame that wants it now
+  std::vector<int32_t> locks_;        // how many reruns in preparation want it
+  std::vector<bool> transient_;       // in the arena only to rebuild another
+  std::vector<bool> gone_;            // overwritten by the new value of its state
+  std::vector<int32_t> written_, written_at_, scratch_, order_;  // residences by the step that writes them
+  std::vector<std::pair<int32_t, size_t>> stack_;  // reruns in preparation: the step, and how many inputs are there
+};
+
+// Spreads copies over time, so that they hide behind compute while the bytes alive stay within `limit`: copies out get time to
+// complete, copies in start early (Dymem, section 3; without the limit's room they stay where they are). Updates residences,
+// moves and live bytes.
+void spread_copies(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule);
+
+// The time of the step: engines side by side, as simulate.h does it for a plan.
+struct ScheduleTime { double total_ms = 0, stall_ms = 0; };
+ScheduleTime time_of(const Frame& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule);
+
+}  // namespace plimsoll

@@ -1,0 +1,105 @@
+#include "plan/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "plan/draft.h"
+#include "plimsoll/simulate.h"
+#include "plimsoll/verify.h"
+#include "tests/random_graph.h"
+
+namespace plimsoll {
+namespace {
+
+std::string describe(const std::vector<Violation>& violations) {
+  std::string text;
+  for (const Violation& v : violations) text += std::string(to_string(v.rule)) + ": " + v.message + "\n";
+  return text;
+}
+
+std::vector<TierInfo> two_tiers(std::mt19937_64& random) {
+  auto rate = [&] { return 0.0001 * static_cast<double>(1 + random() % 1000); };
+  return {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = rate(), .in_gb_per_s = rate(), .latency_us = 1, .compute_share = 0.3},
+          {.name = "disk", .capacity = 1_GiB, .out_gb_per_s = rate(), .in_gb_per_s = rate(), .latency_us = 5}};
+}
+
+Decisions random_decisions(const Frame& frame, std::mt19937_64& random, int tiers) {
+  Decisions decisions = keep_everything(frame);
+  const int eager = 1 + static_cast<int>(random() % 99);
+  for (Choice& choice : decisions.gaps) {
+    if (static_cast<int>(random() % 100) < eager) choice = static_cast<Choice>(1 + random() % static_cast<uint64_t>(tiers + 1));
+  }
+  for (size_t v = 0; v < frame.values.size(); ++v) {
+    const FrameValue& value = frame.values[v];
+    decisions.retain[v] = random() % 2 == 0;
+    if (value.producer < 0 && tiers > 0 && random() % 3 == 0) decisions.home[v] = static_cast<int8_t>(random() % static_cast<uint64_t>(tiers));
+    // What comes from outside and has no home cannot come back; a gradient is not made twice.
+    const bool stays = (value.producer < 0 && decisions.home[v] < 0) || value.state >= 0;
+    for (int32_t g = 0; g < value.gap_count(); ++g) {
+      Choice& choice = decisions.gaps[static_cast<size_t>(value.first_gap + g)];
+      if (stays && !(value.before < 0 && decisions.home[v] >= 0)) choice = kKeep;
+    }
+  }
+  return decisions;
+}
+
+TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
+  int made = 0, with_moves = 0, with_recomputations = 0, shared = 0;
+  for (uint64_t seed = 1; seed <= 400; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937_64 random(seed);
+    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 50), .updates = seed % 7 != 0});
+    const Route route = make_route(graph);
+    const auto kernels = testing::random_kernels(graph, seed);
+    const CostTable costs;
+    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
+    const int tiers = static_cast<int>(seed % 3);
+    input.device.tiers = two_tiers(random);
+    input.device.tiers.resize(static_cast<size_t>(tiers));
+    input.seconds = 0.05;
+    const Frame frame = make_frame(input);
+    const Decisions decisions = random_decisions(frame, random, tiers);
+    Schedule schedule;
+    Scheduler(frame).run(decisions, schedule);
+    if (schedule.blame >= 0) continue;
+    ++made;
+    with_moves += schedule.moves.empty() ? 0 : 1;
+    with_recomputations += schedule.recomputations > 0 ? 1 : 0;
+    for (const Residence& r : schedule.residences) shared += r.in_place_of >= 0 ? 1 : 0;
+    for (const double room : {0.0, 1.0, 1.3, 10.0}) {
+      SCOPED_TRACE(room);
+      Schedule spread = schedule;
+      if (room > 0) spread_copies(frame, input.device.tiers, static_cast<int64_t>(room * static_cast<double>(schedule.peak)), spread);
+      const Plan plan = make_plan(input, frame, decisions, spread, "test");
+      const auto violations = verify(graph, plan);
+      ASSERT_TRUE(violations.empty()) << describe(violations);
+      EXPECT_EQ(live_peak(plan).bytes.count, spread.peak);
+      if (room == 1.0) EXPECT_EQ(spread.peak, schedule.peak);
+      EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(frame, input.device.tiers, spread).total_ms, 1e-6);
+    }
+  }
+  EXPECT_GT(made, 150);
+  EXPECT_GT(with_moves, 80);
+  EXPECT_GT(with_recomputations, 80);
+  EXPECT_GT(shared, 500);
+}
+
+TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 50)});
+    const Route route = make_route(graph);
+    const auto kernels = testing::random_kernels(graph, seed);
+    const CostTable costs;
+    const PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.05};
+    const Frame frame = make_frame(input);
+    Schedule schedule;
+    Scheduler(frame).run(keep_everything(frame), schedule);
+    EXPECT_EQ(schedule.recomputations, 0);
+    EXPECT_LE(schedule.peak, std::get<Plan>(find_policy("liveness").plan(input)).predicted.peak.count);
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll

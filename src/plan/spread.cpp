@@ -1,0 +1,149 @@
+// When copies start and when they must be complete.
+#include <algorithm>
+
+#include "plan/engines.h"
+#include "plan/schedule.h"
+
+#include "plimsoll/simulate.h"
+
+namespace plimsoll {
+namespace {
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+class Spreader {
+ public:
+  Spreader(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule)
+      : frame_(frame), tiers_(tiers), limit_(limit), schedule_(schedule) {
+    starts_.reserve(schedule.steps.size() + 1);
+    double now = 0;
+    for (const ScheduledStep& step : schedule.steps) {
+      starts_.push_back(now);
+      now += frame.steps[at(step.step)].ms;
+    }
+    starts_.push_back(now);
+    find_neighbours();
+  }
+
+  void run() {
+    spread_out();
+    spread_in();
+    schedule_.peak = 0;
+    for (size_t d = 0; d < schedule_.live.size(); ++d) {
+      if (schedule_.live[d] <= schedule_.peak) continue;
+      schedule_.peak = schedule_.live[d];
+      schedule_.peak_step = static_cast<int32_t>(d);
+    }
+  }
+
+ private:
+  int32_t count() const { return static_cast<int32_t>(schedule_.steps.size()); }
+  int64_t bytes_of(const ScheduledMove& move) const {
+    return frame_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
+  }
+  double ms_of(const ScheduledMove& move) const {
+    return copy_ms(tiers_[at(move.tier)], move.out ? Move::Direction::out : Move::Direction::in, {bytes_of(move)});
+  }
+
+  // A value's residences, one after the other; and the copy that put it into its slot.
+  void find_neighbours() {
+    const size_t residences = schedule_.residences.size();
+    next_.assign(residences, -1);
+    previous_.assign(residences, -1);
+    std::vector<int32_t> last(frame_.values.size(), -1);
+    for (int32_t r = 0; r < static_cast<int32_t>(residences); ++r) {
+      int32_t& previous = last[at(schedule_.residences[at(r)].value)];
+      previous_[at(r)] = previous;
+      if (previous >= 0) next_[at(previous)] = r;
+      previous = r;
+    }
+  }
+
+  std::vector<int32_t> sorted(bool out) const {
+    std::vector<int32_t> list;
+    for (int32_t m = 0; m < static_cast<int32_t>(schedule_.moves.size()); ++m) {
+      if (schedule_.moves[at(m)].out == out) list.push_back(m);
+    }
+    std::stable_sort(list.begin(), list.end(), [&](int32_t a, int32_t b) {
+      return out ? schedule_.moves[at(a)].after < schedule_.moves[at(b)].after
+                 : schedule_.moves[at(a)].before > schedule_.moves[at(b)].before;
+    });
+    return list;
+  }
+
+  void spread_out() {
+    std::vector<double> free_at(tiers_.size(), 0);
+    for (int32_t m : sorted(true)) {
+      ScheduledMove& move = schedule_.moves[at(m)];
+      Residence& residence = schedule_.residences[at(move.residence)];
+      const double start = std::max(starts_[at(move.after + 1)], free_at[at(move.tier)]);
+      const double end = start + ms_of(move);
+      free_at[at(move.tier)] = end;
+      int32_t before = static_cast<int32_t>(std::lower_bound(starts_.begin(), starts_.end(), end) - starts_.begin());
+      before = std::min(before, count());
+      if (next_[at(move.residence)] >= 0) {
+        before = std::min(before, schedule_.residences[at(next_[at(move.residence)])].first);
+      }
+      const int64_t bytes = bytes_of(move);
+      for (int32_t d = residence.last + 1; d < before; ++d) {
+        if (schedule_.live[at(d)] + bytes > limit_) break;
+        schedule_.live[at(d)] += bytes;
+        residence.last = d;
+      }
+      move.before = residence.last + 1;
+    }
+  }
+
+  void spread_in() {
+    std::vector<double> next_start(tiers_.size(), 1e300);
+    for (int32_t m : sorted(false)) {
+      ScheduledMove& move = schedule_.moves[at(m)];
+      Residence& residence = schedule_.residences[at(move.residence)];
+      const double start = std::min(starts_[at(move.before)], next_start[at(move.tier)]) - ms_of(move);
+      // The last step that starts no later than the copy.
+      int32_t first = static_cast<int32_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
+      first = std::max(first, 0);
+      if (const int32_t previous = previous_[at(move.residence)]; previous >= 0) {
+        first = std::max(first, schedule_.residences[at(previous)].last + 1);
+      }
+      const int64_t bytes = bytes_of(move);
+      while (residence.first > first && schedule_.live[at(residence.first - 1)] + bytes <= limit_) {
+        --residence.first;
+        schedule_.live[at(residence.first)] += bytes;
+      }
+      move.after = residence.first - 1;
+      next_start[at(move.tier)] = std::max(start, starts_[at(residence.first)]);
+      next_start[at(move.tier)] = std::min(next_start[at(move.tier)], starts_[at(move.before)]);
+    }
+  }
+
+  const Frame& frame_;
+  const std::vector<TierInfo>& tiers_;
+  int64_t limit_;
+  Schedule& schedule_;
+  std::vector<double> starts_;              // by step, were there no copies to wait for; one more for the end
+  std::vector<int32_t> next_, previous_;    // by residence: of the same value
+};
+
+}  // namespace
+
+void spread_copies(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule) {
+  if (!schedule.moves.empty()) Spreader(frame, tiers, limit, schedule).run();
+}
+
+ScheduleTime time_of(const Frame& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule) {
+  if (schedule.moves.empty()) return {schedule.compute_ms, 0};
+  std::vector<double> step_ms;
+  step_ms.reserve(schedule.steps.size());
+  for (const ScheduledStep& step : schedule.steps) step_ms.push_back(frame.steps[at(step.step)].ms);
+  std::vector<EngineMove> moves;
+  moves.reserve(schedule.moves.size());
+  for (const ScheduledMove& move : schedule.moves) {
+    const int64_t bytes = frame.values[at(schedule.residences[at(move.residence)].value)].bytes;
+    moves.push_back({move.out, move.tier, bytes, move.after, move.before});
+  }
+  const EngineTimes times = run_engines(step_ms, moves, tiers);
+  return {times.total_ms, times.stall_ms};
+}
+
+}  // namespace plimsoll
