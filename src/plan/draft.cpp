@@ -201,15 +201,16 @@ class PlanMaker {
                      [](const Move& a, const Move& b) { return std::tie(a.after, a.before) < std::tie(b.after, b.before); });
   }
 
-  // A slot is a value's own from the copy out to the end of its last copy in.
+  // A slot is a value's own from the copy out to the end of its last copy in, and one step longer: a copy out into it may start
+  // as soon as the step before is complete.
   int64_t place_slots(int8_t tier, int64_t bottom) {
     std::map<int32_t, std::pair<int32_t, int32_t>> spans;
     for (const ScheduledMove& move : schedule_.moves) {
       const int32_t v = schedule_.residences[at(move.residence)].value;
       if (move.tier != tier || (slot_of_[at(v)] >= 0 && (decisions_.home[at(v)] >= 0 || frame_.values[at(v)].before >= 0))) continue;
-      auto [it, fresh] = spans.try_emplace(v, move.after + 1, move.before);
+      auto [it, fresh] = spans.try_emplace(v, move.after + 1, move.before + 1);
       it->second.first = std::min(it->second.first, move.after + 1);
-      it->second.second = std::max({it->second.second, move.before, it->second.first + 1});
+      it->second.second = std::max(it->second.second, move.before + 1);
     }
     std::vector<Buffer> problem;
     for (const auto& [v, span] : spans) problem.push_back({span.first, span.second, {frame_.values[at(v)].bytes}});

@@ -20,9 +20,10 @@ class Engines {
     complete_before_.assign(step_ms_.size() + 1, 0);
     double now = 0;
     for (size_t s = 0; s <= step_ms_.size(); ++s) {
+      start_moves(s, now, true);
       wait(s, now);
-      start_moves(s, now);
-      wait(s, now);  // for what starts and must be complete between the same two steps
+      start_moves(s, now, false);
+      wait(s, now);  // for what comes in between the same two steps
       if (s == step_ms_.size()) break;
       const double start = now;
       now = finish_of(start, step_ms_[s]);
@@ -72,10 +73,11 @@ class Engines {
   }
 
   // An engine takes copies in the order in which they may start.
-  void start_moves(size_t step, double now) {
+  void start_moves(size_t step, double now, bool out) {
     for (int32_t k = first_[step]; k < first_[step + 1]; ++k) {
       const int32_t i = order_[static_cast<size_t>(k)];
       const EngineMove& move = moves_[static_cast<size_t>(i)];
+      if (move.out != out) continue;
       const TierInfo& tier = tiers_[static_cast<size_t>(move.tier)];
       const size_t engine = 2 * static_cast<size_t>(move.tier) + (move.out ? 0 : 1);
       const double start = std::max(now, free_at_[engine]);

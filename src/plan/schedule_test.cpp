@@ -75,7 +75,9 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
       const auto violations = verify(graph, plan);
       ASSERT_TRUE(violations.empty()) << describe(violations);
       EXPECT_EQ(live_peak(plan).bytes.count, spread.peak);
-      if (room == 1.0) EXPECT_EQ(spread.peak, schedule.peak);
+      if (room == 1.0) {
+        EXPECT_EQ(spread.peak, schedule.peak);
+      }
       EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(frame, input.device.tiers, spread).total_ms, 1e-6);
     }
   }

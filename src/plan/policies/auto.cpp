@@ -15,8 +15,6 @@
 namespace plimsoll {
 namespace {
 
-size_t at(int32_t i) { return static_cast<size_t>(i); }
-
 // A point of the curve with the memory that copies may spread over.
 struct Candidate {
   const TradeoffPoint* point = nullptr;
