@@ -30,6 +30,7 @@ struct PolicyInput {
   Bytes budget{INT64_MAX};
   std::string placement = "offline";
   double seconds = 10;  // for policies and placements that search
+  std::map<std::string, std::string> options = {};  // of the policy: "superneurons:recompute=speed" has {recompute, speed}
 };
 
 using PlanOrInfeasible = std::variant<Plan, Infeasible>;
@@ -38,11 +39,14 @@ struct Policy {
   std::string_view name;
   std::string_view description;  // one line, with the paper
   PlanOrInfeasible (*plan)(const PolicyInput&);
+  std::string_view options = {}; // "offload=checkpoints|conv|none recompute=...": what may follow the name, the default first
 };
 
-// baseline: every tensor its own memory. liveness: a tensor's bytes are free after its last reader.
+// baseline: every tensor its own memory. liveness: a tensor's bytes are free after its last reader. auto: the best there is.
 std::vector<Policy> policies();
-// Throws Error(invalid_input) with the nearest known name.
-const Policy& find_policy(std::string_view name);
+// The policy of a spec "name" or "name:option=value,option=value"; throws Error(invalid_input) with the nearest known name.
+const Policy& find_policy(std::string_view spec);
+// The options of a spec; throws Error(invalid_input) on one that the policy does not have, and on a value that it does not know.
+std::map<std::string, std::string> policy_options(std::string_view spec);
 
 }  // namespace plimsoll

@@ -14,15 +14,17 @@ Decisions keep_everything(const Frame& frame) {
           .retain = std::vector<bool>(frame.values.size(), true)};
 }
 
-void Scheduler::run(const Decisions& decisions, Schedule& schedule) {
+void Scheduler::run(const Decisions& decisions, Schedule& schedule, const TensorCache* cache) {
   decisions_ = &decisions;
   out_ = &schedule;
+  cache_ = cache;
+  live_ = 0;
   start();
   for (now_ = 0; now_ < static_cast<int32_t>(frame_.steps.size()) && schedule.blame < 0; ++now_) run_step(now_);
   if (schedule.blame >= 0) return;
   end();
   share_places();
-  find_live();
+  count_live(schedule);
 }
 
 void Scheduler::start() {
@@ -86,15 +88,25 @@ void Scheduler::settle(int32_t v, int32_t gap) {
   const FrameValue& value = frame_.values[at(v)];
   if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && slot_[at(v)] < 0) return;
   const Choice choice = decisions_->gaps[at(value.first_gap + gap)];
-  if (choice == kKeep) return;
+  if (choice == kKeep) {
+    if (cache_ != nullptr && gap == static_cast<int32_t>(value.uses.size())) close(v);  // nobody reads it any more
+    return;
+  }
   if (choice >= kOffload && slot_[at(v)] < 0) copy_out(v, static_cast<int8_t>(choice - kOffload));
   close(v);
 }
 
 void Scheduler::open(int32_t v, int32_t written) {
   residence_[at(v)] = static_cast<int32_t>(out_->residences.size());
+  live_ += frame_.values[at(v)].bytes;
   const int32_t first = std::max(written, 0);
   out_->residences.push_back({.value = v, .first = first, .last = first, .written = written});
+}
+
+void Scheduler::close(int32_t v) {
+  if (residence_[at(v)] < 0) return;
+  residence_[at(v)] = -1;
+  live_ -= frame_.values[at(v)].bytes;
 }
 
 void Scheduler::copy_out(int32_t v, int8_t tier) {
@@ -176,6 +188,7 @@ void Scheduler::rerun(int32_t s) {
 
 int32_t Scheduler::append(int32_t s, bool recompute) {
   const FrameStep& step = frame_.steps[at(s)];
+  if (cache_ != nullptr) make_room(s, recompute);
   const int32_t d = static_cast<int32_t>(out_->steps.size());
   out_->steps.push_back({.step = s, .recompute = recompute, .first_input = static_cast<int32_t>(out_->inputs.size())});
   out_->compute_ms += step.ms;
@@ -191,6 +204,51 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
     out_->inputs.push_back(residence_[at(v)]);
   }
   return d;
+}
+
+// What a step writes besides what is open: its outputs that take no dying input's place, and its workspace.
+int64_t Scheduler::room_for(const FrameStep& step, bool recompute) const {
+  int64_t bytes = step.workspace;
+  for (int32_t v : recompute ? step.recompute_outputs : step.outputs) {
+    if (residence_[at(v)] >= 0) continue;
+    const bool takes_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const FrameInPlace& pair) {
+      if (pair.output != v) return false;
+      const FrameValue& input = frame_.values[at(pair.input)];
+      return pair.required || (!recompute && input.state < 0 && !input.at_end && !input.uses.empty() && input.uses.back() == now_ &&
+                               slot_[at(pair.input)] < 0);
+    });
+    if (!takes_place) bytes += frame_.values[at(v)].bytes;
+  }
+  return bytes;
+}
+
+bool Scheduler::may_leave(int32_t v) const {
+  const FrameValue& value = frame_.values[at(v)];
+  if (residence_[at(v)] < 0 || wanted_by_[at(v)] == now_ || locks_[at(v)] > 0 || value.bytes == 0) return false;
+  if (value.state >= 0 || (value.producer < 0 && slot_[at(v)] < 0)) return false;  // their place is the arena
+  return !(value.at_end && next_use_[at(v)] == static_cast<int32_t>(value.uses.size()));
+}
+
+void Scheduler::make_room(int32_t s, bool recompute) {
+  const int64_t room = room_for(frame_.steps[at(s)], recompute);
+  while (live_ + room > cache_->limit) {
+    int32_t victim = -1;
+    int64_t rank = 0;
+    for (int32_t v = 0; v < static_cast<int32_t>(residence_.size()); ++v) {
+      if (!may_leave(v)) continue;
+      const FrameValue& value = frame_.values[at(v)];
+      const int32_t used = next_use_[at(v)];
+      const int64_t key = cache_->farthest ? (used < static_cast<int32_t>(value.uses.size()) ? value.uses[at(used)] : INT32_MAX)
+                                           : -static_cast<int64_t>(out_->residences[at(residence_[at(v)])].last);
+      if (victim < 0 || key > rank) {
+        victim = v;
+        rank = key;
+      }
+    }
+    if (victim < 0) return;
+    if (slot_[at(victim)] < 0) copy_out(victim, cache_->tier);
+    close(victim);
+  }
 }
 
 void Scheduler::end() {
@@ -243,8 +301,7 @@ void Scheduler::share_places() {
   }
 }
 
-void Scheduler::find_live() {
-  Schedule& s = *out_;
+void Scheduler::count_live(Schedule& s) {
   s.live.assign(s.steps.size() + 1, 0);  // changes first
   for (const Residence& r : s.residences) {
     const int64_t bytes = frame_.values[at(r.value)].bytes;

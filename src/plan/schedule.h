@@ -62,12 +62,23 @@ struct Schedule {
   int32_t blame = -1;            // what is wanted and can no longer be brought back; -1: the schedule is complete
 };
 
+// A cache of tensors in the arena (SuperNeurons, section 3.3.2 and Algorithm 2): nothing moves while everything fits; when it does
+// not, what the running step does not want (is not locked) goes to the tier, the least recently used first, or, since a planner
+// knows the future, what is wanted last.
+struct TensorCache {
+  int64_t limit = INT64_MAX;     // bytes in the arena
+  int8_t tier = 0;
+  bool farthest = false;         // else LRU
+};
+
 // Follows the decisions. Copies are where they must be, not yet where they hide best: each comes in right before the step that
 // wants it, and goes out between its writer and the step after its last use.
 class Scheduler {
  public:
   explicit Scheduler(const Frame& frame) : frame_(frame) {}
-  void run(const Decisions& decisions, Schedule& schedule);
+  void run(const Decisions& decisions, Schedule& schedule, const TensorCache* cache = nullptr);
+  // Counts live bytes and their peak anew, for who changes when values are there.
+  void count_live(Schedule& schedule);
 
  private:
   void start();
@@ -78,17 +89,21 @@ class Scheduler {
   void rerun(int32_t step);
   void fetch(int32_t value);
   void open(int32_t value, int32_t written);
-  void close(int32_t value) { residence_[static_cast<size_t>(value)] = -1; }
+  void close(int32_t value);
   void copy_out(int32_t value, int8_t tier);
   void settle(int32_t value, int32_t gap);
   void end();
+  void make_room(int32_t step, bool recompute);
+  int64_t room_for(const FrameStep& step, bool recompute) const;
+  bool may_leave(int32_t value) const;
   void share_places();
-  void find_live();
   bool has_uses_left(int32_t value) const;
 
   const Frame& frame_;
   const Decisions* decisions_ = nullptr;
   Schedule* out_ = nullptr;
+  const TensorCache* cache_ = nullptr;
+  int64_t live_ = 0;                  // with a cache: bytes of what is open
   int32_t now_ = 0;                   // the step of the frame
   // By value.
   std::vector<int32_t> residence_;    // the open one; -1: not in the arena
@@ -103,9 +118,10 @@ class Scheduler {
 };
 
 // Spreads copies over time, so that they hide behind compute while the bytes alive stay within `limit`: copies out get time to
-// complete, copies in start early (Dymem, section 3; without the limit's room they stay where they are). Updates residences,
-// moves and live bytes.
-void spread_copies(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule);
+// complete, copies in start early (without the limit's room they stay where they are). Updates residences, moves and live bytes.
+// `earliest`: by move, the first step that a copy in may run beside.
+void spread_copies(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+                   const std::vector<int32_t>* earliest = nullptr);
 
 // The time of the step: engines side by side, as simulate.h does it for a plan.
 struct ScheduleTime { double total_ms = 0, stall_ms = 0; };

@@ -13,8 +13,9 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 class Spreader {
  public:
-  Spreader(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule)
-      : frame_(frame), tiers_(tiers), limit_(limit), schedule_(schedule) {
+  Spreader(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+           const std::vector<int32_t>* earliest)
+      : frame_(frame), tiers_(tiers), limit_(limit), schedule_(schedule), earliest_(earliest) {
     starts_.reserve(schedule.steps.size() + 1);
     double now = 0;
     for (const ScheduledStep& step : schedule.steps) {
@@ -102,7 +103,7 @@ class Spreader {
       const double start = std::min(starts_[at(move.before)], next_start[at(move.tier)]) - ms_of(move);
       // The last step that starts no later than the copy.
       int32_t first = static_cast<int32_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
-      first = std::max(first, 0);
+      first = std::max(first, earliest_ == nullptr ? 0 : (*earliest_)[at(m)]);
       if (const int32_t previous = previous_[at(move.residence)]; previous >= 0) {
         first = std::max(first, schedule_.residences[at(previous)].last + 1);
       }
@@ -121,14 +122,16 @@ class Spreader {
   const std::vector<TierInfo>& tiers_;
   int64_t limit_;
   Schedule& schedule_;
+  const std::vector<int32_t>* earliest_;
   std::vector<double> starts_;              // by step, were there no copies to wait for; one more for the end
   std::vector<int32_t> next_, previous_;    // by residence: of the same value
 };
 
 }  // namespace
 
-void spread_copies(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule) {
-  if (!schedule.moves.empty()) Spreader(frame, tiers, limit, schedule).run();
+void spread_copies(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+                   const std::vector<int32_t>* earliest) {
+  if (!schedule.moves.empty()) Spreader(frame, tiers, limit, schedule, earliest).run();
 }
 
 ScheduleTime time_of(const Frame& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule) {

@@ -30,7 +30,8 @@ Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, co
                                        .costs = costs,
                                        .device = device.info(),
                                        .budget = options.memory,
-                                       .placement = options.placement});
+                                       .placement = options.placement,
+                                       .options = policy_options(options.policy)});
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 

@@ -116,40 +116,17 @@ class AutoPlanner {
   std::vector<TradeoffPoint> points_;
 };
 
-// A feasible plan before none; then the faster, then the smaller. Of answers that do not fit, the one that needs least.
-bool better(const PlanOrInfeasible& a, const PlanOrInfeasible& b) {
-  const Plan* plan_a = std::get_if<Plan>(&a);
-  const Plan* plan_b = std::get_if<Plan>(&b);
-  if (plan_a != nullptr && plan_b != nullptr) {
-    if (plan_a->predicted.step_time_ms != plan_b->predicted.step_time_ms) {
-      return plan_a->predicted.step_time_ms < plan_b->predicted.step_time_ms;
-    }
-    return plan_a->arena < plan_b->arena;
-  }
-  if (plan_a != nullptr || plan_b != nullptr) return plan_a != nullptr;
-  return std::get<Infeasible>(a).minimum < std::get<Infeasible>(b).minimum;
-}
-
-void predict(const PolicyInput& input, PlanOrInfeasible& answer) {
-  if (Plan* plan = std::get_if<Plan>(&answer)) plan->predicted = simulate(input.graph, *plan, input.costs);
-}
-
 }  // namespace
 
 PlanOrInfeasible plan_auto(const PolicyInput& input) {
   const auto started = std::chrono::steady_clock::now();
   // Where everything fits, nothing is faster.
   PlanOrInfeasible best = plan_liveness(input);
-  predict(input, best);
   if (!std::holds_alternative<Plan>(best)) {
-    PlanOrInfeasible found = AutoPlanner(input).plan();
-    predict(input, found);
-    if (better(found, best)) best = std::move(found);
+    keep_better(input, best, AutoPlanner(input).plan());
     for (const Policy& policy : policies()) {
-      if (policy.plan == plan_auto || policy.plan == plan_liveness || policy.plan == plan_baseline) continue;
-      PlanOrInfeasible other = policy.plan(input);
-      predict(input, other);
-      if (better(other, best)) best = std::move(other);
+      if (policy.plan == plan_auto || policy.plan == plan_liveness || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
+      keep_better(input, best, policy.plan(input));
     }
   }
   if (Plan* plan = std::get_if<Plan>(&best)) {

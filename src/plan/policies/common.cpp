@@ -1,0 +1,81 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/names.h"
+#include "plan/assemble.h"
+#include "plan/policies/policies.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/simulate.h"
+
+namespace plimsoll {
+namespace {
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+}  // namespace
+
+std::string option(const PolicyInput& input, const std::string& name, std::vector<std::string> known) {
+  const auto found = input.options.find(name);
+  if (found == input.options.end()) return known.front();
+  if (std::find(known.begin(), known.end(), found->second) == known.end()) {
+    throw Error(ErrorCode::invalid_input, unknown_name(fmt::format("value of policy option {}", name), found->second, known));
+  }
+  return found->second;
+}
+
+std::vector<ForwardValue> forward_values(const PolicyInput& input, const Frame& frame) {
+  std::vector<ForwardValue> list;
+  for (int32_t v = 0; v < static_cast<int32_t>(frame.values.size()); ++v) {
+    const FrameValue& value = frame.values[at(v)];
+    if (value.producer < 0 || value.state >= 0 || value.bytes == 0) continue;
+    const Op& op = input.graph.op(frame.steps[at(value.producer)].op);
+    if (op.phase != Phase::forward) continue;
+    int32_t forward = 0;
+    while (forward < static_cast<int32_t>(value.uses.size()) &&
+           input.graph.op(frame.steps[at(value.uses[at(forward)])].op).phase == Phase::forward) {
+      ++forward;
+    }
+    list.push_back({v, layer_kind(op), value.first_gap + forward, forward < static_cast<int32_t>(value.uses.size())});
+  }
+  return list;
+}
+
+PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
+                             std::string_view policy) {
+  if (schedule.blame >= 0) {
+    const std::string& name = input.graph.tensor(frame.values[at(schedule.blame)].tensor).name;
+    return Infeasible{.policy = std::string(policy),
+                      .budget = input.budget,
+                      .minimum = {INT64_MAX},
+                      .suggestion = fmt::format("this policy lets '{}' go and cannot bring it back; choose another --policy", name)};
+  }
+  Plan plan = make_plan(input, frame, decisions, schedule, policy);
+  if (plan.arena > input.budget) return explain_infeasible(input, plan, false);
+  for (const TierUse& use : plan.tiers) {
+    if (use.used <= use.tier.capacity) continue;
+    Infeasible infeasible = explain_infeasible(input, plan, false);
+    infeasible.minimum = plan.arena;
+    infeasible.suggestion = fmt::format("tier '{}' needs {}, it has {}: give it more ({})", use.tier.name, to_string(use.used),
+                                        to_string(use.tier.capacity), use.tier.name == "disk" ? "--spill" : "--host-memory");
+    return infeasible;
+  }
+  return plan;
+}
+
+void keep_better(const PolicyInput& input, PlanOrInfeasible& best, PlanOrInfeasible other) {
+  Plan* a = std::get_if<Plan>(&other);
+  Plan* b = std::get_if<Plan>(&best);
+  if (a != nullptr) a->predicted = simulate(input.graph, *a, input.costs);
+  if (b != nullptr && b->predicted.timeline.empty()) b->predicted = simulate(input.graph, *b, input.costs);
+  bool better;
+  if (a != nullptr && b != nullptr) {
+    better = a->predicted.step_time_ms != b->predicted.step_time_ms ? a->predicted.step_time_ms < b->predicted.step_time_ms
+                                                                    : a->arena < b->arena;
+  } else if (a != nullptr || b != nullptr) {
+    better = a != nullptr;
+  } else {
+    better = std::get<Infeasible>(other).minimum < std::get<Infeasible>(best).minimum;
+  }
+  if (better) best = std::move(other);
+}
+
+}  // namespace plimsoll
