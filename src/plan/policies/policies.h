@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan/draft.h"
+#include "plimsoll/ops.h"
 #include "plimsoll/policy.h"
 
 namespace plimsoll {
