@@ -100,7 +100,7 @@ class PlanMaker {
     const PlacementMethod method = find_placement(input_.placement);
     plan_.placement = method.name;
     const Placement placement =
-        method.place(problem, {.alignment = kStayAlignment, .capacity = {}, .seconds = std::min(input_.seconds, 2.0)});
+        method.place(problem, {.alignment = kStayAlignment, .capacity = {}, .seconds = std::min(input_.seconds, 0.5)});
     for (size_t i = 0; i < asked.size(); ++i) places_[at(asked[i])].offset = bottom + placement.offsets[i].count;
     for (size_t i = 0; i < workspaces.size(); ++i) {
       plan_.stays.push_back({.tensor = {},

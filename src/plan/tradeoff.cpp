@@ -54,17 +54,25 @@ class Descent {
       std::partial_sort(changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(n), changes.end(),
                         [](const Change& a, const Change& b) { return a.score < b.score; });
       changes.resize(n);
-      if (!apply(changes, target) && n > 1) apply({changes[0]}, target);
+      if (apply(changes, target)) continue;
+      if (n > 1 && apply({changes[0]}, target)) continue;
+      // Rebuilt memory-centrically, what it is rebuilt from does not stay.
+      if (apply({changes[0]}, target, true)) continue;
+      blocked_.push_back(changes[0]);
     }
     return true;
   }
 
   // Keeps the changes when they lessen what lies above the target; otherwise takes them back and remembers.
-  bool apply(const std::vector<Change>& changes, int64_t target) {
+  bool apply(const std::vector<Change>& changes, int64_t target, bool memory_centric = false) {
     const double excess = excess_above(target);
     const int64_t peak = schedule_.peak;
     undo_.clear();
-    for (const Change& change : changes) set(change);
+    for (const Change& change : changes) {
+      if (memory_centric && (change.kind != Change::Kind::gap || change.choice != kDrop)) return false;
+      set(change);
+      if (memory_centric) release_sources(frame_.value_of_gap[at(change.index)], 40);
+    }
     scheduler_.run(decisions_, trial_);
     bool good = trial_.blame < 0;
     if (good) {
@@ -74,8 +82,20 @@ class Descent {
     }
     if (good) return true;
     for (size_t i = undo_.size(); i-- > 0;) take_back(undo_[i]);
-    if (changes.size() == 1) blocked_.push_back(changes[0]);
     return false;
+  }
+
+  // What a value is rebuilt from, as far as it is let go somewhere itself, does not stay when it was rebuilt.
+  void release_sources(int32_t v, int depth) {
+    if (depth == 0) return;
+    for (int32_t w : frame_.steps[at(frame_.values[at(v)].producer)].recompute_inputs) {
+      const FrameValue& input = frame_.values[at(w)];
+      if (!input.recomputable || !decisions_.retain[at(w)]) continue;
+      const auto gaps = decisions_.gaps.begin() + input.first_gap;
+      if (std::none_of(gaps, gaps + input.gap_count(), [](Choice c) { return c != kKeep; })) continue;
+      set({Change::Kind::retain, w});
+      release_sources(w, depth - 1);
+    }
   }
 
   double excess_above(int64_t target) const {
@@ -238,8 +258,10 @@ class Descent {
     const double total = start_ms_.back();
     double ms = tiers_[at(tier)].compute_share * (in + out) + 0.02 * (in + out);
     ms += std::max(0.0, in + out - idle);
-    ms += std::min(in, std::max(0.0, copy_ms_[2 * at(tier) + 1] + in - 0.45 * total));
-    ms += std::min(out, std::max(0.0, copy_ms_[2 * at(tier)] + out - 0.45 * total));
+    // Out before the peak, in after it: the engines have no more time than that.
+    const double turn = start_ms_[at(schedule_.peak_step)];
+    ms += std::min(in, std::max(0.0, copy_ms_[2 * at(tier) + 1] + in - 0.9 * (total - turn)));
+    ms += std::min(out, std::max(0.0, copy_ms_[2 * at(tier)] + out - 0.9 * turn));
     return ms;
   }
 
@@ -287,7 +309,137 @@ class Descent {
   std::vector<int32_t> used_at_;     // by residence: its last use so far
 };
 
+// Walks up again: with every more memory, what costs most for its bytes is kept again, or moved where it was rebuilt.
+class Ascent {
+ public:
+  Ascent(const Frame& frame, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points)
+      : frame_(frame), tiers_(tiers), points_(points), scheduler_(frame) {
+    by_peak_.resize(points.size());
+    for (size_t i = 0; i < points.size(); ++i) by_peak_[i] = i;
+    std::stable_sort(by_peak_.begin(), by_peak_.end(), [&](size_t a, size_t b) { return points[a].peak < points[b].peak; });
+  }
+
+  std::vector<LimitedPoint> run(const std::vector<int64_t>& limits, int tries) {
+    std::vector<LimitedPoint> result;
+    size_t seen = 0;
+    for (int64_t limit : limits) {
+      if (!result.empty()) consider(result.back().decisions, limit);
+      std::vector<size_t> fresh;
+      for (; seen < by_peak_.size() && points_[by_peak_[seen]].peak <= limit; ++seen) fresh.push_back(by_peak_[seen]);
+      // Those that copy gain by room: the best of all below are judged again.
+      for (size_t i = 0; i < seen; ++i) {
+        if (points_[by_peak_[i]].copies) fresh.push_back(by_peak_[i]);
+      }
+      std::stable_sort(fresh.begin(), fresh.end(), [&](size_t a, size_t b) { return points_[a].ms < points_[b].ms; });
+      fresh.erase(std::unique(fresh.begin(), fresh.end()), fresh.end());
+      if (fresh.size() > 6) fresh.resize(6);
+      for (size_t i : fresh) consider(points_[i].decisions, limit);
+      if (best_.ms == kNever) continue;
+      improve(limit, tries);
+      if (result.empty() || best_.ms < result.back().ms) result.push_back(best_);
+    }
+    return result;
+  }
+
+ private:
+  static constexpr double kNever = 1e300;
+
+  double judge(const Decisions& decisions, int64_t limit) {
+    scheduler_.run(decisions, schedule_);
+    if (schedule_.blame >= 0 || schedule_.peak > limit) return kNever;
+    spread_copies(frame_, tiers_, limit, schedule_);
+    return time_of(frame_, tiers_, schedule_).total_ms;
+  }
+
+  bool consider(const Decisions& decisions, int64_t limit) {
+    const double ms = judge(decisions, limit);
+    if (ms >= best_.ms) return false;
+    best_ = {decisions, limit, ms};
+    return true;
+  }
+
+  struct Toggle {
+    int32_t gap = -1, value = -1;
+    Choice choice = kKeep;
+    double gain = 0;
+  };
+
+  void improve(int64_t limit, int tries) {
+    for (int round = 0; round < 3 && tries > 0; ++round) {
+      std::vector<Toggle> toggles = list_toggles(limit);
+      bool better = false;
+      for (const Toggle& toggle : toggles) {
+        if (tries-- <= 0) break;
+        Decisions trial = best_.decisions;
+        if (toggle.gap >= 0) {
+          trial.gaps[at(toggle.gap)] = toggle.choice;
+        } else {
+          trial.retain[at(toggle.value)] = true;
+        }
+        better = consider(trial, limit) || better;
+      }
+      if (!better) break;
+    }
+  }
+
+  std::vector<Toggle> list_toggles(int64_t limit) {
+    judge(best_.decisions, limit);
+    std::vector<int32_t> step_of(frame_.steps.size(), 0);
+    std::vector<double> start(schedule_.steps.size() + 1, 0);
+    for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
+      if (!schedule_.steps[at(d)].recompute) step_of[at(schedule_.steps[at(d)].step)] = d;
+      start[at(d + 1)] = start[at(d)] + frame_.steps[at(schedule_.steps[at(d)].step)].ms;
+    }
+    std::vector<Toggle> list;
+    for (size_t v = 0; v < frame_.values.size(); ++v) {
+      const FrameValue& value = frame_.values[v];
+      if (value.bytes == 0) continue;
+      if (!best_.decisions.retain[v] && value.recomputable) {
+        list.push_back({-1, static_cast<int32_t>(v), kKeep, frame_.steps[at(value.producer)].ms / static_cast<double>(value.bytes)});
+      }
+      for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
+        const int32_t gap = value.first_gap + g;
+        const Choice choice = best_.decisions.gaps[at(gap)];
+        if (choice == kKeep) continue;
+        const double rebuild = value.recomputable ? frame_.steps[at(value.producer)].ms : 0;
+        double copy = 0;
+        for (size_t t = 0; t < tiers_.size(); ++t) {
+          const double ms = copy_ms(tiers_[t], Move::Direction::out, {value.bytes}) + copy_ms(tiers_[t], Move::Direction::in, {value.bytes});
+          if (choice == kDrop && value.recomputable && best_.decisions.home[v] < 0) {
+            list.push_back({gap, -1, static_cast<Choice>(kOffload + static_cast<int>(t)), (rebuild - 0.2 * ms) / static_cast<double>(value.bytes)});
+          }
+          if (choice == static_cast<Choice>(kOffload + static_cast<int>(t))) copy = ms;
+        }
+        if (choice >= kOffload && value.recomputable) {
+          list.push_back({gap, -1, kDrop, (0.5 * copy - rebuild) / static_cast<double>(value.bytes)});
+        }
+        // Kept, if there is room all the way.
+        const int32_t from = g == 0 ? (value.producer < 0 ? 0 : step_of[at(value.producer)]) : step_of[at(value.uses[at(g - 1)])];
+        const int32_t to = step_of[at(value.uses[at(g)])];
+        bool room = true;
+        for (int32_t d = from + 1; d < to && room; ++d) room = schedule_.live[at(d)] + value.bytes <= limit || schedule_.steps[at(d)].recompute;
+        if (room) list.push_back({gap, -1, kKeep, std::max({rebuild, 0.5 * copy, 1e-9}) * 2 / static_cast<double>(value.bytes)});
+      }
+    }
+    std::stable_sort(list.begin(), list.end(), [](const Toggle& a, const Toggle& b) { return a.gain > b.gain; });
+    return list;
+  }
+
+  const Frame& frame_;
+  const std::vector<TierInfo>& tiers_;
+  const std::vector<TradeoffPoint>& points_;
+  Scheduler scheduler_;
+  Schedule schedule_;
+  std::vector<size_t> by_peak_;
+  LimitedPoint best_{{}, 0, kNever};
+};
+
 }  // namespace
+
+std::vector<LimitedPoint> improve_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers,
+                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries) {
+  return Ascent(frame, tiers, points).run(limits, tries);
+}
 
 std::vector<TradeoffPoint> find_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers, const Decisions& start,
                                          const TradeoffOptions& options) {

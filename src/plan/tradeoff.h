@@ -24,4 +24,16 @@ struct TradeoffPoint {
 std::vector<TradeoffPoint> find_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers, const Decisions& start,
                                          const TradeoffOptions& options);
 
+// A point with the memory that its copies may spread over.
+struct LimitedPoint {
+  Decisions decisions;
+  int64_t limit = 0;
+  double ms = 0;
+};
+// Walks up again over `limits` (ascending): at each, the best of the points that fit is improved by single changes, at most
+// `tries` of them, starting from what was found for the limit below. So times only fall along the result, and what is found for
+// a limit does not depend on those above it.
+std::vector<LimitedPoint> improve_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers,
+                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries);
+
 }  // namespace plimsoll

@@ -15,27 +15,18 @@
 namespace plimsoll {
 namespace {
 
-// A point of the curve with the memory that copies may spread over.
-struct Candidate {
-  const TradeoffPoint* point = nullptr;
-  int64_t limit = 0;
-  double ms = 0;
-};
-
 class AutoPlanner {
  public:
   explicit AutoPlanner(const PolicyInput& input) : input_(input), frame_(make_frame(input)), scheduler_(frame_) {}
 
   PlanOrInfeasible plan() {
     find_points();
-    std::optional<Plan> best;
-    for (const Candidate& candidate : list_candidates()) {
-      Plan plan = make(candidate);
-      if (plan.arena > input_.budget || !fits_tiers(plan)) continue;
-      best = std::move(plan);
-      break;
+    const std::vector<LimitedPoint> found = improve_tradeoff(frame_, input_.device.tiers, points_, limits(), tries());
+    // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one before.
+    for (size_t i = found.size(); i-- > 0;) {
+      Plan plan = make(found[i].decisions, found[i].limit);
+      if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
     }
-    if (best) return std::move(*best);
     return explain();
   }
 
@@ -44,7 +35,7 @@ class AutoPlanner {
     const Decisions start = keep_everything(frame_);
     const std::vector<TierInfo>& tiers = input_.device.tiers;
     add(find_tradeoff(frame_, tiers, start, {.recompute = true, .tiers = std::vector<bool>(tiers.size(), false)}));
-    if (tiers.empty() || (!points_.empty() && points_[0].peak <= input_.budget.count)) return;
+    if (tiers.empty()) return;
     add(find_tradeoff(frame_, tiers, start, {.recompute = true, .tiers = {}}));
     add(find_tradeoff(frame_, tiers, start, {.recompute = false, .tiers = {}}));
   }
@@ -52,48 +43,27 @@ class AutoPlanner {
     points_.insert(points_.end(), std::make_move_iterator(points.begin()), std::make_move_iterator(points.end()));
   }
 
-  // All that could fit, the fastest first. What a limit offers does not depend on the budget; the budget only says which limits
-  // count.
-  std::vector<Candidate> list_candidates() {
-    std::vector<Candidate> list;
+  // A fixed ladder and the peaks of the points on it, the same for every budget; it ends at the budget.
+  std::vector<int64_t> limits() const {
     std::set<int64_t> limits;
     int64_t least = INT64_MAX, most = 0;
     for (const TradeoffPoint& point : points_) {
-      list.push_back({&point, point.peak, point.ms});
       least = std::min(least, point.peak);
       most = std::max(most, point.peak);
     }
-    const double ratio = frame_.steps.size() > 4000 ? 1.25 : 1.06;
+    const double ratio = frame_.steps.size() > 4000 ? 1.25 : frame_.steps.size() > 1500 ? 1.06 : 1.025;
     for (double limit = static_cast<double>(least); limit < static_cast<double>(most) * ratio; limit *= ratio) {
       limits.insert(static_cast<int64_t>(limit));
     }
-    for (int64_t limit : limits) {
-      if (limit > input_.budget.count) break;
-      // The fastest of those below it that copy: with more room they may wait less.
-      std::vector<const TradeoffPoint*> below;
-      for (const TradeoffPoint& point : points_) {
-        if (point.peak < limit && point.copies) below.push_back(&point);
-      }
-      const size_t n = std::min<size_t>(below.size(), 5);
-      std::partial_sort(below.begin(), below.begin() + static_cast<std::ptrdiff_t>(n), below.end(),
-                        [](const TradeoffPoint* a, const TradeoffPoint* b) { return a->ms < b->ms; });
-      for (size_t i = 0; i < n; ++i) {
-        scheduler_.run(below[i]->decisions, schedule_);
-        spread_copies(frame_, input_.device.tiers, limit, schedule_);
-        list.push_back({below[i], limit, time_of(frame_, input_.device.tiers, schedule_).total_ms});
-      }
-    }
-    std::erase_if(list, [&](const Candidate& c) { return c.limit > input_.budget.count; });
-    std::stable_sort(list.begin(), list.end(), [](const Candidate& a, const Candidate& b) {
-      return a.ms != b.ms ? a.ms < b.ms : a.limit < b.limit;
-    });
-    return list;
+    limits.erase(limits.upper_bound(input_.budget.count), limits.end());
+    return {limits.begin(), limits.end()};
   }
+  int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + frame_.steps.size()), 2, 60)); }
 
-  Plan make(const Candidate& candidate) {
-    scheduler_.run(candidate.point->decisions, schedule_);
-    spread_copies(frame_, input_.device.tiers, candidate.limit, schedule_);
-    return make_plan(input_, frame_, candidate.point->decisions, schedule_, "auto");
+  Plan make(const Decisions& decisions, int64_t limit) {
+    scheduler_.run(decisions, schedule_);
+    spread_copies(frame_, input_.device.tiers, limit, schedule_);
+    return make_plan(input_, frame_, decisions, schedule_, "auto");
   }
 
   static bool fits_tiers(const Plan& plan) {
@@ -105,7 +75,7 @@ class AutoPlanner {
     for (const TradeoffPoint& point : points_) {
       if (least == nullptr || point.peak < least->peak) least = &point;
     }
-    const Plan plan = make({least, least->peak, least->ms});
+    const Plan plan = make(least->decisions, least->peak);
     return explain_infeasible(input_, plan, false);
   }
 
