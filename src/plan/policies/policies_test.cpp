@@ -2,6 +2,9 @@
 
 #include <chrono>
 
+#include <random>
+
+#include "plimsoll/simulate.h"
 #include "plimsoll/verify.h"
 #include "tests/random_graph.h"
 
@@ -91,6 +94,71 @@ TEST(Policies, TheBudgetThatTheAnswerNamesIsEnoughAndOneByteLessIsNot) {
     input.budget = why.minimum - 1_B;
     EXPECT_TRUE(std::holds_alternative<Infeasible>(policy.plan(input)));
   }
+}
+
+// Costs that differ from op to op, so that it matters what is rebuilt.
+CostTable random_costs(const Graph& graph, const std::vector<KernelChoice>& kernels, std::mt19937_64& random) {
+  CostTable costs;
+  for (int32_t i = 0; i < graph.op_count(); ++i) {
+    const std::string& kernel = kernels[static_cast<size_t>(i)].kernel;
+    if (!kernel.empty()) {
+      costs.put({op_signature(graph, graph.op({i})), kernel, 0}, {Cost::Source::measured, 0.01 + 0.001 * static_cast<double>(random() % 5000), 0, 3});
+    }
+  }
+  return costs;
+}
+
+TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
+  int tight = 0, recomputing = 0, moving = 0;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    std::mt19937_64 random(seed);
+    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(5 + seed % 40), .updates = seed % 7 != 0});
+    const Route route = make_route(graph);
+    const auto kernels = testing::random_kernels(graph, seed);
+    const CostTable costs = random_costs(graph, kernels, random);
+    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.05};
+    for (size_t t = 0; t < seed % 3; ++t) {
+      input.device.tiers.push_back({.name = t == 0 ? "host" : "disk", .capacity = 1_GiB, .out_gb_per_s = 0.0002, .in_gb_per_s = 0.0003,
+                                    .latency_us = 2, .compute_share = t == 0 ? 0.5 : 0.0});
+    }
+    const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
+    double slowest_above = 0;
+    for (int percent : {100, 95, 85, 75, 65, 55, 45, 35, 25, 15}) {
+      SCOPED_TRACE(fmt::format("seed {} with {} tiers at {} %", seed, input.device.tiers.size(), percent));
+      input.budget = {most.count * percent / 100};
+      const PlanOrInfeasible answer = find_policy("auto").plan(input);
+      double fastest = 1e300;
+      for (const Policy& policy : policies()) {
+        if (policy.name == "auto") continue;
+        const PlanOrInfeasible other = policy.plan(input);
+        const Plan* plan = std::get_if<Plan>(&other);
+        if (plan == nullptr) continue;
+        const auto violations = verify(graph, *plan);
+        ASSERT_TRUE(violations.empty()) << policy.name << "\n" << describe(violations);
+        ASSERT_LE(plan->arena, input.budget);
+        fastest = std::min(fastest, simulate(graph, *plan, costs).step_time_ms);
+      }
+      const Plan* plan = std::get_if<Plan>(&answer);
+      if (plan == nullptr) {
+        EXPECT_EQ(fastest, 1e300) << "another policy has a plan";
+        EXPECT_GT(std::get<Infeasible>(answer).minimum, input.budget);
+        continue;
+      }
+      ++tight;
+      const auto violations = verify(graph, *plan);
+      ASSERT_TRUE(violations.empty()) << describe(violations);
+      ASSERT_LE(plan->arena, input.budget);
+      const Prediction predicted = simulate(graph, *plan, costs);
+      recomputing += predicted.recompute_steps > 0 ? 1 : 0;
+      moving += plan->moves.empty() ? 0 : 1;
+      EXPECT_LE(predicted.step_time_ms, fastest * (1 + 1e-9));
+      EXPECT_GE(predicted.step_time_ms, slowest_above * (1 - 1e-9)) << "more memory was slower";
+      slowest_above = predicted.step_time_ms;
+    }
+  }
+  EXPECT_GT(tight, 200);
+  EXPECT_GT(recomputing, 50);
+  EXPECT_GT(moving, 50);
 }
 
 TEST(Policies, StatesLieInTheOrderOfTheGraphFromOffsetZero) {
