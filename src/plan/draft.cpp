@@ -214,7 +214,7 @@ class PlanMaker {
     }
     std::vector<Buffer> problem;
     for (const auto& [v, span] : spans) problem.push_back({span.first, span.second, {frame_.values[at(v)].bytes}});
-    const Placement placement = place_offline(problem, {.alignment = kSlotAlignment, .capacity = {}, .seconds = 0.2});
+    const Placement placement = place_offline(problem, {.alignment = kSlotAlignment, .capacity = {}, .seconds = 0.01});
     size_t i = 0;
     for (const auto& [v, span] : spans) slot_of_[at(v)] = bottom + placement.offsets[i++].count;
     return bottom + (problem.empty() ? 0 : placement.height.count);

@@ -45,7 +45,8 @@ class FrameMaker {
         value = static_cast<int32_t>(frame_.values.size());
         FrameValue& fresh = frame_.values.emplace_back();
         fresh.tensor = t;
-        fresh.bytes = align_up(graph_.tensor(t).bytes(), kStayAlignment).count;
+        fresh.copied_bytes = graph_.tensor(t).bytes().count;
+        fresh.bytes = align_up(Bytes{fresh.copied_bytes}, kStayAlignment).count;
       }
       for (int32_t member : chain) frame_.value_of[at(member)] = value;
     }
@@ -122,7 +123,7 @@ class FrameMaker {
   }
 
   void note_ends() {
-    for (TensorId t : graph_.outputs) value_of(t).at_end = true;
+    for (TensorId t : graph_.outputs) value_of(t).at_end = value_of(t).is_output = true;
     for (size_t s = 0; s < graph_.states.size(); ++s) {
       const State& state = graph_.states[s];
       value_of(state.before).state = static_cast<int32_t>(s);

@@ -18,10 +18,12 @@ namespace plimsoll {
 
 struct FrameValue {
   TensorId tensor;             // the first of those that share the bytes
-  int64_t bytes = 0;           // a multiple of kStayAlignment
+  int64_t bytes = 0;           // what it takes in the arena: a multiple of kStayAlignment
+  int64_t copied_bytes = 0;    // what a copy of it moves
   int32_t producer = -1;       // the step that writes it; -1: it comes from outside
   std::vector<int32_t> uses;   // the steps that read it or view it, in order
   bool at_end = false;         // must be in the arena when the step ends: an output of the graph, the new value of a state
+  bool is_output = false;      // of the graph
   int32_t state = -1;          // the state that this is a value of, an index into graph.states
   int32_t before = -1;         // a state's new value: the value that it replaces; -1 for all others
   bool recomputable = false;   // its producer can run a second time

@@ -86,7 +86,7 @@ void Scheduler::run_step(int32_t s) {
 // Decides about an open value after a use, at the start of its gap.
 void Scheduler::settle(int32_t v, int32_t gap) {
   const FrameValue& value = frame_.values[at(v)];
-  if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && slot_[at(v)] < 0) return;
+  if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && (value.is_output || slot_[at(v)] < 0)) return;
   const Choice choice = decisions_->gaps[at(value.first_gap + gap)];
   if (choice == kKeep) {
     if (cache_ != nullptr && gap == static_cast<int32_t>(value.uses.size())) close(v);  // nobody reads it any more
@@ -254,7 +254,7 @@ void Scheduler::make_room(int32_t s, bool recompute) {
 void Scheduler::end() {
   const int32_t last = std::max<int32_t>(static_cast<int32_t>(out_->steps.size()) - 1, 0);
   for (size_t v = 0; v < residence_.size(); ++v) {
-    if (residence_[v] >= 0 && frame_.values[v].at_end && slot_[v] < 0) out_->residences[at(residence_[v])].last = last;
+    if (residence_[v] >= 0 && frame_.values[v].at_end && (frame_.values[v].is_output || slot_[v] < 0)) out_->residences[at(residence_[v])].last = last;
   }
   for (ScheduledMove& move : out_->moves) {
     if (move.out) move.before = out_->residences[at(move.residence)].last + 1;

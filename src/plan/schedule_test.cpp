@@ -57,7 +57,8 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     const int tiers = static_cast<int>(seed % 3);
     input.device.tiers = two_tiers(random);
     input.device.tiers.resize(static_cast<size_t>(tiers));
-    input.seconds = 0.05;
+    input.placement = "best_fit";
+    input.seconds = 0.002;
     const Frame frame = make_frame(input);
     const Decisions decisions = random_decisions(frame, random, tiers);
     Schedule schedule;
@@ -81,9 +82,9 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
       EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(frame, input.device.tiers, spread).total_ms, 1e-6);
     }
   }
-  EXPECT_GT(made, 150);
-  EXPECT_GT(with_moves, 80);
-  EXPECT_GT(with_recomputations, 80);
+  EXPECT_GT(made, 120);
+  EXPECT_GT(with_moves, 60);
+  EXPECT_GT(with_recomputations, 60);
   EXPECT_GT(shared, 500);
 }
 

@@ -43,7 +43,8 @@ class Spreader {
     return frame_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
   }
   double ms_of(const ScheduledMove& move) const {
-    return copy_ms(tiers_[at(move.tier)], move.out ? Move::Direction::out : Move::Direction::in, {bytes_of(move)});
+    const int64_t bytes = frame_.values[at(schedule_.residences[at(move.residence)].value)].copied_bytes;
+    return copy_ms(tiers_[at(move.tier)], move.out ? Move::Direction::out : Move::Direction::in, {bytes});
   }
 
   // A value's residences, one after the other; and the copy that put it into its slot.
@@ -142,9 +143,12 @@ ScheduleTime time_of(const Frame& frame, const std::vector<TierInfo>& tiers, con
   std::vector<EngineMove> moves;
   moves.reserve(schedule.moves.size());
   for (const ScheduledMove& move : schedule.moves) {
-    const int64_t bytes = frame.values[at(schedule.residences[at(move.residence)].value)].bytes;
+    const int64_t bytes = frame.values[at(schedule.residences[at(move.residence)].value)].copied_bytes;
     moves.push_back({move.out, move.tier, bytes, move.after, move.before});
   }
+  std::stable_sort(moves.begin(), moves.end(), [](const EngineMove& a, const EngineMove& b) {
+    return a.after != b.after ? a.after < b.after : a.before < b.before;
+  });
   const EngineTimes times = run_engines(step_ms, moves, tiers);
   return {times.total_ms, times.stall_ms};
 }

@@ -27,7 +27,14 @@ class AutoPlanner {
       Plan plan = make(found[i].decisions, found[i].limit);
       if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
     }
-    return explain();
+    // Else the smallest.
+    const TradeoffPoint* least = &points_.front();
+    for (const TradeoffPoint& point : points_) {
+      if (point.peak < least->peak) least = &point;
+    }
+    Plan plan = make(least->decisions, least->peak);
+    if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
+    return explain_infeasible(input_, plan, false);
   }
 
  private:
@@ -68,15 +75,6 @@ class AutoPlanner {
 
   static bool fits_tiers(const Plan& plan) {
     return std::all_of(plan.tiers.begin(), plan.tiers.end(), [](const TierUse& t) { return t.used <= t.tier.capacity; });
-  }
-
-  Infeasible explain() {
-    const TradeoffPoint* least = nullptr;
-    for (const TradeoffPoint& point : points_) {
-      if (least == nullptr || point.peak < least->peak) least = &point;
-    }
-    const Plan plan = make(least->decisions, least->peak);
-    return explain_infeasible(input_, plan, false);
   }
 
   const PolicyInput& input_;
