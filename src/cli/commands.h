@@ -24,6 +24,7 @@ Run add_train(CLI::App& app);
 Run add_plan(CLI::App& app);
 Run add_verify(CLI::App& app);
 Run add_profile(CLI::App& app);
+Run add_reproduce(CLI::App& app);
 Run add_models(CLI::App& app);
 Run add_policies(CLI::App& app);
 Run add_devices(CLI::App& app);

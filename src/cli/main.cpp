@@ -25,6 +25,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"train", cli::add_train},   {"plan", cli::add_plan},         {"verify", cli::add_verify},   {"profile", cli::add_profile},
     {"models", cli::add_models}, {"policies", cli::add_policies}, {"devices", cli::add_devices},
+    {"reproduce", cli::add_reproduce},
 };
 
 // What the user may have meant by an argument that nothing took.

@@ -1,9 +1,10 @@
-// The layer as the papers count memory by: one op forward and one op backward, whatever kernels a library would run for it.
-// Such ops are planned and never run; passes/layer_model.cpp makes graphs of them.
+// The layer as the papers count memory by: one op forward and one op backward, whatever kernels a library would run for
+// it. Such ops are planned and never run; passes/layer_model.cpp makes graphs of them.
 //
-// Attributes: "kind" as in layer_kind_named; "shape_0", "shape_1", ...: the shapes of the outputs; "overwrites": the input that
-// output 0 must lie in (absent: none); "may_overwrite": the input that it may lie in; "flops"; "parameters": how many weights it
-// reads that are not among its inputs. LayerBackwardUpdate advances its last "states" inputs as well, in their places.
+// Attributes: "kind" as in layer_kind_named; "shape_0", "shape_1", ...: the shapes of the outputs; "overwrites": the
+// input that output 0 must lie in (absent: none); "may_overwrite": the input that it may lie in; "flops"; "parameters":
+// how many weights it reads that are not among its inputs. LayerBackwardUpdate advances its last "states" inputs as
+// well, in their places.
 #include <fmt/format.h>
 
 #include "base/names.h"
@@ -33,15 +34,19 @@ void check_attributes(const Attributes& attributes, std::span<const Tensor* cons
     if (input < 0 || input >= static_cast<int64_t>(inputs.size()) || !attributes.has("shape_0")) {
       throw Error(ErrorCode::invalid_input, fmt::format("{} is {}, of {} inputs", name, input, inputs.size()));
     }
-    if (element_count(inputs[static_cast<size_t>(input)]->shape) == element_count(attributes.integers("shape_0"))) continue;
-    throw Error(ErrorCode::invalid_input, fmt::format("the output is not as large as input {}, which it would overwrite", input));
+    if (element_count(inputs[static_cast<size_t>(input)]->shape) == element_count(attributes.integers("shape_0")))
+      continue;
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("the output is not as large as input {}, which it would overwrite", input));
   }
 }
 
 std::vector<InPlace> gradient_in_place(const Graph&, const Op& op) {
   std::vector<InPlace> pairs;
-  if (op.attributes.has("overwrites")) pairs.push_back({0, static_cast<int>(op.attributes.integer("overwrites")), true});
-  if (op.attributes.has("may_overwrite")) pairs.push_back({0, static_cast<int>(op.attributes.integer("may_overwrite"))});
+  if (op.attributes.has("overwrites"))
+    pairs.push_back({0, static_cast<int>(op.attributes.integer("overwrites")), true});
+  if (op.attributes.has("may_overwrite"))
+    pairs.push_back({0, static_cast<int>(op.attributes.integer("may_overwrite"))});
   return pairs;
 }
 
@@ -53,7 +58,8 @@ int64_t state_count(const Attributes& attributes, size_t inputs) {
 
 Work layer_work(const Graph& graph, const Op& op) {
   const Bytes bytes = bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs);
-  return {op.attributes.real("flops", 0), static_cast<double>(bytes.count + 4 * op.attributes.integer("parameters", 0))};
+  return {op.attributes.real("flops", 0),
+          static_cast<double>(bytes.count + 4 * op.attributes.integer("parameters", 0))};
 }
 
 OpType layer(std::string name) {

@@ -25,14 +25,14 @@ struct Seen {
 struct Layer {
   LayerKind kind = LayerKind::other;
   std::string name;
-  std::vector<int> inputs;       // values
-  int output = -1;               // value
+  std::vector<int> inputs;  // values
+  int output = -1;          // value
   double flops = 0;
   int64_t parameters = 0;
   OpId forward;
-  std::vector<TensorId> y;       // FORK: by consumer
-  std::vector<TensorId> dx;      // by input
-  std::vector<size_t> states;    // of the graph: weights, gradient, momentum
+  std::vector<TensorId> y;     // FORK: by consumer
+  std::vector<TensorId> dx;    // by input
+  std::vector<size_t> states;  // of the graph: weights, gradient, momentum
 };
 
 constexpr size_t kStates = 3;
@@ -55,8 +55,8 @@ class Lowering {
  public:
   Lowering(const Network& network, const LayerModelOptions& options) : from_(network.graph), options_(options) {
     if (network.objectives.size() != 1) {
-      throw Error(ErrorCode::unsupported, fmt::format("'{}' has {} losses; the papers' layer model has one",
-                                                      from_.name, network.objectives.size()));
+      throw Error(ErrorCode::unsupported, fmt::format("'{}' has {} losses; the papers' layer model has one", from_.name,
+                                                      network.objectives.size()));
     }
     seen_.resize(static_cast<size_t>(from_.tensor_count()));
     see_input(network.data);
@@ -118,14 +118,17 @@ class Lowering {
     }
     layer.parameters = parameter_count(op, kind, in[0].shape);
     const double native = static_cast<double>(element_count(from_.tensor(shape_giver(op, kind)).shape));
-    layer.flops = op.type->work ? op.type->work(from_, op).flops * static_cast<double>(element_count(shape)) / native : 0;
+    layer.flops =
+        op.type->work ? op.type->work(from_, op).flops * static_cast<double>(element_count(shape)) / native : 0;
     seen(out) = {layer.output, shape};
     values_.push_back({index, shape, {}});
     layers_.push_back(std::move(layer));
   }
 
   // A loss leaves probabilities in the shape of what it reads.
-  TensorId shape_giver(const Op& op, LayerKind kind) const { return kind == LayerKind::softmax ? op.inputs[0] : op.outputs[0]; }
+  TensorId shape_giver(const Op& op, LayerKind kind) const {
+    return kind == LayerKind::softmax ? op.inputs[0] : op.outputs[0];
+  }
 
   // A 1x1 pool picks pixels, a concat with constants adds zeros: a shortcut's ways to fit without parameters.
   bool is_part_of_shortcut(const Op& op, LayerKind kind, size_t values) const {
@@ -206,7 +209,8 @@ class Lowering {
       if (layers_[i].kind == LayerKind::fork) continue;
       result.push_back(i);
       const Value& y = values_[at(layers_[i].output)];
-      if (y.uses.size() == 1 && layers_[at(y.uses[0].first)].kind == LayerKind::fork) result.push_back(at(y.uses[0].first));
+      if (y.uses.size() == 1 && layers_[at(y.uses[0].first)].kind == LayerKind::fork)
+        result.push_back(at(y.uses[0].first));
     }
     return result;
   }
@@ -233,7 +237,8 @@ class Lowering {
     const Layer& maker = layers_[at(value.layer)];
     if (maker.kind != LayerKind::fork) return maker.y[0];
     const std::pair<int, int> use{static_cast<int>(layer), static_cast<int>(i)};
-    const size_t consumer = static_cast<size_t>(std::find(value.uses.begin(), value.uses.end(), use) - value.uses.begin());
+    const size_t consumer =
+        static_cast<size_t>(std::find(value.uses.begin(), value.uses.end(), use) - value.uses.begin());
     return maker.y[consumer];
   }
 
@@ -268,8 +273,8 @@ class Lowering {
     for (size_t i = 0; i < copies; ++i) {
       names.push_back(layer.name + (copies == 1 ? "/y" : fmt::format("/y{}", i + 1 < copies ? i + 2 : 1)));
     }
-    layer.forward = graph_.add_op("LayerForward", layer.name + "/forward", layer.name, std::move(inputs), std::move(attributes),
-                                  Phase::forward, std::move(names));
+    layer.forward = graph_.add_op("LayerForward", layer.name + "/forward", layer.name, std::move(inputs),
+                                  std::move(attributes), Phase::forward, std::move(names));
     layer.y = graph_.op(layer.forward).outputs;
     std::rotate(layer.y.begin(), layer.y.end() - 1, layer.y.end());
   }
@@ -289,15 +294,18 @@ class Lowering {
     switch (layer.kind) {
       case LayerKind::convolution:
       case LayerKind::fully_connected:
-      case LayerKind::batch_norm: return inputs_of(layer);
+      case LayerKind::batch_norm:
+        return inputs_of(layer);
       case LayerKind::pool:
       case LayerKind::activation:
       case LayerKind::lrn:
         if (!in_place) reads = inputs_of(layer);
         reads.push_back(layer.y[0]);
         return reads;
-      case LayerKind::softmax: return {layer.y[0]};
-      default: return {};
+      case LayerKind::softmax:
+        return {layer.y[0]};
+      default:
+        return {};
     }
   }
 
@@ -315,13 +323,16 @@ class Lowering {
       case LayerKind::activation:
       case LayerKind::lrn:
       case LayerKind::softmax:
-      case LayerKind::fork: in_dy = 0; break;
+      case LayerKind::fork:
+        in_dy = 0;
+        break;
       case LayerKind::join:
         for (size_t i = shapes.size(); i-- > 0;) {
           if (shapes[i] == values_[at(layer.output)].shape) in_dy = static_cast<int>(i);
         }
         break;
-      default: break;
+      default:
+        break;
     }
     if (in_dy > 0) std::rotate(shapes.begin(), shapes.begin() + in_dy, shapes.begin() + in_dy + 1);
     const bool heavy = layer.kind == LayerKind::convolution || layer.kind == LayerKind::fully_connected;
@@ -334,8 +345,9 @@ class Lowering {
     }
     const bool updates = has_weights(layer);
     if (updates) add_states(layer, inputs, attributes, names);
-    const OpId id = graph_.add_op(updates ? "LayerBackwardUpdate" : "LayerBackward", layer.name + "/backward", layer.name,
-                                  std::move(inputs), std::move(attributes), Phase::backward, std::move(names));
+    const OpId id =
+        graph_.add_op(updates ? "LayerBackwardUpdate" : "LayerBackward", layer.name + "/backward", layer.name,
+                      std::move(inputs), std::move(attributes), Phase::backward, std::move(names));
     graph_.op(id).forward = layer.forward;
     layer.dx.resize(shapes.size());
     for (size_t i = 0; i < shapes.size(); ++i) layer.dx[input_of(i, in_dy)] = graph_.output(id, i);
@@ -357,7 +369,8 @@ class Lowering {
     return graph_.add_source(std::move(name), {layer.parameters}, DType::f32, role);
   }
 
-  void add_states(Layer& layer, std::vector<TensorId>& inputs, Attributes& attributes, std::vector<std::string>& names) {
+  void add_states(Layer& layer, std::vector<TensorId>& inputs, Attributes& attributes,
+                  std::vector<std::string>& names) {
     attributes.set("states", static_cast<int64_t>(kStates));
     add_state(layer, layer.name + ".weights.gradient", Role::optimizer_state);
     add_state(layer, layer.name + ".weights.momentum", Role::optimizer_state);
@@ -378,7 +391,9 @@ class Lowering {
 
 }  // namespace
 
-Graph lower_to_layers(const Network& network, const LayerModelOptions& options) { return Lowering(network, options).lower(); }
+Graph lower_to_layers(const Network& network, const LayerModelOptions& options) {
+  return Lowering(network, options).lower();
+}
 
 std::vector<KernelChoice> layer_kernels(const Graph& graph) {
   return std::vector<KernelChoice>(static_cast<size_t>(graph.op_count()), KernelChoice{"layer", {}});

@@ -50,7 +50,8 @@ std::vector<double> curve_mib(const Plan& plan) {
 std::vector<TensorId> tensors_with_bytes(const Graph& graph) {
   std::vector<TensorId> result;
   for (const Op& op : graph.ops()) {
-    for (size_t i = op.attributes.has("overwrites") ? 1 : 0; i < op.outputs.size(); ++i) result.push_back(op.outputs[i]);
+    for (size_t i = op.attributes.has("overwrites") ? 1 : 0; i < op.outputs.size(); ++i)
+      result.push_back(op.outputs[i]);
   }
   return result;
 }
@@ -81,10 +82,11 @@ TEST(LayerModel, AlexNetsLivenessPeakIsAtTheBackwardStepOfPool5) {
 // From a model of the tables that shares nothing with this code.
 TEST(LayerModel, AlexNetsStepwiseLivenessCurveIsThePapers) {
   const double expected[] = {
-      221.558, 443.115, 664.673, 718.066, 860.449, 1002.832, 1145.215, 1178.223, 1227.734, 1277.246, 1326.758, 1376.270,
-      1409.277, 1442.285, 1449.316, 1452.441, 1455.566, 1458.691, 1461.816, 1464.941, 1468.066, 1468.829, 1469.592, 1468.829,
-      1471.954, 1471.191, 1468.066, 1464.941, 1461.816, 1458.691, 1459.473, 1489.355, 1475.293, 1458.789, 1425.781, 1376.270,
-      1326.758, 1260.742, 1353.613, 1287.598, 1145.215, 913.843, 993.018, 886.230, 664.673, 339.498,
+      221.558,  443.115,  664.673,  718.066,  860.449,  1002.832, 1145.215, 1178.223, 1227.734, 1277.246,
+      1326.758, 1376.270, 1409.277, 1442.285, 1449.316, 1452.441, 1455.566, 1458.691, 1461.816, 1464.941,
+      1468.066, 1468.829, 1469.592, 1468.829, 1471.954, 1471.191, 1468.066, 1464.941, 1461.816, 1458.691,
+      1459.473, 1489.355, 1475.293, 1458.789, 1425.781, 1376.270, 1326.758, 1260.742, 1353.613, 1287.598,
+      1145.215, 913.843,  993.018,  886.230,  664.673,  339.498,
   };
   const std::vector<double> curve = curve_mib(plan_with("liveness", lowered("alexnet", 200)));
   ASSERT_EQ(curve.size(), std::size(expected));
@@ -158,7 +160,9 @@ TEST(LayerModel, BackwardStepsRunInTheReverseOrderOfForwardOnes) {
 TEST(LayerModel, AForksFirstSuccessorRunsLast) {
   const Graph graph = lowered("resnet50", 1);
   const Route route = make_route(graph);
-  auto step = [&](const char* op) { return std::find(route.order.begin(), route.order.end(), graph.find_op(op)) - route.order.begin(); };
+  auto step = [&](const char* op) {
+    return std::find(route.order.begin(), route.order.end(), graph.find_op(op)) - route.order.begin();
+  };
   EXPECT_LT(step("layer1.0.downsample.1/forward"), step("layer1.0.conv1/forward"));
 }
 

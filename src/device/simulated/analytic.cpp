@@ -19,7 +19,8 @@ struct Convolution {
 // The image tensors and the window of a convolution op; false when the op is none, or a transposed one.
 bool read_convolution(const Graph& graph, const Op& op, Convolution& c) {
   const std::string& type = op.type->name;
-  if (op.type->kind != LayerKind::convolution || type.starts_with("ConvTranspose") || op.inputs.size() < 2) return false;
+  if (op.type->kind != LayerKind::convolution || type.starts_with("ConvTranspose") || op.inputs.size() < 2)
+    return false;
   const Shape *x = nullptr, *y = nullptr, *w = nullptr;
   const auto shape = [&](TensorId t) { return &graph.tensor(t).shape; };
   if (type == "ConvForward") {
@@ -54,8 +55,8 @@ AnalyticKernel gemm(const Convolution& c) {
           .extra_bytes = 8.0 * static_cast<double>(columns * c.groups * c.batch)};
 }
 
-// Everything in the frequency domain, images padded to a power of two, or cut into overlapping tiles of 32x32. Groups take
-// turns in one workspace.
+// Everything in the frequency domain, images padded to a power of two, or cut into overlapping tiles of 32x32. Groups
+// take turns in one workspace.
 AnalyticKernel fft(const Convolution& c, bool tiled) {
   const int64_t side = std::max(c.in_h, c.in_w), kernel = std::max(c.kernel_h, c.kernel_w);
   const int64_t tile = tiled ? 32 : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(side + kernel - 1)));
@@ -63,7 +64,8 @@ AnalyticKernel fft(const Convolution& c, bool tiled) {
   const int64_t tiles = tiled ? ((c.out_h + step - 1) / step) * ((c.out_w + step - 1) / step) : 1;
   const int64_t in = c.channels / c.groups, out = c.filters / c.groups;
   const int64_t maps = c.batch * (in + out) * tiles + in * out, points = tile * (tile / 2 + 1);
-  const double transforms = 5.0 * static_cast<double>(tile * tile) * std::log2(static_cast<double>(tile)) * static_cast<double>(maps);
+  const double transforms =
+      5.0 * static_cast<double>(tile * tile) * std::log2(static_cast<double>(tile)) * static_cast<double>(maps);
   const double products = 8.0 * static_cast<double>(points * tiles * c.batch) * static_cast<double>(in * out);
   const double groups = static_cast<double>(c.groups);
   return {.name = tiled ? "analytic_fft_tiling" : "analytic_fft",
@@ -81,7 +83,8 @@ AnalyticKernel winograd(const Convolution& c) {
   const double groups = static_cast<double>(c.groups);
   return {.name = "analytic_winograd",
           .workspace = {4 * elements},
-          .flops = groups * (72.0 * static_cast<double>(tiles) * static_cast<double>(in * out) + 8.0 * static_cast<double>(elements)),
+          .flops = groups * (72.0 * static_cast<double>(tiles) * static_cast<double>(in * out) +
+                             8.0 * static_cast<double>(elements)),
           .efficiency = 0.6,
           .extra_bytes = groups * 8.0 * static_cast<double>(elements)};
 }

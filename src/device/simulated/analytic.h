@@ -1,5 +1,6 @@
-// What the convolution algorithms of a GPU library need and do, by formulas: there are no measurements of a machine that is
-// not there. Workspaces as in mu-cuDNN's tables: AlexNet's conv2 forward in two groups by FFT is 212.5 MiB at batch 256.
+// What the convolution algorithms of a GPU library need and do, by formulas: there are no measurements of a machine
+// that is not there. Workspaces as in mu-cuDNN's tables: AlexNet's conv2 forward in two groups by FFT is 212.5 MiB at
+// batch 256.
 #pragma once
 
 #include <string>
@@ -11,9 +12,9 @@
 namespace plimsoll {
 
 struct AnalyticKernel {
-  std::string name;      // "analytic_fft"
+  std::string name;  // "analytic_fft"
   Bytes workspace;
-  double flops = 0;      // that it does, at `efficiency` of the machine's dense rate
+  double flops = 0;  // that it does, at `efficiency` of the machine's dense rate
   double efficiency = 1;
   double extra_bytes = 0;  // memory traffic beyond the op's inputs and outputs
 };

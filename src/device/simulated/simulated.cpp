@@ -12,12 +12,12 @@ struct Machine {
   std::string_view name;
   std::string_view description;
   int threads;
-  double gflops;           // single precision, at the base clock for the older ones as the papers have it
+  double gflops;  // single precision, at the base clock for the older ones as the papers have it
   double memory_gb_per_s;
   Bytes memory;
-  Bytes usable;            // what a driver and a library's context leave
+  Bytes usable;  // what a driver and a library's context leave
   double launch_us;
-  double bus_gb_per_s;     // practical, each way
+  double bus_gb_per_s;  // practical, each way
 };
 
 // SuperNeurons: 8 GB/s practical over PCIe 3.0 x16, and 11.2 GiB of a 12 GB card.
@@ -29,8 +29,8 @@ constexpr Machine kMachines[] = {
     {"p100", "NVIDIA P100-SXM2, 16 GB", 1, 10609, 732, 16_GiB, 15_GiB, 5, 8},
     {"v100", "NVIDIA V100-SXM2, 16 GB", 1, 15670, 900, 16_GiB, 15_GiB, 4, 8},
     {"h100", "NVIDIA H100-SXM5, 80 GB", 1, 66900, 3350, 80_GiB, 78_GiB, 3, 50},
-    {"knl", "Intel Xeon Phi 7250: 68 cores of 4 hardware threads, 16 GB of MCDRAM before the host's memory", 272, 5222, 400,
-     16_GiB, 15_GiB, 10, 80},
+    {"knl", "Intel Xeon Phi 7250: 68 cores of 4 hardware threads, 16 GB of MCDRAM before the host's memory", 272, 5222,
+     400, 16_GiB, 15_GiB, 10, 80},
 };
 // What the hosts of SuperNeurons' tables give to offloading.
 constexpr Bytes kHostMemory = 107_GiB;
@@ -46,8 +46,8 @@ class SimulatedDevice : public Device {
  public:
   explicit SimulatedDevice(const Machine& m) {
     info_ = {.name = std::string(m.name),
-             .description = fmt::format("simulated: {}; {:.0f} GFLOP/s, {:.1f} GB/s, {} usable", m.description, m.gflops,
-                                        m.memory_gb_per_s, to_string(m.usable)),
+             .description = fmt::format("simulated: {}; {:.0f} GFLOP/s, {:.1f} GB/s, {} usable", m.description,
+                                        m.gflops, m.memory_gb_per_s, to_string(m.usable)),
              .key = fmt::format("simulated {} {} {} {}", m.name, m.gflops, m.memory_gb_per_s, m.launch_us),
              .threads = m.threads,
              .memory_total = m.memory,
@@ -97,7 +97,10 @@ std::unique_ptr<Device> open(std::string_view name) {
 std::vector<DeviceListing> list() {
   std::vector<DeviceListing> result;
   for (const Machine& machine : kMachines) {
-    result.push_back({.name = std::string(machine.name), .available = true, .description = open(machine.name)->info().description, .simulated = true});
+    result.push_back({.name = std::string(machine.name),
+                      .available = true,
+                      .description = open(machine.name)->info().description,
+                      .simulated = true});
   }
   return result;
 }

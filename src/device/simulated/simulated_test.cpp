@@ -49,7 +49,8 @@ TEST(SimulatedDevice, HasAConvolutionWithoutWorkspaceAndPricesThemAll) {
     EXPECT_GT(cost.time_ms, 0.1) << spec.name;
     EXPECT_LT(cost.time_ms, 1000) << spec.name;
   }
-  EXPECT_LT(costs.cost(graph, graph.op({0}), "analytic_fft").time_ms, costs.cost(graph, graph.op({0}), "analytic_implicit_gemm").time_ms);
+  EXPECT_LT(costs.cost(graph, graph.op({0}), "analytic_fft").time_ms,
+            costs.cost(graph, graph.op({0}), "analytic_implicit_gemm").time_ms);
 }
 
 TEST(SimulatedDevice, PlansAnyNetworkButRunsNone) {

@@ -1,0 +1,55 @@
+#include "papers/layer_plan.h"
+
+#include <set>
+
+#include "plimsoll/models.h"
+#include "plimsoll/policy.h"
+#include "plimsoll/simulate.h"
+#include "plimsoll/verify.h"
+
+namespace plimsoll {
+
+int LayerPlan::peak_step() const {
+  int step = 1;
+  for (StepIndex s = 0; s < plan.predicted.peak_step; ++s) step += plan.steps[static_cast<size_t>(s)].recompute ? 0 : 1;
+  return step;
+}
+
+int LayerPlan::tensors_at_peak() const {
+  std::set<Bytes> places;
+  for (const Stay* stay : live_at(plan, plan.predicted.peak_step)) places.insert(stay->offset);
+  return static_cast<int>(places.size());
+}
+
+Bytes LayerPlan::host_bytes() const {
+  Bytes sum;
+  for (const TierUse& use : plan.tiers) sum += use.used;
+  return sum;
+}
+
+std::optional<LayerPlan> plan_layers(const LayerPlanRequest& request) {
+  const Network network =
+      build_model(request.model, {.batch = request.batch, .height = request.size, .width = request.size});
+  LayerPlan result;
+  result.graph = lower_to_layers(network, request.lowering);
+  const Route route = make_route(result.graph);
+  const std::vector<KernelChoice> kernels = layer_kernels(result.graph);
+  const CostTable costs;
+  PolicyInput input{.graph = result.graph,
+                    .route = route,
+                    .kernels = kernels,
+                    .costs = costs,
+                    .device = {.name = "layers", .key = "simulated layers"},
+                    .budget = request.budget,
+                    .options = policy_options(request.policy)};
+  input.device.tiers = {{.name = "host", .capacity = request.host}};
+  PlanOrInfeasible answer = find_policy(request.policy).plan(input);
+  Plan* plan = std::get_if<Plan>(&answer);
+  if (plan == nullptr) return std::nullopt;
+  require_valid(result.graph, *plan);
+  plan->predicted = simulate(result.graph, *plan, costs);
+  result.plan = std::move(*plan);
+  return result;
+}
+
+}  // namespace plimsoll

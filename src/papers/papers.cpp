@@ -1,0 +1,36 @@
+#include "papers/papers.h"
+
+#include "base/names.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+
+std::vector<PaperTable> paper_tables() {
+  return {
+      {"figure10", "SuperNeurons, section 4.1.1 and figure 10: AlexNet at batch 200 step by step",
+       superneurons_figure10},
+      {"table1", "SuperNeurons, table 1: recomputations and peaks by strategy", superneurons_table1},
+      {"table3", "SuperNeurons, table 3: traffic with and without the tensor cache", superneurons_table3},
+      {"table4", "SuperNeurons, table 4: the deepest ResNet at batch 16 on a K40c", superneurons_table4},
+      {"table5", "SuperNeurons, table 5: the largest batch on a K40c", superneurons_table5},
+      {"layers", "SuperNeurons, sections 1 and 2: layers of its networks", superneurons_layers},
+      {"better", "what SuperNeurons leaves on the table, under its own layer model", superneurons_better},
+      {"dymem-steps", "Dymem: steps of ResNet-32", dymem_steps},
+      {"ucudnn-workspaces", "mu-cuDNN: workspaces of a convolution by FFT", ucudnn_workspaces},
+  };
+}
+
+std::vector<Finding> reproduce(std::string_view table) {
+  std::vector<Finding> all;
+  std::vector<std::string> known{"all"};
+  for (const PaperTable& one : paper_tables()) {
+    if (table == one.name) return one.make();
+    known.emplace_back(one.name);
+    if (table != "all") continue;
+    for (Finding& finding : one.make()) all.push_back(std::move(finding));
+  }
+  if (table == "all") return all;
+  throw Error(ErrorCode::invalid_input, unknown_name("table", table, known));
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,95 @@
+#include "papers/papers.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+namespace {
+
+double ours(const std::vector<Finding>& findings, std::string_view row, std::string_view quantity) {
+  for (const Finding& f : findings) {
+    if (f.row == row && f.quantity == quantity) return f.ours.value_or(std::nan(""));
+  }
+  ADD_FAILURE() << "no row " << row << ", " << quantity;
+  return std::nan("");
+}
+
+TEST(Papers, EveryDifferenceHasANote) {
+  for (std::string_view table :
+       {"figure10", "table1", "table3", "layers", "better", "dymem-steps", "ucudnn-workspaces"}) {
+    for (const Finding& f : reproduce(table)) {
+      EXPECT_EQ(f.table, table);
+      ASSERT_TRUE(f.ours) << f.row << ", " << f.quantity;
+      if (!f.paper || std::abs(*f.paper - *f.ours) <= 0.005 * std::abs(*f.paper)) continue;
+      EXPECT_FALSE(f.note.empty()) << table << ", " << f.row << ", " << f.quantity << ": " << *f.paper << " and "
+                                   << *f.ours;
+    }
+  }
+}
+
+TEST(Papers, Figure10ComesOutToTheLastDigit) {
+  const auto rows = reproduce("figure10");
+  EXPECT_EQ(ours(rows, "baseline", "data tensors"), 36);
+  EXPECT_NEAR(ours(rows, "baseline", "peak"), 2189.437, 0.0005);
+  EXPECT_NEAR(ours(rows, "liveness", "peak"), 1489.355, 0.0005);
+  EXPECT_EQ(ours(rows, "liveness", "step of the peak"), 32);
+  EXPECT_EQ(ours(rows, "liveness", "tensors alive at the peak"), 17);
+  EXPECT_NEAR(ours(rows, "offload", "peak"), 1132.056, 0.0005);
+  EXPECT_EQ(ours(rows, "offload", "step of the peak"), 39);
+  EXPECT_EQ(ours(rows, "offload", "tensors alive at the peak"), 9);
+  EXPECT_NEAR(ours(rows, "cost-aware recomputation", "peak"), 886.230, 0.0005);
+  EXPECT_EQ(ours(rows, "cost-aware recomputation", "step of the peak"), 44);
+}
+
+TEST(Papers, Table1ComesOut) {
+  const auto rows = reproduce("table1");
+  const struct {
+    const char* row;
+    double counts[3];
+    double peaks[3];
+  } expected[] = {{"AlexNet", {14, 23, 17}, {993.018, 886.230, 886.230}},
+                  {"ResNet50", {84, 118, 85}, {455.125, 406.125, 406.125}},
+                  {"ResNet101", {169, 237, 170}, {455.125, 406.125, 406.125}},
+                  {"ResNet152", {254, 356, 255}, {455.125, 406.125, 406.125}}};
+  const std::string strategies[] = {"speed", "memory", "cost-aware"};
+  for (const auto& e : expected) {
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(ours(rows, e.row, strategies[i] + ": recomputations"), e.counts[i]) << e.row;
+      EXPECT_NEAR(ours(rows, e.row, strategies[i] + ": peak"), e.peaks[i], 0.0005) << e.row;
+    }
+    EXPECT_NEAR(ours(rows, e.row, "cost-aware: arena"), e.peaks[2], 0.0005) << e.row;
+  }
+}
+
+TEST(Papers, Table3sRuleGivesThePapersRow) {
+  for (const Finding& f : reproduce("table3")) {
+    if (f.quantity != "traffic without the cache") continue;
+    EXPECT_NEAR(*f.ours, *f.paper, 0.005) << f.row;
+  }
+}
+
+TEST(Papers, LessMemoryThanSuperNeuronsUnderItsOwnLayerModel) {
+  const auto rows = reproduce("better");
+  EXPECT_LE(ours(rows, "AlexNet, batch 200", "peak"), 771.5);
+  EXPECT_LE(ours(rows, "AlexNet, batch 200", "recomputations"), 14);
+  for (const char* row : {"AlexNet, batch 200", "ResNet50, batch 32", "ResNet101, batch 32", "ResNet152, batch 32"}) {
+    EXPECT_DOUBLE_EQ(ours(rows, row, "arena"), ours(rows, row, "peak"));
+    EXPECT_LE(ours(rows, row, "peak"), row[0] == 'R' ? 392.0 : 771.5);
+  }
+}
+
+TEST(Papers, AnUnknownTableIsAnsweredWithTheNearest) {
+  try {
+    reproduce("tabel1");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean 'table1'"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll
