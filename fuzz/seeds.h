@@ -125,7 +125,10 @@ inline std::vector<std::string> seeds(std::string_view target) {
   if (target == "safetensors") return {safetensors_seed()};
   if (target == "training_state") return {to_json(TrainingState{.step = 3, .model = "resnet50"})};
   if (target == "graph") return {to_json(example_graph())};
-  if (target == "plan") return {to_json(example_plan(example_graph()), example_graph())};
+  if (target == "plan") {
+    const Graph graph = example_graph();
+    return {to_json(example_plan(graph), graph), to_json(example_plan_with_moves(graph), graph)};
+  }
   if (target == "saved_plan") return {saved_plan_seed()};
   if (target == "model_name") {
     return {"resnet:6-32-788-6", "densenet:depth=40,growth=12", "mlp:256-128", "vgg16:dropout=0.5", "dcgan:z=100,width=64", "lenet"};

@@ -70,6 +70,30 @@ inline Plan example_plan(const Graph& graph) {
   return plan;
 }
 
+// The same with all that a plan can have: a parameter that lies in a tier between steps, an activation that leaves and comes
+// back, and one that is made again.
+inline Plan example_plan_with_moves(const Graph& graph) {
+  Plan plan = example_plan(graph);
+  const auto out = Move::Direction::out, in = Move::Direction::in;
+  const StepIndex steps = static_cast<StepIndex>(plan.steps.size());
+  const TensorId w = graph.states[0].before, y = graph.output({0}), z = graph.outputs[0];
+  plan.tiers = {{{"host", 1_MiB, 8, 8, 10, 0.1}, 8_KiB}, {{"disk", 1_GiB, 1, 2, 100, 0}, 4_KiB}};
+  plan.homes = {{w, 0, 0_B}};
+  plan.moves = {{in, w, 0, 0_B, -1, 0}, {out, y, 1, 0_B, 0, 1}, {out, graph.states[0].after, 0, 0_B, steps - 1, steps}};
+  plan.moves.push_back({out, z, 0, 4_KiB, 1, 2});
+  plan.moves.push_back({in, z, 0, 4_KiB, 2, 3});
+  // The activation once more, between the backward pass and the update.
+  plan.steps.insert(plan.steps.begin() + 3, {.op = {1}, .kernel = "reference", .recompute = true});
+  for (Stay& stay : plan.stays) {
+    if (stay.first >= 3) ++stay.first;
+    ++stay.last;
+  }
+  plan.moves[2].after = steps;
+  plan.moves[2].before = steps + 1;
+  plan.predicted.timeline = {{0, 3, 0, 1.5}, {1, 0, 0, 0.25}, {2, 4, 1, 2}};
+  return plan;
+}
+
 inline void require(bool promise, const char* what) {
   if (!promise) throw std::logic_error(what);
 }

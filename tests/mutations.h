@@ -1,4 +1,5 @@
-// Ways to break a plan, each as a bug in a planner could: what is done to it, and which rules the verifier may name for it.
+// Ways to break a plan, each as a bug in a planner could: what is done to it, and which rules the verifier may name for
+// it.
 #pragma once
 
 #include <functional>
@@ -41,7 +42,7 @@ inline void erase_step(Plan& plan, StepIndex s) {
 inline const std::vector<Mutation>& mutations() {
   using Rule = Violation::Rule;
   using Random = std::mt19937_64;
-  static const std::set<Rule> lost{Rule::not_resident, Rule::wrong_value,   Rule::state_changed, Rule::state_misplaced,
+  static const std::set<Rule> lost{Rule::not_resident, Rule::wrong_value,    Rule::state_changed, Rule::state_misplaced,
                                    Rule::bad_move,     Rule::output_missing, Rule::overlap};
   static const std::set<Rule> moved = [] {
     std::set<Rule> rules = lost;
@@ -85,12 +86,16 @@ inline const std::vector<Mutation>& mutations() {
          s.last += 1 + static_cast<StepIndex>(pick(random, static_cast<size_t>(room)));
          return true;
        })},
-      {"a stay is dropped", lost, [](const Graph&, Plan& plan, Random& random) {
+      {"a stay is dropped", lost,
+       [](const Graph&, Plan& plan, Random& random) {
          plan.stays.erase(plan.stays.begin() + static_cast<ptrdiff_t>(pick(random, plan.stays.size())));
          return true;
        }},
-      {"a workspace is dropped", {Rule::not_resident}, [](const Graph&, Plan& plan, Random&) {
-         const auto it = std::find_if(plan.stays.begin(), plan.stays.end(), [](const Stay& s) { return s.is_workspace(); });
+      {"a workspace is dropped",
+       {Rule::not_resident},
+       [](const Graph&, Plan& plan, Random&) {
+         const auto it =
+             std::find_if(plan.stays.begin(), plan.stays.end(), [](const Stay& s) { return s.is_workspace(); });
          if (it == plan.stays.end()) return false;
          plan.stays.erase(it);
          return true;
@@ -118,7 +123,8 @@ inline const std::vector<Mutation>& mutations() {
          m.direction = m.direction == Move::Direction::out ? Move::Direction::in : Move::Direction::out;
          return true;
        })},
-      {"a copy is dropped", lost, [](const Graph&, Plan& plan, Random& random) {
+      {"a copy is dropped", lost,
+       [](const Graph&, Plan& plan, Random& random) {
          if (plan.moves.empty()) return false;
          plan.moves.erase(plan.moves.begin() + static_cast<ptrdiff_t>(pick(random, plan.moves.size())));
          return true;
@@ -140,39 +146,54 @@ inline const std::vector<Mutation>& mutations() {
          m.tensor = plan.moves[pick(random, plan.moves.size())].tensor;
          return true;
        })},
-      {"a slot is used beyond", {Rule::out_of_tier}, move([](Plan& plan, Move& m, Random&) {
+      {"a slot is used beyond",
+       {Rule::out_of_tier},
+       move([](Plan& plan, Move& m, Random&) {
          plan.tiers[static_cast<size_t>(m.tier)].used = m.slot;
          return true;
-       }), true},
-      {"a tier is too small", {Rule::out_of_tier}, [](const Graph&, Plan& plan, Random&) {
+       }),
+       true},
+      {"a tier is too small",
+       {Rule::out_of_tier},
+       [](const Graph&, Plan& plan, Random&) {
          if (plan.tiers.empty() || plan.tiers[0].used.count == 0) return false;
          plan.tiers[0].tier.capacity = plan.tiers[0].used - 1_B;
          return true;
-       }, true},
-      {"a slot is not aligned", {Rule::misaligned}, move([](Plan&, Move& m, Random&) {
+       },
+       true},
+      {"a slot is not aligned",
+       {Rule::misaligned},
+       move([](Plan&, Move& m, Random&) {
          m.slot += 512_B;
          return true;
-       }), true},
+       }),
+       true},
       {"a home is removed", lost, home([](Plan& plan, Home& h, Random&) {
          plan.homes.erase(plan.homes.begin() + (&h - plan.homes.data()));
          return true;
        })},
-      {"a home lies elsewhere", [] {
+      {"a home lies elsewhere",
+       [] {
          std::set<Rule> rules = moved;
          rules.insert(Rule::bad_home);
          return rules;
-       }(), home([](Plan& plan, Home& h, Random& random) {
+       }(),
+       home([](Plan& plan, Home& h, Random& random) {
          h.slot = plan.homes[pick(random, plan.homes.size())].slot;
          return true;
        })},
-      {"there is a second home", {Rule::bad_home}, home([](Plan& plan, Home& h, Random&) {
+      {"there is a second home",
+       {Rule::bad_home},
+       home([](Plan& plan, Home& h, Random&) {
          Home second = h;
          second.slot = plan.tiers[static_cast<size_t>(h.tier)].used;
          plan.tiers[static_cast<size_t>(h.tier)].used += 64_MiB;
          plan.homes.push_back(second);
          return true;
-       }), true},
-      {"a recomputation is dropped", lost, [](const Graph&, Plan& plan, Random& random) {
+       }),
+       true},
+      {"a recomputation is dropped", lost,
+       [](const Graph&, Plan& plan, Random& random) {
          std::vector<StepIndex> again;
          for (size_t s = 0; s < plan.steps.size(); ++s) {
            if (plan.steps[s].recompute) again.push_back(static_cast<StepIndex>(s));
@@ -181,25 +202,30 @@ inline const std::vector<Mutation>& mutations() {
          erase_step(plan, again[pick(random, again.size())]);
          return true;
        }},
-      {"a step is dropped", steps, [](const Graph&, Plan& plan, Random& random) {
+      {"a step is dropped", steps,
+       [](const Graph&, Plan& plan, Random& random) {
          erase_step(plan, static_cast<StepIndex>(pick(random, plan.steps.size())));
          return true;
        }},
-      {"two steps change places", steps, [](const Graph&, Plan& plan, Random& random) {
+      {"two steps change places", steps,
+       [](const Graph&, Plan& plan, Random& random) {
          const size_t a = pick(random, plan.steps.size() - 1);
          std::swap(plan.steps[a], plan.steps[a + 1]);
          return true;
        }},
-      {"a step runs in another's place", steps, [](const Graph&, Plan& plan, Random& random) {
+      {"a step runs in another's place", steps,
+       [](const Graph&, Plan& plan, Random& random) {
          plan.steps[pick(random, plan.steps.size())] = plan.steps[pick(random, plan.steps.size())];
          return true;
        }},
-      {"a first run calls itself a recomputation", steps, [](const Graph&, Plan& plan, Random& random) {
+      {"a first run calls itself a recomputation", steps,
+       [](const Graph&, Plan& plan, Random& random) {
          Step& step = plan.steps[pick(random, plan.steps.size())];
          if (step.recompute) return false;
          return step.recompute = true;
        }},
-      {"a recomputation changes a state", steps, [](const Graph& graph, Plan& plan, Random&) {
+      {"a recomputation changes a state", steps,
+       [](const Graph& graph, Plan& plan, Random&) {
          for (Step& step : plan.steps) {
            if (!step.recompute || graph.op(step.op).type->state_outputs.empty()) continue;
            step.recompute = false;

@@ -1,7 +1,7 @@
-// Runs a plan on paper, granule by granule: every place of the arena and of the tiers knows which value lies there. It shares
-// no thought with the verifier: it has no rules, it only looks whether a step, the next training step, or who reads the outputs
-// finds another value than it should. Copies do their work at once when they may start, or at the last moment, or half and half,
-// as the mode says; what goes wrong at any of these extremes can go wrong on a machine.
+// Runs a plan on paper, granule by granule: every place of the arena and of the tiers knows which value lies there. It
+// shares no thought with the verifier: it has no rules, it only looks whether a step, the next training step, or who
+// reads the outputs finds another value than it should. Copies do their work at once when they may start, or at the
+// last moment, or half and half, as the mode says; what goes wrong at any of these extremes can go wrong on a machine.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,12 +19,13 @@ namespace plimsoll::testing {
 class PaperRun {
  public:
   struct Mode {
-    int out = 0, in = 0;    // 0: at once; 1: at the last moment; 2: half and half; 3: drawn for each copy
+    int out = 0, in = 0;  // 0: at once; 1: at the last moment; 2: half and half; 3: drawn for each copy
     uint64_t seed = 0;
     bool reversed = false;  // copies of one moment in the reverse order
   };
 
-  PaperRun(const Graph& graph, const Plan& plan) : graph_(graph), plan_(plan), count_(static_cast<int>(plan.steps.size())) {
+  PaperRun(const Graph& graph, const Plan& plan)
+      : graph_(graph), plan_(plan), count_(static_cast<int>(plan.steps.size())) {
     for (int32_t t = 0; t < graph.tensor_count(); ++t) {
       const OpId producer = graph.tensor({t}).producer;
       const bool view = producer.valid() && graph.op(producer).type->is_view;
@@ -76,7 +77,9 @@ class PaperRun {
   };
   using Memory = std::vector<Granule>;
 
-  static size_t granules(int64_t bytes) { return static_cast<size_t>((std::max<int64_t>(bytes, 0) + kGranule - 1) / kGranule); }
+  static size_t granules(int64_t bytes) {
+    return static_cast<size_t>((std::max<int64_t>(bytes, 0) + kGranule - 1) / kGranule);
+  }
   int32_t value(TensorId id) const { return values_[static_cast<size_t>(id.index)]; }
   size_t size_of(TensorId id) const { return granules(graph_.tensor(id).bytes().count); }
   const std::string& name(TensorId id) const { return graph_.tensor(id).name; }
@@ -92,19 +95,22 @@ class PaperRun {
   }
 
   bool fits(const Memory& memory, int64_t offset, size_t count) {
-    if (offset >= 0 && offset % kGranule == 0 && static_cast<size_t>(offset / kGranule) + count <= memory.size()) return true;
+    if (offset >= 0 && offset % kGranule == 0 && static_cast<size_t>(offset / kGranule) + count <= memory.size())
+      return true;
     fail("beyond the memory, or between granules");
     return false;
   }
   void fill(Memory& memory, int64_t offset, size_t count, int32_t value) {
     if (!fits(memory, offset, count)) return;
-    for (size_t i = 0; i < count; ++i) memory[static_cast<size_t>(offset / kGranule) + i] = {value, value < 0 ? 0 : static_cast<int32_t>(i)};
+    for (size_t i = 0; i < count; ++i)
+      memory[static_cast<size_t>(offset / kGranule) + i] = {value, value < 0 ? 0 : static_cast<int32_t>(i)};
   }
   bool is_there(const Memory& memory, int64_t offset, TensorId id) {
     const size_t count = size_of(id);
     if (!fits(memory, offset, count)) return false;
     for (size_t i = 0; i < count; ++i) {
-      if (memory[static_cast<size_t>(offset / kGranule) + i] != Granule{value(id), static_cast<int32_t>(i)}) return false;
+      if (memory[static_cast<size_t>(offset / kGranule) + i] != Granule{value(id), static_cast<int32_t>(i)})
+        return false;
     }
     return true;
   }
@@ -136,7 +142,8 @@ class PaperRun {
     }
   }
 
-  // The part of a copy that it does now, at its first (0) or its last (1) moment. Work 2 is the even granules first, 3 the odd.
+  // The part of a copy that it does now, at its first (0) or its last (1) moment. Work 2 is the even granules first, 3
+  // the odd.
   void copy(const Move& m, int moment, int work) {
     if (work < 2 && work != moment) return;
     const bool out = m.direction == Move::Direction::out;
@@ -153,7 +160,8 @@ class PaperRun {
     }
   }
 
-  // A kernel writes rubbish into its workspace, and into outputs that have no leave to lie in an input, before it reads.
+  // A kernel writes rubbish into its workspace, and into outputs that have no leave to lie in an input, before it
+  // reads.
   void step(int s) {
     const Step& step = plan_.steps[static_cast<size_t>(s)];
     const Op& op = graph_.op(step.op);
@@ -168,7 +176,8 @@ class PaperRun {
       bool unused = false;
       for (const InPlace& p : pairs) unused |= p.required && p.input == static_cast<int>(i) && left_out(p.output);
       inputs.push_back(unused ? nullptr : find(op.inputs[i], s));
-      if (!unused && inputs.back() == nullptr) return fail(fmt::format("step {} does not find '{}'", s, name(op.inputs[i])));
+      if (!unused && inputs.back() == nullptr)
+        return fail(fmt::format("step {} does not find '{}'", s, name(op.inputs[i])));
     }
     for (size_t o = 0; o < op.outputs.size(); ++o) {
       outputs.push_back(left_out(static_cast<int>(o)) ? nullptr : find(op.outputs[o], s));
@@ -184,11 +193,13 @@ class PaperRun {
     if (step.workspace.count > 0) fill(arena_, workspace, granules(step.workspace.count), -1);
     for (size_t o = 0; o < outputs.size(); ++o) {
       if (outputs[o] == nullptr) continue;
-      const int64_t begin = outputs[o]->offset.count, end = begin + static_cast<int64_t>(size_of(op.outputs[o])) * kGranule;
+      const int64_t begin = outputs[o]->offset.count,
+                    end = begin + static_cast<int64_t>(size_of(op.outputs[o])) * kGranule;
       bool in_place = false, allowed = true;
       for (size_t i = 0; i < inputs.size(); ++i) {
         if (inputs[i] == nullptr) continue;
-        const int64_t from = inputs[i]->offset.count, to = from + static_cast<int64_t>(size_of(op.inputs[i])) * kGranule;
+        const int64_t from = inputs[i]->offset.count,
+                      to = from + static_cast<int64_t>(size_of(op.inputs[i])) * kGranule;
         if (from >= end || begin >= to) continue;
         in_place = true;
         allowed &= from == begin && std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {

@@ -1,6 +1,6 @@
-// Random valid plans with everything that a plan can have: recomputations, recomputations of what recomputations read, copies
-// out and in to two tiers with as much or as little time as they may have, homes, places taken over, views. Nobody would want
-// these plans; they are for those who judge plans and who run them.
+// Random valid plans with everything that a plan can have: recomputations, recomputations of what recomputations read,
+// copies out and in to two tiers with as much or as little time as they may have, homes, places taken over, views.
+// Nobody would want these plans; they are for those who judge plans and who run them.
 #pragma once
 
 #include <map>
@@ -27,7 +27,8 @@ class RandomPlan {
     plan_.policy = "random";
     const auto kernels = random_kernels(graph_, random_());
     for (OpId op : make_route(graph_).order) {
-      plan_.steps.push_back({.op = op, .kernel = kernels[at(op.index)].kernel, .workspace = kernels[at(op.index)].workspace});
+      plan_.steps.push_back(
+          {.op = op, .kernel = kernels[at(op.index)].kernel, .workspace = kernels[at(op.index)].workspace});
     }
     for (int n = draw(8); n > 0; --n) insert_recomputation();
     choose_homes();
@@ -42,7 +43,7 @@ class RandomPlan {
 
  private:
   struct Event {
-    int step = 0;          // the number of steps: the end
+    int step = 0;  // the number of steps: the end
     bool writes = false;
     std::vector<TensorId> tensors;  // which of the value's names are used
   };
@@ -56,9 +57,9 @@ class RandomPlan {
   };
   struct Value {
     std::vector<Event> events;
-    bool pinned = false;   // a state without a home: always at its place
+    bool pinned = false;  // a state without a home: always at its place
     std::optional<Home> home;
-    int tier = -1;         // where its slot is
+    int tier = -1;  // where its slot is
     int64_t slot_from = INT64_MAX, slot_to = -1;
     std::vector<size_t> moves;
   };
@@ -77,7 +78,8 @@ class RandomPlan {
     const Op& op = op_at(s);
     const bool again = plan_.steps[at(s)].recompute;
     auto left_out = [&](int o) {
-      return again && std::find(op.type->state_outputs.begin(), op.type->state_outputs.end(), o) != op.type->state_outputs.end();
+      return again &&
+             std::find(op.type->state_outputs.begin(), op.type->state_outputs.end(), o) != op.type->state_outputs.end();
     };
     const auto pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
     for (size_t i = 0; i < op.inputs.size(); ++i) {
@@ -166,8 +168,8 @@ class RandomPlan {
   void cut(int32_t v, Value& value) {
     const bool from_outside = !graph_.tensor({v}).producer.valid();
     if (value.events.empty() && !value.pinned && (value.home || !from_outside)) return;
-    int open = -1;          // the residence
-    int may_leave = 0;      // the first step after which a copy out of it may start
+    int open = -1;                              // the residence
+    int may_leave = 0;                          // the first step after which a copy out of it may start
     bool outside = from_outside && value.home;  // a slot holds it
     if (outside) {
       value.tier = value.home->tier;
@@ -184,7 +186,8 @@ class RandomPlan {
         if (open >= 0 && chance(80) && residences_[at(open)].last < e.step) open = -1;
         if (open < 0) open = begin(v, e.step, true);
         may_leave = e.step;
-      } else if (open >= 0 && e.step - last_use >= 2 && last_use >= may_leave && last_use >= 0 && !value.pinned && chance(50)) {
+      } else if (open >= 0 && e.step - last_use >= 2 && last_use >= may_leave && last_use >= 0 && !value.pinned &&
+                 chance(50)) {
         int back = last_use + 1;  // the first step with which the copy in may begin
         if (!outside) {
           Residence& r = residences_[at(open)];
@@ -270,7 +273,8 @@ class RandomPlan {
         const TensorId in = op.inputs[at(p.input)], out = op.outputs[at(p.output)];
         if (p.required && plan_.steps[at(s)].recompute) continue;  // left out
         const int from = residence_with(value(in), [&](const Residence& r) { return r.last == s; });
-        const int to = residence_with(value(out), [&](const Residence& r) { return r.first == s && r.written && r.buffer < 0; });
+        const int to =
+            residence_with(value(out), [&](const Residence& r) { return r.first == s && r.written && r.buffer < 0; });
         if (!p.required && (chance(30) || !may_take(s, op, p, from, to))) continue;
         if (from < 0 || to < 0) continue;
         Residence &a = residences_[at(from)], &b = residences_[at(to)];
@@ -329,7 +333,8 @@ class RandomPlan {
     plan_.arena = placement.height;
     for (const Residence& r : residences_) {
       for (const auto& [t, first, last] : r.names) {
-        plan_.stays.push_back({t, placement.offsets[at(r.buffer)], align_up(graph_.tensor(t).bytes(), kStayAlignment), first, last});
+        plan_.stays.push_back(
+            {t, placement.offsets[at(r.buffer)], align_up(graph_.tensor(t).bytes(), kStayAlignment), first, last});
       }
     }
     for (size_t b = at(buffers_); b < problem.size(); ++b) {

@@ -42,9 +42,9 @@ class FieldChecker {
       bad_index(s, fmt::format("step {} has a workspace of {} bytes", s, step.workspace.count));
     }
     if (step.threads < 0 || step.threads > kMostThreads) {
-      findings_.report(Rule::bad_threads, s,
-                       fmt::format("step {} is to run by {} threads; 0 (all) to {} are possible", s, step.threads,
-                                   kMostThreads));
+      findings_.report(
+          Rule::bad_threads, s,
+          fmt::format("step {} is to run by {} threads; 0 (all) to {} are possible", s, step.threads, kMostThreads));
     }
   }
 
@@ -91,7 +91,8 @@ class FieldChecker {
     for (size_t i = 0; i < plan_.homes.size(); ++i) {
       const Home& h = plan_.homes[i];
       if (!exists(h.tensor)) {
-        bad_index(-1, fmt::format("home {} is of tensor {}, the graph has {}", i, h.tensor.index, graph_.tensor_count()));
+        bad_index(-1,
+                  fmt::format("home {} is of tensor {}, the graph has {}", i, h.tensor.index, graph_.tensor_count()));
         continue;
       }
       if (!slot_exists(h.tensor, h.tier, h.slot)) {
@@ -128,8 +129,7 @@ class FieldChecker {
                                ? plan_.steps.empty() ? Bytes{} : plan_.steps[static_cast<size_t>(s.first)].workspace
                                : tensor(s.tensor).bytes();
       if (s.bytes < needed) {
-        findings_.report(Rule::wrong_size, s.first,
-                         fmt::format("{} needs {} bytes", findings_.what(s), needed.count));
+        findings_.report(Rule::wrong_size, s.first, fmt::format("{} needs {} bytes", findings_.what(s), needed.count));
       }
     }
   }
@@ -143,14 +143,16 @@ class FieldChecker {
     }
     auto is_quantity = [](double x) { return std::isfinite(x) && x >= 0; };
     if (!is_quantity(tier.out_gb_per_s) || !is_quantity(tier.in_gb_per_s) || !is_quantity(tier.latency_us)) {
-      findings_.report(Rule::out_of_tier, -1,
-                       fmt::format("tier '{}': rates of {} and {} GB/s and a latency of {} us; finite numbers from 0 are "
-                                   "expected",
-                                   tier.name, tier.out_gb_per_s, tier.in_gb_per_s, tier.latency_us));
+      findings_.report(
+          Rule::out_of_tier, -1,
+          fmt::format("tier '{}': rates of {} and {} GB/s and a latency of {} us; finite numbers from 0 are "
+                      "expected",
+                      tier.name, tier.out_gb_per_s, tier.in_gb_per_s, tier.latency_us));
     }
     if (!(tier.compute_share >= 0 && tier.compute_share <= 1)) {
-      findings_.report(Rule::out_of_tier, -1,
-                       fmt::format("tier '{}': a compute share of {}; 0 to 1 is expected", tier.name, tier.compute_share));
+      findings_.report(
+          Rule::out_of_tier, -1,
+          fmt::format("tier '{}': a compute share of {}; 0 to 1 is expected", tier.name, tier.compute_share));
     }
   }
 

@@ -48,12 +48,12 @@ class Findings {
   std::vector<Violation> found_;
 };
 
-// For every tensor the one whose bytes it is: what it views, itself when it is no view. Two tensors with the same one have
-// the same value.
+// For every tensor the one whose bytes it is: what it views, itself when it is no view. Two tensors with the same one
+// have the same value.
 std::vector<int32_t> find_same_bytes(const Graph& graph);
 
-// When a copy may run, such that one is complete when another starts if end_of(one) < start_of(other). Between two steps
-// start the copies out, then those are complete that must be, then start the copies in, then those are complete.
+// When a copy may run, such that one is complete when another starts if end_of(one) < start_of(other). Between two
+// steps start the copies out, then those are complete that must be, then start the copies in, then those are complete.
 inline int64_t start_of(const Move& m) {
   return 4 * (static_cast<int64_t>(m.after) + 1) + (m.direction == Move::Direction::out ? 0 : 2);
 }

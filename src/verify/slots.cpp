@@ -1,5 +1,5 @@
-// The tiers over time: which value lies in which slot, and which copies are reading or writing there. A sweep over the starts
-// and ends of all copies in the order of findings.h.
+// The tiers over time: which value lies in which slot, and which copies are reading or writing there. A sweep over the
+// starts and ends of all copies in the order of findings.h.
 #include <map>
 
 #include "verify/findings.h"
@@ -36,15 +36,15 @@ class SlotChecker {
     bool ends;
     int32_t move;
   };
-  // What lies from the key on, up to `end`. Part of a value that another was written over is a content that no tensor is as
-  // long as, or begins where none does; `slot` tells it from a whole one.
+  // What lies from the key on, up to `end`. Part of a value that another was written over is a content that no tensor
+  // is as long as, or begins where none does; `slot` tells it from a whole one.
   struct Content {
     int64_t end = 0;
-    int64_t slot = 0;        // where the value began
-    int32_t value = -1;      // by same_bytes
-    int64_t bytes = 0;       // of the whole value
-    int32_t writer = -1;     // the copy that is still writing it
-    int32_t readers = 0;     // copies that are still reading it
+    int64_t slot = 0;     // where the value began
+    int32_t value = -1;   // by same_bytes
+    int64_t bytes = 0;    // of the whole value
+    int32_t writer = -1;  // the copy that is still writing it
+    int32_t readers = 0;  // copies that are still reading it
   };
   using Tier = std::map<int64_t, Content>;
 

@@ -12,7 +12,8 @@ using namespace testing;
 constexpr auto kOut = Move::Direction::out;
 constexpr auto kIn = Move::Direction::in;
 
-// w lies in tier 0 between steps: it comes in before the first step that reads it, and its new value goes home at the end.
+// w lies in tier 0 between steps: it comes in before the first step that reads it, and its new value goes home at the
+// end.
 Case make_case_with_home() {
   Case c = make_case("baseline");
   add_tiers(c.plan);
@@ -146,9 +147,10 @@ TEST(VerifyMoves, ASlotIsWrittenAgainAfterItsReaderIsDone) {
   c.plan.moves.push_back({kOut, loss, in.tier, in.slot, in.before, in.before + 1});
   EXPECT_VALID(c);
   c.plan.moves.back().after = in.before - 1;
-  EXPECT_EQ(text_of(c), fmt::format("bad_move: the copy of 'loss' to tier 0 after step {} and before step {}: slot 4096 may "
-                                    "still be read, by a copy of 'data'\n",
-                                    in.before - 1, in.before + 1));
+  EXPECT_EQ(text_of(c),
+            fmt::format("bad_move: the copy of 'loss' to tier 0 after step {} and before step {}: slot 4096 may "
+                        "still be read, by a copy of 'data'\n",
+                        in.before - 1, in.before + 1));
 }
 
 TEST(VerifyMoves, PartOfASlotWrittenOverIsLost) {

@@ -1,7 +1,7 @@
 // The checker walks the plan step by step and keeps what it believes of the arena: which stays are there, which of them
 // hold their tensor's value, and which copies are under way. It knows the rules of plan.h and nothing of how plans are
-// made. Between two steps it goes in the order of findings.h: copies out start, copies out end, copies in start, copies in
-// end.
+// made. Between two steps it goes in the order of findings.h: copies out start, copies out end, copies in start, copies
+// in end.
 #include "plimsoll/verify.h"
 
 #include <map>
@@ -41,8 +41,8 @@ class Checker {
   }
 
  private:
-  struct Residence {     // what is known of one stay while it lasts
-    bool holds = false;  // the tensor's value is there
+  struct Residence {      // what is known of one stay while it lasts
+    bool holds = false;   // the tensor's value is there
     int32_t reading = 0;  // copies out of it under way
     int32_t writing = 0;  // copies into it under way
   };
@@ -153,7 +153,8 @@ class Checker {
   // A view begins on bytes that have its value already.
   void inherit_value(int32_t fresh) {
     for (int32_t other : sharing(fresh)) {
-      if (!stay(fresh).is_workspace() && !stay(other).is_workspace() && same_value(stay(fresh), stay(other)) && holds(other)) {
+      if (!stay(fresh).is_workspace() && !stay(other).is_workspace() && same_value(stay(fresh), stay(other)) &&
+          holds(other)) {
         residence(fresh).holds = true;
       }
     }
@@ -410,10 +411,11 @@ class Checker {
   std::vector<std::vector<int32_t>> stays_of_;       // by tensor, in order of time
   std::vector<std::vector<int32_t>> present_;        // by tensor: its stays now
   std::map<int64_t, std::vector<int32_t>> present_by_offset_;
-  std::vector<bool> is_state_, has_home_;            // by tensor
-  std::vector<bool> ran_;                            // by op
-  std::vector<int32_t> places_;                      // by move: the stay
-  std::vector<std::vector<int32_t>> outs_starting_, outs_ending_, ins_starting_, ins_ending_;  // by the step that is next
+  std::vector<bool> is_state_, has_home_;  // by tensor
+  std::vector<bool> ran_;                  // by op
+  std::vector<int32_t> places_;            // by move: the stay
+  std::vector<std::vector<int32_t>> outs_starting_, outs_ending_, ins_starting_,
+      ins_ending_;  // by the step that is next
 };
 
 }  // namespace

@@ -33,7 +33,8 @@ TEST(Verify, SeesStepsWithThreadsThatNoMachineHas) {
   for (const int threads : {-1, 4097, 2000000000}) {
     Case c = make_case();
     c.plan.steps[3].threads = threads;
-    EXPECT_EQ(text_of(c), fmt::format("bad_threads: step 3 is to run by {} threads; 0 (all) to 4096 are possible\n", threads));
+    EXPECT_EQ(text_of(c),
+              fmt::format("bad_threads: step 3 is to run by {} threads; 0 (all) to 4096 are possible\n", threads));
   }
   for (const int threads : {0, 1, 4096}) {
     Case c = make_case();
@@ -270,15 +271,15 @@ TEST(Verify, SeesEveryMoveThatIsTooLateOrTooEarly) {
     change(c, c.plan.moves[0], c.plan.moves[1]);
     EXPECT_BROKEN(c, rule);
   };
-  broken(Rule::wrong_value, [](Case&, Move&, Move& in) { in.before += 1; });              // read before it is back
-  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.after -= 1; });                  // its place is not there yet
-  broken(Rule::bad_move, [](Case&, Move& out, Move&) { out.before += 1; });               // its place is gone
-  broken(Rule::bad_move, [](Case& c, Move& out, Move& in) {                               // not complete when fetched
+  broken(Rule::wrong_value, [](Case&, Move&, Move& in) { in.before += 1; });  // read before it is back
+  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.after -= 1; });      // its place is not there yet
+  broken(Rule::bad_move, [](Case&, Move& out, Move&) { out.before += 1; });   // its place is gone
+  broken(Rule::bad_move, [](Case& c, Move& out, Move& in) {                   // not complete when fetched
     out.before = in.after + 2;
     c.stay("data").last = in.after + 1;
   });
-  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.slot = 8_KiB; });                // another slot
-  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.tier = 1; });                    // another tier
+  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.slot = 8_KiB; });                          // another slot
+  broken(Rule::bad_move, [](Case&, Move&, Move& in) { in.tier = 1; });                              // another tier
   broken(Rule::bad_move, [](Case& c, Move&, Move&) { c.plan.moves.erase(c.plan.moves.begin()); });  // never taken out
   broken(Rule::wrong_value, [](Case& c, Move&, Move&) { c.plan.moves.pop_back(); });  // never brought back
   broken(Rule::bad_move, [](Case& c, Move&, Move&) {                                  // the slot is overwritten
