@@ -19,6 +19,7 @@ struct CompileOptions {
   Bytes memory{INT64_MAX};        // the arena's budget
   std::string policy = "auto";
   std::string placement = "offline";
+  std::vector<TierInfo> tiers;    // what the plan may use behind the arena; empty: the device's own
   OptimizerOptions optimizer;
   bool exact = false;             // kernels by rule, the same whatever the budget and the measured times
   std::optional<LayoutFamily> family;

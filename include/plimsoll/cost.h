@@ -10,6 +10,7 @@
 
 #include "plimsoll/device.h"
 #include "plimsoll/graph.h"
+#include "plimsoll/tier.h"
 
 namespace plimsoll {
 
@@ -43,6 +44,10 @@ struct MachineRates {
   double launch_us = 5;         // fixed cost of an op
 };
 MachineRates probe_rates(const Device& device);  // a fraction of a second
+
+// Rates of a tier that was just opened: each direction while the device computes, since copies are for that; the latency of a
+// small copy; and what computing loses meanwhile. A fraction of a second; takes up to 32 MiB of the tier.
+TierInfo probe_tier(const Device& device, Tier& tier);
 
 // Costs in memory, filled from a database, by measuring, or by estimates. find never blocks or measures.
 class CostTable {
@@ -91,6 +96,9 @@ class CostDatabase {
   std::optional<MachineRates> rates();
   void save(const CostTable& table);      // one transaction; the newer of each source stays
   void save(const MachineRates& rates);
+  // The rates of a tier, by a key that says which ("disk 8:1 /mnt/fast"); name and capacity are not kept.
+  std::optional<TierInfo> tier_rates(const std::string& key);
+  void save(const std::string& key, const TierInfo& tier);
   bool is_kept() const;                   // false: in memory, or the last saving failed; `notice` says why
   const std::string& notice() const;      // empty when nothing happened that a user should know
  private:

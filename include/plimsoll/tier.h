@@ -15,8 +15,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -84,6 +86,16 @@ std::shared_ptr<Tier> open_host_tier(Bytes capacity);
 // A spill file in `folder` that has no name, or one no longer than it takes to remove it again, so that nothing of it
 // outlives the process. Files that killed processes left there are removed.
 std::shared_ptr<Tier> open_disk_tier(const std::filesystem::path& folder, Bytes capacity);
+
+// What a user gives: none of a tier that is not named.
+struct TierOptions {
+  std::optional<Bytes> host_memory;            // beside the arena
+  std::optional<std::filesystem::path> spill;  // a folder
+  std::optional<Bytes> spill_size;             // absent: what is free there, less a tenth
+};
+
+// "DIR" or "DIR:SIZE"; throws Error(invalid_input).
+void parse_spill(std::string_view text, TierOptions& options);
 
 // What is free in the file system of a folder, less a tenth. Throws Error(invalid_input) when there is no such folder.
 Bytes spill_room(const std::filesystem::path& folder);

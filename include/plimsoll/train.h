@@ -19,6 +19,9 @@ struct TrainOptions {
   std::string data = "digits";
   int64_t batch = 64;
   std::optional<Bytes> memory;          // the arena; absent: what the machine has free, less a reserve
+  std::optional<Bytes> host_memory;     // beside the arena, for what leaves it; absent: none
+  std::optional<std::filesystem::path> spill;  // a folder for what leaves the arena; absent: none
+  std::optional<Bytes> spill_size;      // absent: what is free there, less a tenth
   std::string policy = "auto";
   std::string placement = "offline";
   std::string device = "cpu";
@@ -75,7 +78,8 @@ struct TrainListener {
   std::function<void(const Program&, const std::string& data_name)> planned;
   std::function<void(const StepEvent&)> step;
   std::function<void(const EpochEvent&)> epoch;
-  std::function<void(const Program&, std::span<const StepRecord>)> recorded;    // at the end: when each step of the last one ran
+  // At the end: when each step, and each copy, of the last training step ran.
+  std::function<void(const Program&, std::span<const StepRecord> steps, std::span<const StepRecord> copies)> recorded;
   std::function<bool()> stop;                                                   // asked after every step
 };
 

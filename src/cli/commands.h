@@ -12,6 +12,7 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/error.h"
 #include "plimsoll/models.h"
+#include "plimsoll/tier.h"
 
 namespace plimsoll::cli {
 
@@ -33,7 +34,7 @@ Run add_devices(CLI::App& app);
 struct CommonFlags {
   std::string model;
   int64_t batch = 0;
-  std::optional<std::string> memory;
+  std::optional<std::string> memory, host_memory, spill;
   std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
   std::string lowering = "native";
@@ -46,6 +47,7 @@ struct CommonFlags {
   void add_optimizer_to(CLI::App& command);
   OptimizerOptions optimizer_options() const;
   bool lowered() const;  // --lowering paper; throws on another name
+  TierOptions tiers() const;  // --host-memory and --spill
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
 };
 

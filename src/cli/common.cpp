@@ -33,6 +33,9 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
   command.add_option("-b,--batch,--batch-size", batch, "Images a step")->check(whole_number(1, 1 << 20));
   command.add_option("--memory", memory, "Bytes that a training step may use, parameters included: 512MiB, 1.5GiB, 800MB")
       ->type_name("SIZE");
+  command.add_option("--host-memory", host_memory, "Memory beside --memory that tensors may be moved to while they wait: 4GiB")->type_name("SIZE");
+  command.add_option("--spill", spill, "Folder on disk that tensors may be moved to while they wait, and how much of it (default: what is free, less a tenth)")
+      ->type_name("DIR[:SIZE]");
   command.add_option("--policy", policy, "How memory is planned; `plimsoll policies` lists them")->capture_default_str();
   command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit")->capture_default_str();
   command.add_option("--device", device, "Where it runs; `plimsoll devices` lists them")->capture_default_str();
@@ -66,15 +69,27 @@ OptimizerOptions CommonFlags::optimizer_options() const {
   return {.name = optimizer, .momentum = momentum, .nesterov = nesterov, .weight_decay = weight_decay};
 }
 
-std::optional<Bytes> CommonFlags::memory_bytes() const {
-  if (!memory) return std::nullopt;
+namespace {
+
+std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
   try {
-    const Bytes bytes = parse_bytes(*memory);
-    if (bytes.count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no memory at all", *memory));
+    const Bytes bytes = parse_bytes(*text);
+    if (bytes.count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no memory at all", *text));
     return bytes;
   } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("--memory: {}", error.what()));
+    throw Error(error.code(), fmt::format("{}: {}", flag, error.what()));
   }
+}
+
+}  // namespace
+
+std::optional<Bytes> CommonFlags::memory_bytes() const { return bytes_of("--memory", memory); }
+
+TierOptions CommonFlags::tiers() const {
+  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory), .spill = {}, .spill_size = {}};
+  if (spill) parse_spill(*spill, options);
+  return options;
 }
 
 JsonLines::JsonLines(const std::string& target) {

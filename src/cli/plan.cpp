@@ -33,8 +33,8 @@ ModelInput input_of(const CommonFlags& flags) {
   return {.batch = flags.batch > 0 ? flags.batch : 32, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
 }
 
-CompileOptions compile_options(const CommonFlags& flags) {
-  CompileOptions options{.policy = flags.policy, .placement = flags.placement, .optimizer = flags.optimizer_options(), .exact = flags.exact};
+CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
+  CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
   if (const auto memory = flags.memory_bytes()) options.memory = *memory;
   if (flags.lowered()) options.layer_model = LayerModelOptions{};
   return options;
@@ -56,9 +56,9 @@ int run_plan(const PlanFlags& flags) {
     input = training_input({.model = flags.model, .data = flags.data, .batch = input.batch, .image_size = flags.image_size, .classes = flags.classes});
   }
   const Network network = build_model(flags.model, input);
-  Session session = open_session(flags.device, flags.threads);
+  Session session = open_session(flags.device, flags.threads, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
-  const CompileOptions options = compile_options(flags);
+  const CompileOptions options = compile_options(flags, session);
   const auto result = compile_training(network, *session.device, session.costs, options);
   if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
     complain(to_text(*infeasible));
@@ -119,13 +119,13 @@ int run_profile(const ProfileFlags& flags) {
   check_choices(flags.policy, flags.placement);
   JsonLines out(flags.json);
   const Network network = build_model(flags.model, input_of(flags));
-  Session session = open_session(flags.device, flags.threads);
+  Session session = open_session(flags.device, flags.threads, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   if (flags.again) {
     session.database->save(probe_rates(*session.device));
     session.costs = CostTable(*session.database->rates());
   }
-  CompileOptions options = compile_options(flags);
+  CompileOptions options = compile_options(flags, session);
   std::signal(SIGINT, on_profile_interrupt);
   const BusyMeter busy;
   Progress progress;

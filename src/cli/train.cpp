@@ -89,6 +89,9 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--policy", options.policy, saved.policy);
   take("--placement", options.placement, saved.placement);
   if (saved.memory) take("--memory", options.memory, saved.memory);
+  take("--host-memory", options.host_memory, saved.host_memory);
+  take("--spill", options.spill, saved.spill);
+  take("--spill", options.spill_size, saved.spill_size);
   take("--exact", options.exact, saved.exact);
   take("--threads", options.threads, saved.threads);
   take("--device", options.device, saved.device);
@@ -149,6 +152,10 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.model = flags.model.empty() ? std::string(kDefaultModel) : flags.model;
   options.batch = flags.batch > 0 ? flags.batch : bare ? 64 : 32;
   options.memory = flags.memory_bytes();
+  const TierOptions tiers = flags.tiers();
+  options.host_memory = tiers.host_memory;
+  options.spill = tiers.spill;
+  options.spill_size = tiers.spill_size;
   options.policy = flags.policy;
   options.placement = flags.placement;
   options.device = flags.device;
@@ -268,10 +275,10 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   };
   std::optional<Recorded> recorded;  // the report also tells what is known only when all is done
   if (!flags.trace.empty() || !flags.report.empty()) {
-    listener.recorded = [&](const Program& program, std::span<const StepRecord> records) {
+    listener.recorded = [&](const Program& program, std::span<const StepRecord> records, std::span<const StepRecord> copies) {
       if (!flags.report.empty()) recorded = Recorded{program, {records.begin(), records.end()}};
       if (flags.trace.empty()) return;
-      write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, records));
+      write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, records, copies));
       say(out, fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags.trace));
     };
   }

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kApplicationId = 0x504c4d53;  // "PLMS" in the file's header
-constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kSchemaVersion = 2;  // 2: tiers
 
 constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS costs (
@@ -27,6 +27,9 @@ CREATE TABLE IF NOT EXISTS costs (
 CREATE TABLE IF NOT EXISTS rates (
   device TEXT PRIMARY KEY, gflops REAL NOT NULL, memory_gb_per_s REAL NOT NULL, launch_us REAL NOT NULL,
   saved_at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tiers (
+  device TEXT NOT NULL, tier TEXT NOT NULL, out_gb_per_s REAL NOT NULL, in_gb_per_s REAL NOT NULL, latency_us REAL NOT NULL,
+  compute_share REAL NOT NULL, saved_at INTEGER NOT NULL, PRIMARY KEY (device, tier)) WITHOUT ROWID;
 )";
 
 int64_t unix_time() {
@@ -69,6 +72,12 @@ bool is_sane(const MachineRates& rates) {
          rates.launch_us >= 0;
 }
 
+bool is_sane(const TierInfo& tier) {
+  auto positive = [](double x) { return std::isfinite(x) && x > 0; };
+  return positive(tier.out_gb_per_s) && positive(tier.in_gb_per_s) && std::isfinite(tier.latency_us) && tier.latency_us >= 0 &&
+         tier.compute_share >= 0 && tier.compute_share <= 1;
+}
+
 // Opens and checks; throws SqliteError, which is corrupt where the file is no cost database.
 std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
   auto connection = std::make_unique<SqliteConnection>(path, SqliteConnection::Mode::read_write_create);
@@ -94,6 +103,9 @@ std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
   // A query that names every column fails on tables of another form.
   connection->run("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at FROM costs LIMIT 1");
   connection->run("SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates LIMIT 1");
+  if (version == kSchemaVersion || !connection->is_read_only()) {
+    connection->run("SELECT device,tier,out_gb_per_s,in_gb_per_s,latency_us,compute_share,saved_at FROM tiers LIMIT 1");
+  }
   return connection;
 }
 
@@ -122,7 +134,8 @@ struct CostDatabase::Impl {
   void copy_from_read_only() {
     try {
       SqliteConnection source(path, SqliteConnection::Mode::read_only);
-      if (source.integer("PRAGMA user_version") != kSchemaVersion) return;
+      const int64_t version = source.integer("PRAGMA user_version");
+      if (version < 1 || version > kSchemaVersion) return;
       SqliteStatement rows(source,
                            "SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at FROM costs");
       SqliteStatement put(*connection, "INSERT OR REPLACE INTO costs VALUES (?,?,?,?,?,?,?,?,?)");
@@ -141,6 +154,15 @@ struct CostDatabase::Impl {
             .bind(rates.integer(4))
             .step();
         put_rates.reset();
+      }
+      if (version < 2) return;
+      SqliteStatement tiers(source,
+                            "SELECT device,tier,out_gb_per_s,in_gb_per_s,latency_us,compute_share,saved_at FROM tiers");
+      SqliteStatement put_tiers(*connection, "INSERT OR REPLACE INTO tiers VALUES (?,?,?,?,?,?,?)");
+      while (tiers.step()) {
+        put_tiers.bind(tiers.text(0)).bind(tiers.text(1)).bind(tiers.real(2)).bind(tiers.real(3)).bind(tiers.real(4));
+        put_tiers.bind(tiers.real(5)).bind(tiers.integer(6)).step();
+        put_tiers.reset();
       }
     } catch (const SqliteError&) {
     }
@@ -298,6 +320,33 @@ void CostDatabase::save(const MachineRates& rates) {
         .bind(rates.launch_us)
         .bind(unix_time())
         .step();
+  });
+}
+
+std::optional<TierInfo> CostDatabase::tier_rates(const std::string& key) {
+  std::optional<TierInfo> result;
+  impl_->with_connection("read from", [&](SqliteConnection& connection) {
+    SqliteStatement row(
+        connection, "SELECT out_gb_per_s,in_gb_per_s,latency_us,compute_share FROM tiers WHERE device=? AND tier=?");
+    row.bind(impl_->device_key).bind(key);
+    if (!row.step()) return;
+    const TierInfo found{.name = {},
+                         .capacity = {},
+                         .out_gb_per_s = row.real(0),
+                         .in_gb_per_s = row.real(1),
+                         .latency_us = row.real(2),
+                         .compute_share = row.real(3)};
+    if (is_sane(found)) result = found;
+  });
+  return result;
+}
+
+void CostDatabase::save(const std::string& key, const TierInfo& tier) {
+  if (!is_sane(tier)) return;
+  impl_->with_connection("saved in", [&](SqliteConnection& connection) {
+    SqliteStatement put(connection, "INSERT OR REPLACE INTO tiers VALUES (?,?,?,?,?,?,?)");
+    put.bind(impl_->device_key).bind(key).bind(tier.out_gb_per_s).bind(tier.in_gb_per_s).bind(tier.latency_us);
+    put.bind(tier.compute_share).bind(unix_time()).step();
   });
 }
 

@@ -89,6 +89,8 @@ TimedRun timed(const Device& device, const Graph& graph, OpId op, int threads) {
   return [bench, arena] { return bench->run(); };
 }
 
+}  // namespace
+
 ProbeRuns runs_on(const Device& device) {
   ProbeRuns runs;
   runs.product = [&device](int64_t n, int threads) {
@@ -105,8 +107,6 @@ ProbeRuns runs_on(const Device& device) {
   runs.wait = [](double ms) { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms)); };
   return runs;
 }
-
-}  // namespace
 
 MachineRates probe_rates(const ProbeRuns& runs, int threads) {
   MachineRates rates;

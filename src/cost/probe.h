@@ -23,4 +23,7 @@ struct ProbeRuns {
 // later. If they still do, what one thread tells is believed. A rate that cannot be had stays MachineRates' default.
 MachineRates probe_rates(const ProbeRuns& runs, int threads);
 
+// The device's own kernels, timed.
+ProbeRuns runs_on(const Device& device);
+
 }  // namespace plimsoll

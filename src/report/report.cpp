@@ -154,7 +154,7 @@ json infeasible_json(const Infeasible& infeasible) {
           {"verified", false}};
 }
 
-std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records) {
+std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records, std::span<const StepRecord> copies) {
   json events = json::array();
   auto process = [&](int pid, std::string_view name) {
     events.push_back({{"ph", "M"}, {"pid", pid}, {"tid", 0}, {"name", "process_name"}, {"args", {{"name", name}}}});
@@ -176,6 +176,20 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
                        {{"step", s}, {"op", op.type->name}, {"layer", op.layer}, {"kernel", step.kernel},
                         {"workspace_bytes", step.workspace.count}, {"recompute", step.recompute},
                         {"gflop", op.type->work ? op.type->work(graph, op).flops / 1e9 : 0.0}}}});
+  };
+  auto copy = [&](int pid, int engine, int32_t index, double start_ms, double end_ms) {
+    const Move& move = plan.moves[static_cast<size_t>(index)];
+    const Bytes bytes = graph.tensor(move.tensor).bytes();
+    events.push_back({{"ph", "X"}, {"pid", pid}, {"tid", engine}, {"name", graph.tensor(move.tensor).name},
+                      {"ts", start_ms * 1000}, {"dur", (end_ms - start_ms) * 1000},
+                      {"args", {{"tier", move.tier}, {"bytes", bytes.count}}}});
+  };
+  auto engines = [&](int pid) {
+    thread(pid, 0, "compute");
+    for (size_t t = 0; t < plan.tiers.size(); ++t) {
+      thread(pid, static_cast<int>(2 * t + 1), "to " + plan.tiers[t].tier.name);
+      thread(pid, static_cast<int>(2 * t + 2), "from " + plan.tiers[t].tier.name);
+    }
   };
   // Views take no time, so they have no bar, and begin when what is before them ends.
   auto runs = [&](StepIndex s) { return !graph.op(plan.steps[static_cast<size_t>(s)].op).type->is_view; };
@@ -199,29 +213,27 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
   };
 
   process(1, "predicted");
-  thread(1, 0, "compute");
-  for (size_t t = 0; t < plan.tiers.size(); ++t) {
-    thread(1, static_cast<int>(2 * t + 1), "to " + plan.tiers[t].tier.name);
-    thread(1, static_cast<int>(2 * t + 2), "from " + plan.tiers[t].tier.name);
-  }
+  engines(1);
   std::vector<StepRecord> predicted(plan.steps.size());
   for (const EngineSpan& span : plan.predicted.timeline) {
     if (span.engine == 0) {
       predicted[static_cast<size_t>(span.index)] = {span.start_ms, span.end_ms};
       if (runs(span.index)) bar(1, 0, span.index, span.start_ms, span.end_ms);
     } else {
-      const Move& move = plan.moves[static_cast<size_t>(span.index)];
-      events.push_back({{"ph", "X"}, {"pid", 1}, {"tid", span.engine}, {"name", graph.tensor(move.tensor).name},
-                        {"ts", span.start_ms * 1000}, {"dur", (span.end_ms - span.start_ms) * 1000},
-                        {"args", {{"tier", move.tier}, {"bytes", graph.tensor(move.tensor).bytes().count}}}});
+      copy(1, span.engine, span.index, span.start_ms, span.end_ms);
     }
   }
   counter(1, predicted);
   if (!records.empty()) {
     process(2, "measured");
-    thread(2, 0, "compute");
+    engines(2);
     for (size_t s = 0; s < records.size(); ++s) {
       if (runs(static_cast<StepIndex>(s))) bar(2, 0, static_cast<StepIndex>(s), records[s].start_ms, records[s].end_ms);
+    }
+    for (size_t i = 0; i < copies.size(); ++i) {
+      const Move& move = plan.moves[i];
+      const int engine = 2 * move.tier + (move.direction == Move::Direction::out ? 1 : 2);
+      copy(2, engine, static_cast<int32_t>(i), copies[i].start_ms, copies[i].end_ms);
     }
     counter(2, {records.begin(), records.end()});
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <map>
 #include <set>
 
 #include "plimsoll/models.h"
@@ -52,6 +53,26 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
     EXPECT_EQ(bars, timed) << "process " << process;
     EXPECT_EQ(counters, plan.steps.size());
   }
+}
+
+TEST(Trace, HasARowForEachEngineAndABarForEachCopyAsMeasured) {
+  const auto device = open_device("cpu", 1);
+  const auto compiled = compile_training(build_model("lenet", {.batch = 4}), *device, CostTable{}, {});
+  const Program& program = std::get<Program>(compiled);
+  Plan plan = program.plan;
+  plan.tiers = {{.tier = {.name = "host", .capacity = 1_MiB}, .used = 8_KiB}};
+  plan.moves = {{Move::Direction::out, {2}, 0, 0_B, 1, 3}, {Move::Direction::in, {2}, 0, 0_B, 3, 5}};
+  const std::vector<StepRecord> steps(plan.steps.size(), {1, 2}), copies{{2.5, 3.5}, {4, 7}};
+  const json trace = json::parse(trace_json(program.network.graph, plan, steps, copies));
+  std::map<int, double> bars;
+  std::set<std::string> rows;
+  for (const json& event : trace.at("traceEvents")) {
+    if (event.at("pid") != 2) continue;
+    if (event.at("ph") == "X" && event.at("tid") != 0) bars[event.at("tid")] = event.at("dur");
+    if (event.at("name") == "thread_name") rows.insert(event.at("args").at("name"));
+  }
+  EXPECT_EQ(bars, (std::map<int, double>{{1, 1000}, {2, 3000}}));
+  EXPECT_EQ(rows, (std::set<std::string>{"compute", "to host", "from host"}));
 }
 
 }  // namespace

@@ -23,12 +23,14 @@ struct Attempt {
 
 Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, const CostTable& costs, const CompileOptions& options) {
   const Route route = make_route(graph);
+  DeviceInfo info = device.info();
+  if (!options.tiers.empty()) info.tiers = options.tiers;
   PlanOrInfeasible result = find_policy(options.policy)
                                 .plan({.graph = graph,
                                        .route = route,
                                        .kernels = layouts.kernels,
                                        .costs = costs,
-                                       .device = device.info(),
+                                       .device = info,
                                        .budget = options.memory,
                                        .placement = options.placement,
                                        .options = policy_options(options.policy)});

@@ -61,6 +61,9 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     {"min_lr", fmt::format("{}", options.schedule.min_lr)},
                     {"decay_rate", fmt::format("{}", options.schedule.decay_rate)},
                     {"decay_epochs", fmt::to_string(options.schedule.decay_epochs)}};
+  if (options.host_memory) state.settings["host_memory"] = fmt::to_string(options.host_memory->count);
+  if (options.spill) state.settings["spill"] = options.spill->string();
+  if (options.spill_size) state.settings["spill_size"] = fmt::to_string(options.spill_size->count);
   return state;
 }
 
@@ -91,6 +94,15 @@ TrainOptions saved_options(const TrainingState& state) {
   take(state.settings, "decay_rate", 0.0, 1.0, options.schedule.decay_rate);
   take(state.settings, "decay_epochs", int64_t{1}, kMostEpochs, options.schedule.decay_epochs);
   options.augment = augment == 1;
+  auto take_bytes = [&](std::string_view name, std::optional<Bytes>& value) {
+    Bytes bytes;
+    if (!state.settings.contains(name)) return;
+    take(state.settings, name, int64_t{1}, INT64_MAX, bytes.count);
+    value = bytes;
+  };
+  take_bytes("host_memory", options.host_memory);
+  take_bytes("spill_size", options.spill_size);
+  if (const auto it = state.settings.find("spill"); it != state.settings.end()) options.spill = it->second;
   return options;
 }
 

@@ -1,6 +1,9 @@
 #include "run/session.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -68,21 +71,66 @@ double BusyMeter::others() const {
   return total > total_ ? std::clamp(((busy - busy_) - (own - own_)) / (total - total_), 0.0, 1.0) : 0;
 }
 
-Session open_session(std::string_view name, int threads) {
-  Session session;
+namespace {
+
+// Which tier a rate belongs to.
+std::string key_of(const std::string& name, const std::filesystem::path& folder) {
+  if (name != "disk") return name;
+  struct stat status {};
+  const bool known = ::stat(folder.c_str(), &status) == 0;
+  std::error_code ignored;
+  return fmt::format("disk {}:{} {}", known ? major(status.st_dev) : 0, known ? minor(status.st_dev) : 0,
+                     std::filesystem::canonical(folder, ignored).string());
+}
+
+void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::filesystem::path& folder) {
+  const std::string key = key_of(tier->name(), folder);
+  std::optional<TierInfo> info = session.database->tier_rates(key);
+  if (!info) {
+    const BusyMeter busy;
+    info = probe_tier(*session.device, *tier);
+    if (busy.others() <= kTooBusy) session.database->save(key, *info);
+  }
+  info->name = tier->name();
+  info->capacity = tier->capacity();
+  session.tiers.push_back(*info);
+}
+
+void add_tiers(Session& session, const TierOptions& options) {
+  const DeviceInfo& device = session.device->info();
+  session.tiers = device.tiers;
+  if (device.simulated) {
+    if (options.spill) throw Error(ErrorCode::invalid_input, fmt::format("--spill: the simulated device '{}' has no disk", device.name));
+    for (TierInfo& tier : session.tiers) {
+      if (options.host_memory && tier.name == "host") tier.capacity = *options.host_memory;
+    }
+    return;
+  }
+  if (options.host_memory) add_tier(session, open_host_tier(*options.host_memory), {});
+  if (options.spill) {
+    const Bytes room = options.spill_size ? *options.spill_size : spill_room(*options.spill);
+    add_tier(session, open_disk_tier(*options.spill, room), *options.spill);
+    session.spill = *options.spill;
+  }
+  auto speed = [](const TierInfo& t) { return t.out_gb_per_s + t.in_gb_per_s; };
+  std::stable_sort(session.tiers.begin(), session.tiers.end(),
+                   [&](const TierInfo& a, const TierInfo& b) { return speed(a) > speed(b); });
+}
+
+void open_device_and_costs(Session& session, std::string_view name, int threads) {
   session.device = open_device(name, threads);
   session.database = std::make_unique<CostDatabase>(CostDatabase::default_path(), session.device->info());
   if (!session.database->notice().empty()) session.notices.push_back(session.database->notice());
   if (session.database->rates()) {
     session.costs = session.database->load();
-    return session;
+    return;
   }
   const BusyMeter busy;
   const MachineRates rates = probe_rates(*session.device);
   if (busy.others() <= kTooBusy) {
     session.database->save(rates);
     session.costs = session.database->load();
-    return session;
+    return;
   }
   // Probed again next time; entries that are there already are still good.
   CostTable table(rates);
@@ -91,6 +139,14 @@ Session open_session(std::string_view name, int threads) {
     for (const auto& [key, cost] : *entries) table.put(key, cost);
   }
   session.costs = std::move(table);
+}
+
+}  // namespace
+
+Session open_session(std::string_view name, int threads, const TierOptions& tiers) {
+  Session session;
+  open_device_and_costs(session, name, threads);
+  add_tiers(session, tiers);
   return session;
 }
 
@@ -111,18 +167,31 @@ Bytes minimum_memory(const Network& network, const Device& device, const CostTab
 
 void calibrate(Session& session, Program& program) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, {.record_times = true});
+  Executor executor(graph, program.plan, *session.device, {.record_times = true, .spill = session.spill});
   executor.run_step();  // first touch, first use of every kernel
   std::vector<std::vector<double>> times(program.plan.steps.size());
   const double begun = now_s();
   for (int run = 0; run < kCalibrationRuns && (run == 0 || now_s() - begun < kCalibrationSeconds); ++run) {
     executor.run_step();
-    for (size_t s = 0; s < times.size(); ++s) {
-      times[s].push_back(executor.records()[s].end_ms - executor.records()[s].start_ms);
-    }
+    const std::vector<double> now = compute_times(program.plan, executor);
+    for (size_t s = 0; s < times.size(); ++s) times[s].push_back(now[s]);
   }
   keep_step_times(session, program, std::move(times));
   program.plan.predicted = simulate(graph, program.plan, session.costs);
+}
+
+std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
+  std::vector<double> times;
+  for (const StepRecord& step : executor.records()) {
+    double ms = step.end_ms - step.start_ms;
+    for (size_t i = 0; i < executor.copies().size(); ++i) {
+      const StepRecord& copy = executor.copies()[i];
+      const double together = std::min(step.end_ms, copy.end_ms) - std::max(step.start_ms, copy.start_ms);
+      if (together > 0) ms -= together * plan.tiers[static_cast<size_t>(plan.moves[i].tier)].tier.compute_share;
+    }
+    times.push_back(std::max(ms, 0.05 * (step.end_ms - step.start_ms)));
+  }
+  return times;
 }
 
 void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times) {

@@ -1,6 +1,7 @@
 // A device with what is known about it: the benchmark database and the costs in it.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
+#include "plimsoll/execute.h"
 
 namespace plimsoll {
 
@@ -15,11 +17,14 @@ struct Session {
   std::unique_ptr<Device> device;
   std::unique_ptr<CostDatabase> database;
   CostTable costs;
+  std::vector<TierInfo> tiers;       // for CompileOptions
+  std::filesystem::path spill;       // for ExecuteOptions
   std::vector<std::string> notices;  // for the user
 };
 
-// Opens the device and its database; probes the machine's speed when the database does not know it.
-Session open_session(std::string_view device, int threads);
+// Opens the device and its database; probes the machine's speed, and that of the tiers which the user gives, when the database
+// does not know it.
+Session open_session(std::string_view device, int threads, const TierOptions& tiers = {});
 
 // Throws Error(invalid_input) with the nearest name where there is no policy or placement of this name: before any measuring.
 void check_choices(std::string_view policy, std::string_view placement);
@@ -33,6 +38,9 @@ Bytes minimum_memory(const Network& network, const Device& device, const CostTab
 // Runs a program's step a few times on meaningless values, records what each op takes inside a step, keeps it in the table and
 // the database, and predicts the step's time anew. The executor's states are not meaningful afterwards.
 void calibrate(Session& session, Program& program);
+
+// What each step of the executor's last one took, less what the copies beside it took from it.
+std::vector<double> compute_times(const Plan& plan, const Executor& executor);
 
 // Keeps what each step of a plan took, in some runs of it, as costs inside a step.
 void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times);

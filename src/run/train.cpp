@@ -84,17 +84,17 @@ bool needs_calibration(const Program& program, const CostTable& costs) {
 
 // The prediction was off: what the last step took, if it was a usual one, predicts better next time.
 void correct_costs(Session& session, const Program& program, const Executor& executor, double usual_ms) {
-  std::vector<std::vector<double>> times;
-  double sum = 0;
-  for (const StepRecord& record : executor.records()) {
-    times.push_back({record.end_ms - record.start_ms});
-    sum += times.back()[0];
+  double last_ms = 0;
+  for (const auto& records : {executor.records(), executor.copies()}) {
+    for (const StepRecord& record : records) last_ms = std::max(last_ms, record.end_ms);
   }
-  if (std::abs(sum / usual_ms - 1) < kPredictionTolerance) keep_step_times(session, program, std::move(times));
+  std::vector<std::vector<double>> times;
+  for (const double ms : compute_times(program.plan, executor)) times.push_back({ms});
+  if (std::abs(last_ms / usual_ms - 1) < kPredictionTolerance) keep_step_times(session, program, std::move(times));
 }
 
-Bytes default_budget(const DeviceInfo& device) {
-  const int64_t free = device.memory_available.count;
+Bytes default_budget(const DeviceInfo& device, Bytes host_memory) {
+  const int64_t free = std::max<int64_t>(0, device.memory_available.count - host_memory.count);
   return {std::max<int64_t>(free / 2, static_cast<int64_t>(static_cast<double>(free) * kHostShare) - kHostReserve.count)};
 }
 
@@ -154,11 +154,13 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
   }
 }
 
-CompileOptions compile_options(const TrainOptions& options, const Beginning& beginning, const DeviceInfo& device,
+CompileOptions compile_options(const TrainOptions& options, const Beginning& beginning, const Session& session,
                                const std::function<void(const std::string&)>& notice) {
-  CompileOptions compile{.memory = options.memory ? *options.memory : default_budget(device),
+  const DeviceInfo& device = session.device->info();
+  CompileOptions compile{.memory = options.memory ? *options.memory : default_budget(device, options.host_memory.value_or(0_B)),
                          .policy = options.policy,
                          .placement = options.placement,
+                         .tiers = session.tiers,
                          .optimizer = options.optimizer,
                          .exact = options.exact};
   if (beginning.plan) pin(compile, *beginning.plan, options, device);
@@ -243,9 +245,10 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   const ModelInput input = input_for(options, data->info());
   const Network network = build_model(options.model, input);
 
-  Session session = open_session(options.device, options.threads);
+  const TierOptions tiers{.host_memory = options.host_memory, .spill = options.spill, .spill_size = options.spill_size};
+  Session session = open_session(options.device, options.threads, tiers);
   for (const std::string& text : session.notices) notice(text);
-  const CompileOptions compile = compile_options(options, beginning, session.device->info(), notice);
+  const CompileOptions compile = compile_options(options, beginning, session, notice);
   const bool measure = options.costs == "measured";
   if (measure && !options.exact && compile.kernels.empty()) {
     if (auto infeasible = measure_kernels(session, network, compile, options, listener, notice)) return *infeasible;
@@ -260,9 +263,13 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
 
   const auto runner = naming_plan(options, [&] {
     return std::make_unique<Runner>(program, *session.device,
-                                    ExecuteOptions{.check_memory = options.check_memory, .record_times = true});
+                                    ExecuteOptions{
+                                        .check_memory = options.check_memory, .record_times = true, .spill = session.spill});
   });
   Executor& executor = runner->executor();
+  for (const auto& tier : executor.memory().tiers) {
+    if (tier->name() == "disk") notice(fmt::format("spilling to {}: {}", tier->where(), tier->how()));
+  }
   States states(program.network.graph, executor);
   TrainingPlace place;
   if (beginning.checkpoint) {
@@ -280,7 +287,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   std::optional<Evaluation> evaluation;
   if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
     evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,
-                       ExecuteOptions{.check_memory = options.check_memory}, executor.memory());
+                       ExecuteOptions{.check_memory = options.check_memory, .spill = session.spill}, executor.memory());
   }
 
   const TrainingParts parts{.options = options, .listener = listener, .data = data, .program = program,
@@ -296,7 +303,10 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   done.weights_sha256 = states.sha256();
   done.process_peak = process_peak();
   const bool ran = done.steps > 0;
-  if (listener.recorded) listener.recorded(program, ran ? executor.records() : std::span<const StepRecord>{});
+  if (listener.recorded) {
+    const std::span<const StepRecord> none;
+    listener.recorded(program, ran ? executor.records() : none, ran ? executor.copies() : none);
+  }
   return done;
 }
 

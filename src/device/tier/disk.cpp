@@ -355,6 +355,25 @@ std::shared_ptr<Tier> open_disk_tier(const fs::path& folder, Bytes capacity) {
   return std::make_shared<DiskTier>(folder, capacity);
 }
 
+void parse_spill(std::string_view text, TierOptions& options) {
+  std::error_code ignored;
+  const size_t colon = text.rfind(':');
+  if (colon != std::string_view::npos && !fs::is_directory(fs::path(text), ignored)) {
+    const std::string_view size = text.substr(colon + 1);
+    try {
+      options.spill_size = parse_bytes(size);
+    } catch (const Error& error) {
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: {}", text, error.what()));
+    }
+    if (options.spill_size->count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: '{}' is no room at all", text, size));
+    text = text.substr(0, colon);
+  }
+  if (text.empty() || !fs::is_directory(fs::path(text), ignored)) {
+    throw Error(ErrorCode::invalid_input, fmt::format("--spill: there is no folder '{}'", text));
+  }
+  options.spill = fs::path(text);
+}
+
 Bytes spill_room(const fs::path& folder) {
   struct statvfs status {};
   if (::statvfs(folder.c_str(), &status) != 0) {

@@ -1,0 +1,145 @@
+// How fast a tier is, and what it costs the computing beside it.
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "cost/probe.h"
+#include "plimsoll/error.h"
+#include "plimsoll/plan.h"
+
+namespace plimsoll {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kCopyBytes = 8 << 20;
+constexpr int64_t kCopies = 4;         // places that the copies go round, so that they come from memory and not from a cache
+constexpr int kRounds = 5;             // of computing alone, beside copies out, and beside copies in, in turn
+constexpr double kWindowMs = 25;
+constexpr int kSmallCopies = 16;
+constexpr int64_t kProductSize = 512;  // about a millisecond of dense work, as a step's convolutions are
+constexpr double kMostShare = 0.95;
+
+double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+// Mean milliseconds of a run, over a time of `ms` or until `done`.
+double mean_ms(const TimedRun& run, double ms) {
+  const Clock::time_point start = Clock::now();
+  int runs = 0;
+  for (double spent = 0; spent < ms || runs < 2; spent = ms_since(start)) {
+    run();
+    ++runs;
+  }
+  return ms_since(start) / runs;
+}
+
+// Copies in one direction, over and over, in a thread of its own as long as it lives.
+class Copying {
+ public:
+  Copying(Channel& channel, std::span<Slot* const> slots, std::byte* memory, bool out)
+      : thread_([this, &channel, slots, memory, out] {
+          try {
+            for (size_t i = 0; !stop_; i = (i + 1) % slots.size()) {
+              std::byte* at = memory + static_cast<int64_t>(i) * slots[i]->bytes;
+              const Clock::time_point start = Clock::now();
+              out ? channel.write(*slots[i], at) : channel.read(*slots[i], at);
+              times_.push_back(ms_since(start));
+              busy_ms_ += times_.back();
+            }
+            timespec used{};
+            clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+            processor_ms_ = static_cast<double>(used.tv_sec) * 1e3 + static_cast<double>(used.tv_nsec) * 1e-6;
+          } catch (...) {
+            failure_ = std::current_exception();
+          }
+        }) {}
+  ~Copying() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  Copying(const Copying&) = delete;
+  Copying& operator=(const Copying&) = delete;
+
+  void finish() {
+    stop_ = true;
+    thread_.join();
+    if (failure_) std::rethrow_exception(failure_);
+  }
+  const std::vector<double>& times() const { return times_; }
+  double processor_share() const { return busy_ms_ > 0 ? processor_ms_ / busy_ms_ : 0; }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<double> times_;
+  double busy_ms_ = 0, processor_ms_ = 0;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+TierInfo probe_tier(const Device& device, Tier& tier) {
+  const int64_t copy = std::min(kCopyBytes, tier.capacity().count / kCopies / kTierPiece * kTierPiece);
+  TierInfo info{.name = tier.name(), .capacity = tier.capacity()};
+  if (copy < kTierPiece) {
+    throw Error(ErrorCode::invalid_input, to_string(tier.capacity()) + " are too few for a tier: 4 MiB at least");
+  }
+  tier.reserve({kCopies * copy});
+  const std::unique_ptr<Arena> arena = device.take_arena({kCopies * copy + kStayAlignment});
+  std::byte* const memory = arena->base() + kStayAlignment;  // as tensors lie: not at the start of a page
+  const std::unique_ptr<Channel> channel = tier.open_channel();
+  std::vector<Slot*> slots;
+  for (int64_t i = 0; i < kCopies; ++i) {
+    slots.push_back(&tier.slot({i * copy}, {copy}));
+    channel->write(*slots.back(), memory + i * copy);
+  }
+
+  Slot& small = tier.slot(0_B, 4096_B);
+  std::vector<double> small_ms;
+  for (int i = 0; i < kSmallCopies; ++i) {
+    Clock::time_point start = Clock::now();
+    channel->write(small, memory);
+    small_ms.push_back(ms_since(start));
+    start = Clock::now();
+    channel->read(small, memory);
+    small_ms.push_back(ms_since(start));
+  }
+  channel->write(*slots[0], memory);
+  const double latency_ms = median(small_ms);
+  info.latency_us = 1000 * latency_ms;
+
+  const TimedRun product = runs_on(device).product(kProductSize, device.info().threads);
+  product();
+  std::vector<double> copy_ms[2], lost, processor;
+  for (int round = 0; round < kRounds; ++round) {
+    const double alone_ms = mean_ms(product, kWindowMs);
+    double beside_ms = 0;
+    for (const bool out : {true, false}) {
+      Copying copying(*channel, slots, memory, out);
+      beside_ms += mean_ms(product, kWindowMs) / 2;
+      copying.finish();
+      copy_ms[out].insert(copy_ms[out].end(), copying.times().begin(), copying.times().end());
+      processor.push_back(copying.processor_share());
+    }
+    lost.push_back(1 - alone_ms / beside_ms);
+  }
+  auto rate = [&](const std::vector<double>& ms) { return static_cast<double>(copy) / (std::max(median(ms) - latency_ms, 1e-3) * 1e6); };
+  info.out_gb_per_s = rate(copy_ms[true]);
+  info.in_gb_per_s = rate(copy_ms[false]);
+  // On a busy machine what the copies take is hard to see, but their share of the processors is taken from somebody.
+  const double taken = median(processor) / device.info().threads;
+  info.compute_share = std::clamp(std::max(median(lost), taken), 0.0, kMostShare);
+  return info;
+}
+
+}  // namespace plimsoll
