@@ -18,14 +18,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kCopyBytes = 8 << 20;
-constexpr int64_t kCopies = 4;         // places that the copies go round, so that they come from memory and not from a cache
-constexpr int kRounds = 5;             // of computing alone, beside copies out, and beside copies in, in turn
+constexpr int64_t kCopies = 4;  // places that the copies go round, so that they come from memory and not from a cache
+constexpr int kRounds = 5;      // of computing alone, beside copies out, and beside copies in, in turn
 constexpr double kWindowMs = 25;
 constexpr int kSmallCopies = 16;
 constexpr int64_t kProductSize = 512;  // about a millisecond of dense work, as a step's convolutions are
 constexpr double kMostShare = 0.95;
 
-double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
@@ -133,7 +135,9 @@ TierInfo probe_tier(const Device& device, Tier& tier) {
     }
     lost.push_back(1 - alone_ms / beside_ms);
   }
-  auto rate = [&](const std::vector<double>& ms) { return static_cast<double>(copy) / (std::max(median(ms) - latency_ms, 1e-3) * 1e6); };
+  auto rate = [&](const std::vector<double>& ms) {
+    return static_cast<double>(copy) / (std::max(median(ms) - latency_ms, 1e-3) * 1e6);
+  };
   info.out_gb_per_s = rate(copy_ms[true]);
   info.in_gb_per_s = rate(copy_ms[false]);
   // On a busy machine what the copies take is hard to see, but their share of the processors is taken from somebody.

@@ -80,10 +80,17 @@ TEST(Tiers, AreProbedOnceAndKeptByFileSystemAndFolder) {
   EXPECT_EQ(session.spill, spill.path());
   EXPECT_TRUE(fs::is_empty(spill.path()));
   // What a database holds is not probed again.
-  session.database->save("host", {.name = "", .capacity = {}, .out_gb_per_s = 77, .in_gb_per_s = 78, .latency_us = 3, .compute_share = 0.5});
+  session.database->save(
+      "host",
+      {.name = "", .capacity = {}, .out_gb_per_s = 77, .in_gb_per_s = 78, .latency_us = 3, .compute_share = 0.5});
   const Session again = open_session("cpu", 1, {.host_memory = 32_MiB, .spill = {}, .spill_size = {}});
   ASSERT_EQ(again.tiers.size(), 1u);
-  EXPECT_EQ(again.tiers[0], (TierInfo{.name = "host", .capacity = 32_MiB, .out_gb_per_s = 77, .in_gb_per_s = 78, .latency_us = 3, .compute_share = 0.5}));
+  EXPECT_EQ(again.tiers[0], (TierInfo{.name = "host",
+                                      .capacity = 32_MiB,
+                                      .out_gb_per_s = 77,
+                                      .in_gb_per_s = 78,
+                                      .latency_us = 3,
+                                      .compute_share = 0.5}));
   EXPECT_TRUE(open_session("cpu", 1).tiers.empty());
   ::unsetenv("PLIMSOLL_CACHE");
 }
