@@ -29,14 +29,17 @@ struct Buffer {
 struct PlacementOptions {
   int64_t alignment = 64;     // of every offset
   Bytes capacity{0};          // stop searching at this height or below; in any case at the lower bound
-  double seconds = 1.0;       // the search's time limit; deterministic heuristics run whatever it is
+  int64_t effort = 20'000'000; // the search's limit, counted in items looked at (some 50 million a second), so that the
+                              // same problem gets the same answer on every machine; heuristics run whatever it is
+  double seconds = 10.0;      // safety net: the search also ends here, on a machine that is far slower than that
 };
 
 struct Placement {
   std::vector<Bytes> offsets;  // one a buffer
   Bytes height;                // end of the highest buffer
   Bytes lower_bound;           // largest sum of (aligned) bytes alive at one time
-  bool proven_optimal = false; // height == lower_bound, or the search was exhausted
+  Bytes proven_lower_bound;    // no placement is lower: lower_bound, or more where the search has shown it
+  bool proven_optimal = false; // height == proven_lower_bound
 };
 
 struct PlacementMethod { std::string_view name; std::string_view description; Placement (*place)(const std::vector<Buffer>&, const PlacementOptions&); };

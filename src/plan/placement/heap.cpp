@@ -1,99 +1,110 @@
 // Placements that take buffers in the order of time, as an allocator at run time must: they see nothing of what comes.
+#include "plan/placement/heap.h"
+
 #include <algorithm>
+#include <bit>
 #include <iterator>
-#include <map>
 #include <numeric>
 
-#include "plan/placement/problem.h"
-
 namespace plimsoll {
-namespace {
 
-// The free regions of a heap that grows at its end, by offset; neighbours are always joined.
-class Heap {
- public:
-  enum class Fit { first, best };
-
-  int64_t take(int64_t size, Fit fit) {
-    auto chosen = free_.end();
-    for (auto it = free_.begin(); it != free_.end(); ++it) {
-      if (it->second < size) continue;
-      if (chosen == free_.end() || it->second < chosen->second) chosen = it;
-      if (fit == Fit::first) break;
-    }
-    if (chosen == free_.end()) {
-      // Grow: the last region may be free up to the end.
-      int64_t offset = end_;
-      if (!free_.empty()) {
-        auto last = std::prev(free_.end());
-        if (last->first + last->second == end_) {
-          offset = last->first;
-          free_.erase(last);
-        }
-      }
-      end_ = offset + size;
-      return offset;
-    }
-    const auto [offset, room] = *chosen;
-    free_.erase(chosen);
-    if (room > size) free_[offset + size] = room - size;
-    return offset;
-  }
-
-  void give_back(int64_t offset, int64_t size) {
-    auto it = free_.emplace(offset, size).first;
-    if (auto next = std::next(it); next != free_.end() && it->first + it->second == next->first) {
-      it->second += next->second;
-      free_.erase(next);
-    }
-    if (it == free_.begin()) return;
-    if (auto before = std::prev(it); before->first + before->second == it->first) {
-      before->second += it->second;
-      free_.erase(it);
-    }
-  }
-
- private:
-  std::map<int64_t, int64_t> free_;  // offset -> size
-  int64_t end_ = 0;
-};
-
-Placement place_in_time_order(const std::vector<Buffer>& buffers, int64_t block, Heap::Fit fit) {
-  const PlacementProblem problem = make_problem(buffers, block);
-  std::vector<int32_t> begins(problem.items.size());
-  std::iota(begins.begin(), begins.end(), 0);
-  std::vector<int32_t> ends = begins;
-  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[static_cast<size_t>(i)]; };
-  std::stable_sort(begins.begin(), begins.end(), [&](int32_t a, int32_t b) { return item(a).lower < item(b).lower; });
-  std::stable_sort(ends.begin(), ends.end(), [&](int32_t a, int32_t b) { return item(a).upper < item(b).upper; });
-  std::vector<int64_t> offsets(problem.items.size(), 0);
-  Heap heap;
-  size_t ended = 0;
-  for (int32_t i : begins) {
-    for (; ended < ends.size() && item(ends[ended]).upper <= item(i).lower; ++ended) {
-      heap.give_back(offsets[static_cast<size_t>(ends[ended])], item(ends[ended]).size);
-    }
-    offsets[static_cast<size_t>(i)] = heap.take(item(i).size, fit);
-  }
-  return make_placement(problem, offsets, buffers.size());
+void Heap::add(int64_t offset, int64_t size) {
+  free_.emplace(offset, size);
+  by_size_.emplace(size, offset);
+  by_class_[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(size))) - 1].insert(offset);
 }
 
-// The bound of the problem itself, not of the problem in blocks.
-Placement with_bound(Placement placement, const std::vector<Buffer>& buffers, int64_t alignment) {
-  placement.lower_bound = {make_problem(buffers, alignment).lower_bound};
+void Heap::remove(std::map<int64_t, int64_t>::iterator region) {
+  const auto [offset, size] = *region;
+  free_.erase(region);
+  by_size_.erase({size, offset});
+  by_class_[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(size))) - 1].erase(offset);
+}
+
+std::map<int64_t, int64_t>::iterator Heap::find(int64_t size, Fit fit) {
+  if (fit == Fit::best) {
+    const auto smallest = by_size_.lower_bound({size, 0});
+    return smallest == by_size_.end() ? free_.end() : free_.find(smallest->second);
+  }
+  int64_t lowest = -1;
+  const size_t own = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(size))) - 1;
+  for (size_t k = own + 1; k < by_class_.size(); ++k) {
+    if (!by_class_[k].empty() && (lowest < 0 || *by_class_[k].begin() < lowest)) lowest = *by_class_[k].begin();
+  }
+  for (int64_t offset : by_class_[own]) {
+    if (lowest >= 0 && offset > lowest) break;
+    if (free_.at(offset) < size) continue;
+    lowest = offset;
+    break;
+  }
+  return lowest < 0 ? free_.end() : free_.find(lowest);
+}
+
+int64_t Heap::take(int64_t size, Fit fit) {
+  const auto chosen = find(size, fit);
+  if (chosen == free_.end()) {
+    const int64_t offset = used();  // the last region may be free up to the end
+    if (offset < end_) remove(std::prev(free_.end()));
+    end_ = offset + size;
+    return offset;
+  }
+  const auto [offset, room] = *chosen;
+  remove(chosen);
+  if (room > size) add(offset + size, room - size);
+  return offset;
+}
+
+void Heap::give_back(int64_t offset, int64_t size) {
+  auto next = free_.lower_bound(offset);
+  if (next != free_.begin()) {
+    if (const auto before = std::prev(next); before->first + before->second == offset) {
+      offset = before->first;
+      size += before->second;
+      remove(before);
+    }
+  }
+  if (next != free_.end() && offset + size == next->first) {
+    size += next->second;
+    remove(next);
+  }
+  add(offset, size);
+}
+
+int64_t Heap::used() const {
+  if (free_.empty()) return end_;
+  const auto last = std::prev(free_.end());
+  return last->first + last->second == end_ ? last->first : end_;
+}
+
+std::vector<int64_t> place_on_heap(const PlacementProblem& problem, Heap::Fit fit, bool backwards) {
+  std::vector<PlacementItem> items = problem.items;
+  for (PlacementItem& item : items) {
+    if (!backwards) break;
+    const int32_t lower = item.lower;
+    item.lower = problem.times - item.upper;
+    item.upper = problem.times - lower;
+  }
+  std::vector<int64_t> offsets(items.size(), 0);
+  Heap heap;
+  auto at = [](int32_t i) { return static_cast<size_t>(i); };
+  visit_in_time_order(
+      items, [&](int32_t i) { offsets[at(i)] = heap.take(items[at(i)].size, fit); },
+      [&](int32_t i) { heap.give_back(offsets[at(i)], items[at(i)].size); });
+  return offsets;
+}
+
+Placement place_first_fit(const std::vector<Buffer>& buffers, const PlacementOptions& options) {
+  const PlacementProblem blocks = make_problem(buffers, std::lcm<int64_t>(1024, options.alignment));
+  Placement placement = make_placement(blocks, place_on_heap(blocks, Heap::Fit::first, false), buffers.size());
+  // The bound of the problem itself, not of the problem in blocks.
+  placement.lower_bound = placement.proven_lower_bound = {make_problem(buffers, options.alignment).lower_bound};
   placement.proven_optimal = placement.height == placement.lower_bound;
   return placement;
 }
 
-}  // namespace
-
-Placement place_first_fit(const std::vector<Buffer>& buffers, const PlacementOptions& options) {
-  const int64_t block = std::lcm<int64_t>(1024, options.alignment);
-  return with_bound(place_in_time_order(buffers, block, Heap::Fit::first), buffers, options.alignment);
-}
-
 Placement place_best_fit(const std::vector<Buffer>& buffers, const PlacementOptions& options) {
-  return place_in_time_order(buffers, options.alignment, Heap::Fit::best);
+  const PlacementProblem problem = make_problem(buffers, options.alignment);
+  return make_placement(problem, place_on_heap(problem, Heap::Fit::best, false), buffers.size());
 }
 
 std::vector<PlacementMethod> placement_methods() {

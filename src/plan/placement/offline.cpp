@@ -1,15 +1,13 @@
-// Offline placement: several greedy orders, each deterministic; the first that reaches the lower bound ends the work.
-// What they leave is improved by a local search over orders.
-//
-// A placement is made from an order of the items: each takes the lowest offset where it meets nobody placed before it.
-// Deep networks have tens of thousands of items of which thousands are alive at once; there the long-lived ones, which
-// nest like a stack, are put on a skyline (a tree over time), and only the short-lived ones look for holes among each
-// other.
+// Offline placement: the problem is cut into parts; each part is placed by several greedy orders, the first that
+// reaches the goal ends it. What they leave is searched, always in the part that reaches highest.
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <numeric>
-#include <tuple>
 
+#include "plan/placement/decompose.h"
+#include "plan/placement/greedy.h"
+#include "plan/placement/heap.h"
 #include "plan/placement/problem.h"
 #include "plan/placement/search.h"
 
@@ -17,272 +15,200 @@ namespace plimsoll {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int64_t kPairLimit = 3'000'000;  // pairs of items alive together that a full search for holes may look at
-constexpr size_t kSearchItems = 4000;      // searched all together
-constexpr size_t kHotItems = 600;          // where there are long ones: of the short ones
-constexpr int64_t kSearchNodes = 4'000'000;
+constexpr size_t kSearchItems = 2000;         // searched all together
+constexpr size_t kHotItems = 600;             // of more, or where there are long ones: so many of the short ones
+constexpr int64_t kGreedyLooks = 40'000'000;  // pairs of items that greedy orders may look at
+constexpr int kMendingPasses = 30;
+constexpr int64_t kFirstStep = int64_t{1} << 22;  // effort for the goal before lesser heights are tried as well
 
-// The height of what is placed, over time: largest over a range, and set over a range.
-class Skyline {
- public:
-  explicit Skyline(int32_t times) {
-    while (size_ < times) size_ *= 2;
-    nodes_.assign(static_cast<size_t>(2 * size_), {});
-  }
-  int64_t largest(int32_t lower, int32_t upper) const { return largest(1, 0, size_, lower, upper); }
-  void set(int32_t lower, int32_t upper, int64_t height) { set(1, 0, size_, lower, upper, height); }
-
- private:
-  struct Node {
-    int64_t largest = 0;
-    int64_t all = -1;  // every time below this node has this height; -1: they differ
-  };
-  const Node& node(int32_t i) const { return nodes_[static_cast<size_t>(i)]; }
-  Node& node(int32_t i) { return nodes_[static_cast<size_t>(i)]; }
-
-  int64_t largest(int32_t i, int32_t begin, int32_t end, int32_t lower, int32_t upper) const {
-    if (upper <= begin || end <= lower) return 0;
-    if ((lower <= begin && end <= upper) || node(i).all >= 0) return node(i).largest;
-    const int32_t middle = (begin + end) / 2;
-    return std::max(largest(2 * i, begin, middle, lower, upper), largest(2 * i + 1, middle, end, lower, upper));
-  }
-  void set(int32_t i, int32_t begin, int32_t end, int32_t lower, int32_t upper, int64_t height) {
-    if (upper <= begin || end <= lower) return;
-    if (lower <= begin && end <= upper) {
-      node(i) = {height, height};
-      return;
-    }
-    if (node(i).all >= 0) {
-      node(2 * i) = node(2 * i + 1) = {node(i).all, node(i).all};
-      node(i).all = -1;
-    }
-    const int32_t middle = (begin + end) / 2;
-    set(2 * i, begin, middle, lower, upper, height);
-    set(2 * i + 1, middle, end, lower, upper, height);
-    node(i).largest = std::max(node(2 * i).largest, node(2 * i + 1).largest);
-  }
-
-  int32_t size_ = 1;
-  std::vector<Node> nodes_;
+struct Limits {
+  Clock::time_point deadline;
+  int64_t effort = 0;  // what is left
+  bool reached() const { return effort <= 0 || Clock::now() > deadline; }
 };
 
-class OfflineSearch {
+// One part of the problem on its way to a lower height.
+class PartPlacer {
  public:
-  OfflineSearch(const PlacementProblem& problem, const PlacementOptions& options)
-      : problem_(problem),
-        goal_(std::max(problem.lower_bound, options.capacity.count)),
-        deadline_(Clock::now() +
-                  std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.seconds))) {
-    find_pressure();
-    split();
-    find_neighbours();
+  // No height below `goal` is looked for; it is at least the lower bound.
+  PartPlacer(const PlacementProblem& problem, int64_t goal) : problem_(problem), proven_(problem.lower_bound) {
+    const GreedyPlacer placer(problem);
+    smallest_step_ = 0;
+    whole_ = problem.items.size() <= kSearchItems;
+    for (size_t i = 0; i < problem.items.size(); ++i) {
+      smallest_step_ = std::gcd(smallest_step_, problem.items[i].size);
+      whole_ = whole_ && !placer.is_long(static_cast<int32_t>(i));
+    }
+    std::vector<int64_t> offsets;
+    for (const std::vector<int32_t>& order : placer.orders()) {
+      try_order(placer, order, offsets);
+      if (height_ <= goal) return;
+      if (placer.looks() > kGreedyLooks) break;
+    }
+    for (const bool backwards : {false, true}) {
+      take(place_on_heap(problem, Heap::Fit::best, backwards));
+      if (height_ <= goal) return;
+    }
+    // What sticks out above the goal is placed earlier the next time; that mends what is nearly good.
+    std::vector<int32_t> order = best_order_;
+    for (int pass = 0; pass < kMendingPasses && placer.looks() < 2 * kGreedyLooks && height_ - goal < goal / 50;
+         ++pass) {
+      try_order(placer, order, offsets);
+      if (height_ <= goal) return;
+      std::stable_partition(order.begin(), order.end(), [&](int32_t i) {
+        return offsets[static_cast<size_t>(i)] + problem.items[static_cast<size_t>(i)].size > goal;
+      });
+    }
   }
 
-  std::vector<int64_t> run() {
-    for (std::vector<int32_t>& order : orders()) {
-      try_order(order);
-      if (done()) return best_offsets_;
+  int64_t height() const { return height_; }
+  int64_t proven() const { return proven_; }  // nothing is lower
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+
+  // Tries to come down to the goal, and, with `lesser`, at least to what is between.
+  // Returns whether there is something left to try with more effort.
+  bool improve(int64_t goal, bool lesser, Limits& limits) {
+    if (!whole_) {
+      search_hot(goal, limits);
+      return false;
     }
-    improve();
-    return best_offsets_;
+    const int64_t target = std::max(goal, proven_);
+    if (!search_ || target != searched_) {
+      search_ = std::make_unique<PlacementSearch>(problem_, std::vector<int64_t>(problem_.items.size(), 0), target);
+      searched_ = target;
+    }
+    advance(*search_, target, step_, limits);
+    // Between what is proven and what is reached, by halves; what was not found with so much effort is left for later.
+    for (int64_t from = target + smallest_step_; lesser && height_ > goal && from < height_ && !limits.reached();) {
+      const int64_t middle = from + (height_ - smallest_step_ - from) / 2 / smallest_step_ * smallest_step_;
+      PlacementSearch search(problem_, std::vector<int64_t>(problem_.items.size(), 0), middle);
+      const int64_t before = height_;
+      advance(search, middle, step_ / 8, limits);
+      if (height_ == before) from = std::max(middle, proven_) + smallest_step_;
+    }
+    step_ *= 4;
+    return height_ > std::max(goal, proven_);
   }
 
  private:
-  size_t count() const { return problem_.items.size(); }
-  const PlacementItem& item(int32_t i) const { return problem_.items[static_cast<size_t>(i)]; }
-  bool done() const { return best_height_ <= goal_; }
-
-  // By item: the largest sum of live bytes while it lives. What lives at the peak has no room to spare.
-  void find_pressure() {
-    std::vector<std::vector<int64_t>> levels{problem_.live};  // levels[k][t] = largest of live[t, t + 2^k)
-    for (int32_t width = 1; 2 * width <= problem_.times; width *= 2) {
-      const std::vector<int64_t>& below = levels.back();
-      std::vector<int64_t> level(below.size() - static_cast<size_t>(width));
-      for (size_t t = 0; t < level.size(); ++t) level[t] = std::max(below[t], below[t + static_cast<size_t>(width)]);
-      levels.push_back(std::move(level));
-    }
-    pressure_.resize(count());
-    for (size_t i = 0; i < count(); ++i) {
-      const PlacementItem& it = problem_.items[i];
-      size_t k = 0;
-      while ((2 << k) <= it.length()) ++k;
-      pressure_[i] =
-          std::max(levels[k][static_cast<size_t>(it.lower)], levels[k][static_cast<size_t>(it.upper - (1 << k))]);
-    }
+  void try_order(const GreedyPlacer& placer, const std::vector<int32_t>& order, std::vector<int64_t>& offsets) {
+    offsets.assign(problem_.items.size(), -1);
+    const Skyline skyline = placer.place_long(order, offsets);
+    const int64_t height = placer.place_short(order, skyline, offsets);
+    if (take(height, offsets)) best_order_ = order;
+  }
+  bool take(int64_t height, std::vector<int64_t> offsets) {
+    if (!offsets_.empty() && height >= height_) return false;
+    height_ = height;
+    offsets_ = std::move(offsets);
+    return true;
+  }
+  void take(std::vector<int64_t> offsets) {
+    int64_t height = 0;
+    for (size_t i = 0; i < offsets.size(); ++i) height = std::max(height, offsets[i] + problem_.items[i].size);
+    take(height, std::move(offsets));
   }
 
-  // Number of pairs alive together among the items that live at most `length`.
-  int64_t pairs_within(int32_t length) const {
-    std::vector<int32_t> begins(static_cast<size_t>(problem_.times) + 1, 0), ends = begins;
-    for (const PlacementItem& it : problem_.items) {
-      if (it.length() > length) continue;
-      ++begins[static_cast<size_t>(it.lower)];
-      ++ends[static_cast<size_t>(it.upper)];
-    }
-    int64_t alive = 0, pairs = 0;
-    for (size_t t = 0; t < begins.size(); ++t) {
-      alive -= ends[t];
-      for (int32_t n = 0; n < begins[t]; ++n) pairs += alive++;
-    }
-    return pairs;
+  void advance(PlacementSearch& search, int64_t target, int64_t step, Limits& limits) {
+    const PlacementSearch::Result result = search.advance({limits.deadline, std::min(step, limits.effort)});
+    limits.effort -= result.effort;
+    if (result.outcome == PlacementSearch::Outcome::found) take(search.offsets());
+    if (result.outcome == PlacementSearch::Outcome::none) proven_ = std::max(proven_, target + smallest_step_);
   }
 
-  void split() {
-    short_length_ = std::max(problem_.times, 1);
-    while (short_length_ > 0 && pairs_within(short_length_) > kPairLimit) short_length_ /= 2;
-  }
-  bool is_long(int32_t i) const { return item(i).length() > short_length_; }
-
-  // For every short item, the short items alive at some time with it.
-  void find_neighbours() {
-    neighbours_.resize(count());
-    std::vector<int32_t> by_lower;
-    for (size_t i = 0; i < count(); ++i) {
-      if (!is_long(static_cast<int32_t>(i))) by_lower.push_back(static_cast<int32_t>(i));
-    }
-    std::stable_sort(by_lower.begin(), by_lower.end(),
-                     [&](int32_t a, int32_t b) { return item(a).lower < item(b).lower; });
-    std::vector<int32_t> alive;
-    for (int32_t i : by_lower) {
-      std::erase_if(alive, [&](int32_t other) { return item(other).upper <= item(i).lower; });
-      for (int32_t other : alive) {
-        neighbours_[static_cast<size_t>(i)].push_back(other);
-        neighbours_[static_cast<size_t>(other)].push_back(i);
-      }
-      alive.push_back(i);
-    }
-  }
-
-  std::vector<std::vector<int32_t>> orders() const {
-    std::vector<int32_t> first(count());
-    std::iota(first.begin(), first.end(), 0);
-    std::vector<std::vector<int32_t>> result;
-    auto add = [&](auto key) {  // largest key first
-      std::vector<int32_t> order = first;
-      std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) > key(b); });
-      result.push_back(std::move(order));
-    };
-    auto area = [&](int32_t i) { return static_cast<double>(item(i).size) * item(i).length(); };
-    auto pressure = [&](int32_t i) { return pressure_[static_cast<size_t>(i)]; };
-    add([&](int32_t i) { return std::tuple(item(i).length(), item(i).size); });
-    add([&](int32_t i) { return std::tuple(pressure(i), item(i).length(), item(i).size); });
-    add([&](int32_t i) { return std::tuple(item(i).size, item(i).length()); });
-    add([&](int32_t i) { return area(i); });
-    add([&](int32_t i) { return std::tuple(pressure(i), item(i).size, item(i).length()); });
-    add([&](int32_t i) { return std::tuple(pressure(i), area(i)); });
-    add([&](int32_t i) { return std::tuple(-item(i).lower, item(i).length()); });
-    add([&](int32_t i) { return std::tuple(item(i).upper, item(i).length()); });
-    return result;
-  }
-
-  // Offsets when items come in this order: the long ones first, on the skyline, then the short ones into holes above
-  // it.
-  int64_t place(const std::vector<int32_t>& order, std::vector<int64_t>& offsets) const {
-    offsets.assign(count(), -1);
-    const Skyline skyline = place_long(order, offsets);
-    return place_short(order, skyline, offsets);
-  }
-
-  Skyline place_long(const std::vector<int32_t>& order, std::vector<int64_t>& offsets) const {
-    Skyline skyline(problem_.times);
-    for (int32_t i : order) {
-      if (!is_long(i)) continue;
-      const int64_t offset = skyline.largest(item(i).lower, item(i).upper);
-      offsets[static_cast<size_t>(i)] = offset;
-      skyline.set(item(i).lower, item(i).upper, offset + item(i).size);
-    }
-    return skyline;
-  }
-
-  // Places what has no offset yet; returns the height of all.
-  int64_t place_short(const std::vector<int32_t>& order, const Skyline& skyline, std::vector<int64_t>& offsets) const {
-    int64_t height = skyline.largest(0, problem_.times);
-    std::vector<std::pair<int64_t, int64_t>> taken;
-    for (int32_t i : order) {
-      if (is_long(i)) continue;
-      int64_t& offset = offsets[static_cast<size_t>(i)];
-      if (offset < 0) {
-        taken.clear();
-        for (int32_t other : neighbours_[static_cast<size_t>(i)]) {
-          const int64_t begin = offsets[static_cast<size_t>(other)];
-          if (begin >= 0) taken.emplace_back(begin, begin + item(other).size);
-        }
-        std::sort(taken.begin(), taken.end());
-        offset = skyline.largest(item(i).lower, item(i).upper);
-        for (const auto& [begin, end] : taken) {
-          if (begin - offset >= item(i).size) break;
-          offset = std::max(offset, end);
-        }
-      }
-      height = std::max(height, offset + item(i).size);
-    }
-    return height;
-  }
-
-  void try_order(const std::vector<int32_t>& order) {
-    std::vector<int64_t> offsets;
-    const int64_t height = place(order, offsets);
-    if (!best_order_.empty() && height >= best_height_) return;
-    best_height_ = height;
-    best_order_ = order;
-    best_offsets_ = std::move(offsets);
-  }
-
-  // What the greedy orders leave is searched: everything, or, where that is too much, the short items that live where
-  // there is least room; the others then find their places around them.
-  void improve() {
-    std::vector<int64_t> offsets(count(), -1);
-    const Skyline skyline = place_long(best_order_, offsets);
+  // Where there is too much to search, the short items that live where there is least room; the others then find their
+  // places around them.
+  void search_hot(int64_t target, Limits& limits) {
+    const GreedyPlacer placer(problem_);
+    std::vector<int64_t> offsets(problem_.items.size(), -1);
+    const Skyline skyline = placer.place_long(best_order_, offsets);
     std::vector<int32_t> hot;
     for (int32_t i : best_order_) {
-      if (!is_long(i)) hot.push_back(i);
+      if (!placer.is_long(i)) hot.push_back(i);
     }
-    std::stable_sort(hot.begin(), hot.end(), [&](int32_t a, int32_t b) {
-      return pressure_[static_cast<size_t>(a)] > pressure_[static_cast<size_t>(b)];
-    });
-    if (const size_t most = hot.size() == count() ? kSearchItems : kHotItems; hot.size() > most) hot.resize(most);
+    std::stable_sort(hot.begin(), hot.end(),
+                     [&](int32_t a, int32_t b) { return placer.pressure(a) > placer.pressure(b); });
+    if (hot.size() > kHotItems) hot.resize(kHotItems);
     std::sort(hot.begin(), hot.end());
-
-    PlacementProblem part{.items = {},
-                          .buffer = hot,
-                          .times = problem_.times,
-                          .live = problem_.live,
-                          .lower_bound = problem_.lower_bound};
     std::vector<int64_t> least;
     for (int32_t i : hot) {
-      part.items.push_back(item(i));
-      least.push_back(skyline.largest(item(i).lower, item(i).upper));
+      const PlacementItem& item = problem_.items[static_cast<size_t>(i)];
+      least.push_back(skyline.largest(item.lower, item.upper));
     }
-    const PlacementSearchResult search = search_placement(part, least, goal_, deadline_, kSearchNodes);
-    if (!search.found) return;
-    for (size_t p = 0; p < hot.size(); ++p) offsets[static_cast<size_t>(hot[p])] = search.offsets[p];
-    for (const std::vector<int32_t>& order : orders()) {
+    const PlacementProblem part = make_part(problem_, hot);
+    PlacementSearch search(part, least, target);
+    const PlacementSearch::Result result = search.advance({limits.deadline, limits.effort});
+    limits.effort -= result.effort;
+    if (result.outcome != PlacementSearch::Outcome::found) return;
+    for (size_t p = 0; p < hot.size(); ++p) offsets[static_cast<size_t>(hot[p])] = search.offsets()[p];
+    for (const std::vector<int32_t>& order : placer.orders()) {
       std::vector<int64_t> around = offsets;
-      const int64_t height = place_short(order, skyline, around);
-      if (height >= best_height_) continue;
-      best_height_ = height;
-      best_offsets_ = std::move(around);
-      if (done()) return;
+      const int64_t height = placer.place_short(order, skyline, around);
+      take(height, std::move(around));
+      if (height_ <= target) return;
     }
   }
 
   const PlacementProblem& problem_;
-  int64_t goal_;
-  Clock::time_point deadline_;
-  int32_t short_length_ = 0;
-  std::vector<int64_t> pressure_;
-  std::vector<std::vector<int32_t>> neighbours_;
   std::vector<int32_t> best_order_;
-  std::vector<int64_t> best_offsets_;
-  int64_t best_height_ = 0;
+  std::vector<int64_t> offsets_;
+  int64_t height_ = 0, proven_ = 0;
+  int64_t smallest_step_ = 1;  // heights differ by multiples of it
+  bool whole_ = true;
+  std::unique_ptr<PlacementSearch> search_;
+  int64_t searched_ = 0, step_ = kFirstStep;
 };
 
 }  // namespace
 
 Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptions& options) {
   const PlacementProblem problem = make_problem(buffers, options.alignment);
-  if (problem.items.empty()) return make_placement(problem, {}, buffers.size());
-  return make_placement(problem, OfflineSearch(problem, options).run(), buffers.size());
+  Decomposition pieces = decompose(problem);
+  const int64_t goal = std::max(problem.lower_bound, options.capacity.count);
+  Limits limits{.deadline = Clock::now() +
+                            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.seconds)),
+                .effort = options.effort};
+  struct Part {
+    const PlacementPart& part;
+    PartPlacer placer;
+    bool open = true;  // more effort may help
+    int64_t height() const { return part.base + placer.height(); }
+    int64_t proven() const { return part.base + placer.proven(); }
+  };
+  std::vector<Part> parts;
+  parts.reserve(pieces.parts.size());
+  int64_t reached = goal;
+  for (const PlacementPart& part : pieces.parts) {
+    parts.push_back({part, PartPlacer(part.problem, reached - part.base)});
+    reached = std::max(reached, parts.back().height());
+  }
+  // The height of all is that of the highest part: no other is worth any effort.
+  while (!parts.empty() && !limits.reached()) {
+    Part& highest = *std::max_element(parts.begin(), parts.end(),
+                                      [](const Part& a, const Part& b) { return a.height() < b.height(); });
+    if (highest.height() <= goal || !highest.open) break;
+    highest.open = highest.placer.improve(goal - highest.part.base, options.capacity.count == 0, limits);
+    if (highest.proven() > goal && options.capacity.count > 0) break;  // it is known that the capacity cannot do
+  }
+  int64_t proven = problem.lower_bound;
+  for (const Part& part : parts) {
+    proven = std::max(proven, part.proven());
+    for (size_t p = 0; p < part.part.problem.items.size(); ++p) {
+      pieces.offsets[static_cast<size_t>(part.part.problem.buffer[p])] = part.part.base + part.placer.offsets()[p];
+    }
+  }
+  Placement placement = make_placement(problem, pieces.offsets, buffers.size());
+  if (placement.height.count > goal) {
+    // Cutting and shuffling rarely loses to an allocator that takes buffers as they come; where it does, that one is
+    // taken.
+    for (const auto& place : {place_best_fit, place_first_fit}) {
+      Placement other = place(buffers, options);
+      if (other.height < placement.height) placement = std::move(other);
+    }
+  }
+  placement.proven_lower_bound = {proven};
+  placement.proven_optimal = placement.height == placement.proven_lower_bound;
+  return placement;
 }
 
 }  // namespace plimsoll

@@ -28,21 +28,36 @@ PlacementProblem make_problem(const std::vector<Buffer>& buffers, int64_t alignm
     return static_cast<int32_t>(std::lower_bound(times.begin(), times.end(), time) - times.begin());
   };
   problem.times = times.empty() ? 0 : static_cast<int32_t>(times.size()) - 1;
-  std::vector<int64_t> change(times.size() + 1, 0);
+  int64_t total = 0;
   for (int32_t index : problem.buffer) {
     const Buffer& b = buffers[static_cast<size_t>(index)];
-    const PlacementItem item{number(b.lower), number(b.upper), align_up(b.bytes, alignment).count};
-    problem.items.push_back(item);
+    PlacementItem& added = problem.items.emplace_back();
+    added.lower = number(b.lower);
+    added.upper = number(b.upper);
+    const int64_t rest = (alignment - b.bytes.count % alignment) % alignment;
+    if (__builtin_add_overflow(b.bytes.count, rest, &added.size) || __builtin_add_overflow(total, added.size, &total))
+      throw Error(ErrorCode::invalid_input, "the sizes of all buffers together are more than a 64-bit number holds");
+    if (__builtin_sub_overflow(b.upper, b.lower, &added.duration))
+      throw Error(ErrorCode::invalid_input, fmt::format("buffer {} lives longer than a 64-bit number holds", index));
+  }
+  find_live(problem);
+  return problem;
+}
+
+void find_live(PlacementProblem& problem) {
+  std::vector<int64_t> change(static_cast<size_t>(problem.times) + 1, 0);
+  for (const PlacementItem& item : problem.items) {
     change[static_cast<size_t>(item.lower)] += item.size;
     change[static_cast<size_t>(item.upper)] -= item.size;
   }
+  problem.live.clear();
+  problem.lower_bound = 0;
   int64_t live = 0;
   for (int32_t t = 0; t < problem.times; ++t) {
     live += change[static_cast<size_t>(t)];
     problem.live.push_back(live);
     problem.lower_bound = std::max(problem.lower_bound, live);
   }
-  return problem;
 }
 
 Placement make_placement(const PlacementProblem& problem, const std::vector<int64_t>& offsets, size_t buffer_count) {
@@ -53,6 +68,7 @@ Placement make_placement(const PlacementProblem& problem, const std::vector<int6
     placement.offsets[static_cast<size_t>(problem.buffer[i])] = {offsets[i]};
     placement.height = std::max(placement.height, Bytes{offsets[i] + problem.items[i].size});
   }
+  placement.proven_lower_bound = placement.lower_bound;
   placement.proven_optimal = placement.height == placement.lower_bound;
   return placement;
 }

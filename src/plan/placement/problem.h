@@ -11,7 +11,8 @@ namespace plimsoll {
 struct PlacementItem {
   int32_t lower = 0;  // alive in [lower, upper), in numbered times
   int32_t upper = 0;
-  int64_t size = 0;  // aligned, more than 0
+  int64_t size = 0;      // aligned, more than 0
+  int64_t duration = 0;  // in the caller's units
   int32_t length() const { return upper - lower; }
 };
 
@@ -23,7 +24,10 @@ struct PlacementProblem {
   int64_t lower_bound = 0;    // the largest of them
 };
 
-// Throws Error(invalid_input) on a negative size or an alignment that is not positive.
+// Fills live and lower_bound from the items and the number of times.
+void find_live(PlacementProblem& problem);
+
+// Throws Error(invalid_input) on a negative size, sizes that cannot be summed, or an alignment that is not positive.
 PlacementProblem make_problem(const std::vector<Buffer>& buffers, int64_t alignment);
 
 // Offsets of the items as an answer for the caller's buffers; what never lives lies at 0.

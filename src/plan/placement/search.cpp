@@ -10,11 +10,48 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Keys of states that were searched in vain. Forgets what another key of the same slot overwrites.
+class Failures {
+ public:
+  struct Key {
+    uint64_t low = 0, high = 0;
+    bool operator==(const Key&) const = default;
+  };
+
+  bool contains(const Key& key) const { return !slots_.empty() && slots_[slot(key)] == key; }
+  void add(const Key& key) {
+    if (++added_ > slots_.size() && slots_.size() < kMostSlots) grow();
+    slots_[slot(key)] = key;
+  }
+
+ private:
+  static constexpr size_t kMostSlots = size_t{1} << 21;  // 32 MiB
+  size_t slot(const Key& key) const { return key.low & (slots_.size() - 1); }
+  void grow() {
+    std::vector<Key> old(std::max<size_t>(1024, 4 * slots_.size()));
+    old.swap(slots_);
+    for (const Key& key : old) {
+      if (key != Key{}) slots_[slot(key)] = key;
+    }
+  }
+
+  std::vector<Key> slots_;
+  size_t added_ = 0;
+};
+
+// Mixes all bits of a number into all bits of the result (the finalizer of SplitMix64).
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
 class Search {
  public:
-  Search(const PlacementProblem& problem, const std::vector<int64_t>& least, int64_t capacity,
-         Clock::time_point deadline)
-      : problem_(problem), least_(least), capacity_(capacity), deadline_(deadline), meets_(problem.items.size()) {
+  using Outcome = PlacementSearch::Outcome;
+
+  Search(const PlacementProblem& problem, std::vector<int64_t> least, int64_t capacity)
+      : problem_(problem), least_(std::move(least)), capacity_(capacity), meets_(problem.items.size()) {
     sorted_.resize(problem.items.size());
     std::iota(sorted_.begin(), sorted_.end(), 0);
     std::stable_sort(sorted_.begin(), sorted_.end(),
@@ -29,35 +66,37 @@ class Search {
       alive.push_back(i);
     }
     lowest_.resize(static_cast<size_t>(problem.times));
-    to_come_.resize(static_cast<size_t>(problem.times) + 1);
-    unpainted_.resize(static_cast<size_t>(problem.times) + 1);
+    to_come_.resize(static_cast<size_t>(problem.times));
   }
 
-  enum class Outcome { found, none, stopped };
-
-  // `order`: all items, those to be tried first in front.
-  Outcome run(const std::vector<int32_t>& order, int64_t node_limit) {
+  // `order`: all items, those to be tried first in front. Failures hold for this order alone.
+  Outcome run(const std::vector<int32_t>& order, Failures& failures, int64_t effort, Clock::time_point deadline) {
     const size_t count = order.size();
     rank_.resize(count);
     for (size_t p = 0; p < count; ++p) rank_[at(order[p])] = static_cast<int32_t>(p);
+    find_twins();
     offset_ = least_;
     placed_.assign(count, false);
     waiting_neighbours_.resize(count);
     for (size_t i = 0; i < count; ++i) waiting_neighbours_[i] = static_cast<int32_t>(meets_[i].size());
     placed_order_.clear();
     changes_.clear();
-    nodes_left_ = node_limit;
+    waiting_ = sorted_;
+    failures_ = &failures;
+    effort_left_ = effort;
+    deadline_ = deadline;
     stopped_ = false;
     if (solve_parts({0, count}, {-1, -1})) return Outcome::found;
     return stopped_ ? Outcome::stopped : Outcome::none;
   }
 
   const std::vector<int64_t>& offsets() const { return offset_; }
+  int64_t effort_left() const { return effort_left_; }
 
  private:
   struct Range {
     size_t begin, end;
-  };                                          // of sorted_
+  };                                          // of waiting_
   using Place = std::pair<int64_t, int32_t>;  // an offset, and at equal offsets a rank
 
   static size_t at(int32_t i) { return static_cast<size_t>(i); }
@@ -65,113 +104,118 @@ class Search {
   int64_t top(int32_t i) const { return offset_[at(i)] + item(i).size; }
   Place place_of(int32_t i) const { return {offset_[at(i)], rank_[at(i)]}; }
 
-  template <class Visit>
-  void for_each_waiting(Range range, const Visit& visit) const {
-    for (size_t p = range.begin; p < range.end; ++p) {
-      if (!placed_[at(sorted_[p])]) visit(sorted_[p]);
+  // Of items that are alike the one of lower rank is placed first.
+  void find_twins() {
+    std::vector<int32_t> order(rank_.size());
+    std::iota(order.begin(), order.end(), 0);
+    auto kind = [&](int32_t i) { return std::tuple(item(i).lower, item(i).upper, item(i).size, least_[at(i)]); };
+    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return kind(a) != kind(b) ? kind(a) < kind(b) : rank_[at(a)] < rank_[at(b)];
+    });
+    twin_before_.assign(rank_.size(), -1);
+    for (size_t p = 1; p < order.size(); ++p) {
+      if (kind(order[p - 1]) == kind(order[p])) twin_before_[at(order[p])] = order[p - 1];
     }
   }
+  bool twin_waits(int32_t i) const { return twin_before_[at(i)] >= 0 && !placed_[at(twin_before_[at(i)])]; }
 
-  // Solves each run of waiting items that no time joins to the next, for places after `last`.
+  // Solves each run of items of waiting_ that no time joins to the next, for places after `last`.
   bool solve_parts(Range range, Place last) {
-    size_t begin = range.end;
+    size_t begin = range.begin;
     int32_t reach = 0;
     for (size_t p = range.begin; p < range.end; ++p) {
-      const int32_t i = sorted_[p];
-      if (placed_[at(i)]) continue;
-      if (begin == range.end) {
-        begin = p;
-        reach = item(i).upper;
-      } else if (item(i).lower >= reach) {
+      const PlacementItem& it = item(waiting_[p]);
+      if (p > begin && it.lower >= reach) {
         if (!solve({begin, p}, last)) return false;
         begin = p;
-        reach = item(i).upper;
-      } else {
-        reach = std::max(reach, item(i).upper);
       }
+      reach = p == begin ? it.upper : std::max(reach, it.upper);
     }
     return begin == range.end || solve({begin, range.end}, last);
   }
 
-  // Everything that waits in `range` is still to be placed, after `last`.
+  // Everything in `range` is still to be placed, after `last`.
   bool solve(Range range, Place last) {
-    if (--nodes_left_ <= 0 || ((nodes_left_ & 255) == 0 && Clock::now() > deadline_)) {
+    effort_left_ -= static_cast<int64_t>(range.end - range.begin);
+    if (effort_left_ <= 0 || ((++nodes_ & 1023) == 0 && Clock::now() > deadline_)) {
       stopped_ = true;
       return false;
     }
     const int64_t floor = std::max<int64_t>(last.first, 0);
     int64_t lowest_top = std::numeric_limits<int64_t>::max(), highest_top = 0, smallest = lowest_top;
-    for_each_waiting(range, [&](int32_t i) {
+    Failures::Key key;
+    bool falls = false;
+    for (size_t p = range.begin; p < range.end; ++p) {
+      const int32_t i = waiting_[p];
       lowest_top = std::min(lowest_top, top(i));
       highest_top = std::max(highest_top, top(i));
       smallest = std::min(smallest, item(i).size);
-    });
+      falls = falls || (offset_[at(i)] < floor && waiting_neighbours_[at(i)] == 0);
+      effort_left_ -= item(i).length() / 32;  // has_room looks at all its times
+      const bool blocked = place_of(i) <= last;
+      const uint64_t bits = mix((static_cast<uint64_t>(i) << 1 | (blocked ? 1 : 0)) * 0x9e3779b97f4a7c15U) ^
+                            static_cast<uint64_t>(offset_[at(i)]);
+      key.low += mix(bits + 0x9e3779b97f4a7c15U);
+      key.high += mix(bits + 0x3c6ef372fe94f82aU);
+    }
     if (highest_top > capacity_) return false;
-    if (lowest_top <= floor) return false;  // that item could fall: there is a lower solution elsewhere
+    if (falls || lowest_top <= floor) return false;  // it could fall: there is a lower solution elsewhere
     if (!has_room(range, floor, smallest)) return false;
+    if (failures_->contains(key)) return false;
 
-    for (Place tried = last;;) {
-      int32_t next = -1;
-      for_each_waiting(range, [&](int32_t i) {
-        if (place_of(i) > tried && offset_[at(i)] < lowest_top && (next < 0 || place_of(i) < place_of(next))) next = i;
-      });
-      if (next < 0) return false;
-      tried = place_of(next);
+    const size_t candidates = candidates_.size();
+    for (size_t p = range.begin; p < range.end; ++p) {
+      const int32_t i = waiting_[p];
+      if (offset_[at(i)] < lowest_top && place_of(i) > last && !twin_waits(i)) candidates_.push_back(i);
+    }
+    std::sort(candidates_.begin() + static_cast<std::ptrdiff_t>(candidates), candidates_.end(),
+              [&](int32_t a, int32_t b) { return place_of(a) < place_of(b); });
+    const size_t candidates_end = candidates_.size(), waiting_end = waiting_.size();
+    bool found = false;
+    for (size_t c = candidates; c < candidates_end && !found && !stopped_; ++c) {
+      const int32_t next = candidates_[c];
+      const Place here = place_of(next);
       const size_t placed = placed_order_.size(), changed = changes_.size();
       place(next);
-      if (solve_parts(range, tried)) return true;
+      for (size_t p = range.begin; p < range.end; ++p) {
+        if (waiting_[p] != next) waiting_.push_back(waiting_[p]);
+      }
+      found = solve_parts({waiting_end, waiting_.size()}, here);
+      waiting_.resize(waiting_end);
+      if (found) break;
       take_back(placed, changed);
-      if (stopped_) return false;
-      if (waiting_neighbours_[at(next)] == 0) return false;  // nobody is above it: its place was not the reason
+      if (waiting_neighbours_[at(next)] == 0) break;  // nobody is above it: its place was not the reason
     }
+    candidates_.resize(candidates);
+    if (!found && !stopped_) failures_->add(key);
+    return found;
   }
 
   // At every time, what is to come fits above the lowest place that any of it can have.
   bool has_room(Range range, int64_t floor, int64_t smallest) {
-    int32_t begin = problem_.times, end = 0;
-    by_offset_.clear();
-    bool falls = false;
-    for_each_waiting(range, [&](int32_t i) {
-      begin = std::min(begin, item(i).lower);
-      end = std::max(end, item(i).upper);
-      int64_t offset = offset_[at(i)];
-      if (offset < floor) {  // it stands on something that is still to come
-        falls = falls || waiting_neighbours_[at(i)] == 0;
-        offset = floor + smallest;
-      }
-      by_offset_.emplace_back(offset, i);
-    });
-    if (falls) return false;
-    std::fill(to_come_.begin() + begin, to_come_.begin() + end + 1, 0);
-    for (const auto& [offset, i] : by_offset_) {
-      to_come_[static_cast<size_t>(item(i).lower)] += item(i).size;
-      to_come_[static_cast<size_t>(item(i).upper)] -= item(i).size;
-    }
-    // From the lowest up, each item paints the times that no lower one has painted.
-    std::sort(by_offset_.begin(), by_offset_.end());
-    std::fill(lowest_.begin() + begin, lowest_.begin() + end, 0);
-    std::iota(unpainted_.begin() + begin, unpainted_.begin() + end + 1, begin);
-    for (const auto& [offset, i] : by_offset_) {
-      for (int32_t t = next_unpainted(item(i).lower); t < item(i).upper; t = next_unpainted(t)) {
-        lowest_[static_cast<size_t>(t)] = offset;
-        unpainted_[static_cast<size_t>(t)] = t + 1;
+    const auto begin = static_cast<size_t>(item(waiting_[range.begin]).lower);
+    size_t end = begin;
+    for (size_t p = range.begin; p < range.end; ++p) end = std::max(end, static_cast<size_t>(item(waiting_[p]).upper));
+    std::fill(lowest_.begin() + static_cast<std::ptrdiff_t>(begin), lowest_.begin() + static_cast<std::ptrdiff_t>(end),
+              capacity_);
+    std::fill(to_come_.begin() + static_cast<std::ptrdiff_t>(begin),
+              to_come_.begin() + static_cast<std::ptrdiff_t>(end), 0);
+    int64_t* const lowest = lowest_.data();
+    int64_t* const to_come = to_come_.data();
+    for (size_t p = range.begin; p < range.end; ++p) {
+      const PlacementItem& it = item(waiting_[p]);
+      // What is below the floor stands on something that is still to come.
+      int64_t offset = offset_[at(waiting_[p])];
+      if (offset < floor) offset = floor + smallest;
+      const int64_t size = it.size;
+      for (int32_t t = it.lower; t < it.upper; ++t) {
+        lowest[t] = std::min(lowest[t], offset);
+        to_come[t] += size;
       }
     }
-    int64_t to_come = 0;
-    for (int32_t t = begin; t < end; ++t) {
-      to_come += to_come_[static_cast<size_t>(t)];
-      if (to_come > 0 && lowest_[static_cast<size_t>(t)] + to_come > capacity_) return false;
-    }
-    return true;
-  }
-
-  int32_t next_unpainted(int32_t t) {
-    while (unpainted_[static_cast<size_t>(t)] != t) {
-      int32_t& next = unpainted_[static_cast<size_t>(t)];
-      next = unpainted_[static_cast<size_t>(next)];
-      t = next;
-    }
-    return t;
+    int64_t most = 0;
+    for (size_t t = begin; t < end; ++t) most = std::max(most, lowest[t] + to_come[t]);
+    return most <= capacity_;
   }
 
   void place(int32_t i) {
@@ -196,37 +240,30 @@ class Search {
   }
 
   const PlacementProblem& problem_;
-  const std::vector<int64_t>& least_;
+  std::vector<int64_t> least_;
   int64_t capacity_;
   Clock::time_point deadline_;
   std::vector<std::vector<int32_t>> meets_;  // by item: those alive together with it
   std::vector<int32_t> sorted_;              // items by lower
-  std::vector<int32_t> rank_;
+  std::vector<int32_t> rank_, twin_before_;
   std::vector<int64_t> offset_;  // of placed items; of others the lowest that is left
   std::vector<char> placed_;
   std::vector<int32_t> waiting_neighbours_;
   std::vector<int32_t> placed_order_;
   std::vector<std::pair<int32_t, int64_t>> changes_;  // item, its offset before
-  // Only inside has_room:
-  std::vector<std::pair<int64_t, int32_t>> by_offset_;
-  std::vector<int64_t> lowest_, to_come_;  // by time
-  std::vector<int32_t> unpainted_;         // by time: it, or a later one to ask next
-  int64_t nodes_left_ = 0;
+  std::vector<int32_t> waiting_, candidates_;         // stacks: of every open node its part and its candidates
+  std::vector<int64_t> lowest_, to_come_;             // by time, only inside has_room
+  Failures* failures_ = nullptr;
+  int64_t effort_left_ = 0, nodes_ = 0;
   bool stopped_ = false;
 };
 
-// By item: the largest sum of live bytes while it lives.
-std::vector<int64_t> find_pressure(const PlacementProblem& problem) {
-  std::vector<int64_t> pressure(problem.items.size());
+std::vector<std::vector<int32_t>> make_orders(const PlacementProblem& problem) {
+  std::vector<int64_t> pressure(problem.items.size());  // by item: the largest sum of live bytes while it lives
   for (size_t i = 0; i < pressure.size(); ++i) {
     const PlacementItem& item = problem.items[i];
     pressure[i] = *std::max_element(problem.live.begin() + item.lower, problem.live.begin() + item.upper);
   }
-  return pressure;
-}
-
-std::vector<std::vector<int32_t>> make_orders(const PlacementProblem& problem) {
-  const std::vector<int64_t> pressure = find_pressure(problem);
   std::vector<int32_t> all(problem.items.size());
   std::iota(all.begin(), all.end(), 0);
   std::vector<std::vector<int32_t>> orders;
@@ -237,31 +274,53 @@ std::vector<std::vector<int32_t>> make_orders(const PlacementProblem& problem) {
   };
   auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[static_cast<size_t>(i)]; };
   auto total = [&](int32_t i) { return pressure[static_cast<size_t>(i)]; };
-  auto area = [&](int32_t i) { return static_cast<double>(item(i).size) * item(i).length(); };
-  auto width = [&](int32_t i) { return item(i).length(); };
+  auto width = [&](int32_t i) { return item(i).duration; };
+  auto area = [&](int32_t i) { return static_cast<double>(item(i).size) * static_cast<double>(item(i).duration); };
+  auto sections = [&](int32_t i) { return item(i).length(); };
+  auto boxes = [&](int32_t i) { return static_cast<double>(item(i).size) * item(i).length(); };
   add([&](int32_t i) { return std::tuple(width(i), area(i), total(i)); });
   add([&](int32_t i) { return std::tuple(total(i), area(i), width(i)); });
   add([&](int32_t i) { return std::tuple(total(i), width(i), area(i)); });
+  add([&](int32_t i) { return std::tuple(sections(i), boxes(i), total(i)); });
+  add([&](int32_t i) { return std::tuple(total(i), boxes(i), sections(i)); });
+  add([&](int32_t i) { return std::tuple(total(i), sections(i), boxes(i)); });
   return orders;
 }
 
 }  // namespace
 
-PlacementSearchResult search_placement(const PlacementProblem& problem, const std::vector<int64_t>& least,
-                                       int64_t capacity, Clock::time_point deadline, int64_t node_limit) {
-  PlacementSearchResult result;
-  Search search(problem, least, capacity, deadline);
-  const std::vector<std::vector<int32_t>> orders = make_orders(problem);
-  for (int64_t nodes = 1 << 12; node_limit > 0; nodes *= 2) {
-    for (const std::vector<int32_t>& order : orders) {
-      const Search::Outcome outcome = search.run(order, std::min(nodes, node_limit));
-      node_limit -= nodes;
-      if (outcome == Search::Outcome::found) return {true, false, search.offsets()};
-      if (outcome == Search::Outcome::none) return {false, true, {}};
-      if (node_limit <= 0 || Clock::now() > deadline) return result;
+struct PlacementSearch::Turns {
+  Turns(const PlacementProblem& problem, std::vector<int64_t> least, int64_t capacity)
+      : search(problem, std::move(least), capacity), orders(make_orders(problem)), failures(orders.size()) {}
+
+  Search search;
+  std::vector<std::vector<int32_t>> orders;
+  std::vector<Failures> failures;
+  size_t order = 0;  // whose turn it is
+  int64_t turn = int64_t{1} << 18;
+};
+
+PlacementSearch::PlacementSearch(const PlacementProblem& problem, std::vector<int64_t> least, int64_t capacity)
+    : turns_(std::make_unique<Turns>(problem, std::move(least), capacity)) {}
+PlacementSearch::~PlacementSearch() = default;
+
+PlacementSearch::Result PlacementSearch::advance(const Limits& limits) {
+  Result result;
+  while (result.effort < limits.effort) {
+    const int64_t allowed = std::min(turns_->turn, limits.effort - result.effort);
+    result.outcome =
+        turns_->search.run(turns_->orders[turns_->order], turns_->failures[turns_->order], allowed, limits.deadline);
+    result.effort += allowed - std::max<int64_t>(turns_->search.effort_left(), 0);
+    if (result.outcome != Outcome::stopped) break;
+    if (++turns_->order == turns_->orders.size()) {
+      turns_->order = 0;
+      turns_->turn *= 2;
     }
+    if (Clock::now() > limits.deadline) break;
   }
   return result;
 }
+
+const std::vector<int64_t>& PlacementSearch::offsets() const { return turns_->search.offsets(); }
 
 }  // namespace plimsoll

@@ -1,0 +1,47 @@
+// Placements made from an order of the items: each takes the lowest offset where it meets nobody placed before it.
+//
+// Deep networks have tens of thousands of items of which thousands are alive at once; there the long-lived ones, which
+// nest like a stack, are put on a skyline (a tree over time), and only the short-lived ones look for holes among each
+// other.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/placement/problem.h"
+#include "plan/placement/skyline.h"
+
+namespace plimsoll {
+
+class GreedyPlacer {
+ public:
+  explicit GreedyPlacer(const PlacementProblem& problem);
+
+  // Several orders of all items, by what usually comes first in good placements.
+  std::vector<std::vector<int32_t>> orders() const;
+
+  // Places what has no offset yet (-1): the long ones on the skyline, then the short ones into holes above it.
+  // Returns the height of all.
+  Skyline place_long(const std::vector<int32_t>& order, std::vector<int64_t>& offsets) const;
+  int64_t place_short(const std::vector<int32_t>& order, const Skyline& skyline, std::vector<int64_t>& offsets) const;
+
+  bool is_long(int32_t i) const { return item(i).length() > short_length_; }
+  int64_t pressure(int32_t i) const { return pressure_[static_cast<size_t>(i)]; }  // largest sum alive while it lives
+  int64_t looks() const { return looks_; }  // pairs of items looked at so far: what the time goes into
+
+ private:
+  size_t count() const { return problem_.items.size(); }
+  const PlacementItem& item(int32_t i) const { return problem_.items[static_cast<size_t>(i)]; }
+  void find_pressure();
+  int64_t pairs_within(int32_t length) const;
+  void split();
+  void find_neighbours();
+
+  const PlacementProblem& problem_;
+  int32_t short_length_ = 0;
+  std::vector<int64_t> pressure_;
+  std::vector<std::vector<int32_t>> neighbours_;
+  mutable int64_t looks_ = 0;
+};
+
+}  // namespace plimsoll
