@@ -28,9 +28,11 @@ class NoSignals {
 
 }  // namespace
 
-CopyEngine::CopyEngine(std::unique_ptr<Channel> channel, std::vector<Copy> copies,
-                       std::function<std::string(int32_t)> describe)
-    : channel_(std::move(channel)), copies_(std::move(copies)), describe_(std::move(describe)) {
+CopyEngine::CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t)> describe)
+    : channel_(tier.open_channel()),
+      helper_(tier.open_channel()),
+      copies_(std::move(copies)),
+      describe_(std::move(describe)) {
   const NoSignals quiet;
   thread_ = std::thread([this] { loop(); });
 }
@@ -53,51 +55,69 @@ void CopyEngine::release(int32_t count) {
   released_.notify_one();
 }
 
-void CopyEngine::wait(int32_t count) const {
+void CopyEngine::wait(int32_t count) {
   const uint32_t target = round_ + static_cast<uint32_t>(count);
   for (uint32_t done = done_.load(std::memory_order_acquire); static_cast<int32_t>(target - done) > 0;
        done = done_.load(std::memory_order_acquire)) {
-    done_.wait(done, std::memory_order_acquire);
+    if (uint32_t number = 0; claim(target, number)) {
+      make(number, *helper_);
+    } else {
+      done_.wait(done, std::memory_order_acquire);
+    }
   }
 }
 
-void CopyEngine::wait_for_released() const {
+void CopyEngine::wait_for_released() {
   wait(static_cast<int32_t>(released_.load(std::memory_order_relaxed) - round_));
 }
 
+bool CopyEngine::claim(uint32_t limit, uint32_t& number) {
+  number = claimed_.load(std::memory_order_relaxed);
+  while (static_cast<int32_t>(limit - number) > 0) {
+    if (claimed_.compare_exchange_weak(number, number + 1, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
 void CopyEngine::loop() {
-  size_t next = 0;
-  for (uint32_t done = 0;;) {
-    uint32_t released = released_.load(std::memory_order_acquire);
-    while (released == done) {
-      released_.wait(released, std::memory_order_acquire);
-      released = released_.load(std::memory_order_acquire);
-    }
+  for (;;) {
+    const uint32_t released = released_.load(std::memory_order_acquire);
     if (stop_.load()) return;
-    const Copy& copy = copies_[next];
-    if (!failed_.load(std::memory_order_relaxed)) {
-      try {
-        make(copy);
-      } catch (const std::exception& error) {
-        const auto* known = dynamic_cast<const Error*>(&error);
-        failure_ = std::make_exception_ptr(Error(known != nullptr ? known->code() : ErrorCode::device_failure,
-                                                 fmt::format("{}: {}", describe_(copy.move), error.what())));
-        failed_.store(true, std::memory_order_release);
-      }
+    if (uint32_t number = 0; claim(released, number)) {
+      make(number, *channel_);
+    } else {
+      released_.wait(released, std::memory_order_acquire);
     }
-    next = next + 1 == copies_.size() ? 0 : next + 1;
-    done_.store(++done, std::memory_order_release);
-    done_.notify_one();
   }
 }
 
-void CopyEngine::make(const Copy& copy) {
+// After a failure copies are only counted, so that whoever waits for them wakes and sees it.
+void CopyEngine::make(uint32_t number, Channel& channel) {
+  const Copy& next = copies_[number - round_];
+  if (!failing_.load(std::memory_order_relaxed)) {
+    try {
+      copy(next, channel);
+    } catch (const std::exception& error) {
+      if (!failing_.exchange(true)) {
+        const auto* known = dynamic_cast<const Error*>(&error);
+        failure_ =
+            std::make_exception_ptr(Error(known != nullptr ? known->code() : ErrorCode::device_failure,
+                                          fmt::format("{}: {}", describe_(next.move), error.what())));
+        failed_.store(true, std::memory_order_release);
+      }
+    }
+  }
+  done_.fetch_add(1, std::memory_order_release);
+  done_.notify_one();
+}
+
+void CopyEngine::copy(const Copy& copy, Channel& channel) {
   const Clock::time_point start = copy.record != nullptr ? Clock::now() : Clock::time_point{};
   if (copy.fill) std::memset(copy.at, 0xff, static_cast<size_t>(copy.slot->bytes));
   if (copy.out) {
-    channel_->write(*copy.slot, copy.at);
+    channel.write(*copy.slot, copy.at);
   } else {
-    channel_->read(*copy.slot, copy.at);
+    channel.read(*copy.slot, copy.at);
   }
   if (copy.retire) copy.slot->retired = true;
   if (copy.record != nullptr) {

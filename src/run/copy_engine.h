@@ -1,6 +1,7 @@
-// An engine that copies between the arena and a tier beside compute: a thread with a list of copies, the same every
-// training step, taken in order. Nothing is allocated or locked while it runs: compute raises a number ("so many may
-// start"), the engine raises another ("so many are done"), and whoever waits sleeps.
+// An engine that copies between the arena and a tier beside compute: a thread with a list of copies, the same every training
+// step, taken in order. Nothing is allocated or locked while it runs. Compute raises a number, "so many may start"; a copy is
+// claimed by raising another; a third says how many are done; and whoever has nothing to do sleeps. Compute that waits for copies
+// which nobody has begun makes them itself: the engine's thread may still be waiting for a processor.
 #pragma once
 
 #include <atomic>
@@ -32,30 +33,33 @@ class CopyEngine {
  public:
   using Clock = std::chrono::steady_clock;
   // `describe` says what a copy is about when it fails.
-  CopyEngine(std::unique_ptr<Channel> channel, std::vector<Copy> copies,
-             std::function<std::string(int32_t move)> describe);
+  CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t move)> describe);
   ~CopyEngine();
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
 
   void begin_round(Clock::time_point origin);  // a training step: copies count from 0 again; times are since `origin`
   void release(int32_t count);                 // the first `count` copies of the round may run
-  void wait(int32_t count) const;              // until so many are done, or given up after a failure
-  void wait_for_released() const;
+  void wait(int32_t count);              // until so many are done, or given up after a failure
+  void wait_for_released();
   // What stopped it, if anything did; the copies after it were not made.
   std::exception_ptr failure() const { return failed_.load(std::memory_order_acquire) ? failure_ : nullptr; }
 
  private:
   void loop();
-  void make(const Copy& copy);
+  // The next copy, if it is before number `limit`.
+  bool claim(uint32_t limit, uint32_t& number);
+  void make(uint32_t number, Channel& channel);
+  void copy(const Copy& copy, Channel& channel);
 
-  std::unique_ptr<Channel> channel_;
+  std::unique_ptr<Channel> channel_, helper_;  // of the thread; of who waits
   std::vector<Copy> copies_;
   std::function<std::string(int32_t)> describe_;
-  uint32_t round_ = 0;  // the number of copies in all rounds before
+  // Copies are numbered through all rounds (and around 2^32).
+  uint32_t round_ = 0;                         // the first of this round
   Clock::time_point origin_;
-  std::atomic<uint32_t> released_{0}, done_{0};
-  std::atomic<bool> stop_{false}, failed_{false};
+  std::atomic<uint32_t> released_{0}, claimed_{0}, done_{0};
+  std::atomic<bool> stop_{false}, failing_{false}, failed_{false};
   std::exception_ptr failure_;
   std::thread thread_;
 };

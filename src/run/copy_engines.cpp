@@ -91,7 +91,7 @@ CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const s
       Boundary& end = boundaries_[static_cast<size_t>(step)];
       (direction == Move::Direction::out ? end.out : end.in).waits.push_back({engine, count});
     }
-    engines_.push_back(std::make_unique<CopyEngine>(tier.open_channel(), std::move(copies), describe));
+    engines_.push_back(std::make_unique<CopyEngine>(tier, std::move(copies), describe));
   }
 }
 
@@ -102,7 +102,7 @@ void CopyEngines::begin(CopyEngine::Clock::time_point origin) {
 void CopyEngines::signal(const Pass& pass) {
   for (const Signal& release : pass.releases) engines_[static_cast<size_t>(release.engine)]->release(release.count);
   for (const Signal& wait : pass.waits) {
-    const CopyEngine& engine = *engines_[static_cast<size_t>(wait.engine)];
+    CopyEngine& engine = *engines_[static_cast<size_t>(wait.engine)];
     engine.wait(wait.count);
     if (const std::exception_ptr failure = engine.failure()) {
       rest();
