@@ -20,6 +20,7 @@ struct CompileOptions {
   std::string policy = "auto";
   std::string placement = "offline";
   std::vector<TierInfo> tiers;    // what the plan may use behind the arena; empty: the device's own
+  std::vector<int8_t> state_homes;  // as in PolicyInput
   OptimizerOptions optimizer;
   bool exact = false;             // kernels by rule, the same whatever the budget and the measured times
   std::optional<LayoutFamily> family;

@@ -30,6 +30,9 @@ struct PolicyInput {
   Bytes budget{INT64_MAX};
   std::string placement = "offline";
   double seconds = 10;  // for policies and placements that search
+  // By index of graph.states: the tier where it lies between steps, -1 the arena; empty: the policy decides. An evaluation finds the
+  // states where the training leaves them. Only liveness (all in the arena) and auto heed it.
+  std::vector<int8_t> state_homes = {};
   std::map<std::string, std::string> options = {};  // of the policy: "superneurons:recompute=speed" has {recompute, speed}
 };
 

@@ -237,9 +237,9 @@ class Descent {
     const FrameValue& value = frame_.values[at(v)];
     const int32_t owner = value.before >= 0 ? value.before : v;
     if (decisions_.home[at(owner)] >= 0 || steps < 2) {
-      // It has a home and is kept from one use to the next.
-      return;
+      return;  // it has a home, and is kept from one use to the next
     }
+    if (value.state >= 0 && !options_.states_may_move) return;
     for (size_t t = 0; t < tiers_.size(); ++t) {
       if (!tier_allowed(t) || is_blocked(Change::Kind::home, owner, static_cast<Choice>(t))) continue;
       const double uses = static_cast<double>(frame_.values[at(owner)].uses.size());

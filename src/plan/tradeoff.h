@@ -9,7 +9,7 @@ namespace plimsoll {
 struct TradeoffOptions {
   bool recompute = true;
   std::vector<bool> tiers;         // which may be used; empty: all
-  double patience = 1;             // scales the number of schedules that are tried
+  bool states_may_move = true;     // parameters and what belongs to them may lie in a tier between steps
 };
 
 struct TradeoffPoint {

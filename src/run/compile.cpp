@@ -19,6 +19,7 @@ struct Attempt {
   LayoutResult layouts;
   PlanOrInfeasible result;
   bool feasible() const { return std::holds_alternative<Plan>(result); }
+  const Plan& plan() const { return std::get<Plan>(result); }
 };
 
 Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, const CostTable& costs, const CompileOptions& options) {
@@ -33,7 +34,9 @@ Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, co
                                        .device = info,
                                        .budget = options.memory,
                                        .placement = options.placement,
+                                       .state_homes = options.state_homes,
                                        .options = policy_options(options.policy)});
+  if (Plan* plan = std::get_if<Plan>(&result)) plan->predicted = simulate(graph, *plan, costs);
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
@@ -60,18 +63,22 @@ Attempt attempt_layers(const Network& network, const Device& device, const CostT
 constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
 constexpr int32_t kManyOps = 5000;         // for such a graph, none of them: an attempt takes a second
 
-// The fastest kernels if they fit. Else kernels under smaller and smaller workspace limits, and every layout family without
-// workspace: the fastest of those that fit. Else infeasible, with the least memory that any of them needs.
+// The fastest kernels, if with them nothing has to leave the arena or run twice. Else kernels under smaller and smaller workspace
+// limits as well, and every layout family without workspace: what gives the fastest step of those that fit. Which are tried does
+// not depend on the budget. Else infeasible, with the least memory that any of them needs.
 Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Attempt best = attempt(network, device, costs, options, options.family, {INT64_MAX});
-  if (best.feasible() || options.exact || !options.kernels.empty()) return best;
+  auto free_of_charge = [](const Attempt& a) {
+    return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
+  };
+  if (free_of_charge(best) || options.exact || !options.kernels.empty()) return best;
 
   auto minimum = [](const Attempt& a) { return std::get<Infeasible>(a.result).minimum; };
   auto consider = [&](std::optional<LayoutFamily> family, Bytes limit) {
     Attempt other = attempt(network, device, costs, options, family, limit);
     const bool better = other.feasible() != best.feasible() ? other.feasible()
-                        : other.feasible()                  ? other.layouts.estimated_ms < best.layouts.estimated_ms
-                                                            : minimum(other) < minimum(best);
+                        : other.feasible() ? other.plan().predicted.step_time_ms < best.plan().predicted.step_time_ms
+                                           : minimum(other) < minimum(best);
     if (better) best = std::move(other);
   };
   std::set<Bytes> sizes;
@@ -142,6 +149,29 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   return program;
 }
 
+namespace {
+
+// The tier where a state lies between steps; -1: the arena.
+int8_t home_of(const Plan& plan, TensorId state) {
+  for (const Home& home : plan.homes) {
+    if (home.tensor == state) return static_cast<int8_t>(home.tier);
+  }
+  return -1;
+}
+
+// Where a state lies between steps: its tier and slot, or its offset in the arena.
+std::pair<int, Bytes> place_of(const Plan& plan, TensorId state) {
+  for (const Home& home : plan.homes) {
+    if (home.tensor == state) return {home.tier, home.slot};
+  }
+  for (const Stay& stay : plan.stays) {
+    if (stay.tensor == state && stay.first == 0) return {-1, stay.offset};
+  }
+  return {-1, {-1}};
+}
+
+}  // namespace
+
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
                                                      const CostTable& costs, const CompileOptions& options) {
   const double start = now_ms();
@@ -155,8 +185,13 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   const Graph& trained = training.network.graph;
   std::vector<State> states;
   CompileOptions pinned = options;
-  pinned.policy = "liveness";
+  pinned.policy = training.plan.homes.empty() ? "liveness" : "auto";
   pinned.memory = training.plan.arena;
+  pinned.tiers.clear();
+  for (const TierUse& use : training.plan.tiers) {  // what the training has taken of each
+    pinned.tiers.push_back(use.tier);
+    pinned.tiers.back().capacity = use.used;
+  }
   pinned.family = training.family;
   pinned.kernels.clear();
   for (const State& state : trained.states) {
@@ -164,6 +199,7 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
     TensorId id = graph.find_tensor(tensor.name);
     if (!id.valid()) id = graph.add_source(tensor.name, tensor.shape, tensor.dtype, tensor.role, tensor.init);
     states.push_back({id, id});
+    pinned.state_homes.push_back(home_of(training.plan, state.before));
     pinned.state_layouts[tensor.name] = tensor.layout;
   }
   graph.states = states;
@@ -180,14 +216,8 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   finish(program.network.graph, program.plan, costs);
   program.plan.plan_time_ms = now_ms() - start;
 
-  auto offset_of = [](const Plan& plan, TensorId id) {
-    for (const Stay& stay : plan.stays) {
-      if (stay.tensor == id && stay.first == 0) return stay.offset;
-    }
-    return Bytes{-1};
-  };
   for (size_t i = 0; i < trained.states.size(); ++i) {
-    if (offset_of(training.plan, trained.states[i].before) != offset_of(program.plan, program.network.graph.states[i].before)) {
+    if (place_of(training.plan, trained.states[i].before) != place_of(program.plan, program.network.graph.states[i].before)) {
       throw Error(ErrorCode::internal, fmt::format("state '{}' lies elsewhere in the evaluation than in the training",
                                                    trained.tensor(trained.states[i].before).name));
     }

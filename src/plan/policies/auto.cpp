@@ -39,12 +39,24 @@ class AutoPlanner {
 
  private:
   void find_points() {
-    const Decisions start = keep_everything(frame_);
+    const Decisions start = where_states_are();
     const std::vector<TierInfo>& tiers = input_.device.tiers;
-    add(find_tradeoff(frame_, tiers, start, {.recompute = true, .tiers = std::vector<bool>(tiers.size(), false)}));
+    add(find_tradeoff(frame_, tiers, start, {.recompute = true, .tiers = std::vector<bool>(tiers.size(), false), .states_may_move = input_.state_homes.empty()}));
     if (tiers.empty()) return;
-    add(find_tradeoff(frame_, tiers, start, {.recompute = true, .tiers = {}}));
-    add(find_tradeoff(frame_, tiers, start, {.recompute = false, .tiers = {}}));
+    add(find_tradeoff(frame_, tiers, start, {.recompute = true, .tiers = {}, .states_may_move = input_.state_homes.empty()}));
+    add(find_tradeoff(frame_, tiers, start, {.recompute = false, .tiers = {}, .states_may_move = input_.state_homes.empty()}));
+  }
+  // Everything kept, but for states that must lie elsewhere: those come in for each use.
+  Decisions where_states_are() const {
+    Decisions decisions = keep_everything(frame_);
+    for (size_t s = 0; s < input_.state_homes.size(); ++s) {
+      if (input_.state_homes[s] < 0) continue;
+      const int32_t v = frame_.value_of[static_cast<size_t>(input_.graph.states[s].before.index)];
+      const FrameValue& value = frame_.values[static_cast<size_t>(v)];
+      decisions.home[static_cast<size_t>(v)] = input_.state_homes[s];
+      std::fill_n(decisions.gaps.begin() + value.first_gap, value.gap_count(), kDrop);
+    }
+    return decisions;
   }
   void add(std::vector<TradeoffPoint> points) {
     points_.insert(points_.end(), std::make_move_iterator(points.begin()), std::make_move_iterator(points.end()));
@@ -89,14 +101,16 @@ class AutoPlanner {
 PlanOrInfeasible plan_auto(const PolicyInput& input) {
   const auto started = std::chrono::steady_clock::now();
   // Where everything fits, nothing is faster.
-  PlanOrInfeasible best = plan_liveness(input);
-  if (!std::holds_alternative<Plan>(best)) {
+  const bool elsewhere = std::any_of(input.state_homes.begin(), input.state_homes.end(), [](int8_t home) { return home >= 0; });
+  PlanOrInfeasible best = elsewhere ? AutoPlanner(input).plan() : plan_liveness(input);
+  if (!std::holds_alternative<Plan>(best) && input.state_homes.empty()) {
     keep_better(input, best, AutoPlanner(input).plan());
     for (const Policy& policy : policies()) {
       if (policy.plan == plan_auto || policy.plan == plan_liveness || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
       keep_better(input, best, policy.plan(input));
     }
   }
+  if (!elsewhere && !std::holds_alternative<Plan>(best) && !input.state_homes.empty()) keep_better(input, best, AutoPlanner(input).plan());
   if (Plan* plan = std::get_if<Plan>(&best)) {
     plan->plan_time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - started).count();
   }
