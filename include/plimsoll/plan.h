@@ -136,6 +136,7 @@ struct Infeasible {
   std::string op, layer;
   struct Need { std::string tensor; Role role = Role::activation; Bytes bytes; bool workspace = false; };
   std::vector<Need> needs;   // what is live there, largest first
+  std::string tier;          // the tier that is too small; empty: the arena is
   std::string suggestion;    // which flag to change: "raise --memory to 812.5 MiB, or lower --batch"
 };
 std::string to_text(const Infeasible& infeasible);

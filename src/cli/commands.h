@@ -25,6 +25,8 @@ Run add_train(CLI::App& app);
 Run add_plan(CLI::App& app);
 Run add_verify(CLI::App& app);
 Run add_profile(CLI::App& app);
+Run add_compare(CLI::App& app);
+Run add_max(CLI::App& app);
 Run add_reproduce(CLI::App& app);
 Run add_models(CLI::App& app);
 Run add_policies(CLI::App& app);

@@ -25,6 +25,8 @@ struct Command {
 constexpr Command kCommands[] = {
     {"train", cli::add_train},   {"plan", cli::add_plan},         {"verify", cli::add_verify},   {"profile", cli::add_profile},
     {"models", cli::add_models}, {"policies", cli::add_policies}, {"devices", cli::add_devices},
+    {"compare", cli::add_compare},
+    {"max", cli::add_max},
     {"reproduce", cli::add_reproduce},
 };
 

@@ -54,6 +54,7 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const
     if (use.used <= use.tier.capacity) continue;
     Infeasible infeasible = explain_infeasible(input, plan, false);
     infeasible.minimum = plan.arena;
+    infeasible.tier = use.tier.name;
     infeasible.suggestion = fmt::format("tier '{}' needs {}, it has {}: give it more ({})", use.tier.name, to_string(use.used),
                                         to_string(use.tier.capacity), use.tier.name == "disk" ? "--spill" : "--host-memory");
     return infeasible;
