@@ -129,8 +129,12 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
     workspace_steps.push_back(s);
     problem.push_back({options.keep_everything ? 0 : s, options.keep_everything ? end + 1 : s + 1, bytes});
   }
-  PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .seconds = std::min(input.seconds, 2.0)};
-  const Placement placement = method.place(problem, placing);
+  PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .effort = 0, .seconds = input.seconds};
+  Placement placement = method.place(problem, placing);
+  if (!placement.proven_optimal && states_end + placement.lower_bound <= input.budget) {  // else no search makes it fit
+    placing.effort = PlacementOptions{}.effort;
+    placement = method.place(problem, placing);
+  }
 
   for (size_t i = 0; i < asked.size(); ++i) offset_of[asked[i]] = states_end + placement.offsets[i];
   for (size_t b = 0; b < liveness.buffers.size(); ++b) {

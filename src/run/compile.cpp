@@ -67,7 +67,7 @@ constexpr int32_t kManyOps = 5000;         // for such a graph, none of them: an
 // limits as well, and every layout family without workspace: what gives the fastest step of those that fit. Which are tried does
 // not depend on the budget. Else infeasible, with the least memory that any of them needs.
 Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
-  Attempt best = attempt(network, device, costs, options, options.family, {INT64_MAX});
+  Attempt best = attempt(network, device, costs, options, options.family, {options.least_memory ? 0 : INT64_MAX});
   auto free_of_charge = [](const Attempt& a) {
     return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
   };
@@ -88,8 +88,8 @@ Attempt search(const Network& network, const Device& device, const CostTable& co
   std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
   const size_t between = limits.empty() || network.graph.op_count() > kManyOps ? 0 : std::min(kLimitsTried, limits.size() - 1);
   const LayoutFamily first = best.layouts.family;
-  for (size_t i = between; i > 0; --i) consider(options.family, limits[(limits.size() - 1) * i / (between + 1)]);
-  consider(options.family, 0_B);
+  for (size_t i = options.least_memory ? 0 : between; i > 0; --i) consider(options.family, limits[(limits.size() - 1) * i / (between + 1)]);
+  if (!options.least_memory) consider(options.family, 0_B);
   if (!options.family) {
     for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
       if (family != first) consider(family, 0_B);

@@ -161,6 +161,7 @@ int measure_missing(Session& session, const Network& network, const CompileOptio
 
 Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options) {
   options.memory = 1_B;
+  options.least_memory = true;
   const auto result = compile_training(network, device, costs, options);
   return std::get<Infeasible>(result).minimum;
 }

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "verify/verify_case.h"
+#include "tests/verify_case.h"
 
 namespace plimsoll {
 namespace {

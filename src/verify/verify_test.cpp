@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "verify/verify_case.h"
+#include "tests/verify_case.h"
 
 namespace plimsoll {
 namespace {

@@ -34,7 +34,7 @@ class AutoPlanner {
     }
     Plan plan = make(least->decisions, least->peak);
     if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
-    return finish_plan(input_, frame_, least->decisions, schedule_, "auto");
+    return finish_plan(input_, frame_, least->decisions, schedule_, "auto", true);
   }
 
  private:

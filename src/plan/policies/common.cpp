@@ -40,7 +40,7 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const Frame& 
 }
 
 PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
-                             std::string_view policy) {
+                             std::string_view policy, bool thorough) {
   if (schedule.blame >= 0) {
     const std::string& name = input.graph.tensor(frame.values[at(schedule.blame)].tensor).name;
     return Infeasible{.policy = std::string(policy),
@@ -48,7 +48,7 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const
                       .minimum = {INT64_MAX},
                       .suggestion = fmt::format("this policy lets '{}' go and cannot bring it back; choose another --policy", name)};
   }
-  Plan plan = make_plan(input, frame, decisions, schedule, policy);
+  Plan plan = make_plan(input, frame, decisions, schedule, policy, thorough);
   if (plan.arena > input.budget) return explain_infeasible(input, plan, false);
   for (const TierUse& use : plan.tiers) {
     if (use.used <= use.tier.capacity) continue;
