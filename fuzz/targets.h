@@ -19,6 +19,7 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
+#include "plimsoll/placement_file.h"
 #include "plimsoll/plan.h"
 #include "plimsoll/verify.h"
 #include "run/plan_file.h"
@@ -274,6 +275,24 @@ inline void read_train_options(std::string_view input) {
   });
 }
 
+// What can be read can be placed, written and read back.
+inline void read_placement(std::string_view input) {
+  accept_or_refuse([&] {
+    const PlacementFile file = placement_file_from_csv(input, "x.csv");
+    const Placement placement = place_offline(file.buffers, {.alignment = file.alignment, .effort = 1000});
+    for (size_t i = 0; i < file.buffers.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        const Buffer &a = file.buffers[i], &b = file.buffers[j];
+        if (a.upper <= b.lower || b.upper <= a.lower || a.bytes.count == 0 || b.bytes.count == 0) continue;
+        require(placement.offsets[i] + a.bytes <= placement.offsets[j] || placement.offsets[j] + b.bytes <= placement.offsets[i],
+                "two buffers on one byte");
+      }
+    }
+    const std::string text = to_csv(file, placement);
+    require(to_csv(placement_file_from_csv(text, "x.csv"), placement) == text, "a problem that changes when it is read back");
+  });
+}
+
 struct Target {
   const char* name;
   void (*read)(std::string_view input);
@@ -293,6 +312,7 @@ inline constexpr Target kTargets[] = {
     {"model_name", read_model_name},
     {"data_spec", read_data_spec},
     {"train_options", read_train_options},
+    {"placement", read_placement},
 };
 
 }  // namespace plimsoll::fuzz

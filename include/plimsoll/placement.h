@@ -9,9 +9,11 @@
 //     0    1    2    3    4  step
 //
 // The problem is the static one of MiniMalloc: all lifetimes are known. `offline` sees them all; `first_fit` (the papers' heap
-// with its 1 KB blocks) and `best_fit` take them in the order of time, as an allocator at run time must.
+// with its 1 KB blocks), `best_fit` and `gtbm` (Dymem's unified pool) take them in the order of time, as an allocator at run
+// time must.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,10 +22,18 @@
 
 namespace plimsoll {
 
+// What `gtbm` groups by (Dymem, section 3.3.2); mobility.h says what is what. Other methods do not look at it.
+enum class Mobility : uint8_t {
+  movable,    // read once, soon: from the low end of the pool
+  temporary,  // read several times, or waiting to be joined: from its high end
+  reclaimed,  // of layers that nothing is offloaded from: in a space of its own beside the pool
+};
+
 struct Buffer {
   int64_t lower = 0;   // alive in [lower, upper), any unit of time
   int64_t upper = 0;
   Bytes bytes;
+  Mobility mobility = Mobility::movable;
 };
 
 struct PlacementOptions {
@@ -47,6 +57,22 @@ struct PlacementMethod { std::string_view name; std::string_view description; Pl
 Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});
 Placement place_first_fit(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});  // 1 KB blocks
 Placement place_best_fit(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});
+// A two-ended pool (Dymem, section 3.3.3), as small as its squeeze gap allows, and above it the incremental space.
+Placement place_gtbm(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});
 std::vector<PlacementMethod> placement_methods();
+
+// U_f (Dymem, equation 1): the share of free bytes that a request of so many bytes cannot use, because they lie in
+// smaller regions; 0 where nothing is free.
+double unusable_free_space(std::span<const Bytes> free_regions, Bytes request);
+
+// What a pool of the placement's height looks like from each time at which buffers begin or end, to the next.
+struct FragmentationAt {
+  int64_t time = 0;
+  Bytes live, free;       // together the height
+  Bytes used;             // up to the end of the highest live buffer
+  Bytes largest_free;     // region
+  double unusable = 0;    // U_f of the request
+};
+std::vector<FragmentationAt> fragmentation_over_time(const std::vector<Buffer>& buffers, const Placement& placement, Bytes request);
 
 }  // namespace plimsoll

@@ -28,6 +28,7 @@ constexpr Command kCommands[] = {
     {"compare", cli::add_compare},
     {"max", cli::add_max},
     {"reproduce", cli::add_reproduce},
+    {"place", cli::add_place},
 };
 
 // What the user may have meant by an argument that nothing took.

@@ -72,7 +72,7 @@ TEST_F(Cli, HelpTeaches) {
     EXPECT_THAT(help.out, HasSubstr(word));
   }
   for (const char* code : {"0  done", "2  bad usage", "3  no plan", "4  the device", "5  interrupted"}) EXPECT_THAT(help.out, HasSubstr(code));
-  for (const char* command : {"train", "plan", "verify", "profile", "models", "policies", "devices"}) {
+  for (const char* command : {"train", "plan", "verify", "profile", "models", "policies", "devices", "place"}) {
     const Outcome outcome = run(std::string(command) + " --help");
     EXPECT_EQ(outcome.code, 0);
     EXPECT_THAT(outcome.out.substr(outcome.out.rfind("\nExample") + 1), testing::AllOf(testing::StartsWith("Example"), HasSubstr(std::string("plimsoll ") + command + " ")));
@@ -482,6 +482,42 @@ TEST_F(Cli, ListsWhatThereIs) {
     EXPECT_EQ(outcome.code, 0);
     EXPECT_FALSE(outcome.lines().empty());
     EXPECT_TRUE(outcome.lines()[0].contains("name"));
+  }
+}
+
+TEST_F(Cli, PlaceGivesOffsetsAndTellsImpossibleFromNotFound) {
+  const std::string problem = path("problem.csv"), placed = path("placed.csv");
+  std::ofstream(problem) << "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n";
+  Outcome outcome = run("place " + problem + " --capacity 12 --json - --output " + placed);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  ASSERT_EQ(outcome.lines().size(), 1U);
+  json line = outcome.lines()[0];
+  EXPECT_EQ(line["status"], "optimal");
+  EXPECT_EQ(line["height"], 12);
+  EXPECT_EQ(line["lower_bound"], 12);
+  EXPECT_GE(line["seconds"], 0.0);
+  EXPECT_THAT(slurp(placed), testing::StartsWith("id,lower,upper,size,offset\nb1,0,3,4,"));
+
+  outcome = run("place " + problem + " --capacity 11 --json - --output " + path("none.csv"));
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_EQ(outcome.lines()[0]["status"], "proven impossible");
+  EXPECT_FALSE(fs::exists(path("none.csv")));
+
+  const std::string hard = PLIMSOLL_SOURCE_DIR "/data/placement/E.1048576.csv";
+  outcome = run("place " + hard + " --capacity 1MiB --timeout 0.05 --json -");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_EQ(outcome.lines()[0]["status"], "not found");
+  outcome = run("place " + hard + " --method best_fit");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, HasSubstr("feasible"));
+
+  std::ofstream(problem) << "id,lower,upper,size\nb1,3,3,4\n";
+  outcome = run("place " + problem);
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("problem.csv, line 2: upper 3"));
+  for (const char* wrong : {"--capacity 0", "--capacity 12q", "--timeout -1", "--timeout nan", "--method worst_fit", "--output /nowhere/x.csv"}) {
+    outcome = run("place " + hard + " " + wrong);
+    EXPECT_EQ(outcome.code, 2) << wrong << ": " << outcome.err;
   }
 }
 

@@ -183,7 +183,8 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
     reached = std::max(reached, parts.back().height());
   }
   // The height of all is that of the highest part: no other is worth any effort.
-  while (!parts.empty() && !limits.reached()) {
+  const bool hopeless = options.capacity.count > 0 && problem.lower_bound > options.capacity.count;
+  while (!parts.empty() && !hopeless && !limits.reached()) {
     Part& highest = *std::max_element(parts.begin(), parts.end(),
                                       [](const Part& a, const Part& b) { return a.height() < b.height(); });
     if (highest.height() <= goal || !highest.open) break;
@@ -201,7 +202,7 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   if (placement.height.count > goal) {
     // Cutting and shuffling rarely loses to an allocator that takes buffers as they come; where it does, that one is
     // taken.
-    for (const auto& place : {place_best_fit, place_first_fit}) {
+    for (const auto& place : {place_best_fit, place_first_fit, place_gtbm}) {
       Placement other = place(buffers, options);
       if (other.height < placement.height) placement = std::move(other);
     }
