@@ -131,7 +131,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
   }
   PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .effort = 0, .seconds = input.seconds};
   Placement placement = method.place(problem, placing);
-  if (!placement.proven_optimal && states_end + placement.lower_bound <= input.budget) {  // else no search makes it fit
+  if (!placement.proven_optimal && (input.explain || states_end + placement.lower_bound <= input.budget)) {
     placing.effort = PlacementOptions{}.effort;
     placement = method.place(problem, placing);
   }

@@ -15,8 +15,8 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 class PlanMaker {
  public:
-  PlanMaker(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule, bool thorough)
-      : input_(input), graph_(input.graph), frame_(frame), decisions_(decisions), schedule_(schedule), thorough_(thorough) {}
+  PlanMaker(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule)
+      : input_(input), graph_(input.graph), frame_(frame), decisions_(decisions), schedule_(schedule) {}
 
   Plan make(std::string_view policy) {
     plan_.graph_name = graph_.name;
@@ -101,8 +101,8 @@ class PlanMaker {
     }
     const PlacementMethod method = find_placement(input_.placement);
     plan_.placement = method.name;
-    const int64_t effort = schedule_.peak > input_.budget.count && !thorough_ ? 0 : kEffort;  // 0: it does not fit anyhow
-    const Placement placement = method.place(problem, {.alignment = kStayAlignment, .capacity = {}, .effort = effort, .seconds = input_.seconds});
+    const Placement placement =
+        method.place(problem, {.alignment = kStayAlignment, .capacity = {}, .effort = kEffort, .seconds = input_.seconds});
     for (size_t i = 0; i < asked.size(); ++i) places_[at(asked[i])].offset = bottom + placement.offsets[i].count;
     for (size_t i = 0; i < workspaces.size(); ++i) {
       plan_.stays.push_back({.tensor = {},
@@ -227,7 +227,6 @@ class PlanMaker {
   const Frame& frame_;
   const Decisions& decisions_;
   const Schedule& schedule_;
-  bool thorough_;
   Plan plan_;
   std::vector<Place> places_;
   std::vector<int32_t> place_of_;   // by residence
@@ -237,8 +236,8 @@ class PlanMaker {
 }  // namespace
 
 Plan make_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
-               std::string_view policy, bool thorough) {
-  return PlanMaker(input, frame, decisions, schedule, thorough).make(policy);
+               std::string_view policy) {
+  return PlanMaker(input, frame, decisions, schedule).make(policy);
 }
 
 }  // namespace plimsoll

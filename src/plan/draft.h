@@ -8,8 +8,8 @@ namespace plimsoll {
 
 // States that lie in the arena come first, from offset 0 in the order of graph.states, and homes first in their tiers in the
 // same way, so that every plan with these homes agrees on where they lie; all else by the input's placement. Not yet
-// simulated. Unless `thorough`, a plan whose bytes alone are more than the budget is placed without search. The arena may be larger than the budget: who asks decides.
+// simulated. The arena may be larger than the budget: who asks decides.
 Plan make_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
-               std::string_view policy, bool thorough = false);
+               std::string_view policy);
 
 }  // namespace plimsoll

@@ -10,6 +10,9 @@ namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
+constexpr size_t kStepsAChange = 150;      // so many changes are tried at once, for deep networks
+constexpr size_t kDescentEffort = 20'000'000;  // steps scheduled in one way down: some seconds
+
 // One change of the decisions.
 struct Change {
   enum class Kind : uint8_t { gap, retain, home } kind = Kind::gap;
@@ -46,16 +49,21 @@ class Descent {
   bool reach(int64_t target) {
     blocked_.clear();
     while (schedule_.peak > target) {
+      if (effort_ > kDescentEffort) return false;
       std::vector<Change> changes = list_changes(target);
       if (changes.empty()) return false;
       // Several at once where there is much to do: those that fit side by side are taken in order of their score.
-      const size_t batch = std::max<size_t>(1, std::min<size_t>(changes.size(), frame_.steps.size() / 1500));
+      const size_t batch = std::max<size_t>(1, std::min<size_t>(changes.size(), frame_.steps.size() / kStepsAChange));
       const size_t n = std::min(batch, changes.size());
       std::partial_sort(changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(n), changes.end(),
                         [](const Change& a, const Change& b) { return a.score < b.score; });
-      changes.resize(n);
-      if (apply(changes, target)) continue;
-      if (n > 1 && apply({changes[0]}, target)) continue;
+      bool applied = false;
+      for (size_t m = n; m > 0 && !applied; m /= 8) {
+        changes.resize(m);
+        applied = apply(changes, target);
+        if (m > 1 && m < 8) m = 8;
+      }
+      if (applied) continue;
       // Rebuilt memory-centrically, what it is rebuilt from does not stay.
       if (apply({changes[0]}, target, true)) continue;
       blocked_.push_back(changes[0]);
@@ -74,6 +82,7 @@ class Descent {
       if (memory_centric) release_sources(frame_.value_of_gap[at(change.index)], 40);
     }
     scheduler_.run(decisions_, trial_);
+    effort_ += trial_.steps.size();
     bool good = trial_.blame < 0;
     if (good) {
       std::swap(schedule_, trial_);
@@ -299,6 +308,7 @@ class Descent {
   Decisions decisions_;
   Scheduler scheduler_;
   Schedule schedule_, trial_;
+  size_t effort_ = 0;
   std::vector<TradeoffPoint> points_;
   std::vector<Change> changes_, blocked_;
   std::vector<Undo> undo_;

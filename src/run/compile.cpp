@@ -22,7 +22,8 @@ struct Attempt {
   const Plan& plan() const { return std::get<Plan>(result); }
 };
 
-Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, const CostTable& costs, const CompileOptions& options) {
+Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, const CostTable& costs, const CompileOptions& options,
+                     bool explain) {
   const Route route = make_route(graph);
   DeviceInfo info = device.info();
   if (!options.tiers.empty()) info.tiers = options.tiers;
@@ -34,6 +35,7 @@ Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, co
                                        .device = info,
                                        .budget = options.memory,
                                        .placement = options.placement,
+                                       .explain = explain,
                                        .state_homes = options.state_homes,
                                        .options = policy_options(options.policy)});
   if (Plan* plan = std::get_if<Plan>(&result)) plan->predicted = simulate(graph, *plan, costs);
@@ -42,7 +44,7 @@ Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, co
 
 // One way down the flow: layouts and kernels under a workspace limit, then a plan.
 Attempt attempt(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
-                std::optional<LayoutFamily> family, Bytes workspace_limit) {
+                std::optional<LayoutFamily> family, Bytes workspace_limit, bool explain = false) {
   Graph graph = network.graph;
   LayoutResult layouts = choose_layouts(graph, device, costs,
                                         {.family = family,
@@ -50,52 +52,67 @@ Attempt attempt(const Network& network, const Device& device, const CostTable& c
                                          .pinned_kernels = options.kernels,
                                          .workspace_limit = workspace_limit,
                                          .exact = options.exact});
-  return make_attempt(std::move(graph), std::move(layouts), device, costs, options);
+  return make_attempt(std::move(graph), std::move(layouts), device, costs, options, explain);
 }
 
 // The papers' layers have one kernel each and no layouts.
 Attempt attempt_layers(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Graph graph = lower_to_layers(network, *options.layer_model);
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = layer_kernels(graph)};
-  return make_attempt(std::move(graph), std::move(layouts), device, costs, options);
+  return make_attempt(std::move(graph), std::move(layouts), device, costs, options, true);
 }
 
 constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
-constexpr int32_t kManyOps = 5000;         // for such a graph, none of them: an attempt takes a second
+constexpr int32_t kManyOps = 5000;         // for such a graph, the first plan that fits is taken: each takes seconds
 
 // The fastest kernels, if with them nothing has to leave the arena or run twice. Else kernels under smaller and smaller workspace
 // limits as well, and every layout family without workspace: what gives the fastest step of those that fit. Which are tried does
 // not depend on the budget. Else infeasible, with the least memory that any of them needs.
 Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
-  Attempt best = attempt(network, device, costs, options, options.family, {options.least_memory ? 0 : INT64_MAX});
+  const bool pinned = options.exact || !options.kernels.empty();
+  struct Choice {
+    std::optional<LayoutFamily> family;
+    Bytes workspace_limit;
+  };
+  Choice chosen{options.family, {options.least_memory && !pinned ? 0 : INT64_MAX}};
+  const bool many = network.graph.op_count() > kManyOps;
+  const bool one_only = pinned || (options.least_memory && (options.family || many));
+  Attempt best = attempt(network, device, costs, options, chosen.family, chosen.workspace_limit, one_only);
   auto free_of_charge = [](const Attempt& a) {
     return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
   };
-  if (free_of_charge(best) || options.exact || !options.kernels.empty()) return best;
-
   auto minimum = [](const Attempt& a) { return std::get<Infeasible>(a.result).minimum; };
-  auto consider = [&](std::optional<LayoutFamily> family, Bytes limit) {
-    Attempt other = attempt(network, device, costs, options, family, limit);
+  auto consider = [&](Choice choice) {
+    Attempt other = attempt(network, device, costs, options, choice.family, choice.workspace_limit);
     const bool better = other.feasible() != best.feasible() ? other.feasible()
                         : other.feasible() ? other.plan().predicted.step_time_ms < best.plan().predicted.step_time_ms
                                            : minimum(other) < minimum(best);
-    if (better) best = std::move(other);
+    if (!better) return;
+    best = std::move(other);
+    chosen = choice;
   };
-  std::set<Bytes> sizes;
-  for (const KernelChoice& choice : best.layouts.kernels) {
-    if (choice.workspace.count > 0) sizes.insert(choice.workspace);
-  }
-  std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
-  const size_t between = limits.empty() || network.graph.op_count() > kManyOps ? 0 : std::min(kLimitsTried, limits.size() - 1);
-  const LayoutFamily first = best.layouts.family;
-  for (size_t i = options.least_memory ? 0 : between; i > 0; --i) consider(options.family, limits[(limits.size() - 1) * i / (between + 1)]);
-  if (!options.least_memory) consider(options.family, 0_B);
-  if (!options.family) {
-    for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
-      if (family != first) consider(family, 0_B);
+  if (!free_of_charge(best) && !one_only && !(many && best.feasible())) {
+    if (!options.least_memory) {
+      std::set<Bytes> sizes;
+      for (const KernelChoice& choice : best.layouts.kernels) {
+        if (choice.workspace.count > 0) sizes.insert(choice.workspace);
+      }
+      const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
+      const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
+      for (size_t i = between; i > 0; --i) consider({options.family, limits[(limits.size() - 1) * i / (between + 1)]});
+      consider({options.family, 0_B});
+    }
+    if (!options.family) {
+      const LayoutFamily first = best.layouts.family;
+      for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
+        if (family != first) consider({family, 0_B});
+      }
     }
   }
-  if (auto* infeasible = std::get_if<Infeasible>(&best.result)) infeasible->proven = false;  // not over all choices of kernels
+  if (!best.feasible()) {
+    if (!one_only) best = attempt(network, device, costs, options, chosen.family, chosen.workspace_limit, true);
+    if (!pinned) std::get<Infeasible>(best.result).proven = false;  // not over all choices of kernels
+  }
   return best;
 }
 

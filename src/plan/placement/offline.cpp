@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr size_t kSearchItems = 2000;         // searched all together
-constexpr size_t kHotItems = 600;             // of more, or where there are long ones: so many of the short ones
+constexpr size_t kHotItems = 600;             // of more, or where there are long ones: so many of the short ones, then more
 constexpr int64_t kGreedyLooks = 40'000'000;  // pairs of items that greedy orders may look at
 constexpr int kMendingPasses = 30;
 constexpr int64_t kFirstStep = int64_t{1} << 22;  // effort for the goal before lesser heights are tried as well
@@ -69,7 +69,10 @@ class PartPlacer {
   // Returns whether there is something left to try with more effort.
   bool improve(int64_t goal, bool lesser, Limits& limits) {
     if (!whole_) {
-      search_hot(goal, limits);
+      for (size_t hot = kHotItems; height_ > goal && !limits.reached(); hot *= 2) {
+        search_hot(goal, hot, limits);
+        if (hot >= problem_.items.size()) break;
+      }
       return false;
     }
     const int64_t target = std::max(goal, proven_);
@@ -118,7 +121,7 @@ class PartPlacer {
 
   // Where there is too much to search, the short items that live where there is least room; the others then find their
   // places around them.
-  void search_hot(int64_t target, Limits& limits) {
+  void search_hot(int64_t target, size_t count, Limits& limits) {
     const GreedyPlacer placer(problem_);
     std::vector<int64_t> offsets(problem_.items.size(), -1);
     const Skyline skyline = placer.place_long(best_order_, offsets);
@@ -128,7 +131,7 @@ class PartPlacer {
     }
     std::stable_sort(hot.begin(), hot.end(),
                      [&](int32_t a, int32_t b) { return placer.pressure(a) > placer.pressure(b); });
-    if (hot.size() > kHotItems) hot.resize(kHotItems);
+    if (hot.size() > count) hot.resize(count);
     std::sort(hot.begin(), hot.end());
     std::vector<int64_t> least;
     for (int32_t i : hot) {
@@ -137,7 +140,7 @@ class PartPlacer {
     }
     const PlacementProblem part = make_part(problem_, hot);
     PlacementSearch search(part, least, target);
-    const PlacementSearch::Result result = search.advance({limits.deadline, limits.effort});
+    const PlacementSearch::Result result = search.advance({limits.deadline, std::min(limits.effort, kFirstStep)});
     limits.effort -= result.effort;
     if (result.outcome != PlacementSearch::Outcome::found) return;
     for (size_t p = 0; p < hot.size(); ++p) offsets[static_cast<size_t>(hot[p])] = search.offsets()[p];

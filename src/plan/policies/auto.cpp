@@ -3,6 +3,7 @@
 // is judged beside it.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <set>
 
@@ -27,14 +28,18 @@ class AutoPlanner {
       Plan plan = make(found[i].decisions, found[i].limit);
       if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
     }
-    // Else the smallest.
+    return smallest(input_);
+  }
+
+  // After plan(): the smallest, whether it fits or not.
+  PlanOrInfeasible smallest(const PolicyInput& input) {
     const TradeoffPoint* least = &points_.front();
     for (const TradeoffPoint& point : points_) {
       if (point.peak < least->peak) least = &point;
     }
-    Plan plan = make(least->decisions, least->peak);
-    if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
-    return finish_plan(input_, frame_, least->decisions, schedule_, "auto", true);
+    scheduler_.run(least->decisions, schedule_);
+    spread_copies(frame_, input_.device.tiers, least->peak, schedule_);
+    return finish_plan(input, frame_, least->decisions, schedule_, "auto");
   }
 
  private:
@@ -100,17 +105,31 @@ class AutoPlanner {
 
 PlanOrInfeasible plan_auto(const PolicyInput& input) {
   const auto started = std::chrono::steady_clock::now();
+  PolicyInput quick = input;
+  quick.explain = false;
   // Where everything fits, nothing is faster.
   const bool elsewhere = std::any_of(input.state_homes.begin(), input.state_homes.end(), [](int8_t home) { return home >= 0; });
-  PlanOrInfeasible best = elsewhere ? AutoPlanner(input).plan() : plan_liveness(input);
-  if (!std::holds_alternative<Plan>(best) && input.state_homes.empty()) {
-    keep_better(input, best, AutoPlanner(input).plan());
+  std::optional<AutoPlanner> search;
+  auto plan_by_search = [&](const PolicyInput& i) { return search ? search->smallest(i) : search.emplace(i).plan(); };
+  PlanOrInfeasible best = elsewhere ? plan_by_search(input) : plan_liveness(quick);
+  if (!std::holds_alternative<Plan>(best) && !elsewhere) {
+    using Planner = std::function<PlanOrInfeasible(const PolicyInput&)>;
+    Planner least = plan_liveness;  // of those that do not fit
+    auto consider = [&](const Planner& planner) {
+      if (const Plan* plan = std::get_if<Plan>(&best)) quick.faster_than_ms = plan->predicted.step_time_ms;
+      PlanOrInfeasible other = planner(quick);
+      const auto* mine = std::get_if<Infeasible>(&best);
+      const auto* theirs = std::get_if<Infeasible>(&other);
+      if (mine != nullptr && theirs != nullptr && theirs->minimum < mine->minimum) least = planner;
+      keep_better(input, best, std::move(other));
+    };
+    consider(plan_by_search);
     for (const Policy& policy : policies()) {
-      if (policy.plan == plan_auto || policy.plan == plan_liveness || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
-      keep_better(input, best, policy.plan(input));
+      if (!input.state_homes.empty()) break;
+      if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline && policy.plan != plan_caffe) consider(policy.plan);
     }
+    if (input.explain && std::holds_alternative<Infeasible>(best)) best = least(input);
   }
-  if (!elsewhere && !std::holds_alternative<Plan>(best) && !input.state_homes.empty()) keep_better(input, best, AutoPlanner(input).plan());
   if (Plan* plan = std::get_if<Plan>(&best)) {
     plan->plan_time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - started).count();
   }

@@ -40,7 +40,7 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const Frame& 
 }
 
 PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
-                             std::string_view policy, bool thorough) {
+                             std::string_view policy) {
   if (schedule.blame >= 0) {
     const std::string& name = input.graph.tensor(frame.values[at(schedule.blame)].tensor).name;
     return Infeasible{.policy = std::string(policy),
@@ -48,7 +48,12 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const
                       .minimum = {INT64_MAX},
                       .suggestion = fmt::format("this policy lets '{}' go and cannot bring it back; choose another --policy", name)};
   }
-  Plan plan = make_plan(input, frame, decisions, schedule, policy, thorough);
+  const int64_t peak = schedule.live.empty() ? 0 : *std::max_element(schedule.live.begin(), schedule.live.end());
+  if ((peak > input.budget.count && !input.explain) ||
+      (peak <= input.budget.count && time_of(frame, input.device.tiers, schedule).total_ms >= input.faster_than_ms)) {
+    return Infeasible{.policy = std::string(policy), .budget = input.budget, .minimum = {peak}};
+  }
+  Plan plan = make_plan(input, frame, decisions, schedule, policy);
   if (plan.arena > input.budget) return explain_infeasible(input, plan, false);
   for (const TierUse& use : plan.tiers) {
     if (use.used <= use.tier.capacity) continue;

@@ -34,7 +34,7 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const Frame& 
 // Schedule -> plan or the reason why not: larger than the budget, or than a tier. `finish` may still move copies; the schedule's
 // live bytes must be up to date after it.
 PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
-                             std::string_view policy, bool thorough = false);
+                             std::string_view policy);
 // The fastest of several answers by simulation; of those that do not fit, the one that needs least.
 void keep_better(const PolicyInput& input, PlanOrInfeasible& best, PlanOrInfeasible other);
 
