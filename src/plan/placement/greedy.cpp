@@ -1,6 +1,7 @@
 #include "plan/placement/greedy.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <tuple>
 
@@ -59,22 +60,32 @@ void GreedyPlacer::split() {
 
 // For every short item, the short items alive at some time with it.
 void GreedyPlacer::find_neighbours() {
-  neighbours_.resize(count());
-  std::vector<int32_t> by_lower;
+  std::vector<int32_t> by_lower, alive;
   for (size_t i = 0; i < count(); ++i) {
     if (!is_long(static_cast<int32_t>(i))) by_lower.push_back(static_cast<int32_t>(i));
   }
   std::stable_sort(by_lower.begin(), by_lower.end(),
                    [&](int32_t a, int32_t b) { return item(a).lower < item(b).lower; });
-  std::vector<int32_t> alive;
-  for (int32_t i : by_lower) {
-    std::erase_if(alive, [&](int32_t other) { return item(other).upper <= item(i).lower; });
-    for (int32_t other : alive) {
-      neighbours_[static_cast<size_t>(i)].push_back(other);
-      neighbours_[static_cast<size_t>(other)].push_back(i);
+  auto for_each_pair = [&](auto&& visit) {
+    alive.clear();
+    for (int32_t i : by_lower) {
+      std::erase_if(alive, [&](int32_t other) { return item(other).upper <= item(i).lower; });
+      for (int32_t other : alive) visit(i, other);
+      alive.push_back(i);
     }
-    alive.push_back(i);
-  }
+  };
+  first_neighbour_.assign(count() + 1, 0);
+  for_each_pair([&](int32_t i, int32_t other) {
+    ++first_neighbour_[static_cast<size_t>(i) + 1];
+    ++first_neighbour_[static_cast<size_t>(other) + 1];
+  });
+  for (size_t i = 0; i < count(); ++i) first_neighbour_[i + 1] += first_neighbour_[i];
+  neighbours_.resize(first_neighbour_.back());
+  std::vector<size_t> next(first_neighbour_.begin(), first_neighbour_.end() - 1);
+  for_each_pair([&](int32_t i, int32_t other) {
+    neighbours_[next[static_cast<size_t>(i)]++] = other;
+    neighbours_[next[static_cast<size_t>(other)]++] = i;
+  });
 }
 
 std::vector<std::vector<int32_t>> GreedyPlacer::orders() const {
@@ -109,28 +120,59 @@ Skyline GreedyPlacer::place_long(const std::vector<int32_t>& order, std::vector<
   return skyline;
 }
 
+void GreedyPlacer::Room::take(int64_t begin, int64_t end) {
+  if (end <= lowest) return;
+  if (begin - lowest < size) {
+    lowest = end;
+    for (; !taken.empty() && taken.back().first - lowest < size; taken.pop_back()) {
+      lowest = std::max(lowest, taken.back().second);
+    }
+    return;
+  }
+  // [first, last) of what lies so near that there is no room between.
+  auto last = taken.end();
+  while (last != taken.begin() && begin - std::prev(last)->second >= size) --last;
+  auto first = last;
+  for (; first != taken.begin() && std::prev(first)->first - end < size; --first) {
+    begin = std::min(begin, std::prev(first)->first);
+    end = std::max(end, std::prev(first)->second);
+  }
+  if (first == last) {
+    taken.insert(first, {begin, end});
+  } else {
+    *first = {begin, end};
+    taken.erase(first + 1, last);
+  }
+}
+
 int64_t GreedyPlacer::place_short(const std::vector<int32_t>& order, const Skyline& skyline,
                                   std::vector<int64_t>& offsets) const {
-  int64_t height = skyline.largest(0, problem_.times);
-  std::vector<std::pair<int64_t, int64_t>> taken;
+  rooms_.resize(count());
   for (int32_t i : order) {
-    if (is_long(i)) continue;
-    int64_t& offset = offsets[static_cast<size_t>(i)];
-    if (offset < 0) {
-      taken.clear();
-      looks_ += static_cast<int64_t>(neighbours_[static_cast<size_t>(i)].size());
-      for (int32_t other : neighbours_[static_cast<size_t>(i)]) {
-        const int64_t begin = offsets[static_cast<size_t>(other)];
-        if (begin >= 0) taken.emplace_back(begin, begin + item(other).size);
-      }
-      std::sort(taken.begin(), taken.end());
-      offset = skyline.largest(item(i).lower, item(i).upper);
-      for (const auto& [begin, end] : taken) {
-        if (begin - offset >= item(i).size) break;
-        offset = std::max(offset, end);
-      }
+    if (is_long(i) || offsets[static_cast<size_t>(i)] >= 0) continue;
+    Room& room = rooms_[static_cast<size_t>(i)];
+    room.lowest = skyline.largest(item(i).lower, item(i).upper);
+    room.size = item(i).size;
+    room.taken.clear();
+  }
+  auto tell = [&](int32_t i) {
+    const int64_t begin = offsets[static_cast<size_t>(i)], end = begin + item(i).size;
+    looks_ += static_cast<int64_t>(neighbours(i).size());
+    for (int32_t other : neighbours(i)) {
+      if (offsets[static_cast<size_t>(other)] < 0) rooms_[static_cast<size_t>(other)].take(begin, end);
     }
-    height = std::max(height, offset + item(i).size);
+  };
+  int64_t height = skyline.largest(0, problem_.times);
+  for (int32_t i : order) {
+    if (is_long(i) || offsets[static_cast<size_t>(i)] < 0) continue;
+    height = std::max(height, offsets[static_cast<size_t>(i)] + item(i).size);
+    tell(i);
+  }
+  for (int32_t i : order) {
+    if (is_long(i) || offsets[static_cast<size_t>(i)] >= 0) continue;
+    offsets[static_cast<size_t>(i)] = rooms_[static_cast<size_t>(i)].lowest;
+    height = std::max(height, offsets[static_cast<size_t>(i)] + item(i).size);
+    tell(i);
   }
   return height;
 }

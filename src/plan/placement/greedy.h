@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "plan/placement/problem.h"
@@ -32,6 +34,19 @@ class GreedyPlacer {
  private:
   size_t count() const { return problem_.items.size(); }
   const PlacementItem& item(int32_t i) const { return problem_.items[static_cast<size_t>(i)]; }
+  // What a short item that has no place yet knows of its neighbours that have one.
+  struct Room {
+    int64_t lowest = 0;  // offset with room for the item
+    int64_t size = 0;    // of the item
+    std::vector<std::pair<int64_t, int64_t>>
+        taken;  // above it, with room for the item between any two; the lowest is last
+    void take(int64_t begin, int64_t end);
+  };
+
+  std::span<const int32_t> neighbours(int32_t i) const {
+    const auto begin = first_neighbour_[static_cast<size_t>(i)], end = first_neighbour_[static_cast<size_t>(i) + 1];
+    return std::span(neighbours_).subspan(begin, end - begin);
+  }
   void find_pressure();
   int64_t pairs_within(int32_t length) const;
   void split();
@@ -40,7 +55,9 @@ class GreedyPlacer {
   const PlacementProblem& problem_;
   int32_t short_length_ = 0;
   std::vector<int64_t> pressure_;
-  std::vector<std::vector<int32_t>> neighbours_;
+  std::vector<size_t> first_neighbour_;  // by item: where its neighbours begin; one more at the end
+  std::vector<int32_t> neighbours_;
+  mutable std::vector<Room> rooms_;  // by item, only inside place_short
   mutable int64_t looks_ = 0;
 };
 

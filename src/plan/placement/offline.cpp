@@ -1,10 +1,13 @@
-// Offline placement: the problem is cut into parts; each part is placed by several greedy orders, the first that
-// reaches the goal ends it. What they leave is searched, always in the part that reaches highest.
+// Offline placement: the problem is cut into parts. Of each part bundles are made, which are few, and placed by greedy
+// orders; where that does not reach the goal the part itself is placed so, and bundles for heights between. What is
+// left is searched, always in the part that reaches highest.
 #include <algorithm>
 #include <chrono>
 #include <memory>
 #include <numeric>
+#include <span>
 
+#include "plan/placement/bundle.h"
 #include "plan/placement/decompose.h"
 #include "plan/placement/greedy.h"
 #include "plan/placement/heap.h"
@@ -15,10 +18,13 @@ namespace plimsoll {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr size_t kSearchItems = 2000;         // searched all together
-constexpr size_t kHotItems = 600;             // of more, or where there are long ones: so many of the short ones, then more
+constexpr size_t kSearchItems = 2000;         // of more, only bundles are searched
 constexpr int64_t kGreedyLooks = 40'000'000;  // pairs of items that greedy orders may look at
 constexpr int kMendingPasses = 30;
+constexpr int64_t kMendingLooks = 60'000'000;
+constexpr double kShares[] = {0.5, 0.2, 0.05};    // of the room that bundles may waste
+constexpr int64_t kQuickStep = int64_t{1} << 20;  // effort for each, where there is no other
+constexpr int kHalvings = 6;                      // of the heights between, with no more effort than that
 constexpr int64_t kFirstStep = int64_t{1} << 22;  // effort for the goal before lesser heights are tried as well
 
 struct Limits {
@@ -31,33 +37,15 @@ struct Limits {
 class PartPlacer {
  public:
   // No height below `goal` is looked for; it is at least the lower bound.
-  PartPlacer(const PlacementProblem& problem, int64_t goal) : problem_(problem), proven_(problem.lower_bound) {
-    const GreedyPlacer placer(problem);
-    smallest_step_ = 0;
-    whole_ = problem.items.size() <= kSearchItems;
-    for (size_t i = 0; i < problem.items.size(); ++i) {
-      smallest_step_ = std::gcd(smallest_step_, problem.items[i].size);
-      whole_ = whole_ && !placer.is_long(static_cast<int32_t>(i));
-    }
-    std::vector<int64_t> offsets;
-    for (const std::vector<int32_t>& order : placer.orders()) {
-      try_order(placer, order, offsets);
-      if (height_ <= goal) return;
-      if (placer.looks() > kGreedyLooks) break;
-    }
-    for (const bool backwards : {false, true}) {
-      take(place_on_heap(problem, Heap::Fit::best, backwards));
-      if (height_ <= goal) return;
-    }
-    // What sticks out above the goal is placed earlier the next time; that mends what is nearly good.
-    std::vector<int32_t> order = best_order_;
-    for (int pass = 0; pass < kMendingPasses && placer.looks() < 2 * kGreedyLooks && height_ - goal < goal / 50;
-         ++pass) {
-      try_order(placer, order, offsets);
-      if (height_ <= goal) return;
-      std::stable_partition(order.begin(), order.end(), [&](int32_t i) {
-        return offsets[static_cast<size_t>(i)] + problem.items[static_cast<size_t>(i)].size > goal;
-      });
+  PartPlacer(const PlacementProblem& problem, int64_t goal, bool with_bundles = true)
+      : problem_(problem), proven_(problem.lower_bound) {
+    for (const PlacementItem& item : problem.items) smallest_step_ = std::gcd(smallest_step_, item.size);
+    if (with_bundles && place_bundles(goal)) return;
+    run_greedy(goal);
+    int64_t failed = goal;
+    for (int n = 0; with_bundles && n < kHalvings && height_ - failed > smallest_step_; ++n) {
+      const int64_t middle = failed + (height_ - failed) / 2;
+      if (!place_bundles(middle, is_small() ? std::size(kShares) : 1)) failed = middle;
     }
   }
 
@@ -68,38 +56,61 @@ class PartPlacer {
   // Tries to come down to the goal, and, with `lesser`, at least to what is between.
   // Returns whether there is something left to try with more effort.
   bool improve(int64_t goal, bool lesser, Limits& limits) {
-    if (!whole_) {
-      for (size_t hot = kHotItems; height_ > goal && !limits.reached(); hot *= 2) {
-        search_hot(goal, hot, limits);
-        if (hot >= problem_.items.size()) break;
-      }
-      return false;
-    }
     const int64_t target = std::max(goal, proven_);
-    if (!search_ || target != searched_) {
-      search_ = std::make_unique<PlacementSearch>(problem_, std::vector<int64_t>(problem_.items.size(), 0), target);
+    step_ = std::min(step_, std::max<int64_t>(limits.effort / 8, kQuickStep));
+    bool more = search_bundles(target, step_, limits);
+    if (height_ > target && is_small() && !limits.reached()) {
+      if (!search_ || target != searched_) search_ = make_search(target);
       searched_ = target;
+      more = advance(*search_, target, step_, limits) || more;
     }
-    advance(*search_, target, step_, limits);
     // Between what is proven and what is reached, by halves; what was not found with so much effort is left for later.
     for (int64_t from = target + smallest_step_; lesser && height_ > goal && from < height_ && !limits.reached();) {
       const int64_t middle = from + (height_ - smallest_step_ - from) / 2 / smallest_step_ * smallest_step_;
-      PlacementSearch search(problem_, std::vector<int64_t>(problem_.items.size(), 0), middle);
       const int64_t before = height_;
-      advance(search, middle, step_ / 8, limits);
+      search_bundles(middle, step_ / 8, limits);
+      if (height_ > middle && is_small()) advance(*make_search(middle), middle, step_ / 8, limits);
       if (height_ == before) from = std::max(middle, proven_) + smallest_step_;
     }
     step_ *= 4;
-    return height_ > std::max(goal, proven_);
+    return more && height_ > std::max(goal, proven_);
   }
 
  private:
-  void try_order(const GreedyPlacer& placer, const std::vector<int32_t>& order, std::vector<int64_t>& offsets) {
-    offsets.assign(problem_.items.size(), -1);
-    const Skyline skyline = placer.place_long(order, offsets);
-    const int64_t height = placer.place_short(order, skyline, offsets);
-    if (take(height, offsets)) best_order_ = order;
+  bool is_small() const { return problem_.items.size() <= kSearchItems; }
+
+  void run_greedy(int64_t goal) {
+    const GreedyPlacer placer(problem_);
+    std::vector<int32_t> best_order;
+    std::vector<int64_t> offsets;
+    auto try_order = [&](const std::vector<int32_t>& order) {
+      offsets.assign(problem_.items.size(), -1);
+      const Skyline skyline = placer.place_long(order, offsets);
+      const int64_t height = placer.place_short(order, skyline, offsets);
+      if (take(height, offsets)) best_order = order;
+      looks_ = placer.looks();
+    };
+    for (const std::vector<int32_t>& order : placer.orders()) {
+      try_order(order);
+      if (height_ <= goal) return;
+      if (looks_ > kGreedyLooks) break;
+    }
+    for (const bool backwards : {false, true}) {
+      take(place_on_heap(problem_, Heap::Fit::best, backwards));
+      if (height_ <= goal) return;
+    }
+    // What sticks out above the goal is placed earlier the next time; that mends what is nearly good.
+    std::vector<int32_t> order = best_order;
+    const int64_t enough = looks_ + kMendingLooks;
+    for (int pass = 0; pass < kMendingPasses && looks_ < enough && height_ - goal < goal / 50; ++pass) {
+      try_order(order);
+      if (height_ <= goal) return;
+      std::stable_partition(order.begin(), order.end(), [&](int32_t i) {
+        return offsets[static_cast<size_t>(i)] + problem_.items[static_cast<size_t>(i)].size > goal;
+      });
+    }
   }
+
   bool take(int64_t height, std::vector<int64_t> offsets) {
     if (!offsets_.empty() && height >= height_) return false;
     height_ = height;
@@ -112,52 +123,63 @@ class PartPlacer {
     take(height, std::move(offsets));
   }
 
-  void advance(PlacementSearch& search, int64_t target, int64_t step, Limits& limits) {
+  std::unique_ptr<PlacementSearch> make_search(int64_t target) const {
+    return std::make_unique<PlacementSearch>(problem_, std::vector<int64_t>(problem_.items.size(), 0), target);
+  }
+  // Returns whether more effort may find something.
+  bool advance(PlacementSearch& search, int64_t target, int64_t step, Limits& limits) {
     const PlacementSearch::Result result = search.advance({limits.deadline, std::min(step, limits.effort)});
     limits.effort -= result.effort;
     if (result.outcome == PlacementSearch::Outcome::found) take(search.offsets());
     if (result.outcome == PlacementSearch::Outcome::none) proven_ = std::max(proven_, target + smallest_step_);
+    return result.outcome == PlacementSearch::Outcome::stopped;
   }
 
-  // Where there is too much to search, the short items that live where there is least room; the others then find their
-  // places around them.
-  void search_hot(int64_t target, size_t count, Limits& limits) {
-    const GreedyPlacer placer(problem_);
-    std::vector<int64_t> offsets(problem_.items.size(), -1);
-    const Skyline skyline = placer.place_long(best_order_, offsets);
-    std::vector<int32_t> hot;
-    for (int32_t i : best_order_) {
-      if (!placer.is_long(i)) hot.push_back(i);
+  // With little effort, however much there is. Returns whether the target is reached.
+  bool place_bundles(int64_t target, size_t shares = std::size(kShares)) {
+    for (const double share : std::span(kShares).first(shares)) {
+      Limits limits{.deadline = Clock::time_point::max(), .effort = kQuickStep};
+      try_bundles(target, share, kQuickStep, limits);
+      if (!offsets_.empty() && height_ <= target) return true;
     }
-    std::stable_sort(hot.begin(), hot.end(),
-                     [&](int32_t a, int32_t b) { return placer.pressure(a) > placer.pressure(b); });
-    if (hot.size() > count) hot.resize(count);
-    std::sort(hot.begin(), hot.end());
-    std::vector<int64_t> least;
-    for (int32_t i : hot) {
-      const PlacementItem& item = problem_.items[static_cast<size_t>(i)];
-      least.push_back(skyline.largest(item.lower, item.upper));
+    return false;
+  }
+  // Returns whether more effort may find something.
+  bool search_bundles(int64_t target, int64_t step, Limits& limits) {
+    bool more = false;
+    for (const double share : kShares) {
+      if (height_ <= target || limits.reached()) return false;
+      more = try_bundles(target, share, step, limits) || more;
     }
-    const PlacementProblem part = make_part(problem_, hot);
-    PlacementSearch search(part, least, target);
-    const PlacementSearch::Result result = search.advance({limits.deadline, std::min(limits.effort, kFirstStep)});
-    limits.effort -= result.effort;
-    if (result.outcome != PlacementSearch::Outcome::found) return;
-    for (size_t p = 0; p < hot.size(); ++p) offsets[static_cast<size_t>(hot[p])] = search.offsets()[p];
-    for (const std::vector<int32_t>& order : placer.orders()) {
-      std::vector<int64_t> around = offsets;
-      const int64_t height = placer.place_short(order, skyline, around);
-      take(height, std::move(around));
-      if (height_ <= target) return;
+    return more;
+  }
+  // Places the bundles, in parts again, and searches what greedy orders leave; only if all parts come down to the
+  // target it is reached. Returns whether more effort may find something.
+  bool try_bundles(int64_t target, double share, int64_t step, Limits& limits) {
+    const Bundles bundles = make_bundles(problem_, target, share);
+    Decomposition pieces = decompose(bundles.problem);
+    for (const PlacementPart& part : pieces.parts) {
+      const int64_t part_target = target - part.base;
+      PartPlacer placer(part.problem, part_target, false);
+      limits.effort -= placer.looks_;
+      bool more = false;
+      if (placer.height() > part_target && !limits.reached()) {
+        more = placer.advance(*placer.make_search(part_target), part_target, step, limits);
+      }
+      if (placer.height() > part_target) return more;
+      for (size_t p = 0; p < part.problem.items.size(); ++p) {
+        pieces.offsets[static_cast<size_t>(part.problem.buffer[p])] = part.base + placer.offsets()[p];
+      }
     }
+    take(bundles.offsets_of_items(problem_, pieces.offsets));
+    return false;
   }
 
   const PlacementProblem& problem_;
-  std::vector<int32_t> best_order_;
   std::vector<int64_t> offsets_;
   int64_t height_ = 0, proven_ = 0;
-  int64_t smallest_step_ = 1;  // heights differ by multiples of it
-  bool whole_ = true;
+  int64_t smallest_step_ = 0;  // heights differ by multiples of it
+  int64_t looks_ = 0;          // of greedy orders
   std::unique_ptr<PlacementSearch> search_;
   int64_t searched_ = 0, step_ = kFirstStep;
 };

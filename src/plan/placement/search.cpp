@@ -291,13 +291,15 @@ std::vector<std::vector<int32_t>> make_orders(const PlacementProblem& problem) {
 
 struct PlacementSearch::Turns {
   Turns(const PlacementProblem& problem, std::vector<int64_t> least, int64_t capacity)
-      : search(problem, std::move(least), capacity), orders(make_orders(problem)), failures(orders.size()) {}
+      : search(problem, std::move(least), capacity), orders(make_orders(problem)), failures(orders.size()) {
+    turn = std::max(int64_t{1} << 18, 4 * static_cast<int64_t>(problem.items.size() * problem.items.size()));
+  }
 
   Search search;
   std::vector<std::vector<int32_t>> orders;
   std::vector<Failures> failures;
   size_t order = 0;  // whose turn it is
-  int64_t turn = int64_t{1} << 18;
+  int64_t turn;
 };
 
 PlacementSearch::PlacementSearch(const PlacementProblem& problem, std::vector<int64_t> least, int64_t capacity)
