@@ -7,9 +7,10 @@
 namespace plimsoll {
 namespace {
 
-constexpr size_t kNext = 8;                        // of those that begin later, so many are tried as company
-constexpr int32_t kMostBetween = 2;                // times between two that lie side by side
-constexpr int32_t kFewestAlike[] = {32, 8, 4, 2};  // a bundle lives at most 1 / this longer than each half of it
+constexpr size_t kNext = 8;                  // of those that begin later, so many are tried as company
+constexpr int32_t kMostBetween = 2;          // times between two that lie side by side
+constexpr int32_t kAlike[] = {32, 8, 4, 2};  // of two on top of each other none misses more than 1 / this of their life
+constexpr int kPasses = 20;                  // for each of these
 
 struct Growing {
   PlacementItem item;
@@ -27,8 +28,8 @@ class Bundler {
 
   Bundles run() {
     join_equals();
-    for (const int32_t alike : kFewestAlike) {
-      for (bool more = true; more;) more = join_neighbours(alike);
+    for (const int32_t alike : kAlike) {
+      for (int pass = 0; pass < kPasses && join_neighbours(alike); ++pass) continue;
     }
     Bundles result;
     for (Growing& bundle : bundles_) {
