@@ -1,0 +1,340 @@
+// Every policy on random training steps with random budgets and tiers: the verifier accepts the plan, the executor
+// leaves the same bytes in every state as a run that plans nothing, in the memory that was predicted, whatever time
+// copies take; and a plan that was broken is either named or does no harm.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <utility>
+
+#include "plimsoll/execute.h"
+#include "plimsoll/simulate.h"
+#include "plimsoll/verify.h"
+#include "tests/mutations.h"
+#include "tests/paper_run.h"
+#include "tests/random_plan.h"
+#include "tests/tiers/mixing_device.h"
+
+namespace plimsoll {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::MixingDevice;
+using testing::Mutation;
+using testing::PaperRun;
+
+// As many graphs as a run of some seconds takes; PLIMSOLL_RANDOM_GRAPHS=5000 for a long one, which begins where that of
+// PLIMSOLL_RANDOM_SEED says.
+uint64_t number_of(const char* name, uint64_t otherwise) {
+  const char* text = ::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "plimsoll-policies-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+using Content = std::vector<std::vector<std::byte>>;  // by state
+
+// What comes from outside, for a step.
+std::vector<std::byte> source(const Graph& graph, TensorId id, uint64_t step) {
+  std::vector<std::byte> bytes(static_cast<size_t>(graph.tensor(id).bytes().count));
+  testing::Digest::fill(bytes.data(), bytes.size(), static_cast<uint64_t>(id.index) * 1000 + step);
+  return bytes;
+}
+
+constexpr uint64_t kSteps = 2;
+
+// Every tensor in memory of its own, every op once, in the order of the graph.
+Content run_on_paper(const Graph& graph) {
+  std::vector<std::vector<std::byte>> values;
+  for (int32_t t = 0; t < graph.tensor_count(); ++t) values.push_back(source(graph, {t}, 0));
+  auto value = [&](TensorId id) -> std::vector<std::byte>& { return values[static_cast<size_t>(id.index)]; };
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    for (TensorId input : graph.inputs) value(input) = source(graph, input, step);
+    for (const Op& op : graph.ops()) {
+      if (op.type->is_view) {
+        value(op.outputs[0]) = value(op.inputs[0]);
+        continue;
+      }
+      std::vector<const void*> inputs;
+      for (TensorId id : op.inputs) inputs.push_back(value(id).data());
+      const std::vector<uint64_t> seeds = testing::mixed(graph, op, inputs);
+      for (size_t o = 0; o < seeds.size(); ++o)
+        testing::Digest::fill(value(op.outputs[o]).data(), value(op.outputs[o]).size(), seeds[o]);
+    }
+    for (const State& state : graph.states) value(state.before) = value(state.after);
+  }
+  Content content;
+  for (const State& state : graph.states) content.push_back(value(state.before));
+  for (TensorId output : graph.outputs) content.push_back(value(output));
+  return content;
+}
+
+Content run_for_real(const Graph& graph, const Plan& plan, const MixingDevice& device, const ExecuteOptions& options,
+                     Memory memory) {
+  Executor executor(graph, plan, device, options, std::move(memory));
+  for (const State& state : graph.states) executor.write(state.before, source(graph, state.before, 0));
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    for (TensorId input : graph.inputs) executor.write(input, source(graph, input, step));
+    executor.run_step();
+  }
+  EXPECT_EQ(executor.measured_peak(), plan.predicted.peak);
+  EXPECT_EQ(executor.arena_bytes(), plan.arena);
+  Content content;
+  auto keep = [&](TensorId id) {
+    content.emplace_back(static_cast<size_t>(graph.tensor(id).bytes().count));
+    executor.read(id, content.back());
+  };
+  for (const State& state : graph.states) keep(state.before);
+  for (TensorId output : graph.outputs) keep(output);
+  return content;
+}
+
+std::string text_of(const std::vector<Violation>& violations) {
+  std::string text;
+  for (const Violation& v : violations) text += fmt::format("{}: {}\n", to_string(v.rule), v.message);
+  return text;
+}
+
+// Bytes of the arena that some stay has, at the step with the most.
+Bytes counted_peak(const Plan& plan) {
+  Bytes most;
+  std::vector<bool> taken(static_cast<size_t>(plan.arena.count / kStayAlignment));
+  for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
+    std::fill(taken.begin(), taken.end(), false);
+    for (const Stay& stay : plan.stays) {
+      if (stay.first > s || stay.last < s) continue;
+      for (int64_t at = stay.offset.count; at < (stay.offset + stay.bytes).count; at += kStayAlignment)
+        taken[static_cast<size_t>(at / kStayAlignment)] = true;
+    }
+    most = std::max(most, Bytes{std::count(taken.begin(), taken.end(), true) * kStayAlignment});
+  }
+  return most;
+}
+
+// A training step, what its ops cost, and a machine.
+class Problem {
+ public:
+  explicit Problem(uint64_t seed)
+      : random_(seed),
+        graph_(testing::random_graph(
+            seed, {.forward_ops = static_cast<int>(2 + draw(draw(6) == 0 ? 40 : 15)), .updates = draw(8) != 0})),
+        kernels_(testing::random_kernels(graph_, seed)),
+        route_(make_route(graph_)) {
+    for (int32_t i = 0; i < graph_.op_count(); ++i) {
+      const std::string& kernel = kernels_[static_cast<size_t>(i)].kernel;
+      if (!kernel.empty())
+        costs_.put({op_signature(graph_, graph_.op({i})), kernel, 0}, {Cost::Source::measured, between(0.01, 5), 0, 3});
+    }
+    machine_.name = "mixing";
+    const uint64_t kind = draw(5);  // none, host, disk, both, both
+    for (const char* name : {"host", "disk"}) {
+      if (kind == 0 || (kind == 1 && name[0] == 'd') || (kind == 2 && name[0] == 'h')) continue;
+      const Bytes capacity{draw(4) == 0 ? static_cast<int64_t>(4096 * (1 + draw(60))) : int64_t{1} << 30};
+      machine_.tiers.push_back({.name = name,
+                                .capacity = capacity,
+                                .out_gb_per_s = between(1e-5, 1e-1),
+                                .in_gb_per_s = between(1e-5, 1e-1),
+                                .latency_us = between(0.1, 1000),
+                                .compute_share = draw(2) == 0 ? 0.0 : between(0.01, 0.9)});
+    }
+  }
+
+  uint64_t draw(uint64_t below) { return random_() % below; }
+  // By orders of magnitude.
+  double between(double low, double high) { return low * std::pow(high / low, static_cast<double>(draw(1001)) / 1000); }
+  std::mt19937_64& random() { return random_; }
+
+  const Graph& graph() const { return graph_; }
+  const std::vector<KernelChoice>& kernels() const { return kernels_; }
+  const CostTable& costs() const { return costs_; }
+
+  PolicyInput input(Bytes budget) const {
+    return {.graph = graph_,
+            .route = route_,
+            .kernels = kernels_,
+            .costs = costs_,
+            .device = machine_,
+            .budget = budget,
+            .seconds = 0.002};
+  }
+
+  // Some of a policy's options, by its own words for them.
+  std::map<std::string, std::string> some_options(const Policy& policy) {
+    std::map<std::string, std::string> chosen;
+    std::string_view text = policy.options;
+    while (!text.empty()) {
+      const std::string_view word = text.substr(0, text.find(' '));
+      text.remove_prefix(std::min(text.size(), word.size() + 1));
+      const size_t equals = word.find('=');
+      std::vector<std::string> values;
+      std::string value;
+      for (const char c : std::string(word.substr(equals + 1)) + "|") {
+        if (c != '|')
+          value += c;
+        else
+          values.push_back(std::exchange(value, {}));
+      }
+      if (draw(2) == 0) chosen[std::string(word.substr(0, equals))] = values[draw(values.size())];
+    }
+    return chosen;
+  }
+
+  // Memory for a plan: the real tiers, or such as take their time.
+  Memory memory(const Plan& plan) {
+    Memory memory;
+    if (draw(3) == 0) return memory;
+    for (const TierUse& use : plan.tiers)
+      memory.tiers.push_back(std::make_shared<testing::SlowTier>(use.tier.name, use.tier.capacity, random_(),
+                                                                 static_cast<int>(draw(3) * 10)));
+    return memory;
+  }
+
+ private:
+  std::mt19937_64 random_;
+  Graph graph_;
+  std::vector<KernelChoice> kernels_;
+  Route route_;
+  CostTable costs_;
+  DeviceInfo machine_;
+};
+
+TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
+  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 300);
+  const Folder folder;
+  std::map<std::string, int> plans;
+  int tight = 0, moving = 0, recomputing = 0, homes = 0, two_tiers = 0;
+  for (uint64_t seed = first; seed < first + graphs; ++seed) {
+    Problem problem(seed);
+    const Graph& graph = problem.graph();
+    const Content expected = run_on_paper(graph);
+    const MixingDevice device(graph, problem.kernels());
+    const Bytes most = std::get<Plan>(find_policy("liveness").plan(problem.input({INT64_MAX}))).arena;
+    for (const Policy& policy : policies()) {
+      PolicyInput input = problem.input(most);
+      input.options = problem.some_options(policy);
+      // Unlimited, just liveness's need, or anything down to a quarter of it.
+      const uint64_t kind = problem.draw(6);
+      input.budget = kind == 0   ? Bytes{INT64_MAX}
+                     : kind == 1 ? most
+                                 : Bytes{most.count * static_cast<int64_t>(25 + problem.draw(75)) / 100};
+      PlanOrInfeasible answer = policy.plan(input);
+      if (const Infeasible* no = std::get_if<Infeasible>(&answer);
+          no != nullptr && no->minimum < Bytes{INT64_MAX} && no->tier.empty()) {
+        input.budget = no->minimum;
+        answer = policy.plan(input);
+      }
+      std::string options;
+      for (const auto& [name, value] : input.options) options += " " + name + "=" + value;
+      SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={} policy {}{}, budget {}", seed, policy.name, options,
+                               input.budget.count));
+      const Plan* plan = std::get_if<Plan>(&answer);
+      if (plan == nullptr) continue;
+      ASSERT_EQ(text_of(verify(graph, *plan, 3)), "");
+      ASSERT_LE(plan->arena, input.budget);
+      ASSERT_EQ(counted_peak(*plan), plan->predicted.peak);
+      const bool check_memory = problem.draw(3) == 0;
+      ASSERT_EQ(run_for_real(graph, *plan, device, {.check_memory = check_memory, .spill = folder.path()},
+                             problem.memory(*plan)),
+                expected);
+      ASSERT_FALSE(device.overrun());
+      ++plans[std::string(policy.name)];
+      tight += plan->arena < most;
+      moving += !plan->moves.empty();
+      homes += !plan->homes.empty();
+      recomputing += plan->predicted.recompute_steps > 0;
+      two_tiers += plan->tiers.size() == 2 && plan->tiers[0].used.count > 0 && plan->tiers[1].used.count > 0;
+    }
+  }
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  if (graphs < 300) return;
+  for (const Policy& policy : policies())
+    EXPECT_GT(plans[std::string(policy.name)], static_cast<int>(graphs) * 2 / 3) << policy.name;
+  for (const int seen : {tight, moving, recomputing, homes}) EXPECT_GT(seen, 100);
+  EXPECT_GT(two_tiers, 20);
+}
+
+TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
+  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 150);
+  const Folder folder;
+  for (uint64_t seed = first; seed < first + graphs; ++seed) {
+    Problem problem(seed);
+    const Graph& graph = problem.graph();
+    Plan plan = testing::random_plan(graph, seed);
+    plan.predicted.peak = counted_peak(plan);
+    std::vector<KernelChoice> kernels(static_cast<size_t>(graph.op_count()));
+    for (const Step& step : plan.steps) kernels[static_cast<size_t>(step.op.index)] = {step.kernel, step.workspace};
+    const MixingDevice device(graph, kernels);
+    SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={}", seed));
+    ASSERT_EQ(run_for_real(graph, plan, device, {.check_memory = problem.draw(2) == 0, .spill = folder.path()},
+                           problem.memory(plan)),
+              run_on_paper(graph));
+    ASSERT_FALSE(device.overrun());
+  }
+}
+
+// Any plan of any policy with one thing changed: if it goes wrong on paper, the verifier names it; if the verifier
+// accepts it, it runs as the whole plan does.
+TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
+  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 100);
+  const Folder folder;
+  int named = 0, harmless = 0;
+  for (uint64_t seed = first; seed < first + graphs; ++seed) {
+    Problem problem(seed);
+    const Graph& graph = problem.graph();
+    const Content expected = run_on_paper(graph);
+    const MixingDevice device(graph, problem.kernels());
+    const Bytes most = std::get<Plan>(find_policy("liveness").plan(problem.input({INT64_MAX}))).arena;
+    for (const Policy& policy : policies()) {
+      const PlanOrInfeasible answer =
+          policy.plan(problem.input({most.count * static_cast<int64_t>(40 + problem.draw(70)) / 100}));
+      const Plan* whole = std::get_if<Plan>(&answer);
+      if (whole == nullptr) continue;
+      for (int n = 0; n < 20; ++n) {
+        const Mutation& mutation = testing::mutations()[problem.draw(testing::mutations().size())];
+        Plan plan = *whole;
+        if (!mutation.apply(graph, plan, problem.random())) continue;
+        SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={} policy {}, {}", seed, policy.name, mutation.name));
+        const std::vector<Violation> violations = verify(graph, plan, 1000);
+        const std::string wrong = mutation.always_wrong ? "by definition"
+                                  : violations.empty()  ? ""
+                                                        : PaperRun(graph, plan).run_all(seed);
+        if (!wrong.empty()) {
+          ++named;
+          ASSERT_TRUE(std::any_of(violations.begin(), violations.end(),
+                                  [&](const Violation& v) { return mutation.rules.contains(v.rule); }))
+              << wrong << "\n"
+              << text_of(violations);
+        }
+        if (!violations.empty()) continue;
+        ++harmless;
+        plan.predicted.peak = counted_peak(plan);
+        ASSERT_EQ(run_for_real(graph, plan, device, {.spill = folder.path()}, problem.memory(plan)), expected);
+        ASSERT_FALSE(device.overrun());
+      }
+    }
+  }
+  if (graphs < 100) return;
+  EXPECT_GT(named, 1000);
+  EXPECT_GT(harmless, 100);
+}
+
+}  // namespace
+}  // namespace plimsoll
