@@ -382,6 +382,12 @@ class Checker {
       if (at_end(id) < 0)
         report(Rule::output_missing, last, fmt::format("output '{}' is not in the arena at the end", tensor(id).name));
     }
+    // What nobody reads is written all the same.
+    for (TensorId id : graph_.inputs) {
+      const std::vector<int32_t>& stays = stays_of_[static_cast<size_t>(id.index)];
+      if (has_home_[static_cast<size_t>(id.index)] || (!stays.empty() && stay(stays[0]).first == 0)) continue;
+      report(Rule::not_resident, 0, fmt::format("input '{}' is not in the arena when the step starts", tensor(id).name));
+    }
     for (const State& state : graph_.states) {
       if (has_home_[static_cast<size_t>(state.before.index)]) continue;  // judged with the slots
       const std::vector<int32_t>& stays = stays_of_[static_cast<size_t>(state.before.index)];

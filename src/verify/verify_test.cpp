@@ -201,6 +201,18 @@ TEST(Verify, SeesAStateReadAfterItsUpdate) {
   EXPECT_BROKEN(c, Rule::state_changed);
 }
 
+TEST(Verify, SeesAnInputThatIsNotThereFromTheStartEvenIfNobodyReadsIt) {
+  Case c = make_case();
+  const TensorId unread = c.graph.add_source("unread", of(8), DType::f32, Role::input);
+  c.plan.graph_fingerprint = fingerprint(c.graph);
+  EXPECT_BROKEN(c, Rule::not_resident);
+  c.plan.stays.push_back({unread, c.top(), 64_B, 1, 2});
+  c.grow(64_B);
+  EXPECT_BROKEN(c, Rule::not_resident);
+  c.plan.stays.back().first = 0;
+  EXPECT_VALID(c);
+}
+
 TEST(Verify, SeesAnOutputThatIsGoneAtTheEnd) {
   Case c = make_case();
   c.stay("loss").last -= 1;

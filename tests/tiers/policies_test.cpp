@@ -50,6 +50,9 @@ class Folder {
   fs::path path_;
 };
 
+constexpr int kMostFailures = 20;
+int failed_parts() { return ::testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count(); }
+
 using Content = std::vector<std::vector<std::byte>>;  // by state
 
 // What comes from outside, for a step.
@@ -216,59 +219,130 @@ class Problem {
   DeviceInfo machine_;
 };
 
-TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
-  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 300);
+// What plans had, so that a test knows that it saw enough.
+struct Seen {
+  std::map<std::string, int, std::less<>> by_policy;
+  int tight = 0, moving = 0, recomputing = 0, homes = 0, two_tiers = 0, named = 0, harmless = 0;
+};
+
+// What a policy is asked for: nothing beyond what liveness takes, `most`, or anything down to a quarter of it; the
+// least that the policy knows of when that is too little.
+PlanOrInfeasible plan_of(const Policy& policy, Problem& problem, Bytes most, PolicyInput& input) {
+  const uint64_t kind = problem.draw(6);
+  input.options = problem.some_options(policy);
+  input.budget = kind == 0   ? Bytes{INT64_MAX}
+                 : kind == 1 ? most
+                             : Bytes{most.count * static_cast<int64_t>(25 + problem.draw(75)) / 100};
+  PlanOrInfeasible answer = policy.plan(input);
+  const Infeasible* no = std::get_if<Infeasible>(&answer);
+  if (no == nullptr || no->minimum == Bytes{INT64_MAX} || !no->tier.empty()) return answer;
+  input.budget = no->minimum;
+  return policy.plan(input);
+}
+
+std::string text_of(const PolicyInput& input) {
+  std::string text = fmt::format("budget {}", input.budget.count);
+  for (const auto& [name, value] : input.options) text += fmt::format(" {}={}", name, value);
+  return text;
+}
+
+void check_run(const Policy& policy, Problem& problem, Bytes most, const Content& expected, const MixingDevice& device,
+               const fs::path& spill, Seen& seen) {
+  const Graph& graph = problem.graph();
+  PolicyInput input = problem.input(most);
+  const PlanOrInfeasible answer = plan_of(policy, problem, most, input);
+  SCOPED_TRACE(text_of(input));
+  const Plan* plan = std::get_if<Plan>(&answer);
+  if (plan == nullptr) return;
+  ASSERT_EQ(text_of(verify(graph, *plan, 3)), "");
+  ASSERT_LE(plan->arena, input.budget);
+  ASSERT_EQ(counted_peak(*plan), plan->predicted.peak);
+  const bool check_memory = problem.draw(3) == 0;
+  ASSERT_EQ(run_for_real(graph, *plan, device, {.check_memory = check_memory, .spill = spill}, problem.memory(*plan)),
+            expected);
+  ASSERT_FALSE(device.overrun());
+  ++seen.by_policy[std::string(policy.name)];
+  seen.tight += plan->arena < most;
+  seen.moving += !plan->moves.empty();
+  seen.homes += !plan->homes.empty();
+  seen.recomputing += plan->predicted.recompute_steps > 0;
+  seen.two_tiers += plan->tiers.size() == 2 && plan->tiers[0].used.count > 0 && plan->tiers[1].used.count > 0;
+}
+
+void check_broken(const Policy& policy, Problem& problem, Bytes most, const Content& expected,
+                  const MixingDevice& device, const fs::path& spill, Seen& seen) {
+  const Graph& graph = problem.graph();
+  PolicyInput input = problem.input(most);
+  const PlanOrInfeasible answer = plan_of(policy, problem, most, input);
+  SCOPED_TRACE(text_of(input));
+  const Plan* whole = std::get_if<Plan>(&answer);
+  if (whole == nullptr || !verify(graph, *whole, 1).empty()) return;
+  for (int n = 0; n < 20; ++n) {
+    const Mutation& mutation = testing::mutations()[problem.draw(testing::mutations().size())];
+    Plan plan = *whole;
+    if (!mutation.apply(graph, plan, problem.random())) continue;
+    SCOPED_TRACE(mutation.name);
+    const std::vector<Violation> violations = verify(graph, plan, 1000);
+    std::string wrong = mutation.always_wrong ? "by definition" : "";
+    if (wrong.empty() && !violations.empty()) wrong = PaperRun(graph, plan).run_all(1);
+    if (!wrong.empty()) {
+      ++seen.named;
+      ASSERT_TRUE(std::any_of(violations.begin(), violations.end(),
+                              [&](const Violation& v) { return mutation.rules.contains(v.rule); }))
+          << wrong << "\n"
+          << text_of(violations);
+    }
+    if (!violations.empty()) continue;
+    ++seen.harmless;
+    plan.predicted.peak = counted_peak(plan);
+    ASSERT_EQ(run_for_real(graph, plan, device, {.spill = spill}, problem.memory(plan)), expected);
+    ASSERT_FALSE(device.overrun());
+  }
+}
+
+// Calls `check` for every policy on `graphs` training steps.
+template <class Check>
+Seen for_every_policy(uint64_t graphs, const Check& check) {
+  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1);
   const Folder folder;
-  std::map<std::string, int> plans;
-  int tight = 0, moving = 0, recomputing = 0, homes = 0, two_tiers = 0;
-  for (uint64_t seed = first; seed < first + graphs; ++seed) {
+  Seen seen;
+  for (uint64_t seed = first; seed < first + graphs && failed_parts() < kMostFailures; ++seed) {
     Problem problem(seed);
     const Graph& graph = problem.graph();
     const Content expected = run_on_paper(graph);
     const MixingDevice device(graph, problem.kernels());
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(problem.input({INT64_MAX}))).arena;
     for (const Policy& policy : policies()) {
-      PolicyInput input = problem.input(most);
-      input.options = problem.some_options(policy);
-      // Unlimited, just liveness's need, or anything down to a quarter of it.
-      const uint64_t kind = problem.draw(6);
-      input.budget = kind == 0   ? Bytes{INT64_MAX}
-                     : kind == 1 ? most
-                                 : Bytes{most.count * static_cast<int64_t>(25 + problem.draw(75)) / 100};
-      PlanOrInfeasible answer = policy.plan(input);
-      if (const Infeasible* no = std::get_if<Infeasible>(&answer);
-          no != nullptr && no->minimum < Bytes{INT64_MAX} && no->tier.empty()) {
-        input.budget = no->minimum;
-        answer = policy.plan(input);
+      SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={} policy {}", seed, policy.name));
+      try {
+        check(policy, problem, most, expected, device, folder.path(), seen);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << error.what();
       }
-      std::string options;
-      for (const auto& [name, value] : input.options) options += " " + name + "=" + value;
-      SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={} policy {}{}, budget {}", seed, policy.name, options,
-                               input.budget.count));
-      const Plan* plan = std::get_if<Plan>(&answer);
-      if (plan == nullptr) continue;
-      ASSERT_EQ(text_of(verify(graph, *plan, 3)), "");
-      ASSERT_LE(plan->arena, input.budget);
-      ASSERT_EQ(counted_peak(*plan), plan->predicted.peak);
-      const bool check_memory = problem.draw(3) == 0;
-      ASSERT_EQ(run_for_real(graph, *plan, device, {.check_memory = check_memory, .spill = folder.path()},
-                             problem.memory(*plan)),
-                expected);
-      ASSERT_FALSE(device.overrun());
-      ++plans[std::string(policy.name)];
-      tight += plan->arena < most;
-      moving += !plan->moves.empty();
-      homes += !plan->homes.empty();
-      recomputing += plan->predicted.recompute_steps > 0;
-      two_tiers += plan->tiers.size() == 2 && plan->tiers[0].used.count > 0 && plan->tiers[1].used.count > 0;
     }
   }
   EXPECT_TRUE(fs::is_empty(folder.path()));
+  return seen;
+}
+
+TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 300);
+  const Seen seen = for_every_policy(graphs, check_run);
   if (graphs < 300) return;
   for (const Policy& policy : policies())
-    EXPECT_GT(plans[std::string(policy.name)], static_cast<int>(graphs) * 2 / 3) << policy.name;
-  for (const int seen : {tight, moving, recomputing, homes}) EXPECT_GT(seen, 100);
-  EXPECT_GT(two_tiers, 20);
+    EXPECT_GT(seen.by_policy.find(policy.name)->second, static_cast<int>(graphs) * 2 / 3) << policy.name;
+  for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes}) EXPECT_GT(count, 100);
+  EXPECT_GT(seen.two_tiers, 20);
+}
+
+// Any plan of any policy with one thing changed: if it goes wrong on paper, the verifier names it; if the verifier
+// accepts it, it runs as the whole plan does.
+TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 100);
+  const Seen seen = for_every_policy(graphs, check_broken);
+  if (graphs < 100) return;
+  EXPECT_GT(seen.named, 1000);
+  EXPECT_GT(seen.harmless, 100);
 }
 
 TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
@@ -288,52 +362,6 @@ TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
               run_on_paper(graph));
     ASSERT_FALSE(device.overrun());
   }
-}
-
-// Any plan of any policy with one thing changed: if it goes wrong on paper, the verifier names it; if the verifier
-// accepts it, it runs as the whole plan does.
-TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
-  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 100);
-  const Folder folder;
-  int named = 0, harmless = 0;
-  for (uint64_t seed = first; seed < first + graphs; ++seed) {
-    Problem problem(seed);
-    const Graph& graph = problem.graph();
-    const Content expected = run_on_paper(graph);
-    const MixingDevice device(graph, problem.kernels());
-    const Bytes most = std::get<Plan>(find_policy("liveness").plan(problem.input({INT64_MAX}))).arena;
-    for (const Policy& policy : policies()) {
-      const PlanOrInfeasible answer =
-          policy.plan(problem.input({most.count * static_cast<int64_t>(40 + problem.draw(70)) / 100}));
-      const Plan* whole = std::get_if<Plan>(&answer);
-      if (whole == nullptr) continue;
-      for (int n = 0; n < 20; ++n) {
-        const Mutation& mutation = testing::mutations()[problem.draw(testing::mutations().size())];
-        Plan plan = *whole;
-        if (!mutation.apply(graph, plan, problem.random())) continue;
-        SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={} policy {}, {}", seed, policy.name, mutation.name));
-        const std::vector<Violation> violations = verify(graph, plan, 1000);
-        const std::string wrong = mutation.always_wrong ? "by definition"
-                                  : violations.empty()  ? ""
-                                                        : PaperRun(graph, plan).run_all(seed);
-        if (!wrong.empty()) {
-          ++named;
-          ASSERT_TRUE(std::any_of(violations.begin(), violations.end(),
-                                  [&](const Violation& v) { return mutation.rules.contains(v.rule); }))
-              << wrong << "\n"
-              << text_of(violations);
-        }
-        if (!violations.empty()) continue;
-        ++harmless;
-        plan.predicted.peak = counted_peak(plan);
-        ASSERT_EQ(run_for_real(graph, plan, device, {.spill = folder.path()}, problem.memory(plan)), expected);
-        ASSERT_FALSE(device.overrun());
-      }
-    }
-  }
-  if (graphs < 100) return;
-  EXPECT_GT(named, 1000);
-  EXPECT_GT(harmless, 100);
 }
 
 }  // namespace

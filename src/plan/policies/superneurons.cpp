@@ -193,6 +193,9 @@ class SuperNeurons {
       while (next < copied.size() && copied[next].first == copied[i].first) ++next;
       int32_t first = next < copied.size() ? backward_of[at(copied[next].first)] : first_backward;
       if (first < 0) continue;
+      for (const Residence& other : schedule_.residences) {  // not before it has left
+        if (other.value == residence.value && other.last < residence.first) first = std::max(first, other.last + 1);
+      }
       const int64_t bytes = frame_.values[at(residence.value)].bytes;
       while (residence.first > first) schedule_.live[at(--residence.first)] += bytes;
       move.after = residence.first - 1;
