@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -144,6 +145,7 @@ int run_program(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   occupy_standard_streams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
   try {
     return run_program(argc, argv);
   } catch (...) {  // not even the message could be made

@@ -4,7 +4,9 @@
 #include <signal.h>
 
 #include <cstring>
+#include <system_error>
 
+#include "device/tier/fault.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -34,7 +36,13 @@ CopyEngine::CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::
       copies_(std::move(copies)),
       describe_(std::move(describe)) {
   const NoSignals quiet;
-  thread_ = std::thread([this] { loop(); });
+  try {
+    if (const int error = injected(TierOperation::thread)) throw std::system_error(error, std::generic_category());
+    thread_ = std::thread([this] { loop(); });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::device_failure,
+                fmt::format("cannot start a thread that copies to and from the {} tier: {}", tier.name(), error.what()));
+  }
 }
 
 CopyEngine::~CopyEngine() {

@@ -19,6 +19,7 @@ namespace {
 
 constexpr uint32_t kInitializeSalt = 0x696e6974;
 constexpr int64_t kChunkElements = 1 << 16;  // of host memory, when values are drawn or converted piece by piece
+constexpr int64_t kWorthThreads = 1 << 13;   // elements to be drawn: fewer are done before threads are awake
 
 using Clock = CopyEngine::Clock;
 
@@ -68,7 +69,7 @@ void draw(std::span<float> chunk, const Initializer& init, const RandomStream& s
     return;
   }
   const int64_t count = static_cast<int64_t>(chunk.size());
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (count > kWorthThreads)
   for (int64_t i = 0; i < count; ++i) {
     const double unit = init.kind == Initializer::Kind::normal ? stream.normal(first + i) : 2 * stream.uniform(first + i) - 1;
     chunk[static_cast<size_t>(i)] = static_cast<float>(init.mean + init.scale * unit);

@@ -13,57 +13,15 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/cli/program.h"
+
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using plimsoll::testing::Cli;
+using plimsoll::testing::Outcome;
 using testing::HasSubstr;
-
-struct Outcome {
-  int code = -1;
-  std::string out, err;
-  std::vector<json> lines() const {
-    std::vector<json> result;
-    std::istringstream stream(out);
-    for (std::string line; std::getline(stream, line);) result.push_back(json::parse(line));
-    return result;
-  }
-};
-
-class Cli : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("plimsoll_cli_" + std::to_string(::getpid()) + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::create_directories(folder_);
-    ::setenv("PLIMSOLL_CACHE", (folder_ / "cache").c_str(), 1);
-    ::setenv("PLIMSOLL_DATA", PLIMSOLL_SOURCE_DIR "/data", 1);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string path(const char* name) const { return (folder_ / name).string(); }
-  static std::string slurp(const fs::path& file) {
-    std::ifstream in(file);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
-  pid_t start(const std::string& arguments) {
-    const std::string command = "exec " PLIMSOLL_BINARY_DIR "/plimsoll " + arguments + " > " + path("out") + " 2> " + path("err");
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      ::_exit(127);
-    }
-    return child;
-  }
-  Outcome wait(pid_t child) {
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), slurp(path("out")), slurp(path("err"))};
-  }
-  Outcome run(const std::string& arguments) { return wait(start(arguments)); }
-
-  fs::path folder_;
-};
 
 TEST_F(Cli, HelpTeaches) {
   const Outcome help = run("--help");

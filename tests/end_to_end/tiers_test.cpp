@@ -1,14 +1,19 @@
 // Training with tiers behind the arena: the same weights in a fraction of the memory, from a checkpoint too, and what
 // happens when a tier fails on the way.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 
+#include "device/cpu/dnnl.h"
 #include "device/tier/fault.h"
 #include "plimsoll/checkpoint.h"
+#include "plimsoll/cost.h"
 #include "plimsoll/train.h"
 
 namespace plimsoll {
@@ -131,6 +136,93 @@ TEST(Tiers, AFailureOnTheWayEndsTheTrainingAndLeavesTheLastCheckpointGood) {
     rest.resume = folder / "last.safetensors";
     EXPECT_EQ(run(rest).weights_sha256, whole);
   }
+}
+
+// Every kind of call to memory, oneDNN, tiers and threads: the first ones one by one, then in longer and longer
+// strides.
+class FailingTraining : public testing::Test {
+ protected:
+  FailingTraining() {
+    ::setenv("PLIMSOLL_CACHE", (folder_ / "cache").c_str(), 1);
+    CostDatabase(CostDatabase::default_path(), open_device("cpu", 1)->info()).save(MachineRates{});  // no probing
+  }
+  ~FailingTraining() override { ::unsetenv("PLIMSOLL_CACHE"); }
+
+  TrainOptions options(bool disk = true) const {
+    TrainOptions options = tight_run(folder_, disk);
+    options.steps = 4;
+    options.checkpoint = folder_ / "last.safetensors";
+    options.checkpoint_every = 1;
+    return options;
+  }
+
+  // Trains with a fault from its beginning, or from when there is a plan; returns whether it struck.
+  template <class Begin, class Struck>
+  bool train_with(const TrainOptions& options, bool planned, const Begin& begin, const Struck& struck) {
+    fs::remove(*options.checkpoint);
+    std::string message, weights;
+    if (!planned) begin();
+    try {
+      weights = run(options, {.planned =
+                                  [&](const Program&, const std::string&) {
+                                    if (planned) begin();
+                                  }})
+                    .weights_sha256;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::device_failure) << error.what();
+      message = error.what();
+    }
+    const bool failed = struck();
+    EXPECT_EQ(failed, !message.empty());
+    EXPECT_TRUE(fs::is_empty(folder_.spill()));
+    if (whole_.empty()) whole_ = run(this->options()).weights_sha256;
+    if (!failed) {
+      EXPECT_EQ(weights, whole_);
+    } else if (fs::exists(*options.checkpoint)) {
+      TrainOptions rest = options;
+      rest.resume = rest.checkpoint;
+      EXPECT_EQ(run(rest).weights_sha256, whole_);
+    }
+    return failed;
+  }
+
+  const Folder folder_;
+  std::string whole_;
+};
+
+class WhicheverCallFails : public FailingTraining, public testing::WithParamInterface<TierOperation> {};
+TEST_P(WhicheverCallFails, TheTrainingSaysSoAndItsCheckpointIsGood) {
+  for (const bool planned : {false, true}) {
+    std::optional<TierFault> fault;
+    int nth = 1;
+    const auto struck = [&] {
+      const bool result = fault && fault->struck();
+      fault.reset();
+      return result;
+    };
+    do {
+      SCOPED_TRACE(fmt::format("call {}{}", nth, planned ? " with a plan" : ""));
+      ASSERT_LT(nth, 1000000);
+    } while (
+        train_with(
+            options(GetParam() != TierOperation::map), planned, [&] { fault.emplace(GetParam(), nth, EIO); }, struck) &&
+        (nth += nth) > 0);
+    EXPECT_GT(nth, 1);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Kinds, WhicheverCallFails,
+                         testing::Values(TierOperation::arena, TierOperation::map, TierOperation::open,
+                                         TierOperation::allocate, TierOperation::buffers, TierOperation::thread,
+                                         TierOperation::write, TierOperation::read, TierOperation::wait,
+                                         TierOperation::short_read, TierOperation::corrupt),
+                         [](const auto& info) { return fmt::format("kind{}", static_cast<int>(info.param)); });
+
+TEST_F(FailingTraining, WhicheverCallOfOneDnnFailsSaysSoAndLeavesItsCheckpointGood) {
+  int nth = 1;
+  while (train_with(
+      options(), true, [&] { cpu::fail_dnnl_call(nth); }, [] { return cpu::fail_dnnl_call(0); }))
+    nth += nth;
+  EXPECT_GT(nth, 100);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "device/cpu/dnnl.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/machine.h"
+#include "device/tier/fault.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cpu {
@@ -80,10 +81,14 @@ class MappedArena final : public Arena {
                                                          to_string(bytes), to_string(available)));
     }
     mapped_bytes_ = static_cast<size_t>(align_up(bytes, kHugePage).count) + kHugePage;
-    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped_ == MAP_FAILED) {
+    int error = injected(TierOperation::arena);
+    if (error == 0) {
+      mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (mapped_ == MAP_FAILED) error = errno;
+    }
+    if (error != 0) {
       throw Error(ErrorCode::device_failure,
-                  fmt::format("the system gives no arena of {}: {}", to_string(bytes), std::strerror(errno)));
+                  fmt::format("the system gives no arena of {}: {}", to_string(bytes), std::strerror(error)));
     }
     const auto address = reinterpret_cast<uintptr_t>(mapped_);
     base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);

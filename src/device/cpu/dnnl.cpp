@@ -236,7 +236,7 @@ void check_dnnl(dnnl_status_t status, const char* call) {
   throw Error(ErrorCode::device_failure, fmt::format("oneDNN: {}: {}", dnnl_status2str(status), call));
 }
 
-void fail_dnnl_call(int n) { calls_until_failure = n; }
+bool fail_dnnl_call(int n) { return calls_until_failure.exchange(n) == 0; }
 
 std::string dnnl_version_text() {
   const dnnl_version_t* version = dnnl_version();

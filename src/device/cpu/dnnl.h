@@ -25,8 +25,9 @@ namespace plimsoll::cpu {
 
 void check_dnnl(dnnl_status_t status, const char* call);
 
-// Test hook: the n-th guarded call from now fails with out of memory (1: the next); 0 turns it off.
-void fail_dnnl_call(int n);
+// Test hook: the n-th guarded call from now fails with out of memory (1: the next); 0 turns it off. Returns whether what
+// was asked for before has failed.
+bool fail_dnnl_call(int n);
 
 std::string dnnl_version_text();     // "2.6.3"
 std::string dnnl_instruction_set();  // "avx512_core_amx"

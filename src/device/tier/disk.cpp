@@ -101,9 +101,12 @@ struct SpillFile {
 class Buffers {
  public:
   Buffers() {
-    memory_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory_ == MAP_FAILED)
-      fail(fmt::format("the system gives no {} for copies to the disk", to_string(Bytes{kBytes})), errno);
+    int error = injected(TierOperation::buffers);
+    if (error == 0) {
+      memory_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (memory_ == MAP_FAILED) error = errno;
+    }
+    if (error != 0) fail(fmt::format("the system gives no {} for copies to the disk", to_string(Bytes{kBytes})), error);
   }
   ~Buffers() { munmap(memory_, kBytes); }
   Buffers(const Buffers&) = delete;
@@ -192,7 +195,8 @@ class DiskChannel final : public Channel {
   // The next piece that is all there; what comes in parts is asked for again.
   int land(bool write, const Slot& slot) {
     for (;;) {
-      const DiskQueue::Done done = queue_->wait();
+      const int asked = injected(TierOperation::wait);
+      const DiskQueue::Done done = asked != 0 ? DiskQueue::Done{.tag = -1, .result = -asked} : queue_->wait();
       if (done.tag < 0) fail(fmt::format("{}: io_uring", file_.name), static_cast<int>(-done.result));
       in_flight_[static_cast<size_t>(done.tag)] = false;
       Flight& flight = flights_[static_cast<size_t>(done.tag)];
@@ -317,7 +321,9 @@ class DiskTier final : public Tier {
     if (const int error = injected(TierOperation::open))
       fail(fmt::format("--spill: cannot make a file in {}", folder_.string()), error);
     spill_.name = (folder_ / fmt::format("{}{}-unnamed{}", kPrefix, ::getpid(), kSuffix)).string();
+    const bool named = injected(TierOperation::unnamed) != 0;
     for (const int direct : {O_DIRECT, 0}) {
+      if (named) break;
       spill_.file = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | direct, 0600);
       if (spill_.file >= 0) {
         spill_.direct = direct != 0;

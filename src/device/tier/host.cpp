@@ -17,6 +17,7 @@ namespace plimsoll {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr Bytes kWorthThreads = 16_MiB;  // to be touched: less is done before they are awake
 
 class HostChannel final : public Channel {
  public:
@@ -98,7 +99,7 @@ class HostTier final : public Tier {
                               to_string(bytes - reserved_), to_string(available)));
     }
     madvise(base_, static_cast<size_t>(bytes.count), MADV_HUGEPAGE);  // advice: failure costs only time
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (bytes - reserved_ > kWorthThreads)
     for (int64_t at = reserved_.count; at < bytes.count; at += kSlotAlignment) base_[at] = std::byte{0};
     reserved_ = bytes;
   }
