@@ -27,6 +27,7 @@ struct CompileOptions {
   std::map<std::string, std::string, std::less<>> kernels;  // by op name: repeat these choices
   std::map<std::string, Layout, std::less<>> state_layouts; // pinned layouts of states, by name
   FusionOptions fusion;
+  bool first_that_fits = false;   // whether there is a plan is the question, not how fast it is
   bool least_memory = false;      // do not fit `memory`: find the least that would do, whatever the kernels
   std::optional<LayerModelOptions> layer_model;  // plan the papers' layer graph of the network, which never runs, instead of its own
 };

@@ -31,6 +31,7 @@ struct PolicyInput {
   std::string placement = "offline";
   double seconds = 10;  // for policies and placements that search
   double faster_than_ms = 1e300;  // a plan that is not predicted to be faster is of no use and need not be placed
+  bool first_that_fits = false;  // the question is whether a plan exists, not which is fast
   bool explain = true;  // false: an answer that does not fit says no more than `minimum`, its live bytes, not placed
   // By index of graph.states: the tier where it lies between steps, -1 the arena; empty: the policy decides. An evaluation finds the
   // states where the training leaves them. Only liveness (all in the arena) and auto heed it.

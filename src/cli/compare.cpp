@@ -151,13 +151,21 @@ class Largest {
   }
 
   Trial attempt(int64_t size) {
+    const Trial trial = try_size(size);
+    fmt::print(stderr, "  {} {}: {}\n", flags_.what, size, trial.fits ? "fits" : trial.limited_by);
+    return trial;
+  }
+
+  Trial try_size(int64_t size) {
     const bool depth = flags_.what == "depth";
     const std::string model = depth ? with_depth(flags_.model, size) : flags_.model;
     Trial trial;
     try {
       const int64_t batch = depth ? (flags_.batch > 0 ? flags_.batch : 16) : size;
       const Network network = build_model(model, input_of(flags_, batch));
-      const auto result = compile_training(network, *session_.device, session_.costs, compile_options(flags_, session_, true));
+      CompileOptions options = compile_options(flags_, session_, true);
+      options.first_that_fits = true;
+      const auto result = compile_training(network, *session_.device, session_.costs, options);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
         trial.limited_by = infeasible->tier.empty() ? "memory" : infeasible->tier == "host" ? "host memory" : infeasible->tier;
         return trial;

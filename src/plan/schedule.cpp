@@ -37,6 +37,8 @@ void Scheduler::start() {
   out_->blame = -1;
   const size_t values = frame_.values.size();
   residence_.assign(values, -1);
+  open_.clear();
+  place_in_open_.assign(cache_ != nullptr ? values : 0, 0);
   next_use_.assign(values, 0);
   slot_.assign(values, -1);
   wanted_by_.assign(values, -1);
@@ -98,6 +100,10 @@ void Scheduler::settle(int32_t v, int32_t gap) {
 
 void Scheduler::open(int32_t v, int32_t written) {
   residence_[at(v)] = static_cast<int32_t>(out_->residences.size());
+  if (cache_ != nullptr) {
+    place_in_open_[at(v)] = open_.size();
+    open_.push_back(v);
+  }
   live_ += frame_.values[at(v)].bytes;
   const int32_t first = std::max(written, 0);
   out_->residences.push_back({.value = v, .first = first, .last = first, .written = written});
@@ -106,6 +112,11 @@ void Scheduler::open(int32_t v, int32_t written) {
 void Scheduler::close(int32_t v) {
   if (residence_[at(v)] < 0) return;
   residence_[at(v)] = -1;
+  if (cache_ != nullptr) {
+    place_in_open_[at(open_.back())] = place_in_open_[at(v)];
+    open_[place_in_open_[at(v)]] = open_.back();
+    open_.pop_back();
+  }
   live_ -= frame_.values[at(v)].bytes;
 }
 
@@ -234,13 +245,13 @@ void Scheduler::make_room(int32_t s, bool recompute) {
   while (live_ + room > cache_->limit) {
     int32_t victim = -1;
     int64_t rank = 0;
-    for (int32_t v = 0; v < static_cast<int32_t>(residence_.size()); ++v) {
+    for (int32_t v : open_) {
       if (!may_leave(v)) continue;
       const FrameValue& value = frame_.values[at(v)];
       const int32_t used = next_use_[at(v)];
       const int64_t key = cache_->farthest ? (used < static_cast<int32_t>(value.uses.size()) ? value.uses[at(used)] : INT32_MAX)
                                            : -static_cast<int64_t>(out_->residences[at(residence_[at(v)])].last);
-      if (victim < 0 || key > rank) {
+      if (victim < 0 || key > rank || (key == rank && v < victim)) {
         victim = v;
         rank = key;
       }

@@ -105,7 +105,9 @@ class Scheduler {
   const TensorCache* cache_ = nullptr;
   int64_t live_ = 0;                  // with a cache: bytes of what is open
   int32_t now_ = 0;                   // the step of the frame
+  std::vector<int32_t> open_;         // with a cache: the values in the arena
   // By value.
+  std::vector<size_t> place_in_open_;
   std::vector<int32_t> residence_;    // the open one; -1: not in the arena
   std::vector<int32_t> next_use_;     // how many uses are over
   std::vector<int8_t> slot_;          // the tier that holds it; -1: none

@@ -11,7 +11,6 @@ namespace {
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 constexpr size_t kStepsAChange = 150;      // so many changes are tried at once, for deep networks
-constexpr size_t kDescentEffort = 20'000'000;  // steps scheduled in one way down: some seconds
 
 // One change of the decisions.
 struct Change {
@@ -49,7 +48,7 @@ class Descent {
   bool reach(int64_t target) {
     blocked_.clear();
     while (schedule_.peak > target) {
-      if (effort_ > kDescentEffort) return false;
+      if (effort_ > options_.effort) return false;
       std::vector<Change> changes = list_changes(target);
       if (changes.empty()) return false;
       // Several at once where there is much to do: those that fit side by side are taken in order of their score.

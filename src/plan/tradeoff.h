@@ -10,6 +10,7 @@ struct TradeoffOptions {
   bool recompute = true;
   std::vector<bool> tiers;         // which may be used; empty: all
   bool states_may_move = true;     // parameters and what belongs to them may lie in a tier between steps
+  size_t effort = 20'000'000;      // at most so many steps are scheduled on the way: some seconds
 };
 
 struct TradeoffPoint {

@@ -35,6 +35,7 @@ Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, co
                                        .device = info,
                                        .budget = options.memory,
                                        .placement = options.placement,
+                                       .first_that_fits = options.first_that_fits,
                                        .explain = explain,
                                        .state_homes = options.state_homes,
                                        .options = policy_options(options.policy)});
@@ -91,7 +92,7 @@ Attempt search(const Network& network, const Device& device, const CostTable& co
     best = std::move(other);
     chosen = choice;
   };
-  if (!free_of_charge(best) && !one_only && !(many && best.feasible())) {
+  if (!free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
     if (!options.least_memory) {
       std::set<Bytes> sizes;
       for (const KernelChoice& choice : best.layouts.kernels) {

@@ -16,12 +16,20 @@
 namespace plimsoll {
 namespace {
 
+constexpr size_t kManySteps = 20'000;
+constexpr int kLongestChain = 6;  // steps that run again for one value
+
 class AutoPlanner {
  public:
   explicit AutoPlanner(const PolicyInput& input) : input_(input), frame_(make_frame(input)), scheduler_(frame_) {}
 
   PlanOrInfeasible plan() {
-    find_points();
+    if (std::optional<Plan> plan = input_.first_that_fits ? plan_extreme() : std::nullopt) return *std::move(plan);
+    if (!input_.first_that_fits || frame_.steps.size() <= kManySteps || input_.device.tiers.empty()) {
+      find_points();
+    } else {  // a search would take minutes
+      for (const Extreme& extreme : extremes()) add_extreme(extreme);
+    }
     const std::vector<LimitedPoint> found = improve_tradeoff(frame_, input_.device.tiers, points_, limits(), tries());
     // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one before.
     for (size_t i = found.size(); i-- > 0;) {
@@ -46,10 +54,15 @@ class AutoPlanner {
   void find_points() {
     const Decisions start = where_states_are();
     const std::vector<TierInfo>& tiers = input_.device.tiers;
-    add(find_tradeoff(frame_, tiers, start, {.recompute = true, .tiers = std::vector<bool>(tiers.size(), false), .states_may_move = input_.state_homes.empty()}));
+    TradeoffOptions options{.tiers = std::vector<bool>(tiers.size(), false), .states_may_move = input_.state_homes.empty()};
+    if (input_.first_that_fits) options.effort = 3'000'000;
+    add(find_tradeoff(frame_, tiers, start, options));
     if (tiers.empty()) return;
-    add(find_tradeoff(frame_, tiers, start, {.recompute = true, .tiers = {}, .states_may_move = input_.state_homes.empty()}));
-    add(find_tradeoff(frame_, tiers, start, {.recompute = false, .tiers = {}, .states_may_move = input_.state_homes.empty()}));
+    options.tiers.clear();
+    add(find_tradeoff(frame_, tiers, start, options));
+    options.recompute = false;
+    add(find_tradeoff(frame_, tiers, start, options));
+    for (const Extreme& extreme : extremes()) add_extreme(extreme);
   }
   // Everything kept, but for states that must lie elsewhere: those come in for each use.
   Decisions where_states_are() const {
@@ -63,6 +76,83 @@ class AutoPlanner {
     }
     return decisions;
   }
+  // The ends of what can be done: whatever waits, waits in the largest tier. With `states`, parameters and what belongs to them
+  // too; with `recompute`, what is made again sooner than copied is let go instead, which needs less of the tier.
+  struct Extreme {
+    bool states, recompute;
+  };
+  std::vector<Extreme> extremes() const {
+    if (input_.device.tiers.empty()) return {};
+    if (!input_.state_homes.empty()) return {{false, false}, {false, true}};
+    return {{false, false}, {false, true}, {true, false}, {true, true}};
+  }
+
+  Decisions everything_out(Extreme extreme) const {
+    const std::vector<TierInfo>& tiers = input_.device.tiers;
+    const auto largest = std::max_element(tiers.begin(), tiers.end(), [](const TierInfo& x, const TierInfo& y) { return x.capacity < y.capacity; });
+    const Choice tier = static_cast<Choice>(largest - tiers.begin());
+    Decisions decisions = where_states_are();
+    std::vector<int> chain(frame_.values.size(), 0);  // steps to run again for it
+    // Whether it is. What is dropped stays during the forward pass: fetched to rebuild another, it would wait for its own backward use.
+    auto let_go = [&](int32_t v, Choice choice) {
+      bool any = false;
+      const FrameValue& value = frame_.values[static_cast<size_t>(v)];
+      for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
+        const int32_t from = g == 0 ? value.producer : value.uses[static_cast<size_t>(g - 1)];
+        if (value.uses[static_cast<size_t>(g)] - from < 2) continue;  // it would have to be back at once
+        const OpId reader = frame_.steps[static_cast<size_t>(value.uses[static_cast<size_t>(g)])].op;
+        if (choice == kDrop && value.producer >= 0 && input_.graph.op(reader).phase == Phase::forward) continue;
+        decisions.gaps[static_cast<size_t>(value.first_gap + g)] = choice;
+        any = true;
+      }
+      return any;
+    };
+    for (int32_t v = 0; v < static_cast<int32_t>(frame_.values.size()); ++v) {
+      const size_t i = static_cast<size_t>(v);
+      if (frame_.values[i].producer >= 0 || frame_.values[i].bytes == 0 || !extreme.states || decisions.home[i] >= 0) continue;
+      decisions.home[i] = tier;
+      let_go(v, kDrop);
+    }
+    for (const FrameStep& step : frame_.steps) {
+      int rebuilt = 1;
+      for (int32_t w : step.recompute_inputs) rebuilt += chain[static_cast<size_t>(w)];
+      for (int32_t v : step.outputs) {
+        const FrameValue& value = frame_.values[static_cast<size_t>(v)];
+        if (value.bytes == 0) continue;
+        const TierInfo& to = *largest;
+        const double copies = copy_ms(to, Move::Direction::out, {value.bytes}) + copy_ms(to, Move::Direction::in, {value.bytes});
+        const bool drop = extreme.recompute && value.recomputable && rebuilt <= kLongestChain && step.ms < copies;
+        const Choice out = static_cast<Choice>(kOffload + tier);
+        const bool gone = let_go(v, drop ? kDrop : out);
+        if (!extreme.recompute || value.at_end || !value.recomputable) continue;
+        const bool copied = gone ? !drop : rebuilt > kLongestChain;
+        decisions.gaps[static_cast<size_t>(value.first_gap) + value.uses.size()] = copied ? out : kDrop;  // for who rebuilds another
+        chain[static_cast<size_t>(v)] = copied ? 0 : rebuilt;
+      }
+    }
+    return decisions;
+  }
+
+  std::optional<Plan> plan_extreme() {
+    for (const Extreme& extreme : extremes()) {
+      const Decisions decisions = everything_out(extreme);
+      scheduler_.run(decisions, schedule_);
+      if (schedule_.blame >= 0 || schedule_.peak > input_.budget.count) continue;
+      Plan plan = make(decisions, schedule_.peak);
+      if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
+    }
+    return std::nullopt;
+  }
+
+  void add_extreme(const Extreme& extreme) {
+    Decisions decisions = everything_out(extreme);
+    scheduler_.run(decisions, schedule_);
+    if (schedule_.blame >= 0) return;
+    const int64_t peak = schedule_.peak;
+    spread_copies(frame_, input_.device.tiers, peak, schedule_);
+    points_.push_back({std::move(decisions), peak, time_of(frame_, input_.device.tiers, schedule_).total_ms, true});
+  }
+
   void add(std::vector<TradeoffPoint> points) {
     points_.insert(points_.end(), std::make_move_iterator(points.begin()), std::make_move_iterator(points.end()));
   }
@@ -125,6 +215,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     };
     consider(plan_by_search);
     for (const Policy& policy : policies()) {
+      if (input.first_that_fits && (std::holds_alternative<Plan>(best) || input.route.order.size() > kManySteps)) break;
       if (!input.state_homes.empty()) break;
       if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline && policy.plan != plan_caffe) consider(policy.plan);
     }
