@@ -24,6 +24,7 @@ constexpr int kMendingPasses = 30;
 constexpr int64_t kMendingLooks = 60'000'000;
 constexpr double kShares[] = {0.5, 0.2, 0.05};    // of the room that bundles may waste
 constexpr int64_t kQuickStep = int64_t{1} << 20;  // effort for each, where there is no other
+constexpr int64_t kQuickEffortAnItem = 500;       // but no more than that
 constexpr int kHalvings = 6;                      // of the heights between, with no more effort than that
 constexpr int64_t kFirstStep = int64_t{1} << 22;  // effort for the goal before lesser heights are tried as well
 
@@ -137,9 +138,10 @@ class PartPlacer {
 
   // With little effort, however much there is. Returns whether the target is reached.
   bool place_bundles(int64_t target, size_t shares = std::size(kShares)) {
+    const int64_t effort = std::min(kQuickStep, kQuickEffortAnItem * static_cast<int64_t>(problem_.items.size()));
     for (const double share : std::span(kShares).first(shares)) {
-      Limits limits{.deadline = Clock::time_point::max(), .effort = kQuickStep};
-      try_bundles(target, share, kQuickStep, limits);
+      Limits limits{.deadline = Clock::time_point::max(), .effort = effort};
+      try_bundles(target, share, effort, limits);
       if (!offsets_.empty() && height_ <= target) return true;
     }
     return false;
