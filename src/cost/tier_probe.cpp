@@ -5,10 +5,12 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <numeric>
 #include <thread>
 #include <vector>
 
 #include "cost/probe.h"
+#include "device/tier/turns.h"
 #include "plimsoll/error.h"
 #include "plimsoll/plan.h"
 
@@ -21,7 +23,7 @@ constexpr int64_t kCopyBytes = 8 << 20;
 constexpr int64_t kCopies = 4;  // places that the copies go round, so that they come from memory and not from a cache
 constexpr int kRounds = 5;      // of computing alone, beside copies out, and beside copies in, in turn
 constexpr double kWindowMs = 25;
-constexpr int kSmallCopies = 16;
+constexpr int64_t kSmallBytes = kSlotAlignment;
 constexpr int64_t kProductSize = 512;  // about a millisecond of dense work, as a step's convolutions are
 constexpr double kMostShare = 0.95;
 
@@ -32,6 +34,11 @@ double ms_since(Clock::time_point start) {
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
   return values[values.size() / 2];
+}
+
+// A small copy is short, and long only where it waits for a processor, which its median does not tell.
+double mean(const std::vector<double>& values) {
+  return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 // Mean milliseconds of a run, over a time of `ms` or until `done`.
@@ -50,6 +57,7 @@ class Copying {
  public:
   Copying(Channel& channel, std::span<Slot* const> slots, std::byte* memory, bool out)
       : thread_([this, &channel, slots, memory, out] {
+          take_short_turns();
           try {
             for (size_t i = 0; !stop_; i = (i + 1) % slots.size()) {
               std::byte* at = memory + static_cast<int64_t>(i) * slots[i]->bytes;
@@ -101,28 +109,16 @@ TierInfo probe_tier(const Device& device, Tier& tier) {
   std::byte* const memory = arena->base() + kStayAlignment;  // as tensors lie: not at the start of a page
   const std::unique_ptr<Channel> channel = tier.open_channel();
   std::vector<Slot*> slots;
-  for (int64_t i = 0; i < kCopies; ++i) {
-    slots.push_back(&tier.slot({i * copy}, {copy}));
-    channel->write(*slots.back(), memory + i * copy);
-  }
-
-  Slot& small = tier.slot(0_B, 4096_B);
-  std::vector<double> small_ms;
-  for (int i = 0; i < kSmallCopies; ++i) {
-    Clock::time_point start = Clock::now();
-    channel->write(small, memory);
-    small_ms.push_back(ms_since(start));
-    start = Clock::now();
-    channel->read(small, memory);
-    small_ms.push_back(ms_since(start));
-  }
-  channel->write(*slots[0], memory);
-  const double latency_ms = median(small_ms);
-  info.latency_us = 1000 * latency_ms;
-
+  for (int64_t i = 0; i < kCopies; ++i) slots.push_back(&tier.slot({i * copy}, {copy}));
   const TimedRun product = runs_on(device).product(kProductSize, device.info().threads);
   product();
-  std::vector<double> copy_ms[2], lost, processor;
+  std::vector<Slot*> small_slots;
+  for (int64_t i = 0; i < kCopies; ++i) small_slots.push_back(&tier.slot({i * kSmallBytes}, {kSmallBytes}));
+  const auto write_all = [&](std::span<Slot* const> list) {  // small ones and large ones lie in the same place
+    for (size_t i = 0; i < list.size(); ++i) channel->write(*list[i], memory + static_cast<int64_t>(i) * list[i]->bytes);
+  };
+  write_all(slots);
+  std::vector<double> small_ms, copy_ms[2], lost, processor;
   for (int round = 0; round < kRounds; ++round) {
     const double alone_ms = mean_ms(product, kWindowMs);
     double beside_ms = 0;
@@ -134,7 +130,17 @@ TierInfo probe_tier(const Device& device, Tier& tier) {
       processor.push_back(copying.processor_share());
     }
     lost.push_back(1 - alone_ms / beside_ms);
+    write_all(small_slots);
+    for (const bool out : {true, false}) {
+      Copying copying(*channel, small_slots, memory, out);
+      mean_ms(product, kWindowMs / 2);
+      copying.finish();
+      small_ms.insert(small_ms.end(), copying.times().begin(), copying.times().end());
+    }
+    write_all(slots);
   }
+  const double latency_ms = mean(small_ms);
+  info.latency_us = 1000 * latency_ms;
   auto rate = [&](const std::vector<double>& ms) {
     return static_cast<double>(copy) / (std::max(median(ms) - latency_ms, 1e-3) * 1e6);
   };

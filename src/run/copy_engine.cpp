@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "device/tier/fault.h"
+#include "device/tier/turns.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -35,13 +36,14 @@ CopyEngine::CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::
       helper_(tier.open_channel()),
       copies_(std::move(copies)),
       describe_(std::move(describe)) {
+  take_short_turns();  // whoever computes waits too, and makes copies then
   const NoSignals quiet;
   try {
     if (const int error = injected(TierOperation::thread)) throw std::system_error(error, std::generic_category());
     thread_ = std::thread([this] { loop(); });
   } catch (const std::system_error& error) {
-    throw Error(ErrorCode::device_failure,
-                fmt::format("cannot start a thread that copies to and from the {} tier: {}", tier.name(), error.what()));
+    throw Error(ErrorCode::device_failure, fmt::format("cannot start a thread that copies to and from the {} tier: {}",
+                                                       tier.name(), error.what()));
   }
 }
 
@@ -75,9 +77,7 @@ void CopyEngine::wait(int32_t count) {
   }
 }
 
-void CopyEngine::wait_for_released() {
-  wait(static_cast<int32_t>(released_.load(std::memory_order_relaxed) - round_));
-}
+void CopyEngine::wait_for_released() { wait(static_cast<int32_t>(released_.load(std::memory_order_relaxed) - round_)); }
 
 bool CopyEngine::claim(uint32_t limit, uint32_t& number) {
   number = claimed_.load(std::memory_order_relaxed);
@@ -88,6 +88,7 @@ bool CopyEngine::claim(uint32_t limit, uint32_t& number) {
 }
 
 void CopyEngine::loop() {
+  take_short_turns();
   for (;;) {
     const uint32_t released = released_.load(std::memory_order_acquire);
     if (stop_.load()) return;
@@ -108,9 +109,8 @@ void CopyEngine::make(uint32_t number, Channel& channel) {
     } catch (const std::exception& error) {
       if (!failing_.exchange(true)) {
         const auto* known = dynamic_cast<const Error*>(&error);
-        failure_ =
-            std::make_exception_ptr(Error(known != nullptr ? known->code() : ErrorCode::device_failure,
-                                          fmt::format("{}: {}", describe_(next.move), error.what())));
+        failure_ = std::make_exception_ptr(Error(known != nullptr ? known->code() : ErrorCode::device_failure,
+                                                 fmt::format("{}: {}", describe_(next.move), error.what())));
         failed_.store(true, std::memory_order_release);
       }
     }

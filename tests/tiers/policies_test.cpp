@@ -230,6 +230,10 @@ struct Seen {
 PlanOrInfeasible plan_of(const Policy& policy, Problem& problem, Bytes most, PolicyInput& input) {
   const uint64_t kind = problem.draw(6);
   input.options = problem.some_options(policy);
+  if (problem.draw(3) != 0) {
+    const std::vector<PlacementMethod>& methods = placement_methods();
+    input.placement = methods[problem.draw(methods.size())].name;
+  }
   input.budget = kind == 0   ? Bytes{INT64_MAX}
                  : kind == 1 ? most
                              : Bytes{most.count * static_cast<int64_t>(25 + problem.draw(75)) / 100};
@@ -241,7 +245,7 @@ PlanOrInfeasible plan_of(const Policy& policy, Problem& problem, Bytes most, Pol
 }
 
 std::string text_of(const PolicyInput& input) {
-  std::string text = fmt::format("budget {}", input.budget.count);
+  std::string text = fmt::format("budget {}, placement {}", input.budget.count, input.placement);
   for (const auto& [name, value] : input.options) text += fmt::format(" {}={}", name, value);
   return text;
 }
@@ -326,21 +330,21 @@ Seen for_every_policy(uint64_t graphs, const Check& check) {
 }
 
 TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 300);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 200);
   const Seen seen = for_every_policy(graphs, check_run);
-  if (graphs < 300) return;
+  if (graphs < 200) return;
   for (const Policy& policy : policies())
     EXPECT_GT(seen.by_policy.find(policy.name)->second, static_cast<int>(graphs) * 2 / 3) << policy.name;
-  for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes}) EXPECT_GT(count, 100);
-  EXPECT_GT(seen.two_tiers, 20);
+  for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes}) EXPECT_GT(count, 60);
+  EXPECT_GT(seen.two_tiers, 10);
 }
 
 // Any plan of any policy with one thing changed: if it goes wrong on paper, the verifier names it; if the verifier
 // accepts it, it runs as the whole plan does.
 TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 100);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 80);
   const Seen seen = for_every_policy(graphs, check_broken);
-  if (graphs < 100) return;
+  if (graphs < 80) return;
   EXPECT_GT(seen.named, 1000);
   EXPECT_GT(seen.harmless, 100);
 }
