@@ -42,7 +42,8 @@ Run add_policies(CLI::App& app) {
   return add_list(app, "policies", "List the memory policies", [](const JsonLines& human, JsonLines& json) {
     for (const Policy& p : policies()) {
       if (!json.to_stdout()) say(human, fmt::format("{:<14} {}", p.name, p.description));
-      json.write({{"name", p.name}, {"description", p.description}});
+      if (!json.to_stdout() && !p.options.empty()) say(human, fmt::format("{:<14} {}:OPTION=VALUE,... of {}", "", p.name, p.options));
+      json.write({{"name", p.name}, {"description", p.description}, {"options", p.options}});
     }
   });
 }
