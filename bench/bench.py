@@ -8,6 +8,9 @@
   bench/bench.py exactness          weights after 20 steps: policies, runs, kill and resume
   bench/bench.py peers --torch PYTHON [PYTHON...]   images per second against PyTorch, interleaved
   bench/bench.py families           where the time of a step goes, GFLOP/s against the machine's peak
+  bench/bench.py slowdown           step time at 80, 60, 40 and 20 % of the memory: predicted for every policy, measured for auto
+  bench/bench.py overlap            how much of the copying hides behind compute, by policy (simulated)
+  bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)
 
 Nothing else should run on the machine meanwhile. bench/tables.py turns the results into the tables of the docs.
 """
@@ -291,9 +294,78 @@ def bench_families(_):
     save("families", rows)
 
 
+SLOWDOWN = [("alexnet", 64), ("vgg16", 8), ("resnet50", 16), ("inception4", 4), ("densenet121", 8)]
+POLICIES = ["auto", "superneurons", "vdnn", "dymem", "mxnet", "tensorflow"]
+
+
+def bench_slowdown(_):
+    rows = []
+    for model, batch in SLOWDOWN:
+        train(model, batch, "--steps", 2)  # measures the kernels
+        whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness")[0]
+        free_ms = train(model, batch, "--steps", steps_for(whole["step_time_ms"] / 1000, seconds=6, least=5))[-1]["step_time_ms"]
+        for share in (80, 60, 40, 20):
+            budget = whole["arena_bytes"] * share // 100
+            tiers = ["--host-memory", "8GiB"]
+            row = {"model": model, "batch": batch, "share": share, "budget": budget, "unlimited_ms": free_ms,
+                   "unlimited_predicted_ms": whole["step_time_ms"], "predicted_ms": {}, "measured_ms": {}}
+            for policy, plan in zip(POLICIES, compare(model, batch, budget, tiers)):
+                row["predicted_ms"][policy] = plan["step_time_ms"]
+            if row["predicted_ms"]["auto"] is not None:
+                steps = steps_for(row["predicted_ms"]["auto"] / 1000, seconds=6, least=4)
+                done = train(model, batch, "--steps", steps, "--memory", budget, *tiers)[-1]
+                row["measured_ms"]["auto"] = done["step_time_ms"]
+                row["auto_peak"] = done["peak_bytes"]
+            rows.append(row)
+            print(model, share, {k: v and round(v / whole["step_time_ms"] - 1, 3) for k, v in row["predicted_ms"].items()},
+                  "measured", {k: round(v / free_ms - 1, 3) for k, v in row["measured_ms"].items()}, flush=True)
+    save("slowdown", rows)
+
+
+def compare(model, batch, budget, more, policies=POLICIES):
+    return plimsoll("compare", model, "--batch", batch, "--memory", budget, *more, "--policies", *policies)
+
+
+def bench_overlap(_):
+    rows = []
+    for model, batch in (("alexnet", 200), ("vgg16", 32), ("resnet50", 32), ("inception4", 32), ("densenet121", 32)):
+        device = ["--device", "k40c", "--lowering", "paper"]
+        whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness", *device)[0]
+        for share in (60, 40):
+            budget = whole["arena_bytes"] * share // 100
+            row = {"model": model, "batch": batch, "share": share, "unlimited_ms": whole["step_time_ms"], "policies": {}}
+            names = ["vdnn:layers=all", "dymem", "superneurons", "auto"]
+            for name, plan in zip(names, compare(model, batch, budget, ["--host-memory", "64GiB", *device], names)):
+                if plan["feasible"]:
+                    hidden = 1 - plan["stall_ms"] / plan["copy_ms"] if plan["copy_ms"] else None
+                    row["policies"][name] = {"step_ms": plan["step_time_ms"], "copy_ms": plan["copy_ms"], "stall_ms": plan["stall_ms"], "hidden": hidden}
+            rows.append(row)
+            print(model, share, {k: v["hidden"] and round(v["hidden"], 2) for k, v in row["policies"].items()}, flush=True)
+    save("overlap", rows, simulated=True)
+
+
+def bench_papers(_):
+    rows = plimsoll("reproduce", "all")
+    device = ["--device", "k40c", "--memory", "11.2GiB", "--host-memory", "107GiB", "--lowering", "paper"]
+    wanted = {"alexnet": 2142, "vgg16": 264, "inception4": 584, "resnet50": 841, "resnet101": 825, "resnet152": 811}
+    largest = []
+    for model, least in wanted.items():
+        size = ["--image-size", 224] if model == "vgg16" else []
+        found = plimsoll("max", model, "--what", "batch", *size, *device)[0]
+        largest.append({"model": model, "what": "batch", "ours": found["batch"], "superneurons_model": least, "limited_by": found["limited_by"],
+                        "host_bytes": found["host_bytes"]})
+        print(largest[-1], flush=True)
+    found = plimsoll("max", "resnet:6-32-N-6", "--what", "depth", "--batch", 16, *device)[0]
+    largest.append({"model": "resnet:6-32-N-6", "what": "depth", "ours": found["depth"], "superneurons_model": 2666, "limited_by": found["limited_by"],
+                    "host_bytes": found["host_bytes"]})
+    print(largest[-1], flush=True)
+    save("papers", rows, largest=largest, simulated=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families"])
+    parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown",
+                                         "overlap", "papers"])
     parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[])

@@ -97,6 +97,10 @@ json plan_json(const Program& program, Bytes minimum) {
   }
   json shares = json::object();
   for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) shares[share.what] = share.bytes.count;
+  json tiers = json::array();
+  for (const TierUse& use : plan.tiers) {
+    tiers.push_back({{"name", use.tier.name}, {"used_bytes", use.used.count}, {"capacity_bytes", use.tier.capacity.count}});
+  }
   return {{"feasible", true},
           {"model", graph.name},
           {"device", plan.device_name},
@@ -115,6 +119,11 @@ json plan_json(const Program& program, Bytes minimum) {
           {"offload_bytes", plan.predicted.offload.count},
           {"prefetch_bytes", plan.predicted.prefetch.count},
           {"recompute_steps", plan.predicted.recompute_steps},
+          {"recompute_ms", plan.predicted.recompute_ms},
+          {"copy_ms", plan.predicted.copy_ms},
+          {"stall_ms", plan.predicted.stall_ms},
+          {"lower_bound_ms", plan.predicted.lower_bound_ms},
+          {"tiers", tiers},
           {"steps", plan.steps.size()},
           {"peak_step", plan.predicted.peak_step},
           {"peak_op", peak_op.name},
