@@ -49,7 +49,7 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
   for (uint64_t seed = 1; seed <= 400; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     std::mt19937_64 random(seed);
-    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 50), .updates = seed % 7 != 0});
+    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 28), .updates = seed % 7 != 0});
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
