@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 namespace plimsoll {
 namespace {
 
 constexpr size_t kNext = 8;                  // of those that begin later, so many are tried as company
 constexpr int32_t kMostBetween = 2;          // times between two that lie side by side
-constexpr int32_t kAlike[] = {32, 8, 4, 2};  // of two on top of each other none misses more than 1 / this of their life
+constexpr int32_t kAlike[] = {32, 8, 4, 2};  // of two on top of each other none misses more than 1 / this of their hull
 constexpr int kPasses = 20;                  // for each of these
 
 struct Growing {
@@ -19,10 +20,14 @@ struct Growing {
 
 class Bundler {
  public:
-  Bundler(const PlacementProblem& problem, int64_t height, double share) : problem_(problem) {
-    for (int64_t live : problem.live) room_.push_back(static_cast<int64_t>(share * static_cast<double>(height - live)));
+  Bundler(const PlacementProblem& problem, int64_t height, const BundleChoice& choice)
+      : problem_(problem), backwards_(choice.backwards) {
+    for (int64_t live : problem.live) {
+      room_.push_back(static_cast<int64_t>(choice.share * static_cast<double>(height - live)));
+    }
+    if (backwards_) std::reverse(room_.begin(), room_.end());
     for (size_t i = 0; i < problem.items.size(); ++i) {
-      bundles_.push_back({problem.items[i], {{static_cast<int32_t>(i), 0}}});
+      bundles_.push_back({in_my_time(problem.items[i]), {{static_cast<int32_t>(i), 0}}});
     }
   }
 
@@ -34,7 +39,7 @@ class Bundler {
     Bundles result;
     for (Growing& bundle : bundles_) {
       result.problem.buffer.push_back(static_cast<int32_t>(result.problem.items.size()));
-      result.problem.items.push_back(bundle.item);
+      result.problem.items.push_back(in_my_time(bundle.item));
       result.members.push_back(std::move(bundle.members));
     }
     result.problem.times = problem_.times;
@@ -43,6 +48,10 @@ class Bundler {
   }
 
  private:
+  PlacementItem in_my_time(PlacementItem item) const {
+    if (backwards_) item.lower = problem_.times - std::exchange(item.upper, problem_.times - item.lower);
+    return item;
+  }
   void sort() {
     std::stable_sort(bundles_.begin(), bundles_.end(), [](const Growing& a, const Growing& b) {
       return std::tuple(a.item.lower, -a.item.upper) < std::tuple(b.item.lower, -b.item.upper);
@@ -119,14 +128,15 @@ class Bundler {
   }
 
   const PlacementProblem& problem_;
+  const bool backwards_;
   std::vector<int64_t> room_;  // by time: bytes that may still be wasted
   std::vector<Growing> bundles_;
 };
 
 }  // namespace
 
-Bundles make_bundles(const PlacementProblem& problem, int64_t height, double share) {
-  return Bundler(problem, height, share).run();
+Bundles make_bundles(const PlacementProblem& problem, int64_t height, const BundleChoice& choice) {
+  return Bundler(problem, height, choice).run();
 }
 
 std::vector<int64_t> Bundles::offsets_of_items(const PlacementProblem& whole,

@@ -27,7 +27,10 @@ struct Bundles {
   std::vector<int64_t> offsets_of_items(const PlacementProblem& whole, const std::vector<int64_t>& offsets) const;
 };
 
-// `share`, from 0 to 1: how much of the room below `height` bundles may waste at any time.
-Bundles make_bundles(const PlacementProblem& problem, int64_t height, double share);
+struct BundleChoice {
+  double share = 0.5;      // from 0 to 1: how much of the room below the height bundles may waste at any time
+  bool backwards = false;  // joins what ends together before what begins together
+};
+Bundles make_bundles(const PlacementProblem& problem, int64_t height, const BundleChoice& choice);
 
 }  // namespace plimsoll

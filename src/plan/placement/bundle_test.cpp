@@ -31,7 +31,8 @@ TEST(Bundles, HoldEveryItemOnceAndStayBelowTheHeightAndAPlacementOfThemIsOneOfTh
     const std::vector<Buffer> buffers = random_buffers(seed);
     const PlacementProblem problem = make_problem(buffers, 1);
     const int64_t height = problem.lower_bound + static_cast<int64_t>(seed % 4) * problem.lower_bound / 8;
-    const Bundles bundles = make_bundles(problem, height, 0.25 * static_cast<double>(seed % 5));
+    const Bundles bundles =
+        make_bundles(problem, height, {.share = 0.25 * static_cast<double>(seed % 5), .backwards = seed % 2 == 0});
     EXPECT_LE(bundles.problem.lower_bound, height);
     EXPECT_GE(bundles.problem.lower_bound, problem.lower_bound);
     std::vector<int> held(problem.items.size(), 0);
@@ -53,8 +54,8 @@ TEST(Bundles, HoldEveryItemOnceAndStayBelowTheHeightAndAPlacementOfThemIsOneOfTh
 
 TEST(Bundles, WithoutRoomToWasteOnlyWhatLivesAtTheSameTimesIsJoined) {
   const PlacementProblem problem = make_problem({{0, 9, 5_B}, {0, 8, 5_B}, {0, 9, 7_B}}, 1);
-  EXPECT_EQ(make_bundles(problem, problem.lower_bound, 0).members.size(), 2U);
-  EXPECT_EQ(make_bundles(problem, 2 * problem.lower_bound, 1).members.size(), 1U);
+  EXPECT_EQ(make_bundles(problem, problem.lower_bound, {.share = 0}).members.size(), 2U);
+  EXPECT_EQ(make_bundles(problem, 2 * problem.lower_bound, {.share = 1}).members.size(), 1U);
 }
 
 TEST(Bundles, OfADeepStackAreFew) {
@@ -64,7 +65,7 @@ TEST(Bundles, OfADeepStackAreFew) {
     buffers.push_back({1999 - i, 2001 - i, {64 * (1 + i % 5)}});
   }
   const PlacementProblem problem = make_problem(buffers, 64);
-  EXPECT_LT(make_bundles(problem, problem.lower_bound, 0.5).members.size(), 100U);
+  EXPECT_LT(make_bundles(problem, problem.lower_bound, {.share = 0.5}).members.size(), 100U);
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ constexpr size_t kSearchItems = 2000;         // of more, only bundles are searc
 constexpr int64_t kGreedyLooks = 40'000'000;  // pairs of items that greedy orders may look at
 constexpr int kMendingPasses = 30;
 constexpr int64_t kMendingLooks = 60'000'000;
-constexpr double kShares[] = {0.5, 0.2, 0.05};    // of the room that bundles may waste
+constexpr BundleChoice kChoices[] = {{0.5, true},  {0.2, true}, {0.5, false}, {0.2, false},
+                                     {0.35, true}, {0.1, true}, {0.1, false}, {0.03, true}};
 constexpr int64_t kQuickStep = int64_t{1} << 20;  // effort for each, where there is no other
 constexpr int64_t kQuickEffortAnItem = 500;       // but no more than that
 constexpr int kHalvings = 6;                      // of the heights between, with no more effort than that
@@ -46,7 +47,7 @@ class PartPlacer {
     int64_t failed = goal;
     for (int n = 0; with_bundles && n < kHalvings && height_ - failed > smallest_step_; ++n) {
       const int64_t middle = failed + (height_ - failed) / 2;
-      if (!place_bundles(middle, is_small() ? std::size(kShares) : 1)) failed = middle;
+      if (!place_bundles(middle, is_small() ? 4 : 1)) failed = middle;
     }
   }
 
@@ -137,11 +138,11 @@ class PartPlacer {
   }
 
   // With little effort, however much there is. Returns whether the target is reached.
-  bool place_bundles(int64_t target, size_t shares = std::size(kShares)) {
+  bool place_bundles(int64_t target, size_t most = std::size(kChoices)) {
     const int64_t effort = std::min(kQuickStep, kQuickEffortAnItem * static_cast<int64_t>(problem_.items.size()));
-    for (const double share : std::span(kShares).first(shares)) {
-      Limits limits{.deadline = Clock::time_point::max(), .effort = effort};
-      try_bundles(target, share, effort, limits);
+    for (const BundleChoice& choice : std::span(kChoices).first(most)) {
+      Limits limits{.deadline = Clock::time_point::max(), .effort = 100 * kQuickStep};
+      try_bundles(target, choice, effort, limits);
       if (!offsets_.empty() && height_ <= target) return true;
     }
     return false;
@@ -149,16 +150,16 @@ class PartPlacer {
   // Returns whether more effort may find something.
   bool search_bundles(int64_t target, int64_t step, Limits& limits) {
     bool more = false;
-    for (const double share : kShares) {
+    for (const BundleChoice& choice : kChoices) {
       if (height_ <= target || limits.reached()) return false;
-      more = try_bundles(target, share, step, limits) || more;
+      more = try_bundles(target, choice, step, limits) || more;
     }
     return more;
   }
   // Places the bundles, in parts again, and searches what greedy orders leave; only if all parts come down to the
   // target it is reached. Returns whether more effort may find something.
-  bool try_bundles(int64_t target, double share, int64_t step, Limits& limits) {
-    const Bundles bundles = make_bundles(problem_, target, share);
+  bool try_bundles(int64_t target, const BundleChoice& choice, int64_t step, Limits& limits) {
+    const Bundles bundles = make_bundles(problem_, target, choice);
     Decomposition pieces = decompose(bundles.problem);
     for (const PlacementPart& part : pieces.parts) {
       const int64_t part_target = target - part.base;
