@@ -140,11 +140,14 @@ def steps_for(seconds_per_step, seconds=12, least=8, most=400):
     return int(min(most, max(least, seconds / max(1e-3, seconds_per_step))))
 
 
-def bench_prediction(_):
-    rows = []
+def bench_prediction(args):
+    path = RESULTS / "prediction.json"
+    rows = [r for r in json.loads(path.read_text())["rows"] if r["model"] not in args.only] if args.only and path.exists() else []
     nets = [("mlp", 256), ("lenet", 256), ("alexnet", 64), ("vgg16", 8), ("resnet18", 16), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100),
             ("inception3", 8), ("inception4", 4), ("densenet121", 8), ("densenet:depth=40,growth=40", 16), ("dcgan", 64)]
     for model, batch in nets:
+        if args.only and model not in args.only:
+            continue
         first = train(model, batch, "--steps", 3)[-1]
         events = train(model, batch, "--steps", steps_for(first["step_time_ms"] / 1000))
         plan, done = events[0], events[-1]
@@ -247,6 +250,8 @@ class TorchPeer:
 
 def bench_peers(args):
     rows = []
+    path = RESULTS / "peers.json"  # with --only, other rows stay
+    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
     for model, batch in PEERS:
         if args.only and model not in args.only:
             continue
@@ -271,7 +276,8 @@ def bench_peers(args):
                      "spread": {name: (max(t) - min(t)) / statistics.median(t) for name, t in times.items()},
                      "fastest_peer": fastest, "ratio": rate["plimsoll"] / rate[fastest] if fastest else None, "busy_before": busy_share()})
         print(model, {k: round(v, 2) for k, v in rate.items()}, f"ratio {rows[-1]['ratio']:.2f}", flush=True)
-    save("peers", rows)
+        others = [r for r in kept if r["model"] not in {row["model"] for row in rows}]
+        save("peers", sorted(rows + others, key=lambda r: [m for m, _ in PEERS].index(r["model"])))
 
 
 def bench_families(_):

@@ -123,20 +123,25 @@ def families():
 
 
 def readme_table():
-    r = load("peers")
-    m = load("memory")
-    if not r:
-        return ""
-    head, rows = peers_rows(r)
-    machine = r["machine"]
-    text = f"Images per second, fp32, {machine['cores']} threads ({machine['device']}), the same work in turns:\n\n" + table(head, rows)
+    r, m, p, q = load("peers"), load("memory"), load("prediction"), load("placement")
+    text = ""
+    if r:
+        head, rows = peers_rows(r)
+        machine = r["machine"]
+        text += f"Images per second, fp32, {machine['cores']} threads ({machine['device']}), the same work in turns:\n\n" + table(head, rows) + "\n"
+    rows = []
     if m:
         worst = max(x["beyond_budget"] for x in m["rows"]) / MIB
-        text += f"\nThe whole process, libraries included, stays within its budget + {worst:.0f} MiB (AlexNet 64, ResNet-50 16, VGG16 8).\n"
-    p = load("prediction")
+        rows.append(("whole process, libraries included (AlexNet 64, ResNet-50 16, VGG16 8)", f"within its budget + {worst:.0f} MiB"))
     if p:
-        text += f"Predicted peak = measured peak, to the byte; predicted step time within {100 * p['median_error']:.0f} % (median) of the measured.\n"
-    return text
+        equal = sum(x["predicted_peak"] == x["measured_peak"] for x in p["rows"])
+        rows.append(("predicted peak = measured peak, to the byte", f"{equal} of {len(p['rows'])} networks"))
+        rows.append(("predicted against measured step time", f"median error {100 * p['median_error']:.0f} %, largest {100 * p['largest_error']:.0f} %"))
+    if q:
+        exact = sum(x["offline"] == x["live"] for x in q["rows"])
+        worst = max(x["first_fit"] / x["live"] - 1 for x in q["rows"])
+        rows.append(("arena = largest sum of live bytes", f"{exact} of {len(q['rows'])} plans (first fit wastes up to {100 * worst:.0f} %)"))
+    return text + (table(("what", "measured"), rows) if rows else "")
 
 
 def main():
