@@ -175,12 +175,12 @@ TEST_F(Cli, PlanJsonHasItsFieldsAndNothingElseOnStandardOutput) {
 TEST_F(Cli, ASavedPlanVerifiesAndRuns) {
   ASSERT_EQ(run("plan lenet --batch 8 --num-classes 10 --memory 64MiB --save " + path("plan.json")).code, 0);
   EXPECT_EQ(run("verify " + path("plan.json")).code, 0);
-  ASSERT_EQ(run("plan resnet20 --data digits --batch 64 --memory 16MiB --save " + path("digits.json")).code, 0);
+  ASSERT_EQ(run("plan resnet20 --data digits --batch 64 --memory 32MiB --policy liveness --save " + path("digits.json")).code, 0);
   const std::string with_plan = "train resnet20 --data digits --batch 64 --steps 2 --evaluate-every 0 --costs estimated --plan " + path("digits.json");
   const Outcome ran = run(with_plan);
   EXPECT_EQ(ran.code, 0) << ran.err;
   EXPECT_EQ(run(with_plan + " --memory 1MiB").code, 3);
-  EXPECT_EQ(run("train --steps 2 --evaluate-every 0 --memory 20MiB --policy liveness --costs estimated --plan " + path("digits.json")).code, 0);
+  EXPECT_EQ(run("train --steps 2 --evaluate-every 0 --memory 40MiB --policy liveness --costs estimated --plan " + path("digits.json")).code, 0);
   const Outcome other = run("train resnet32 --data digits --batch 64 --steps 2 --costs estimated --plan " + path("digits.json"));
   EXPECT_EQ(other.code, 2);
   EXPECT_THAT(other.err, HasSubstr("is a plan for resnet20"));
@@ -462,7 +462,7 @@ TEST_F(Cli, PlaceGivesOffsetsAndTellsImpossibleFromNotFound) {
   EXPECT_FALSE(fs::exists(path("none.csv")));
 
   const std::string hard = PLIMSOLL_SOURCE_DIR "/data/placement/E.1048576.csv";
-  outcome = run("place " + hard + " --capacity 1MiB --timeout 0.05 --json -");
+  outcome = run("place " + hard + " --method first_fit --capacity 1MiB --json -");
   EXPECT_EQ(outcome.code, 3);
   EXPECT_EQ(outcome.lines()[0]["status"], "not found");
   outcome = run("place " + hard + " --method best_fit");
