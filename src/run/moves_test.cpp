@@ -17,6 +17,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -161,25 +162,6 @@ class Mover {
   std::vector<bool> views_;
 };
 
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "plimsoll-moves-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-  bool empty() const { return fs::is_empty(path_); }
-
- private:
-  fs::path path_;
-};
-
 // Inputs that differ from step to step.
 void write_inputs(Executor& executor, const Graph& graph, int64_t step) {
   for (int32_t i = 0; i < graph.tensor_count(); ++i) {
@@ -248,7 +230,7 @@ TEST_P(Moves, GiveTheSameWeightsAsAPlanThatKeepsEverything) {
   const Program program = program_of(*device, setting.model, setting.optimizer, setting.family);
   const Graph& graph = program.network.graph;
   const std::vector<std::byte> expected = train(*device, graph, program.plan, {});
-  Folder folder;
+  TemporaryFolder folder;
   for (const int tiers : {1, 2}) {
     for (const bool homes : {false, true}) {
       for (const StepIndex slack : {0, 3}) {
@@ -299,7 +281,7 @@ TEST(Copies, EveryCallThatFailsStopsTheStepByNameAndEveryStepAfterIt) {
   const auto device = open_reference_device();
   const Program program = program_of(*device, "lenet", "sgd");
   const Graph& graph = program.network.graph;
-  Folder folder;
+  TemporaryFolder folder;
   const Plan plan = Mover(graph, program.plan, {.tiers = 2, .slack = 2}).run();
   for (const TierOperation operation :
        {TierOperation::map, TierOperation::open, TierOperation::allocate, TierOperation::write, TierOperation::read,

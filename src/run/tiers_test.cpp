@@ -7,30 +7,13 @@
 
 #include "plimsoll/error.h"
 #include "run/session.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "plimsoll-tiers-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 std::string refusal(const std::string& text) {
   TierOptions options;
@@ -44,7 +27,7 @@ std::string refusal(const std::string& text) {
 }
 
 TEST(Tiers, SpillIsAFolderAndPerhapsASize) {
-  Folder folder;
+  TemporaryFolder folder;
   TierOptions options;
   parse_spill(folder.path().string(), options);
   EXPECT_EQ(options.spill, folder.path());
@@ -65,7 +48,7 @@ TEST(Tiers, SpillIsAFolderAndPerhapsASize) {
 }
 
 TEST(Tiers, AreProbedOnceAndKeptByFileSystemAndFolder) {
-  Folder cache, spill;
+  TemporaryFolder cache, spill;
   ::setenv("PLIMSOLL_CACHE", cache.path().c_str(), 1);
   const TierOptions options{.host_memory = 64_MiB, .spill = spill.path(), .spill_size = 96_MiB};
   const Session session = open_session("cpu", 1, options);

@@ -16,30 +16,13 @@
 #include "plimsoll/execute.h"
 #include "tests/random_plan.h"
 #include "tests/tiers/mixing_device.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "plimsoll-faults-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 // A device whose nth call fails, of whatever kind.
 class FailingDevice final : public Device {
@@ -172,7 +155,7 @@ class Subject {
 };
 
 TEST(Faults, EveryCallToTheDeviceIsToldAndEndsTheRun) {
-  const Folder folder;
+  const TemporaryFolder folder;
   for (uint64_t seed = 1; seed <= 6; ++seed) {
     const bool tiers = seed % 2 == 0;
     const Subject subject(seed, tiers);
@@ -203,7 +186,7 @@ TEST(Faults, EveryCallToATierIsToldAndEndsTheRun) {
       {TierOperation::wait, ".spill"},
       {TierOperation::short_read, "ends early"},
       {TierOperation::corrupt, "checksum"}};
-  const Folder folder;
+  const TemporaryFolder folder;
   std::map<TierOperation, int> struck;
   for (uint64_t seed = 2; seed <= 3; ++seed) {
     const Subject subject(seed, true);
@@ -226,7 +209,7 @@ TEST(Faults, EveryCallToATierIsToldAndEndsTheRun) {
 
 // Where the system offers no file without a name, or no io_uring, a run does without.
 TEST(Faults, WhatTheSystemNeedNotOfferIsDoneWithout) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Subject subject(2, true);
   for (const TierOperation operation : {TierOperation::unnamed, TierOperation::ring}) {
     for (int nth = 1;; ++nth) {

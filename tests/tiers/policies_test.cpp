@@ -16,6 +16,7 @@
 #include "tests/paper_run.h"
 #include "tests/random_plan.h"
 #include "tests/tiers/mixing_device.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -31,24 +32,6 @@ uint64_t number_of(const char* name, uint64_t otherwise) {
   const char* text = ::getenv(name);
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "plimsoll-policies-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 constexpr int kMostFailures = 20;
 int failed_parts() { return ::testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count(); }
@@ -308,7 +291,7 @@ void check_broken(const Policy& policy, Problem& problem, Bytes most, const Cont
 template <class Check>
 Seen for_every_policy(uint64_t graphs, const Check& check) {
   const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1);
-  const Folder folder;
+  const TemporaryFolder folder;
   Seen seen;
   for (uint64_t seed = first; seed < first + graphs && failed_parts() < kMostFailures; ++seed) {
     Problem problem(seed);
@@ -351,7 +334,7 @@ TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
 
 TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
   const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 150);
-  const Folder folder;
+  const TemporaryFolder folder;
   for (uint64_t seed = first; seed < first + graphs; ++seed) {
     Problem problem(seed);
     const Graph& graph = problem.graph();

@@ -20,6 +20,7 @@
 
 #include "device/tier/fault.h"
 #include "plimsoll/error.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -28,27 +29,6 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "plimsoll-tier-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-  size_t files() const {
-    return static_cast<size_t>(std::distance(fs::directory_iterator(path_), fs::directory_iterator()));
-  }
-
- private:
-  fs::path path_;
-};
 
 std::vector<std::byte> noise(size_t bytes, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -77,7 +57,7 @@ class EveryTier : public testing::TestWithParam<Kind> {
     if (GetParam() == Kind::plain_disk) refused.emplace(TierOperation::ring, 1, EPERM);
     return open_disk_tier(folder_.path(), capacity);
   }
-  Folder folder_;
+  TemporaryFolder folder_;
 };
 INSTANTIATE_TEST_SUITE_P(
     Kinds, EveryTier, testing::Values(Kind::host, Kind::disk, Kind::plain_disk), [](const auto& info) {
@@ -197,7 +177,7 @@ TEST(DiskTier, NamesTheFolderThatIsNotThere) {
 }
 
 TEST(DiskTier, TellsAFullDiskWithTheSizeBeforeAnythingIsWritten) {
-  Folder folder;
+  TemporaryFolder folder;
   const TierFault fault(TierOperation::allocate, 1, ENOSPC);
   EXPECT_THAT(
       message_of([&] { open_disk_tier(folder.path(), 3_GiB)->reserve(2_GiB); }),
@@ -205,7 +185,7 @@ TEST(DiskTier, TellsAFullDiskWithTheSizeBeforeAnythingIsWritten) {
 }
 
 TEST(DiskTier, TellsAFileSystemThatIsReallyFull) {
-  Folder folder;
+  TemporaryFolder folder;
   if (::mount("none", folder.path().c_str(), "tmpfs", 0, "size=4m") != 0) {
     GTEST_SKIP() << "mounting a small file system: " << std::strerror(errno);
   }
@@ -224,7 +204,7 @@ TEST(DiskTier, TellsAFileSystemThatIsReallyFull) {
 }
 
 TEST(DiskTier, ALimitOnFileSizesIsAnErrorAndNoSignal) {
-  Folder folder;
+  TemporaryFolder folder;
   const std::shared_ptr<Tier> tier = open_disk_tier(folder.path(), 100_MiB);
   rlimit before{};
   ::getrlimit(RLIMIT_FSIZE, &before);
@@ -237,7 +217,7 @@ TEST(DiskTier, ALimitOnFileSizesIsAnErrorAndNoSignal) {
 }
 
 TEST(DiskTier, LeavesNoFileNeitherInUseNorAfterBeingKilled) {
-  Folder folder;
+  TemporaryFolder folder;
   {
     const std::shared_ptr<Tier> tier = open_disk_tier(folder.path(), 1_MiB);
     tier->reserve(1_MiB);
@@ -254,7 +234,7 @@ TEST(DiskTier, LeavesNoFileNeitherInUseNorAfterBeingKilled) {
 }
 
 TEST(DiskTier, RemovesWhatDeadProcessesLeftAndNothingElse) {
-  Folder folder;
+  TemporaryFolder folder;
   const pid_t dead = ::fork();
   if (dead == 0) ::_exit(0);
   ::waitpid(dead, nullptr, 0);
