@@ -19,6 +19,7 @@ libturbojpeg0-dev file:/usr/include/turbojpeg.h
 libspng-dev file:/usr/include/spng.h
 liburing-dev file:/usr/include/liburing.h
 libgtest-dev file:/usr/include/gtest/gtest.h
+coinor-libcbc-dev file:/usr/include/coin/Cbc_C_Interface.h
 libgmock-dev file:/usr/include/gmock/gmock.h
 LIST
 }
