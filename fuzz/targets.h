@@ -75,6 +75,7 @@ inline Plan example_plan(const Graph& graph) {
 // back, and one that is made again.
 inline Plan example_plan_with_moves(const Graph& graph) {
   Plan plan = example_plan(graph);
+  plan.inter_op = 2;
   const auto out = Move::Direction::out, in = Move::Direction::in;
   const StepIndex steps = static_cast<StepIndex>(plan.steps.size());
   const TensorId w = graph.states[0].before, y = graph.output({0}), z = graph.outputs[0];

@@ -117,7 +117,8 @@ struct Plan {
   Bytes budget;
   Bytes arena;               // what the executor takes: the end of the highest stay
   Bytes lower_bound;         // no plan of this graph by this policy can need less
-  std::vector<Step> steps;
+  std::vector<Step> steps;   // in an order in which they may run one after another
+  int inter_op = 1;          // at most so many run at once, each when what it depends on is done (plan/dependencies.h); 1: one after another
   std::vector<Stay> stays;   // in order of first step, then offset
   std::vector<Move> moves;
   std::vector<Home> homes;

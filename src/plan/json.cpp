@@ -91,7 +91,7 @@ class PlanReader {
 
   Plan read() {
     file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
-                "plan_time_ms", "predicted", "steps", "stays", "moves", "homes", "tiers"});
+                "plan_time_ms", "inter_op", "predicted", "steps", "stays", "moves", "homes", "tiers"});
     if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
     file_.member("version").integer(kVersion, kVersion);
     read_graph(file_.member("graph"));
@@ -105,6 +105,7 @@ class PlanReader {
     plan_.arena = bytes(file_.member("arena"));
     plan_.lower_bound = bytes(file_.member("lower_bound"));
     plan_.plan_time_ms = file_.member("plan_time_ms").number();
+    if (file_.has("inter_op")) plan_.inter_op = small(file_.member("inter_op"), 1);
     const JsonReader steps = file_.member("steps"), stays = file_.member("stays"), moves = file_.member("moves");
     const JsonReader homes = file_.member("homes"), tiers = file_.member("tiers");
     for (size_t i = 0; i < steps.size(); ++i) plan_.steps.push_back(step(steps.item(i)));
@@ -251,6 +252,7 @@ std::string to_json(const Plan& plan, const Graph& graph) {
                      plan.lower_bound.count);
   out += fmt::format(" \"plan_time_ms\": {},\n \"predicted\": {},\n", json(plan.plan_time_ms).dump(),
                      prediction_json(plan.predicted).dump());
+  if (plan.inter_op != 1) out += fmt::format(" \"inter_op\": {},\n", plan.inter_op);
   out += fmt::format(" \"steps\": {},\n", lines(plan.steps, graph, step_json));
   out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
   out += fmt::format(" \"moves\": {},\n", lines(plan.moves, graph, move_json));

@@ -44,6 +44,7 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     Case c = make_case(seed, seed % 2 == 0 ? "liveness" : "baseline");
     c.plan.steps[0].micro_batches = {3, 4};
     c.plan.steps[0].threads = 2;
+    c.plan.inter_op = static_cast<int>(seed % 3) + 1;
     c.plan.moves.push_back({Move::Direction::in, {1}, 1, 64_B, -1, 1});
     c.plan.homes.push_back({{1}, 1, 64_B});
     c.plan.tiers = {{.tier = {"host", 1_MiB, 8, 7.5, 10, 0.25}, .used = 4_KiB}, {.tier = {"disk", 1_GiB, 2, 2, 50, 0}, .used = 8_KiB}};
@@ -56,6 +57,7 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     EXPECT_EQ(again.homes, c.plan.homes);
     EXPECT_EQ(again.tiers, c.plan.tiers);
     EXPECT_EQ(again.budget, c.plan.budget);
+    EXPECT_EQ(again.inter_op, c.plan.inter_op);
   }
 }
 
@@ -77,6 +79,8 @@ TEST(PlanJson, ErrorsSayThePlaceAndWhatWasExpected) {
             "stays[0].first: an integer from 0 to " + std::to_string(c.plan.steps.size() - 1) + " was ex");
   EXPECT_EQ(error_of(replaced(text, "\"arena\": ", "\"arena\": -"), c.graph),
             fmt::format("arena: an integer of at least 0 was expected, not -{}", c.plan.arena.count));
+  EXPECT_EQ(error_of(replaced(text, " \"steps\": ", " \"inter_op\": 0,\n \"steps\": "), c.graph),
+            "inter_op: an integer from 1 to 2147483647 was expected, not 0");
   EXPECT_EQ(error_of(replaced(text, "\"policy\": \"liveness\"", "\"policy\": 7"), c.graph),
             "policy: a text was expected, not 7");
   EXPECT_EQ(error_of(replaced(text, "\"kernel\"", "\"kernels\""), c.graph).substr(0, 40),

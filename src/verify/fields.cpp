@@ -15,6 +15,10 @@ class FieldChecker {
 
   bool run() {
     for (StepIndex s = 0; s < step_count_; ++s) check_step(s);
+    if (plan_.inter_op < 1 || plan_.inter_op > kMostThreads) {
+      findings_.report(Rule::bad_threads, -1,
+                       fmt::format("{} steps are to run at once; 1 to {} are possible", plan_.inter_op, kMostThreads));
+    }
     for (size_t i = 0; i < plan_.stays.size(); ++i) check_stay(i);
     for (size_t i = 0; i < plan_.moves.size(); ++i) check_move(i);
     check_homes();

@@ -43,6 +43,19 @@ TEST(Verify, SeesStepsWithThreadsThatNoMachineHas) {
   }
 }
 
+TEST(Verify, SeesMoreStepsAtOnceThanAnyMachineRuns) {
+  for (const int inter_op : {-1, 0, 4097, 2000000000}) {
+    Case c = make_case();
+    c.plan.inter_op = inter_op;
+    EXPECT_EQ(text_of(c), fmt::format("bad_threads: {} steps are to run at once; 1 to 4096 are possible\n", inter_op));
+  }
+  for (const int inter_op : {1, 2, 4096}) {
+    Case c = make_case();
+    c.plan.inter_op = inter_op;
+    EXPECT_VALID(c);
+  }
+}
+
 TEST(Verify, SeesAPlanForAnotherGraph) {
   Case c = make_case();
   c.graph.op({0}).attributes.set("shape", of(63));
