@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "plimsoll/dependencies.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
 
@@ -55,6 +57,29 @@ class PaperRun {
       if (g < count_) step(g);
     }
     if (wrong_.empty()) end();
+    return wrong_;
+  }
+
+  // The nodes of dependencies.h in this order, each whole at its turn: steps, moves, then erasures.
+  std::string run_order(std::span<const int32_t> nodes, std::span<const Erasure> erasures = {}) {
+    wrong_.clear();
+    arena_.assign(granules(plan_.arena.count), Granule{});
+    tiers_.clear();
+    for (const TierUse& use : plan_.tiers) tiers_.emplace_back(granules(use.used.count), Granule{});
+    start();
+    for (int32_t node : nodes) {
+      const int32_t move = node - count_, erasure = move - static_cast<int32_t>(plan_.moves.size());
+      if (move < 0) {
+        step(node);
+      } else if (erasure < 0) {
+        copy(plan_.moves[static_cast<size_t>(move)], 0, 0);
+      } else {
+        const Erasure& e = erasures[static_cast<size_t>(erasure)];
+        fill(arena_, e.offset.count, granules(e.bytes.count), -1);
+      }
+      if (!wrong_.empty()) return wrong_;
+    }
+    end();
     return wrong_;
   }
 

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "base/random.h"
+#include "plan/left_out.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 #include "run/copy_engines.h"
@@ -39,27 +40,6 @@ int64_t element_bytes(const Tensor& tensor) {
 struct ReadyStep {
   std::unique_ptr<Kernel> kernel;
   std::vector<std::pair<std::byte*, size_t>> dying;  // with check_memory: bytes to fill when the step is over
-};
-
-// What a recomputation neither writes nor needs: running statistics, new and old.
-class LeftOut {
- public:
-  LeftOut(const Graph& graph, const Op& op, bool recompute) {
-    if (!recompute) return;
-    outputs_ = op.type->state_outputs;
-    if (outputs_.empty() || !op.type->in_place) return;
-    for (const InPlace& pair : op.type->in_place(graph, op)) {
-      if (pair.required && output(static_cast<size_t>(pair.output))) inputs_.push_back(pair.input);
-    }
-  }
-  bool input(size_t i) const { return contains(inputs_, i); }
-  bool output(size_t i) const { return contains(outputs_, i); }
-
- private:
-  static bool contains(const std::vector<int>& list, size_t i) {
-    return std::find(list.begin(), list.end(), static_cast<int>(i)) != list.end();
-  }
-  std::vector<int> inputs_, outputs_;
 };
 
 // Elements [first, first + chunk.size()) of an initial value; first is a multiple of 4.
