@@ -11,6 +11,7 @@
 #include "plimsoll/device.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/tier.h"
+#include "plimsoll/workspace.h"
 
 namespace plimsoll {
 
@@ -25,6 +26,15 @@ struct CostKey {
 std::string op_signature(const Graph& graph, const Op& op);
 // The same, with the layouts that a kernel wants.
 std::string op_signature(const Graph& graph, const Op& op, const KernelSpec& kernel);
+
+// An op of a graph as it is in a network whose batch is smaller: its tensors' rows cut to `batch`, weights as they are, layouts
+// kept. So its signature, and with it its costs, are those of that network.
+struct MicroOp {
+  Graph graph;
+  OpId op;
+};
+// Throws Error(invalid_input) where the op does not run in parts, or has fewer rows.
+MicroOp micro_op(const Graph& graph, const Op& op, int64_t batch);
 
 struct Cost {
   enum class Source : uint8_t {
@@ -65,7 +75,8 @@ class CostTable {
 
   // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
   Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
-  // The entry of the kernel alone if there is one, else an estimate from the op's work and the kernel's kind.
+  // The entry of the kernel alone if there is one, else an estimate from the op's work and the kernel's kind. A configuration
+  // without an entry costs what its parts do, and the sums of a weight gradient made in parts.
   Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;              // layouts as in the graph
   Cost cost(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // layouts as it wants
 
@@ -77,6 +88,8 @@ class CostTable {
 struct MeasureOptions {
   double seconds_per_kernel = 0.15;  // at most, after one warm-up run; at least three runs
   Bytes memory{INT64_MAX};           // for buffers; the device's available memory bounds it too. What needs more is left out
+  BatchSizes batches = BatchSizes::undivided;  // also at these micro-batches, for ops that run in parts and have workspaces
+  std::vector<int> threads = {0};    // by each of these counts; 0: all of the device's
   std::function<void(int done, int total, const std::string& what)> progress;
   std::function<bool()> stop;        // asked between kernels
 };

@@ -58,6 +58,13 @@ enum class LayerKind : uint8_t {
 std::string_view to_string(LayerKind kind);       // "conv", "fc", "pool", "bn", "act", "lrn", "dropout", "softmax", "fork", ...
 LayerKind layer_kind_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
 
+// How an op runs in parts along the batch, its tensors' first dimension: each part on some of the rows. Of inputs that are not
+// listed every part reads the whole (weights); outputs that are not listed are sums over the batch, to which every part adds.
+struct BatchDivision {
+  std::vector<int> inputs, outputs;  // whose rows belong to the rows of the batch
+  bool possible() const { return !inputs.empty(); }
+};
+
 struct OpType {
   std::string name;
 
@@ -84,11 +91,15 @@ struct OpType {
   // Inputs that name running statistics which the op advances; a recomputation leaves these outputs alone.
   std::vector<int> state_outputs;
 
+  BatchDivision division;  // impossible where rows depend on each other (batch normalization) or on their number (losses)
+
   LayerKind kind = LayerKind::other;  // of the layer that such ops, forward or backward, come from
 };
 
 // The kind of the layer that an op comes from: its type's, or for the ops of a layer model their attribute "kind".
 LayerKind layer_kind(const Op& op);
+// The rows of the batch that the op runs on, if it can run in parts; else 0.
+int64_t divisible_batch(const Graph& graph, const Op& op);
 
 // Registers a type; throws Error(invalid_input) when the name is taken. Built-in families are there already.
 const OpType& register_op(OpType type);

@@ -8,6 +8,7 @@
 //     +---0------1---2----------3-----+-> step
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -26,12 +27,25 @@ inline constexpr int64_t kStayAlignment = 64;
 
 struct Step {
   OpId op;
-  std::string kernel;               // by name, from Device::kernels; "" for a view, which runs nothing
+  std::string kernel;               // by name, from Device::kernels, or a configuration of them; "" for a view, which runs nothing
   int threads = 0;                  // 0: all
-  std::vector<int64_t> micro_batches;  // how the batch is divided; empty: undivided
   bool recompute = false;           // runs again what ran before; changes no state
   Bytes workspace;
 };
+
+// A kernel's name may be a configuration, as mu-cuDNN calls it (section III-A): the batch divided into parts that run one after
+// the other in one workspace, each by a kernel of its own. Parts are joined by "+"; "*" counts equal ones:
+// "jit_wino_4x3:avx512_core@16*3+jit:avx512_core@8" runs a batch of 56.
+struct MicroBatch {
+  std::string kernel;
+  int64_t batch = 0;
+  friend bool operator==(const MicroBatch&, const MicroBatch&) = default;
+};
+inline constexpr int64_t kMostMicroBatches = 4096;  // of one configuration
+// The parts in order, at least two; none for a plain name. Throws Error(invalid_input) on a name that is neither.
+std::vector<MicroBatch> parts_of(std::string_view kernel);
+// Equal neighbours become one with a count. The plain name of a single part.
+std::string configuration_name(std::span<const MicroBatch> parts);
 
 // Tensor (or, with an invalid tensor, the workspace of step `first`) at [offset, offset + bytes) of the arena from the start
 // of step `first` to the end of step `last`, both included. Two stays may share a byte during one step in one case only: the

@@ -60,7 +60,7 @@ std::vector<OpType> make(const Activation& f) {
             });
           },
   };
-  return {std::move(forward), std::move(backward)};
+  return {in_parts(std::move(forward), {{0}, {0}}), in_parts(std::move(backward), {{0, 1}, {0}})};
 }
 
 }  // namespace

@@ -123,7 +123,8 @@ OpType conv_backward_weights_op() {
 }  // namespace
 
 std::vector<OpType> conv_ops() {
-  return of_kind(LayerKind::convolution, {conv_forward_op(), conv_backward_data_op(), conv_backward_weights_op()});
+  return of_kind(LayerKind::convolution, {in_parts(conv_forward_op(), {{0}, {0}}), in_parts(conv_backward_data_op(), {{0}, {0}}),
+                                          in_parts(conv_backward_weights_op(), {{0, 1}, {}})});
 }
 
 }  // namespace plimsoll

@@ -152,7 +152,8 @@ OpType backward_weights_op() {
 }  // namespace
 
 std::vector<OpType> fully_connected_ops() {
-  return of_kind(LayerKind::fully_connected, {forward_op(), backward_data_op(), backward_weights_op()});
+  return of_kind(LayerKind::fully_connected, {in_parts(forward_op(), {{0}, {0}}), in_parts(backward_data_op(), {{0}, {0}}),
+                                          in_parts(backward_weights_op(), {{0, 1}, {}})});
 }
 
 }  // namespace plimsoll

@@ -135,7 +135,7 @@ std::vector<OpType> lrn_ops() {
           },
       .reference = run_backward,
   };
-  return of_kind(LayerKind::lrn, {std::move(forward), std::move(backward)});
+  return of_kind(LayerKind::lrn, {in_parts(std::move(forward), {{0}, {0}}), in_parts(std::move(backward), {{0, 1}, {0}})});
 }
 
 }  // namespace plimsoll

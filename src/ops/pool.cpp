@@ -254,7 +254,8 @@ OpType average_pool_backward() {
 
 std::vector<OpType> pool_ops() {
   return of_kind(LayerKind::pool,
-                 {max_pool_forward(), max_pool_backward(), average_pool_forward(), average_pool_backward()});
+                 {in_parts(max_pool_forward(), {{0}, {0, 1}}), in_parts(max_pool_backward(), {{0, 1}, {0}}),
+                  in_parts(average_pool_forward(), {{0}, {0}}), in_parts(average_pool_backward(), {{0}, {0}})});
 }
 
 }  // namespace plimsoll

@@ -41,6 +41,18 @@ std::vector<OpType> of_kind(LayerKind kind, std::vector<OpType> types) {
   return types;
 }
 
+OpType in_parts(OpType type, BatchDivision division) {
+  type.division = std::move(division);
+  return type;
+}
+
+int64_t divisible_batch(const Graph& graph, const Op& op) {
+  const BatchDivision& division = op.type->division;
+  if (!division.possible()) return 0;
+  const Shape& shape = graph.tensor(op.inputs[static_cast<size_t>(division.inputs[0])]).shape;
+  return shape.empty() ? 0 : shape[0];
+}
+
 Bytes bytes_of(const Graph& graph, std::span<const TensorId> tensors) {
   Bytes sum;
   for (TensorId id : tensors) sum += graph.tensor(id).bytes();

@@ -53,6 +53,8 @@ void for_each_element(const TensorView& view, Body body) {
 
 // The same types, marked as ops of one kind of layer.
 std::vector<OpType> of_kind(LayerKind kind, std::vector<OpType> types);
+// The same type, which runs in parts along the batch.
+OpType in_parts(OpType type, BatchDivision division);
 
 // FLOPs per element of the first output; bytes of all inputs and outputs.
 Work elementwise_work(const Graph& graph, const Op& op, double flops_per_element);

@@ -24,7 +24,6 @@ std::vector<Step> make_steps(const PolicyInput& input) {
     steps.push_back({.op = id,
                      .kernel = choice.kernel,
                      .threads = 0,
-                     .micro_batches = {},
                      .recompute = false,
                      .workspace = choice.workspace});
   }

@@ -49,7 +49,7 @@ class PlanMaker {
     for (const ScheduledStep& s : schedule_.steps) {
       const OpId op = frame_.steps[at(s.step)].op;
       const KernelChoice choice = at(op.index) < input_.kernels.size() ? input_.kernels[at(op.index)] : KernelChoice{};
-      plan_.steps.push_back({.op = op, .kernel = choice.kernel, .threads = 0, .micro_batches = {}, .recompute = s.recompute, .workspace = choice.workspace});
+      plan_.steps.push_back({.op = op, .kernel = choice.kernel, .threads = 0, .recompute = s.recompute, .workspace = choice.workspace});
     }
   }
 

@@ -21,7 +21,6 @@ std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
 ordered_json step_json(const Step& step, const Graph& graph) {
   ordered_json j = {{"op", graph.op(step.op).name}, {"kernel", step.kernel}};
   if (step.threads != 0) j["threads"] = step.threads;
-  if (!step.micro_batches.empty()) j["micro_batches"] = step.micro_batches;
   if (step.recompute) j["recompute"] = true;
   if (step.workspace.count != 0) j["workspace"] = step.workspace.count;
   return j;
@@ -148,18 +147,23 @@ class PlanReader {
     return id;
   }
 
+  static std::string kernel(const JsonReader& r) {
+    try {
+      parts_of(r.text());
+    } catch (const Error& error) {
+      r.fail(error.what());
+    }
+    return r.text();
+  }
+
   Step step(const JsonReader& r) const {
-    r.only({"op", "kernel", "threads", "micro_batches", "recompute", "workspace"});
+    r.only({"op", "kernel", "threads", "recompute", "workspace"});
     Step s;
     const JsonReader op = r.member("op");
     s.op = graph_.find_op(op.text());
     if (!s.op.valid()) op.fail(fmt::format("graph '{}' has no op '{}'", graph_.name, op.text()));
-    s.kernel = r.member("kernel").text();
+    s.kernel = kernel(r.member("kernel"));
     if (r.has("threads")) s.threads = small(r.member("threads"));
-    if (r.has("micro_batches")) {
-      const JsonReader list = r.member("micro_batches");
-      for (size_t i = 0; i < list.size(); ++i) s.micro_batches.push_back(list.item(i).integer(1));
-    }
     if (r.has("recompute")) s.recompute = r.member("recompute").boolean();
     if (r.has("workspace")) s.workspace = bytes(r.member("workspace"));
     return s;

@@ -42,7 +42,7 @@ std::string error_of(const std::string& text, const Graph& graph, ErrorCode code
 TEST(PlanJson, ReadsBackToAnEqualPlan) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Case c = make_case(seed, seed % 2 == 0 ? "liveness" : "baseline");
-    c.plan.steps[0].micro_batches = {3, 4};
+    c.plan.steps[0].kernel = "fast@3*2+slow@1";
     c.plan.steps[0].threads = 2;
     c.plan.inter_op = static_cast<int>(seed % 3) + 1;
     c.plan.moves.push_back({Move::Direction::in, {1}, 1, 64_B, -1, 1});

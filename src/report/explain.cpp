@@ -206,7 +206,6 @@ class Explainer {
       last = &step;
       std::string text = fmt::format("step {} of {}", s, plan_.steps.size());
       if (step.recompute) text += ", a recomputation";
-      if (!step.micro_batches.empty()) text += fmt::format(", micro-batches {}", fmt::join(step.micro_batches, "+"));
       if (s == plan_.predicted.peak_step) text += ", the peak";
       if (step.kernel.empty()) {
         line("  {}: a view, nothing runs", text);

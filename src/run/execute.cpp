@@ -190,9 +190,6 @@ struct Executor::Impl {
       const Step& step = plan.steps[static_cast<size_t>(s)];
       const Op& op = graph.op(step.op);
       if (op.type->is_view) continue;
-      if (!step.micro_batches.empty()) {
-        throw Error(ErrorCode::unsupported, "this executor does not run micro-batched steps");
-      }
       ReadyStep& ready = steps[static_cast<size_t>(s)];
       ready.kernel = device.make_kernel(graph, op, step.kernel, step.threads);
       if (ready.kernel->workspace() > step.workspace) {
