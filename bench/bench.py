@@ -9,6 +9,7 @@
   bench/bench.py peers --torch PYTHON [PYTHON...]   images per second against PyTorch, interleaved
   bench/bench.py families           where the time of a step goes, GFLOP/s against the machine's peak
   bench/bench.py slowdown           step time at 80, 60, 40 and 20 % of the memory: predicted for every policy, measured for auto
+  bench/bench.py tight --torch PYTHON [--folder DIR]   training for real in little memory, beside PyTorch with checkpoints or a disk
   bench/bench.py overlap            how much of the copying hides behind compute, by policy (simulated)
   bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)
 
@@ -233,15 +234,16 @@ def bench_exactness(_):
 class TorchPeer:
     """bench/peers/torch_bench.py in a process of its own, asked for a few steps at a time."""
 
-    def __init__(self, python, model, batch, layout):
-        self.process = subprocess.Popen([python, str(ROOT / "bench/peers/torch_bench.py"), model, str(batch), layout], stdin=subprocess.PIPE,
+    def __init__(self, python, model, batch, layout, *more):
+        self.process = subprocess.Popen([python, str(ROOT / "bench/peers/torch_bench.py"), model, str(batch), layout, *more], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
         self.hello = json.loads(self.process.stdout.readline())
 
     def run(self, steps):
         self.process.stdin.write(f"run {steps}\n")
         self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())["step_ms"]
+        self.last = json.loads(self.process.stdout.readline())
+        return self.last["step_ms"]
 
     def close(self):
         self.process.stdin.close()
@@ -304,28 +306,90 @@ SLOWDOWN = [("alexnet", 64), ("vgg16", 8), ("resnet50", 16), ("inception4", 4), 
 POLICIES = ["auto", "superneurons", "vdnn", "dymem", "mxnet", "tensorflow"]
 
 
-def bench_slowdown(_):
+def bench_slowdown(args):
     rows = []
     for model, batch in SLOWDOWN:
-        train(model, batch, "--steps", 2)  # measures the kernels
+        train(model, batch, "--steps", 3)  # measures the kernels
         whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness")[0]
-        free_ms = train(model, batch, "--steps", steps_for(whole["step_time_ms"] / 1000, seconds=6, least=5))[-1]["step_time_ms"]
+        tiers = ["--host-memory", "8GiB"]
+        steps = steps_for(whole["step_time_ms"] / 1000, seconds=5, least=4)
+        cases, all_ms = [], []
         for share in (80, 60, 40, 20):
             budget = whole["arena_bytes"] * share // 100
-            tiers = ["--host-memory", "8GiB"]
-            row = {"model": model, "batch": batch, "share": share, "budget": budget, "unlimited_ms": free_ms,
-                   "unlimited_predicted_ms": whole["step_time_ms"], "predicted_ms": {}, "measured_ms": {}}
+            row = {"model": model, "batch": batch, "share": share, "budget": budget, "predicted_ms": {}, "measured_ms": {}}
             for policy, plan in zip(POLICIES, compare(model, batch, budget, tiers)):
                 row["predicted_ms"][policy] = plan["step_time_ms"]
-            if row["predicted_ms"]["auto"] is not None:
-                steps = steps_for(row["predicted_ms"]["auto"] / 1000, seconds=6, least=4)
-                done = train(model, batch, "--steps", steps, "--memory", budget, *tiers)[-1]
-                row["measured_ms"]["auto"] = done["step_time_ms"]
-                row["auto_peak"] = done["peak_bytes"]
+                if policy == "auto" and not plan["feasible"]:
+                    row["least_bytes"] = plan["minimum_bytes"]
             rows.append(row)
-            print(model, share, {k: v and round(v / whole["step_time_ms"] - 1, 3) for k, v in row["predicted_ms"].items()},
-                  "measured", {k: round(v / free_ms - 1, 3) for k, v in row["measured_ms"].items()}, flush=True)
-    save("slowdown", rows)
+            if row["predicted_ms"]["auto"] is not None:
+                cases.append((row, ["--memory", budget, *tiers], []))
+        for _ in range(args.rounds):
+            all_ms.append(train(model, batch, "--steps", steps)[-1])
+            for row, more, done in cases:
+                done.append(train(model, batch, "--steps", steps, *more)[-1])
+        for row in rows[-4:]:
+            row["unlimited_ms"] = [d["step_time_ms"] for d in all_ms]
+            row["unlimited_predicted_ms"] = whole["step_time_ms"]
+        for row, _, done in cases:
+            row["measured_ms"]["auto"] = [d["step_time_ms"] for d in done]
+            row["peaks"] = sorted({d["peak_bytes"] for d in done})
+            whole_ms = statistics.median(row["unlimited_ms"])
+            print(model, row["share"], {k: v and round(v / whole["step_time_ms"] - 1, 3) for k, v in row["predicted_ms"].items()},
+                  "measured", round(statistics.median(row["measured_ms"]["auto"]) / whole_ms - 1, 3), flush=True)
+        save("slowdown", rows)
+
+
+def tight_cases():
+    whole = plimsoll("plan", "resnet50", "--batch", 32, "--policy", "baseline")[0]["arena_bytes"]
+    yield "alexnet", 200, [], 700 << 20, ["--host-memory", "8GiB"]
+    for share in (50, 25, 12):
+        yield "resnet50", 32, [], whole * share // 100, ["--host-memory", "8GiB"]
+    deep = ["--image-size", 227]
+    yield "resnet:6-32-788-6", 1, deep, 12 << 30, []
+    yield "resnet:6-32-788-6", 1, deep, 2 << 30, ["--host-memory", "4GiB", "--spill", "SPILL:30GiB"]
+
+
+def bench_tight(args):
+    """Training for real where memory is short, beside PyTorch as it is, with checkpoints, and with saved tensors on disk."""
+    rows, path = [], RESULTS / "tight.json"
+    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
+    cases = [c for c in tight_cases() if not args.only or c[0] in args.only]
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        for model, batch, size, budget, tiers in cases:
+            more = [*size, "--memory", budget, *(t.replace("SPILL", folder) for t in tiers)]
+            deep = model.startswith("resnet:")
+            print(model, batch, budget, flush=True)
+            train(model, batch, "--steps", 2, *more)  # measures the kernels and the tiers
+            done = [train(model, batch, "--steps", 2 if deep else 5, *more) for _ in range(1 if deep else args.rounds)]
+            plan = next(e for e in done[-1] if e["event"] == "plan")
+            ends = [d[-1] for d in done]
+            row = {"model": model, "batch": batch, "budget": budget, "tiers": " ".join(tiers).replace("SPILL:", "disk "),
+                   "predicted_peak": plan["peak_bytes"], "measured_peak": sorted({e["peak_bytes"] for e in ends}), "policy": plan["policy"],
+                   "predicted_ms": [e["predicted_step_time_ms"] for e in ends], "measured_ms": [e["step_time_ms"] for e in ends],
+                   "process_peak": max(e["process_peak_bytes"] for e in ends), "offload_bytes": plan["offload_bytes"],
+                   "recompute_steps": plan["recompute_steps"], "torch": {}}
+            rows.append(row)
+            print({k: row[k] for k in ("predicted_peak", "measured_peak", "predicted_ms", "measured_ms")}, flush=True)
+        for row in rows:
+            same = next((r for r in rows if r["torch"] and (r["model"], r["batch"]) == (row["model"], row["batch"])), None)
+            if same:  # what PyTorch takes does not hang on the budget
+                row["torch"] = same["torch"]
+                continue
+            for python in args.torch:
+                for saving in ("eager", "checkpoint", "disk"):
+                    peer = TorchPeer(python, row["model"], row["batch"], "channels_last", "--saving", saving, "--folder", folder)
+                    peer.run(1)
+                    times = peer.run(1 if row["model"].startswith("resnet:") else 3)
+                    row["torch"][f"{peer.hello['torch']} {saving}"] = {"step_ms": statistics.median(times), "peak_bytes": peer.last["peak_bytes"]}
+                    peer.close()
+                    print(row["model"], saving, row["torch"][f"{peer.hello['torch']} {saving}"], flush=True)
+            save("tight", kept_beside(kept, rows))
+    save("tight", kept_beside(kept, rows))
+
+
+def kept_beside(kept, rows):
+    return [r for r in kept if r["model"] not in {row["model"] for row in rows}] + rows
 
 
 def compare(model, batch, budget, more, policies=POLICIES):
@@ -370,10 +434,11 @@ def bench_papers(_):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown",
+    parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown", "tight",
                                          "overlap", "papers"])
     parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", help="where `tight` may write")
     parser.add_argument("--only", nargs="*", default=[])
     args = parser.parse_args()
     busy = busy_share()

@@ -62,5 +62,31 @@ TEST(PlanNetworks, AResNetOf9167LayersIsPlannedInSeconds) {
   EXPECT_LT(verify_seconds, 5);
 }
 
+TEST(PlanNetworks, ATierThatIsTooSmallIsFilledAndTheNextTakesTheRest) {
+  const Graph graph = make_training_network(build_model("resnet32", {.batch = 16}), {}).graph;
+  std::vector<KernelChoice> kernels;
+  for (const Op& op : graph.ops()) kernels.push_back({op.type->is_view ? "" : "reference", {}});
+  const CostTable costs;
+  const Route route = make_route(graph);
+  auto plan_with = [&](std::vector<TierInfo> tiers, Bytes budget) {
+    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .budget = budget};
+    input.device.tiers = std::move(tiers);
+    return find_policy("auto").plan(input);
+  };
+  const TierInfo host{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 1};
+  TierInfo disk{.name = "disk", .capacity = 1_GiB, .out_gb_per_s = 1, .in_gb_per_s = 1, .latency_us = 100};
+  const auto least = std::get<Infeasible>(plan_with({host}, 1_KiB)).minimum;
+  const auto alone = std::get<Plan>(plan_with({host}, {least.count * 21 / 20}));
+  ASSERT_GT(alone.tiers[0].used, 1_MiB);
+  TierInfo small = host;
+  small.capacity = {alone.tiers[0].used.count / 4};
+  const PlanOrInfeasible answer = plan_with({small, disk}, {least.count * 21 / 20});
+  ASSERT_TRUE(std::holds_alternative<Plan>(answer)) << to_text(std::get<Infeasible>(answer));
+  const Plan& plan = std::get<Plan>(answer);
+  EXPECT_TRUE(verify(graph, plan).empty());
+  EXPECT_GT(plan.tiers[0].used, Bytes{small.capacity.count / 2});
+  EXPECT_GT(plan.tiers[1].used.count, 0);
+}
+
 }  // namespace
 }  // namespace plimsoll

@@ -1,20 +1,28 @@
 #!/usr/bin/env python3
 """Training steps in PyTorch, the same work as `plimsoll train MODEL --batch BATCH --data synthetic --optimizer sgd`.
 
-    torch_bench.py MODEL BATCH LAYOUT [--threads N]     alexnet vgg16 resnet50 resnet101 resnet32; nchw or channels_last
+    torch_bench.py MODEL BATCH LAYOUT [--threads N] [--saving eager|checkpoint|disk] [--folder DIR]
+                                    alexnet vgg16 resnet50 resnet101 resnet32 resnet:6-32-788-6; nchw or channels_last
 
 Prints a line of JSON that says what it is, then waits: for each line "run N" on standard input it runs N steps and prints
-{"step_ms": [...], "loss": ...}; "quit" or the end of input ends it. So a driver can take turns between several of these
-and Plimsoll. Needs torch 1.13 or later, nothing else. The models are written out here so that they are the same work as the
+{"step_ms": [...], "loss": ..., "peak_bytes": ...}; "quit" or the end of input ends it. So a driver can take turns between several of
+these and Plimsoll. Needs torch 1.13 or later, nothing else. The models are written out here so that they are the same work as the
 zoo's: AlexNet has one tower, 227 x 227 images and LRN; ResNet-32 has the parameter-free shortcuts of He et al.
+
+--saving says what happens to what the backward pass wants: eager keeps it; checkpoint (torch.utils.checkpoint) keeps the inputs of
+about sqrt(n) runs of layers and computes the rest again; disk writes every saved tensor to a file and reads it back. peak_bytes is the
+largest resident size of the process less what it had before the model was made: libraries are not counted.
 """
 import argparse
 import json
 import math
+import os
 import sys
+import tempfile
 import time
 
 import torch
+import torch.utils.checkpoint
 import torch.nn as nn
 import torch.nn.functional as F
 
@@ -99,17 +107,53 @@ MODELS = {
     "resnet50": (lambda: imagenet_resnet((3, 4, 6, 3)), 224, 1000, 25_557_032),
     "resnet101": (lambda: imagenet_resnet((3, 4, 23, 3)), 224, 1000, 44_549_160),
     "resnet32": (lambda: cifar_resnet(32), 32, 10, 464_154),
+    "resnet:6-32-788-6": (lambda: imagenet_resnet((6, 32, 788, 6)), 227, 1000, None),
 }
 
 
+def resident(field):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field + ":")) * 1024
+
+
+class OnDisk:
+    """Saved tensors as files: each is written when it is saved and read when it is wanted."""
+
+    def __init__(self, folder):
+        self.folder, self.count = folder, 0
+
+    def __enter__(self):
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+        return self.hooks.__enter__()
+
+    def __exit__(self, *args):
+        self.hooks.__exit__(*args)
+
+    def pack(self, tensor):
+        if tensor.is_leaf and tensor.requires_grad:  # a parameter is there anyway
+            return tensor
+        self.count += 1
+        path = os.path.join(self.folder, f"{self.count}.pt")
+        torch.save(tensor, path)
+        return path
+
+    def unpack(self, packed):
+        if isinstance(packed, torch.Tensor):
+            return packed
+        tensor = torch.load(packed)
+        os.unlink(packed)
+        return tensor
+
+
 class Training:
-    def __init__(self, model, batch, layout):
+    def __init__(self, model, batch, layout, saving, folder):
+        self.before = resident("VmRSS")
+        self.saving, self.folder = saving, folder
         build, side, classes, parameters = MODELS[model]
         torch.manual_seed(0)
         memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
         self.model = build().to(memory_format=memory_format).train()
         count = sum(p.numel() for p in self.model.parameters())
-        if count != parameters:
+        if parameters is not None and count != parameters:
             sys.exit(f"{model} has {count} parameters here and {parameters} in the zoo")
         self.data = torch.randn(batch, 3, side, side).contiguous(memory_format=memory_format)
         self.labels = torch.randint(classes, (batch,))
@@ -117,10 +161,25 @@ class Training:
 
     def step(self):
         self.optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(self.model(self.data), self.labels)
-        loss.backward()
+        if self.saving == "disk":
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                with OnDisk(folder):
+                    loss = F.cross_entropy(self.model(self.data), self.labels)
+                loss.backward()
+        else:
+            loss = F.cross_entropy(self.forward(), self.labels)
+            loss.backward()
         self.optimizer.step()
         return loss.item()
+
+    def forward(self):
+        if self.saving == "eager":
+            return self.model(self.data)
+        segments = max(1, round(math.sqrt(len(self.model))))
+        return torch.utils.checkpoint.checkpoint_sequential(self.model, segments, self.data.requires_grad_(), use_reentrant=False)
+
+    def peak(self):
+        return resident("VmHWM") - self.before
 
 
 def main():
@@ -129,14 +188,16 @@ def main():
     parser.add_argument("batch", type=int)
     parser.add_argument("layout", choices=("nchw", "channels_last"))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--saving", choices=("eager", "checkpoint", "disk"), default="eager")
+    parser.add_argument("--folder", help="where --saving disk writes")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    training = Training(args.model, args.batch, args.layout)
+    training = Training(args.model, args.batch, args.layout, args.saving, args.folder)
 
     def say(value):
         print(json.dumps(value), flush=True)
 
-    say({"torch": torch.__version__, "model": args.model, "batch": args.batch, "layout": args.layout,
+    say({"torch": torch.__version__, "model": args.model, "batch": args.batch, "layout": args.layout, "saving": args.saving,
          "threads": torch.get_num_threads()})
     for line in sys.stdin:
         words = line.split()
@@ -151,7 +212,7 @@ def main():
             step_ms.append((time.perf_counter() - start) * 1000)
         if loss is not None and not math.isfinite(loss):
             sys.exit(f"the loss is {loss}: these times would mean nothing")
-        say({"step_ms": step_ms, "loss": loss})
+        say({"step_ms": step_ms, "loss": loss, "peak_bytes": training.peak()})
 
 
 if __name__ == "__main__":

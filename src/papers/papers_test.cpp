@@ -79,7 +79,11 @@ TEST(Papers, LessMemoryThanSuperNeuronsUnderItsOwnLayerModel) {
   for (const char* row : {"AlexNet, batch 200", "ResNet50, batch 32", "ResNet101, batch 32", "ResNet152, batch 32"}) {
     EXPECT_DOUBLE_EQ(ours(rows, row, "arena"), ours(rows, row, "peak"));
     EXPECT_LE(ours(rows, row, "peak"), row[0] == 'R' ? 392.0 : 771.5);
+    EXPECT_LE(ours(rows, std::string(row) + ", auto", "arena"), row[0] == 'R' ? 392.0 : 771.5) << row;
   }
+  EXPECT_LE(ours(rows, "AlexNet, batch 200, auto", "recomputations"), 14);
+  EXPECT_LE(ours(rows, "AlexNet, batch 200, least, auto", "arena"), 664.7);
+  EXPECT_DOUBLE_EQ(ours(rows, "InceptionV4, batch 128", "arena"), ours(rows, "InceptionV4, batch 128", "peak"));
 }
 
 TEST(Papers, AnUnknownTableIsAnsweredWithTheNearest) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "plimsoll/simulate.h"
 
@@ -11,6 +12,18 @@ namespace {
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 constexpr size_t kStepsAChange = 150;      // so many changes are tried at once, for deep networks
+
+// Where a value lies when it is not in the arena; -1: nowhere, or in the slot of the state that it replaces.
+int8_t tier_of(const Frame& frame, const Decisions& decisions, size_t v) {
+  const FrameValue& value = frame.values[v];
+  if (value.before >= 0 && decisions.home[at(value.before)] >= 0) return -1;
+  if (decisions.home[v] >= 0) return decisions.home[v];
+  for (int32_t g = 0; g < value.gap_count(); ++g) {
+    const Choice choice = decisions.gaps[at(value.first_gap + g)];
+    if (choice >= kOffload) return static_cast<int8_t>(choice - kOffload);
+  }
+  return -1;
+}
 
 // One change of the decisions.
 struct Change {
@@ -53,9 +66,10 @@ class Descent {
       if (changes.empty()) return false;
       // Several at once where there is much to do: those that fit side by side are taken in order of their score.
       const size_t batch = std::max<size_t>(1, std::min<size_t>(changes.size(), frame_.steps.size() / kStepsAChange));
-      const size_t n = std::min(batch, changes.size());
+      size_t n = std::min(batch, changes.size());
       std::partial_sort(changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(n), changes.end(),
                         [](const Change& a, const Change& b) { return a.score < b.score; });
+      n = those_with_room(changes, n);
       bool applied = false;
       for (size_t m = n; m > 0 && !applied; m /= 8) {
         changes.resize(m);
@@ -68,6 +82,25 @@ class Descent {
       blocked_.push_back(changes[0]);
     }
     return true;
+  }
+
+  // Of the first n, those that the tiers have room for side by side come first; how many. At least one.
+  size_t those_with_room(std::vector<Change>& changes, size_t n) const {
+    if (n < 2 || tiers_.size() < 2) return n;
+    TierRoom room(frame_, tiers_, decisions_);
+    size_t kept = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const Change& change = changes[i];
+      const bool home = change.kind == Change::Kind::home, copied = home || (change.kind == Change::Kind::gap && change.choice >= kOffload);
+      if (copied) {
+        const int8_t tier = static_cast<int8_t>(home ? change.choice : change.choice - kOffload);
+        const int64_t bytes = frame_.values[at(home ? change.index : frame_.value_of_gap[at(change.index)])].bytes;
+        if (kept > 0 && !room.has(tier, bytes)) continue;
+        room.take(tier, bytes);
+      }
+      std::swap(changes[kept++], changes[i]);
+    }
+    return kept;
   }
 
   // Keeps the changes when they lessen what lies above the target; otherwise takes them back and remembers.
@@ -155,6 +188,10 @@ class Descent {
   }
 
   bool tier_allowed(size_t t) const { return options_.tiers.empty() || (t < options_.tiers.size() && options_.tiers[t]); }
+  // Where no tier has room, any may be tried: slots that are not in use at the same time share their place.
+  bool tier_offered(size_t t, int64_t bytes) const {
+    return tier_allowed(t) && (tiers_.size() < 2 || room_->has(static_cast<int8_t>(t), bytes) || !room_->has(room_->first(bytes), bytes));
+  }
 
   // Every idle stretch of a residence across steps that are above the target, with the ways to end it.
   std::vector<Change> list_changes(int64_t target) {
@@ -173,6 +210,7 @@ class Descent {
       const int64_t bytes = frame_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
       copy_ms_[2 * at(move.tier) + (move.out ? 0 : 1)] += one_copy_ms(move.tier, move.out, bytes);
     }
+    room_.emplace(frame_, tiers_, decisions_);
     used_at_.assign(schedule_.residences.size(), -1);
     changes_.clear();
     for (size_t r = 0; r < schedule_.residences.size(); ++r) {
@@ -236,7 +274,7 @@ class Descent {
       offer(gap, kDrop, rebuild_cost(residence.value, frame_step_[at(std::min(to, static_cast<int32_t>(frame_step_.size()) - 1))]), freed);
     }
     for (size_t t = 0; t < tiers_.size(); ++t) {
-      if (!tier_allowed(t) || fetched_before) continue;
+      if (!tier_offered(t, value.bytes) || fetched_before) continue;
       offer(gap, static_cast<Choice>(kOffload + static_cast<int>(t)), copy_cost(static_cast<int8_t>(t), value.bytes, true, idle), freed);
     }
   }
@@ -249,7 +287,7 @@ class Descent {
     }
     if (value.state >= 0 && !options_.states_may_move) return;
     for (size_t t = 0; t < tiers_.size(); ++t) {
-      if (!tier_allowed(t) || is_blocked(Change::Kind::home, owner, static_cast<Choice>(t))) continue;
+      if (!tier_offered(t, value.bytes) || is_blocked(Change::Kind::home, owner, static_cast<Choice>(t))) continue;
       const double uses = static_cast<double>(frame_.values[at(owner)].uses.size());
       const double ms = uses * copy_cost(static_cast<int8_t>(t), value.bytes, true, start_ms_.back() / std::max(uses, 1.0));
       changes_.push_back({Change::Kind::home, owner, static_cast<Choice>(t), (ms + 1e-6) / freed});
@@ -307,6 +345,7 @@ class Descent {
   Decisions decisions_;
   Scheduler scheduler_;
   Schedule schedule_, trial_;
+  std::optional<TierRoom> room_;
   size_t effort_ = 0;
   std::vector<TradeoffPoint> points_;
   std::vector<Change> changes_, blocked_;
@@ -354,6 +393,7 @@ class Ascent {
   static constexpr double kNever = 1e300;
 
   double judge(const Decisions& decisions, int64_t limit) {
+    if (tiers_.size() > 1 && TierRoom(frame_, tiers_, decisions).overfull()) return kNever;
     scheduler_.run(decisions, schedule_);
     if (schedule_.blame >= 0 || schedule_.peak > limit) return kNever;
     spread_copies(frame_, tiers_, limit, schedule_);
@@ -444,6 +484,30 @@ class Ascent {
 };
 
 }  // namespace
+
+TierRoom::TierRoom(const Frame& frame, const std::vector<TierInfo>& tiers, const Decisions& decisions) {
+  for (const TierInfo& tier : tiers) {
+    if (tier.capacity.count > tiers[at(largest_)].capacity.count) largest_ = static_cast<int8_t>(left_.size());
+    left_.push_back(tier.capacity.count);
+  }
+  if (tiers.empty()) return;
+  for (size_t v = 0; v < frame.values.size(); ++v) {
+    if (const int8_t tier = tier_of(frame, decisions, v); tier >= 0) take(tier, frame.values[v].bytes);
+  }
+}
+
+int8_t TierRoom::first(int64_t bytes) const {
+  for (int8_t t = 0; t < static_cast<int8_t>(left_.size()); ++t) {
+    if (has(t, bytes)) return t;
+  }
+  return largest_;
+}
+
+bool TierRoom::overfull() const {
+  return std::any_of(left_.begin(), left_.end(), [](int64_t left) { return left < 0; });
+}
+
+int64_t TierRoom::slot_bytes(int64_t bytes) { return align_up(Bytes{bytes}, kSlotAlignment).count; }
 
 std::vector<LimitedPoint> improve_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers,
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries) {

@@ -76,7 +76,7 @@ class AutoPlanner {
     }
     return decisions;
   }
-  // The ends of what can be done: whatever waits, waits in the largest tier. With `states`, parameters and what belongs to them
+  // The ends of what can be done: whatever waits, waits in the first tier that has room. With `states`, parameters and what belongs to them
   // too; with `recompute`, what is made again sooner than copied is let go instead, which needs less of the tier.
   struct Extreme {
     bool states, recompute;
@@ -89,8 +89,6 @@ class AutoPlanner {
 
   Decisions everything_out(Extreme extreme) const {
     const std::vector<TierInfo>& tiers = input_.device.tiers;
-    const auto largest = std::max_element(tiers.begin(), tiers.end(), [](const TierInfo& x, const TierInfo& y) { return x.capacity < y.capacity; });
-    const Choice tier = static_cast<Choice>(largest - tiers.begin());
     Decisions decisions = where_states_are();
     std::vector<int> chain(frame_.values.size(), 0);  // steps to run again for it
     // Whether it is. What is dropped stays during the forward pass: fetched to rebuild another, it would wait for its own backward use.
@@ -107,29 +105,41 @@ class AutoPlanner {
       }
       return any;
     };
-    for (int32_t v = 0; v < static_cast<int32_t>(frame_.values.size()); ++v) {
-      const size_t i = static_cast<size_t>(v);
-      if (frame_.values[i].producer >= 0 || frame_.values[i].bytes == 0 || !extreme.states || decisions.home[i] >= 0) continue;
-      decisions.home[i] = tier;
-      let_go(v, kDrop);
-    }
+    TierRoom room(frame_, tiers, decisions);
+    // Optimizer states are wanted once a step, so they take what the others leave.
+    auto move_states = [&](bool optimizer) {
+      for (int32_t v = 0; v < static_cast<int32_t>(frame_.values.size()); ++v) {
+        const size_t i = static_cast<size_t>(v);
+        const FrameValue& value = frame_.values[i];
+        if (value.producer >= 0 || value.bytes == 0 || !extreme.states || decisions.home[i] >= 0) continue;
+        if ((input_.graph.tensor(value.tensor).role == Role::optimizer_state) != optimizer) continue;
+        decisions.home[i] = room.first(value.bytes);
+        room.take(decisions.home[i], value.bytes);
+        let_go(v, kDrop);
+      }
+    };
+    move_states(false);
     for (const FrameStep& step : frame_.steps) {
       int rebuilt = 1;
       for (int32_t w : step.recompute_inputs) rebuilt += chain[static_cast<size_t>(w)];
       for (int32_t v : step.outputs) {
         const FrameValue& value = frame_.values[static_cast<size_t>(v)];
         if (value.bytes == 0) continue;
-        const TierInfo& to = *largest;
+        const int8_t tier = room.first(value.bytes);
+        const TierInfo& to = tiers[static_cast<size_t>(tier)];
         const double copies = copy_ms(to, Move::Direction::out, {value.bytes}) + copy_ms(to, Move::Direction::in, {value.bytes});
         const bool drop = extreme.recompute && value.recomputable && rebuilt <= kLongestChain && step.ms < copies;
         const Choice out = static_cast<Choice>(kOffload + tier);
         const bool gone = let_go(v, drop ? kDrop : out);
+        if (gone && !drop) room.take(tier, value.bytes);
         if (!extreme.recompute || value.at_end || !value.recomputable) continue;
         const bool copied = gone ? !drop : rebuilt > kLongestChain;
+        if (copied && !gone) room.take(tier, value.bytes);
         decisions.gaps[static_cast<size_t>(value.first_gap) + value.uses.size()] = copied ? out : kDrop;  // for who rebuilds another
         chain[static_cast<size_t>(v)] = copied ? 0 : rebuilt;
       }
     }
+    move_states(true);
     return decisions;
   }
 
@@ -214,7 +224,10 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       keep_better(input, best, std::move(other));
     };
     consider(plan_by_search);
+    int64_t states = 0;  // which the others keep in the arena
+    for (const State& state : input.graph.states) states += align_up(input.graph.tensor(state.before).bytes(), kStayAlignment).count;
     for (const Policy& policy : policies()) {
+      if (states > input.budget.count) break;
       if (input.first_that_fits && (std::holds_alternative<Plan>(best) || input.route.order.size() > kManySteps)) break;
       if (!input.state_homes.empty()) break;
       if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline && policy.plan != plan_caffe) consider(policy.plan);
