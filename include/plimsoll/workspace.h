@@ -8,7 +8,8 @@
 //            |                                             |      o    o
 //            +- divide_workspace: all ops, one total (WD)  +-------------- workspace
 //
-// All three are exact. Times and workspaces may come from anywhere: measured, estimated, or a caller's own.
+// All three are exact (divide_workspace says where it had to give up the proof). Times and workspaces may come from
+// anywhere: measured, estimated, or a caller's own.
 #pragma once
 
 #include <cstdint>

@@ -29,6 +29,7 @@ Run add_compare(CLI::App& app);
 Run add_max(CLI::App& app);
 Run add_reproduce(CLI::App& app);
 Run add_place(CLI::App& app);
+Run add_convolutions(CLI::App& app);
 Run add_models(CLI::App& app);
 Run add_policies(CLI::App& app);
 Run add_devices(CLI::App& app);

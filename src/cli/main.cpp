@@ -30,6 +30,7 @@ constexpr Command kCommands[] = {
     {"max", cli::add_max},
     {"reproduce", cli::add_reproduce},
     {"place", cli::add_place},
+    {"convolutions", cli::add_convolutions},
 };
 
 // What the user may have meant by an argument that nothing took.

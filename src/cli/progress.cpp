@@ -54,6 +54,14 @@ void Progress::update(const std::string& label, int64_t done, int64_t total, con
   open_ = terminal_;
 }
 
+void Progress::clear() {
+  if (!open_) return;
+  std::fputs("\r\033[K", stderr);
+  std::fflush(stderr);
+  open_ = false;
+  drawn_ = {};
+}
+
 void Progress::finish() {
   if (open_) std::fputs("\n", stderr);
   open_ = false;

@@ -13,6 +13,7 @@ class Progress {
   ~Progress();
   // "label  37%|#####     | 370/1000 [00:12<00:21, 30.1 step/s] extra"
   void update(const std::string& label, int64_t done, int64_t total, const std::string& extra);
+  void clear();   // takes the bar away, for a line of output; the next update draws it again
   void finish();  // leaves the last state of the bar as a line on a terminal; nothing elsewhere
 
  private:

@@ -20,8 +20,8 @@ namespace plimsoll {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr size_t kMostEntries = size_t{1} << 24;  // kept for the way back, over all lists
-constexpr size_t kMostInList = size_t{1} << 21;
+constexpr size_t kMostEntries = size_t{1} << 22;  // kept for the way back, over all lists
+constexpr size_t kMostInList = size_t{1} << 18;
 
 struct Item {
   int64_t bytes = 0;
