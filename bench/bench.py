@@ -11,6 +11,8 @@
   bench/bench.py slowdown           step time at 80, 60, 40 and 20 % of the memory: predicted for every policy, measured for auto
   bench/bench.py tight --torch PYTHON [--folder DIR]   training for real in little memory, beside PyTorch with checkpoints or a disk
   bench/bench.py overlap            how much of the copying hides behind compute, by policy (simulated)
+  bench/bench.py wd-solver          time to divide one workspace total among all ops, random instances and ResNet-50's measured one
+  bench/bench.py convolutions       bench/convolutions.csv at 8, 64 and 512 MiB, undivided against divided; time to measure by policy
   bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)
 
 Nothing else should run on the machine meanwhile. bench/tables.py turns the results into the tables of the docs.
@@ -432,10 +434,45 @@ def bench_papers(_):
     save("papers", rows, largest=largest, simulated=True)
 
 
+def bench_wd_solver(args):
+    build = pathlib.Path(PROGRAM).parent
+    made = run(["ninja", "-C", str(build), "wd_solver_bench"])
+    if made.returncode != 0:
+        raise SystemExit(made.stdout[-2000:])
+    network = (args.only or ["resnet50", "32"])[:2]
+    rows = lines(run([str(build / "bench/micro/wd_solver_bench"), *network]).stdout)
+    for r in rows:
+        print(r["instance"], r["variables"], r["share"], f"{r['solve_ms']:.3f} ms", "exact" if r["exact"] else "not proven", flush=True)
+    save("wd-solver", rows, paper={"variables": 562, "solve_ms": 5.46, "solver": "GLPK"})
+
+
+def bench_convolutions(args):
+    table = ROOT / "bench" / "convolutions.csv"
+    rows, profiling = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        short = pathlib.Path(folder) / "short.csv"  # every micro-batch takes long
+        head, *rest = table.read_text().splitlines()
+        short.write_text("\n".join([head, rest[10]]) + "\n")
+        for policy in ("undivided", "powerOfTwo", "all"):
+            cache = {**os.environ, "PLIMSOLL_CACHE": f"{folder}/{policy}"}
+            begun = time.monotonic()
+            run([PROGRAM, "convolutions", str(short), "--batch-sizes", policy, "--json", "-"], env=cache)
+            profiling.append({"batch_sizes": policy, "convolution": rest[10], "seconds": time.monotonic() - begun})
+            print(profiling[-1], flush=True)
+    for workspace in ("8MiB", "64MiB", "512MiB"):
+        found = plimsoll("convolutions", table, "--workspace", workspace, "--batch-sizes", (args.only or ["powerOfTwo"])[0])
+        for r in found:
+            rows.append({"workspace": workspace, **r})
+        whole = [r for r in found if r["undivided_ms"] and r["divided_ms"]]
+        gain = sum(r["undivided_ms"] for r in whole) / sum(r["divided_ms"] for r in whole)
+        print(workspace, f"{gain:.2f}x", flush=True)
+    save("convolutions", rows, profiling=profiling)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown", "tight",
-                                         "overlap", "papers"])
+                                         "overlap", "wd-solver", "convolutions", "papers"])
     parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where `tight` may write")

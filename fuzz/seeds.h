@@ -138,6 +138,11 @@ inline std::vector<std::string> seeds(std::string_view target) {
     return {"id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n",
             "size,id,upper,lower,alignment,offset\r\n100,x,9223372036854775807,0,64,0\r\n7,y,5,4,64,128\r\n"};
   }
+  if (target == "convolutions") {
+    return {"width,height,channels,batch,filters,kernel_width,kernel_height,pad_width,pad_height,stride_width,stride_height\n"
+            "56,56,64,32,64,3,3,1,1,1,1\n700,161,1,4,32,20,5,0,0,2,2\n",
+            "batch, kernel_height,kernel_width,filters,channels,height,width\r\n8,3,5,16,4,20,30\r\n"};
+  }
   if (target == "train_options") return {train_options_seed()};
   return {};
 }

@@ -17,6 +17,7 @@
 #include "models/catalog.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
+#include "plimsoll/convolutions.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/placement_file.h"
@@ -294,6 +295,21 @@ inline void read_placement(std::string_view input) {
   });
 }
 
+// What can be read is a convolution, and reads back from what is written of it.
+inline void read_convolutions(std::string_view input) {
+  accept_or_refuse([&] {
+    const std::vector<Convolution> rows = convolutions_from_csv(input, "x.csv");
+    require(!rows.empty() && rows.size() <= kMostConvolutions, "a table of another size");
+    std::string text;
+    for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) text += std::string(i == 0 ? "" : ",") + std::string(kConvolutionColumns[i]);
+    for (const Convolution& row : rows) {
+      check(row);
+      for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) text += (i == 0 ? "\n" : ",") + std::to_string(field(row, i));
+    }
+    require(convolutions_from_csv(text, "x.csv") == rows, "a table that changes when it is read back");
+  });
+}
+
 struct Target {
   const char* name;
   void (*read)(std::string_view input);
@@ -314,6 +330,7 @@ inline constexpr Target kTargets[] = {
     {"data_spec", read_data_spec},
     {"train_options", read_train_options},
     {"placement", read_placement},
+    {"convolutions", read_convolutions},
 };
 
 }  // namespace plimsoll::fuzz

@@ -1,15 +1,19 @@
 // How long the division of one workspace total among all ops of a network takes: JSON, one object a line.
 //
-//   ninja -C build wd_solver_bench && build/bench/micro/wd_solver_bench
+//   ninja -C build wd_solver_bench && build/bench/micro/wd_solver_bench [NETWORK BATCH]
 //
 // Instances: as many variables (configurations on the fronts) as the paper's ResNet-50 has, 562 over 53 convolutions with
 // three kernels each; ten thousand in few and in many ops; and one where time and workspace are tied to each other, which
-// no price tells apart. Each at several totals between what must be and what would be had; every answer is checked.
+// no price tells apart. With a network, also that of its convolutions, measured at powers of two (minutes the first time; the
+// benchmark database keeps it). Each at several totals between what must be and what would be had; every answer is checked.
 #include <chrono>
 #include <cstdio>
 #include <string>
 
 #include "plan/workspace/random_menus.h"
+#include "plimsoll/convolutions.h"
+#include "plimsoll/models.h"
+#include "run/session.h"
 
 namespace plimsoll {
 namespace {
@@ -65,6 +69,28 @@ std::vector<Instance> instances(unsigned seed) {
           {"10000 variables, 1000 ops, time tied to workspace", tied_fronts(random, 1000, 10)}};
 }
 
+// Three kernels for every convolution of the network, as the paper counts them.
+Instance of_network(const std::string& model, int64_t batch) {
+  Session session = open_session("cpu", 0);
+  const std::vector<Convolution> convolutions = convolutions_of(build_model(model, {.batch = batch}).graph);
+  MeasureConvolutions options;
+  options.measure.seconds_per_kernel = 0.05;
+  options.measure.progress = [](int done, int total, const std::string& what) {
+    if (done % 50 == 0) std::fprintf(stderr, "measuring %d/%d %s\n", done, total, what.c_str());
+  };
+  if (measure_convolutions(convolutions, *session.device, session.costs, options) > 0) session.database->save(session.costs);
+  Instance instance{model + ", batch " + std::to_string(batch) + ", measured", {}};
+  for (const Convolution& convolution : convolutions) {
+    for (ConvolutionPass pass : kConvolutionPasses) {
+      instance.fronts.emplace_back();
+      for (ConvolutionChoice& choice : convolution_front(convolution, pass, *session.device, session.costs, options.batches)) {
+        instance.fronts.back().push_back(std::move(choice.configuration));
+      }
+    }
+  }
+  return instance;
+}
+
 void check(const Fronts& fronts, const WorkspaceDivision& division, Bytes total) {
   double ms = 0;
   Bytes bytes;
@@ -109,7 +135,11 @@ void measure(const Instance& instance, unsigned seed, double share) {
 }  // namespace
 }  // namespace plimsoll
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc == 3) {
+    const plimsoll::Instance instance = plimsoll::of_network(argv[1], std::stoll(argv[2]));
+    for (double share : {0.05, 0.2, 0.5, 0.8}) plimsoll::measure(instance, 0, share);
+  }
   for (unsigned seed = 1; seed <= 3; ++seed) {
     for (const auto& instance : plimsoll::instances(seed)) {
       for (double share : {0.05, 0.2, 0.5, 0.8}) plimsoll::measure(instance, seed, share);

@@ -30,7 +30,7 @@ TEST_F(Cli, HelpTeaches) {
     EXPECT_THAT(help.out, HasSubstr(word));
   }
   for (const char* code : {"0  done", "2  bad usage", "3  no plan", "4  the device", "5  interrupted"}) EXPECT_THAT(help.out, HasSubstr(code));
-  for (const char* command : {"train", "plan", "verify", "profile", "models", "policies", "devices", "place"}) {
+  for (const char* command : {"train", "plan", "verify", "profile", "models", "policies", "devices", "place", "convolutions"}) {
     const Outcome outcome = run(std::string(command) + " --help");
     EXPECT_EQ(outcome.code, 0);
     EXPECT_THAT(outcome.out.substr(outcome.out.rfind("\nExample") + 1), testing::AllOf(testing::StartsWith("Example"), HasSubstr(std::string("plimsoll ") + command + " ")));

@@ -98,6 +98,7 @@ TEST(Seeds, AreValid) {
   EXPECT_EQ(saved_plan_from_json(saved_plan_seed()).request.model, "resnet20");
   for (const std::string& name : seeds("model_name")) EXPECT_NO_THROW(parse_model_name(name)) << name;
   for (const std::string& csv : seeds("placement")) EXPECT_NO_THROW(placement_file_from_csv(csv, "x"));
+  for (const std::string& csv : seeds("convolutions")) EXPECT_NO_THROW(convolutions_from_csv(csv, "x"));
   for (const std::string& spec : seeds("data_spec")) EXPECT_NO_THROW(parse_data_spec(spec)) << spec;
   const TrainingState state = training_state_from_json(train_options_seed());
   EXPECT_EQ(saved_options(state).schedule.decay_epochs, 3);
