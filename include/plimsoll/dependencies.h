@@ -36,6 +36,8 @@ class Dependencies {
   // (where these are not far apart).
   std::span<const int32_t> before(int32_t node) const { return part(first_before_, before_, node); }
   std::span<const int32_t> after(int32_t node) const { return part(first_after_, after_, node); }
+  // The stays that a step or a move reads or writes.
+  std::span<const int32_t> stays(int32_t node) const { return part(first_stay_, stays_, node); }
   // All nodes in an order in which one may run after another: the plan's own.
   std::span<const int32_t> order() const { return order_; }
 
@@ -46,7 +48,7 @@ class Dependencies {
     const size_t n = static_cast<size_t>(node), begin = static_cast<size_t>(first[n]);
     return std::span(all).subspan(begin, static_cast<size_t>(first[n + 1]) - begin);
   }
-  std::vector<int32_t> first_before_{0}, before_, first_after_{0}, after_, order_;
+  std::vector<int32_t> first_before_{0}, before_, first_after_{0}, after_, first_stay_, stays_, order_;
 };
 
 // The plan must be valid (verify.h).

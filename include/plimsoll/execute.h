@@ -19,6 +19,10 @@ struct ExecuteOptions {
   bool check_memory = false;  // fill bytes with NaN when their stay ends: whoever reads them is found (slow, for tests)
   bool record_times = false;  // take the time of every step and copy
   std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
+  // For plans whose steps run side by side (Plan::inter_op).
+  int cores = 0;      // to be shared by them; 0: as many as the device has threads
+  bool pin = true;    // threads to cores, where the process has no others
+  std::vector<int32_t> priority;  // by step: of the ready ones that with the least number first; empty: as the plan predicts
 };
 
 // What a plan's bytes lie in. What is not given is taken: an evaluation shares the training's arena, and its tiers by name.
@@ -32,6 +36,7 @@ struct Memory {
 struct StepRecord {           // of the last step that ran
   double start_ms = 0;        // since the start of the training step
   double end_ms = 0;
+  int32_t core = 0;           // the first of those that it ran on, where steps run side by side
 };
 
 class Executor {

@@ -115,8 +115,9 @@ class Finder {
     return nodes;
   }
 
-  // Everyone who must be done before the node, called for the nodes in order.
-  void visit(int32_t node, std::vector<int32_t>& before) {
+  // Everyone who must be done before the node, and the stays that it uses; called for the nodes in order.
+  void visit(int32_t node, std::vector<int32_t>& before, std::vector<int32_t>& stays) {
+    used_ = &stays;
     if (node < steps_) {
       visit_step(node, before);
     } else if (node < steps_ + moves_) {
@@ -131,7 +132,9 @@ class Finder {
   const Stay& stay_at(TensorId tensor, StepIndex step) const {
     for (int32_t i : stays_of_[static_cast<size_t>(tensor.index)]) {
       const Stay& stay = plan_.stays[static_cast<size_t>(i)];
-      if (stay.first <= step && step <= stay.last) return stay;
+      if (stay.first > step || step > stay.last) continue;
+      used_->push_back(i);
+      return stay;
     }
     throw Error(ErrorCode::internal,
                 "tensor '" + graph_.tensor(tensor).name + "' is not in the arena where it is used");
@@ -154,6 +157,7 @@ class Finder {
     }
     if (const int32_t w = workspace_of_[static_cast<size_t>(s)]; w >= 0) {
       const Stay& stay = plan_.stays[static_cast<size_t>(w)];
+      used_->push_back(w);
       arena_.write(s, stay.offset.count, (stay.offset + stay.bytes).count, before);
     }
   }
@@ -183,6 +187,7 @@ class Finder {
   std::vector<Bystanders> tiers_;
   std::vector<std::vector<int32_t>> stays_of_;  // by tensor
   std::vector<int32_t> workspace_of_;           // by step
+  std::vector<int32_t>* used_ = nullptr;
 };
 
 // Drops whom another of the list waits for anyway. Nodes are named by their places in the order.
@@ -218,12 +223,12 @@ Dependencies find_dependencies(const Graph& graph, const Plan& plan, std::span<c
   std::vector<int32_t> place_of(count);
   for (size_t p = 0; p < count; ++p) place_of[static_cast<size_t>(result.order_[p])] = static_cast<int32_t>(p);
   Thinning thinning(count);
-  std::vector<std::vector<int32_t>> before(count);
+  std::vector<std::vector<int32_t>> before(count), stays(count);
   std::vector<int32_t> list;
   result.first_after_.assign(count + 1, 0);
   for (size_t p = 0; p < count; ++p) {
     list.clear();
-    finder.visit(result.order_[p], list);
+    finder.visit(result.order_[p], list, stays[static_cast<size_t>(result.order_[p])]);
     for (int32_t& node : list) node = place_of[static_cast<size_t>(node)];
     thinning.thin(static_cast<int32_t>(p), list);
     for (int32_t place : list) {
@@ -232,7 +237,10 @@ Dependencies find_dependencies(const Graph& graph, const Plan& plan, std::span<c
       ++result.first_after_[static_cast<size_t>(node) + 1];
     }
   }
+  result.first_stay_.assign(1, 0);
   for (size_t n = 0; n < count; ++n) {
+    result.stays_.insert(result.stays_.end(), stays[n].begin(), stays[n].end());
+    result.first_stay_.push_back(static_cast<int32_t>(result.stays_.size()));
     result.before_.insert(result.before_.end(), before[n].begin(), before[n].end());
     result.first_before_.push_back(static_cast<int32_t>(result.before_.size()));
     result.first_after_[n + 1] += result.first_after_[n];

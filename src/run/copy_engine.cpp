@@ -1,41 +1,27 @@
 #include "run/copy_engine.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <cstring>
+#include <numeric>
 #include <system_error>
 
 #include "device/tier/fault.h"
 #include "device/tier/turns.h"
 #include "plimsoll/error.h"
+#include "run/no_signals.h"
 
 namespace plimsoll {
-namespace {
 
-// A thread that begins while this lives handles no signals: they are for the program's own threads.
-class NoSignals {
- public:
-  NoSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  NoSignals(const NoSignals&) = delete;
-  NoSignals& operator=(const NoSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
-
-CopyEngine::CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t)> describe)
+CopyEngine::CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t)> describe,
+                       std::function<void(int32_t)> made)
     : channel_(tier.open_channel()),
       helper_(tier.open_channel()),
       copies_(std::move(copies)),
-      describe_(std::move(describe)) {
+      order_(copies_.size()),
+      describe_(std::move(describe)),
+      made_(std::move(made)) {
+  std::iota(order_.begin(), order_.end(), 0);
   take_short_turns();  // whoever computes waits too, and makes copies then
   const NoSignals quiet;
   try {
@@ -62,6 +48,13 @@ void CopyEngine::begin_round(Clock::time_point origin) {
 
 void CopyEngine::release(int32_t count) {
   released_.store(round_ + static_cast<uint32_t>(count), std::memory_order_release);
+  released_.notify_one();
+}
+
+void CopyEngine::submit(int32_t copy) {
+  const uint32_t released = released_.load(std::memory_order_relaxed);
+  order_[released - round_] = copy;
+  released_.store(released + 1, std::memory_order_release);
   released_.notify_one();
 }
 
@@ -102,7 +95,7 @@ void CopyEngine::loop() {
 
 // After a failure copies are only counted, so that whoever waits for them wakes and sees it.
 void CopyEngine::make(uint32_t number, Channel& channel) {
-  const Copy& next = copies_[number - round_];
+  const Copy& next = copies_[static_cast<size_t>(order_[number - round_])];
   if (!failing_.load(std::memory_order_relaxed)) {
     try {
       copy(next, channel);
@@ -115,8 +108,10 @@ void CopyEngine::make(uint32_t number, Channel& channel) {
       }
     }
   }
+  const int32_t move = next.move;
   done_.fetch_add(1, std::memory_order_release);
   done_.notify_one();
+  if (made_) made_(move);
 }
 
 void CopyEngine::copy(const Copy& copy, Channel& channel) {

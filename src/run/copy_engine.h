@@ -32,14 +32,17 @@ struct Copy {
 class CopyEngine {
  public:
   using Clock = std::chrono::steady_clock;
-  // `describe` says what a copy is about when it fails.
-  CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t move)> describe);
+  // `describe` says what a copy is about when it fails. `made`, where it is given, is told of every copy that is done or given
+  // up.
+  CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t move)> describe,
+             std::function<void(int32_t move)> made = {});
   ~CopyEngine();
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
 
   void begin_round(Clock::time_point origin);  // a training step: copies count from 0 again; times are since `origin`
   void release(int32_t count);                 // the first `count` copies of the round may run
+  void submit(int32_t copy);                   // instead: this one may run next, by its place in the list
   void wait(int32_t count);              // until so many are done, or given up after a failure
   void wait_for_released();
   // What stopped it, if anything did; the copies after it were not made.
@@ -54,7 +57,9 @@ class CopyEngine {
 
   std::unique_ptr<Channel> channel_, helper_;  // of the thread; of who waits
   std::vector<Copy> copies_;
+  std::vector<int32_t> order_;                 // of the copies in this round
   std::function<std::string(int32_t)> describe_;
+  std::function<void(int32_t)> made_;
   // Copies are numbered through all rounds (and around 2^32).
   uint32_t round_ = 0;                         // the first of this round
   Clock::time_point origin_;

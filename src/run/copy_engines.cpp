@@ -44,9 +44,12 @@ std::vector<bool> last_readers(const Plan& plan) {
 }  // namespace
 
 CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers,
-                         std::byte* arena, std::span<StepRecord> records, bool check_memory) {
+                         std::byte* arena, std::span<StepRecord> records, bool check_memory,
+                         std::function<void(int32_t)> made) {
   boundaries_.resize(plan.steps.size() + 1);
-  const std::vector<bool> last = check_memory ? last_readers(plan) : std::vector<bool>(plan.moves.size(), false);
+  places_.resize(plan.moves.size());
+  // Which copy in is the last of a slot is known where they run in order.
+  const std::vector<bool> last = check_memory && !made ? last_readers(plan) : std::vector<bool>(plan.moves.size(), false);
 
   // An engine takes its copies in the order in which they may start.
   std::map<std::pair<int, Move::Direction>, std::vector<int32_t>> queues;
@@ -79,6 +82,7 @@ CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const s
                         .record = records.empty() ? nullptr : &records[static_cast<size_t>(i)],
                         .fill = check_memory && !is_out(move),
                         .retire = last[static_cast<size_t>(i)]});
+      places_[static_cast<size_t>(i)] = {engine, static_cast<int32_t>(k)};
       const int32_t count = static_cast<int32_t>(k) + 1;
       Boundary& start = boundaries_[static_cast<size_t>(move.after + 1)];
       std::vector<Signal>& releases = is_out(move) ? start.out.releases : start.in.releases;
@@ -91,7 +95,7 @@ CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const s
       Boundary& end = boundaries_[static_cast<size_t>(step)];
       (direction == Move::Direction::out ? end.out : end.in).waits.push_back({engine, count});
     }
-    engines_.push_back(std::make_unique<CopyEngine>(tier, std::move(copies), describe));
+    engines_.push_back(std::make_unique<CopyEngine>(tier, std::move(copies), describe, made));
   }
 }
 
@@ -109,6 +113,18 @@ void CopyEngines::signal(const Pass& pass) {
       std::rethrow_exception(failure);
     }
   }
+}
+
+void CopyEngines::submit(int32_t move) {
+  const Signal& place = places_[static_cast<size_t>(move)];
+  engines_[static_cast<size_t>(place.engine)]->submit(place.count);
+}
+
+std::exception_ptr CopyEngines::failure() const {
+  for (const auto& engine : engines_) {
+    if (std::exception_ptr failure = engine->failure()) return failure;
+  }
+  return nullptr;
 }
 
 void CopyEngines::rest() {

@@ -15,8 +15,9 @@ class CopyEngines {
  public:
   // `tiers` are the plan's, in its order. `records`: one a move, or empty. With `check_memory`, an arrival finds its
   // place full of NaN, and a slot is closed after its last copy in.
+  // With `made`, copies are started by submit() alone, in any order, and `made` is told of each that is done or given up.
   CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena,
-              std::span<StepRecord> records, bool check_memory);
+              std::span<StepRecord> records, bool check_memory, std::function<void(int32_t move)> made = {});
 
   bool none() const { return engines_.empty(); }
   void begin(CopyEngine::Clock::time_point origin);
@@ -26,6 +27,9 @@ class CopyEngines {
   // are at rest.
   void fetch(size_t step) { pass(boundaries_[step].in); }
   void rest();
+
+  void submit(int32_t move);
+  std::exception_ptr failure() const;  // of any engine
 
  private:
   struct Signal {  // an engine and a number of its copies
@@ -46,6 +50,7 @@ class CopyEngines {
 
   std::vector<std::unique_ptr<CopyEngine>> engines_;
   std::vector<Boundary> boundaries_;  // by step, and one for the end
+  std::vector<Signal> places_;        // by move: its engine, and its place in the engine's list
 };
 
 }  // namespace plimsoll

@@ -12,6 +12,7 @@
 #include "plan/left_out.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
+#include "run/concurrent.h"
 #include "run/copy_engines.h"
 #include "run/homes.h"
 
@@ -117,6 +118,7 @@ struct Executor::Impl {
   Bytes peak;
   bool ran = false;
   std::exception_ptr failure;                  // what a step ended with: there is none after it
+  std::unique_ptr<ConcurrentSteps> concurrent;     // for plans that run steps side by side
   std::unique_ptr<CopyEngines> engines;            // the first to go: they copy between what stands above
 
   Impl(const Graph& g, const Plan& p, const Device& d, const ExecuteOptions& o, Memory m)
@@ -137,8 +139,14 @@ struct Executor::Impl {
     prepare();
     homes = std::make_unique<Homes>(graph, plan, tiers);
     if (options.record_times) copy_records.resize(plan.moves.size());
-    engines = std::make_unique<CopyEngines>(graph, plan, tiers, memory.arena->base(), copy_records, options.check_memory);
-    peak = peak_in_use(plan);
+    std::function<void(int32_t)> made;
+    if (plan.inter_op > 1) {
+      concurrent = make_concurrent();
+      made = [this](int32_t move) { concurrent->finish_copy(move); };
+    }
+    engines = std::make_unique<CopyEngines>(graph, plan, tiers, memory.arena->base(), copy_records, options.check_memory,
+                                            std::move(made));
+    if (!concurrent) peak = peak_in_use(plan);
   }
 
   void take_tiers() {
@@ -211,6 +219,26 @@ struct Executor::Impl {
     if (options.check_memory) note_deaths();
   }
 
+  std::unique_ptr<ConcurrentSteps> make_concurrent() {
+    std::vector<Kernel*> kernels;
+    std::vector<int> threads;
+    std::vector<Erasure> erasures;
+    for (size_t s = 0; s < steps.size(); ++s) {
+      kernels.push_back(steps[s].kernel.get());
+      threads.push_back(plan.steps[s].threads > 0 ? plan.steps[s].threads : device.info().threads);
+      for (auto [at, bytes] : steps[s].dying) {
+        erasures.push_back({static_cast<StepIndex>(s), {at - memory.arena->base()}, {static_cast<int64_t>(bytes)}});
+      }
+    }
+    ConcurrentSettings settings{.cores = options.cores > 0 ? options.cores : device.info().threads,
+                                .at_once = plan.inter_op,
+                                .pin = options.pin,
+                                .priority = options.priority,
+                                .expected_ms = {}};
+    return std::make_unique<ConcurrentSteps>(graph, plan, std::move(kernels), threads, memory.arena->base(), records,
+                                             std::move(settings), erasures);
+  }
+
   // For every step, the bytes of stays that end there and that no other stay takes over at that moment.
   void note_deaths() {
     for (const Stay& stay : plan.stays) {
@@ -252,6 +280,12 @@ struct Executor::Impl {
   void run_step() {
     const Clock::time_point start = Clock::now();
     engines->begin(start);
+    if (concurrent) {
+      concurrent->run(*engines, start);
+      peak = concurrent->peak();
+      ran = true;
+      return;
+    }
     if (!options.record_times) return run([&](size_t s) { steps[s].kernel->run(); });
     auto since_start = [&] { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); };
     run([&](size_t s) {

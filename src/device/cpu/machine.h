@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plimsoll/bytes.h"
 
@@ -18,6 +19,9 @@ MachineMemory machine_memory(const std::string& root = "");
 
 // Processors that the process may run on, by affinity and by the control group's quota.
 int usable_processors(const std::string& root = "");
+
+// Those of them that affinity allows, by the system's numbers: the first of each core, in order, then the cores' others.
+std::vector<int> processors(const std::string& root = "");
 
 std::string processor_name(const std::string& root = "");  // "Intel(R) Xeon(R) Platinum 8481C"
 
