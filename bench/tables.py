@@ -189,7 +189,7 @@ def convolutions():
         for what in ("forward", "backward_data", "backward_weights", "all"):
             xs = [x for x in r["rows"] if x["workspace"] == workspace and what in (x["pass"], "all") and x["undivided_ms"] and x["divided_ms"]]
             undivided, divided = sum(x["undivided_ms"] for x in xs), sum(x["divided_ms"] for x in xs)
-            rows.append((workspace, what, len(xs), sum("@" in x["configuration"] for x in xs), f"{undivided:.0f}", f"{divided:.0f}", f"{undivided / divided:.2f}x",
+            rows.append((workspace, what, len(xs), sum(x["configuration"] != x["undivided_configuration"] for x in xs), f"{undivided:.0f}", f"{divided:.0f}", f"{undivided / divided:.2f}x",
                          f"{max(x['undivided_ms'] / x['divided_ms'] for x in xs):.2f}x"))
     times = "; ".join(f"`{p['batch_sizes']}` {p['seconds']:.0f} s" for p in r["profiling"])
     return ("## Convolutions by micro-batch\n\n`bench/convolutions.csv`, layers of AlexNet, VGG and ResNet: the fastest kernel on the whole batch against the fastest division, both "
