@@ -309,8 +309,11 @@ POLICIES = ["auto", "superneurons", "vdnn", "dymem", "mxnet", "tensorflow"]
 
 
 def bench_slowdown(args):
-    rows = []
+    rows, path = [], RESULTS / "slowdown.json"
+    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
     for model, batch in SLOWDOWN:
+        if args.only and model not in args.only:
+            continue
         train(model, batch, "--steps", 3)  # measures the kernels
         whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness")[0]
         tiers = ["--host-memory", "8GiB"]
@@ -339,7 +342,7 @@ def bench_slowdown(args):
             whole_ms = statistics.median(row["unlimited_ms"])
             print(model, row["share"], {k: v and round(v / whole["step_time_ms"] - 1, 3) for k, v in row["predicted_ms"].items()},
                   "measured", round(statistics.median(row["measured_ms"]["auto"]) / whole_ms - 1, 3), flush=True)
-        save("slowdown", rows)
+        save("slowdown", kept_beside(kept, rows))
 
 
 def tight_cases():

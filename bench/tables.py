@@ -141,6 +141,99 @@ def overlap():
             + table(("network", "batch", "memory", *names), rows) + "\n" + origin(r))
 
 
+def tight():
+    r = load("tight")
+    if not r:
+        return ""
+    middle = lambda values: sorted(values)[len(values) // 2]
+    rows, peers = [], {}
+    for x in r["rows"]:
+        size = f"{x['budget'] / MIB:.0f}"
+        peak = "equal" if x["measured_peak"] == [x["predicted_peak"]] else f"{x['predicted_peak']} / {x['measured_peak']}"
+        rows.append((x["model"], x["batch"], size, x["tiers"].replace("--host-memory", "host").replace("--spill", ""), f"{x['predicted_peak'] / MIB:.0f}", peak,
+                     f"{middle(x['predicted_ms']):.0f}", f"{middle(x['measured_ms']):.0f}", f"{x['offload_bytes'] / MIB:.0f}", x["recompute_steps"]))
+        for name, y in x["torch"].items():
+            torch = f"{y['step_ms']:.0f}" if y["step_ms"] else y.get("error", "failed")
+            peers[(x["model"], x["batch"], name)] = (torch, f"{y['peak_bytes'] / MIB:.0f}" if y["peak_bytes"] else "")
+    text = ("## Training in little memory\n\nReal steps of `auto`, predicted before the first one. Peak: of the arena, predicted against measured. Out: copied out "
+            "of the arena in a step. ResNet 6-32-788-6 is 2498 layers deep, with images of 227 x 227.\n\n"
+            + table(("network", "batch", "budget MiB", "behind it", "peak MiB", "measured peak", "predicted ms", "measured ms", "out MiB", "run again"), rows))
+    if peers:
+        text += ("\nPyTorch on the same machine, which takes no budget: as it is, with `torch.utils.checkpoint`, and with saved tensors written to disk. Memory: "
+                 "the largest resident size beyond that of its libraries.\n\n"
+                 + table(("network", "batch", "PyTorch", "step ms", "memory MiB"), [(*k, *v) for k, v in peers.items()]))
+    return text + "\n" + origin(r)
+
+
+def slowdown():
+    r = load("slowdown")
+    if not r:
+        return ""
+    names = [n for n in r["rows"][0]["predicted_ms"] if n != "auto"]
+    middle = lambda values: sorted(values)[len(values) // 2]
+    rows = []
+    for x in r["rows"]:
+        percent = lambda ms: "does not fit" if ms is None else f"{100 * (ms / x['unlimited_predicted_ms'] - 1):+.1f} %"
+        auto = percent(x["predicted_ms"]["auto"])
+        if x["predicted_ms"]["auto"] is None:
+            auto = f"needs {x['least_bytes'] / MIB:.0f} MiB"
+        measured = x["measured_ms"].get("auto")
+        measured = f"{100 * (middle(measured) / middle(x['unlimited_ms']) - 1):+.1f} %" if measured else ""
+        rows.append((x["model"], x["batch"], f"{x['share']} %", f"{x['budget'] / MIB:.0f}", measured, auto, *(percent(x["predicted_ms"][n]) for n in names)))
+    draw_slowdown(r)
+    return ("## Slowdown in less memory\n\nOf what `liveness` needs, with 8 GiB of host memory behind it; against the step with all of it, in turns in one run (medians). "
+            "Copies and recomputations take the processor from compute here: there is no other engine. What does not fit is bounded by one layer: the update of a "
+            "fully connected layer reads weights, gradient and momentum.\n\n![slowdown](slowdown.svg)\n\n"
+            + table(("network", "batch", "memory", "MiB", "auto, measured", "auto, predicted", *(f"{n}, predicted" for n in names)), rows) + "\n" + origin(r))
+
+
+def draw_slowdown(r):
+    """docs/slowdown.svg: a line a network, measured slowdown of auto over the share of memory."""
+    middle = lambda values: sorted(values)[len(values) // 2]
+    lines = {}
+    for x in r["rows"]:
+        line = lines.setdefault(f"{x['model']} {x['batch']}", [(100, 0.0)])
+        if x["measured_ms"].get("auto"):
+            line.append((x["share"], 100 * (middle(x["measured_ms"]["auto"]) / middle(x["unlimited_ms"]) - 1)))
+    width, height, left, bottom, top_value = 640, 360, 60, 40, max(20.0, max(y for l in lines.values() for _, y in l) * 1.1)
+    low = min(0.0, min(y for l in lines.values() for _, y in l))
+    px = lambda share: left + (100 - share) / 80 * (width - left - 150)
+    py = lambda y: 20 + (top_value - y) / (top_value - low) * (height - 20 - bottom)
+    colours = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+             f'<rect width="{width}" height="{height}" fill="white"/>']
+    for share in (100, 80, 60, 40, 20):
+        parts.append(f'<line x1="{px(share):.0f}" y1="20" x2="{px(share):.0f}" y2="{height - bottom}" stroke="#ddd"/>'
+                     f'<text x="{px(share):.0f}" y="{height - 22}" text-anchor="middle">{share} %</text>')
+    step = 5 if top_value <= 40 else 20
+    for y in range(int(low // step) * step, int(top_value) + 1, step):
+        if y >= low:
+            parts.append(f'<line x1="{left}" y1="{py(y):.0f}" x2="{px(20):.0f}" y2="{py(y):.0f}" stroke="{"#999" if y == 0 else "#eee"}"/>'
+                         f'<text x="{left - 6}" y="{py(y) + 4:.0f}" text-anchor="end">{y:+d} %</text>')
+    for i, (name, line) in enumerate(lines.items()):
+        points = " ".join(f"{px(s):.1f},{py(y):.1f}" for s, y in line)
+        colour = colours[i % len(colours)]
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{px(s):.1f}" cy="{py(y):.1f}" r="3" fill="{colour}"/>' for s, y in line]
+        parts.append(f'<line x1="{width - 140}" y1="{40 + 20 * i}" x2="{width - 120}" y2="{40 + 20 * i}" stroke="{colour}" stroke-width="2"/>'
+                     f'<text x="{width - 114}" y="{44 + 20 * i}">{name}</text>')
+    parts.append(f'<text x="{(left + px(20)) / 2:.0f}" y="{height - 4}" text-anchor="middle">memory, of what liveness needs</text>')
+    (ROOT / "docs" / "slowdown.svg").write_text("\n".join(parts) + "</svg>\n")
+
+
+def papers():
+    r = load("papers")
+    if not r:
+        return ""
+    rows = [(x["model"], x["what"], x["ours"], x["superneurons_model"], x["limited_by"], f"{x['host_bytes'] / (1 << 30):.0f}") for x in r["largest"]]
+    text = ("## The papers' tables\n\nSimulated: the papers' layer model on a K40c with 11.2 GiB, by formulas (docs say where). First the largest batch, and the depth of ResNet 6-32-N-6 at batch 16, "
+            "that `auto` fits with 107 GiB of host memory, beside the best that SuperNeurons' own techniques reach in the same model.\n\n"
+            + table(("network", "what", "auto", "SuperNeurons' techniques, our model", "bounded by", "host GiB"), rows) + "\n")
+    number = lambda v: "" if v is None else f"{v:.10g}"
+    cells = [(x["table"], x["row"], x["quantity"], number(x["paper"]), number(x["ours"]), x["unit"], x["note"]) for x in r["rows"]]
+    return text + table(("table", "row", "quantity", "paper", "ours", "unit", "note"), cells) + "\n" + origin(r)
+
+
 def readme_table():
     r, m, p, q = load("peers"), load("memory"), load("prediction"), load("placement")
     text = ""
@@ -198,7 +291,8 @@ def convolutions():
 
 
 def main():
-    sections = [s for s in (peers(), memory(), prediction(), placement(), placement_hard(), planning(), exactness(), families(), overlap(), wd_solver(), convolutions()) if s]
+    sections = [s for s in (peers(), memory(), prediction(), placement(), placement_hard(), planning(), exactness(), families(), tight(), slowdown(), overlap(),
+                            wd_solver(), convolutions(), papers()) if s]
     (ROOT / "docs" / "results.md").write_text("# Results\n\nGenerated by `bench/tables.py` from `bench/results/`; do not edit.\n\n" + "\n".join(sections))
     readme = ROOT / "README.md"
     text = readme.read_text()
