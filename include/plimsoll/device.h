@@ -54,6 +54,7 @@ struct KernelSpec {
   std::vector<Layout> inputs;   // as this kernel wants them; the layout pass inserts reorders where they differ
   std::vector<Layout> outputs;
   Bytes workspace;              // scratch during the op, 0 for most
+  bool exact = true;            // the same bits on every run, in full single precision; --exact takes no others
 };
 
 // A kernel made ready for one step of a plan. Neither bind nor run allocates; run reads and writes only what was bound.
@@ -73,6 +74,29 @@ class Arena {
   virtual ~Arena() = default;
   virtual std::byte* base() = 0;
   virtual Bytes bytes() const = 0;
+};
+
+// Of a device that computes beside the host: run() of its kernels only asks for the work, which is done in the order asked; so
+// are copies between the arena and pinned host memory, in a queue for each direction. Marks order the queues among each other:
+//
+//   compute   [ step 3 ]m1[ step 4      ][ step 5 ]        mark(compute, m1); wait(out, m1); copy_out(...); mark(out, m2)
+//   out                 [ y leaves    ]m2                  wait(compute, m2) before step 6: y's bytes are free there
+//
+// For one thread at a time. Nothing waits for the host, and nothing is allocated, but in make_mark.
+class Queues {
+ public:
+  enum class Queue : uint8_t { compute, out, in };
+  using Mark = int32_t;
+  virtual ~Queues() = default;
+  virtual Mark make_mark(bool timed) = 0;
+  virtual void copy_out(std::byte* to_host, const std::byte* from, size_t bytes) = 0;
+  virtual void copy_in(std::byte* to, const std::byte* from_host, size_t bytes) = 0;
+  virtual void fill(Queue queue, std::byte* at, int byte, size_t bytes) = 0;
+  virtual void mark(Queue queue, Mark mark) = 0;   // is reached when all that was asked of the queue so far is done
+  virtual void wait(Queue queue, Mark mark) = 0;   // what is asked of the queue after this starts when the mark is reached
+  virtual void synchronize(Mark mark) = 0;         // the host waits until the mark is reached
+  virtual void synchronize() = 0;                  // until all three queues are empty
+  virtual double ms_between(Mark from, Mark to) = 0;  // both timed and reached
 };
 
 class Device {
@@ -97,9 +121,14 @@ class Device {
   // Between host memory and the arena; complete on return.
   virtual void write(std::byte* to, std::span<const std::byte> from) const = 0;
   virtual void read(std::span<std::byte> to, const std::byte* from) const = 0;
+
+  // The queues of a device that computes beside the host; null where run() returns when the work is done.
+  virtual std::unique_ptr<Queues> open_queues() const { return nullptr; }
+  // Makes host memory such that the queues copy to and from it beside the host, for as long as the result lives.
+  virtual std::shared_ptr<void> pin(std::span<std::byte>) const { return nullptr; }
 };
 
-// "cpu", or a simulated one by its name, "k40c"; throws Error(invalid_input) with the nearest name, Error(unsupported) with the reason why it is not there.
+// "cpu", "cuda:0", or a simulated one by its name, "k40c"; throws Error(invalid_input) with the nearest name, Error(unsupported) with the reason why it is not there.
 // threads 0: as many as the process may use.
 std::unique_ptr<Device> open_device(std::string_view name, int threads = 0);
 // What is there, and for each device that is not, why: for `plimsoll devices`.

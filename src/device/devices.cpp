@@ -3,6 +3,7 @@
 
 #include "base/names.h"
 #include "device/cpu/device.h"
+#include "device/cuda/device.h"
 #include "device/simulated/simulated.h"
 #include "plimsoll/device.h"
 
@@ -13,6 +14,7 @@ std::unique_ptr<Device> open_device(std::string_view name, int threads) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} threads; give a number from 1 to 4096, or 0 for all", threads));
   }
   if (name == "cpu") return cpu::open_cpu(threads);
+  if (auto device = cuda::open(name)) return device;
   if (auto device = simulated::open(name)) return device;
   std::vector<std::string> known;
   for (const DeviceListing& device : list_devices()) known.push_back(device.name);
@@ -21,6 +23,7 @@ std::unique_ptr<Device> open_device(std::string_view name, int threads) {
 
 std::vector<DeviceListing> list_devices() {
   std::vector<DeviceListing> devices{{.name = "cpu", .available = true, .description = cpu::open_cpu(0)->info().description}};
+  for (DeviceListing& device : cuda::list()) devices.push_back(std::move(device));
   for (DeviceListing& device : simulated::list()) devices.push_back(std::move(device));
   return devices;
 }

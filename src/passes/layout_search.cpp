@@ -75,7 +75,7 @@ class Search {
       }
     }
     for (const KernelMenu::Item& item : items) {
-      if (options_.exact ? !is_winograd(item.spec) : item.spec.workspace <= options_.workspace_limit)
+      if (options_.exact ? item.spec.exact && !is_winograd(item.spec) : item.spec.workspace <= options_.workspace_limit)
         result.push_back(&item);
     }
     if (result.empty() && !items.empty()) {

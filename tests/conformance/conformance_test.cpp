@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <set>
 
+#include "device/cuda/device.h"
 #include "plimsoll/device.h"
 #include "tests/conformance/cases.h"
 #include "tests/conformance/harness.h"
+#include "tests/cuda/fake_door.h"
 
 namespace plimsoll::conformance {
 namespace {
@@ -34,15 +36,40 @@ std::vector<std::string> device_names() {
   for (const DeviceListing& device : list_devices()) {
     if (device.available && !device.simulated) names.push_back(device.name);
   }
+  names.push_back("cuda_on_the_host");
   return names;
 }
 
-class Conformance : public testing::TestWithParam<std::tuple<std::string, std::string>> {};  // device, op type
+// CUDA's kernels behind a door that runs them on the host: what they compute, not what a GPU makes of it.
+std::unique_ptr<Device> open(const std::string& name) {
+  if (name != "cuda_on_the_host") return open_device(name, 2);
+  return cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(kSeed), "cuda:0", true);
+}
+
+std::string test_name(std::string device) {
+  std::replace(device.begin(), device.end(), ':', '_');
+  return device;
+}
+
+// Why a device of this machine is not judged.
+class NotThere : public ::testing::TestWithParam<DeviceListing> {};
+TEST_P(NotThere, IsSkipped) { GTEST_SKIP() << GetParam().name << ": " << GetParam().description; }
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(NotThere);
+INSTANTIATE_TEST_SUITE_P(Devices, NotThere, ::testing::ValuesIn([] {
+                           std::vector<DeviceListing> missing;
+                           for (const DeviceListing& device : list_devices()) {
+                             if (!device.available) missing.push_back(device);
+                           }
+                           return missing;
+                         }()),
+                         [](const auto& info) { return test_name(info.param.name); });
+
+class Conformance : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};  // device, op type
 
 TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
   const auto& [device_name, type] = GetParam();
   if (known_types().count(type) == 0) GTEST_SKIP() << "no op type " << type;
-  const auto device = open_device(device_name, 2);
+  const auto device = open(device_name);
   int kernels = 0;
   for (const Case& one : all_cases()) {
     if (one.type != type) continue;
@@ -58,7 +85,7 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
         for (const KernelSpec& spec : with_real_layouts(subject, offered, family)) {
           const Outcome outcome = judge(*device, subject, spec);
           ++kernels;
-          EXPECT_THAT(outcome.failures, testing::IsEmpty()) << one.type << " " << one.text << ", " << to_string(family)
+          EXPECT_THAT(outcome.failures, ::testing::IsEmpty()) << one.type << " " << one.text << ", " << to_string(family)
                                                             << ", kernel " << spec.name << ", seed " << kSeed;
         }
       }
@@ -70,7 +97,7 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
 TEST_P(Conformance, NamesTheKernelThatItDoesNotHave) {
   const auto& [device_name, type] = GetParam();
   if (known_types().count(type) == 0 || op_type(type).is_view) GTEST_SKIP() << "no op type that runs";
-  const auto device = open_device(device_name, 2);
+  const auto device = open(device_name);
   for (const Case& one : all_cases()) {
     if (one.type != type) continue;
     const Subject subject = build_subject(one, kSeed);
@@ -79,24 +106,24 @@ TEST_P(Conformance, NamesTheKernelThatItDoesNotHave) {
       ADD_FAILURE() << type;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::unsupported);
-      EXPECT_THAT(error.what(), testing::HasSubstr("no such kernel"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("no such kernel"));
     }
     return;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Conformance,
-                         testing::Combine(testing::ValuesIn(device_names()), testing::ValuesIn([] {
+                         ::testing::Combine(::testing::ValuesIn(device_names()), ::testing::ValuesIn([] {
                                             std::set<std::string> types = tested_types();
                                             types.erase("Reorder");
                                             return std::vector<std::string>(types.begin(), types.end());
                                           }())),
-                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
+                         [](const auto& info) { return test_name(std::get<0>(info.param)) + "_" + std::get<1>(info.param); });
 
-class DeviceConformance : public testing::TestWithParam<std::string> {};
+class DeviceConformance : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DeviceConformance, ReordersBetweenAnyTwoLayouts) {
-  const auto device = open_device(GetParam(), 2);
+  const auto device = open(GetParam());
   const std::vector<Layout> images = {{""}, {"acdb"}, {"aBcd16b"}};
   const std::vector<Layout> weights = {{""},           {"acdb"},    {"aBcd16b"}, {"ABcd16b16a"},
                                        {"ABcd16a16b"}, {"Acdb16a"}, {"cdba"}};
@@ -117,7 +144,7 @@ TEST_P(DeviceConformance, ReordersBetweenAnyTwoLayouts) {
         for (const KernelSpec& spec : device->kernels(subject.graph, op, LayoutFamily::plain)) {
           EXPECT_EQ(spec.inputs[0], from);
           EXPECT_EQ(spec.outputs[0], to);
-          EXPECT_THAT(judge(*device, subject, spec).failures, testing::IsEmpty())
+          EXPECT_THAT(judge(*device, subject, spec).failures, ::testing::IsEmpty())
               << one.text << " '" << from.tag << "' to '" << to.tag << "'";
         }
       }
@@ -126,7 +153,7 @@ TEST_P(DeviceConformance, ReordersBetweenAnyTwoLayouts) {
 }
 
 TEST_P(DeviceConformance, HasAKernelOfItsOwnForEveryOpType) {
-  const auto device = open_device(GetParam(), 2);
+  const auto device = open(GetParam());
   std::set<std::string> lacking;
   for (const Case& one : all_cases()) {
     if (known_types().count(one.type) == 0 || op_type(one.type).is_view || lacking.count(one.type) > 0) continue;
@@ -134,11 +161,11 @@ TEST_P(DeviceConformance, HasAKernelOfItsOwnForEveryOpType) {
     if (device->kernels(subject.graph, subject.graph.op(subject.op), LayoutFamily::plain)[0].name == "reference")
       lacking.insert(one.type);
   }
-  EXPECT_THAT(lacking, testing::IsEmpty());
+  EXPECT_THAT(lacking, ::testing::IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceConformance, testing::ValuesIn(device_names()),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceConformance, ::testing::ValuesIn(device_names()),
+                         [](const auto& info) { return test_name(info.param); });
 
 TEST(ConformanceSuite, HasACaseForEveryOpType) {
   std::set<std::string> untested;
@@ -147,7 +174,7 @@ TEST(ConformanceSuite, HasACaseForEveryOpType) {
     if (!op_type(name).reference && !op_type(name).is_view) continue;  // it is planned, never run: a layer of a paper's model
     if (tested.count(name) == 0) untested.insert(name);
   }
-  EXPECT_THAT(untested, testing::IsEmpty());
+  EXPECT_THAT(untested, ::testing::IsEmpty());
 }
 
 }  // namespace

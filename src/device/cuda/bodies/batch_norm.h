@@ -1,0 +1,89 @@
+// Batch normalisation with what is fused into it (ops/batch_norm.cpp).
+#pragma once
+
+#include "device/cuda/bodies/sums.h"
+
+namespace plimsoll::cuda {
+
+struct Statistics {  // a block a channel
+  using Kind = EachBlock;
+  using Value = SumPair;
+  float* mean;
+  float* inv_std;
+  float* next_mean;  // null in a recomputation
+  float* next_variance;
+  const float* running_mean;
+  const float* running_variance;
+  const SumPair* sums;
+  int64_t pieces, elements;
+  double epsilon, momentum;
+  PLIMSOLL_BODY SumPair partial(int64_t c, int thread) const { return sum_of_pieces(sums, pieces, c, thread); }
+  PLIMSOLL_BODY void finish(int64_t c, const SumPair& sum) const {
+    const double n = static_cast<double>(elements), m = sum.a / n;
+    double squares = sum.b - sum.a * m;
+    if (squares < 0) squares = 0;
+    mean[c] = static_cast<float>(m);
+    inv_std[c] = static_cast<float>(1 / sqrt(squares / n + epsilon));
+    if (next_mean == nullptr) return;
+    next_mean[c] = static_cast<float>((1 - momentum) * running_mean[c] + momentum * m);
+    next_variance[c] = static_cast<float>((1 - momentum) * running_variance[c] + momentum * squares / (n - 1));
+  }
+};
+
+inline constexpr int kMaskGroup = 8;  // elements a thread: a byte of the mask
+
+struct Normalize {
+  using Kind = EachElement;
+  float* y;
+  uint8_t* mask;  // or null
+  const float* x;
+  const float* residual;  // or null
+  const float* gamma;
+  const float* beta;
+  const float* mean;
+  const float* inv_std;   // null: from the variance
+  const float* variance;
+  float epsilon;
+  Image image;
+  int64_t elements;
+  bool relu;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    uint32_t bits = 0;
+    for (int64_t at = kMaskGroup * i; at < smaller(kMaskGroup * (i + 1), elements); ++at) {
+      const int64_t c = channel(image, at);
+      const float inv = inv_std != nullptr ? inv_std[c] : 1 / sqrtf(variance[c] + epsilon);
+      float z = (x[at] - mean[c]) * (gamma[c] * inv) + beta[c];
+      if (residual != nullptr) z += residual[at];
+      const bool positive = z > 0;
+      y[at] = relu && !positive ? 0 : z;
+      bits |= static_cast<uint32_t>(positive) << (at & 7);
+    }
+    if (mask != nullptr) mask[i] = static_cast<uint8_t>(bits);
+  }
+};
+
+struct NormalizeBackward {
+  using Kind = EachElement;
+  float* dx;
+  float* dresidual;  // or null
+  const float* x;
+  const float* dy;
+  const float* gamma;
+  const float* mean;
+  const float* inv_std;
+  const float* dgamma;
+  const float* dbeta;
+  const uint8_t* mask;  // or null
+  Image image;
+  float one_by_n;
+  PLIMSOLL_BODY void run(int64_t at) const {
+    const int64_t c = channel(image, at);
+    const float g = counts(mask, at) ? dy[at] : 0;
+    const float x_hat = (x[at] - mean[c]) * inv_std[c];
+    const float d = gamma[c] * inv_std[c] * (g - dbeta[c] * one_by_n - x_hat * (dgamma[c] * one_by_n));
+    if (dresidual != nullptr) dresidual[at] = g;
+    dx[at] = d;
+  }
+};
+
+}  // namespace plimsoll::cuda

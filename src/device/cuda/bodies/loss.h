@@ -1,0 +1,174 @@
+// Losses (ops/loss.cpp). A label beyond the classes makes the loss NaN: a kernel cannot refuse it.
+#pragma once
+
+#include "device/cuda/bodies/common.h"
+
+namespace plimsoll::cuda {
+
+struct Largest {
+  double value = -INFINITY, sum = 0;
+  int64_t index = INT64_MAX;
+  PLIMSOLL_BODY void add(const Largest& other) {
+    sum += other.sum;
+    if (other.value > value || (other.value == value && other.index < index)) value = other.value, index = other.index;
+  }
+};
+
+struct SoftmaxRow {  // what a row keeps between the kernels
+  double top, sum, log_sum, loss, correct;
+  int64_t best;
+};
+
+struct SoftmaxTops {  // a block a row
+  using Kind = EachBlock;
+  using Value = Largest;
+  SoftmaxRow* rows;
+  const float* logits;
+  int64_t classes;
+  PLIMSOLL_BODY Largest partial(int64_t row, int thread) const {
+    Largest largest;
+    for (int64_t c = thread; c < classes; c += kBlock) {
+      const double v = logits[row * classes + c];
+      largest.add({v, v, c});
+    }
+    return largest;
+  }
+  PLIMSOLL_BODY void finish(int64_t row, const Largest& largest) const {
+    rows[row].top = largest.value;
+    rows[row].sum = largest.sum;
+    rows[row].best = largest.index;
+  }
+};
+struct SoftmaxSums {  // a block a row
+  using Kind = EachBlock;
+  using Value = Sum;
+  SoftmaxRow* rows;
+  const float* logits;
+  const int32_t* labels;
+  int64_t classes;
+  double smoothing;
+  PLIMSOLL_BODY Sum partial(int64_t row, int thread) const {
+    Sum sum;
+    for (int64_t c = thread; c < classes; c += kBlock) sum.a += exp(logits[row * classes + c] - rows[row].top);
+    return sum;
+  }
+  PLIMSOLL_BODY void finish(int64_t row, const Sum& sum) const {
+    SoftmaxRow& r = rows[row];
+    r.log_sum = r.top + log(sum.a);
+    r.loss = r.correct = 0;
+    const int32_t label = labels[row];
+    if (label < 0) return;
+    if (label >= classes) {
+      r.loss = NAN;
+      return;
+    }
+    r.loss = r.log_sum - (1 - smoothing) * logits[row * classes + label] - smoothing * r.sum / static_cast<double>(classes);
+    r.correct = r.best == label ? 1 : 0;
+  }
+};
+struct SoftmaxProbabilities {
+  using Kind = EachElement;
+  float* probabilities;
+  const float* logits;
+  const SoftmaxRow* rows;
+  int64_t classes;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    probabilities[i] = static_cast<float>(exp(logits[i] - rows[divide(i, classes).quotient].log_sum));
+  }
+};
+struct SoftmaxTotal {  // one block
+  using Kind = EachBlock;
+  using Value = SumPair;
+  float* loss;
+  float* correct;
+  const SoftmaxRow* rows;
+  int64_t count;
+  PLIMSOLL_BODY SumPair partial(int64_t, int thread) const {
+    SumPair sum;
+    for (int64_t r = thread; r < count; r += kBlock) sum.add({rows[r].loss, rows[r].correct});
+    return sum;
+  }
+  PLIMSOLL_BODY void finish(int64_t, const SumPair& sum) const {
+    *loss = static_cast<float>(sum.a / static_cast<double>(count));
+    *correct = static_cast<float>(sum.b);
+  }
+};
+struct SoftmaxBackward {
+  using Kind = EachElement;
+  float* dlogits;
+  const float* probabilities;
+  const int32_t* labels;
+  const float* dloss;
+  int64_t classes;
+  float smoothing, one_by_rows;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division d = divide(i, classes);
+    const int32_t label = labels[d.quotient];
+    const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes);
+    dlogits[i] = label < 0 ? 0 : *dloss * one_by_rows * (probabilities[i] - target);
+  }
+};
+
+// A mean over all elements: partial sums by block, then theirs.
+struct SquaredError {
+  const float* x;
+  const float* target;
+  PLIMSOLL_BODY double term(int64_t i) const {
+    const double d = static_cast<double>(x[i]) - target[i];
+    return d * d;
+  }
+};
+struct SigmoidError {  // log(1 + exp(z)) - z * target, without overflow
+  const float* logits;
+  double target;
+  PLIMSOLL_BODY double term(int64_t i) const {
+    const double z = logits[i];
+    return (z > 0 ? z : 0) + log1p(exp(-fabs(z))) - z * target;
+  }
+};
+template <class Term>
+struct SumAll {
+  using Kind = EachBlock;
+  using Value = Sum;
+  Term of;
+  double* sums;
+  int64_t elements, length;
+  PLIMSOLL_BODY Sum partial(int64_t block, int thread) const {
+    Sum sum;
+    for (int64_t i = block * length + thread; i < smaller((block + 1) * length, elements); i += kBlock) sum.a += of.term(i);
+    return sum;
+  }
+  PLIMSOLL_BODY void finish(int64_t block, const Sum& sum) const { sums[block] = sum.a; }
+};
+struct MeanTotal {  // one block
+  using Kind = EachBlock;
+  using Value = Sum;
+  float* loss;
+  const double* sums;
+  int64_t count, elements;
+  PLIMSOLL_BODY Sum partial(int64_t, int thread) const {
+    Sum sum;
+    for (int64_t i = thread; i < count; i += kBlock) sum.a += sums[i];
+    return sum;
+  }
+  PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const { *loss = static_cast<float>(sum.a / static_cast<double>(elements)); }
+};
+struct SquaredErrorBackward {
+  using Kind = EachElement;
+  float* dx;
+  const float* x;
+  const float* target;
+  const float* dloss;
+  float two_by_n;
+  PLIMSOLL_BODY void run(int64_t i) const { dx[i] = *dloss * two_by_n * (x[i] - target[i]); }
+};
+struct SigmoidErrorBackward {
+  using Kind = EachElement;
+  float* dlogits;
+  const float* logits;
+  const float* dloss;
+  float target, one_by_n;
+  PLIMSOLL_BODY void run(int64_t i) const { dlogits[i] = *dloss * one_by_n * (1 / (1 + expf(-logits[i])) - target); }
+};
+
+}  // namespace plimsoll::cuda

@@ -1,0 +1,256 @@
+// Pooling, local response normalisation, and convolutions in their plainest form, for what cuDNN does not take. Gradients are
+// gathered by the element that receives them, so that no two threads add to one place.
+#pragma once
+
+#include "device/cuda/bodies/common.h"
+
+namespace plimsoll::cuda {
+
+struct Slide {  // as WindowAxis of ops/window.h
+  int64_t in = 0, out = 0, kernel = 1, stride = 1, dilation = 1, before = 0, after = 0;
+};
+PLIMSOLL_BODY int64_t tap(const Slide& s, int64_t o, int64_t k) { return o * s.stride - s.before + k * s.dilation; }
+// The place o at which tap k lies on element i, or -1.
+PLIMSOLL_BODY int64_t place_of(const Slide& s, int64_t i, int64_t k) {
+  const int64_t room = i + s.before - k * s.dilation;
+  if (room < 0) return -1;
+  const Division d = divide(room, s.stride);
+  return d.remainder == 0 && d.quotient < s.out ? d.quotient : -1;
+}
+
+struct MaxPool {
+  using Kind = EachElement;
+  float* y;
+  uint8_t* index;
+  const float* x;
+  Image small, large;
+  Slide h, w;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Spot s = spot(small, i);
+    const int64_t top = tap(h, s.h, 0), left = tap(w, s.w, 0);
+    int64_t best_h = larger(top, 0), best_w = larger(left, 0);
+    float best = x[at(large, s.n, s.c, best_h, best_w)];
+    for (int64_t ih = larger(top, 0); ih < smaller(top + h.kernel, h.in); ++ih) {
+      for (int64_t iw = larger(left, 0); iw < smaller(left + w.kernel, w.in); ++iw) {
+        const float v = x[at(large, s.n, s.c, ih, iw)];
+        if (!(v > best) && !(v != v && best == best)) continue;
+        best = v, best_h = ih, best_w = iw;
+      }
+    }
+    y[i] = best;
+    index[i] = static_cast<uint8_t>((best_h - top) * w.kernel + (best_w - left));
+  }
+};
+
+struct MaxPoolBackward {
+  using Kind = EachElement;
+  float* dx;
+  const float* dy;
+  const uint8_t* index;
+  Image small, large;
+  Slide h, w;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Spot s = spot(large, i);
+    float sum = 0;
+    // Taps from the last back meet places from the first on.
+    for (int64_t r = h.kernel - 1; r >= 0; --r) {
+      const int64_t oh = place_of(h, s.h, r);
+      if (oh < 0) continue;
+      for (int64_t c = w.kernel - 1; c >= 0; --c) {
+        const int64_t ow = place_of(w, s.w, c);
+        if (ow < 0) continue;
+        const int64_t from = at(small, s.n, s.c, oh, ow);
+        if (index[from] == r * w.kernel + c) sum += dy[from];
+      }
+    }
+    dx[i] = sum;
+  }
+};
+
+PLIMSOLL_BODY int64_t inside(const Slide& s, int64_t o) { return smaller(tap(s, o, s.kernel), s.in) - larger(tap(s, o, 0), 0); }
+PLIMSOLL_BODY int64_t padded(const Slide& s, int64_t o) { return smaller(tap(s, o, s.kernel), s.in + s.after) - tap(s, o, 0); }
+PLIMSOLL_BODY float area(const Slide& h, const Slide& w, int64_t oh, int64_t ow, bool count_padding) {
+  return static_cast<float>(count_padding ? padded(h, oh) * padded(w, ow) : inside(h, oh) * inside(w, ow));
+}
+
+struct AveragePool {
+  using Kind = EachElement;
+  float* y;
+  const float* x;
+  Image small, large;
+  Slide h, w;
+  bool count_padding;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Spot s = spot(small, i);
+    const int64_t top = tap(h, s.h, 0), left = tap(w, s.w, 0);
+    float sum = 0;
+    for (int64_t ih = larger(top, 0); ih < smaller(top + h.kernel, h.in); ++ih) {
+      for (int64_t iw = larger(left, 0); iw < smaller(left + w.kernel, w.in); ++iw) sum += x[at(large, s.n, s.c, ih, iw)];
+    }
+    y[i] = sum / area(h, w, s.h, s.w, count_padding);
+  }
+};
+
+struct AveragePoolBackward {
+  using Kind = EachElement;
+  float* dx;
+  const float* dy;
+  Image small, large;
+  Slide h, w;
+  bool count_padding;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Spot s = spot(large, i);
+    float sum = 0;
+    for (int64_t r = h.kernel - 1; r >= 0; --r) {
+      const int64_t oh = place_of(h, s.h, r);
+      if (oh < 0) continue;
+      for (int64_t c = w.kernel - 1; c >= 0; --c) {
+        const int64_t ow = place_of(w, s.w, c);
+        if (ow >= 0) sum += dy[at(small, s.n, s.c, oh, ow)] / area(h, w, oh, ow, count_padding);
+      }
+    }
+    dx[i] = sum;
+  }
+};
+
+// s[c] = k + alpha / size * the sum of squares of the channels around c.
+PLIMSOLL_BODY float lrn_scale(const float* x, const Image& image, int64_t first, int64_t c, int64_t size, float k, float alpha_by_size) {
+  float squares = 0;
+  for (int64_t j = larger(0, c - size / 2); j <= smaller(image.c - 1, c + (size - 1) / 2); ++j) {
+    const float v = x[first + j * image.to_c];
+    squares += v * v;
+  }
+  return k + alpha_by_size * squares;
+}
+struct Lrn {
+  using Kind = EachElement;
+  float* y;
+  const float* x;
+  Image image;
+  int64_t size;
+  float alpha_by_size, beta, k;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Spot s = spot(image, i);
+    y[i] = x[i] * powf(lrn_scale(x, image, i - s.c * image.to_c, s.c, size, k, alpha_by_size), -beta);
+  }
+};
+struct LrnBackward {
+  using Kind = EachElement;
+  float* dx;
+  const float* x;
+  const float* dy;
+  Image image;
+  int64_t size;
+  float alpha_by_size, beta, k;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Spot s = spot(image, i);
+    const int64_t first = i - s.c * image.to_c;
+    float sum = 0, own = 1;
+    for (int64_t c = larger(0, s.c - (size - 1) / 2); c <= smaller(image.c - 1, s.c + size / 2); ++c) {
+      const float scale = lrn_scale(x, image, first, c, size, k, alpha_by_size);
+      const float power = powf(scale, -beta);
+      const int64_t there = first + c * image.to_c;
+      sum += dy[there] * x[there] * (power / scale);
+      if (c == s.c) own = power;
+    }
+    dx[i] = dy[i] * own - 2 * alpha_by_size * beta * x[i] * sum;
+  }
+};
+
+// A convolution's three passes, an output a thread (weights: a block). w lies [k][c / groups][r][s] by these distances.
+struct DirectShape {
+  Image x, y;
+  int64_t groups, group_c, group_k;
+  Slide h, w;
+  int64_t to_k, to_c, to_r, to_s;  // between weights
+};
+struct DirectForward {
+  using Kind = EachElement;
+  float* y;
+  const float* x;
+  const float* weights;
+  const float* bias;  // or null
+  DirectShape d;
+  bool relu;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Spot s = spot(d.y, i);
+    const int64_t first_c = divide(s.c, d.group_k).quotient * d.group_c;
+    double sum = 0;
+    for (int64_t c = 0; c < d.group_c; ++c) {
+      for (int64_t r = 0; r < d.h.kernel; ++r) {
+        const int64_t ih = tap(d.h, s.h, r);
+        if (ih < 0 || ih >= d.h.in) continue;
+        for (int64_t q = 0; q < d.w.kernel; ++q) {
+          const int64_t iw = tap(d.w, s.w, q);
+          if (iw < 0 || iw >= d.w.in) continue;
+          sum += static_cast<double>(x[at(d.x, s.n, first_c + c, ih, iw)]) *
+                 weights[s.c * d.to_k + c * d.to_c + r * d.to_r + q * d.to_s];
+        }
+      }
+    }
+    if (bias != nullptr) sum += bias[s.c];
+    y[i] = relu && !(sum > 0) ? 0 : static_cast<float>(sum);
+  }
+};
+struct DirectBackwardData {
+  using Kind = EachElement;
+  float* dx;
+  const float* dy;
+  const float* weights;
+  const float* bias;  // of a transposed convolution's forward pass
+  DirectShape d;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Spot s = spot(d.x, i);
+    const Division g = divide(s.c, d.group_c);
+    double sum = 0;
+    for (int64_t r = 0; r < d.h.kernel; ++r) {
+      const int64_t oh = place_of(d.h, s.h, r);
+      if (oh < 0) continue;
+      for (int64_t q = 0; q < d.w.kernel; ++q) {
+        const int64_t ow = place_of(d.w, s.w, q);
+        if (ow < 0) continue;
+        for (int64_t k = g.quotient * d.group_k; k < (g.quotient + 1) * d.group_k; ++k) {
+          sum += static_cast<double>(dy[at(d.y, s.n, k, oh, ow)]) * weights[k * d.to_k + g.remainder * d.to_c + r * d.to_r + q * d.to_s];
+        }
+      }
+    }
+    if (bias != nullptr) sum += bias[s.c];
+    dx[i] = static_cast<float>(sum);
+  }
+};
+struct DirectBackwardWeights {
+  using Kind = EachBlock;
+  using Value = Sum;
+  float* dw;
+  const float* x;
+  const float* dy;
+  DirectShape d;
+  PLIMSOLL_BODY Sum partial(int64_t block, int thread) const {
+    Division t = divide(block, d.w.kernel);
+    const int64_t q = t.remainder;
+    t = divide(t.quotient, d.h.kernel);
+    const int64_t r = t.remainder;
+    t = divide(t.quotient, d.group_c);
+    const int64_t k = t.quotient, c = divide(k, d.group_k).quotient * d.group_c + t.remainder;
+    Sum sum;
+    for (int64_t e = thread; e < d.y.n * d.y.h * d.y.w; e += kBlock) {
+      Division p = divide(e, d.y.w);
+      const int64_t ow = p.remainder;
+      p = divide(p.quotient, d.y.h);
+      const int64_t ih = tap(d.h, p.remainder, r), iw = tap(d.w, ow, q);
+      if (ih < 0 || ih >= d.h.in || iw < 0 || iw >= d.w.in) continue;
+      sum.a += static_cast<double>(x[at(d.x, p.quotient, c, ih, iw)]) * dy[at(d.y, p.quotient, k, p.remainder, ow)];
+    }
+    return sum;
+  }
+  PLIMSOLL_BODY void finish(int64_t block, const Sum& sum) const {
+    Division t = divide(block, d.w.kernel);
+    const int64_t q = t.remainder;
+    t = divide(t.quotient, d.h.kernel);
+    const int64_t r = t.remainder;
+    t = divide(t.quotient, d.group_c);
+    dw[t.quotient * d.to_k + t.remainder * d.to_c + r * d.to_r + q * d.to_s] = static_cast<float>(sum.a);
+  }
+};
+
+}  // namespace plimsoll::cuda

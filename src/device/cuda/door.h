@@ -1,0 +1,126 @@
+// The one door to CUDA, cuDNN and cuBLAS: every call of theirs that a CUDA device makes, in our own types. What is behind
+// it is a module of its own (module/), loaded when a CUDA device is asked for, so that a program with CUDA starts where
+// there is none; in tests it is a fake that records what it is asked and does it on the host.
+//
+//   CudaDevice, kernels, queues  ->  Door  ->  libplimsoll_cuda.so: CUDA runtime, cuDNN, cuBLASLt
+//   (no CUDA headers)                     \->  tests/cuda/fake_door.h: the same kernel bodies, run on the host
+//
+// A failed call throws Error(device_failure) that names it. Work is asked of a queue, and queues are ordered by events.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plimsoll/bytes.h"
+
+namespace plimsoll::cuda {
+
+// Raised by whoever changes what is below: a module of another number is not loaded.
+inline constexpr int kDoorVersion = 1;
+
+// A CUDA stream each.
+enum class Queue : uint8_t { compute, out, in, transfer };  // transfer: what the host writes and reads between steps
+inline constexpr int kQueues = 4;
+
+enum class Direction : uint8_t { to_device, to_host, on_device };
+
+struct Facts {
+  std::string name;         // "NVIDIA H100 80GB HBM3"
+  int major = 0, minor = 0;  // compute capability
+  int processors = 0;
+  std::string driver, runtime, cudnn, cublas;
+  Bytes total, free;         // free: what other processes leave
+};
+
+// A convolution from x[n,c,h,w] to y[n,k,oh,ow] with w[k,c/groups,r,s]; all three lie channels last, or none.
+struct Convolution {
+  enum class Pass : uint8_t { forward, backward_data, backward_weights } pass = Pass::forward;
+  bool channels_last = false;
+  int64_t n = 1, c = 1, h = 1, w = 1, k = 1, oh = 1, ow = 1, r = 1, s = 1, groups = 1;
+  int64_t stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
+  int64_t top = 0, left = 0, bottom = 0, right = 0;
+};
+
+// One of cuDNN's algorithms for a convolution.
+struct ConvolutionAlgorithm {
+  std::string name;  // "implicit_precomp_gemm"
+  int number = 0;
+  bool tf32 = false;
+  bool deterministic = true;
+  Bytes workspace;
+};
+
+// out = a * b in row-major matrices: out[m,n], a[m,k] (or [k,m] when transposed), b[k,n] (or [n,k]); with a bias of n values
+// for every row, and ReLU after it.
+struct Product {
+  int64_t m = 1, n = 1, k = 1;
+  bool transpose_a = false, transpose_b = false;
+  bool bias = false, relu = false;
+  bool tf32 = false;
+};
+
+// A library's operation with its descriptors made; run asks the compute queue for it and allocates nothing.
+class Prepared {
+ public:
+  virtual ~Prepared() = default;
+  virtual Bytes workspace() const = 0;
+  // a, b, out: x, w, y of a forward convolution; dy, w, dx; x, dy, dw; a, b, out of a product. bias may be null.
+  virtual void run(const void* a, const void* b, const void* bias, void* out, void* workspace) = 0;
+};
+
+using Event = void*;
+
+// What an operation is about to touch, for whoever records.
+struct Touch {
+  const void* at = nullptr;
+  size_t bytes = 0;
+};
+
+class Door {
+ public:
+  virtual ~Door() = default;
+  virtual Facts facts() = 0;
+
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) noexcept = 0;
+  // Page-locks host memory that the host owns.
+  virtual void pin(void* memory, size_t bytes) = 0;
+  virtual void unpin(void* memory) noexcept = 0;
+
+  // Asked of a queue, done later. Host memory must be pinned for a copy to run beside the host.
+  virtual void copy(Queue queue, void* to, const void* from, size_t bytes, Direction direction) = 0;
+  virtual void fill(Queue queue, void* at, int byte, size_t bytes) = 0;
+  // One of our own kernels (bodies/bodies.h): `body` is its number, `parameters` its body, `count` how many elements or blocks.
+  virtual void launch(int body, const void* parameters, int64_t count) = 0;
+
+  // Algorithms of cuDNN that take this convolution, the best guess first; none where it takes none.
+  virtual std::vector<ConvolutionAlgorithm> algorithms(const Convolution& convolution, bool tf32) = 0;
+  virtual std::unique_ptr<Prepared> prepare(const Convolution& convolution, const ConvolutionAlgorithm& algorithm) = 0;
+  // The best guess of cuBLASLt with at most this workspace; null where it has none.
+  virtual std::unique_ptr<Prepared> prepare(const Product& product, Bytes workspace) = 0;
+
+  virtual Event make_event(bool timed) = 0;
+  virtual void drop_event(Event event) noexcept = 0;
+  virtual void record(Queue queue, Event event) = 0;
+  virtual void wait(Queue queue, Event event) = 0;  // what is asked of the queue after this starts when the event is reached
+  virtual void synchronize(Event event) = 0;        // the host waits
+  virtual void synchronize(Queue queue) = 0;
+  virtual double elapsed_ms(Event from, Event to) = 0;  // both reached, both timed
+
+  // The operations asked next, up to the next such call, read and write these; only where `records` is true.
+  virtual bool records() const { return false; }
+  virtual void touches(std::span<const Touch> reads, std::span<const Touch> writes) { static_cast<void>(reads), static_cast<void>(writes); }
+};
+
+// What a module offers, in C: the names by which dlsym finds it.
+extern "C" {
+using ModuleVersion = int (*)();                                // plimsoll_cuda_door_version
+using ModuleDevices = int (*)(char* reason, size_t size);       // plimsoll_cuda_devices: their number; 0 with the reason
+using ModuleOpen = Door* (*)(int device);                       // plimsoll_cuda_open: throws plimsoll::Error
+}
+
+}  // namespace plimsoll::cuda

@@ -1,0 +1,132 @@
+// The CUDA device's kernels: each op family's file offers a factory per op type; device.cpp looks them up here.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "device/cuda/bodies/bodies.h"
+#include "device/cuda/door.h"
+#include "plimsoll/device.h"
+
+namespace plimsoll::cuda {
+
+struct Context {
+  std::shared_ptr<Door> door;
+  bool tf32 = false;
+  // cuDNN's answers by convolution: the same layer is asked for again and again.
+  mutable std::mutex mutex;
+  mutable std::map<std::string, std::vector<ConvolutionAlgorithm>> algorithms;
+};
+
+struct KernelFactory {
+  // As Device::kernels and Device::make_kernel.
+  std::vector<KernelSpec> (*specs)(const Context&, const Graph&, const Op&, LayoutFamily);
+  std::unique_ptr<Kernel> (*make)(const Context&, const Graph&, const Op&, std::string_view kernel);
+};
+using NamedFactory = std::pair<std::string_view, KernelFactory>;  // op type, its factory
+
+std::vector<NamedFactory> convolution_kernels();
+std::vector<NamedFactory> fully_connected_kernels();
+std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Constant
+std::vector<NamedFactory> join_kernels();         // Concat, Slice, Reorder
+std::vector<NamedFactory> update_kernels();
+std::vector<NamedFactory> random_kernels();
+std::vector<NamedFactory> pool_kernels();         // and LRN
+std::vector<NamedFactory> batch_norm_kernels();
+std::vector<NamedFactory> loss_kernels();
+
+// What all kernels share: pointers, a workspace of fixed size, and that they only ask the compute queue.
+class CudaKernel : public Kernel {
+ public:
+  CudaKernel(const Context& context, const Graph& graph, const Op& op);
+  Bytes workspace() const override { return workspace_bytes_; }
+  void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) override;
+  void run() final;
+
+ protected:
+  virtual void work() = 0;
+
+  template <class Body>
+  void launch(const Body& body, int64_t count) const {
+    static_assert(Bodies::number<Body>() >= 0);
+    door_->launch(Bodies::number<Body>(), &body, count);
+  }
+  // Sums over each channel, in pieces.
+  template <class Term>
+  void sum_channels(const Term& term, const Pieces& pieces, SumPair* sums) const {
+    const int64_t count = pieces.image.c * pieces.pieces;
+    if (pieces.image.to_c == 1) {
+      launch(SumPiecesAcross<Term>{term, pieces, sums}, count);
+    } else {
+      launch(SumPieces<Term>{term, pieces, sums}, count);
+    }
+  }
+  Door& door() const { return *door_; }
+  template <class T = float>
+  const T* input(size_t i) const {
+    return static_cast<const T*>(inputs_[i]);
+  }
+  template <class T = float>
+  T* output(size_t i) const {
+    return static_cast<T*>(outputs_[i]);
+  }
+  template <class T>
+  T* scratch(int64_t offset = 0) const {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(workspace_) + offset);
+  }
+  bool has_input(size_t i) const { return i < inputs_.size() && inputs_[i] != nullptr; }
+  bool has_output(size_t i) const { return i < outputs_.size() && outputs_[i] != nullptr; }
+
+  Bytes workspace_bytes_;
+
+ private:
+  std::shared_ptr<Door> door_;
+  std::vector<void*> inputs_, outputs_;
+  std::vector<size_t> input_bytes_, output_bytes_;
+  void* workspace_ = nullptr;
+};
+
+// Layouts: images channels last in that family, all else row-major.
+Layout family_layout(LayoutFamily family, size_t rank);
+// Throws Error(unsupported) that names the op unless it is of these: row-major, or channels last.
+Image image_of(const Op& op, const Tensor& tensor);
+// Any layout with at most one block a dimension.
+Place place_in(const Op& op, const Tensor& tensor);
+// Throws Error(unsupported) unless the op's floating tensors are f32.
+void require_f32(const Graph& graph, const Op& op);
+// Throws Error(unsupported) unless all tensors of the op that have the shape of `like` lie as it does.
+void require_one_layout(const Graph& graph, const Op& op, const Tensor& like);
+
+// One kernel, "own": images in the family's layout.
+std::vector<KernelSpec> own_specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family);
+// The same, on any layout that the tensors of the first input's shape share.
+std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph& graph, const Op& op, LayoutFamily family);
+// A spec with this name and these layouts.
+KernelSpec family_spec(const Graph& graph, const Op& op, LayoutFamily family, std::string name, Bytes workspace);
+[[noreturn]] void throw_no_kernel(const Op& op, std::string_view kernel);
+void require_own(const Op& op, std::string_view kernel);
+
+template <class K>
+std::unique_ptr<Kernel> make_own(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
+  require_own(op, kernel);
+  require_f32(graph, op);
+  return std::make_unique<K>(context, graph, op);
+}
+// Specs with the workspace that the kernel itself tells.
+template <class K>
+std::vector<KernelSpec> own_specs_with_workspace(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+  std::vector<KernelSpec> specs = own_specs(context, graph, op, family);
+  specs[0].workspace = K::workspace_for(graph, op);
+  return specs;
+}
+
+// How a channel's elements are cut, and the room that their sums take.
+Pieces pieces_of(const Image& image);
+Bytes room_for(const Pieces& pieces);
+
+}  // namespace plimsoll::cuda

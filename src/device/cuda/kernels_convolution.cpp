@@ -1,0 +1,247 @@
+// Convolutions: cuDNN's algorithms, each a kernel with its workspace, and one plain kernel of ours where cuDNN has none that is
+// exact (padding that differs between two sides). A transposed convolution is the other one's gradient, with the same weights.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "device/cuda/kernels.h"
+#include "plimsoll/ops.h"
+#include "device/cuda/slide.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll::cuda {
+namespace {
+
+using Pass = Convolution::Pass;
+
+constexpr std::string_view kLibrary = "cudnn:", kTf32 = ":tf32", kDirect = "own:direct";
+
+// The convolution that an op comes down to: which of its tensors are the large image, the weights and the small image.
+struct Roles {
+  Pass pass = Pass::forward;
+  TensorId x, w, y;
+  bool bias_added = false, bias_summed = false;
+  bool large_is_second = false;  // the weight gradient of a transposed convolution
+};
+Roles roles_of(const Op& op) {
+  const std::string& type = op.type->name;
+  const auto in = [&](size_t i) { return op.inputs[i]; };
+  const auto out = [&](size_t i) { return op.outputs[i]; };
+  const bool added = op.inputs.size() > 2, summed = op.outputs.size() > 1;
+  if (type == "ConvForward") return {Pass::forward, in(0), in(1), out(0), added, false, false};
+  if (type == "ConvBackwardData") return {Pass::backward_data, out(0), in(1), in(0), false, false, false};
+  if (type == "ConvBackwardWeights") return {Pass::backward_weights, in(0), out(0), in(1), false, summed, false};
+  if (type == "ConvTransposeForward") return {Pass::backward_data, out(0), in(1), in(0), added, false, false};
+  if (type == "ConvTransposeBackwardData") return {Pass::forward, in(0), in(1), out(0), false, false, false};
+  return {Pass::backward_weights, in(1), out(0), in(0), false, summed, true};  // ConvTransposeBackwardWeights
+}
+
+Layout weights_layout(LayoutFamily family, size_t rank) {
+  if (family != LayoutFamily::channels_last) return {};
+  return Layout{rank == 5 ? "abdec" : "acdb"};  // outer channels, rows, columns, inner channels
+}
+
+Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles, bool channels_last) {
+  const Shape &x = graph.tensor(roles.x).shape, &w = graph.tensor(roles.w).shape, &y = graph.tensor(roles.y).shape;
+  const auto stride = op.attributes.integers("stride", {1, 1}), dilation = op.attributes.integers("dilation", {1, 1});
+  const auto padding = op.attributes.integers("padding", {0, 0, 0, 0});
+  return {.pass = roles.pass,
+          .channels_last = channels_last,
+          .n = x[0],
+          .c = x[1],
+          .h = x[2],
+          .w = x[3],
+          .k = y[1],
+          .oh = y[2],
+          .ow = y[3],
+          .r = w[w.size() - 2],
+          .s = w[w.size() - 1],
+          .groups = op.attributes.integer("groups", 1),
+          .stride_h = stride.at(0),
+          .stride_w = stride.at(1),
+          .dilation_h = dilation.at(0),
+          .dilation_w = dilation.at(1),
+          .top = padding.at(0),
+          .left = padding.at(1),
+          .bottom = padding.at(2),
+          .right = padding.at(3)};
+}
+
+std::string key_of(const Convolution& c) {
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(c.pass), c.channels_last, c.n, c.c,
+                     c.h, c.w, c.k, c.oh, c.ow, c.r, c.s, c.groups, c.stride_h, c.stride_w, c.dilation_h, c.dilation_w, c.top, c.left,
+                     c.bottom, c.right);
+}
+
+std::vector<ConvolutionAlgorithm> algorithms_of(const Context& context, const Convolution& convolution) {
+  const std::lock_guard lock(context.mutex);
+  const auto [place, unknown] = context.algorithms.try_emplace(key_of(convolution));
+  if (unknown) place->second = context.door->algorithms(convolution, context.tf32);
+  return place->second;
+}
+
+std::string name_of(const ConvolutionAlgorithm& algorithm) {
+  return fmt::format("{}{}{}", kLibrary, algorithm.name, algorithm.tf32 ? kTf32 : "");
+}
+
+// The pieces of the sums over dy that a weight gradient with a bias needs: dy is the op's second input in both kinds.
+Pieces bias_pieces(const Op& op, Tensor dy, const Layout& layout) {
+  dy.layout = layout;
+  return pieces_of(image_of(op, dy));
+}
+
+Layout layout_of(const Graph& graph, const Op& op, const Roles& roles) {
+  const Tensor &x = graph.tensor(roles.x), &w = graph.tensor(roles.w), &y = graph.tensor(roles.y);
+  const bool last = !x.layout.is_plain() || !y.layout.is_plain() || !w.layout.is_plain();
+  const LayoutFamily family = last ? LayoutFamily::channels_last : LayoutFamily::plain;
+  for (const Tensor* tensor : {&x, &w, &y}) {
+    const Layout wanted = tensor == &w ? weights_layout(family, w.shape.size()) : family_layout(family, 4);
+    if (tensor->layout.tag != wanted.tag && !(wanted.is_plain() && tensor->layout.is_plain())) {
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): '{}' lies as '{}'; CUDA's convolutions take all tensors row-major, "
+                                                      "or all channels last",
+                                                      op.name, op.type->name, tensor->name, tensor->layout.tag));
+    }
+  }
+  return family_layout(family, 4);
+}
+
+class ConvolutionKernel : public CudaKernel {
+ public:
+  ConvolutionKernel(const Context& context, const Graph& graph, const Op& op)
+      : CudaKernel(context, graph, op),
+        roles_(roles_of(op)),
+        layout_(layout_of(graph, op, roles_)),
+        convolution_(convolution_of(graph, op, roles_, !layout_.is_plain())),
+        relu_(op.attributes.text("activation", "none") == "relu") {
+    const Tensor& out = graph.tensor(op.outputs[0]);
+    out_count_ = element_count(out.shape);
+    if (roles_.bias_added) out_image_ = image_of(op, out);
+    if (roles_.bias_summed) {
+      pieces_ = bias_pieces(op, graph.tensor(op.inputs[1]), layout_);
+      workspace_bytes_ = room_for(pieces_);
+    }
+  }
+
+ protected:
+  void sum_bias() {
+    if (!roles_.bias_summed) return;
+    sum_channels(Values{input(1)}, pieces_, scratch<SumPair>());
+    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces}, pieces_.image.c);
+  }
+
+  Roles roles_;
+  Layout layout_;
+  Convolution convolution_;
+  bool relu_;
+  Image out_image_;
+  int64_t out_count_ = 0;
+  Pieces pieces_;
+};
+
+class CudnnKernel final : public ConvolutionKernel {
+ public:
+  CudnnKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) : ConvolutionKernel(context, graph, op) {
+    const auto algorithms = algorithms_of(context, convolution_);
+    const auto found =
+        std::find_if(algorithms.begin(), algorithms.end(), [&](const ConvolutionAlgorithm& a) { return name_of(a) == kernel; });
+    if (found == algorithms.end()) throw_no_kernel(op, kernel);
+    prepared_ = context.door->prepare(convolution_, *found);
+    workspace_bytes_ = std::max(workspace_bytes_, prepared_->workspace());
+  }
+
+ private:
+  void work() override {
+    prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1), nullptr, output(0), scratch<void>());
+    if (roles_.bias_added) {
+      launch(AddBias{.y = output(0), .x = output(0), .bias = input(2), .image = out_image_, .relu = relu_}, out_count_);
+    } else if (relu_) {
+      launch(Activate{.y = output(0), .x = output(0), .kind = Activation::relu, .slope = 0}, out_count_);
+    }
+    sum_bias();
+  }
+
+  std::unique_ptr<Prepared> prepared_;
+};
+
+class DirectKernel final : public ConvolutionKernel {
+ public:
+  DirectKernel(const Context& context, const Graph& graph, const Op& op) : ConvolutionKernel(context, graph, op) {
+    const Convolution& c = convolution_;
+    const int64_t group_c = c.c / c.groups;
+    shape_ = {.x = image_of(op, graph.tensor(roles_.x)),
+              .y = image_of(op, graph.tensor(roles_.y)),
+              .groups = c.groups,
+              .group_c = group_c,
+              .group_k = c.k / c.groups,
+              .h = {.in = c.h, .out = c.oh, .kernel = c.r, .stride = c.stride_h, .dilation = c.dilation_h, .before = c.top, .after = c.bottom},
+              .w = {.in = c.w, .out = c.ow, .kernel = c.s, .stride = c.stride_w, .dilation = c.dilation_w, .before = c.left, .after = c.right},
+              .to_k = group_c * c.r * c.s,
+              .to_c = c.channels_last ? 1 : c.r * c.s,
+              .to_r = c.channels_last ? c.s * group_c : c.s,
+              .to_s = c.channels_last ? group_c : 1};
+  }
+
+ private:
+  void work() override {
+    const float* bias = roles_.bias_added ? input(2) : nullptr;
+    switch (roles_.pass) {
+      case Pass::forward:
+        launch(DirectForward{.y = output(0), .x = input(0), .weights = input(1), .bias = bias, .d = shape_, .relu = relu_}, out_count_);
+        break;
+      case Pass::backward_data:
+        launch(DirectBackwardData{.dx = output(0), .dy = input(0), .weights = input(1), .bias = bias, .d = shape_}, out_count_);
+        break;
+      case Pass::backward_weights: {
+        const size_t x = roles_.large_is_second ? 1 : 0;
+        launch(DirectBackwardWeights{.dw = output(0), .x = input(x), .dy = input(1 - x), .d = shape_}, out_count_);
+        sum_bias();
+        break;
+      }
+    }
+  }
+
+  DirectShape shape_{};
+};
+
+std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+  const Roles roles = roles_of(op);
+  const bool last = family == LayoutFamily::channels_last;
+  const Bytes bias_room = roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), family_layout(family, 4))) : Bytes{};
+  std::vector<KernelSpec> list;
+  auto add = [&](std::string name, Bytes workspace, bool exact) {
+    KernelSpec spec = family_spec(graph, op, family, std::move(name), std::max(workspace, bias_room));
+    const Layout weights = weights_layout(family, graph.tensor(roles.w).shape.size());
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (op.inputs[i] == roles.w) spec.inputs[i] = weights;
+    }
+    if (op.outputs[0] == roles.w) spec.outputs[0] = weights;
+    spec.exact = exact;
+    list.push_back(std::move(spec));
+  };
+  for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution_of(graph, op, roles, last))) {
+    add(name_of(a), a.workspace, a.deterministic && !a.tf32);
+  }
+  // Slow: where there is nothing else that is exact.
+  if (std::none_of(list.begin(), list.end(), [](const KernelSpec& spec) { return spec.exact; })) add(std::string(kDirect), {}, true);
+  return list;
+}
+
+std::unique_ptr<Kernel> make(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
+  require_f32(graph, op);
+  if (kernel == kDirect) return std::make_unique<DirectKernel>(context, graph, op);
+  if (!kernel.starts_with(kLibrary)) throw_no_kernel(op, kernel);
+  return std::make_unique<CudnnKernel>(context, graph, op, kernel);
+}
+
+}  // namespace
+
+std::vector<NamedFactory> convolution_kernels() {
+  std::vector<NamedFactory> list;
+  for (const char* type : {"ConvForward", "ConvBackwardData", "ConvBackwardWeights", "ConvTransposeForward", "ConvTransposeBackwardData",
+                           "ConvTransposeBackwardWeights"}) {
+    list.push_back({type, {specs, make}});
+  }
+  return list;
+}
+
+}  // namespace plimsoll::cuda

@@ -1,0 +1,93 @@
+// Fully connected layers by cuBLASLt: the best guess with workspace, and the best without.
+#include <algorithm>
+
+#include "device/cuda/kernels.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll::cuda {
+namespace {
+
+constexpr Bytes kMostWorkspace = 32_MiB;
+constexpr std::string_view kBest = "cublaslt", kLean = "cublaslt:no_workspace", kTf32 = ":tf32";
+
+Product product_of(const Graph& graph, const Op& op) {
+  const Shape &a = graph.tensor(op.inputs[0]).shape, &b = graph.tensor(op.inputs[1]).shape;
+  if (op.type->name == "FullyConnectedForward") {  // y[N,K] = x[N,C] w[K,C]'
+    return {.m = a[0], .n = b[0], .k = a[1], .transpose_b = true, .bias = op.inputs.size() > 2,
+            .relu = op.attributes.text("activation", "none") == "relu"};
+  }
+  if (op.type->name == "FullyConnectedBackwardData") return {.m = a[0], .n = b[1], .k = a[1]};  // dx[N,C] = dy[N,K] w[K,C]
+  return {.m = b[1], .n = a[1], .k = a[0], .transpose_a = true};                                // dw[K,C] = dy[N,K]' x[N,C]
+}
+
+bool is_weights(const Op& op) { return op.type->name == "FullyConnectedBackwardWeights"; }
+
+Pieces bias_pieces(const Graph& graph, const Op& op) { return pieces_of(image_of(op, graph.tensor(op.inputs[1]))); }
+
+class FullyConnectedKernel final : public CudaKernel {
+ public:
+  FullyConnectedKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : CudaKernel(context, graph, op), weights_(is_weights(op)), bias_summed_(weights_ && op.outputs.size() > 1) {
+    for (const auto* list : {&op.inputs, &op.outputs}) {
+      for (TensorId id : *list) image_of(op, graph.tensor(id));
+    }
+    Product product = product_of(graph, op);
+    product.tf32 = kernel.ends_with(kTf32);
+    if (product.tf32) kernel.remove_suffix(kTf32.size());
+    if ((kernel != kBest && kernel != kLean) || (product.tf32 && !context.tf32)) throw_no_kernel(op, kernel);
+    prepared_ = context.door->prepare(product, kernel == kLean ? Bytes{} : kMostWorkspace);
+    if (!prepared_) throw_no_kernel(op, kernel);
+    workspace_bytes_ = prepared_->workspace();
+    if (bias_summed_) {
+      pieces_ = bias_pieces(graph, op);
+      workspace_bytes_ = std::max(workspace_bytes_, room_for(pieces_));
+    }
+  }
+
+ private:
+  void work() override {
+    // The weights' gradient is dy' x.
+    prepared_->run(input(weights_ ? 1 : 0), input(weights_ ? 0 : 1), has_input(2) ? input(2) : nullptr, output(0), scratch<void>());
+    if (!bias_summed_) return;
+    sum_channels(Values{input(1)}, pieces_, scratch<SumPair>());
+    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces}, pieces_.image.c);
+  }
+
+  bool weights_, bias_summed_;
+  std::unique_ptr<Prepared> prepared_;
+  Pieces pieces_;
+};
+
+std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+  std::vector<KernelSpec> list;
+  const Bytes bias_room = is_weights(op) && op.outputs.size() > 1 ? room_for(bias_pieces(graph, op)) : Bytes{};
+  Product product = product_of(graph, op);
+  for (const bool tf32 : {true, false}) {
+    if (tf32 && !context.tf32) continue;
+    product.tf32 = tf32;
+    const auto best = context.door->prepare(product, kMostWorkspace);
+    const auto lean = best && best->workspace() == Bytes{} ? nullptr : context.door->prepare(product, {});
+    auto add = [&](std::string_view name, const Prepared& prepared) {
+      list.push_back(family_spec(graph, op, family, std::string(name) + std::string(tf32 ? kTf32 : ""), std::max(prepared.workspace(), bias_room)));
+      list.back().exact = !tf32;
+    };
+    if (best) add(kBest, *best);
+    if (lean) add(kLean, *lean);
+  }
+  return list;
+}
+
+std::unique_ptr<Kernel> make(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
+  require_f32(graph, op);
+  return std::make_unique<FullyConnectedKernel>(context, graph, op, kernel);
+}
+
+}  // namespace
+
+std::vector<NamedFactory> fully_connected_kernels() {
+  return {{"FullyConnectedForward", {specs, make}},
+          {"FullyConnectedBackwardData", {specs, make}},
+          {"FullyConnectedBackwardWeights", {specs, make}}};
+}
+
+}  // namespace plimsoll::cuda

@@ -1,0 +1,138 @@
+// Concatenations, slices, and reorders between layouts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "device/cuda/kernels.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll::cuda {
+namespace {
+
+// A tensor as rows along an axis: what lies before the axis in storage, and how many elements one step along it is.
+struct Rows {
+  int64_t outer = 1, inner = 1;
+};
+Rows rows_of(const Op& op, const Tensor& tensor, int64_t axis) {
+  image_of(op, tensor);  // throws on other layouts
+  const size_t rank = tensor.shape.size();
+  constexpr std::array<int64_t, 4> kLast = {0, 2, 3, 1};
+  Rows rows;
+  bool passed = false;
+  for (size_t i = 0; i < rank; ++i) {
+    const int64_t dimension = tensor.layout.is_plain() ? static_cast<int64_t>(i) : kLast[i];
+    if (dimension == axis) {
+      passed = true;
+    } else {
+      (passed ? rows.inner : rows.outer) *= tensor.shape[static_cast<size_t>(dimension)];
+    }
+  }
+  return rows;
+}
+
+class ConcatKernel final : public CudaKernel {
+ public:
+  ConcatKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
+    const int64_t axis = op.attributes.integer("axis");
+    const Tensor& y = graph.tensor(op.outputs[0]);
+    rows_ = rows_of(op, y, axis);
+    whole_ = y.shape[static_cast<size_t>(axis)] * rows_.inner;
+    for (TensorId id : op.inputs) {
+      const Tensor& x = graph.tensor(id);
+      if (x.layout.is_plain() != y.layout.is_plain()) {
+        throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Concat): '{}' and '{}' lie differently", op.name, x.name, y.name));
+      }
+      rows_of(op, x, axis);
+      parts_.push_back(x.shape[static_cast<size_t>(axis)] * rows_.inner);
+    }
+  }
+
+ private:
+  void work() override {
+    int64_t begin = 0;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      launch(CopyRows{.to = output(0) + begin, .from = input(i), .length = parts_[i], .to_row = whole_, .from_row = parts_[i]},
+             rows_.outer * parts_[i]);
+      begin += parts_[i];
+    }
+  }
+
+  Rows rows_;
+  int64_t whole_ = 0;
+  std::vector<int64_t> parts_;
+};
+
+class SliceKernel final : public CudaKernel {
+ public:
+  SliceKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
+    const int64_t axis = op.attributes.integer("axis");
+    const Tensor &x = graph.tensor(op.inputs[0]), &y = graph.tensor(op.outputs[0]);
+    if (x.layout.is_plain() != y.layout.is_plain()) {
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Slice): '{}' and '{}' lie differently", op.name, x.name, y.name));
+    }
+    rows_ = rows_of(op, x, axis);
+    whole_ = x.shape[static_cast<size_t>(axis)] * rows_.inner;
+    part_ = y.shape[static_cast<size_t>(axis)] * rows_.inner;
+    begin_ = op.attributes.integer("begin") * rows_.inner;
+  }
+
+ private:
+  void work() override {
+    launch(CopyRows{.to = output(0), .from = input(0) + begin_, .length = part_, .to_row = part_, .from_row = whole_}, rows_.outer * part_);
+  }
+
+  Rows rows_;
+  int64_t whole_ = 0, part_ = 0, begin_ = 0;
+};
+
+class ReorderKernel final : public CudaKernel {
+ public:
+  ReorderKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
+    const Tensor &x = graph.tensor(op.inputs[0]), &y = graph.tensor(op.outputs[0]);
+    count_ = element_count(x.shape);
+    bytes_ = y.bytes();
+    padded_ = storage_elements(y.shape, y.layout) != count_;
+    from_ = place_in(op, x);
+    to_ = place_in(op, y);
+    switch (x.dtype) {
+      case DType::f32:
+      case DType::i32: break;
+      case DType::u8: words_ = false; break;
+      default:
+        throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Reorder): '{}' is {}; CUDA reorders f32, i32 and u8", op.name, x.name,
+                                                        to_string(x.dtype)));
+    }
+  }
+
+ private:
+  void work() override {
+    if (padded_) door().fill(Queue::compute, output<void>(0), 0, static_cast<size_t>(bytes_.count));
+    if (words_) {
+      launch(ReorderWords{.to = output<uint32_t>(0), .from = input<uint32_t>(0), .to_place = to_, .from_place = from_}, count_);
+    } else {
+      launch(ReorderBytes{.to = output<uint8_t>(0), .from = input<uint8_t>(0), .to_place = to_, .from_place = from_}, count_);
+    }
+  }
+
+  int64_t count_ = 0;
+  Bytes bytes_;
+  bool padded_ = false, words_ = true;
+  Place from_, to_;
+};
+
+std::vector<KernelSpec> reorder_specs(const Context&, const Graph& graph, const Op& op, LayoutFamily) {
+  KernelSpec spec{.name = "own", .inputs = {graph.tensor(op.inputs[0]).layout}, .outputs = {graph.tensor(op.outputs[0]).layout}, .workspace = {}};
+  return {spec};
+}
+
+}  // namespace
+
+std::vector<NamedFactory> join_kernels() {
+  return {{"Concat", {own_specs, make_own<ConcatKernel>}},
+          {"Slice", {own_specs, make_own<SliceKernel>}},
+          {"Reorder", {reorder_specs, make_own<ReorderKernel>}}};
+}
+
+}  // namespace plimsoll::cuda

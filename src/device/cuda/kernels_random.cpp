@@ -1,0 +1,74 @@
+// Dropout and noise: the same draws as on every device (base/random.h).
+#include "base/random.h"
+
+#include "device/cuda/kernels.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll::cuda {
+namespace {
+
+class DropoutKernel final : public CudaKernel {
+ public:
+  DropoutKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
+    const Tensor& x = graph.tensor(op.inputs[0]);
+    require_one_layout(graph, op, x);
+    const double p = op.attributes.real("p");
+    body_ = {.y = nullptr,
+             .x = nullptr,
+             .step_number = nullptr,
+             .seed = nullptr,
+             .place = place_in(op, x),
+             .row_major = x.layout.is_plain(),
+             .salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
+             .threshold = dropout_threshold(p),
+             .scale = static_cast<float>(1 / (1 - p)),
+             .elements = element_count(x.shape)};
+    image_of(op, x);  // no padding
+  }
+
+ private:
+  void work() override {
+    Dropout body = body_;
+    body.y = output(0), body.x = input(0);
+    body.step_number = input<int64_t>(1), body.seed = input<int64_t>(2);
+    launch(body, (body.elements + 3) / 4);
+  }
+
+  Dropout body_{};
+};
+
+class NormalKernel final : public CudaKernel {
+ public:
+  NormalKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
+    const Tensor& z = graph.tensor(op.outputs[0]);
+    image_of(op, z);  // no padding
+    body_ = {.z = nullptr,
+             .step_number = nullptr,
+             .seed = nullptr,
+             .place = place_in(op, z),
+             .salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
+             .mean = op.attributes.real("mean", 0),
+             .deviation = op.attributes.real("stddev", 1),
+             .elements = element_count(z.shape)};
+  }
+
+ private:
+  void work() override {
+    RandomNormal body = body_;
+    body.z = output(0);
+    body.step_number = input<int64_t>(0), body.seed = input<int64_t>(1);
+    launch(body, (body.elements + 3) / 4);
+  }
+
+  RandomNormal body_{};
+};
+
+}  // namespace
+
+std::vector<NamedFactory> random_kernels() {
+  return {{"DropoutForward", {own_specs, make_own<DropoutKernel>}},
+          {"DropoutBackward", {own_specs, make_own<DropoutKernel>}},
+          {"RandomNormal", {own_specs, make_own<NormalKernel>}}};
+}
+
+}  // namespace plimsoll::cuda

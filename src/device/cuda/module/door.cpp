@@ -1,0 +1,203 @@
+// The door as it is: CUDA's runtime, cuDNN and cuBLASLt. The module exports three functions in C.
+#include "device/cuda/door.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "device/cuda/module/check.h"
+#include "device/cuda/module/launch.h"
+#include "device/cuda/module/libraries.h"
+
+namespace plimsoll::cuda {
+
+void throw_failure(const char* call, const std::string& reason, const std::string& about) {
+  throw Error(ErrorCode::device_failure, fmt::format("{}: {}{}", call, reason, about));
+}
+
+namespace {
+
+std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
+
+// A symbol's number that is the same in every call of this form.
+cudaMemcpyKind kind_of(Direction direction) {
+  switch (direction) {
+    case Direction::to_device: return cudaMemcpyHostToDevice;
+    case Direction::to_host: return cudaMemcpyDeviceToHost;
+    case Direction::on_device: break;
+  }
+  return cudaMemcpyDeviceToDevice;
+}
+
+class CudaDoor final : public Door {
+ public:
+  explicit CudaDoor(int device) : device_(device) {
+    use();
+    for (cudaStream_t& stream : streams_) PLIMSOLL_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    PLIMSOLL_CUDA(cudnnCreate(&cudnn_));
+    PLIMSOLL_CUDA(cudnnSetStream(cudnn_, stream(Queue::compute)));
+    PLIMSOLL_CUDA(cublasLtCreate(&cublas_));
+  }
+  ~CudaDoor() override {
+    cudaSetDevice(device_);
+    if (cublas_ != nullptr) cublasLtDestroy(cublas_);
+    if (cudnn_ != nullptr) cudnnDestroy(cudnn_);
+    for (cudaStream_t stream : streams_) {
+      if (stream != nullptr) cudaStreamDestroy(stream);
+    }
+  }
+  CudaDoor(const CudaDoor&) = delete;
+  CudaDoor& operator=(const CudaDoor&) = delete;
+
+  Facts facts() override {
+    use();
+    cudaDeviceProp properties{};
+    PLIMSOLL_CUDA(cudaGetDeviceProperties(&properties, device_));
+    int driver = 0, runtime = 0;
+    PLIMSOLL_CUDA(cudaDriverGetVersion(&driver));
+    PLIMSOLL_CUDA(cudaRuntimeGetVersion(&runtime));
+    size_t free = 0, total = 0;
+    PLIMSOLL_CUDA(cudaMemGetInfo(&free, &total));
+    const size_t cudnn = cudnnGetVersion(), cublas = cublasLtGetVersion();
+    return {.name = properties.name,
+            .major = properties.major,
+            .minor = properties.minor,
+            .processors = properties.multiProcessorCount,
+            .driver = version(driver),
+            .runtime = version(runtime),
+            .cudnn = fmt::format("{}.{}.{}", cudnn / 10000, cudnn % 10000 / 100, cudnn % 100),
+            .cublas = fmt::format("{}.{}.{}", cublas / 10000, cublas % 10000 / 100, cublas % 100),
+            .total = {static_cast<int64_t>(total)},
+            .free = {static_cast<int64_t>(free)}};
+  }
+
+  void* allocate(size_t bytes) override {
+    use();
+    void* memory = nullptr;
+    if (const cudaError_t status = cudaMalloc(&memory, bytes); status != cudaSuccess) {
+      cudaGetLastError();  // running out of memory is no reason for later calls to fail
+      throw_failure("cudaMalloc", reason_of(status), fmt::format(", for {} bytes", bytes));
+    }
+    return memory;
+  }
+  void release(void* memory) noexcept override {
+    cudaSetDevice(device_);
+    cudaFree(memory);
+  }
+  void pin(void* memory, size_t bytes) override {
+    use();
+    if (const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterDefault); status != cudaSuccess) {
+      cudaGetLastError();
+      throw_failure("cudaHostRegister", reason_of(status), fmt::format(", for {} bytes", bytes));
+    }
+  }
+  void unpin(void* memory) noexcept override {
+    cudaSetDevice(device_);
+    cudaHostUnregister(memory);
+  }
+
+  void copy(Queue queue, void* to, const void* from, size_t bytes, Direction direction) override {
+    use();
+    PLIMSOLL_CUDA(cudaMemcpyAsync(to, from, bytes, kind_of(direction), stream(queue)));
+  }
+  void fill(Queue queue, void* at, int byte, size_t bytes) override {
+    use();
+    PLIMSOLL_CUDA(cudaMemsetAsync(at, byte, bytes, stream(queue)));
+  }
+  void launch(int body, const void* parameters, int64_t count) override {
+    use();
+    if (const cudaError_t status = launch_body(body, parameters, count, stream(Queue::compute)); status != cudaSuccess) {
+      throw_failure("cudaLaunchKernel", reason_of(status), fmt::format(", for our kernel number {}", body));
+    }
+  }
+
+  std::vector<ConvolutionAlgorithm> algorithms(const Convolution& convolution, bool tf32) override {
+    use();
+    return convolution_algorithms(cudnn_, convolution, tf32);
+  }
+  std::unique_ptr<Prepared> prepare(const Convolution& convolution, const ConvolutionAlgorithm& algorithm) override {
+    use();
+    return prepare_convolution(cudnn_, convolution, algorithm);
+  }
+  std::unique_ptr<Prepared> prepare(const Product& product, Bytes workspace) override {
+    use();
+    return prepare_product(cublas_, stream(Queue::compute), product, workspace);
+  }
+
+  Event make_event(bool timed) override {
+    use();
+    cudaEvent_t event = nullptr;
+    PLIMSOLL_CUDA(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming));
+    return event;
+  }
+  void drop_event(Event event) noexcept override {
+    cudaSetDevice(device_);
+    cudaEventDestroy(static_cast<cudaEvent_t>(event));
+  }
+  void record(Queue queue, Event event) override {
+    use();
+    PLIMSOLL_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event), stream(queue)));
+  }
+  void wait(Queue queue, Event event) override {
+    use();
+    PLIMSOLL_CUDA(cudaStreamWaitEvent(stream(queue), static_cast<cudaEvent_t>(event), 0));
+  }
+  void synchronize(Event event) override {
+    use();
+    PLIMSOLL_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+  }
+  void synchronize(Queue queue) override {
+    use();
+    PLIMSOLL_CUDA(cudaStreamSynchronize(stream(queue)));
+  }
+  double elapsed_ms(Event from, Event to) override {
+    use();
+    float ms = 0;
+    PLIMSOLL_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(from), static_cast<cudaEvent_t>(to)));
+    return static_cast<double>(ms);
+  }
+
+ private:
+  // Every thread has a current device of its own.
+  void use() const {
+    static thread_local int current = -1;
+    if (current == device_) return;
+    PLIMSOLL_CUDA(cudaSetDevice(device_));
+    current = device_;
+  }
+  cudaStream_t stream(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
+
+  int device_;
+  cudaStream_t streams_[kQueues] = {};
+  cudnnHandle_t cudnn_ = nullptr;
+  cublasLtHandle_t cublas_ = nullptr;
+};
+
+}  // namespace
+}  // namespace plimsoll::cuda
+
+#define PLIMSOLL_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+PLIMSOLL_EXPORT int plimsoll_cuda_door_version() { return plimsoll::cuda::kDoorVersion; }
+
+PLIMSOLL_EXPORT int plimsoll_cuda_devices(char* reason, size_t size) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return count;
+  int driver = 0;
+  std::string text = "no CUDA device";
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
+    text = "no NVIDIA driver is installed";
+  } else if (status != cudaSuccess && status != cudaErrorNoDevice) {
+    text = std::string("cudaGetDeviceCount: ") + cudaGetErrorString(status);
+  }
+  std::strncpy(reason, text.c_str(), size - 1);
+  reason[size - 1] = '\0';
+  return 0;
+}
+
+PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) { return new plimsoll::cuda::CudaDoor(device); }
+
+}  // extern "C"

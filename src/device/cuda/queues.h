@@ -1,0 +1,62 @@
+// The device's queues and events behind plimsoll/device.h's contract.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "device/cuda/door.h"
+#include "plimsoll/device.h"
+
+namespace plimsoll::cuda {
+
+class CudaQueues final : public Queues {
+ public:
+  explicit CudaQueues(std::shared_ptr<Door> door) : door_(std::move(door)) {}
+  ~CudaQueues() override {
+    for (Event event : events_) door_->drop_event(event);
+  }
+  CudaQueues(const CudaQueues&) = delete;
+  CudaQueues& operator=(const CudaQueues&) = delete;
+
+  Mark make_mark(bool timed) override {
+    events_.push_back(door_->make_event(timed));
+    return static_cast<Mark>(events_.size()) - 1;
+  }
+  void copy_out(std::byte* to_host, const std::byte* from, size_t bytes) override {
+    if (bytes > 0) touch(from, bytes, to_host), door_->copy(cuda::Queue::out, to_host, from, bytes, Direction::to_host);
+  }
+  void copy_in(std::byte* to, const std::byte* from_host, size_t bytes) override {
+    if (bytes > 0) touch(from_host, bytes, to), door_->copy(cuda::Queue::in, to, from_host, bytes, Direction::to_device);
+  }
+  void fill(Queue queue, std::byte* at, int byte, size_t bytes) override {
+    if (bytes == 0) return;
+    if (door_->records()) {
+      const Touch written[] = {{at, bytes}};
+      door_->touches({}, written);
+    }
+    door_->fill(of(queue), at, byte, bytes);
+  }
+  void mark(Queue queue, Mark mark) override { door_->record(of(queue), event(mark)); }
+  void wait(Queue queue, Mark mark) override { door_->wait(of(queue), event(mark)); }
+  void synchronize(Mark mark) override { door_->synchronize(event(mark)); }
+  void synchronize() override {
+    for (const cuda::Queue queue : {cuda::Queue::compute, cuda::Queue::out, cuda::Queue::in}) door_->synchronize(queue);
+  }
+  double ms_between(Mark from, Mark to) override { return door_->elapsed_ms(event(from), event(to)); }
+
+ private:
+  static cuda::Queue of(Queue queue) {
+    return queue == Queue::compute ? cuda::Queue::compute : queue == Queue::out ? cuda::Queue::out : cuda::Queue::in;
+  }
+  Event event(Mark mark) const { return events_[static_cast<size_t>(mark)]; }
+  void touch(const std::byte* from, size_t bytes, std::byte* to) {
+    if (!door_->records()) return;
+    const Touch read[] = {{from, bytes}}, written[] = {{to, bytes}};
+    door_->touches(read, written);
+  }
+
+  std::shared_ptr<Door> door_;
+  std::vector<Event> events_;
+};
+
+}  // namespace plimsoll::cuda
