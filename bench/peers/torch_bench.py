@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Training steps in PyTorch, the same work as `plimsoll train MODEL --batch BATCH --data synthetic --optimizer sgd`.
 
-    torch_bench.py MODEL BATCH LAYOUT [--threads N] [--saving eager|checkpoint|disk] [--folder DIR]
-                                    alexnet vgg16 resnet50 resnet101 resnet32 resnet:6-32-788-6; nchw or channels_last
+    torch_bench.py MODEL BATCH LAYOUT [--threads N] [--saving eager|checkpoint|disk] [--folder DIR] [--device cuda] [--compile] [--tf32]
+                            alexnet vgg16 resnet50 resnet101 resnet152 resnet32 resnet:6-32-788-6; nchw or channels_last
 
 Prints a line of JSON that says what it is, then waits: for each line "run N" on standard input it runs N steps and prints
 {"step_ms": [...], "loss": ..., "peak_bytes": ...}; "quit" or the end of input ends it. So a driver can take turns between several of
@@ -11,7 +11,8 @@ zoo's: AlexNet has one tower, 227 x 227 images and LRN; ResNet-32 has the parame
 
 --saving says what happens to what the backward pass wants: eager keeps it; checkpoint (torch.utils.checkpoint) keeps the inputs of
 about sqrt(n) runs of layers and computes the rest again; disk writes every saved tensor to a file and reads it back. peak_bytes is the
-largest resident size of the process less what it had before the model was made: libraries are not counted.
+largest resident size of the process less what it had before the model was made: libraries are not counted. With --device cuda it is
+what PyTorch had allocated on the GPU; single precision in full unless --tf32.
 """
 import argparse
 import json
@@ -106,6 +107,7 @@ MODELS = {
     "vgg16": (vgg16, 224, 1000, 138_357_544),
     "resnet50": (lambda: imagenet_resnet((3, 4, 6, 3)), 224, 1000, 25_557_032),
     "resnet101": (lambda: imagenet_resnet((3, 4, 23, 3)), 224, 1000, 44_549_160),
+    "resnet152": (lambda: imagenet_resnet((3, 8, 36, 3)), 224, 1000, 60_192_808),
     "resnet32": (lambda: cifar_resnet(32), 32, 10, 464_154),
     "resnet:6-32-788-6": (lambda: imagenet_resnet((6, 32, 788, 6)), 227, 1000, None),
 }
@@ -145,18 +147,20 @@ class OnDisk:
 
 
 class Training:
-    def __init__(self, model, batch, layout, saving, folder):
+    def __init__(self, model, batch, layout, saving, folder, device="cpu", compiled=False):
         self.before = resident("VmRSS")
-        self.saving, self.folder = saving, folder
+        self.saving, self.folder, self.device = saving, folder, device
         build, side, classes, parameters = MODELS[model]
         torch.manual_seed(0)
         memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-        self.model = build().to(memory_format=memory_format).train()
+        self.model = build().to(device).to(memory_format=memory_format).train()
         count = sum(p.numel() for p in self.model.parameters())
         if parameters is not None and count != parameters:
             sys.exit(f"{model} has {count} parameters here and {parameters} in the zoo")
-        self.data = torch.randn(batch, 3, side, side).contiguous(memory_format=memory_format)
-        self.labels = torch.randint(classes, (batch,))
+        self.data = torch.randn(batch, 3, side, side).to(device).contiguous(memory_format=memory_format)
+        self.labels = torch.randint(classes, (batch,)).to(device)
+        if compiled:
+            self.model = torch.compile(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
 
     def step(self):
@@ -179,6 +183,8 @@ class Training:
         return torch.utils.checkpoint.checkpoint_sequential(self.model, segments, self.data.requires_grad_(), use_reentrant=False)
 
     def peak(self):
+        if self.device == "cuda":
+            return torch.cuda.max_memory_allocated()
         return resident("VmHWM") - self.before
 
 
@@ -190,9 +196,13 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--saving", choices=("eager", "checkpoint", "disk"), default="eager")
     parser.add_argument("--folder", help="where --saving disk writes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--tf32", action="store_true")
     args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
     torch.set_num_threads(args.threads)
-    training = Training(args.model, args.batch, args.layout, args.saving, args.folder)
+    training = Training(args.model, args.batch, args.layout, args.saving, args.folder, args.device, args.compile)
 
     def say(value):
         print(json.dumps(value), flush=True)

@@ -35,7 +35,8 @@ struct Slot {
   int64_t offset = 0;
   int64_t bytes = 0;
   std::vector<uint64_t> sums;  // of each piece
-  std::vector<uint8_t> known;  // by piece: it was written, so that its sum is right
+  static constexpr uint8_t kWithoutSum = 2;
+  std::vector<uint8_t> known;  // by piece: 1 when it was written, so that its sum is right; kWithoutSum when a device wrote it
   bool retired = false;        // nothing may read it before it is written again (memory checks)
 };
 
@@ -68,15 +69,22 @@ class Tier {
   // Takes the first `bytes` from the system, once; throws Error(device_failure) with the size when it has no such room.
   virtual void reserve(Bytes bytes) = 0;
   virtual std::unique_ptr<Channel> open_channel() = 0;
+  // What is reserved, where the host can address it as it lies in the tier's slots; else empty.
+  virtual std::span<std::byte> memory() { return {}; }
+  // Pins that memory for a device; at most what is reserved, and again where more is since.
+  void pin(const Device& device);
   // The slot at this place, the same for all who ask; it lives as long as the tier.
   Slot& slot(Bytes offset, Bytes bytes);
 
  protected:
   Tier(std::string name, Bytes capacity) : name_(std::move(name)), capacity_(capacity) {}
+  void unpin() { pinned_.reset(); }  // before the memory goes
 
  private:
   std::string name_;
   Bytes capacity_;
+  std::shared_ptr<void> pinned_;
+  size_t pinned_bytes_ = 0;
   std::mutex mutex_;
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Slot>> slots_;
 };

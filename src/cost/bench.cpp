@@ -80,6 +80,7 @@ OpBench::OpBench(const Device& device, const LoneOp& lone, int threads) : device
   const Op& op = lone.graph.op(lone.op);
   kernel_ = device.make_kernel(lone.graph, op, lone.kernel, threads);
   workspace_ = align_up(kernel_->workspace(), kAlignment);
+  if ((queues_ = device.open_queues())) begin_ = queues_->make_mark(true), end_ = queues_->make_mark(true);
   for (TensorId id : op.inputs) {
     const Tensor& tensor = lone.graph.tensor(id);
     input_at_.push_back(set_bytes_);
@@ -118,6 +119,13 @@ double OpBench::run() {
   for (Bytes at : input_at_) inputs.push_back(set + at.count);
   for (Bytes at : output_at_) outputs.push_back(set + at.count);
   kernel_->bind(inputs, outputs, base_ + (set_bytes_ * sets_).count);
+  if (queues_) {
+    queues_->mark(Queues::Queue::compute, begin_);
+    kernel_->run();
+    queues_->mark(Queues::Queue::compute, end_);
+    queues_->synchronize(end_);
+    return queues_->ms_between(begin_, end_);
+  }
   const auto start = std::chrono::steady_clock::now();
   kernel_->run();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

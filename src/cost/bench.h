@@ -34,6 +34,8 @@ class OpBench {
  private:
   const Device& device_;
   std::unique_ptr<Kernel> kernel_;
+  std::unique_ptr<Queues> queues_;  // of a device that computes beside the host: its own clock
+  Queues::Mark begin_ = -1, end_ = -1;
   std::vector<Bytes> input_at_, output_at_;  // within a set
   std::vector<Bytes> input_bytes_;
   std::vector<DType> input_dtypes_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cost/probe.h"
+#include "device/tier/staged.h"
 #include "device/tier/turns.h"
 #include "plimsoll/error.h"
 #include "plimsoll/plan.h"
@@ -96,6 +97,65 @@ class Copying {
   std::thread thread_;
 };
 
+// Copies that the device makes by itself, by its own clock.
+class QueuedProbe {
+ public:
+  QueuedProbe(const Device& device, std::byte* arena, std::span<std::byte> host)
+      : queues_(device.open_queues()), arena_(arena), host_(host), begin_(queues_->make_mark(true)), end_(queues_->make_mark(true)) {}
+
+  // Asks for copies of `bytes` each, one after the other.
+  void ask(bool out, int64_t bytes, int64_t copies) {
+    const Queues::Queue queue = out ? Queues::Queue::out : Queues::Queue::in;
+    queues_->mark(queue, begin_);
+    for (int64_t i = 0; i < copies; ++i) {
+      const int64_t at = i * bytes % (static_cast<int64_t>(host_.size()) - bytes + 1);
+      if (out) {
+        queues_->copy_out(host_.data() + at, arena_ + at, static_cast<size_t>(bytes));
+      } else {
+        queues_->copy_in(arena_ + at, host_.data() + at, static_cast<size_t>(bytes));
+      }
+    }
+    queues_->mark(queue, end_);
+  }
+  double wait_ms() {
+    queues_->synchronize(end_);
+    return queues_->ms_between(begin_, end_);
+  }
+
+ private:
+  std::unique_ptr<Queues> queues_;
+  std::byte* arena_;
+  std::span<std::byte> host_;
+  Queues::Mark begin_, end_;
+};
+
+TierInfo probe_queued(const Device& device, Tier& tier, std::byte* arena, int64_t copy, TierInfo info) {
+  constexpr int64_t kSmall = 16;
+  tier.pin(device);
+  QueuedProbe probe(device, arena, tier.memory().first(static_cast<size_t>(kCopies * copy)));
+  const TimedRun product = runs_on(device).product(2 * kProductSize, 1);
+  product();
+  std::vector<double> lost, rate[2], latency;
+  for (int round = 0; round < kRounds; ++round) {
+    const double alone_ms = mean_ms(product, kWindowMs / kRounds);
+    for (const bool out : {true, false}) {
+      probe.ask(out, kSmallBytes, kSmall);
+      const double small_ms = probe.wait_ms() / kSmall;
+      latency.push_back(small_ms);
+      probe.ask(out, copy, 2 * kCopies);
+      const double beside_ms = product();  // the copies last longer
+      const double ms = probe.wait_ms() / (2 * kCopies);
+      rate[out].push_back(static_cast<double>(copy) / (std::max(ms - small_ms, 1e-3) * 1e6));
+      lost.push_back(1 - alone_ms / std::max(beside_ms, 1e-6));
+    }
+  }
+  info.latency_us = 1000 * median(latency);
+  info.out_gb_per_s = median(rate[true]);
+  info.in_gb_per_s = median(rate[false]);
+  info.compute_share = std::clamp(median(lost), 0.0, kMostShare);
+  return info;
+}
+
 }  // namespace
 
 TierInfo probe_tier(const Device& device, Tier& tier) {
@@ -107,7 +167,9 @@ TierInfo probe_tier(const Device& device, Tier& tier) {
   tier.reserve({kCopies * copy});
   const std::unique_ptr<Arena> arena = device.take_arena({kCopies * copy + kStayAlignment});
   std::byte* const memory = arena->base() + kStayAlignment;  // as tensors lie: not at the start of a page
-  const std::unique_ptr<Channel> channel = tier.open_channel();
+  if (!device.host_addressable() && !tier.memory().empty()) return probe_queued(device, tier, memory, copy, info);
+  const std::shared_ptr<Tier> staged = device.host_addressable() ? nullptr : stage(device, tier);
+  const std::unique_ptr<Channel> channel = staged ? staged->open_channel() : tier.open_channel();
   std::vector<Slot*> slots;
   for (int64_t i = 0; i < kCopies; ++i) slots.push_back(&tier.slot({i * copy}, {copy}));
   const TimedRun product = runs_on(device).product(kProductSize, device.info().threads);

@@ -15,6 +15,7 @@
 #include "run/concurrent.h"
 #include "run/copy_engines.h"
 #include "run/homes.h"
+#include "run/queued_steps.h"
 
 namespace plimsoll {
 namespace {
@@ -119,6 +120,7 @@ struct Executor::Impl {
   bool ran = false;
   std::exception_ptr failure;                  // what a step ended with: there is none after it
   std::unique_ptr<ConcurrentSteps> concurrent;     // for plans that run steps side by side
+  std::unique_ptr<QueuedSteps> queued;             // on a device that computes beside the host
   std::unique_ptr<CopyEngines> engines;            // the first to go: they copy between what stands above
 
   Impl(const Graph& g, const Plan& p, const Device& d, const ExecuteOptions& o, Memory m)
@@ -140,6 +142,11 @@ struct Executor::Impl {
     homes = std::make_unique<Homes>(graph, plan, tiers);
     if (options.record_times) copy_records.resize(plan.moves.size());
     std::function<void(int32_t)> made;
+    if (auto queues = device.open_queues()) {
+      queued = make_queued(std::move(queues));
+      peak = peak_in_use(plan);
+      return;
+    }
     if (plan.inter_op > 1) {
       concurrent = make_concurrent();
       made = [this](int32_t move) { concurrent->finish_copy(move); };
@@ -150,9 +157,6 @@ struct Executor::Impl {
   }
 
   void take_tiers() {
-    if ((!plan.moves.empty() || !plan.homes.empty()) && !device.host_addressable()) {
-      throw Error(ErrorCode::unsupported, fmt::format("device '{}' has no tiers behind its arena", device.info().name));
-    }
     for (const TierUse& use : plan.tiers) {
       std::shared_ptr<Tier> found;
       for (const auto& tier : memory.tiers) {
@@ -163,6 +167,7 @@ struct Executor::Impl {
         memory.tiers.push_back(found);
       }
       found->reserve(use.used);
+      if (!device.host_addressable()) found->pin(device);
       tiers.push_back(std::move(found));
     }
   }
@@ -217,6 +222,17 @@ struct Executor::Impl {
     }
     if (options.record_times) records.resize(steps.size());
     if (options.check_memory) note_deaths();
+  }
+
+  std::unique_ptr<QueuedSteps> make_queued(std::unique_ptr<Queues> queues) {
+    std::vector<Kernel*> kernels;
+    std::vector<DyingBytes> dying;
+    for (size_t s = 0; s < steps.size(); ++s) {
+      kernels.push_back(steps[s].kernel.get());
+      for (auto [at, bytes] : steps[s].dying) dying.push_back({static_cast<StepIndex>(s), at, bytes});
+    }
+    return std::make_unique<QueuedSteps>(graph, plan, device, std::move(queues), tiers, memory.arena->base(), std::move(kernels),
+                                         std::move(dying), records, copy_records, options.check_memory);
   }
 
   std::unique_ptr<ConcurrentSteps> make_concurrent() {
@@ -278,6 +294,11 @@ struct Executor::Impl {
   }
 
   void run_step() {
+    if (queued) {
+      queued->run();
+      ran = true;
+      return;
+    }
     const Clock::time_point start = Clock::now();
     engines->begin(start);
     if (concurrent) {
@@ -386,7 +407,7 @@ void Executor::run_step() {
     impl_->run_step();
   } catch (...) {
     impl_->failure = std::current_exception();
-    impl_->engines->rest();
+    impl_->queued ? impl_->queued->rest() : impl_->engines->rest();
     throw;
   }
 }

@@ -93,8 +93,9 @@ void correct_costs(Session& session, const Program& program, const Executor& exe
   if (std::abs(last_ms / usual_ms - 1) < kPredictionTolerance) keep_step_times(session, program, std::move(times));
 }
 
-Bytes default_budget(const DeviceInfo& device, Bytes host_memory) {
-  const int64_t free = std::max<int64_t>(0, device.memory_available.count - host_memory.count);
+Bytes default_budget(const Device& device, Bytes host_memory) {
+  if (!device.host_addressable()) return device.info().memory_available;  // memory of its own, less what it needs itself
+  const int64_t free = std::max<int64_t>(0, device.info().memory_available.count - host_memory.count);
   return {std::max<int64_t>(free / 2, static_cast<int64_t>(static_cast<double>(free) * kHostShare) - kHostReserve.count)};
 }
 
@@ -157,7 +158,7 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
 CompileOptions compile_options(const TrainOptions& options, const Beginning& beginning, const Session& session,
                                const std::function<void(const std::string&)>& notice) {
   const DeviceInfo& device = session.device->info();
-  CompileOptions compile{.memory = options.memory ? *options.memory : default_budget(device, options.host_memory.value_or(0_B)),
+  CompileOptions compile{.memory = options.memory ? *options.memory : default_budget(*session.device, options.host_memory.value_or(0_B)),
                          .policy = options.policy,
                          .placement = options.placement,
                          .tiers = session.tiers,

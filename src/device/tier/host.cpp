@@ -37,7 +37,7 @@ class HostChannel final : public Channel {
       if (injected(TierOperation::corrupt) != 0) at(slot, piece)[size(slot, piece) / 2] ^= std::byte{1};
       const uint64_t found = copy_with_checksum(to, at(slot, piece), size(slot, piece));
       const uint64_t expected = slot.sums[static_cast<size_t>(piece)];
-      if (slot.known[static_cast<size_t>(piece)] != 0 && found != expected) {
+      if (slot.known[static_cast<size_t>(piece)] == 1 && found != expected) {
         throw_wrong_checksum("host memory", slot.offset + piece * kTierPiece, expected, found);
       }
     }
@@ -78,7 +78,10 @@ class HostTier final : public Tier {
     const auto address = reinterpret_cast<uintptr_t>(mapped_);
     base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
   }
-  ~HostTier() override { munmap(mapped_, mapped_bytes_); }
+  ~HostTier() override {
+    unpin();
+    munmap(mapped_, mapped_bytes_);
+  }
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
 
@@ -105,6 +108,7 @@ class HostTier final : public Tier {
   }
 
   std::unique_ptr<Channel> open_channel() override { return std::make_unique<HostChannel>(base_); }
+  std::span<std::byte> memory() override { return {base_, static_cast<size_t>(reserved_.count)}; }
 
  private:
   void* mapped_ = nullptr;

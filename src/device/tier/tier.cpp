@@ -55,6 +55,16 @@ Slot& Tier::slot(Bytes offset, Bytes bytes) {
   return *slot;
 }
 
+void Tier::pin(const Device& device) {
+  const std::lock_guard lock(mutex_);
+  const std::span<std::byte> memory = this->memory();
+  if (memory.size() <= pinned_bytes_) return;
+  pinned_.reset();
+  pinned_bytes_ = 0;
+  pinned_ = device.pin(memory);
+  pinned_bytes_ = memory.size();
+}
+
 void Channel::write(Slot& slot, const std::byte* from) {
   slot.retired = false;
   if (slot.bytes > 0) write_pieces(slot, 0, piece_count(slot.bytes), from);

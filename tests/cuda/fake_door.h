@@ -1,0 +1,392 @@
+// CUDA without a GPU: memory is the host's, our kernels' bodies run on the host, cuDNN's and cuBLAS's operations by plain loops.
+// Nothing is done when it is asked for: operations wait in their queues until somebody waits for them, and then run in an
+// order drawn from a seed among all that queues and events allow. And it keeps account: from what operations read and write, and from
+// what must have come before what, it tells whether two of them could have met.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cuda/bodies/bodies.h"
+#include "device/cuda/door.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll::testing {
+
+namespace fake {
+
+using namespace cuda;
+
+template <class Body>
+struct HostLauncher {
+  static void launch(const void* parameters, int64_t count) {
+    Body body;
+    std::memcpy(static_cast<void*>(&body), parameters, sizeof(Body));
+    if constexpr (std::is_same_v<typename Body::Kind, EachElement>) {
+      for (int64_t i = 0; i < count; ++i) body.run(i);
+    } else {
+      std::vector<typename Body::Value> values(kBlock);
+      for (int64_t block = 0; block < count; ++block) {
+        for (int thread = 0; thread < kBlock; ++thread) values[static_cast<size_t>(thread)] = body.partial(block, thread);
+        for (int distance = kBlock / 2; distance > 0; distance /= 2) {
+          for (int thread = 0; thread < distance; ++thread) {
+            values[static_cast<size_t>(thread)].add(values[static_cast<size_t>(thread + distance)]);
+          }
+        }
+        body.finish(block, values[0]);
+      }
+    }
+  }
+};
+
+template <class Body>
+struct SizeOf {
+  static size_t launch() { return sizeof(Body); }
+};
+
+inline Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
+  return {.n = n, .c = c, .h = h, .w = w, .to_n = c * h * w, .to_c = last ? 1 : h * w, .to_h = last ? w * c : w, .to_w = last ? c : 1};
+}
+
+}  // namespace fake
+
+class FakeDoor final : public cuda::Door {
+ public:
+  using Queue = cuda::Queue;
+  using Event = cuda::Event;
+  using Touch = cuda::Touch;
+
+  explicit FakeDoor(uint64_t seed = 1) : random_(seed) {}
+  ~FakeDoor() override {
+    for (auto& [at, bytes] : allocated_) std::free(at);
+  }
+
+  // The nth call (from 1) of this name fails.
+  void fail(std::string call, int nth) { failing_ = std::move(call), remaining_ = nth; }
+  // The nth wait of a queue for an event, counted from now, is forgotten.
+  void forget_wait(int nth) { forget_ = nth, waits_ = 0; }
+  int waits() const { return waits_; }
+  void forget_account() { log_.clear(), waits_ = 0; }
+  // Work of a test's own on the compute queue.
+  void enqueue(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    ask(Queue::compute, std::move(work));
+  }
+  size_t allocations() const { return allocated_.size(); }
+  const std::map<void*, size_t>& pinned() const { return pinned_; }
+  const std::map<std::string, int>& calls() const { return calls_; }
+
+  // Operations on the same bytes, one of which writes, that nothing orders.
+  std::vector<std::string> conflicts() const {
+    std::vector<std::string> result;
+    auto meet = [](const std::vector<Touch>& a, const std::vector<Touch>& b) {
+      for (const Touch& x : a) {
+        for (const Touch& y : b) {
+          const auto *p = static_cast<const std::byte*>(x.at), *q = static_cast<const std::byte*>(y.at);
+          if (x.bytes > 0 && y.bytes > 0 && p != nullptr && q != nullptr && p < q + y.bytes && q < p + x.bytes) return true;
+        }
+      }
+      return false;
+    };
+    for (size_t j = 0; j < log_.size(); ++j) {
+      for (size_t i = 0; i < j; ++i) {
+        const Entry &a = log_[i], &b = log_[j];
+        if (b.clock[a.queue] >= a.index) continue;
+        const char* what = meet(a.writes, b.reads)    ? "is read before it is written"
+                           : meet(a.reads, b.writes)  ? "is overwritten while it is read"
+                           : meet(a.writes, b.writes) ? "is written twice at once"
+                                                      : nullptr;
+        if (what == nullptr) continue;
+        result.push_back("bytes of operation " + std::to_string(i) + " (queue " + std::to_string(a.queue) + "): " + what +
+                         " by operation " + std::to_string(j) + " (queue " + std::to_string(b.queue) + ")");
+      }
+    }
+    return result;
+  }
+
+  // The door.
+  cuda::Facts facts() override {
+    return {.name = "Fake GPU", .major = 9, .minor = 0, .processors = 132, .driver = "0", .runtime = "0", .cudnn = "0", .cublas = "0",
+            .total = 4_GiB, .free = 2_GiB};
+  }
+  void* allocate(size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaMalloc");
+    void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    std::memset(memory, 0x5a, bytes);
+    allocated_[memory] = bytes;
+    return memory;
+  }
+  void release(void* memory) noexcept override {
+    const std::lock_guard lock(mutex_);
+    allocated_.erase(memory);
+    std::free(memory);
+  }
+  void pin(void* memory, size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaHostRegister");
+    for (const auto& [at, size] : pinned_) {
+      const auto *a = static_cast<std::byte*>(at), *b = static_cast<std::byte*>(memory);
+      if (a < b + bytes && b < a + size) throw Error(ErrorCode::device_failure, "cudaHostRegister: already registered");
+    }
+    pinned_[memory] = bytes;
+  }
+  void unpin(void* memory) noexcept override {
+    const std::lock_guard lock(mutex_);
+    pinned_.erase(memory);
+  }
+
+  void copy(Queue queue, void* to, const void* from, size_t bytes, cuda::Direction direction) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaMemcpyAsync");
+    const void* host = direction == cuda::Direction::to_host ? to : direction == cuda::Direction::to_device ? from : nullptr;
+    if (queue != Queue::transfer && host != nullptr && !is_pinned(host, bytes)) {
+      throw Error(ErrorCode::internal, "a copy beside the host is asked for, but the host's memory is not pinned");
+    }
+    ask(queue, [=] { std::memcpy(to, from, bytes); });
+  }
+  void fill(Queue queue, void* at, int byte, size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaMemsetAsync");
+    ask(queue, [=] { std::memset(at, byte, bytes); });
+  }
+  void launch(int body, const void* parameters, int64_t count) override {
+    static constexpr auto kLaunchers = cuda::Bodies::table<fake::HostLauncher>();
+    static constexpr auto kSizes = cuda::Bodies::table<fake::SizeOf>();
+    const std::lock_guard lock(mutex_);
+    call("cudaLaunchKernel");
+    const size_t size = kSizes[static_cast<size_t>(body)]();
+    std::vector<double> kept((size + sizeof(double) - 1) / sizeof(double));
+    std::memcpy(kept.data(), parameters, size);
+    ask(Queue::compute, [=, kept = std::move(kept)] { kLaunchers[static_cast<size_t>(body)](kept.data(), count); });
+  }
+
+  std::vector<cuda::ConvolutionAlgorithm> algorithms(const cuda::Convolution& c, bool tf32) override {
+    if (c.top != c.bottom || c.left != c.right) return {};
+    std::vector<cuda::ConvolutionAlgorithm> list = {
+        {.name = "implicit_precomp_gemm", .number = 1, .tf32 = false, .deterministic = true, .workspace = {c.n * 1000}},
+        {.name = "implicit_gemm", .number = 0, .tf32 = false, .deterministic = true, .workspace = {}}};
+    if (c.pass != cuda::Convolution::Pass::forward) {
+      list.push_back({.name = "algo_0", .number = 3, .tf32 = false, .deterministic = false, .workspace = {}});
+    }
+    if (tf32) list.push_back({.name = "implicit_precomp_gemm", .number = 1, .tf32 = true, .deterministic = true, .workspace = {c.n * 500}});
+    return list;
+  }
+  std::unique_ptr<cuda::Prepared> prepare(const cuda::Convolution& c, const cuda::ConvolutionAlgorithm& algorithm) override {
+    return std::make_unique<FakeConvolution>(*this, c, algorithm.workspace);
+  }
+  std::unique_ptr<cuda::Prepared> prepare(const cuda::Product& product, Bytes workspace) override {
+    return std::make_unique<FakeProduct>(*this, product, std::min(workspace, Bytes{4096}));
+  }
+
+  Event make_event(bool) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaEventCreateWithFlags");
+    return new EventState;
+  }
+  void drop_event(Event event) noexcept override { delete static_cast<EventState*>(event); }
+  void record(Queue queue, Event event) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaEventRecord");
+    auto* state = static_cast<EventState*>(event);
+    const int64_t version = ++state->asked;
+    meet_host(queue);
+    state->clock = clocks_[at(queue)];
+    pending_[at(queue)].push_back({.work = [=, this] { state->reached = version, state->at_ms = ++ticks_; }, .event = nullptr});
+  }
+  void wait(Queue queue, Event event) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaStreamWaitEvent");
+    if (++waits_ == forget_) return;
+    auto* state = static_cast<EventState*>(event);
+    merge(clocks_[at(queue)], state->clock);
+    pending_[at(queue)].push_back({.work = [] {}, .event = state, .version = state->asked});
+  }
+  void synchronize(Event event) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaEventSynchronize");
+    auto* state = static_cast<EventState*>(event);
+    const int64_t version = state->asked;
+    while (state->reached < version) step();
+    merge(host_, state->clock);
+  }
+  void synchronize(Queue queue) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaStreamSynchronize");
+    while (!pending_[at(queue)].empty()) step();
+    merge(host_, clocks_[at(queue)]);
+  }
+  double elapsed_ms(Event from, Event to) override {
+    const std::lock_guard lock(mutex_);
+    return 1e-3 * (static_cast<EventState*>(to)->at_ms - static_cast<EventState*>(from)->at_ms);
+  }
+
+  bool records() const override { return true; }
+  void touches(std::span<const Touch> reads, std::span<const Touch> writes) override {
+    reads_.assign(reads.begin(), reads.end());
+    writes_.assign(writes.begin(), writes.end());
+  }
+
+ private:
+  using Clock = std::array<int64_t, cuda::kQueues>;
+  struct EventState {
+    int64_t asked = 0, reached = 0;
+    double at_ms = 0;
+    Clock clock{};
+  };
+  struct Pending {
+    std::function<void()> work;
+    EventState* event = nullptr;  // to be reached first
+    int64_t version = 0;
+  };
+  struct Entry {
+    size_t queue = 0;
+    int64_t index = 0;
+    Clock clock{};
+    std::vector<Touch> reads, writes;
+  };
+
+  class FakeConvolution final : public cuda::Prepared {
+   public:
+    FakeConvolution(FakeDoor& door, const cuda::Convolution& c, Bytes workspace) : door_(door), c_(c), workspace_(workspace) {}
+    Bytes workspace() const override { return workspace_; }
+    void run(const void* a, const void* b, const void*, void* out, void* workspace) override {
+      using namespace cuda;
+      const int64_t group_c = c_.c / c_.groups;
+      const bool last = c_.channels_last;
+      const DirectShape shape{
+          .x = fake::image(c_.n, c_.c, c_.h, c_.w, last),
+          .y = fake::image(c_.n, c_.k, c_.oh, c_.ow, last),
+          .groups = c_.groups,
+          .group_c = group_c,
+          .group_k = c_.k / c_.groups,
+          .h = {.in = c_.h, .out = c_.oh, .kernel = c_.r, .stride = c_.stride_h, .dilation = c_.dilation_h, .before = c_.top, .after = c_.bottom},
+          .w = {.in = c_.w, .out = c_.ow, .kernel = c_.s, .stride = c_.stride_w, .dilation = c_.dilation_w, .before = c_.left, .after = c_.right},
+          .to_k = group_c * c_.r * c_.s,
+          .to_c = last ? 1 : c_.r * c_.s,
+          .to_r = last ? c_.s * group_c : c_.s,
+          .to_s = last ? group_c : 1};
+      auto* y = static_cast<float*>(out);
+      const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b);
+      door_.enqueue_part([=, bytes = static_cast<size_t>(workspace_.count), c = c_] {
+        if (bytes > 0) std::memset(workspace, 0xff, bytes);
+        switch (c.pass) {
+          case Convolution::Pass::forward:
+            all(DirectForward{.y = y, .x = p, .weights = q, .bias = nullptr, .d = shape, .relu = false}, c.n * c.k * c.oh * c.ow);
+            break;
+          case Convolution::Pass::backward_data:
+            all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.n * c.c * c.h * c.w);
+            break;
+          case Convolution::Pass::backward_weights:
+            all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.k * shape.group_c * c.r * c.s);
+            break;
+        }
+      });
+    }
+
+   private:
+    template <class Body>
+    static void all(const Body& body, int64_t count) {
+      fake::HostLauncher<Body>::launch(&body, count);
+    }
+    FakeDoor& door_;
+    cuda::Convolution c_;
+    Bytes workspace_;
+  };
+
+  class FakeProduct final : public cuda::Prepared {
+   public:
+    FakeProduct(FakeDoor& door, const cuda::Product& product, Bytes workspace) : door_(door), p_(product), workspace_(workspace) {}
+    Bytes workspace() const override { return workspace_; }
+    void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
+      door_.enqueue_part([p = p_, left = static_cast<const float*>(a), right = static_cast<const float*>(b),
+                          offset = static_cast<const float*>(p_.bias ? bias : nullptr), y = static_cast<float*>(out), workspace,
+                          bytes = static_cast<size_t>(workspace_.count)] {
+        if (bytes > 0) std::memset(workspace, 0xff, bytes);
+        for (int64_t m = 0; m < p.m; ++m) {
+          for (int64_t n = 0; n < p.n; ++n) {
+            double sum = offset != nullptr ? offset[n] : 0;
+            for (int64_t k = 0; k < p.k; ++k) {
+              sum += static_cast<double>(left[p.transpose_a ? k * p.m + m : m * p.k + k]) * right[p.transpose_b ? n * p.k + k : k * p.n + n];
+            }
+            y[m * p.n + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
+          }
+        }
+      });
+    }
+
+   private:
+    FakeDoor& door_;
+    cuda::Product p_;
+    Bytes workspace_;
+  };
+
+  static size_t at(Queue queue) { return static_cast<size_t>(queue); }
+  static void merge(Clock& into, const Clock& from) {
+    for (size_t q = 0; q < into.size(); ++q) into[q] = std::max(into[q], from[q]);
+  }
+  void meet_host(Queue queue) { merge(clocks_[at(queue)], host_); }
+
+  void call(const char* name) {
+    ++calls_[name];
+    if (failing_ == name && --remaining_ == 0) throw Error(ErrorCode::device_failure, std::string(name) + ": out of order (fake)");
+  }
+  bool is_pinned(const void* memory, size_t bytes) const {
+    const auto* p = static_cast<const std::byte*>(memory);
+    return std::any_of(pinned_.begin(), pinned_.end(), [&](const auto& region) {
+      const auto* q = static_cast<const std::byte*>(region.first);
+      return q <= p && p + bytes <= q + region.second;
+    });
+  }
+
+  void enqueue_part(std::function<void()> work) { enqueue(std::move(work)); }
+
+  // Every operation of a kernel is taken to touch all that the kernel does.
+  void ask(Queue queue, std::function<void()> work) {
+    meet_host(queue);
+    Clock& clock = clocks_[at(queue)];
+    Entry entry{.queue = at(queue), .index = clock[at(queue)] + 1, .clock = clock, .reads = reads_, .writes = writes_};
+    clock[at(queue)] = entry.index;
+    log_.push_back(std::move(entry));
+    pending_[at(queue)].push_back({.work = std::move(work), .event = nullptr});
+  }
+
+  void step() {
+    std::array<size_t, cuda::kQueues> ready{};
+    size_t count = 0;
+    for (size_t q = 0; q < pending_.size(); ++q) {
+      if (pending_[q].empty()) continue;
+      const Pending& next = pending_[q].front();
+      if (next.event == nullptr || next.event->reached >= next.version) ready[count++] = q;
+    }
+    if (count == 0) throw Error(ErrorCode::internal, "every queue waits for another");
+    std::deque<Pending>& queue = pending_[ready[random_() % count]];
+    const std::function<void()> work = std::move(queue.front().work);
+    queue.pop_front();
+    work();
+  }
+
+  mutable std::mutex mutex_;
+  std::mt19937_64 random_;
+  std::string failing_;
+  int remaining_ = 0, forget_ = 0, waits_ = 0;
+  double ticks_ = 0;
+  std::map<void*, size_t> allocated_, pinned_;
+  std::map<std::string, int> calls_;
+  std::array<std::deque<Pending>, cuda::kQueues> pending_;
+  std::array<Clock, cuda::kQueues> clocks_{};
+  Clock host_{};
+  std::vector<Entry> log_;
+  inline static thread_local std::vector<Touch> reads_, writes_;
+};
+
+}  // namespace plimsoll::testing

@@ -1,0 +1,218 @@
+// The order of kernels and copies on a device that computes beside the host, for random plans: no kernel reads a tensor before
+// its copy is complete, nothing is overwritten while it is copied out, whatever order queues and events allow; and a wait that
+// is forgotten is found.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "device/cuda/device.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/verify.h"
+#include "tests/cuda/fake_door.h"
+#include "tests/random_plan.h"
+#include "tests/temporary_folder.h"
+#include "tests/tiers/mixing_device.h"
+
+namespace plimsoll {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::FakeDoor;
+using testing::MixingDevice;
+using Content = std::vector<std::vector<std::byte>>;
+
+constexpr uint64_t kSteps = 2;
+
+// The CUDA device with noise for kernels, asked of its compute queue.
+class QueuedMixing final : public Device {
+ public:
+  QueuedMixing(std::shared_ptr<FakeDoor> door, const Graph& graph, const std::vector<KernelChoice>& kernels)
+      : door_(std::move(door)), cuda_(cuda::open_behind(door_, "cuda:0", false)), mixing_(graph, kernels) {}
+
+  const DeviceInfo& info() const override { return cuda_->info(); }
+  std::vector<KernelSpec> kernels(const Graph&, const Op&, LayoutFamily) const override { return {}; }
+  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view name, int threads) const override {
+    return std::make_unique<Asked>(*door_, graph, op, mixing_.make_kernel(graph, op, name, threads));
+  }
+  std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return cuda_->take_arena(bytes); }
+  bool host_addressable() const override { return false; }
+  void write(std::byte* to, std::span<const std::byte> from) const override { cuda_->write(to, from); }
+  void read(std::span<std::byte> to, const std::byte* from) const override { cuda_->read(to, from); }
+  std::unique_ptr<Queues> open_queues() const override { return cuda_->open_queues(); }
+  std::shared_ptr<void> pin(std::span<std::byte> memory) const override { return cuda_->pin(memory); }
+
+ private:
+  class Asked final : public Kernel {
+   public:
+    Asked(FakeDoor& door, const Graph& graph, const Op& op, std::unique_ptr<Kernel> inner)
+        : door_(door), graph_(graph), op_(op), inner_(std::move(inner)) {}
+    Bytes workspace() const override { return inner_->workspace(); }
+    void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) override {
+      inner_->bind(inputs, outputs, workspace);
+      for (size_t i = 0; i < inputs.size(); ++i) reads_.push_back({inputs[i], bytes(op_.inputs[i])});
+      for (size_t i = 0; i < outputs.size(); ++i) writes_.push_back({outputs[i], bytes(op_.outputs[i])});
+      writes_.push_back({workspace, static_cast<size_t>(inner_->workspace().count)});
+    }
+    void run() override {
+      door_.touches(reads_, writes_);
+      door_.enqueue([this] { inner_->run(); });
+    }
+
+   private:
+    size_t bytes(TensorId id) const { return static_cast<size_t>(graph_.tensor(id).bytes().count); }
+    FakeDoor& door_;
+    const Graph& graph_;
+    const Op op_;
+    std::unique_ptr<Kernel> inner_;
+    std::vector<cuda::Touch> reads_, writes_;
+  };
+
+  std::shared_ptr<FakeDoor> door_;
+  std::unique_ptr<Device> cuda_;
+  MixingDevice mixing_;
+};
+
+std::vector<std::byte> source(const Graph& graph, TensorId id, uint64_t step) {
+  std::vector<std::byte> bytes(static_cast<size_t>(graph.tensor(id).bytes().count));
+  testing::Digest::fill(bytes.data(), bytes.size(), static_cast<uint64_t>(id.index) * 1000 + step);
+  return bytes;
+}
+
+struct Problem {
+  explicit Problem(uint64_t seed)
+      : graph(testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 9)})),
+        plan(testing::RandomPlan(graph, seed).make()) {
+    kernels.resize(static_cast<size_t>(graph.op_count()));
+    for (const Step& step : plan.steps) kernels[static_cast<size_t>(step.op.index)] = {step.kernel, step.workspace};
+  }
+  Graph graph;
+  Plan plan;
+  std::vector<KernelChoice> kernels;
+};
+
+Content contents(Problem& problem, const Device& device, const ExecuteOptions& options) {
+  const Graph& graph = problem.graph;
+  Executor executor(graph, problem.plan, device, options);
+  for (const State& state : graph.states) executor.write(state.before, source(graph, state.before, 0));
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    for (TensorId input : graph.inputs) executor.write(input, source(graph, input, step));
+    executor.run_step();
+  }
+  Content content;
+  for (const State& state : graph.states) {
+    content.emplace_back(static_cast<size_t>(graph.tensor(state.before).bytes().count));
+    executor.read(state.before, content.back());
+  }
+  return content;
+}
+
+TEST(Queues, OrderEveryKernelAndCopyOfARandomPlan) {
+  TemporaryFolder folder;
+  int transfers = 0;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Problem problem(seed);
+    ASSERT_THAT(verify(problem.graph, problem.plan, 1), IsEmpty());
+    const Content expected = contents(problem, MixingDevice(problem.graph, problem.kernels), {.spill = folder.path()});
+    for (const bool check_memory : {false, true}) {
+      const auto door = std::make_shared<FakeDoor>(seed);
+      const QueuedMixing device(door, problem.graph, problem.kernels);
+      ASSERT_EQ(contents(problem, device, {.check_memory = check_memory, .record_times = seed % 2 == 0, .spill = folder.path()}), expected);
+      ASSERT_THAT(door->conflicts(), IsEmpty());
+      EXPECT_EQ(door->allocations(), 0u);
+      EXPECT_TRUE(door->pinned().empty());
+    }
+    transfers += static_cast<int>(problem.plan.moves.size());
+  }
+  EXPECT_GT(transfers, 300);
+}
+
+TEST(Queues, AWaitThatIsForgottenIsFoundUnlessOthersWaitForItToo) {
+  TemporaryFolder folder;
+  int found = 0, wrong = 0, needless = 0;
+  for (uint64_t seed = 1; seed <= 15; ++seed) {
+    Problem problem(seed);
+    const Content expected = contents(problem, MixingDevice(problem.graph, problem.kernels), {.spill = folder.path()});
+    int waits = 1;
+    for (int nth = 1; nth <= waits && nth <= 40; ++nth) {
+      SCOPED_TRACE(fmt::format("seed {}, wait {}", seed, nth));
+      const auto door = std::make_shared<FakeDoor>(seed * 100 + static_cast<uint64_t>(nth));
+      door->forget_wait(nth);
+      const Content got = contents(problem, QueuedMixing(door, problem.graph, problem.kernels), {.spill = folder.path()});
+      waits = door->waits();
+      const bool named = !door->conflicts().empty();
+      found += named;
+      needless += !named;
+      if (got != expected) {
+        ++wrong;
+        EXPECT_TRUE(named) << "the result is wrong, but nothing was said";
+      }
+    }
+  }
+  EXPECT_GT(found, 50);
+  EXPECT_GT(wrong, 5);
+  RecordProperty("needless", needless);
+}
+
+TEST(Queues, PinTheHostTierInOneRegionOfWhatThePlanUses) {
+  TemporaryFolder folder;
+  int seen = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Problem problem(seed);
+    const auto door = std::make_shared<FakeDoor>(seed);
+    const QueuedMixing device(door, problem.graph, problem.kernels);
+    const Executor executor(problem.graph, problem.plan, device, {.spill = folder.path()});
+    const size_t buffer = static_cast<size_t>(4 * kTierPiece);  // of a channel to the disk
+    std::vector<size_t> regions;
+    for (const auto& [at, bytes] : door->pinned()) {
+      if (bytes != buffer) regions.push_back(bytes);
+    }
+    for (const TierUse& use : problem.plan.tiers) {
+      if (use.tier.name != "host" || use.used.count == 0) continue;
+      ASSERT_EQ(regions.size(), 1u);
+      EXPECT_EQ(regions[0], static_cast<size_t>(align_up(use.used, kSlotAlignment).count));
+      ++seen;
+    }
+  }
+  EXPECT_GT(seen, 5);
+}
+
+TEST(Queues, ACallThatFailsIsNamedAndNoStepFollowsIt) {
+  TemporaryFolder folder;
+  for (const char* call : {"cudaMalloc", "cudaHostRegister", "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord",
+                           "cudaStreamWaitEvent", "cudaStreamSynchronize"}) {
+    bool struck = false;
+    for (uint64_t seed = 1; seed <= 10 && !struck; ++seed) {
+      SCOPED_TRACE(fmt::format("{} seed {}", call, seed));
+      Problem problem(seed);
+      const auto door = std::make_shared<FakeDoor>(seed);
+      const QueuedMixing device(door, problem.graph, problem.kernels);
+      std::optional<Executor> executor;
+      std::string first, second;
+      try {
+        door->fail(call, 1);
+        executor.emplace(problem.graph, problem.plan, device, ExecuteOptions{.spill = folder.path()});
+        executor->run_step();
+      } catch (const Error& error) {
+        struck = true;
+        EXPECT_EQ(error.code(), ErrorCode::device_failure);
+        first = error.what();
+        EXPECT_THAT(first, HasSubstr(call));
+      }
+      if (!executor || !struck) continue;
+      try {
+        executor->run_step();
+      } catch (const Error& error) {
+        second = error.what();
+      }
+      EXPECT_EQ(first, second);
+    }
+    EXPECT_TRUE(struck) << call;
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll

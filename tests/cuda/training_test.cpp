@@ -1,0 +1,122 @@
+// Whole networks by CUDA's kernels, run on the host: what the CPU device trains, CUDA trains too, and the same weights come out
+// under any policy and budget.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "device/cuda/device.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/models.h"
+#include "tests/cuda/fake_door.h"
+#include "tests/temporary_folder.h"
+
+namespace plimsoll {
+namespace {
+
+using testing::FakeDoor;
+
+Program program_of(const Device& device, const std::string& model, CompileOptions options) {
+  const int64_t side = model == "lenet" ? 32 : 16;
+  const ModelInput input{.batch = 2, .channels = 3, .height = side, .width = side, .classes = 10, .training = true};
+  options.exact = true;
+  auto result = compile_training(build_model(model, input), device, CostTable(), options);
+  if (const auto* no = std::get_if<Infeasible>(&result)) throw Error(ErrorCode::infeasible, to_text(*no));
+  return std::get<Program>(std::move(result));
+}
+
+void write_inputs(Executor& executor, const Graph& graph, int64_t step) {
+  for (int32_t i = 0; i < graph.tensor_count(); ++i) {
+    const Tensor& t = graph.tensor({i});
+    if (t.producer.valid() || (t.role != Role::input && t.role != Role::hyperparameter)) continue;
+    const int64_t count = element_count(t.shape);
+    if (t.dtype == DType::i32) {
+      std::vector<int32_t> labels;
+      for (int64_t k = 0; k < count; ++k) labels.push_back(static_cast<int32_t>((k + step) % 10));
+      executor.write({i}, std::as_bytes(std::span(labels)));
+    } else if (t.dtype == DType::i64) {
+      const std::vector<int64_t> values(static_cast<size_t>(count), step);
+      executor.write({i}, std::as_bytes(std::span(values)));
+    } else {
+      std::vector<float> values;
+      for (int64_t k = 0; k < count; ++k) {
+        values.push_back(t.role == Role::hyperparameter ? 0.01f : static_cast<float>((k * 37 + step * 11) % 101) / 50 - 1);
+      }
+      executor.write({i}, std::as_bytes(std::span(values)));
+    }
+  }
+}
+
+std::vector<float> train(const Device& device, const Program& program, const ExecuteOptions& options) {
+  const Graph& graph = program.network.graph;
+  Executor executor(graph, program.plan, device, options);
+  executor.initialize(7);
+  for (int step = 0; step < 2; ++step) {
+    write_inputs(executor, graph, step);
+    executor.run_step();
+  }
+  EXPECT_EQ(executor.measured_peak(), program.plan.predicted.peak);
+  std::vector<float> all;
+  for (const State& state : graph.states) {
+    std::vector<float> values(static_cast<size_t>(element_count(graph.tensor(state.before).shape)));
+    executor.read(state.before, std::as_writable_bytes(std::span(values)));
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double squares = 0, all = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    squares += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    all += std::pow(static_cast<double>(a[i]), 2);
+  }
+  return std::sqrt(squares / all);
+}
+
+class CudaTraining : public ::testing::TestWithParam<std::tuple<std::string, LayoutFamily>> {};
+
+TEST_P(CudaTraining, GivesTheWeightsOfTheCpuUnderEveryPolicy) {
+  const auto& [model, family] = GetParam();
+  TemporaryFolder folder;
+  CompileOptions options{.policy = "liveness", .family = family};
+  const auto cpu = open_device("cpu", 2);
+  const std::vector<float> expected = train(*cpu, program_of(*cpu, model, options), {});
+  const auto door = std::make_shared<FakeDoor>(3);
+  const auto cuda = cuda::open_behind(door, "cuda:0", false);
+  const Program easy = program_of(*cuda, model, options);
+  const std::vector<float> weights = train(*cuda, easy, {});
+  ASSERT_EQ(weights.size(), expected.size());
+  EXPECT_LT(distance(expected, weights), 1e-4);
+
+  for (const std::string policy : {"superneurons", "auto"}) {
+    for (const char* tier : {"host", "disk"}) {
+      SCOPED_TRACE(policy + " " + tier);
+      options.policy = policy;
+      options.tiers = {{.name = tier, .capacity = 1_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 10}};
+      options.memory = {easy.plan.arena.count * 8 / 10};
+      std::optional<Program> tight;
+      try {
+        tight = program_of(*cuda, model, options);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::infeasible || policy == "auto") throw;
+        continue;
+      }
+      door->forget_account();
+      EXPECT_EQ(train(*cuda, *tight, {.check_memory = true, .spill = folder.path()}), weights);
+      EXPECT_EQ(door->conflicts(), std::vector<std::string>{});
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaTraining,
+                         ::testing::Combine(::testing::Values("lenet", "resnet20"),
+                                            ::testing::Values(LayoutFamily::plain, LayoutFamily::channels_last)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" + std::string(to_string(std::get<1>(info.param)));
+                         });
+
+}  // namespace
+}  // namespace plimsoll
