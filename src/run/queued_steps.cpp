@@ -45,8 +45,8 @@ std::map<Route, std::vector<int32_t>> routes_of(const Plan& plan, std::span<cons
 
 QueuedSteps::QueuedSteps(const Graph& graph, const Plan& plan, const Device& device, std::unique_ptr<Queues> queues,
                          std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena, std::vector<Kernel*> kernels,
-                         std::vector<DyingBytes> dying, std::span<StepRecord> records, std::span<StepRecord> copy_records,
-                         bool check_memory)
+                         std::vector<DyingBytes> dying, std::span<StepRecord> records,
+                         std::span<StepRecord> copy_records, bool check_memory)
     : graph_(graph),
       plan_(plan),
       queues_(std::move(queues)),
@@ -59,8 +59,9 @@ QueuedSteps::QueuedSteps(const Graph& graph, const Plan& plan, const Device& dev
   for (const DyingBytes& bytes : dying) dying_[static_cast<size_t>(bytes.step)].push_back(bytes);
   auto describe = [&graph, &plan](int32_t i) {
     const Move& move = plan.moves[static_cast<size_t>(i)];
-    return fmt::format("copying '{}' ({}) {} the {} tier", graph.tensor(move.tensor).name, to_string(graph.tensor(move.tensor).bytes()),
-                       is_out(move) ? "to" : "from", plan.tiers[static_cast<size_t>(move.tier)].tier.name);
+    return fmt::format("copying '{}' ({}) {} the {} tier", graph.tensor(move.tensor).name,
+                       to_string(graph.tensor(move.tensor).bytes()), is_out(move) ? "to" : "from",
+                       plan.tiers[static_cast<size_t>(move.tier)].tier.name);
   };
   const bool timed = !copy_records_.empty();
   for (const auto& [route, moves] : routes_of(plan, tiers)) {
@@ -77,14 +78,23 @@ QueuedSteps::QueuedSteps(const Graph& graph, const Plan& plan, const Device& dev
       Pass& start = out ? boundary.out : boundary.in;
       if (start.ready < 0) start.ready = queues_->make_mark(false);
       if (engine) {
-        copies.push_back({.slot = &slot, .at = at, .out = out, .move = i,
+        copies.push_back({.slot = &slot,
+                          .at = at,
+                          .out = out,
+                          .move = i,
                           .record = timed ? &copy_records_[static_cast<size_t>(i)] : nullptr});
-        if (start.releases.empty() || start.releases.back().engine != engines_.size()) start.releases.push_back({engines_.size(), 0});
+        if (start.releases.empty() || start.releases.back().engine != engines_.size())
+          start.releases.push_back({engines_.size(), 0});
         start.releases.back().count = static_cast<int32_t>(copies.size());
       } else {
         start.transfers.push_back(transfers_.size());
-        transfers_.push_back({.slot = &slot, .host = tier.memory().data() + move.slot.count, .at = at, .out = out, .move = i,
-                              .begin = timed ? queues_->make_mark(true) : -1, .done = queues_->make_mark(timed)});
+        transfers_.push_back({.slot = &slot,
+                              .host = tier.memory().data() + move.slot.count,
+                              .at = at,
+                              .out = out,
+                              .move = i,
+                              .begin = timed ? queues_->make_mark(true) : -1,
+                              .done = queues_->make_mark(timed)});
         done.push_back(transfers_.back().done);
       }
       int32_t& wait = waits[move.before];
@@ -178,11 +188,13 @@ void QueuedSteps::fill(size_t step) {
 
 void QueuedSteps::keep_times() {
   for (size_t s = 0; s < begins_.size(); ++s) {
-    if (kernels_[s] != nullptr) records_[s] = {queues_->ms_between(start_, begins_[s]), queues_->ms_between(start_, ends_[s])};
+    if (kernels_[s] != nullptr)
+      records_[s] = {queues_->ms_between(start_, begins_[s]), queues_->ms_between(start_, ends_[s])};
   }
   if (copy_records_.empty()) return;
   for (const Transfer& t : transfers_) {
-    copy_records_[static_cast<size_t>(t.move)] = {queues_->ms_between(start_, t.begin), queues_->ms_between(start_, t.done)};
+    copy_records_[static_cast<size_t>(t.move)] = {queues_->ms_between(start_, t.begin),
+                                                  queues_->ms_between(start_, t.done)};
   }
 }
 

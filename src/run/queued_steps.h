@@ -1,6 +1,6 @@
-// Runs a plan on a device that computes beside the host: a training step is asked for at once, kernels and copies in three
-// queues that marks order as the plan says, and the host waits at its end. Between two steps first what must leave leaves, then
-// what comes in may take its place (plan.h): the compute queue waits where a thread would.
+// Runs a plan on a device that computes beside the host: a training step is asked for at once, kernels and copies in
+// three queues that marks order as the plan says, and the host waits at its end. Between two steps first what must
+// leave leaves, then what comes in may take its place (plan.h): the compute queue waits where a thread would.
 //
 //   tiers in host memory, pinned: the device copies by itself
 //   other tiers (disk): threads copy piece by piece through pinned buffers, and the host waits for them at boundaries
@@ -27,15 +27,16 @@ struct DyingBytes {
 
 class QueuedSteps {
  public:
-  // `kernels`: one a step, null for a view. `records`, `copy_records`: one a step and a move, or empty. Everything given must
-  // outlive it.
+  // `kernels`: one a step, null for a view. `records`, `copy_records`: one a step and a move, or empty. Everything
+  // given must outlive it.
   QueuedSteps(const Graph& graph, const Plan& plan, const Device& device, std::unique_ptr<Queues> queues,
               std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena, std::vector<Kernel*> kernels,
-              std::vector<DyingBytes> dying, std::span<StepRecord> records, std::span<StepRecord> copy_records, bool check_memory);
+              std::vector<DyingBytes> dying, std::span<StepRecord> records, std::span<StepRecord> copy_records,
+              bool check_memory);
   ~QueuedSteps();
 
-  void run();              // a training step; all of it is done on return
-  void rest() noexcept;    // after a failure: until nothing runs any more
+  void run();            // a training step; all of it is done on return
+  void rest() noexcept;  // after a failure: until nothing runs any more
 
  private:
   using Queue = Queues::Queue;

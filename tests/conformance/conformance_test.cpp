@@ -40,10 +40,16 @@ std::vector<std::string> device_names() {
   return names;
 }
 
-// CUDA's kernels behind a door that runs them on the host: what they compute, not what a GPU makes of it.
-std::unique_ptr<Device> open(const std::string& name) {
-  if (name != "cuda_on_the_host") return open_device(name, 2);
-  return cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(kSeed), "cuda:0", true);
+// "cuda_on_the_host" has CUDA's kernels behind a door that runs them on the host: what they compute, not what a GPU makes of
+// it. Others are opened once: that takes a GPU a while.
+std::shared_ptr<const Device> open(const std::string& name) {
+  if (name == "cuda_on_the_host") {
+    return cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(kSeed), "cuda:0", true);
+  }
+  static std::map<std::string, std::shared_ptr<const Device>> devices;
+  std::shared_ptr<const Device>& device = devices[name];
+  if (!device) device = open_device(name, 2);
+  return device;
 }
 
 std::string test_name(std::string device) {

@@ -11,8 +11,8 @@
 namespace plimsoll {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::FakeDoor;
+using ::testing::HasSubstr;
 
 template <class Action>
 std::string refusal(ErrorCode code, const Action& action) {
@@ -32,7 +32,8 @@ TEST(CudaDevice, IsListedWithTheReasonWhyItIsNotThere) {
   for (const DeviceListing& device : list) {
     EXPECT_FALSE(device.description.empty());
     if (device.available) continue;
-    EXPECT_THAT(refusal(ErrorCode::unsupported, [] { open_device("cuda:0"); }), HasSubstr("device 'cuda:0' is not there: " + device.description));
+    EXPECT_THAT(refusal(ErrorCode::unsupported, [] { open_device("cuda:0"); }),
+                HasSubstr("device 'cuda:0' is not there: " + device.description));
   }
 }
 

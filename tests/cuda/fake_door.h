@@ -1,7 +1,7 @@
-// CUDA without a GPU: memory is the host's, our kernels' bodies run on the host, cuDNN's and cuBLAS's operations by plain loops.
-// Nothing is done when it is asked for: operations wait in their queues until somebody waits for them, and then run in an
-// order drawn from a seed among all that queues and events allow. And it keeps account: from what operations read and write, and from
-// what must have come before what, it tells whether two of them could have met.
+// CUDA without a GPU: memory is the host's, our kernels' bodies run on the host, cuDNN's and cuBLAS's operations by
+// plain loops. Nothing is done when it is asked for: operations wait in their queues until somebody waits for them, and
+// then run in an order drawn from a seed among all that queues and events allow. And it keeps account: from what
+// operations read and write, and from what must have come before what, it tells whether two of them could have met.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,8 @@ struct HostLauncher {
     } else {
       std::vector<typename Body::Value> values(kBlock);
       for (int64_t block = 0; block < count; ++block) {
-        for (int thread = 0; thread < kBlock; ++thread) values[static_cast<size_t>(thread)] = body.partial(block, thread);
+        for (int thread = 0; thread < kBlock; ++thread)
+          values[static_cast<size_t>(thread)] = body.partial(block, thread);
         for (int distance = kBlock / 2; distance > 0; distance /= 2) {
           for (int thread = 0; thread < distance; ++thread) {
             values[static_cast<size_t>(thread)].add(values[static_cast<size_t>(thread + distance)]);
@@ -54,7 +55,14 @@ struct SizeOf {
 };
 
 inline Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
-  return {.n = n, .c = c, .h = h, .w = w, .to_n = c * h * w, .to_c = last ? 1 : h * w, .to_h = last ? w * c : w, .to_w = last ? c : 1};
+  return {.n = n,
+          .c = c,
+          .h = h,
+          .w = w,
+          .to_n = c * h * w,
+          .to_c = last ? 1 : h * w,
+          .to_h = last ? w * c : w,
+          .to_w = last ? c : 1};
 }
 
 }  // namespace fake
@@ -92,7 +100,8 @@ class FakeDoor final : public cuda::Door {
       for (const Touch& x : a) {
         for (const Touch& y : b) {
           const auto *p = static_cast<const std::byte*>(x.at), *q = static_cast<const std::byte*>(y.at);
-          if (x.bytes > 0 && y.bytes > 0 && p != nullptr && q != nullptr && p < q + y.bytes && q < p + x.bytes) return true;
+          if (x.bytes > 0 && y.bytes > 0 && p != nullptr && q != nullptr && p < q + y.bytes && q < p + x.bytes)
+            return true;
         }
       }
       return false;
@@ -106,8 +115,8 @@ class FakeDoor final : public cuda::Door {
                            : meet(a.writes, b.writes) ? "is written twice at once"
                                                       : nullptr;
         if (what == nullptr) continue;
-        result.push_back("bytes of operation " + std::to_string(i) + " (queue " + std::to_string(a.queue) + "): " + what +
-                         " by operation " + std::to_string(j) + " (queue " + std::to_string(b.queue) + ")");
+        result.push_back("bytes of operation " + std::to_string(i) + " (queue " + std::to_string(a.queue) + "): " +
+                         what + " by operation " + std::to_string(j) + " (queue " + std::to_string(b.queue) + ")");
       }
     }
     return result;
@@ -115,8 +124,16 @@ class FakeDoor final : public cuda::Door {
 
   // The door.
   cuda::Facts facts() override {
-    return {.name = "Fake GPU", .major = 9, .minor = 0, .processors = 132, .driver = "0", .runtime = "0", .cudnn = "0", .cublas = "0",
-            .total = 4_GiB, .free = 2_GiB};
+    return {.name = "Fake GPU",
+            .major = 9,
+            .minor = 0,
+            .processors = 132,
+            .driver = "0",
+            .runtime = "0",
+            .cudnn = "0",
+            .cublas = "0",
+            .total = 4_GiB,
+            .free = 2_GiB};
   }
   void* allocate(size_t bytes) override {
     const std::lock_guard lock(mutex_);
@@ -148,7 +165,9 @@ class FakeDoor final : public cuda::Door {
   void copy(Queue queue, void* to, const void* from, size_t bytes, cuda::Direction direction) override {
     const std::lock_guard lock(mutex_);
     call("cudaMemcpyAsync");
-    const void* host = direction == cuda::Direction::to_host ? to : direction == cuda::Direction::to_device ? from : nullptr;
+    const void* host = direction == cuda::Direction::to_host     ? to
+                       : direction == cuda::Direction::to_device ? from
+                                                                 : nullptr;
     if (queue != Queue::transfer && host != nullptr && !is_pinned(host, bytes)) {
       throw Error(ErrorCode::internal, "a copy beside the host is asked for, but the host's memory is not pinned");
     }
@@ -178,10 +197,16 @@ class FakeDoor final : public cuda::Door {
     if (c.pass != cuda::Convolution::Pass::forward) {
       list.push_back({.name = "algo_0", .number = 3, .tf32 = false, .deterministic = false, .workspace = {}});
     }
-    if (tf32) list.push_back({.name = "implicit_precomp_gemm", .number = 1, .tf32 = true, .deterministic = true, .workspace = {c.n * 500}});
+    if (tf32)
+      list.push_back({.name = "implicit_precomp_gemm",
+                      .number = 1,
+                      .tf32 = true,
+                      .deterministic = true,
+                      .workspace = {c.n * 500}});
     return list;
   }
-  std::unique_ptr<cuda::Prepared> prepare(const cuda::Convolution& c, const cuda::ConvolutionAlgorithm& algorithm) override {
+  std::unique_ptr<cuda::Prepared> prepare(const cuda::Convolution& c,
+                                          const cuda::ConvolutionAlgorithm& algorithm) override {
     return std::make_unique<FakeConvolution>(*this, c, algorithm.workspace);
   }
   std::unique_ptr<cuda::Prepared> prepare(const cuda::Product& product, Bytes workspace) override {
@@ -201,7 +226,8 @@ class FakeDoor final : public cuda::Door {
     const int64_t version = ++state->asked;
     meet_host(queue);
     state->clock = clocks_[at(queue)];
-    pending_[at(queue)].push_back({.work = [=, this] { state->reached = version, state->at_ms = ++ticks_; }, .event = nullptr});
+    pending_[at(queue)].push_back(
+        {.work = [=, this] { state->reached = version, state->at_ms = ++ticks_; }, .event = nullptr});
   }
   void wait(Queue queue, Event event) override {
     const std::lock_guard lock(mutex_);
@@ -257,31 +283,44 @@ class FakeDoor final : public cuda::Door {
 
   class FakeConvolution final : public cuda::Prepared {
    public:
-    FakeConvolution(FakeDoor& door, const cuda::Convolution& c, Bytes workspace) : door_(door), c_(c), workspace_(workspace) {}
+    FakeConvolution(FakeDoor& door, const cuda::Convolution& c, Bytes workspace)
+        : door_(door), c_(c), workspace_(workspace) {}
     Bytes workspace() const override { return workspace_; }
     void run(const void* a, const void* b, const void*, void* out, void* workspace) override {
       using namespace cuda;
       const int64_t group_c = c_.c / c_.groups;
       const bool last = c_.channels_last;
-      const DirectShape shape{
-          .x = fake::image(c_.n, c_.c, c_.h, c_.w, last),
-          .y = fake::image(c_.n, c_.k, c_.oh, c_.ow, last),
-          .groups = c_.groups,
-          .group_c = group_c,
-          .group_k = c_.k / c_.groups,
-          .h = {.in = c_.h, .out = c_.oh, .kernel = c_.r, .stride = c_.stride_h, .dilation = c_.dilation_h, .before = c_.top, .after = c_.bottom},
-          .w = {.in = c_.w, .out = c_.ow, .kernel = c_.s, .stride = c_.stride_w, .dilation = c_.dilation_w, .before = c_.left, .after = c_.right},
-          .to_k = group_c * c_.r * c_.s,
-          .to_c = last ? 1 : c_.r * c_.s,
-          .to_r = last ? c_.s * group_c : c_.s,
-          .to_s = last ? group_c : 1};
+      const DirectShape shape{.x = fake::image(c_.n, c_.c, c_.h, c_.w, last),
+                              .y = fake::image(c_.n, c_.k, c_.oh, c_.ow, last),
+                              .groups = c_.groups,
+                              .group_c = group_c,
+                              .group_k = c_.k / c_.groups,
+                              .h = {.in = c_.h,
+                                    .out = c_.oh,
+                                    .kernel = c_.r,
+                                    .stride = c_.stride_h,
+                                    .dilation = c_.dilation_h,
+                                    .before = c_.top,
+                                    .after = c_.bottom},
+                              .w = {.in = c_.w,
+                                    .out = c_.ow,
+                                    .kernel = c_.s,
+                                    .stride = c_.stride_w,
+                                    .dilation = c_.dilation_w,
+                                    .before = c_.left,
+                                    .after = c_.right},
+                              .to_k = group_c * c_.r * c_.s,
+                              .to_c = last ? 1 : c_.r * c_.s,
+                              .to_r = last ? c_.s * group_c : c_.s,
+                              .to_s = last ? group_c : 1};
       auto* y = static_cast<float*>(out);
       const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b);
       door_.enqueue_part([=, bytes = static_cast<size_t>(workspace_.count), c = c_] {
         if (bytes > 0) std::memset(workspace, 0xff, bytes);
         switch (c.pass) {
           case Convolution::Pass::forward:
-            all(DirectForward{.y = y, .x = p, .weights = q, .bias = nullptr, .d = shape, .relu = false}, c.n * c.k * c.oh * c.ow);
+            all(DirectForward{.y = y, .x = p, .weights = q, .bias = nullptr, .d = shape, .relu = false},
+                c.n * c.k * c.oh * c.ow);
             break;
           case Convolution::Pass::backward_data:
             all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.n * c.c * c.h * c.w);
@@ -305,18 +344,20 @@ class FakeDoor final : public cuda::Door {
 
   class FakeProduct final : public cuda::Prepared {
    public:
-    FakeProduct(FakeDoor& door, const cuda::Product& product, Bytes workspace) : door_(door), p_(product), workspace_(workspace) {}
+    FakeProduct(FakeDoor& door, const cuda::Product& product, Bytes workspace)
+        : door_(door), p_(product), workspace_(workspace) {}
     Bytes workspace() const override { return workspace_; }
     void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
       door_.enqueue_part([p = p_, left = static_cast<const float*>(a), right = static_cast<const float*>(b),
-                          offset = static_cast<const float*>(p_.bias ? bias : nullptr), y = static_cast<float*>(out), workspace,
-                          bytes = static_cast<size_t>(workspace_.count)] {
+                          offset = static_cast<const float*>(p_.bias ? bias : nullptr), y = static_cast<float*>(out),
+                          workspace, bytes = static_cast<size_t>(workspace_.count)] {
         if (bytes > 0) std::memset(workspace, 0xff, bytes);
         for (int64_t m = 0; m < p.m; ++m) {
           for (int64_t n = 0; n < p.n; ++n) {
             double sum = offset != nullptr ? offset[n] : 0;
             for (int64_t k = 0; k < p.k; ++k) {
-              sum += static_cast<double>(left[p.transpose_a ? k * p.m + m : m * p.k + k]) * right[p.transpose_b ? n * p.k + k : k * p.n + n];
+              sum += static_cast<double>(left[p.transpose_a ? k * p.m + m : m * p.k + k]) *
+                     right[p.transpose_b ? n * p.k + k : k * p.n + n];
             }
             y[m * p.n + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
           }
@@ -338,7 +379,8 @@ class FakeDoor final : public cuda::Door {
 
   void call(const char* name) {
     ++calls_[name];
-    if (failing_ == name && --remaining_ == 0) throw Error(ErrorCode::device_failure, std::string(name) + ": out of order (fake)");
+    if (failing_ == name && --remaining_ == 0)
+      throw Error(ErrorCode::device_failure, std::string(name) + ": out of order (fake)");
   }
   bool is_pinned(const void* memory, size_t bytes) const {
     const auto* p = static_cast<const std::byte*>(memory);

@@ -1,6 +1,6 @@
-// The order of kernels and copies on a device that computes beside the host, for random plans: no kernel reads a tensor before
-// its copy is complete, nothing is overwritten while it is copied out, whatever order queues and events allow; and a wait that
-// is forgotten is found.
+// The order of kernels and copies on a device that computes beside the host, for random plans: no kernel reads a tensor
+// before its copy is complete, nothing is overwritten while it is copied out, whatever order queues and events allow;
+// and a wait that is forgotten is found.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,9 +18,9 @@
 namespace plimsoll {
 namespace {
 
+using testing::FakeDoor;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::FakeDoor;
 using testing::MixingDevice;
 using Content = std::vector<std::vector<std::byte>>;
 
@@ -34,7 +34,8 @@ class QueuedMixing final : public Device {
 
   const DeviceInfo& info() const override { return cuda_->info(); }
   std::vector<KernelSpec> kernels(const Graph&, const Op&, LayoutFamily) const override { return {}; }
-  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view name, int threads) const override {
+  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view name,
+                                      int threads) const override {
     return std::make_unique<Asked>(*door_, graph, op, mixing_.make_kernel(graph, op, name, threads));
   }
   std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return cuda_->take_arena(bytes); }
@@ -120,7 +121,9 @@ TEST(Queues, OrderEveryKernelAndCopyOfARandomPlan) {
     for (const bool check_memory : {false, true}) {
       const auto door = std::make_shared<FakeDoor>(seed);
       const QueuedMixing device(door, problem.graph, problem.kernels);
-      ASSERT_EQ(contents(problem, device, {.check_memory = check_memory, .record_times = seed % 2 == 0, .spill = folder.path()}), expected);
+      ASSERT_EQ(contents(problem, device,
+                         {.check_memory = check_memory, .record_times = seed % 2 == 0, .spill = folder.path()}),
+                expected);
       ASSERT_THAT(door->conflicts(), IsEmpty());
       EXPECT_EQ(door->allocations(), 0u);
       EXPECT_TRUE(door->pinned().empty());
@@ -141,7 +144,8 @@ TEST(Queues, AWaitThatIsForgottenIsFoundUnlessOthersWaitForItToo) {
       SCOPED_TRACE(fmt::format("seed {}, wait {}", seed, nth));
       const auto door = std::make_shared<FakeDoor>(seed * 100 + static_cast<uint64_t>(nth));
       door->forget_wait(nth);
-      const Content got = contents(problem, QueuedMixing(door, problem.graph, problem.kernels), {.spill = folder.path()});
+      const Content got =
+          contents(problem, QueuedMixing(door, problem.graph, problem.kernels), {.spill = folder.path()});
       waits = door->waits();
       const bool named = !door->conflicts().empty();
       found += named;
@@ -182,8 +186,8 @@ TEST(Queues, PinTheHostTierInOneRegionOfWhatThePlanUses) {
 
 TEST(Queues, ACallThatFailsIsNamedAndNoStepFollowsIt) {
   TemporaryFolder folder;
-  for (const char* call : {"cudaMalloc", "cudaHostRegister", "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord",
-                           "cudaStreamWaitEvent", "cudaStreamSynchronize"}) {
+  for (const char* call : {"cudaMalloc", "cudaHostRegister", "cudaEventCreateWithFlags", "cudaMemcpyAsync",
+                           "cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamSynchronize"}) {
     bool struck = false;
     for (uint64_t seed = 1; seed <= 10 && !struck; ++seed) {
       SCOPED_TRACE(fmt::format("{} seed {}", call, seed));

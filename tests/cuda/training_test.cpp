@@ -1,5 +1,5 @@
-// Whole networks by CUDA's kernels, run on the host: what the CPU device trains, CUDA trains too, and the same weights come out
-// under any policy and budget.
+// Whole networks by CUDA's kernels, run on the host: what the CPU device trains, CUDA trains too, and the same weights
+// come out under any policy and budget.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,8 @@ void write_inputs(Executor& executor, const Graph& graph, int64_t step) {
     } else {
       std::vector<float> values;
       for (int64_t k = 0; k < count; ++k) {
-        values.push_back(t.role == Role::hyperparameter ? 0.01f : static_cast<float>((k * 37 + step * 11) % 101) / 50 - 1);
+        values.push_back(t.role == Role::hyperparameter ? 0.01f
+                                                        : static_cast<float>((k * 37 + step * 11) % 101) / 50 - 1);
       }
       executor.write({i}, std::as_bytes(std::span(values)));
     }

@@ -21,8 +21,8 @@ constexpr size_t kArenaAlignment = 4096;
 constexpr Bytes kReserve = 512_MiB;
 
 constexpr std::vector<NamedFactory> (*kFactories[])() = {
-    convolution_kernels, fully_connected_kernels, elementwise_kernels, join_kernels, update_kernels,
-    random_kernels,      pool_kernels,            batch_norm_kernels,  loss_kernels,
+    convolution_kernels, fully_connected_kernels, elementwise_kernels, join_kernels, update_kernels, random_kernels,
+    pool_kernels,        batch_norm_kernels,      loss_kernels,
 };
 
 const KernelFactory& factory_of(const Op& op) {
@@ -35,7 +35,8 @@ const KernelFactory& factory_of(const Op& op) {
   }();
   const auto it = factories.find(op.type->name);
   if (it == factories.end()) {
-    throw Error(ErrorCode::unsupported, fmt::format("op '{}': CUDA has no kernel for ops of type {}", op.name, op.type->name));
+    throw Error(ErrorCode::unsupported,
+                fmt::format("op '{}': CUDA has no kernel for ops of type {}", op.name, op.type->name));
   }
   return it->second;
 }
@@ -46,8 +47,8 @@ class CudaArena final : public Arena {
     try {
       memory_ = door_->allocate(static_cast<size_t>(bytes.count) + kArenaAlignment);
     } catch (const Error& error) {
-      throw Error(error.code(), fmt::format("the arena of {} was refused: {}; {} of the GPU's memory are free", to_string(bytes),
-                                            error.what(), to_string(door_->facts().free)));
+      throw Error(error.code(), fmt::format("the arena of {} was refused: {}; {} of the GPU's memory are free",
+                                            to_string(bytes), error.what(), to_string(door_->facts().free)));
     }
     const auto address = reinterpret_cast<uintptr_t>(memory_);
     base_ = reinterpret_cast<std::byte*>((address + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment);
@@ -73,9 +74,9 @@ class NoKernel final : public Kernel {  // of a view, whose output is its input
 };
 
 std::string describe(const Facts& facts) {
-  return fmt::format("{}, {} multiprocessors, sm_{}{}, {} free of {}; driver {}, CUDA {}, cuDNN {}, cuBLASLt {}", facts.name,
-                     facts.processors, facts.major, facts.minor, to_string(facts.free), to_string(facts.total), facts.driver,
-                     facts.runtime, facts.cudnn, facts.cublas);
+  return fmt::format("{}, {} multiprocessors, sm_{}{}, {} free of {}; driver {}, CUDA {}, cuDNN {}, cuBLASLt {}",
+                     facts.name, facts.processors, facts.major, facts.minor, to_string(facts.free),
+                     to_string(facts.total), facts.driver, facts.runtime, facts.cudnn, facts.cublas);
 }
 
 class CudaDevice final : public Device {
@@ -86,9 +87,9 @@ class CudaDevice final : public Device {
     const Facts facts = context_.door->facts();
     info_ = {.name = std::move(name),
              .description = describe(facts),
-             .key = fmt::format("{} sm_{}{} {} multiprocessors, driver {}, CUDA {}, cuDNN {}, cuBLASLt {}{}", facts.name, facts.major,
-                                facts.minor, facts.processors, facts.driver, facts.runtime, facts.cudnn, facts.cublas,
-                                tf32 ? ", TF32" : ""),
+             .key = fmt::format("{} sm_{}{} {} multiprocessors, driver {}, CUDA {}, cuDNN {}, cuBLASLt {}{}",
+                                facts.name, facts.major, facts.minor, facts.processors, facts.driver, facts.runtime,
+                                facts.cudnn, facts.cublas, tf32 ? ", TF32" : ""),
              .threads = 1,
              .memory_total = facts.total,
              .memory_available = std::max(Bytes{facts.free.count - kReserve.count}, Bytes{facts.free.count / 2})};
@@ -113,7 +114,9 @@ class CudaDevice final : public Device {
     return factory_of(op).make(context_, graph, op, kernel);
   }
 
-  std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return std::make_unique<CudaArena>(context_.door, bytes); }
+  std::unique_ptr<Arena> take_arena(Bytes bytes) const override {
+    return std::make_unique<CudaArena>(context_.door, bytes);
+  }
 
   bool host_addressable() const override { return false; }
   void write(std::byte* to, std::span<const std::byte> from) const override {
@@ -176,7 +179,8 @@ std::unique_ptr<Device> open_behind(std::shared_ptr<Door> door, std::string name
 std::unique_ptr<Device> open(std::string_view text) {
   const std::optional<Name> name = parse(text);
   if (!name) return nullptr;
-  return open_behind(open_door(name->device), fmt::format("cuda:{}{}", name->device, name->tf32 ? "+tf32" : ""), name->tf32);
+  return open_behind(open_door(name->device), fmt::format("cuda:{}{}", name->device, name->tf32 ? "+tf32" : ""),
+                     name->tf32);
 }
 
 std::vector<DeviceListing> list() {

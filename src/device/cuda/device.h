@@ -10,8 +10,8 @@
 
 namespace plimsoll::cuda {
 
-// "cuda", "cuda:1", "cuda:0+tf32" (kernels on tensor cores with inputs rounded to TF32 are offered too); nullptr for a name that
-// is no CUDA device's. Throws Error(unsupported) with the reason why there is no such device.
+// "cuda", "cuda:1", "cuda:0+tf32" (kernels on tensor cores with inputs rounded to TF32 are offered too); nullptr for a
+// name that is no CUDA device's. Throws Error(unsupported) with the reason why there is no such device.
 std::unique_ptr<Device> open(std::string_view name);
 std::vector<DeviceListing> list();
 

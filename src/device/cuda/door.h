@@ -1,6 +1,6 @@
-// The one door to CUDA, cuDNN and cuBLAS: every call of theirs that a CUDA device makes, in our own types. What is behind
-// it is a module of its own (module/), loaded when a CUDA device is asked for, so that a program with CUDA starts where
-// there is none; in tests it is a fake that records what it is asked and does it on the host.
+// The one door to CUDA, cuDNN and cuBLAS: every call of theirs that a CUDA device makes, in our own types. What is
+// behind it is a module of its own (module/), loaded when a CUDA device is asked for, so that a program with CUDA
+// starts where there is none; in tests it is a fake that records what it is asked and does it on the host.
 //
 //   CudaDevice, kernels, queues  ->  Door  ->  libplimsoll_cuda.so: CUDA runtime, cuDNN, cuBLASLt
 //   (no CUDA headers)                     \->  tests/cuda/fake_door.h: the same kernel bodies, run on the host
@@ -29,11 +29,11 @@ inline constexpr int kQueues = 4;
 enum class Direction : uint8_t { to_device, to_host, on_device };
 
 struct Facts {
-  std::string name;         // "NVIDIA H100 80GB HBM3"
+  std::string name;          // "NVIDIA H100 80GB HBM3"
   int major = 0, minor = 0;  // compute capability
   int processors = 0;
   std::string driver, runtime, cudnn, cublas;
-  Bytes total, free;         // free: what other processes leave
+  Bytes total, free;  // free: what other processes leave
 };
 
 // A convolution from x[n,c,h,w] to y[n,k,oh,ow] with w[k,c/groups,r,s]; all three lie channels last, or none.
@@ -54,8 +54,8 @@ struct ConvolutionAlgorithm {
   Bytes workspace;
 };
 
-// out = a * b in row-major matrices: out[m,n], a[m,k] (or [k,m] when transposed), b[k,n] (or [n,k]); with a bias of n values
-// for every row, and ReLU after it.
+// out = a * b in row-major matrices: out[m,n], a[m,k] (or [k,m] when transposed), b[k,n] (or [n,k]); with a bias of n
+// values for every row, and ReLU after it.
 struct Product {
   int64_t m = 1, n = 1, k = 1;
   bool transpose_a = false, transpose_b = false;
@@ -94,7 +94,8 @@ class Door {
   // Asked of a queue, done later. Host memory must be pinned for a copy to run beside the host.
   virtual void copy(Queue queue, void* to, const void* from, size_t bytes, Direction direction) = 0;
   virtual void fill(Queue queue, void* at, int byte, size_t bytes) = 0;
-  // One of our own kernels (bodies/bodies.h): `body` is its number, `parameters` its body, `count` how many elements or blocks.
+  // One of our own kernels (bodies/bodies.h): `body` is its number, `parameters` its body, `count` how many elements or
+  // blocks.
   virtual void launch(int body, const void* parameters, int64_t count) = 0;
 
   // Algorithms of cuDNN that take this convolution, the best guess first; none where it takes none.
@@ -106,21 +107,24 @@ class Door {
   virtual Event make_event(bool timed) = 0;
   virtual void drop_event(Event event) noexcept = 0;
   virtual void record(Queue queue, Event event) = 0;
-  virtual void wait(Queue queue, Event event) = 0;  // what is asked of the queue after this starts when the event is reached
-  virtual void synchronize(Event event) = 0;        // the host waits
+  virtual void wait(Queue queue,
+                    Event event) = 0;         // what is asked of the queue after this starts when the event is reached
+  virtual void synchronize(Event event) = 0;  // the host waits
   virtual void synchronize(Queue queue) = 0;
   virtual double elapsed_ms(Event from, Event to) = 0;  // both reached, both timed
 
   // The operations asked next, up to the next such call, read and write these; only where `records` is true.
   virtual bool records() const { return false; }
-  virtual void touches(std::span<const Touch> reads, std::span<const Touch> writes) { static_cast<void>(reads), static_cast<void>(writes); }
+  virtual void touches(std::span<const Touch> reads, std::span<const Touch> writes) {
+    static_cast<void>(reads), static_cast<void>(writes);
+  }
 };
 
 // What a module offers, in C: the names by which dlsym finds it.
 extern "C" {
-using ModuleVersion = int (*)();                                // plimsoll_cuda_door_version
-using ModuleDevices = int (*)(char* reason, size_t size);       // plimsoll_cuda_devices: their number; 0 with the reason
-using ModuleOpen = Door* (*)(int device);                       // plimsoll_cuda_open: throws plimsoll::Error
+using ModuleVersion = int (*)();                           // plimsoll_cuda_door_version
+using ModuleDevices = int (*)(char* reason, size_t size);  // plimsoll_cuda_devices: their number; 0 with the reason
+using ModuleOpen = Door* (*)(int device);                  // plimsoll_cuda_open: throws plimsoll::Error
 }
 
 }  // namespace plimsoll::cuda

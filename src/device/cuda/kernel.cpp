@@ -10,7 +10,7 @@
 namespace plimsoll::cuda {
 namespace {
 
-constexpr int64_t kLeastPiece = 2048, kLeastAcross = 16;       // elements worth a block, and a thread
+constexpr int64_t kLeastPiece = 2048, kLeastAcross = 16;           // elements worth a block, and a thread
 constexpr int64_t kBlocksEnough = 1024, kThreadsEnough = 1 << 17;  // to fill a GPU
 constexpr int64_t kMostPieces = 1024;
 
@@ -21,8 +21,8 @@ std::vector<size_t> sizes(const Graph& graph, const std::vector<TensorId>& tenso
 }
 
 [[noreturn]] void throw_layout(const Op& op, const Tensor& tensor) {
-  throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): '{}' lies as '{}', which CUDA's kernels do not take", op.name,
-                                                  op.type->name, tensor.name, tensor.layout.tag));
+  throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): '{}' lies as '{}', which CUDA's kernels do not take",
+                                                  op.name, op.type->name, tensor.name, tensor.layout.tag));
 }
 
 }  // namespace
@@ -91,7 +91,9 @@ Place place_in(const Op& op, const Tensor& tensor) {
   if (tensor.shape.size() > 5) throw_layout(op, tensor);
   place.rank = static_cast<int32_t>(tensor.shape.size());
   for (size_t d = 0; d < tensor.shape.size(); ++d) place.size[d] = tensor.shape[d];
-  auto dimension = [&](char letter) { return static_cast<size_t>(std::tolower(static_cast<unsigned char>(letter)) - 'a'); };
+  auto dimension = [&](char letter) {
+    return static_cast<size_t>(std::tolower(static_cast<unsigned char>(letter)) - 'a');
+  };
   size_t head = 0;
   while (head < tag.size() && std::isalpha(static_cast<unsigned char>(tag[head])) != 0) ++head;
   struct Block {
@@ -102,7 +104,8 @@ Place place_in(const Op& op, const Tensor& tensor) {
   for (size_t i = head; i < tag.size();) {
     int64_t size = 0;
     while (i < tag.size() && std::isdigit(static_cast<unsigned char>(tag[i])) != 0) size = 10 * size + (tag[i++] - '0');
-    if (i >= tag.size() || dimension(tag[i]) >= tensor.shape.size() || place.block[dimension(tag[i])] != 1) throw_layout(op, tensor);
+    if (i >= tag.size() || dimension(tag[i]) >= tensor.shape.size() || place.block[dimension(tag[i])] != 1)
+      throw_layout(op, tensor);
     place.block[dimension(tag[i])] = size;
     blocks.push_back({dimension(tag[i++]), size});
   }
@@ -123,8 +126,8 @@ void require_f32(const Graph& graph, const Op& op) {
   for (const auto* list : {&op.inputs, &op.outputs}) {
     for (TensorId id : *list) {
       if (graph.tensor(id).dtype != DType::f64) continue;
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("op '{}' ({}): '{}' is f64; CUDA's kernels are for f32", op.name, op.type->name, graph.tensor(id).name));
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): '{}' is f64; CUDA's kernels are for f32", op.name,
+                                                      op.type->name, graph.tensor(id).name));
     }
   }
 }
@@ -134,7 +137,8 @@ void require_one_layout(const Graph& graph, const Op& op, const Tensor& like) {
     for (TensorId id : *list) {
       const Tensor& tensor = graph.tensor(id);
       if (tensor.shape != like.shape) continue;
-      if (tensor.layout.tag != like.layout.tag && !(tensor.layout.is_plain() && like.layout.is_plain())) throw_layout(op, tensor);
+      if (tensor.layout.tag != like.layout.tag && !(tensor.layout.is_plain() && like.layout.is_plain()))
+        throw_layout(op, tensor);
     }
   }
 }
@@ -150,7 +154,8 @@ std::vector<KernelSpec> own_specs(const Context&, const Graph& graph, const Op& 
   return {family_spec(graph, op, family, "own", {})};
 }
 
-std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph& graph, const Op& op,
+                                             LayoutFamily family) {
   std::vector<KernelSpec> specs = own_specs(context, graph, op, family);
   if (family == LayoutFamily::blocked) return specs;
   const Shape& shape = graph.tensor(op.inputs.empty() ? op.outputs[0] : op.inputs[0]).shape;
@@ -164,7 +169,8 @@ std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph
 }
 
 void throw_no_kernel(const Op& op, std::string_view kernel) {
-  throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): CUDA has no kernel '{}' for it", op.name, op.type->name, kernel));
+  throw Error(ErrorCode::unsupported,
+              fmt::format("op '{}' ({}): CUDA has no kernel '{}' for it", op.name, op.type->name, kernel));
 }
 
 void require_own(const Op& op, std::string_view kernel) {
@@ -174,12 +180,15 @@ void require_own(const Op& op, std::string_view kernel) {
 Pieces pieces_of(const Image& image) {
   const int64_t elements = image.n * image.h * image.w, channels = std::max<int64_t>(image.c, 1);
   const bool across = image.to_c == 1;
-  const int64_t worth = elements / (across ? kLeastAcross : kLeastPiece), enough = (across ? kThreadsEnough : kBlocksEnough) / channels;
+  const int64_t worth = elements / (across ? kLeastAcross : kLeastPiece),
+                enough = (across ? kThreadsEnough : kBlocksEnough) / channels;
   const int64_t pieces = std::clamp<int64_t>(std::min(worth, enough), 1, kMostPieces);
   const int64_t length = (elements + pieces - 1) / pieces;
   return {.image = image, .pieces = (elements + length - 1) / length, .length = length, .elements = elements};
 }
 
-Bytes room_for(const Pieces& pieces) { return {pieces.image.c * pieces.pieces * static_cast<int64_t>(sizeof(SumPair))}; }
+Bytes room_for(const Pieces& pieces) {
+  return {pieces.image.c * pieces.pieces * static_cast<int64_t>(sizeof(SumPair))};
+}
 
 }  // namespace plimsoll::cuda

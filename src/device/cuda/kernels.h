@@ -36,7 +36,7 @@ std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Con
 std::vector<NamedFactory> join_kernels();         // Concat, Slice, Reorder
 std::vector<NamedFactory> update_kernels();
 std::vector<NamedFactory> random_kernels();
-std::vector<NamedFactory> pool_kernels();         // and LRN
+std::vector<NamedFactory> pool_kernels();  // and LRN
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> loss_kernels();
 
@@ -105,7 +105,8 @@ void require_one_layout(const Graph& graph, const Op& op, const Tensor& like);
 // One kernel, "own": images in the family's layout.
 std::vector<KernelSpec> own_specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family);
 // The same, on any layout that the tensors of the first input's shape share.
-std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph& graph, const Op& op, LayoutFamily family);
+std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph& graph, const Op& op,
+                                             LayoutFamily family);
 // A spec with this name and these layouts.
 KernelSpec family_spec(const Graph& graph, const Op& op, LayoutFamily family, std::string name, Bytes workspace);
 [[noreturn]] void throw_no_kernel(const Op& op, std::string_view kernel);
@@ -119,7 +120,8 @@ std::unique_ptr<Kernel> make_own(const Context& context, const Graph& graph, con
 }
 // Specs with the workspace that the kernel itself tells.
 template <class K>
-std::vector<KernelSpec> own_specs_with_workspace(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+std::vector<KernelSpec> own_specs_with_workspace(const Context& context, const Graph& graph, const Op& op,
+                                                 LayoutFamily family) {
   std::vector<KernelSpec> specs = own_specs(context, graph, op, family);
   specs[0].workspace = K::workspace_for(graph, op);
   return specs;

@@ -81,7 +81,8 @@ class BatchNormBackwardKernel final : public BatchNorm {
     const uint8_t* mask = relu_ ? input<uint8_t>(5) : nullptr;
     sum_channels(Gradients{.x = input(0), .dy = input(1), .mean = input(3), .inv_std = input(4), .mask = mask}, pieces_,
                  scratch<SumPair>());
-    launch(ChannelTotals{.first = output(2), .second = output(1), .sums = scratch<SumPair>(), .pieces = pieces_.pieces}, pieces_.image.c);
+    launch(ChannelTotals{.first = output(2), .second = output(1), .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
+           pieces_.image.c);
     launch(NormalizeBackward{.dx = output(0),
                              .dresidual = has_output(3) ? output(3) : nullptr,
                              .x = input(0),

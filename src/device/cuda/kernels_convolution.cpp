@@ -1,13 +1,14 @@
-// Convolutions: cuDNN's algorithms, each a kernel with its workspace, and one plain kernel of ours where cuDNN has none that is
-// exact (padding that differs between two sides). A transposed convolution is the other one's gradient, with the same weights.
+// Convolutions: cuDNN's algorithms, each a kernel with its workspace, and one plain kernel of ours where cuDNN has none
+// that is exact (padding that differs between two sides). A transposed convolution is the other one's gradient, with
+// the same weights.
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "device/cuda/kernels.h"
-#include "plimsoll/ops.h"
 #include "device/cuda/slide.h"
 #include "plimsoll/error.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
 namespace {
@@ -68,9 +69,9 @@ Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles,
 }
 
 std::string key_of(const Convolution& c) {
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(c.pass), c.channels_last, c.n, c.c,
-                     c.h, c.w, c.k, c.oh, c.ow, c.r, c.s, c.groups, c.stride_h, c.stride_w, c.dilation_h, c.dilation_w, c.top, c.left,
-                     c.bottom, c.right);
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(c.pass),
+                     c.channels_last, c.n, c.c, c.h, c.w, c.k, c.oh, c.ow, c.r, c.s, c.groups, c.stride_h, c.stride_w,
+                     c.dilation_h, c.dilation_w, c.top, c.left, c.bottom, c.right);
 }
 
 std::vector<ConvolutionAlgorithm> algorithms_of(const Context& context, const Convolution& convolution) {
@@ -97,9 +98,10 @@ Layout layout_of(const Graph& graph, const Op& op, const Roles& roles) {
   for (const Tensor* tensor : {&x, &w, &y}) {
     const Layout wanted = tensor == &w ? weights_layout(family, w.shape.size()) : family_layout(family, 4);
     if (tensor->layout.tag != wanted.tag && !(wanted.is_plain() && tensor->layout.is_plain())) {
-      throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): '{}' lies as '{}'; CUDA's convolutions take all tensors row-major, "
-                                                      "or all channels last",
-                                                      op.name, op.type->name, tensor->name, tensor->layout.tag));
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("op '{}' ({}): '{}' lies as '{}'; CUDA's convolutions take all tensors row-major, "
+                              "or all channels last",
+                              op.name, op.type->name, tensor->name, tensor->layout.tag));
     }
   }
   return family_layout(family, 4);
@@ -126,7 +128,8 @@ class ConvolutionKernel : public CudaKernel {
   void sum_bias() {
     if (!roles_.bias_summed) return;
     sum_channels(Values{input(1)}, pieces_, scratch<SumPair>());
-    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces}, pieces_.image.c);
+    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
+           pieces_.image.c);
   }
 
   Roles roles_;
@@ -140,10 +143,11 @@ class ConvolutionKernel : public CudaKernel {
 
 class CudnnKernel final : public ConvolutionKernel {
  public:
-  CudnnKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) : ConvolutionKernel(context, graph, op) {
+  CudnnKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : ConvolutionKernel(context, graph, op) {
     const auto algorithms = algorithms_of(context, convolution_);
-    const auto found =
-        std::find_if(algorithms.begin(), algorithms.end(), [&](const ConvolutionAlgorithm& a) { return name_of(a) == kernel; });
+    const auto found = std::find_if(algorithms.begin(), algorithms.end(),
+                                    [&](const ConvolutionAlgorithm& a) { return name_of(a) == kernel; });
     if (found == algorithms.end()) throw_no_kernel(op, kernel);
     prepared_ = context.door->prepare(convolution_, *found);
     workspace_bytes_ = std::max(workspace_bytes_, prepared_->workspace());
@@ -151,7 +155,8 @@ class CudnnKernel final : public ConvolutionKernel {
 
  private:
   void work() override {
-    prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1), nullptr, output(0), scratch<void>());
+    prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1), nullptr, output(0),
+                   scratch<void>());
     if (roles_.bias_added) {
       launch(AddBias{.y = output(0), .x = output(0), .bias = input(2), .image = out_image_, .relu = relu_}, out_count_);
     } else if (relu_) {
@@ -173,8 +178,20 @@ class DirectKernel final : public ConvolutionKernel {
               .groups = c.groups,
               .group_c = group_c,
               .group_k = c.k / c.groups,
-              .h = {.in = c.h, .out = c.oh, .kernel = c.r, .stride = c.stride_h, .dilation = c.dilation_h, .before = c.top, .after = c.bottom},
-              .w = {.in = c.w, .out = c.ow, .kernel = c.s, .stride = c.stride_w, .dilation = c.dilation_w, .before = c.left, .after = c.right},
+              .h = {.in = c.h,
+                    .out = c.oh,
+                    .kernel = c.r,
+                    .stride = c.stride_h,
+                    .dilation = c.dilation_h,
+                    .before = c.top,
+                    .after = c.bottom},
+              .w = {.in = c.w,
+                    .out = c.ow,
+                    .kernel = c.s,
+                    .stride = c.stride_w,
+                    .dilation = c.dilation_w,
+                    .before = c.left,
+                    .after = c.right},
               .to_k = group_c * c.r * c.s,
               .to_c = c.channels_last ? 1 : c.r * c.s,
               .to_r = c.channels_last ? c.s * group_c : c.s,
@@ -186,10 +203,13 @@ class DirectKernel final : public ConvolutionKernel {
     const float* bias = roles_.bias_added ? input(2) : nullptr;
     switch (roles_.pass) {
       case Pass::forward:
-        launch(DirectForward{.y = output(0), .x = input(0), .weights = input(1), .bias = bias, .d = shape_, .relu = relu_}, out_count_);
+        launch(
+            DirectForward{.y = output(0), .x = input(0), .weights = input(1), .bias = bias, .d = shape_, .relu = relu_},
+            out_count_);
         break;
       case Pass::backward_data:
-        launch(DirectBackwardData{.dx = output(0), .dy = input(0), .weights = input(1), .bias = bias, .d = shape_}, out_count_);
+        launch(DirectBackwardData{.dx = output(0), .dy = input(0), .weights = input(1), .bias = bias, .d = shape_},
+               out_count_);
         break;
       case Pass::backward_weights: {
         const size_t x = roles_.large_is_second ? 1 : 0;
@@ -206,7 +226,8 @@ class DirectKernel final : public ConvolutionKernel {
 std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
   const Roles roles = roles_of(op);
   const bool last = family == LayoutFamily::channels_last;
-  const Bytes bias_room = roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), family_layout(family, 4))) : Bytes{};
+  const Bytes bias_room =
+      roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), family_layout(family, 4))) : Bytes{};
   std::vector<KernelSpec> list;
   auto add = [&](std::string name, Bytes workspace, bool exact) {
     KernelSpec spec = family_spec(graph, op, family, std::move(name), std::max(workspace, bias_room));
@@ -222,7 +243,8 @@ std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const 
     add(name_of(a), a.workspace, a.deterministic && !a.tf32);
   }
   // Slow: where there is nothing else that is exact.
-  if (std::none_of(list.begin(), list.end(), [](const KernelSpec& spec) { return spec.exact; })) add(std::string(kDirect), {}, true);
+  if (std::none_of(list.begin(), list.end(), [](const KernelSpec& spec) { return spec.exact; }))
+    add(std::string(kDirect), {}, true);
   return list;
 }
 
@@ -237,8 +259,8 @@ std::unique_ptr<Kernel> make(const Context& context, const Graph& graph, const O
 
 std::vector<NamedFactory> convolution_kernels() {
   std::vector<NamedFactory> list;
-  for (const char* type : {"ConvForward", "ConvBackwardData", "ConvBackwardWeights", "ConvTransposeForward", "ConvTransposeBackwardData",
-                           "ConvTransposeBackwardWeights"}) {
+  for (const char* type : {"ConvForward", "ConvBackwardData", "ConvBackwardWeights", "ConvTransposeForward",
+                           "ConvTransposeBackwardData", "ConvTransposeBackwardWeights"}) {
     list.push_back({type, {specs, make}});
   }
   return list;

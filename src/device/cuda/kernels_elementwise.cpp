@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include "device/cuda/kernels.h"
-#include "plimsoll/ops.h"
 #include "plimsoll/error.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
 namespace {
@@ -54,7 +54,8 @@ class AddKernel final : public CudaKernel {
         count_(stored(graph, op.inputs[0])) {
     require_one_layout(graph, op, graph.tensor(op.inputs[0]));
     if (terms_ > kMostTerms) {
-      throw Error(ErrorCode::unsupported, fmt::format("op '{}': CUDA adds at most {} tensors, not {}", op.name, kMostTerms, terms_));
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("op '{}': CUDA adds at most {} tensors, not {}", op.name, kMostTerms, terms_));
     }
   }
 
@@ -73,7 +74,9 @@ class AddKernel final : public CudaKernel {
 class BiasKernel final : public CudaKernel {
  public:
   BiasKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op), image_(image_of(op, graph.tensor(op.inputs[0]))), count_(stored(graph, op.inputs[0])) {
+      : CudaKernel(context, graph, op),
+        image_(image_of(op, graph.tensor(op.inputs[0]))),
+        count_(stored(graph, op.inputs[0])) {
     require_one_layout(graph, op, graph.tensor(op.inputs[0]));
   }
 
@@ -96,13 +99,15 @@ class BiasBackwardKernel final : public CudaKernel {
  private:
   void work() override {
     sum_channels(Values{input(0)}, pieces_, scratch<SumPair>());
-    launch(ChannelTotals{.first = output(0), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces}, pieces_.image.c);
+    launch(ChannelTotals{.first = output(0), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
+           pieces_.image.c);
   }
 
   Pieces pieces_;
 };
 
-std::vector<KernelSpec> bias_backward_specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+std::vector<KernelSpec> bias_backward_specs(const Context& context, const Graph& graph, const Op& op,
+                                            LayoutFamily family) {
   std::vector<KernelSpec> specs = own_specs(context, graph, op, family);
   Tensor x = graph.tensor(op.inputs[0]);
   x.layout = specs[0].inputs[0];
@@ -130,8 +135,8 @@ class ConstantKernel final : public CudaKernel {
 
 std::vector<NamedFactory> elementwise_kernels() {
   std::vector<NamedFactory> list;
-  for (const char* type : {"ReluForward", "ReluBackward", "LeakyReluForward", "LeakyReluBackward", "SigmoidForward", "SigmoidBackward",
-                           "TanhForward", "TanhBackward"}) {
+  for (const char* type : {"ReluForward", "ReluBackward", "LeakyReluForward", "LeakyReluBackward", "SigmoidForward",
+                           "SigmoidBackward", "TanhForward", "TanhBackward"}) {
     list.push_back({type, {own_specs_any_layout, make_own<ActivationKernel>}});
   }
   list.push_back({"Add", {own_specs_any_layout, make_own<AddKernel>}});

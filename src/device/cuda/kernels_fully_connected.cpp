@@ -13,11 +13,16 @@ constexpr std::string_view kBest = "cublaslt", kLean = "cublaslt:no_workspace", 
 Product product_of(const Graph& graph, const Op& op) {
   const Shape &a = graph.tensor(op.inputs[0]).shape, &b = graph.tensor(op.inputs[1]).shape;
   if (op.type->name == "FullyConnectedForward") {  // y[N,K] = x[N,C] w[K,C]'
-    return {.m = a[0], .n = b[0], .k = a[1], .transpose_b = true, .bias = op.inputs.size() > 2,
+    return {.m = a[0],
+            .n = b[0],
+            .k = a[1],
+            .transpose_b = true,
+            .bias = op.inputs.size() > 2,
             .relu = op.attributes.text("activation", "none") == "relu"};
   }
-  if (op.type->name == "FullyConnectedBackwardData") return {.m = a[0], .n = b[1], .k = a[1]};  // dx[N,C] = dy[N,K] w[K,C]
-  return {.m = b[1], .n = a[1], .k = a[0], .transpose_a = true};                                // dw[K,C] = dy[N,K]' x[N,C]
+  if (op.type->name == "FullyConnectedBackwardData")
+    return {.m = a[0], .n = b[1], .k = a[1]};                     // dx[N,C] = dy[N,K] w[K,C]
+  return {.m = b[1], .n = a[1], .k = a[0], .transpose_a = true};  // dw[K,C] = dy[N,K]' x[N,C]
 }
 
 bool is_weights(const Op& op) { return op.type->name == "FullyConnectedBackwardWeights"; }
@@ -47,10 +52,12 @@ class FullyConnectedKernel final : public CudaKernel {
  private:
   void work() override {
     // The weights' gradient is dy' x.
-    prepared_->run(input(weights_ ? 1 : 0), input(weights_ ? 0 : 1), has_input(2) ? input(2) : nullptr, output(0), scratch<void>());
+    prepared_->run(input(weights_ ? 1 : 0), input(weights_ ? 0 : 1), has_input(2) ? input(2) : nullptr, output(0),
+                   scratch<void>());
     if (!bias_summed_) return;
     sum_channels(Values{input(1)}, pieces_, scratch<SumPair>());
-    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces}, pieces_.image.c);
+    launch(ChannelTotals{.first = output(1), .second = nullptr, .sums = scratch<SumPair>(), .pieces = pieces_.pieces},
+           pieces_.image.c);
   }
 
   bool weights_, bias_summed_;
@@ -68,7 +75,8 @@ std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const 
     const auto best = context.door->prepare(product, kMostWorkspace);
     const auto lean = best && best->workspace() == Bytes{} ? nullptr : context.door->prepare(product, {});
     auto add = [&](std::string_view name, const Prepared& prepared) {
-      list.push_back(family_spec(graph, op, family, std::string(name) + std::string(tf32 ? kTf32 : ""), std::max(prepared.workspace(), bias_room)));
+      list.push_back(family_spec(graph, op, family, std::string(name) + std::string(tf32 ? kTf32 : ""),
+                                 std::max(prepared.workspace(), bias_room)));
       list.back().exact = !tf32;
     };
     if (best) add(kBest, *best);

@@ -5,8 +5,8 @@
 #include <array>
 
 #include "device/cuda/kernels.h"
-#include "plimsoll/ops.h"
 #include "plimsoll/error.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
 namespace {
@@ -42,7 +42,8 @@ class ConcatKernel final : public CudaKernel {
     for (TensorId id : op.inputs) {
       const Tensor& x = graph.tensor(id);
       if (x.layout.is_plain() != y.layout.is_plain()) {
-        throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Concat): '{}' and '{}' lie differently", op.name, x.name, y.name));
+        throw Error(ErrorCode::unsupported,
+                    fmt::format("op '{}' (Concat): '{}' and '{}' lie differently", op.name, x.name, y.name));
       }
       rows_of(op, x, axis);
       parts_.push_back(x.shape[static_cast<size_t>(axis)] * rows_.inner);
@@ -53,8 +54,10 @@ class ConcatKernel final : public CudaKernel {
   void work() override {
     int64_t begin = 0;
     for (size_t i = 0; i < parts_.size(); ++i) {
-      launch(CopyRows{.to = output(0) + begin, .from = input(i), .length = parts_[i], .to_row = whole_, .from_row = parts_[i]},
-             rows_.outer * parts_[i]);
+      launch(
+          CopyRows{
+              .to = output(0) + begin, .from = input(i), .length = parts_[i], .to_row = whole_, .from_row = parts_[i]},
+          rows_.outer * parts_[i]);
       begin += parts_[i];
     }
   }
@@ -70,7 +73,8 @@ class SliceKernel final : public CudaKernel {
     const int64_t axis = op.attributes.integer("axis");
     const Tensor &x = graph.tensor(op.inputs[0]), &y = graph.tensor(op.outputs[0]);
     if (x.layout.is_plain() != y.layout.is_plain()) {
-      throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Slice): '{}' and '{}' lie differently", op.name, x.name, y.name));
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("op '{}' (Slice): '{}' and '{}' lie differently", op.name, x.name, y.name));
     }
     rows_ = rows_of(op, x, axis);
     whole_ = x.shape[static_cast<size_t>(axis)] * rows_.inner;
@@ -80,7 +84,8 @@ class SliceKernel final : public CudaKernel {
 
  private:
   void work() override {
-    launch(CopyRows{.to = output(0), .from = input(0) + begin_, .length = part_, .to_row = part_, .from_row = whole_}, rows_.outer * part_);
+    launch(CopyRows{.to = output(0), .from = input(0) + begin_, .length = part_, .to_row = part_, .from_row = whole_},
+           rows_.outer * part_);
   }
 
   Rows rows_;
@@ -98,11 +103,14 @@ class ReorderKernel final : public CudaKernel {
     to_ = place_in(op, y);
     switch (x.dtype) {
       case DType::f32:
-      case DType::i32: break;
-      case DType::u8: words_ = false; break;
+      case DType::i32:
+        break;
+      case DType::u8:
+        words_ = false;
+        break;
       default:
-        throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Reorder): '{}' is {}; CUDA reorders f32, i32 and u8", op.name, x.name,
-                                                        to_string(x.dtype)));
+        throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Reorder): '{}' is {}; CUDA reorders f32, i32 and u8",
+                                                        op.name, x.name, to_string(x.dtype)));
     }
   }
 
@@ -110,9 +118,11 @@ class ReorderKernel final : public CudaKernel {
   void work() override {
     if (padded_) door().fill(Queue::compute, output<void>(0), 0, static_cast<size_t>(bytes_.count));
     if (words_) {
-      launch(ReorderWords{.to = output<uint32_t>(0), .from = input<uint32_t>(0), .to_place = to_, .from_place = from_}, count_);
+      launch(ReorderWords{.to = output<uint32_t>(0), .from = input<uint32_t>(0), .to_place = to_, .from_place = from_},
+             count_);
     } else {
-      launch(ReorderBytes{.to = output<uint8_t>(0), .from = input<uint8_t>(0), .to_place = to_, .from_place = from_}, count_);
+      launch(ReorderBytes{.to = output<uint8_t>(0), .from = input<uint8_t>(0), .to_place = to_, .from_place = from_},
+             count_);
     }
   }
 
@@ -123,7 +133,10 @@ class ReorderKernel final : public CudaKernel {
 };
 
 std::vector<KernelSpec> reorder_specs(const Context&, const Graph& graph, const Op& op, LayoutFamily) {
-  KernelSpec spec{.name = "own", .inputs = {graph.tensor(op.inputs[0]).layout}, .outputs = {graph.tensor(op.outputs[0]).layout}, .workspace = {}};
+  KernelSpec spec{.name = "own",
+                  .inputs = {graph.tensor(op.inputs[0]).layout},
+                  .outputs = {graph.tensor(op.outputs[0]).layout},
+                  .workspace = {}};
   return {spec};
 }
 

@@ -24,8 +24,14 @@ class SoftmaxForwardKernel final : public CudaKernel {
   void work() override {
     SoftmaxRow* const rows = scratch<SoftmaxRow>();
     launch(SoftmaxTops{.rows = rows, .logits = input(0), .classes = classes_}, rows_);
-    launch(SoftmaxSums{.rows = rows, .logits = input(0), .labels = input<int32_t>(1), .classes = classes_, .smoothing = smoothing_}, rows_);
-    launch(SoftmaxProbabilities{.probabilities = output(1), .logits = input(0), .rows = rows, .classes = classes_}, rows_ * classes_);
+    launch(SoftmaxSums{.rows = rows,
+                       .logits = input(0),
+                       .labels = input<int32_t>(1),
+                       .classes = classes_,
+                       .smoothing = smoothing_},
+           rows_);
+    launch(SoftmaxProbabilities{.probabilities = output(1), .logits = input(0), .rows = rows, .classes = classes_},
+           rows_ * classes_);
     launch(SoftmaxTotal{.loss = output(0), .correct = output(2), .rows = rows, .count = rows_}, 1);
   }
 
@@ -146,12 +152,13 @@ class SigmoidErrorBackwardKernel final : public CudaKernel {
 }  // namespace
 
 std::vector<NamedFactory> loss_kernels() {
-  return {{"SoftmaxCrossEntropyForward", {own_specs_with_workspace<SoftmaxForwardKernel>, make_own<SoftmaxForwardKernel>}},
-          {"SoftmaxCrossEntropyBackward", {own_specs, make_own<SoftmaxBackwardKernel>}},
-          {"MeanSquaredErrorForward", {own_specs_with_workspace<SquaredErrorKernel>, make_own<SquaredErrorKernel>}},
-          {"MeanSquaredErrorBackward", {own_specs, make_own<SquaredErrorBackwardKernel>}},
-          {"SigmoidCrossEntropyForward", {own_specs_with_workspace<SigmoidErrorKernel>, make_own<SigmoidErrorKernel>}},
-          {"SigmoidCrossEntropyBackward", {own_specs, make_own<SigmoidErrorBackwardKernel>}}};
+  return {
+      {"SoftmaxCrossEntropyForward", {own_specs_with_workspace<SoftmaxForwardKernel>, make_own<SoftmaxForwardKernel>}},
+      {"SoftmaxCrossEntropyBackward", {own_specs, make_own<SoftmaxBackwardKernel>}},
+      {"MeanSquaredErrorForward", {own_specs_with_workspace<SquaredErrorKernel>, make_own<SquaredErrorKernel>}},
+      {"MeanSquaredErrorBackward", {own_specs, make_own<SquaredErrorBackwardKernel>}},
+      {"SigmoidCrossEntropyForward", {own_specs_with_workspace<SigmoidErrorKernel>, make_own<SigmoidErrorKernel>}},
+      {"SigmoidCrossEntropyBackward", {own_specs, make_own<SigmoidErrorBackwardKernel>}}};
 }
 
 }  // namespace plimsoll::cuda

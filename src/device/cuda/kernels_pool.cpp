@@ -1,7 +1,7 @@
 // Pooling, and local response normalisation.
 #include "device/cuda/kernels.h"
-#include "plimsoll/ops.h"
 #include "device/cuda/slide.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
 namespace {
@@ -35,10 +35,22 @@ class MaxPoolKernel final : public CudaKernel {
  private:
   void work() override {
     if (backward_) {
-      launch(MaxPoolBackward{.dx = output(0), .dy = input(0), .index = input<uint8_t>(1), .small = p_.small, .large = p_.large, .h = p_.h, .w = p_.w},
+      launch(MaxPoolBackward{.dx = output(0),
+                             .dy = input(0),
+                             .index = input<uint8_t>(1),
+                             .small = p_.small,
+                             .large = p_.large,
+                             .h = p_.h,
+                             .w = p_.w},
              p_.larges);
     } else {
-      launch(MaxPool{.y = output(0), .index = output<uint8_t>(1), .x = input(0), .small = p_.small, .large = p_.large, .h = p_.h, .w = p_.w},
+      launch(MaxPool{.y = output(0),
+                     .index = output<uint8_t>(1),
+                     .x = input(0),
+                     .small = p_.small,
+                     .large = p_.large,
+                     .h = p_.h,
+                     .w = p_.w},
              p_.smalls);
     }
   }
@@ -58,11 +70,21 @@ class AveragePoolKernel final : public CudaKernel {
  private:
   void work() override {
     if (backward_) {
-      launch(AveragePoolBackward{.dx = output(0), .dy = input(0), .small = p_.small, .large = p_.large, .h = p_.h, .w = p_.w,
+      launch(AveragePoolBackward{.dx = output(0),
+                                 .dy = input(0),
+                                 .small = p_.small,
+                                 .large = p_.large,
+                                 .h = p_.h,
+                                 .w = p_.w,
                                  .count_padding = count_padding_},
              p_.larges);
     } else {
-      launch(AveragePool{.y = output(0), .x = input(0), .small = p_.small, .large = p_.large, .h = p_.h, .w = p_.w,
+      launch(AveragePool{.y = output(0),
+                         .x = input(0),
+                         .small = p_.small,
+                         .large = p_.large,
+                         .h = p_.h,
+                         .w = p_.w,
                          .count_padding = count_padding_},
              p_.smalls);
     }
@@ -89,11 +111,23 @@ class LrnKernel final : public CudaKernel {
  private:
   void work() override {
     if (backward_) {
-      launch(LrnBackward{.dx = output(0), .x = input(0), .dy = input(1), .image = image_, .size = size_, .alpha_by_size = alpha_by_size_,
-                         .beta = beta_, .k = k_},
+      launch(LrnBackward{.dx = output(0),
+                         .x = input(0),
+                         .dy = input(1),
+                         .image = image_,
+                         .size = size_,
+                         .alpha_by_size = alpha_by_size_,
+                         .beta = beta_,
+                         .k = k_},
              count_);
     } else {
-      launch(Lrn{.y = output(0), .x = input(0), .image = image_, .size = size_, .alpha_by_size = alpha_by_size_, .beta = beta_, .k = k_},
+      launch(Lrn{.y = output(0),
+                 .x = input(0),
+                 .image = image_,
+                 .size = size_,
+                 .alpha_by_size = alpha_by_size_,
+                 .beta = beta_,
+                 .k = k_},
              count_);
     }
   }
@@ -108,9 +142,12 @@ class LrnKernel final : public CudaKernel {
 }  // namespace
 
 std::vector<NamedFactory> pool_kernels() {
-  return {{"MaxPoolForward", {own_specs, make_own<MaxPoolKernel>}},     {"MaxPoolBackward", {own_specs, make_own<MaxPoolKernel>}},
-          {"AvgPoolForward", {own_specs, make_own<AveragePoolKernel>}}, {"AvgPoolBackward", {own_specs, make_own<AveragePoolKernel>}},
-          {"LrnForward", {own_specs, make_own<LrnKernel>}},             {"LrnBackward", {own_specs, make_own<LrnKernel>}}};
+  return {{"MaxPoolForward", {own_specs, make_own<MaxPoolKernel>}},
+          {"MaxPoolBackward", {own_specs, make_own<MaxPoolKernel>}},
+          {"AvgPoolForward", {own_specs, make_own<AveragePoolKernel>}},
+          {"AvgPoolBackward", {own_specs, make_own<AveragePoolKernel>}},
+          {"LrnForward", {own_specs, make_own<LrnKernel>}},
+          {"LrnBackward", {own_specs, make_own<LrnKernel>}}};
 }
 
 }  // namespace plimsoll::cuda

@@ -1,6 +1,5 @@
 // Dropout and noise: the same draws as on every device (base/random.h).
 #include "base/random.h"
-
 #include "device/cuda/kernels.h"
 #include "plimsoll/ops.h"
 

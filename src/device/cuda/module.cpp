@@ -55,7 +55,8 @@ Module load() {
   const auto devices = reinterpret_cast<ModuleDevices>(dlsym(handle, "plimsoll_cuda_devices"));
   const auto open = reinterpret_cast<ModuleOpen>(dlsym(handle, "plimsoll_cuda_open"));
   if (version == nullptr || devices == nullptr || open == nullptr || version() != kDoorVersion) {
-    module.availability.reason = fmt::format("{} belongs to another version of Plimsoll; build it again", found.string());
+    module.availability.reason =
+        fmt::format("{} belongs to another version of Plimsoll; build it again", found.string());
     return module;
   }
   std::array<char, 256> reason{};
@@ -76,11 +77,13 @@ const Availability& availability() { return module().availability; }
 
 std::unique_ptr<Door> open_door(int device) {
   const Availability& there = availability();
-  if (there.devices == 0) throw Error(ErrorCode::unsupported, fmt::format("device 'cuda:{}' is not there: {}", device, there.reason));
+  if (there.devices == 0)
+    throw Error(ErrorCode::unsupported, fmt::format("device 'cuda:{}' is not there: {}", device, there.reason));
   if (device >= there.devices) {
-    throw Error(ErrorCode::unsupported, fmt::format("device 'cuda:{}' is not there: there {} only cuda:0{}", device,
-                                                    there.devices == 1 ? "is" : "are",
-                                                    there.devices == 1 ? "" : fmt::format(" to cuda:{}", there.devices - 1)));
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("device 'cuda:{}' is not there: there {} only cuda:0{}", device, there.devices == 1 ? "is" : "are",
+                    there.devices == 1 ? "" : fmt::format(" to cuda:{}", there.devices - 1)));
   }
   return std::unique_ptr<Door>(module().open(device));
 }

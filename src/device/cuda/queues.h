@@ -26,7 +26,8 @@ class CudaQueues final : public Queues {
     if (bytes > 0) touch(from, bytes, to_host), door_->copy(cuda::Queue::out, to_host, from, bytes, Direction::to_host);
   }
   void copy_in(std::byte* to, const std::byte* from_host, size_t bytes) override {
-    if (bytes > 0) touch(from_host, bytes, to), door_->copy(cuda::Queue::in, to, from_host, bytes, Direction::to_device);
+    if (bytes > 0)
+      touch(from_host, bytes, to), door_->copy(cuda::Queue::in, to, from_host, bytes, Direction::to_device);
   }
   void fill(Queue queue, std::byte* at, int byte, size_t bytes) override {
     if (bytes == 0) return;

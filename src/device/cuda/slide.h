@@ -7,7 +7,13 @@
 namespace plimsoll::cuda {
 
 inline Slide slide_of(const WindowAxis& axis) {
-  return {.in = axis.in, .out = axis.out, .kernel = axis.kernel, .stride = axis.stride, .dilation = axis.dilation, .before = axis.before, .after = axis.after};
+  return {.in = axis.in,
+          .out = axis.out,
+          .kernel = axis.kernel,
+          .stride = axis.stride,
+          .dilation = axis.dilation,
+          .before = axis.before,
+          .after = axis.after};
 }
 
 }  // namespace plimsoll::cuda

@@ -41,7 +41,7 @@ struct Normalize {
   const float* gamma;
   const float* beta;
   const float* mean;
-  const float* inv_std;   // null: from the variance
+  const float* inv_std;  // null: from the variance
   const float* variance;
   float epsilon;
   Image image;

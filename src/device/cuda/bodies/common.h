@@ -1,10 +1,12 @@
-// Our own kernels, as bodies that nvcc compiles for the GPU and the host's compiler for tests: the arithmetic of an element
-// or of a sum, without a word of how threads are launched. Two shapes of kernel:
+// Our own kernels, as bodies that nvcc compiles for the GPU and the host's compiler for tests: the arithmetic of an
+// element or of a sum, without a word of how threads are launched. Two shapes of kernel:
 //
 //   EachElement   run(i) for every i in [0, count)
-//   EachBlock     a sum by kBlock threads: partial(block, thread) each, added pairwise in a fixed order, finish(block, sum)
+//   EachBlock     a sum by kBlock threads: partial(block, thread) each, added pairwise in a fixed order, finish(block,
+//   sum)
 //
-// Bodies are plain structs of at most 4 KB and pass as kernel parameters. Every order of additions is fixed by the shapes.
+// Bodies are plain structs of at most 4 KB and pass as kernel parameters. Every order of additions is fixed by the
+// shapes.
 #pragma once
 
 #include <cmath>

@@ -62,7 +62,8 @@ struct SoftmaxSums {  // a block a row
       r.loss = NAN;
       return;
     }
-    r.loss = r.log_sum - (1 - smoothing) * logits[row * classes + label] - smoothing * r.sum / static_cast<double>(classes);
+    r.loss =
+        r.log_sum - (1 - smoothing) * logits[row * classes + label] - smoothing * r.sum / static_cast<double>(classes);
     r.correct = r.best == label ? 1 : 0;
   }
 };
@@ -135,7 +136,8 @@ struct SumAll {
   int64_t elements, length;
   PLIMSOLL_BODY Sum partial(int64_t block, int thread) const {
     Sum sum;
-    for (int64_t i = block * length + thread; i < smaller((block + 1) * length, elements); i += kBlock) sum.a += of.term(i);
+    for (int64_t i = block * length + thread; i < smaller((block + 1) * length, elements); i += kBlock)
+      sum.a += of.term(i);
     return sum;
   }
   PLIMSOLL_BODY void finish(int64_t block, const Sum& sum) const { sums[block] = sum.a; }
@@ -151,7 +153,9 @@ struct MeanTotal {  // one block
     for (int64_t i = thread; i < count; i += kBlock) sum.a += sums[i];
     return sum;
   }
-  PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const { *loss = static_cast<float>(sum.a / static_cast<double>(elements)); }
+  PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const {
+    *loss = static_cast<float>(sum.a / static_cast<double>(elements));
+  }
 };
 struct SquaredErrorBackward {
   using Kind = EachElement;

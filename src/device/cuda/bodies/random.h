@@ -9,7 +9,8 @@ struct Block4 {
   uint32_t word[4];
 };
 PLIMSOLL_BODY Block4 philox(uint64_t seed, uint64_t step, uint32_t salt, int64_t index) {
-  uint32_t c0 = static_cast<uint32_t>(index), c1 = salt, c2 = static_cast<uint32_t>(step), c3 = static_cast<uint32_t>(step >> 32);
+  uint32_t c0 = static_cast<uint32_t>(index), c1 = salt, c2 = static_cast<uint32_t>(step),
+           c3 = static_cast<uint32_t>(step >> 32);
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
@@ -59,7 +60,8 @@ struct RandomNormal {
       const int64_t pair = k / 2 * 2;
       const double radius = sqrt(-2 * log((draws.word[pair] + 0.5) * 0x1p-32));
       const double angle = 6.283185307179586476925 * ((draws.word[pair + 1] + 0.5) * 0x1p-32);
-      z[position(place, 4 * i + k)] = static_cast<float>(mean + deviation * radius * (k % 2 == 0 ? cos(angle) : sin(angle)));
+      z[position(place, 4 * i + k)] =
+          static_cast<float>(mean + deviation * radius * (k % 2 == 0 ? cos(angle) : sin(angle)));
     }
   }
 };

@@ -1,5 +1,5 @@
-// Sums by channel, for batch norm and biases, in two steps: partial sums over pieces of each channel, then theirs. The pieces
-// follow from the shapes alone, so every run adds in the same order.
+// Sums by channel, for batch norm and biases, in two steps: partial sums over pieces of each channel, then theirs. The
+// pieces follow from the shapes alone, so every run adds in the same order.
 #pragma once
 
 #include "device/cuda/bodies/common.h"
@@ -18,7 +18,9 @@ PLIMSOLL_BODY int64_t storage_at(const Pieces& p, int64_t c, int64_t e) {
 }
 
 // Eight elements to a byte, in storage order; everything counts where there is no mask.
-PLIMSOLL_BODY bool counts(const uint8_t* mask, int64_t at) { return mask == nullptr || ((mask[at >> 3] >> (at & 7)) & 1) != 0; }
+PLIMSOLL_BODY bool counts(const uint8_t* mask, int64_t at) {
+  return mask == nullptr || ((mask[at >> 3] >> (at & 7)) & 1) != 0;
+}
 
 struct Values {
   const float* x;
@@ -56,7 +58,8 @@ struct SumPieces {
     const Division d = divide(block, pieces.pieces);
     const int64_t begin = d.remainder * pieces.length, end = smaller(begin + pieces.length, pieces.elements);
     SumPair sum;
-    for (int64_t e = begin + thread; e < end; e += kBlock) sum.add(of.term(d.quotient, storage_at(pieces, d.quotient, e)));
+    for (int64_t e = begin + thread; e < end; e += kBlock)
+      sum.add(of.term(d.quotient, storage_at(pieces, d.quotient, e)));
     return sum;
   }
   PLIMSOLL_BODY void finish(int64_t block, const SumPair& sum) const { sums[block] = sum; }

@@ -1,5 +1,5 @@
-// Pooling, local response normalisation, and convolutions in their plainest form, for what cuDNN does not take. Gradients are
-// gathered by the element that receives them, so that no two threads add to one place.
+// Pooling, local response normalisation, and convolutions in their plainest form, for what cuDNN does not take.
+// Gradients are gathered by the element that receives them, so that no two threads add to one place.
 #pragma once
 
 #include "device/cuda/bodies/common.h"
@@ -67,8 +67,12 @@ struct MaxPoolBackward {
   }
 };
 
-PLIMSOLL_BODY int64_t inside(const Slide& s, int64_t o) { return smaller(tap(s, o, s.kernel), s.in) - larger(tap(s, o, 0), 0); }
-PLIMSOLL_BODY int64_t padded(const Slide& s, int64_t o) { return smaller(tap(s, o, s.kernel), s.in + s.after) - tap(s, o, 0); }
+PLIMSOLL_BODY int64_t inside(const Slide& s, int64_t o) {
+  return smaller(tap(s, o, s.kernel), s.in) - larger(tap(s, o, 0), 0);
+}
+PLIMSOLL_BODY int64_t padded(const Slide& s, int64_t o) {
+  return smaller(tap(s, o, s.kernel), s.in + s.after) - tap(s, o, 0);
+}
 PLIMSOLL_BODY float area(const Slide& h, const Slide& w, int64_t oh, int64_t ow, bool count_padding) {
   return static_cast<float>(count_padding ? padded(h, oh) * padded(w, ow) : inside(h, oh) * inside(w, ow));
 }
@@ -85,7 +89,8 @@ struct AveragePool {
     const int64_t top = tap(h, s.h, 0), left = tap(w, s.w, 0);
     float sum = 0;
     for (int64_t ih = larger(top, 0); ih < smaller(top + h.kernel, h.in); ++ih) {
-      for (int64_t iw = larger(left, 0); iw < smaller(left + w.kernel, w.in); ++iw) sum += x[at(large, s.n, s.c, ih, iw)];
+      for (int64_t iw = larger(left, 0); iw < smaller(left + w.kernel, w.in); ++iw)
+        sum += x[at(large, s.n, s.c, ih, iw)];
     }
     y[i] = sum / area(h, w, s.h, s.w, count_padding);
   }
@@ -114,7 +119,8 @@ struct AveragePoolBackward {
 };
 
 // s[c] = k + alpha / size * the sum of squares of the channels around c.
-PLIMSOLL_BODY float lrn_scale(const float* x, const Image& image, int64_t first, int64_t c, int64_t size, float k, float alpha_by_size) {
+PLIMSOLL_BODY float lrn_scale(const float* x, const Image& image, int64_t first, int64_t c, int64_t size, float k,
+                              float alpha_by_size) {
   float squares = 0;
   for (int64_t j = larger(0, c - size / 2); j <= smaller(image.c - 1, c + (size - 1) / 2); ++j) {
     const float v = x[first + j * image.to_c];
@@ -210,7 +216,8 @@ struct DirectBackwardData {
         const int64_t ow = place_of(d.w, s.w, q);
         if (ow < 0) continue;
         for (int64_t k = g.quotient * d.group_k; k < (g.quotient + 1) * d.group_k; ++k) {
-          sum += static_cast<double>(dy[at(d.y, s.n, k, oh, ow)]) * weights[k * d.to_k + g.remainder * d.to_c + r * d.to_r + q * d.to_s];
+          sum += static_cast<double>(dy[at(d.y, s.n, k, oh, ow)]) *
+                 weights[k * d.to_k + g.remainder * d.to_c + r * d.to_r + q * d.to_s];
         }
       }
     }

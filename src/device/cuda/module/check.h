@@ -11,7 +11,9 @@ namespace plimsoll::cuda {
 
 // "cudaMalloc(&memory, bytes): out of memory (cudaErrorMemoryAllocation)"; `about` is said after it.
 [[noreturn]] void throw_failure(const char* call, const std::string& reason, const std::string& about = {});
-inline std::string reason_of(cudaError_t status) { return std::string(cudaGetErrorString(status)) + " (" + cudaGetErrorName(status) + ")"; }
+inline std::string reason_of(cudaError_t status) {
+  return std::string(cudaGetErrorString(status)) + " (" + cudaGetErrorName(status) + ")";
+}
 inline std::string reason_of(cudnnStatus_t status) { return cudnnGetErrorString(status); }
 inline std::string reason_of(cublasStatus_t status) { return cublasLtGetStatusString(status); }
 

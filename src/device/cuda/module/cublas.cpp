@@ -1,4 +1,5 @@
-// Products by cuBLASLt, which counts columns first: out = a * b row-major is out' = b' * a' there, without moving anything.
+// Products by cuBLASLt, which counts columns first: out = a * b row-major is out' = b' * a' there, without moving
+// anything.
 #include "device/cuda/module/libraries.h"
 
 namespace plimsoll::cuda {
@@ -13,8 +14,10 @@ uint32_t alignment_of(int64_t row_elements) {
 
 class LtProduct final : public Prepared {
  public:
-  LtProduct(cublasLtHandle_t handle, cudaStream_t stream, const Product& p) : handle_(handle), stream_(stream), product_(p), bias_(p.bias) {
-    PLIMSOLL_CUDA(cublasLtMatmulDescCreate(&operation_, p.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  LtProduct(cublasLtHandle_t handle, cudaStream_t stream, const Product& p)
+      : handle_(handle), stream_(stream), product_(p), bias_(p.bias) {
+    PLIMSOLL_CUDA(
+        cublasLtMatmulDescCreate(&operation_, p.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     const cublasLtEpilogue_t epilogue = p.bias   ? (p.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS)
@@ -65,8 +68,8 @@ class LtProduct final : public Prepared {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out);
     int found = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle_, operation_, left_, right_, out_, out_, preference.handle, 1, &chosen_, &found);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, operation_, left_, right_, out_, out_,
+                                                                 preference.handle, 1, &chosen_, &found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
     check_call(status, "cublasLtMatmulAlgoGetHeuristic");
     return found > 0 && chosen_.state == CUBLAS_STATUS_SUCCESS;
@@ -77,8 +80,8 @@ class LtProduct final : public Prepared {
   void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
     if (bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     const float one = 1, zero = 0;
-    PLIMSOLL_CUDA(cublasLtMatmul(handle_, operation_, &one, b, left_, a, right_, &zero, out, out_, out, out_, &chosen_.algo, workspace,
-                                 chosen_.workspaceSize, stream_));
+    PLIMSOLL_CUDA(cublasLtMatmul(handle_, operation_, &one, b, left_, a, right_, &zero, out, out_, out, out_,
+                                 &chosen_.algo, workspace, chosen_.workspaceSize, stream_));
   }
 
  private:
@@ -98,7 +101,8 @@ class LtProduct final : public Prepared {
 
 }  // namespace
 
-std::unique_ptr<Prepared> prepare_product(cublasLtHandle_t handle, cudaStream_t stream, const Product& product, Bytes workspace) {
+std::unique_ptr<Prepared> prepare_product(cublasLtHandle_t handle, cudaStream_t stream, const Product& product,
+                                          Bytes workspace) {
   auto prepared = std::make_unique<LtProduct>(handle, stream, product);
   if (!prepared->choose(static_cast<size_t>(workspace.count))) return nullptr;
   return prepared;

@@ -9,10 +9,11 @@ namespace {
 
 using Pass = Convolution::Pass;
 
-constexpr const char* kForward[] = {"implicit_gemm", "implicit_precomp_gemm", "gemm",     "direct",
-                                    "fft",           "fft_tiling",            "winograd", "winograd_nonfused"};
+constexpr const char* kForward[] = {"implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling",
+                                    "winograd",      "winograd_nonfused"};
 constexpr const char* kBackwardData[] = {"algo_0", "algo_1", "fft", "fft_tiling", "winograd", "winograd_nonfused"};
-constexpr const char* kBackwardWeights[] = {"algo_0", "algo_1", "fft", "algo_3", "winograd", "winograd_nonfused", "fft_tiling"};
+constexpr const char* kBackwardWeights[] = {"algo_0",    "algo_1", "fft", "algo_3", "winograd", "winograd_nonfused",
+                                            "fft_tiling"};
 static_assert(std::size(kForward) == CUDNN_CONVOLUTION_FWD_ALGO_COUNT);
 static_assert(std::size(kBackwardData) == CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT);
 static_assert(std::size(kBackwardWeights) == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT);
@@ -28,10 +29,13 @@ class Descriptors {
     PLIMSOLL_CUDA(cudnnCreateFilterDescriptor(&w));
     PLIMSOLL_CUDA(cudnnCreateConvolutionDescriptor(&convolution));
     PLIMSOLL_CUDA(cudnnSetTensor4dDescriptor(x, format, CUDNN_DATA_FLOAT, size(c.n), size(c.c), size(c.h), size(c.w)));
-    PLIMSOLL_CUDA(cudnnSetTensor4dDescriptor(y, format, CUDNN_DATA_FLOAT, size(c.n), size(c.k), size(c.oh), size(c.ow)));
-    PLIMSOLL_CUDA(cudnnSetFilter4dDescriptor(w, CUDNN_DATA_FLOAT, format, size(c.k), size(c.c / c.groups), size(c.r), size(c.s)));
-    PLIMSOLL_CUDA(cudnnSetConvolution2dDescriptor(convolution, size(c.top), size(c.left), size(c.stride_h), size(c.stride_w),
-                                                  size(c.dilation_h), size(c.dilation_w), CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
+    PLIMSOLL_CUDA(
+        cudnnSetTensor4dDescriptor(y, format, CUDNN_DATA_FLOAT, size(c.n), size(c.k), size(c.oh), size(c.ow)));
+    PLIMSOLL_CUDA(
+        cudnnSetFilter4dDescriptor(w, CUDNN_DATA_FLOAT, format, size(c.k), size(c.c / c.groups), size(c.r), size(c.s)));
+    PLIMSOLL_CUDA(cudnnSetConvolution2dDescriptor(convolution, size(c.top), size(c.left), size(c.stride_h),
+                                                  size(c.stride_w), size(c.dilation_h), size(c.dilation_w),
+                                                  CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
     PLIMSOLL_CUDA(cudnnSetConvolutionGroupCount(convolution, size(c.groups)));
     PLIMSOLL_CUDA(cudnnSetConvolutionMathType(convolution, tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH));
   }
@@ -53,7 +57,8 @@ class Descriptors {
 bool workspace_of(cudnnHandle_t handle, Pass pass, const Descriptors& d, int number, size_t& bytes) {
   switch (pass) {
     case Pass::forward:
-      return cudnnGetConvolutionForwardWorkspaceSize(handle, d.x, d.w, d.convolution, d.y, static_cast<cudnnConvolutionFwdAlgo_t>(number),
+      return cudnnGetConvolutionForwardWorkspaceSize(handle, d.x, d.w, d.convolution, d.y,
+                                                     static_cast<cudnnConvolutionFwdAlgo_t>(number),
                                                      &bytes) == CUDNN_STATUS_SUCCESS;
     case Pass::backward_data:
       return cudnnGetConvolutionBackwardDataWorkspaceSize(handle, d.w, d.y, d.convolution, d.x,
@@ -72,7 +77,8 @@ class CudnnConvolution final : public Prepared {
   CudnnConvolution(cudnnHandle_t handle, const Convolution& c, const ConvolutionAlgorithm& algorithm)
       : handle_(handle), pass_(c.pass), number_(algorithm.number), descriptors_(c, algorithm.tf32) {
     if (!workspace_of(handle, pass_, descriptors_, number_, workspace_)) {
-      throw Error(ErrorCode::unsupported, "cuDNN does not run the algorithm " + algorithm.name + " for this convolution");
+      throw Error(ErrorCode::unsupported,
+                  "cuDNN does not run the algorithm " + algorithm.name + " for this convolution");
     }
   }
 
@@ -83,18 +89,19 @@ class CudnnConvolution final : public Prepared {
     const Descriptors& d = descriptors_;
     switch (pass_) {
       case Pass::forward:
-        PLIMSOLL_CUDA(cudnnConvolutionForward(handle_, &one, d.x, a, d.w, b, d.convolution, static_cast<cudnnConvolutionFwdAlgo_t>(number_),
-                                              workspace, workspace_, &zero, d.y, out));
+        PLIMSOLL_CUDA(cudnnConvolutionForward(handle_, &one, d.x, a, d.w, b, d.convolution,
+                                              static_cast<cudnnConvolutionFwdAlgo_t>(number_), workspace, workspace_,
+                                              &zero, d.y, out));
         break;
       case Pass::backward_data:
         PLIMSOLL_CUDA(cudnnConvolutionBackwardData(handle_, &one, d.w, b, d.y, a, d.convolution,
-                                                   static_cast<cudnnConvolutionBwdDataAlgo_t>(number_), workspace, workspace_, &zero,
-                                                   d.x, out));
+                                                   static_cast<cudnnConvolutionBwdDataAlgo_t>(number_), workspace,
+                                                   workspace_, &zero, d.x, out));
         break;
       case Pass::backward_weights:
         PLIMSOLL_CUDA(cudnnConvolutionBackwardFilter(handle_, &one, d.x, a, d.y, b, d.convolution,
-                                                     static_cast<cudnnConvolutionBwdFilterAlgo_t>(number_), workspace, workspace_, &zero,
-                                                     d.w, out));
+                                                     static_cast<cudnnConvolutionBwdFilterAlgo_t>(number_), workspace,
+                                                     workspace_, &zero, d.w, out));
         break;
     }
   }
@@ -128,20 +135,20 @@ std::vector<Candidate> heuristics(cudnnHandle_t handle, Pass pass, const Descrip
   switch (pass) {
     case Pass::forward: {
       std::array<cudnnConvolutionFwdAlgoPerf_t, 2 * CUDNN_CONVOLUTION_FWD_ALGO_COUNT> found{};
-      PLIMSOLL_CUDA(cudnnGetConvolutionForwardAlgorithm_v7(handle, d.x, d.w, d.convolution, d.y, static_cast<int>(found.size()), &count,
-                                                           found.data()));
+      PLIMSOLL_CUDA(cudnnGetConvolutionForwardAlgorithm_v7(handle, d.x, d.w, d.convolution, d.y,
+                                                           static_cast<int>(found.size()), &count, found.data()));
       return candidates(std::span<const cudnnConvolutionFwdAlgoPerf_t>(found.data(), static_cast<size_t>(count)));
     }
     case Pass::backward_data: {
       std::array<cudnnConvolutionBwdDataAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT> found{};
-      PLIMSOLL_CUDA(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, d.w, d.y, d.convolution, d.x, static_cast<int>(found.size()),
-                                                                &count, found.data()));
+      PLIMSOLL_CUDA(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, d.w, d.y, d.convolution, d.x,
+                                                                static_cast<int>(found.size()), &count, found.data()));
       return candidates(std::span<const cudnnConvolutionBwdDataAlgoPerf_t>(found.data(), static_cast<size_t>(count)));
     }
     case Pass::backward_weights: {
       std::array<cudnnConvolutionBwdFilterAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT> found{};
-      PLIMSOLL_CUDA(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, d.x, d.y, d.convolution, d.w, static_cast<int>(found.size()),
-                                                                  &count, found.data()));
+      PLIMSOLL_CUDA(cudnnGetConvolutionBackwardFilterAlgorithm_v7(
+          handle, d.x, d.y, d.convolution, d.w, static_cast<int>(found.size()), &count, found.data()));
       return candidates(std::span<const cudnnConvolutionBwdFilterAlgoPerf_t>(found.data(), static_cast<size_t>(count)));
     }
   }
@@ -172,9 +179,11 @@ void add(std::vector<ConvolutionAlgorithm>& list, cudnnHandle_t handle, const Co
 
 }  // namespace
 
-std::vector<ConvolutionAlgorithm> convolution_algorithms(cudnnHandle_t handle, const Convolution& convolution, bool tf32) {
+std::vector<ConvolutionAlgorithm> convolution_algorithms(cudnnHandle_t handle, const Convolution& convolution,
+                                                         bool tf32) {
   std::vector<ConvolutionAlgorithm> list;
-  if (convolution.top != convolution.bottom || convolution.left != convolution.right) return list;  // it pads both sides alike
+  if (convolution.top != convolution.bottom || convolution.left != convolution.right)
+    return list;  // it pads both sides alike
   for (const int64_t size : {convolution.n * convolution.c * convolution.h * convolution.w,
                              convolution.n * convolution.k * convolution.oh * convolution.ow}) {
     if (size > INT32_MAX) return list;

@@ -19,14 +19,25 @@ namespace {
 
 std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
 
-// A symbol's number that is the same in every call of this form.
 cudaMemcpyKind kind_of(Direction direction) {
   switch (direction) {
-    case Direction::to_device: return cudaMemcpyHostToDevice;
-    case Direction::to_host: return cudaMemcpyDeviceToHost;
-    case Direction::on_device: break;
+    case Direction::to_device:
+      return cudaMemcpyHostToDevice;
+    case Direction::to_host:
+      return cudaMemcpyDeviceToHost;
+    case Direction::on_device:
+      break;
   }
   return cudaMemcpyDeviceToDevice;
+}
+
+// Every thread has a current device of its own.
+cudaError_t select(int device) {
+  static thread_local int current = -1;
+  if (current == device) return cudaSuccess;
+  const cudaError_t status = cudaSetDevice(device);
+  if (status == cudaSuccess) current = device;
+  return status;
 }
 
 class CudaDoor final : public Door {
@@ -39,7 +50,7 @@ class CudaDoor final : public Door {
     PLIMSOLL_CUDA(cublasLtCreate(&cublas_));
   }
   ~CudaDoor() override {
-    cudaSetDevice(device_);
+    select(device_);
     if (cublas_ != nullptr) cublasLtDestroy(cublas_);
     if (cudnn_ != nullptr) cudnnDestroy(cudnn_);
     for (cudaStream_t stream : streams_) {
@@ -81,7 +92,7 @@ class CudaDoor final : public Door {
     return memory;
   }
   void release(void* memory) noexcept override {
-    cudaSetDevice(device_);
+    select(device_);
     cudaFree(memory);
   }
   void pin(void* memory, size_t bytes) override {
@@ -92,7 +103,7 @@ class CudaDoor final : public Door {
     }
   }
   void unpin(void* memory) noexcept override {
-    cudaSetDevice(device_);
+    select(device_);
     cudaHostUnregister(memory);
   }
 
@@ -106,7 +117,8 @@ class CudaDoor final : public Door {
   }
   void launch(int body, const void* parameters, int64_t count) override {
     use();
-    if (const cudaError_t status = launch_body(body, parameters, count, stream(Queue::compute)); status != cudaSuccess) {
+    if (const cudaError_t status = launch_body(body, parameters, count, stream(Queue::compute));
+        status != cudaSuccess) {
       throw_failure("cudaLaunchKernel", reason_of(status), fmt::format(", for our kernel number {}", body));
     }
   }
@@ -131,7 +143,7 @@ class CudaDoor final : public Door {
     return event;
   }
   void drop_event(Event event) noexcept override {
-    cudaSetDevice(device_);
+    select(device_);
     cudaEventDestroy(static_cast<cudaEvent_t>(event));
   }
   void record(Queue queue, Event event) override {
@@ -158,13 +170,7 @@ class CudaDoor final : public Door {
   }
 
  private:
-  // Every thread has a current device of its own.
-  void use() const {
-    static thread_local int current = -1;
-    if (current == device_) return;
-    PLIMSOLL_CUDA(cudaSetDevice(device_));
-    current = device_;
-  }
+  void use() const { check_call(select(device_), "cudaSetDevice"); }
   cudaStream_t stream(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
 
   int device_;

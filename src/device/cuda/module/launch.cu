@@ -1,6 +1,5 @@
-#include "device/cuda/module/launch.h"
-
 #include "device/cuda/bodies/bodies.h"
+#include "device/cuda/module/launch.h"
 
 namespace plimsoll::cuda {
 namespace {
