@@ -16,6 +16,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
+#include "tests/sanitizer.h"
 
 namespace plimsoll {
 namespace {
@@ -120,19 +121,20 @@ TEST(SideBySide, TheReferenceDeviceTrainsToTheSameWeightsInAnyOrder) {
 }
 
 TEST(SideBySide, TheCpuTrainsToTheSameWeightsForTheSameThreads) {
-  const auto device = open_device("cpu", 2);
+  const auto device = open_device("cpu", kKernelThreads);
   for (const char* model : {"resnet20", "densenet:depth=10,growth=4"}) {
     const Program program = program_of(*device, model, "adam");
     const Graph& graph = program.network.graph;
     for (const int mix : {0, 1, 2}) {  // all with one thread; all with two; every third with two
       Plan serial = program.plan;
       for (size_t s = 0; s < serial.steps.size(); ++s)
-        serial.steps[s].threads = mix == 1 || (mix == 2 && s % 3 == 0) ? 2 : 1;
+        serial.steps[s].threads = mix == 1 || (mix == 2 && s % 3 == 0) ? kKernelThreads : 1;
       const Trained expected = train(*device, graph, serial, {});
       for (const int at_once : {2, 3}) {
         Plan plan = serial;
         plan.inter_op = at_once;
-        EXPECT_EQ(train(*device, graph, plan, {}).states, expected.states) << model << ", " << mix << ", " << at_once;
+        EXPECT_EQ(train(*device, graph, plan, {.cores = 2}).states, expected.states)
+            << model << ", " << mix << ", " << at_once;
         EXPECT_EQ(train(*device, graph, plan, {.cores = 3, .pin = false}).states, expected.states)
             << model << ", " << mix;
       }

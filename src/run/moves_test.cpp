@@ -17,6 +17,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
+#include "tests/sanitizer.h"
 #include "tests/temporary_folder.h"
 
 namespace plimsoll {
@@ -226,7 +227,8 @@ class Moves : public testing::TestWithParam<Setting> {};
 
 TEST_P(Moves, GiveTheSameWeightsAsAPlanThatKeepsEverything) {
   const Setting& setting = GetParam();
-  const std::unique_ptr<Device> device = setting.cpu ? open_device("cpu", 2) : open_reference_device();
+  const std::unique_ptr<Device> device =
+      setting.cpu ? open_device("cpu", kKernelThreads) : open_reference_device();
   const Program program = program_of(*device, setting.model, setting.optimizer, setting.family);
   const Graph& graph = program.network.graph;
   const std::vector<std::byte> expected = train(*device, graph, program.plan, {});
@@ -335,7 +337,7 @@ TEST(Copies, APlanForTheDiskAsksForItsFolder) {
 // it writes is the same, and no state moves on.
 TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
   for (const bool cpu : {false, true}) {
-    const std::unique_ptr<Device> device = cpu ? open_device("cpu", 2) : open_reference_device();
+    const std::unique_ptr<Device> device = cpu ? open_device("cpu", kKernelThreads) : open_reference_device();
     for (const char* model : {"lenet", "resnet20"}) {
       if (!cpu && std::string_view(model) == "resnet20") continue;
       const Program program = program_of(*device, model, "sgd", cpu ? LayoutFamily::blocked : LayoutFamily::plain);
