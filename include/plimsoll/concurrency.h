@@ -200,7 +200,8 @@ struct ChosenSchedule {
   CoPolicy policy;
   CoSchedule schedule;
 };
-ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& machine, const CoPolicy& allowed);
+ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& machine, const CoPolicy& allowed,
+                             const Interference* avoid = nullptr);
 
 struct UniformSetting {
   int inter_op = 1, intra_op = 1;

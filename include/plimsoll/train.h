@@ -25,7 +25,9 @@ struct TrainOptions {
   std::string policy = "auto";
   std::string placement = "offline";
   std::string device = "cpu";
-  int threads = 0;                      // 0: all that the process may use
+  int threads = 0;                      // cores in all; 0: all that the process may use
+  int inter_op = 1;                     // steps that run at once; 0: chosen by measured times, with the threads of every op
+  int intra_op = 0;                     // threads of every op; 0: all, divided among the steps that run at once
   int64_t epochs = 0;                   // 0: by steps; both 0: 1 epoch
   int64_t steps = 0;                    // stop after this many steps in all
   OptimizerOptions optimizer;

@@ -15,6 +15,9 @@ inline constexpr double kLargestNumber = 1e9;  // of any setting: what is beyond
 CLI::Validator number(double least = 0, double most = kLargestNumber);
 CLI::Validator positive_number(double most = kLargestNumber);
 
+// A whole number in [1, most], or "auto".
+CLI::Validator count_or_auto(int64_t most);
+
 // Texts and file names: an empty one is what a script's unset variable leaves, and never what was meant.
 CLI::Validator not_empty();
 

@@ -13,6 +13,7 @@
 #include "plimsoll/error.h"
 #include "plimsoll/models.h"
 #include "plimsoll/tier.h"
+#include "run/side_by_side.h"
 
 namespace plimsoll::cli {
 
@@ -41,6 +42,7 @@ struct CommonFlags {
   std::optional<std::string> memory, host_memory, spill;
   std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
+  std::string inter_op = "1", intra_op = "auto";
   std::string lowering = "native";
   int64_t image_size = 0, classes = 0;
   double momentum = 0.9, weight_decay = 0;
@@ -49,6 +51,8 @@ struct CommonFlags {
   void add_to(CLI::App& command, bool model_required);
   void add_lowering_to(CLI::App& command);
   void add_optimizer_to(CLI::App& command);
+  void add_sharing_to(CLI::App& command);
+  SharingOptions sharing_options() const;
   OptimizerOptions optimizer_options() const;
   bool lowered() const;  // --lowering paper; throws on another name
   TierOptions tiers() const;  // --host-memory and --spill

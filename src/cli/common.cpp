@@ -10,6 +10,7 @@
 #include "base/names.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "plimsoll/verify.h"
 
 namespace plimsoll::cli {
 
@@ -63,6 +64,18 @@ void CommonFlags::add_optimizer_to(CLI::App& command) {
   command.add_option("--momentum", momentum, "Momentum of sgd")->capture_default_str()->check(number(0, 1));
   command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")->capture_default_str()->check(number());
   command.add_flag("--nesterov", nesterov, "Nesterov momentum for sgd");
+}
+
+void CommonFlags::add_sharing_to(CLI::App& command) {
+  command.add_option("--inter-op", inter_op, "Ops that run at once, at most; auto: chosen by measured times, with the threads of each op")
+      ->type_name("N|auto")->capture_default_str()->check(count_or_auto(kMostThreads));
+  command.add_option("--intra-op", intra_op, "Threads of every op (auto: all of --threads, divided by --inter-op)")
+      ->type_name("N|auto")->capture_default_str()->check(count_or_auto(kMostThreads));
+}
+
+SharingOptions CommonFlags::sharing_options() const {
+  auto count = [](const std::string& text) { return text == "auto" ? 0 : std::stoi(text); };
+  return {.threads = threads, .inter_op = count(inter_op), .intra_op = count(intra_op)};
 }
 
 OptimizerOptions CommonFlags::optimizer_options() const {

@@ -38,9 +38,9 @@ Bytes used_of(const Plan& plan, std::string_view tier) {
 }
 
 // The median time of a training step on meaningless data.
-double measure_step_ms(const Session& session, const Program& program, int steps) {
+double measure_step_ms(const Session& session, const Program& program, int cores, int steps) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, {.spill = session.spill});
+  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .cores = cores});
   executor.initialize(1);
   std::vector<std::vector<std::byte>> batch;  // written before every step: what lies there is overwritten in it
   for (TensorId id : graph.inputs) {
@@ -79,7 +79,9 @@ int run_compare(const CompareFlags& flags) {
   }
   const int64_t batch = flags.batch > 0 ? flags.batch : 32;
   const Network network = build_model(flags.model, input_of(flags, batch));
-  Session session = open_session(flags.device, flags.threads, flags.tiers());
+  const Sharing sharing = share_cores(flags.device, flags.sharing_options(), flags.exact);
+  if (!sharing.notice.empty()) complain(sharing.notice);
+  Session session = open_session(flags.device, sharing.op_threads, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   if (flags.run && session.device->info().simulated) {
     throw Error(ErrorCode::invalid_input, fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
@@ -92,7 +94,7 @@ int run_compare(const CompareFlags& flags) {
   for (const std::string& name : names) {
     CompileOptions options = compile_options(flags, session, false);
     options.policy = name;
-    const auto result = compile_training(network, *session.device, session.costs, options);
+    auto result = compile_training(network, *session.device, session.costs, options);
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
       say(out, fmt::format("{:<28} {:>11}", name, infeasible->minimum.count == INT64_MAX ? "cannot" : "needs " + to_string(infeasible->minimum)));
       json object = infeasible_json(*infeasible);
@@ -101,7 +103,8 @@ int run_compare(const CompareFlags& flags) {
       continue;
     }
     any = true;
-    const Program& program = std::get<Program>(result);
+    Program& program = std::get<Program>(result);
+    if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
     const Prediction& p = program.plan.predicted;
     json object = plan_json(program, program.plan.arena);
     object.erase("minimum_bytes");
@@ -110,7 +113,7 @@ int run_compare(const CompareFlags& flags) {
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
     if (flags.run) {
-      const double ms = measure_step_ms(session, program, flags.steps);
+      const double ms = measure_step_ms(session, program, sharing.cores, flags.steps);
       measured = fmt::format(" {:>9.1f} ms", ms);
       object["measured_step_time_ms"] = ms;
     }
@@ -252,6 +255,7 @@ Run add_compare(CLI::App& app) {
   CLI::App* command = app.add_subcommand("compare", "Set all policies side by side: peak, step time, traffic, recomputations");
   flags->add_to(*command, true);
   flags->add_optimizer_to(*command);
+  flags->add_sharing_to(*command);
   flags->add_lowering_to(*command);
   command->add_flag("--run", flags->run, "Run each plan too, and say what its step took");
   command->add_option("--steps", flags->steps, "Steps to run of each, of which the median counts")->capture_default_str()->check(whole_number(1, 10000));

@@ -56,16 +56,19 @@ int run_plan(const PlanFlags& flags) {
     input = training_input({.model = flags.model, .data = flags.data, .batch = input.batch, .image_size = flags.image_size, .classes = flags.classes});
   }
   const Network network = build_model(flags.model, input);
-  Session session = open_session(flags.device, flags.threads, flags.tiers());
+  const Sharing sharing = share_cores(flags.device, flags.sharing_options(), flags.exact);
+  if (!sharing.notice.empty()) complain(sharing.notice);
+  Session session = open_session(flags.device, sharing.op_threads, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   const CompileOptions options = compile_options(flags, session);
-  const auto result = compile_training(network, *session.device, session.costs, options);
+  auto result = compile_training(network, *session.device, session.costs, options);
   if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;
   }
-  const Program& program = std::get<Program>(result);
+  Program& program = std::get<Program>(result);
+  if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
   const Bytes minimum = minimum_memory(network, *session.device, session.costs, options);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do\n", "minimum", to_string(minimum)));
@@ -78,9 +81,11 @@ int run_plan(const PlanFlags& flags) {
     object["explanation"] = text;
   }
   object["layers"] = layer_count(network);
+  object["inter_op"] = program.plan.inter_op;
   out.write(object);
   if (!flags.save.empty()) {
-    save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact}, program);
+    save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact,
+                           .inter_op = flags.sharing_options().inter_op, .intra_op = flags.sharing_options().intra_op}, program);
     say(out, fmt::format("saved {}", flags.save));
   }
   if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
@@ -168,6 +173,7 @@ Run add_plan(CLI::App& app) {
   flags->add_to(*command, true);
   flags->add_lowering_to(*command);
   flags->add_optimizer_to(*command);
+  flags->add_sharing_to(*command);
   command->add_option("--data", flags->data, "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")->check(not_empty());
   command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE")->check(not_empty());
   command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")->type_name("FILE")->check(not_empty());

@@ -94,6 +94,8 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--spill", options.spill_size, saved.spill_size);
   take("--exact", options.exact, saved.exact);
   take("--threads", options.threads, saved.threads);
+  take("--inter-op", options.inter_op, saved.inter_op);
+  take("--intra-op", options.intra_op, saved.intra_op);
   take("--device", options.device, saved.device);
   take("--image-size", options.image_size, saved.image_size);
   take("--num-classes", options.classes, saved.classes);
@@ -116,6 +118,9 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
     refuse(fmt::format("has its offsets from placement '{}', which --placement {} cannot change", saved.plan.placement, flags.placement));
   }
   if (flags.exact && !saved.request.exact) refuse("was made without --exact, so its kernels may be others");
+  if (given("--inter-op") || given("--intra-op")) refuse("says itself how many ops run at once, and with how many threads");
+  options.inter_op = saved.request.inter_op;
+  options.intra_op = saved.request.intra_op;
   options.policy = saved.plan.policy;
   options.placement = saved.plan.placement;
   options.exact = saved.request.exact;
@@ -160,6 +165,8 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.placement = flags.placement;
   options.device = flags.device;
   options.threads = flags.threads;
+  options.inter_op = flags.sharing_options().inter_op;
+  options.intra_op = flags.sharing_options().intra_op;
   options.epochs = flags.epochs;
   options.steps = flags.steps;
   options.optimizer = flags.optimizer_options();
@@ -323,6 +330,7 @@ Run add_train(CLI::App& app) {
       "  plimsoll train --resume c.safetensors                               goes on where that stopped");
   flags->add_to(*command, false);
   flags->add_optimizer_to(*command);
+  flags->add_sharing_to(*command);
   command->add_option("--data", flags->data, "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic")->check(not_empty());
   command->add_option("--epochs", flags->epochs, "Passes over the training data")->check(whole_number(1, int64_t{1} << 30));
   command->add_option("--steps", flags->steps, "Stop after this many steps in all")->check(whole_number(1, int64_t{1} << 40));

@@ -163,6 +163,10 @@ json infeasible_json(const Infeasible& infeasible) {
           {"verified", false}};
 }
 
+namespace {
+constexpr int kFirstCoreTrack = 1000;  // behind the engines
+}
+
 std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records, std::span<const StepRecord> copies) {
   json events = json::array();
   auto process = [&](int pid, std::string_view name) {
@@ -183,7 +187,7 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
                       {"dur", std::max(0.0, end_ms - start_ms) * 1000},
                       {"args",
                        {{"step", s}, {"op", op.type->name}, {"layer", op.layer}, {"kernel", step.kernel},
-                        {"workspace_bytes", step.workspace.count}, {"recompute", step.recompute},
+                        {"workspace_bytes", step.workspace.count}, {"recompute", step.recompute}, {"threads", step.threads},
                         {"gflop", op.type->work ? op.type->work(graph, op).flops / 1e9 : 0.0}}}});
   };
   auto copy = [&](int pid, int engine, int32_t index, double start_ms, double end_ms) {
@@ -193,8 +197,16 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
                       {"ts", start_ms * 1000}, {"dur", (end_ms - start_ms) * 1000},
                       {"args", {{"tier", move.tier}, {"bytes", bytes.count}}}});
   };
+  // Steps side by side have a track for each core that one begins on.
+  const bool side_by_side = plan.inter_op > 1;
+  auto track = [&](const StepRecord& r) { return side_by_side ? kFirstCoreTrack + r.core : 0; };
+  auto name_cores = [&](int pid, std::span<const StepRecord> times) {
+    int last = -1;
+    for (const StepRecord& r : times) last = std::max(last, r.core);
+    for (int core = 0; core <= last && side_by_side; ++core) thread(pid, kFirstCoreTrack + core, fmt::format("core {}", core));
+  };
   auto engines = [&](int pid) {
-    thread(pid, 0, "compute");
+    if (!side_by_side) thread(pid, 0, "compute");
     for (size_t t = 0; t < plan.tiers.size(); ++t) {
       thread(pid, static_cast<int>(2 * t + 1), "to " + plan.tiers[t].tier.name);
       thread(pid, static_cast<int>(2 * t + 2), "from " + plan.tiers[t].tier.name);
@@ -224,20 +236,29 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
   process(1, "predicted");
   engines(1);
   std::vector<StepRecord> predicted(plan.steps.size());
+  std::vector<double> free_from;  // by core: on paper a step is on the first that is free
   for (const EngineSpan& span : plan.predicted.timeline) {
     if (span.engine == 0) {
-      predicted[static_cast<size_t>(span.index)] = {span.start_ms, span.end_ms};
-      if (runs(span.index)) bar(1, 0, span.index, span.start_ms, span.end_ms);
+      StepRecord& record = predicted[static_cast<size_t>(span.index)];
+      record = {span.start_ms, span.end_ms};
+      if (!runs(span.index)) continue;
+      const auto core = std::find_if(free_from.begin(), free_from.end(), [&](double ms) { return ms <= span.start_ms; });
+      record.core = static_cast<int32_t>(core - free_from.begin());
+      if (core == free_from.end()) free_from.push_back(0);
+      free_from[static_cast<size_t>(record.core)] = span.end_ms;
+      bar(1, track(record), span.index, span.start_ms, span.end_ms);
     } else {
       copy(1, span.engine, span.index, span.start_ms, span.end_ms);
     }
   }
+  name_cores(1, predicted);
   counter(1, predicted);
   if (!records.empty()) {
     process(2, "measured");
     engines(2);
+    name_cores(2, records);
     for (size_t s = 0; s < records.size(); ++s) {
-      if (runs(static_cast<StepIndex>(s))) bar(2, 0, static_cast<StepIndex>(s), records[s].start_ms, records[s].end_ms);
+      if (runs(static_cast<StepIndex>(s))) bar(2, track(records[s]), static_cast<StepIndex>(s), records[s].start_ms, records[s].end_ms);
     }
     for (size_t i = 0; i < copies.size(); ++i) {
       const Move& move = plan.moves[i];

@@ -6,6 +6,7 @@
 
 #include "base/files.h"
 #include "base/json_reader.h"
+#include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {
@@ -15,7 +16,7 @@ constexpr std::string_view kFormat = "plimsoll-plan";
 constexpr int kVersion = 1;
 
 json request_json(const PlanRequest& r) {
-  return {{"model", r.model},
+  json j = {{"model", r.model},
           {"batch", r.input.batch},
           {"channels", r.input.channels},
           {"height", r.input.height},
@@ -30,6 +31,9 @@ json request_json(const PlanRequest& r) {
             {"beta1", r.optimizer.beta1},
             {"beta2", r.optimizer.beta2},
             {"epsilon", r.optimizer.epsilon}}}};
+  if (r.inter_op != 1) j["inter_op"] = r.inter_op;
+  if (r.intra_op != 0) j["intra_op"] = r.intra_op;
+  return j;
 }
 
 OptimizerOptions optimizer_from(const JsonReader& r) {
@@ -44,7 +48,7 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
 }
 
 PlanRequest request_from(const JsonReader& r) {
-  r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "optimizer"});
+  r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "optimizer", "inter_op", "intra_op"});
   return {.model = r.member("model").text(),
           .input = {.batch = r.member("batch").integer(1, 1 << 24),
                     .channels = r.member("channels").integer(0, 1 << 16),
@@ -52,7 +56,9 @@ PlanRequest request_from(const JsonReader& r) {
                     .width = r.member("width").integer(0, 1 << 16),
                     .classes = r.member("classes").integer(0, 1 << 24)},
           .optimizer = optimizer_from(r.member("optimizer")),
-          .exact = r.member("exact").boolean()};
+          .exact = r.member("exact").boolean(),
+          .inter_op = r.has("inter_op") ? static_cast<int>(r.member("inter_op").integer(0, kMostThreads)) : 1,
+          .intra_op = r.has("intra_op") ? static_cast<int>(r.member("intra_op").integer(0, kMostThreads)) : 0};
 }
 
 // Reads a part that has a reader of its own; its places are told as places in the file.

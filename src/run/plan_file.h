@@ -17,6 +17,7 @@ struct PlanRequest {
   ModelInput input;
   OptimizerOptions optimizer;
   bool exact = false;
+  int inter_op = 1, intra_op = 0;  // as in TrainOptions
 };
 
 struct SavedPlan {

@@ -5,8 +5,12 @@
 #include <charconv>
 #include <cmath>
 
+#include "plimsoll/verify.h"
+
 namespace plimsoll {
 namespace {
+
+const std::string kThreadsOf = "threads of ";  // and an op's name
 
 using Settings = std::map<std::string, std::string, std::less<>>;
 
@@ -63,6 +67,14 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     {"decay_epochs", fmt::to_string(options.schedule.decay_epochs)}};
   if (options.host_memory) state.settings["host_memory"] = fmt::to_string(options.host_memory->count);
   if (options.spill) state.settings["spill"] = options.spill->string();
+  if (options.inter_op != 1) state.settings["inter_op"] = fmt::to_string(options.inter_op);
+  if (options.intra_op != 0) state.settings["intra_op"] = fmt::to_string(options.intra_op);
+  if (options.inter_op == 0) {
+    state.settings["inter_op_chosen"] = fmt::to_string(program.plan.inter_op);
+    for (const Step& step : program.plan.steps) {
+      if (step.threads != 0) state.settings[kThreadsOf + graph.op(step.op).name] = fmt::to_string(step.threads);
+    }
+  }
   if (options.spill_size) state.settings["spill_size"] = fmt::to_string(options.spill_size->count);
   return state;
 }
@@ -93,6 +105,8 @@ TrainOptions saved_options(const TrainingState& state) {
   take(state.settings, "min_lr", 0.0, 1e9, options.schedule.min_lr);
   take(state.settings, "decay_rate", 0.0, 1.0, options.schedule.decay_rate);
   take(state.settings, "decay_epochs", int64_t{1}, kMostEpochs, options.schedule.decay_epochs);
+  take(state.settings, "inter_op", 0, kMostThreads, options.inter_op);
+  take(state.settings, "intra_op", 0, kMostThreads, options.intra_op);
   options.augment = augment == 1;
   auto take_bytes = [&](std::string_view name, std::optional<Bytes>& value) {
     Bytes bytes;
@@ -137,6 +151,16 @@ void pin(CompileOptions& compile, const TrainingState& saved) {
   compile.kernels = saved.kernels;
   for (const auto& [name, tag] : saved.state_layouts) compile.state_layouts[name] = {tag};
   compile.family = family_named(saved.layout_family);
+}
+
+bool pin_threads(Program& program, const TrainingState& saved) {
+  if (!saved.settings.contains("inter_op_chosen")) return false;
+  take(saved.settings, "inter_op_chosen", 1, kMostThreads, program.plan.inter_op);
+  for (Step& step : program.plan.steps) {
+    step.threads = 0;
+    take(saved.settings, kThreadsOf + program.network.graph.op(step.op).name, 0, kMostThreads, step.threads);
+  }
+  return true;
 }
 
 }  // namespace plimsoll

@@ -24,5 +24,7 @@ void check_place(const TrainingState& saved, int64_t batches_per_epoch, const st
 
 // Lets a compilation repeat what the checkpoint's run was compiled to.
 void pin(CompileOptions& compile, const TrainingState& saved);
+// The thread counts that it chose for its steps, and how many ran at once; false: it chose none.
+bool pin_threads(Program& program, const TrainingState& saved);
 
 }  // namespace plimsoll

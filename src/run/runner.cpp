@@ -23,38 +23,46 @@ float read_scalar(const Executor& executor, TensorId id) {
 }  // namespace
 
 Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options, Memory memory)
-    : program_(program), executor_(program.network.graph, program.plan, device, options, std::move(memory)) {
+    : program_(program), device_(device), options_(options) {
+  executor_.emplace(program.network.graph, program.plan, device, options, std::move(memory));
   const Graph& graph = program.network.graph;
   learning_rate_ = graph.find_tensor("learning_rate");
   step_number_ = graph.find_tensor("step_number");
   seed_ = graph.find_tensor("seed");
 }
 
+void Runner::renew(const std::function<void()>& change) {
+  Memory memory = executor_->memory();
+  executor_.reset();
+  change();
+  executor_.emplace(program_.network.graph, program_.plan, device_, options_, std::move(memory));
+}
+
 double Runner::run(const Batch& batch, double lr, int64_t step, uint64_t seed) {
-  executor_.write(program_.network.data, std::as_bytes(batch.data));
-  if (program_.network.labels.valid()) executor_.write(program_.network.labels, std::as_bytes(batch.labels));
-  write_scalar(executor_, learning_rate_, static_cast<float>(lr));
-  write_scalar(executor_, step_number_, step);
-  write_scalar(executor_, seed_, static_cast<int64_t>(seed));
+  executor_->write(program_.network.data, std::as_bytes(batch.data));
+  if (program_.network.labels.valid()) executor_->write(program_.network.labels, std::as_bytes(batch.labels));
+  write_scalar(*executor_, learning_rate_, static_cast<float>(lr));
+  write_scalar(*executor_, step_number_, step);
+  write_scalar(*executor_, seed_, static_cast<int64_t>(seed));
   const double start = now_s();
-  executor_.run_step();
+  executor_->run_step();
   return now_s() - start;
 }
 
 double Runner::loss() const {
   double sum = 0;
-  for (const Objective& objective : program_.network.objectives) sum += read_scalar(executor_, objective.loss);
+  for (const Objective& objective : program_.network.objectives) sum += read_scalar(*executor_, objective.loss);
   return sum;
 }
 
 std::optional<double> Runner::correct() const {
   if (!program_.network.correct.valid()) return std::nullopt;
-  return read_scalar(executor_, program_.network.correct);
+  return read_scalar(*executor_, program_.network.correct);
 }
 
 Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
                        const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-                       Memory memory) {
+                       Memory memory, int inter_op) {
   input.training = false;
   for (;;) {
     auto result = compile_evaluation(build_model(model, input), training, device, costs, compile);
@@ -69,6 +77,7 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
     }
     input.batch /= 2;
   }
+  program_->plan.inter_op = inter_op;
   batch_ = input.batch;
   runner_ = std::make_unique<Runner>(*program_, device, options, std::move(memory));
 }

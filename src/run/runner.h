@@ -1,6 +1,7 @@
 // A program on its device, fed with batches: the training's steps, and the evaluation in the training's arena.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -18,7 +19,9 @@ class Runner {
  public:
   Runner(const Program& program, const Device& device, const ExecuteOptions& options,
          Memory memory = {});
-  Executor& executor() { return executor_; }
+  Executor& executor() { return *executor_; }  // the same object for as long as the runner lives
+  // Lets `change` change how the program's steps run, not where tensors lie, and goes on in the same memory.
+  void renew(const std::function<void()>& change);
 
   // Returns the seconds of the step itself.
   double run(const Batch& batch, double lr, int64_t step, uint64_t seed);
@@ -27,7 +30,9 @@ class Runner {
 
  private:
   const Program& program_;
-  Executor executor_;
+  const Device& device_;
+  const ExecuteOptions options_;
+  std::optional<Executor> executor_;
   TensorId learning_rate_, step_number_, seed_;
 };
 
@@ -38,7 +43,7 @@ class Evaluation {
   // Throws Error(infeasible) when not even one image fits.
   Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
              const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-             Memory memory);
+             Memory memory, int inter_op = 1);
 
   struct Result {
     double loss = 0;

@@ -168,13 +168,15 @@ Bytes minimum_memory(const Network& network, const Device& device, const CostTab
 
 void calibrate(Session& session, Program& program) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, {.record_times = true, .spill = session.spill});
+  Plan serial = program.plan;
+  serial.inter_op = 1;  // what a step takes, and not what it takes beside others
+  Executor executor(graph, serial, *session.device, {.record_times = true, .spill = session.spill});
   executor.run_step();  // first touch, first use of every kernel
   std::vector<std::vector<double>> times(program.plan.steps.size());
   const double begun = now_s();
   for (int run = 0; run < kCalibrationRuns && (run == 0 || now_s() - begun < kCalibrationSeconds); ++run) {
     executor.run_step();
-    const std::vector<double> now = compute_times(program.plan, executor);
+    const std::vector<double> now = compute_times(serial, executor);
     for (size_t s = 0; s < times.size(); ++s) times[s].push_back(now[s]);
   }
   keep_step_times(session, program, std::move(times));
@@ -205,8 +207,26 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
     auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, step.threads}];
     all.insert(all.end(), times[s].begin(), times[s].end());
   }
-  for (auto& [key, all] : pooled) session.costs.put(key, summarize(std::move(all)));
+  for (auto& [key, all] : pooled) {
+    if (!all.empty()) session.costs.put(key, summarize(std::move(all)));
+  }
   session.database->save(session.costs);
+}
+
+std::vector<bool> ran_alone(const Plan& plan, const Executor& executor) {
+  const std::span<const StepRecord> records = executor.records();
+  std::vector<size_t> order;
+  for (size_t s = 0; s < records.size(); ++s) {
+    if (!plan.steps[s].kernel.empty()) order.push_back(s);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return records[a].start_ms < records[b].start_ms; });
+  std::vector<bool> alone(records.size(), true);
+  size_t last = 0;  // of those that have begun, the one that ends last
+  for (size_t i = 1; i < order.size(); ++i) {
+    if (records[order[i]].start_ms < records[order[last]].end_ms) alone[order[i]] = alone[order[last]] = false;
+    if (records[order[i]].end_ms > records[order[last]].end_ms) last = i;
+  }
+  return alone;
 }
 
 }  // namespace plimsoll

@@ -42,7 +42,10 @@ void calibrate(Session& session, Program& program);
 // What each step of the executor's last one took, less what the copies beside it took from it.
 std::vector<double> compute_times(const Plan& plan, const Executor& executor);
 
-// Keeps what each step of a plan took, in some runs of it, as costs inside a step.
+// Which steps of the executor's last one no other step met.
+std::vector<bool> ran_alone(const Plan& plan, const Executor& executor);
+
+// Keeps what each step of a plan took, in some runs of it, as costs inside a step; a step without times is left out.
 void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times);
 
 // How busy other processes kept the machine since it was made: times that were taken on a busy machine mislead.

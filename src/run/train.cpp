@@ -14,6 +14,7 @@
 #include "run/resume.h"
 #include "run/runner.h"
 #include "run/session.h"
+#include "run/side_by_side.h"
 #include "run/training_loop.h"
 
 namespace plimsoll {
@@ -89,7 +90,10 @@ void correct_costs(Session& session, const Program& program, const Executor& exe
     for (const StepRecord& record : records) last_ms = std::max(last_ms, record.end_ms);
   }
   std::vector<std::vector<double>> times;
-  for (const double ms : compute_times(program.plan, executor)) times.push_back({ms});
+  const std::vector<bool> alone = ran_alone(program.plan, executor);
+  for (const double ms : compute_times(program.plan, executor)) {
+    times.push_back(alone[times.size()] ? std::vector<double>{ms} : std::vector<double>{});
+  }
   if (std::abs(last_ms / usual_ms - 1) < kPredictionTolerance) keep_step_times(session, program, std::move(times));
 }
 
@@ -186,6 +190,7 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
   MeasureOptions measuring;
   measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
+  if (options.inter_op == 0) measuring.threads = thread_counts(session.device->info().threads);
   measuring.stop = listener.stop;
   measuring.progress = [&](int done, int total, const std::string& what) {
     if (listener.preparing) listener.preparing(what, done, total);
@@ -220,6 +225,15 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
   if (options.memory) program.plan.budget = *options.memory;
 }
 
+// Lets steps run side by side, where that was asked for. A resumed training repeats what it chose.
+void share(Program& program, const Sharing& sharing, const Session& session, const Beginning& beginning,
+           const std::function<void(const std::string&)>& notice) {
+  const bool same = beginning.checkpoint && beginning.checkpoint->state().device_key == session.device->info().key;
+  if (sharing.choose && same && pin_threads(program, beginning.checkpoint->state())) return;
+  const std::string text = share_program(program, sharing, *session.device, session.costs);
+  if (!text.empty()) notice(text);
+}
+
 // What cannot be done with a saved plan is told as the plan's fault.
 template <class Action>
 auto naming_plan(const TrainOptions& options, const Action& action) {
@@ -247,7 +261,10 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   const Network network = build_model(options.model, input);
 
   const TierOptions tiers{.host_memory = options.host_memory, .spill = options.spill, .spill_size = options.spill_size};
-  Session session = open_session(options.device, options.threads, tiers);
+  const Sharing sharing = share_cores(
+      options.device, {.threads = options.threads, .inter_op = options.inter_op, .intra_op = options.intra_op}, options.exact);
+  if (!sharing.notice.empty()) notice(sharing.notice);
+  Session session = open_session(options.device, sharing.op_threads, tiers);
   for (const std::string& text : session.notices) notice(text);
   const CompileOptions compile = compile_options(options, beginning, session, notice);
   const bool measure = options.costs == "measured";
@@ -259,13 +276,15 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   Program program = std::get<Program>(std::move(compiled));
   if (beginning.plan) use_plan(program, *beginning.plan, options);
   if (measure && !beginning.plan && needs_calibration(program, session.costs)) calibrate(session, program);
+  if (!beginning.plan) share(program, sharing, session, beginning, notice);
   const double predicted_ms = program.plan.predicted.step_time_ms;
   if (listener.planned) listener.planned(program, data->info().name);
 
   const auto runner = naming_plan(options, [&] {
     return std::make_unique<Runner>(program, *session.device,
                                     ExecuteOptions{
-                                        .check_memory = options.check_memory, .record_times = true, .spill = session.spill});
+                                        .check_memory = options.check_memory, .record_times = true, .spill = session.spill,
+                                        .cores = sharing.cores});
   });
   Executor& executor = runner->executor();
   for (const auto& tier : executor.memory().tiers) {
@@ -288,12 +307,23 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   std::optional<Evaluation> evaluation;
   if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
     evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,
-                       ExecuteOptions{.check_memory = options.check_memory, .spill = session.spill}, executor.memory());
+                       ExecuteOptions{.check_memory = options.check_memory, .spill = session.spill, .cores = sharing.cores},
+                       executor.memory(), sharing.inter_op);
   }
 
+  SharingWatch watch(program, *session.device, session.costs);
+  std::function<void()> watch_sharing;
+  if (sharing.choose && program.plan.inter_op > 1 && !beginning.checkpoint && !beginning.plan) {
+    watch_sharing = [&] {
+      if (!watch.sees(runner->executor().records())) return;
+      std::string text;
+      runner->renew([&] { text = watch.correct(); });
+      if (!text.empty()) notice(text);
+    };
+  }
   const TrainingParts parts{.options = options, .listener = listener, .data = data, .program = program,
                             .device_key = session.device->info().key, .runner = *runner, .states = states,
-                            .evaluation = evaluation ? &*evaluation : nullptr};
+                            .evaluation = evaluation ? &*evaluation : nullptr, .after_step = watch_sharing};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
   done.budget = program.plan.budget;
   done.predicted_step_time_ms = predicted_ms;

@@ -75,9 +75,10 @@ void TrainingLoop::run_step(EpochSums& sums) {
   ++place_.batch_in_epoch;
   ++done_.steps;
   done_.loss = parts_.runner.loss();
+  const auto correct = parts_.runner.correct();
   sums.loss += done_.loss;
   sums.seen += options.batch;
-  if (const auto correct = parts_.runner.correct()) {
+  if (correct) {
     sums.correct += *correct;
   } else {
     sums.has_correct = false;
@@ -89,6 +90,7 @@ void TrainingLoop::run_step(EpochSums& sums) {
   }
   const double seconds = now_s() - begun;
   step_seconds_ += seconds;
+  if (parts_.after_step) parts_.after_step();
   if (parts_.listener.step) {
     parts_.listener.step({.step = place_.step,
                           .total_steps = total_steps_,

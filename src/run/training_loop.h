@@ -1,6 +1,7 @@
 // The steps of a training, epoch after epoch: feeds the runner, evaluates, saves, and tells what happens.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -27,6 +28,7 @@ struct TrainingParts {
   Runner& runner;
   States& states;
   Evaluation* evaluation = nullptr;  // none: never evaluate
+  std::function<void()> after_step;  // may renew the runner
 };
 
 class TrainingLoop {

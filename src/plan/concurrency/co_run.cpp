@@ -280,12 +280,13 @@ std::vector<UniformSetting> all_uniform_settings(std::span<const CoTask> tasks, 
   return all;
 }
 
-ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& machine, const CoPolicy& allowed) {
+ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& machine, const CoPolicy& allowed,
+                             const Interference* avoid) {
   CoPolicy serial = allowed;
   serial.co_run = serial.second_threads = false;
   ChosenSchedule best{serial, co_run(tasks, machine, serial)};
   auto consider = [&](const CoPolicy& policy) {
-    CoSchedule schedule = co_run(tasks, machine, policy);
+    CoSchedule schedule = co_run(tasks, machine, policy, avoid);
     if (schedule.total_ms < best.schedule.total_ms) best = {policy, std::move(schedule)};
   };
   if (serial.by_type) {

@@ -1,0 +1,85 @@
+// How many steps of a program run at once and with how many threads each: as the user says, or by measured times.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plimsoll/compile.h"
+#include "plimsoll/concurrency.h"
+#include "plimsoll/cost.h"
+#include "plimsoll/device.h"
+#include "plimsoll/execute.h"
+
+namespace plimsoll {
+
+struct SharingOptions {
+  int threads = 0;   // cores in all; 0: all that the process may use
+  int inter_op = 1;  // steps at once; 0: chosen, with the threads of every op
+  int intra_op = 0;  // threads of every op; 0: all cores, divided among the steps that run at once
+};
+
+// How the cores are shared.
+struct Sharing {
+  int cores = 1;      // for the executor
+  int op_threads = 1; // for the device: with how many threads an op runs, unless its step says otherwise
+  int inter_op = 1;
+  bool choose = false;
+  std::string notice; // for the user; empty: nothing to say
+};
+// Throws Error(invalid_input) where the settings contradict each other, Error(unsupported) where the device runs one op at a time.
+Sharing share_cores(std::string_view device, const SharingOptions& options, bool exact);
+
+// Lets the steps of a program run side by side as `sharing` says, and predicts the time anew.
+void set_sharing(Program& program, const Sharing& sharing, const CostTable& costs);
+
+// The counts that a choice looks at, besides 0 for all: every one of up to 8 cores, some between of more.
+std::vector<int> thread_counts(int cores);
+
+// What a choice came to.
+struct ChosenSharing {
+  int inter_op = 1;
+  double serial_ms = 0, together_ms = 0;  // predicted
+  int narrowed = 0;                       // ops with fewer threads than all
+  bool measured = false;                  // whether times with fewer threads are known at all
+};
+// The papers' strategies over what has been measured: changes the program's thread counts and inter_op where that is predicted to
+// be faster than one step after the other with all threads. Pairs of ops in `apart` do not meet.
+using OpPairs = std::set<std::pair<int32_t, int32_t>>;  // the lower number first
+ChosenSharing choose_sharing(Program& program, const Device& device, const CostTable& costs, const OpPairs& apart = {});
+
+// One or the other, as `sharing` says; returns what the user should know, if anything.
+std::string share_program(Program& program, const Sharing& sharing, const Device& device, const CostTable& costs);
+
+// Looks on while a chosen program trains, and takes back what was chosen where measured times say otherwise: ops that took
+// longer side by side than they would have one after another with all threads are kept apart, and when the whole step is slower
+// than that, nothing runs side by side any more.
+class SharingWatch {
+ public:
+  SharingWatch(Program& program, const Device& device, const CostTable& costs) : program_(program), device_(device), costs_(costs) {}
+  // After a step. True: correct() has something to do, for which no executor may be using the program's plan.
+  bool sees(std::span<const StepRecord> records);
+  // Changes the program; returns a line for the user.
+  std::string correct();
+
+ private:
+  double serial_ms(size_t step) const;
+  OpPairs slow_pairs(std::span<const StepRecord> records) const;
+
+  Program& program_;
+  const Device& device_;
+  const CostTable& costs_;
+  std::vector<double> times_;                       // of the training steps with this plan
+  std::map<std::pair<int32_t, int32_t>, int> slow_;  // pairs of ops, in how many of them
+  OpPairs apart_;
+  double usual_ms_ = 0, all_serial_ms_ = 0;
+  int fresh_ = 0, steps_ = 0, corrections_ = 0;
+  bool over_ = false;
+};
+
+}  // namespace plimsoll
