@@ -1,0 +1,103 @@
+// What it costs to start a step: training steps of a network whose kernels do nothing, one after another and side by
+// side.
+//   side_by_side_bench [MODEL]      JSON on standard output; processor time, so that a busy machine shows little
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "plimsoll/compile.h"
+#include "plimsoll/error.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/models.h"
+
+namespace {
+
+using namespace plimsoll;
+
+class IdleDevice final : public Device {
+ public:
+  const DeviceInfo& info() const override { return reference_->info(); }
+  std::vector<KernelSpec> kernels(const Graph& g, const Op& op, LayoutFamily family) const override {
+    return reference_->kernels(g, op, family);
+  }
+  std::unique_ptr<Kernel> make_kernel(const Graph&, const Op&, std::string_view, int) const override {
+    return std::make_unique<Idle>();
+  }
+  std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return reference_->take_arena(bytes); }
+  void write(std::byte* to, std::span<const std::byte> from) const override { reference_->write(to, from); }
+  void read(std::span<std::byte> to, const std::byte* from) const override { reference_->read(to, from); }
+
+ private:
+  class Idle final : public Kernel {
+   public:
+    Bytes workspace() const override { return {}; }
+    void bind(std::span<void* const>, std::span<void* const>, void*) override {}
+    void run() override {}
+  };
+  std::unique_ptr<Device> reference_ = open_reference_device();
+};
+
+double processor_us() {
+  struct rusage usage {};
+  getrusage(RUSAGE_SELF, &usage);
+  auto us = [](const timeval& t) { return 1e6 * static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec); };
+  return us(usage.ru_utime) + us(usage.ru_stime);
+}
+
+struct Measured {
+  double wall_us = 0, processor_us = 0;  // of one plan step: median, mean
+};
+
+Measured measure(const Graph& graph, const Plan& plan, int cores) {
+  const IdleDevice device;
+  Executor executor(graph, plan, device, {.cores = cores});
+  for (int i = 0; i < 20; ++i) executor.run_step();
+  constexpr int kRounds = 500;
+  std::vector<double> times;
+  const double begun = processor_us();
+  for (int i = 0; i < kRounds; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    executor.run_step();
+    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+  }
+  const double steps = static_cast<double>(plan.steps.size());
+  const double processor = (processor_us() - begun) / kRounds / steps;
+  std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
+  return {times[kRounds / 2] / steps, processor};
+}
+
+int run(const std::string& model) {
+  const ModelInput input{.batch = 1, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
+  CompileOptions options{.policy = "liveness", .exact = true, .family = LayoutFamily::plain};
+  const auto device = open_reference_device();
+  auto compiled = compile_training(build_model(model, input), *device, CostTable(), options);
+  Program program = std::get<Program>(std::move(compiled));
+  fmt::print("{{\"model\": \"{}\", \"steps\": {}", model, program.plan.steps.size());
+  struct Case {
+    const char* name;
+    int inter_op, cores;
+  };
+  for (const Case c : {Case{"serial", 1, 1}, Case{"one_core", 2, 1}, Case{"two_cores", 2, 2}}) {
+    program.plan.inter_op = c.inter_op;
+    const Measured m = measure(program.network.graph, program.plan, c.cores);
+    fmt::print(", \"{}_us\": {:.3f}, \"{}_processor_us\": {:.3f}", c.name, m.wall_us, c.name, m.processor_us);
+  }
+  fmt::print("}}\n");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc > 1 ? argv[1] : "resnet56");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "side_by_side_bench: %s\n", error.what());
+    return 2;
+  }
+}

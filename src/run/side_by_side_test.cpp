@@ -1,0 +1,121 @@
+#include "run/side_by_side.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "plimsoll/models.h"
+#include "plimsoll/verify.h"
+
+namespace plimsoll {
+namespace {
+
+using testing::HasSubstr;
+
+Program program_of(const Device& device) {
+  const ModelInput input{.batch = 2, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
+  const CompileOptions options{.policy = "liveness", .exact = true, .family = LayoutFamily::plain};
+  return std::get<Program>(compile_training(build_model("resnet20", input), device, CostTable(), options));
+}
+
+// Every kernel takes 1 ms with two threads, and so much with one.
+CostTable costs_of(const Program& program, double one_thread_ms) {
+  CostTable costs;
+  const Graph& graph = program.network.graph;
+  for (const Step& step : program.plan.steps) {
+    if (step.kernel.empty()) continue;
+    const std::string signature = op_signature(graph, graph.op(step.op));
+    costs.put({signature, step.kernel, 0}, {.source = Cost::Source::measured, .time_ms = 1, .runs = 5});
+    costs.put({signature, step.kernel, 1}, {.source = Cost::Source::measured, .time_ms = one_thread_ms, .runs = 5});
+  }
+  return costs;
+}
+
+TEST(Sharing, AutoRunsSideBySideWhatGainsLittleFromASecondThread) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  const ChosenSharing chosen = choose_sharing(program, *device, costs_of(program, 1.1));
+  EXPECT_TRUE(chosen.measured);
+  EXPECT_EQ(chosen.inter_op, 2);
+  EXPECT_GT(chosen.narrowed, 10);
+  EXPECT_LT(chosen.together_ms, 0.95 * chosen.serial_ms);
+  EXPECT_EQ(program.plan.inter_op, 2);
+  EXPECT_EQ(program.plan.predicted.step_time_ms, chosen.together_ms);
+  EXPECT_TRUE(verify(program.network.graph, program.plan).empty());
+}
+
+TEST(Sharing, AutoLeavesAloneWhatASecondThreadMakesTwiceAsFastAndWhatIsNotMeasured) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  for (const ChosenSharing& chosen :
+       {choose_sharing(program, *device, costs_of(program, 2)), choose_sharing(program, *device, CostTable())}) {
+    EXPECT_EQ(chosen.inter_op, 1);
+    EXPECT_EQ(chosen.narrowed, 0);
+    EXPECT_EQ(program.plan.inter_op, 1);
+    EXPECT_EQ(chosen.together_ms, chosen.serial_ms);
+  }
+}
+
+TEST(Sharing, OpsThatAreHeldApartDoNotMeetOnPaper) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  const CostTable costs = costs_of(program, 1.1);
+  OpPairs apart;
+  for (int32_t a = 0; a < program.network.graph.op_count(); ++a) {
+    for (int32_t b = a; b < program.network.graph.op_count(); ++b) apart.insert({a, b});
+  }
+  const ChosenSharing chosen = choose_sharing(program, *device, costs, apart);
+  EXPECT_EQ(chosen.inter_op, 1);
+}
+
+// What a step took when each of its ops takes `ms` and starts with its neighbour.
+std::vector<StepRecord> in_pairs(const Plan& plan, double ms) {
+  std::vector<StepRecord> records(plan.steps.size());
+  size_t n = 0;
+  for (size_t s = 0; s < records.size(); ++s) {
+    if (plan.steps[s].kernel.empty()) continue;
+    const double start = static_cast<double>(n++ / 2) * ms;
+    records[s] = {start, start + ms};
+  }
+  return records;
+}
+
+TEST(Sharing, WhatTurnsOutSlowerSideBySideIsTakenBack) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  const CostTable costs = costs_of(program, 1.1);
+  ASSERT_EQ(choose_sharing(program, *device, costs).inter_op, 2);
+  SharingWatch watch(program, *device, costs);
+  std::string said;
+  int steps = 0;
+  for (; program.plan.inter_op > 1 && steps < 200; ++steps) {
+    if (watch.sees(in_pairs(program.plan, 5))) said = watch.correct();
+  }
+  EXPECT_LT(steps, 60);
+  EXPECT_THAT(said, HasSubstr("back to that"));
+  for (const Step& step : program.plan.steps) EXPECT_EQ(step.threads, 0);
+}
+
+TEST(Sharing, WhatIsAsFastAsPredictedIsLeftAlone) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  const CostTable costs = costs_of(program, 1.1);
+  ASSERT_EQ(choose_sharing(program, *device, costs).inter_op, 2);
+  SharingWatch watch(program, *device, costs);
+  for (int step = 0; step < 50; ++step) EXPECT_FALSE(watch.sees(in_pairs(program.plan, 1.1)));
+}
+
+TEST(Sharing, CoresAreDividedAmongOpsUnlessToldOtherwise) {
+  EXPECT_EQ(share_cores("cpu", {.threads = 8}, false).op_threads, 8);
+  EXPECT_EQ(share_cores("cpu", {.threads = 8, .inter_op = 3}, false).op_threads, 2);
+  EXPECT_EQ(share_cores("cpu", {.threads = 2, .inter_op = 4}, false).op_threads, 1);
+  const Sharing given = share_cores("cpu", {.threads = 8, .inter_op = 2, .intra_op = 3}, false);
+  EXPECT_EQ(given.op_threads, 3);
+  EXPECT_EQ(given.cores, 8);
+  EXPECT_EQ(given.notice, "");
+  const Sharing crowded = share_cores("cpu", {.threads = 4, .inter_op = 2, .intra_op = 4}, false);
+  EXPECT_EQ(crowded.cores, 8);
+  EXPECT_THAT(crowded.notice, HasSubstr("take turns"));
+}
+
+}  // namespace
+}  // namespace plimsoll
