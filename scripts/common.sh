@@ -11,6 +11,7 @@ libdnnl-dev file:/usr/include/dnnl.hpp
 libfmt-dev file:/usr/include/fmt/format.h
 nlohmann-json3-dev file:/usr/include/nlohmann/json.hpp
 libcli11-dev file:/usr/include/CLI/CLI.hpp
+libhwloc-dev file:/usr/include/hwloc.h
 libsqlite3-dev file:/usr/include/sqlite3.h
 zlib1g-dev file:/usr/include/zlib.h
 libssl-dev file:/usr/include/openssl/evp.h

@@ -21,18 +21,11 @@
 #include <vector>
 
 #include "plimsoll/cost.h"
+#include "plimsoll/device.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {
-
-// The cores of a machine. Those that share a cache of their own (of level 2) come in groups of `cores_a_cache`.
-struct CoreShape {
-  int cores = 1;
-  int cores_a_cache = 1;
-  int hardware_threads = 1;  // of a core
-  int caches() const { return (cores + cores_a_cache - 1) / cores_a_cache; }
-};
 
 // Neighbouring threads on cores that share a cache, or every thread with a cache to itself. Data that both read speaks
 // for the former, data that neither shares for the latter, so both are tried.

@@ -26,11 +26,21 @@ struct TierInfo {
   friend bool operator==(const TierInfo&, const TierInfo&) = default;
 };
 
+// The cores of a machine. Those that share its last-level cache come in groups of `cores_a_cache`.
+struct CoreShape {
+  int cores = 1;
+  int cores_a_cache = 1;
+  int hardware_threads = 1;  // of a core
+  int caches() const { return (cores + cores_a_cache - 1) / cores_a_cache; }
+  friend bool operator==(const CoreShape&, const CoreShape&) = default;
+};
+
 struct DeviceInfo {
   std::string name;         // "cpu": what --device takes
   std::string description;  // "2 threads, AVX-512, oneDNN 2.6.3"
   std::string key;          // everything that a measured time depends on: library version, instruction set, threads
   int threads = 1;
+  CoreShape cores;          // that the process may use
   Bytes memory_total;       // of the machine
   Bytes memory_available;   // now
   bool simulated = false;   // plans only

@@ -124,6 +124,7 @@ class CpuDevice final : public Device {
   explicit CpuDevice(int threads) {
     info_.name = "cpu";
     info_.threads = threads > 0 ? threads : usable_processors();
+    info_.cores = machine_topology().shape;
     info_.key = fmt::format("oneDNN {} {} {} threads, {}", dnnl_version_text(), dnnl_instruction_set(), info_.threads,
                             processor_name());
     info_.description = fmt::format("{}, {} thread{}, {}, oneDNN {}", processor_name(), info_.threads,

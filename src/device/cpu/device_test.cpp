@@ -75,6 +75,26 @@ TEST(Machine, ProcessorsAreNoMoreThanTheQuota) {
   EXPECT_GE(cpu::usable_processors(), 1);
 }
 
+// The paper's Xeon Phi 7250: 34 tiles of two cores that share a cache, four hardware threads a core.
+TEST(Machine, KnowsWhichCoresShareACache) {
+  const cpu::Topology knl = cpu::machine_topology("l2:34 core:2 pu:4");
+  EXPECT_EQ(knl.shape, (CoreShape{.cores = 68, .cores_a_cache = 2, .hardware_threads = 4}));
+  EXPECT_EQ(knl.shape.caches(), 34);
+  ASSERT_EQ(knl.processors.size(), 68u);
+  EXPECT_EQ(knl.processors[1], (std::vector<int>{4, 5, 6, 7}));
+  const cpu::Topology server = cpu::machine_topology("package:2 l3:2 l2:8 core:1 pu:2");
+  EXPECT_EQ(server.shape, (CoreShape{.cores = 32, .cores_a_cache = 8, .hardware_threads = 2}));
+}
+
+TEST(Machine, HasACoreForEveryProcessorGroup) {
+  const cpu::Topology here = cpu::machine_topology();
+  EXPECT_GE(here.shape.cores, 1);
+  EXPECT_LE(here.shape.cores, cpu::usable_processors());
+  EXPECT_GE(here.processors.size(), static_cast<size_t>(here.shape.cores));
+  for (const auto& processors : here.processors) EXPECT_FALSE(processors.empty());
+  EXPECT_EQ(open_device("cpu")->info().cores, here.shape);
+}
+
 TEST(CpuDevice, TellsWhatItsTimesDependOn) {
   const auto device = open_device("cpu", 1);
   EXPECT_EQ(device->info().threads, 1);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plimsoll/bytes.h"
+#include "plimsoll/device.h"
 
 namespace plimsoll::cpu {
 
@@ -22,6 +23,13 @@ int usable_processors(const std::string& root = "");
 
 // Those of them that affinity allows, by the system's numbers: the first of each core, in order, then the cores' others.
 std::vector<int> processors(const std::string& root = "");
+// The cores that the process may run on, as hwloc sees them: those that share a last-level cache stand together.
+struct Topology {
+  CoreShape shape;
+  std::vector<std::vector<int>> processors;  // by core: its hardware threads, as the operating system numbers them
+};
+// `synthetic` stands in for the machine in tests, in hwloc's words: "l2:34 core:2 pu:4".
+Topology machine_topology(const std::string& synthetic = "");
 
 std::string processor_name(const std::string& root = "");  // "Intel(R) Xeon(R) Platinum 8481C"
 

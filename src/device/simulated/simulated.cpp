@@ -18,6 +18,7 @@ struct Machine {
   Bytes usable;  // what a driver and a library's context leave
   double launch_us;
   double bus_gb_per_s;  // practical, each way
+  CoreShape cores = {};
 };
 
 // SuperNeurons: 8 GB/s practical over PCIe 3.0 x16, and 11.2 GiB of a 12 GB card.
@@ -30,7 +31,7 @@ constexpr Machine kMachines[] = {
     {"v100", "NVIDIA V100-SXM2, 16 GB", 1, 15670, 900, 16_GiB, 15_GiB, 4, 8},
     {"h100", "NVIDIA H100-SXM5, 80 GB", 1, 66900, 3350, 80_GiB, 78_GiB, 3, 50},
     {"knl", "Intel Xeon Phi 7250: 68 cores of 4 hardware threads, 16 GB of MCDRAM before the host's memory", 272, 5222,
-     400, 16_GiB, 15_GiB, 10, 80},
+     400, 16_GiB, 15_GiB, 10, 80, {.cores = 68, .cores_a_cache = 2, .hardware_threads = 4}},
 };
 // What the hosts of SuperNeurons' tables give to offloading.
 constexpr Bytes kHostMemory = 107_GiB;
@@ -50,6 +51,7 @@ class SimulatedDevice : public Device {
                                         m.gflops, m.memory_gb_per_s, to_string(m.usable)),
              .key = fmt::format("simulated {} {} {} {}", m.name, m.gflops, m.memory_gb_per_s, m.launch_us),
              .threads = m.threads,
+             .cores = m.cores,
              .memory_total = m.memory,
              .memory_available = m.usable,
              .simulated = true,
