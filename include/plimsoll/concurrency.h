@@ -157,6 +157,7 @@ struct CoMachine {
   double memory_gb_per_s = 0;            // 0: never short
   std::vector<double> throughput = {1};  // by hardware threads in use
   double turns = 0.5;
+  double waiting = 0;
 };
 
 struct CoPolicy {

@@ -15,7 +15,7 @@ struct Running {
   Candidate how;
   std::vector<int> cores;  // one a thread
   double left_ms = 0;      // alone
-  double busy = 1;         // share of its time in which a thread computes
+  double busy = 1;         // what a thread asks its core for
   double rate = 1;
   size_t span = 0;
 };
@@ -156,7 +156,8 @@ class CoRunner {
     ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(position));
     Running r{.task = i, .how = how, .cores = take_cores(how.threads), .left_ms = how.time_ms};
     const double alone = how.threads * how.time_ms;
-    r.busy = alone > 0 ? std::min(1.0, task(i).curve.time_ms(1) / alone) : 0;
+    const double computing = alone > 0 ? std::min(1.0, task(i).curve.time_ms(1) / alone) : 0;
+    r.busy = computing + machine_.waiting * (1 - computing);
     r.span = result_.spans.size();
     result_.spans.push_back({.task = i, .threads = how.threads, .start_ms = now_, .end_ms = now_, .second = second});
     running_.push_back(std::move(r));
