@@ -11,7 +11,8 @@ double seconds_to_ms(double work, double giga_a_second) { return giga_a_second >
 }  // namespace
 
 ThreadCurve scaled_curve(const Work& work, const ScalingLaw& law, int most) {
-  const double one_ms = std::max(seconds_to_ms(work.flops, law.gflops_a_core), seconds_to_ms(work.bytes, law.gb_per_s_a_core));
+  const double one_ms =
+      std::max(seconds_to_ms(work.flops, law.gflops_a_core), seconds_to_ms(work.bytes, law.gb_per_s_a_core));
   const double memory_ms = seconds_to_ms(work.bytes, law.memory_gb_per_s);
   std::vector<double> ms;
   ms.reserve(static_cast<size_t>(most));

@@ -17,6 +17,15 @@ std::vector<PaperTable> paper_tables() {
       {"better", "what SuperNeurons leaves on the table, under its own layer model", superneurons_better},
       {"dymem-steps", "Dymem: steps of ResNet-32", dymem_steps},
       {"ucudnn-workspaces", "mu-cuDNN: workspaces of a convolution by FFT", ucudnn_workspaces},
+      {"concurrency-table1", "concurrency control, table I: uniform settings on a simulated Xeon Phi",
+       concurrency_table1},
+      {"concurrency-table2", "concurrency control, table II and figure 1: the best threads of convolutions",
+       concurrency_table2},
+      {"concurrency-table3", "concurrency control, table III: two convolutions side by side", concurrency_table3},
+      {"concurrency-table5", "concurrency control, table V: times between the thread counts tried", concurrency_table5},
+      {"concurrency-figure3", "concurrency control, figures 3 and 4: the four strategies on a simulated Xeon Phi",
+       concurrency_figure3},
+      {"concurrency-16-cores", "concurrency control: the four strategies on 16 simulated cores", concurrency_16_cores},
   };
 }
 

@@ -34,5 +34,11 @@ std::vector<Finding> superneurons_table4();  // going_wider.cpp
 std::vector<Finding> superneurons_table5();
 std::vector<Finding> dymem_steps();  // others.cpp
 std::vector<Finding> ucudnn_workspaces();
+std::vector<Finding> concurrency_table1();  // concurrency.cpp
+std::vector<Finding> concurrency_table2();
+std::vector<Finding> concurrency_table3();
+std::vector<Finding> concurrency_table5();
+std::vector<Finding> concurrency_figure3();
+std::vector<Finding> concurrency_16_cores();
 
 }  // namespace plimsoll

@@ -20,7 +20,8 @@ double ours(const std::vector<Finding>& findings, std::string_view row, std::str
 
 TEST(Papers, EveryDifferenceHasANote) {
   for (std::string_view table :
-       {"figure10", "table1", "table3", "layers", "better", "dymem-steps", "ucudnn-workspaces"}) {
+       {"figure10", "table1", "table3", "layers", "better", "dymem-steps", "ucudnn-workspaces", "concurrency-table1",
+        "concurrency-table2", "concurrency-table3", "concurrency-table5"}) {
     for (const Finding& f : reproduce(table)) {
       EXPECT_EQ(f.table, table);
       ASSERT_TRUE(f.ours) << f.row << ", " << f.quantity;
@@ -84,6 +85,39 @@ TEST(Papers, LessMemoryThanSuperNeuronsUnderItsOwnLayerModel) {
   EXPECT_LE(ours(rows, "AlexNet, batch 200, auto", "recomputations"), 14);
   EXPECT_LE(ours(rows, "AlexNet, batch 200, least, auto", "arena"), 664.7);
   EXPECT_DOUBLE_EQ(ours(rows, "InceptionV4, batch 128", "arena"), ours(rows, "InceptionV4, batch 128", "peak"));
+}
+
+TEST(Papers, ConcurrencysTableVIsWhatArithmeticAllows) {
+  const auto rows = reproduce("concurrency-table5");
+  EXPECT_NEAR(ours(rows, "T(p) = 1/p", "accuracy, interval 2"), 98.51, 0.0051);
+  EXPECT_NEAR(ours(rows, "T(p) = 1/p", "accuracy, interval 4"), 95.08, 0.0051);
+  EXPECT_NEAR(ours(rows, "T(p) = 1/p", "accuracy, interval 8"), 82.17, 0.0051);
+  EXPECT_NEAR(ours(rows, "T(p) = 1/p", "accuracy, interval 16"), 32.50, 0.0051);
+}
+
+TEST(Papers, ConcurrencysTableIIHasThePapersOptima) {
+  int optima = 0;
+  for (const Finding& f : reproduce("concurrency-table2")) {
+    SCOPED_TRACE(f.row + ", " + f.quantity);
+    const double tolerance = f.quantity == "best threads" ? 0 : f.quantity == "best threads, interval 4" ? 3 : 0.005;
+    if (f.quantity == "lost by interval 4") {
+      EXPECT_LT(*f.ours, 2);
+    } else if (f.quantity != "lost with 68 threads") {
+      EXPECT_NEAR(*f.ours, *f.paper, tolerance);
+      ++optima;
+    }
+  }
+  EXPECT_EQ(optima, 27);
+}
+
+// Simulated: what the paper gains on average, and no worse than the best uniform setting by more than 2 %.
+TEST(Papers, ConcurrencyGainsAThirdOnASimulatedXeonPhi) {
+  const auto rows = reproduce("concurrency-figure3");
+  EXPECT_GE(ours(rows, "average", "all four, threads bounded by the simulator"), 1.33);
+  for (const char* network : {"ResNet-50", "DCGAN", "Inception-v3"}) {
+    EXPECT_GE(ours(rows, network, "threads bounded, over the best uniform"), 0.98) << network;
+    EXPECT_GE(ours(rows, network, "Strategies 1 and 2"), 1) << network;
+  }
 }
 
 TEST(Papers, AnUnknownTableIsAnsweredWithTheNearest) {
