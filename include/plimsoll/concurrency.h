@@ -113,7 +113,6 @@ struct CoTask {
   ThreadCurve curve;
   double bytes = 0;            // that pass between cores and memory
   std::vector<int32_t> after;  // tasks that must be complete before it starts; each is listed before it
-  int threads = 0;             // not 0: with so many, whatever the policy says
 };
 
 // Strategy 1: every op with the count that is fastest for it.
@@ -205,33 +204,5 @@ struct UniformSetting {
 // Every pair of counts tried, the fastest first.
 std::vector<UniformSetting> all_uniform_settings(std::span<const CoTask> tasks, const CoMachine& machine,
                                                  std::span<const int> inter_op, std::span<const int> intra_op);
-
-// Climbs, for every step's kernel, from one thread to all of the device's, and puts the times into the table; what it has already
-// is not measured again. Returns how many were measured.
-int measure_curves(const Graph& graph, const Plan& plan, const Device& device, CostTable& table, const ClimbOptions& climb,
-                   const MeasureOptions& options = {});
-// The curve of an op by a kernel, of what the table has; `all` is the count that the table calls 0. Nothing when it knows no other.
-std::optional<ThreadCurve> known_curve(const Graph& graph, const Op& op, const std::string& kernel, const CostTable& table, int all);
-
-// The plan's steps as tasks that wait for each other as its dependencies say, copies included. Steps without a curve, and counts
-// for which `allowed` says no, are not run with another count than all.
-std::vector<CoTask> step_tasks(const Graph& graph, const Plan& plan, const CostTable& table, int all,
-                               const std::function<bool(const Step&, int threads)>& allowed = {});
-
-// What the plan's own settings (Plan::inter_op, Step::threads) are predicted to take on so many cores, copies not counted.
-double side_by_side_ms(const Graph& graph, const Plan& plan, const CostTable& table, int cores);
-
-// Threads of every step, and how many steps at once.
-struct ConcurrencyChoice {
-  int inter_op = 1;
-  std::vector<int> threads;  // by step; empty: all for each
-  double serial_ms = 0;      // one step after the other, each on all cores
-  double predicted_ms = 0;   // no more than that
-  std::string why;           // for people
-};
-// The best of the four strategies and the uniform settings, as the executor would run them; one step after the other on all cores
-// unless another way is predicted to save two percent. Steps keep the workspace that the plan gives them.
-ConcurrencyChoice choose_concurrency(const Graph& graph, const Plan& plan, const Device& device, const CostTable& table);
-void apply(const ConcurrencyChoice& choice, Plan& plan);
 
 }  // namespace plimsoll

@@ -61,8 +61,7 @@ class CoRunner {
   }
 
   Candidate chosen(int32_t i) const {
-    const int own = task(i).threads;
-    const int threads = own > 0 ? own : policy_.inter_op > 0 ? policy_.intra_op : chosen_[static_cast<size_t>(i)];
+    const int threads = policy_.inter_op > 0 ? policy_.intra_op : chosen_[static_cast<size_t>(i)];
     return {threads, task(i).curve.time_ms(threads)};
   }
 
@@ -88,22 +87,13 @@ class CoRunner {
   bool start_one() {
     if (policy_.inter_op > 0) {
       if (static_cast<int>(running_.size()) >= policy_.inter_op) return false;
-      return policy_.own_cores ? start_first_that_fits(idle_cores()) : start(0, chosen(ready_[0]), false);
+      return start(0, chosen(ready_[0]), false);
     }
     if (running_.empty()) return policy_.co_run ? start_longest(cores_) : start(0, chosen(ready_[0]), false);
     if (!policy_.co_run) return false;
     const int idle = idle_cores();
     if (idle > 0 && (start_beside(idle) || start_longest(idle))) return true;
     return policy_.second_threads && start_on_second_threads();
-  }
-
-  // Of the ready ones the first in the list of tasks that has cores enough.
-  bool start_first_that_fits(int idle) {
-    std::optional<size_t> first;
-    for (size_t k = 0; k < ready_.size(); ++k) {
-      if (chosen(ready_[k]).threads <= idle && (!first || ready_[k] < ready_[*first])) first = k;
-    }
-    return first && start(*first, chosen(ready_[*first]), false);
   }
 
   const std::vector<Candidate>& candidates(int32_t i) {

@@ -1,0 +1,271 @@
+// Times of real operations by thread count, on this machine, and what can be told from them. JSON, one object a line.
+//
+//   concurrency_bench MODEL BATCH [CHANNELS SIZE CLASSES]...     more models: separated by "--"
+//
+// "accuracy": the hill-climbing model with interval x against the times of the counts that it did not try (Table V).
+// "cores": the step on 16 simulated cores, by the measured times of one and two threads, extended by a law.
+// "regression": the study that the concurrency paper rejects: least squares on hardware counters, cross-validated.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "bench/concurrency/counters.h"
+#include "bench/concurrency/regression.h"
+#include "cost/bench.h"
+#include "cost/scaling.h"
+#include "cost/signature.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/concurrency.h"
+#include "plimsoll/dependencies.h"
+#include "plimsoll/models.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll::bench {
+namespace {
+
+struct Request {
+  std::string model;
+  ModelInput input;
+};
+
+struct OpTimes {
+  std::string key;
+  std::vector<double> ms;  // by threads, from one
+  Row features;            // counters with one thread, by instructions; and the time
+};
+
+constexpr double kSeconds = 0.1;  // of an op with one count
+constexpr int kMostRuns = 25;
+
+std::vector<Request> requests(int argc, char** argv) {
+  std::vector<Request> result;
+  std::vector<std::string> words;
+  auto finish = [&] {
+    if (words.size() < 2) return;
+    Request r{.model = words[0], .input = {.batch = std::atoll(words[1].c_str())}};
+    if (words.size() >= 5) {
+      r.input.channels = std::atoll(words[2].c_str());
+      r.input.height = r.input.width = std::atoll(words[3].c_str());
+      r.input.classes = std::atoll(words[4].c_str());
+    }
+    result.push_back(r);
+    words.clear();
+  };
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--") == 0) {
+      finish();
+    } else {
+      words.emplace_back(argv[i]);
+    }
+  }
+  finish();
+  return result;
+}
+
+double time_op(const Device& device, const Graph& graph, const Op& op, const std::string& kernel, int threads,
+               Counters& counters, Row* features) {
+  OpBench bench(device, isolate(graph, op, {.name = kernel, .inputs = {}, .outputs = {}}), threads);
+  const int sets = static_cast<int>(
+      std::clamp<int64_t>((int64_t{96} << 20) / std::max<int64_t>(bench.set_bytes().count, 1) + 1, 1, 64));
+  const auto arena = device.take_arena(bench.bytes(sets));
+  bench.place(arena->base(), sets);
+  bench.run();
+  std::vector<double> times;
+  double total_ms = 0;
+  if (features != nullptr) counters.start();
+  while (times.size() < 3 || (times.size() < kMostRuns && total_ms < kSeconds * 1000)) {
+    times.push_back(bench.run());
+    total_ms += times.back();
+  }
+  if (features != nullptr) {
+    const auto values = counters.stop();
+    const double instructions = std::max(values[0], 1.0);
+    for (size_t i = 1; i < values.size(); ++i) features->push_back(values[i] / instructions);
+    features->push_back(median(times));
+  }
+  return median(times);
+}
+
+std::vector<OpTimes> time_steps(const Program& program, const Device& device, Counters& counters) {
+  const Graph& graph = program.network.graph;
+  std::map<std::string, bool> seen;
+  std::vector<OpTimes> result;
+  for (const Step& step : program.plan.steps) {
+    if (step.kernel.empty()) continue;
+    const Op& op = graph.op(step.op);
+    OpTimes times{.key = op_signature(graph, op) + " " + step.kernel, .ms = {}, .features = {}};
+    if (!seen.emplace(times.key, true).second) continue;
+    try {
+      for (int threads = 1; threads <= device.info().threads; ++threads) {
+        const bool count = threads == 1 && counters.why_not().empty();
+        times.ms.push_back(
+            time_op(device, graph, op, step.kernel, threads, counters, count ? &times.features : nullptr));
+      }
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s is left out: %s\n", op.name.c_str(), error.what());
+      continue;
+    }
+    result.push_back(std::move(times));
+  }
+  return result;
+}
+
+void report_accuracy(const std::string& model, const std::vector<OpTimes>& ops, const CoreShape& cores) {
+  const int most = static_cast<int>(ops.empty() ? 0 : ops[0].ms.size());
+  for (int interval : {1, 2, 4, 8, 16}) {
+    if (interval > 1 && interval >= most) continue;
+    double accuracy = 0, lost = 0;
+    int tries = 0;
+    for (const OpTimes& op : ops) {
+      HillClimb climb({.interval = interval, .cores = {.cores = most, .cores_a_cache = 1}});
+      while (const auto next = climb.next()) climb.record(op.ms[static_cast<size_t>(next->threads - 1)]);
+      const double n = static_cast<double>(ops.size());
+      accuracy += interpolation_accuracy(
+                      climb.curve(), [&](int p) { return op.ms[static_cast<size_t>(p - 1)]; }, most) /
+                  n;
+      lost += (climb.curve().best_ms() / *std::min_element(op.ms.begin(), op.ms.end()) - 1) / n;
+      tries = std::max(tries, climb.tries());
+    }
+    fmt::print(
+        "{{\"what\": \"accuracy\", \"model\": \"{}\", \"cores\": {}, \"ops\": {}, \"interval\": {}, \"accuracy\": "
+        "{:.4f}, \"lost\": {:.4f}, \"tries\": {}}}\n",
+        model, cores.cores, ops.size(), interval, accuracy, lost, tries);
+  }
+}
+
+// The plan's steps that run something, each after those that its inputs come from or whose bytes it takes.
+std::vector<CoTask> tasks_of(const Program& program,
+                             const std::function<ThreadCurve(const std::string& key, double bytes)>& curve) {
+  const Graph& graph = program.network.graph;
+  const Plan& plan = program.plan;
+  const Dependencies dependencies = find_dependencies(graph, plan);
+  std::vector<int32_t> task_of(plan.steps.size(), -1);
+  std::map<std::string, int32_t> types;
+  std::vector<CoTask> tasks;
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    if (plan.steps[s].kernel.empty()) continue;
+    const Op& op = graph.op(plan.steps[s].op);
+    std::set<int32_t> after, seen;
+    std::vector<int32_t> open{static_cast<int32_t>(s)};
+    while (!open.empty()) {  // through views, which take no time
+      const int32_t node = open.back();
+      open.pop_back();
+      for (int32_t before : dependencies.before(node)) {
+        if (!seen.insert(before).second) continue;
+        const int32_t task = task_of[static_cast<size_t>(before)];
+        if (task >= 0)
+          after.insert(task);
+        else
+          open.push_back(before);
+      }
+    }
+    const double bytes = op.type->work ? op.type->work(graph, op).bytes : 0;
+    task_of[s] = static_cast<int32_t>(tasks.size());
+    tasks.push_back({.type = types.try_emplace(op.type->name, static_cast<int32_t>(types.size())).first->second,
+                     .curve = curve(op_signature(graph, op) + " " + plan.steps[s].kernel, bytes),
+                     .bytes = bytes,
+                     .after = {after.begin(), after.end()}});
+  }
+  return tasks;
+}
+
+// The plan's steps with the measured times, on 16 cores that there are not.
+void report_cores(const std::string& model, const Program& program, const std::vector<OpTimes>& ops,
+                  const MachineRates& rates) {
+  if (ops.empty() || ops[0].ms.size() < 2) return;
+  constexpr int kCores = 16;
+  std::map<std::string, const OpTimes*> by_key;
+  for (const OpTimes& op : ops) by_key[op.key] = &op;
+  const double memory =
+      rates.memory_gb_per_s * kCores / 4;  // a server's cores share more channels than two of them use
+  const ScalingLaw law{.memory_gb_per_s = memory, .thread_ms = 0.0005};
+  const std::vector<CoTask> tasks = tasks_of(program, [&](const std::string& key, double bytes) {
+    const auto found = by_key.find(key);
+    if (found == by_key.end()) return ThreadCurve::of(std::array{0.0});
+    return extended_curve(found->second->ms[0], found->second->ms[1], bytes, law, kCores);
+  });
+  const CoMachine machine{.cores = {.cores = kCores}, .memory_gb_per_s = memory, .waiting = 1};
+  const double recommended = co_run(tasks, machine, {.inter_op = 1, .intra_op = kCores}).total_ms;
+  const double strategies12 = co_run(tasks, machine, {}).total_ms;
+  const double strategy3 = co_run(tasks, machine, {.co_run = true}).total_ms;
+  const ChosenSchedule chosen = best_schedule(tasks, machine, {.co_run = true});
+  const int inter[] = {1, 2, 3, 4, 6, 8}, intra[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16};
+  const UniformSetting uniform = all_uniform_settings(tasks, machine, inter, intra).front();
+  fmt::print(
+      "{{\"what\": \"cores\", \"simulated\": true, \"model\": \"{}\", \"cores\": {}, \"recommended_ms\": {:.3f}, "
+      "\"strategies12_ms\": {:.3f}, \"strategy3_ms\": {:.3f}, "
+      "\"chosen_ms\": {:.3f}, \"uniform_ms\": {:.3f}, \"uniform_inter\": {}, \"uniform_intra\": {}}}\n",
+      model, kCores, recommended, strategies12, strategy3, chosen.schedule.total_ms, uniform.total_ms, uniform.inter_op,
+      uniform.intra_op);
+}
+
+void report_regression(const std::vector<OpTimes>& ops, const Counters& counters) {
+  if (!counters.why_not().empty()) {
+    std::fprintf(stderr, "the kernel gives no hardware counters (%s): the study of regression models is left out\n",
+                 counters.why_not().c_str());
+    fmt::print("{{\"what\": \"regression\", \"available\": false, \"why\": \"{}\"}}\n", counters.why_not());
+    return;
+  }
+  const size_t most = ops.empty() ? 0 : ops[0].ms.size();
+  for (size_t threads = 2; threads <= most; ++threads) {
+    std::vector<Row> rows;
+    std::vector<double> values;
+    for (const OpTimes& op : ops) {
+      rows.push_back(op.features);
+      values.push_back(op.ms[threads - 1]);
+    }
+    if (rows.size() < 20) continue;
+    const Quality quality = cross_validate(rows, values, 10);
+    fmt::print(
+        "{{\"what\": \"regression\", \"available\": true, \"threads\": {}, \"ops\": {}, \"accuracy\": {:.4f}, \"r2\": "
+        "{:.4f}}}\n",
+        threads, rows.size(), quality.accuracy, quality.r2);
+  }
+}
+
+int run(int argc, char** argv) {
+  const std::vector<Request> wanted = requests(argc, argv);
+  if (wanted.empty()) {
+    std::fprintf(stderr, "usage: concurrency_bench MODEL BATCH [CHANNELS SIZE CLASSES] [-- MODEL BATCH ...]\n");
+    return 2;
+  }
+  Counters counters;  // before OpenMP starts its threads
+  const auto device = open_device("cpu");
+  const MachineRates rates = probe_rates(*device);
+  std::vector<OpTimes> all;
+  for (const Request& request : wanted) {
+    const auto result =
+        compile_training(build_model(request.model, request.input), *device, CostTable(rates), {.policy = "liveness"});
+    if (std::holds_alternative<Infeasible>(result)) {
+      std::fprintf(stderr, "%s does not fit\n", request.model.c_str());
+      continue;
+    }
+    const Program& program = std::get<Program>(result);
+    const std::vector<OpTimes> ops = time_steps(program, *device, counters);
+    report_accuracy(request.model, ops, device->info().cores);
+    report_cores(request.model, program, ops, rates);
+    all.insert(all.end(), ops.begin(), ops.end());
+    std::fflush(stdout);
+  }
+  report_regression(all, counters);
+  return 0;
+}
+
+}  // namespace
+}  // namespace plimsoll::bench
+
+int main(int argc, char** argv) {
+  try {
+    return plimsoll::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "concurrency_bench: %s\n", error.what());
+    return 4;
+  }
+}
