@@ -13,6 +13,7 @@
   bench/bench.py overlap            how much of the copying hides behind compute, by policy (simulated)
   bench/bench.py wd-solver          time to divide one workspace total among all ops, random instances and ResNet-50's measured one
   bench/bench.py convolutions       bench/convolutions.csv at 8, 64 and 512 MiB, undivided against divided; time to measure by policy
+  bench/bench.py concurrency        ops by thread count, hill climbing against them; every uniform setting against --inter-op auto
   bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)
 
 Nothing else should run on the machine meanwhile. bench/tables.py turns the results into the tables of the docs.
@@ -472,10 +473,64 @@ def bench_convolutions(args):
     save("convolutions", rows, profiling=profiling)
 
 
+# What is trained for real, and how its images are told to `train` and to concurrency_bench (channels, size, classes).
+CONCURRENCY = [("resnet50", 64, (3, 32, 10)), ("dcgan", 64, ()), ("inception3", 16, ()), ("alexnet", 64, ())]
+
+
+def uniform_settings(cores):
+    """Pairs of ops at once and threads each: every power of two, the number of cores, and twice it."""
+    counts = sorted({1 << k for k in range(12) if 1 << k <= cores} | {cores, 2 * cores})
+    return [(inter, intra) for inter in counts for intra in counts if inter * intra <= 4 * cores]
+
+
+def bench_concurrency(args):
+    build = pathlib.Path(PROGRAM).parent
+    made = run(["ninja", "-C", str(build), "concurrency_bench"])
+    if made.returncode != 0:
+        raise SystemExit(made.stdout[-2000:])
+    wanted = [c for c in CONCURRENCY if not args.only or c[0] in args.only]
+    words = []
+    for model, batch, images in wanted:
+        words += (["--"] if words else []) + [model, str(batch), *map(str, images)]
+    found = run([str(build / "bench/concurrency_bench"), *words])
+    print(found.stderr, end="", file=sys.stderr)
+    told = lines(found.stdout)
+    cores = os.cpu_count()
+    rows = []
+    for model, batch, images in wanted:
+        size = ["--image-size", images[1], "--num-classes", images[2]] if images else []
+        step_ms = train(model, batch, *size, "--steps", 3)[-1]["step_time_ms"]  # measures the kernels
+        steps = steps_for(step_ms / 1000, seconds=4, least=5)
+        settings = {f"{a} x {b}": ["--inter-op", a, "--intra-op", b] for a, b in uniform_settings(cores)}
+        settings["auto"] = ["--inter-op", "auto"]
+        times = {name: [] for name in settings}
+        said = None
+        for name, how in settings.items():
+            train(model, batch, *size, "--steps", 2, *how)  # whatever each measures, before the clock runs
+        slow = set()
+        for _ in range(args.rounds):
+            for name, how in settings.items():
+                if name in slow:
+                    continue
+                done = train(model, batch, *size, "--steps", steps, *how)[-1]
+                times[name].append(done["step_time_ms"])
+                if name != "auto" and done["step_time_ms"] > 2 * step_ms:
+                    slow.add(name)  # once is enough
+                if name == "auto":
+                    said = done.get("predicted_step_time_ms")
+        recommended = f"1 x {cores}"
+        middle = {name: statistics.median(t) for name, t in times.items()}
+        best = min((n for n in middle if n != "auto"), key=middle.get)
+        rows.append({"model": model, "batch": batch, "step_ms": middle, "spread_ms": {n: max(t) - min(t) for n, t in times.items()},
+                     "recommended": recommended, "best_uniform": best, "auto_predicted_ms": said})
+        print(model, f"recommended {middle[recommended]:.1f} ms, best uniform {best} {middle[best]:.1f} ms, auto {middle['auto']:.1f} ms", flush=True)
+    save("concurrency", rows, operations=told)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown", "tight",
-                                         "overlap", "wd-solver", "convolutions", "papers"])
+                                         "overlap", "wd-solver", "convolutions", "concurrency", "papers"])
     parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where `tight` may write")

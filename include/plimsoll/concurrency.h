@@ -188,7 +188,7 @@ struct CoSchedule {
 CoSchedule co_run(std::span<const CoTask> tasks, const CoMachine& machine, const CoPolicy& policy,
                   const Interference* avoid = nullptr, Interference* found = nullptr);
 
-// The four strategies, with each of several limits on the threads of an op: the schedule that is predicted to be the
+// The four strategies, with each of several limits on the threads of an op, and equal counts for all ops: the schedule that is predicted to be the
 // shortest, and how it came about. Never longer than one op after the other.
 struct ChosenSchedule {
   CoPolicy policy;

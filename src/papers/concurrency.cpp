@@ -110,7 +110,7 @@ void add_outcome(std::vector<Finding>& rows, const std::string& table, const Pap
       "simulated; two hardware threads do 1.03 times the work of one (Table III)");
   add("all four", network.all, o.recommended / o.with4, "x", "simulated; as the paper states them");
   add("all four, threads bounded by the simulator", network.all, o.recommended / o.chosen, "x",
-      fmt::format("simulated; of the bounds tried, {} threads an op gives the shortest step",
+      fmt::format("simulated; of the bounds tried, at most {} threads an op give the shortest step",
                   o.most_threads == 0 ? kCores : o.most_threads));
   add("best uniform setting", network.manual, o.recommended / o.manual.total_ms, "x",
       fmt::format("simulated; exhaustive: {} ops at once, {} threads each", o.manual.inter_op, o.manual.intra_op));
@@ -246,14 +246,21 @@ std::vector<Finding> concurrency_table5() {
   for (size_t n = 0; n < all.size(); ++n) {
     const std::vector<CoTask> tasks = co_tasks(step_of(all[n]), on, kCores);
     for (size_t i = 0; i < std::size(intervals); ++i) {
-      double sum = 0;
+      double climbed = 0, beyond = 0;
       for (const CoTask& task : tasks) {
-        sum += interpolation_accuracy(
-            climb(task.curve, intervals[i]).curve(), [&](int p) { return task.curve.time_ms(p); }, kCores);
+        const ThreadCurve curve = climb(task.curve, intervals[i]).curve();
+        const auto actual = [&](int p) { return task.curve.time_ms(p); };
+        climbed +=
+            100 * interpolation_accuracy(curve, actual, curve.most_threads()) / static_cast<double>(tasks.size());
+        beyond += 100 * interpolation_accuracy(curve, actual, kCores) / static_cast<double>(tasks.size());
       }
-      rows.push_back({"concurrency-table5", all[n].name, fmt::format("accuracy, interval {}", intervals[i]),
-                      paper[n][i], 100 * sum / static_cast<double>(tasks.size()), "%",
-                      "simulated; mean over the ops of a step, whose times follow a law without noise"});
+      rows.push_back(
+          {"concurrency-table5", all[n].name, fmt::format("accuracy, interval {}", intervals[i]), paper[n][i], climbed,
+           "%",
+           "simulated; mean over the ops of a step, up to where each climb ended; times follow a law, without noise"});
+      rows.push_back({"concurrency-table5", all[n].name, fmt::format("up to 68 threads, interval {}", intervals[i]),
+                      std::nullopt, beyond, "%",
+                      "simulated; with the counts beyond the optimum, which no strategy uses"});
     }
   }
   return rows;

@@ -120,6 +120,13 @@ TEST(Papers, ConcurrencyGainsAThirdOnASimulatedXeonPhi) {
   }
 }
 
+TEST(Papers, ConcurrencyLosesToNoUniformSettingOn16SimulatedCores) {
+  const auto rows = reproduce("concurrency-16-cores");
+  for (const char* network : {"ResNet-50", "DCGAN", "Inception-v3"}) {
+    EXPECT_GE(ours(rows, network, "threads bounded, over the best uniform"), 0.98) << network;
+  }
+}
+
 TEST(Papers, AnUnknownTableIsAnsweredWithTheNearest) {
   try {
     reproduce("tabel1");

@@ -9,6 +9,7 @@ namespace plimsoll {
 namespace {
 
 constexpr double kDone = 1e-9;  // ms left that are none
+constexpr int kMostAtOnce = 8;  // of uniform settings
 
 struct Running {
   int32_t task = 0;
@@ -223,6 +224,7 @@ class CoRunner {
         ++k;
         continue;
       }
+      count_event();
       const Running done = std::move(running_[k]);
       running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(k));
       complete(done);
@@ -240,7 +242,6 @@ class CoRunner {
     for (int32_t after : next_[static_cast<size_t>(done.task)]) {
       if (--waiting_[static_cast<size_t>(after)] == 0) ready_.push_back(after);
     }
-    count_event();
   }
 
   std::span<const CoTask> tasks_;
@@ -311,6 +312,17 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
         policy.second_threads = second;
         consider(policy);
       }
+    }
+  }
+  // Equal counts for all, too: what a user would set by hand.
+  const bool second = allowed.second_threads && machine.cores.hardware_threads > 1;
+  for (int inter = 2; inter <= std::min(kMostAtOnce, 2 * cores); ++inter) {
+    for (int intra : {cores / inter, second ? cores : 0}) {
+      if (intra < 1 || inter * intra > cores * (second ? machine.cores.hardware_threads : 1)) continue;
+      CoPolicy policy = allowed;
+      policy.inter_op = inter;
+      policy.intra_op = policy.most_threads = intra;
+      consider(policy);
     }
   }
   return best;

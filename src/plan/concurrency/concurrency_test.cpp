@@ -210,6 +210,7 @@ TEST(BestSchedule, IsNeverPredictedSlowerThanOneOpAfterTheOther) {
   const ChosenSchedule together = best_schedule(compute, machine, {.co_run = true});
   EXPECT_DOUBLE_EQ(together.schedule.total_ms, 10);
   EXPECT_EQ(together.policy.most_threads, 1);
+  EXPECT_DOUBLE_EQ(together.schedule.mean_at_once, 1.5);  // 1 and 2 as they start, 2 and 1 as they end
   const std::vector<CoTask> streams{{.type = 0, .curve = points({{1, 10}, {2, 8}}), .bytes = 8e7, .after = {}},
                                     {.type = 0, .curve = points({{1, 10}, {2, 8}}), .bytes = 8e7, .after = {}}};
   const ChosenSchedule serial = best_schedule(streams, machine, {.co_run = true});
