@@ -14,6 +14,7 @@
   bench/bench.py wd-solver          time to divide one workspace total among all ops, random instances and ResNet-50's measured one
   bench/bench.py convolutions       bench/convolutions.csv at 8, 64 and 512 MiB, undivided against divided; time to measure by policy
   bench/bench.py concurrency        ops by thread count, hill climbing against them; every uniform setting against --inter-op auto
+  bench/bench.py workspace          mu-cuDNN's figures: workspace limits, parts of the batch (--only alexnet --rounds 1: some minutes)
   bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)
 
 Nothing else should run on the machine meanwhile. bench/tables.py turns the results into the tables of the docs.
@@ -527,14 +528,84 @@ def bench_concurrency(args):
     save("concurrency", rows, operations=told)
 
 
+WORKSPACE = {"alexnet": 256, "resnet18": 128, "resnet50": 64, "densenet:depth=40,growth=40": 256}
+LIMITS_MIB = (8, 64, 512)
+SIZES = ("undivided", "powerOfTwo", "all")
+
+
+def traced(model, batch, steps, *more):
+    """A short training: milliseconds of a step and of its convolutions, and the largest workspace."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = f"{folder}/trace.json"
+        events = train(model, batch, "--steps", steps, "--trace", trace, *more)
+        spans = [e for e in json.load(open(trace))["traceEvents"] if e["ph"] == "X" and e["pid"] == 2]
+        return {"step_ms": events[-1]["step_time_ms"], "convolution_ms": sum(e["dur"] for e in spans if e["args"]["op"].startswith("Conv")) / 1000,
+                "peak": events[-1]["peak_bytes"], "largest_workspace": events[0]["largest_workspace_bytes"], "workspaces": events[0]["workspaces_bytes"]}
+
+
+def bench_workspace(args):
+    path = RESULTS / "workspace.json"
+    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
+    rows = [r for r in kept if r["model"] not in args.only]
+    for model, batch in WORKSPACE.items():
+        if args.only and model not in args.only:
+            continue
+        every = max(1, batch // 16)
+        profiled = {}
+        with tempfile.TemporaryDirectory() as cache:  # of its own: how long measuring takes is a result too
+            os.environ["PLIMSOLL_CACHE"] = cache
+            began = time.monotonic()
+            for sizes in SIZES[:2] if args.quick else SIZES:
+                plimsoll("profile", model, "--batch", batch, "--batch-sizes", sizes, "--every", every)
+                profiled[sizes] = time.monotonic() - began  # each has what those before it measured
+                print(model, sizes, f"profiled in {profiled[sizes]:.0f} s", flush=True)
+            cases = []
+            for limit in LIMITS_MIB:
+                for sizes in profiled:
+                    flags = ["--workspace", f"{limit}MiB", "--batch-sizes", sizes]
+                    plan = plimsoll("plan", model, "--batch", batch, *flags)[0]
+                    cases.append({"model": model, "batch": batch, "how": "WR", "limit": limit << 20, "sizes": sizes, "flags": flags, "plan": plan})
+                    if sizes == "undivided":
+                        continue
+                    flags = ["--workspace-total", (limit << 20) * plan["weighty_ops"], "--batch-sizes", sizes]
+                    plan = plimsoll("plan", model, "--batch", batch, *flags)[0]
+                    cases.append({"model": model, "batch": batch, "how": "WD", "limit": (limit << 20) * plan["weighty_ops"], "sizes": sizes, "flags": flags,
+                                  "plan": plan})
+            runs = {}  # plans that are alike run once a round
+            for case in cases:
+                plan = case.pop("plan")
+                case["predicted"] = {"step_ms": plan["step_time_ms"], "convolution_ms": plan["convolution_ms"], "peak": plan["peak_bytes"],
+                                     "largest_workspace": plan["largest_workspace_bytes"], "workspaces": plan["workspaces_bytes"], "divided": plan["divided_steps"]}
+                case["run"] = str(sorted(case["predicted"].items()))
+                runs.setdefault(case["run"], {"flags": case["flags"], "measured": []})
+            steps = steps_for(cases[0]["predicted"]["step_ms"] / 1000, seconds=6, least=3)
+            for _ in range(args.rounds):
+                for one in runs.values():
+                    one["measured"].append(traced(model, batch, steps, "--costs", "estimated", *one["flags"]))
+            del os.environ["PLIMSOLL_CACHE"]
+        for case in cases:
+            measured = runs[case.pop("run")]["measured"]
+            case.pop("flags")
+            case["measured"] = {key: statistics.median(m[key] for m in measured) for key in measured[0]}
+            case["spread"] = {key: (max(m[key] for m in measured) - min(m[key] for m in measured)) / max(1e-9, case["measured"][key])
+                              for key in ("step_ms", "convolution_ms")}
+            case["profile_seconds"] = profiled[case["sizes"]]
+            case["sizes_of_all"] = f"powers of two and multiples of {every}" if every > 1 else "every size"
+            rows.append(case)
+            print(model, case["how"], case["limit"] >> 20, case["sizes"], {k: round(v, 1) for k, v in case["measured"].items() if "ms" in k},
+                  "predicted", round(case["predicted"]["convolution_ms"], 1), flush=True)
+        save("workspace", rows)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown", "tight",
-                                         "overlap", "wd-solver", "convolutions", "concurrency", "papers"])
+                                         "overlap", "wd-solver", "convolutions", "concurrency", "workspace", "papers"])
     parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where `tight` may write")
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--quick", action="store_true", help="workspace: without --batch-sizes all")
     args = parser.parse_args()
     busy = busy_share()
     if busy > 0.2:

@@ -108,8 +108,19 @@ inline std::string train_options_seed() {
   return to_json(state);
 }
 
+inline std::string costs_seed() {
+  DeviceInfo device;
+  device.key = "cpu";
+  CostTable table;
+  table.put({"ConvForward(8x3x4x4 f32)->(8x2x4x4 f32)", "jit:avx512_core", 0}, {.source = Cost::Source::measured, .time_ms = 1.5, .spread_ms = 0.25, .runs = 5, .workspace = 4_KiB});
+  table.put({"ConvForward(8x3x4x4 f32)->(8x2x4x4 f32)", "gemm:jit@4*2", 2}, {.source = Cost::Source::in_step, .time_ms = 2, .spread_ms = 0, .runs = 1});
+  return costs_to_json(table, device);
+}
+
 inline std::vector<std::string> seeds(std::string_view target) {
   using namespace std::string_literals;
+  if (target == "costs") return {costs_seed()};
+  if (target == "configuration") return {"jit:avx512_core@abcd", "a@16*3+b@8", "a@1*4096", "jit_wino_4x3:avx512_core@abcd@16*3+gemm:jit@acdb@1"};
   if (target == "size") return {"1.5GiB", "512 MB", "64k", "1000", "1e9", "9223372036854775807", " 3.25tb"};
   if (target == "digits") return {digits_seed()};
   if (target == "gzip") return {gzip_seed()};

@@ -18,6 +18,7 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/convolutions.h"
+#include "plimsoll/cost_file.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/placement_file.h"
@@ -28,6 +29,7 @@
 #include "run/safetensors.h"
 
 namespace plimsoll::fuzz {
+
 
 // Two layers and an update: every role, a fan-out and a state.
 inline Graph example_graph() {
@@ -307,6 +309,26 @@ inline void read_convolutions(std::string_view input) {
       for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) text += (i == 0 ? "\n" : ",") + std::to_string(field(row, i));
     }
     require(convolutions_from_csv(text, "x.csv") == rows, "a table that changes when it is read back");
+// A kernel's name: parts that are accepted have rows and read back.
+inline void read_configuration(std::string_view input) {
+  accept_or_refuse([&] {
+    const std::vector<MicroBatch> parts = parts_of(input);
+    for (const MicroBatch& part : parts) require(part.batch > 0 && !part.kernel.empty(), "a part without rows or kernel");
+    require(parts.empty() || parts_of(configuration_name(parts)) == parts, "parts that change when they are read back");
+  });
+}
+
+// What can be read can be written and read back.
+inline void read_costs(std::string_view input) {
+  DeviceInfo device;
+  device.key = "cpu";
+  accept_or_refuse([&] {
+    const CostTable table = costs_from_json(input, "x.json", device);
+    const std::string text = costs_to_json(table, device);
+    require(costs_to_json(costs_from_json(text, "x.json", device), device) == text, "costs that change when they are read back");
+    CostTable other;
+    merge_costs(table, other);
+    require(merge_costs(table, other) == 0, "costs that are added twice");
   });
 }
 
@@ -331,6 +353,8 @@ inline constexpr Target kTargets[] = {
     {"train_options", read_train_options},
     {"placement", read_placement},
     {"convolutions", read_convolutions},
+    {"configuration", read_configuration},
+    {"costs", read_costs},
 };
 
 }  // namespace plimsoll::fuzz

@@ -2,9 +2,12 @@
 // it.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <functional>
 #include <random>
 #include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -69,7 +72,23 @@ inline const std::vector<Mutation>& mutations() {
       return !plan.homes.empty() && change(plan, plan.homes[pick(random, plan.homes.size())], random);
     };
   };
+  auto division = [](auto parts_of_batch) {
+    return [parts_of_batch](const Graph& graph, Plan& plan, Random& random) {
+      Step& step = plan.steps[pick(random, plan.steps.size())];
+      if (step.kernel.empty()) return false;
+      step.kernel = parts_of_batch(divisible_batch(graph, graph.op(step.op)), random);
+      return true;
+    };
+  };
   static const std::vector<Mutation> list{
+      {"parts that are not the batch", {Rule::bad_division}, division([](int64_t batch, Random& random) {
+         const int64_t other = batch + 1 + static_cast<int64_t>(pick(random, 3));
+         return random() % 2 ? fmt::format("k@{}+k@1", other) : fmt::format("k@1*{}", other);
+       }), true},
+      {"a division that is nonsense", {Rule::bad_division}, division([](int64_t, Random& random) {
+         static const std::vector<std::string> names = {"k@", "k@2+", "k@0*2", "+", "k@2", "@1*2", "k@-1+k@2", "k@1*99999999999999999999"};
+         return names[1 + pick(random, names.size() - 1)];
+       }), true},
       {"a stay begins later", lost, stay([](const Graph&, Plan&, Stay& s, Random& random) {
          if (s.first == s.last) return false;
          s.first += 1 + static_cast<StepIndex>(pick(random, 2) * pick(random, static_cast<size_t>(s.last - s.first)));

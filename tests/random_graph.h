@@ -29,7 +29,7 @@ inline void register_test_ops() {
     auto may = [](int input) { return std::vector<InPlace>{{0, input}}; };
     register_op({.name = "TestMix", .infer = of_shape});
     register_op(
-        {.name = "TestMap", .infer = like_first, .in_place = [may](const Graph&, const Op&) { return may(0); }});
+        {.name = "TestMap", .infer = like_first, .in_place = [may](const Graph&, const Op&) { return may(0); }, .division = {{0}, {0}}});
     register_op({.name = "TestMapBackward", .infer = like_first, .in_place = [](const Graph&, const Op&) {
                    return std::vector<InPlace>{{0, 0}, {0, 1}};
                  }});

@@ -30,6 +30,7 @@ class RandomPlan {
       plan_.steps.push_back(
           {.op = op, .kernel = kernels[at(op.index)].kernel, .workspace = kernels[at(op.index)].workspace});
     }
+    for (Step& step : plan_.steps) divide(step);
     for (int n = draw(8); n > 0; --n) insert_recomputation();
     choose_homes();
     find_events();
@@ -42,6 +43,14 @@ class RandomPlan {
   }
 
  private:
+  // Every second op that can runs in two parts.
+  void divide(Step& step) const {
+    const int64_t batch = divisible_batch(graph_, graph_.op(step.op));
+    if (batch < 2 || step.op.index % 2 != 0) return;
+    const std::vector<MicroBatch> parts = {{step.kernel, batch - 1}, {step.kernel, 1}};
+    step.kernel = configuration_name(parts);
+  }
+
   struct Event {
     int step = 0;  // the number of steps: the end
     bool writes = false;

@@ -23,6 +23,11 @@ struct CompileOptions {
   std::vector<int8_t> state_homes;  // as in PolicyInput
   OptimizerOptions optimizer;
   bool exact = false;             // kernels by rule, the same whatever the budget and the measured times
+  Bytes workspace{INT64_MAX};     // the most that one op may use beside its tensors
+  std::optional<Bytes> workspace_total;   // the most that those of all convolutions and fully connected layers add up to
+  // Sizes of the parts that a batch may be divided into, where that is predicted to be faster or saves workspace: with nothing,
+  // powers of two whose costs are measured; when given, costs that are not measured are estimated.
+  std::optional<BatchSizes> batch_sizes;
   std::optional<LayoutFamily> family;
   std::map<std::string, std::string, std::less<>> kernels;  // by op name: repeat these choices
   std::map<std::string, Layout, std::less<>> state_layouts; // pinned layouts of states, by name
@@ -43,7 +48,7 @@ struct Program {
 };
 
 // Training: `network` is a forward network; infeasible is an answer. When the fastest kernels' workspaces do not fit the
-// budget, kernels with less workspace are tried, down to none.
+// budget, kernels with less workspace are tried, down to none, and steps that have bytes left get faster kernels again.
 std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
                                                    const CompileOptions& options);
 // Evaluation: the forward pass alone, with the states of `training` at the same offsets, in the same arena.

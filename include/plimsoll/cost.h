@@ -45,6 +45,7 @@ struct Cost {
   double time_ms = 0;    // median
   double spread_ms = 0;  // half the distance between the quartiles
   int runs = 0;
+  Bytes workspace{-1};   // of the kernel; negative where it was not noted
 };
 
 // Rates for estimates; probed once on a device, stated for a simulated one.
@@ -89,6 +90,7 @@ struct MeasureOptions {
   double seconds_per_kernel = 0.15;  // at most, after one warm-up run; at least three runs
   Bytes memory{INT64_MAX};           // for buffers; the device's available memory bounds it too. What needs more is left out
   BatchSizes batches = BatchSizes::undivided;  // also at these micro-batches, for ops that run in parts and have workspaces
+  int64_t every = 1;                 // with `all`: only powers of two and multiples of it
   std::vector<int> threads = {0};    // by each of these counts; 0: all of the device's
   std::function<void(int done, int total, const std::string& what)> progress;
   std::function<bool()> stop;        // asked between kernels

@@ -25,12 +25,18 @@ struct PassReport { std::string name; int rewrites = 0; double time_ms = 0; };
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
 std::vector<std::string_view> fusion_pass_names();
 
+class KernelMenu;  // passes/layout_search.h: what the device offers and what that costs, asked once
+
 struct LayoutOptions {
   std::optional<LayoutFamily> family;                 // force one; otherwise the cheapest by the cost table
   std::map<std::string, Layout, std::less<>> pinned;  // layouts of states, by name: an evaluation uses the training's
   std::map<std::string, std::string, std::less<>> pinned_kernels;  // by op name: a resumed run repeats its kernels
   Bytes workspace_limit{INT64_MAX};                   // per op
+  // Kernels that run in parts of the batch are considered with parts of these sizes: with nothing, powers of two whose costs are
+  // measured; when given, those that are not measured are estimated too.
+  std::optional<BatchSizes> batch_sizes;
   bool exact = false;  // choose kernels by rule, not by measured times: the same on every run, whatever the budget
+  KernelMenu* menu = nullptr;  // of this graph, device, costs and batch sizes, for one who chooses again and again
 };
 struct LayoutResult {
   LayoutFamily family = LayoutFamily::plain;

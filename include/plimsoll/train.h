@@ -34,6 +34,8 @@ struct TrainOptions {
   ScheduleOptions schedule;
   uint64_t seed = 0;
   bool exact = false;
+  std::optional<Bytes> workspace, workspace_total;  // as in CompileOptions
+  std::optional<BatchSizes> batch_sizes;            // as in CompileOptions; what of them is not known is measured
   int64_t image_size = 0;               // 0: the data's own, or the model's default
   int64_t classes = 0;                  // 0: the data's own; more than the data has are never right
   bool augment = true;

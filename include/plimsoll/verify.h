@@ -32,6 +32,7 @@ struct Violation {
     bad_home,           // of what does not come from outside, a second one, or on another's bytes
     out_of_tier,        // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
     bad_threads,        // a step is to run by fewer than no threads, or by more than kMostThreads; or so many steps at once, or none
+    bad_division,       // a kernel's name is no name and no configuration, or its parts do not make up the op's batch
   } rule;
   StepIndex step = -1;
   std::string message;  // names the step, the op, the tensors, the offsets

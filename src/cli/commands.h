@@ -14,6 +14,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/tier.h"
 #include "run/side_by_side.h"
+#include "plimsoll/workspace.h"
 
 namespace plimsoll::cli {
 
@@ -47,12 +48,16 @@ struct CommonFlags {
   int64_t image_size = 0, classes = 0;
   double momentum = 0.9, weight_decay = 0;
   bool nesterov = false, exact = false;
+  std::optional<std::string> workspace, workspace_total, batch_sizes_name;
 
   void add_to(CLI::App& command, bool model_required);
   void add_lowering_to(CLI::App& command);
   void add_optimizer_to(CLI::App& command);
   void add_sharing_to(CLI::App& command);
   SharingOptions sharing_options() const;
+  void add_workspace_to(CLI::App& command);
+  std::optional<Bytes> workspace_bytes() const, workspace_total_bytes() const;
+  std::optional<BatchSizes> batch_sizes() const;
   OptimizerOptions optimizer_options() const;
   bool lowered() const;  // --lowering paper; throws on another name
   TierOptions tiers() const;  // --host-memory and --spill

@@ -84,6 +84,15 @@ OptimizerOptions CommonFlags::optimizer_options() const {
 
 namespace {
 
+// "0", "0MiB": no workspace is a wish, no memory a slip.
+bool is_nothing(const std::string& text) {
+  try {
+    return parse_bytes(text).count == 0;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::string>& text) {
   if (!text) return std::nullopt;
   try {
@@ -96,6 +105,31 @@ std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::st
 }
 
 }  // namespace
+
+void CommonFlags::add_workspace_to(CLI::App& command) {
+  command.add_option("--workspace", workspace, "The most workspace that one op may use: 64MiB (default: what is free at its step)")->type_name("SIZE");
+  command.add_option("--workspace-total", workspace_total, "The most that the workspaces of all convolutions and fully connected layers add up to")
+      ->type_name("SIZE");
+  command.add_option("--batch-sizes", batch_sizes_name,
+                     "Parts that an op's batch may be divided into: undivided, powerOfTwo, all (default: powerOfTwo, where measured)");
+}
+
+std::optional<Bytes> CommonFlags::workspace_bytes() const {
+  if (workspace && is_nothing(*workspace)) return 0_B;
+  return bytes_of("--workspace", workspace);
+}
+std::optional<Bytes> CommonFlags::workspace_total_bytes() const {
+  if (workspace_total && is_nothing(*workspace_total)) return 0_B;
+  return bytes_of("--workspace-total", workspace_total);
+}
+std::optional<BatchSizes> CommonFlags::batch_sizes() const {
+  if (!batch_sizes_name) return std::nullopt;
+  try {
+    return batch_sizes_named(*batch_sizes_name);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("--batch-sizes: {}", error.what()));
+  }
+}
 
 std::optional<Bytes> CommonFlags::memory_bytes() const { return bytes_of("--memory", memory); }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <charconv>
 #include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "plimsoll/cost_file.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
 #include "report/explain.h"
@@ -36,6 +38,9 @@ ModelInput input_of(const CommonFlags& flags) {
 CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
   CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
   if (const auto memory = flags.memory_bytes()) options.memory = *memory;
+  options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
+  options.workspace_total = flags.workspace_total_bytes();
+  options.batch_sizes = flags.batch_sizes();
   if (flags.lowered()) options.layer_model = LayerModelOptions{};
   return options;
 }
@@ -118,14 +123,67 @@ int run_verify(const std::string& file, const std::string& json_target) {
 
 struct ProfileFlags : CommonFlags {
   bool again = false;
+  std::string threads_list, export_to, import_from;
+  int64_t every = 1;
 };
+
+// "1,2,4"
+std::vector<int> thread_counts(const std::string& text) {
+  std::vector<int> counts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int count = 0;
+    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, count);
+    if (error != std::errc() || stop != text.data() + end || count < 1 || count > kMostThreads) {
+      throw Error(ErrorCode::invalid_input, fmt::format("--threads-list: '{}' is not a list of numbers from 1 to {}, as in 1,2,4", text, kMostThreads));
+    }
+    counts.push_back(count);
+    begin = end + 1;
+  }
+  return counts;
+}
+
+// What the database has, and what an import gave it.
+json share_costs(const ProfileFlags& flags, Session& session, const JsonLines& out) {
+  json told;
+  if (!flags.import_from.empty()) {
+    const CostTable others = costs_from_json(read_file(flags.import_from), flags.import_from, session.device->info());
+    const int taken = merge_costs(others, session.costs);
+    if (!session.database->rates()) session.database->save(others.rates());
+    session.database->save(session.costs);
+    told["imported"] = taken;
+    say(out, fmt::format("{}: {} costs taken, {} known before", flags.import_from, taken, others.entries().size() + others.in_step_entries().size() - static_cast<size_t>(taken)));
+  }
+  return told;
+}
+void export_costs(const ProfileFlags& flags, const Session& session, const JsonLines& out) {
+  if (flags.export_to.empty()) return;
+  write_file_atomically(flags.export_to, costs_to_json(session.costs, session.device->info()));
+  say(out, fmt::format("{}: {} costs of {}", flags.export_to, session.costs.entries().size() + session.costs.in_step_entries().size(),
+                       session.device->info().key));
+}
 
 int run_profile(const ProfileFlags& flags) {
   check_choices(flags.policy, flags.placement);
+  check_writable("--export", flags.export_to);
+  const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);
+  const BatchSizes batches = flags.batch_sizes().value_or(BatchSizes::undivided);
   JsonLines out(flags.json);
-  const Network network = build_model(flags.model, input_of(flags));
+  if (flags.model.empty() && flags.import_from.empty() && flags.export_to.empty()) {
+    throw Error(ErrorCode::invalid_input, "profile: name a MODEL to measure, or a file with --import or --export");
+  }
+  std::optional<Network> named;
+  if (!flags.model.empty()) named = build_model(flags.model, input_of(flags));
   Session session = open_session(flags.device, flags.threads, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
+  json told = share_costs(flags, session, out);
+  if (!named) {
+    export_costs(flags, session, out);
+    told["known"] = session.costs.entries().size();
+    out.write(told);
+    return kDone;
+  }
+  const Network& network = *named;
   if (flags.again) {
     session.database->save(probe_rates(*session.device));
     session.costs = CostTable(*session.database->rates());
@@ -134,7 +192,8 @@ int run_profile(const ProfileFlags& flags) {
   std::signal(SIGINT, on_profile_interrupt);
   const BusyMeter busy;
   Progress progress;
-  const int measured = measure_missing(session, network, options, {.progress = [&](int done, int total, const std::string& what) {
+  // There is one CPU; on several devices of one kind the list would be dealt out.
+  const int measured = measure_missing(session, network, options, {.batches = batches, .every = flags.every, .threads = threads, .progress = [&](int done, int total, const std::string& what) {
                                          progress.update("measuring kernels", done, total, what);
                                        }, .stop = [] { return interrupted.load(); }});
   progress.finish();
@@ -151,8 +210,10 @@ int run_profile(const ProfileFlags& flags) {
     }
     say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms", flags.model,
                          input_of(flags).batch, measured, session.costs.entries().size(), program->plan.predicted.step_time_ms));
-    out.write({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan.predicted.step_time_ms},
-               {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
+    export_costs(flags, session, out);
+    told.update({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan.predicted.step_time_ms},
+                 {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
+    out.write(told);
     return kDone;
   }
   complain(to_text(std::get<Infeasible>(result)));
@@ -174,6 +235,7 @@ Run add_plan(CLI::App& app) {
   flags->add_lowering_to(*command);
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
+  flags->add_workspace_to(*command);
   command->add_option("--data", flags->data, "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")->check(not_empty());
   command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE")->check(not_empty());
   command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")->type_name("FILE")->check(not_empty());
@@ -200,10 +262,17 @@ Run add_profile(CLI::App& app) {
   command->footer(
       "Examples:\n"
       "  plimsoll profile resnet50 --batch 16             `plan` and `train` then choose by measured times\n"
-      "  plimsoll profile resnet50 --batch 16 --again     anew, after a busy machine or a new library");
-  flags->add_to(*command, true);
+      "  plimsoll profile resnet50 --batch 16 --again     anew, after a busy machine or a new library\n"
+      "  plimsoll profile resnet50 --batch 64 --batch-sizes powerOfTwo      parts of the batch too, for `--workspace`\n"
+      "  plimsoll profile --export costs.json             nothing is measured without MODEL; elsewhere: profile --import costs.json");
+  flags->add_to(*command, false);
   command->add_flag("--again", flags->again, "Measure what the database has already, too");
   flags->add_optimizer_to(*command);
+  flags->add_workspace_to(*command);
+  command->add_option("--every", flags->every, "With --batch-sizes all: only multiples of this, and powers of two")->check(whole_number(1, 1 << 20));
+  command->add_option("--threads-list", flags->threads_list, "Measure with each of these thread counts: 1,2 (default: --threads)")->check(not_empty());
+  command->add_option("--export", flags->export_to, "Write what the database knows of this device, for others of its kind")->type_name("FILE")->check(not_empty());
+  command->add_option("--import", flags->import_from, "First take what another machine of this kind has exported")->type_name("FILE")->check(not_empty());
   return [flags] { return run_profile(*flags); };
 }
 

@@ -174,6 +174,9 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.schedule.lr = flags.lr > 0 ? flags.lr : default_lr(flags.optimizer);
   options.seed = flags.seed;
   options.exact = flags.exact;
+  options.workspace = flags.workspace_bytes();
+  options.workspace_total = flags.workspace_total_bytes();
+  options.batch_sizes = flags.batch_sizes();
   options.image_size = flags.image_size;
   options.classes = flags.classes;
   options.augment = !flags.no_augment;
@@ -331,6 +334,7 @@ Run add_train(CLI::App& app) {
   flags->add_to(*command, false);
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
+  flags->add_workspace_to(*command);
   command->add_option("--data", flags->data, "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic")->check(not_empty());
   command->add_option("--epochs", flags->epochs, "Passes over the training data")->check(whole_number(1, int64_t{1} << 30));
   command->add_option("--steps", flags->steps, "Stop after this many steps in all")->check(whole_number(1, int64_t{1} << 40));

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "cost/signature.h"
+#include "plimsoll/divided.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -78,7 +79,7 @@ LoneOp isolate(const Graph& graph, const Op& op, const KernelSpec& spec) {
 
 OpBench::OpBench(const Device& device, const LoneOp& lone, int threads) : device_(device) {
   const Op& op = lone.graph.op(lone.op);
-  kernel_ = device.make_kernel(lone.graph, op, lone.kernel, threads);
+  kernel_ = make_kernel(device, lone.graph, op, lone.kernel, threads);
   workspace_ = align_up(kernel_->workspace(), kAlignment);
   if ((queues_ = device.open_queues())) begin_ = queues_->make_mark(true), end_ = queues_->make_mark(true);
   for (TensorId id : op.inputs) {

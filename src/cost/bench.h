@@ -24,6 +24,7 @@ class OpBench {
   OpBench(const Device& device, const LoneOp& lone, int threads = 0);  // throws as make_kernel does
   Bytes set_bytes() const { return set_bytes_; }
   Bytes workspace() const { return workspace_; }
+  Bytes kernel_workspace() const { return kernel_->workspace(); }
   Bytes bytes(int sets) const { return set_bytes_ * sets + workspace_; }
 
   // `base` has bytes(sets) bytes. Fills every input with values that a network could have.

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -17,13 +18,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kApplicationId = 0x504c4d53;  // "PLMS" in the file's header
-constexpr int64_t kSchemaVersion = 2;  // 2: tiers
+constexpr int64_t kSchemaVersion = 3;  // 2: tiers; 3: workspaces
 
 constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS costs (
   device TEXT NOT NULL, signature TEXT NOT NULL, kernel TEXT NOT NULL, threads INTEGER NOT NULL,
   source INTEGER NOT NULL, time_ms REAL NOT NULL, spread_ms REAL NOT NULL, runs INTEGER NOT NULL, saved_at INTEGER NOT NULL,
-  PRIMARY KEY (device, signature, kernel, threads, source)) WITHOUT ROWID;
+  workspace INTEGER NOT NULL DEFAULT -1, PRIMARY KEY (device, signature, kernel, threads, source)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rates (
   device TEXT PRIMARY KEY, gflops REAL NOT NULL, memory_gb_per_s REAL NOT NULL, launch_us REAL NOT NULL,
   saved_at INTEGER NOT NULL) WITHOUT ROWID;
@@ -31,6 +32,10 @@ CREATE TABLE IF NOT EXISTS tiers (
   device TEXT NOT NULL, tier TEXT NOT NULL, out_gb_per_s REAL NOT NULL, in_gb_per_s REAL NOT NULL, latency_us REAL NOT NULL,
   compute_share REAL NOT NULL, saved_at INTEGER NOT NULL, PRIMARY KEY (device, tier)) WITHOUT ROWID;
 )";
+
+constexpr const char* kPutCost =
+    "INSERT OR REPLACE INTO costs (device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,workspace) "
+    "VALUES (?,?,?,?,?,?,?,?,?,?)";
 
 int64_t unix_time() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -95,15 +100,18 @@ std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
   }
   if (!connection->is_read_only() && version < kSchemaVersion) {
     SqliteTransaction transaction(*connection);
+    if (version == 1 || version == 2) connection->run("ALTER TABLE costs ADD COLUMN workspace INTEGER NOT NULL DEFAULT -1");
     connection->run(kSchema);
     connection->run(fmt::format("PRAGMA application_id = {}", kApplicationId));
     connection->run(fmt::format("PRAGMA user_version = {}", kSchemaVersion));
     transaction.commit();
   }
   // A query that names every column fails on tables of another form.
-  connection->run("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at FROM costs LIMIT 1");
+  const bool has_workspaces = version == kSchemaVersion || !connection->is_read_only();
+  connection->run(fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at{} FROM costs LIMIT 1",
+                              has_workspaces ? ",workspace" : ""));
   connection->run("SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates LIMIT 1");
-  if (version == kSchemaVersion || !connection->is_read_only()) {
+  if (version >= 2 || !connection->is_read_only()) {
     connection->run("SELECT device,tier,out_gb_per_s,in_gb_per_s,latency_us,compute_share,saved_at FROM tiers LIMIT 1");
   }
   return connection;
@@ -136,12 +144,12 @@ struct CostDatabase::Impl {
       SqliteConnection source(path, SqliteConnection::Mode::read_only);
       const int64_t version = source.integer("PRAGMA user_version");
       if (version < 1 || version > kSchemaVersion) return;
-      SqliteStatement rows(source,
-                           "SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at FROM costs");
-      SqliteStatement put(*connection, "INSERT OR REPLACE INTO costs VALUES (?,?,?,?,?,?,?,?,?)");
+      SqliteStatement rows(source, fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,{} FROM costs",
+                                               version < 3 ? "-1" : "workspace"));
+      SqliteStatement put(*connection, kPutCost);
       while (rows.step()) {
         put.bind(rows.text(0)).bind(rows.text(1)).bind(rows.text(2)).bind(rows.integer(3)).bind(rows.integer(4));
-        put.bind(rows.real(5)).bind(rows.real(6)).bind(rows.integer(7)).bind(rows.integer(8)).step();
+        put.bind(rows.real(5)).bind(rows.real(6)).bind(rows.integer(7)).bind(rows.integer(8)).bind(rows.integer(9)).step();
         put.reset();
       }
       SqliteStatement rates(source, "SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates");
@@ -264,14 +272,15 @@ CostTable CostDatabase::load() {
   CostTable table(rates().value_or(MachineRates{}));
   impl_->with_connection("read from", [&](SqliteConnection& connection) {
     SqliteStatement rows(connection,
-                         "SELECT signature,kernel,threads,source,time_ms,spread_ms,runs FROM costs WHERE device=?");
+                         "SELECT signature,kernel,threads,source,time_ms,spread_ms,runs,workspace FROM costs WHERE device=?");
     rows.bind(impl_->device_key);
     while (rows.step()) {
       const int64_t source = rows.integer(3);
       const Cost cost{.source = static_cast<Cost::Source>(source),
                       .time_ms = rows.real(4),
                       .spread_ms = rows.real(5),
-                      .runs = static_cast<int>(rows.integer(6))};
+                      .runs = static_cast<int>(rows.integer(6)),
+                      .workspace = {std::max<int64_t>(rows.integer(7), -1)}};
       if (source < 0 || source > 2 || !is_sane(cost)) continue;
       table.put({rows.text(0), rows.text(1), static_cast<int>(rows.integer(2))}, cost);
     }
@@ -295,14 +304,14 @@ void CostDatabase::save(const CostTable& table) {
   impl_->with_connection("saved in", [&](SqliteConnection& connection) {
     SqliteTransaction transaction(connection);
     // What stands there of the same source is older.
-    SqliteStatement put(connection, "INSERT OR REPLACE INTO costs VALUES (?,?,?,?,?,?,?,?,?)");
+    SqliteStatement put(connection, kPutCost);
     const int64_t now = unix_time();
     for (const auto* entries : {&table.entries(), &table.in_step_entries()}) {
       for (const auto& [key, cost] : *entries) {
         if (!is_sane(cost)) continue;  // estimates are made anew
         put.bind(impl_->device_key).bind(key.signature).bind(key.kernel).bind(static_cast<int64_t>(key.threads));
         put.bind(static_cast<int64_t>(cost.source)).bind(cost.time_ms).bind(cost.spread_ms);
-        put.bind(static_cast<int64_t>(cost.runs)).bind(now).step();
+        put.bind(static_cast<int64_t>(cost.runs)).bind(now).bind(cost.workspace.count).step();
         put.reset();
       }
     }

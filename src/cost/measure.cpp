@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
 #include <set>
 
 #include "cost/bench.h"
@@ -22,9 +23,16 @@ constexpr double kOutOfTheRunning = 1.5;  // times the op's best kernel so far: 
 constexpr double kHopeless = 6;           // times the best: the first run was enough
 
 struct Job {
+  const Graph* graph = nullptr;
   const Op* op = nullptr;
+  int64_t rows = 0;   // of the batch, where it is a part; 0: the op as it is
+  int group = 0;      // kernels of one op, batch and thread count are compared on the way
   KernelSpec spec;
   CostKey key;
+};
+struct Jobs {
+  std::deque<MicroOp> parts;  // what jobs point to
+  std::vector<Job> list;
 };
 
 Bytes cache_bytes() {
@@ -36,33 +44,79 @@ Bytes cache_bytes() {
   return {std::clamp<int64_t>(size, int64_t{16} << 20, int64_t{48} << 20)};
 }
 
-// Jobs of one op stand together, so that its kernels can be compared on the way.
-std::vector<Job> list_jobs(const Graph& graph, const Device& device, const CostTable& table) {
-  std::vector<Job> jobs;
-  std::set<std::string> ops_seen;
-  std::set<CostKey> keys;
-  for (const Op& op : graph.ops()) {
-    if (op.type->is_view) continue;
+// Lists what the table lacks. Jobs that are compared stand together.
+class Lister {
+ public:
+  Lister(const Device& device, CostTable& table, const MeasureOptions& options) : device_(device), table_(table) {
+    for (int threads : options.threads.empty() ? std::vector<int>{0} : options.threads) {
+      threads_.push_back(threads == device.info().threads ? 0 : threads);
+    }
+    batches_ = options.batches;
+    every_ = std::max<int64_t>(options.every, 1);
+  }
+
+  Jobs run(const Graph& graph) {
+    for (const Op& op : graph.ops()) {
+      if (op.type->is_view) continue;
+      const bool reorder = op.type->name == "Reorder";
+      if (!ops_seen_.insert(reorder ? op_signature(graph, op) : signature_without_layouts(graph, op)).second) continue;
+      const bool has_workspaces = add(graph, op, 0);
+      const int64_t batch = divisible_batch(graph, op);
+      if (!has_workspaces || batch < 2 || batches_ == BatchSizes::undivided) continue;
+      for (int64_t rows : micro_batch_sizes(batches_, batch)) {
+        const bool wanted = rows % every_ == 0 || (rows & (rows - 1)) == 0;
+        if (rows >= batch || !wanted) continue;
+        const MicroOp& part = jobs_.parts.emplace_back(micro_op(graph, op, rows));
+        const Op& small = part.graph.op(part.op);
+        if (ops_seen_.insert(signature_without_layouts(part.graph, small)).second) add(part.graph, small, rows);
+      }
+    }
+    return std::move(jobs_);
+  }
+
+ private:
+  // Whether any kernel has a workspace.
+  bool add(const Graph& graph, const Op& op, int64_t rows) {
+    bool has_workspaces = false;
     const bool reorder = op.type->name == "Reorder";
-    if (!ops_seen.insert(reorder ? op_signature(graph, op) : signature_without_layouts(graph, op)).second) continue;
+    std::vector<KernelSpec> all;
     for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
-      std::vector<KernelSpec> specs;
       try {
-        specs = device.kernels(graph, op, family);
+        for (KernelSpec& spec : device_.kernels(graph, op, family)) all.push_back(std::move(spec));
       } catch (const Error& error) {
         if (error.code() != ErrorCode::unsupported) throw;
       }
-      for (KernelSpec& spec : specs) {
-        CostKey key{op_signature(graph, op, spec), spec.name, 0};
-        const std::optional<Cost> known = table.find(key);
-        if (known && known->source != Cost::Source::estimated) continue;
-        if (keys.insert(key).second) jobs.push_back({&op, std::move(spec), std::move(key)});
-      }
       if (reorder) break;
     }
+    for (int threads : threads_) {
+      ++group_;
+      for (const KernelSpec& spec : all) {
+        has_workspaces = has_workspaces || spec.workspace.count > 0;
+        CostKey key{op_signature(graph, op, spec), spec.name, threads};
+        std::optional<Cost> known = table_.find(key);
+        if (known && known->source != Cost::Source::estimated) {
+          if (known->workspace.count < 0 && threads == 0) {
+            known->workspace = spec.workspace;
+            table_.put(key, *known);
+          }
+          continue;
+        }
+        if (keys_.insert(key).second) jobs_.list.push_back({&graph, &op, rows, group_, spec, std::move(key)});
+      }
+    }
+    return has_workspaces;
   }
-  return jobs;
-}
+
+  const Device& device_;
+  CostTable& table_;
+  BatchSizes batches_ = BatchSizes::undivided;
+  int64_t every_ = 1;
+  std::vector<int> threads_;
+  Jobs jobs_;
+  int group_ = 0;
+  std::set<std::string> ops_seen_;
+  std::set<CostKey> keys_;
+};
 
 int sets_for(const OpBench& bench, Bytes cache, Bytes limit) {
   const int64_t set = std::max<int64_t>(bench.set_bytes().count, 1);
@@ -98,25 +152,28 @@ Cost time_kernel(OpBench& bench, double seconds, double best_ms) {
 
 int measure_costs(const Graph& graph, const Device& device, CostTable& table, const MeasureOptions& options) {
   if (device.info().simulated) return 0;
-  const std::vector<Job> jobs = list_jobs(graph, device, table);
+  const Jobs all = Lister(device, table, options).run(graph);
+  const std::vector<Job>& jobs = all.list;
   const Bytes limit = std::min(options.memory, Bytes{device.info().memory_available.count / 10 * 8});
   const Bytes cache = cache_bytes();
   std::unique_ptr<Arena> arena;
   int done = 0, measured = 0;
-  const Op* current = nullptr;
+  int group = 0;
   double best_ms = 0;
   for (const Job& job : jobs) {
     if (options.stop && options.stop()) break;
     if (options.progress) {
-      options.progress(done, static_cast<int>(jobs.size()), fmt::format("{} by {}", job.op->name, job.spec.name));
+      const std::string rows = job.rows > 0 ? fmt::format(", {} rows", job.rows) : "";
+      const std::string threads = job.key.threads > 0 ? fmt::format(", {} threads", job.key.threads) : "";
+      options.progress(done, static_cast<int>(jobs.size()), fmt::format("{} by {}{}{}", job.op->name, job.spec.name, rows, threads));
     }
     ++done;
-    if (job.op != current) {
-      current = job.op;
+    if (job.group != group) {
+      group = job.group;
       best_ms = 0;
     }
     try {
-      OpBench bench(device, isolate(graph, *job.op, job.spec));
+      OpBench bench(device, isolate(*job.graph, *job.op, job.spec), job.key.threads);
       if (bench.bytes(1) > limit) continue;
       const int sets = sets_for(bench, cache, limit);
       if (!arena || arena->bytes() < bench.bytes(sets)) {
@@ -124,7 +181,8 @@ int measure_costs(const Graph& graph, const Device& device, CostTable& table, co
         arena = device.take_arena(bench.bytes(sets));
       }
       bench.place(arena->base(), sets);
-      const Cost cost = time_kernel(bench, options.seconds_per_kernel, best_ms);
+      Cost cost = time_kernel(bench, options.seconds_per_kernel, best_ms);
+      cost.workspace = bench.kernel_workspace();
       if (best_ms <= 0 || cost.time_ms < best_ms) best_ms = cost.time_ms;
       table.put(job.key, cost);
       ++measured;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
 
@@ -45,24 +47,31 @@ void append_tensor(std::string& text, const Shape& shape, DType dtype, const Lay
   }
 }
 
-// layout_of(position) is the layout of the tensor there, or null to leave it out.
+// layout_of(position) is the layout of the tensor there, or null to leave it out; with rows, the op's part of so many.
 template <class LayoutOf>
-std::string signature(const Graph& graph, const Op& op, LayoutOf layout_of) {
+std::string signature(const Graph& graph, const Op& op, LayoutOf layout_of, int64_t rows = 0) {
   std::string text;
   text.reserve(160);
   append_head(text, op);
-  text += '(';
   size_t position = 0;
-  for (TensorId id : op.inputs) {
-    const Tensor& t = graph.tensor(id);
-    append_tensor(text, t.shape, t.dtype, layout_of(position++));
-  }
-  text += ")->(";
-  for (TensorId id : op.outputs) {
-    const Tensor& t = graph.tensor(id);
-    append_tensor(text, t.shape, t.dtype, layout_of(position++));
-  }
-  text += ')';
+  auto append_side = [&](const std::vector<TensorId>& ids, const std::vector<int>& divided) {
+    text += '(';
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const Tensor& t = graph.tensor(ids[i]);
+      const Layout* layout = layout_of(position++);
+      if (rows == 0 || std::find(divided.begin(), divided.end(), static_cast<int>(i)) == divided.end()) {
+        append_tensor(text, t.shape, t.dtype, layout);
+      } else {
+        Shape part = t.shape;
+        part[0] = rows;
+        append_tensor(text, part, t.dtype, layout);
+      }
+    }
+    text += ')';
+  };
+  append_side(op.inputs, op.type->division.inputs);
+  text += "->";
+  append_side(op.outputs, op.type->division.outputs);
   return text;
 }
 
@@ -111,12 +120,17 @@ std::string op_signature(const Graph& graph, const Op& op) {
 }
 
 std::string op_signature(const Graph& graph, const Op& op, const KernelSpec& kernel) {
+  return part_signature(graph, op, kernel, 0);
+}
+
+std::string part_signature(const Graph& graph, const Op& op, const KernelSpec& kernel, int64_t rows) {
   const bool counts = layouts_count(op);
-  return signature(graph, op, [&](size_t i) -> const Layout* {
+  auto layout_of = [&](size_t i) -> const Layout* {
     if (!counts) return nullptr;
     const Layout* stated = stated_layout(op, kernel, i);
     return stated == nullptr || stated->tag == kAnyLayout.tag ? &tensor_at(graph, op, i).layout : stated;
-  });
+  };
+  return signature(graph, op, layout_of, rows);
 }
 
 }  // namespace plimsoll

@@ -4,8 +4,10 @@
 #include <string>
 #include <string_view>
 
+#include "plimsoll/cost.h"
 #include "plimsoll/device.h"
 #include "plimsoll/graph.h"
+#include "plimsoll/workspace.h"
 
 namespace plimsoll {
 
@@ -13,6 +15,12 @@ bool same_layout(const Layout& a, const Layout& b);  // row-major is row-major h
 
 // The same for all layouts: what Device::kernels may depend on.
 std::string signature_without_layouts(const Graph& graph, const Op& op);
+
+// The signature of the op's part of that many rows, with the layouts that a kernel wants: that of micro_op's op.
+std::string part_signature(const Graph& graph, const Op& op, const KernelSpec& kernel, int64_t rows);
+
+// What running an op in parts costs beside the parts.
+DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates);
 
 // The signature of a Reorder, also where the graph has none yet.
 std::string reorder_signature(const Shape& shape, DType dtype, const Layout& from, const Layout& to);

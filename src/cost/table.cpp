@@ -1,11 +1,14 @@
 // Costs in memory, and estimates by the roofline model (Williams, Waterman, Patterson 2009): an op takes as long as the
 // slower of its arithmetic and its memory traffic, plus a fixed cost.
 #include <algorithm>
+#include <climits>
 
 #include "cost/signature.h"
 #include "device/simulated/analytic.h"
 #include "plimsoll/cost.h"
+#include "plimsoll/divided.h"
 #include "plimsoll/ops.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
 namespace {
@@ -93,7 +96,34 @@ bool is_in_one_layout(const Graph& graph, const Op& op) {
   return true;
 }
 
+// The sum over the parts, equal ones looked up once, and the sums of what they make together.
+Cost divided_cost(const CostTable& table, const Graph& graph, const Op& op, const std::string& kernel,
+                  const std::vector<MicroBatch>& parts) {
+  if (auto known = table.find({op_signature(graph, op), kernel, 0})) return *known;
+  Cost total{.source = Cost::Source::measured, .runs = INT_MAX};
+  for (size_t i = 0; i < parts.size();) {
+    size_t end = i;
+    while (end < parts.size() && parts[end] == parts[i]) ++end;
+    const MicroOp micro = micro_op(graph, op, parts[i].batch);
+    const Cost part = table.cost(micro.graph, micro.graph.op(micro.op), parts[i].kernel);
+    total.time_ms += static_cast<double>(end - i) * part.time_ms;
+    total.spread_ms += static_cast<double>(end - i) * part.spread_ms;
+    total.runs = std::min(total.runs, part.runs);
+    total.source = std::min(total.source, part.source);
+    i = end;
+  }
+  total.time_ms += static_cast<double>(parts.size() - 1) * division_cost(graph, op, table.rates()).ms_a_part;
+  return total;
+}
+
 }  // namespace
+
+// A part's sum is read, what is there is read and written; and one more call.
+DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates) {
+  const Bytes summed = summing_workspace(graph, op);
+  const double adding_ms = summed.count > 0 ? 3 * static_cast<double>(summed.count) / (rates.memory_gb_per_s * 1e6) + rates.launch_us / 1e3 : 0;
+  return {.workspace = summed, .ms_a_part = adding_ms + rates.launch_us / 1e3};
+}
 
 void CostTable::put(const CostKey& key, const Cost& cost) {
   (cost.source == Cost::Source::in_step ? in_step_ : entries_)[key] = cost;
@@ -117,6 +147,7 @@ std::optional<Cost> CostTable::find(const CostKey& key) const {
 }
 
 Cost CostTable::cost(const Graph& graph, const Op& op, const std::string& kernel) const {
+  if (const std::vector<MicroBatch> parts = parts_of(kernel); !parts.empty()) return divided_cost(*this, graph, op, kernel, parts);
   if (!entries_.empty()) {
     if (auto known = find({op_signature(graph, op), kernel, 0})) return *known;
     // A kernel that takes any layout is measured on one: row-major.

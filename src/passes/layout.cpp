@@ -151,7 +151,9 @@ LayoutResult choose_layouts(Graph& graph, const Device& device, const CostTable&
     }
   }
   const std::vector<OpId> order = run_order(graph);
-  KernelMenu menu(graph, device, costs);
+  std::optional<KernelMenu> fresh;
+  if (options.menu == nullptr || options.exact) fresh.emplace(graph, device, costs, options.batch_sizes, !options.exact);
+  KernelMenu& menu = fresh ? *fresh : *options.menu;
   const LayoutAssignment assignment = cheapest_family(graph, order, menu, options);
   const int32_t ops_before = graph.op_count();
   Rewrite(graph, assignment).run(order);

@@ -41,6 +41,7 @@ class Search {
       if (state.after != state.before) state_before_[at(state.after)] = state.before;
     }
     for (TensorId id : graph.outputs) is_output_[at(id)] = true;
+    allowed_.resize(menu.class_count());
   }
 
   LayoutAssignment run(std::span<const OpId> order) {
@@ -55,32 +56,45 @@ class Search {
  private:
   static size_t at(TensorId id) { return static_cast<size_t>(id.index); }
 
-  // The kernels that the options allow.
-  std::vector<const KernelMenu::Item*> allowed(OpId id) {
-    const std::vector<KernelMenu::Item>& items = menu_.of(id, family_);
-    std::vector<const KernelMenu::Item*> result;
-    if (!options_.pinned_kernels.empty()) {
-      auto pin = options_.pinned_kernels.find(graph_.op(id).name);
-      if (pin != options_.pinned_kernels.end() && !pin->second.empty()) {
-        for (const KernelMenu::Item& item : items) {
-          if (item.spec.name == pin->second) result.push_back(&item);
-        }
-        if (result.empty()) {
-          throw Error(
-              ErrorCode::unsupported,
-              fmt::format("op '{}' ({}) is to run by kernel '{}', which this device does not offer with {} layouts",
-                          graph_.op(id).name, graph_.op(id).type->name, pin->second, to_string(family_)));
-        }
-        return result;
+  // The kernels that the options allow: of those with the same layouts the fastest.
+  const std::vector<const KernelMenu::Item*>& allowed(OpId id) {
+    if (options_.pinned_kernels.empty()) {
+      std::optional<std::vector<const KernelMenu::Item*>>& known = allowed_[menu_.class_of(id)];
+      if (!known) known = fastest_allowed(menu_.of(id, family_));
+      return *known;
+    }
+    auto [place, fresh] = allowed_by_op_.try_emplace(id.index);
+    if (!fresh) return place->second;
+    auto pin = options_.pinned_kernels.find(graph_.op(id).name);
+    if (pin == options_.pinned_kernels.end() || pin->second.empty()) {
+      place->second = fastest_allowed(menu_.of(id, family_));
+      return place->second;
+    }
+    place->second = menu_.named(id, family_, pin->second);
+    if (place->second.empty()) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("op '{}' ({}) is to run by kernel '{}', which this device does not offer with {} layouts",
+                              graph_.op(id).name, graph_.op(id).type->name, pin->second, to_string(family_)));
+    }
+    return place->second;
+  }
+
+  std::vector<const KernelMenu::Item*> fastest_allowed(const std::vector<KernelMenu::Item>& items) const {
+    std::vector<const KernelMenu::Item*> result;  // by layouts
+    for (const KernelMenu::Item& item : items) {
+      if (item.divided && options_.batch_sizes == BatchSizes::undivided) continue;
+      if (options_.exact ? !item.spec.exact || is_winograd(item.spec) : item.spec.workspace > options_.workspace_limit) continue;
+      auto same = std::find_if(result.begin(), result.end(), [&](const auto* other) { return other->layouts == item.layouts; });
+      if (same == result.end()) {
+        result.push_back(&item);
+      } else if (std::tie(item.time_ms, item.spec.workspace) < std::tie((*same)->time_ms, (*same)->spec.workspace)) {
+        *same = &item;
       }
     }
-    for (const KernelMenu::Item& item : items) {
-      if (options_.exact ? item.spec.exact && !is_winograd(item.spec) : item.spec.workspace <= options_.workspace_limit)
-        result.push_back(&item);
-    }
     if (result.empty() && !items.empty()) {
-      result.push_back(&*std::min_element(items.begin(), items.end(), [](const auto& a, const auto& b) {
-        return std::tie(a.spec.workspace, a.time_ms) < std::tie(b.spec.workspace, b.time_ms);
+      result.push_back(&*std::min_element(items.begin(), items.end(), [&](const auto& a, const auto& b) {
+        const bool undivided = options_.batch_sizes == BatchSizes::undivided;
+        return std::tuple(undivided && a.divided, a.spec.workspace, a.time_ms) < std::tuple(undivided && b.divided, b.spec.workspace, b.time_ms);
       }));
     }
     return result;
@@ -282,7 +296,7 @@ class Search {
       best.outputs.resize(op.outputs.size());
     } else {
       double best_ms = kNever, best_kernel_ms = 0;
-      const std::vector<const KernelMenu::Item*> items = allowed(id);
+      const std::vector<const KernelMenu::Item*>& items = allowed(id);
       outputs_differ_ = outputs_differ(items);
       for (const KernelMenu::Item* item : items) {
         for (KernelSpec& spec : resolve(op, item->spec)) {
@@ -340,6 +354,8 @@ class Search {
   std::vector<char> is_output_;
   bool outputs_differ_ = false;  // among the kernels of the op being decided: only then do its readers matter
   std::set<std::tuple<int32_t, std::string, Phase>> copies_;
+  std::vector<std::optional<std::vector<const KernelMenu::Item*>>> allowed_;  // by class of ops
+  std::map<int32_t, std::vector<const KernelMenu::Item*>> allowed_by_op_;     // where kernels are pinned by op
 };
 
 }  // namespace
@@ -357,8 +373,8 @@ std::vector<std::optional<Layout>> outside_layouts(const Graph& graph, const std
   return result;
 }
 
-KernelMenu::KernelMenu(const Graph& graph, const Device& device, const CostTable& costs)
-    : graph_(graph), device_(device), costs_(costs) {
+KernelMenu::KernelMenu(const Graph& graph, const Device& device, const CostTable& costs, std::optional<BatchSizes> batch_sizes, bool divide)
+    : graph_(graph), device_(device), costs_(costs), batch_sizes_(batch_sizes), divide_(divide) {
   std::unordered_map<std::string, int> classes;
   for (const Op& op : graph.ops()) {
     const int next = static_cast<int>(classes.size());
@@ -376,13 +392,16 @@ const std::vector<KernelMenu::Item>& KernelMenu::of(OpId id, LayoutFamily family
   if (!op.type->is_view) {
     for (KernelSpec& spec : device_.kernels(graph_, op, family)) {
       const double ms = costs_.cost(graph_, op, spec).time_ms;
-      items.push_back({std::move(spec), ms});
+      auto same = std::find_if(items.begin(), items.end(), [&](const Item& item) { return same_layouts(item.spec, spec); });
+      const int layouts = same == items.end() ? static_cast<int>(items.size()) : same->layouts;
+      items.push_back({std::move(spec), ms, layouts});
     }
     if (items.empty()) {
       throw Error(ErrorCode::unsupported, fmt::format("device '{}' has no kernel for op '{}' ({})", device_.info().name,
                                                       op.name, op.type->name));
     }
   }
+  if (divide_) add_divided(op, family, items);
   place = std::move(items);
   return *place;
 }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <map>
 #include <optional>
 #include <span>
@@ -24,19 +25,32 @@ namespace plimsoll {
 class KernelMenu {
  public:
   struct Item {
-    KernelSpec spec;
+    KernelSpec spec;      // the name is a configuration where the batch is divided
     double time_ms = 0;
+    int layouts = 0;      // the same number: the same layouts, in one op and family
+    bool divided = false;
   };
 
-  KernelMenu(const Graph& graph, const Device& device, const CostTable& costs);
+  KernelMenu(const Graph& graph, const Device& device, const CostTable& costs, std::optional<BatchSizes> batch_sizes = {},
+             bool divide = true);
   // Never empty; empty for views. Throws Error(unsupported) as the device does.
   const std::vector<Item>& of(OpId op, LayoutFamily family);
+  // The item of that name, which may be a configuration that `of` has not; none where the device has no such kernels.
+  std::vector<const Item*> named(OpId op, LayoutFamily family, const std::string& kernel);
+  size_t class_of(OpId op) const { return static_cast<size_t>(class_of_op_[static_cast<size_t>(op.index)]); }
+  size_t class_count() const { return items_[0].size(); }
   double reorder_ms(const Tensor& tensor, const Layout& from, const Layout& to);
 
  private:
+  void add_divided(const Op& op, LayoutFamily family, std::vector<Item>& items);
+  std::optional<Item> assemble(const Op& op, LayoutFamily family, const std::string& kernel) const;
+
   const Graph& graph_;
   const Device& device_;
   const CostTable& costs_;
+  std::optional<BatchSizes> batch_sizes_;
+  bool divide_ = true;
+  std::deque<Item> assembled_;
   std::vector<int> class_of_op_;
   std::array<std::vector<std::optional<std::vector<Item>>>, 3> items_;  // by family, class
   std::map<std::string, double> reorder_ms_;
@@ -58,6 +72,7 @@ LayoutAssignment assign_layouts(const Graph& graph, std::span<const OpId> order,
 // state becomes. None for the others.
 std::vector<std::optional<Layout>> outside_layouts(const Graph& graph, const std::vector<Layout>& made);
 
+bool same_layouts(const KernelSpec& a, const KernelSpec& b);
 bool can_reorder(DType dtype);  // masks and indices stay as their producer makes them
 
 }  // namespace plimsoll

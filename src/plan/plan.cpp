@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "plan/live.h"
+
 namespace plimsoll {
 namespace {
 
@@ -35,24 +37,37 @@ class LiveBytes {
   Bytes sum_;
 };
 
-}  // namespace
-
-Peak live_peak(const Plan& plan) {
+// Calls visit(step, bytes alive at it) for every step.
+template <class Visit>
+void sweep(const Plan& plan, Visit visit) {
   std::vector<const Stay*> by_first, by_last;
   for (const Stay& stay : plan.stays) by_first.push_back(&stay);
   by_last = by_first;
   std::sort(by_first.begin(), by_first.end(), [](const Stay* a, const Stay* b) { return a->first < b->first; });
   std::sort(by_last.begin(), by_last.end(), [](const Stay* a, const Stay* b) { return a->last < b->last; });
   LiveBytes live;
-  Peak peak;
-  size_t ended = 0;
-  for (size_t i = 0; i < by_first.size();) {
-    const StepIndex step = by_first[i]->first;
+  size_t ended = 0, begun = 0;
+  for (StepIndex step = 0; step < static_cast<StepIndex>(plan.steps.size()); ++step) {
     while (ended < by_last.size() && by_last[ended]->last < step) live.end(*by_last[ended++]);
-    while (i < by_first.size() && by_first[i]->first == step) live.begin(*by_first[i++]);
-    if (live.sum() > peak.bytes) peak = {live.sum(), step};
+    while (begun < by_first.size() && by_first[begun]->first == step) live.begin(*by_first[begun++]);
+    visit(step, live.sum());
   }
+}
+
+}  // namespace
+
+Peak live_peak(const Plan& plan) {
+  Peak peak;
+  sweep(plan, [&](StepIndex step, Bytes live) {
+    if (live > peak.bytes) peak = {live, step};
+  });
   return peak;
+}
+
+std::vector<Bytes> live_bytes(const Plan& plan) {
+  std::vector<Bytes> result(plan.steps.size());
+  sweep(plan, [&](StepIndex step, Bytes live) { result[static_cast<size_t>(step)] = live; });
+  return result;
 }
 
 std::vector<const Stay*> live_at(const Plan& plan, StepIndex step) {

@@ -84,6 +84,35 @@ std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most)
   return text;
 }
 
+namespace {
+
+// Of the convolutions and fully connected layers of a step.
+struct WorkspaceUse {
+  int ops = 0, divided = 0;  // divided: steps that run in parts of the batch
+  double convolution_ms = 0;
+  Bytes largest, sum;
+};
+WorkspaceUse workspace_use(const Graph& graph, const Plan& plan) {
+  WorkspaceUse use;
+  std::vector<double> ms(plan.steps.size());
+  for (const EngineSpan& span : plan.predicted.timeline) {
+    if (span.engine == 0) ms[static_cast<size_t>(span.index)] = span.end_ms - span.start_ms;
+  }
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    const Step& step = plan.steps[s];
+    const LayerKind kind = layer_kind(graph.op(step.op));
+    use.divided += parts_of(step.kernel).empty() ? 0 : 1;
+    if (kind == LayerKind::convolution) use.convolution_ms += ms[s];
+    if (kind != LayerKind::convolution && kind != LayerKind::fully_connected) continue;
+    ++use.ops;
+    use.largest = std::max(use.largest, step.workspace);
+    use.sum += step.workspace;
+  }
+  return use;
+}
+
+}  // namespace
+
 json plan_json(const Program& program, Bytes minimum) {
   const Plan& plan = program.plan;
   const Graph& graph = program.network.graph;
@@ -101,7 +130,13 @@ json plan_json(const Program& program, Bytes minimum) {
   for (const TierUse& use : plan.tiers) {
     tiers.push_back({{"name", use.tier.name}, {"used_bytes", use.used.count}, {"capacity_bytes", use.tier.capacity.count}});
   }
+  const WorkspaceUse use = workspace_use(graph, plan);
   return {{"feasible", true},
+          {"convolution_ms", use.convolution_ms},
+          {"weighty_ops", use.ops},
+          {"divided_steps", use.divided},
+          {"largest_workspace_bytes", use.largest.count},
+          {"workspaces_bytes", use.sum.count},
           {"model", graph.name},
           {"device", plan.device_name},
           {"simulated", is_simulated(plan)},

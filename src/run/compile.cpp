@@ -10,6 +10,7 @@
 #include "plimsoll/route.h"
 #include "plimsoll/simulate.h"
 #include "plimsoll/verify.h"
+#include "run/configure.h"
 
 namespace plimsoll {
 namespace {
@@ -22,8 +23,13 @@ struct Attempt {
   const Plan& plan() const { return std::get<Plan>(result); }
 };
 
-Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, const CostTable& costs, const CompileOptions& options,
-                     bool explain) {
+struct LaidOut {
+  Graph graph;
+  LayoutResult layouts;
+};
+
+Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options, bool explain) {
+  auto& [graph, layouts] = laid;
   const Route route = make_route(graph);
   DeviceInfo info = device.info();
   if (!options.tiers.empty()) info.tiers = options.tiers;
@@ -43,52 +49,115 @@ Attempt make_attempt(Graph graph, LayoutResult layouts, const Device& device, co
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
-// One way down the flow: layouts and kernels under a workspace limit, then a plan.
-Attempt attempt(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
-                std::optional<LayoutFamily> family, Bytes workspace_limit, bool explain = false) {
-  Graph graph = network.graph;
-  LayoutResult layouts = choose_layouts(graph, device, costs,
-                                        {.family = family,
-                                         .pinned = options.state_layouts,
-                                         .pinned_kernels = options.kernels,
-                                         .workspace_limit = workspace_limit,
-                                         .exact = options.exact});
-  return make_attempt(std::move(graph), std::move(layouts), device, costs, options, explain);
-}
+// A way to choose kernels.
+struct Choice {
+  std::optional<LayoutFamily> family;
+  Bytes limit{INT64_MAX};             // on the workspace of an op
+  std::optional<Bytes> total;         // on the sum of workspaces
+};
+
+// Ways down the flow for one network: layouts and kernels, then a plan. What the device offers is asked once.
+class Flow {
+ public:
+  Flow(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
+      : network_(network), device_(device), costs_(costs), options_(options), menu_(network.graph, device, costs, options.batch_sizes) {}
+
+  // Whether a chosen kernel runs in parts.
+  static bool divides(const Attempt& attempt) {
+    return std::any_of(attempt.layouts.kernels.begin(), attempt.layouts.kernels.end(),
+                       [](const KernelChoice& choice) { return !parts_of(choice.kernel).empty(); });
+  }
+
+  Attempt attempt(const Choice& choice, bool divide, bool explain = false) {
+    if (choice.total && !options_.exact && options_.kernels.empty()) {
+      return make_attempt(divided_total(choice, divide), device_, costs_, options_, explain);
+    }
+    return make_attempt(laid_out(choice.family, std::min(choice.limit, options_.workspace), divide), device_, costs_, options_, explain);
+  }
+
+  // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they are those.
+  std::optional<Attempt> refilled(const Attempt& attempt, bool divide) {
+    const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
+    LaidOut next{attempt.graph, attempt.layouts};
+    const int changed = choose_within(next.graph, menu_, next.layouts, divide, [&](OpId op) {
+      return std::min(room[static_cast<size_t>(op.index)], options_.workspace);
+    });
+    if (changed == 0) return std::nullopt;
+    return make_attempt(std::move(next), device_, costs_, options_, false);
+  }
+
+ private:
+  LaidOut laid_out(std::optional<LayoutFamily> family, Bytes limit, bool divide) {
+    LaidOut result{network_.graph, {}};
+    LayoutOptions options{.family = family,
+                          .pinned = options_.state_layouts,
+                          .pinned_kernels = options_.kernels,
+                          .workspace_limit = limit,
+                          .batch_sizes = options_.batch_sizes,
+                          .exact = options_.exact,
+                          .menu = &menu_};
+    if (!divide) options.batch_sizes = BatchSizes::undivided;
+    result.layouts = choose_layouts(result.graph, device_, costs_, options);
+    return result;
+  }
+
+  // One total among all ops. The layouts suit the fastest kernels, or those that an equal share gives every op.
+  LaidOut divided_total(const Choice& choice, bool divide) {
+    const auto weighty = std::count_if(network_.graph.ops().begin(), network_.graph.ops().end(), [](const Op& op) {
+      const LayerKind kind = layer_kind(op);
+      return kind == LayerKind::convolution || kind == LayerKind::fully_connected;
+    });
+    const Bytes share{choice.total->count / std::max<int64_t>(weighty, 1)};
+    std::optional<LaidOut> best;
+    const Bytes each = std::min(choice.limit, options_.workspace);
+    for (Bytes limit : {each, std::min(each, share), 0_B}) {
+      LaidOut laid = laid_out(choice.family, limit, divide);
+      if (!divide_total(laid.graph, menu_, laid.layouts, divide, *choice.total, each) && limit.count > 0) continue;
+      if (!best || laid.layouts.estimated_ms < best->layouts.estimated_ms) best = std::move(laid);
+    }
+    return std::move(*best);
+  }
+
+  const Network& network_;
+  const Device& device_;
+  const CostTable& costs_;
+  const CompileOptions& options_;
+  KernelMenu menu_;
+};
 
 // The papers' layers have one kernel each and no layouts.
 Attempt attempt_layers(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Graph graph = lower_to_layers(network, *options.layer_model);
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = layer_kernels(graph)};
-  return make_attempt(std::move(graph), std::move(layouts), device, costs, options, true);
+  return make_attempt({std::move(graph), std::move(layouts)}, device, costs, options, true);
 }
 
 constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
+constexpr int kRefills = 2;               // of the plan's free bytes with faster kernels
 constexpr int32_t kManyOps = 5000;         // for such a graph, the first plan that fits is taken: each takes seconds
+
+bool is_better(const Attempt& a, const Attempt& than) {
+  auto minimum = [](const Attempt& x) { return std::get<Infeasible>(x.result).minimum; };
+  if (a.feasible() != than.feasible()) return a.feasible();
+  return a.feasible() ? a.plan().predicted.step_time_ms < than.plan().predicted.step_time_ms : minimum(a) < minimum(than);
+}
 
 // The fastest kernels, if with them nothing has to leave the arena or run twice. Else kernels under smaller and smaller workspace
 // limits as well, and every layout family without workspace: what gives the fastest step of those that fit. Which are tried does
-// not depend on the budget. Else infeasible, with the least memory that any of them needs.
-Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+// not depend on the budget. Then steps of the best get faster kernels again where the plan has left them room. Else infeasible,
+// with the least memory that any of them needs.
+Attempt search(const Network& network, Flow& flow, const CompileOptions& options, bool divide) {
   const bool pinned = options.exact || !options.kernels.empty();
-  struct Choice {
-    std::optional<LayoutFamily> family;
-    Bytes workspace_limit;
-  };
-  Choice chosen{options.family, {options.least_memory && !pinned ? 0 : INT64_MAX}};
+  Choice chosen{options.family, {options.least_memory && !pinned ? 0 : INT64_MAX}, options.workspace_total};
   const bool many = network.graph.op_count() > kManyOps;
   const bool one_only = pinned || (options.least_memory && (options.family || many));
-  Attempt best = attempt(network, device, costs, options, chosen.family, chosen.workspace_limit, one_only);
+  Attempt best = flow.attempt(chosen, divide, one_only);
   auto free_of_charge = [](const Attempt& a) {
     return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
   };
-  auto minimum = [](const Attempt& a) { return std::get<Infeasible>(a.result).minimum; };
   auto consider = [&](Choice choice) {
-    Attempt other = attempt(network, device, costs, options, choice.family, choice.workspace_limit);
-    const bool better = other.feasible() != best.feasible() ? other.feasible()
-                        : other.feasible() ? other.plan().predicted.step_time_ms < best.plan().predicted.step_time_ms
-                                           : minimum(other) < minimum(best);
-    if (!better) return;
+    Attempt other = flow.attempt(choice, divide);
+    if (!is_better(other, best)) return;
     best = std::move(other);
     chosen = choice;
   };
@@ -100,21 +169,35 @@ Attempt search(const Network& network, const Device& device, const CostTable& co
       }
       const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
       const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
-      for (size_t i = between; i > 0; --i) consider({options.family, limits[(limits.size() - 1) * i / (between + 1)]});
-      consider({options.family, 0_B});
+      for (size_t i = between; i > 0; --i) consider({options.family, limits[(limits.size() - 1) * i / (between + 1)], options.workspace_total});
+      consider({options.family, 0_B, {}});
     }
     if (!options.family) {
       const LayoutFamily first = best.layouts.family;
       for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
-        if (family != first) consider({family, 0_B});
+        if (family != first) consider({family, 0_B, {}});
       }
+    }
+    for (int round = 0; round < kRefills && best.feasible() && !many && !options.workspace_total; ++round) {
+      std::optional<Attempt> fuller = flow.refilled(best, divide);
+      if (!fuller || !is_better(*fuller, best)) break;
+      best = std::move(*fuller);
     }
   }
   if (!best.feasible()) {
-    if (!one_only) best = attempt(network, device, costs, options, chosen.family, chosen.workspace_limit, true);
+    if (!one_only) best = flow.attempt(chosen, divide, true);
     if (!pinned) std::get<Infeasible>(best.result).proven = false;  // not over all choices of kernels
   }
   return best;
+}
+
+// With kernels that run in parts and without: what is predicted faster.
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Flow flow(network, device, costs, options);
+  Attempt best = search(network, flow, options, true);
+  if (options.exact || !options.kernels.empty() || !Flow::divides(best)) return best;
+  Attempt whole = search(network, flow, options, false);
+  return is_better(whole, best) ? std::move(whole) : std::move(best);
 }
 
 // Checks and completes a plan, whoever made it.
@@ -212,6 +295,7 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   }
   pinned.family = training.family;
   pinned.kernels.clear();
+  pinned.workspace_total.reset();
   for (const State& state : trained.states) {
     const Tensor& tensor = trained.tensor(state.before);
     TensorId id = graph.find_tensor(tensor.name);

@@ -10,6 +10,7 @@
 
 #include "base/random.h"
 #include "plan/left_out.h"
+#include "plimsoll/divided.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 #include "run/concurrent.h"
@@ -204,7 +205,7 @@ struct Executor::Impl {
       const Op& op = graph.op(step.op);
       if (op.type->is_view) continue;
       ReadyStep& ready = steps[static_cast<size_t>(s)];
-      ready.kernel = device.make_kernel(graph, op, step.kernel, step.threads);
+      ready.kernel = make_kernel(device, graph, op, step.kernel, step.threads);
       if (ready.kernel->workspace() > step.workspace) {
         throw Error(ErrorCode::internal,
                     fmt::format("step {} ({}): kernel '{}' needs {} of workspace but the plan has {}", s, op.name, step.kernel,

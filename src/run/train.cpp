@@ -167,7 +167,10 @@ CompileOptions compile_options(const TrainOptions& options, const Beginning& beg
                          .placement = options.placement,
                          .tiers = session.tiers,
                          .optimizer = options.optimizer,
-                         .exact = options.exact};
+                         .exact = options.exact,
+                         .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
+                         .workspace_total = options.workspace_total,
+                         .batch_sizes = options.batch_sizes};
   if (beginning.plan) pin(compile, *beginning.plan, options, device);
   if (!beginning.checkpoint) return compile;
   const TrainingState& saved = beginning.checkpoint->state();
@@ -191,6 +194,7 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   MeasureOptions measuring;
   measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
   if (options.inter_op == 0) measuring.threads = thread_counts(session.device->info().threads);
+  measuring.batches = options.batch_sizes.value_or(BatchSizes::undivided);
   measuring.stop = listener.stop;
   measuring.progress = [&](int done, int total, const std::string& what) {
     if (listener.preparing) listener.preparing(what, done, total);

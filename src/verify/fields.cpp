@@ -1,6 +1,8 @@
 // Indices, sizes, alignments and capacities: what a look at each item alone shows.
 #include <cmath>
 
+#include "plimsoll/divided.h"
+#include "plimsoll/ops.h"
 #include "verify/findings.h"
 
 namespace plimsoll {
@@ -41,6 +43,8 @@ class FieldChecker {
     const Step& step = plan_.steps[static_cast<size_t>(s)];
     if (step.op.index < 0 || step.op.index >= graph_.op_count()) {
       bad_index(s, fmt::format("step {} runs op {}, the graph has {}", s, step.op.index, graph_.op_count()));
+    } else {
+      check_division(s, graph_.op(step.op), step.kernel);
     }
     if (step.workspace.count < 0) {
       bad_index(s, fmt::format("step {} has a workspace of {} bytes", s, step.workspace.count));
@@ -49,6 +53,23 @@ class FieldChecker {
       findings_.report(
           Rule::bad_threads, s,
           fmt::format("step {} is to run by {} threads; 0 (all) to {} are possible", s, step.threads, kMostThreads));
+    }
+  }
+
+  void check_division(StepIndex s, const Op& op, const std::string& kernel) {
+    auto bad = [&](std::string_view why) {
+      findings_.report(Rule::bad_division, s, fmt::format("step {} ('{}'): {}", s, op.name, why));
+    };
+    try {
+      const std::vector<MicroBatch> parts = parts_of(kernel);
+      if (parts.empty()) return;
+      if (const std::string why = why_not_divisible(graph_, op); !why.empty()) return bad(why);
+      const int64_t batch = divisible_batch(graph_, op);
+      int64_t left = batch;
+      for (const MicroBatch& part : parts) left = part.batch < 1 || part.batch > left ? -1 : left - part.batch;
+      if (left != 0) bad(fmt::format("the parts of '{}' do not make up the {} rows of the batch", kernel, batch));
+    } catch (const Error& error) {
+      bad(error.what());
     }
   }
 

@@ -480,6 +480,8 @@ std::string_view to_string(Violation::Rule rule) {
       return "bad_index";
     case Rule::bad_threads:
       return "bad_threads";
+    case Rule::bad_division:
+      return "bad_division";
     case Rule::bad_home:
       return "bad_home";
     case Rule::out_of_tier:

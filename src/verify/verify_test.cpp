@@ -43,6 +43,28 @@ TEST(Verify, SeesStepsWithThreadsThatNoMachineHas) {
   }
 }
 
+TEST(Verify, SeesDivisionsThatDoNotMakeUpTheBatch) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {6, 2}, DType::f32, Role::input);
+  graph.outputs = {graph.output(graph.add_op("ReluForward", "relu", "", {x}))};
+  graph.inputs = {x};
+  Plan plan{.graph_name = graph.name, .graph_fingerprint = fingerprint(graph), .budget = 128_B, .arena = 128_B};
+  plan.steps = {{.op = {0}, .kernel = "a@4+b@2"}};
+  plan.stays = {{x, {}, 64_B, 0, 0}, {graph.outputs[0], 64_B, 64_B, 0, 0}};
+  auto error_of = [&](std::string kernel) {
+    plan.steps[0].kernel = std::move(kernel);
+    const std::vector<Violation> violations = verify(graph, plan);
+    return violations.empty() ? "" : fmt::format("{}: {}", to_string(violations[0].rule), violations[0].message);
+  };
+  EXPECT_EQ(error_of("a@4+b@2"), "");
+  EXPECT_EQ(error_of("a@1*6"), "");
+  EXPECT_EQ(error_of("a@4+b@3"), "bad_division: step 0 ('relu'): the parts of 'a@4+b@3' do not make up the 6 rows of the batch");
+  EXPECT_EQ(error_of("a@9000000000000000000*2"),
+            "bad_division: step 0 ('relu'): the parts of 'a@9000000000000000000*2' do not make up the 6 rows of the batch");
+  EXPECT_EQ(error_of("a@6"), "bad_division: step 0 ('relu'): 'a@6' names no kernel and no configuration of kernels: a configuration has "
+                             "at least two parts");
+}
+
 TEST(Verify, SeesMoreStepsAtOnceThanAnyMachineRuns) {
   for (const int inter_op : {-1, 0, 4097, 2000000000}) {
     Case c = make_case();

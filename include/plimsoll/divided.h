@@ -1,0 +1,34 @@
+// Kernels by configuration, made of a device's own kernels: the batch in parts that run one after the other (mu-cuDNN).
+//
+//        x  [ rows 0..15 | rows 16..31 | rows 32..39 ]        "a@16*2+b@8": kernel a made for 16 rows, kernel b for 8, each bound
+//               | a          | a           | b                where its rows begin
+//        y  [            |             |             ]
+//
+// What is a sum over the batch (a weight gradient) the first part writes; the others write beside it, and are added. So it
+// differs from the undivided one by rounding; what belongs to rows is made as a network of that batch makes it.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "plimsoll/device.h"
+#include "plimsoll/graph.h"
+
+namespace plimsoll {
+
+// The door to kernels for whoever runs or times them: `kernel` is a name of the device's or a configuration of such names, for
+// the layouts that the graph's tensors have. Throws Error(invalid_input) on nonsense and on parts that do not add up to the
+// batch; Error(unsupported) where the op or a layout cannot be divided, and as Device::make_kernel does.
+std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, const Op& op, std::string_view kernel, int threads = 0);
+
+// Whether rows of the batch lie one after the other in such a layout, so that a part has an address.
+bool is_divisible(const Layout& layout);
+// Why the op cannot run in parts with the layouts that its tensors have; empty where it can.
+std::string why_not_divisible(const Graph& graph, const Op& op);
+
+// Workspace of a configuration beside its largest part's: where later parts put their sums.
+Bytes summing_workspace(const Graph& graph, const Op& op);
+// What a part's own workspace takes in that of a configuration.
+Bytes part_workspace(Bytes own);
+
+}  // namespace plimsoll

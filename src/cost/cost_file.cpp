@@ -1,0 +1,116 @@
+#include "plimsoll/cost_file.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/json_reader.h"
+#include "plimsoll/plan.h"
+
+namespace plimsoll {
+namespace {
+
+using nlohmann::ordered_json;
+constexpr std::string_view kFormat = "plimsoll costs";
+constexpr int64_t kVersion = 1;
+constexpr int64_t kMostThreadsOfACost = 4096;
+
+std::string_view name_of(Cost::Source source) { return source == Cost::Source::in_step ? "in_step" : "measured"; }
+
+double quantity(const JsonReader& r) {
+  const double value = r.number();
+  if (!(value >= 0)) r.expected("a number from 0");
+  return value;
+}
+double rate(const JsonReader& r) {
+  const double value = r.number();
+  if (!(value > 0)) r.expected("a number above 0");
+  return value;
+}
+
+void read_entry(const JsonReader& r, CostTable& table) {
+  r.only({"signature", "kernel", "threads", "source", "time_ms", "spread_ms", "runs", "workspace"});
+  const JsonReader kernel = r.member("kernel"), source = r.member("source");
+  try {
+    parts_of(kernel.text());
+  } catch (const Error& error) {
+    kernel.fail(error.what());
+  }
+  if (source.text() != "measured" && source.text() != "in_step") source.expected("\"measured\" or \"in_step\"");
+  const CostKey key{.signature = r.member("signature").text(),
+                    .kernel = kernel.text(),
+                    .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0};
+  table.put(key, {.source = source.text() == "in_step" ? Cost::Source::in_step : Cost::Source::measured,
+                  .time_ms = quantity(r.member("time_ms")),
+                  .spread_ms = quantity(r.member("spread_ms")),
+                  .runs = static_cast<int>(r.member("runs").integer(0, INT32_MAX)),
+                  .workspace = {r.has("workspace") ? r.member("workspace").integer(0) : -1}});
+}
+
+}  // namespace
+
+std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
+  ordered_json entries = ordered_json::array();
+  for (const auto* list : {&table.entries(), &table.in_step_entries()}) {
+    for (const auto& [key, cost] : *list) {
+      if (cost.source == Cost::Source::estimated) continue;
+      ordered_json entry = {{"signature", key.signature}, {"kernel", key.kernel}};
+      if (key.threads != 0) entry["threads"] = key.threads;
+      entry["source"] = name_of(cost.source);
+      entry["time_ms"] = cost.time_ms;
+      entry["spread_ms"] = cost.spread_ms;
+      entry["runs"] = cost.runs;
+      if (cost.workspace.count >= 0) entry["workspace"] = cost.workspace.count;
+      entries.push_back(std::move(entry));
+    }
+  }
+  const MachineRates& rates = table.rates();
+  ordered_json document = {{"format", kFormat},
+                           {"version", kVersion},
+                           {"device", device.key},
+                           {"rates", {{"gflops", rates.gflops}, {"memory_gb_per_s", rates.memory_gb_per_s}, {"launch_us", rates.launch_us}}},
+                           {"entries", std::move(entries)}};
+  return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+CostTable costs_from_json(std::string_view json, const std::string& file, const DeviceInfo& device) {
+  try {
+    const nlohmann::json document = parse_json(json);
+    const JsonReader r(document);
+    r.only({"format", "version", "device", "rates", "entries"});
+    if (r.member("format").text() != kFormat) r.member("format").expected(fmt::format("\"{}\"", kFormat));
+    r.member("version").integer(kVersion, kVersion);
+    const std::string& key = r.member("device").text();
+    if (key != device.key) {
+      throw Error(ErrorCode::invalid_input, fmt::format("these are costs of another device ('{}'); this is '{}'", key, device.key));
+    }
+    const JsonReader rates = r.member("rates"), entries = r.member("entries");
+    rates.only({"gflops", "memory_gb_per_s", "launch_us"});
+    CostTable table({.gflops = rate(rates.member("gflops")),
+                     .memory_gb_per_s = rate(rates.member("memory_gb_per_s")),
+                     .launch_us = quantity(rates.member("launch_us"))});
+    for (size_t i = 0; i < entries.size(); ++i) read_entry(entries.item(i), table);
+    return table;
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", file, error.what()));
+  }
+}
+
+int merge_costs(const CostTable& from, CostTable& into) {
+  int added = 0;
+  for (const auto& [key, cost] : from.entries()) {
+    if (cost.source == Cost::Source::estimated) continue;
+    const std::optional<Cost> known = into.find(key);
+    if (known && known->source != Cost::Source::estimated) continue;
+    into.put(key, cost);
+    ++added;
+  }
+  for (const auto& [key, cost] : from.in_step_entries()) {
+    if (into.find_in_step(key)) continue;
+    into.put(key, cost);
+    ++added;
+  }
+  return added;
+}
+
+}  // namespace plimsoll

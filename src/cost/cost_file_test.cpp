@@ -1,0 +1,79 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "plimsoll/cost_file.h"
+
+namespace plimsoll {
+namespace {
+
+using ::testing::HasSubstr;
+
+DeviceInfo device(std::string key) {
+  DeviceInfo info;
+  info.key = std::move(key);
+  return info;
+}
+
+CostTable some_costs() {
+  CostTable table({.gflops = 200, .memory_gb_per_s = 12.5, .launch_us = 3});
+  table.put({"ConvForward(8x3)", "jit", 0}, {.source = Cost::Source::measured, .time_ms = 1.25, .spread_ms = 0.01, .runs = 7, .workspace = 64_KiB});
+  table.put({"ConvForward(8x3)", "jit", 1}, {.source = Cost::Source::measured, .time_ms = 2.5, .spread_ms = 0, .runs = 3, .workspace = 0_B});
+  table.put({"ConvForward(8x3)", "jit@4*2", 0}, {.source = Cost::Source::in_step, .time_ms = 1e-9, .spread_ms = 0.5, .runs = 1});
+  table.put({"Relu", "own", 0}, {.source = Cost::Source::estimated, .time_ms = 9});
+  return table;
+}
+
+std::string error_of(const std::string& text, const std::string& key, ErrorCode code) {
+  try {
+    costs_from_json(text, "costs.json", device(key));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code);
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return at == std::string::npos ? text : text.replace(at, from.size(), to);
+}
+
+TEST(CostFile, ReadsBackWhatWasMeasured) {
+  const std::string text = costs_to_json(some_costs(), device("here"));
+  const CostTable back = costs_from_json(text, "costs.json", device("here"));
+  EXPECT_EQ(costs_to_json(back, device("here")), text);
+  EXPECT_EQ(back.entries().size(), 2u);
+  EXPECT_EQ(back.in_step_entries().size(), 1u);
+  EXPECT_EQ(back.find({"ConvForward(8x3)", "jit", 0})->workspace, 64_KiB);
+  EXPECT_EQ(back.rates().gflops, 200);
+}
+
+TEST(CostFile, OfAnotherDeviceIsRefusedByName) {
+  const std::string text = costs_to_json(some_costs(), device("there"));
+  EXPECT_EQ(error_of(text, "here", ErrorCode::invalid_input), "costs.json: these are costs of another device ('there'); this is 'here'");
+}
+
+TEST(CostFile, ErrorsSayThePlaceAndWhatWasExpected) {
+  const std::string text = costs_to_json(some_costs(), device("here"));
+  const ErrorCode corrupt = ErrorCode::corrupt_file;
+  EXPECT_THAT(error_of(text.substr(0, text.size() / 2), "here", corrupt), HasSubstr("costs.json: "));
+  EXPECT_THAT(error_of(replaced(text, "1.25", "-1.25"), "here", corrupt), HasSubstr("entries[0].time_ms: a number from 0 was expected"));
+  EXPECT_THAT(error_of(replaced(text, "\"jit\"", "\"jit@4\""), "here", corrupt), HasSubstr("entries[0].kernel: 'jit@4' names no kernel"));
+  EXPECT_THAT(error_of(replaced(text, "\"in_step\"", "\"dreamt\""), "here", corrupt), HasSubstr("\"measured\" or \"in_step\" was expected"));
+  EXPECT_THAT(error_of(replaced(text, "plimsoll costs", "other costs"), "here", corrupt), HasSubstr("format"));
+  EXPECT_THAT(error_of("[]", "here", corrupt), HasSubstr("costs.json: "));
+}
+
+TEST(CostFile, MergingAddsWhatIsLackingAndLeavesWhatWasMeasuredHere) {
+  CostTable here;
+  here.put({"ConvForward(8x3)", "jit", 0}, {.source = Cost::Source::measured, .time_ms = 7});
+  EXPECT_EQ(merge_costs(some_costs(), here), 2);  // estimates are made anew
+  EXPECT_EQ(here.find({"ConvForward(8x3)", "jit", 0})->time_ms, 7);
+  EXPECT_EQ(here.find({"ConvForward(8x3)", "jit", 1})->time_ms, 2.5);
+  EXPECT_EQ(here.in_step_entries().size(), 1u);
+  EXPECT_EQ(merge_costs(some_costs(), here), 0);
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,116 @@
+#include "run/configure.h"
+
+#include <algorithm>
+
+#include "cost/signature.h"
+#include "plan/live.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/workspace.h"
+
+namespace plimsoll {
+namespace {
+
+bool has_layouts(const Graph& graph, const Op& op, const KernelSpec& spec) {
+  auto fits = [&](const std::vector<TensorId>& ids, const std::vector<Layout>& layouts) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (!same_layout(graph.tensor(ids[i]).layout, layouts[i])) return false;
+    }
+    return true;
+  };
+  return fits(op.inputs, spec.inputs) && fits(op.outputs, spec.outputs);
+}
+
+void take(LayoutResult& layouts, OpId op, const KernelMenu::Item& from, const KernelMenu::Item& to) {
+  layouts.kernels[static_cast<size_t>(op.index)] = {to.spec.name, to.spec.workspace};
+  layouts.estimated_ms += to.time_ms - from.time_ms;
+}
+
+// Ops of the graph before Reorders were added: those that the menu knows.
+int32_t known_ops(const Graph& graph) {
+  int32_t count = graph.op_count();
+  while (count > 0 && graph.op({count - 1}).type->name == "Reorder") --count;
+  return count;
+}
+
+const KernelMenu::Item* find(const std::vector<const KernelMenu::Item*>& items, const KernelChoice& choice) {
+  const auto it = std::find_if(items.begin(), items.end(), [&](const auto* item) { return item->spec.name == choice.kernel; });
+  return it == items.end() ? nullptr : *it;
+}
+
+}  // namespace
+
+std::vector<const KernelMenu::Item*> interchangeable(const Graph& graph, OpId id, KernelMenu& menu, LayoutFamily family, bool divide) {
+  std::vector<const KernelMenu::Item*> result;
+  const Op& op = graph.op(id);
+  if (op.type->is_view) return result;
+  bool has_workspaces = false;
+  for (const KernelMenu::Item& item : menu.of(id, family)) {
+    if ((item.divided && !divide) || !has_layouts(graph, op, item.spec)) continue;
+    has_workspaces = has_workspaces || item.spec.workspace.count > 0;
+    result.push_back(&item);
+  }
+  if (!has_workspaces) result.clear();
+  return result;
+}
+
+int choose_within(const Graph& graph, KernelMenu& menu, LayoutResult& layouts, bool divide, const std::function<Bytes(OpId)>& room) {
+  int changed = 0;
+  for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
+    const auto items = interchangeable(graph, op, menu, layouts.family, divide);
+    const KernelMenu::Item* now = find(items, layouts.kernels[static_cast<size_t>(op.index)]);
+    if (now == nullptr) continue;
+    const Bytes limit = room(op);
+    const KernelMenu::Item* best = now->spec.workspace <= limit ? now : nullptr;
+    for (const KernelMenu::Item* item : items) {
+      if (item->spec.workspace <= limit && (best == nullptr || item->time_ms < best->time_ms)) best = item;
+    }
+    if (best == nullptr || best == now) continue;
+    take(layouts, op, *now, *best);
+    ++changed;
+  }
+  return changed;
+}
+
+bool divide_total(const Graph& graph, KernelMenu& menu, LayoutResult& layouts, bool divide, Bytes total, Bytes each) {
+  std::vector<OpId> ops;
+  std::vector<const KernelMenu::Item*> before;
+  std::vector<std::vector<const KernelMenu::Item*>> choices;
+  std::vector<std::vector<Configuration>> fronts;
+  for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
+    const LayerKind kind = layer_kind(graph.op(op));
+    if (kind != LayerKind::convolution && kind != LayerKind::fully_connected) continue;
+    auto items = interchangeable(graph, op, menu, layouts.family, divide);
+    const KernelMenu::Item* now = find(items, layouts.kernels[static_cast<size_t>(op.index)]);
+    if (now == nullptr) continue;
+    before.push_back(now);
+    std::erase_if(items, [&](const auto* item) { return item->spec.workspace > each; });
+    std::vector<Configuration> front;
+    for (const KernelMenu::Item* item : items) front.push_back({.time_ms = item->time_ms, .workspace = item->spec.workspace});
+    ops.push_back(op);
+    choices.push_back(std::move(items));
+    fronts.push_back(std::move(front));
+  }
+  const std::optional<WorkspaceDivision> division = divide_workspace(fronts, total);
+  if (!division) return false;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    take(layouts, ops[i], *before[i], *choices[i][division->chosen[i]]);
+  }
+  return true;
+}
+
+std::vector<Bytes> room_of_ops(const Graph& graph, const Plan& plan, Bytes budget) {
+  const std::vector<Bytes> live = live_bytes(plan);
+  std::vector<Bytes> own(plan.steps.size());
+  for (const Stay& stay : plan.stays) {
+    if (stay.is_workspace()) own[static_cast<size_t>(stay.first)] = stay.bytes;
+  }
+  std::vector<Bytes> room(static_cast<size_t>(graph.op_count()), budget);
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    Bytes& least = room[static_cast<size_t>(plan.steps[s].op.index)];
+    const Bytes here = budget - live[s] + own[s];
+    least = std::min(least, Bytes{here.count / kStayAlignment * kStayAlignment});
+  }
+  return room;
+}
+
+}  // namespace plimsoll
