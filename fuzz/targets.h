@@ -309,6 +309,9 @@ inline void read_convolutions(std::string_view input) {
       for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) text += (i == 0 ? "\n" : ",") + std::to_string(field(row, i));
     }
     require(convolutions_from_csv(text, "x.csv") == rows, "a table that changes when it is read back");
+  });
+}
+
 // A kernel's name: parts that are accepted have rows and read back.
 inline void read_configuration(std::string_view input) {
   accept_or_refuse([&] {
