@@ -40,5 +40,6 @@ std::vector<Finding> concurrency_table3();
 std::vector<Finding> concurrency_table5();
 std::vector<Finding> concurrency_figure3();
 std::vector<Finding> concurrency_16_cores();
+std::vector<Finding> ucudnn_division();
 
 }  // namespace plimsoll
