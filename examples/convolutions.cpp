@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plimsoll/convolutions.h"
+#include "plimsoll/divided.h"
 
 using namespace plimsoll;
 
@@ -15,7 +16,7 @@ int main() {
       "layers");
   const std::unique_ptr<Device> device = open_device("cpu");
   CostTable costs;  // CostDatabase keeps what was measured from one run to the next
-  measure_convolutions(layers, *device, costs, {.batches = BatchSizes::power_of_two, .measure = {.seconds_per_kernel = 0.002}});
+  measure_convolutions(layers, *device, costs, {.seconds_per_kernel = 0.002, .batches = BatchSizes::power_of_two});
 
   // One limit for each (WR).
   for (const Convolution& layer : layers) {
@@ -47,7 +48,7 @@ int main() {
   const Op& op = graph.op(convolution_op(ConvolutionPass::forward));
   for (size_t i = 0; i < op.inputs.size(); ++i) graph.tensor(op.inputs[i]).layout = choice->kernel.inputs[i];
   graph.tensor(op.outputs[0]).layout = choice->kernel.outputs[0];
-  const std::unique_ptr<Kernel> kernel = device->make_kernel(graph, op, choice->kernel.name);
+  const std::unique_ptr<Kernel> kernel = make_kernel(*device, graph, op, choice->kernel.name);
   if (kernel->workspace() > 1_MiB) return 1;
   const std::unique_ptr<Arena> arena = device->take_arena(16_MiB);
   Bytes used;

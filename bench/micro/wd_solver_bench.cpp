@@ -73,9 +73,8 @@ std::vector<Instance> instances(unsigned seed) {
 Instance of_network(const std::string& model, int64_t batch) {
   Session session = open_session("cpu", 0);
   const std::vector<Convolution> convolutions = convolutions_of(build_model(model, {.batch = batch}).graph);
-  MeasureConvolutions options;
-  options.measure.seconds_per_kernel = 0.05;
-  options.measure.progress = [](int done, int total, const std::string& what) {
+  MeasureOptions options{.seconds_per_kernel = 0.05, .batches = BatchSizes::power_of_two};
+  options.progress = [](int done, int total, const std::string& what) {
     if (done % 50 == 0) std::fprintf(stderr, "measuring %d/%d %s\n", done, total, what.c_str());
   };
   if (measure_convolutions(convolutions, *session.device, session.costs, options) > 0) session.database->save(session.costs);

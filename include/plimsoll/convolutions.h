@@ -4,7 +4,7 @@
 //   std::vector<Convolution> layers = convolutions_from_csv(text, "layers.csv");
 //   measure_convolutions(layers, *device, costs, {.batches = BatchSizes::power_of_two});
 //   auto choice = fastest_convolution(layers[0], ConvolutionPass::forward, *device, costs, 64_MiB, BatchSizes::power_of_two);
-//   Graph graph = convolution_graph(layers[0]);       device->make_kernel(...) runs choice->kernel.name on it
+//   Graph graph = convolution_graph(layers[0]);       make_kernel(*device, ...) of divided.h runs choice->kernel.name on it
 #pragma once
 
 #include <cstdint>
@@ -55,14 +55,12 @@ OpId convolution_op(ConvolutionPass pass);  // in that graph
 // The convolutions of a network, in the order of its ops; grouped and dilated ones are left out.
 std::vector<Convolution> convolutions_of(const Graph& graph);
 
-struct MeasureConvolutions {
-  BatchSizes batches = BatchSizes::power_of_two;
-  MeasureOptions measure = {};
-};
-// Measures the kernels of all passes at the micro-batches of the policy, as far as the table lacks them; returns how many.
-int measure_convolutions(std::span<const Convolution> convolutions, const Device& device, CostTable& table, const MeasureConvolutions& options = {});
+// Measures the kernels of all passes, and where they have workspaces at the micro-batches of the policy, as far as the table lacks
+// them; returns how many.
+int measure_convolutions(std::span<const Convolution> convolutions, const Device& device, CostTable& table,
+                         const MeasureOptions& options = {.batches = BatchSizes::power_of_two});
 
-// What runs a pass: a kernel's name for Device::make_kernel, with the layouts that its tensors must have, and what is known
+// What runs a pass: a kernel's name for make_kernel of divided.h, with the layouts that its tensors must have, and what is known
 // about its parts.
 struct ConvolutionChoice {
   KernelSpec kernel;            // its name is that of a configuration where the batch is divided

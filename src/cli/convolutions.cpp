@@ -131,10 +131,9 @@ struct Sums {
 // What is measured is kept even when it is not brought to an end.
 int measure(Session& session, const std::vector<Convolution>& rows, BatchSizes batches, Progress& progress) {
   auto saved = std::chrono::steady_clock::now();
-  MeasureConvolutions options{.batches = batches};
-  options.measure.seconds_per_kernel = kSecondsPerKernel;
-  options.measure.stop = [] { return interrupted.load(); };
-  options.measure.progress = [&](int done, int total, const std::string& what) {
+  MeasureOptions options{.seconds_per_kernel = kSecondsPerKernel, .batches = batches};
+  options.stop = [] { return interrupted.load(); };
+  options.progress = [&](int done, int total, const std::string& what) {
     progress.update("measuring kernels", done, total, what);
     const auto now = std::chrono::steady_clock::now();
     if (now - saved < std::chrono::duration<double>(kSaveSeconds)) return;

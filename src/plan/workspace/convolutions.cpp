@@ -8,6 +8,7 @@
 #include "cost/bench.h"
 #include "cost/signature.h"
 #include "plimsoll/builder.h"
+#include "plimsoll/divided.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int kLeastPairs = 5, kMostPairs = 40;
 constexpr int64_t kBeyondCaches = int64_t{96} << 20;  // bytes that pass between two uses of the same buffers
 
-std::string with_batch(const Convolution& convolution) {
+std::string text_of(const Convolution& convolution) {
   std::string text;
   for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) text += fmt::format("{}{}", i == 0 ? "" : "x", field(convolution, i));
   return text;
@@ -89,7 +90,8 @@ std::vector<Choices> list_choices(const Convolution& convolution, ConvolutionPas
         const std::optional<Cost> known = table.find({op_signature(graph, op, spec), spec.name, 0});
         const bool measured = known && known->source != Cost::Source::estimated;
         any_measured = any_measured || measured;
-        kernels[key].push_back({{spec.name, size, known ? known->time_ms : table.cost(graph, op, spec).time_ms, spec.workspace}, measured});
+        kernels[key].push_back({{spec.name, size, known ? known->time_ms : table.cost(graph, op, spec).time_ms,
+                                 size < convolution.batch ? part_workspace(spec.workspace) : spec.workspace}, measured});
       }
     }
   }
@@ -155,18 +157,13 @@ std::vector<Convolution> convolutions_of(const Graph& graph) {
   return list;
 }
 
-int measure_convolutions(std::span<const Convolution> convolutions, const Device& device, CostTable& table, const MeasureConvolutions& options) {
+int measure_convolutions(std::span<const Convolution> convolutions, const Device& device, CostTable& table, const MeasureOptions& options) {
   Graph all;
   for (const Convolution& convolution : convolutions) {
-    for (int64_t size : micro_batch_sizes(options.batches, convolution.batch)) {
-      if (convolution.batch / size > kMostMicroBatches) continue;
-      Convolution part = convolution;
-      part.batch = size;
-      const std::string name = " " + with_batch(part);
-      if (!all.find_tensor("x" + name).valid()) add_convolution(all, part, name);
-    }
+    const std::string name = " " + text_of(convolution);
+    if (!all.find_tensor("x" + name).valid()) add_convolution(all, convolution, name);
   }
-  return measure_costs(all, device, table, options.measure);
+  return measure_costs(all, device, table, options);
 }
 
 std::optional<ConvolutionChoice> fastest_convolution(const Convolution& convolution, ConvolutionPass pass, const Device& device, const CostTable& table,

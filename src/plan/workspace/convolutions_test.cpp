@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "plimsoll/builder.h"
+#include "plimsoll/divided.h"
 #include "plimsoll/error.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
@@ -135,18 +136,33 @@ TEST_F(OnASimulatedP100, TheFrontHoldsTheFastestOfEveryLimit) {
   }
 }
 
+std::string two_parts(const std::string& kernel) { return configuration_name(std::vector<MicroBatch>{{kernel, 3}, {kernel, 1}}); }
+
+Bytes workspace_made(const Convolution& convolution, ConvolutionPass pass, const Device& device, const KernelSpec& spec) {
+  Graph graph = convolution_graph(convolution);
+  const Op& op = graph.op(convolution_op(pass));
+  for (size_t i = 0; i < op.inputs.size(); ++i) graph.tensor(op.inputs[i]).layout = spec.inputs[i];
+  graph.tensor(op.outputs[0]).layout = spec.outputs[0];
+  return make_kernel(device, graph, op, spec.name)->workspace();
+}
+
 TEST(Convolutions, MeasuredKernelsAreTakenAndOthersLeftOut) {
   const std::unique_ptr<Device> device = open_device("cpu", 1);
   const Convolution small{.width = 8, .height = 8, .channels = 16, .batch = 4, .filters = 16, .kernel_width = 3, .kernel_height = 3, .pad_width = 1, .pad_height = 1};
   CostTable costs;
-  MeasureConvolutions options{.batches = BatchSizes::power_of_two};
-  options.measure.seconds_per_kernel = 0.002;
+  const MeasureOptions options{.seconds_per_kernel = 0.002, .batches = BatchSizes::power_of_two};
   const Convolution twice[] = {small, small};
   EXPECT_GT(measure_convolutions(twice, *device, costs, options), 0);
   EXPECT_EQ(measure_convolutions(twice, *device, costs, options), 0);
   for (ConvolutionPass pass : kConvolutionPasses) {
     const auto choice = fastest_convolution(small, pass, *device, costs, 16_MiB, BatchSizes::power_of_two);
     ASSERT_TRUE(choice);
+    for (const ConvolutionChoice& each : convolution_front(small, pass, *device, costs, BatchSizes::power_of_two)) {
+      EXPECT_EQ(workspace_made(small, pass, *device, each.kernel), each.kernel.workspace) << each.kernel.name;
+    }
+    KernelSpec halves = choice->kernel;
+    halves.name = two_parts(choice->configuration.parts[0].kernel);
+    EXPECT_TRUE(time_in_turn(small, pass, *device, halves, halves, 0.01));
     const auto whole = fastest_convolution(small, pass, *device, costs, 16_MiB, BatchSizes::undivided);
     const auto times = time_in_turn(small, pass, *device, whole->kernel, whole->kernel, 0.01);
     ASSERT_TRUE(times);
