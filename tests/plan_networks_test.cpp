@@ -6,6 +6,7 @@
 #include "plimsoll/autodiff.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
+#include "plimsoll/passes.h"
 #include "plimsoll/policy.h"
 #include "plimsoll/verify.h"
 
@@ -49,6 +50,28 @@ TEST(PlanNetworks, TheArenaIsTheLargestSumOfLiveBytesForTheWholeZoo) {
       EXPECT_EQ(p.plan.arena.count, p.plan.lower_bound.count);
       EXPECT_EQ(p.plan.predicted.peak.count, p.plan.lower_bound.count);
     }
+  }
+}
+
+// 1176 MiB for one update step of VGG16's, if its largest layer were whole.
+TEST(PlanNetworks, NoLayerKeepsAlexNetAndVggFromTrainingInTwoFifthsOfTheirMemory) {
+  const TierInfo host{.name = "host", .capacity = 16_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 1};
+  for (const auto& [model, batch] : {std::pair("alexnet", 64), std::pair("vgg16", 8)}) {
+    Network network = build_model(model, {.batch = batch});
+    run_fusion_passes(network);
+    const Graph graph = make_training_network(network, {}).graph;
+    std::vector<KernelChoice> kernels;
+    for (const Op& op : graph.ops()) kernels.push_back({op.type->is_view ? "" : "reference", {}});
+    const CostTable costs;
+    const Route route = make_route(graph);
+    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
+    const Plan liveness = std::get<Plan>(find_policy("liveness").plan(input));
+    input.device.tiers = {host};
+    input.budget = {liveness.arena.count * 2 / 5};
+    input.first_that_fits = true;
+    const PlanOrInfeasible answer = find_policy("auto").plan(input);
+    ASSERT_TRUE(std::holds_alternative<Plan>(answer)) << model << ": " << to_text(std::get<Infeasible>(answer));
+    EXPECT_TRUE(verify(graph, std::get<Plan>(answer)).empty()) << model;
   }
 }
 

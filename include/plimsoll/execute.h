@@ -52,7 +52,8 @@ class Executor {
   // The same for the elements from number `first` on, so that a large tensor is saved and loaded without a copy of it.
   void write(TensorId tensor, int64_t first, std::span<const std::byte> elements);
   void read(TensorId tensor, int64_t first, std::span<std::byte> elements) const;
-  // Fills parameters, optimizer states and statistics from their initializers: depends on seed and names only.
+  // Fills parameters, optimizer states and statistics from their initializers: depends on seed and names only,
+  // and not on how a state is split.
   void initialize(uint64_t seed);
 
   // When a copy to or from a tier fails, throws Error(device_failure) that names tensor, tier and place; the states are lost then,

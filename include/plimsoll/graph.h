@@ -76,6 +76,16 @@ struct Initializer {
   friend bool operator==(const Initializer&, const Initializer&) = default;
 };
 
+// Where a pass has split a tensor along its first dimension: which rows of the whole this one is. Files and people know the
+// whole; only the graph of a step knows blocks.
+struct RowBlock {
+  std::string whole;   // the whole's name: "fc.weight"; empty: the tensor is no block
+  int64_t first = 0;   // its first row is this row of the whole
+  int64_t rows = 0;    // of the whole
+  bool is_block() const { return !whole.empty(); }
+  friend bool operator==(const RowBlock&, const RowBlock&) = default;
+};
+
 struct Tensor {
   std::string name;  // unique in the graph
   Shape shape;
@@ -84,6 +94,7 @@ struct Tensor {
   Layout layout;
   OpId producer;      // invalid: comes from outside
   Initializer init;   // for parameters, optimizer states and statistics
+  RowBlock block;     // for states of split layers; named "fc.weight[0:512]"
 
   Bytes bytes() const;  // storage, with the layout's padding
 };
@@ -189,8 +200,21 @@ class Graph {
   std::map<std::string, OpId, std::less<>> op_names_;
 };
 
+// A state as files and people know it: one tensor, or the blocks of rows that make it up.
+struct WholeState {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::f32;
+  Role role = Role::parameter;
+  std::vector<TensorId> parts;  // in the order of their rows: their elements are the whole's, one after the other
+};
+// In the order of the states, a split one at the place of its first block. Throws Error(invalid_input) that names the whole
+// when blocks overlap, leave rows out or do not belong together.
+std::vector<WholeState> whole_states(const Graph& graph);
+std::string block_name(const RowBlock& block, int64_t rows);  // "fc.weight[0:512]"
+
 // Every structural rule: inputs exist and are written before they are read in some order (no cycle), names are unique,
-// states pair tensors of one size, outputs exist. Throws Error(invalid_input) that names the first offender.
+// states pair tensors of one size and the blocks of each make a whole, outputs exist. Throws Error(invalid_input) that names the first offender.
 void check(const Graph& graph);
 
 // A number that is equal for equal graphs (ops, shapes, attributes, layouts, names) and, but for chance, only for them.

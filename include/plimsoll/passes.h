@@ -17,11 +17,17 @@ namespace plimsoll {
 
 struct FusionOptions {
   std::vector<std::string> off;  // names of passes to leave out
+  // Fully connected layers whose weights have more bytes than this are split into blocks of rows of at most `block_bytes` (but at
+  // least 16 rows), so that no step needs the whole of weights, gradient and optimizer state. Not to be chosen by the budget:
+  // sums are rounded otherwise.
+  Bytes split_above = 48_MiB;
+  Bytes block_bytes = 32_MiB;
 };
 struct PassReport { std::string name; int rewrites = 0; double time_ms = 0; };
 
 // Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU) in a forward network, before autodiff: the
-// fused ops' own gradients give the fused backward ops. Results stay equal up to rounding. Checked after each pass.
+// fused ops' own gradients give the fused backward ops. Then splits large fully connected layers. Results stay equal up to
+// rounding. Checked after each pass.
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
 std::vector<std::string_view> fusion_pass_names();
 

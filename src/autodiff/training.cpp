@@ -89,7 +89,12 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
 
   std::vector<TensorId> states;
   const auto state = [&](std::string_view suffix) {
-    states.push_back(graph.add_source(fmt::format("{}.{}", p.name, suffix), p.shape, p.dtype, Role::optimizer_state));
+    RowBlock block = p.block;
+    if (block.is_block()) block.whole += fmt::format(".{}", suffix);
+    const std::string name =
+        block.is_block() ? block_name(block, p.shape.at(0)) : fmt::format("{}.{}", p.name, suffix);
+    states.push_back(graph.add_source(name, p.shape, p.dtype, Role::optimizer_state));
+    graph.tensor(states.back()).block = block;
   };
   std::string type;
   std::vector<TensorId> inputs = {parameter, gradient, learning_rate};

@@ -63,6 +63,11 @@ uint64_t fingerprint(const Graph& graph) {
     to.number(static_cast<int64_t>(t.init.kind));
     to.real(t.init.mean);
     to.real(t.init.scale);
+    if (t.block.is_block()) {
+      to.text(t.block.whole);
+      to.number(t.block.first);
+      to.number(t.block.rows);
+    }
   }
   to.number(graph.op_count());
   for (const Op& op : graph.ops()) {

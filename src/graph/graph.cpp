@@ -298,7 +298,8 @@ TensorId Graph::add_source(std::string name, Shape shape, DType dtype, Role role
                       .role = role,
                       .layout = {},
                       .producer = {},
-                      .init = init});
+                      .init = init,
+                      .block = {}});
   if (role == Role::input || role == Role::hyperparameter) inputs.push_back(id);
   if (role == Role::parameter || role == Role::optimizer_state || role == Role::statistic) states.push_back({id, id});
   return id;
@@ -349,7 +350,8 @@ OpId Graph::add_op(std::string_view type, std::string name, std::string layer, s
                         .role = role,
                         .layout = {},
                         .producer = id,
-                        .init = {}});
+                        .init = {},
+                        .block = {}});
     op.outputs.push_back(out);
   }
   ops_.push_back(std::move(op));
@@ -457,6 +459,11 @@ void check(const Graph& graph) {
     if (before.shape != after.shape || before.dtype != after.dtype || before.layout != after.layout) {
       fail(fmt::format("state '{}' leaves the step as '{}' of another shape or layout", before.name, after.name));
     }
+  }
+  try {
+    whole_states(graph);
+  } catch (const Error& error) {
+    fail(error.what());
   }
 }
 

@@ -59,6 +59,7 @@ ordered_json tensor_json(const Tensor& t) {
                  {"mean", real_json(t.init.mean, t.name)},
                  {"scale", real_json(t.init.scale, t.name)}};
   }
+  if (t.block.is_block()) j["block"] = {{"whole", t.block.whole}, {"first", t.block.first}, {"rows", t.block.rows}};
   return j;
 }
 
@@ -125,7 +126,7 @@ class GraphReader {
 
  private:
   void read_tensor(const JsonReader& r, int32_t index) {
-    r.only({"name", "shape", "dtype", "role", "layout", "init"});
+    r.only({"name", "shape", "dtype", "role", "layout", "init", "block"});
     Tensor t;
     const JsonReader name = r.member("name"), shape = r.member("shape");
     t.name = name.text();
@@ -151,6 +152,12 @@ class GraphReader {
       const JsonReader init = r.member("init");
       init.only({"kind", "mean", "scale"});
       t.init = {named(init.member("kind"), kKinds), init.member("mean").number(), init.member("scale").number()};
+    }
+    if (r.has("block")) {
+      const JsonReader block = r.member("block");
+      block.only({"whole", "first", "rows"});
+      t.block = {block.member("whole").text(), block.member("first").integer(0, kMostElements),
+                 block.member("rows").integer(1, kMostElements)};
     }
     tensors_.push_back(std::move(t));
   }

@@ -10,6 +10,8 @@
 #include <string>
 
 #include "base/names.h"
+#include "passes/rebuilder.h"
+#include "passes/split.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/passes.h"
 
@@ -162,77 +164,14 @@ std::string joined_layer(const Graph& graph, const std::vector<OpId>& chain) {
   return joined;
 }
 
-// Makes a graph anew, op by op, and knows where each tensor of the old one went.
-class Rebuilder {
- public:
-  explicit Rebuilder(const Graph& before) : before_(before), new_id_(static_cast<size_t>(before.tensor_count())) {
-    after_.name = before.name;
-    for (int32_t i = 0; i < before.tensor_count(); ++i) {
-      const Tensor& t = before.tensor({i});
-      if (t.producer.valid()) continue;
-      new_id_[static_cast<size_t>(i)] = after_.add_source(t.name, t.shape, t.dtype, t.role, t.init);
-      after_.tensor(new_id_[static_cast<size_t>(i)]).layout = t.layout;
-    }
-    new_op_.resize(static_cast<size_t>(before.op_count()));
-  }
-
-  void copy(OpId id) {
-    const Op& op = before_.op(id);
-    add(op.type->name, op.name, op.layer, op.inputs, op.attributes, op.phase, op.outputs);
-    new_op_[static_cast<size_t>(id.index)] = OpId{after_.op_count() - 1};
-    if (op.forward.valid())
-      after_.op(new_op_[static_cast<size_t>(id.index)]).forward = new_op_[static_cast<size_t>(op.forward.index)];
-  }
-
-  void fuse(const Rewrite& rewrite) {
-    const std::string layer = joined_layer(before_, rewrite.chain);
-    add(rewrite.type, unused_name(layer), layer, rewrite.inputs, rewrite.attributes, Phase::forward, rewrite.outputs);
-    for (OpId id : rewrite.chain) new_op_[static_cast<size_t>(id.index)] = OpId{after_.op_count() - 1};
-  }
-
-  TensorId map(TensorId old) const { return old.valid() ? new_id_[static_cast<size_t>(old.index)] : TensorId{}; }
-
-  Graph finish() {
-    after_.inputs = mapped(before_.inputs);
-    after_.outputs = mapped(before_.outputs);
-    after_.states.clear();
-    for (const State& state : before_.states) after_.states.push_back({map(state.before), map(state.after)});
-    return std::move(after_);
-  }
-
- private:
-  void add(const std::string& type, std::string name, std::string layer, const std::vector<TensorId>& inputs,
-           const Attributes& attributes, Phase phase, const std::vector<TensorId>& outputs) {
-    std::vector<std::string> names;
-    for (TensorId id : outputs) names.push_back(before_.tensor(id).name);
-    const OpId op =
-        after_.add_op(type, std::move(name), std::move(layer), mapped(inputs), attributes, phase, std::move(names));
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      const TensorId id = after_.output(op, i);
-      after_.tensor(id).role = before_.tensor(outputs[i]).role;
-      after_.tensor(id).layout = before_.tensor(outputs[i]).layout;
-      new_id_[static_cast<size_t>(outputs[i].index)] = id;
-    }
-  }
-
-  std::string unused_name(const std::string& layer) const {
-    std::string name = layer + "/forward";
-    for (int i = 2; after_.find_op(name).valid() || before_.find_op(name).valid(); ++i)
-      name = fmt::format("{}/forward.{}", layer, i);
-    return name;
-  }
-
-  std::vector<TensorId> mapped(const std::vector<TensorId>& old) const {
-    std::vector<TensorId> result;
-    for (TensorId id : old) result.push_back(map(id));
-    return result;
-  }
-
-  const Graph& before_;
-  Graph after_;
-  std::vector<TensorId> new_id_;
-  std::vector<OpId> new_op_;
-};
+// The op of `rewrite` in the place of the chain's last.
+void fuse(Rebuilder& rebuilder, const Graph& before, const Rewrite& rewrite) {
+  const std::string layer = joined_layer(before, rewrite.chain);
+  std::string name = layer + "/forward";
+  for (int i = 2; rebuilder.is_taken(name); ++i) name = fmt::format("{}/forward.{}", layer, i);
+  rebuilder.replace(rewrite.chain, rewrite.type, name, layer, rebuilder.map(rewrite.inputs), rewrite.attributes,
+                    rewrite.outputs);
+}
 
 void rewrite(Network& network, const std::vector<Rewrite>& rewrites) {
   const Graph before = std::move(network.graph);
@@ -245,34 +184,36 @@ void rewrite(Network& network, const std::vector<Rewrite>& rewrites) {
   Rebuilder rebuilder(before);
   for (int32_t i = 0; i < before.op_count(); ++i) {
     if (const Rewrite* fused = ends_at[static_cast<size_t>(i)]) {
-      rebuilder.fuse(*fused);
+      fuse(rebuilder, before, *fused);
     } else if (!gone[static_cast<size_t>(i)]) {
       rebuilder.copy({i});
     }
   }
-  network.data = rebuilder.map(network.data);
-  network.labels = rebuilder.map(network.labels);
-  network.correct = rebuilder.map(network.correct);
-  for (Objective& objective : network.objectives) {
-    objective.loss = rebuilder.map(objective.loss);
-    for (TensorId& parameter : objective.parameters) parameter = rebuilder.map(parameter);
-  }
-  network.graph = rebuilder.finish();
+  rebuilder.finish(network);
 }
 
-PassReport run_pass(Network& network, const FusionPass& pass) {
-  const auto start = std::chrono::steady_clock::now();
+int fuse_all(Network& network, const FusionPass& pass) {
   const std::vector<Rewrite> rewrites = find_rewrites(network, pass);
-  if (!rewrites.empty()) {
-    rewrite(network, rewrites);
+  if (!rewrites.empty()) rewrite(network, rewrites);
+  return static_cast<int>(rewrites.size());
+}
+
+constexpr std::string_view kSplitPass = "split_fully_connected";
+
+// `action` changes the network and returns how many rewrites it made.
+template <class Action>
+PassReport run_pass(Network& network, std::string_view name, const Action& action) {
+  const auto start = std::chrono::steady_clock::now();
+  const int rewrites = action();
+  if (rewrites > 0) {
     try {
       check(network.graph);
     } catch (const Error& error) {
-      throw Error(ErrorCode::internal, fmt::format("after pass '{}': {}", pass.name, error.what()));
+      throw Error(ErrorCode::internal, fmt::format("after pass '{}': {}", name, error.what()));
     }
   }
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-  return {std::string(pass.name), static_cast<int>(rewrites.size()), time.count()};
+  return {std::string(name), rewrites, time.count()};
 }
 
 }  // namespace
@@ -280,6 +221,7 @@ PassReport run_pass(Network& network, const FusionPass& pass) {
 std::vector<std::string_view> fusion_pass_names() {
   std::vector<std::string_view> names;
   for (const FusionPass& pass : kFusionPasses) names.push_back(pass.name);
+  names.push_back(kSplitPass);
   return names;
 }
 
@@ -289,10 +231,15 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
     if (std::find(names.begin(), names.end(), off) != names.end()) continue;
     throw Error(ErrorCode::invalid_input, unknown_name("fusion pass", off, {names.begin(), names.end()}));
   }
+  auto is_on = [&](std::string_view name) {
+    return std::find(options.off.begin(), options.off.end(), name) == options.off.end();
+  };
   std::vector<PassReport> reports;
   for (const FusionPass& pass : kFusionPasses) {
-    if (std::find(options.off.begin(), options.off.end(), pass.name) != options.off.end()) continue;
-    reports.push_back(run_pass(network, pass));
+    if (is_on(pass.name)) reports.push_back(run_pass(network, pass.name, [&] { return fuse_all(network, pass); }));
+  }
+  if (is_on(kSplitPass)) {  // last: the blocks take a fused activation with them
+    reports.push_back(run_pass(network, kSplitPass, [&] { return split_fully_connected(network, options); }));
   }
   return reports;
 }

@@ -37,6 +37,7 @@ class Explainer {
 
   std::string run(std::string_view name) {
     if (const TensorId id = graph_.find_tensor(name); id.valid()) tensor(id);
+    split_state(name);
     if (const OpId id = graph_.find_op(name); id.valid()) op(id);
     layer(name);
     if (text_.empty()) throw Error(ErrorCode::invalid_input, unknown_name("tensor, op or layer", name, known_names()));
@@ -57,6 +58,7 @@ class Explainer {
   std::vector<std::string> known_names() const {
     std::set<std::string> names;
     for (const Tensor& t : graph_.tensors()) names.insert(t.name);
+    for (const WholeState& state : whole_states(graph_)) names.insert(state.name);
     for (const Op& o : graph_.ops()) {
       names.insert(o.name);
       for (const std::string& part : layer_names(o)) names.insert(part);
@@ -75,6 +77,15 @@ class Explainer {
       begin = end + 1;
     }
     return names;
+  }
+
+  // The blocks of a state that is known by the name of the whole.
+  void split_state(std::string_view name) {
+    for (const WholeState& state : whole_states(graph_)) {
+      if (state.name != name || !graph_.tensor(state.parts[0]).block.is_block()) continue;
+      line("{} {}, {} {}, lies in {} blocks of rows\n", to_string(state.role), name, to_string(state.shape), to_string(state.dtype), state.parts.size());
+      for (TensorId part : state.parts) tensor(part);
+    }
   }
 
   void tensor(TensorId id) {

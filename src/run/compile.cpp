@@ -299,7 +299,10 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   for (const State& state : trained.states) {
     const Tensor& tensor = trained.tensor(state.before);
     TensorId id = graph.find_tensor(tensor.name);
-    if (!id.valid()) id = graph.add_source(tensor.name, tensor.shape, tensor.dtype, tensor.role, tensor.init);
+    if (!id.valid()) {
+      id = graph.add_source(tensor.name, tensor.shape, tensor.dtype, tensor.role, tensor.init);
+      graph.tensor(id).block = tensor.block;
+    }
     states.push_back({id, id});
     pinned.state_homes.push_back(home_of(training.plan, state.before));
     pinned.state_layouts[tensor.name] = tensor.layout;

@@ -45,7 +45,7 @@ struct ReadyStep {
   std::vector<std::pair<std::byte*, size_t>> dying;  // with check_memory: bytes to fill when the step is over
 };
 
-// Elements [first, first + chunk.size()) of an initial value; first is a multiple of 4.
+// Elements [first, first + chunk.size()) of an initial value.
 void draw(std::span<float> chunk, const Initializer& init, const RandomStream& stream, int64_t first) {
   if (init.kind == Initializer::Kind::constant) {
     std::fill(chunk.begin(), chunk.end(), static_cast<float>(init.mean));
@@ -391,11 +391,14 @@ void Executor::initialize(uint64_t seed) {
     if (tensor.dtype != DType::f32) {
       throw Error(ErrorCode::unsupported, fmt::format("state '{}' is not f32", tensor.name));
     }
-    const RandomStream stream{.seed = seed, .step = XXH3_64bits(tensor.name.data(), tensor.name.size()), .salt = kInitializeSalt};
+    // A block of rows draws what these rows of the whole would.
+    const std::string& name = tensor.block.is_block() ? tensor.block.whole : tensor.name;
+    const RandomStream stream{.seed = seed, .step = XXH3_64bits(name.data(), name.size()), .salt = kInitializeSalt};
     const int64_t count = element_count(tensor.shape);
+    const int64_t before = tensor.block.is_block() ? tensor.block.first * (count / tensor.shape[0]) : 0;
     for (int64_t first = 0; first < count; first += kChunkElements) {
       chunk.resize(static_cast<size_t>(std::min(kChunkElements, count - first)));
-      draw(chunk, tensor.init, stream, first);
+      draw(chunk, tensor.init, stream, before + first);
       write(state.before, first, std::as_bytes(std::span(chunk)));
     }
   }

@@ -102,16 +102,33 @@ Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, u
   return {loss / n, has_correct ? std::optional<double>(correct / n) : std::nullopt};
 }
 
-States::States(const Graph& graph, Executor& executor) : graph_(graph), executor_(executor) {
-  for (const State& state : graph.states) {
-    const Tensor& t = graph.tensor(state.before);
-    tensors_.push_back({t.name, t.shape, t.dtype, t.role});
+States::States(const Graph& graph, Executor& executor)
+    : graph_(graph), executor_(executor), wholes_(whole_states(graph)) {
+  for (const WholeState& state : wholes_) tensors_.push_back({state.name, state.shape, state.dtype, state.role});
+}
+
+// Calls action(tensor, first element in it, bytes) for each part of state number `i` that has some of `bytes`.
+template <class Byte, class Action>
+void States::for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, const Action& action) const {
+  int64_t at = offset.count;
+  for (TensorId part : wholes_[i].parts) {
+    const Tensor& tensor = graph_.tensor(part);
+    const int64_t size = storage_bytes(tensor.shape, tensor.dtype, {}).count;
+    if (at < size && !bytes.empty()) {
+      const size_t count = static_cast<size_t>(std::min(size - at, static_cast<int64_t>(bytes.size())));
+      action(part, at / (size / element_count(tensor.shape)), bytes.first(count));
+      bytes = bytes.subspan(count);
+      at += static_cast<int64_t>(count);
+    }
+    at -= size;
   }
 }
 
 TensorSource States::source() const {
   return [this](size_t i, Bytes offset, std::span<std::byte> into) {
-    executor_.read(graph_.states[i].before, offset.count / 4, into);
+    for_each_part(i, offset, into, [&](TensorId part, int64_t first, std::span<std::byte> elements) {
+      executor_.read(part, first, elements);
+    });
   };
 }
 
@@ -126,7 +143,10 @@ void States::load(const Checkpoint& checkpoint) {
     for (int64_t at = 0; at < bytes; at += int64_t{1} << 20) {
       chunk.resize(static_cast<size_t>(std::min(int64_t{1} << 20, bytes - at)));
       checkpoint.read(from, {at}, chunk);
-      executor_.write(graph_.states[i].before, at / 4, chunk);
+      for_each_part(i, Bytes{at}, std::span<const std::byte>(chunk),
+                    [&](TensorId part, int64_t first, std::span<const std::byte> elements) {
+                      executor_.write(part, first, elements);
+                    });
     }
   }
 }

@@ -57,7 +57,7 @@ class Evaluation {
   int64_t batch_ = 0;
 };
 
-// The states of a graph as a checkpoint's tensors. The graph and the executor must outlive it.
+// The states of a graph as a checkpoint's tensors: split ones are whole there. The graph and the executor must outlive it.
 class States {
  public:
   States(const Graph& graph, Executor& executor);
@@ -68,9 +68,13 @@ class States {
   void load(const Checkpoint& checkpoint);
 
  private:
+  template <class Byte, class Action>
+  void for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, const Action& action) const;
+
   const Graph& graph_;
   Executor& executor_;
-  std::vector<CheckpointTensor> tensors_;
+  std::vector<WholeState> wholes_;
+  std::vector<CheckpointTensor> tensors_;  // of wholes_
 };
 
 }  // namespace plimsoll

@@ -21,7 +21,7 @@ struct Case {
 };
 inline void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-// Runs training steps somewhere; tensors by name, as row-major elements.
+// Runs training steps somewhere; tensors by name, states as wholes, as row-major elements.
 struct Runner {
   std::function<void(const std::string& name, const std::vector<double>& values)> write;
   std::function<std::vector<double>(const std::string& name)> read;
@@ -57,8 +57,7 @@ inline std::string gradient_name(const Graph& graph, const std::string& paramete
 inline void train_and_compare(const Network& network, const Tensors& recorded, const std::string& optimizer,
                               const Runner& run, double relative, bool gradients) {
   const Graph& graph = network.graph;
-  for (const State& state : graph.states) {
-    const Tensor& t = graph.tensor(state.before);
+  for (const WholeState& t : whole_states(graph)) {
     const bool moment = t.role == Role::optimizer_state;
     const std::vector<float> start =
         moment ? std::vector<float>(static_cast<size_t>(element_count(t.shape))) : start_value(t.name, t.shape);
@@ -83,8 +82,7 @@ inline void train_and_compare(const Network& network, const Tensors& recorded, c
       const std::string& name = graph.tensor(objective.loss).name;
       expect_close(run.read(name), recorded.at(optimizer + "/" + name + "/" + std::to_string(step)), relative, name);
     }
-    for (const State& state : graph.states) {
-      const Tensor& t = graph.tensor(state.before);
+    for (const WholeState& t : whole_states(graph)) {
       if (step > 0 || t.role != Role::parameter || !gradients) continue;
       expect_close(run.read(gradient_name(graph, t.name)), recorded.at("grad/" + t.name), relative,
                    "gradient of " + t.name);
@@ -92,8 +90,8 @@ inline void train_and_compare(const Network& network, const Tensors& recorded, c
     run.next();
   }
   size_t compared = 0;
-  for (const State& state : graph.states) {
-    const std::string& name = graph.tensor(state.before).name;
+  for (const WholeState& state : whole_states(graph)) {
+    const std::string& name = state.name;
     expect_close(run.read(name), recorded.at(optimizer + "/" + name), relative, optimizer + "/" + name);
     ++compared;
   }

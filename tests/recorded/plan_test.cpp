@@ -27,27 +27,64 @@ std::vector<double> read_elements(const Executor& executor, const Graph& graph, 
   return {elements.begin(), elements.end()};
 }
 
-// The whole flow: fused, laid out, planned, executed.
-class RecordedPlan : public testing::TestWithParam<std::tuple<Case, std::string, LayoutFamily>> {};
+// The tensors that this name stands for: the blocks of a split state, or one.
+std::vector<TensorId> parts_of(const Graph& graph, const std::string& name) {
+  for (const WholeState& state : whole_states(graph)) {
+    if (state.name == name) return state.parts;
+  }
+  return {graph.find_tensor(name)};
+}
 
-TEST_P(RecordedPlan, StepEqualsPyTorchOnTheCpuDevice) {
-  const auto& [network_case, optimizer, family] = GetParam();
+// The whole flow: fused, laid out, planned, executed.
+void train_by_a_plan(const Case& network_case, const std::string& optimizer, LayoutFamily family,
+                     const FusionOptions& fusion = {}) {
   const std::unique_ptr<Device> device = open_device("cpu", 1);
   const CompileOptions options{
-      .policy = "liveness", .optimizer = optimizer_of(optimizer), .exact = true, .family = family};
+      .policy = "liveness", .optimizer = optimizer_of(optimizer), .exact = true, .family = family, .fusion = fusion};
   auto result = compile_training(network_case.build(), *device, CostTable(), options);
   ASSERT_TRUE(std::holds_alternative<Program>(result));
   const Program& program = std::get<Program>(result);
   const Graph& graph = program.network.graph;
   Executor executor(graph, program.plan, *device, {.check_memory = true});
   const Runner run{
-      .write = [&](const std::string& name,
-                   const std::vector<double>& data) { write_elements(executor, graph, graph.find_tensor(name), data); },
-      .read = [&](const std::string& name) { return read_elements(executor, graph, graph.find_tensor(name)); },
+      .write =
+          [&](const std::string& name, const std::vector<double>& data) {
+            auto from = data.begin();
+            for (TensorId id : parts_of(graph, name)) {
+              const auto end = from + element_count(graph.tensor(id).shape);
+              write_elements(executor, graph, id, {from, end});
+              from = end;
+            }
+          },
+      .read =
+          [&](const std::string& name) {
+            std::vector<double> all;
+            for (TensorId id : parts_of(graph, name)) {
+              const std::vector<double> part = read_elements(executor, graph, id);
+              all.insert(all.end(), part.begin(), part.end());
+            }
+            return all;
+          },
       .step = [&] { executor.run_step(); },
       .next = [] {},
   };
   train_and_compare(program.network, read_tensors(network_case.name), optimizer, run, 2e-4, false);
+}
+
+class RecordedPlan : public testing::TestWithParam<std::tuple<Case, std::string, LayoutFamily>> {};
+
+TEST_P(RecordedPlan, StepEqualsPyTorchOnTheCpuDevice) {
+  const auto& [network_case, optimizer, family] = GetParam();
+  train_by_a_plan(network_case, optimizer, family);
+}
+
+TEST(RecordedSplit, StepWithSplitLayersEqualsPyTorch) {
+  for (const Case& network_case : {Case{"lenet", lenet}, Case{"alexnet", alexnet}}) {
+    for (const char* optimizer : {"sgd", "adam"}) {
+      SCOPED_TRACE(network_case.name + " " + optimizer);
+      train_by_a_plan(network_case, optimizer, LayoutFamily::blocked, {.split_above = 1_KiB, .block_bytes = 1_KiB});
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Networks, RecordedPlan,

@@ -1,0 +1,45 @@
+// Makes the graph of a network anew, op by op, and knows where each tensor of the old one went: for passes that replace
+// ops, or split states into blocks of rows.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plimsoll/autodiff.h"
+
+namespace plimsoll {
+
+// Block i of a split state is rows [bounds[i], bounds[i + 1]).
+using RowBounds = std::vector<int64_t>;
+
+class Rebuilder {
+ public:
+  // `before` must outlive it.
+  explicit Rebuilder(const Graph& before, const std::map<TensorId, RowBounds>& split = {});
+
+  void copy(OpId id);
+  // Adds an op whose outputs take the place of tensors of the graph before, and which stands for `replaced` there.
+  void replace(const std::vector<OpId>& replaced, const std::string& type, std::string name, std::string layer,
+               std::vector<TensorId> inputs, const Attributes& attributes, const std::vector<TensorId>& outputs,
+               Phase phase = Phase::forward);
+
+  Graph& graph() { return after_; }  // to add ops whose outputs are new
+  TensorId map(TensorId old) const;  // of a tensor that is not split
+  std::vector<TensorId> map(const std::vector<TensorId>& old) const;
+  const std::vector<TensorId>& parts(TensorId old) const { return new_ids_[static_cast<size_t>(old.index)]; }
+  bool is_taken(const std::string& op_name) const;  // in either graph
+
+  // Puts the graph into the network that `before` was taken from, and all that it names.
+  void finish(Network& network);
+
+ private:
+  void add_blocks(const Tensor& whole, const RowBounds& bounds, std::vector<TensorId>& parts);
+
+  const Graph& before_;
+  Graph after_;
+  std::vector<std::vector<TensorId>> new_ids_;  // several for what is split
+  std::vector<OpId> new_op_;
+};
+
+}  // namespace plimsoll

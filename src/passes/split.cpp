@@ -1,0 +1,103 @@
+#include "passes/split.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int64_t kRows = 16;  // a block has a multiple of these: kernels work on as many at once
+
+// The states that may be split at all: read by one op and wanted for nothing else.
+std::vector<bool> splittable_states(const Network& network) {
+  const Graph& graph = network.graph;
+  std::vector<int> uses(static_cast<size_t>(graph.tensor_count()), 0);
+  for (const Op& op : graph.ops()) {
+    for (TensorId id : op.inputs) ++uses[static_cast<size_t>(id.index)];
+  }
+  for (TensorId id : graph.outputs) ++uses[static_cast<size_t>(id.index)];
+  std::vector<bool> result(uses.size(), false);
+  for (const State& state : graph.states) {
+    const Tensor& t = graph.tensor(state.before);
+    const size_t i = static_cast<size_t>(state.before.index);
+    result[i] = uses[i] == 1 && state.after == state.before && t.role == Role::parameter && t.layout.is_plain() &&
+                !t.block.is_block();
+  }
+  return result;
+}
+
+// Adds the blocks' ops and the Concat in the place of op `id`.
+void add_blocks(Rebuilder& rebuilder, const Graph& before, OpId id, const RowBounds& bounds) {
+  const Op& op = before.op(id);
+  const std::string_view end = op.name.ends_with("/forward") ? "/forward" : "";
+  const std::string stem = op.name.substr(0, op.name.size() - end.size());
+  std::vector<TensorId> results;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+    const std::string rows = fmt::format("[{}:{}]", bounds[i], bounds[i + 1]);
+    std::vector<TensorId> inputs{rebuilder.map(op.inputs[0])};
+    for (size_t k = 1; k < op.inputs.size(); ++k) inputs.push_back(rebuilder.parts(op.inputs[k])[i]);
+    const OpId block = rebuilder.graph().add_op(op.type->name, fmt::format("{}{}{}", stem, rows, end), op.layer,
+                                                std::move(inputs), op.attributes, op.phase,
+                                                {before.tensor(op.outputs[0]).name + rows});
+    results.push_back(rebuilder.graph().output(block));
+  }
+  rebuilder.replace({id}, "Concat", stem + "/join", op.layer, std::move(results), {{"axis", int64_t{1}}}, op.outputs,
+                    op.phase);
+}
+
+}  // namespace
+
+RowBounds row_bounds(int64_t rows, Bytes bytes, const FusionOptions& options) {
+  const int64_t groups = rows / kRows + (rows % kRows > 0 ? 1 : 0);
+  if (bytes <= options.split_above || groups < 2) return {};
+  const int64_t most = std::max<int64_t>(options.block_bytes.count, 1);
+  const int64_t least = std::clamp<int64_t>(bytes.count / most + (bytes.count % most > 0 ? 1 : 0), 2, groups);
+  int64_t count = least;
+  if (rows % kRows == 0) {
+    for (int64_t n = least; n <= std::min(2 * least, groups); ++n) {
+      if (groups % n != 0) continue;
+      count = n;
+      break;
+    }
+  }
+  RowBounds bounds;
+  for (int64_t i = 0; i < count; ++i) bounds.push_back(groups * i / count * kRows);
+  bounds.push_back(rows);
+  return bounds;
+}
+
+int split_fully_connected(Network& network, const FusionOptions& options) {
+  std::map<TensorId, RowBounds> split;
+  std::map<OpId, RowBounds> layers;
+  const std::vector<bool> splittable = splittable_states(network);
+  for (int32_t i = 0; i < network.graph.op_count(); ++i) {
+    const Op& op = network.graph.op({i});
+    if (op.type->name != "FullyConnectedForward" || op.phase != Phase::forward) continue;
+    const auto states = std::span(op.inputs).subspan(1);
+    if (!std::all_of(states.begin(), states.end(), [&](TensorId s) { return splittable[static_cast<size_t>(s.index)]; }))
+      continue;
+    const Tensor& weights = network.graph.tensor(op.inputs[1]);
+    const RowBounds bounds = row_bounds(weights.shape[0], weights.bytes(), options);
+    if (bounds.empty()) continue;
+    layers[{i}] = bounds;
+    for (TensorId state : states) split[state] = bounds;
+  }
+  if (layers.empty()) return 0;
+  const Graph before = std::move(network.graph);
+  Rebuilder rebuilder(before, split);
+  for (int32_t i = 0; i < before.op_count(); ++i) {
+    if (const auto bounds = layers.find({i}); bounds != layers.end()) {
+      add_blocks(rebuilder, before, {i}, bounds->second);
+    } else {
+      rebuilder.copy({i});
+    }
+  }
+  rebuilder.finish(network);
+  return static_cast<int>(layers.size());
+}
+
+}  // namespace plimsoll
