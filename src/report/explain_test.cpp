@@ -29,6 +29,15 @@ TEST_F(Explain, AWeightStaysForItsUpdateAndGivesItsBytesToTheUpdatedOne) {
   EXPECT_THAT(of("fc3.weight.next"), AllOf(HasSubstr("in place: takes the bytes of fc3.weight at"), HasSubstr("the next training step begins with it")));
 }
 
+TEST_F(Explain, ASplitWeightIsKnownByTheNameOfTheWhole) {
+  CompileOptions options{.policy = "liveness"};
+  options.fusion = {.off = {}, .split_above = 20_KiB, .block_bytes = 16_KiB};
+  auto result = compile_training(build_model("lenet", {.batch = 4}), *device_, costs_, options);
+  const std::string text = explain(std::get<Program>(result), *device_, costs_, "fc1.weight");
+  EXPECT_THAT(text, AllOf(HasSubstr("parameter fc1.weight, "), HasSubstr(" blocks of rows"), HasSubstr("tensor fc1.weight[0:"),
+                          HasSubstr("gives its bytes to fc1.weight[0:")));
+}
+
 TEST_F(Explain, AnActivationTellsWhichReaderKeepsIt) {
   EXPECT_THAT(of("relu1/y"), AllOf(HasSubstr("activation"), HasSubstr("made by"), HasSubstr("which is in the backward pass"), HasSubstr("at the peak")));
   EXPECT_THAT(of("relu1/y", "baseline"), HasSubstr("but policy baseline keeps it until"));
