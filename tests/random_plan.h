@@ -14,7 +14,7 @@ namespace plimsoll::testing {
 
 class RandomPlan {
  public:
-  RandomPlan(const Graph& graph, uint64_t seed) : graph_(graph), random_(seed) {}
+  RandomPlan(const Graph& graph, uint64_t seed, bool in_parts = false) : graph_(graph), random_(seed), in_parts_(in_parts) {}
 
   Plan make() {
     for (int32_t t = 0; t < graph_.tensor_count(); ++t) {
@@ -30,7 +30,9 @@ class RandomPlan {
       plan_.steps.push_back(
           {.op = op, .kernel = kernels[at(op.index)].kernel, .workspace = kernels[at(op.index)].workspace});
     }
-    for (Step& step : plan_.steps) divide(step);
+    if (in_parts_) {
+      for (Step& step : plan_.steps) divide(step);
+    }
     for (int n = draw(8); n > 0; --n) insert_recomputation();
     choose_homes();
     find_events();
@@ -379,6 +381,7 @@ class RandomPlan {
 
   const Graph& graph_;
   std::mt19937_64 random_;
+  bool in_parts_;
   Plan plan_;
   std::vector<int32_t> value_of_;  // by tensor
   std::map<int32_t, Value> values_;
@@ -387,6 +390,9 @@ class RandomPlan {
   int buffers_ = 0;
 };
 
-inline Plan random_plan(const Graph& graph, uint64_t seed) { return RandomPlan(graph, seed).make(); }
+// `in_parts`: kernels by configuration as well.
+inline Plan random_plan(const Graph& graph, uint64_t seed, bool in_parts = false) {
+  return RandomPlan(graph, seed, in_parts).make();
+}
 
 }  // namespace plimsoll::testing

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "plimsoll/device.h"
@@ -27,7 +28,8 @@ bool is_divisible(const Layout& layout);
 std::string why_not_divisible(const Graph& graph, const Op& op);
 
 // Workspace of a configuration beside its largest part's: where later parts put their sums.
-Bytes summing_workspace(const Graph& graph, const Op& op);
+// `outputs`: the layouts that the outputs will have; empty: as they are.
+Bytes summing_workspace(const Graph& graph, const Op& op, std::span<const Layout> outputs = {});
 // What a part's own workspace takes in that of a configuration.
 Bytes part_workspace(Bytes own);
 

@@ -38,6 +38,7 @@ struct LayoutOptions {
   std::map<std::string, Layout, std::less<>> pinned;  // layouts of states, by name: an evaluation uses the training's
   std::map<std::string, std::string, std::less<>> pinned_kernels;  // by op name: a resumed run repeats its kernels
   Bytes workspace_limit{INT64_MAX};                   // per op
+  Bytes asked_limit{INT64_MAX};                       // the same as the user asked for it: a family that keeps it goes before a faster one
   // Kernels that run in parts of the batch are considered with parts of these sizes: with nothing, powers of two whose costs are
   // measured; when given, those that are not measured are estimated too.
   std::optional<BatchSizes> batch_sizes;

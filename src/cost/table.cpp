@@ -119,8 +119,8 @@ Cost divided_cost(const CostTable& table, const Graph& graph, const Op& op, cons
 }  // namespace
 
 // A part's sum is read, what is there is read and written; and one more call.
-DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates) {
-  const Bytes summed = summing_workspace(graph, op);
+DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates, std::span<const Layout> outputs) {
+  const Bytes summed = summing_workspace(graph, op, outputs);
   const double adding_ms = summed.count > 0 ? 3 * static_cast<double>(summed.count) / (rates.memory_gb_per_s * 1e6) + rates.launch_us / 1e3 : 0;
   return {.workspace = summed, .ms_a_part = adding_ms + rates.launch_us / 1e3};
 }

@@ -152,10 +152,13 @@ std::string why_not_divisible(const Graph& graph, const Op& op) {
 
 Bytes part_workspace(Bytes own) { return align_up(own, kStayAlignment); }
 
-Bytes summing_workspace(const Graph& graph, const Op& op) {
+Bytes summing_workspace(const Graph& graph, const Op& op, std::span<const Layout> outputs) {
   Bytes sum;
   for (size_t i = 0; i < op.outputs.size(); ++i) {
-    if (!listed(op.type->division.outputs, i)) sum += align_up(graph.tensor(op.outputs[i]).bytes(), kStayAlignment);
+    if (listed(op.type->division.outputs, i)) continue;
+    const Tensor& tensor = graph.tensor(op.outputs[i]);
+    const bool stated = i < outputs.size() && outputs[i].tag != kAnyLayout.tag;
+    sum += align_up(stated ? storage_bytes(tensor.shape, tensor.dtype, outputs[i]) : tensor.bytes(), kStayAlignment);
   }
   return sum;
 }

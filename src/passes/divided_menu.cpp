@@ -107,7 +107,6 @@ void KernelMenu::add_divided(const Op& op, LayoutFamily family, std::vector<Item
   if (sizes == BatchSizes::all && batch > kMostMicroBatches) return;
   const std::vector<int64_t> rows = micro_batch_sizes(sizes, batch);
   OfferedParts offered(graph_, op, device_, costs_, family);
-  const DivisionCost division = division_cost(graph_, op, costs_.rates());
   const size_t whole = items.size();
   for (size_t first = 0; first < whole; ++first) {
     if (items[first].layouts != static_cast<int>(first)) continue;
@@ -128,6 +127,7 @@ void KernelMenu::add_divided(const Op& op, LayoutFamily family, std::vector<Item
     }
     if (menu.size() < 2 && batch_sizes_) offered.add_to(menu, layouts, batch);
     if (menu.size() < 2) continue;
+    const DivisionCost division = division_cost(graph_, op, costs_.rates(), layouts.outputs);
     for (const Configuration& configuration : pareto_front(menu, batch, division)) {
       if (!configuration.is_divided() || static_cast<int64_t>(configuration.parts.size()) > kMostMicroBatches) continue;
       KernelSpec spec = layouts;
@@ -158,9 +158,9 @@ std::optional<KernelMenu::Item> KernelMenu::assemble(const Op& op, LayoutFamily 
     result->time_ms += static_cast<double>(end - begin) * costs_.cost(part.graph, small, *spec).time_ms;
     most = std::max(most, part_workspace(spec->workspace));
   }
-  if (left != 0 || !is_settled(result->spec) || !rows_lie_apart(op, result->spec)) return std::nullopt;
+  if (left != 0 || !rows_lie_apart(op, result->spec)) return std::nullopt;
   result->spec.name = kernel;
-  result->spec.workspace = most + summing_workspace(graph_, op);
+  result->spec.workspace = most + summing_workspace(graph_, op, result->spec.outputs);
   return result;
 }
 

@@ -11,17 +11,27 @@
 namespace plimsoll {
 namespace {
 
+// Bytes of workspaces beyond what was asked for, where a family has no kernel with less.
+Bytes excess(const LayoutAssignment& assignment, Bytes limit) {
+  Bytes sum;
+  for (const KernelSpec& kernel : assignment.kernels) {
+    if (kernel.workspace > limit) sum += kernel.workspace - limit;
+  }
+  return sum;
+}
+
 LayoutAssignment cheapest_family(const Graph& graph, std::span<const OpId> order, KernelMenu& menu,
                                  const LayoutOptions& options) {
   std::vector<LayoutFamily> families = {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked};
   if (options.exact) families = {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain};
   if (options.family) families = {*options.family};
   std::optional<LayoutAssignment> best;
+  auto rank = [&](const LayoutAssignment& a) { return std::pair(excess(a, options.asked_limit), a.time_ms); };
   std::optional<Error> first_error;
   for (LayoutFamily family : families) {
     try {
       LayoutAssignment assignment = assign_layouts(graph, order, menu, family, options);
-      if (!best || assignment.time_ms < best->time_ms) best = std::move(assignment);
+      if (!best || rank(assignment) < rank(*best)) best = std::move(assignment);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unsupported) throw;
       if (!first_error) first_error = error;

@@ -72,7 +72,7 @@ class Flow {
     if (choice.total && !options_.exact && options_.kernels.empty()) {
       return make_attempt(divided_total(choice, divide), device_, costs_, options_, explain);
     }
-    return make_attempt(laid_out(choice.family, std::min(choice.limit, options_.workspace), divide), device_, costs_, options_, explain);
+    return make_attempt(laid_out(choice.family, std::min(choice.limit, options_.workspace), divide, options_.workspace), device_, costs_, options_, explain);
   }
 
   // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they are those.
@@ -87,12 +87,13 @@ class Flow {
   }
 
  private:
-  LaidOut laid_out(std::optional<LayoutFamily> family, Bytes limit, bool divide) {
+  LaidOut laid_out(std::optional<LayoutFamily> family, Bytes limit, bool divide, Bytes asked) {
     LaidOut result{network_.graph, {}};
     LayoutOptions options{.family = family,
                           .pinned = options_.state_layouts,
                           .pinned_kernels = options_.kernels,
                           .workspace_limit = limit,
+                          .asked_limit = asked,
                           .batch_sizes = options_.batch_sizes,
                           .exact = options_.exact,
                           .menu = &menu_};
@@ -111,7 +112,7 @@ class Flow {
     std::optional<LaidOut> best;
     const Bytes each = std::min(choice.limit, options_.workspace);
     for (Bytes limit : {each, std::min(each, share), 0_B}) {
-      LaidOut laid = laid_out(choice.family, limit, divide);
+      LaidOut laid = laid_out(choice.family, limit, divide, limit == each ? options_.workspace : limit);
       if (!divide_total(laid.graph, menu_, laid.layouts, divide, *choice.total, each) && limit.count > 0) continue;
       if (!best || laid.layouts.estimated_ms < best->layouts.estimated_ms) best = std::move(laid);
     }

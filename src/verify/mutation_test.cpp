@@ -23,7 +23,7 @@ TEST(Verify, AcceptsRandomPlansWithMovesHomesAndRecomputationsWhichGoRightOnPape
   size_t moves = 0, homes = 0, recomputations = 0;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     const Graph graph = testing::random_graph(seed, {.forward_ops = 12});
-    const Plan plan = testing::random_plan(graph, seed);
+    const Plan plan = testing::random_plan(graph, seed, true);
     ASSERT_EQ(text_of(verify(graph, plan, 3)), "") << "seed " << seed;
     ASSERT_EQ(PaperRun(graph, plan).run_all(seed), "") << "seed " << seed;
     moves += plan.moves.size();
@@ -39,7 +39,7 @@ TEST(Verify, SeesEveryMutationThatGoesWrongOnPaper) {
   std::map<std::string, std::pair<int, int>> seen;  // by mutation: gone wrong, tried
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const Graph graph = testing::random_graph(seed, {.forward_ops = 8});
-    const Plan whole = testing::random_plan(graph, seed);
+    const Plan whole = testing::random_plan(graph, seed, true);
     std::mt19937_64 random(seed);
     for (const Mutation& mutation : testing::mutations()) {
       Plan plan = whole;
@@ -65,7 +65,7 @@ TEST(Verify, AcceptsNoMutatedPlanThatGoesWrongOnPaper) {
   int accepted = 0;
   for (uint64_t seed = 1; seed <= 1300; ++seed) {
     const Graph graph = testing::random_graph(seed, {.forward_ops = 5});
-    Plan plan = testing::random_plan(graph, seed);
+    Plan plan = testing::random_plan(graph, seed, true);
     std::mt19937_64 random(seed);
     for (int n = 1; n <= 4; ++n) {
       const auto& list = testing::mutations();

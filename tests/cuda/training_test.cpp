@@ -113,8 +113,8 @@ TEST_P(CudaTraining, GivesTheWeightsOfTheCpuUnderEveryPolicy) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaTraining,
-                         ::testing::Combine(::testing::Values("lenet", "resnet20"),
-                                            ::testing::Values(LayoutFamily::plain, LayoutFamily::channels_last)),
+                         ::testing::Values(std::tuple("lenet", LayoutFamily::plain),
+                                           std::tuple("resnet20", LayoutFamily::channels_last)),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::string(to_string(std::get<1>(info.param)));
                          });

@@ -314,7 +314,8 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
       }
     }
   }
-  // Equal counts for all, too: what a user would set by hand.
+  // Equal counts for all, too: what a user would set by hand. They keep nothing apart.
+  if (avoid != nullptr && avoid->count() > 0) return best;
   const bool second = allowed.second_threads && machine.cores.hardware_threads > 1;
   for (int inter = 2; inter <= std::min(kMostAtOnce, 2 * cores); ++inter) {
     for (int intra : {cores / inter, second ? cores : 0}) {
