@@ -43,6 +43,7 @@ struct Program {
   std::vector<KernelChoice> kernels;  // by op index
   LayoutFamily family = LayoutFamily::plain;
   Plan plan;
+  Bytes lower_bound;                  // no plan needs less (least_bytes)
   Bytes baseline_peak;                // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;
 };

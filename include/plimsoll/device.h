@@ -22,7 +22,10 @@ struct TierInfo {
   double out_gb_per_s = 0;      // arena to tier
   double in_gb_per_s = 0;       // tier to arena
   double latency_us = 0;        // of a copy, before its first byte
-  double compute_share = 0;     // part of the compute engine's speed that a running copy takes, 0..1
+  // Part of compute's speed that a running copy takes, 0..1. At 1 there is no engine beside compute: the computing threads
+  // copy, together, between two steps.
+  double compute_share = 0;
+  bool beside_compute() const { return compute_share < 1; }
   friend bool operator==(const TierInfo&, const TierInfo&) = default;
 };
 

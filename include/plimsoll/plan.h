@@ -146,6 +146,7 @@ struct Infeasible {
   std::string policy;
   Bytes budget;
   Bytes minimum;             // the least budget with which this policy finds a plan
+  Bytes lower_bound;         // no plan at all needs less (least_bytes)
   bool proven = false;       // true: no plan of this policy exists below `minimum`; false: none was found
   StepIndex step = 0;        // the step of that peak, its op and layer
   std::string op, layer;
@@ -162,6 +163,10 @@ struct Peak { Bytes bytes; StepIndex step = 0; };
 Peak live_peak(const Plan& plan);
 // Stays alive at a step, largest first.
 std::vector<const Stay*> live_at(const Plan& plan, StepIndex step);
+
+// What every plan of this graph needs at some step, whatever its policy, kernels and layouts: what an op reads and writes, where it
+// does not overwrite it; and all states besides, unless a tier may take them.
+Bytes least_bytes(const Graph& graph, bool states_may_leave);
 
 std::string to_json(const Plan& plan, const Graph& graph);   // tensors and ops by name
 // Throws Error(corrupt_file) with the place and what was expected; Error(invalid_input) that names both graphs when the plan

@@ -68,7 +68,9 @@ class Tier {
   virtual std::string how() const = 0;    // "direct I/O, io_uring"
   // Takes the first `bytes` from the system, once; throws Error(device_failure) with the size when it has no such room.
   virtual void reserve(Bytes bytes) = 0;
-  virtual std::unique_ptr<Channel> open_channel() = 0;
+  // `threads`: as many as may share the work of a copy, those of the caller's OpenMP pool.
+  virtual std::unique_ptr<Channel> open_channel(int threads = 1) = 0;
+  virtual bool is_memory() const { return false; }  // copies wait for nothing but the processor
   // What is reserved, where the host can address it as it lies in the tier's slots; else empty.
   virtual std::span<std::byte> memory() { return {}; }
   // Pins that memory for a device; at most what is reserved, and again where more is since.

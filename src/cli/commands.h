@@ -10,6 +10,7 @@
 
 #include "plimsoll/autodiff.h"
 #include "plimsoll/bytes.h"
+#include "plimsoll/device.h"
 #include "plimsoll/error.h"
 #include "plimsoll/models.h"
 #include "plimsoll/tier.h"
@@ -61,6 +62,8 @@ struct CommonFlags {
   OptimizerOptions optimizer_options() const;
   bool lowered() const;  // --lowering paper; throws on another name
   TierOptions tiers() const;  // --host-memory and --spill
+  // --memory; else what a simulated device has, and no limit on a real one.
+  Bytes budget(const DeviceInfo& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
 };
 

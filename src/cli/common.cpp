@@ -133,6 +133,10 @@ std::optional<BatchSizes> CommonFlags::batch_sizes() const {
 
 std::optional<Bytes> CommonFlags::memory_bytes() const { return bytes_of("--memory", memory); }
 
+Bytes CommonFlags::budget(const DeviceInfo& device) const {
+  return memory_bytes().value_or(device.simulated ? device.memory_available : Bytes{INT64_MAX});
+}
+
 TierOptions CommonFlags::tiers() const {
   TierOptions options{.host_memory = bytes_of("--host-memory", host_memory), .spill = {}, .spill_size = {}};
   if (spill) parse_spill(*spill, options);

@@ -25,7 +25,7 @@ ModelInput input_of(const CommonFlags& flags, int64_t batch) {
 
 CompileOptions compile_options(const CommonFlags& flags, const Session& session, bool weights) {
   CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
-  if (const auto memory = flags.memory_bytes()) options.memory = *memory;
+  options.memory = flags.budget(session.device->info());
   if (flags.lowered()) options.layer_model = LayerModelOptions{.weights = weights, .input = weights};
   return options;
 }
@@ -87,7 +87,8 @@ int run_compare(const CompareFlags& flags) {
     throw Error(ErrorCode::invalid_input, fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
   }
   if (flags.run && flags.lowered()) throw Error(ErrorCode::invalid_input, "--run: the papers' layer model is planned, never run; leave out --lowering paper");
-  say(out, fmt::format("{}, batch {}, {}{}", flags.model, batch, flags.memory_bytes() ? "budget " + to_string(*flags.memory_bytes()) : std::string("no budget"),
+  const Bytes budget = flags.budget(session.device->info());
+  say(out, fmt::format("{}, batch {}, {}{}", flags.model, batch, budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
                        session.device->info().simulated ? ", simulated" : ""));
   say(out, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time", flags.run ? "     measured" : "", "copied out", "copied in", "again"));
   bool any = false;
@@ -106,7 +107,7 @@ int run_compare(const CompareFlags& flags) {
     Program& program = std::get<Program>(result);
     if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
     const Prediction& p = program.plan.predicted;
-    json object = plan_json(program, program.plan.arena);
+    json object = plan_json(program, {});
     object.erase("minimum_bytes");
     object["policy"] = name;
     object["planned_by"] = program.plan.policy;
@@ -199,6 +200,8 @@ class Largest {
     }
     if (low == 0) {
       complain(fmt::format("not even {} 1 fits: limited by {}", flags_.what, refused.limited_by));
+      out.write({{"model", flags_.model}, {"policy", flags_.policy}, {"device", flags_.device}, {"simulated", session_.device->info().simulated},
+                 {"what", flags_.what}, {flags_.what, 0}, {"limited_by", refused.limited_by}, {"peak_bytes", nullptr}, {"host_bytes", nullptr}, {"step_time_ms", nullptr}});
       return kInfeasible;
     }
     if (high > most) {

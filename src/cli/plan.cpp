@@ -37,7 +37,7 @@ ModelInput input_of(const CommonFlags& flags) {
 
 CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
   CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
-  if (const auto memory = flags.memory_bytes()) options.memory = *memory;
+  options.memory = flags.budget(session.device->info());
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();
@@ -74,9 +74,9 @@ int run_plan(const PlanFlags& flags) {
   }
   Program& program = std::get<Program>(result);
   if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
-  const Bytes minimum = minimum_memory(network, *session.device, session.costs, options);
+  const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan.arena);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
-  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do\n", "minimum", to_string(minimum)));
+  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum), to_string(program.lower_bound)));
   json object = plan_json(program, minimum);
   if (flags.explain.empty()) {
     say(out, fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kCopyBytes = 8 << 20;
-constexpr int64_t kCopies = 4;  // places that the copies go round, so that they come from memory and not from a cache
+constexpr int64_t kCopies = 8;  // places that the copies go round, so that they come from memory and not from a cache
 constexpr int kRounds = 5;      // of computing alone, beside copies out, and beside copies in, in turn
 constexpr double kWindowMs = 25;
 constexpr int64_t kSmallBytes = kSlotAlignment;
@@ -156,7 +156,37 @@ TierInfo probe_queued(const Device& device, Tier& tier, std::byte* arena, int64_
   return info;
 }
 
+TierInfo probe_together(const Device& device, Tier& tier, std::byte* memory, int64_t copy, TierInfo info) {
+  const std::unique_ptr<Channel> channel = tier.open_channel(device.info().threads);
+  const auto timed = [&](bool out, int64_t bytes, int64_t place) {
+    Slot& slot = tier.slot({place * bytes}, {bytes});
+    const Clock::time_point start = Clock::now();
+    out ? channel->write(slot, memory + place * bytes) : channel->read(slot, memory + place * bytes);
+    return ms_since(start);
+  };
+  std::vector<double> small_ms, copy_ms[2];
+  for (int round = 0; round < kRounds; ++round) {
+    for (const bool out : {true, false}) {
+      for (int64_t i = 0; i < kCopies; ++i) small_ms.push_back(timed(out, kSmallBytes, i));
+    }
+    for (const bool out : {true, false}) {
+      for (int64_t i = 0; i < kCopies; ++i) copy_ms[out].push_back(timed(out, copy, i));
+    }
+  }
+  info.latency_us = 1000 * median(small_ms);
+  for (const bool out : {true, false}) {
+    (out ? info.out_gb_per_s : info.in_gb_per_s) =
+        static_cast<double>(copy) / (std::max(median(copy_ms[out]) - median(small_ms), 1e-3) * 1e6);
+  }
+  info.compute_share = 1;
+  return info;
+}
+
 }  // namespace
+
+bool copies_beside_compute(const Device& device, const Tier& tier) {
+  return !device.host_addressable() || !tier.is_memory() || device.info().threads < device.info().cores.cores;
+}
 
 TierInfo probe_tier(const Device& device, Tier& tier) {
   const int64_t copy = std::min(kCopyBytes, tier.capacity().count / kCopies / kTierPiece * kTierPiece);
@@ -168,6 +198,7 @@ TierInfo probe_tier(const Device& device, Tier& tier) {
   const std::unique_ptr<Arena> arena = device.take_arena({kCopies * copy + kStayAlignment});
   std::byte* const memory = arena->base() + kStayAlignment;  // as tensors lie: not at the start of a page
   if (!device.host_addressable() && !tier.memory().empty()) return probe_queued(device, tier, memory, copy, info);
+  if (!copies_beside_compute(device, tier)) return probe_together(device, tier, memory, copy, info);
   const std::shared_ptr<Tier> staged = device.host_addressable() ? nullptr : stage(device, tier);
   const std::unique_ptr<Channel> channel = staged ? staged->open_channel() : tier.open_channel();
   std::vector<Slot*> slots;

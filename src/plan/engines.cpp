@@ -7,7 +7,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kLeastComputeSpeed = 0.05;  // however many copies run beside it
+constexpr double kLeastComputeSpeed = 0.05;  // however many copies run beside it, on engines of their own
 
 class Engines {
  public:
@@ -72,8 +72,8 @@ class Engines {
     return now + ms;
   }
 
-  // An engine takes copies in the order in which they may start.
-  void start_moves(size_t step, double now, bool out) {
+  // An engine takes copies in the order in which they may start. Where there is none beside compute, `now` is when they are done.
+  void start_moves(size_t step, double& now, bool out) {
     for (int32_t k = first_[step]; k < first_[step + 1]; ++k) {
       const int32_t i = order_[static_cast<size_t>(k)];
       const EngineMove& move = moves_[static_cast<size_t>(i)];
@@ -85,7 +85,12 @@ class Engines {
       free_at_[engine] = start + ms;
       result_.copy_ms += ms;
       if (timeline_ != nullptr) timeline_->push_back({static_cast<int>(engine) + 1, i, start, free_at_[engine]});
-      if (tier.compute_share > 0 && ms > 0) copies_.push_back({start, free_at_[engine], tier.compute_share});
+      if (!tier.beside_compute()) {
+        now = free_at_[engine];
+        result_.stall_ms += ms;
+      } else if (tier.compute_share > 0 && ms > 0) {
+        copies_.push_back({start, free_at_[engine], tier.compute_share});
+      }
       double& complete = complete_before_[static_cast<size_t>(move.before)];
       complete = std::max(complete, free_at_[engine]);
     }

@@ -120,6 +120,10 @@ TEST(Simulate, CopiesRunBesideComputeAndAStepWaitsForThem) {
   plan.moves[0].before = 4;  // from 1 ms to 5 ms at half the compute speed: steps 1 and 2 take 2 ms each
   plan.tiers[0].tier.compute_share = 0.5;
   EXPECT_DOUBLE_EQ(simulate(b.graph, plan, costs).step_time_ms, 6);
+  plan.tiers[0].tier.compute_share = 1;  // the computing threads copy
+  const Prediction together = simulate(b.graph, plan, costs);
+  EXPECT_DOUBLE_EQ(together.step_time_ms, 8);
+  EXPECT_DOUBLE_EQ(together.stall_ms, 4);
 }
 
 }  // namespace

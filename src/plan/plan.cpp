@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <unordered_map>
 
 #include "plan/live.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -68,6 +70,40 @@ std::vector<Bytes> live_bytes(const Plan& plan) {
   std::vector<Bytes> result(plan.steps.size());
   sweep(plan, [&](StepIndex step, Bytes live) { result[static_cast<size_t>(step)] = live; });
   return result;
+}
+
+Bytes least_bytes(const Graph& graph, bool states_may_leave) {
+  std::vector<TensorId> seen_as;  // what a view shows
+  for (int32_t i = 0; i < graph.tensor_count(); ++i) {
+    const OpId producer = graph.tensor({i}).producer;
+    const bool view = producer.valid() && graph.op(producer).type->is_view;
+    seen_as.push_back(view ? seen_as[static_cast<size_t>(graph.op(producer).inputs[0].index)] : TensorId{i});
+  }
+  auto bytes = [&](TensorId id) { return storage_bytes(graph.tensor(id).shape, graph.tensor(id).dtype, {}); };
+  std::set<int32_t> states, resident;  // as found, and as left, in the same bytes
+  Bytes kept, most;
+  if (!states_may_leave) {
+    for (const State& state : graph.states) {
+      if (states.insert(state.before.index).second) kept += bytes(state.before);
+      resident.insert({state.before.index, state.after.index});
+    }
+  }
+  for (const Op& op : graph.ops()) {
+    if (op.type->is_view) continue;
+    const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph, op) : std::vector<InPlace>{};
+    std::set<int32_t> counted = resident;
+    Bytes sum = kept;
+    auto count = [&](TensorId id) {
+      if (counted.insert(seen_as[static_cast<size_t>(id.index)].index).second) sum += bytes(id);
+    };
+    for (TensorId id : op.inputs) count(id);
+    for (size_t o = 0; o < op.outputs.size(); ++o) {
+      const bool over = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) { return static_cast<size_t>(p.output) == o; });
+      if (!over) count(op.outputs[o]);
+    }
+    most = std::max(most, sum);
+  }
+  return most;
 }
 
 std::vector<const Stay*> live_at(const Plan& plan, StepIndex step) {

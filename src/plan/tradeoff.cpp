@@ -86,7 +86,7 @@ class Descent {
 
   // Of the first n, those that the tiers have room for side by side come first; how many. At least one.
   size_t those_with_room(std::vector<Change>& changes, size_t n) const {
-    if (n < 2 || tiers_.size() < 2) return n;
+    if (n < 2 || (tiers_.size() < 2 && !options_.within_room)) return n;
     TierRoom room(frame_, tiers_, decisions_);
     size_t kept = 0;
     for (size_t i = 0; i < n; ++i) {
@@ -190,6 +190,7 @@ class Descent {
   bool tier_allowed(size_t t) const { return options_.tiers.empty() || (t < options_.tiers.size() && options_.tiers[t]); }
   // Where no tier has room, any may be tried: slots that are not in use at the same time share their place.
   bool tier_offered(size_t t, int64_t bytes) const {
+    if (options_.within_room && !room_->has(static_cast<int8_t>(t), bytes)) return false;
     return tier_allowed(t) && (tiers_.size() < 2 || room_->has(static_cast<int8_t>(t), bytes) || !room_->has(room_->first(bytes), bytes));
   }
 
@@ -360,8 +361,8 @@ class Descent {
 // Walks up again: with every more memory, what costs most for its bytes is kept again, or moved where it was rebuilt.
 class Ascent {
  public:
-  Ascent(const Frame& frame, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points)
-      : frame_(frame), tiers_(tiers), points_(points), scheduler_(frame) {
+  Ascent(const Frame& frame, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points, bool within_room)
+      : frame_(frame), tiers_(tiers), points_(points), within_room_(within_room || tiers.size() > 1), scheduler_(frame) {
     by_peak_.resize(points.size());
     for (size_t i = 0; i < points.size(); ++i) by_peak_[i] = i;
     std::stable_sort(by_peak_.begin(), by_peak_.end(), [&](size_t a, size_t b) { return points[a].peak < points[b].peak; });
@@ -393,7 +394,7 @@ class Ascent {
   static constexpr double kNever = 1e300;
 
   double judge(const Decisions& decisions, int64_t limit) {
-    if (tiers_.size() > 1 && TierRoom(frame_, tiers_, decisions).overfull()) return kNever;
+    if (within_room_ && TierRoom(frame_, tiers_, decisions).overfull()) return kNever;
     scheduler_.run(decisions, schedule_);
     if (schedule_.blame >= 0 || schedule_.peak > limit) return kNever;
     spread_copies(frame_, tiers_, limit, schedule_);
@@ -477,6 +478,7 @@ class Ascent {
   const Frame& frame_;
   const std::vector<TierInfo>& tiers_;
   const std::vector<TradeoffPoint>& points_;
+  const bool within_room_;
   Scheduler scheduler_;
   Schedule schedule_;
   std::vector<size_t> by_peak_;
@@ -510,8 +512,8 @@ bool TierRoom::overfull() const {
 int64_t TierRoom::slot_bytes(int64_t bytes) { return align_up(Bytes{bytes}, kSlotAlignment).count; }
 
 std::vector<LimitedPoint> improve_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers,
-                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries) {
-  return Ascent(frame, tiers, points).run(limits, tries);
+                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries, bool within_room) {
+  return Ascent(frame, tiers, points, within_room).run(limits, tries);
 }
 
 std::vector<TradeoffPoint> find_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers, const Decisions& start,

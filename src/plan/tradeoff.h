@@ -9,6 +9,7 @@ namespace plimsoll {
 struct TradeoffOptions {
   bool recompute = true;
   std::vector<bool> tiers;         // which may be used; empty: all
+  bool within_room = false;        // of one tier too; else only that of several is divided, and who asks sees what did not fit
   bool states_may_move = true;     // parameters and what belongs to them may lie in a tier between steps
   size_t effort = 20'000'000;      // at most so many steps are scheduled on the way: some seconds
 };
@@ -51,6 +52,7 @@ struct LimitedPoint {
 // `tries` of them, starting from what was found for the limit below. So times only fall along the result, and what is found for
 // a limit does not depend on those above it.
 std::vector<LimitedPoint> improve_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers,
-                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries);
+                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries,
+                                           bool within_room = false);
 
 }  // namespace plimsoll

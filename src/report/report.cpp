@@ -113,7 +113,7 @@ WorkspaceUse workspace_use(const Graph& graph, const Plan& plan) {
 
 }  // namespace
 
-json plan_json(const Program& program, Bytes minimum) {
+json plan_json(const Program& program, std::optional<Bytes> minimum) {
   const Plan& plan = program.plan;
   const Graph& graph = program.network.graph;
   const Op& peak_op = graph.op(plan.steps.at(static_cast<size_t>(plan.predicted.peak_step)).op);
@@ -146,8 +146,8 @@ json plan_json(const Program& program, Bytes minimum) {
           {"budget_bytes", plan.budget.count == INT64_MAX ? json(nullptr) : json(plan.budget.count)},
           {"peak_bytes", plan.predicted.peak.count},
           {"arena_bytes", plan.arena.count},
-          {"lower_bound_bytes", std::min(plan.lower_bound, minimum).count},  // of all plans; the minimum may have other kernels
-          {"minimum_bytes", minimum.count},
+          {"lower_bound_bytes", program.lower_bound.count},
+          {"minimum_bytes", minimum ? json(std::min(*minimum, plan.arena).count) : json(nullptr)},
           {"baseline_bytes", program.baseline_peak.count},
           {"step_time_ms", plan.predicted.step_time_ms},
           {"estimated_share", plan.predicted.estimated_share},
@@ -180,7 +180,7 @@ json infeasible_json(const Infeasible& infeasible) {
           {"policy", infeasible.policy},
           {"budget_bytes", infeasible.budget.count},
           {"minimum_bytes", infeasible.minimum.count},
-          {"lower_bound_bytes", infeasible.minimum.count},
+          {"lower_bound_bytes", infeasible.lower_bound.count},
           {"peak_bytes", nullptr},
           {"arena_bytes", nullptr},
           {"step_time_ms", nullptr},

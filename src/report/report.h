@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,7 +28,7 @@ std::string plan_text(const Program& program, int64_t batch);
 std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most);
 
 // The fields that `plan --json` promises. `minimum` is the least budget of this policy.
-nlohmann::json plan_json(const Program& program, Bytes minimum);
+nlohmann::json plan_json(const Program& program, std::optional<Bytes> minimum);
 nlohmann::json infeasible_json(const Infeasible& infeasible);
 
 // A timeline in Chrome's trace format, one thread an engine, plus a counter of live bytes: predicted where `records` is empty,

@@ -231,10 +231,13 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
     passes = run_fusion_passes(training, options.fusion);
     training = make_training_network(training, options.optimizer);
   }
+  const bool tiers = !options.tiers.empty() || !device.info().tiers.empty();
+  const Bytes lower_bound = least_bytes((options.layer_model ? network : training).graph, tiers);
   Attempt found = options.layer_model ? attempt_layers(network, device, costs, options) : search(training, device, costs, options);
   if (!found.feasible()) {
     Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
     infeasible.policy = options.policy;
+    infeasible.lower_bound = lower_bound;
     return infeasible;
   }
 
@@ -247,6 +250,7 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   program.passes = std::move(passes);
   finish(program.network.graph, program.plan, costs);
   program.plan.plan_time_ms = now_ms() - start;
+  program.lower_bound = lower_bound;
   program.baseline_peak = baseline_peak(program.network.graph, program.kernels, costs, device);
   return program;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <system_error>
@@ -14,14 +15,15 @@
 namespace plimsoll {
 
 CopyEngine::CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t)> describe,
-                       std::function<void(int32_t)> made)
+                       std::function<void(int32_t)> made, int together)
     : channel_(tier.open_channel()),
-      helper_(tier.open_channel()),
+      helper_(tier.open_channel(std::max(together, 1))),
       copies_(std::move(copies)),
       order_(copies_.size()),
       describe_(std::move(describe)),
       made_(std::move(made)) {
   std::iota(order_.begin(), order_.end(), 0);
+  if (together > 0) return;
   take_short_turns();  // whoever computes waits too, and makes copies then
   const NoSignals quiet;
   try {
@@ -35,6 +37,7 @@ CopyEngine::CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::
 
 CopyEngine::~CopyEngine() {
   wait_for_released();
+  if (!thread_.joinable()) return;
   stop_.store(true);
   released_.fetch_add(1);  // any change wakes it
   released_.notify_one();
@@ -48,7 +51,11 @@ void CopyEngine::begin_round(Clock::time_point origin) {
 
 void CopyEngine::release(int32_t count) {
   released_.store(round_ + static_cast<uint32_t>(count), std::memory_order_release);
-  released_.notify_one();
+  if (thread_.joinable()) {
+    released_.notify_one();
+  } else {
+    wait(count);
+  }
 }
 
 void CopyEngine::submit(int32_t copy) {

@@ -1,7 +1,8 @@
 // An engine that copies between the arena and a tier beside compute: a thread with a list of copies, the same every training
 // step, taken in order. Nothing is allocated or locked while it runs. Compute raises a number, "so many may start"; a copy is
 // claimed by raising another; a third says how many are done; and whoever has nothing to do sleeps. Compute that waits for copies
-// which nobody has begun makes them itself: the engine's thread may still be waiting for a processor.
+// which nobody has begun makes them itself: the engine's thread may still be waiting for a processor. With `together` threads there
+// is no such thread, and those that compute make every copy when it may start.
 #pragma once
 
 #include <atomic>
@@ -35,7 +36,7 @@ class CopyEngine {
   // `describe` says what a copy is about when it fails. `made`, where it is given, is told of every copy that is done or given
   // up.
   CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t move)> describe,
-             std::function<void(int32_t move)> made = {});
+             std::function<void(int32_t move)> made = {}, int together = 0);
   ~CopyEngine();
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;

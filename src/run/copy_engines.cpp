@@ -44,7 +44,7 @@ std::vector<bool> last_readers(const Plan& plan) {
 }  // namespace
 
 CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers,
-                         std::byte* arena, std::span<StepRecord> records, bool check_memory,
+                         std::byte* arena, std::span<StepRecord> records, bool check_memory, int threads,
                          std::function<void(int32_t)> made) {
   boundaries_.resize(plan.steps.size() + 1);
   places_.resize(plan.moves.size());
@@ -95,7 +95,8 @@ CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const s
       Boundary& end = boundaries_[static_cast<size_t>(step)];
       (direction == Move::Direction::out ? end.out : end.in).waits.push_back({engine, count});
     }
-    engines_.push_back(std::make_unique<CopyEngine>(tier, std::move(copies), describe, made));
+    const bool beside = made || plan.tiers[static_cast<size_t>(tier_index)].tier.beside_compute();
+    engines_.push_back(std::make_unique<CopyEngine>(tier, std::move(copies), describe, made, beside ? 0 : std::max(threads, 1)));
   }
 }
 

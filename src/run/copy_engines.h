@@ -15,9 +15,10 @@ class CopyEngines {
  public:
   // `tiers` are the plan's, in its order. `records`: one a move, or empty. With `check_memory`, an arrival finds its
   // place full of NaN, and a slot is closed after its last copy in.
+  // Where a tier has no engine beside compute, `threads` threads copy together between two steps.
   // With `made`, copies are started by submit() alone, in any order, and `made` is told of each that is done or given up.
   CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena,
-              std::span<StepRecord> records, bool check_memory, std::function<void(int32_t move)> made = {});
+              std::span<StepRecord> records, bool check_memory, int threads, std::function<void(int32_t move)> made = {});
 
   bool none() const { return engines_.empty(); }
   void begin(CopyEngine::Clock::time_point origin);

@@ -153,7 +153,7 @@ struct Executor::Impl {
       made = [this](int32_t move) { concurrent->finish_copy(move); };
     }
     engines = std::make_unique<CopyEngines>(graph, plan, tiers, memory.arena->base(), copy_records, options.check_memory,
-                                            std::move(made));
+                                            device.info().threads, std::move(made));
     if (!concurrent) peak = peak_in_use(plan);
   }
 

@@ -83,9 +83,12 @@ std::string key_of(const std::string& name, const std::filesystem::path& folder)
                      std::filesystem::canonical(folder, ignored).string());
 }
 
+constexpr Bytes kProbedHostMemory = 256_MiB;  // for a moment, and only the first time
+
 void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::filesystem::path& folder) {
   const std::string key = key_of(tier->name(), folder);
   std::optional<TierInfo> info = session.database->tier_rates(key);
+  if (info && info->beside_compute() != copies_beside_compute(*session.device, *tier)) info.reset();  // another version's
   if (!info) {
     const BusyMeter busy;
     info = probe_tier(*session.device, *tier);
@@ -106,9 +109,15 @@ void add_tiers(Session& session, const TierOptions& options) {
     }
     return;
   }
-  if (options.host_memory) add_tier(session, open_host_tier(*options.host_memory), {});
+  if (options.host_memory) {
+    add_tier(session, open_host_tier(std::max(*options.host_memory, kProbedHostMemory)), {});
+    session.tiers.back().capacity = *options.host_memory;
+  }
   if (options.spill) {
     const Bytes room = options.spill_size ? *options.spill_size : spill_room(*options.spill);
+    if (const Bytes free{spill_room(*options.spill).count / 9 * 10}; room > free) {
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}:{}: only {} are free there", options.spill->string(), to_string(room), to_string(free)));
+    }
     add_tier(session, open_disk_tier(*options.spill, room), *options.spill);
     session.spill = *options.spill;
   }

@@ -161,7 +161,7 @@ class SlowTier final : public Tier {
     if (bytes > capacity()) throw Error(ErrorCode::device_failure, "too small");
     if (memory_.size() < static_cast<size_t>(bytes.count)) memory_.resize(static_cast<size_t>(bytes.count));
   }
-  std::unique_ptr<Channel> open_channel() override {
+  std::unique_ptr<Channel> open_channel(int) override {
     return std::make_unique<SlowChannel>(*this, seed_ + static_cast<uint64_t>(++channels_));
   }
 

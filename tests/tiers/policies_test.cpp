@@ -143,7 +143,7 @@ class Problem {
                                 .out_gb_per_s = between(1e-5, 1e-1),
                                 .in_gb_per_s = between(1e-5, 1e-1),
                                 .latency_us = between(0.1, 1000),
-                                .compute_share = draw(2) == 0 ? 0.0 : between(0.01, 0.9)});
+                                .compute_share = draw(3) == 0 ? 1.0 : draw(2) == 0 ? 0.0 : between(0.01, 0.9)});
     }
   }
 

@@ -303,11 +303,11 @@ class DiskTier final : public Tier {
     throw Error(
         ErrorCode::device_failure,
         fmt::format(
-            "--spill {}: the plan needs a file of {} there: {}; {} are free. Name another folder or raise --memory",
+            "--spill {}: a file of {} is needed there: {}; {} are free. Name another folder or raise --memory",
             folder_.string(), to_string(bytes), std::strerror(error), to_string(free)));
   }
 
-  std::unique_ptr<Channel> open_channel() override {
+  std::unique_ptr<Channel> open_channel(int) override {
     std::unique_ptr<DiskQueue> queue = uring_ ? open_ring(spill_.file) : nullptr;
     if (!queue) {
       uring_ = false;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 
 #include "device/cpu/machine.h"
 #include "device/tier/checksum.h"
@@ -21,29 +22,48 @@ constexpr Bytes kWorthThreads = 16_MiB;  // to be touched: less is done before t
 
 class HostChannel final : public Channel {
  public:
-  explicit HostChannel(std::byte* base) : base_(base) {}
+  HostChannel(std::byte* base, int threads) : base_(base), threads_(threads) {}
 
  protected:
   void write_pieces(Slot& slot, int64_t first, int64_t count, const std::byte* from) override {
-    for (int64_t piece = first; piece < first + count; ++piece, from += kTierPiece) {
+    each_piece(first, count, [&](int64_t piece) {
       fail_as_asked(TierOperation::write, slot, piece);
-      slot.sums[static_cast<size_t>(piece)] = copy_with_checksum(at(slot, piece), from, size(slot, piece));
+      slot.sums[static_cast<size_t>(piece)] =
+          copy_with_checksum(at(slot, piece), from + (piece - first) * kTierPiece, size(slot, piece));
       slot.known[static_cast<size_t>(piece)] = 1;
-    }
+    });
   }
   void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
-    for (int64_t piece = first; piece < first + count; ++piece, to += kTierPiece) {
+    each_piece(first, count, [&](int64_t piece) {
       fail_as_asked(TierOperation::read, slot, piece);
       if (injected(TierOperation::corrupt) != 0) at(slot, piece)[size(slot, piece) / 2] ^= std::byte{1};
-      const uint64_t found = copy_with_checksum(to, at(slot, piece), size(slot, piece));
+      const uint64_t found = copy_with_checksum(to + (piece - first) * kTierPiece, at(slot, piece), size(slot, piece));
       const uint64_t expected = slot.sums[static_cast<size_t>(piece)];
       if (slot.known[static_cast<size_t>(piece)] == 1 && found != expected) {
         throw_wrong_checksum("host memory", slot.offset + piece * kTierPiece, expected, found);
       }
-    }
+    });
   }
 
  private:
+  template <typename Work>
+  void each_piece(int64_t first, int64_t count, const Work& work) const {
+    if (threads_ == 1 || count == 1) {
+      for (int64_t piece = first; piece < first + count; ++piece) work(piece);
+      return;
+    }
+    std::exception_ptr failure;
+#pragma omp parallel for schedule(static) num_threads(threads_)
+    for (int64_t piece = first; piece < first + count; ++piece) {
+      try {
+        work(piece);
+      } catch (...) {
+#pragma omp critical(plimsoll_host_tier_failure)
+        if (!failure) failure = std::current_exception();
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
   std::byte* at(const Slot& slot, int64_t piece) const { return base_ + slot.offset + piece * kTierPiece; }
   static size_t size(const Slot& slot, int64_t piece) {
     return static_cast<size_t>(std::min(kTierPiece, slot.bytes - piece * kTierPiece));
@@ -58,6 +78,7 @@ class HostChannel final : public Channel {
   }
 
   std::byte* base_;
+  int threads_;
 };
 
 class HostTier final : public Tier {
@@ -86,7 +107,7 @@ class HostTier final : public Tier {
   HostTier& operator=(const HostTier&) = delete;
 
   std::string where() const override { return "host memory"; }
-  std::string how() const override { return "copied by a thread"; }
+  std::string how() const override { return "copied by threads"; }
 
   void reserve(Bytes bytes) override {
     bytes = align_up(bytes, kSlotAlignment);
@@ -107,7 +128,8 @@ class HostTier final : public Tier {
     reserved_ = bytes;
   }
 
-  std::unique_ptr<Channel> open_channel() override { return std::make_unique<HostChannel>(base_); }
+  std::unique_ptr<Channel> open_channel(int threads) override { return std::make_unique<HostChannel>(base_, threads); }
+  bool is_memory() const override { return true; }
   std::span<std::byte> memory() override { return {base_, static_cast<size_t>(reserved_.count)}; }
 
  private:

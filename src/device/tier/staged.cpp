@@ -57,8 +57,8 @@ class StagedTier final : public Tier {
   std::string where() const override { return tier_.where(); }
   std::string how() const override { return tier_.how() + ", through pinned buffers"; }
   void reserve(Bytes bytes) override { tier_.reserve(bytes); }
-  std::unique_ptr<Channel> open_channel() override {
-    return std::make_unique<StagedChannel>(device_, tier_.open_channel());
+  std::unique_ptr<Channel> open_channel(int threads) override {
+    return std::make_unique<StagedChannel>(device_, tier_.open_channel(threads));
   }
 
  private:

@@ -30,19 +30,25 @@ class AutoPlanner {
     } else {  // a search would take minutes
       for (const Extreme& extreme : extremes()) add_extreme(extreme);
     }
-    const std::vector<LimitedPoint> found = improve_tradeoff(frame_, input_.device.tiers, points_, limits(), tries());
-    // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one before.
-    for (size_t i = found.size(); i-- > 0;) {
-      Plan plan = make(found[i].decisions, found[i].limit);
-      if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
+    Found best;
+    const bool short_tiers = points_with_room().size() < points_.size();
+    fastest_of(points_, input_.device.tiers, false, best);
+    if (short_tiers) {
+      // The curve supposed tiers without end. What surely fits them may be faster than the rest of it.
+      if (!input_.first_that_fits) find_points_within_room();
+      fastest_of(points_with_room(), input_.device.tiers, true, best);
     }
-    return smallest(input_);
+    // What is planned where there is no tier: a tier more is never slower.
+    fastest_of(in_place_, {}, false, best);
+    return best.plan ? PlanOrInfeasible(*std::move(best.plan)) : smallest(input_);
   }
 
   // After plan(): the smallest, whether it fits or not.
   PlanOrInfeasible smallest(const PolicyInput& input) {
-    const TradeoffPoint* least = &points_.front();
-    for (const TradeoffPoint& point : points_) {
+    const std::vector<TradeoffPoint> roomy = points_with_room();
+    const std::vector<TradeoffPoint>& points = roomy.empty() ? points_ : roomy;
+    const TradeoffPoint* least = &points.front();
+    for (const TradeoffPoint& point : points) {
       if (point.peak < least->peak) least = &point;
     }
     scheduler_.run(least->decisions, schedule_);
@@ -51,6 +57,31 @@ class AutoPlanner {
   }
 
  private:
+  struct Found {
+    std::optional<Plan> plan;
+    double ms = 1e300;
+  };
+  // Replaces `best` by the fastest plan that these points lead to, if it is faster.
+  void fastest_of(const std::vector<TradeoffPoint>& points, const std::vector<TierInfo>& tiers, bool within_room, Found& best) {
+    if (points.empty()) return;
+    const std::vector<LimitedPoint> found = improve_tradeoff(frame_, tiers, points, limits(points), tries(), within_room);
+    // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one before.
+    for (size_t i = found.size(); i-- > 0;) {
+      Plan plan = make(found[i].decisions, found[i].limit);
+      if (plan.arena > input_.budget || !fits_tiers(plan)) continue;
+      if (found[i].ms < best.ms) best = {std::move(plan), found[i].ms};
+      return;
+    }
+  }
+
+  std::vector<TradeoffPoint> points_with_room() const {
+    std::vector<TradeoffPoint> points;
+    std::copy_if(points_.begin(), points_.end(), std::back_inserter(points), [&](const TradeoffPoint& point) {
+      return !point.copies || !TierRoom(frame_, input_.device.tiers, point.decisions).overfull();
+    });
+    return points;
+  }
+
   void find_points() {
     const Decisions start = where_states_are();
     const std::vector<TierInfo>& tiers = input_.device.tiers;
@@ -58,11 +89,19 @@ class AutoPlanner {
     if (input_.first_that_fits) options.effort = 3'000'000;
     add(find_tradeoff(frame_, tiers, start, options));
     if (tiers.empty()) return;
+    if (input_.state_homes.empty()) in_place_ = points_;
     options.tiers.clear();
     add(find_tradeoff(frame_, tiers, start, options));
     options.recompute = false;
     add(find_tradeoff(frame_, tiers, start, options));
     for (const Extreme& extreme : extremes()) add_extreme(extreme);
+  }
+  void find_points_within_room() {
+    TradeoffOptions options{.tiers = {}, .within_room = true, .states_may_move = input_.state_homes.empty()};
+    for (const bool recompute : {true, false}) {
+      options.recompute = recompute;
+      add(find_tradeoff(frame_, input_.device.tiers, where_states_are(), options));
+    }
   }
   // Everything kept, but for states that must lie elsewhere: those come in for each use.
   Decisions where_states_are() const {
@@ -168,10 +207,10 @@ class AutoPlanner {
   }
 
   // A fixed ladder and the peaks of the points on it, the same for every budget; it ends at the budget.
-  std::vector<int64_t> limits() const {
+  std::vector<int64_t> limits(const std::vector<TradeoffPoint>& points) const {
     std::set<int64_t> limits;
     int64_t least = INT64_MAX, most = 0;
-    for (const TradeoffPoint& point : points_) {
+    for (const TradeoffPoint& point : points) {
       least = std::min(least, point.peak);
       most = std::max(most, point.peak);
     }
@@ -198,8 +237,13 @@ class AutoPlanner {
   Frame frame_;
   Scheduler scheduler_;
   Schedule schedule_;
-  std::vector<TradeoffPoint> points_;
+  std::vector<TradeoffPoint> points_, in_place_;  // in_place_: of those, what uses no tier
 };
+
+PolicyInput without_tiers(PolicyInput input) {
+  input.device.tiers.clear();
+  return input;
+}
 
 }  // namespace
 
@@ -215,12 +259,14 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
   if (!std::holds_alternative<Plan>(best) && !elsewhere) {
     using Planner = std::function<PlanOrInfeasible(const PolicyInput&)>;
     Planner least = plan_liveness;  // of those that do not fit
+    bool tier_short = false;
     auto consider = [&](const Planner& planner) {
       if (const Plan* plan = std::get_if<Plan>(&best)) quick.faster_than_ms = plan->predicted.step_time_ms;
       PlanOrInfeasible other = planner(quick);
       const auto* mine = std::get_if<Infeasible>(&best);
       const auto* theirs = std::get_if<Infeasible>(&other);
-      if (mine != nullptr && theirs != nullptr && theirs->minimum < mine->minimum) least = planner;
+      if (mine != nullptr && theirs != nullptr && needs_less(*theirs, *mine)) least = planner;
+      tier_short |= theirs != nullptr && !theirs->tier.empty() && theirs->minimum <= input.budget;
       keep_better(input, best, std::move(other));
     };
     consider(plan_by_search);
@@ -230,9 +276,17 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       if (states > input.budget.count) break;
       if (input.first_that_fits && (std::holds_alternative<Plan>(best) || input.route.order.size() > kManySteps)) break;
       if (!input.state_homes.empty()) break;
-      if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline && policy.plan != plan_caffe) consider(policy.plan);
+      if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline && policy.plan != plan_caffe) {
+        consider(policy.plan);
+        if (!input.device.tiers.empty()) consider([plan = policy.plan](const PolicyInput& i) { return plan(without_tiers(i)); });
+      }
     }
     if (input.explain && std::holds_alternative<Infeasible>(best)) best = least(input);
+    if (Infeasible* infeasible = std::get_if<Infeasible>(&best); infeasible != nullptr && tier_short) {
+      infeasible->suggestion += input.device.tiers.size() > 1 ? ", or give the tiers more (--host-memory, --spill)"
+                                : input.device.tiers[0].name == "disk" ? ", or give the disk more (--spill DIR:SIZE)"
+                                                                       : ", or give more --host-memory";
+    }
   }
   if (Plan* plan = std::get_if<Plan>(&best)) {
     plan->plan_time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - started).count();

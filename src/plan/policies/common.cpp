@@ -67,6 +67,10 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const
   return plan;
 }
 
+bool needs_less(const Infeasible& a, const Infeasible& b) {
+  return a.tier.empty() != b.tier.empty() ? a.tier.empty() : a.minimum < b.minimum;
+}
+
 void keep_better(const PolicyInput& input, PlanOrInfeasible& best, PlanOrInfeasible other) {
   Plan* a = std::get_if<Plan>(&other);
   Plan* b = std::get_if<Plan>(&best);
@@ -79,7 +83,7 @@ void keep_better(const PolicyInput& input, PlanOrInfeasible& best, PlanOrInfeasi
   } else if (a != nullptr || b != nullptr) {
     better = a != nullptr;
   } else {
-    better = std::get<Infeasible>(other).minimum < std::get<Infeasible>(best).minimum;
+    better = needs_less(std::get<Infeasible>(other), std::get<Infeasible>(best));
   }
   if (better) best = std::move(other);
 }

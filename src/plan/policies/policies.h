@@ -36,6 +36,9 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const Frame& 
 PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
                              std::string_view policy);
 // The fastest of several answers by simulation; of those that do not fit, the one that needs least.
+// Of two that do not fit. What a tier is too small for does not fit whatever the budget.
+bool needs_less(const Infeasible& a, const Infeasible& b);
+
 void keep_better(const PolicyInput& input, PlanOrInfeasible& best, PlanOrInfeasible other);
 
 }  // namespace plimsoll

@@ -120,7 +120,7 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
     PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.002};
     for (size_t t = 0; t < seed % 3; ++t) {
       input.device.tiers.push_back({.name = t == 0 ? "host" : "disk", .capacity = 1_GiB, .out_gb_per_s = 0.0002, .in_gb_per_s = 0.0003,
-                                    .latency_us = 2, .compute_share = t == 0 ? 0.5 : 0.0});
+                                    .latency_us = 2, .compute_share = t > 0 ? 0.0 : seed % 2 == 0 ? 0.5 : 1.0});
     }
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
     double slowest_above = 0;
@@ -146,6 +146,7 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
         continue;
       }
       ++tight;
+      EXPECT_LE(least_bytes(graph, !input.device.tiers.empty()), plan->arena);
       const auto violations = verify(graph, *plan);
       ASSERT_TRUE(violations.empty()) << describe(violations);
       ASSERT_LE(plan->arena, input.budget);
@@ -160,6 +161,44 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
   EXPECT_GT(tight, 200);
   EXPECT_GT(recomputing, 50);
   EXPECT_GT(moving, 50);
+}
+
+TEST(Policies, ATierMoreHoweverSmallNeverHurtsAuto) {
+  int used = 0, feasible = 0;
+  for (uint64_t seed = 1; seed <= 14; ++seed) {
+    std::mt19937_64 random(seed);
+    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(5 + seed % 26), .updates = seed % 7 != 0});
+    const Route route = make_route(graph);
+    const auto kernels = testing::random_kernels(graph, seed);
+    const CostTable costs = random_costs(graph, kernels, random);
+    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.002};
+    const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
+    for (int percent : {90, 75, 60, 45}) {
+      input.budget = {most.count * percent / 100};
+      input.device.tiers.clear();
+      const PlanOrInfeasible without = find_policy("auto").plan(input);
+      for (const Bytes capacity : {4096_B, Bytes{most.count / 20}, Bytes{most.count / 4}}) {
+        SCOPED_TRACE(fmt::format("seed {} at {} % with {}", seed, percent, to_string(capacity)));
+        input.device.tiers = {{.name = "host", .capacity = capacity, .out_gb_per_s = 0.002, .in_gb_per_s = 0.003,
+                               .latency_us = 2, .compute_share = 1}};
+        const PlanOrInfeasible with = find_policy("auto").plan(input);
+        const Plan* plan = std::get_if<Plan>(&with);
+        if (const Plan* alone = std::get_if<Plan>(&without)) {
+          ASSERT_NE(plan, nullptr);
+          EXPECT_LE(plan->predicted.step_time_ms, alone->predicted.step_time_ms * (1 + 1e-9));
+        }
+        if (plan == nullptr) {
+          EXPECT_GT(std::get<Infeasible>(with).minimum, input.budget);
+          continue;
+        }
+        ASSERT_TRUE(verify(graph, *plan).empty());
+        ++feasible;
+        used += plan->moves.empty() ? 0 : 1;
+      }
+    }
+  }
+  EXPECT_GT(feasible, 60);
+  EXPECT_GT(used, 10);
 }
 
 TEST(Policies, StatesLieInTheOrderOfTheGraphFromOffsetZero) {
