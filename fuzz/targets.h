@@ -327,6 +327,12 @@ inline void read_costs(std::string_view input) {
   device.key = "cpu";
   accept_or_refuse([&] {
     const CostTable table = costs_from_json(input, "x.json", device);
+    for (const auto* list : {&table.entries(), &table.in_step_entries()}) {
+      for (const auto& [key, cost] : *list) {
+        require(cost.time_ms > 0 && cost.time_ms <= 1e9 && cost.workspace.count <= int64_t{1} << 50, "a cost that cannot be");
+        require(!key.signature.empty() && !key.kernel.empty(), "a cost of nothing");
+      }
+    }
     const std::string text = costs_to_json(table, device);
     require(costs_to_json(costs_from_json(text, "x.json", device), device) == text, "costs that change when they are read back");
     CostTable other;

@@ -14,23 +14,33 @@ using nlohmann::ordered_json;
 constexpr std::string_view kFormat = "plimsoll costs";
 constexpr int64_t kVersion = 1;
 constexpr int64_t kMostThreadsOfACost = 4096;
+constexpr double kMostRate = 1e12;
+constexpr double kMostMs = 1e9;                        // eleven days
+constexpr int64_t kMostWorkspace = int64_t{1} << 50;
 
 std::string_view name_of(Cost::Source source) { return source == Cost::Source::in_step ? "in_step" : "measured"; }
 
 double quantity(const JsonReader& r) {
   const double value = r.number();
-  if (!(value >= 0)) r.expected("a number from 0");
+  if (!(value >= 0 && value <= kMostMs)) r.expected(fmt::format("a number from 0 to {:g}", kMostMs));
+  return value;
+}
+double duration(const JsonReader& r) {
+  const double value = r.number();
+  if (!(value > 0 && value <= kMostMs)) r.expected(fmt::format("a time above 0 and at most {:g} ms", kMostMs));
   return value;
 }
 double rate(const JsonReader& r) {
   const double value = r.number();
-  if (!(value > 0)) r.expected("a number above 0");
+  if (!(value > 0 && value <= kMostRate)) r.expected(fmt::format("a number above 0 and at most {:g}", kMostRate));
   return value;
 }
 
 void read_entry(const JsonReader& r, CostTable& table) {
   r.only({"signature", "kernel", "threads", "source", "time_ms", "spread_ms", "runs", "workspace"});
   const JsonReader kernel = r.member("kernel"), source = r.member("source");
+  if (r.member("signature").text().empty()) r.member("signature").expected("the signature of an op");
+  if (kernel.text().empty()) kernel.expected("the name of a kernel");
   try {
     parts_of(kernel.text());
   } catch (const Error& error) {
@@ -40,11 +50,14 @@ void read_entry(const JsonReader& r, CostTable& table) {
   const CostKey key{.signature = r.member("signature").text(),
                     .kernel = kernel.text(),
                     .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0};
+  if (source.text() == "in_step" ? table.find_in_step(key).has_value() : table.find(key).has_value()) {
+    r.fail(fmt::format("kernel '{}' of '{}' has two costs of one kind", key.kernel, key.signature));
+  }
   table.put(key, {.source = source.text() == "in_step" ? Cost::Source::in_step : Cost::Source::measured,
-                  .time_ms = quantity(r.member("time_ms")),
+                  .time_ms = duration(r.member("time_ms")),
                   .spread_ms = quantity(r.member("spread_ms")),
                   .runs = static_cast<int>(r.member("runs").integer(0, INT32_MAX)),
-                  .workspace = {r.has("workspace") ? r.member("workspace").integer(0) : -1}});
+                  .workspace = {r.has("workspace") ? r.member("workspace").integer(0, kMostWorkspace) : -1}});
 }
 
 }  // namespace
