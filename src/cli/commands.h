@@ -81,6 +81,10 @@ class JsonLines {
   bool to_stdout_ = false;
 };
 
+// Data for a model that was named without data: the digits where the network takes 8x8 images, else synthetic images.
+inline constexpr std::string_view kDefaultData = "digits";
+std::string data_for(const std::string& model, int64_t batch);
+
 // Throws Error(invalid_input) that names the flag when a file could not be written there: before the work, not after it.
 void check_writable(std::string_view flag, const std::string& file);
 

@@ -1,6 +1,7 @@
 // plan: what a training step would need and cost, without running it. verify: judges a saved plan. profile: measures.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <csignal>
@@ -123,7 +124,7 @@ int run_verify(const std::string& file, const std::string& json_target) {
 
 struct ProfileFlags : CommonFlags {
   bool again = false;
-  std::string threads_list, export_to, import_from;
+  std::string data, threads_list, export_to, import_from;
   int64_t every = 1;
 };
 
@@ -163,6 +164,40 @@ void export_costs(const ProfileFlags& flags, const Session& session, const JsonL
                        session.device->info().key));
 }
 
+// What is measured for: the network as `train` feeds it with --data. Without the flag, as `train` does without it, and as it is
+// usually fed, which is what `plan` plans for; the latter stands last.
+std::vector<Network> networks_of(const ProfileFlags& flags) {
+  std::vector<Network> networks;
+  const ModelInput usual = input_of(flags);
+  const std::string data = flags.data.empty() ? data_for(flags.model, usual.batch) : flags.data;
+  const TrainOptions training{.model = flags.model, .data = data, .batch = usual.batch, .image_size = flags.image_size, .classes = flags.classes};
+  if (flags.data.empty()) {
+    try {
+      networks.push_back(build_model(flags.model, training_input(training)));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::invalid_input) throw;  // images or classes that this data has not
+    }
+    networks.push_back(build_model(flags.model, usual));
+  } else {
+    networks.push_back(build_model(flags.model, training_input(training)));
+  }
+  return networks;
+}
+
+// "cuda:0,cuda:1"
+std::vector<std::string> names_in(const std::string& list) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    names.push_back(list.substr(begin, end - begin));
+    if (std::count(names.begin(), names.end(), names.back()) > 1) {
+      throw Error(ErrorCode::invalid_input, fmt::format("--device {}: '{}' is named twice; two measurements on one device would disturb each other", list, names.back()));
+    }
+    begin = end + 1;
+  }
+  return names;
+}
+
 int run_profile(const ProfileFlags& flags) {
   check_choices(flags.policy, flags.placement);
   check_writable("--export", flags.export_to);
@@ -172,18 +207,27 @@ int run_profile(const ProfileFlags& flags) {
   if (flags.model.empty() && flags.import_from.empty() && flags.export_to.empty()) {
     throw Error(ErrorCode::invalid_input, "profile: name a MODEL to measure, or a file with --import or --export");
   }
-  std::optional<Network> named;
-  if (!flags.model.empty()) named = build_model(flags.model, input_of(flags));
-  Session session = open_session(flags.device, flags.threads, flags.tiers());
+  std::vector<Network> networks;
+  if (!flags.model.empty()) networks = networks_of(flags);
+  const std::vector<std::string> names = names_in(flags.device);
+  Session session = open_session(names[0], flags.threads, flags.tiers());
+  std::vector<std::unique_ptr<Device>> others;
+  std::vector<const Device*> beside;
+  for (size_t i = 1; i < names.size(); ++i) {
+    beside.push_back(others.emplace_back(open_device(names[i], flags.threads)).get());
+    if (beside.back()->info().key == session.device->info().key) continue;
+    throw Error(ErrorCode::invalid_input, fmt::format("--device {}: '{}' ({}) and '{}' ({}) differ, so each is to be measured alone", flags.device, names[0],
+                                                      session.device->info().key, names[i], beside.back()->info().key));
+  }
   for (const std::string& notice : session.notices) complain(notice);
   json told = share_costs(flags, session, out);
-  if (!named) {
+  if (networks.empty()) {
     export_costs(flags, session, out);
     told["known"] = session.costs.entries().size();
     out.write(told);
     return kDone;
   }
-  const Network& network = *named;
+  const Network& network = networks.back();
   if (flags.again) {
     session.database->save(probe_rates(*session.device));
     session.costs = CostTable(*session.database->rates());
@@ -192,10 +236,11 @@ int run_profile(const ProfileFlags& flags) {
   std::signal(SIGINT, on_profile_interrupt);
   const BusyMeter busy;
   Progress progress;
-  // There is one CPU; on several devices of one kind the list would be dealt out.
-  const int measured = measure_missing(session, network, options, {.batches = batches, .every = flags.every, .threads = threads, .progress = [&](int done, int total, const std::string& what) {
-                                         progress.update("measuring kernels", done, total, what);
-                                       }, .stop = [] { return interrupted.load(); }});
+  const MeasureOptions measuring{.batches = batches, .every = flags.every, .threads = threads, .progress = [&](int done, int total, const std::string& what) {
+                                   progress.update("measuring kernels", done, total, what);
+                                 }, .stop = [] { return interrupted.load(); }};
+  int measured = 0;
+  for (const Network& one : networks) measured += measure_missing(session, one, options, measuring, beside);
   progress.finish();
   if (interrupted) {
     say(out, fmt::format("interrupted; {} measurements are kept", measured));
@@ -266,6 +311,8 @@ Run add_profile(CLI::App& app) {
       "  plimsoll profile resnet50 --batch 64 --batch-sizes powerOfTwo      parts of the batch too, for `--workspace`\n"
       "  plimsoll profile --export costs.json             nothing is measured without MODEL; elsewhere: profile --import costs.json");
   flags->add_to(*command, false);
+  command->get_option("--device")->description("Where it runs; several of one kind, cuda:0,cuda:1, share the measuring");
+  command->add_option("--data", flags->data, "Measure for images as this data gives them, as `train` feeds them: digits, mnist:DIR, synthetic, ... (default: for `train` and `plan` without --data)")->check(not_empty());
   command->add_flag("--again", flags->again, "Measure what the database has already, too");
   flags->add_optimizer_to(*command);
   flags->add_workspace_to(*command);

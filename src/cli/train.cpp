@@ -33,7 +33,6 @@ extern "C" void on_interrupt(int signal) {
 // The settings of `plimsoll train` without a model: a small residual network on the bundled digits, in a budget that is a
 // fraction of what every tensor in memory of its own would need.
 constexpr std::string_view kDefaultModel = "resnet20";
-constexpr std::string_view kDefaultData = "digits";
 constexpr std::string_view kDefaultMemory = "12MiB";
 constexpr int64_t kDefaultEpochs = 12;
 
@@ -139,16 +138,6 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
   options.data = digits ? kDefaultData : "synthetic";
   if (!digits && !given("--image-size")) options.image_size = input.height;
   if (!digits && !given("--num-classes")) options.classes = input.classes;
-}
-
-// Data for a model that was named without data: the digits where the network takes 8x8 images, else synthetic images.
-std::string data_for(const std::string& model, int64_t batch) {
-  try {
-    build_model(model, {.batch = batch, .channels = 1, .height = 8, .width = 8, .classes = 10});
-    return std::string(kDefaultData);
-  } catch (const Error&) {
-    return "synthetic";
-  }
 }
 
 TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
@@ -321,6 +310,15 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
 }
 
 }  // namespace
+
+std::string data_for(const std::string& model, int64_t batch) {
+  try {
+    build_model(model, {.batch = batch, .channels = 1, .height = 8, .width = 8, .classes = 10});
+    return std::string(kDefaultData);
+  } catch (const Error&) {
+    return "synthetic";
+  }
+}
 
 Run add_train(CLI::App& app) {
   auto flags = std::make_shared<TrainFlags>();

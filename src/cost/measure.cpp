@@ -6,9 +6,13 @@
 
 #include <algorithm>
 #include <deque>
+#include <exception>
+#include <mutex>
 #include <set>
+#include <thread>
 
 #include "cost/bench.h"
+#include "cost/measure.h"
 #include "cost/signature.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
@@ -148,50 +152,121 @@ Cost time_kernel(OpBench& bench, double seconds, double best_ms) {
           .runs = static_cast<int>(times.size())};
 }
 
-}  // namespace
+// Devices of one kind take the next group from one list, so that kernels that are compared run on one device.
+class Measuring {
+ public:
+  Measuring(const std::vector<Job>& jobs, CostTable& table, const MeasureOptions& options) : jobs_(jobs), table_(table), options_(options) {}
 
-int measure_costs(const Graph& graph, const Device& device, CostTable& table, const MeasureOptions& options) {
-  if (device.info().simulated) return 0;
-  const Jobs all = Lister(device, table, options).run(graph);
-  const std::vector<Job>& jobs = all.list;
-  const Bytes limit = std::min(options.memory, Bytes{device.info().memory_available.count / 10 * 8});
-  const Bytes cache = cache_bytes();
-  std::unique_ptr<Arena> arena;
-  int done = 0, measured = 0;
-  int group = 0;
-  double best_ms = 0;
-  for (const Job& job : jobs) {
-    if (options.stop && options.stop()) break;
-    if (options.progress) {
+  void run(const Device& device) {
+    const Bytes limit = std::min(options_.memory, Bytes{device.info().memory_available.count / 10 * 8});
+    std::unique_ptr<Arena> arena;
+    for (;;) {
+      const std::span<const Job> group = next_group();
+      double best_ms = 0;
+      for (const Job& job : group) {
+        if (!begin(job)) return;
+        if (std::optional<Cost> cost = measure(device, job, limit, arena, best_ms)) put(job, *cost);
+      }
+      if (group.empty()) return;
+    }
+  }
+  int measured() const { return measured_; }
+
+ private:
+  std::span<const Job> next_group() {
+    const std::lock_guard lock(mutex_);
+    const size_t first = next_;
+    while (next_ < jobs_.size() && jobs_[next_].group == jobs_[first].group) ++next_;
+    return {jobs_.data() + first, next_ - first};
+  }
+
+  // Tells the progress. False: the user has had enough.
+  bool begin(const Job& job) {
+    const std::lock_guard lock(mutex_);
+    if (stopped_ || (options_.stop && options_.stop())) {
+      stopped_ = true;
+      return false;
+    }
+    if (options_.progress) {
       const std::string rows = job.rows > 0 ? fmt::format(", {} rows", job.rows) : "";
       const std::string threads = job.key.threads > 0 ? fmt::format(", {} threads", job.key.threads) : "";
-      options.progress(done, static_cast<int>(jobs.size()), fmt::format("{} by {}{}{}", job.op->name, job.spec.name, rows, threads));
+      options_.progress(done_, static_cast<int>(jobs_.size()), fmt::format("{} by {}{}{}", job.op->name, job.spec.name, rows, threads));
     }
-    ++done;
-    if (job.group != group) {
-      group = job.group;
-      best_ms = 0;
-    }
+    ++done_;
+    return true;
+  }
+
+  void put(const Job& job, const Cost& cost) {
+    const std::lock_guard lock(mutex_);
+    table_.put(job.key, cost);
+    ++measured_;
+  }
+
+  std::optional<Cost> measure(const Device& device, const Job& job, Bytes limit, std::unique_ptr<Arena>& arena, double& best_ms) const {
     try {
       OpBench bench(device, isolate(*job.graph, *job.op, job.spec), job.key.threads);
-      if (bench.bytes(1) > limit) continue;
-      const int sets = sets_for(bench, cache, limit);
+      if (bench.bytes(1) > limit) return std::nullopt;
+      const int sets = sets_for(bench, cache_, limit);
       if (!arena || arena->bytes() < bench.bytes(sets)) {
         arena.reset();
         arena = device.take_arena(bench.bytes(sets));
       }
       bench.place(arena->base(), sets);
-      Cost cost = time_kernel(bench, options.seconds_per_kernel, best_ms);
+      Cost cost = time_kernel(bench, options_.seconds_per_kernel, best_ms);
       cost.workspace = bench.kernel_workspace();
       if (best_ms <= 0 || cost.time_ms < best_ms) best_ms = cost.time_ms;
-      table.put(job.key, cost);
-      ++measured;
+      return cost;
     } catch (const Error& error) {
       // A kernel that this machine refuses after all, or buffers that it has not: the estimate stands.
       if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::device_failure) throw;
+      return std::nullopt;
     }
   }
-  return measured;
+
+  const std::vector<Job>& jobs_;
+  CostTable& table_;
+  const MeasureOptions& options_;
+  const Bytes cache_ = cache_bytes();
+  std::mutex mutex_;
+  size_t next_ = 0;
+  int done_ = 0, measured_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+int measure_costs(const Graph& graph, const Device& device, CostTable& table, const MeasureOptions& options) {
+  const Device* alone = &device;
+  return measure_costs(graph, std::span(&alone, 1), table, options);
+}
+
+int measure_costs(const Graph& graph, std::span<const Device* const> devices, CostTable& table, const MeasureOptions& options) {
+  const DeviceInfo& first = devices[0]->info();
+  for (const Device* other : devices) {
+    if (other->info().key == first.key) continue;
+    throw Error(ErrorCode::invalid_input, fmt::format("devices '{}' ({}) and '{}' ({}) differ: what one measures says nothing of the other",
+                                                      first.name, first.key, other->info().name, other->info().key));
+  }
+  if (first.simulated) return 0;
+  const Jobs all = Lister(*devices[0], table, options).run(graph);
+  Measuring measuring(all.list, table, options);
+  std::exception_ptr failure;
+  std::mutex failing;
+  auto run = [&](const Device& device) {
+    try {
+      measuring.run(device);
+    } catch (...) {
+      const std::lock_guard lock(failing);
+      failure = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (const Device* device : devices.subspan(1)) others.emplace_back([&run, device] { run(*device); });
+    run(*devices[0]);
+  }
+  if (failure) std::rethrow_exception(failure);
+  return measuring.measured();
 }
 
 }  // namespace plimsoll

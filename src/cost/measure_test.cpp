@@ -1,11 +1,14 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <set>
 #include <thread>
 
 #include "cost/bench.h"
+#include "cost/measure.h"
 #include "cost/probe.h"
 #include "cost/signature.h"
 #include "plimsoll/cost.h"
@@ -182,8 +185,9 @@ TEST(Measure, TimesAReorderInTheLayoutsThatItHas) {
 // Kernels that wait as long as their names say.
 class WaitingDevice : public Device {
  public:
-  explicit WaitingDevice(std::vector<std::string> milliseconds) : kernels_(std::move(milliseconds)) {
+  explicit WaitingDevice(std::vector<std::string> milliseconds, std::string key = "waiting") : kernels_(std::move(milliseconds)) {
     info_.name = "waiting";
+    info_.key = std::move(key);
     info_.memory_available = 1_GiB;
   }
   const DeviceInfo& info() const override { return info_; }
@@ -201,6 +205,7 @@ class WaitingDevice : public Device {
       void bind(std::span<void* const>, std::span<void* const>, void*) override {}
       void run() override { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
     };
+    ++made_;
     if (name == "missing") throw Error(ErrorCode::unsupported, "no such kernel");
     auto kernel = std::make_unique<Waiting>();
     kernel->ms = std::stoi(std::string(name));
@@ -210,10 +215,45 @@ class WaitingDevice : public Device {
   void write(std::byte* to, std::span<const std::byte> from) const override { std::copy(from.begin(), from.end(), to); }
   void read(std::span<std::byte>, const std::byte*) const override {}
 
+  int made() const { return made_; }
+
  private:
   std::vector<std::string> kernels_;
   DeviceInfo info_;
+  mutable std::atomic<int> made_ = 0;
 };
+
+TEST(Measure, DealsKernelsOutAmongDevicesThatAreAlike) {
+  Graph g;
+  constexpr int kOps = 12;
+  for (int i = 0; i < kOps; ++i) {
+    const TensorId x = g.add_source(fmt::format("x{}", i), {16 + i}, DType::f32, Role::input);
+    g.add_op("ReluForward", fmt::format("relu{}", i), "relu", {x});
+  }
+  const WaitingDevice a({"2", "3"}), b({"2", "3"}), c({"2", "3"}), other({"2", "3"}, "another kind");
+  CostTable table;
+  int last = -1, told = 0;
+  const MeasureOptions options{.seconds_per_kernel = 0.01, .progress = [&](int done, int total, const std::string&) {
+                                 EXPECT_EQ(total, 2 * kOps);
+                                 EXPECT_EQ(done, last + 1);  // one bar for all
+                                 last = done;
+                                 ++told;
+                               }};
+  const Device* alike[] = {&a, &b, &c};
+  EXPECT_EQ(measure_costs(g, alike, table, options), 2 * kOps);
+  EXPECT_EQ(table.entries().size(), 2u * kOps);
+  EXPECT_EQ(told, 2 * kOps);
+  EXPECT_EQ(a.made() + b.made() + c.made(), 2 * kOps);
+  for (const auto* device : {&a, &b, &c}) EXPECT_GT(device->made(), 0);
+  EXPECT_EQ(measure_costs(g, alike, table, {}), 0);
+  const Device* unlike[] = {&a, &other};
+  try {
+    measure_costs(g, unlike, table, {});
+    FAIL() << "devices that differ were taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("another kind"), std::string::npos) << error.what();
+  }
+}
 
 TEST(Measure, GivesUpAHopelessKernelAfterOneRunAndOneThatCannotBeMadeAtOnce) {
   Graph g;

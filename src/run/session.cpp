@@ -12,6 +12,7 @@
 #include <map>
 
 #include "base/names.h"
+#include "cost/measure.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/placement.h"
@@ -159,11 +160,14 @@ Session open_session(std::string_view name, int threads, const TierOptions& tier
   return session;
 }
 
-int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure) {
+int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure,
+                    std::span<const Device* const> beside) {
   Network fused = network;
   run_fusion_passes(fused, options.fusion);
   const Network training = make_training_network(fused, options.optimizer);
-  const int measured = measure_costs(training.graph, *session.device, session.costs, measure);
+  std::vector<const Device*> devices{session.device.get()};
+  devices.insert(devices.end(), beside.begin(), beside.end());
+  const int measured = measure_costs(training.graph, devices, session.costs, measure);
   if (measured > 0) session.database->save(session.costs);
   return measured;
 }

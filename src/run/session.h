@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,9 @@ Session open_session(std::string_view device, int threads, const TierOptions& ti
 void check_choices(std::string_view policy, std::string_view placement);
 
 // Measures the kernels that the steps of `network` could use and that the table lacks, and saves them.
-int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure);
+// `beside`: further devices like the session's, which measure their share at the same time.
+int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure,
+                    std::span<const Device* const> beside = {});
 
 // The least arena with which the policy finds a plan, whatever the kernels.
 Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options);
