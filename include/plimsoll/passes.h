@@ -37,8 +37,10 @@ struct LayoutOptions {
   std::optional<LayoutFamily> family;                 // force one; otherwise the cheapest by the cost table
   std::map<std::string, Layout, std::less<>> pinned;  // layouts of states, by name: an evaluation uses the training's
   std::map<std::string, std::string, std::less<>> pinned_kernels;  // by op name: a resumed run repeats its kernels
-  Bytes workspace_limit{INT64_MAX};                   // per op
-  Bytes asked_limit{INT64_MAX};                       // the same as the user asked for it: a family that keeps it goes before a faster one
+  Bytes workspace_limit{INT64_MAX};                   // per op: a kernel above it is taken only where no other runs the op; not with `exact`
+  // As the user asked for it, also with `exact`: a family that keeps it goes before a faster one. An op that has no kernel within it
+  // in the family taken gets the smallest, and whoever promised the limit refuses.
+  Bytes asked_limit{INT64_MAX};
   // Kernels that run in parts of the batch are considered with parts of these sizes: with nothing, powers of two whose costs are
   // measured; when given, those that are not measured are estimated too.
   std::optional<BatchSizes> batch_sizes;

@@ -144,7 +144,8 @@ struct Plan {
 // "No plan fits": the least budget that would do, and what needs it.
 struct Infeasible {
   std::string policy;
-  Bytes budget;
+  std::string flag = {};     // the limit on workspace that no kernels keep, "--workspace" or "--workspace-total"; empty: memory is short
+  Bytes budget;              // that limit, or that of the memory
   Bytes minimum;             // the least budget with which this policy finds a plan
   Bytes lower_bound;         // no plan at all needs less (least_bytes)
   bool proven = false;       // true: no plan of this policy exists below `minimum`; false: none was found

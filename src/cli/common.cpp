@@ -107,7 +107,7 @@ std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::st
 }  // namespace
 
 void CommonFlags::add_workspace_to(CLI::App& command) {
-  command.add_option("--workspace", workspace, "The most workspace that one op may use: 64MiB (default: what is free at its step)")->type_name("SIZE");
+  command.add_option("--workspace", workspace, "The most workspace that any op may use: 64MiB (default: what is free at its step). Where no kernels keep it, there is no plan")->type_name("SIZE");
   command.add_option("--workspace-total", workspace_total, "The most that the workspaces of all convolutions and fully connected layers add up to")
       ->type_name("SIZE");
   command.add_option("--batch-sizes", batch_sizes_name,

@@ -26,6 +26,9 @@ ModelInput input_of(const CommonFlags& flags, int64_t batch) {
 CompileOptions compile_options(const CommonFlags& flags, const Session& session, bool weights) {
   CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
   options.memory = flags.budget(session.device->info());
+  options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
+  options.workspace_total = flags.workspace_total_bytes();
+  options.batch_sizes = flags.batch_sizes();
   if (flags.lowered()) options.layer_model = LayerModelOptions{.weights = weights, .input = weights};
   return options;
 }
@@ -92,12 +95,15 @@ int run_compare(const CompareFlags& flags) {
                        session.device->info().simulated ? ", simulated" : ""));
   say(out, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time", flags.run ? "     measured" : "", "copied out", "copied in", "again"));
   bool any = false;
+  std::string told;  // the same for every policy
   for (const std::string& name : names) {
     CompileOptions options = compile_options(flags, session, false);
     options.policy = name;
     auto result = compile_training(network, *session.device, session.costs, options);
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
-      say(out, fmt::format("{:<28} {:>11}", name, infeasible->minimum.count == INT64_MAX ? "cannot" : "needs " + to_string(infeasible->minimum)));
+      const std::string need = (infeasible->flag.empty() ? "needs " : fmt::format("needs {} ", infeasible->flag)) + to_string(infeasible->minimum);
+      say(out, fmt::format("{:<28} {:>11}", name, infeasible->minimum.count == INT64_MAX ? "cannot" : need));
+      if (!infeasible->flag.empty()) told = to_text(*infeasible);
       json object = infeasible_json(*infeasible);
       object["policy"] = name;
       out.write(object);
@@ -122,6 +128,7 @@ int run_compare(const CompareFlags& flags) {
                          p.recompute_steps));
     out.write(object);
   }
+  if (!told.empty()) complain(told);
   return any ? kDone : kInfeasible;
 }
 
@@ -171,7 +178,7 @@ class Largest {
       options.first_that_fits = true;
       const auto result = compile_training(network, *session_.device, session_.costs, options);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
-        trial.limited_by = infeasible->tier.empty() ? "memory" : infeasible->tier == "host" ? "host memory" : infeasible->tier;
+        trial.limited_by = !infeasible->flag.empty() ? infeasible->flag : infeasible->tier.empty() ? "memory" : infeasible->tier == "host" ? "host memory" : infeasible->tier;
         return trial;
       }
       const Plan& plan = std::get<Program>(result).plan;
@@ -260,6 +267,7 @@ Run add_compare(CLI::App& app) {
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
   flags->add_lowering_to(*command);
+  flags->add_workspace_to(*command);
   command->add_flag("--run", flags->run, "Run each plan too, and say what its step took");
   command->add_option("--steps", flags->steps, "Steps to run of each, of which the median counts")->capture_default_str()->check(whole_number(1, 10000));
   command->add_option("--policies", flags->only, "Only these, with their options: auto superneurons:recompute=speed")->type_name("NAME");
@@ -273,6 +281,7 @@ Run add_max(CLI::App& app) {
   flags->add_to(*command, true);
   flags->add_optimizer_to(*command);
   flags->add_lowering_to(*command);
+  flags->add_workspace_to(*command);
   command->add_option("--what", flags->what, "batch, or depth: the N in the network's name, resnet:6-32-N-6")->capture_default_str();
   command->add_option("--most", flags->most, "Look no further than this")->check(whole_number(1, 1 << 24));
   command->footer("Examples:\n  plimsoll max resnet50 --memory 2GiB --host-memory 8GiB\n  plimsoll max resnet:6-32-N-6 --what depth --batch 16 --memory 11.2GiB --device k40c --lowering paper");

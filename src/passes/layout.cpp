@@ -26,7 +26,7 @@ LayoutAssignment cheapest_family(const Graph& graph, std::span<const OpId> order
   if (options.exact) families = {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain};
   if (options.family) families = {*options.family};
   std::optional<LayoutAssignment> best;
-  auto rank = [&](const LayoutAssignment& a) { return std::pair(excess(a, options.asked_limit), a.time_ms); };
+  auto rank = [&](const LayoutAssignment& a) { return std::pair(excess(a, options.asked_limit), options.exact ? 0 : a.time_ms); };
   std::optional<Error> first_error;
   for (LayoutFamily family : families) {
     try {
@@ -36,7 +36,7 @@ LayoutAssignment cheapest_family(const Graph& graph, std::span<const OpId> order
       if (error.code() != ErrorCode::unsupported) throw;
       if (!first_error) first_error = error;
     }
-    if (best && options.exact) break;  // by rule: the first that can
+    if (best && options.exact && excess(*best, options.asked_limit).count == 0) break;  // by rule: the first that can
   }
   if (!best) throw *first_error;
   return std::move(*best);
@@ -139,7 +139,7 @@ KernelSpec reorder_kernel(const Graph& graph, const Op& op, const Device& device
     }
   }
   auto rank = [&](const KernelSpec& spec) {
-    const bool fits = spec.workspace <= options.workspace_limit;
+    const bool fits = spec.workspace <= std::min(options.workspace_limit, options.asked_limit);
     const double ms = options.exact ? 0 : costs.cost(graph, op, spec).time_ms;
     return fits ? std::tuple(0, Bytes{}, ms) : std::tuple(1, spec.workspace, ms);
   };
@@ -162,7 +162,7 @@ LayoutResult choose_layouts(Graph& graph, const Device& device, const CostTable&
   }
   const std::vector<OpId> order = run_order(graph);
   std::optional<KernelMenu> fresh;
-  if (options.menu == nullptr || options.exact) fresh.emplace(graph, device, costs, options.batch_sizes, !options.exact);
+  if (options.menu == nullptr) fresh.emplace(graph, device, costs, options.batch_sizes, options.exact);
   KernelMenu& menu = fresh ? *fresh : *options.menu;
   const LayoutAssignment assignment = cheapest_family(graph, order, menu, options);
   const int32_t ops_before = graph.op_count();

@@ -81,9 +81,10 @@ class Search {
 
   std::vector<const KernelMenu::Item*> fastest_allowed(const std::vector<KernelMenu::Item>& items) const {
     std::vector<const KernelMenu::Item*> result;  // by layouts
+    const bool divide = options_.batch_sizes != BatchSizes::undivided;
+    const Bytes limit = options_.exact ? options_.asked_limit : std::min(options_.workspace_limit, options_.asked_limit);
     for (const KernelMenu::Item& item : items) {
-      if (item.divided && options_.batch_sizes == BatchSizes::undivided) continue;
-      if (options_.exact ? !item.spec.exact || is_winograd(item.spec) : item.spec.workspace > options_.workspace_limit) continue;
+      if (!menu_.is_allowed(item, divide) || item.spec.workspace > limit) continue;
       auto same = std::find_if(result.begin(), result.end(), [&](const auto* other) { return other->layouts == item.layouts; });
       if (same == result.end()) {
         result.push_back(&item);
@@ -93,8 +94,8 @@ class Search {
     }
     if (result.empty() && !items.empty()) {
       result.push_back(&*std::min_element(items.begin(), items.end(), [&](const auto& a, const auto& b) {
-        const bool undivided = options_.batch_sizes == BatchSizes::undivided;
-        return std::tuple(undivided && a.divided, a.spec.workspace, a.time_ms) < std::tuple(undivided && b.divided, b.spec.workspace, b.time_ms);
+        return std::tuple(!menu_.is_allowed(a, divide), a.spec.workspace, a.time_ms) <
+               std::tuple(!menu_.is_allowed(b, divide), b.spec.workspace, b.time_ms);
       }));
     }
     return result;
@@ -373,8 +374,8 @@ std::vector<std::optional<Layout>> outside_layouts(const Graph& graph, const std
   return result;
 }
 
-KernelMenu::KernelMenu(const Graph& graph, const Device& device, const CostTable& costs, std::optional<BatchSizes> batch_sizes, bool divide)
-    : graph_(graph), device_(device), costs_(costs), batch_sizes_(batch_sizes), divide_(divide) {
+KernelMenu::KernelMenu(const Graph& graph, const Device& device, const CostTable& costs, std::optional<BatchSizes> batch_sizes, bool exact)
+    : graph_(graph), device_(device), costs_(costs), batch_sizes_(batch_sizes), exact_(exact) {
   std::unordered_map<std::string, int> classes;
   for (const Op& op : graph.ops()) {
     const int next = static_cast<int>(classes.size());
@@ -401,19 +402,27 @@ const std::vector<KernelMenu::Item>& KernelMenu::of(OpId id, LayoutFamily family
                                                       op.name, op.type->name));
     }
   }
-  if (divide_) add_divided(op, family, items);
+  if (!exact_) add_divided(op, family, items);
   place = std::move(items);
   return *place;
+}
+
+bool KernelMenu::is_allowed(const Item& item, bool divide) const {
+  return (divide || !item.divided) && (!exact_ || (item.spec.exact && !is_winograd(item.spec)));
 }
 
 double KernelMenu::reorder_ms(const Tensor& tensor, const Layout& from, const Layout& to) {
   std::string signature = reorder_signature(tensor.shape, tensor.dtype, from, to);
   auto [place, fresh] = reorder_ms_.emplace(std::move(signature), 0.0);
   if (!fresh) return place->second;
-  auto entry = costs_.entries().lower_bound({place->first, "", 0});
-  if (entry != costs_.entries().end() && entry->first.signature == place->first) {
-    place->second = entry->second.time_ms;
-  } else {
+  // There is one kernel, measured in steps alone: its time there is all that is known of it.
+  auto known = [&](const std::map<CostKey, Cost>& entries) {
+    const auto entry = entries.lower_bound({place->first, "", 0});
+    const bool found = entry != entries.end() && entry->first.signature == place->first;
+    if (found) place->second = entry->second.time_ms;
+    return found;
+  };
+  if (!known(costs_.in_step_entries()) && !known(costs_.entries())) {
     const Bytes bytes = storage_bytes(tensor.shape, tensor.dtype, from) + storage_bytes(tensor.shape, tensor.dtype, to);
     constexpr double kShareOfStreaming = 0.6;  // one side is read or written in short runs
     place->second = static_cast<double>(bytes.count) / (costs_.rates().memory_gb_per_s * 1e6 * kShareOfStreaming) +

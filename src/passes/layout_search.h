@@ -31,12 +31,14 @@ class KernelMenu {
     bool divided = false;
   };
 
+  // With `exact`, what may be chosen by rule alone: no parts, and is_allowed() tells which items.
   KernelMenu(const Graph& graph, const Device& device, const CostTable& costs, std::optional<BatchSizes> batch_sizes = {},
-             bool divide = true);
+             bool exact = false);
   // Never empty; empty for views. Throws Error(unsupported) as the device does.
   const std::vector<Item>& of(OpId op, LayoutFamily family);
   // The item of that name, which may be a configuration that `of` has not; none where the device has no such kernels.
   std::vector<const Item*> named(OpId op, LayoutFamily family, const std::string& kernel);
+  bool is_allowed(const Item& item, bool divide) const;
   size_t class_of(OpId op) const { return static_cast<size_t>(class_of_op_[static_cast<size_t>(op.index)]); }
   size_t class_count() const { return items_[0].size(); }
   double reorder_ms(const Tensor& tensor, const Layout& from, const Layout& to);
@@ -49,7 +51,7 @@ class KernelMenu {
   const Device& device_;
   const CostTable& costs_;
   std::optional<BatchSizes> batch_sizes_;
-  bool divide_ = true;
+  bool exact_ = false;
   std::deque<Item> assembled_;
   std::vector<int> class_of_op_;
   std::array<std::vector<std::optional<std::vector<Item>>>, 3> items_;  // by family, class

@@ -117,10 +117,12 @@ std::vector<const Stay*> live_at(const Plan& plan, StepIndex step) {
 
 std::string to_text(const Infeasible& infeasible) {
   constexpr size_t kShown = 12;
-  std::string text = fmt::format("no plan by policy '{}' fits {}: {} {} ({} bytes) are needed\n", infeasible.policy,
-                                 to_string(infeasible.budget), infeasible.proven ? "at least" : "as far as was found,",
-                                 to_string(infeasible.minimum), infeasible.minimum.count);
-  if (!infeasible.op.empty()) {
+  const std::string what = infeasible.flag.empty() ? fmt::format("no plan by policy '{}' fits", infeasible.policy)
+                                                   : fmt::format("no choice of kernels keeps {}", infeasible.flag);
+  std::string text = fmt::format("{} {}: {} {} ({} bytes) are needed{}\n", what, to_string(infeasible.budget),
+                                 infeasible.proven ? "at least" : "as far as was found,", to_string(infeasible.minimum),
+                                 infeasible.minimum.count, infeasible.flag.empty() ? "" : ", by these ops:");
+  if (!infeasible.op.empty() && infeasible.flag.empty()) {
     text += fmt::format("the peak is at step {}, '{}'", infeasible.step, infeasible.op);
     if (!infeasible.layer.empty()) text += fmt::format(" of layer '{}'", infeasible.layer);
     text += ", where these are live:\n";

@@ -172,12 +172,16 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
 json infeasible_json(const Infeasible& infeasible) {
   json needs = json::array();
   for (const Infeasible::Need& need : infeasible.needs) {
-    needs.push_back({{"tensor", need.workspace ? "(workspace)" : need.tensor},
+    needs.push_back({{"tensor", need.workspace && infeasible.flag.empty() ? "(workspace)" : need.tensor},
                      {"role", need.workspace ? "workspace" : std::string(to_string(need.role))},
                      {"bytes", need.bytes.count}});
   }
   return {{"feasible", false},
           {"policy", infeasible.policy},
+          {"flag", !infeasible.flag.empty()         ? infeasible.flag
+                   : infeasible.tier.empty()        ? "--memory"
+                   : infeasible.tier == "disk"      ? "--spill"
+                                                    : "--host-memory"},
           {"budget_bytes", infeasible.budget.count},
           {"minimum_bytes", infeasible.minimum.count},
           {"lower_bound_bytes", infeasible.lower_bound.count},
@@ -271,15 +275,19 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
   process(1, "predicted");
   engines(1);
   std::vector<StepRecord> predicted(plan.steps.size());
-  std::vector<double> free_from;  // by core: on paper a step is on the first that is free
-  for (const EngineSpan& span : plan.predicted.timeline) {
+  std::vector<EngineSpan> spans = plan.predicted.timeline;
+  std::stable_sort(spans.begin(), spans.end(), [](const EngineSpan& a, const EngineSpan& b) { return a.start_ms < b.start_ms; });
+  // By core: on paper a step is on the first that is free, of as many as steps run at once.
+  std::vector<double> free_from(static_cast<size_t>(std::max(plan.inter_op, 1)), 0);
+  for (const EngineSpan& span : spans) {
     if (span.engine == 0) {
       StepRecord& record = predicted[static_cast<size_t>(span.index)];
       record = {span.start_ms, span.end_ms};
       if (!runs(span.index)) continue;
-      const auto core = std::find_if(free_from.begin(), free_from.end(), [&](double ms) { return ms <= span.start_ms; });
+      constexpr double kRounding = 1e-9;
+      auto core = std::find_if(free_from.begin(), free_from.end(), [&](double ms) { return ms <= span.start_ms + kRounding; });
+      if (core == free_from.end()) core = std::min_element(free_from.begin(), free_from.end());
       record.core = static_cast<int32_t>(core - free_from.begin());
-      if (core == free_from.end()) free_from.push_back(0);
       free_from[static_cast<size_t>(record.core)] = span.end_ms;
       bar(1, track(record), span.index, span.start_ms, span.end_ms);
     } else {

@@ -10,6 +10,7 @@
 #include "plimsoll/route.h"
 #include "plimsoll/simulate.h"
 #include "plimsoll/verify.h"
+#include "run/chooser.h"
 #include "run/configure.h"
 
 namespace plimsoll {
@@ -20,12 +21,8 @@ struct Attempt {
   LayoutResult layouts;
   PlanOrInfeasible result;
   bool feasible() const { return std::holds_alternative<Plan>(result); }
+  bool has_kernels() const { return feasible() || std::get<Infeasible>(result).flag.empty(); }  // within the limits on workspace
   const Plan& plan() const { return std::get<Plan>(result); }
-};
-
-struct LaidOut {
-  Graph graph;
-  LayoutResult layouts;
 };
 
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options, bool explain) {
@@ -49,81 +46,32 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
-// A way to choose kernels.
-struct Choice {
-  std::optional<LayoutFamily> family;
-  Bytes limit{INT64_MAX};             // on the workspace of an op
-  std::optional<Bytes> total;         // on the sum of workspaces
-};
-
-// Ways down the flow for one network: layouts and kernels, then a plan. What the device offers is asked once.
+// Ways down the flow for one network: layouts and kernels, then a plan.
 class Flow {
  public:
   Flow(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
-      : network_(network), device_(device), costs_(costs), options_(options), menu_(network.graph, device, costs, options.batch_sizes) {}
+      : device_(device), costs_(costs), options_(options), chooser_(network, device, costs, options) {}
 
-  // Whether a chosen kernel runs in parts.
-  static bool divides(const Attempt& attempt) {
-    return std::any_of(attempt.layouts.kernels.begin(), attempt.layouts.kernels.end(),
-                       [](const KernelChoice& choice) { return !parts_of(choice.kernel).empty(); });
+  Attempt attempt(const Choice& choice, bool explain = false) {
+    if (std::optional<LaidOut> laid = chooser_.choose(choice)) return make_attempt(std::move(*laid), device_, costs_, options_, explain);
+    return {{}, {}, Infeasible{.flag = "--workspace"}};
   }
-
-  Attempt attempt(const Choice& choice, bool divide, bool explain = false) {
-    if (choice.total && !options_.exact && options_.kernels.empty()) {
-      return make_attempt(divided_total(choice, divide), device_, costs_, options_, explain);
-    }
-    return make_attempt(laid_out(choice.family, std::min(choice.limit, options_.workspace), divide, options_.workspace), device_, costs_, options_, explain);
-  }
+  Attempt over_limit(bool divide) { return {{}, {}, chooser_.over_limit(divide)}; }
 
   // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they are those.
   std::optional<Attempt> refilled(const Attempt& attempt, bool divide) {
     const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
-    LaidOut next{attempt.graph, attempt.layouts};
-    const int changed = choose_within(next.graph, menu_, next.layouts, divide, [&](OpId op) {
-      return std::min(room[static_cast<size_t>(op.index)], options_.workspace);
-    });
-    if (changed == 0) return std::nullopt;
-    return make_attempt(std::move(next), device_, costs_, options_, false);
+    std::optional<LaidOut> next =
+        chooser_.refill({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[static_cast<size_t>(op.index)]; });
+    if (!next) return std::nullopt;
+    return make_attempt(std::move(*next), device_, costs_, options_, false);
   }
 
  private:
-  LaidOut laid_out(std::optional<LayoutFamily> family, Bytes limit, bool divide, Bytes asked) {
-    LaidOut result{network_.graph, {}};
-    LayoutOptions options{.family = family,
-                          .pinned = options_.state_layouts,
-                          .pinned_kernels = options_.kernels,
-                          .workspace_limit = limit,
-                          .asked_limit = asked,
-                          .batch_sizes = options_.batch_sizes,
-                          .exact = options_.exact,
-                          .menu = &menu_};
-    if (!divide) options.batch_sizes = BatchSizes::undivided;
-    result.layouts = choose_layouts(result.graph, device_, costs_, options);
-    return result;
-  }
-
-  // One total among all ops. The layouts suit the fastest kernels, or those that an equal share gives every op.
-  LaidOut divided_total(const Choice& choice, bool divide) {
-    const auto weighty = std::count_if(network_.graph.ops().begin(), network_.graph.ops().end(), [](const Op& op) {
-      const LayerKind kind = layer_kind(op);
-      return kind == LayerKind::convolution || kind == LayerKind::fully_connected;
-    });
-    const Bytes share{choice.total->count / std::max<int64_t>(weighty, 1)};
-    std::optional<LaidOut> best;
-    const Bytes each = std::min(choice.limit, options_.workspace);
-    for (Bytes limit : {each, std::min(each, share), 0_B}) {
-      LaidOut laid = laid_out(choice.family, limit, divide, limit == each ? options_.workspace : limit);
-      if (!divide_total(laid.graph, menu_, laid.layouts, divide, *choice.total, each) && limit.count > 0) continue;
-      if (!best || laid.layouts.estimated_ms < best->layouts.estimated_ms) best = std::move(laid);
-    }
-    return std::move(*best);
-  }
-
-  const Network& network_;
   const Device& device_;
   const CostTable& costs_;
   const CompileOptions& options_;
-  KernelMenu menu_;
+  Chooser chooser_;
 };
 
 // The papers' layers have one kernel each and no layouts.
@@ -138,9 +86,15 @@ constexpr int kRefills = 2;               // of the plan's free bytes with faste
 constexpr int32_t kManyOps = 5000;         // for such a graph, the first plan that fits is taken: each takes seconds
 
 bool is_better(const Attempt& a, const Attempt& than) {
-  auto minimum = [](const Attempt& x) { return std::get<Infeasible>(x.result).minimum; };
+  // Where no plan fits: the one without kernels within the limits on workspace is further away.
+  auto rank = [](const Attempt& x) { return std::pair(!x.has_kernels(), std::get<Infeasible>(x.result).minimum); };
   if (a.feasible() != than.feasible()) return a.feasible();
-  return a.feasible() ? a.plan().predicted.step_time_ms < than.plan().predicted.step_time_ms : minimum(a) < minimum(than);
+  return a.feasible() ? a.plan().predicted.step_time_ms < than.plan().predicted.step_time_ms : rank(a) < rank(than);
+}
+
+bool divides(const Attempt& attempt) {
+  return std::any_of(attempt.layouts.kernels.begin(), attempt.layouts.kernels.end(),
+                     [](const KernelChoice& choice) { return !parts_of(choice.kernel).empty(); });
 }
 
 // The fastest kernels, if with them nothing has to leave the arena or run twice. Else kernels under smaller and smaller workspace
@@ -149,15 +103,17 @@ bool is_better(const Attempt& a, const Attempt& than) {
 // with the least memory that any of them needs.
 Attempt search(const Network& network, Flow& flow, const CompileOptions& options, bool divide) {
   const bool pinned = options.exact || !options.kernels.empty();
-  Choice chosen{options.family, {options.least_memory && !pinned ? 0 : INT64_MAX}, options.workspace_total};
+  Choice chosen{.family = options.family, .limit = {options.least_memory && !pinned ? 0 : INT64_MAX}, .divide = divide};
   const bool many = network.graph.op_count() > kManyOps;
   const bool one_only = pinned || (options.least_memory && (options.family || many));
-  Attempt best = flow.attempt(chosen, divide, one_only);
+  Attempt best = flow.attempt(chosen, one_only);
+  if (!best.has_kernels()) return flow.over_limit(divide);
   auto free_of_charge = [](const Attempt& a) {
     return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
   };
-  auto consider = [&](Choice choice) {
-    Attempt other = flow.attempt(choice, divide);
+  auto consider = [&](std::optional<LayoutFamily> family, Bytes limit) {
+    const Choice choice{family, limit, divide};
+    Attempt other = flow.attempt(choice);
     if (!is_better(other, best)) return;
     best = std::move(other);
     chosen = choice;
@@ -170,13 +126,13 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
       }
       const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
       const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
-      for (size_t i = between; i > 0; --i) consider({options.family, limits[(limits.size() - 1) * i / (between + 1)], options.workspace_total});
-      consider({options.family, 0_B, {}});
+      for (size_t i = between; i > 0; --i) consider(options.family, limits[(limits.size() - 1) * i / (between + 1)]);
+      consider(options.family, 0_B);
     }
     if (!options.family) {
       const LayoutFamily first = best.layouts.family;
       for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
-        if (family != first) consider({family, 0_B, {}});
+        if (family != first) consider(family, 0_B);
       }
     }
     for (int round = 0; round < kRefills && best.feasible() && !many && !options.workspace_total; ++round) {
@@ -186,19 +142,49 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     }
   }
   if (!best.feasible()) {
-    if (!one_only) best = flow.attempt(chosen, divide, true);
+    if (!one_only) best = flow.attempt(chosen, true);
     if (!pinned) std::get<Infeasible>(best.result).proven = false;  // not over all choices of kernels
   }
   return best;
 }
 
-// With kernels that run in parts and without: what is predicted faster.
-Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+// Kernels undivided, or in parts of fewer sizes, are choices as well: what is predicted fastest.
+Attempt search_sizes(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Flow flow(network, device, costs, options);
   Attempt best = search(network, flow, options, true);
-  if (options.exact || !options.kernels.empty() || !Flow::divides(best)) return best;
-  Attempt whole = search(network, flow, options, false);
-  return is_better(whole, best) ? std::move(whole) : std::move(best);
+  const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided && !options.least_memory;
+  if (options.exact || !options.kernels.empty() || (!divides(best) && !asked)) return best;
+  auto consider = [&](Attempt other) {
+    if (is_better(other, best)) best = std::move(other);
+  };
+  if (options.batch_sizes == BatchSizes::all && !options.least_memory) {
+    CompileOptions fewer = options;
+    fewer.batch_sizes = BatchSizes::power_of_two;
+    Flow flow_of_fewer(network, device, costs, fewer);
+    consider(search(network, flow_of_fewer, fewer, true));
+  }
+  consider(search(network, flow, options, false));
+  return best;
+}
+
+Bytes total_workspace(const Attempt& attempt) {
+  Bytes sum;
+  for (OpId op{0}; op.index < attempt.graph.op_count(); ++op.index) {
+    if (counts_in_total(attempt.graph.op(op))) sum += attempt.layouts.kernels[static_cast<size_t>(op.index)].workspace;
+  }
+  return sum;
+}
+
+// So is an equal share of a total for each op, where the sum fits.
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Attempt best = search_sizes(network, device, costs, options);
+  if (!options.workspace_total || options.exact || !options.kernels.empty() || options.least_memory || !best.has_kernels()) return best;
+  CompileOptions shared = options;
+  shared.workspace = std::min(options.workspace, share_of_total(network.graph, *options.workspace_total));
+  shared.workspace_total.reset();
+  Attempt other = search_sizes(network, device, costs, shared);
+  if (other.has_kernels() && total_workspace(other) <= *options.workspace_total && is_better(other, best)) best = std::move(other);
+  return best;
 }
 
 // Checks and completes a plan, whoever made it.
@@ -300,7 +286,6 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   }
   pinned.family = training.family;
   pinned.kernels.clear();
-  pinned.workspace_total.reset();
   for (const State& state : trained.states) {
     const Tensor& tensor = trained.tensor(state.before);
     TensorId id = graph.find_tensor(tensor.name);

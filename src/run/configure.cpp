@@ -45,7 +45,7 @@ std::vector<const KernelMenu::Item*> interchangeable(const Graph& graph, OpId id
   if (op.type->is_view) return result;
   bool has_workspaces = false;
   for (const KernelMenu::Item& item : menu.of(id, family)) {
-    if ((item.divided && !divide) || !has_layouts(graph, op, item.spec)) continue;
+    if (!menu.is_allowed(item, divide) || !has_layouts(graph, op, item.spec)) continue;
     has_workspaces = has_workspaces || item.spec.workspace.count > 0;
     result.push_back(&item);
   }
@@ -71,25 +71,40 @@ int choose_within(const Graph& graph, KernelMenu& menu, LayoutResult& layouts, b
   return changed;
 }
 
+bool counts_in_total(const Op& op) {
+  const LayerKind kind = layer_kind(op);
+  return kind == LayerKind::convolution || kind == LayerKind::fully_connected;
+}
+
+Bytes share_of_total(const Graph& graph, Bytes total) {
+  const auto ops = std::count_if(graph.ops().begin(), graph.ops().end(), counts_in_total);
+  return {total.count / std::max<int64_t>(ops, 1)};
+}
+
 bool divide_total(const Graph& graph, KernelMenu& menu, LayoutResult& layouts, bool divide, Bytes total, Bytes each) {
   std::vector<OpId> ops;
   std::vector<const KernelMenu::Item*> before;
   std::vector<std::vector<const KernelMenu::Item*>> choices;
   std::vector<std::vector<Configuration>> fronts;
   for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
-    const LayerKind kind = layer_kind(graph.op(op));
-    if (kind != LayerKind::convolution && kind != LayerKind::fully_connected) continue;
+    if (!counts_in_total(graph.op(op))) continue;
     auto items = interchangeable(graph, op, menu, layouts.family, divide);
     const KernelMenu::Item* now = find(items, layouts.kernels[static_cast<size_t>(op.index)]);
-    if (now == nullptr) continue;
+    if (now == nullptr) {
+      total = total - layouts.kernels[static_cast<size_t>(op.index)].workspace;
+      continue;
+    }
     before.push_back(now);
-    std::erase_if(items, [&](const auto* item) { return item->spec.workspace > each; });
+    Bytes least = now->spec.workspace;
+    for (const KernelMenu::Item* item : items) least = std::min(least, item->spec.workspace);
+    std::erase_if(items, [&](const auto* item) { return item->spec.workspace > std::max(each, least); });
     std::vector<Configuration> front;
     for (const KernelMenu::Item* item : items) front.push_back({.time_ms = item->time_ms, .workspace = item->spec.workspace});
     ops.push_back(op);
     choices.push_back(std::move(items));
     fronts.push_back(std::move(front));
   }
+  if (total.count < 0) return false;
   const std::optional<WorkspaceDivision> division = divide_workspace(fronts, total);
   if (!division) return false;
   for (size_t i = 0; i < ops.size(); ++i) {

@@ -16,8 +16,13 @@ std::vector<const KernelMenu::Item*> interchangeable(const Graph& graph, OpId op
 // room. Returns how many ops changed.
 int choose_within(const Graph& graph, KernelMenu& menu, LayoutResult& layouts, bool divide, const std::function<Bytes(OpId)>& room);
 
-// The fastest kernels of all convolutions and fully connected layers whose workspaces add up to at most `total` (mu-cuDNN's
-// WD), none of them above `each`. False, and nothing changes, where not even the smallest do.
+// Whether --workspace-total is for this op: convolutions and fully connected layers, in every pass.
+bool counts_in_total(const Op& op);
+// An equal part for each of them.
+Bytes share_of_total(const Graph& graph, Bytes total);
+
+// The fastest kernels of those ops whose workspaces add up to at most `total` (mu-cuDNN's WD), none of them above `each` but
+// where an op has no smaller one. False, and nothing changes, where not even the smallest do.
 bool divide_total(const Graph& graph, KernelMenu& menu, LayoutResult& layouts, bool divide, Bytes total, Bytes each);
 
 // The workspace that each op could have in a placed plan: what is free of the budget at the fullest of its steps, and its own.

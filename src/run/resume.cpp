@@ -153,6 +153,16 @@ void pin(CompileOptions& compile, const TrainingState& saved) {
   compile.family = family_named(saved.layout_family);
 }
 
+int threads_of_same_device(std::string_view key, const DeviceInfo& device) {
+  const std::string here = fmt::format(" {} threads", device.threads);
+  const size_t at = device.key.find(here);
+  if (at == std::string::npos || !key.starts_with(device.key.substr(0, at + 1))) return 0;
+  int threads = 0;
+  const auto [end, error] = std::from_chars(key.data() + at + 1, key.data() + key.size(), threads);
+  const std::string_view rest(end, static_cast<size_t>(key.data() + key.size() - end));
+  return error == std::errc() && threads > 0 && rest == std::string_view(device.key).substr(at + here.size() - std::string_view(" threads").size()) ? threads : 0;
+}
+
 bool pin_threads(Program& program, const TrainingState& saved) {
   if (!saved.settings.contains("inter_op_chosen")) return false;
   take(saved.settings, "inter_op_chosen", 1, kMostThreads, program.plan.inter_op);

@@ -70,10 +70,12 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
       program_ = std::make_unique<Program>(std::move(*program));
       break;
     }
+    const Infeasible& infeasible = std::get<Infeasible>(result);
+    if (!infeasible.flag.empty()) throw Error(ErrorCode::infeasible, fmt::format("evaluation: {}; or set --evaluate-every 0", to_text(infeasible)));
     if (input.batch == 1) {
       throw Error(ErrorCode::infeasible,
                   fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",
-                              to_string(training.plan.arena), to_text(std::get<Infeasible>(result))));
+                              to_string(training.plan.arena), to_text(infeasible)));
     }
     input.batch /= 2;
   }

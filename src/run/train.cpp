@@ -10,6 +10,7 @@
 #include "plimsoll/data.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/verify.h"
+#include "run/configure.h"
 #include "run/plan_file.h"
 #include "run/resume.h"
 #include "run/runner.h"
@@ -176,12 +177,44 @@ CompileOptions compile_options(const TrainOptions& options, const Beginning& beg
   const TrainingState& saved = beginning.checkpoint->state();
   if (saved.device_key == device.key) {
     pin(compile, saved);
+  } else if (const int threads = threads_of_same_device(saved.device_key, device); threads > 0) {
+    notice(fmt::format("the checkpoint's ops ran with {} threads each, now they have {}: kernels are chosen anew for that, so results may differ in "
+                       "the last bits",
+                       threads, device.threads));
   } else {
     notice(fmt::format("the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in "
                        "the last bits",
                        saved.device_key));
   }
   return compile;
+}
+
+// Kernels that are repeated are not chosen within --workspace and its like; what differs from them is told, never silent.
+std::string unkept_limits(const TrainOptions& options, const Program& program, std::string_view origin) {
+  std::string text;
+  auto tell = [&](const std::string& what) { text += fmt::format("{}{}", text.empty() ? "" : "; ", what); };
+  Bytes most, sum;
+  std::string op_of_most;
+  bool divided = false;
+  const Graph& graph = program.network.graph;
+  for (OpId id{0}; id.index < graph.op_count(); ++id.index) {
+    const KernelChoice& kernel = program.kernels[static_cast<size_t>(id.index)];
+    divided = divided || !parts_of(kernel.kernel).empty();
+    if (counts_in_total(graph.op(id))) sum += kernel.workspace;
+    if (kernel.workspace <= most) continue;
+    most = kernel.workspace;
+    op_of_most = graph.op(id).name;
+  }
+  if (options.workspace && most > *options.workspace) {
+    tell(fmt::format("--workspace {} is not kept: '{}' takes {}", to_string(*options.workspace), op_of_most, to_string(most)));
+  }
+  if (options.workspace_total && sum > *options.workspace_total) {
+    tell(fmt::format("--workspace-total {} is not kept: {} are taken", to_string(*options.workspace_total), to_string(sum)));
+  }
+  if (options.batch_sizes && (*options.batch_sizes != BatchSizes::undivided || divided)) {
+    tell(fmt::format("--batch-sizes {} changes nothing", to_string(*options.batch_sizes)));
+  }
+  return text.empty() ? text : fmt::format("{}'s kernels are kept, so that results stay exactly the same: {}", origin, text);
 }
 
 // Measures the kernels that the database lacks. Returns an answer when no plan fits: then it is not worth measuring.
@@ -279,6 +312,9 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
   Program program = std::get<Program>(std::move(compiled));
   if (beginning.plan) use_plan(program, *beginning.plan, options);
+  if (!compile.kernels.empty()) {
+    if (const std::string text = unkept_limits(options, program, beginning.plan ? "the plan" : "the checkpoint"); !text.empty()) notice(text);
+  }
   if (measure && !beginning.plan && needs_calibration(program, session.costs)) calibrate(session, program);
   if (!beginning.plan) share(program, sharing, session, beginning, notice);
   const double predicted_ms = program.plan.predicted.step_time_ms;
