@@ -43,6 +43,7 @@ struct Timed {
 struct Answer {
   std::optional<Timed> undivided, divided, slower;
   bool measured = false;
+  bool too_large = false;  // for this machine's memory, so nothing of it was run as a whole
 };
 
 bool same(const KernelSpec& a, const KernelSpec& b) {
@@ -69,7 +70,10 @@ Answer solve(const Convolution& row, ConvolutionPass pass, const Session& sessio
   if (!either) return answer;
   const KernelSpec &a = (answer.undivided ? answer.undivided : either)->choice.kernel, &b = either->choice.kernel;
   const std::optional<ConvolutionTimes> times = time_in_turn(row, pass, *session.device, a, b, kSecondsPerPair);
-  if (!times) return answer;
+  if (!times) {
+    answer.too_large = !session.device->info().simulated;
+    return answer;
+  }
   answer.measured = true;
   const auto take = [](std::optional<Timed>& timed, const Cost& cost) {
     if (timed) timed->ms = cost.time_ms, timed->spread_ms = cost.spread_ms;
@@ -87,6 +91,7 @@ json row_json(const Convolution& row, ConvolutionPass pass, const Answer& answer
   for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) line[std::string(kConvolutionColumns[i])] = field(row, i);
   line["pass"] = to_string(pass);
   line["measured"] = answer.measured;
+  line["too_large_to_measure"] = answer.too_large;
   const auto add = [&](const std::string& side, const std::optional<Timed>& timed) {
     line[side + "_ms"] = timed ? json(timed->ms) : json(nullptr);
     line[side + "_spread_ms"] = timed && answer.measured ? json(timed->spread_ms) : json(nullptr);
@@ -110,15 +115,17 @@ void say_row(const JsonLines& out, const Convolution& row, ConvolutionPass pass,
   const std::string head = pass == ConvolutionPass::forward ? to_string(row) : "";
   const std::string gain = answer.undivided && answer.divided ? fmt::format("{:.2f}x", answer.undivided->ms / answer.divided->ms) : "-";
   say(out, fmt::format("{:<44} {:<17} {} {} {:>7}  {}", head, to_string(pass), cell(answer.undivided), cell(answer.divided), gain,
-                       answer.divided ? answer.divided->choice.kernel.name : ""));
+                       answer.divided ? answer.divided->choice.kernel.name : "") + (answer.too_large ? "  (estimated: too large to be measured here)" : ""));
 }
 
 struct Sums {
   double undivided_ms = 0, divided_ms = 0;
   int passes = 0, divided = 0, without = 0;
+  int too_large = 0;
   bool measured = true;
   void add(const Answer& answer) {
     if (!answer.divided) ++without;
+    too_large += answer.too_large;
     if (!answer.undivided || !answer.divided) return;
     ++passes;
     undivided_ms += answer.undivided->ms;
@@ -187,10 +194,10 @@ int convolutions(const Flags& flags) {
   if (busy.others() > kTooBusy) {
     complain(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead", 100 * busy.others()));
   }
-  if (sums.passes > 0) {
-    say(out, fmt::format("{} passes, {} of them divided: {:.1f} ms undivided, {:.1f} ms divided, {:.2f}x ({})", sums.passes, sums.divided, sums.undivided_ms,
-                         sums.divided_ms, sums.undivided_ms / sums.divided_ms, sums.measured ? "measured" : "predicted, not all was measured"));
-  }
+  std::string summary = fmt::format("{} passes, {} of them divided: {:.1f} ms undivided, {:.1f} ms divided", sums.passes, sums.divided, sums.undivided_ms, sums.divided_ms);
+  if (sums.divided_ms > 0) summary += fmt::format(", {:.2f}x ({})", sums.undivided_ms / sums.divided_ms, sums.measured ? "measured" : "predicted, not all was measured");
+  if (sums.too_large > 0) summary += fmt::format("; {} passes are too large to be measured here", sums.too_large);
+  say(out, summary);
   if (sums.without == 0) return kDone;
   complain(fmt::format("{} passes have no kernel with a workspace of at most {}; raise --workspace or allow smaller micro-batches", sums.without,
                        to_string(limit)));
