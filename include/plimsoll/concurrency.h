@@ -17,6 +17,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -75,6 +76,7 @@ class HillClimb {
   void record(double ms);                  // the time of next()
   const ThreadCurve& curve() const { return curve_; }
   int tries() const { return tries_; }
+  int most_tries() const { return static_cast<int>(cases_.size()); }
 
  private:
   void advance();
@@ -92,6 +94,8 @@ class HillClimb {
 class ProfilingSteps {
  public:
   ProfilingSteps(size_t ops, const ClimbOptions& options) : climbs_(ops, HillClimb(options)) {}
+  // Takes the times of an op's next cases from `known` for as long as that knows them.
+  void skip(size_t op, const std::function<std::optional<double>(ThreadCase)>& known);
   bool done() const;
   std::vector<ThreadCase> next() const;     // by op
   void record(std::span<const double> ms);  // by op
@@ -161,7 +165,8 @@ struct CoMachine {
 };
 
 struct CoPolicy {
-  bool by_type = true;          // Strategy 2; else Strategy 1
+  bool by_type = true;          // Strategy 2
+  bool each_op = true;          // Strategy 1, without 2; without both, all cores for every op. best_schedule tries both
   bool co_run = false;          // Strategy 3; else one op after the other
   bool second_threads = false;  // Strategy 4
   int candidates = 3;           // the paper's two empirical numbers
@@ -170,6 +175,14 @@ struct CoPolicy {
   int inter_op = 0;      // not 0: uniform settings instead, so many ops at once,
   int intra_op = 0;      // each with so many threads, on the cores that have the fewest
 };
+
+// The strategies that a choice may use, as the command line names them: "1,2,3,4".
+struct Strategies {
+  bool each_op = true, each_type = true, co_run = true, second_threads = true;
+  friend bool operator==(const Strategies&, const Strategies&) = default;
+};
+Strategies strategies_named(std::string_view list);  // throws Error(invalid_input) that names the one that there is not
+std::string to_string(const Strategies& strategies);
 
 struct CoSpan {
   int32_t task = 0;

@@ -4,8 +4,11 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plimsoll/device.h"
@@ -20,6 +23,7 @@ struct CostKey {
   std::string signature;  // of the op: type, attributes, shapes, dtypes and layouts of inputs and outputs; no names
   std::string kernel;
   int threads = 0;        // 0: all of the device's
+  bool apart = false;     // fewer than that, on cores that share no cache
   friend auto operator<=>(const CostKey&, const CostKey&) = default;
 };
 // The signature of an op with the layouts that its tensors have in the graph.
@@ -77,6 +81,11 @@ class CostTable {
   const std::map<CostKey, Cost>& in_step_entries() const { return in_step_; }
   const std::map<CostKey, Cost>& entries() const { return entries_; }
 
+  // Ops, by signature, that training found slower beside each other than one after another. The lesser signature first.
+  using OpPair = std::pair<std::string, std::string>;
+  void keep_apart(std::string a, std::string b) { apart_.insert(a < b ? OpPair(std::move(a), std::move(b)) : OpPair(std::move(b), std::move(a))); }
+  const std::set<OpPair>& kept_apart() const { return apart_; }
+
   // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
   Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
   // The entry of the kernel alone if there is one, else an estimate from the op's work and the kernel's kind. A configuration
@@ -87,6 +96,7 @@ class CostTable {
  private:
   MachineRates rates_;
   std::map<CostKey, Cost> entries_, in_step_;
+  std::set<OpPair> apart_;
 };
 
 struct MeasureOptions {
@@ -110,10 +120,13 @@ class CostDatabase {
   static std::filesystem::path default_path();
   CostDatabase(const std::filesystem::path& path, const DeviceInfo& device);
   ~CostDatabase();
-  CostTable load();                       // all entries of this device, and its rates if they were probed
+  CostTable load();                       // all entries and pairs of this device, and its rates if they were probed
   std::optional<MachineRates> rates();
   void save(const CostTable& table);      // one transaction; the newer of each source stays
   void save(const MachineRates& rates);
+  // What training found out about sharing this device's cores: times in a step with fewer threads, pairs of ops that are kept
+  // apart. The next training finds it out anew.
+  void forget_sharing();
   // The rates of a tier, by a key that says which ("disk 8:1 /mnt/fast"); name and capacity are not kept.
   std::optional<TierInfo> tier_rates(const std::string& key);
   void save(const std::string& key, const TierInfo& tier);

@@ -22,6 +22,8 @@ struct ExecuteOptions {
   // For plans whose steps run side by side (Plan::inter_op).
   int cores = 0;      // to be shared by them; 0: as many as the device has threads
   bool pin = true;    // threads to cores, where the process has no others
+  int hardware_threads = 1;  // of a core that steps may use: with 2, steps whose seats are second ones may run beside others on a core
+  bool teams = false;  // for steps one after another, too, where they have different thread counts: each count has threads of its own
   std::vector<int32_t> priority;  // by step: of the ready ones that with the least number first; empty: as the plan predicts
 };
 
@@ -36,7 +38,7 @@ struct Memory {
 struct StepRecord {           // of the last step that ran
   double start_ms = 0;        // since the start of the training step
   double end_ms = 0;
-  int32_t core = 0;           // the first of those that it ran on, where steps run side by side
+  int32_t core = 0;           // the first of those that it ran on, where steps run side by side; on second hardware threads, cores + it
 };
 
 class Executor {

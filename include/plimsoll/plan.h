@@ -25,12 +25,20 @@ using StepIndex = int32_t;
 // Offsets and sizes of stays are multiples of it: a stay books the tensor's bytes rounded up.
 inline constexpr int64_t kStayAlignment = 64;
 
+// On which hardware threads a step's threads run, where several threads are pinned to cores.
+enum class Seats : uint8_t {
+  neighbours,  // cores that share caches, as far as possible
+  apart,       // cores that share none, as far as possible
+  second,      // where no core is free, the second hardware threads of cores that other steps hold
+};
+
 struct Step {
   OpId op;
   std::string kernel;               // by name, from Device::kernels, or a configuration of them; "" for a view, which runs nothing
   int threads = 0;                  // 0: all
   bool recompute = false;           // runs again what ran before; changes no state
   Bytes workspace;
+  Seats seats = Seats::neighbours;
 };
 
 // A kernel's name may be a configuration, as mu-cuDNN calls it (section III-A): the batch divided into parts that run one after

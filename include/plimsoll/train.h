@@ -8,6 +8,7 @@
 #include <string>
 
 #include "plimsoll/compile.h"
+#include "plimsoll/concurrency.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/schedule.h"
@@ -28,6 +29,8 @@ struct TrainOptions {
   int threads = 0;                      // cores in all; 0: all that the process may use
   int inter_op = 1;                     // steps that run at once; 0: chosen by measured times, with the threads of every op
   int intra_op = 0;                     // threads of every op; 0: all, divided among the steps that run at once
+  std::optional<Strategies> strategies;  // what inter_op 0 may use; absent: all that the machine can
+  int climb_interval = 0;               // between the thread counts that inter_op 0 measures; 0: a sixteenth of the cores
   int64_t epochs = 0;                   // 0: by steps; both 0: 1 epoch
   int64_t steps = 0;                    // stop after this many steps in all
   OptimizerOptions optimizer;

@@ -45,6 +45,8 @@ struct CommonFlags {
   std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
   std::string inter_op = "1", intra_op = "auto";
+  std::optional<std::string> strategies;
+  int climb_interval = 0;
   std::string lowering = "native";
   int64_t image_size = 0, classes = 0;
   double momentum = 0.9, weight_decay = 0;

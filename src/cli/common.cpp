@@ -71,11 +71,24 @@ void CommonFlags::add_sharing_to(CLI::App& command) {
       ->type_name("N|auto")->capture_default_str()->check(count_or_auto(kMostThreads));
   command.add_option("--intra-op", intra_op, "Threads of every op (auto: all of --threads, divided by --inter-op)")
       ->type_name("N|auto")->capture_default_str()->check(count_or_auto(kMostThreads));
+  command.add_option("--strategies", strategies,
+                     "What --inter-op auto may do: 1 a thread count for each op; 2 one for all ops of a type; 3 ops side by side; 4 small ops "
+                     "on the cores' second hardware threads (default: all that the machine can: 1,2,3,4)")
+      ->type_name("LIST");
+  command.add_option("--climb-interval", climb_interval, "Between the thread counts that --inter-op auto measures (default: a sixteenth of the cores, at least 1)")
+      ->type_name("N")->check(whole_number(1, kMostThreads));
 }
 
 SharingOptions CommonFlags::sharing_options() const {
   auto count = [](const std::string& text) { return text == "auto" ? 0 : std::stoi(text); };
-  return {.threads = threads, .inter_op = count(inter_op), .intra_op = count(intra_op)};
+  SharingOptions options{.threads = threads, .inter_op = count(inter_op), .intra_op = count(intra_op), .strategies = {}, .climb_interval = climb_interval};
+  if (!strategies) return options;
+  try {
+    options.strategies = strategies_named(*strategies);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("--strategies: {}", error.what()));
+  }
+  return options;
 }
 
 OptimizerOptions CommonFlags::optimizer_options() const {

@@ -41,9 +41,10 @@ Bytes used_of(const Plan& plan, std::string_view tier) {
 }
 
 // The median time of a training step on meaningless data.
-double measure_step_ms(const Session& session, const Program& program, int cores, int steps) {
+double measure_step_ms(const Session& session, const Program& program, const Sharing& sharing, int steps) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .cores = cores});
+  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .cores = sharing.cores,
+                                                             .hardware_threads = sharing.hardware_threads, .teams = sharing.choose});
   executor.initialize(1);
   std::vector<std::vector<std::byte>> batch;  // written before every step: what lies there is overwritten in it
   for (TensorId id : graph.inputs) {
@@ -120,7 +121,7 @@ int run_compare(const CompareFlags& flags) {
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
     if (flags.run) {
-      const double ms = measure_step_ms(session, program, sharing.cores, flags.steps);
+      const double ms = measure_step_ms(session, program, sharing, flags.steps);
       measured = fmt::format(" {:>9.1f} ms", ms);
       object["measured_step_time_ms"] = ms;
     }

@@ -230,6 +230,7 @@ int run_profile(const ProfileFlags& flags) {
   const Network& network = networks.back();
   if (flags.again) {
     session.database->save(probe_rates(*session.device));
+    session.database->forget_sharing();
     session.costs = CostTable(*session.database->rates());
   }
   CompileOptions options = compile_options(flags, session);

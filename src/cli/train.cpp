@@ -95,6 +95,10 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--threads", options.threads, saved.threads);
   take("--inter-op", options.inter_op, saved.inter_op);
   take("--intra-op", options.intra_op, saved.intra_op);
+  if (!given("--inter-op")) {
+    take("--strategies", options.strategies, saved.strategies);
+    take("--climb-interval", options.climb_interval, saved.climb_interval);
+  }
   take("--device", options.device, saved.device);
   take("--image-size", options.image_size, saved.image_size);
   take("--num-classes", options.classes, saved.classes);
@@ -117,7 +121,7 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
     refuse(fmt::format("has its offsets from placement '{}', which --placement {} cannot change", saved.plan.placement, flags.placement));
   }
   if (flags.exact && !saved.request.exact) refuse("was made without --exact, so its kernels may be others");
-  if (given("--inter-op") || given("--intra-op")) refuse("says itself how many ops run at once, and with how many threads");
+  if (given("--inter-op") || given("--intra-op") || given("--strategies")) refuse("says itself how many ops run at once, and with how many threads");
   options.inter_op = saved.request.inter_op;
   options.intra_op = saved.request.intra_op;
   options.policy = saved.plan.policy;
@@ -156,6 +160,8 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.threads = flags.threads;
   options.inter_op = flags.sharing_options().inter_op;
   options.intra_op = flags.sharing_options().intra_op;
+  options.strategies = flags.sharing_options().strategies;
+  options.climb_interval = flags.climb_interval;
   options.epochs = flags.epochs;
   options.steps = flags.steps;
   options.optimizer = flags.optimizer_options();

@@ -37,7 +37,7 @@ double rate(const JsonReader& r) {
 }
 
 void read_entry(const JsonReader& r, CostTable& table) {
-  r.only({"signature", "kernel", "threads", "source", "time_ms", "spread_ms", "runs", "workspace"});
+  r.only({"signature", "kernel", "threads", "apart", "source", "time_ms", "spread_ms", "runs", "workspace"});
   const JsonReader kernel = r.member("kernel"), source = r.member("source");
   if (r.member("signature").text().empty()) r.member("signature").expected("the signature of an op");
   if (kernel.text().empty()) kernel.expected("the name of a kernel");
@@ -49,7 +49,8 @@ void read_entry(const JsonReader& r, CostTable& table) {
   if (source.text() != "measured" && source.text() != "in_step") source.expected("\"measured\" or \"in_step\"");
   const CostKey key{.signature = r.member("signature").text(),
                     .kernel = kernel.text(),
-                    .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0};
+                     .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0,
+                     .apart = r.has("apart") && r.member("apart").boolean()};
   if (source.text() == "in_step" ? table.find_in_step(key).has_value() : table.find(key).has_value()) {
     r.fail(fmt::format("kernel '{}' of '{}' has two costs of one kind", key.kernel, key.signature));
   }
@@ -69,6 +70,7 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
       if (cost.source == Cost::Source::estimated) continue;
       ordered_json entry = {{"signature", key.signature}, {"kernel", key.kernel}};
       if (key.threads != 0) entry["threads"] = key.threads;
+      if (key.apart) entry["apart"] = true;
       entry["source"] = name_of(cost.source);
       entry["time_ms"] = cost.time_ms;
       entry["spread_ms"] = cost.spread_ms;
@@ -83,6 +85,7 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
                            {"device", device.key},
                            {"rates", {{"gflops", rates.gflops}, {"memory_gb_per_s", rates.memory_gb_per_s}, {"launch_us", rates.launch_us}}},
                            {"entries", std::move(entries)}};
+  if (!table.kept_apart().empty()) document["interference"] = table.kept_apart();
   return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -90,7 +93,7 @@ CostTable costs_from_json(std::string_view json, const std::string& file, const 
   try {
     const nlohmann::json document = parse_json(json);
     const JsonReader r(document);
-    r.only({"format", "version", "device", "rates", "entries"});
+    r.only({"format", "version", "device", "rates", "entries", "interference"});
     if (r.member("format").text() != kFormat) r.member("format").expected(fmt::format("\"{}\"", kFormat));
     r.member("version").integer(kVersion, kVersion);
     const std::string& key = r.member("device").text();
@@ -103,6 +106,14 @@ CostTable costs_from_json(std::string_view json, const std::string& file, const 
                      .memory_gb_per_s = rate(rates.member("memory_gb_per_s")),
                      .launch_us = quantity(rates.member("launch_us"))});
     for (size_t i = 0; i < entries.size(); ++i) read_entry(entries.item(i), table);
+    if (r.has("interference")) {
+      const JsonReader pairs = r.member("interference");
+      for (size_t i = 0; i < pairs.size(); ++i) {
+        const JsonReader pair = pairs.item(i);
+        if (pair.size() != 2) pair.expected("two signatures");
+        table.keep_apart(pair.item(0).text(), pair.item(1).text());
+      }
+    }
     return table;
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", file, error.what()));
@@ -123,6 +134,7 @@ int merge_costs(const CostTable& from, CostTable& into) {
     into.put(key, cost);
     ++added;
   }
+  for (const auto& [first, second] : from.kept_apart()) into.keep_apart(first, second);
   return added;
 }
 

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kApplicationId = 0x504c4d53;  // "PLMS" in the file's header
-constexpr int64_t kSchemaVersion = 3;  // 2: tiers; 3: workspaces
+constexpr int64_t kSchemaVersion = 4;  // 2: tiers; 3: workspaces; 4: interference
 
 constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS costs (
@@ -31,11 +31,16 @@ CREATE TABLE IF NOT EXISTS rates (
 CREATE TABLE IF NOT EXISTS tiers (
   device TEXT NOT NULL, tier TEXT NOT NULL, out_gb_per_s REAL NOT NULL, in_gb_per_s REAL NOT NULL, latency_us REAL NOT NULL,
   compute_share REAL NOT NULL, saved_at INTEGER NOT NULL, PRIMARY KEY (device, tier)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS interference (
+  device TEXT NOT NULL, first TEXT NOT NULL, second TEXT NOT NULL, saved_at INTEGER NOT NULL,
+  PRIMARY KEY (device, first, second)) WITHOUT ROWID;
 )";
 
 constexpr const char* kPutCost =
     "INSERT OR REPLACE INTO costs (device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,workspace) "
     "VALUES (?,?,?,?,?,?,?,?,?,?)";
+
+constexpr const char* kPutPair = "INSERT OR REPLACE INTO interference (device,first,second,saved_at) VALUES (?,?,?,?)";
 
 int64_t unix_time() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -107,13 +112,14 @@ std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
     transaction.commit();
   }
   // A query that names every column fails on tables of another form.
-  const bool has_workspaces = version == kSchemaVersion || !connection->is_read_only();
+  const bool has_workspaces = version >= 3 || !connection->is_read_only();
   connection->run(fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at{} FROM costs LIMIT 1",
                               has_workspaces ? ",workspace" : ""));
   connection->run("SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates LIMIT 1");
   if (version >= 2 || !connection->is_read_only()) {
     connection->run("SELECT device,tier,out_gb_per_s,in_gb_per_s,latency_us,compute_share,saved_at FROM tiers LIMIT 1");
   }
+  if (version >= 4 || !connection->is_read_only()) connection->run("SELECT device,first,second,saved_at FROM interference LIMIT 1");
   return connection;
 }
 
@@ -171,6 +177,13 @@ struct CostDatabase::Impl {
         put_tiers.bind(tiers.text(0)).bind(tiers.text(1)).bind(tiers.real(2)).bind(tiers.real(3)).bind(tiers.real(4));
         put_tiers.bind(tiers.real(5)).bind(tiers.integer(6)).step();
         put_tiers.reset();
+      }
+      if (version < 4) return;
+      SqliteStatement pairs(source, "SELECT device,first,second,saved_at FROM interference");
+      SqliteStatement put_pair(*connection, kPutPair);
+      while (pairs.step()) {
+        put_pair.bind(pairs.text(0)).bind(pairs.text(1)).bind(pairs.text(2)).bind(pairs.integer(3)).step();
+        put_pair.reset();
       }
     } catch (const SqliteError&) {
     }
@@ -282,8 +295,12 @@ CostTable CostDatabase::load() {
                       .runs = static_cast<int>(rows.integer(6)),
                       .workspace = {std::max<int64_t>(rows.integer(7), -1)}};
       if (source < 0 || source > 2 || !is_sane(cost)) continue;
-      table.put({rows.text(0), rows.text(1), static_cast<int>(rows.integer(2))}, cost);
+      const int threads = static_cast<int>(rows.integer(2));
+      table.put({rows.text(0), rows.text(1), std::abs(threads), threads < 0}, cost);
     }
+    SqliteStatement pairs(connection, "SELECT first,second FROM interference WHERE device=?");
+    pairs.bind(impl_->device_key);
+    while (pairs.step()) table.keep_apart(pairs.text(0), pairs.text(1));
   });
   return table;
 }
@@ -309,12 +326,29 @@ void CostDatabase::save(const CostTable& table) {
     for (const auto* entries : {&table.entries(), &table.in_step_entries()}) {
       for (const auto& [key, cost] : *entries) {
         if (!is_sane(cost)) continue;  // estimates are made anew
-        put.bind(impl_->device_key).bind(key.signature).bind(key.kernel).bind(static_cast<int64_t>(key.threads));
+        put.bind(impl_->device_key).bind(key.signature).bind(key.kernel);
+        put.bind(static_cast<int64_t>(key.apart ? -key.threads : key.threads));  // threads apart count downwards
         put.bind(static_cast<int64_t>(cost.source)).bind(cost.time_ms).bind(cost.spread_ms);
         put.bind(static_cast<int64_t>(cost.runs)).bind(now).bind(cost.workspace.count).step();
         put.reset();
       }
     }
+    SqliteStatement put_pair(connection, kPutPair);
+    for (const auto& [first, second] : table.kept_apart()) {
+      put_pair.bind(impl_->device_key).bind(first).bind(second).bind(now).step();
+      put_pair.reset();
+    }
+    transaction.commit();
+  });
+}
+
+void CostDatabase::forget_sharing() {
+  impl_->with_connection("removed from", [&](SqliteConnection& connection) {
+    SqliteTransaction transaction(connection);
+    SqliteStatement costs(connection, "DELETE FROM costs WHERE device=? AND threads<>0 AND source=?");
+    costs.bind(impl_->device_key).bind(static_cast<int64_t>(Cost::Source::in_step)).step();
+    SqliteStatement pairs(connection, "DELETE FROM interference WHERE device=?");
+    pairs.bind(impl_->device_key).step();
     transaction.commit();
   });
 }

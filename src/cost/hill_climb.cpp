@@ -125,6 +125,15 @@ void HillClimb::advance() {
   } while (at_ < cases_.size() && over_[static_cast<size_t>(cases_[at_].affinity)]);
 }
 
+void ProfilingSteps::skip(size_t op, const std::function<std::optional<double>(ThreadCase)>& known) {
+  HillClimb& climb = climbs_[op];
+  while (const auto next = climb.next()) {
+    const std::optional<double> ms = known(*next);
+    if (!ms) return;
+    climb.record(*ms);
+  }
+}
+
 bool ProfilingSteps::done() const {
   return std::all_of(climbs_.begin(), climbs_.end(), [](const HillClimb& climb) { return !climb.next(); });
 }

@@ -18,11 +18,14 @@ constexpr int64_t kVersion = 1;
 
 std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
+constexpr std::string_view kSeats[] = {"neighbours", "apart", "second"};
+
 ordered_json step_json(const Step& step, const Graph& graph) {
   ordered_json j = {{"op", graph.op(step.op).name}, {"kernel", step.kernel}};
   if (step.threads != 0) j["threads"] = step.threads;
   if (step.recompute) j["recompute"] = true;
   if (step.workspace.count != 0) j["workspace"] = step.workspace.count;
+  if (step.seats != Seats::neighbours) j["seats"] = kSeats[static_cast<size_t>(step.seats)];
   return j;
 }
 
@@ -156,8 +159,14 @@ class PlanReader {
     return r.text();
   }
 
+  static Seats seats(const JsonReader& r) {
+    const auto found = std::find(std::begin(kSeats), std::end(kSeats), r.text());
+    if (found == std::end(kSeats)) r.expected("\"neighbours\", \"apart\" or \"second\"");
+    return static_cast<Seats>(found - std::begin(kSeats));
+  }
+
   Step step(const JsonReader& r) const {
-    r.only({"op", "kernel", "threads", "recompute", "workspace"});
+    r.only({"op", "kernel", "threads", "recompute", "workspace", "seats"});
     Step s;
     const JsonReader op = r.member("op");
     s.op = graph_.find_op(op.text());
@@ -166,6 +175,7 @@ class PlanReader {
     if (r.has("threads")) s.threads = small(r.member("threads"));
     if (r.has("recompute")) s.recompute = r.member("recompute").boolean();
     if (r.has("workspace")) s.workspace = bytes(r.member("workspace"));
+    if (r.has("seats")) s.seats = seats(r.member("seats"));
     return s;
   }
 

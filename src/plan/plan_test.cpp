@@ -44,6 +44,7 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     Case c = make_case(seed, seed % 2 == 0 ? "liveness" : "baseline");
     c.plan.steps[0].kernel = "fast@3*2+slow@1";
     c.plan.steps[0].threads = 2;
+    c.plan.steps[0].seats = static_cast<Seats>(seed % 3);
     c.plan.inter_op = static_cast<int>(seed % 3) + 1;
     c.plan.moves.push_back({Move::Direction::in, {1}, 1, 64_B, -1, 1});
     c.plan.homes.push_back({{1}, 1, 64_B});
@@ -58,6 +59,7 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     EXPECT_EQ(again.tiers, c.plan.tiers);
     EXPECT_EQ(again.budget, c.plan.budget);
     EXPECT_EQ(again.inter_op, c.plan.inter_op);
+    EXPECT_EQ(again.steps[0].seats, c.plan.steps[0].seats);
   }
 }
 

@@ -31,8 +31,10 @@ ConcurrentSteps::ConcurrentSteps(const Graph& graph, const Plan& plan, std::vect
       records_(records),
       settings_(std::move(settings)),
       apart_(plan.steps.size()),
+      seating_(settings_.cores, settings_.cores_a_cache, settings_.second_threads),
       finished_(static_cast<size_t>(dependencies_.count())) {
   for (int k : threads) cores_of_.push_back(std::clamp(k, 1, settings_.cores));
+  for (const Step& step : plan.steps) seats_.push_back(step.seats);
   find_order(plan);
   find_residences(graph, plan);
   unmet_.resize(static_cast<size_t>(dependencies_.count()));
@@ -40,7 +42,6 @@ ConcurrentSteps::ConcurrentSteps(const Graph& graph, const Plan& plan, std::vect
   in_use_.resize(residences_.size());
   ready_.resize((plan.steps.size() + 63) / 64);
   to_complete_.reserve(unmet_.size());
-  free_.assign(static_cast<size_t>(settings_.cores), 1);
   make_teams();
 }
 
@@ -121,21 +122,25 @@ void ConcurrentSteps::make_teams() {
   const int cores = settings_.cores;
   std::map<int, int> wanted;  // teams by size
   for (size_t s = 0; s < kernels_.size(); ++s) {
-    if (kernels_[s] != nullptr) wanted[cores_of_[s]] = std::min(settings_.at_once, cores / cores_of_[s]);
+    if (kernels_[s] == nullptr) continue;
+    const bool second = settings_.second_threads && seats_[s] == Seats::second;
+    int& count = wanted[cores_of_[s]];
+    count = std::max(count, std::min(settings_.at_once, cores / cores_of_[s] * (second ? 2 : 1)));
   }
   std::vector<int> all(static_cast<size_t>(cores));
   std::iota(all.begin(), all.end(), 0);
   // Worker 0, the caller, runs what needs all cores, and what needs one: a thread alone forks nobody.
   std::vector<Teams::Shape> shapes{{.threads = cores, .cores = all}};
   for (const auto& [size, count] : wanted) {
-    for (int i = size == 1 ? 1 : 0; i < count && size < cores; ++i) {
-      shapes.push_back({.threads = size, .cores = {all.begin() + i * size, all.begin() + (i + 1) * size}});
+    for (int i = size == 1 || size == cores ? 1 : 0; i < count; ++i) {
+      const int first = i % (cores / size) * size;
+      shapes.push_back({.threads = size, .cores = {all.begin() + first, all.begin() + first + size}});
     }
   }
-  std::vector<int> processors = settings_.pin ? cpu::processors() : std::vector<int>{};
-  if (static_cast<int>(processors.size()) != cores) processors.clear();
+  std::vector<int> processors =
+      settings_.pin ? cpu::processors_of_cores(cores, settings_.second_threads) : std::vector<int>{};
   running_.resize(shapes.size());
-  for (Running& r : running_) r.cores.reserve(all.size());
+  for (Running& r : running_) r.places.reserve(all.size());
   teams_ = std::make_unique<Teams>(shapes, std::move(processors),
                                    [this](int worker, int32_t step) { run_step(worker, step); });
 }
@@ -163,7 +168,7 @@ void ConcurrentSteps::run_step(int worker, int32_t step) {
   const size_t s = static_cast<size_t>(step);
   if (!records_.empty()) {
     records_[s].start_ms = now_ms();
-    records_[s].core = running_[static_cast<size_t>(worker)].cores[0];
+    records_[s].core = running_[static_cast<size_t>(worker)].places[0];
   }
   try {
     kernels_[s]->run();
@@ -202,8 +207,7 @@ void ConcurrentSteps::begin(CopyEngines& engines, Clock::time_point start) {
   finished_count_.store(0, std::memory_order_relaxed);
   done_ = taken_ = 0;
   std::fill(ready_.begin(), ready_.end(), 0);
-  std::fill(free_.begin(), free_.end(), uint8_t{1});
-  free_count_ = settings_.cores;
+  seating_.clear();
   running_count_ = copying_ = 0;
   bytes_ = 0;
   for (size_t r = 0; r < residences_.size(); ++r) {
@@ -243,8 +247,7 @@ void ConcurrentSteps::put_down(int32_t node) {
   if (node < steps_) {
     const auto worker =
         std::find_if(running_.begin(), running_.end(), [&](const Running& r) { return r.step == node; });
-    for (int core : worker->cores) free_[static_cast<size_t>(core)] = 1;
-    free_count_ += static_cast<int>(worker->cores.size());
+    seating_.leave(worker->places);
     worker->step = kNone;
     --running_count_;
   } else {
@@ -294,7 +297,8 @@ void ConcurrentSteps::start_ready() {
   bool others_wait = false;  // someone before it in the order, for more cores
   for (size_t word = 0; word < ready_.size(); ++word) {
     for (uint64_t bits = ready_[word]; bits != 0; bits &= bits - 1) {
-      if (failing_ || free_count_ == 0 || running_count_ >= settings_.at_once) return;
+      if (failing_ || running_count_ >= settings_.at_once) return;
+      if (seating_.free_cores() == 0 && !seating_.has_second(1)) return;
       const int32_t step = step_at_[word * 64 + static_cast<size_t>(std::countr_zero(bits))];
       if (!may_start(step, others_wait)) {
         others_wait = true;
@@ -309,11 +313,12 @@ void ConcurrentSteps::start_ready() {
 // Who overtakes must end no later than what runs now: then nobody waits for cores any longer than without it.
 bool ConcurrentSteps::may_start(int32_t step, bool others_wait) const {
   const size_t s = static_cast<size_t>(step);
-  if (cores_of_[s] > free_count_) return false;
+  const bool beside = !seating_.has_own(cores_of_[s]);
+  if (beside && (seats_[s] != Seats::second || !seating_.has_second(cores_of_[s]))) return false;
   for (int32_t other : apart_[s]) {
     if (std::any_of(running_.begin(), running_.end(), [&](const Running& r) { return r.step == other; })) return false;
   }
-  return !others_wait || settings_.expected_ms[s] <= remaining_ms();
+  return !(others_wait || beside) || settings_.expected_ms[s] <= remaining_ms();
 }
 
 double ConcurrentSteps::remaining_ms() const {
@@ -329,51 +334,46 @@ bool ConcurrentSteps::can_run(int worker, int threads) const {
   return teams_->threads(worker) == threads || (worker == 0 && threads == 1);
 }
 
-bool ConcurrentSteps::is_home_free(int worker, int threads) const {
-  const std::vector<int>& home = teams_->cores(worker);
-  return std::all_of(home.begin(), home.begin() + threads,
-                     [&](int core) { return free_[static_cast<size_t>(core)] != 0; });
+bool ConcurrentSteps::is_home_free(int worker, int threads, Seats seats) const {
+  return seating_.suits(std::span(teams_->cores(worker)).first(static_cast<size_t>(threads)), seats);
 }
 
 // Rather the one who is here, awake; rather one who need not go to other cores.
-int ConcurrentSteps::choose_worker(int threads) const {
-  if (here_ >= 0 && can_run(here_, threads) && is_home_free(here_, threads)) return here_;
+int ConcurrentSteps::choose_worker(int threads, Seats seats) const {
+  if (here_ >= 0 && can_run(here_, threads) && is_home_free(here_, threads, seats)) return here_;
   int any = kNone;
   for (int w = 0; w < teams_->count(); ++w) {
     if (!can_run(w, threads)) continue;
-    if (is_home_free(w, threads)) return w;
+    if (is_home_free(w, threads, seats)) return w;
     any = w;
   }
   return any;
 }
 
-void ConcurrentSteps::take_cores(int worker, int threads) {
-  std::vector<int>& cores = running_[static_cast<size_t>(worker)].cores;
-  cores.clear();
-  if (is_home_free(worker, threads)) {
+void ConcurrentSteps::take_places(int worker, int threads, Seats seats) {
+  std::vector<int>& places = running_[static_cast<size_t>(worker)].places;
+  if (is_home_free(worker, threads, seats)) {
     const std::vector<int>& home = teams_->cores(worker);
-    cores.assign(home.begin(), home.begin() + threads);
+    places.assign(home.begin(), home.begin() + threads);
   } else {
-    // Neighbours share caches: the first run of free cores that is long enough, or else any.
-    const int all = settings_.cores;
-    int run = 0, first = kNone;
-    for (int core = 0; core < all && first == kNone; ++core) {
-      run = free_[static_cast<size_t>(core)] != 0 ? run + 1 : 0;
-      if (run == threads) first = core + 1 - threads;
-    }
-    for (int core = std::max(first, 0); static_cast<int>(cores.size()) < threads; ++core) {
-      if (free_[static_cast<size_t>(core)] != 0) cores.push_back(core);
-    }
-    if (worker != 0) teams_->send(worker, cores);
+    seating_.find(threads, seats, places);
+    if (worker != 0) teams_->send(worker, places);
   }
-  for (int core : cores) free_[static_cast<size_t>(core)] = 0;
-  free_count_ -= threads;
+  seating_.take(places);
+}
+
+// Where it would start now: beside others only where there is no core of its own.
+Seats ConcurrentSteps::seats_now(int32_t step) const {
+  const size_t s = static_cast<size_t>(step);
+  if (seats_[s] == Seats::second && seating_.has_own(cores_of_[s])) return Seats::neighbours;
+  return seats_[s];
 }
 
 void ConcurrentSteps::start(int32_t step) {
   const size_t s = static_cast<size_t>(step);
-  const int worker = choose_worker(cores_of_[s]);
-  take_cores(worker, cores_of_[s]);
+  const Seats seats = seats_now(step);
+  const int worker = choose_worker(cores_of_[s], seats);
+  take_places(worker, cores_of_[s], seats);
   Running& running = running_[static_cast<size_t>(worker)];
   running.step = step;
   if (const double ms = settings_.expected_ms[s]; ms > 0) running.ends_ms = now_ms() + ms;

@@ -22,6 +22,7 @@
 #include "plimsoll/execute.h"
 #include "plimsoll/plan.h"
 #include "run/copy_engines.h"
+#include "run/seating.h"
 #include "run/teams.h"
 
 namespace plimsoll {
@@ -30,6 +31,8 @@ struct ConcurrentSettings {
   int cores = 1;
   int at_once = 2;  // steps
   bool pin = true;  // threads to cores, where the process has no more than these
+  int cores_a_cache = 1;
+  bool second_threads = false;  // of cores, for steps whose seats they are
   std::vector<int32_t>
       priority;  // by step: of the ready ones that with the lowest number starts; empty: the plan's order
   std::vector<double> expected_ms;  // by step; empty: not known
@@ -83,10 +86,11 @@ class ConcurrentSteps {
   bool may_start(int32_t step, bool others_wait) const;
   double remaining_ms() const;
   bool can_run(int worker, int threads) const;
-  bool is_home_free(int worker, int threads) const;
-  int choose_worker(int threads) const;
-  void take_cores(int worker, int threads);
+  bool is_home_free(int worker, int threads, Seats seats) const;
+  int choose_worker(int threads, Seats seats) const;
+  void take_places(int worker, int threads, Seats seats);
   void start(int32_t step);
+  Seats seats_now(int32_t step) const;
   void use(int32_t node);
   void leave(int32_t node);
   std::span<const int32_t> residences_of(int32_t node) const;
@@ -97,6 +101,7 @@ class ConcurrentSteps {
   std::vector<Kernel*> kernels_;
   std::vector<Erasure> erasures_;
   std::vector<int> cores_of_;  // by step: how many it needs
+  std::vector<Seats> seats_;   // by step
   std::byte* arena_;
   std::span<StepRecord> records_;
   ConcurrentSettings settings_;
@@ -112,15 +117,15 @@ class ConcurrentSteps {
   std::vector<uint8_t> in_use_;         // by residence
   std::vector<uint64_t> ready_;         // a bit a rank
   std::vector<int32_t> to_complete_;
-  std::vector<uint8_t> free_;  // by core
+  Seating seating_;
   struct Running {             // by worker
     int32_t step = -1;
     double ends_ms = 0;  // expected
-    std::vector<int> cores;
+    std::vector<int> places;
   };
   std::vector<Running> running_;
   int here_ = 0;  // the worker who sits there; -1: a copy engine's thread
-  int free_count_ = 0, running_count_ = 0, copying_ = 0;
+  int running_count_ = 0, copying_ = 0;
   int32_t done_ = 0, taken_ = 0;
   int64_t bytes_ = 0, peak_ = 0;
   bool over_ = true;

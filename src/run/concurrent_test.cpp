@@ -278,5 +278,53 @@ TEST(SideBySide, RecordsSayWhenAndOnWhichCoreEachStepRan) {
   EXPECT_GT(met, 10u);
 }
 
+// With one core, only steps whose seats are second hardware threads run beside another.
+TEST(SideBySide, StepsOnSecondHardwareThreadsRunBesideThoseThatHoldTheCores) {
+  const Program program = watched_program();
+  for (const int cores : {1, 2, 3}) {
+    for (const int hardware_threads : {1, 2}) {
+      Watch watch;
+      const WatchedDevice device(watch);
+      Plan plan = program.plan;
+      plan.inter_op = 4;
+      for (size_t s = 0; s < plan.steps.size(); ++s) {
+        plan.steps[s].threads = s % 2 == 0 ? cores : 1;
+        plan.steps[s].seats = s % 2 == 0 ? Seats::neighbours : Seats::second;
+      }
+      plan.predicted.timeline.clear();  // nothing is expected of the times: whatever is beside may be
+      Executor executor(program.network.graph, plan, device, {.record_times = true, .cores = cores, .hardware_threads = hardware_threads});
+      executor.run_step();
+      executor.run_step();
+      const int kernels = static_cast<int>(
+          std::count_if(plan.steps.begin(), plan.steps.end(), [](const Step& s) { return !s.kernel.empty(); }));
+      EXPECT_EQ(watch.runs, 2 * kernels);
+      EXPECT_LE(watch.most_threads, cores * hardware_threads);
+      const auto records = executor.records();
+      int second = 0;
+      for (size_t s = 0; s < records.size(); ++s) {
+        second += records[s].core >= cores;
+        if (records[s].core >= cores) {
+          EXPECT_EQ(plan.steps[s].seats, Seats::second);
+        }
+      }
+      EXPECT_EQ(second > 0, hardware_threads > 1) << cores;
+    }
+  }
+}
+
+TEST(SideBySide, StepsOneAfterAnotherWithTheirOwnThreadCountsGiveTheSameWeights) {
+  const auto device = open_device("cpu", kKernelThreads);
+  const Program program = program_of(*device, "resnet20", "sgd");
+  Plan plan = program.plan;
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    plan.steps[s].threads = s % 2 == 0 ? 1 : 0;
+    plan.steps[s].seats = s % 3 == 0 ? Seats::apart : Seats::neighbours;
+  }
+  const Trained expected = train(*device, program.network.graph, plan, {});
+  const Trained got = train(*device, program.network.graph, plan, {.teams = true});
+  EXPECT_EQ(got.states, expected.states);
+  EXPECT_EQ(got.met, 0u);
+}
+
 }  // namespace
 }  // namespace plimsoll

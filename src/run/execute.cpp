@@ -148,7 +148,7 @@ struct Executor::Impl {
       peak = peak_in_use(plan);
       return;
     }
-    if (plan.inter_op > 1) {
+    if (plan.inter_op > 1 || (options.teams && has_thread_counts())) {
       concurrent = make_concurrent();
       made = [this](int32_t move) { concurrent->finish_copy(move); };
     }
@@ -236,6 +236,10 @@ struct Executor::Impl {
                                          std::move(dying), records, copy_records, options.check_memory);
   }
 
+  bool has_thread_counts() const {
+    return std::any_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.threads != 0; });
+  }
+
   std::unique_ptr<ConcurrentSteps> make_concurrent() {
     std::vector<Kernel*> kernels;
     std::vector<int> threads;
@@ -250,6 +254,8 @@ struct Executor::Impl {
     ConcurrentSettings settings{.cores = options.cores > 0 ? options.cores : device.info().threads,
                                 .at_once = plan.inter_op,
                                 .pin = options.pin,
+                                .cores_a_cache = device.info().cores.cores_a_cache,
+                                .second_threads = options.hardware_threads > 1,
                                 .priority = options.priority,
                                 .expected_ms = {}};
     return std::make_unique<ConcurrentSteps>(graph, plan, std::move(kernels), threads, memory.arena->base(), records,

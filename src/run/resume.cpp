@@ -10,7 +10,7 @@
 namespace plimsoll {
 namespace {
 
-const std::string kThreadsOf = "threads of ";  // and an op's name
+const std::string kThreadsOf = "threads of ", kSeatsOf = "seats of ";  // and an op's name
 
 using Settings = std::map<std::string, std::string, std::less<>>;
 
@@ -32,7 +32,8 @@ void take(const Settings& settings, std::string_view name, Number least, Number 
 
 }  // namespace
 
-TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key) {
+TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key,
+                            bool settled) {
   TrainingState state{.seed = options.seed,
                       .model = options.model,
                       .data = options.data,
@@ -69,10 +70,15 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
   if (options.spill) state.settings["spill"] = options.spill->string();
   if (options.inter_op != 1) state.settings["inter_op"] = fmt::to_string(options.inter_op);
   if (options.intra_op != 0) state.settings["intra_op"] = fmt::to_string(options.intra_op);
-  if (options.inter_op == 0) {
+  if (options.strategies) state.settings["strategies"] = to_string(*options.strategies);
+  if (options.climb_interval != 0) state.settings["climb_interval"] = fmt::to_string(options.climb_interval);
+  if (options.inter_op == 0 && settled) {
     state.settings["inter_op_chosen"] = fmt::to_string(program.plan.inter_op);
     for (const Step& step : program.plan.steps) {
       if (step.threads != 0) state.settings[kThreadsOf + graph.op(step.op).name] = fmt::to_string(step.threads);
+      if (step.seats != Seats::neighbours) {
+        state.settings[kSeatsOf + graph.op(step.op).name] = fmt::to_string(static_cast<int>(step.seats));
+      }
     }
   }
   if (options.spill_size) state.settings["spill_size"] = fmt::to_string(options.spill_size->count);
@@ -107,6 +113,14 @@ TrainOptions saved_options(const TrainingState& state) {
   take(state.settings, "decay_epochs", int64_t{1}, kMostEpochs, options.schedule.decay_epochs);
   take(state.settings, "inter_op", 0, kMostThreads, options.inter_op);
   take(state.settings, "intra_op", 0, kMostThreads, options.intra_op);
+  take(state.settings, "climb_interval", 0, kMostThreads, options.climb_interval);
+  if (const auto it = state.settings.find("strategies"); it != state.settings.end()) {
+    try {
+      options.strategies = strategies_named(it->second);
+    } catch (const Error& error) {
+      throw Error(ErrorCode::corrupt_file, fmt::format("training state: setting 'strategies': {}", error.what()));
+    }
+  }
   options.augment = augment == 1;
   auto take_bytes = [&](std::string_view name, std::optional<Bytes>& value) {
     Bytes bytes;
@@ -132,6 +146,25 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
   differ("optimizer", options.optimizer.name, saved.optimizer.name);
   auto kind = [](const std::string& data) { return data.substr(0, data.find(':')); };
   differ("data", kind(options.data), kind(saved.data));
+}
+
+std::string other_device_text(std::string_view saved_key, const DeviceInfo& device) {
+  // "oneDNN 3.1 avx512 2 threads, Intel ...": where the numbers alone differ, that is what to tell.
+  auto parts = [](std::string_view key) {
+    const size_t end = key.find(" threads, ");
+    const size_t begin = end == std::string_view::npos ? 0 : key.rfind(' ', end - 1) + 1;
+    const std::string count(end == std::string_view::npos ? std::string_view{} : key.substr(begin, end - begin));
+    return std::pair(count, std::string(key.substr(0, begin)) + std::string(key.substr(begin + count.size())));
+  };
+  const auto [then, rest_then] = parts(saved_key);
+  const auto [now, rest_now] = parts(device.key);
+  if (rest_then == rest_now && !then.empty() && !now.empty()) {
+    return fmt::format("threads of an op: {} before this checkpoint, {} now; so results may differ in the last bits; --intra-op {} "
+                       "repeats them",
+                       then, now, then);
+  }
+  return fmt::format("the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in the last bits",
+                     saved_key);
 }
 
 void check_place(const TrainingState& saved, int64_t batches_per_epoch, const std::filesystem::path& file) {
@@ -168,7 +201,11 @@ bool pin_threads(Program& program, const TrainingState& saved) {
   take(saved.settings, "inter_op_chosen", 1, kMostThreads, program.plan.inter_op);
   for (Step& step : program.plan.steps) {
     step.threads = 0;
-    take(saved.settings, kThreadsOf + program.network.graph.op(step.op).name, 0, kMostThreads, step.threads);
+    const std::string& op = program.network.graph.op(step.op).name;
+    take(saved.settings, kThreadsOf + op, 0, kMostThreads, step.threads);
+    int seats = 0;
+    take(saved.settings, kSeatsOf + op, 0, static_cast<int>(Seats::second), seats);
+    step.seats = static_cast<Seats>(seats);
   }
   return true;
 }

@@ -9,8 +9,9 @@
 
 namespace plimsoll {
 
-// What was asked for and what was compiled from it; where the training is, is the caller's to add.
-TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key);
+// What was asked for and what was compiled from it; where the training is, is the caller's to add. Thread counts that are not
+// settled, but tried out, are left out: who resumes chooses anew.
+TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key, bool settled = true);
 
 // The options of the training that this state is of. Throws Error(corrupt_file) that names the setting that is no
 // possible one and what was expected.
@@ -18,6 +19,9 @@ TrainOptions saved_options(const TrainingState& state);
 
 // What must be the same for a resumed run to be the continuation of the saved one; throws Error(invalid_input).
 void check_resumable(const TrainOptions& options, const TrainingState& saved, const std::filesystem::path& file);
+
+// For the user, when a checkpoint of the device with that key goes on with another, or with other threads for an op.
+std::string other_device_text(std::string_view saved_key, const DeviceInfo& device);
 
 // The saved place exists in an epoch of so many batches; throws Error(invalid_input): other data, or a damaged file.
 void check_place(const TrainingState& saved, int64_t batches_per_epoch, const std::filesystem::path& file);

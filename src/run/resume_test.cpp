@@ -108,5 +108,27 @@ TEST(Resume, RefusesAPlaceThatTheDataDoesNotHave) {
   EXPECT_NE(at(10, 0, 10), "");
 }
 
+TEST(Resume, SaysWhenOpsHaveOtherThreadsThanBefore) {
+  DeviceInfo device;
+  device.key = "oneDNN 3.1 avx512 1 threads, Intel(R) Xeon(R)";
+  EXPECT_EQ(other_device_text("oneDNN 3.1 avx512 2 threads, Intel(R) Xeon(R)", device),
+            "threads of an op: 2 before this checkpoint, 1 now; so results may differ in the last bits; --intra-op 2 repeats them");
+  EXPECT_THAT(other_device_text("oneDNN 2.9 avx512 2 threads, Intel(R) Xeon(R)", device), HasSubstr("is from another device (oneDNN 2.9"));
+  EXPECT_THAT(other_device_text("cudnn", device), HasSubstr("is from another device (cudnn)"));
+}
+
+TEST(Resume, ThreadCountsThatAreOnlyTriedOutAreNotKept) {
+  TrainOptions options{.inter_op = 0};
+  options.strategies = strategies_named("1,3");
+  options.climb_interval = 5;
+  Program program;
+  EXPECT_TRUE(state_to_save(options, program, "key").settings.contains("inter_op_chosen"));
+  const TrainingState trying = state_to_save(options, program, "key", false);
+  EXPECT_FALSE(trying.settings.contains("inter_op_chosen"));
+  EXPECT_FALSE(pin_threads(program, trying));
+  EXPECT_EQ(saved_options(trying).strategies, options.strategies);
+  EXPECT_EQ(saved_options(trying).climb_interval, 5);
+}
+
 }  // namespace
 }  // namespace plimsoll

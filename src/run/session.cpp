@@ -148,6 +148,7 @@ void open_device_and_costs(Session& session, std::string_view name, int threads)
   for (const auto* entries : {&known.entries(), &known.in_step_entries()}) {
     for (const auto& [key, cost] : *entries) table.put(key, cost);
   }
+  for (const auto& [first, second] : known.kept_apart()) table.keep_apart(first, second);
   session.costs = std::move(table);
 }
 
@@ -217,7 +218,7 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
   for (size_t s = 0; s < times.size(); ++s) {
     const Step& step = program.plan.steps[s];
     if (step.kernel.empty()) continue;
-    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, step.threads}];
+    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.seats == Seats::apart}];
     all.insert(all.end(), times[s].begin(), times[s].end());
   }
   for (auto& [key, all] : pooled) {

@@ -7,6 +7,7 @@
 
 #include "device/cpu/machine.h"
 #include "plimsoll/dependencies.h"
+#include "plimsoll/divided.h"
 #include "plimsoll/error.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/simulate.h"
@@ -19,6 +20,7 @@ constexpr double kImpossible = 1e3;   // times as slow
 constexpr double kSlower = 1.03;      // than what was predicted for one after another
 constexpr int kStepsWatched = 6;      // before a correction
 constexpr int kMostCorrections = 3;
+constexpr double kSecondThread = 1.25;  // times what a core computes with one hardware thread: assumed, and corrected while it runs
 
 // The steps that run something, as tasks; copies stand between them as edges alone.
 struct Tasks {
@@ -86,15 +88,40 @@ void predict(Plan& plan, const Tasks& tasks, const CoSchedule& schedule) {
 
 int cores_of(const Device& device) { return std::max(device.info().threads, 1); }
 
+// Cores are whole ones: their second hardware threads are Strategy 4's.
+Sharing choice_for(const SharingOptions& options, const CoreShape& machine) {
+  const int cores = options.threads > 0 ? options.threads : std::max(machine.cores, 1);
+  const Strategies strategies = options.strategies.value_or(Strategies{});
+  const bool has_second = cores == machine.cores && machine.hardware_threads > 1;
+  Sharing sharing{.cores = cores, .op_threads = cores, .choose = true, .strategies = strategies,
+                  .climb_interval = options.climb_interval > 0 ? options.climb_interval : std::max(1, cores / 16)};
+  if (strategies.second_threads && has_second) sharing.hardware_threads = 2;
+  if (options.strategies && strategies.second_threads && !has_second) {
+    sharing.notice = machine.hardware_threads > 1
+                         ? fmt::format("--strategies 4: only with all of the machine's {} cores, not with {} threads, are there second "
+                                       "hardware threads to use; it goes on without",
+                                       machine.cores, cores)
+                         : "--strategies 4: the cores here have one hardware thread each; it goes on without";
+  }
+  return sharing;
+}
+
 }  // namespace
 
 Sharing share_cores(std::string_view device, const SharingOptions& options, bool exact) {
-  const bool asked = options.inter_op != 1 || options.intra_op != 0;
-  if (!asked) return {.cores = options.threads, .op_threads = options.threads};
+  const bool plain = options.inter_op == 1 && options.intra_op == 0;
+  return share_cores(device, options, exact, plain || device != "cpu" ? CoreShape{} : cpu::machine_topology().shape);
+}
+
+Sharing share_cores(std::string_view device, const SharingOptions& options, bool exact, const CoreShape& machine) {
+  if (options.inter_op != 0 && (options.strategies || options.climb_interval != 0)) {
+    throw Error(ErrorCode::invalid_input, fmt::format("--{}: for --inter-op auto, which chooses and measures thread counts",
+                                                      options.strategies ? "strategies" : "climb-interval"));
+  }
+  if (options.inter_op == 1 && options.intra_op == 0) return {.cores = options.threads, .op_threads = options.threads};
   if (device != "cpu") {
     throw Error(ErrorCode::unsupported, fmt::format("--inter-op and --intra-op: device '{}' runs one op at a time", device));
   }
-  const int cores = options.threads > 0 ? options.threads : cpu::usable_processors();
   if (options.inter_op == 0) {
     if (options.intra_op != 0) {
       throw Error(ErrorCode::invalid_input,
@@ -104,8 +131,9 @@ Sharing share_cores(std::string_view device, const SharingOptions& options, bool
       throw Error(ErrorCode::invalid_input,
                   "--inter-op auto chooses thread counts by measured times, which change the last bits; with --exact give numbers");
     }
-    return {.cores = cores, .op_threads = cores, .choose = true};
+    return choice_for(options, machine);
   }
+  const int cores = options.threads > 0 ? options.threads : cpu::usable_processors();
   Sharing sharing{.cores = cores,
                   .op_threads = options.intra_op > 0 ? options.intra_op : std::max(1, cores / options.inter_op),
                   .inter_op = options.inter_op};
@@ -113,6 +141,11 @@ Sharing share_cores(std::string_view device, const SharingOptions& options, bool
     sharing.notice = fmt::format("{} steps at once with {} threads each on {} cores: they take turns, which is slow", sharing.inter_op,
                                  sharing.op_threads, cores);
     sharing.cores = sharing.inter_op * sharing.op_threads;
+  }
+  if (exact && options.intra_op == 0 && sharing.op_threads != cores) {
+    sharing.notice += fmt::format("{}--exact --inter-op {}: threads of an op: {} here, {} without --inter-op; so weights differ in the last bits "
+                                  "from those of such a run; with --intra-op {} they are the same",
+                                  sharing.notice.empty() ? "" : "; ", sharing.inter_op, sharing.op_threads, cores, cores);
   }
   return sharing;
 }
@@ -131,76 +164,161 @@ void set_sharing(Program& program, const Sharing& sharing, const CostTable& cost
   predict(program.plan, tasks, co_run(tasks.tasks, machine, {.inter_op = sharing.inter_op, .intra_op = sharing.op_threads}));
 }
 
-std::vector<int> thread_counts(int cores) {
-  std::vector<int> counts{0};
-  const int interval = std::max(1, cores / 8);
-  for (int k = 1; k < cores; k += interval) counts.push_back(k);
-  return counts;
+bool fits(const Program& program, const Device& device, const Step& step, int threads) {
+  const Graph& graph = program.network.graph;
+  try {
+    return make_kernel(device, graph, graph.op(step.op), step.kernel, threads)->workspace() <= step.workspace;
+  } catch (const Error&) {
+    return false;  // there is no such kernel for so many threads
+  }
 }
 
-ChosenSharing choose_sharing(Program& program, const Device& device, const CostTable& costs, const OpPairs& apart) {
-  const Graph& graph = program.network.graph;
-  Plan& plan = program.plan;
-  const int cores = cores_of(device);
-  for (Step& step : plan.steps) step.threads = 0;
-  plan.inter_op = 1;
-  plan.predicted = simulate(graph, plan, costs);
-  ChosenSharing chosen{.serial_ms = plan.predicted.step_time_ms, .together_ms = plan.predicted.step_time_ms};
-  if (cores < 2) return chosen;
+void run_serially(Program& program, const CostTable& costs) {
+  for (Step& step : program.plan.steps) {
+    step.threads = 0;
+    step.seats = Seats::neighbours;
+  }
+  program.plan.inter_op = 1;
+  program.plan.predicted = simulate(program.network.graph, program.plan, costs);
+}
 
-  Tasks tasks = tasks_of(graph, plan);
-  std::map<std::pair<int32_t, int>, bool> fits;  // by op and threads: its workspace has room in the plan
-  for (size_t i = 0; i < tasks.tasks.size(); ++i) {
-    const Step& step = plan.steps[static_cast<size_t>(tasks.steps[i])];
+namespace {
+
+// Makes the curves of a plan's steps from what is known of them.
+class Curves {
+ public:
+  Curves(const Program& program, const Device& device, const CostTable& costs)
+      : program_(program), device_(device), costs_(costs), cores_(cores_of(device)) {}
+
+  ThreadCurve of(const Step& step) {
+    const Graph& graph = program_.network.graph;
     const Op& op = graph.op(step.op);
     const std::string signature = op_signature(graph, op);
-    ThreadCurve& curve = tasks.tasks[i].curve;
-    const double all_ms = costs.predict(graph, op, step.kernel, 0).time_ms;
-    curve.put({cores, Affinity::apart}, all_ms);
-    const std::optional<Cost> alone = costs.find({signature, step.kernel, 0});
-    bool one_known = false;
-    for (int k = 1; k < cores; ++k) {
-      const std::optional<Cost> cost = costs.find({signature, step.kernel, k});
-      if (!cost || !alone || alone->time_ms <= 0) continue;
-      const auto [fit, fresh] = fits.try_emplace({step.op.index, k}, true);
-      if (fresh) {
-        try {
-          fit->second = device.make_kernel(graph, op, step.kernel, k)->workspace() <= step.workspace;
-        } catch (const Error&) {
-          fit->second = false;  // there is no such kernel for so many threads
-        }
+    const double all_ms = costs_.predict(graph, op, step.kernel, 0).time_ms;
+    const std::optional<Cost> alone = costs_.find({signature, step.kernel, 0});
+    ThreadCurve curve;
+    bool one_known = false, apart_known = false;
+    auto put = [&](ThreadCase at, double ms) {
+      ms = can_run(step, at.threads) ? ms : all_ms * kImpossible;
+      curve.put(at, ms);
+      if (!apart_known) curve.put({at.threads, Affinity::apart}, ms);
+      one_known |= at.threads == 1;
+      measured_ |= at.threads != cores_;
+    };
+    for (int k = 1; k < cores_; ++k) {
+      const auto cost = costs_.find_in_step({signature, step.kernel, k, true});
+      if (!cost) continue;
+      apart_known = true;
+      put({k, Affinity::apart}, cost->time_ms);
+    }
+    curve.put({cores_, Affinity::apart}, all_ms);
+    curve.put({cores_, Affinity::together}, all_ms);
+    for (int k = 1; k < cores_; ++k) {
+      if (const auto cost = costs_.find_in_step({signature, step.kernel, k})) {
+        put({k, Affinity::together}, cost->time_ms);
+      } else if (const auto cold = costs_.find({signature, step.kernel, k}); cold && alone && alone->time_ms > 0) {
+        put({k, Affinity::together}, all_ms * cold->time_ms / alone->time_ms);
       }
-      curve.put({k, Affinity::apart}, fit->second ? all_ms * cost->time_ms / alone->time_ms : all_ms * kImpossible);
-      one_known |= k == 1;
-      chosen.measured = true;
     }
     if (!one_known) curve.put({1, Affinity::apart}, all_ms * kImpossible);  // not measured: with all threads, or not at all
+    return curve;
   }
-  if (!chosen.measured) return chosen;
+
+  bool can_run(const Step& step, int threads) {
+    const auto [it, fresh] = fits_.try_emplace({step.op.index, threads}, true);
+    if (fresh) it->second = fits(program_, device_, step, threads);
+    return it->second;
+  }
+  bool measured() const { return measured_; }
+
+ private:
+  const Program& program_;
+  const Device& device_;
+  const CostTable& costs_;
+  int cores_;
+  std::map<std::pair<int32_t, int>, bool> fits_;  // by op and threads
+  bool measured_ = false;
+};
+
+// The pairs of tasks that are not to meet: by op, and by signature.
+Interference avoided(const Program& program, const Tasks& tasks, const CostTable& costs, const OpPairs& apart) {
   Interference avoid;
-  for (size_t a = 0; a < tasks.tasks.size() && !apart.empty(); ++a) {
+  if (apart.empty() && costs.kept_apart().empty()) return avoid;
+  const Graph& graph = program.network.graph;
+  std::map<std::string, int> numbers;  // of signatures
+  std::vector<int> ops, signatures;
+  for (StepIndex step : tasks.steps) {
+    const OpId op = program.plan.steps[static_cast<size_t>(step)].op;
+    ops.push_back(op.index);
+    signatures.push_back(numbers.try_emplace(op_signature(graph, graph.op(op)), static_cast<int>(numbers.size())).first->second);
+  }
+  std::set<std::pair<int, int>> kept;
+  for (const auto& [a, b] : costs.kept_apart()) {
+    const auto first = numbers.find(a), second = numbers.find(b);
+    if (first != numbers.end() && second != numbers.end()) kept.insert(std::minmax(first->second, second->second));
+  }
+  if (apart.empty() && kept.empty()) return avoid;
+  for (size_t a = 0; a < ops.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
-      auto op_of = [&](size_t task) { return plan.steps[static_cast<size_t>(tasks.steps[task])].op.index; };
-      if (apart.contains(std::minmax(op_of(a), op_of(b)))) {
+      if (apart.contains(std::minmax(ops[a], ops[b])) || kept.contains(std::minmax(signatures[a], signatures[b]))) {
         avoid.record(static_cast<int32_t>(a), static_cast<int32_t>(b), 1, kImpossible);
       }
     }
   }
-  const CoMachine machine{.cores = {.cores = cores}, .memory_gb_per_s = costs.rates().memory_gb_per_s};
-  const ChosenSchedule best = best_schedule(tasks.tasks, machine, {.co_run = true}, &avoid);
+  return avoid;
+}
+
+}  // namespace
+
+ChosenSharing choose_sharing(Program& program, const Device& device, const CostTable& costs, const Sharing& sharing,
+                             const OpPairs& apart) {
+  const Graph& graph = program.network.graph;
+  Plan& plan = program.plan;
+  const int cores = cores_of(device);
+  run_serially(program, costs);
+  ChosenSharing chosen{.serial_ms = plan.predicted.step_time_ms, .together_ms = plan.predicted.step_time_ms};
+  if (cores < 2 && sharing.hardware_threads < 2) return chosen;
+
+  Tasks tasks = tasks_of(graph, plan);
+  Curves curves(program, device, costs);
+  for (size_t i = 0; i < tasks.tasks.size(); ++i) tasks.tasks[i].curve = curves.of(plan.steps[static_cast<size_t>(tasks.steps[i])]);
+  chosen.measured = curves.measured() || cores < 2;
+  if (!chosen.measured) return chosen;
+  const Interference avoid = avoided(program, tasks, costs, apart);
+  CoMachine machine{.cores = {.cores = cores, .hardware_threads = sharing.hardware_threads},
+                    .memory_gb_per_s = costs.rates().memory_gb_per_s};
+  if (sharing.hardware_threads > 1) machine.throughput = {1, kSecondThread};
+  const Strategies& use = sharing.strategies;
+  const ChosenSchedule best = best_schedule(
+      tasks.tasks, machine,
+      {.by_type = use.each_type, .each_op = use.each_op, .co_run = use.co_run, .second_threads = use.second_threads}, &avoid);
   if (best.schedule.total_ms > chosen.serial_ms * kWorthIt) return chosen;
 
   // Equal threads whenever an op runs: what is computed again must be the same bits.
-  std::map<int32_t, int> threads_of_op;
+  struct Place {
+    int threads = 0;
+    Seats seats = Seats::neighbours;
+  };
+  std::map<int32_t, Place> place_of_op;
   for (const CoSpan& span : best.schedule.spans) {
     const Step& step = plan.steps[static_cast<size_t>(tasks.steps[static_cast<size_t>(span.task)])];
-    threads_of_op.try_emplace(step.op.index, span.threads >= cores ? 0 : span.threads);
+    Place place;
+    if (span.threads < cores && curves.can_run(step, span.threads)) place.threads = span.threads;
+    const ThreadCurve& curve = tasks.tasks[static_cast<size_t>(span.task)].curve;
+    if (span.second) {
+      place.seats = Seats::second;
+    } else if (place.threads > 1 && curve.time_ms({span.threads, Affinity::apart}) < curve.time_ms({span.threads, Affinity::together})) {
+      place.seats = Seats::apart;
+    }
+    place_of_op.try_emplace(step.op.index, place);
   }
   for (Step& step : plan.steps) {
-    const auto it = threads_of_op.find(step.op.index);
-    if (it == threads_of_op.end()) continue;
-    step.threads = it->second;
+    const auto it = place_of_op.find(step.op.index);
+    if (it == place_of_op.end()) continue;
+    step.threads = it->second.threads;
+    step.seats = it->second.seats;
     chosen.narrowed += step.threads != 0;
+    chosen.second += step.seats == Seats::second;
   }
   plan.inter_op = std::max(best.schedule.most_at_once, 1);
   predict(plan, tasks, best.schedule);
@@ -214,16 +332,18 @@ std::string share_program(Program& program, const Sharing& sharing, const Device
     set_sharing(program, sharing, costs);
     return {};
   }
-  const ChosenSharing chosen = choose_sharing(program, device, costs);
+  const ChosenSharing chosen = choose_sharing(program, device, costs, sharing);
   if (!chosen.measured) {
-    return "--inter-op auto: what ops take with fewer threads is not measured, so they run one after another with all";
+    return "--inter-op auto: what ops take with fewer threads is not measured (training does it), so they run one after another with all";
   }
   if (chosen.inter_op == 1 && chosen.narrowed == 0) {
     return fmt::format("--inter-op auto: one op after another with all threads, {:.4g} ms a step; nothing is predicted to be faster",
                        chosen.serial_ms);
   }
-  return fmt::format("--inter-op auto: up to {} ops at once, {} with fewer threads: {:.4g} ms a step predicted instead of {:.4g}",
-                     chosen.inter_op, chosen.narrowed, chosen.together_ms, chosen.serial_ms);
+  return fmt::format("--inter-op auto: up to {} ops at once, {} with fewer threads{}: {:.4g} ms a step predicted instead of {:.4g}",
+                     chosen.inter_op, chosen.narrowed,
+                     chosen.second > 0 ? fmt::format(", {} on second hardware threads", chosen.second) : "", chosen.together_ms,
+                     chosen.serial_ms);
 }
 
 double SharingWatch::serial_ms(size_t step) const {
@@ -259,6 +379,17 @@ OpPairs SharingWatch::slow_pairs(std::span<const StepRecord> records) const {
   return slow;
 }
 
+std::set<CostTable::OpPair> SharingWatch::found() const {
+  const Graph& graph = program_.network.graph;
+  std::set<CostTable::OpPair> pairs;
+  for (const auto& [a, b] : apart_) {
+    std::string first = op_signature(graph, graph.op({a})), second = op_signature(graph, graph.op({b}));
+    if (second < first) std::swap(first, second);
+    pairs.emplace(std::move(first), std::move(second));
+  }
+  return pairs;
+}
+
 bool SharingWatch::sees(std::span<const StepRecord> records) {
   if (over_ || records.empty() || ++steps_ == 1) return false;  // the first warms up
   double last_ms = 0;
@@ -283,16 +414,14 @@ bool SharingWatch::sees(std::span<const StepRecord> records) {
 
 std::string SharingWatch::correct() {
   if (fresh_ > 0 && corrections_++ < kMostCorrections) {
-    const ChosenSharing chosen = choose_sharing(program_, device_, costs_, apart_);
+    const ChosenSharing chosen = choose_sharing(program_, device_, costs_, sharing_, apart_);
     if (chosen.inter_op > 1) {
       return fmt::format("{} pairs of ops were slower side by side than one after another, and are kept apart: {:.4g} ms a step predicted",
                          fresh_, chosen.together_ms);
     }
   }
   over_ = true;
-  for (Step& step : program_.plan.steps) step.threads = 0;
-  program_.plan.inter_op = 1;
-  program_.plan.predicted = simulate(program_.network.graph, program_.plan, costs_);
+  run_serially(program_, costs_);
   return fmt::format("side by side a step took {:.4g} ms; one op after another {:.4g} are predicted: back to that", usual_ms_, all_serial_ms_);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -22,6 +23,8 @@ struct SharingOptions {
   int threads = 0;   // cores in all; 0: all that the process may use
   int inter_op = 1;  // steps at once; 0: chosen, with the threads of every op
   int intra_op = 0;  // threads of every op; 0: all cores, divided among the steps that run at once
+  std::optional<Strategies> strategies;  // that a choice may use; nothing: all that the machine can
+  int climb_interval = 0;                // between the thread counts that are measured; 0: a sixteenth of the cores
 };
 
 // How the cores are shared.
@@ -31,27 +34,35 @@ struct Sharing {
   int inter_op = 1;
   bool choose = false;
   std::string notice; // for the user; empty: nothing to say
+  Strategies strategies;     // for a choice
+  int hardware_threads = 1;  // of a core, that a choice may use
+  int climb_interval = 1;
 };
 // Throws Error(invalid_input) where the settings contradict each other, Error(unsupported) where the device runs one op at a time.
 Sharing share_cores(std::string_view device, const SharingOptions& options, bool exact);
+Sharing share_cores(std::string_view device, const SharingOptions& options, bool exact, const CoreShape& machine);  // of a CPU
 
 // Lets the steps of a program run side by side as `sharing` says, and predicts the time anew.
 void set_sharing(Program& program, const Sharing& sharing, const CostTable& costs);
-
-// The counts that a choice looks at, besides 0 for all: every one of up to 8 cores, some between of more.
-std::vector<int> thread_counts(int cores);
 
 // What a choice came to.
 struct ChosenSharing {
   int inter_op = 1;
   double serial_ms = 0, together_ms = 0;  // predicted
   int narrowed = 0;                       // ops with fewer threads than all
+  int second = 0;                         // of them, on second hardware threads
   bool measured = false;                  // whether times with fewer threads are known at all
 };
 // The papers' strategies over what has been measured: changes the program's thread counts and inter_op where that is predicted to
-// be faster than one step after the other with all threads. Pairs of ops in `apart` do not meet.
+// be faster than one step after the other with all threads. Pairs of ops in `apart` do not meet, nor those that `costs` keeps apart.
 using OpPairs = std::set<std::pair<int32_t, int32_t>>;  // the lower number first
-ChosenSharing choose_sharing(Program& program, const Device& device, const CostTable& costs, const OpPairs& apart = {});
+ChosenSharing choose_sharing(Program& program, const Device& device, const CostTable& costs, const Sharing& sharing = {},
+                             const OpPairs& apart = {});
+// One step after the other, each with all threads.
+void run_serially(Program& program, const CostTable& costs);
+
+// Whether an op's kernel can be made for so many threads, and its workspace has room in the plan.
+bool fits(const Program& program, const Device& device, const Step& step, int threads);
 
 // One or the other, as `sharing` says; returns what the user should know, if anything.
 std::string share_program(Program& program, const Sharing& sharing, const Device& device, const CostTable& costs);
@@ -61,11 +72,14 @@ std::string share_program(Program& program, const Sharing& sharing, const Device
 // than that, nothing runs side by side any more.
 class SharingWatch {
  public:
-  SharingWatch(Program& program, const Device& device, const CostTable& costs) : program_(program), device_(device), costs_(costs) {}
+  SharingWatch(Program& program, const Device& device, const CostTable& costs, const Sharing& sharing = {})
+      : program_(program), device_(device), costs_(costs), sharing_(sharing) {}
   // After a step. True: correct() has something to do, for which no executor may be using the program's plan.
   bool sees(std::span<const StepRecord> records);
   // Changes the program; returns a line for the user.
   std::string correct();
+  // All pairs found so far, by signature.
+  std::set<CostTable::OpPair> found() const;
 
  private:
   double serial_ms(size_t step) const;
@@ -74,6 +88,7 @@ class SharingWatch {
   Program& program_;
   const Device& device_;
   const CostTable& costs_;
+  const Sharing sharing_;
   std::vector<double> times_;                       // of the training steps with this plan
   std::map<std::pair<int32_t, int32_t>, int> slow_;  // pairs of ops, in how many of them
   OpPairs apart_;

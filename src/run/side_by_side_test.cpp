@@ -63,7 +63,7 @@ TEST(Sharing, OpsThatAreHeldApartDoNotMeetOnPaper) {
   for (int32_t a = 0; a < program.network.graph.op_count(); ++a) {
     for (int32_t b = a; b < program.network.graph.op_count(); ++b) apart.insert({a, b});
   }
-  const ChosenSharing chosen = choose_sharing(program, *device, costs, apart);
+  const ChosenSharing chosen = choose_sharing(program, *device, costs, {}, apart);
   EXPECT_EQ(chosen.inter_op, 1);
 }
 
@@ -102,6 +102,78 @@ TEST(Sharing, WhatIsAsFastAsPredictedIsLeftAlone) {
   ASSERT_EQ(choose_sharing(program, *device, costs).inter_op, 2);
   SharingWatch watch(program, *device, costs);
   for (int step = 0; step < 50; ++step) EXPECT_FALSE(watch.sees(in_pairs(program.plan, 1.1)));
+}
+
+TEST(Sharing, PairsThatAnEarlierTrainingFoundSlowDoNotMeet) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  CostTable costs = costs_of(program, 1.1);
+  ASSERT_EQ(choose_sharing(program, *device, costs).inter_op, 2);
+  SharingWatch watch(program, *device, costs);
+  for (int step = 0; step < 30 && watch.found().empty(); ++step) {
+    if (watch.sees(in_pairs(program.plan, 5))) watch.correct();
+  }
+  const auto found = watch.found();
+  ASSERT_FALSE(found.empty());
+  for (const auto& [a, b] : found) costs.keep_apart(a, b);
+  ASSERT_EQ(costs.kept_apart(), found);
+  choose_sharing(program, *device, costs);
+  const Graph& graph = program.network.graph;
+  for (const EngineSpan& a : program.plan.predicted.timeline) {
+    for (const EngineSpan& b : program.plan.predicted.timeline) {
+      if (&a == &b || a.start_ms >= b.end_ms - 1e-9 || b.start_ms >= a.end_ms - 1e-9) continue;
+      auto signature = [&](const EngineSpan& s) { return op_signature(graph, graph.op(program.plan.steps[static_cast<size_t>(s.index)].op)); };
+      EXPECT_FALSE(found.contains(std::minmax(signature(a), signature(b)))) << a.index << " and " << b.index;
+    }
+  }
+}
+
+TEST(Sharing, OnlyTheStrategiesThatAreAskedForAreUsed) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  const CostTable costs = costs_of(program, 1.1);
+  EXPECT_EQ(choose_sharing(program, *device, costs, {.strategies = strategies_named("1,2")}).inter_op, 1);
+  EXPECT_EQ(choose_sharing(program, *device, costs, {.strategies = strategies_named("3")}).inter_op, 2);
+  EXPECT_EQ(choose_sharing(program, *device, costs, {.strategies = strategies_named("4")}).inter_op, 1);  // no second ones here
+}
+
+// A step beside another, on the same core: only with second hardware threads.
+TEST(Sharing, SmallOpsRunOnSecondHardwareThreads) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  const CostTable costs = costs_of(program, 2);  // nothing is to be had from cores of their own
+  const ChosenSharing chosen = choose_sharing(program, *device, costs, {.strategies = strategies_named("1,2,4"), .hardware_threads = 2});
+  EXPECT_GT(chosen.second, 0);
+  EXPECT_GE(chosen.inter_op, 2);
+  EXPECT_LT(chosen.together_ms, chosen.serial_ms);
+  EXPECT_TRUE(verify(program.network.graph, program.plan).empty());
+  EXPECT_EQ(choose_sharing(program, *device, costs, {.strategies = strategies_named("1,2"), .hardware_threads = 2}).second, 0);
+}
+
+TEST(Sharing, SecondHardwareThreadsAreUsedWhereEveryCoreHasOne) {
+  const CoreShape two_each{.cores = 4, .cores_a_cache = 4, .hardware_threads = 2}, one_each{.cores = 4, .cores_a_cache = 4};
+  const SharingOptions any{.inter_op = 0}, asked{.inter_op = 0, .strategies = Strategies{}};
+  const Sharing found = share_cores("cpu", any, false, two_each);
+  EXPECT_EQ(found.cores, 4);  // and not 8: second threads are for Strategy 4
+  EXPECT_EQ(found.op_threads, 4);
+  EXPECT_EQ(found.hardware_threads, 2);
+  EXPECT_EQ(found.notice, "");
+  EXPECT_EQ(share_cores("cpu", any, false, one_each).hardware_threads, 1);
+  EXPECT_EQ(share_cores("cpu", any, false, one_each).notice, "");
+  EXPECT_EQ(share_cores("cpu", asked, false, one_each).notice,
+            "--strategies 4: the cores here have one hardware thread each; it goes on without");
+  EXPECT_THAT(share_cores("cpu", {.threads = 2, .inter_op = 0, .strategies = Strategies{}}, false, two_each).notice,
+              HasSubstr("only with all of the machine's 4 cores, not with 2 threads"));
+  EXPECT_EQ(share_cores("cpu", {.inter_op = 0, .strategies = strategies_named("1,3")}, false, two_each).hardware_threads, 1);
+  EXPECT_EQ(share_cores("cpu", any, false, {.cores = 68, .hardware_threads = 4}).climb_interval, 4);
+}
+
+TEST(Sharing, SaysWhenExactResultsDependOnTheThreadsOfAnOp) {
+  EXPECT_THAT(share_cores("cpu", {.threads = 4, .inter_op = 2}, true).notice,
+              HasSubstr("threads of an op: 2 here, 4 without --inter-op"));
+  EXPECT_EQ(share_cores("cpu", {.threads = 4, .inter_op = 2, .intra_op = 2}, true).notice, "");
+  EXPECT_EQ(share_cores("cpu", {.threads = 4, .inter_op = 2}, false).notice, "");
+  EXPECT_EQ(share_cores("cpu", {.threads = 1}, true).notice, "");
 }
 
 TEST(Sharing, CoresAreDividedAmongOpsUnlessToldOtherwise) {

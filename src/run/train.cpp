@@ -15,6 +15,7 @@
 #include "run/resume.h"
 #include "run/runner.h"
 #include "run/session.h"
+#include "run/sharing_steps.h"
 #include "run/side_by_side.h"
 #include "run/training_loop.h"
 
@@ -78,7 +79,7 @@ bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
   for (const Step& step : program.plan.steps) {
     if (step.kernel.empty()) continue;
-    const auto cost = costs.find_in_step({op_signature(graph, graph.op(step.op)), step.kernel, step.threads});
+    const auto cost = costs.find_in_step({op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.seats == Seats::apart});
     if (!cost) return true;
   }
   return false;
@@ -182,9 +183,7 @@ CompileOptions compile_options(const TrainOptions& options, const Beginning& beg
                        "the last bits",
                        threads, device.threads));
   } else {
-    notice(fmt::format("the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in "
-                       "the last bits",
-                       saved.device_key));
+    notice(other_device_text(saved.device_key, device));
   }
   return compile;
 }
@@ -226,7 +225,6 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
   MeasureOptions measuring;
   measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
-  if (options.inter_op == 0) measuring.threads = thread_counts(session.device->info().threads);
   measuring.batches = options.batch_sizes.value_or(BatchSizes::undivided);
   measuring.stop = listener.stop;
   measuring.progress = [&](int done, int total, const std::string& what) {
@@ -262,13 +260,18 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
   if (options.memory) program.plan.budget = *options.memory;
 }
 
-// Lets steps run side by side, where that was asked for. A resumed training repeats what it chose.
-void share(Program& program, const Sharing& sharing, const Session& session, const Beginning& beginning,
-           const std::function<void(const std::string&)>& notice) {
+// Lets steps run side by side, where that was asked for. A resumed training repeats what it chose. What is returned looks after
+// a choice from step to step.
+std::unique_ptr<SharingSteps> share(Program& program, const Sharing& sharing, Session& session, const Beginning& beginning, bool measure,
+                                    const std::function<void(const std::string&)>& notice) {
+  if (beginning.plan) return nullptr;
+  if (!sharing.choose) {
+    set_sharing(program, sharing, session.costs);
+    return nullptr;
+  }
   const bool same = beginning.checkpoint && beginning.checkpoint->state().device_key == session.device->info().key;
-  if (sharing.choose && same && pin_threads(program, beginning.checkpoint->state())) return;
-  const std::string text = share_program(program, sharing, *session.device, session.costs);
-  if (!text.empty()) notice(text);
+  if (same && pin_threads(program, beginning.checkpoint->state())) return nullptr;
+  return std::make_unique<SharingSteps>(session, program, sharing, measure, notice);
 }
 
 // What cannot be done with a saved plan is told as the plan's fault.
@@ -299,7 +302,8 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
 
   const TierOptions tiers{.host_memory = options.host_memory, .spill = options.spill, .spill_size = options.spill_size};
   const Sharing sharing = share_cores(
-      options.device, {.threads = options.threads, .inter_op = options.inter_op, .intra_op = options.intra_op}, options.exact);
+      options.device, {.threads = options.threads, .inter_op = options.inter_op, .intra_op = options.intra_op,
+                       .strategies = options.strategies, .climb_interval = options.climb_interval}, options.exact);
   if (!sharing.notice.empty()) notice(sharing.notice);
   Session session = open_session(options.device, sharing.op_threads, tiers);
   for (const std::string& text : session.notices) notice(text);
@@ -316,7 +320,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
     if (const std::string text = unkept_limits(options, program, beginning.plan ? "the plan" : "the checkpoint"); !text.empty()) notice(text);
   }
   if (measure && !beginning.plan && needs_calibration(program, session.costs)) calibrate(session, program);
-  if (!beginning.plan) share(program, sharing, session, beginning, notice);
+  const std::unique_ptr<SharingSteps> sharing_steps = share(program, sharing, session, beginning, measure, notice);
   const double predicted_ms = program.plan.predicted.step_time_ms;
   if (listener.planned) listener.planned(program, data->info().name);
 
@@ -324,7 +328,8 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
     return std::make_unique<Runner>(program, *session.device,
                                     ExecuteOptions{
                                         .check_memory = options.check_memory, .record_times = true, .spill = session.spill,
-                                        .cores = sharing.cores});
+                                        .cores = sharing.cores, .hardware_threads = sharing.hardware_threads,
+                                        .teams = sharing.choose});
   });
   Executor& executor = runner->executor();
   for (const auto& tier : executor.memory().tiers) {
@@ -351,20 +356,14 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
                        executor.memory(), sharing.inter_op);
   }
 
-  SharingWatch watch(program, *session.device, session.costs);
-  std::function<void()> watch_sharing;
-  if (sharing.choose && program.plan.inter_op > 1 && !beginning.checkpoint && !beginning.plan) {
-    watch_sharing = [&] {
-      if (!watch.sees(runner->executor().records())) return;
-      std::string text;
-      runner->renew([&] { text = watch.correct(); });
-      if (!text.empty()) notice(text);
-    };
-  }
+  std::function<void()> after_step;
+  if (sharing_steps) after_step = [&] { sharing_steps->after_step(*runner); };
   const TrainingParts parts{.options = options, .listener = listener, .data = data, .program = program,
                             .device_key = session.device->info().key, .runner = *runner, .states = states,
-                            .evaluation = evaluation ? &*evaluation : nullptr, .after_step = watch_sharing};
+                            .evaluation = evaluation ? &*evaluation : nullptr, .after_step = after_step,
+                            .settled = [&] { return !sharing_steps || sharing_steps->settled(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
+  if (sharing_steps) sharing_steps->finish();
   done.budget = program.plan.budget;
   done.predicted_step_time_ms = predicted_ms;
   if (measure && done.steps >= kStepsToCorrect && std::abs(predicted_ms / done.step_time_ms - 1) > kPredictionTolerance) {

@@ -122,7 +122,8 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, double seconds_begun) {
 
 void TrainingLoop::save() {
   const bool end = place_.batch_in_epoch == per_epoch_;
-  TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key);
+  const bool settled = !parts_.settled || parts_.settled();
+  TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, settled);
   state.step = place_.step;
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;

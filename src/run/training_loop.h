@@ -29,6 +29,7 @@ struct TrainingParts {
   States& states;
   Evaluation* evaluation = nullptr;  // none: never evaluate
   std::function<void()> after_step;  // may renew the runner
+  std::function<bool()> settled;     // whether the program's thread counts are chosen, and not tried out
 };
 
 class TrainingLoop {

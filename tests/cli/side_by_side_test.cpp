@@ -10,6 +10,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 TEST_F(Cli, RefusesCountsOfOpsAndThreadsThatMakeNoSense) {
@@ -78,6 +79,49 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCWithOpsSideBySide) {
   const Outcome resumed = run(with_checkpoint + " --resume " + path("c.safetensors"));
   EXPECT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_EQ(sha_of(), whole);
+}
+
+TEST_F(Cli, NamesStrategiesThatThereAreNot) {
+  for (const char* command : {"train lenet", "plan lenet --batch 4", "compare lenet --batch 4"}) {
+    const Outcome outcome = run(std::string(command) + " --inter-op auto --strategies 1,5");
+    EXPECT_EQ(outcome.code, 2) << command;
+    EXPECT_THAT(outcome.err, HasSubstr("--strategies: '5' is no strategy; there are 1 (threads of each op)")) << command;
+  }
+  EXPECT_THAT(run("train lenet --strategies 1,2").err, HasSubstr("--strategies: for --inter-op auto"));
+  EXPECT_THAT(run("train --help").out, HasSubstr("--strategies LIST"));
+}
+
+TEST_F(Cli, MeasuresThreadCountsInTheFirstStepsOnceForAll) {
+  const std::string flags = "train lenet --data digits --batch 16 --steps 20 --threads 2 --inter-op auto --evaluate-every 0 --json - ";
+  const Outcome first = run(flags);
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.err, HasSubstr("kinds of ops with fewer threads in the first training steps, 5 at most; then it chooses"));
+  EXPECT_EQ(first.lines().back().at("steps"), 20);
+  EXPECT_THAT(run("plan lenet --batch 16 --data digits --threads 2 --inter-op auto").err, Not(HasSubstr("is not measured")));
+  // Times in a step may change which kernels are chosen, and those are measured too: it comes to an end.
+  for (int again = 0; again < 6; ++again) {
+    const Outcome next = run(flags + "--strategies 1,2");
+    ASSERT_EQ(next.code, 0) << next.err;
+    EXPECT_THAT(next.err, HasSubstr("--inter-op auto: "));
+    if (next.err.find("kinds of ops with fewer threads") == std::string::npos) return;
+  }
+  FAIL() << "every training measures anew";
+}
+
+TEST_F(Cli, AResumedTrainingGoesOnMeasuring) {
+  const std::string flags = "train lenet --data digits --batch 16 --threads 2 --evaluate-every 0 --checkpoint " + path("c.safetensors");
+  ASSERT_EQ(run(flags + " --steps 2 --inter-op auto").code, 0);  // in the midst of it
+  fs::remove_all(folder_ / "cache");
+  const Outcome on = run(flags + " --steps 20 --resume " + path("c.safetensors"));
+  EXPECT_EQ(on.code, 0) << on.err;
+  EXPECT_THAT(on.err, HasSubstr("kinds of ops with fewer threads"));
+}
+
+TEST_F(Cli, SaysWhenOpsGetOtherThreadsThanAnExactRunHad) {
+  const std::string flags = "train lenet --data digits --batch 16 --exact --costs estimated --threads 2 --evaluate-every 0 --checkpoint " + path("c.safetensors");
+  EXPECT_THAT(run(flags + " --steps 2 --inter-op 2").err, HasSubstr("threads of an op: 1 here, 2 without --inter-op"));
+  EXPECT_THAT(run(flags + " --steps 3 --inter-op 2 --intra-op 2 --resume " + path("c.safetensors")).err,
+              HasSubstr("threads of an op: 1 before this checkpoint, 2 now"));
 }
 
 }  // namespace

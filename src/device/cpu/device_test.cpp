@@ -86,6 +86,16 @@ TEST(Machine, KnowsWhichCoresShareACache) {
   EXPECT_EQ(server.shape, (CoreShape{.cores = 32, .cores_a_cache = 8, .hardware_threads = 2}));
 }
 
+TEST(Machine, PlacesAreFirstHardwareThreadsAndThenSecondOnes) {
+  const std::string machine = "l3:2 l2:1 core:2 pu:2";  // four cores, two a cache, numbered core by core
+  EXPECT_EQ(cpu::processors_of_cores(4, false, machine), (std::vector<int>{0, 2, 4, 6}));
+  EXPECT_EQ(cpu::processors_of_cores(4, true, machine), (std::vector<int>{0, 2, 4, 6, 1, 3, 5, 7}));
+  EXPECT_EQ(cpu::processors_of_cores(8, false, machine), (std::vector<int>{0, 2, 4, 6, 1, 3, 5, 7}));
+  EXPECT_TRUE(cpu::processors_of_cores(3, false, machine).empty());  // the fourth core is there for others
+  EXPECT_TRUE(cpu::processors_of_cores(8, true, machine).empty());
+  EXPECT_TRUE(cpu::processors_of_cores(2, true, "core:2 pu:1").empty());
+}
+
 TEST(Machine, HasACoreForEveryProcessorGroup) {
   const cpu::Topology here = cpu::machine_topology();
   EXPECT_GE(here.shape.cores, 1);

@@ -114,23 +114,6 @@ int usable_processors(const std::string& root) {
   return count;
 }
 
-std::vector<int> processors(const std::string& root) {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return {};
-  std::vector<int> first, others;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(static_cast<size_t>(cpu), &set)) continue;
-    // "0,34" or "0-1": a core's processors.
-    const auto siblings = read_file(fmt::format("{}/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", root, cpu));
-    std::istringstream words(siblings.value_or(""));
-    int lowest = cpu;
-    words >> lowest;
-    (lowest == cpu ? first : others).push_back(cpu);
-  }
-  first.insert(first.end(), others.begin(), others.end());
-  return first;
-}
-
 std::string processor_name(const std::string& root) {
   const auto text = read_file(root + "/proc/cpuinfo");
   if (!text) return "unknown processor";

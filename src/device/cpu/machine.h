@@ -21,8 +21,6 @@ MachineMemory machine_memory(const std::string& root = "");
 // Processors that the process may run on, by affinity and by the control group's quota.
 int usable_processors(const std::string& root = "");
 
-// Those of them that affinity allows, by the system's numbers: the first of each core, in order, then the cores' others.
-std::vector<int> processors(const std::string& root = "");
 // The cores that the process may run on, as hwloc sees them: those that share a last-level cache stand together.
 struct Topology {
   CoreShape shape;
@@ -30,6 +28,10 @@ struct Topology {
 };
 // `synthetic` stands in for the machine in tests, in hwloc's words: "l2:34 core:2 pu:4".
 Topology machine_topology(const std::string& synthetic = "");
+
+// By the system's numbers, the processors that are the places of `cores` cores: the first hardware thread of each, neighbours
+// in caches side by side; and with `second`, after them the second of each. Nothing where the process has not just so many.
+std::vector<int> processors_of_cores(int cores, bool second = false, const std::string& synthetic = "");
 
 std::string processor_name(const std::string& root = "");  // "Intel(R) Xeon(R) Platinum 8481C"
 

@@ -82,4 +82,28 @@ Topology machine_topology(const std::string& synthetic) {
   return result;
 }
 
+std::vector<int> processors_of_cores(int cores, bool second, const std::string& synthetic) {
+  const Topology topology = machine_topology(synthetic);
+  std::vector<int> places;
+  if (static_cast<int>(topology.processors.size()) == cores) {
+    for (const std::vector<int>& core : topology.processors) places.push_back(core[0]);
+    if (!second) return places;
+    for (const std::vector<int>& core : topology.processors) {
+      if (core.size() < 2) return {};
+      places.push_back(core[1]);
+    }
+    return places;
+  }
+  if (second) return {};
+  // As many as there are hardware threads: each stands for a core.
+  for (size_t k = 0; static_cast<int>(places.size()) < cores; ++k) {
+    const size_t before = places.size();
+    for (const std::vector<int>& core : topology.processors) {
+      if (k < core.size()) places.push_back(core[k]);
+    }
+    if (places.size() == before) return {};
+  }
+  return static_cast<int>(places.size()) == cores ? places : std::vector<int>{};
+}
+
 }  // namespace plimsoll::cpu

@@ -56,7 +56,11 @@ class CoRunner {
       if (waiting_[i] == 0) ready_.push_back(static_cast<int32_t>(i));
     }
     if (policy_.inter_op > 0) return;
-    chosen_ = policy_.by_type ? threads_by_type(tasks_) : fastest_threads(tasks_);
+    if (policy_.by_type || policy_.each_op) {
+      chosen_ = policy_.by_type ? threads_by_type(tasks_) : fastest_threads(tasks_);
+    } else {
+      chosen_.assign(count, cores_);
+    }
     for (int& threads : chosen_) threads = std::clamp(threads, 1, most_);
     candidates_.resize(count);
   }
@@ -91,8 +95,7 @@ class CoRunner {
       return start(0, chosen(ready_[0]), false);
     }
     if (running_.empty()) return policy_.co_run ? start_longest(cores_) : start(0, chosen(ready_[0]), false);
-    if (!policy_.co_run) return false;
-    const int idle = idle_cores();
+    const int idle = policy_.co_run ? idle_cores() : 0;
     if (idle > 0 && (start_beside(idle) || start_longest(idle))) return true;
     return policy_.second_threads && start_on_second_threads();
   }
@@ -291,21 +294,21 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
     CoSchedule schedule = co_run(tasks, machine, policy, avoid);
     if (schedule.total_ms < best.schedule.total_ms) best = {policy, std::move(schedule)};
   };
-  if (serial.by_type) {
+  if (serial.by_type && serial.each_op) {
     serial.by_type = false;
     consider(serial);
   }
-  if (!allowed.co_run) return best;
+  if (!allowed.co_run && !allowed.second_threads) return best;
   const int cores = std::max(machine.cores.cores, 1);
   for (bool by_type : {true, false}) {
-    if (by_type && !allowed.by_type) continue;
+    if (by_type ? !allowed.by_type : allowed.by_type && !allowed.each_op) continue;
     int last = 0;
     for (int parts = 1; parts <= cores; ++parts) {
       const int most = cores / parts;
       if (most == last) continue;
       last = most;
       for (bool second : {false, true}) {
-        if (second && (!allowed.second_threads || machine.cores.hardware_threads < 2)) continue;
+        if (second ? !allowed.second_threads || machine.cores.hardware_threads < 2 : !allowed.co_run) continue;
         CoPolicy policy = allowed;
         policy.by_type = by_type;
         policy.most_threads = most;
@@ -315,7 +318,7 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
     }
   }
   // Equal counts for all, too: what a user would set by hand. They keep nothing apart.
-  if (avoid != nullptr && avoid->count() > 0) return best;
+  if (!allowed.co_run || (avoid != nullptr && avoid->count() > 0)) return best;
   const bool second = allowed.second_threads && machine.cores.hardware_threads > 1;
   for (int inter = 2; inter <= std::min(kMostAtOnce, 2 * cores); ++inter) {
     for (int intra : {cores / inter, second ? cores : 0}) {

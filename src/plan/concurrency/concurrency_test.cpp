@@ -1,4 +1,5 @@
 #include "plimsoll/concurrency.h"
+#include "plimsoll/error.h"
 
 #include <gtest/gtest.h>
 
@@ -216,6 +217,50 @@ TEST(BestSchedule, IsNeverPredictedSlowerThanOneOpAfterTheOther) {
   const ChosenSchedule serial = best_schedule(streams, machine, {.co_run = true});
   EXPECT_DOUBLE_EQ(serial.schedule.total_ms, 16);
   EXPECT_EQ(serial.schedule.most_at_once, 1);
+}
+
+TEST(Strategies, AreNamedByNumber) {
+  EXPECT_EQ(strategies_named("1,2,3,4"), Strategies{});
+  EXPECT_EQ(strategies_named("3,1"), (Strategies{.each_op = true, .each_type = false, .co_run = true, .second_threads = false}));
+  EXPECT_EQ(to_string(strategies_named("4,2")), "2,4");
+  for (const char* bad : {"", "5", "1,", "0", "1;2", "12", "all"}) {
+    try {
+      strategies_named(bad);
+      ADD_FAILURE() << "'" << bad << "' is taken";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("is no strategy; there are 1 (threads of each op)"), std::string::npos);
+    }
+  }
+}
+
+// Two ops of one type, whose optima differ, then many small ones that need not wait.
+TEST(Strategies, EachCanBeSwitchedOff) {
+  std::vector<CoTask> tasks;
+  tasks.push_back({.type = 0, .curve = ThreadCurve::of(std::vector<double>{8, 4, 5, 6})});                  // 2 threads are best
+  tasks.push_back({.type = 0, .curve = ThreadCurve::of(std::vector<double>{40, 20, 15, 10}), .after = {0}});  // 4 are
+  for (int i = 0; i < 4; ++i) tasks.push_back({.type = 1, .curve = ThreadCurve::of(std::vector<double>{1, 1.5, 2, 3})});
+  const CoMachine machine{.cores = {.cores = 4, .hardware_threads = 2}, .throughput = {1, 1.5}};
+  auto best = [&](bool each_op, bool each_type, bool co_run, bool second) {
+    return best_schedule(tasks, machine, {.by_type = each_type, .each_op = each_op, .co_run = co_run, .second_threads = second}).schedule;
+  };
+  auto threads_of = [](const CoSchedule& schedule, int32_t task) {
+    return std::find_if(schedule.spans.begin(), schedule.spans.end(), [&](const CoSpan& s) { return s.task == task; })->threads;
+  };
+  EXPECT_EQ(threads_of(best(true, false, false, false), 0), 2);
+  EXPECT_EQ(threads_of(best(false, true, false, false), 0), 4);
+  EXPECT_EQ(threads_of(best(false, false, false, false), 2), 4);  // neither: all cores for all
+  EXPECT_EQ(best(true, true, false, false).most_at_once, 1);
+  EXPECT_GT(best(true, true, true, false).most_at_once, 1);
+  const CoSchedule beside = best(true, true, false, true);
+  EXPECT_TRUE(std::any_of(beside.spans.begin(), beside.spans.end(), [](const CoSpan& s) { return s.second; }));
+  const CoSchedule without = best(true, true, true, false);
+  EXPECT_TRUE(std::none_of(without.spans.begin(), without.spans.end(), [](const CoSpan& s) { return s.second; }));
+  double last = 1e9;  // every further strategy may be used, and need not
+  for (const CoSchedule& schedule : {best(false, false, false, false), best(false, true, false, false), best(true, true, false, false),
+                                     best(true, true, true, false), best(true, true, true, true)}) {
+    EXPECT_LE(schedule.total_ms, last);
+    last = schedule.total_ms;
+  }
 }
 
 }  // namespace

@@ -1,9 +1,39 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
 #include "plimsoll/concurrency.h"
+#include "plimsoll/error.h"
 
 namespace plimsoll {
+
+Strategies strategies_named(std::string_view list) {
+  Strategies found{.each_op = false, .each_type = false, .co_run = false, .second_threads = false};
+  bool* const by_number[] = {&found.each_op, &found.each_type, &found.co_run, &found.second_threads};
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    const std::string_view name = list.substr(begin, end - begin);
+    if (name.size() != 1 || name[0] < '1' || name[0] > '4') {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("'{}' is no strategy; there are 1 (threads of each op), 2 (of each op type), 3 (ops side by side) and "
+                              "4 (small ops on second hardware threads), as in 1,2,3",
+                              name));
+    }
+    *by_number[name[0] - '1'] = true;
+    begin = end + 1;
+  }
+  return found;
+}
+
+std::string to_string(const Strategies& strategies) {
+  std::string text;
+  const bool used[] = {strategies.each_op, strategies.each_type, strategies.co_run, strategies.second_threads};
+  for (size_t i = 0; i < std::size(used); ++i) {
+    if (used[i]) text += fmt::format("{}{}", text.empty() ? "" : ",", i + 1);
+  }
+  return text;
+}
 
 std::vector<int> fastest_threads(std::span<const CoTask> tasks) {
   std::vector<int> threads;

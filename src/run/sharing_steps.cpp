@@ -1,0 +1,80 @@
+#include "run/sharing_steps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "plimsoll/execute.h"
+
+namespace plimsoll {
+
+SharingSteps::SharingSteps(Session& session, Program& program, const Sharing& sharing, bool measure, Notice notice)
+    : session_(session), program_(program), sharing_(sharing), notice_(std::move(notice)) {
+  if (measure && sharing.cores > 1) {
+    climb_.emplace(program, *session.device, session.costs, sharing.climb_interval);
+    if (climb_->done()) climb_.reset();
+  }
+  if (!climb_) {
+    choose();
+    return;
+  }
+  notice_(fmt::format(
+      "--inter-op auto: measures {} kinds of ops with fewer threads in the first training steps, {} at most; then it chooses",
+      climb_->open_kinds(), climb_->most_steps() + 1));
+}
+
+void SharingSteps::choose() {
+  if (const std::string text = share_program(program_, sharing_, *session_.device, session_.costs); !text.empty()) notice_(text);
+  if (program_.plan.inter_op > 1) watch_.emplace(program_, *session_.device, session_.costs, sharing_);
+  busy_ = BusyMeter();
+}
+
+void SharingSteps::after_step(Runner& runner) {
+  if (climb_) {
+    climb(runner);
+  } else if (watch_) {
+    watch(runner);
+  }
+}
+
+void SharingSteps::climb(Runner& runner) {
+  if (!warm_) {
+    warm_ = true;
+    return runner.renew([&] { climb_->prepare(); });
+  }
+  if (!climb_->record(compute_times(program_.plan, runner.executor()))) return;
+  measured_ = true;
+  if (!climb_->done()) return runner.renew([&] { climb_->prepare(); });
+  finish();
+  runner.renew([&] {
+    climb_.reset();
+    choose();
+  });
+}
+
+void SharingSteps::watch(Runner& runner) {
+  if (!watch_->sees(runner.executor().records())) return;
+  std::string text;
+  runner.renew([&] { text = watch_->correct(); });
+  const auto pairs = watch_->found();
+  const bool fresh = std::any_of(pairs.begin(), pairs.end(),
+                                 [&](const CostTable::OpPair& pair) { return !session_.costs.kept_apart().contains(pair); });
+  if (fresh && busy_.others() <= kTooBusy) {
+    for (const auto& [a, b] : pairs) session_.costs.keep_apart(a, b);
+    session_.database->save(session_.costs);
+    text += "; the next training avoids them too";
+  }
+  if (!text.empty()) notice_(text);
+}
+
+void SharingSteps::finish() {
+  if (!measured_) return;
+  measured_ = false;
+  session_.database->save(session_.costs);
+  if (busy_.others() <= kTooBusy) return;
+  notice_(fmt::format("other processes kept the machine {:.0f} % busy while thread counts were measured, so these times mislead; when it "
+                      "is quiet, `plimsoll profile MODEL --again` forgets them",
+                      100 * busy_.others()));
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,44 @@
+// Looks after how a training's steps share the cores, from step to step: measures thread counts, chooses by them, and
+// corrects what was chosen.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "run/runner.h"
+#include "run/session.h"
+#include "run/side_by_side.h"
+#include "run/thread_climb.h"
+
+namespace plimsoll {
+
+class SharingSteps {
+ public:
+  using Notice = std::function<void(const std::string&)>;
+  // Makes the first choice, or, where `measure` and something is not known, leaves it until it is. All must outlive it.
+  SharingSteps(Session& session, Program& program, const Sharing& sharing, bool measure, Notice notice);
+
+  // After every training step, which may go on with another plan.
+  void after_step(Runner& runner);
+  // The program's thread counts are those to go on with, not ones that are being tried.
+  bool settled() const { return !climb_; }
+  // Keeps what was measured.
+  void finish();
+
+ private:
+  void climb(Runner& runner);
+  void watch(Runner& runner);
+  void choose();
+
+  Session& session_;
+  Program& program_;
+  const Sharing sharing_;
+  const Notice notice_;
+  BusyMeter busy_;
+  std::optional<ThreadClimb> climb_;
+  std::optional<SharingWatch> watch_;
+  bool warm_ = false, measured_ = false;
+};
+
+}  // namespace plimsoll
