@@ -13,7 +13,8 @@
   bench/bench.py overlap            how much of the copying hides behind compute, by policy (simulated)
   bench/bench.py wd-solver          time to divide one workspace total among all ops, random instances and ResNet-50's measured one
   bench/bench.py convolutions       bench/convolutions.csv at 8, 64 and 512 MiB, undivided against divided; time to measure by policy
-  bench/bench.py concurrency        ops by thread count, hill climbing against them; every uniform setting against --inter-op auto
+  bench/bench.py concurrency        ops by thread count, hill climbing against them; every uniform setting against --inter-op auto by strategies (on any machine:
+                                    scripts/record_concurrency)
   bench/bench.py workspace          mu-cuDNN's figures: workspace limits, parts of the batch (--only alexnet --rounds 1: some minutes)
   bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)
 
@@ -476,56 +477,68 @@ def bench_convolutions(args):
 
 # What is trained for real, and how its images are told to `train` and to concurrency_bench (channels, size, classes).
 CONCURRENCY = [("resnet50", 64, (3, 32, 10)), ("dcgan", 64, ()), ("inception3", 16, ()), ("alexnet", 64, ())]
+QUICK_CONCURRENCY = [("resnet20", 16, (3, 32, 10))]
+CHOICES = {"strategies 1,2": "1,2", "strategies 1,2,3": "1,2,3", "auto": "1,2,3,4"}  # of --inter-op auto
 
 
-def uniform_settings(cores):
+def uniform_settings(cores, quick):
     """Pairs of ops at once and threads each: every power of two, the number of cores, and twice it."""
+    if quick:
+        return sorted({(1, cores), (2, max(1, cores // 2)), (1, 1)})
     counts = sorted({1 << k for k in range(12) if 1 << k <= cores} | {cores, 2 * cores})
     return [(inter, intra) for inter in counts for intra in counts if inter * intra <= 4 * cores]
 
 
 def bench_concurrency(args):
+    """Tables I to III and V and Figure 3 of the concurrency paper, on this machine, whatever it has."""
     build = pathlib.Path(PROGRAM).parent
     made = run(["ninja", "-C", str(build), "concurrency_bench"])
     if made.returncode != 0:
-        raise SystemExit(made.stdout[-2000:])
-    wanted = [c for c in CONCURRENCY if not args.only or c[0] in args.only]
+        raise SystemExit(f"concurrency_bench cannot be built in {build} (is it configured with -DPLIMSOLL_BENCH=ON?)\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
+    models = QUICK_CONCURRENCY if args.quick else CONCURRENCY
+    wanted = [c for c in models if not args.only or c[0] in args.only]
+    if not wanted:
+        raise SystemExit(f"--only: there are {', '.join(c[0] for c in models)}")
     words = []
     for model, batch, images in wanted:
         words += (["--"] if words else []) + [model, str(batch), *map(str, images)]
     found = run([str(build / "bench/concurrency_bench"), *words])
     print(found.stderr, end="", file=sys.stderr)
     told = lines(found.stdout)
-    cores = os.cpu_count()
+    cores = len(os.sched_getaffinity(0))
+    rounds = 1 if args.quick else args.rounds
     rows = []
     for model, batch, images in wanted:
         size = ["--image-size", images[1], "--num-classes", images[2]] if images else []
         step_ms = train(model, batch, *size, "--steps", 3)[-1]["step_time_ms"]  # measures the kernels
-        steps = steps_for(step_ms / 1000, seconds=4, least=5)
-        settings = {f"{a} x {b}": ["--inter-op", a, "--intra-op", b] for a, b in uniform_settings(cores)}
-        settings["auto"] = ["--inter-op", "auto"]
+        steps = 5 if args.quick else steps_for(step_ms / 1000, seconds=4, least=5)
+        settings = {f"{a} x {b}": ["--inter-op", a, "--intra-op", b] for a, b in uniform_settings(cores, args.quick)}
+        settings |= {name: ["--inter-op", "auto", "--strategies", numbers] for name, numbers in CHOICES.items()}
         times = {name: [] for name in settings}
-        said = None
-        for name, how in settings.items():
-            train(model, batch, *size, "--steps", 2, *how)  # whatever each measures, before the clock runs
+        said = {}
+        for name, how in settings.items():  # whatever each measures and corrects, before the clock runs
+            train(model, batch, *size, "--steps", 2 * min(cores, 16) * 2 + 30 if name in CHOICES else 2, *how)
         slow = set()
-        for _ in range(args.rounds):
+        for _ in range(rounds):
             for name, how in settings.items():
                 if name in slow:
                     continue
                 done = train(model, batch, *size, "--steps", steps, *how)[-1]
                 times[name].append(done["step_time_ms"])
-                if name != "auto" and done["step_time_ms"] > 2 * step_ms:
+                if name not in CHOICES and done["step_time_ms"] > 2 * step_ms:
                     slow.add(name)  # once is enough
-                if name == "auto":
-                    said = done.get("predicted_step_time_ms")
+                if name in CHOICES:
+                    said[name] = done.get("predicted_step_time_ms")
         recommended = f"1 x {cores}"
         middle = {name: statistics.median(t) for name, t in times.items()}
-        best = min((n for n in middle if n != "auto"), key=middle.get)
+        best = min((n for n in middle if n not in CHOICES), key=middle.get)
         rows.append({"model": model, "batch": batch, "step_ms": middle, "spread_ms": {n: max(t) - min(t) for n, t in times.items()},
-                     "recommended": recommended, "best_uniform": best, "auto_predicted_ms": said})
+                     "recommended": recommended, "best_uniform": best, "predicted_ms": said})
         print(model, f"recommended {middle[recommended]:.1f} ms, best uniform {best} {middle[best]:.1f} ms, auto {middle['auto']:.1f} ms", flush=True)
-    save("concurrency", rows, operations=told)
+    name = "concurrency" + (f"-{args.name}" if args.name else "")
+    if args.quick and not args.name:
+        return print("not recorded: with --quick the settings are too few; --name NAME records them")
+    save(name, rows, operations=told)
 
 
 WORKSPACE = {"alexnet": 256, "resnet18": 128, "resnet50": 64, "densenet:depth=40,growth=40": 256}
@@ -605,7 +618,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where `tight` may write")
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--quick", action="store_true", help="workspace: without --batch-sizes all")
+    parser.add_argument("--quick", action="store_true", help="workspace: without --batch-sizes all; concurrency: one small network, few settings, not recorded")
+    parser.add_argument("--name", help="concurrency: record as concurrency-NAME.json, for another machine's results beside this one's")
     args = parser.parse_args()
     busy = busy_share()
     if busy > 0.2:

@@ -237,17 +237,25 @@ def papers():
 
 
 def concurrency():
-    r = load("concurrency")
+    """This machine's, and those that were recorded on others under a name."""
+    names = ["concurrency"] + sorted(p.stem for p in RESULTS.glob("concurrency-*.json"))
+    return "\n".join(text for text in map(concurrency_on, names) if text)
+
+
+def concurrency_on(name):
+    r = load(name)
     if not r:
         return ""
-    text = ("## Thread counts and ops side by side\n\nMedian step time. Uniform settings are ops at once x threads each; recommended: one at a time, all cores. "
+    place = name.partition("-")[2]
+    text = (f"## Thread counts and ops side by side{', ' + place if place else ''}\n\nMedian step time. Uniform settings are ops at once x threads each; recommended: one at a time, all cores. "
             "`--inter-op auto` chooses by measured times with the strategies of the concurrency paper.\n\n")
     rows = []
     for x in r["rows"]:
         ms, best = x["step_ms"], x["best_uniform"]
-        rows.append((x["model"], x["batch"], f"{ms[x['recommended']]:.1f}", f"{best}: {ms[best]:.1f}", f"{ms['auto']:.1f}",
+        part = lambda key: f"{ms[key]:.1f}" if key in ms else ""
+        rows.append((x["model"], x["batch"], f"{ms[x['recommended']]:.1f}", f"{best}: {ms[best]:.1f}", part("strategies 1,2"), part("strategies 1,2,3"), f"{ms['auto']:.1f}",
                      f"{ms[x['recommended']] / ms['auto']:.2f}x", f"{ms[best] / ms['auto']:.2f}x"))
-    text += table(("network", "batch", "recommended ms", "best uniform ms", "auto ms", "over recommended", "over best uniform"), rows)
+    text += table(("network", "batch", "recommended ms", "best uniform ms", "Strategies 1-2 ms", "+ 3 ms", "auto (+ 4) ms", "over recommended", "over best uniform"), rows)
     told = r["operations"]
     rows = [(x["model"], x["ops"], x["interval"], f"{100 * x['accuracy']:.1f} %", f"{100 * x['lost']:.1f} %", x["tries"]) for x in told if x["what"] == "accuracy"]
     if rows:
