@@ -221,7 +221,7 @@ TEST_F(Database, ANewerSchemaIsLeftAloneAndSaid) {
   sqlite3_close(newer);
   const std::string before = bytes();
   CostDatabase database(path, kDevice);
-  EXPECT_THAT(database.notice(), HasSubstr("it was written by a newer version (schema 9, this one knows 3)"));
+  EXPECT_THAT(database.notice(), HasSubstr("it was written by a newer version (schema 9, this one knows 4)"));
   database.save(table(2));
   EXPECT_EQ(bytes(), before);
 }
