@@ -16,6 +16,11 @@ class RandomPlan {
  public:
   RandomPlan(const Graph& graph, uint64_t seed, bool in_parts = false) : graph_(graph), random_(seed), in_parts_(in_parts) {}
 
+  RandomPlan& without_disk() {
+    tiers_used_ = 1;
+    return *this;
+  }
+
   Plan make() {
     for (int32_t t = 0; t < graph_.tensor_count(); ++t) {
       const OpId producer = graph_.tensor({t}).producer;
@@ -137,7 +142,7 @@ class RandomPlan {
     plan_.tiers = {{{"host", 1_GiB, 10, 12, 5, 0.1}, {}}, {{"disk", 4_GiB, 1, 2, 100, 0}, {}}};
     auto offer = [&](TensorId id, int percent) {
       if (!chance(percent)) return;
-      const int tier = draw(2);
+      const int tier = draw(tiers_used_);
       TierUse& use = plan_.tiers[at(tier)];
       plan_.homes.push_back({id, tier, use.used});
       use.used += align_up(graph_.tensor(id).bytes(), kSlotAlignment);
@@ -261,7 +266,7 @@ class RandomPlan {
   }
 
   void add_move(int32_t v, Value& value, Move::Direction direction, int after, int before, int) {
-    if (value.tier < 0) value.tier = value.home ? value.home->tier : draw(2);
+    if (value.tier < 0) value.tier = value.home ? value.home->tier : draw(tiers_used_);
     value.slot_from = std::min<int64_t>(value.slot_from, 4 * (after + 1));
     value.slot_to = std::max<int64_t>(value.slot_to, 4 * before + 3);
     value.moves.push_back(plan_.moves.size());
@@ -381,6 +386,7 @@ class RandomPlan {
 
   const Graph& graph_;
   std::mt19937_64 random_;
+  int tiers_used_ = 2;
   bool in_parts_;
   Plan plan_;
   std::vector<int32_t> value_of_;  // by tensor

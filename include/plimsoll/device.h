@@ -110,6 +110,13 @@ class Queues {
   virtual void synchronize(Mark mark) = 0;         // the host waits until the mark is reached
   virtual void synchronize() = 0;                  // until all three queues are empty
   virtual double ms_between(Mark from, Mark to) = 0;  // both timed and reached
+
+  // What is asked between begin_capture and end_capture is kept and not done; each replay asks for all of it at once, after what
+  // was asked of compute before. Within, the other queues begin by waiting for a mark of compute, and compute waits for the
+  // last of theirs. False where a device cannot, or could not keep all of it; then nothing has happened.
+  virtual bool begin_capture() { return false; }
+  virtual bool end_capture() { return false; }
+  virtual void replay() {}
 };
 
 class Device {

@@ -18,6 +18,7 @@ namespace plimsoll {
 struct ExecuteOptions {
   bool check_memory = false;  // fill bytes with NaN when their stay ends: whoever reads them is found (slow, for tests)
   bool record_times = false;  // take the time of every step and copy
+  bool capture = true;  // from the third training step on ask for each as a whole, where the device can (CUDA graphs); times are then of the second
   std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
   // For plans whose steps run side by side (Plan::inter_op).
   int cores = 0;      // to be shared by them; 0: as many as the device has threads
@@ -35,7 +36,7 @@ struct Memory {
   std::vector<std::shared_ptr<Tier>> tiers;
 };
 
-struct StepRecord {           // of the last step that ran
+struct StepRecord {           // of the last step whose times were taken
   double start_ms = 0;        // since the start of the training step
   double end_ms = 0;
   int32_t core = 0;           // the first of those that it ran on, where steps run side by side; on second hardware threads, cores + it
@@ -64,6 +65,7 @@ class Executor {
 
   Bytes measured_peak() const;     // the largest sum of bytes that kernels had bound or tensors held at once, over the steps run
   Bytes arena_bytes() const;
+  bool is_captured() const;        // training steps are asked for as a whole (ExecuteOptions::capture)
   const Memory& memory() const;
   std::span<const StepRecord> records() const;   // one a plan step; empty without record_times
   std::span<const StepRecord> copies() const;    // one a move

@@ -24,6 +24,7 @@ constexpr int kMostSets = 64;
 constexpr int kMostRuns = 40;
 constexpr double kSpreadGoal = 0.02;      // half interquartile distance by median: then more runs tell nothing new
 constexpr double kOutOfTheRunning = 1.5;  // times the op's best kernel so far: three runs are enough
+constexpr double kRefusedMs = 1e6;        // in place of a time
 constexpr double kHopeless = 6;           // times the best: the first run was enough
 
 struct Job {
@@ -217,9 +218,10 @@ class Measuring {
       if (best_ms <= 0 || cost.time_ms < best_ms) best_ms = cost.time_ms;
       return cost;
     } catch (const Error& error) {
-      // A kernel that this machine refuses after all, or buffers that it has not: the estimate stands.
+      // Buffers that this machine has not: the estimate stands. A kernel that it refuses after all is never to be chosen.
       if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::device_failure) throw;
-      return std::nullopt;
+      if (error.code() != ErrorCode::unsupported) return std::nullopt;
+      return Cost{.source = Cost::Source::measured, .time_ms = kRefusedMs, .runs = 1, .workspace = job.spec.workspace};
     }
   }
 

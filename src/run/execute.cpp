@@ -233,7 +233,7 @@ struct Executor::Impl {
       for (auto [at, bytes] : steps[s].dying) dying.push_back({static_cast<StepIndex>(s), at, bytes});
     }
     return std::make_unique<QueuedSteps>(graph, plan, device, std::move(queues), tiers, memory.arena->base(), std::move(kernels),
-                                         std::move(dying), records, copy_records, options.check_memory);
+                                         std::move(dying), records, copy_records, options.check_memory, options.capture);
   }
 
   bool has_thread_counts() const {
@@ -423,6 +423,7 @@ void Executor::run_step() {
 }
 
 Bytes Executor::measured_peak() const { return impl_->ran ? impl_->peak : Bytes{}; }
+bool Executor::is_captured() const { return impl_->queued && impl_->queued->is_captured(); }
 Bytes Executor::arena_bytes() const { return impl_->memory.arena->bytes(); }
 const Memory& Executor::memory() const { return impl_->memory; }
 std::span<const StepRecord> Executor::records() const { return impl_->records; }

@@ -11,6 +11,7 @@ namespace plimsoll {
 namespace {
 
 constexpr int kNan = 0xff;  // four such bytes are a NaN
+constexpr int kRunsBeforeCapture = 2;
 
 bool is_out(const Move& move) { return move.direction == Move::Direction::out; }
 
@@ -46,7 +47,7 @@ std::map<Route, std::vector<int32_t>> routes_of(const Plan& plan, std::span<cons
 QueuedSteps::QueuedSteps(const Graph& graph, const Plan& plan, const Device& device, std::unique_ptr<Queues> queues,
                          std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena, std::vector<Kernel*> kernels,
                          std::vector<DyingBytes> dying, std::span<StepRecord> records,
-                         std::span<StepRecord> copy_records, bool check_memory)
+                         std::span<StepRecord> copy_records, bool check_memory, bool capture)
     : graph_(graph),
       plan_(plan),
       queues_(std::move(queues)),
@@ -55,6 +56,7 @@ QueuedSteps::QueuedSteps(const Graph& graph, const Plan& plan, const Device& dev
       records_(records),
       copy_records_(copy_records),
       check_memory_(check_memory),
+      may_capture_(capture),
       boundaries_(plan.steps.size() + 1) {
   for (const DyingBytes& bytes : dying) dying_[static_cast<size_t>(bytes.step)].push_back(bytes);
   auto describe = [&graph, &plan](int32_t i) {
@@ -121,6 +123,11 @@ QueuedSteps::QueuedSteps(const Graph& graph, const Plan& plan, const Device& dev
     }
   }
   if (!records_.empty() || timed) start_ = queues_->make_mark(true);
+  may_capture_ = may_capture_ && engines_.empty();
+  if (may_capture_) {
+    fork_ = queues_->make_mark(false);
+    for (Queues::Mark& join : joins_) join = queues_->make_mark(false);
+  }
 }
 
 QueuedSteps::~QueuedSteps() { rest(); }
@@ -134,28 +141,67 @@ void QueuedSteps::rest() noexcept {
 }
 
 void QueuedSteps::run() {
+  if (!captured_ && may_capture_ && runs_ >= kRunsBeforeCapture) may_capture_ = captured_ = capture();
+  ++runs_;
+  if (captured_) {
+    forget_sums();
+    queues_->replay();
+    queues_->synchronize();
+    return;
+  }
   const CopyEngine::Clock::time_point now = CopyEngine::Clock::now();
   for (const auto& engine : engines_) engine->begin_round(now);
+  forget_sums();
   if (start_ >= 0) {
     queues_->mark(Queue::compute, start_);
     queues_->wait(Queue::out, start_);
     queues_->wait(Queue::in, start_);
   }
-  for (size_t s = 0; s < kernels_.size(); ++s) {
-    pass(boundaries_[s].out, Queue::out);
-    if (s > 0) fill(s - 1);
-    pass(boundaries_[s].in, Queue::in);
-    if (!begins_.empty()) queues_->mark(Queue::compute, begins_[s]);
-    if (kernels_[s] != nullptr) kernels_[s]->run();
-    if (!ends_.empty()) queues_->mark(Queue::compute, ends_[s]);
-  }
-  pass(boundaries_.back().out, Queue::out);
-  pass(boundaries_.back().in, Queue::in);
+  ask(true);
   queues_->synchronize();
   keep_times();
 }
 
-void QueuedSteps::pass(const Pass& pass, Queue queue) {
+// Where anything goes wrong nothing has been done, and steps go on as before.
+bool QueuedSteps::capture() {
+  if (!queues_->begin_capture()) return false;
+  try {
+    queues_->mark(Queue::compute, fork_);
+    for (const Queue queue : {Queue::out, Queue::in}) queues_->wait(queue, fork_);
+    ask(false);
+    for (const Queue queue : {Queue::out, Queue::in}) {
+      const Queues::Mark join = joins_[queue == Queue::out ? 0 : 1];
+      queues_->mark(queue, join);
+      queues_->wait(Queue::compute, join);
+    }
+  } catch (const Error&) {
+    queues_->end_capture();
+    return false;
+  }
+  return queues_->end_capture();
+}
+
+// The device keeps no checksums of what it copies out.
+void QueuedSteps::forget_sums() {
+  for (const Transfer& t : transfers_) {
+    if (t.out) std::fill(t.slot->known.begin(), t.slot->known.end(), Slot::kWithoutSum);
+  }
+}
+
+void QueuedSteps::ask(bool timed) {
+  for (size_t s = 0; s < kernels_.size(); ++s) {
+    pass(boundaries_[s].out, Queue::out, timed);
+    if (s > 0) fill(s - 1);
+    pass(boundaries_[s].in, Queue::in, timed);
+    if (timed && !begins_.empty()) queues_->mark(Queue::compute, begins_[s]);
+    if (kernels_[s] != nullptr) kernels_[s]->run();
+    if (timed && !ends_.empty()) queues_->mark(Queue::compute, ends_[s]);
+  }
+  pass(boundaries_.back().out, Queue::out, timed);
+  pass(boundaries_.back().in, Queue::in, timed);
+}
+
+void QueuedSteps::pass(const Pass& pass, Queue queue, bool timed) {
   if (pass.ready >= 0) {
     queues_->mark(Queue::compute, pass.ready);
     if (!pass.transfers.empty()) queues_->wait(queue, pass.ready);
@@ -163,9 +209,8 @@ void QueuedSteps::pass(const Pass& pass, Queue queue) {
   for (const size_t i : pass.transfers) {
     const Transfer& t = transfers_[i];
     const size_t bytes = static_cast<size_t>(t.slot->bytes);
-    if (t.begin >= 0) queues_->mark(queue, t.begin);
+    if (timed && t.begin >= 0) queues_->mark(queue, t.begin);
     if (t.out) {
-      std::fill(t.slot->known.begin(), t.slot->known.end(), Slot::kWithoutSum);
       queues_->copy_out(t.host, t.at, bytes);
     } else {
       if (check_memory_) queues_->fill(queue, t.at, kNan, bytes);

@@ -2,6 +2,10 @@
 // three queues that marks order as the plan says, and the host waits at its end. Between two steps first what must
 // leave leaves, then what comes in may take its place (plan.h): the compute queue waits where a thread would.
 //
+// A step is the same every time, so from the third on it is captured: kept by the device and asked for as a whole, which
+// spares the host hundreds of calls. The first loads what kernels need, the second tells the times. Where the host itself
+// copies, a step cannot be kept.
+//
 //   tiers in host memory, pinned: the device copies by itself
 //   other tiers (disk): threads copy piece by piece through pinned buffers, and the host waits for them at boundaries
 #pragma once
@@ -32,10 +36,11 @@ class QueuedSteps {
   QueuedSteps(const Graph& graph, const Plan& plan, const Device& device, std::unique_ptr<Queues> queues,
               std::span<const std::shared_ptr<Tier>> tiers, std::byte* arena, std::vector<Kernel*> kernels,
               std::vector<DyingBytes> dying, std::span<StepRecord> records, std::span<StepRecord> copy_records,
-              bool check_memory);
+              bool check_memory, bool capture);
   ~QueuedSteps();
 
   void run();            // a training step; all of it is done on return
+  bool is_captured() const { return captured_; }
   void rest() noexcept;  // after a failure: until nothing runs any more
 
  private:
@@ -62,7 +67,10 @@ class QueuedSteps {
     Pass out, in;
   };
 
-  void pass(const Pass& pass, Queue queue);
+  void ask(bool timed);
+  bool capture();
+  void forget_sums();
+  void pass(const Pass& pass, Queue queue, bool timed);
   void fill(size_t step);
   void keep_times();
 
@@ -73,9 +81,12 @@ class QueuedSteps {
   std::vector<std::vector<DyingBytes>> dying_;  // by step
   std::span<StepRecord> records_, copy_records_;
   bool check_memory_;
+  bool may_capture_, captured_ = false;
+  int runs_ = 0;
   std::vector<Transfer> transfers_;
   std::vector<Boundary> boundaries_;  // by step, and one for the end
   Queues::Mark start_ = -1;
+  Queues::Mark fork_ = -1, joins_[2] = {-1, -1};  // of what is captured
   std::vector<Queues::Mark> begins_, ends_;  // of steps, where times are taken
   std::vector<std::shared_ptr<Tier>> staged_;
   std::vector<std::unique_ptr<CopyEngine>> engines_;  // the first to go

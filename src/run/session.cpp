@@ -184,7 +184,7 @@ void calibrate(Session& session, Program& program) {
   const Graph& graph = program.network.graph;
   Plan serial = program.plan;
   serial.inter_op = 1;  // what a step takes, and not what it takes beside others
-  Executor executor(graph, serial, *session.device, {.record_times = true, .spill = session.spill});
+  Executor executor(graph, serial, *session.device, {.record_times = true, .capture = false, .spill = session.spill});
   executor.run_step();  // first touch, first use of every kernel
   std::vector<std::vector<double>> times(program.plan.steps.size());
   const double begun = now_s();

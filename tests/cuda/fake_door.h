@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -87,6 +88,7 @@ class FakeDoor final : public cuda::Door {
   // Work of a test's own on the compute queue.
   void enqueue(std::function<void()> work) {
     const std::lock_guard lock(mutex_);
+    if (keep(Queue::compute, [=, this] { enqueue(work); })) return;
     ask(Queue::compute, std::move(work));
   }
   size_t allocations() const { return allocated_.size(); }
@@ -165,6 +167,7 @@ class FakeDoor final : public cuda::Door {
   void copy(Queue queue, void* to, const void* from, size_t bytes, cuda::Direction direction) override {
     const std::lock_guard lock(mutex_);
     call("cudaMemcpyAsync");
+    if (keep(queue, [=, this] { copy(queue, to, from, bytes, direction); })) return;
     const void* host = direction == cuda::Direction::to_host     ? to
                        : direction == cuda::Direction::to_device ? from
                                                                  : nullptr;
@@ -176,6 +179,7 @@ class FakeDoor final : public cuda::Door {
   void fill(Queue queue, void* at, int byte, size_t bytes) override {
     const std::lock_guard lock(mutex_);
     call("cudaMemsetAsync");
+    if (keep(queue, [=, this] { fill(queue, at, byte, bytes); })) return;
     ask(queue, [=] { std::memset(at, byte, bytes); });
   }
   void launch(int body, const void* parameters, int64_t count) override {
@@ -186,6 +190,7 @@ class FakeDoor final : public cuda::Door {
     const size_t size = kSizes[static_cast<size_t>(body)]();
     std::vector<double> kept((size + sizeof(double) - 1) / sizeof(double));
     std::memcpy(kept.data(), parameters, size);
+    if (keep(Queue::compute, [=, this] { launch(body, kept.data(), count); })) return;
     ask(Queue::compute, [=, kept = std::move(kept)] { kLaunchers[static_cast<size_t>(body)](kept.data(), count); });
   }
 
@@ -223,6 +228,11 @@ class FakeDoor final : public cuda::Door {
     const std::lock_guard lock(mutex_);
     call("cudaEventRecord");
     auto* state = static_cast<EventState*>(event);
+    if (capture_ && capture_->within[at(queue)]) {
+      capture_->events[state] = capture_->clocks[at(queue)];
+      capture_->asked.push_back([=, this] { record(queue, event); });
+      return;
+    }
     const int64_t version = ++state->asked;
     meet_host(queue);
     state->clock = clocks_[at(queue)];
@@ -232,14 +242,23 @@ class FakeDoor final : public cuda::Door {
   void wait(Queue queue, Event event) override {
     const std::lock_guard lock(mutex_);
     call("cudaStreamWaitEvent");
-    if (++waits_ == forget_) return;
     auto* state = static_cast<EventState*>(event);
+    if (capture_) {
+      const auto known = capture_->events.find(state);
+      if (known == capture_->events.end()) throw refusal("cudaStreamWaitEvent: the event is not of this capture");
+      capture_->within[at(queue)] = true;
+      merge(capture_->clocks[at(queue)], known->second);
+      capture_->asked.push_back([=, this] { wait(queue, event); });
+      return;
+    }
+    if (++waits_ == forget_) return;
     merge(clocks_[at(queue)], state->clock);
     pending_[at(queue)].push_back({.work = [] {}, .event = state, .version = state->asked});
   }
   void synchronize(Event event) override {
     const std::lock_guard lock(mutex_);
     call("cudaEventSynchronize");
+    if (capture_) throw refusal("cudaEventSynchronize: not while capturing");
     auto* state = static_cast<EventState*>(event);
     const int64_t version = state->asked;
     while (state->reached < version) step();
@@ -248,6 +267,7 @@ class FakeDoor final : public cuda::Door {
   void synchronize(Queue queue) override {
     const std::lock_guard lock(mutex_);
     call("cudaStreamSynchronize");
+    if (capture_ && capture_->within[at(queue)]) throw refusal("cudaStreamSynchronize: not while capturing");
     while (!pending_[at(queue)].empty()) step();
     merge(host_, clocks_[at(queue)]);
   }
@@ -255,6 +275,36 @@ class FakeDoor final : public cuda::Door {
     const std::lock_guard lock(mutex_);
     return 1e-3 * (static_cast<EventState*>(to)->at_ms - static_cast<EventState*>(from)->at_ms);
   }
+
+  // As CUDA does it: a queue is within a capture from when it waits for an event of it, compute must wait for all of them
+  // at the end, and whatever breaks these rules spoils the capture. Launched, everything is asked for anew.
+  void begin_capture() override {
+    const std::lock_guard lock(mutex_);
+    call("cudaStreamBeginCapture");
+    capture_ = std::make_unique<Capture>();
+    capture_->within[at(Queue::compute)] = true;
+  }
+  cuda::Captured end_capture() noexcept override {
+    const std::lock_guard lock(mutex_);
+    const std::unique_ptr<Capture> capture = std::move(capture_);
+    if (!capture || capture->spoilt) return nullptr;
+    for (size_t q = 0; q < capture->clocks.size(); ++q) {
+      if (capture->clocks[at(Queue::compute)][q] < capture->clocks[q][q]) return nullptr;  // not joined
+    }
+    ++captures_;
+    return new std::vector<std::function<void()>>(capture->asked);
+  }
+  void launch_captured(cuda::Captured captured) override {
+    {
+      const std::lock_guard lock(mutex_);
+      call("cudaGraphLaunch");
+    }
+    for (const auto& ask : *static_cast<std::vector<std::function<void()>>*>(captured)) ask();
+  }
+  void drop_captured(cuda::Captured captured) noexcept override {
+    delete static_cast<std::vector<std::function<void()>>*>(captured);
+  }
+  int captures() const { return captures_; }
 
   bool records() const override { return true; }
   void touches(std::span<const Touch> reads, std::span<const Touch> writes) override {
@@ -279,6 +329,14 @@ class FakeDoor final : public cuda::Door {
     int64_t index = 0;
     Clock clock{};
     std::vector<Touch> reads, writes;
+  };
+
+  struct Capture {
+    std::vector<std::function<void()>> asked;
+    std::array<bool, cuda::kQueues> within{};
+    std::array<Clock, cuda::kQueues> clocks{};  // operations, by queue
+    std::map<const EventState*, Clock> events;
+    bool spoilt = false;
   };
 
   class FakeConvolution final : public cuda::Prepared {
@@ -377,10 +435,27 @@ class FakeDoor final : public cuda::Door {
   }
   void meet_host(Queue queue) { merge(clocks_[at(queue)], host_); }
 
+  // Whether a capture keeps what is asked of the queue.
+  bool keep(Queue queue, std::function<void()> again) {
+    if (!capture_ || !capture_->within[at(queue)]) return false;
+    ++capture_->clocks[at(queue)][at(queue)];
+    capture_->asked.push_back([this, again = std::move(again), reads = reads_, writes = writes_] {
+      touches(reads, writes);
+      again();
+    });
+    return true;
+  }
+  Error refusal(const char* what) {
+    capture_->spoilt = true;
+    return Error(ErrorCode::device_failure, what);
+  }
+
   void call(const char* name) {
     ++calls_[name];
-    if (failing_ == name && --remaining_ == 0)
+    if (failing_ == name && --remaining_ == 0) {
+      if (capture_) capture_->spoilt = true;
       throw Error(ErrorCode::device_failure, std::string(name) + ": out of order (fake)");
+    }
   }
   bool is_pinned(const void* memory, size_t bytes) const {
     const auto* p = static_cast<const std::byte*>(memory);
@@ -421,6 +496,8 @@ class FakeDoor final : public cuda::Door {
   std::mt19937_64 random_;
   std::string failing_;
   int remaining_ = 0, forget_ = 0, waits_ = 0;
+  int captures_ = 0;
+  std::unique_ptr<Capture> capture_;
   double ticks_ = 0;
   std::map<void*, size_t> allocated_, pinned_;
   std::map<std::string, int> calls_;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kArenaAlignment = 4096;
 // What stays free of a GPU's memory beside the arena: for the driver, and for kernels that are loaded when first used.
-constexpr Bytes kReserve = 512_MiB;
+Bytes reserve_of(Bytes total) { return std::max<Bytes>(512_MiB, Bytes{total.count / 64}); }
 
 constexpr std::vector<NamedFactory> (*kFactories[])() = {
     convolution_kernels, fully_connected_kernels, elementwise_kernels, join_kernels, update_kernels, random_kernels,
@@ -92,7 +92,7 @@ class CudaDevice final : public Device {
                                 facts.cudnn, facts.cublas, tf32 ? ", TF32" : ""),
              .threads = 1,
              .memory_total = facts.total,
-             .memory_available = std::max(Bytes{facts.free.count - kReserve.count}, Bytes{facts.free.count / 2})};
+             .memory_available = std::max(facts.free - reserve_of(facts.total), Bytes{facts.free.count / 2})};
   }
 
   const DeviceInfo& info() const override { return info_; }

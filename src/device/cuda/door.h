@@ -20,7 +20,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 1;
+inline constexpr int kDoorVersion = 2;
 
 // A CUDA stream each.
 enum class Queue : uint8_t { compute, out, in, transfer };  // transfer: what the host writes and reads between steps
@@ -73,6 +73,7 @@ class Prepared {
 };
 
 using Event = void*;
+using Captured = void*;  // a CUDA graph, ready to be launched
 
 // What an operation is about to touch, for whoever records.
 struct Touch {
@@ -112,6 +113,13 @@ class Door {
   virtual void synchronize(Event event) = 0;  // the host waits
   virtual void synchronize(Queue queue) = 0;
   virtual double elapsed_ms(Event from, Event to) = 0;  // both reached, both timed
+
+  // What is asked of compute from here on, and of queues that wait for its events, is kept and not done. All of it must be
+  // waited for by compute at the end; null where it could not be kept, with everything as it was before.
+  virtual void begin_capture() = 0;
+  virtual Captured end_capture() noexcept = 0;
+  virtual void launch_captured(Captured captured) = 0;  // asked of compute
+  virtual void drop_captured(Captured captured) noexcept = 0;
 
   // The operations asked next, up to the next such call, read and write these; only where `records` is true.
   virtual bool records() const { return false; }

@@ -13,6 +13,7 @@ class CudaQueues final : public Queues {
  public:
   explicit CudaQueues(std::shared_ptr<Door> door) : door_(std::move(door)) {}
   ~CudaQueues() override {
+    if (captured_ != nullptr) door_->drop_captured(captured_);
     for (Event event : events_) door_->drop_event(event);
   }
   CudaQueues(const CudaQueues&) = delete;
@@ -44,6 +45,15 @@ class CudaQueues final : public Queues {
     for (const cuda::Queue queue : {cuda::Queue::compute, cuda::Queue::out, cuda::Queue::in}) door_->synchronize(queue);
   }
   double ms_between(Mark from, Mark to) override { return door_->elapsed_ms(event(from), event(to)); }
+  bool begin_capture() override {
+    door_->begin_capture();
+    return true;
+  }
+  bool end_capture() override {
+    captured_ = door_->end_capture();
+    return captured_ != nullptr;
+  }
+  void replay() override { door_->launch_captured(captured_); }
 
  private:
   static cuda::Queue of(Queue queue) {
@@ -58,6 +68,7 @@ class CudaQueues final : public Queues {
 
   std::shared_ptr<Door> door_;
   std::vector<Event> events_;
+  Captured captured_ = nullptr;
 };
 
 }  // namespace plimsoll::cuda

@@ -58,7 +58,7 @@ class LtProduct final : public Prepared {
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
       PLIMSOLL_CUDA(cublasLtMatmulPreferenceSetAttribute(preference.handle, attribute, &value, sizeof(value)));
     };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most);
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{most});
     // Sums of parts are added in a fixed order, by way of the workspace.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     const uint32_t right = alignment_of(product_.transpose_a ? product_.m : product_.k);
@@ -67,6 +67,8 @@ class LtProduct final : public Prepared {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, right);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out);
+    // Which bias is not known yet; that there is one, and how it lies, matters.
+    if (bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(uintptr_t{1} << 20));
     int found = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, operation_, left_, right_, out_, out_,
                                                                  preference.handle, 1, &chosen_, &found);
@@ -75,13 +77,13 @@ class LtProduct final : public Prepared {
     return found > 0 && chosen_.state == CUBLAS_STATUS_SUCCESS;
   }
 
-  Bytes workspace() const override { return {static_cast<int64_t>(chosen_.workspaceSize)}; }
+  Bytes workspace() const override { return with_slack(chosen_.workspaceSize); }
 
   void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
     if (bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     const float one = 1, zero = 0;
     PLIMSOLL_CUDA(cublasLtMatmul(handle_, operation_, &one, b, left_, a, right_, &zero, out, out_, out, out_,
-                                 &chosen_.algo, workspace, chosen_.workspaceSize, stream_));
+                                 &chosen_.algo, aligned_workspace(workspace), chosen_.workspaceSize, stream_));
   }
 
  private:
@@ -104,7 +106,8 @@ class LtProduct final : public Prepared {
 std::unique_ptr<Prepared> prepare_product(cublasLtHandle_t handle, cudaStream_t stream, const Product& product,
                                           Bytes workspace) {
   auto prepared = std::make_unique<LtProduct>(handle, stream, product);
-  if (!prepared->choose(static_cast<size_t>(workspace.count))) return nullptr;
+  const size_t most = static_cast<size_t>(workspace.count);
+  if (!prepared->choose(most > kWorkspaceSlack ? most - kWorkspaceSlack : 0)) return nullptr;
   return prepared;
 }
 

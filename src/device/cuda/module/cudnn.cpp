@@ -53,6 +53,12 @@ class Descriptors {
   cudnnConvolutionDescriptor_t convolution = nullptr;
 };
 
+// What cuDNN does not run, it refuses, by one of several codes.
+bool refused(cudnnStatus_t status) {
+  const int category = CUDNN_STATUS_CATEGORY(static_cast<int>(status));
+  return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM;
+}
+
 // False where cuDNN does not run this algorithm here.
 bool workspace_of(cudnnHandle_t handle, Pass pass, const Descriptors& d, int number, size_t& bytes) {
   switch (pass) {
@@ -75,41 +81,51 @@ bool workspace_of(cudnnHandle_t handle, Pass pass, const Descriptors& d, int num
 class CudnnConvolution final : public Prepared {
  public:
   CudnnConvolution(cudnnHandle_t handle, const Convolution& c, const ConvolutionAlgorithm& algorithm)
-      : handle_(handle), pass_(c.pass), number_(algorithm.number), descriptors_(c, algorithm.tf32) {
+      : handle_(handle), pass_(c.pass), number_(algorithm.number), name_(algorithm.name), descriptors_(c, algorithm.tf32) {
     if (!workspace_of(handle, pass_, descriptors_, number_, workspace_)) {
       throw Error(ErrorCode::unsupported,
                   "cuDNN does not run the algorithm " + algorithm.name + " for this convolution");
     }
   }
 
-  Bytes workspace() const override { return {static_cast<int64_t>(workspace_)}; }
+  Bytes workspace() const override { return with_slack(workspace_); }
 
   void run(const void* a, const void* b, const void*, void* out, void* workspace) override {
     const float one = 1, zero = 0;
+    workspace = aligned_workspace(workspace);
     const Descriptors& d = descriptors_;
     switch (pass_) {
       case Pass::forward:
-        PLIMSOLL_CUDA(cudnnConvolutionForward(handle_, &one, d.x, a, d.w, b, d.convolution,
-                                              static_cast<cudnnConvolutionFwdAlgo_t>(number_), workspace, workspace_,
-                                              &zero, d.y, out));
-        break;
+        return check(cudnnConvolutionForward(handle_, &one, d.x, a, d.w, b, d.convolution,
+                                             static_cast<cudnnConvolutionFwdAlgo_t>(number_), workspace, workspace_,
+                                             &zero, d.y, out),
+                     "cudnnConvolutionForward");
       case Pass::backward_data:
-        PLIMSOLL_CUDA(cudnnConvolutionBackwardData(handle_, &one, d.w, b, d.y, a, d.convolution,
-                                                   static_cast<cudnnConvolutionBwdDataAlgo_t>(number_), workspace,
-                                                   workspace_, &zero, d.x, out));
-        break;
+        return check(cudnnConvolutionBackwardData(handle_, &one, d.w, b, d.y, a, d.convolution,
+                                                  static_cast<cudnnConvolutionBwdDataAlgo_t>(number_), workspace,
+                                                  workspace_, &zero, d.x, out),
+                     "cudnnConvolutionBackwardData");
       case Pass::backward_weights:
-        PLIMSOLL_CUDA(cudnnConvolutionBackwardFilter(handle_, &one, d.x, a, d.y, b, d.convolution,
-                                                     static_cast<cudnnConvolutionBwdFilterAlgo_t>(number_), workspace,
-                                                     workspace_, &zero, d.w, out));
-        break;
+        return check(cudnnConvolutionBackwardFilter(handle_, &one, d.x, a, d.y, b, d.convolution,
+                                                    static_cast<cudnnConvolutionBwdFilterAlgo_t>(number_), workspace,
+                                                    workspace_, &zero, d.w, out),
+                     "cudnnConvolutionBackwardFilter");
     }
   }
 
  private:
+  void check(cudnnStatus_t status, const char* call) const {
+    if (refused(status)) {
+      throw Error(ErrorCode::unsupported,
+                  std::string(call) + " refuses the algorithm " + name_ + " after all: " + reason_of(status));
+    }
+    check_call(status, call);
+  }
+
   cudnnHandle_t handle_;
   Pass pass_;
   int number_;
+  std::string name_;
   Descriptors descriptors_;
   size_t workspace_ = 0;
 };
@@ -120,9 +136,11 @@ struct Candidate {
   bool deterministic = false, tensor_cores = false;
 };
 template <class Performance>
-std::vector<Candidate> candidates(std::span<const Performance> found) {
+std::vector<Candidate> candidates(cudnnStatus_t status, std::span<const Performance> found, int count) {
   std::vector<Candidate> result;
-  for (const Performance& p : found) {
+  if (refused(status)) return result;
+  check_call(status, "cudnnGetConvolution...Algorithm_v7");
+  for (const Performance& p : found.first(static_cast<size_t>(count))) {
     if (p.status != CUDNN_STATUS_SUCCESS) continue;
     const bool tensor_cores = p.mathType != CUDNN_FMA_MATH;
     result.push_back({static_cast<int>(p.algo), p.determinism == CUDNN_DETERMINISTIC, tensor_cores});
@@ -132,27 +150,46 @@ std::vector<Candidate> candidates(std::span<const Performance> found) {
 
 std::vector<Candidate> heuristics(cudnnHandle_t handle, Pass pass, const Descriptors& d) {
   int count = 0;
+  auto ask = [&]<class Performance, size_t most>(std::array<Performance, most> found, const auto& call) {
+    const cudnnStatus_t status = call(static_cast<int>(most), &count, found.data());
+    return candidates(status, std::span<const Performance>(found), count);
+  };
   switch (pass) {
-    case Pass::forward: {
-      std::array<cudnnConvolutionFwdAlgoPerf_t, 2 * CUDNN_CONVOLUTION_FWD_ALGO_COUNT> found{};
-      PLIMSOLL_CUDA(cudnnGetConvolutionForwardAlgorithm_v7(handle, d.x, d.w, d.convolution, d.y,
-                                                           static_cast<int>(found.size()), &count, found.data()));
-      return candidates(std::span<const cudnnConvolutionFwdAlgoPerf_t>(found.data(), static_cast<size_t>(count)));
-    }
-    case Pass::backward_data: {
-      std::array<cudnnConvolutionBwdDataAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT> found{};
-      PLIMSOLL_CUDA(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, d.w, d.y, d.convolution, d.x,
-                                                                static_cast<int>(found.size()), &count, found.data()));
-      return candidates(std::span<const cudnnConvolutionBwdDataAlgoPerf_t>(found.data(), static_cast<size_t>(count)));
-    }
-    case Pass::backward_weights: {
-      std::array<cudnnConvolutionBwdFilterAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT> found{};
-      PLIMSOLL_CUDA(cudnnGetConvolutionBackwardFilterAlgorithm_v7(
-          handle, d.x, d.y, d.convolution, d.w, static_cast<int>(found.size()), &count, found.data()));
-      return candidates(std::span<const cudnnConvolutionBwdFilterAlgoPerf_t>(found.data(), static_cast<size_t>(count)));
-    }
+    case Pass::forward:
+      return ask(std::array<cudnnConvolutionFwdAlgoPerf_t, 2 * CUDNN_CONVOLUTION_FWD_ALGO_COUNT>{},
+                 [&](int most, int* number, auto* found) {
+                   return cudnnGetConvolutionForwardAlgorithm_v7(handle, d.x, d.w, d.convolution, d.y, most, number,
+                                                                 found);
+                 });
+    case Pass::backward_data:
+      return ask(std::array<cudnnConvolutionBwdDataAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT>{},
+                 [&](int most, int* number, auto* found) {
+                   return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, d.w, d.y, d.convolution, d.x, most,
+                                                                      number, found);
+                 });
+    case Pass::backward_weights:
+      return ask(std::array<cudnnConvolutionBwdFilterAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT>{},
+                 [&](int most, int* number, auto* found) {
+                   return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, d.x, d.y, d.convolution, d.w, most,
+                                                                        number, found);
+                 });
   }
   return {};
+}
+
+// All algorithms by number, for where the heuristics name none. Those that add with atomics are known.
+std::vector<Candidate> every(Pass pass) {
+  const size_t count = pass == Pass::forward         ? std::size(kForward)
+                       : pass == Pass::backward_data ? std::size(kBackwardData)
+                                                     : std::size(kBackwardWeights);
+  std::vector<Candidate> result;
+  for (int i = 0; i < static_cast<int>(count); ++i) {
+    const bool atomics = (pass == Pass::backward_data && i == CUDNN_CONVOLUTION_BWD_DATA_ALGO_0) ||
+                         (pass == Pass::backward_weights && (i == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 ||
+                                                             i == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3));
+    result.push_back({.number = i, .deterministic = !atomics, .tensor_cores = false});
+  }
+  return result;
 }
 
 std::string name_of(Pass pass, int number) {
@@ -160,21 +197,27 @@ std::string name_of(Pass pass, int number) {
   return pass == Pass::forward ? kForward[i] : pass == Pass::backward_data ? kBackwardData[i] : kBackwardWeights[i];
 }
 
+// Without TF32 the descriptor allows nothing but full multiply-adds, whatever the heuristics call them.
 void add(std::vector<ConvolutionAlgorithm>& list, cudnnHandle_t handle, const Convolution& c, bool tf32) {
   const Descriptors descriptors(c, tf32);
-  for (const Candidate& candidate : heuristics(handle, c.pass, descriptors)) {
-    if (candidate.tensor_cores != tf32) continue;
-    const bool known = std::any_of(list.begin(), list.end(), [&](const ConvolutionAlgorithm& a) {
-      return a.number == candidate.number && a.tf32 == tf32;
-    });
-    size_t bytes = 0;
-    if (known || !workspace_of(handle, c.pass, descriptors, candidate.number, bytes)) continue;
-    list.push_back({.name = name_of(c.pass, candidate.number),
-                    .number = candidate.number,
-                    .tf32 = tf32,
-                    .deterministic = candidate.deterministic,
-                    .workspace = {static_cast<int64_t>(bytes)}});
-  }
+  auto take = [&](const std::vector<Candidate>& from) {
+    for (const Candidate& candidate : from) {
+      if (tf32 && !candidate.tensor_cores) continue;
+      const bool known = std::any_of(list.begin(), list.end(), [&](const ConvolutionAlgorithm& a) {
+        return a.number == candidate.number && a.tf32 == tf32;
+      });
+      size_t bytes = 0;
+      if (known || !workspace_of(handle, c.pass, descriptors, candidate.number, bytes)) continue;
+      list.push_back({.name = name_of(c.pass, candidate.number),
+                      .number = candidate.number,
+                      .tf32 = tf32,
+                      .deterministic = candidate.deterministic,
+                      .workspace = with_slack(bytes)});
+    }
+  };
+  const size_t before = list.size();
+  take(heuristics(handle, c.pass, descriptors));
+  if (!tf32 && list.size() == before) take(every(c.pass));
 }
 
 }  // namespace

@@ -169,6 +169,31 @@ class CudaDoor final : public Door {
     return static_cast<double>(ms);
   }
 
+  // Other threads may do as they like meanwhile: those that copy to a disk, say.
+  void begin_capture() override {
+    use();
+    PLIMSOLL_CUDA(cudaStreamBeginCapture(stream(Queue::compute), cudaStreamCaptureModeThreadLocal));
+  }
+  Captured end_capture() noexcept override {
+    select(device_);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t ready = nullptr;
+    cudaError_t status = cudaStreamEndCapture(stream(Queue::compute), &graph);
+    if (status == cudaSuccess && graph != nullptr) status = cudaGraphInstantiate(&ready, graph, 0);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    if (status == cudaSuccess) return ready;
+    cudaGetLastError();  // it goes on without
+    return nullptr;
+  }
+  void launch_captured(Captured captured) override {
+    use();
+    PLIMSOLL_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(captured), stream(Queue::compute)));
+  }
+  void drop_captured(Captured captured) noexcept override {
+    select(device_);
+    cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(captured));
+  }
+
  private:
   void use() const { check_call(select(device_), "cudaSetDevice"); }
   cudaStream_t stream(Queue queue) const { return streams_[static_cast<size_t>(queue)]; }
