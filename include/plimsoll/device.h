@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,9 +16,11 @@
 
 namespace plimsoll {
 
+class Tier;
+
 // Memory behind the arena, with engines of its own that copy in and out beside compute.
 struct TierInfo {
-  std::string name;             // "host", "disk"
+  std::string name;             // "host", "disk", "peer"
   Bytes capacity;
   double out_gb_per_s = 0;      // arena to tier
   double in_gb_per_s = 0;       // tier to arena
@@ -105,6 +108,7 @@ class Queues {
   virtual void copy_out(std::byte* to_host, const std::byte* from, size_t bytes) = 0;
   virtual void copy_in(std::byte* to, const std::byte* from_host, size_t bytes) = 0;
   virtual void fill(Queue queue, std::byte* at, int byte, size_t bytes) = 0;
+  virtual void copy_within(std::byte* to, const std::byte* from, size_t bytes) = 0;  // the arena, in the compute queue
   virtual void mark(Queue queue, Mark mark) = 0;   // is reached when all that was asked of the queue so far is done
   virtual void wait(Queue queue, Mark mark) = 0;   // what is asked of the queue after this starts when the mark is reached
   virtual void synchronize(Mark mark) = 0;         // the host waits until the mark is reached
@@ -146,6 +150,9 @@ class Device {
   virtual std::unique_ptr<Queues> open_queues() const { return nullptr; }
   // Makes host memory such that the queues copy to and from it beside the host, for as long as the result lives.
   virtual std::shared_ptr<void> pin(std::span<std::byte>) const { return nullptr; }
+  // Memory of another device, "cuda:1", that the queues copy to and from by themselves, as a tier of at most `size` (absent: what
+  // is free there). Throws Error(invalid_input) for a device that is no peer, Error(unsupported) where it is not there.
+  virtual std::shared_ptr<Tier> open_peer(std::string_view name, std::optional<Bytes> size) const;
 };
 
 // "cpu", "cuda:0", or a simulated one by its name, "k40c"; throws Error(invalid_input) with the nearest name, Error(unsupported) with the reason why it is not there.

@@ -20,6 +20,7 @@ struct ExecuteOptions {
   bool record_times = false;  // take the time of every step and copy
   bool capture = true;  // from the third training step on ask for each as a whole, where the device can (CUDA graphs); times are then of the second
   std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
+  std::string peer;             // the device whose memory is the peer tier, likewise
   // For plans whose steps run side by side (Plan::inter_op).
   int cores = 0;      // to be shared by them; 0: as many as the device has threads
   bool pin = true;    // threads to cores, where the process has no others

@@ -62,7 +62,7 @@ class Channel {
 class Tier {
  public:
   virtual ~Tier() = default;
-  const std::string& name() const { return name_; }  // "host", "disk"
+  const std::string& name() const { return name_; }  // "host", "disk", "peer"
   Bytes capacity() const { return capacity_; }
   virtual std::string where() const = 0;  // "host memory", "/mnt/fast/plimsoll-12-x.spill"
   virtual std::string how() const = 0;    // "direct I/O, io_uring"
@@ -71,8 +71,9 @@ class Tier {
   // `threads`: as many as may share the work of a copy, those of the caller's OpenMP pool.
   virtual std::unique_ptr<Channel> open_channel(int threads = 1) = 0;
   virtual bool is_memory() const { return false; }  // copies wait for nothing but the processor
-  // What is reserved, where the host can address it as it lies in the tier's slots; else empty.
+  // What is reserved, where it has addresses for a device's queues to copy to and from (the host's memory, a peer's); else empty.
   virtual std::span<std::byte> memory() { return {}; }
+  virtual bool is_host_memory() const { return true; }  // of the above
   // Pins that memory for a device; at most what is reserved, and again where more is since.
   void pin(const Device& device);
   // The slot at this place, the same for all who ask; it lives as long as the tier.
@@ -102,10 +103,14 @@ struct TierOptions {
   std::optional<Bytes> host_memory;            // beside the arena
   std::optional<std::filesystem::path> spill;  // a folder
   std::optional<Bytes> spill_size;             // absent: what is free there, less a tenth
+  std::optional<std::string> peer;             // another GPU
+  std::optional<Bytes> peer_size;              // absent: what is free there
 };
 
 // "DIR" or "DIR:SIZE"; throws Error(invalid_input).
 void parse_spill(std::string_view text, TierOptions& options);
+// "DEVICE" or "DEVICE=SIZE"; throws Error(invalid_input).
+void parse_peer(std::string_view text, TierOptions& options);
 
 // What is free in the file system of a folder, less a tenth. Throws Error(invalid_input) when there is no such folder.
 Bytes spill_room(const std::filesystem::path& folder);

@@ -23,6 +23,8 @@ struct TrainOptions {
   std::optional<Bytes> host_memory;     // beside the arena, for what leaves it; absent: none
   std::optional<std::filesystem::path> spill;  // a folder for what leaves the arena; absent: none
   std::optional<Bytes> spill_size;      // absent: what is free there, less a tenth
+  std::optional<std::string> peer;      // another GPU, whose memory what leaves the arena may go to; absent: none
+  std::optional<Bytes> peer_size;       // absent: what is free there
   std::string policy = "auto";
   std::string placement = "offline";
   std::string device = "cpu";
@@ -76,6 +78,7 @@ struct DoneEvent {
   std::optional<double> accuracy;       // on the test set
   std::string weights_sha256;
   double training_seconds = 0;
+  bool captured = false;                // steps were asked of the device as a whole (Executor::is_captured)
 };
 
 // Everything that happens, as it happens. All optional.

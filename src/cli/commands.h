@@ -33,6 +33,7 @@ Run add_max(CLI::App& app);
 Run add_reproduce(CLI::App& app);
 Run add_place(CLI::App& app);
 Run add_convolutions(CLI::App& app);
+Run add_heaps(CLI::App& app);
 Run add_models(CLI::App& app);
 Run add_policies(CLI::App& app);
 Run add_devices(CLI::App& app);
@@ -41,7 +42,7 @@ Run add_devices(CLI::App& app);
 struct CommonFlags {
   std::string model;
   int64_t batch = 0;
-  std::optional<std::string> memory, host_memory, spill;
+  std::optional<std::string> memory, host_memory, spill, peer;
   std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
   std::string inter_op = "1", intra_op = "auto";
@@ -63,7 +64,7 @@ struct CommonFlags {
   std::optional<BatchSizes> batch_sizes() const;
   OptimizerOptions optimizer_options() const;
   bool lowered() const;  // --lowering paper; throws on another name
-  TierOptions tiers() const;  // --host-memory and --spill
+  TierOptions tiers() const;  // --host-memory, --spill and --peer
   // --memory; else what a simulated device has, and no limit on a real one.
   Bytes budget(const DeviceInfo& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag

@@ -37,6 +37,8 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
   command.add_option("--host-memory", host_memory, "Memory beside --memory that tensors may be moved to while they wait: 4GiB")->type_name("SIZE");
   command.add_option("--spill", spill, "Folder on disk that tensors may be moved to while they wait, and how much of it (default: what is free, less a tenth)")
       ->type_name("DIR[:SIZE]");
+  command.add_option("--peer", peer, "Another GPU whose memory tensors may be moved to while they wait, and how much of it (default: what is free there): cuda:1=8GiB")
+      ->type_name("DEVICE[=SIZE]");
   command.add_option("--policy", policy, "How memory is planned; `plimsoll policies` lists them")->capture_default_str();
   command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit")->capture_default_str();
   command.add_option("--device", device, "Where it runs; `plimsoll devices` lists them")->capture_default_str();
@@ -151,8 +153,9 @@ Bytes CommonFlags::budget(const DeviceInfo& device) const {
 }
 
 TierOptions CommonFlags::tiers() const {
-  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory), .spill = {}, .spill_size = {}};
+  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory), .spill = {}, .spill_size = {}, .peer = {}, .peer_size = {}};
   if (spill) parse_spill(*spill, options);
+  if (peer) parse_peer(*peer, options);
   return options;
 }
 

@@ -43,7 +43,7 @@ Bytes used_of(const Plan& plan, std::string_view tier) {
 // The median time of a training step on meaningless data.
 double measure_step_ms(const Session& session, const Program& program, const Sharing& sharing, int steps) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .cores = sharing.cores,
+  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .peer = session.peer, .cores = sharing.cores,
                                                              .hardware_threads = sharing.hardware_threads, .teams = sharing.choose});
   executor.initialize(1);
   std::vector<std::vector<std::byte>> batch;  // written before every step: what lies there is overwritten in it

@@ -31,6 +31,7 @@ constexpr Command kCommands[] = {
     {"reproduce", cli::add_reproduce},
     {"place", cli::add_place},
     {"convolutions", cli::add_convolutions},
+    {"heaps", cli::add_heaps},
 };
 
 // What the user may have meant by an argument that nothing took.

@@ -91,6 +91,8 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--host-memory", options.host_memory, saved.host_memory);
   take("--spill", options.spill, saved.spill);
   take("--spill", options.spill_size, saved.spill_size);
+  take("--peer", options.peer, saved.peer);
+  take("--peer", options.peer_size, saved.peer_size);
   take("--exact", options.exact, saved.exact);
   take("--threads", options.threads, saved.threads);
   take("--inter-op", options.inter_op, saved.inter_op);
@@ -154,6 +156,8 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.host_memory = tiers.host_memory;
   options.spill = tiers.spill;
   options.spill_size = tiers.spill_size;
+  options.peer = tiers.peer;
+  options.peer_size = tiers.peer_size;
   options.policy = flags.policy;
   options.placement = flags.placement;
   options.device = flags.device;
@@ -205,6 +209,7 @@ json done_json(const DoneEvent& d) {
           {"images_per_second", d.images_per_second},
           {"step_time_ms", d.step_time_ms},
           {"predicted_step_time_ms", d.predicted_step_time_ms},
+          {"captured", d.captured},
           {"peak_bytes", d.peak.count},
           {"budget_bytes", d.budget.count},
           {"process_peak_bytes", d.process_peak.count},

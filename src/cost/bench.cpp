@@ -47,10 +47,17 @@ const std::vector<std::byte>& pattern_of(DType dtype) {
   return patterns.at(dtype);
 }
 
-void fill(const Device& device, std::byte* to, Bytes bytes, DType dtype) {
+// A device with queues repeats the pattern by itself.
+void fill(const Device& device, Queues* queues, std::byte* to, Bytes bytes, DType dtype) {
   const std::vector<std::byte>& pattern = pattern_of(dtype);
-  for (size_t at = 0, size = static_cast<size_t>(bytes.count); at < size; at += pattern.size()) {
-    device.write(to + at, std::span(pattern).first(std::min(pattern.size(), size - at)));
+  for (size_t at = 0, size = static_cast<size_t>(bytes.count); at < size;) {
+    const size_t part = std::min(queues != nullptr && at > 0 ? at : pattern.size(), size - at);
+    if (queues != nullptr && at > 0) {
+      queues->copy_within(to + at, to, part);
+    } else {
+      device.write(to + at, std::span(pattern).first(part));
+    }
+    at += part;
   }
 }
 
@@ -108,9 +115,10 @@ void OpBench::place(std::byte* base, int sets) {
   next_ = 0;
   for (int s = 0; s < sets; ++s) {
     for (size_t i = 0; i < input_at_.size(); ++i) {
-      fill(device_, base + (set_bytes_ * s + input_at_[i]).count, input_bytes_[i], input_dtypes_[i]);
+      fill(device_, queues_.get(), base + (set_bytes_ * s + input_at_[i]).count, input_bytes_[i], input_dtypes_[i]);
     }
   }
+  if (queues_) queues_->synchronize();
 }
 
 double OpBench::run() {

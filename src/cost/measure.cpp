@@ -204,8 +204,10 @@ class Measuring {
   }
 
   std::optional<Cost> measure(const Device& device, const Job& job, Bytes limit, std::unique_ptr<Arena>& arena, double& best_ms) const {
+    bool made = false;
     try {
       OpBench bench(device, isolate(*job.graph, *job.op, job.spec), job.key.threads);
+      made = true;
       if (bench.bytes(1) > limit) return std::nullopt;
       const int sets = sets_for(bench, cache_, limit);
       if (!arena || arena->bytes() < bench.bytes(sets)) {
@@ -218,9 +220,9 @@ class Measuring {
       if (best_ms <= 0 || cost.time_ms < best_ms) best_ms = cost.time_ms;
       return cost;
     } catch (const Error& error) {
-      // Buffers that this machine has not: the estimate stands. A kernel that it refuses after all is never to be chosen.
+      // A kernel or buffers that this machine has not: the estimate stands. One that it refuses to run is never to be chosen.
       if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::device_failure) throw;
-      if (error.code() != ErrorCode::unsupported) return std::nullopt;
+      if (!made || error.code() != ErrorCode::unsupported) return std::nullopt;
       return Cost{.source = Cost::Source::measured, .time_ms = kRefusedMs, .runs = 1, .workspace = job.spec.workspace};
     }
   }

@@ -203,7 +203,10 @@ class WaitingDevice : public Device {
       int ms = 0;
       Bytes workspace() const override { return {}; }
       void bind(std::span<void* const>, std::span<void* const>, void*) override {}
-      void run() override { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+      void run() override {
+        if (ms < 0) throw Error(ErrorCode::unsupported, "it does not run");
+        std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+      }
     };
     ++made_;
     if (name == "missing") throw Error(ErrorCode::unsupported, "no such kernel");
@@ -264,6 +267,15 @@ TEST(Measure, GivesUpAHopelessKernelAfterOneRunAndOneThatCannotBeMadeAtOnce) {
   EXPECT_GE(runs("4"), 3);
   EXPECT_EQ(runs("400"), 1);
   EXPECT_FALSE(table.find({op_signature(g, g.op({0})), "missing", 0}).has_value());
+}
+
+TEST(Measure, AKernelThatRefusesToRunIsNeverTheFastest) {
+  Graph g;
+  g.add_op("ReluForward", "relu", "relu", {g.add_source("x", {16}, DType::f32, Role::input)});
+  CostTable table;
+  measure_costs(g, WaitingDevice({"-1", "4"}), table, {.seconds_per_kernel = 0.02});
+  auto ms = [&](const char* kernel) { return table.find({op_signature(g, g.op({0})), kernel, 0})->time_ms; };
+  EXPECT_GT(ms("-1"), 1000 * ms("4"));
 }
 
 TEST(Probe, FindsPlausibleRatesInAFractionOfASecond) {

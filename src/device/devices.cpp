@@ -6,8 +6,14 @@
 #include "device/cuda/device.h"
 #include "device/simulated/simulated.h"
 #include "plimsoll/device.h"
+#include "plimsoll/error.h"
+#include "plimsoll/tier.h"
 
 namespace plimsoll {
+
+std::shared_ptr<Tier> Device::open_peer(std::string_view name, std::optional<Bytes>) const {
+  throw Error(ErrorCode::invalid_input, fmt::format("device '{}' has no peers, so --peer {} gives it nothing", info().name, name));
+}
 
 std::unique_ptr<Device> open_device(std::string_view name, int threads) {
   if (threads < 0 || threads > 4096) {

@@ -181,7 +181,14 @@ struct Executor::Impl {
       }
       return open_disk_tier(options.spill, std::max(use.tier.capacity, use.used));
     }
-    throw Error(ErrorCode::unsupported, fmt::format("there is no tier '{}', only host and disk", use.tier.name));
+    if (use.tier.name == "peer") {
+      if (options.peer.empty()) {
+        throw Error(ErrorCode::invalid_input,
+                    fmt::format("the plan keeps {} on another GPU; name it with --peer", to_string(use.used)));
+      }
+      return device.open_peer(options.peer, std::max(use.tier.capacity, use.used));
+    }
+    throw Error(ErrorCode::unsupported, fmt::format("there is no tier '{}', only host, disk and peer", use.tier.name));
   }
 
   const Stay& stay_at(TensorId tensor, StepIndex step) const {

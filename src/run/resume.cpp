@@ -81,6 +81,8 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
       }
     }
   }
+  if (options.peer) state.settings["peer"] = *options.peer;
+  if (options.peer_size) state.settings["peer_size"] = fmt::to_string(options.peer_size->count);
   if (options.spill_size) state.settings["spill_size"] = fmt::to_string(options.spill_size->count);
   return state;
 }
@@ -130,6 +132,8 @@ TrainOptions saved_options(const TrainingState& state) {
   };
   take_bytes("host_memory", options.host_memory);
   take_bytes("spill_size", options.spill_size);
+  take_bytes("peer_size", options.peer_size);
+  if (const auto it = state.settings.find("peer"); it != state.settings.end()) options.peer = it->second;
   if (const auto it = state.settings.find("spill"); it != state.settings.end()) options.spill = it->second;
   return options;
 }

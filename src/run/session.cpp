@@ -74,9 +74,8 @@ double BusyMeter::others() const {
 
 namespace {
 
-// Which tier a rate belongs to.
-std::string key_of(const std::string& name, const std::filesystem::path& folder) {
-  if (name != "disk") return name;
+// Which disk a rate belongs to.
+std::string key_of(const std::filesystem::path& folder) {
   struct stat status {};
   const bool known = ::stat(folder.c_str(), &status) == 0;
   std::error_code ignored;
@@ -86,8 +85,7 @@ std::string key_of(const std::string& name, const std::filesystem::path& folder)
 
 constexpr Bytes kProbedHostMemory = 256_MiB;  // for a moment, and only the first time
 
-void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::filesystem::path& folder) {
-  const std::string key = key_of(tier->name(), folder);
+void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key) {
   std::optional<TierInfo> info = session.database->tier_rates(key);
   if (info && info->beside_compute() != copies_beside_compute(*session.device, *tier)) info.reset();  // another version's
   if (!info) {
@@ -104,6 +102,7 @@ void add_tiers(Session& session, const TierOptions& options) {
   const DeviceInfo& device = session.device->info();
   session.tiers = device.tiers;
   if (device.simulated) {
+    if (options.peer) throw Error(ErrorCode::invalid_input, fmt::format("--peer: the simulated device '{}' has no peers", device.name));
     if (options.spill) throw Error(ErrorCode::invalid_input, fmt::format("--spill: the simulated device '{}' has no disk", device.name));
     for (TierInfo& tier : session.tiers) {
       if (options.host_memory && tier.name == "host") tier.capacity = *options.host_memory;
@@ -111,15 +110,20 @@ void add_tiers(Session& session, const TierOptions& options) {
     return;
   }
   if (options.host_memory) {
-    add_tier(session, open_host_tier(std::max(*options.host_memory, kProbedHostMemory)), {});
+    add_tier(session, open_host_tier(std::max(*options.host_memory, kProbedHostMemory)), "host");
     session.tiers.back().capacity = *options.host_memory;
+  }
+  if (options.peer) {
+    const std::shared_ptr<Tier> tier = session.device->open_peer(*options.peer, options.peer_size);
+    add_tier(session, tier, fmt::format("peer {}", tier->where()));
+    session.peer = *options.peer;
   }
   if (options.spill) {
     const Bytes room = options.spill_size ? *options.spill_size : spill_room(*options.spill);
     if (const Bytes free{spill_room(*options.spill).count / 9 * 10}; room > free) {
       throw Error(ErrorCode::invalid_input, fmt::format("--spill {}:{}: only {} are free there", options.spill->string(), to_string(room), to_string(free)));
     }
-    add_tier(session, open_disk_tier(*options.spill, room), *options.spill);
+    add_tier(session, open_disk_tier(*options.spill, room), key_of(*options.spill));
     session.spill = *options.spill;
   }
   auto speed = [](const TierInfo& t) { return t.out_gb_per_s + t.in_gb_per_s; };
@@ -184,7 +188,7 @@ void calibrate(Session& session, Program& program) {
   const Graph& graph = program.network.graph;
   Plan serial = program.plan;
   serial.inter_op = 1;  // what a step takes, and not what it takes beside others
-  Executor executor(graph, serial, *session.device, {.record_times = true, .capture = false, .spill = session.spill});
+  Executor executor(graph, serial, *session.device, {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer});
   executor.run_step();  // first touch, first use of every kernel
   std::vector<std::vector<double>> times(program.plan.steps.size());
   const double begun = now_s();

@@ -20,6 +20,7 @@ struct Session {
   CostTable costs;
   std::vector<TierInfo> tiers;       // for CompileOptions
   std::filesystem::path spill;       // for ExecuteOptions
+  std::string peer;                  // likewise
   std::vector<std::string> notices;  // for the user
 };
 

@@ -300,7 +300,8 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   const ModelInput input = input_for(options, data->info());
   const Network network = build_model(options.model, input);
 
-  const TierOptions tiers{.host_memory = options.host_memory, .spill = options.spill, .spill_size = options.spill_size};
+  const TierOptions tiers{.host_memory = options.host_memory, .spill = options.spill, .spill_size = options.spill_size,
+                          .peer = options.peer, .peer_size = options.peer_size};
   const Sharing sharing = share_cores(
       options.device, {.threads = options.threads, .inter_op = options.inter_op, .intra_op = options.intra_op,
                        .strategies = options.strategies, .climb_interval = options.climb_interval}, options.exact);
@@ -328,6 +329,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
     return std::make_unique<Runner>(program, *session.device,
                                     ExecuteOptions{
                                         .check_memory = options.check_memory, .record_times = true, .spill = session.spill,
+                                        .peer = session.peer,
                                         .cores = sharing.cores, .hardware_threads = sharing.hardware_threads,
                                         .teams = sharing.choose});
   });
@@ -352,7 +354,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   std::optional<Evaluation> evaluation;
   if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
     evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,
-                       ExecuteOptions{.check_memory = options.check_memory, .spill = session.spill, .cores = sharing.cores},
+                       ExecuteOptions{.check_memory = options.check_memory, .spill = session.spill, .peer = session.peer, .cores = sharing.cores},
                        executor.memory(), sharing.inter_op);
   }
 
@@ -370,6 +372,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
     correct_costs(session, program, executor, done.step_time_ms);
   }
   done.peak = executor.measured_peak();
+  done.captured = executor.is_captured();
   done.weights_sha256 = states.sha256();
   done.process_peak = process_peak();
   const bool ran = done.steps > 0;

@@ -31,7 +31,11 @@ constexpr uint64_t kSteps = 4;  // two that are asked for one by one, then two a
 class QueuedMixing final : public Device {
  public:
   QueuedMixing(std::shared_ptr<FakeDoor> door, const Graph& graph, const std::vector<KernelChoice>& kernels)
-      : door_(std::move(door)), cuda_(cuda::open_behind(door_, "cuda:0", false)), mixing_(graph, kernels) {}
+      : door_(std::move(door)), cuda_(cuda::open_behind(door_, "cuda:0", false, [this](int device) {
+          peer_ = std::make_shared<FakeDoor>(static_cast<uint64_t>(device));
+          peer_->as_device(device);
+          return peer_;
+        })), mixing_(graph, kernels) {}
 
   const DeviceInfo& info() const override { return cuda_->info(); }
   std::vector<KernelSpec> kernels(const Graph&, const Op&, LayoutFamily) const override { return {}; }
@@ -45,6 +49,10 @@ class QueuedMixing final : public Device {
   void read(std::span<std::byte> to, const std::byte* from) const override { cuda_->read(to, from); }
   std::unique_ptr<Queues> open_queues() const override { return cuda_->open_queues(); }
   std::shared_ptr<void> pin(std::span<std::byte> memory) const override { return cuda_->pin(memory); }
+  std::shared_ptr<Tier> open_peer(std::string_view name, std::optional<Bytes> size) const override {
+    return cuda_->open_peer(name, size);
+  }
+  const FakeDoor& peer() const { return *peer_; }
 
  private:
   class Asked final : public Kernel {
@@ -72,7 +80,7 @@ class QueuedMixing final : public Device {
     std::vector<cuda::Touch> reads_, writes_;
   };
 
-  std::shared_ptr<FakeDoor> door_;
+  std::shared_ptr<FakeDoor> door_, peer_;
   std::unique_ptr<Device> cuda_;
   MixingDevice mixing_;
 };
@@ -170,6 +178,28 @@ TEST(Queues, AWaitThatIsForgottenIsFoundUnlessOthersWaitForItToo) {
 
 // A call that fails while a step is captured leaves the training as it was: it goes on step by step, or, where it fails
 // there too, ends as without capturing.
+TEST(Queues, CopyToAnotherGpuAsToTheHost) {
+  TemporaryFolder folder;
+  int seen = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Problem problem(seed, false);
+    const Content expected = contents(problem, MixingDevice(problem.graph, problem.kernels), {.spill = folder.path()});
+    for (TierUse& use : problem.plan.tiers) {
+      if (use.tier.name == "host") use.tier.name = "peer";
+    }
+    const auto door = std::make_shared<FakeDoor>(seed);
+    const QueuedMixing device(door, problem.graph, problem.kernels);
+    ASSERT_EQ(contents(problem, device, {.spill = folder.path(), .peer = "cuda:1"}), expected);
+    ASSERT_THAT(door->conflicts(), IsEmpty());
+    ASSERT_EQ(door->captures(), 1);
+    EXPECT_TRUE(door->pinned().empty());
+    EXPECT_EQ(device.peer().allocations(), 0u);  // given back
+    seen += device.peer().calls().contains("cudaMalloc");
+  }
+  EXPECT_GT(seen, 10);
+}
+
 TEST(Queues, AStepThatCannotBeCapturedRunsAllTheSame) {
   TemporaryFolder folder;
   int struck = 0;

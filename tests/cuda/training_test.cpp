@@ -10,6 +10,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
+#include "run/heaps.h"
 #include "tests/cuda/fake_door.h"
 #include "tests/temporary_folder.h"
 
@@ -75,6 +76,29 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
     all += std::pow(static_cast<double>(a[i]), 2);
   }
   return std::sqrt(squares / all);
+}
+
+// What SuperNeurons' table 2 compares, with all that is asked of CUDA.
+TEST(CudaHeaps, AllGiveTheSameResult) {
+  const auto door = std::make_shared<FakeDoor>(5);
+  const auto cuda = cuda::open_behind(door, "cuda:0", false);
+  const Program program = program_of(*cuda, "lenet", {.policy = "liveness"});
+  const std::vector<HeapRun> runs = compare_heaps(program, *cuda, 2);
+  std::vector<std::string> names;
+  for (const HeapRun& run : runs) {
+    names.push_back(run.heap);
+    EXPECT_EQ(run.digest, runs.front().digest) << run.heap;
+    EXPECT_EQ(run.allocations > 10, !run.heap.starts_with("plan")) << run.heap;
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"cudaMalloc", "cudaMallocAsync", "papers' heap", "plan", "plan, captured"}));
+  EXPECT_EQ(door->allocations(), 0u);
+  EXPECT_EQ(door->calls().at("cudaMallocAsync"), door->calls().at("cudaFreeAsync"));
+  EXPECT_LE(runs[3].held, runs[2].held);
+  const auto cpu = open_device("cpu", 1);
+  const std::vector<HeapRun> host = compare_heaps(program_of(*cpu, "lenet", {.policy = "liveness"}), *cpu, 2);
+  ASSERT_EQ(host.size(), 3u);
+  EXPECT_EQ(host[0].heap, "malloc");
+  for (const HeapRun& run : host) EXPECT_EQ(run.digest, host.front().digest) << run.heap;
 }
 
 class CudaTraining : public ::testing::TestWithParam<std::tuple<std::string, LayoutFamily>> {};

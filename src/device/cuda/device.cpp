@@ -9,6 +9,7 @@
 
 #include "device/cuda/kernels.h"
 #include "device/cuda/module.h"
+#include "device/cuda/peer_tier.h"
 #include "device/cuda/queues.h"
 #include "plimsoll/error.h"
 #include "plimsoll/ops.h"
@@ -17,8 +18,6 @@ namespace plimsoll::cuda {
 namespace {
 
 constexpr size_t kArenaAlignment = 4096;
-// What stays free of a GPU's memory beside the arena: for the driver, and for kernels that are loaded when first used.
-Bytes reserve_of(Bytes total) { return std::max<Bytes>(512_MiB, Bytes{total.count / 64}); }
 
 constexpr std::vector<NamedFactory> (*kFactories[])() = {
     convolution_kernels, fully_connected_kernels, elementwise_kernels, join_kernels, update_kernels, random_kernels,
@@ -66,6 +65,29 @@ class CudaArena final : public Arena {
   std::byte* base_ = nullptr;
 };
 
+class MallocHeap final : public TensorHeap {
+ public:
+  explicit MallocHeap(std::shared_ptr<Door> door) : door_(std::move(door)) {}
+  std::string_view name() const override { return "cudaMalloc"; }
+  void* take(size_t bytes) override { return door_->allocate(bytes); }
+  void give_back(void* memory, size_t) override { door_->release(memory); }
+
+ private:
+  std::shared_ptr<Door> door_;
+};
+
+class OrderedHeap final : public TensorHeap {
+ public:
+  explicit OrderedHeap(std::shared_ptr<Door> door) : door_(std::move(door)) {}
+  ~OrderedHeap() override { door_->trim(); }
+  std::string_view name() const override { return "cudaMallocAsync"; }
+  void* take(size_t bytes) override { return door_->allocate_in_order(bytes); }
+  void give_back(void* memory, size_t) override { door_->release_in_order(memory); }
+
+ private:
+  std::shared_ptr<Door> door_;
+};
+
 class NoKernel final : public Kernel {  // of a view, whose output is its input
  public:
   Bytes workspace() const override { return {}; }
@@ -79,9 +101,29 @@ std::string describe(const Facts& facts) {
                      to_string(facts.total), facts.driver, facts.runtime, facts.cudnn, facts.cublas);
 }
 
+struct Name {
+  int device = 0;
+  bool tf32 = false;
+};
+std::optional<Name> parse(std::string_view text) {
+  if (!text.starts_with("cuda")) return std::nullopt;
+  text.remove_prefix(4);
+  Name name;
+  if (text.ends_with("+tf32")) {
+    name.tf32 = true;
+    text.remove_suffix(5);
+  }
+  if (text.empty()) return name;
+  if (text.front() != ':') return std::nullopt;
+  text.remove_prefix(1);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), name.device);
+  if (error != std::errc{} || end != text.data() + text.size() || name.device < 0 || text.empty()) return std::nullopt;
+  return name;
+}
+
 class CudaDevice final : public Device {
  public:
-  CudaDevice(std::shared_ptr<Door> door, std::string name, bool tf32) {
+  CudaDevice(std::shared_ptr<Door> door, std::string name, bool tf32, DoorTo peers) : peers_(std::move(peers)) {
     context_.door = std::move(door);
     context_.tf32 = tf32;
     const Facts facts = context_.door->facts();
@@ -92,10 +134,11 @@ class CudaDevice final : public Device {
                                 facts.cudnn, facts.cublas, tf32 ? ", TF32" : ""),
              .threads = 1,
              .memory_total = facts.total,
-             .memory_available = std::max(facts.free - reserve_of(facts.total), Bytes{facts.free.count / 2})};
+             .memory_available = available(facts)};
   }
 
   const DeviceInfo& info() const override { return info_; }
+  const std::shared_ptr<Door>& door() const { return context_.door; }
 
   std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const override {
     if (op.type->is_view) {
@@ -132,6 +175,15 @@ class CudaDevice final : public Device {
     context_.door->synchronize(Queue::transfer);
   }
 
+  std::shared_ptr<Tier> open_peer(std::string_view name, std::optional<Bytes> size) const override {
+    const std::optional<Name> peer = parse(name);
+    if (!peer || peer->tf32 || peer->device == context_.door->device() || !peers_) {
+      throw Error(ErrorCode::invalid_input, fmt::format("--peer: '{}' is no other GPU than '{}'", name, info_.name));
+    }
+    std::shared_ptr<Door> door = peers_(peer->device);
+    context_.door->reach(*door);
+    return open_peer_tier(std::move(door), size);
+  }
   std::unique_ptr<Queues> open_queues() const override { return std::make_unique<CudaQueues>(context_.door); }
   std::shared_ptr<void> pin(std::span<std::byte> memory) const override {
     if (memory.empty()) return nullptr;
@@ -147,40 +199,30 @@ class CudaDevice final : public Device {
   }
 
   Context context_;
+  DoorTo peers_;
   DeviceInfo info_;
 };
 
-struct Name {
-  int device = 0;
-  bool tf32 = false;
-};
-std::optional<Name> parse(std::string_view text) {
-  if (!text.starts_with("cuda")) return std::nullopt;
-  text.remove_prefix(4);
-  Name name;
-  if (text.ends_with("+tf32")) {
-    name.tf32 = true;
-    text.remove_suffix(5);
-  }
-  if (text.empty()) return name;
-  if (text.front() != ':') return std::nullopt;
-  text.remove_prefix(1);
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), name.device);
-  if (error != std::errc{} || end != text.data() + text.size() || name.device < 0 || text.empty()) return std::nullopt;
-  return name;
-}
-
 }  // namespace
 
-std::unique_ptr<Device> open_behind(std::shared_ptr<Door> door, std::string name, bool tf32) {
-  return std::make_unique<CudaDevice>(std::move(door), std::move(name), tf32);
+std::unique_ptr<Device> open_behind(std::shared_ptr<Door> door, std::string name, bool tf32, DoorTo peers) {
+  return std::make_unique<CudaDevice>(std::move(door), std::move(name), tf32, std::move(peers));
+}
+
+std::vector<std::unique_ptr<TensorHeap>> tensor_heaps(const Device& device) {
+  std::vector<std::unique_ptr<TensorHeap>> heaps;
+  if (const auto* cuda = dynamic_cast<const CudaDevice*>(&device)) {
+    heaps.push_back(std::make_unique<MallocHeap>(cuda->door()));
+    heaps.push_back(std::make_unique<OrderedHeap>(cuda->door()));
+  }
+  return heaps;
 }
 
 std::unique_ptr<Device> open(std::string_view text) {
   const std::optional<Name> name = parse(text);
   if (!name) return nullptr;
   return open_behind(open_door(name->device), fmt::format("cuda:{}{}", name->device, name->tf32 ? "+tf32" : ""),
-                     name->tf32);
+                     name->tf32, [](int device) { return std::shared_ptr<Door>(open_door(device)); });
 }
 
 std::vector<DeviceListing> list() {

@@ -1,11 +1,13 @@
 // NVIDIA GPUs: one cudaMalloc as arena, cuDNN's and cuBLASLt's kernels and our own, queues that copy beside compute.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "device/cuda/door.h"
+#include "device/tensor_heap.h"
 #include "plimsoll/device.h"
 
 namespace plimsoll::cuda {
@@ -15,7 +17,11 @@ namespace plimsoll::cuda {
 std::unique_ptr<Device> open(std::string_view name);
 std::vector<DeviceListing> list();
 
-// The same behind another door, for tests.
-std::unique_ptr<Device> open_behind(std::shared_ptr<Door> door, std::string name, bool tf32);
+// cudaMalloc, cudaMallocAsync; none of another device.
+std::vector<std::unique_ptr<TensorHeap>> tensor_heaps(const Device& device);
+
+// The same behind another door, for tests, with doors to its peers.
+using DoorTo = std::function<std::shared_ptr<Door>(int device)>;
+std::unique_ptr<Device> open_behind(std::shared_ptr<Door> door, std::string name, bool tf32, DoorTo peers = {});
 
 }  // namespace plimsoll::cuda

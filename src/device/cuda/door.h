@@ -26,6 +26,7 @@ inline constexpr int kDoorVersion = 2;
 enum class Queue : uint8_t { compute, out, in, transfer };  // transfer: what the host writes and reads between steps
 inline constexpr int kQueues = 4;
 
+// Where a tier is a peer's memory, that stands for the host.
 enum class Direction : uint8_t { to_device, to_host, on_device };
 
 struct Facts {
@@ -88,9 +89,17 @@ class Door {
 
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) noexcept = 0;
+  // Ordered like work of the compute queue, from a pool of the driver's that keeps what it was given until `trim`.
+  virtual void* allocate_in_order(size_t bytes) = 0;
+  virtual void release_in_order(void* memory) = 0;
+  virtual void trim() noexcept = 0;
   // Page-locks host memory that the host owns.
   virtual void pin(void* memory, size_t bytes) = 0;
   virtual void unpin(void* memory) noexcept = 0;
+
+  // Copies to and from the memory that another door allocated go directly from here on, where the machine can do that.
+  virtual void reach(Door& peer) = 0;
+  virtual int device() const = 0;
 
   // Asked of a queue, done later. Host memory must be pinned for a copy to run beside the host.
   virtual void copy(Queue queue, void* to, const void* from, size_t bytes, Direction direction) = 0;

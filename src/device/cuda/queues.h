@@ -38,6 +38,9 @@ class CudaQueues final : public Queues {
     }
     door_->fill(of(queue), at, byte, bytes);
   }
+  void copy_within(std::byte* to, const std::byte* from, size_t bytes) override {
+    if (bytes > 0) touch(from, bytes, to), door_->copy(cuda::Queue::compute, to, from, bytes, Direction::on_device);
+  }
   void mark(Queue queue, Mark mark) override { door_->record(of(queue), event(mark)); }
   void wait(Queue queue, Mark mark) override { door_->wait(of(queue), event(mark)); }
   void synchronize(Mark mark) override { door_->synchronize(event(mark)); }

@@ -380,6 +380,19 @@ void parse_spill(std::string_view text, TierOptions& options) {
   options.spill = fs::path(text);
 }
 
+void parse_peer(std::string_view text, TierOptions& options) {
+  const size_t sign = text.find('=');
+  if (sign != std::string_view::npos) {
+    try {
+      options.peer_size = parse_bytes(text.substr(sign + 1));
+    } catch (const Error& error) {
+      throw Error(ErrorCode::invalid_input, fmt::format("--peer {}: {}", text, error.what()));
+    }
+    if (options.peer_size->count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("--peer {}: no room at all", text));
+  }
+  options.peer = std::string(text.substr(0, sign));
+}
+
 Bytes spill_room(const fs::path& folder) {
   struct statvfs status {};
   if (::statvfs(folder.c_str(), &status) != 0) {

@@ -58,7 +58,7 @@ Slot& Tier::slot(Bytes offset, Bytes bytes) {
 void Tier::pin(const Device& device) {
   const std::lock_guard lock(mutex_);
   const std::span<std::byte> memory = this->memory();
-  if (memory.size() <= pinned_bytes_) return;
+  if (memory.size() <= pinned_bytes_ || !is_host_memory()) return;
   pinned_.reset();
   pinned_bytes_ = 0;
   pinned_ = device.pin(memory);

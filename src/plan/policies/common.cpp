@@ -61,7 +61,7 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const
     infeasible.minimum = plan.arena;
     infeasible.tier = use.tier.name;
     infeasible.suggestion = fmt::format("tier '{}' needs {}, it has {}: give it more ({})", use.tier.name, to_string(use.used),
-                                        to_string(use.tier.capacity), use.tier.name == "disk" ? "--spill" : "--host-memory");
+                                        to_string(use.tier.capacity), use.tier.name == "disk" ? "--spill" : use.tier.name == "peer" ? "--peer" : "--host-memory");
     return infeasible;
   }
   return plan;

@@ -19,18 +19,6 @@ namespace {
 
 std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
 
-cudaMemcpyKind kind_of(Direction direction) {
-  switch (direction) {
-    case Direction::to_device:
-      return cudaMemcpyHostToDevice;
-    case Direction::to_host:
-      return cudaMemcpyDeviceToHost;
-    case Direction::on_device:
-      break;
-  }
-  return cudaMemcpyDeviceToDevice;
-}
-
 // Every thread has a current device of its own.
 cudaError_t select(int device) {
   static thread_local int current = -1;
@@ -95,6 +83,27 @@ class CudaDoor final : public Door {
     select(device_);
     cudaFree(memory);
   }
+  void* allocate_in_order(size_t bytes) override {
+    use();
+    if (pool_ == nullptr) {
+      PLIMSOLL_CUDA(cudaDeviceGetDefaultMemPool(&pool_, device_));
+      uint64_t all = UINT64_MAX;
+      PLIMSOLL_CUDA(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &all));
+    }
+    void* memory = nullptr;
+    PLIMSOLL_CUDA(cudaMallocAsync(&memory, bytes, stream(Queue::compute)));
+    return memory;
+  }
+  void release_in_order(void* memory) override {
+    use();
+    PLIMSOLL_CUDA(cudaFreeAsync(memory, stream(Queue::compute)));
+  }
+  void trim() noexcept override {
+    select(device_);
+    if (pool_ == nullptr) return;
+    cudaStreamSynchronize(stream(Queue::compute));
+    cudaMemPoolTrimTo(pool_, 0);
+  }
   void pin(void* memory, size_t bytes) override {
     use();
     if (const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterDefault); status != cudaSuccess) {
@@ -107,9 +116,22 @@ class CudaDoor final : public Door {
     cudaHostUnregister(memory);
   }
 
-  void copy(Queue queue, void* to, const void* from, size_t bytes, Direction direction) override {
+  void reach(Door& peer) override {
     use();
-    PLIMSOLL_CUDA(cudaMemcpyAsync(to, from, bytes, kind_of(direction), stream(queue)));
+    const auto enable = [](int device) {
+      const cudaError_t status = cudaDeviceEnablePeerAccess(device, 0);
+      if (status != cudaSuccess) cudaGetLastError();  // it is enabled already; or copies go by way of the host
+    };
+    int can = 0;
+    PLIMSOLL_CUDA(cudaDeviceCanAccessPeer(&can, device_, peer.device()));
+    if (can != 0) enable(peer.device());
+  }
+  int device() const override { return device_; }
+
+  // Addresses tell CUDA which memory they are in: ours, the host's, a peer's.
+  void copy(Queue queue, void* to, const void* from, size_t bytes, Direction) override {
+    use();
+    PLIMSOLL_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream(queue)));
   }
   void fill(Queue queue, void* at, int byte, size_t bytes) override {
     use();
@@ -200,6 +222,7 @@ class CudaDoor final : public Door {
 
   int device_;
   cudaStream_t streams_[kQueues] = {};
+  cudaMemPool_t pool_ = nullptr;
   cudnnHandle_t cudnn_ = nullptr;
   cublasLtHandle_t cublas_ = nullptr;
 };

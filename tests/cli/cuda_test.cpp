@@ -1,0 +1,104 @@
+// The CUDA device as a user meets it, behind a module that stands for CUDA (tests/cuda/fake_module.cpp).
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "tests/cli/program.h"
+
+namespace {
+
+using plimsoll::testing::Cli;
+using plimsoll::testing::Outcome;
+using ::testing::HasSubstr;
+
+class Cuda : public Cli {
+ protected:
+  void SetUp() override {
+    Cli::SetUp();
+    ::setenv("PLIMSOLL_CUDA_MODULE", PLIMSOLL_BINARY_DIR "/libplimsoll_cuda_fake.so", 1);
+  }
+  void TearDown() override {
+    for (const char* name : {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES"}) ::unsetenv(name);
+    Cli::TearDown();
+  }
+  static std::string train(const std::string& more) {
+    return "train lenet --data digits --batch 4 --device cuda:0 --exact --costs estimated --evaluate-every 0 --json - " + more;
+  }
+  static nlohmann::json done(const Outcome& outcome) {
+    for (const nlohmann::json& line : outcome.lines()) {
+      if (line.at("event") == "done") return line;
+    }
+    return nullptr;
+  }
+};
+
+TEST_F(Cuda, IsListedWithTheReasonWhyItIsNotThere) {
+  EXPECT_THAT(run("devices").out, HasSubstr("cuda:0"));
+  ::setenv("PLIMSOLL_FAKE_DEVICES", "0", 1);
+  EXPECT_THAT(run("devices").out, HasSubstr("no CUDA device"));
+  Outcome none = run(train("--steps 1"));
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("device 'cuda:0' is not there: no CUDA device"));
+  ::setenv("PLIMSOLL_CUDA_MODULE", path("nowhere.so").c_str(), 1);
+  EXPECT_THAT(run("devices").out, HasSubstr("there is no file"));
+  EXPECT_THAT(run("train lenet --device cuda:0").err, HasSubstr("there is no file"));
+}
+
+TEST_F(Cuda, TrainsTheSameWeightsWhateverTheMemoryInCapturedSteps) {
+  const nlohmann::json free = done(run(train("--steps 4")));
+  ASSERT_FALSE(free.is_null());
+  EXPECT_TRUE(free.at("captured").get<bool>());
+  EXPECT_EQ(free.at("budget_bytes").get<int64_t>(), int64_t{1536} << 20);  // what is free, less a reserve
+  const nlohmann::json tight = done(run(train("--steps 4 --memory 180KiB --host-memory 64MiB")));
+  ASSERT_FALSE(tight.is_null()) << slurp(path("err"));
+  EXPECT_EQ(tight.at("weights_sha256"), free.at("weights_sha256"));
+  EXPECT_LT(tight.at("peak_bytes").get<int64_t>(), free.at("peak_bytes").get<int64_t>());
+  const nlohmann::json disk = done(run(train("--steps 4 --memory 180KiB --spill " + folder_.string() + ":64MiB")));
+  ASSERT_FALSE(disk.is_null()) << slurp(path("err"));
+  EXPECT_EQ(disk.at("weights_sha256"), free.at("weights_sha256"));
+  EXPECT_FALSE(disk.at("captured").get<bool>());  // the host copies in the middle of a step
+  ::setenv("PLIMSOLL_FAKE_DEVICES", "2", 1);
+  const nlohmann::json peer = done(run(train("--steps 4 --memory 180KiB --peer cuda:1=64MiB")));
+  ASSERT_FALSE(peer.is_null()) << slurp(path("err"));
+  EXPECT_EQ(peer.at("weights_sha256"), free.at("weights_sha256"));
+}
+
+TEST_F(Cuda, APeerIsAnotherGpuThatIsThere) {
+  Outcome itself = run(train("--steps 1 --peer cuda:0"));
+  EXPECT_EQ(itself.code, 2);
+  EXPECT_THAT(itself.err, HasSubstr("--peer: 'cuda:0' is no other GPU than 'cuda:0'"));
+  Outcome missing = run(train("--steps 1 --peer cuda:1"));
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_THAT(missing.err, HasSubstr("device 'cuda:1' is not there"));
+  EXPECT_THAT(run("train lenet --peer cuda:0 --steps 1").err, HasSubstr("device 'cpu' has no peers"));
+  EXPECT_THAT(run(train("--peer cuda:1=much")).err, HasSubstr("--peer cuda:1=much: "));
+}
+
+TEST_F(Cuda, ACallThatFailsIsNamedAndLeavesTheLastCheckpointGood) {
+  const std::string file = path("c.safetensors");
+  const nlohmann::json whole = done(run(train("--steps 20")));
+  ASSERT_FALSE(whole.is_null());
+  for (const char* call : {"cudaGraphLaunch:9", "cudaStreamSynchronize:300", "cudaMemcpyAsync:300"}) {
+    SCOPED_TRACE(call);
+    std::filesystem::remove(file);
+    ::setenv("PLIMSOLL_FAKE_FAIL", call, 1);
+    const Outcome failed = run(train("--steps 20 --checkpoint-every 2 --checkpoint " + file));
+    EXPECT_EQ(failed.code, 4) << failed.err;
+    EXPECT_THAT(failed.err, HasSubstr(std::string(call).substr(0, std::string(call).find(':'))));
+    ::unsetenv("PLIMSOLL_FAKE_FAIL");
+    const nlohmann::json resumed = done(run("train --json - --costs estimated --evaluate-every 0 --resume " + file));
+    ASSERT_FALSE(resumed.is_null()) << slurp(path("err"));
+    EXPECT_GT(resumed.at("steps").get<int64_t>(), 0);
+    EXPECT_LT(resumed.at("steps").get<int64_t>(), 20);
+    EXPECT_EQ(resumed.at("weights_sha256"), whole.at("weights_sha256"));
+  }
+}
+
+TEST_F(Cuda, RunsDividedConvolutions) {
+  const Outcome whole = run(train("--steps 3 --lr 0.01"));
+  const Outcome divided = run("train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 3 --lr 0.01 --workspace 0");
+  ASSERT_EQ(divided.code, 0) << divided.err;
+  EXPECT_NEAR(done(whole).at("loss").get<double>(), done(divided).at("loss").get<double>(), 1e-4);
+}
+
+}  // namespace

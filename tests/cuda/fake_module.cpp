@@ -1,0 +1,44 @@
+// A CUDA module without CUDA: what the program loads when $PLIMSOLL_CUDA_MODULE names it, so that everything from the
+// command line down to the door runs where there is no GPU. Times are made up. The environment says what goes wrong:
+//
+//   PLIMSOLL_FAKE_FAIL=cudaMemcpyAsync:200   the 200th such call fails
+//   PLIMSOLL_FAKE_DEVICES=0                  how many GPUs there are (default 1)
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "tests/cuda/fake_door.h"
+
+namespace {
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+#define PLIMSOLL_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+PLIMSOLL_EXPORT int plimsoll_cuda_door_version() { return plimsoll::cuda::kDoorVersion; }
+
+PLIMSOLL_EXPORT int plimsoll_cuda_devices(char* reason, size_t size) {
+  const std::string devices = environment("PLIMSOLL_FAKE_DEVICES");
+  const int count = devices.empty() ? 1 : std::stoi(devices);
+  std::strncpy(reason, count == 0 ? "no CUDA device" : "", size);
+  return count;
+}
+
+PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) {
+  auto* door = new plimsoll::testing::FakeDoor(static_cast<uint64_t>(device) + 1);
+  door->as_device(device).without_account();
+  const std::string fail = environment("PLIMSOLL_FAKE_FAIL");
+  if (const size_t colon = fail.find(':'); colon != std::string::npos) {
+    door->fail(fail.substr(0, colon), std::stoi(fail.substr(colon + 1)));
+  }
+  return door;
+}
+
+}  // extern "C"
