@@ -137,7 +137,9 @@ TierInfo probe_queued(const Device& device, Tier& tier, std::byte* arena, int64_
   product();
   std::vector<double> lost, rate[2], latency;
   for (int round = 0; round < kRounds; ++round) {
-    const double alone_ms = mean_ms(product, kWindowMs / kRounds);
+    std::vector<double> alone;  // by the device's clock, as beside copies
+    for (int run = 0; run < kRounds; ++run) alone.push_back(product());
+    const double alone_ms = median(std::move(alone));
     for (const bool out : {true, false}) {
       probe.ask(out, kSmallBytes, kSmall);
       const double small_ms = probe.wait_ms() / kSmall;

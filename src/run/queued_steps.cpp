@@ -134,9 +134,13 @@ QueuedSteps::~QueuedSteps() { rest(); }
 
 void QueuedSteps::rest() noexcept {
   for (const auto& engine : engines_) engine->wait_for_released();
-  try {
-    queues_->synchronize();
-  } catch (const Error&) {  // it failed before
+  // Nothing that the queues use may go before they are empty: where waiting failed, it is tried once more.
+  for (int tries = 0; tries < 2; ++tries) {
+    try {
+      queues_->synchronize();
+      return;
+    } catch (const Error&) {
+    }
   }
 }
 

@@ -94,6 +94,29 @@ TEST_F(Cuda, ACallThatFailsIsNamedAndLeavesTheLastCheckpointGood) {
   }
 }
 
+// The script that checks a GPU, with all its checks on tiny networks: what is wrong with the script is found here.
+TEST_F(Cuda, GpuCheckFindsNothingWrong) {
+  if (std::system("python3 -c '' 2> /dev/null") != 0) GTEST_SKIP() << "no python3";
+  namespace fs = std::filesystem;
+  const fs::path packed = folder_ / "packed_build", tools = folder_ / "tools";
+  fs::create_directories(packed / "lib");
+  fs::create_directories(tools);
+  fs::create_symlink(PLIMSOLL_BINARY_DIR "/plimsoll", packed / "plimsoll");
+  std::ofstream(packed / "packed") << "here\n";
+  std::ofstream(tools / "nvidia-smi") << "#!/bin/sh\necho 'Fake GPU, 9.0'\n";
+  fs::permissions(tools / "nvidia-smi", fs::perms::owner_all);
+  const std::string command = "PATH=" + tools.string() + ":$PATH python3 " PLIMSOLL_SOURCE_DIR "/scripts/gpu_check --tiny --minutes 20 --build " +
+                              packed.string() + " --results " + folder_.string() +
+                              " --only steps,exact,failure,speed,slowdown,heaps,twelve,tf32,compiled,largest > " + path("out") + " 2> " + path("err");
+  EXPECT_EQ(std::system(command.c_str()), 0) << slurp(path("out")) << slurp(path("err"));
+  const nlohmann::json result = nlohmann::json::parse(slurp(path("gpu-fake-gpu.json")));
+  std::map<std::string, int> rows;
+  for (const nlohmann::json& row : result.at("rows")) {
+    if (!row.at("good").is_null() || row.at("check") == "speed") ++rows[row.at("check").get<std::string>()];
+  }
+  for (const char* check : {"steps", "exact", "failure", "speed", "heaps", "twelve"}) EXPECT_GT(rows[check], 0) << check;
+}
+
 TEST_F(Cuda, RunsDividedConvolutions) {
   const Outcome whole = run(train("--steps 3 --lr 0.01"));
   const Outcome divided = run("train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 3 --lr 0.01 --workspace 0");

@@ -46,7 +46,7 @@ std::shared_ptr<const Device> open(const std::string& name) {
   if (name == "cuda_on_the_host") {
     return cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(kSeed), "cuda:0", true);
   }
-  static std::map<std::string, std::shared_ptr<const Device>> devices;
+  static auto& devices = *new std::map<std::string, std::shared_ptr<const Device>>;  // CUDA is gone before statics are
   std::shared_ptr<const Device>& device = devices[name];
   if (!device) device = open_device(name, 2);
   return device;

@@ -8,11 +8,13 @@
 #include <cstring>
 #include <random>
 
+#include "device/cuda/device.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/divided.h"
 #include "plimsoll/plan.h"
 #include "tests/conformance/cases.h"
 #include "tests/conformance/harness.h"
+#include "tests/cuda/fake_door.h"
 
 namespace plimsoll::conformance {
 namespace {
@@ -30,6 +32,8 @@ class Dividing : public Device {
     return plimsoll::make_kernel(whole_, graph, op, kernel, threads);
   }
   std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return whole_.take_arena(bytes); }
+  bool host_addressable() const override { return whole_.host_addressable(); }
+  std::unique_ptr<Queues> open_queues() const override { return whole_.open_queues(); }
   void write(std::byte* to, std::span<const std::byte> from) const override { whole_.write(to, from); }
   void read(std::span<std::byte> to, const std::byte* from) const override { whole_.read(to, from); }
 
@@ -98,8 +102,12 @@ std::optional<KernelSpec> random_configuration(const Device& device, const Graph
   return divided;
 }
 
-TEST(Divided, IsWhatTheReferenceGivesWhateverThePartsAndKernels) {
-  const auto device = open_device("cpu", 2);
+class DividedOn : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(DividedOn, IsWhatTheReferenceGivesWhateverThePartsAndKernels) {
+  const auto device = GetParam() != "cuda_on_the_host"
+                          ? open_device(GetParam(), 2)
+                          : cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(kSeed), "cuda:0", false);
   const Dividing dividing(*device);
   std::mt19937_64 random(kSeed);
   std::map<std::string, int> judged;
@@ -115,7 +123,7 @@ TEST(Divided, IsWhatTheReferenceGivesWhateverThePartsAndKernels) {
           const auto divided = random_configuration(*device, graph, graph.op(subject.op), spec, family, random);
           if (!divided) continue;
           ++judged[one.type];
-          EXPECT_THAT(judge(dividing, subject, *divided).failures, testing::IsEmpty())
+          EXPECT_THAT(judge(dividing, subject, *divided).failures, ::testing::IsEmpty())
               << one.type << " " << one.text << ", " << to_string(family) << ", " << divided->name << ", seed " << kSeed;
         }
       }
@@ -126,6 +134,19 @@ TEST(Divided, IsWhatTheReferenceGivesWhateverThePartsAndKernels) {
     EXPECT_GT(judged[type->name], 0) << type->name;
   }
 }
+
+std::vector<std::string> device_names() {
+  std::vector<std::string> names = {"cuda_on_the_host"};
+  for (const DeviceListing& device : list_devices()) {
+    if (device.available && !device.simulated) names.push_back(device.name);
+  }
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Devices, DividedOn, ::testing::ValuesIn(device_names()), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
+});
 
 // The storage of the first output by a kernel, from equal inputs.
 std::vector<std::byte> result_of(const Device& device, const Subject& subject, const Graph& graph, const std::string& kernel) {
@@ -183,7 +204,7 @@ TEST(Divided, GivesTheSameBitsAsTheWholeWhereTheKernelIsTheSameAndNothingIsSumme
     }
   }
   for (const auto& [kind, count] : other) {
-    EXPECT_THAT(kind, testing::AnyOf(testing::HasSubstr("PoolBackward"), testing::HasSubstr("gemm"), testing::HasSubstr("brg"))) << count << " of " << count + equal[kind];
+    EXPECT_THAT(kind, ::testing::AnyOf(::testing::HasSubstr("PoolBackward"), ::testing::HasSubstr("gemm"), ::testing::HasSubstr("brg"))) << count << " of " << count + equal[kind];
   }
   EXPECT_GT(equal.size(), 20u);
 }
@@ -203,12 +224,12 @@ TEST(Divided, WhatCannotBeDividedIsRefusedWithTheReason) {
     }
     return "no error";
   };
-  EXPECT_THAT(error_of(sum, "own@2*2"), testing::HasSubstr("ops of type Add do not run in parts"));
-  EXPECT_THAT(error_of(conv, "gemm:jit@2+gemm:jit@1"), testing::HasSubstr("have 3 rows, op 'conv' has 4"));
-  EXPECT_THAT(error_of(conv, "gemm:jit@4"), testing::HasSubstr("at least two parts"));
-  EXPECT_THAT(error_of(conv, "nobody@2*2"), testing::HasSubstr("nobody"));
+  EXPECT_THAT(error_of(sum, "own@2*2"), ::testing::HasSubstr("ops of type Add do not run in parts"));
+  EXPECT_THAT(error_of(conv, "gemm:jit@2+gemm:jit@1"), ::testing::HasSubstr("have 3 rows, op 'conv' has 4"));
+  EXPECT_THAT(error_of(conv, "gemm:jit@4"), ::testing::HasSubstr("at least two parts"));
+  EXPECT_THAT(error_of(conv, "nobody@2*2"), ::testing::HasSubstr("nobody"));
   graph.tensor(x).layout = {"bacd"};
-  EXPECT_THAT(error_of(conv, "gemm:jit@2*2"), testing::HasSubstr("the rows of 'x' do not lie one after the other in layout 'bacd'"));
+  EXPECT_THAT(error_of(conv, "gemm:jit@2*2"), ::testing::HasSubstr("the rows of 'x' do not lie one after the other in layout 'bacd'"));
   EXPECT_TRUE(is_divisible({"aBcd16b"}));
   EXPECT_TRUE(is_divisible({"acdb"}));
   EXPECT_TRUE(is_divisible({}));

@@ -140,6 +140,7 @@ class FakeDoor final : public cuda::Door {
   void* allocate(size_t bytes) override {
     const std::lock_guard lock(mutex_);
     call("cudaMalloc");
+    if (bytes > size_t{4} << 30) throw Error(ErrorCode::device_failure, "cudaMalloc: out of memory (fake)");
     void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
     std::memset(memory, 0x5a, bytes);
     allocated_[memory] = bytes;

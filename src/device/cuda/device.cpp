@@ -165,14 +165,12 @@ class CudaDevice final : public Device {
   void write(std::byte* to, std::span<const std::byte> from) const override {
     if (from.empty()) return;
     touch(from.data(), from.size(), to);
-    context_.door->copy(Queue::transfer, to, from.data(), from.size(), Direction::to_device);
-    context_.door->synchronize(Queue::transfer);
+    transfer(*context_.door, to, from.data(), from.size(), Direction::to_device);
   }
   void read(std::span<std::byte> to, const std::byte* from) const override {
     if (to.empty()) return;
     touch(from, to.size(), to.data());
-    context_.door->copy(Queue::transfer, to.data(), from, to.size(), Direction::to_host);
-    context_.door->synchronize(Queue::transfer);
+    transfer(*context_.door, to.data(), from, to.size(), Direction::to_host);
   }
 
   std::shared_ptr<Tier> open_peer(std::string_view name, std::optional<Bytes> size) const override {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "plimsoll/bytes.h"
+#include "plimsoll/error.h"
 
 namespace plimsoll::cuda {
 
@@ -136,6 +137,20 @@ class Door {
     static_cast<void>(reads), static_cast<void>(writes);
   }
 };
+
+// Between the host's memory and the arena; nothing of it is still under way when it fails either.
+inline void transfer(Door& door, void* to, const void* from, size_t bytes, Direction direction) {
+  door.copy(Queue::transfer, to, from, bytes, direction);
+  try {
+    door.synchronize(Queue::transfer);
+  } catch (const Error&) {
+    try {
+      door.synchronize(Queue::transfer);
+    } catch (const Error&) {  // the first says why
+    }
+    throw;
+  }
+}
 
 // What a module offers, in C: the names by which dlsym finds it.
 extern "C" {

@@ -19,15 +19,13 @@ class PeerChannel final : public Channel {
   void write_pieces(Slot& slot, int64_t first, int64_t count, const std::byte* from) override {
     const auto [at, bytes] = range(slot, first, count);
     touch(from, at, bytes);
-    peer_.copy(Queue::transfer, at, from, bytes, Direction::to_device);
-    peer_.synchronize(Queue::transfer);
+    transfer(peer_, at, from, bytes, Direction::to_device);
     std::fill_n(slot.known.begin() + first, count, Slot::kWithoutSum);
   }
   void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
     const auto [at, bytes] = range(slot, first, count);
     touch(at, to, bytes);
-    peer_.copy(Queue::transfer, to, at, bytes, Direction::to_host);
-    peer_.synchronize(Queue::transfer);
+    transfer(peer_, to, at, bytes, Direction::to_host);
   }
 
  private:

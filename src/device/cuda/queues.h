@@ -1,11 +1,13 @@
 // The device's queues and events behind plimsoll/device.h's contract.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <vector>
 
 #include "device/cuda/door.h"
 #include "plimsoll/device.h"
+#include "plimsoll/error.h"
 
 namespace plimsoll::cuda {
 
@@ -45,7 +47,15 @@ class CudaQueues final : public Queues {
   void wait(Queue queue, Mark mark) override { door_->wait(of(queue), event(mark)); }
   void synchronize(Mark mark) override { door_->synchronize(event(mark)); }
   void synchronize() override {
-    for (const cuda::Queue queue : {cuda::Queue::compute, cuda::Queue::out, cuda::Queue::in}) door_->synchronize(queue);
+    std::exception_ptr failure;  // no queue is left running because another one failed
+    for (const cuda::Queue queue : {cuda::Queue::compute, cuda::Queue::out, cuda::Queue::in}) {
+      try {
+        door_->synchronize(queue);
+      } catch (const Error&) {
+        if (!failure) failure = std::current_exception();
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
   }
   double ms_between(Mark from, Mark to) override { return door_->elapsed_ms(event(from), event(to)); }
   bool begin_capture() override {

@@ -47,16 +47,32 @@ struct Normalize {
   Image image;
   int64_t elements;
   bool relu;
+  PLIMSOLL_BODY float normal(int64_t at, float value, float beside) const {
+    const int64_t c = channel(image, at);
+    const float inv = inv_std != nullptr ? inv_std[c] : 1 / sqrtf(variance[c] + epsilon);
+    return (value - mean[c]) * (gamma[c] * inv) + beta[c] + beside;
+  }
   PLIMSOLL_BODY void run(int64_t i) const {
+    const int64_t first = kMaskGroup * i;
     uint32_t bits = 0;
-    for (int64_t at = kMaskGroup * i; at < smaller(kMaskGroup * (i + 1), elements); ++at) {
-      const int64_t c = channel(image, at);
-      const float inv = inv_std != nullptr ? inv_std[c] : 1 / sqrtf(variance[c] + epsilon);
-      float z = (x[at] - mean[c]) * (gamma[c] * inv) + beta[c];
-      if (residual != nullptr) z += residual[at];
-      const bool positive = z > 0;
-      y[at] = relu && !positive ? 0 : z;
-      bits |= static_cast<uint32_t>(positive) << (at & 7);
+    if (first + kMaskGroup <= elements) {
+      for (int half = 0; half < kMaskGroup; half += 4) {
+        const int64_t at = first + half;
+        Four four = load_four(x + at), beside{};
+        if (residual != nullptr) beside = load_four(residual + at);
+        for (int k = 0; k < 4; ++k) {
+          const float z = normal(at + k, four.v[k], beside.v[k]);
+          bits |= static_cast<uint32_t>(z > 0) << (half + k);
+          four.v[k] = relu && !(z > 0) ? 0 : z;
+        }
+        store_four(y + at, four);
+      }
+    } else {
+      for (int64_t at = first; at < elements; ++at) {
+        const float z = normal(at, x[at], residual != nullptr ? residual[at] : 0);
+        bits |= static_cast<uint32_t>(z > 0) << (at - first);
+        y[at] = relu && !(z > 0) ? 0 : z;
+      }
     }
     if (mask != nullptr) mask[i] = static_cast<uint8_t>(bits);
   }

@@ -34,6 +34,13 @@ PLIMSOLL_BODY Division divide(int64_t i, int64_t d) {
   return {i / d, i % d};
 }
 
+// What a thread reads or writes at once where it has neighbours to itself.
+struct alignas(16) Four {
+  float v[4];
+};
+PLIMSOLL_BODY Four load_four(const float* from) { return *reinterpret_cast<const Four*>(from); }
+PLIMSOLL_BODY void store_four(float* to, const Four& four) { *reinterpret_cast<Four*>(to) = four; }
+
 // How a tensor of up to five dimensions lies: by each dimension, a distance between blocks and one inside a block.
 struct Place {
   int32_t rank = 0;

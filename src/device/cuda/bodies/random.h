@@ -38,6 +38,11 @@ struct Dropout {
   int64_t elements;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Block4 draws = philox(static_cast<uint64_t>(*seed), static_cast<uint64_t>(*step_number), salt, i);
+    if (row_major && 4 * i + 4 <= elements) {
+      Four four = load_four(x + 4 * i);
+      for (int k = 0; k < 4; ++k) four.v[k] = draws.word[k] >= threshold ? four.v[k] * scale : 0;
+      return store_four(y + 4 * i, four);
+    }
     for (int64_t k = 0; k < 4 && 4 * i + k < elements; ++k) {
       const int64_t at = row_major ? 4 * i + k : position(place, 4 * i + k);
       y[at] = draws.word[k] >= threshold ? x[at] * scale : 0;

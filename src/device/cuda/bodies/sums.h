@@ -13,7 +13,9 @@ struct Pieces {
   int64_t elements = 1;  // of a channel
 };
 PLIMSOLL_BODY int64_t storage_at(const Pieces& p, int64_t c, int64_t e) {
-  const Division d = divide(e, p.image.h * p.image.w);
+  const int64_t pixels = p.image.h * p.image.w;
+  if (p.image.to_n == pixels * p.image.to_w) return e * p.image.to_w + c * p.image.to_c;  // channels last
+  const Division d = divide(e, pixels);
   return d.quotient * p.image.to_n + c * p.image.to_c + d.remainder * p.image.to_w;
 }
 
