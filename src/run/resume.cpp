@@ -163,7 +163,7 @@ std::string other_device_text(std::string_view saved_key, const DeviceInfo& devi
   const auto [then, rest_then] = parts(saved_key);
   const auto [now, rest_now] = parts(device.key);
   if (rest_then == rest_now && !then.empty() && !now.empty()) {
-    return fmt::format("threads of an op: {} before this checkpoint, {} now; so results may differ in the last bits; --intra-op {} "
+    return fmt::format("threads of an op: {} before this checkpoint, {} now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op {} "
                        "repeats them",
                        then, now, then);
   }
@@ -188,16 +188,6 @@ void pin(CompileOptions& compile, const TrainingState& saved) {
   compile.kernels = saved.kernels;
   for (const auto& [name, tag] : saved.state_layouts) compile.state_layouts[name] = {tag};
   compile.family = family_named(saved.layout_family);
-}
-
-int threads_of_same_device(std::string_view key, const DeviceInfo& device) {
-  const std::string here = fmt::format(" {} threads", device.threads);
-  const size_t at = device.key.find(here);
-  if (at == std::string::npos || !key.starts_with(device.key.substr(0, at + 1))) return 0;
-  int threads = 0;
-  const auto [end, error] = std::from_chars(key.data() + at + 1, key.data() + key.size(), threads);
-  const std::string_view rest(end, static_cast<size_t>(key.data() + key.size() - end));
-  return error == std::errc() && threads > 0 && rest == std::string_view(device.key).substr(at + here.size() - std::string_view(" threads").size()) ? threads : 0;
 }
 
 bool pin_threads(Program& program, const TrainingState& saved) {

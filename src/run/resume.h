@@ -28,8 +28,6 @@ void check_place(const TrainingState& saved, int64_t batches_per_epoch, const st
 
 // Lets a compilation repeat what the checkpoint's run was compiled to.
 void pin(CompileOptions& compile, const TrainingState& saved);
-// The threads of a device that differs from this one in nothing else, by its key; 0 where more differs.
-int threads_of_same_device(std::string_view key, const DeviceInfo& device);
 // The thread counts that it chose for its steps, and how many ran at once; false: it chose none.
 bool pin_threads(Program& program, const TrainingState& saved);
 

@@ -178,10 +178,6 @@ CompileOptions compile_options(const TrainOptions& options, const Beginning& beg
   const TrainingState& saved = beginning.checkpoint->state();
   if (saved.device_key == device.key) {
     pin(compile, saved);
-  } else if (const int threads = threads_of_same_device(saved.device_key, device); threads > 0) {
-    notice(fmt::format("the checkpoint's ops ran with {} threads each, now they have {}: kernels are chosen anew for that, so results may differ in "
-                       "the last bits",
-                       threads, device.threads));
   } else {
     notice(other_device_text(saved.device_key, device));
   }
