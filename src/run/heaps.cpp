@@ -205,21 +205,22 @@ class Steps {
   int64_t dynamic_ = 0;
 };
 
+int64_t heap_blocks(size_t bytes) {
+  return std::max<int64_t>(align_up(Bytes{static_cast<int64_t>(bytes)}, kHeapBlock).count, kHeapBlock);
+}
+
 // A heap over an arena of its own, as SuperNeurons has it.
 class PapersHeap final : public TensorHeap {
  public:
   explicit PapersHeap(std::byte* base) : base_(base) {}
   std::string_view name() const override { return "papers' heap"; }
-  void* take(size_t bytes) override { return base_ + heap_.take(blocks(bytes), Heap::Fit::first); }
+  void* take(size_t bytes) override { return base_ + heap_.take(heap_blocks(bytes), Heap::Fit::first); }
   void give_back(void* memory, size_t bytes) override {
-    heap_.give_back(static_cast<std::byte*>(memory) - base_, blocks(bytes));
+    heap_.give_back(static_cast<std::byte*>(memory) - base_, heap_blocks(bytes));
   }
   int64_t end() const { return heap_.end(); }
 
  private:
-  static int64_t blocks(size_t bytes) {
-    return std::max<int64_t>(align_up(Bytes{static_cast<int64_t>(bytes)}, kHeapBlock).count, kHeapBlock);
-  }
   std::byte* base_;
   Heap heap_;
 };
@@ -276,10 +277,11 @@ std::vector<HeapRun> compare_heaps(const Program& program, const Device& device,
   }
   {
     // How much it takes is known when it has been gone through once: offsets depend on sizes alone.
-    PapersHeap dry(nullptr);
+    Heap dry;
+    std::map<size_t, int64_t> offsets;
     for (size_t s = 0; s < steps.count(); ++s) {
-      for (size_t b : steps.beginning(s)) steps.place(b, dry.take(steps.block(b).bytes()));
-      for (size_t b : steps.ending(s)) dry.give_back(steps.at(b), steps.block(b).bytes());
+      for (size_t b : steps.beginning(s)) offsets[b] = dry.take(heap_blocks(steps.block(b).bytes()), Heap::Fit::first);
+      for (size_t b : steps.ending(s)) dry.give_back(offsets[b], heap_blocks(steps.block(b).bytes()));
     }
     const std::unique_ptr<Arena> arena = device.take_arena({std::max<int64_t>(dry.end(), kHeapBlock)});
     PapersHeap heap(arena->base());
