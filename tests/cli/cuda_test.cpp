@@ -117,11 +117,16 @@ TEST_F(Cuda, GpuCheckFindsNothingWrong) {
   for (const char* check : {"steps", "exact", "failure", "speed", "heaps", "twelve"}) EXPECT_GT(rows[check], 0) << check;
 }
 
-TEST_F(Cuda, RunsDividedConvolutions) {
+TEST_F(Cuda, KeepsALimitOnWorkspaces) {
+  const std::string limited = "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 3 --lr 0.01 --workspace ";
   const Outcome whole = run(train("--steps 3 --lr 0.01"));
-  const Outcome divided = run("train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 3 --lr 0.01 --workspace 0");
-  ASSERT_EQ(divided.code, 0) << divided.err;
-  EXPECT_NEAR(done(whole).at("loss").get<double>(), done(divided).at("loss").get<double>(), 1e-4);
+  const Outcome kept = run(limited + "2KiB");
+  ASSERT_EQ(kept.code, 0) << kept.err;
+  EXPECT_LE(kept.lines().front().at("largest_workspace_bytes").get<int64_t>(), 2048);
+  EXPECT_NEAR(done(whole).at("loss").get<double>(), done(kept).at("loss").get<double>(), 1e-4);
+  const Outcome none = run(limited + "0");
+  EXPECT_EQ(none.code, 3);
+  EXPECT_THAT(none.err, HasSubstr("raise --workspace to"));
 }
 
 }  // namespace
