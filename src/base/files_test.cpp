@@ -11,6 +11,7 @@
 
 #include "base/sha256.h"
 #include "plimsoll/error.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -20,12 +21,6 @@ namespace fs = std::filesystem;
 // A folder of its own for each test, gone afterwards.
 class Files : public testing::Test {
  protected:
-  Files() {
-    std::string name = (fs::temp_directory_path() / "plimsoll-files-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-  }
-  ~Files() override { fs::remove_all(folder_); }
-
   std::vector<std::string> names() const {
     std::vector<std::string> found;
     for (const auto& entry : fs::directory_iterator(folder_)) found.push_back(entry.path().filename().string());
@@ -43,7 +38,8 @@ class Files : public testing::Test {
     return "no error";
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
 };
 
 std::string gzip(const std::string& content) {

@@ -12,6 +12,7 @@
 #include <random>
 
 #include "plimsoll/cost.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -23,14 +24,6 @@ const DeviceInfo kDevice{.name = "cpu", .description = "", .key = "cpu, 2 thread
 
 class Database : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "plimsoll-costs-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder = pattern;
-    path = folder / "cache" / "costs.sqlite";
-  }
-  void TearDown() override { fs::remove_all(folder); }
-
   static CostTable table(double ms, Cost::Source source = Cost::Source::measured) {
     CostTable result;
     result.put({"Conv(1x2)->(3)", "direct", 0}, {source, ms, 0.25, 7});
@@ -76,7 +69,9 @@ class Database : public testing::Test {
     std::ofstream(path, std::ios::binary) << content;
   }
 
-  fs::path folder, path;
+  const TemporaryFolder temporary;
+  const fs::path& folder = temporary.path();
+  fs::path path = folder / "cache" / "costs.sqlite";
 };
 
 TEST_F(Database, GivesBackWhatWasSaved) {

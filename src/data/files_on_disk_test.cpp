@@ -12,6 +12,7 @@
 #include "data/sources.h"
 #include "plimsoll/data.h"
 #include "plimsoll/error.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -91,12 +92,6 @@ std::string png(int width, int height, const std::vector<uint8_t>& pixels,
 
 class DataFiles : public testing::Test {
  protected:
-  DataFiles() {
-    std::string name = (fs::temp_directory_path() / "plimsoll-data-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-  }
-  ~DataFiles() override { fs::remove_all(folder_); }
-
   std::string open_error(const std::string& kind, ErrorCode code = ErrorCode::corrupt_file) const {
     return message_of([&] { open_data(kind + ":" + folder_.string()); }, code);
   }
@@ -114,7 +109,8 @@ class DataFiles : public testing::Test {
     write(folder_ / "test_batch.bin", record);
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
 };
 
 TEST_F(DataFiles, MnistIsReadPlainAndCompressed) {

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cerrno>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include "base/sha256.h"
 #include "plimsoll/error.h"
 #include "run/safetensors.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -31,13 +31,6 @@ std::string message_of(Action action, ErrorCode code) {
 
 class Checkpoints : public testing::Test {
  protected:
-  Checkpoints() {
-    std::string name = (fs::temp_directory_path() / "plimsoll-checkpoint-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    file_ = folder_ / "model.safetensors";
-  }
-  ~Checkpoints() override { fs::remove_all(folder_); }
-
   static TrainingState example_state() {
     TrainingState state{.step = 123, .epoch = 4, .batch_in_epoch = 5, .seed = UINT64_MAX, .model = "resnet:1-2-3-4"};
     state.data = "digits";
@@ -72,7 +65,9 @@ class Checkpoints : public testing::Test {
     for (size_t i = 0; i < into.size(); ++i) into[i] = value_at(tensor, offset.count + static_cast<int64_t>(i));
   }
 
-  fs::path folder_, file_;
+  const TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
+  fs::path file_ = folder_ / "model.safetensors";
 };
 
 TEST_F(Checkpoints, ComeBackAsTheyWereSaved) {

@@ -13,6 +13,7 @@
 #include "run/heaps.h"
 #include "tests/cuda/fake_door.h"
 #include "tests/temporary_folder.h"
+#include "tests/write_inputs.h"
 
 namespace plimsoll {
 namespace {
@@ -28,35 +29,12 @@ Program program_of(const Device& device, const std::string& model, CompileOption
   return std::get<Program>(std::move(result));
 }
 
-void write_inputs(Executor& executor, const Graph& graph, int64_t step) {
-  for (int32_t i = 0; i < graph.tensor_count(); ++i) {
-    const Tensor& t = graph.tensor({i});
-    if (t.producer.valid() || (t.role != Role::input && t.role != Role::hyperparameter)) continue;
-    const int64_t count = element_count(t.shape);
-    if (t.dtype == DType::i32) {
-      std::vector<int32_t> labels;
-      for (int64_t k = 0; k < count; ++k) labels.push_back(static_cast<int32_t>((k + step) % 10));
-      executor.write({i}, std::as_bytes(std::span(labels)));
-    } else if (t.dtype == DType::i64) {
-      const std::vector<int64_t> values(static_cast<size_t>(count), step);
-      executor.write({i}, std::as_bytes(std::span(values)));
-    } else {
-      std::vector<float> values;
-      for (int64_t k = 0; k < count; ++k) {
-        values.push_back(t.role == Role::hyperparameter ? 0.01f
-                                                        : static_cast<float>((k * 37 + step * 11) % 101) / 50 - 1);
-      }
-      executor.write({i}, std::as_bytes(std::span(values)));
-    }
-  }
-}
-
 std::vector<float> train(const Device& device, const Program& program, const ExecuteOptions& options) {
   const Graph& graph = program.network.graph;
   Executor executor(graph, program.plan, device, options);
   executor.initialize(7);
   for (int step = 0; step < 3; ++step) {
-    write_inputs(executor, graph, step);
+    write_inputs(executor, graph, step, 0.01F);
     executor.run_step();
   }
   EXPECT_EQ(executor.measured_peak(), program.plan.predicted.peak);

@@ -10,6 +10,7 @@
 
 #include "device/cpu/dnnl.h"
 #include "device/cpu/machine.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -19,11 +20,6 @@ namespace fs = std::filesystem;
 // A folder that stands for "/" with the files of a machine's kernel.
 class FakeRoot {
  public:
-  FakeRoot() {
-    std::string pattern = (fs::temp_directory_path() / "plimsoll_root_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~FakeRoot() { fs::remove_all(folder_); }
   void put(const std::string& path, const std::string& text) {
     fs::create_directories((folder_ + path).substr(0, (folder_ + path).find_last_of('/')));
     std::ofstream(folder_ + path) << text;
@@ -31,7 +27,8 @@ class FakeRoot {
   const std::string& path() const { return folder_; }
 
  private:
-  std::string folder_;
+  TemporaryFolder temporary_;
+  std::string folder_ = temporary_.path().string();
 };
 
 std::string message_of(const auto& body) {
