@@ -9,19 +9,6 @@
 namespace plimsoll {
 namespace {
 
-bool is_out(const Move& move) { return move.direction == Move::Direction::out; }
-
-// The stay that a copy reads or fills.
-const Stay& stay_of(const Graph& graph, const Plan& plan, const Move& move) {
-  const StepIndex last = std::max<StepIndex>(static_cast<StepIndex>(plan.steps.size()) - 1, 0);
-  const StepIndex at = is_out(move) ? std::max<StepIndex>(move.after, 0) : std::min(move.before, last);
-  for (const Stay& stay : plan.stays) {
-    if (stay.tensor == move.tensor && stay.first <= at && at <= stay.last) return stay;
-  }
-  throw Error(ErrorCode::internal,
-              fmt::format("tensor '{}' is copied at step {} but not in the arena", graph.tensor(move.tensor).name, at));
-}
-
 // Copies in after which nothing reads their slot before it is written again. Homes are read by the next training step.
 std::vector<bool> last_readers(const Plan& plan) {
   std::map<std::pair<int, int64_t>, std::vector<int32_t>> by_slot;
@@ -42,6 +29,16 @@ std::vector<bool> last_readers(const Plan& plan) {
 }
 
 }  // namespace
+
+const Stay& stay_of(const Graph& graph, const Plan& plan, const Move& move) {
+  const StepIndex last = std::max<StepIndex>(static_cast<StepIndex>(plan.steps.size()) - 1, 0);
+  const StepIndex at = is_out(move) ? std::max<StepIndex>(move.after, 0) : std::min(move.before, last);
+  for (const Stay& stay : plan.stays) {
+    if (stay.tensor == move.tensor && stay.first <= at && at <= stay.last) return stay;
+  }
+  throw Error(ErrorCode::internal,
+              fmt::format("tensor '{}' is copied at step {} but not in the arena", graph.tensor(move.tensor).name, at));
+}
 
 CopyEngines::CopyEngines(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers,
                          std::byte* arena, std::span<StepRecord> records, bool check_memory, int threads,

@@ -11,6 +11,10 @@
 
 namespace plimsoll {
 
+inline bool is_out(const Move& move) { return move.direction == Move::Direction::out; }
+// The stay that a copy reads or fills.
+const Stay& stay_of(const Graph& graph, const Plan& plan, const Move& move);
+
 class CopyEngines {
  public:
   // `tiers` are the plan's, in its order. `records`: one a move, or empty. With `check_memory`, an arrival finds its

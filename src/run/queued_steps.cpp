@@ -6,24 +6,13 @@
 #include <map>
 
 #include "device/tier/staged.h"
+#include "run/copy_engines.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr int kNan = 0xff;  // four such bytes are a NaN
 constexpr int kRunsBeforeCapture = 2;
-
-bool is_out(const Move& move) { return move.direction == Move::Direction::out; }
-
-const Stay& stay_of(const Graph& graph, const Plan& plan, const Move& move) {
-  const StepIndex last = std::max<StepIndex>(static_cast<StepIndex>(plan.steps.size()) - 1, 0);
-  const StepIndex at = is_out(move) ? std::max<StepIndex>(move.after, 0) : std::min(move.before, last);
-  for (const Stay& stay : plan.stays) {
-    if (stay.tensor == move.tensor && stay.first <= at && at <= stay.last) return stay;
-  }
-  throw Error(ErrorCode::internal,
-              fmt::format("tensor '{}' is copied at step {} but not in the arena", graph.tensor(move.tensor).name, at));
-}
 
 // Moves of one queue or engine, in the order in which they may start.
 using Route = std::pair<int, Move::Direction>;  // -1: the device's own queue; else the tier
