@@ -330,21 +330,23 @@ def bench_slowdown(args):
                 if policy == "auto" and not plan["feasible"]:
                     row["least_bytes"] = plan["minimum_bytes"]
             rows.append(row)
-            if row["predicted_ms"]["auto"] is not None:
-                cases.append((row, ["--memory", budget, *tiers], []))
-        for _ in range(args.rounds):
+            cases += [(row, policy, ["--memory", budget, *tiers, "--policy", policy], []) for policy, ms in row["predicted_ms"].items() if ms is not None]
+        for turn in range(args.rounds):
             all_ms.append(train(model, batch, "--steps", steps)[-1])
-            for row, more, done in cases:
-                done.append(train(model, batch, "--steps", steps, *more)[-1])
+            for row, policy, more, done in cases:
+                if policy == "auto" or turn == 0:  # the others once
+                    done.append(train(model, batch, "--steps", steps, *more)[-1])
         for row in rows[-4:]:
             row["unlimited_ms"] = [d["step_time_ms"] for d in all_ms]
             row["unlimited_predicted_ms"] = whole["step_time_ms"]
-        for row, _, done in cases:
-            row["measured_ms"]["auto"] = [d["step_time_ms"] for d in done]
-            row["peaks"] = sorted({d["peak_bytes"] for d in done})
-            whole_ms = statistics.median(row["unlimited_ms"])
+        whole_ms = statistics.median(row["unlimited_ms"])
+        for row, policy, _, done in cases:
+            row["measured_ms"][policy] = [d["step_time_ms"] for d in done]
+            if policy == "auto":
+                row["peaks"] = sorted({d["peak_bytes"] for d in done})
+        for row in rows[-4:]:
             print(model, row["share"], {k: v and round(v / whole["step_time_ms"] - 1, 3) for k, v in row["predicted_ms"].items()},
-                  "measured", round(statistics.median(row["measured_ms"]["auto"]) / whole_ms - 1, 3), flush=True)
+                  "measured", {k: round(statistics.median(v) / whole_ms - 1, 3) for k, v in row["measured_ms"].items()}, flush=True)
         save("slowdown", kept_beside(kept, rows))
 
 
@@ -478,6 +480,7 @@ def bench_convolutions(args):
 # What is trained for real, and how its images are told to `train` and to concurrency_bench (channels, size, classes).
 CONCURRENCY = [("resnet50", 64, (3, 32, 10)), ("dcgan", 64, ()), ("inception3", 16, ()), ("alexnet", 64, ())]
 QUICK_CONCURRENCY = [("resnet20", 16, (3, 32, 10))]
+STEPS_TO_SETTLE = 45  # until a choice was corrected and tried against one op after another; the step time is that of the steps after
 CHOICES = {"strategies 1,2": "1,2", "strategies 1,2,3": "1,2,3", "auto": "1,2,3,4"}  # of --inter-op auto
 
 
@@ -523,7 +526,7 @@ def bench_concurrency(args):
             for name, how in settings.items():
                 if name in slow:
                     continue
-                done = train(model, batch, *size, "--steps", steps, *how)[-1]
+                done = train(model, batch, *size, "--steps", steps + (STEPS_TO_SETTLE if name in CHOICES else 0), *how)[-1]
                 times[name].append(done["step_time_ms"])
                 if name not in CHOICES and done["step_time_ms"] > 2 * step_ms:
                     slow.add(name)  # once is enough

@@ -165,60 +165,71 @@ def tight():
     return text + "\n" + origin(r)
 
 
+def median_of(values):
+    return sorted(values)[len(values) // 2]
+
+
 def slowdown():
     r = load("slowdown")
     if not r:
         return ""
-    names = [n for n in r["rows"][0]["predicted_ms"] if n != "auto"]
-    middle = lambda values: sorted(values)[len(values) // 2]
-    rows = []
+    names = list(r["rows"][0]["predicted_ms"])
+    measured, predicted = [], []
     for x in r["rows"]:
-        percent = lambda ms: "does not fit" if ms is None else f"{100 * (ms / x['unlimited_predicted_ms'] - 1):+.1f} %"
-        auto = percent(x["predicted_ms"]["auto"])
-        if x["predicted_ms"]["auto"] is None:
-            auto = f"needs {x['least_bytes'] / MIB:.0f} MiB"
-        measured = x["measured_ms"].get("auto")
-        measured = f"{100 * (middle(measured) / middle(x['unlimited_ms']) - 1):+.1f} %" if measured else ""
-        rows.append((x["model"], x["batch"], f"{x['share']} %", f"{x['budget'] / MIB:.0f}", measured, auto, *(percent(x["predicted_ms"][n]) for n in names)))
+        first = (x["model"], x["batch"], f"{x['share']} %", f"{x['budget'] / MIB:.0f}")
+        slower = lambda ms, whole: f"{100 * (ms / whole - 1):+.1f} %"
+        fits = lambda n: "does not fit" if n != "auto" or "least_bytes" not in x else f"needs {x['least_bytes'] / MIB:.0f} MiB"
+        predicted.append((*first, *(fits(n) if x["predicted_ms"][n] is None else slower(x["predicted_ms"][n], x["unlimited_predicted_ms"]) for n in names)))
+        measured.append((*first, *(slower(median_of(x["measured_ms"][n]), median_of(x["unlimited_ms"])) if x["measured_ms"].get(n)
+                                   else fits(n) if x["predicted_ms"][n] is None else "" for n in names)))
     draw_slowdown(r)
-    return ("## Slowdown in less memory\n\nOf what `liveness` needs, with 8 GiB of host memory behind it; against the step with all of it, in turns in one run (medians). "
-            "Copies and recomputations take the processor from compute here: with a computing thread on every core there is no other engine, and the computing threads "
-            "make the copies between two steps. The machine is shared: a measured value can be some 5 % off.\n\n![slowdown](slowdown.svg)\n\n"
-            + table(("network", "batch", "memory", "MiB", "auto, measured", "auto, predicted", *(f"{n}, predicted" for n in names)), rows) + "\n" + origin(r))
+    head = ("network", "batch", "memory", "MiB", *names)
+    return ("## Slowdown in less memory\n\nOf what `liveness` needs, with 8 GiB of host memory behind it; against the step with all of it, in turns in one run (medians; "
+            "policies but `auto` ran once). Copies and recomputations take the processor from compute here: with a computing thread on every core there is no other "
+            "engine, and the computing threads make the copies between two steps. The machine is shared: a measured value can be some 5 % off.\n\n"
+            "![slowdown](slowdown.svg)\n\nMeasured:\n\n" + table(head, measured) + "\nPredicted:\n\n" + table(head, predicted) + "\n" + origin(r))
 
 
 def draw_slowdown(r):
-    """docs/slowdown.svg: a line a network, measured slowdown of auto over the share of memory."""
-    middle = lambda values: sorted(values)[len(values) // 2]
-    lines = {}
+    """docs/slowdown.svg: a panel a network, a line a policy, measured slowdown over the share of memory."""
+    networks = {}
     for x in r["rows"]:
-        line = lines.setdefault(f"{x['model']} {x['batch']}", [(100, 0.0)])
-        if x["measured_ms"].get("auto"):
-            line.append((x["share"], 100 * (middle(x["measured_ms"]["auto"]) / middle(x["unlimited_ms"]) - 1)))
-    width, height, left, bottom, top_value = 640, 360, 60, 40, max(20.0, max(y for l in lines.values() for _, y in l) * 1.1)
-    low = min(0.0, min(y for l in lines.values() for _, y in l))
-    px = lambda share: left + (100 - share) / 80 * (width - left - 150)
-    py = lambda y: 20 + (top_value - y) / (top_value - low) * (height - 20 - bottom)
-    colours = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-             f'<rect width="{width}" height="{height}" fill="white"/>']
-    for share in (100, 80, 60, 40, 20):
-        parts.append(f'<line x1="{px(share):.0f}" y1="20" x2="{px(share):.0f}" y2="{height - bottom}" stroke="#ddd"/>'
-                     f'<text x="{px(share):.0f}" y="{height - 22}" text-anchor="middle">{share} %</text>')
-    step = 5 if top_value <= 40 else 20
-    for y in range(int(low // step) * step, int(top_value) + 1, step):
-        if y >= low:
-            parts.append(f'<line x1="{left}" y1="{py(y):.0f}" x2="{px(20):.0f}" y2="{py(y):.0f}" stroke="{"#999" if y == 0 else "#eee"}"/>'
-                         f'<text x="{left - 6}" y="{py(y) + 4:.0f}" text-anchor="end">{y:+d} %</text>')
-    for i, (name, line) in enumerate(lines.items()):
-        points = " ".join(f"{px(s):.1f},{py(y):.1f}" for s, y in line)
-        colour = colours[i % len(colours)]
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{px(s):.1f}" cy="{py(y):.1f}" r="3" fill="{colour}"/>' for s, y in line]
-        parts.append(f'<line x1="{width - 140}" y1="{40 + 20 * i}" x2="{width - 120}" y2="{40 + 20 * i}" stroke="{colour}" stroke-width="2"/>'
-                     f'<text x="{width - 114}" y="{44 + 20 * i}">{name}</text>')
-    parts.append(f'<text x="{(left + px(20)) / 2:.0f}" y="{height - 4}" text-anchor="middle">memory, of what liveness needs</text>')
-    (ROOT / "docs" / "slowdown.svg").write_text("\n".join(parts) + "</svg>\n")
+        lines = networks.setdefault(f"{x['model']}, batch {x['batch']}", {})
+        for policy, ms in x["measured_ms"].items():
+            if ms:
+                lines.setdefault(policy, [(100, 0.0)]).append((x["share"], 100 * (median_of(ms) / median_of(x["unlimited_ms"]) - 1)))
+    colours = dict(zip(r["rows"][0]["predicted_ms"], ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")))
+    width, height, left, across = 270, 230, 46, 3
+    parts = []
+    for i, (network, lines) in enumerate(networks.items()):
+        x0, y0 = i % across * width, i // across * height
+        values = [y for line in lines.values() for _, y in line]
+        high, low = max(20.0, max(values) * 1.05), min(0.0, min(values))
+        px = lambda share: x0 + left + (100 - share) / 80 * (width - left - 14)
+        py = lambda y: y0 + 28 + (high - y) / (high - low) * (height - 66)
+        parts.append(f'<text x="{x0 + left}" y="{y0 + 18}" font-weight="bold">{network}</text>')
+        for share in (100, 80, 60, 40, 20):
+            parts.append(f'<line x1="{px(share):.0f}" y1="{y0 + 28}" x2="{px(share):.0f}" y2="{y0 + height - 38}" stroke="#ddd"/>'
+                         f'<text x="{px(share):.0f}" y="{y0 + height - 22}" text-anchor="middle">{share} %</text>')
+        step = next(s for s in (5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if high / s <= 6)
+        for y in range(-(-int(low) // step) * step, int(high) + 1, step):
+            parts.append(f'<line x1="{x0 + left}" y1="{py(y):.0f}" x2="{px(20):.0f}" y2="{py(y):.0f}" stroke="{"#999" if y == 0 else "#eee"}"/>'
+                         f'<text x="{x0 + left - 5}" y="{py(y) + 4:.0f}" text-anchor="end">{y:+d} %</text>')
+        for policy, line in sorted(lines.items(), key=lambda entry: entry[0] == "auto"):  # auto on top
+            points = " ".join(f"{px(s):.1f},{py(y):.1f}" for s, y in line)
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[policy]}" stroke-width="{3 if policy == "auto" else 1.5}"/>')
+            parts += [f'<circle cx="{px(s):.1f}" cy="{py(y):.1f}" r="2.5" fill="{colours[policy]}"/>' for s, y in line]
+    panels = len(networks)
+    x0, y0 = panels % across * width + left, panels // across * height + 40  # the legend takes the place after the last panel
+    for i, (policy, colour) in enumerate(colours.items()):
+        parts.append(f'<line x1="{x0}" y1="{y0 + 20 * i}" x2="{x0 + 24}" y2="{y0 + 20 * i}" stroke="{colour}" stroke-width="{3 if policy == "auto" else 1.5}"/>'
+                     f'<text x="{x0 + 32}" y="{y0 + 4 + 20 * i}">{policy}</text>')
+    parts.append(f'<text x="{x0}" y="{y0 + 20 * len(colours) + 14}">step time above that with all memory,</text>'
+                 f'<text x="{x0}" y="{y0 + 20 * len(colours) + 30}">over memory as a share of what</text>'
+                 f'<text x="{x0}" y="{y0 + 20 * len(colours) + 46}">liveness needs</text>')
+    size = f"{across * width} {(panels // across + 1) * height}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    (ROOT / "docs" / "slowdown.svg").write_text("\n".join([head, *parts]) + "</svg>\n")
 
 
 def papers():

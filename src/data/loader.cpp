@@ -175,6 +175,15 @@ void Loader::release() {
 
 int64_t Loader::batches_per_epoch() const { return impl_->batches_per_epoch; }
 
+std::vector<std::span<std::byte>> Loader::buffers() {
+  std::vector<std::span<std::byte>> all;
+  for (Impl::Slot& slot : impl_->slots) {
+    all.push_back(std::as_writable_bytes(std::span(slot.data)));
+    all.push_back(std::as_writable_bytes(std::span(slot.labels)));
+  }
+  return all;
+}
+
 Bytes Loader::memory() const {
   const Impl::Slot& slot = impl_->slots.front();
   return Bytes{static_cast<int64_t>(slot.data.size() * sizeof(float) + slot.labels.size() * sizeof(int32_t))} *

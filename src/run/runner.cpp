@@ -22,6 +22,12 @@ float read_scalar(const Executor& executor, TensorId id) {
 
 }  // namespace
 
+std::vector<std::shared_ptr<void>> pin_buffers(Loader& loader, const Device& device) {
+  std::vector<std::shared_ptr<void>> pinned;
+  for (const std::span<std::byte> buffer : loader.buffers()) pinned.push_back(device.pin(buffer));
+  return pinned;
+}
+
 Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options, Memory memory)
     : program_(program), device_(device), options_(options) {
   executor_.emplace(program.network.graph, program.plan, device, options, std::move(memory));
@@ -38,9 +44,12 @@ void Runner::renew(const std::function<void()>& change) {
   executor_.emplace(program_.network.graph, program_.plan, device_, options_, std::move(memory));
 }
 
-double Runner::run(const Batch& batch, double lr, int64_t step, uint64_t seed) {
+void Runner::feed(const Batch& batch) {
   executor_->write(program_.network.data, std::as_bytes(batch.data));
   if (program_.network.labels.valid()) executor_->write(program_.network.labels, std::as_bytes(batch.labels));
+}
+
+double Runner::run(double lr, int64_t step, uint64_t seed) {
   write_scalar(*executor_, learning_rate_, static_cast<float>(lr));
   write_scalar(*executor_, step_number_, step);
   write_scalar(*executor_, seed_, static_cast<int64_t>(seed));
@@ -62,7 +71,8 @@ std::optional<double> Runner::correct() const {
 
 Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
                        const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-                       Memory memory, int inter_op) {
+                       Memory memory, int inter_op)
+    : device_(device) {
   input.training = false;
   for (;;) {
     auto result = compile_evaluation(build_model(model, input), training, device, costs, compile);
@@ -86,13 +96,16 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
 
 Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {
   Loader loader(data, {.split = Split::test, .batch = batch_, .seed = seed});
+  const auto pinned = pin_buffers(loader, device_);
   double loss = 0, correct = 0;
   bool has_correct = true;
   int64_t count = 0;
   for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
     const Batch& batch = loader.next();
-    runner_->run(batch, 0, 0, seed);
+    runner_->feed(batch);
     count += batch.count;
+    loader.release();
+    runner_->run(0, 0, seed);
     loss += runner_->loss() * static_cast<double>(batch_);
     if (const auto c = runner_->correct()) {
       correct += *c;

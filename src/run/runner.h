@@ -14,6 +14,10 @@
 
 namespace plimsoll {
 
+// Makes the loader's batches such that the device copies from them at its full speed, for as long as the result lives.
+// Throws Error(device_failure).
+std::vector<std::shared_ptr<void>> pin_buffers(Loader& loader, const Device& device);
+
 // A program with its executor. The program and the device must outlive it.
 class Runner {
  public:
@@ -23,8 +27,10 @@ class Runner {
   // Lets `change` change how the program's steps run, not where tensors lie, and goes on in the same memory.
   void renew(const std::function<void()>& change);
 
-  // Returns the seconds of the step itself.
-  double run(const Batch& batch, double lr, int64_t step, uint64_t seed);
+  // Copies the batch into the arena, for the next step; the batch may be given back then.
+  void feed(const Batch& batch);
+  // Runs the step, and returns its seconds.
+  double run(double lr, int64_t step, uint64_t seed);
   double loss() const;                    // of the last step: the mean over its batch, all objectives together
   std::optional<double> correct() const;  // samples; nothing where the network does not classify
 
@@ -52,6 +58,7 @@ class Evaluation {
   Result run(const std::shared_ptr<const DataSet>& data, uint64_t seed);  // over the test set
 
  private:
+  const Device& device_;
   std::unique_ptr<Program> program_;
   std::unique_ptr<Runner> runner_;
   int64_t batch_ = 0;

@@ -7,6 +7,14 @@
 #include "plimsoll/execute.h"
 
 namespace plimsoll {
+namespace {
+
+// Whether it runs otherwise than one op after another with all threads.
+bool is_chosen(const Plan& plan) {
+  return plan.inter_op > 1 || std::any_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.threads != 0; });
+}
+
+}  // namespace
 
 SharingSteps::SharingSteps(Session& session, Program& program, const Sharing& sharing, bool measure, Notice notice)
     : session_(session), program_(program), sharing_(sharing), notice_(std::move(notice)) {
@@ -25,15 +33,23 @@ SharingSteps::SharingSteps(Session& session, Program& program, const Sharing& sh
 
 void SharingSteps::choose() {
   if (const std::string text = share_program(program_, sharing_, *session_.device, session_.costs); !text.empty()) notice_(text);
-  if (program_.plan.inter_op > 1) watch_.emplace(program_, *session_.device, session_.costs, sharing_);
+  watch_.reset();
+  trial_.reset();
+  if (program_.plan.inter_op > 1) {
+    watch_.emplace(program_, *session_.device, session_.costs, sharing_);
+  } else if (is_chosen(program_.plan)) {
+    trial_.emplace(program_, session_.costs);
+  }
   busy_ = BusyMeter();
 }
 
 void SharingSteps::after_step(Runner& runner) {
   if (climb_) {
     climb(runner);
-  } else if (watch_) {
+  } else if (watch_ && !watch_->over()) {
     watch(runner);
+  } else if (trial_ && !trial_->over()) {
+    try_out(runner);
   }
 }
 
@@ -53,7 +69,10 @@ void SharingSteps::climb(Runner& runner) {
 }
 
 void SharingSteps::watch(Runner& runner) {
-  if (!watch_->sees(runner.executor().records())) return;
+  if (!watch_->sees(runner.executor().records())) {
+    if (watch_->over() && is_chosen(program_.plan)) trial_.emplace(program_, session_.costs);
+    return;
+  }
   std::string text;
   runner.renew([&] { text = watch_->correct(); });
   const auto pairs = watch_->found();
@@ -64,6 +83,15 @@ void SharingSteps::watch(Runner& runner) {
     session_.database->save(session_.costs);
     text += "; the next training avoids them too";
   }
+  if (!text.empty()) notice_(text);
+}
+
+void SharingSteps::try_out(Runner& runner) {
+  double ms = 0;
+  for (const StepRecord& record : runner.executor().records()) ms = std::max(ms, record.end_ms);
+  if (!trial_->sees(ms)) return;
+  std::string text;
+  runner.renew([&] { text = trial_->turn(); });
   if (!text.empty()) notice_(text);
 }
 

@@ -8,6 +8,7 @@
 
 #include "run/runner.h"
 #include "run/session.h"
+#include "run/sharing_trial.h"
 #include "run/side_by_side.h"
 #include "run/thread_climb.h"
 
@@ -22,13 +23,14 @@ class SharingSteps {
   // After every training step, which may go on with another plan.
   void after_step(Runner& runner);
   // The program's thread counts are those to go on with, not ones that are being tried.
-  bool settled() const { return !climb_; }
+  bool settled() const { return !climb_ && (!watch_ || watch_->over()) && (!trial_ || trial_->over()); }
   // Keeps what was measured.
   void finish();
 
  private:
   void climb(Runner& runner);
   void watch(Runner& runner);
+  void try_out(Runner& runner);
   void choose();
 
   Session& session_;
@@ -38,6 +40,7 @@ class SharingSteps {
   BusyMeter busy_;
   std::optional<ThreadClimb> climb_;
   std::optional<SharingWatch> watch_;
+  std::optional<SharingTrial> trial_;
   bool warm_ = false, measured_ = false;
 };
 

@@ -78,6 +78,7 @@ class SharingWatch {
   bool sees(std::span<const StepRecord> records);
   // Changes the program; returns a line for the user.
   std::string correct();
+  bool over() const { return over_; }  // nothing more is to be corrected
   // All pairs found so far, by signature.
   std::set<CostTable::OpPair> found() const;
 

@@ -5,6 +5,7 @@
 
 #include "plimsoll/models.h"
 #include "plimsoll/verify.h"
+#include "run/sharing_trial.h"
 
 namespace plimsoll {
 namespace {
@@ -102,6 +103,46 @@ TEST(Sharing, WhatIsAsFastAsPredictedIsLeftAlone) {
   ASSERT_EQ(choose_sharing(program, *device, costs).inter_op, 2);
   SharingWatch watch(program, *device, costs);
   for (int step = 0; step < 50; ++step) EXPECT_FALSE(watch.sees(in_pairs(program.plan, 1.1)));
+}
+
+// Runs a trial over steps that take so long as chosen and one after another; returns what was said at the end.
+std::string try_out(Program& program, const CostTable& costs, double chosen_ms, double serial_ms) {
+  SharingTrial trial(program, costs);
+  std::string said;
+  int steps = 0;
+  for (; !trial.over() && steps < 200; ++steps) {
+    const bool slow_start = steps % 5 == 0;  // the first step after a turn
+    const double ms = program.plan.inter_op > 1 ? chosen_ms : serial_ms;
+    if (trial.sees(slow_start ? 100 * ms : ms)) said = trial.turn();
+  }
+  EXPECT_LT(steps, 60);
+  EXPECT_FALSE(trial.sees(1));
+  return said;
+}
+
+TEST(Sharing, AChoiceThatIsSlowerThanOneAfterAnotherWhenBothAreTriedIsGivenUp) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  const CostTable costs = costs_of(program, 1.1);
+  ASSERT_EQ(choose_sharing(program, *device, costs).inter_op, 2);
+  EXPECT_THAT(try_out(program, costs, 5.1, 5), HasSubstr("it goes on so"));
+  EXPECT_EQ(program.plan.inter_op, 1);
+  for (const Step& step : program.plan.steps) EXPECT_EQ(step.threads, 0);
+}
+
+TEST(Sharing, AChoiceThatIsFasterWhenBothAreTriedIsKept) {
+  const auto device = open_device("cpu", 2);
+  Program program = program_of(*device);
+  const CostTable costs = costs_of(program, 1.1);
+  ASSERT_EQ(choose_sharing(program, *device, costs).inter_op, 2);
+  const Plan chosen = program.plan;
+  EXPECT_EQ(try_out(program, costs, 4.9, 5), "");
+  EXPECT_EQ(program.plan.inter_op, 2);
+  for (size_t s = 0; s < chosen.steps.size(); ++s) {
+    EXPECT_EQ(program.plan.steps[s].threads, chosen.steps[s].threads);
+    EXPECT_EQ(program.plan.steps[s].seats, chosen.steps[s].seats);
+  }
+  EXPECT_EQ(program.plan.predicted.step_time_ms, chosen.predicted.step_time_ms);
 }
 
 TEST(Sharing, PairsThatAnEarlierTrainingFoundSlowDoNotMeet) {

@@ -40,7 +40,8 @@ class Training {
       for (size_t i = 0; i < data_.size(); ++i) data_[i] = static_cast<float>((i * 37 + static_cast<size_t>(step) * 11) % 101) / 50 - 1;
       batch.data = data_;
       batch.labels = labels_;
-      runner_->run(batch, 0.01, step, 3);
+      runner_->feed(batch);
+      runner_->run(0.01, step, 3);
     }
   }
   TrainingState state() const { return state_to_save({.model = "small"}, program_, device_->info().key); }

@@ -347,6 +347,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   if (options.augment) loading.augmentation = data->info().augmentation;
   if (beginning.checkpoint) check_place(beginning.checkpoint->state(), data->info().train_count / options.batch, *options.resume);
   Loader loader(data, loading);
+  const auto pinned = pin_buffers(loader, *session.device);
   std::optional<Evaluation> evaluation;
   if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
     evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,

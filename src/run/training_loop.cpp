@@ -66,11 +66,12 @@ void TrainingLoop::run_epoch() {
 
 void TrainingLoop::run_step(EpochSums& sums) {
   const TrainOptions& options = parts_.options;
+  const bool settled_before = is_settled();
   const double begun = now_s();
   const double lr = learning_rate(options.schedule, place_.step, per_epoch_, total_steps_);
-  const Batch& batch = loader_.next();
-  const double ms = 1000 * parts_.runner.run(batch, lr, place_.step, options.seed);
+  parts_.runner.feed(loader_.next());
   loader_.release();
+  const double ms = 1000 * parts_.runner.run(lr, place_.step, options.seed);
   ++place_.step;
   ++place_.batch_in_epoch;
   ++done_.steps;
@@ -82,6 +83,11 @@ void TrainingLoop::run_step(EpochSums& sums) {
     sums.correct += *correct;
   } else {
     sums.has_correct = false;
+  }
+  if (!settled_ && settled_before) {  // what was tried out until now says nothing of the steps from here on
+    settled_ = true;
+    times_.clear();
+    times_at_ = 0;
   }
   if (times_.size() < kTimesKept) {
     times_.push_back(ms);
@@ -122,8 +128,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, double seconds_begun) {
 
 void TrainingLoop::save() {
   const bool end = place_.batch_in_epoch == per_epoch_;
-  const bool settled = !parts_.settled || parts_.settled();
-  TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, settled);
+  TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, is_settled());
   state.step = place_.step;
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;

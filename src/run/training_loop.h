@@ -48,6 +48,7 @@ class TrainingLoop {
   void run_step(EpochSums& sums);
   void finish_epoch(const EpochSums& sums, double seconds_begun);
   void save();
+  bool is_settled() const { return !parts_.settled || parts_.settled(); }
   bool asked_to_stop() const { return parts_.listener.stop && parts_.listener.stop(); }
 
   const TrainingParts& parts_;
@@ -59,7 +60,7 @@ class TrainingLoop {
   size_t times_at_ = 0;
   double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;
-  bool stopped_ = false;
+  bool settled_ = false, stopped_ = false;
 };
 
 }  // namespace plimsoll

@@ -26,7 +26,7 @@ using testing::MixingDevice;
 using testing::Mutation;
 using testing::PaperRun;
 
-// As many graphs as a run of some seconds takes; PLIMSOLL_RANDOM_GRAPHS=5000 for a long one, which begins where that of
+// As many graphs as a run of a minute takes; PLIMSOLL_RANDOM_GRAPHS=5000 for a long one, which begins where
 // PLIMSOLL_RANDOM_SEED says.
 uint64_t number_of(const char* name, uint64_t otherwise) {
   const char* text = ::getenv(name);
@@ -338,19 +338,19 @@ Seen for_every_policy(uint64_t graphs, const Check& check) {
 }
 
 TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 200);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 1000);
   const Seen seen = for_every_policy(graphs, check_run);
   if (graphs < 200) return;
   for (const Policy& policy : policies())
     EXPECT_GT(seen.by_policy.find(policy.name)->second, static_cast<int>(graphs) * 2 / 3) << policy.name;
-  for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes}) EXPECT_GT(count, 60);
-  EXPECT_GT(seen.two_tiers, 10);
+  for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes}) EXPECT_GT(count, static_cast<int>(graphs) * 3 / 10);
+  EXPECT_GT(seen.two_tiers, static_cast<int>(graphs) / 20);
 }
 
 // Any plan of any policy with one thing changed: if it goes wrong on paper, the verifier names it; if the verifier
 // accepts it, it runs as the whole plan does.
 TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 80);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 300);
   const Seen seen = for_every_policy(graphs, check_broken);
   if (graphs < 80) return;
   EXPECT_GT(seen.named, 1000);
@@ -358,7 +358,7 @@ TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
 }
 
 TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
-  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 150);
+  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 1000);
   const TemporaryFolder folder;
   for (uint64_t seed = first; seed < first + graphs; ++seed) {
     Problem problem(seed);
