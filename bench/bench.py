@@ -8,13 +8,14 @@
   bench/bench.py exactness          weights after 20 steps: policies, runs, kill and resume
   bench/bench.py peers --torch PYTHON [PYTHON...]   images per second against PyTorch, interleaved
   bench/bench.py families           where the time of a step goes, GFLOP/s against the machine's peak
-  bench/bench.py slowdown           step time at 80, 60, 40 and 20 % of the memory: predicted for every policy, measured for auto
+  bench/bench.py slowdown           step time at 80, 60, 40 and 20 % of the memory, by policy: predicted, and measured (auto in every round, the others once)
   bench/bench.py tight --torch PYTHON [--folder DIR]   training for real in little memory, beside PyTorch with checkpoints or a disk
   bench/bench.py overlap            how much of the copying hides behind compute, by policy (simulated)
   bench/bench.py wd-solver          time to divide one workspace total among all ops, random instances and ResNet-50's measured one
   bench/bench.py convolutions       bench/convolutions.csv at 8, 64 and 512 MiB, undivided against divided; time to measure by policy
   bench/bench.py concurrency        ops by thread count, hill climbing against them; every uniform setting against --inter-op auto by strategies (on any machine:
                                     scripts/record_concurrency)
+  bench/bench.py overhead           what starting a step of a plan costs, as a share of a training step
   bench/bench.py workspace          mu-cuDNN's figures: workspace limits, parts of the batch (--only alexnet --rounds 1: some minutes)
   bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)
 
@@ -375,7 +376,7 @@ def bench_tight(args):
             plan = next(e for e in done[-1] if e["event"] == "plan")
             ends = [d[-1] for d in done]
             row = {"model": model, "batch": batch, "budget": budget, "tiers": " ".join(tiers).replace("SPILL:", "disk "),
-                   "predicted_peak": plan["peak_bytes"], "measured_peak": sorted({e["peak_bytes"] for e in ends}), "policy": plan["policy"],
+                   "predicted_peak": plan["peak_bytes"], "measured_peak": sorted({e["peak_bytes"] for e in ends}), "policy": plan["planned_by"],
                    "predicted_ms": [e["predicted_step_time_ms"] for e in ends], "measured_ms": [e["step_time_ms"] for e in ends],
                    "process_peak": max(e["process_peak_bytes"] for e in ends), "offload_bytes": plan["offload_bytes"],
                    "recompute_steps": plan["recompute_steps"], "torch": {}}
@@ -416,6 +417,8 @@ def bench_overlap(_):
             row = {"model": model, "batch": batch, "share": share, "unlimited_ms": whole["step_time_ms"], "policies": {}}
             names = ["vdnn:layers=all", "dymem", "superneurons", "auto"]
             for name, plan in zip(names, compare(model, batch, budget, ["--host-memory", "64GiB", *device], names)):
+                if name == "auto" and not plan["feasible"]:
+                    row["least_bytes"] = plan["minimum_bytes"]
                 if plan["feasible"]:
                     hidden = 1 - plan["stall_ms"] / plan["copy_ms"] if plan["copy_ms"] else None
                     row["policies"][name] = {"step_ms": plan["step_time_ms"], "copy_ms": plan["copy_ms"], "stall_ms": plan["stall_ms"], "hidden": hidden}
@@ -492,12 +495,36 @@ def uniform_settings(cores, quick):
     return [(inter, intra) for inter in counts for intra in counts if inter * intra <= 4 * cores]
 
 
+def built(target):
+    """A program of the build folder beside the one under test, made now."""
+    build = pathlib.Path(PROGRAM).parent
+    made = run(["ninja", "-C", str(build), target])
+    if made.returncode != 0:
+        raise SystemExit(f"{target} cannot be built in {build} (is it configured with -DPLIMSOLL_BENCH=ON?)\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
+    return build
+
+
+def bench_overhead(args):
+    """What it costs to start a step of a plan, with kernels that do nothing, as a share of a training step."""
+    build = built("side_by_side_bench")
+    program = next(build.rglob("side_by_side_bench"))
+    rows = []
+    for model, batch, images in CONCURRENCY:
+        size = ["--image-size", images[1], "--num-classes", images[2]] if images else []
+        idle = lines(run([str(program), model]).stdout)[0]
+        step_ms = train(model, batch, *size, "--steps", 6)[-1]["step_time_ms"]
+        row = {"model": model, "batch": batch, "ops": idle["steps"], "step_ms": step_ms, "us_an_op": {}, "share": {}}
+        for name in ("serial", "one_core", "two_cores"):
+            row["us_an_op"][name] = idle[f"{name}_processor_us"]
+            row["share"][name] = idle[f"{name}_processor_us"] * idle["steps"] / 1000 / step_ms
+        rows.append(row)
+        print(model, row["us_an_op"], {k: f"{100 * v:.3f} %" for k, v in row["share"].items()}, flush=True)
+    save("overhead", rows)
+
+
 def bench_concurrency(args):
     """Tables I to III and V and Figure 3 of the concurrency paper, on this machine, whatever it has."""
-    build = pathlib.Path(PROGRAM).parent
-    made = run(["ninja", "-C", str(build), "concurrency_bench"])
-    if made.returncode != 0:
-        raise SystemExit(f"concurrency_bench cannot be built in {build} (is it configured with -DPLIMSOLL_BENCH=ON?)\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
+    build = built("concurrency_bench")
     models = QUICK_CONCURRENCY if args.quick else CONCURRENCY
     wanted = [c for c in models if not args.only or c[0] in args.only]
     if not wanted:
@@ -616,7 +643,7 @@ def bench_workspace(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown", "tight",
-                                         "overlap", "wd-solver", "convolutions", "concurrency", "workspace", "papers"])
+                                         "overlap", "wd-solver", "convolutions", "concurrency", "overhead", "workspace", "papers"])
     parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where `tight` may write")

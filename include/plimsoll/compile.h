@@ -42,6 +42,7 @@ struct Program {
   Network network;                    // of the training step, fused, laid out
   std::vector<KernelChoice> kernels;  // by op index
   LayoutFamily family = LayoutFamily::plain;
+  std::string policy;                 // that was asked for; plan.policy made the plan: auto takes whatever is best
   Plan plan;
   Bytes lower_bound;                  // no plan needs less (least_bytes)
   Bytes baseline_peak;                // what the baseline policy needs for the same graph

@@ -52,7 +52,11 @@ struct Placement {
   bool proven_optimal = false; // height == proven_lower_bound
 };
 
-struct PlacementMethod { std::string_view name; std::string_view description; Placement (*place)(const std::vector<Buffer>&, const PlacementOptions&); };
+struct PlacementMethod {
+  std::string_view name, description;
+  Placement (*place)(const std::vector<Buffer>&, const PlacementOptions&);
+  bool by_mobility = false;  // looks at Buffer::mobility
+};
 
 Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});
 Placement place_first_fit(const std::vector<Buffer>& buffers, const PlacementOptions& options = {});  // 1 KB blocks

@@ -114,10 +114,8 @@ int run_compare(const CompareFlags& flags) {
     Program& program = std::get<Program>(result);
     if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
     const Prediction& p = program.plan.predicted;
-    json object = plan_json(program, {});
-    object.erase("minimum_bytes");
-    object["policy"] = name;
-    object["planned_by"] = program.plan.policy;
+    json object = plan_json(program, minimum_memory(network, *session.device, session.costs, options));
+    object["layers"] = layer_count(network);
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
     if (flags.run) {

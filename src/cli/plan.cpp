@@ -87,7 +87,6 @@ int run_plan(const PlanFlags& flags) {
     object["explanation"] = text;
   }
   object["layers"] = layer_count(network);
-  object["inter_op"] = program.plan.inter_op;
   out.write(object);
   if (!flags.save.empty()) {
     save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact,

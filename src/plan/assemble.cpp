@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/names.h"
+#include "plan/placement/mobility.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -48,6 +49,11 @@ LiveRange widen(const PolicyInput& input, const Liveness& liveness, const Shared
 }
 
 }  // namespace
+
+std::vector<Mobility> mobility_for(const PlacementMethod& method, const Graph& graph, std::span<const Step> steps) {
+  if (method.by_mobility) return group_by_mobility(graph, steps);
+  return std::vector<Mobility>(static_cast<size_t>(graph.tensor_count()), Mobility::movable);
+}
 
 PlacementMethod find_placement(std::string_view name) {
   std::vector<std::string> known;
@@ -106,6 +112,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
   plan.steps = make_steps(input);
   const StepIndex end = std::max<StepIndex>(liveness.steps - 1, 0);
 
+  const std::vector<Mobility> mobility = mobility_for(method, input.graph, plan.steps);
   std::vector<Bytes> offset_of(liveness.buffers.size());
   Bytes states_end;
   std::vector<Buffer> problem;
@@ -118,7 +125,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
       continue;
     }
     const LiveRange range = options.keep_everything ? LiveRange{0, end} : buffer.range;
-    problem.push_back({range.first, range.last + 1, buffer.bytes});
+    problem.push_back({range.first, range.last + 1, buffer.bytes, mobility[at(buffer.tensors.front())]});
     asked.push_back(b);
   }
   std::vector<StepIndex> workspace_steps;

@@ -21,5 +21,7 @@ Infeasible explain_infeasible(const PolicyInput& input, const Plan& plan, bool p
 
 // The method of this name; throws Error(invalid_input) with the nearest known one.
 PlacementMethod find_placement(std::string_view name);
+// By tensor; all the same for a method that does not look at it.
+std::vector<Mobility> mobility_for(const PlacementMethod& method, const Graph& graph, std::span<const Step> steps);
 
 }  // namespace plimsoll

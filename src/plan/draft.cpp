@@ -41,6 +41,7 @@ class PlanMaker {
     int32_t first = INT32_MAX, last = 0;
     int64_t bytes = 0;
     int64_t offset = -1;
+    TensorId tensor;  // the first in it
   };
 
   int32_t end() const { return std::max<int32_t>(static_cast<int32_t>(schedule_.steps.size()) - 1, 0); }
@@ -63,7 +64,7 @@ class PlanMaker {
         place_of_[r] = place_of_[at(residence.in_place_of)];
       } else {
         place_of_[r] = static_cast<int32_t>(places_.size());
-        places_.push_back({});
+        places_.push_back({.tensor = frame_.values[at(residence.value)].tensor});
       }
       Place& place = places_[at(place_of_[r])];
       place.first = std::min(place.first, residence.first);
@@ -85,11 +86,13 @@ class PlanMaker {
       const FrameValue& value = frame_.values[at(schedule_.residences[r].value)];
       if (value.state >= 0 && state_offset[at(value.state)] >= 0) places_[at(place_of_[r])].offset = state_offset[at(value.state)];
     }
+    const PlacementMethod method = find_placement(input_.placement);
+    const std::vector<Mobility> mobility = mobility_for(method, graph_, plan_.steps);
     std::vector<Buffer> problem;
     std::vector<int32_t> asked;
     for (size_t p = 0; p < places_.size(); ++p) {
       if (places_[p].offset >= 0) continue;
-      problem.push_back({places_[p].first, places_[p].last + 1, {places_[p].bytes}});
+      problem.push_back({places_[p].first, places_[p].last + 1, {places_[p].bytes}, mobility[at(places_[p].tensor.index)]});
       asked.push_back(static_cast<int32_t>(p));
     }
     std::vector<int32_t> workspaces;
@@ -99,7 +102,6 @@ class PlanMaker {
       problem.push_back({d, d + 1, {bytes}});
       workspaces.push_back(d);
     }
-    const PlacementMethod method = find_placement(input_.placement);
     plan_.placement = method.name;
     const Placement placement =
         method.place(problem, {.alignment = kStayAlignment, .capacity = {}, .effort = kEffort, .seconds = input_.seconds});

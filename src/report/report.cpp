@@ -51,7 +51,8 @@ std::string plan_text(const Program& program, int64_t batch) {
   std::string text;
   auto line = [&](std::string_view name, std::string value) { text += fmt::format("  {:<10} {}\n", name, value); };
   line("budget", plan.budget.count == INT64_MAX ? "none" : to_string(plan.budget));
-  line("arena", fmt::format("{} by policy {} ({} placement), verified", to_string(plan.arena), plan.policy, plan.placement));
+  line("arena", fmt::format("{} by policy {} ({} placement), verified", to_string(plan.arena),
+                            plan.policy == program.policy ? plan.policy : fmt::format("{}, which took {}", program.policy, plan.policy), plan.placement));
   line("peak", fmt::format("{} at {}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step)));
   std::vector<std::string> shares;
   for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) {
@@ -68,6 +69,7 @@ std::string plan_text(const Program& program, int64_t batch) {
           : estimated < 0.005 ? " (from measured kernels)"
                               : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
   line("predicted", time);
+  line("", fmt::format("no order of these kernels takes less than {:.3g} ms", plan.predicted.lower_bound_ms));
   return text;
 }
 
@@ -140,7 +142,9 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
           {"model", graph.name},
           {"device", plan.device_name},
           {"simulated", is_simulated(plan)},
-          {"policy", plan.policy},
+          {"policy", program.policy},
+          {"planned_by", plan.policy},
+          {"inter_op", plan.inter_op},
           {"placement", plan.placement},
           {"layout", std::string(to_string(program.family))},
           {"budget_bytes", plan.budget.count == INT64_MAX ? json(nullptr) : json(plan.budget.count)},

@@ -217,9 +217,9 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
     passes = run_fusion_passes(training, options.fusion);
     training = make_training_network(training, options.optimizer);
   }
-  const bool tiers = !options.tiers.empty() || !device.info().tiers.empty();
-  const Bytes lower_bound = least_bytes((options.layer_model ? network : training).graph, tiers);
   Attempt found = options.layer_model ? attempt_layers(network, device, costs, options) : search(training, device, costs, options);
+  const bool tiers = !options.tiers.empty() || !device.info().tiers.empty();
+  const Bytes lower_bound = least_bytes(options.layer_model ? found.graph : training.graph, tiers);
   if (!found.feasible()) {
     Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
     infeasible.policy = options.policy;
@@ -232,6 +232,7 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   program.network.graph = std::move(found.graph);
   program.kernels = std::move(found.layouts.kernels);
   program.family = found.layouts.family;
+  program.policy = options.policy;
   program.plan = std::get<Plan>(std::move(found.result));
   program.passes = std::move(passes);
   finish(program.network.graph, program.plan, costs);
@@ -306,6 +307,7 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   program.network.graph = std::move(found.graph);
   program.kernels = std::move(found.layouts.kernels);
   program.family = found.layouts.family;
+  program.policy = options.policy;
   program.plan = std::get<Plan>(std::move(found.result));
   program.passes = std::move(passes);
   finish(program.network.graph, program.plan, costs);

@@ -61,8 +61,30 @@ Tasks tasks_of(const Graph& graph, const Plan& plan) {
   return result;
 }
 
+// No way to run these tasks side by side takes less: neither the longest chain of them, nor all their work on the cores. What runs
+// again does not count.
+double least_ms(const Plan& plan, const Tasks& tasks, const CoreShape& shape) {
+  std::vector<double> end(tasks.tasks.size(), 0);
+  double chain = 0, work = 0;
+  for (size_t i = 0; i < tasks.tasks.size(); ++i) {
+    for (int32_t before : tasks.tasks[i].after) end[i] = std::max(end[i], end[static_cast<size_t>(before)]);
+    if (plan.steps[static_cast<size_t>(tasks.steps[i])].recompute) continue;
+    const ThreadCurve& curve = tasks.tasks[i].curve;
+    double least = curve.best_ms(), least_work = least * shape.cores;
+    for (int k = 1; k <= shape.cores; ++k) {
+      if (!curve.has(k)) continue;
+      least = std::min(least, curve.time_ms(k));
+      least_work = std::min(least_work, k * curve.time_ms(k));
+    }
+    end[i] += least;
+    chain = std::max(chain, end[i]);
+    work += least_work;
+  }
+  return std::max(chain, work / (shape.cores * (shape.hardware_threads > 1 ? kSecondThread : 1)));
+}
+
 // A schedule on paper becomes the plan's prediction. Copies run beside it: their engines may take longer than it does.
-void predict(Plan& plan, const Tasks& tasks, const CoSchedule& schedule) {
+void predict(Plan& plan, const Tasks& tasks, const CoMachine& machine, const CoSchedule& schedule) {
   Prediction& p = plan.predicted;
   std::map<int, double> busy;
   std::vector<EngineSpan> copies;
@@ -83,6 +105,7 @@ void predict(Plan& plan, const Tasks& tasks, const CoSchedule& schedule) {
   }
   p.timeline.insert(p.timeline.end(), copies.begin(), copies.end());
   p.step_time_ms = schedule.total_ms;
+  p.lower_bound_ms = least_ms(plan, tasks, machine.cores);
   for (const auto& [engine, ms] : busy) p.step_time_ms = std::max(p.step_time_ms, ms);
 }
 
@@ -161,7 +184,7 @@ void set_sharing(Program& program, const Sharing& sharing, const CostTable& cost
     tasks.tasks[i].curve.put({sharing.op_threads, Affinity::apart}, ms);
   }
   const CoMachine machine{.cores = {.cores = sharing.cores}, .memory_gb_per_s = costs.rates().memory_gb_per_s};
-  predict(program.plan, tasks, co_run(tasks.tasks, machine, {.inter_op = sharing.inter_op, .intra_op = sharing.op_threads}));
+  predict(program.plan, tasks, machine, co_run(tasks.tasks, machine, {.inter_op = sharing.inter_op, .intra_op = sharing.op_threads}));
 }
 
 bool fits(const Program& program, const Device& device, const Step& step, int threads) {
@@ -321,7 +344,7 @@ ChosenSharing choose_sharing(Program& program, const Device& device, const CostT
     chosen.second += step.seats == Seats::second;
   }
   plan.inter_op = std::max(best.schedule.most_at_once, 1);
-  predict(plan, tasks, best.schedule);
+  predict(plan, tasks, machine, best.schedule);
   chosen.inter_op = plan.inter_op;
   chosen.together_ms = plan.predicted.step_time_ms;
   return chosen;

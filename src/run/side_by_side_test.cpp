@@ -41,6 +41,8 @@ TEST(Sharing, AutoRunsSideBySideWhatGainsLittleFromASecondThread) {
   EXPECT_LT(chosen.together_ms, 0.95 * chosen.serial_ms);
   EXPECT_EQ(program.plan.inter_op, 2);
   EXPECT_EQ(program.plan.predicted.step_time_ms, chosen.together_ms);
+  EXPECT_GT(program.plan.predicted.lower_bound_ms, 0.4 * chosen.serial_ms);
+  EXPECT_LE(program.plan.predicted.lower_bound_ms, chosen.together_ms);
   EXPECT_TRUE(verify(program.network.graph, program.plan).empty());
 }
 

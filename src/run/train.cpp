@@ -253,6 +253,7 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
     throw Error(ErrorCode::invalid_input, fmt::format("{} is not safe: {}", file, violations[0].message));
   }
   program.plan = saved.plan;
+  program.policy = saved.plan.policy;
   if (options.memory) program.plan.budget = *options.memory;
 }
 

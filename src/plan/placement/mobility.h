@@ -1,7 +1,12 @@
 // Group Tensors By Mobility (Dymem, Algorithm 3): which part of the unified pool a layer's tensor belongs to.
 #pragma once
 
+#include <span>
+#include <vector>
+
+#include "plimsoll/graph.h"
 #include "plimsoll/placement.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
 
@@ -16,5 +21,9 @@ inline Mobility classify_mobility(const LayerFacts& layer) {
   if (layer.reference_count > 1 || !layer.has_next) return Mobility::temporary;
   return Mobility::movable;
 }
+
+// By tensor, for the plan's steps in their order. A forward tensor's layers are the forward ops that read it, through views; a
+// gradient's are the forward ops whose backward steps read it. What comes from outside the step is movable.
+std::vector<Mobility> group_by_mobility(const Graph& graph, std::span<const Step> steps);
 
 }  // namespace plimsoll

@@ -67,6 +67,22 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const
   return plan;
 }
 
+PlanOrInfeasible finish_spread(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
+                               std::string_view policy, const std::vector<int32_t>* earliest) {
+  const bool fits = schedule.blame < 0 && schedule.peak <= input.budget.count;
+  if (fits && !schedule.moves.empty()) {
+    for (const int percent : {100, 99, 97, 94, 90, 85, 75}) {
+      const int64_t limit = percent == 100 ? input.budget.count : input.budget.count / 100 * percent;
+      if (limit < schedule.peak) break;
+      Schedule spread = schedule;
+      spread_copies(frame, input.device.tiers, limit, spread, earliest);
+      PlanOrInfeasible plan = finish_plan(input, frame, decisions, spread, policy);
+      if (std::holds_alternative<Plan>(plan)) return plan;
+    }
+  }
+  return finish_plan(input, frame, decisions, schedule, policy);
+}
+
 bool needs_less(const Infeasible& a, const Infeasible& b) {
   return a.tier.empty() != b.tier.empty() ? a.tier.empty() : a.minimum < b.minimum;
 }

@@ -27,12 +27,7 @@ class Dymem {
     scheduler_.run(decisions, schedule_);
     if (schedule_.blame >= 0 || schedule_.moves.empty()) return finish_plan(input_, frame_, decisions, schedule_, "dymem");
     find_earliest(ahead);
-    const Schedule demand = schedule_;
-    spread_copies(frame_, input_.device.tiers, input_.budget.count, schedule_, &earliest_);
-    PlanOrInfeasible plan = finish_plan(input_, frame_, decisions, schedule_, "dymem");
-    if (std::holds_alternative<Plan>(plan)) return plan;
-    schedule_ = demand;
-    return finish_plan(input_, frame_, decisions, schedule_, "dymem");
+    return finish_spread(input_, frame_, decisions, schedule_, "dymem", &earliest_);
   }
 
  private:

@@ -35,6 +35,10 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const Frame& 
 // live bytes must be up to date after it.
 PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
                              std::string_view policy);
+// The same, with the schedule's copies spread over the room that the budget leaves: over all of it, over less of it where the offsets
+// then need more than the budget, or not at all. `earliest` as in spread_copies.
+PlanOrInfeasible finish_spread(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
+                               std::string_view policy, const std::vector<int32_t>* earliest = nullptr);
 // The fastest of several answers by simulation; of those that do not fit, the one that needs least.
 // Of two that do not fit. What a tier is too small for does not fit whatever the budget.
 bool needs_less(const Infeasible& a, const Infeasible& b);

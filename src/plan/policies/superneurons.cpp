@@ -152,13 +152,7 @@ class SuperNeurons {
     scheduler_.run(decisions, schedule_, cache);
     if (schedule_.blame < 0) {
       if (prefetch_ == "checkpoint") prefetch_by_checkpoint();
-      if (prefetch_ == "spread") {
-        const Schedule tight = schedule_;
-        spread_copies(frame_, input_.device.tiers, input_.budget.count, schedule_);
-        PlanOrInfeasible plan = finish_plan(input_, frame_, decisions, schedule_, "superneurons");
-        if (std::holds_alternative<Plan>(plan) || schedule_.moves.empty()) return plan;
-        schedule_ = tight;
-      }
+      if (prefetch_ == "spread") return finish_spread(input_, frame_, decisions, schedule_, "superneurons");
     }
     return finish_plan(input_, frame_, decisions, schedule_, "superneurons");
   }

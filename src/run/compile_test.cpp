@@ -1,0 +1,87 @@
+#include "plimsoll/compile.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "plan/placement/mobility.h"
+#include "plimsoll/models.h"
+
+namespace plimsoll {
+namespace {
+
+struct Case {
+  std::string model;
+  int64_t batch;
+};
+
+CompileOptions on_paper(std::string policy, Bytes memory = {INT64_MAX}) {
+  CompileOptions options{.memory = memory, .policy = std::move(policy), .layer_model = LayerModelOptions{}};
+  return options;
+}
+
+TEST(LayerModel, NoPlanNeedsLessThanItsLowerBound) {
+  const auto device = open_device("k40c");
+  for (const std::string model : {"alexnet", "vgg16", "resnet50", "inception4", "densenet121"}) {
+    for (const int64_t batch : {1, 8, 32}) {
+      const Network network = build_model(model, {.batch = batch});
+      for (const std::string policy : {"liveness", "superneurons", "auto"}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", model, batch, policy));
+        const auto roomy = compile_training(network, *device, CostTable(), on_paper(policy));
+        const Program& program = std::get<Program>(roomy);
+        EXPECT_GT(program.lower_bound, 0_B);
+        EXPECT_LE(program.lower_bound, program.plan.arena);
+        if (batch > 1) continue;
+        const auto tight = compile_training(network, *device, CostTable(), on_paper(policy, 1_B));
+        EXPECT_EQ(std::get<Infeasible>(tight).lower_bound, program.lower_bound);
+        EXPECT_LE(program.lower_bound, std::get<Infeasible>(tight).minimum);
+      }
+    }
+  }
+}
+
+TEST(LayerModel, DymemsTransfersWithoutBarriersAreNoSlowerThanVdnnsWith) {
+  const auto device = open_device("k40c");
+  for (const Case& one : {Case{"alexnet", 200}, {"vgg16", 32}, {"resnet50", 32}, {"inception4", 32}, {"densenet121", 32}}) {
+    const Network network = build_model(one.model, {.batch = one.batch});
+    const auto whole = compile_training(network, *device, CostTable(), on_paper("liveness"));
+    for (const int share : {60, 40}) {
+      SCOPED_TRACE(fmt::format("{} {} in {} %", one.model, one.batch, share));
+      const Bytes memory{std::get<Program>(whole).plan.arena.count * share / 100};
+      const auto with = compile_training(network, *device, CostTable(), on_paper("vdnn:layers=all", memory));
+      if (!std::holds_alternative<Program>(with)) continue;
+      const auto without = compile_training(network, *device, CostTable(), on_paper("dymem", memory));
+      ASSERT_TRUE(std::holds_alternative<Program>(without));
+      EXPECT_LE(std::get<Program>(without).plan.predicted.step_time_ms, std::get<Program>(with).plan.predicted.step_time_ms);
+    }
+  }
+}
+
+// The pool has three spaces: movable from its low end, temporary from its high end, and beside it what is reclaimed.
+TEST(Gtbm, GroupsTheTensorsOfAPlanByMobility) {
+  const auto device = open_device("k40c");
+  for (const std::string model : {"alexnet", "resnet50", "inception4"}) {
+    SCOPED_TRACE(model);
+    CompileOptions options = on_paper("dymem");
+    options.placement = "gtbm";
+    const auto result = compile_training(build_model(model, {.batch = 4}), *device, CostTable(), options);
+    const Program& program = std::get<Program>(result);
+    const std::vector<Mobility> mobility = group_by_mobility(program.network.graph, program.plan.steps);
+    std::map<Mobility, std::pair<Bytes, Bytes>> where;  // the lowest and the highest byte of each
+    for (const Stay& stay : program.plan.stays) {
+      if (stay.is_workspace()) continue;
+      const Mobility group = mobility[static_cast<size_t>(stay.tensor.index)];
+      auto& [low, high] = where.try_emplace(group, stay.offset, stay.offset + stay.bytes).first->second;
+      low = std::min(low, stay.offset);
+      high = std::max(high, stay.offset + stay.bytes);
+    }
+    ASSERT_EQ(where.size(), 3U);
+    EXPECT_EQ(where.at(Mobility::movable).first, 0_B);
+    EXPECT_GE(where.at(Mobility::reclaimed).first, where.at(Mobility::movable).second);
+    EXPECT_GE(where.at(Mobility::reclaimed).first, where.at(Mobility::temporary).second);
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll
