@@ -362,41 +362,44 @@ def tight_cases():
 
 
 def bench_tight(args):
-    """Training for real where memory is short, beside PyTorch as it is, with checkpoints, and with saved tensors on disk."""
+    """Training for real where memory is short, in turns with PyTorch as it is, with checkpoints, and with saved tensors on disk."""
     rows, path = [], RESULTS / "tight.json"
     kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
-    cases = [c for c in tight_cases() if not args.only or c[0] in args.only]
+    networks = {}  # what PyTorch takes does not hang on the budget
+    for model, batch, size, budget, tiers in tight_cases():
+        if not args.only or model in args.only:
+            networks.setdefault((model, batch, *size), []).append((budget, tiers))
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for model, batch, size, budget, tiers in cases:
-            more = [*size, "--memory", budget, *(t.replace("SPILL", folder) for t in tiers)]
+        for (model, batch, *size), cases in networks.items():
             deep = model.startswith("resnet:")
-            print(model, batch, budget, flush=True)
-            train(model, batch, "--steps", 2, *more)  # measures the kernels and the tiers
-            done = [train(model, batch, "--steps", 2 if deep else 5, *more) for _ in range(1 if deep else args.rounds)]
-            plan = next(e for e in done[-1] if e["event"] == "plan")
-            ends = [d[-1] for d in done]
-            row = {"model": model, "batch": batch, "budget": budget, "tiers": " ".join(tiers).replace("SPILL:", "disk "),
-                   "predicted_peak": plan["peak_bytes"], "measured_peak": sorted({e["peak_bytes"] for e in ends}), "policy": plan["planned_by"],
-                   "predicted_ms": [e["predicted_step_time_ms"] for e in ends], "measured_ms": [e["step_time_ms"] for e in ends],
-                   "process_peak": max(e["process_peak_bytes"] for e in ends), "offload_bytes": plan["offload_bytes"],
-                   "recompute_steps": plan["recompute_steps"], "torch": {}}
-            rows.append(row)
-            print({k: row[k] for k in ("predicted_peak", "measured_peak", "predicted_ms", "measured_ms")}, flush=True)
-        for row in rows:
-            same = next((r for r in rows if r["torch"] and (r["model"], r["batch"]) == (row["model"], row["batch"])), None)
-            if same:  # what PyTorch takes does not hang on the budget
-                row["torch"] = same["torch"]
-                continue
-            for python in args.torch:
-                for saving in ("eager", "checkpoint", "disk"):
-                    peer = TorchPeer(python, row["model"], row["batch"], "channels_last", "--saving", saving, "--folder", folder)
-                    peer.run(1)
-                    times = peer.run(1 if row["model"].startswith("resnet:") else 3)
-                    row["torch"][f"{peer.hello['torch']} {saving}"] = {"step_ms": statistics.median(times), "peak_bytes": peer.last["peak_bytes"]}
-                    peer.close()
-                    print(row["model"], saving, row["torch"][f"{peer.hello['torch']} {saving}"], flush=True)
+            print(model, batch, [budget for budget, _ in cases], flush=True)
+            flags = [[*size, "--memory", budget, *(t.replace("SPILL", folder) for t in tiers)] for budget, tiers in cases]
+            for more in flags:
+                train(model, batch, "--steps", 2, *more)  # measures the kernels and the tiers
+            done, peers, peaks = [[] for _ in cases], {}, {}
+            for _ in range(1 if deep else args.rounds):
+                for runs, more in zip(done, flags):
+                    runs.append(train(model, batch, "--steps", 2 if deep else 5, *more))
+                for python in args.torch:
+                    for saving in ("eager", "checkpoint", "disk"):  # each a process of its own: together they need too much
+                        peer = TorchPeer(python, model, batch, "channels_last", "--saving", saving, "--folder", folder)
+                        peer.run(1)
+                        name = f"{peer.hello['torch']} {saving}"
+                        peers.setdefault(name, []).append(statistics.median(peer.run(1 if deep else 3)))
+                        peaks[name] = max(peaks.get(name, 0), peer.last["peak_bytes"])
+                        peer.close()
+            for (budget, tiers), runs in zip(cases, done):
+                plan = next(e for e in runs[-1] if e["event"] == "plan")
+                ends = [d[-1] for d in runs]
+                row = {"model": model, "batch": batch, "budget": budget, "tiers": " ".join(tiers).replace("SPILL:", "disk "),
+                       "predicted_peak": plan["peak_bytes"], "measured_peak": sorted({e["peak_bytes"] for e in ends}), "policy": plan["planned_by"],
+                       "predicted_ms": [e["predicted_step_time_ms"] for e in ends], "measured_ms": [e["step_time_ms"] for e in ends],
+                       "process_peak": max(e["process_peak_bytes"] for e in ends), "offload_bytes": plan["offload_bytes"],
+                       "recompute_steps": plan["recompute_steps"],
+                       "torch": {name: {"step_ms": statistics.median(times), "peak_bytes": peaks[name]} for name, times in peers.items()}}
+                rows.append(row)
+                print({k: row[k] for k in ("budget", "predicted_peak", "measured_peak", "predicted_ms", "measured_ms", "torch")}, flush=True)
             save("tight", kept_beside(kept, rows))
-    save("tight", kept_beside(kept, rows))
 
 
 def kept_beside(kept, rows):
