@@ -37,6 +37,23 @@ std::string_view status_of(const Placement& placement, std::optional<Bytes> capa
   return capacity ? "fits" : "feasible";
 }
 
+constexpr size_t kFragmentsOf = 20000;  // buffers; of more it takes too long
+
+// U_f (Dymem, equation 1) of a request for the largest buffer, on average over the time at which something is alive.
+std::optional<double> unusable_free_share(const std::vector<Buffer>& buffers, const Placement& placement) {
+  if (buffers.empty() || buffers.size() > kFragmentsOf) return std::nullopt;
+  Bytes request;
+  for (const Buffer& buffer : buffers) request = std::max(request, buffer.bytes);
+  const std::vector<FragmentationAt> over = fragmentation_over_time(buffers, placement, request);
+  double sum = 0, time = 0;
+  for (size_t i = 0; i + 1 < over.size(); ++i) {
+    const double lasts = static_cast<double>(over[i + 1].time - over[i].time);
+    sum += lasts * over[i].unusable;
+    time += lasts;
+  }
+  return time > 0 ? std::optional<double>(sum / time) : std::nullopt;
+}
+
 int place(const Flags& flags) {
   JsonLines out(flags.json);
   const std::vector<PlacementMethod> methods = placement_methods();
@@ -66,6 +83,8 @@ int place(const Flags& flags) {
   nlohmann::json line{{"file", flags.file}, {"method", method.name}, {"buffers", file.buffers.size()},
                       {"height", placement.height.count}, {"lower_bound", placement.lower_bound.count},
                       {"proven_lower_bound", placement.proven_lower_bound.count}, {"status", status}, {"seconds", seconds}};
+  const std::optional<double> unusable = unusable_free_share(file.buffers, placement);
+  line["unusable_free"] = unusable ? nlohmann::json(*unusable) : nlohmann::json(nullptr);
   line["capacity"] = capacity ? nlohmann::json(capacity->count) : nlohmann::json(nullptr);
   out.write(line);
   if (out.to_stdout()) return done ? kDone : kInfeasible;
@@ -75,6 +94,7 @@ int place(const Flags& flags) {
   say(out, fmt::format("  lower bound {} (largest sum of live bytes)", placement.lower_bound.count));
   if (placement.proven_lower_bound > placement.lower_bound)
     say(out, fmt::format("  proven      no placement is lower than {}", placement.proven_lower_bound.count));
+  if (unusable) say(out, fmt::format("  fragments   {:.0f} % of what is free is of no use to another buffer of the largest size (U_f, on average)", 100 * *unusable));
   say(out, fmt::format("  seconds     {:.3f}", seconds));
   say(out, fmt::format("  status      {}{}", status,
                        status == "not found" && method.name == "offline" ? "; raise --timeout to search on" : ""));

