@@ -2,7 +2,8 @@
 """Training steps in PyTorch, the same work as `plimsoll train MODEL --batch BATCH --data synthetic --optimizer sgd`.
 
     torch_bench.py MODEL BATCH LAYOUT [--threads N] [--saving eager|checkpoint|disk] [--folder DIR] [--device cuda] [--compile] [--tf32]
-                            alexnet vgg16 resnet50 resnet101 resnet152 resnet32 resnet:6-32-788-6; nchw or channels_last
+                            [--memory BYTES]
+                            alexnet vgg16 inception4 resnet50 resnet101 resnet152 resnet32 resnet:6-32-788-6; nchw or channels_last
 
 Prints a line of JSON that says what it is, then waits: for each line "run N" on standard input it runs N steps and prints
 {"step_ms": [...], "loss": ..., "peak_bytes": ...}; "quit" or the end of input ends it. So a driver can take turns between several of
@@ -12,7 +13,9 @@ zoo's: AlexNet has one tower, 227 x 227 images and LRN; ResNet-32 has the parame
 --saving says what happens to what the backward pass wants: eager keeps it; checkpoint (torch.utils.checkpoint) keeps the inputs of
 about sqrt(n) runs of layers and computes the rest again; disk writes every saved tensor to a file and reads it back. peak_bytes is the
 largest resident size of the process less what it had before the model was made: libraries are not counted. With --device cuda it is
-what PyTorch had allocated on the GPU; single precision in full unless --tf32.
+what PyTorch had allocated on the GPU; single precision in full unless --tf32, and cuDNN measures which kernels are fastest, as Plimsoll
+does. --memory is the most that PyTorch's allocator may hold on the GPU (what CUDA itself takes is not counted); where that is too little,
+"out of memory" is the last line of standard error.
 """
 import argparse
 import json
@@ -101,10 +104,67 @@ def cifar_resnet(depth):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
 
+class Branches(nn.Module):
+    """Side by side on one input, joined along the channels."""
+
+    def __init__(self, *branches):
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x):
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+def chain(channels, *units):
+    """Convolutions with batch norm and ReLU in a row: (channels, kernel, stride), padded so that the size stays unless the stride is
+    given; a module stands for itself."""
+    layers = []
+    for unit in units:
+        if isinstance(unit, nn.Module):
+            layers.append(unit)
+            continue
+        out, kernel, stride = (*unit, None)[:3] if len(unit) > 1 else (unit[0], 1, None)
+        kernel = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+        padding = (kernel[0] // 2, kernel[1] // 2) if stride is None else 0
+        layers += [nn.Conv2d(channels, out, kernel, stride or 1, padding, bias=False), nn.BatchNorm2d(out, eps=1e-3), nn.ReLU(inplace=True)]
+        channels = out
+    return nn.Sequential(*layers)
+
+
+def inception4():
+    row, column, halve = (1, 7), (7, 1), nn.MaxPool2d(3, 2)
+
+    def pooled(channels, out):
+        return chain(channels, nn.AvgPool2d(3, 1, 1, count_include_pad=False), (out,))
+
+    def a():
+        return Branches(chain(384, (96,)), chain(384, (64,), (96, 3)), chain(384, (64,), (96, 3), (96, 3)), pooled(384, 96))
+
+    def b():
+        return Branches(chain(1024, (384,)), chain(1024, (192,), (224, row), (256, column)),
+                        chain(1024, (192,), (192, column), (224, row), (224, column), (256, row)), pooled(1024, 128))
+
+    def c():
+        def split(channels):
+            return Branches(chain(channels, (256, (1, 3))), chain(channels, (256, (3, 1))))
+
+        return Branches(chain(1536, (256,)), chain(1536, (384,), split(384)), chain(1536, (384,), (448, (3, 1)), (512, (1, 3)), split(512)),
+                        pooled(1536, 256))
+
+    stem = [chain(3, (32, 3, 2), (32, 3, 1), (64, 3)), Branches(halve, chain(64, (96, 3, 2))),
+            Branches(chain(160, (64,), (96, 3, 1)), chain(160, (64,), (64, row), (64, column), (96, 3, 1))),
+            Branches(chain(192, (192, 3, 2)), halve)]
+    to_b = Branches(chain(384, (384, 3, 2)), chain(384, (192,), (224, 3), (256, 3, 2)), halve)
+    to_c = Branches(chain(1024, (192,), (192, 3, 2)), chain(1024, (256,), (256, row), (320, column), (320, 3, 2)), halve)
+    return nn.Sequential(*stem, *(a() for _ in range(4)), to_b, *(b() for _ in range(7)), to_c, *(c() for _ in range(3)),
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1536, 1000))
+
+
 # builder, side of the images, classes, parameters of the zoo's network
 MODELS = {
     "alexnet": (alexnet, 227, 1000, 62_378_344),
     "vgg16": (vgg16, 224, 1000, 138_357_544),
+    "inception4": (inception4, 299, 1000, 42_679_816),
     "resnet50": (lambda: imagenet_resnet((3, 4, 6, 3)), 224, 1000, 25_557_032),
     "resnet101": (lambda: imagenet_resnet((3, 4, 23, 3)), 224, 1000, 44_549_160),
     "resnet152": (lambda: imagenet_resnet((3, 8, 36, 3)), 224, 1000, 60_192_808),
@@ -188,20 +248,7 @@ class Training:
         return resident("VmHWM") - self.before
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("batch", type=int)
-    parser.add_argument("layout", choices=("nchw", "channels_last"))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--saving", choices=("eager", "checkpoint", "disk"), default="eager")
-    parser.add_argument("--folder", help="where --saving disk writes")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--tf32", action="store_true")
-    args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
-    torch.set_num_threads(args.threads)
+def take_turns(args):
     training = Training(args.model, args.batch, args.layout, args.saving, args.folder, args.device, args.compile)
 
     def say(value):
@@ -223,6 +270,31 @@ def main():
         if loss is not None and not math.isfinite(loss):
             sys.exit(f"the loss is {loss}: these times would mean nothing")
         say({"step_ms": step_ms, "loss": loss, "peak_bytes": training.peak()})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("batch", type=int)
+    parser.add_argument("layout", choices=("nchw", "channels_last"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--saving", choices=("eager", "checkpoint", "disk"), default="eager")
+    parser.add_argument("--folder", help="where --saving disk writes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--memory", type=int, metavar="BYTES", help="with --device cuda: the most that PyTorch may hold there")
+    args = parser.parse_args()
+    if args.device == "cuda":
+        torch.backends.cudnn.benchmark = True
+        if args.memory:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, args.memory / torch.cuda.get_device_properties(0).total_memory))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
+    torch.set_num_threads(args.threads)
+    try:
+        take_turns(args)
+    except torch.cuda.OutOfMemoryError:
+        sys.exit("out of memory")
 
 
 if __name__ == "__main__":
