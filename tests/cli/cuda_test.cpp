@@ -95,26 +95,86 @@ TEST_F(Cuda, ACallThatFailsIsNamedAndLeavesTheLastCheckpointGood) {
 }
 
 // The script that checks a GPU, with all its checks on tiny networks: what is wrong with the script is found here.
-TEST_F(Cuda, GpuCheckFindsNothingWrong) {
-  if (std::system("python3 -c '' 2> /dev/null") != 0) GTEST_SKIP() << "no python3";
-  namespace fs = std::filesystem;
-  const fs::path packed = folder_ / "packed_build", tools = folder_ / "tools";
-  fs::create_directories(packed / "lib");
-  fs::create_directories(tools);
-  fs::create_symlink(PLIMSOLL_BINARY_DIR "/plimsoll", packed / "plimsoll");
-  std::ofstream(packed / "packed") << "here\n";
-  std::ofstream(tools / "nvidia-smi") << "#!/bin/sh\necho 'Fake GPU, 9.0'\n";
-  fs::permissions(tools / "nvidia-smi", fs::perms::owner_all);
-  const std::string command = "PATH=" + tools.string() + ":$PATH python3 " PLIMSOLL_SOURCE_DIR "/scripts/gpu_check --tiny --minutes 20 --build " +
-                              packed.string() + " --results " + folder_.string() +
-                              " --only steps,exact,failure,speed,slowdown,heaps,twelve,tf32,compiled,largest > " + path("out") + " 2> " + path("err");
-  EXPECT_EQ(std::system(command.c_str()), 0) << slurp(path("out")) << slurp(path("err"));
-  const nlohmann::json result = nlohmann::json::parse(slurp(path("gpu-fake-gpu.json")));
-  std::map<std::string, int> rows;
-  for (const nlohmann::json& row : result.at("rows")) {
-    if (!row.at("good").is_null() || row.at("check") == "speed") ++rows[row.at("check").get<std::string>()];
+class GpuCheck : public Cuda {
+ protected:
+  // What a packed build is, and in place of what a machine with a GPU has: nvidia-smi, and a Python with PyTorch.
+  void SetUp() override {
+    Cuda::SetUp();
+    ::setenv("PLIMSOLL_FAKE_DEVICES", "2", 1);
+    namespace fs = std::filesystem;
+    fs::create_directories(folder_ / "packed" / "lib");
+    fs::create_directories(folder_ / "tools");
+    for (const char* program : {"plimsoll", "test_tests_conformance", "test_ops"}) {
+      fs::create_symlink(fs::path(PLIMSOLL_BINARY_DIR) / program, folder_ / "packed" / program);
+    }
+    std::ofstream(folder_ / "packed" / "commit") << "abcdef0\n";
+    tool("nvidia-smi", "echo 'Fake GPU, 9.0'");
+    // As torch_bench.py speaks, but for libraries of Plimsoll's, which PyTorch must not get, and for memory that is too little.
+    tool("torch_python", R"(
+if [ "$1" = -c ]; then echo; exit; fi
+case "$LD_LIBRARY_PATH" in *packed*) echo 'PyTorch has our libraries' >&2; exit 1;; esac
+case "$*" in *--memory*) echo 'Traceback' >&2; echo 'out of memory' >&2; exit 1;; esac
+echo '{"torch": "fake"}'
+while read -r word count; do
+  [ "$word" = run ] || exit 0
+  case "$*" in *nchw*) ms=900000;; *) ms=800000;; esac
+  echo "{\"step_ms\": [$ms, 1, $((ms + 1))], \"loss\": 1, \"peak_bytes\": 7}"
+done)");
   }
-  for (const char* check : {"steps", "exact", "failure", "speed", "heaps", "twelve"}) EXPECT_GT(rows[check], 0) << check;
+  void tool(const std::string& name, const std::string& script) const {
+    const std::filesystem::path file = folder_ / "tools" / name;
+    std::ofstream(file) << "#!/bin/sh\n" << script << "\n";
+    std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+  }
+  Outcome check(const std::string& flags) const {
+    const std::string tools = (folder_ / "tools").string();
+    const std::string command = "PATH=" + tools + ":$PATH PYTHONDONTWRITEBYTECODE=1 python3 " PLIMSOLL_SOURCE_DIR "/scripts/gpu_check --tiny --torch " + tools +
+                                "/torch_python --results " + folder_.string() + " " + flags + " > " + path("out") + " 2> " + path("err");
+    const int status = std::system(command.c_str());
+    return {WEXITSTATUS(status), slurp(path("out")), slurp(path("err"))};
+  }
+  nlohmann::json results() const { return nlohmann::json::parse(slurp(path("gpu-fake-gpu.json"))); }
+};
+
+bool has_python() { return std::system("python3 -c '' 2> /dev/null") == 0; }
+
+TEST_F(GpuCheck, FindsNothingWrong) {
+  if (!has_python()) GTEST_SKIP() << "no python3";
+  const Outcome outcome = check("--minutes 20 --packed " + path("packed"));
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  const nlohmann::json all = results();
+  EXPECT_EQ(all.at("commit"), "abcdef0");
+  EXPECT_TRUE(all.at("not_done").empty());
+  for (const char* name : {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight", "slowdown", "fill", "twelve", "heaps",
+                           "workspace", "largest", "tf32", "compiled"}) {
+    int rows = 0;
+    for (const auto& [item, record] : all.at("checks").at(name).items()) rows += static_cast<int>(record.at("rows").size());
+    EXPECT_GT(rows, 0) << name;
+  }
+  EXPECT_THAT(outcome.out, HasSubstr("test_tests_conformance"));
+  EXPECT_THAT(outcome.out, HasSubstr("auto at 50% --peer"));
+  EXPECT_THAT(outcome.out, HasSubstr("PyTorch 0.0 (channels_last)"));  // the faster of its two
+  EXPECT_THAT(outcome.out, HasSubstr("of the speed, PyTorch: out of memory"));
+  EXPECT_THAT(outcome.out, HasSubstr("mlp:hidden="));
+}
+
+TEST_F(GpuCheck, SaysWhatThereWasNoTimeForAndGoesOnWithIt) {
+  if (!has_python()) GTEST_SKIP() << "no python3";
+  const std::string tar = "tar -C " + path("packed") + " -chf " + path("packed.tar") + " .";
+  ASSERT_EQ(std::system(tar.c_str()), 0);
+  const std::string packed = " --only link,failure --packed " + path("packed.tar");
+  const Outcome late = check("--minutes 0.01" + packed);
+  EXPECT_EQ(late.code, 1);
+  EXPECT_THAT(late.out, HasSubstr("not done: link, failure (--go-on "));
+  std::filesystem::rename(path("gpu-fake-gpu.json"), path("earlier.json"));
+  const Outcome rest = check("--minutes 20 --go-on " + path("earlier.json") + packed);
+  EXPECT_EQ(rest.code, 0) << rest.out << rest.err;
+  EXPECT_THAT(rest.out, HasSubstr("exit code 3: "));
+  EXPECT_THAT(rest.out, HasSubstr("exit code 4: "));
+  std::filesystem::rename(path("gpu-fake-gpu.json"), path("earlier.json"));
+  const Outcome nothing = check("--minutes 0.01 --go-on " + path("earlier.json") + packed);
+  EXPECT_EQ(nothing.code, 0) << nothing.out << nothing.err;
+  EXPECT_THAT(nothing.out, HasSubstr("3 rows, 0 wrong"));
 }
 
 TEST_F(Cuda, KeepsALimitOnWorkspaces) {

@@ -18,6 +18,8 @@ namespace {
 
 constexpr uint64_t kSeed = 20240607;
 constexpr LayoutFamily kFamilies[] = {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked};
+// Of a device that also offers kernels which round to TF32 only these are judged: the others are the same without.
+constexpr std::string_view kTf32 = "+tf32";
 
 std::set<std::string> known_types() {
   std::set<std::string> names;
@@ -34,7 +36,9 @@ std::set<std::string> tested_types() {
 std::vector<std::string> device_names() {
   std::vector<std::string> names;
   for (const DeviceListing& device : list_devices()) {
-    if (device.available && !device.simulated) names.push_back(device.name);
+    if (!device.available || device.simulated) continue;
+    names.push_back(device.name);
+    if (device.name.starts_with("cuda")) names.push_back(device.name + std::string(kTf32));
   }
   names.push_back("cuda_on_the_host");
   return names;
@@ -53,7 +57,7 @@ std::shared_ptr<const Device> open(const std::string& name) {
 }
 
 std::string test_name(std::string device) {
-  std::replace(device.begin(), device.end(), ':', '_');
+  std::replace_if(device.begin(), device.end(), [](char c) { return c == ':' || c == '+'; }, '_');
   return device;
 }
 
@@ -89,6 +93,7 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
       for (const KernelSpec& offered : specs) {
         EXPECT_TRUE(names.insert(offered.name).second) << "two kernels are called " << offered.name;
         if (op.type->is_view) continue;
+        if (device_name.ends_with(kTf32) && !offered.name.ends_with(":tf32")) continue;
         for (const KernelSpec& spec : with_real_layouts(subject, offered, family)) {
           if (!judged.emplace(spec.name, spec.inputs, spec.outputs).second) continue;  // in another family, too
           const Outcome outcome = judge(*device, subject, spec);

@@ -1,0 +1,137 @@
+"""What a check works with: Plimsoll and PyTorch as processes, the time that is left, and where results go."""
+import collections
+import json
+import os
+import pathlib
+import subprocess
+import time
+
+from gpu.machine import ROOT
+
+LEAST_SECONDS = 5  # less is not enough to begin anything
+
+
+class OutOfTime(Exception):
+    pass
+
+
+class Skip(Exception):
+    """Why a check is not for this machine, or not for this call."""
+
+
+class Clock:
+    """All the time that there is. A check begins items as long as its share of what was left lasts; what is begun may run to the end of
+    all time. What a check leaves, those after it share."""
+
+    def __init__(self, seconds):
+        self.end = self.share_end = time.monotonic() + seconds
+
+    def share(self, weight, of_all):
+        self.share_end = time.monotonic() + self.left() * weight / of_all
+
+    def may_begin(self):
+        return time.monotonic() < self.share_end and self.left() >= LEAST_SECONDS
+
+    def left(self):
+        return max(0.0, self.end - time.monotonic())
+
+
+Done = collections.namedtuple("Done", ("code", "out", "errors"))  # exit code, standard output, lines of standard error
+
+
+def reason(done):
+    return done.errors[-1].removeprefix("plimsoll: ") if done.errors else f"exit code {done.code}"
+
+
+class Bench:
+    def __init__(self, options, scale, clock, report, folder, environment):
+        self.options, self.scale, self.clock, self.report, self.folder, self.environment = options, scale, clock, report, folder, environment
+        self.device = options.device
+
+    def row(self, what, result, good=None, **values):
+        self.report.row(what, result, good, **values)
+
+    def run(self, *words, most=150, environment=None, input=None):
+        """Runs it for `most` seconds; OutOfTime is raised where all time ends before that."""
+        left = self.clock.left()
+        if left < LEAST_SECONDS:
+            raise OutOfTime("no time was left")
+        lines = lambda text: [line for line in text.splitlines() if line.strip()]
+        try:
+            done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=min(most, left), input=input,
+                                  env=self.environment if environment is None else environment)
+        except subprocess.TimeoutExpired as late:
+            if left < most:
+                raise OutOfTime(f"cut off after {left:.0f} s")
+            return Done(124, "", lines((late.stderr or b"").decode(errors="replace")) + [f"stopped after {most} s"])
+        return Done(done.returncode, done.stdout, lines(done.stderr))
+
+    # Plimsoll.
+
+    def plimsoll(self, *words, most=150):
+        """(what it wrote as JSON, how it ended)"""
+        done = self.run(self.folder / "plimsoll", *words, "--json", "-", most=most)
+        return [json.loads(line) for line in done.out.splitlines()], done
+
+    def devices(self):
+        return {d["name"]: d for d in self.plimsoll("devices")[0]}
+
+    def train(self, model, *words, batch, device=None, steps=12):
+        """What a training tells: {"plan": ..., "steps": [...], "done": ...}, or {"error": text, "code": number}."""
+        lines, done = self.plimsoll("train", model, "--batch", batch, "--data", f"synthetic:{max(10000, batch)}", "--evaluate-every", 0,
+                                    "--steps", steps, "--workers", min(16, os.cpu_count()), "--device", device or self.device, *words)
+        run = {"steps": [e for e in lines if e["event"] == "step"], **{e["event"]: e for e in lines if e["event"] != "step"}}
+        if done.code != 0 or "done" not in run:
+            run.update(error=reason(done), code=done.code)
+        return run
+
+    def rate(self, model, *words, batch, what=None, device=None, steps=12):
+        """Images per second of the steps alone, as of PyTorch, whose batch lies on the GPU; None, and a row, where that failed."""
+        run = self.train(model, *words, batch=batch, steps=steps, device=device)
+        if "error" in run:
+            self.row(what or f"{model} {batch}", run["error"][:120], False)
+            return None
+        done, plan = run["done"], run["plan"]
+        return {"model": model, "batch": batch, "images_per_second": batch / done["step_time_ms"] * 1000, "step_ms": done["step_time_ms"],
+                "predicted_ms": done["predicted_step_time_ms"], "peak_bytes": done["peak_bytes"], "captured": done["captured"],
+                "layout": plan["layout"], "policy": plan["policy"]}
+
+    # PyTorch: in its own environment, without libraries of ours.
+
+    def torch(self, model, batch, *words, layouts=("nchw", "channels_last"), steps=10):
+        """The faster of its layouts: {"torch_images_per_second": ..., "torch_layout": ...}, or {"torch_error": text}; {} without --torch."""
+        best = {}
+        for layout in layouts if self.options.torch else ():
+            done = self.run(self.options.torch, ROOT / "bench" / "peers" / "torch_bench.py", model, batch, layout, "--device", "cuda", *words,
+                            environment=dict(os.environ), input=f"run 5\nrun {steps}\nquit\n")
+            lines = done.out.splitlines()
+            if done.code != 0 or len(lines) < 3:
+                best = best or {"torch_error": reason(done)[:120]}
+                continue
+            last = json.loads(lines[-1])
+            rate = batch / sorted(last["step_ms"])[len(last["step_ms"]) // 2] * 1000
+            if rate > best.get("torch_images_per_second", 0):
+                best = {"torch_images_per_second": rate, "torch_layout": layout, "torch_peak_bytes": last["peak_bytes"]}
+        return best
+
+
+def theirs(torch, name="PyTorch"):
+    """The end of a row's text."""
+    if "torch_error" in torch:
+        return f", {name}: {torch['torch_error']}"
+    return f", {name} {torch['torch_images_per_second']:.1f} ({torch['torch_layout']})" if torch else ""
+
+
+def overlap(path):
+    """The part of the copies' time during which compute ran too, in the measured step of a trace."""
+    events = [e for e in json.loads(pathlib.Path(path).read_text())["traceEvents"] if e["ph"] == "X"]
+    if not events:
+        return None
+    measured = max(e["pid"] for e in events)
+    spans = {True: [], False: []}
+    for e in events:
+        if e["pid"] == measured:
+            spans[e["tid"] == 0].append((e["ts"], e["ts"] + e["dur"]))
+    total = sum(b - a for a, b in spans[False])
+    both = sum(max(0, min(b, d) - max(a, c)) for a, b in spans[False] for c, d in spans[True])
+    return both / total if total > 0 else None

@@ -1,0 +1,334 @@
+"""The checks, in order of worth: each a function of the bench and an item, which tells rows. CHECKS, at the end, is the table of them."""
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import tempfile
+import typing
+
+from gpu.bench import Skip, overlap, reason, theirs
+
+GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large the networks are that are run."""
+    batches: dict  # by network, the one of most worth first
+    largest: dict  # SuperNeurons' largest batches in 12 GB (Table 5)
+    heaps: dict    # (batch, the paper's speed-up) of Table 2
+    steps: tuple   # (network, batch, flags)
+    one: str       # the network of checks that run a single one
+    exact: tuple   # (batch, a share of its memory, a smaller share)
+    deep: tuple    # (network, its N, batch): more layers than SuperNeurons' deepest has
+    memory: str = "12GiB"
+    host: str = "96GiB"
+    searched: int = 4  # times the paper's batch, at most
+
+
+# Batches twice those that TensorFlow held in 12 GB (SuperNeurons, Table 5), so that 12 GiB bind.
+FULL = Scale(
+    batches={"resnet50": 256, "vgg16": 160, "inception4": 128, "alexnet": 2816, "resnet101": 160, "resnet152": 96},
+    largest={"resnet50": 384, "vgg16": 224, "inception4": 240, "alexnet": 1792, "resnet101": 256, "resnet152": 176},
+    heaps={"alexnet": (128, 1.12), "vgg16": (16, 1.19), "inception4": (16, 1.48), "resnet50": (16, 1.53), "resnet101": (16, 1.68),
+           "resnet152": (16, 1.77)},
+    steps=(("lenet", 32, ()), ("alexnet", 8, ()), ("resnet20", 16, ()), ("resnet20", 16, ("--optimizer", "adam")), ("dcgan", 16, ())),
+    one="resnet50", exact=(16, 0.6, 0.4), deep=("resnet:6-32-N-6", 788, 16))
+TINY = Scale(batches={"lenet": 8}, largest={"lenet": 4}, heaps={"lenet": (4, 1)}, steps=(("lenet", 8, ()),), one="lenet", exact=(16, 0.6, 0.5),
+             deep=("mlp:hidden=N", 16, 4), memory="1MiB", host="64MiB", searched=2)
+
+
+# Right.
+
+def link(bench, _):
+    with tempfile.TemporaryDirectory() as folder:
+        plan = pathlib.Path(folder) / "plan.json"
+        done = bench.run(bench.folder / "plimsoll", "plan", "lenet", "--batch", 1, "--policy", "vdnn:layers=all", "--device", bench.device,
+                         "--host-memory", "1GiB", "--save", plan)  # a plan tells of what it uses
+        host = next((t for t in json.loads(plan.read_text())["plan"]["tiers"] if t["name"] == "host"), None) if done.code == 0 else None
+    if host is None:
+        return bench.row("to the host and back", reason(done) if done.code else "the plan names no host memory", False)
+    out, back = host["out_gb_per_s"], host["in_gb_per_s"]
+    bench.row("to the host and back", f"{out:.1f} GB/s, {back:.1f} GB/s", min(out, back) > 0, out_gb_per_s=out, in_gb_per_s=back)
+
+
+def tests(bench, program, pattern, processes=1):
+    """A test program's tests, dealt out among processes. None passed is no pass."""
+    def shard(index):
+        environment = {**bench.environment, "GTEST_TOTAL_SHARDS": str(processes), "GTEST_SHARD_INDEX": str(index)}
+        return bench.run(bench.folder / program, f"--gtest_filter={pattern}", "--gtest_brief=1", most=300, environment=environment)
+
+    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+        runs = list(pool.map(shard, range(processes)))
+    passed = sum(int(n) for run in runs for n in re.findall(r"\[  PASSED  \] (\d+) test", run.out))
+    failed = sorted({name for run in runs for name in re.findall(r"\[  FAILED  \] ([^\s,]+\.[^\s,]+)", run.out)})
+    broken = [run.errors[-1] if run.errors else f"exit code {run.code}" for run in runs if run.code not in (0, 1)]
+    text = f"{passed} passed" + (f", {len(failed)} failed: {' '.join(failed[:4])}" if failed else "") + "".join(f", {b}" for b in broken[:1])
+    bench.row(program, text, passed > 0 and all(run.code == 0 for run in runs), passed=passed, failed=failed)
+
+
+def conformance(bench, program):
+    device = bench.device.replace(":", "_")
+    pattern = f"*/{device}_Add:*/{device}_tf32_FullyConnected" if bench.options.tiny else f"*/{device}*"
+    tests(bench, program, pattern, processes=min(4, os.cpu_count()))
+
+
+def gradients(bench, program):
+    tests(bench, program, "BiasGradient.*" if bench.options.tiny else "*Gradient*:*FiniteDifferences*")
+
+
+def steps(bench, item):
+    model, batch, flags = next(s for s in bench.scale.steps if named(*s) == item)
+    words = ("--exact", "--costs", "estimated", "--lr", "0.01", *flags)
+    runs = [bench.train(model, *words, device=device, steps=4, batch=batch) for device in ("cpu", bench.device)]
+    if error := next((run["error"] for run in runs if "error" in run), None):
+        return bench.row(item, error, False)
+    cpu, gpu = ([step["loss"] for step in run["steps"]] for run in runs)
+    if not cpu or len(cpu) != len(gpu) or None in cpu + gpu:  # null in JSON: not a number
+        return bench.row(item, f"losses {cpu} and {gpu}", False)
+    worst = max(abs(a - b) / max(abs(a), 1e-3) for a, b in zip(cpu, gpu))
+    bench.row(item, f"losses differ by {worst:.1e} at most", worst < 1e-3, difference=worst)
+
+
+def named(model, _, flags):
+    return " ".join((model, *flags[1:]))
+
+
+def exact(bench, model):
+    """Whatever the policy, the memory and where tensors wait: the same weights. What does not fit is no fault, but `auto` beside host memory
+    has to fit, and four of them at least."""
+    (batch, less, least), words = bench.scale.exact, ("--exact", "--costs", "estimated")
+    free = bench.train(model, *words, batch=batch, steps=3)
+    if "error" in free:
+        return bench.row(model, free["error"], False)
+
+    def judge(what, run):
+        same = run["done"]["weights_sha256"] == free["done"]["weights_sha256"]
+        peak = run["done"]["peak_bytes"] == run["plan"]["peak_bytes"]
+        text = ("same weights" if same else "OTHER WEIGHTS") + (", peak as predicted" if peak else ", OTHER PEAK")
+        bench.row(what, text, same and peak, peak_bytes=run["done"]["peak_bytes"])
+
+    judge(f"{model} with all memory", free)
+    host, disk = ("--host-memory", bench.scale.host), ("--spill", tempfile.gettempdir())
+    runs = [("liveness", 1, ()), ("auto", less, host), ("auto", least, host), ("superneurons", less, host), ("vdnn", 0.8, host), ("auto", least, ()),
+            ("auto", less, disk)]
+    if "cuda:1" in bench.devices() and bench.device != "cuda:1":
+        runs.append(("auto", least, ("--peer", "cuda:1")))
+    ran = 0
+    for policy, share, tier in runs:
+        what = f"{policy} at {share:.0%} {' '.join(tier[:1])}".strip()
+        run = bench.train(model, *words, "--policy", policy, "--memory", int(free["plan"]["arena_bytes"] * share), *tier, batch=batch, steps=3)
+        if "error" not in run:
+            judge(what, run)
+            ran += 1
+        else:
+            must_fit = policy == "auto" and tier == host
+            bench.row(what, run["error"], None if run["code"] == 3 and not must_fit else False)
+    bench.row("of these", f"{ran} fit", ran >= 4)
+    rounded = bench.train(model, *words, batch=batch, steps=3, device=bench.device + "+tf32")
+    bench.row("a device with TF32", rounded["error"], False) if "error" in rounded else judge("a device with TF32", rounded)
+
+
+def failure(bench, _):
+    words = ("--costs", "estimated", "--policy", "baseline")
+    for what, memory, batch, code in (("a budget that is too small", "1MiB", 16, 3), ("an arena that no GPU holds", "64TiB", 20000, 4)):
+        run = bench.train(FULL.one, "--memory", memory, *words, batch=batch, steps=1)
+        bench.row(what, f"exit code {run['code']}: {run['error']}"[:120] if "error" in run else "it ran", run.get("code") == code)
+
+
+# Fast, and in little memory.
+
+def speed(bench, model):
+    batch = bench.scale.batches[model]
+    ours = bench.rate(model, batch=batch)
+    if ours is None:
+        return
+    torch = bench.torch(model, batch)
+    good = ours["images_per_second"] >= torch["torch_images_per_second"] if "torch_images_per_second" in torch and not bench.options.tiny else None
+    bench.row(f"{model} {batch}", f"{ours['images_per_second']:.1f} images/s ({ours['layout']}"
+              + ("" if ours["captured"] else ", not captured") + ")" + theirs(torch), good, **ours, **torch)
+
+
+def known_rate(bench, model):
+    """With all memory: from `speed`, or measured now."""
+    known = bench.report.values("speed", model).get("images_per_second")
+    if known is None:
+        ours = bench.rate(model, batch=bench.scale.batches[model], what=f"{model} with all memory")
+        known = ours and ours["images_per_second"]
+    return known
+
+
+def known_layouts(bench, model):
+    """PyTorch's faster one, where that is known."""
+    layout = bench.report.values("speed", model).get("torch_layout")
+    return {"layouts": (layout,)} if layout else {}
+
+
+def within(bench):
+    return "--memory", bench.scale.memory, "--host-memory", bench.scale.host
+
+
+def tight(bench, model):
+    batch, full = bench.scale.batches[model], known_rate(bench, model)
+    ours = full and bench.rate(model, *within(bench), batch=batch)
+    if not ours:
+        return
+    torch = bench.torch(model, batch, "--memory", 12 * GIB, **known_layouts(bench, model))
+    share = ours["images_per_second"] / full
+    bench.row(f"{model} {batch} in {bench.scale.memory}", f"{ours['images_per_second']:.1f} images/s, {share:.1%} of the speed{theirs(torch)}",
+              **ours, share=share, **torch)
+
+
+def slowdown(bench, model):
+    batch = bench.scale.batches[model]
+    full = bench.train(model, batch=batch)
+    if "error" in full:
+        return bench.row(model, full["error"], False)
+    with tempfile.TemporaryDirectory() as folder:
+        for share in (0.8, 0.6, 0.4, 0.2):
+            trace, what = pathlib.Path(folder) / "trace.json", f"{model} {batch} at {share:.0%}"
+            run = bench.train(model, "--memory", int(full["plan"]["arena_bytes"] * share), "--host-memory", bench.scale.host, "--trace", trace, batch=batch)
+            if "error" in run:
+                bench.row(what, run["error"][:120])
+                continue
+            kept, hidden = full["done"]["step_time_ms"] / run["done"]["step_time_ms"], overlap(trace)
+            bench.row(what, f"{kept:.1%} of the speed" + ("" if hidden is None else f", {hidden:.0%} of copying hidden"),
+                      kept >= 0.9 if share == 0.6 and not bench.options.tiny else None, **{f"speed at {share}": kept, f"hidden at {share}": hidden})
+
+
+def fill(bench, model):
+    """The largest batch that the default budget holds with nothing offloaded, less a hundredth: it has to run."""
+    budget = bench.train(model, "--costs", "estimated", batch=1, steps=1)["done"]["budget_bytes"]
+    words = ("--policy", "liveness", "--device", bench.device)
+    found, done = bench.plimsoll("max", model, *words, "--memory", budget, *(("--most", 64) if bench.options.tiny else ()))
+    if done.code != 0:
+        return bench.row(model, reason(done)[:120], False)
+    batch = max(1, found[-1]["batch"] * 99 // 100)
+    run = bench.train(model, *words[:2], "--costs", "estimated", batch=batch, steps=3)
+    if "error" in run:
+        return bench.row(f"{model} {batch}", run["error"][:120], False)
+    share = run["plan"]["arena_bytes"] / budget
+    bench.row(f"{model} {batch}", f"runs in {share:.1%} of {budget / GIB:.1f} GiB", run["done"]["peak_bytes"] == run["plan"]["peak_bytes"]
+              and (share > 0.9 or bench.options.tiny), share=share)
+
+
+def workspace(bench, model):
+    """Limits are kept, and what they cost: mu-cuDNN's question."""
+    batch, base = 4 if bench.options.tiny else 256, None
+    for flags, kept in (((), None), (("--workspace", "8MiB"), "largest_workspace_bytes"),
+                        (("--workspace", "8MiB", "--batch-sizes", "powerOfTwo"), "largest_workspace_bytes"), (("--workspace-total", "64MiB"), "workspaces_bytes")):
+        run, what = bench.train(model, *flags, batch=batch), f"{model} {batch} {' '.join(flags)}".strip()
+        if "error" in run:
+            bench.row(what, run["error"][:120], False)
+            continue
+        ms, plan = run["done"]["step_time_ms"], run["plan"]
+        base = base or ms
+        limit = int(flags[1][:-3]) << 20 if flags else None
+        bench.row(what, f"{ms:.2f} ms a step, {base / ms:.1%} of the speed; largest {plan['largest_workspace_bytes'] / (1 << 20):.1f} MiB, all "
+                  f"{plan['workspaces_bytes'] / (1 << 20):.1f} MiB", plan[kept] <= limit if kept else None,
+                  **{f"ms {' '.join(flags)}".strip(): ms})
+
+
+def heaps(bench, model):
+    batch, paper = bench.scale.heaps[model]
+    lines, done = bench.plimsoll("heaps", model, "--batch", batch, "--device", bench.device, "--steps", 10)
+    runs, what = {run["heap"]: run for run in lines}, f"{model} {batch} (SuperNeurons {paper:.2f}x)"
+    if done.code != 0 or "plan" not in runs:
+        return bench.row(what, reason(done)[:120], False)
+    bench.row(what, ", ".join(f"{name} {run['speed_up']:.2f}x" for name, run in list(runs.items())[1:]),
+              all(run["same_result"] for run in runs.values()), paper=paper, **{name: run["speed_up"] for name, run in runs.items()})
+
+
+def twelve(bench, model):
+    deep, n, deep_batch = bench.scale.deep
+    name, batch = (deep.replace("N", str(n)), deep_batch) if model == deep else (model, 2 * bench.scale.largest[model])
+    ours = bench.rate(name, *within(bench), "--costs", "estimated", batch=batch, steps=4)
+    if ours:
+        than = "deeper than SuperNeurons' deepest" if model == deep else "twice SuperNeurons'"
+        bench.row(f"{name} {batch}", f"{ours['images_per_second']:.2f} images/s, {than}", True, **ours)
+
+
+def tf32(bench, model):
+    batch = bench.scale.batches[model]
+    ours = bench.rate(model, batch=batch, device=bench.device + "+tf32")
+    if ours:
+        torch = bench.torch(model, batch, "--tf32")
+        bench.row(f"{model} {batch}", f"{ours['images_per_second']:.1f} images/s ({ours['layout']})" + theirs(torch), **ours, **torch)
+
+
+def compiled(bench, model):
+    if not bench.options.torch:
+        raise Skip("only with --torch")
+    full = known_rate(bench, model)
+    if full:
+        torch = bench.torch(model, bench.scale.batches[model], "--compile", **known_layouts(bench, model))
+        bench.row(f"{model} {bench.scale.batches[model]}", f"{full:.1f} images/s{theirs(torch, 'PyTorch compiled')}", **torch)
+
+
+def largest(bench, model):
+    """What 12 GiB hold at most, found by plans alone, with estimated costs; what is found is run."""
+    deep, n, deep_batch = bench.scale.deep
+    if model == deep:
+        what, key, paper, most, flags = "depth", "n", None, bench.scale.searched * n, ("--batch", deep_batch)
+    else:
+        paper = bench.scale.largest[model]
+        what, key, most, flags = "batch", "batch", bench.scale.searched * paper, ()
+    lines, done = bench.plimsoll("max", model, "--what", what, "--most", most, *flags, *within(bench), "--device", bench.device, most=90)
+    tried = [int(size) for line in done.errors for size in re.findall(rf"^  {what} (\d+): fits", line)]
+    size = lines[-1][key] if done.code == 0 and lines else max(tried, default=0)  # a search that was stopped has found some
+    if size == 0:
+        return bench.row(f"{model} {what}", reason(done), False)
+    name, batch = (model.replace("N", str(size)), deep_batch) if model == deep else (model, size)
+    ours = bench.rate(name, *within(bench), "--costs", "estimated", batch=batch, steps=4)
+    if ours:
+        more = done.code != 0 or lines[-1]["limited_by"].startswith("the search")
+        bench.row(f"{name} {batch}", f"{ours['images_per_second']:.2f} images/s" + (f"; SuperNeurons' largest is {paper}" if paper else "")
+                  + ("; the search ended before it found more" if more else ""), size >= 2 * paper if paper else None, found=size, more=more, **ours)
+
+
+# The table.
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    run: typing.Callable
+    seconds: int  # on an H100, about: what its share of the time is reckoned from
+    about: str
+    items: typing.Callable = lambda scale: ("",)
+
+    @property
+    def name(self):
+        return self.run.__name__
+
+
+def networks(scale):
+    return tuple(scale.batches)
+
+
+def and_deep(scale):
+    return (scale.deep[0], *scale.largest)
+
+
+CHECKS = (
+    Check(link, 5, "GB/s to the host and back"),
+    Check(conformance, 80, "every kernel against the reference, on this GPU: those of backward ops and those with TF32 among them",
+          lambda scale: ("test_tests_conformance",)),
+    Check(gradients, 10, "the references of backward ops against finite differences", lambda scale: ("test_ops",)),
+    Check(steps, 40, "the same steps on the CPU and on the GPU: losses within tolerance", lambda scale: tuple(named(*s) for s in scale.steps)),
+    Check(exact, 60, "with --exact, weights bit-identical under policies, budgets and tiers, and beside TF32; measured peak = predicted",
+          lambda scale: (scale.one,)),
+    Check(failure, 10, "what does not fit is exit code 3 or 4 with a reason, not a crash"),
+    Check(speed, 240, "images per second with all memory; with --torch beside PyTorch: eager, its faster layout, single precision", networks),
+    Check(tight, 150, "the same batches inside 12 GiB, beside PyTorch in 12 GiB", networks),
+    Check(slowdown, 50, "step time at 80, 60, 40 and 20 % of what keeping everything takes; how much of the copying hides behind compute",
+          lambda scale: (scale.one,)),
+    Check(fill, 30, "a plan that fills the default budget runs", lambda scale: (scale.one,)),
+    Check(twelve, 100, "inside 12 GiB twice SuperNeurons' largest batches (Table 5), and more layers (Table 4)", and_deep),
+    Check(heaps, 60, "SuperNeurons' Table 2 for real: cudaMalloc, cudaMallocAsync, the papers' heap, the plan", lambda scale: tuple(scale.heaps)),
+    Check(workspace, 40, "--workspace and --workspace-total are kept, and what they cost",
+          lambda scale: ("alexnet",) if "alexnet" in scale.batches else (scale.one,)),
+    Check(largest, 200, "the largest batches and the deepest network that 12 GiB hold, by plans, and run", and_deep),
+    Check(tf32, 120, "images per second with TF32, beside PyTorch's with TF32", lambda scale: networks(scale)[:2]),
+    Check(compiled, 300, "beside PyTorch compiled", networks),
+)
