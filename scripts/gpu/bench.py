@@ -15,10 +15,6 @@ class OutOfTime(Exception):
     pass
 
 
-class Skip(Exception):
-    """Why a check is not for this machine, or not for this call."""
-
-
 class Clock:
     """All the time that there is. A check begins items as long as its share of what was left lasts; what is begun may run to the end of
     all time. What a check leaves, those after it share."""

@@ -8,7 +8,7 @@ import re
 import tempfile
 import typing
 
-from gpu.bench import Skip, overlap, reason, theirs
+from gpu.bench import overlap, reason, theirs
 
 GIB = 1 << 30
 
@@ -259,8 +259,6 @@ def tf32(bench, model):
 
 
 def compiled(bench, model):
-    if not bench.options.torch:
-        raise Skip("only with --torch")
     full = known_rate(bench, model)
     if full:
         torch = bench.torch(model, bench.scale.batches[model], "--compile", **known_layouts(bench, model))
@@ -296,6 +294,7 @@ class Check:
     seconds: int  # on an H100, about: what its share of the time is reckoned from
     about: str
     items: typing.Callable = lambda scale: ("",)
+    needs_torch: bool = False
 
     @property
     def name(self):
@@ -330,5 +329,5 @@ CHECKS = (
           lambda scale: ("alexnet",) if "alexnet" in scale.batches else (scale.one,)),
     Check(largest, 200, "the largest batches and the deepest network that 12 GiB hold, by plans, and run", and_deep),
     Check(tf32, 120, "images per second with TF32, beside PyTorch's with TF32", lambda scale: networks(scale)[:2]),
-    Check(compiled, 300, "beside PyTorch compiled", networks),
+    Check(compiled, 300, "with --torch: images per second beside PyTorch compiled", networks, needs_torch=True),
 )
