@@ -1,7 +1,10 @@
 #include "papers/layer_plan.h"
 
+#include <memory>
 #include <set>
 
+#include "plimsoll/cost.h"
+#include "plimsoll/device.h"
 #include "plimsoll/models.h"
 #include "plimsoll/policy.h"
 #include "plimsoll/simulate.h"
@@ -34,15 +37,19 @@ std::optional<LayerPlan> plan_layers(const LayerPlanRequest& request) {
   result.graph = lower_to_layers(network, request.lowering);
   const Route route = make_route(result.graph);
   const std::vector<KernelChoice> kernels = layer_kernels(result.graph);
-  const CostTable costs;
+  const std::unique_ptr<Device> device = request.device.empty() ? nullptr : open_device(request.device);
+  const CostTable costs = device ? CostTable(probe_rates(*device)) : CostTable();
   PolicyInput input{.graph = result.graph,
                     .route = route,
                     .kernels = kernels,
                     .costs = costs,
-                    .device = {.name = "layers", .key = "simulated layers"},
+                    .device = device ? device->info() : DeviceInfo{.name = "layers", .key = "simulated layers"},
                     .budget = request.budget,
+                    .first_that_fits = request.first_that_fits,
                     .options = policy_options(request.policy)};
-  input.device.tiers = {{.name = "host", .capacity = request.host}};
+  if (!device) input.device.tiers = {{.name = "host"}};
+  input.device.tiers.at(0).capacity = request.host;
+  if (request.states_stay) input.state_homes.assign(result.graph.states.size(), -1);
   PlanOrInfeasible answer = find_policy(request.policy).plan(input);
   Plan* plan = std::get_if<Plan>(&answer);
   if (plan == nullptr) return std::nullopt;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -18,16 +19,33 @@ double ours(const std::vector<Finding>& findings, std::string_view row, std::str
   return std::nan("");
 }
 
-TEST(Papers, EveryDifferenceHasANote) {
+bool differs(const Finding& f) {
+  return f.paper && (!f.ours || std::abs(*f.paper - *f.ours) > 0.005 * std::abs(*f.paper));
+}
+
+// Each difference has a reason: not what is said of the rows without one as well, and more than that it is simulated.
+void expect_differences_are_explained(const std::vector<Finding>& rows) {
+  std::set<std::pair<std::string, std::string>> said_of_equals;  // quantity, note
+  for (const Finding& f : rows) {
+    if (f.paper && !differs(f)) said_of_equals.emplace(f.quantity, f.note);
+  }
+  for (const Finding& f : rows) {
+    if (!differs(f)) continue;
+    SCOPED_TRACE(f.table + ", " + f.row + ", " + f.quantity + ": " + f.note);
+    EXPECT_FALSE(said_of_equals.contains({f.quantity, f.note})) << "the same is said where nothing differs";
+    EXPECT_GE(std::count(f.note.begin(), f.note.end(), ' '), 4) << "no reason";
+  }
+}
+
+TEST(Papers, EveryDifferenceIsExplained) {
   for (std::string_view table :
        {"figure10", "table1", "table3", "layers", "better", "dymem-steps", "ucudnn-workspaces", "ucudnn-division",
         "concurrency-table1", "concurrency-table2", "concurrency-table3", "concurrency-table5"}) {
-    for (const Finding& f : reproduce(table)) {
+    const auto rows = reproduce(table);
+    expect_differences_are_explained(rows);
+    for (const Finding& f : rows) {
       EXPECT_EQ(f.table, table);
-      ASSERT_TRUE(f.ours) << f.row << ", " << f.quantity;
-      if (!f.paper || std::abs(*f.paper - *f.ours) <= 0.005 * std::abs(*f.paper)) continue;
-      EXPECT_FALSE(f.note.empty()) << table << ", " << f.row << ", " << f.quantity << ": " << *f.paper << " and "
-                                   << *f.ours;
+      EXPECT_TRUE(f.ours) << f.row << ", " << f.quantity;
     }
   }
 }
@@ -66,11 +84,18 @@ TEST(Papers, Table1ComesOut) {
   }
 }
 
-TEST(Papers, Table3sRuleGivesThePapersRow) {
-  for (const Finding& f : reproduce("table3")) {
-    if (f.quantity != "traffic without the cache") continue;
+TEST(Papers, Table3sRowsComeFromPlans) {
+  const auto rows = reproduce("table3");
+  for (const Finding& f : rows) {
+    if (f.quantity != "traffic without the cache" || !f.paper) continue;
     EXPECT_NEAR(*f.ours, *f.paper, 0.005) << f.row;
   }
+  for (const int batch : {256, 384, 512, 640, 896, 1024}) {
+    const std::string row = "batch " + std::to_string(batch);
+    EXPECT_DOUBLE_EQ(ours(rows, row, "copied out without the cache"), 4 * 650'080e-9 * batch) << "the CONV outputs";
+    EXPECT_EQ(ours(rows, row, "traffic with the cache"), 0) << row;
+  }
+  EXPECT_GT(ours(rows, "batch 1792", "traffic with the cache"), 0) << "it does not fit";
 }
 
 TEST(Papers, LessMemoryThanSuperNeuronsUnderItsOwnLayerModel) {
@@ -82,6 +107,8 @@ TEST(Papers, LessMemoryThanSuperNeuronsUnderItsOwnLayerModel) {
     EXPECT_LE(ours(rows, row, "peak"), row[0] == 'R' ? 392.0 : 771.5);
     EXPECT_LE(ours(rows, std::string(row) + ", auto", "arena"), row[0] == 'R' ? 392.0 : 771.5) << row;
   }
+  EXPECT_LE(ours(rows, "AlexNet, batch 200, ReLU in place", "peak"), 664.7);
+  EXPECT_LE(ours(rows, "AlexNet, batch 200, ReLU in place", "arena"), 664.7);
   EXPECT_LE(ours(rows, "AlexNet, batch 200, auto", "recomputations"), 14);
   EXPECT_LE(ours(rows, "AlexNet, batch 200, least, auto", "arena"), 664.7);
   EXPECT_DOUBLE_EQ(ours(rows, "InceptionV4, batch 128", "arena"), ours(rows, "InceptionV4, batch 128", "peak"));

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <set>
+#include <tuple>
 
 #include "plimsoll/ops.h"
 #include "plimsoll/route.h"
@@ -25,12 +27,19 @@ struct Attempt {
   const Plan& plan() const { return std::get<Plan>(result); }
 };
 
-Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options, bool explain) {
+// By whom a plan is wanted, and of what use it is.
+struct Wanted {
+  std::string policy;
+  bool explain = false;
+  double faster_than_ms = 1e300;
+};
+
+Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options, const Wanted& wanted) {
   auto& [graph, layouts] = laid;
   const Route route = make_route(graph);
   DeviceInfo info = device.info();
   if (!options.tiers.empty()) info.tiers = options.tiers;
-  PlanOrInfeasible result = find_policy(options.policy)
+  PlanOrInfeasible result = find_policy(wanted.policy)
                                 .plan({.graph = graph,
                                        .route = route,
                                        .kernels = layouts.kernels,
@@ -38,10 +47,11 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
                                        .device = info,
                                        .budget = options.memory,
                                        .placement = options.placement,
+                                       .faster_than_ms = wanted.faster_than_ms,
                                        .first_that_fits = options.first_that_fits,
-                                       .explain = explain,
+                                       .explain = wanted.explain,
                                        .state_homes = options.state_homes,
-                                       .options = policy_options(options.policy)});
+                                       .options = policy_options(wanted.policy)});
   if (Plan* plan = std::get_if<Plan>(&result)) plan->predicted = simulate(graph, *plan, costs);
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
@@ -53,18 +63,35 @@ class Flow {
       : device_(device), costs_(costs), options_(options), chooser_(network, device, costs, options) {}
 
   Attempt attempt(const Choice& choice, bool explain = false) {
-    if (std::optional<LaidOut> laid = chooser_.choose(choice)) return make_attempt(std::move(*laid), device_, costs_, options_, explain);
+    if (const LaidOut* laid = lay_out(choice)) return make_attempt(*laid, device_, costs_, options_, {options_.policy, explain});
     return {{}, {}, Infeasible{.flag = "--workspace"}};
   }
   Attempt over_limit(bool divide) { return {{}, {}, chooser_.over_limit(divide)}; }
 
+  // The layouts of a choice; null where none are within the limits on workspace.
+  const LaidOut* lay_out(const Choice& choice) {
+    auto [place, fresh] = laid_out_.try_emplace({choice.family, choice.limit, choice.divide});
+    if (fresh) place->second = chooser_.choose(choice);
+    return place->second ? &*place->second : nullptr;
+  }
+
   // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they are those.
-  std::optional<Attempt> refilled(const Attempt& attempt, bool divide) {
+  std::optional<Attempt> refilled(const Attempt& attempt, bool divide, const std::string& policy) {
     const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
     std::optional<LaidOut> next =
         chooser_.refill({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[static_cast<size_t>(op.index)]; });
     if (!next) return std::nullopt;
-    return make_attempt(std::move(*next), device_, costs_, options_, false);
+    return make_attempt(std::move(*next), device_, costs_, options_, {policy});
+  }
+
+  // What another policy makes of the choice, if faster kernels in its plan's free bytes could bring it below `ms`: at best each
+  // step runs by the fastest kernel, those that run again too.
+  Attempt attempt_by(const std::string& policy, const Choice& choice, double ms) {
+    const LaidOut* laid = lay_out(choice);
+    if (laid == nullptr) return {{}, {}, Infeasible{.flag = "--workspace"}};
+    const std::optional<LaidOut> fastest = chooser_.refill(*laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
+    const double gain = fastest ? laid->layouts.estimated_ms - fastest->layouts.estimated_ms : 0;
+    return make_attempt(*laid, device_, costs_, options_, {policy, false, ms + kMostRunsOfAStep * gain});
   }
 
  private:
@@ -72,13 +99,15 @@ class Flow {
   const CostTable& costs_;
   const CompileOptions& options_;
   Chooser chooser_;
+  std::map<std::tuple<std::optional<LayoutFamily>, Bytes, bool>, std::optional<LaidOut>> laid_out_;  // by choice
+  static constexpr double kMostRunsOfAStep = 3;  // in plans worth having
 };
 
 // The papers' layers have one kernel each and no layouts.
 Attempt attempt_layers(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Graph graph = lower_to_layers(network, *options.layer_model);
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = layer_kernels(graph)};
-  return make_attempt({std::move(graph), std::move(layouts)}, device, costs, options, true);
+  return make_attempt({std::move(graph), std::move(layouts)}, device, costs, options, {options.policy, true});
 }
 
 constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
@@ -97,10 +126,61 @@ bool divides(const Attempt& attempt) {
                      [](const KernelChoice& choice) { return !parts_of(choice.kernel).empty(); });
 }
 
-// The fastest kernels, if with them nothing has to leave the arena or run twice. Else kernels under smaller and smaller workspace
-// limits as well, and every layout family without workspace: what gives the fastest step of those that fit. Which are tried does
-// not depend on the budget. Then steps of the best get faster kernels again where the plan has left them room. Else infeasible,
-// with the least memory that any of them needs.
+bool is_free_of_charge(const Attempt& a) {
+  return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
+}
+
+// Ways to choose kernels beside the first, which gave `layouts`: under smaller and smaller workspace limits, and every layout
+// family without workspace. They do not depend on the budget, nor on what comes of them.
+std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutResult& layouts, const CompileOptions& options, bool many) {
+  std::vector<Choice> choices;
+  if (!options.least_memory) {
+    std::set<Bytes> sizes;
+    for (const KernelChoice& choice : layouts.kernels) {
+      if (choice.workspace.count > 0) sizes.insert(choice.workspace);
+    }
+    const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
+    const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
+    for (size_t i = between; i > 0; --i) choices.push_back({first.family, limits[(limits.size() - 1) * i / (between + 1)], first.divide});
+    choices.push_back({first.family, 0_B, first.divide});
+  }
+  if (options.family) return choices;
+  const LaidOut* smallest = flow.lay_out({first.family, 0_B, first.divide});
+  for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
+    if (smallest == nullptr || family != smallest->layouts.family) choices.push_back({family, 0_B, first.divide});
+  }
+  return choices;
+}
+
+// Steps get faster kernels where the plan has left them room.
+void refill(Attempt& best, Flow& flow, bool divide, const std::string& policy) {
+  for (int round = 0; round < kRefills && best.feasible(); ++round) {
+    std::optional<Attempt> fuller = flow.refilled(best, divide, policy);
+    if (!fuller || !is_better(*fuller, best)) return;
+    best = std::move(*fuller);
+  }
+}
+
+// With the same kernels auto is as fast as any other policy. But another's plan leaves room at other steps, for other kernels:
+// what comes of each is judged beside `best`.
+void refill_others(Attempt& best, Flow& flow, const std::vector<Choice>& choices) {
+  for (const Policy& policy : policies()) {
+    const std::string name(policy.name);
+    if (name == "auto" || name == "baseline" || name == "caffe") continue;  // those two are liveness, and more
+    std::optional<Attempt> theirs;
+    for (const Choice& choice : choices) {
+      Attempt other = flow.attempt_by(name, choice, best.plan().predicted.step_time_ms);
+      if (other.feasible() && (!theirs || is_better(other, *theirs))) theirs = std::move(other);
+    }
+    if (!theirs) continue;
+    refill(*theirs, flow, choices.front().divide, name);
+    if (is_better(*theirs, best)) best = *std::move(theirs);
+  }
+}
+
+// The fastest kernels, if with them nothing has to leave the arena or run twice. Else the other choices as well: what gives the
+// fastest step of those that fit. Then steps of the best get faster kernels again. Else infeasible, with the least memory that
+// any of them needs.
 Attempt search(const Network& network, Flow& flow, const CompileOptions& options, bool divide) {
   const bool pinned = options.exact || !options.kernels.empty();
   Choice chosen{.family = options.family, .limit = {options.least_memory && !pinned ? 0 : INT64_MAX}, .divide = divide};
@@ -108,37 +188,18 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   const bool one_only = pinned || (options.least_memory && (options.family || many));
   Attempt best = flow.attempt(chosen, one_only);
   if (!best.has_kernels()) return flow.over_limit(divide);
-  auto free_of_charge = [](const Attempt& a) {
-    return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
-  };
-  auto consider = [&](std::optional<LayoutFamily> family, Bytes limit) {
-    const Choice choice{family, limit, divide};
-    Attempt other = flow.attempt(choice);
-    if (!is_better(other, best)) return;
-    best = std::move(other);
-    chosen = choice;
-  };
-  if (!free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
-    if (!options.least_memory) {
-      std::set<Bytes> sizes;
-      for (const KernelChoice& choice : best.layouts.kernels) {
-        if (choice.workspace.count > 0) sizes.insert(choice.workspace);
-      }
-      const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
-      const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
-      for (size_t i = between; i > 0; --i) consider(options.family, limits[(limits.size() - 1) * i / (between + 1)]);
-      consider(options.family, 0_B);
+  if (!is_free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
+    std::vector<Choice> choices{chosen};
+    for (const Choice& choice : other_choices(flow, chosen, best.layouts, options, many)) {
+      choices.push_back(choice);
+      Attempt other = flow.attempt(choice);
+      if (!is_better(other, best)) continue;
+      best = std::move(other);
+      chosen = choice;
     }
-    if (!options.family) {
-      const LayoutFamily first = best.layouts.family;
-      for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
-        if (family != first) consider(family, 0_B);
-      }
-    }
-    for (int round = 0; round < kRefills && best.feasible() && !many && !options.workspace_total; ++round) {
-      std::optional<Attempt> fuller = flow.refilled(best, divide);
-      if (!fuller || !is_better(*fuller, best)) break;
-      best = std::move(*fuller);
+    if (best.feasible() && !many && !options.workspace_total) {
+      refill(best, flow, divide, options.policy);
+      if (options.policy == "auto" && options.state_homes.empty() && !options.first_that_fits) refill_others(best, flow, choices);
     }
   }
   if (!best.feasible()) {

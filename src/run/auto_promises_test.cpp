@@ -1,0 +1,98 @@
+// What auto promises of a policy's plans, where a user meets it: kernels, layouts and workspaces chosen as well.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "plimsoll/compile.h"
+#include "plimsoll/models.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/verify.h"
+
+namespace plimsoll {
+namespace {
+
+struct Case {
+  const char* model;
+  ModelInput input;
+  const char* device;
+  uint64_t seed;
+  double bus_gb_per_s;   // to the host's memory behind the arena
+  Bytes host = 1_GiB;
+};
+const Case kCases[] = {
+    {"lenet", {.batch = 32, .channels = 1, .height = 28, .width = 28, .classes = 10}, "k40c", 1, 0.5, 0_B},
+    {"lenet", {.batch = 32, .channels = 1, .height = 28, .width = 28, .classes = 10}, "cpu", 2, 0.5},
+    {"densenet:depth=13,growth=8", {.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10}, "k40c", 3, 0.05},
+    {"densenet:depth=13,growth=8", {.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10}, "cpu", 4, 0.5, 0_B},
+    {"resnet20", {.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10}, "k40c", 5, 0.5, 0_B},
+    {"resnet20", {.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10}, "k40c", 6, 0.2},
+};
+
+// Every kernel of every op at a time of its own, whatever its work: what needs more workspace is faster or slower, and layouts
+// that suit one op do not suit the next.
+CostTable random_costs(const Network& network, const Device& device, uint64_t seed) {
+  Network training = network;
+  run_fusion_passes(training, {});
+  training = make_training_network(training, {});
+  std::mt19937_64 random(seed);
+  CostTable costs(device.info().simulated ? probe_rates(device) : MachineRates{});
+  for (const Op& op : training.graph.ops()) {
+    if (op.type->is_view) continue;
+    for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::blocked, LayoutFamily::channels_last}) {
+      for (const KernelSpec& spec : device.kernels(training.graph, op, family)) {
+        const CostKey key{op_signature(training.graph, op, spec), spec.name, 0};
+        if (!costs.find(key)) costs.put(key, {Cost::Source::measured, 0.01 + 0.0001 * static_cast<double>(random() % 5000), 0, 3});
+      }
+    }
+  }
+  return costs;
+}
+
+TEST(AutoPromises, ItIsNeverSlowerThanAnotherPolicyNorForMoreMemoryAndFitsWhereAnyDoes) {
+  int tight = 0, refused = 0;
+  for (const Case& c : kCases) {
+    const Network network = build_model(c.model, c.input);
+    const std::unique_ptr<Device> device = open_device(c.device, 1);
+    const CostTable costs = random_costs(network, *device, c.seed);
+    CompileOptions options;
+    options.tiers = {{.name = "host", .capacity = c.host, .out_gb_per_s = c.bus_gb_per_s, .in_gb_per_s = c.bus_gb_per_s, .latency_us = 2}};
+    options.policy = "liveness";
+    const Bytes most = std::get<Program>(compile_training(network, *device, costs, options)).plan.arena;
+    double slowest_above = 0;
+    for (const int percent : {110, 95, 85, 75, 65, 55, 45, 35, 28, 22}) {
+      SCOPED_TRACE(fmt::format("{} on {} with seed {} at {} %", c.model, c.device, c.seed, percent));
+      options.memory = {most.count * percent / 100};
+      double fastest = 1e300;
+      std::string by;
+      for (const Policy& policy : policies()) {
+        if (policy.name == "auto") continue;
+        options.policy = policy.name;
+        const auto other = compile_training(network, *device, costs, options);
+        const Program* program = std::get_if<Program>(&other);
+        if (program == nullptr || program->plan.predicted.step_time_ms >= fastest) continue;
+        fastest = program->plan.predicted.step_time_ms;
+        by = policy.name;
+      }
+      options.policy = "auto";
+      const auto answer = compile_training(network, *device, costs, options);
+      const Program* program = std::get_if<Program>(&answer);
+      if (program == nullptr) {
+        EXPECT_EQ(by, "") << "has a plan";
+        ++refused;
+        continue;
+      }
+      const double ms = program->plan.predicted.step_time_ms;
+      EXPECT_LE(program->plan.arena, options.memory);
+      EXPECT_LE(ms, fastest * (1 + 1e-9)) << by;
+      EXPECT_GE(ms, slowest_above * (1 - 1e-9)) << "more memory was slower";
+      slowest_above = std::max(slowest_above, ms);
+      tight += percent < 100 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(tight, 30);
+  RecordProperty("refused", refused);
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,154 @@
+// What plan, compare, max and reproduce write for programs to read.
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "tests/cli/program.h"
+
+namespace plimsoll::testing {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+std::vector<std::string> keys_of(const json& object) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : object.items()) keys.push_back(key);
+  return keys;
+}
+
+double mib(const json& object, const char* field) { return object.at(field).get<double>() / (1 << 20); }
+
+TEST_F(Cli, CompareSaysOfEveryPolicyWhatPlanSays) {
+  const std::string what = " lenet --batch 64 --device k40c --memory 64MiB --json -";
+  const std::vector<json> rows = run("compare" + what).lines();
+  std::vector<std::string> names;
+  for (const json& policy : run("policies --json -").lines()) names.push_back(policy.at("name"));
+  ASSERT_EQ(rows.size(), names.size()) << "one object a policy";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i].at("policy"), names[i]);
+    const json plan = run("plan" + what + " --policy " + names[i]).lines().at(0);
+    EXPECT_THAT(keys_of(rows[i]), ::testing::IsSupersetOf(keys_of(plan))) << names[i];
+    for (const char* field : {"feasible", "peak_bytes", "arena_bytes", "step_time_ms", "offload_bytes", "prefetch_bytes", "recompute_steps", "steps"}) {
+      EXPECT_EQ(rows[i].at(field), plan.at(field)) << names[i] << " " << field;
+    }
+  }
+}
+
+TEST_F(Cli, CompareTellsWhatDoesNotFit) {
+  const Outcome outcome = run("compare alexnet --batch 200 --image-size 227 --lowering paper --device k40c --memory 1300MiB --policies baseline liveness superneurons --json -");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::vector<json> rows = outcome.lines();
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0].at("feasible"), false);
+  EXPECT_NEAR(mib(rows[0], "minimum_bytes"), 2189.437, 0.0005);
+  EXPECT_EQ(rows[0].at("peak_bytes"), nullptr);
+  EXPECT_NEAR(mib(rows[1], "minimum_bytes"), 1489.355, 0.0005);
+  EXPECT_EQ(rows[2].at("feasible"), true);
+  EXPECT_LE(mib(rows[2], "peak_bytes"), 1300);
+  EXPECT_GT(rows[2].at("offload_bytes").get<int64_t>() + rows[2].at("recompute_steps").get<int64_t>(), 0);
+}
+
+TEST_F(Cli, PlansThePapersLayers) {
+  const std::string alexnet = "plan alexnet --batch 200 --image-size 227 --device k40c --json - --policy ";
+  const json paper = run(alexnet + "liveness --lowering paper").lines().at(0);
+  EXPECT_NEAR(mib(paper, "peak_bytes"), 1489.355, 0.0005);
+  EXPECT_EQ(paper.at("steps"), 2 * 23);
+  EXPECT_EQ(paper.at("simulated"), true);
+  const std::string cost_aware = "superneurons:cache=off,release=keep,prefetch=demand,recompute=cost-aware";
+  const json recomputed = run(alexnet + cost_aware + " --lowering paper").lines().at(0);
+  EXPECT_NEAR(mib(recomputed, "peak_bytes"), 886.230, 0.0005);
+  EXPECT_EQ(recomputed.at("recompute_steps"), 17);
+  EXPECT_GT(run(alexnet + "liveness").lines().at(0).at("steps"), 46) << "the network's own ops";
+  const Outcome wrong = run("plan alexnet --lowering papre");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("did you mean 'paper'?"));
+}
+
+TEST_F(Cli, MaxFindsTheLargestBatchOfTable5) {
+  const Outcome outcome = run("max vgg16 --what batch --lowering paper --device k40c --policy superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware --json -");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  ASSERT_EQ(outcome.lines().size(), 1u);
+  const json object = outcome.lines()[0];
+  EXPECT_EQ(object.at("batch"), 264);
+  EXPECT_EQ(object.at("limited_by"), "memory");
+  EXPECT_LE(object.at("peak_bytes"), 12'025'908'428);
+  EXPECT_GT(object.at("peak_bytes"), 11'900'000'000) << "one image more does not fit";
+  EXPECT_GT(object.at("host_bytes"), 0);
+  const json limited = run("max alexnet --what batch --lowering paper --device k40c --host-memory 1MiB --policy superneurons:cache=off,recompute=none --json -").lines().at(0);
+  EXPECT_EQ(limited.at("limited_by"), "host memory");
+  EXPECT_LE(limited.at("host_bytes"), 1 << 20);
+}
+
+TEST_F(Cli, MaxFindsTheDepthOfTable4) {
+  const Outcome outcome = run("max resnet:6-32-N-6 --what depth --batch 16 --image-size 227 --lowering paper --device k40c --policy torch --json -");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const json object = outcome.lines().at(0);
+  EXPECT_EQ(object.at("depth"), 191);
+  EXPECT_EQ(object.at("n"), 19);
+  EXPECT_EQ(object.at("limited_by"), "memory");
+  EXPECT_LE(object.at("peak_bytes"), 12'025'908'428);
+  EXPECT_EQ(object.at("host_bytes"), 0);
+  const Outcome none = run("max resnet:6-32-N-6 --what depth --batch 16 --lowering paper --device k40c --memory 1GiB --policy caffe --json -");
+  EXPECT_EQ(none.code, 3);
+  EXPECT_EQ(none.lines().at(0).at("depth"), 0);
+  EXPECT_EQ(none.lines().at(0).at("limited_by"), "memory");
+}
+
+// The papers' values as they print them, ours as the layer model gives them.
+void expect_rows(const std::vector<json>& rows, const std::string& table, const std::map<std::pair<std::string, std::string>, std::pair<json, json>>& expected) {
+  size_t found = 0;
+  for (const json& row : rows) {
+    EXPECT_THAT(keys_of(row), ::testing::UnorderedElementsAre("table", "row", "quantity", "paper", "ours", "unit", "note")) << row;
+    EXPECT_EQ(row.at("table"), table);
+    EXPECT_THAT(row.at("note").get<std::string>(), ::testing::StartsWith("simulated: "));
+    const auto wanted = expected.find({row.at("row"), row.at("quantity")});
+    if (wanted == expected.end()) continue;
+    ++found;
+    EXPECT_EQ(row.at("paper"), wanted->second.first) << row;
+    EXPECT_EQ(row.at("ours"), wanted->second.second) << row;
+  }
+  EXPECT_EQ(found, expected.size());
+}
+
+TEST_F(Cli, ReproducesTheBatchesOfTable5) {
+  const Outcome outcome = run("reproduce table5 --json -");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  expect_rows(outcome.lines(), "table5",
+              {{{"AlexNet", "SuperNeurons"}, {1792, 2418}},
+               {{"AlexNet", "auto"}, {nullptr, 3450}},
+               {{"AlexNet", "auto, host memory unlimited"}, {nullptr, 3450}},
+               {{"AlexNet", "bound by the largest layer"}, {nullptr, 3450}},
+               {{"AlexNet", "Caffe"}, {768, 932}},
+               {{"AlexNet", "Torch"}, {1024, 1116}},
+               {{"ResNet50", "SuperNeurons"}, {384, 841}},
+               {{"ResNet50", "auto"}, {nullptr, 1194}},
+               {{"ResNet50", "bound by the largest layer"}, {nullptr, 1204}},
+               {{"ResNet50", "Caffe"}, {24, 37}},
+               {{"ResNet50", "Torch"}, {32, 56}}});
+  // What the paper's own rules allow in this much memory, and more.
+  const std::map<std::string, int64_t> least = {{"AlexNet", 2142}, {"VGG16", 264}, {"InceptionV4", 584}, {"ResNet50", 841}, {"ResNet101", 825}, {"ResNet152", 811}};
+  int judged = 0;
+  for (const json& row : outcome.lines()) {
+    if (!row.at("quantity").get<std::string>().starts_with("auto")) continue;
+    EXPECT_GE(row.at("ours").get<int64_t>(), least.at(row.at("row"))) << row;
+    ++judged;
+  }
+  EXPECT_EQ(judged, 12);
+}
+
+TEST_F(Cli, ReproducesTheDepthsOfTable4) {
+  const Outcome outcome = run("reproduce table4 --json -");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::vector<json> rows = outcome.lines();
+  expect_rows(rows, "table4",
+              {{{"SuperNeurons", "depth"}, {1920, 2666}}, {{"Torch", "depth"}, {152, 191}}, {{"auto, weights on the device", "depth"}, {nullptr, 2666}}});
+  for (const json& row : rows) {
+    if (row.at("row") == "auto, weights moved") {
+      EXPECT_GT(row.at("ours").get<int64_t>(), 11'000);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll::testing
