@@ -486,6 +486,7 @@ def bench_convolutions(args):
 # What is trained for real, and how its images are told to `train` and to concurrency_bench (channels, size, classes).
 CONCURRENCY = [("resnet50", 64, (3, 32, 10)), ("dcgan", 64, ()), ("inception3", 16, ()), ("alexnet", 64, ())]
 QUICK_CONCURRENCY = [("resnet20", 16, (3, 32, 10))]
+STEPS_UNTRIED = 11  # as chosen, before it is tried against one op after another
 STEPS_TO_SETTLE = 45  # until a choice was corrected and tried against one op after another; the step time is that of the steps after
 CHOICES = {"strategies 1,2": "1,2", "strategies 1,2,3": "1,2,3", "auto": "1,2,3,4"}  # of --inter-op auto
 
@@ -544,19 +545,20 @@ def bench_concurrency(args):
     for model, batch, images in wanted:
         size = ["--image-size", images[1], "--num-classes", images[2]] if images else []
         step_ms = train(model, batch, *size, "--steps", 3)[-1]["step_time_ms"]  # measures the kernels
-        steps = 5 if args.quick else steps_for(step_ms / 1000, seconds=4, least=5)
+        steps = 5 if args.quick else steps_for(step_ms / 1000, seconds=3, least=4)
         settings = {f"{a} x {b}": ["--inter-op", a, "--intra-op", b] for a, b in uniform_settings(cores, args.quick)}
         settings |= {name: ["--inter-op", "auto", "--strategies", numbers] for name, numbers in CHOICES.items()}
         times = {name: [] for name in settings}
         said = {}
-        for name, how in settings.items():  # whatever each measures and corrects, before the clock runs
-            train(model, batch, *size, "--steps", 2 * min(cores, 16) * 2 + 30 if name in CHOICES else 2, *how)
+        for name, how in settings.items():  # whatever each measures, before the clock runs
+            train(model, batch, *size, "--steps", 4 * min(cores, 16) + 6 if name in CHOICES else 2, *how)
         slow = set()
         for _ in range(rounds):
             for name, how in settings.items():
                 if name in slow:
                     continue
-                done = train(model, batch, *size, "--steps", steps + (STEPS_TO_SETTLE if name in CHOICES else 0), *how)[-1]
+                more = STEPS_TO_SETTLE if name == "auto" else 0
+                done = train(model, batch, *size, "--steps", min(steps, STEPS_UNTRIED) if name in CHOICES and not more else steps + more, *how)[-1]
                 times[name].append(done["step_time_ms"])
                 if name not in CHOICES and done["step_time_ms"] > 2 * step_ms:
                     slow.add(name)  # once is enough
