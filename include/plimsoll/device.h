@@ -48,7 +48,8 @@ struct DeviceInfo {
   int threads = 1;
   CoreShape cores;          // that the process may use
   Bytes memory_total;       // of the machine
-  Bytes memory_available;   // now
+  Bytes memory_available;   // when it was opened
+  Bytes cache;              // the last before a device's own memory; 0 where the host's is what counts
   bool simulated = false;   // plans only
   std::vector<TierInfo> tiers;  // what a plan may use, the fastest first; none unless the user gives it
 };
@@ -139,6 +140,13 @@ class Device {
                                               int threads = 0) const = 0;
 
   virtual std::unique_ptr<Arena> take_arena(Bytes bytes) const = 0;  // throws Error(device_failure) with the size
+
+  // Of a device with memory of its own: what is free there now, and how much of that an arena may take, since the device loads
+  // kernels there when they are first used. Nothing where its memory is the host's.
+  struct OwnMemory {
+    Bytes free, available;
+  };
+  virtual std::optional<OwnMemory> memory_now() const { return std::nullopt; }
 
   // Whether the host may read and write the arena through its pointers. Where it may not, write and read copy.
   virtual bool host_addressable() const { return true; }

@@ -25,9 +25,14 @@ class OpBench {
   Bytes set_bytes() const { return set_bytes_; }
   Bytes workspace() const { return workspace_; }
   Bytes kernel_workspace() const { return kernel_->workspace(); }
-  Bytes bytes(int sets) const { return set_bytes_ * sets + workspace_; }
+  Bytes bytes(int sets) const { return set_bytes_ * sets + workspace_ + flush_; }
+  // Whether a device with a clock of its own empties its cache before each run, so that one set is enough.
+  bool flushes() const { return flush_.count > 0; }
+  // Empties less of the cache where there is no room to empty all of it.
+  void keep_within(Bytes limit);
 
-  // `base` has bytes(sets) bytes. Fills every input with values that a network could have.
+  // `base` has bytes(sets) bytes. Fills every input with values that a network could have. On a device with queues the kernel
+  // runs once: what it needs is loaded then, which takes many times as long as it does.
   void place(std::byte* base, int sets);
   // Runs on the next set and returns the milliseconds.
   double run();
@@ -40,7 +45,7 @@ class OpBench {
   std::vector<Bytes> input_at_, output_at_;  // within a set
   std::vector<Bytes> input_bytes_;
   std::vector<DType> input_dtypes_;
-  Bytes set_bytes_, workspace_;
+  Bytes set_bytes_, workspace_, flush_;
   std::byte* base_ = nullptr;
   int sets_ = 0, next_ = 0;
 };

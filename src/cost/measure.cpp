@@ -65,9 +65,9 @@ class Lister {
       if (op.type->is_view) continue;
       const bool reorder = op.type->name == "Reorder";
       if (!ops_seen_.insert(reorder ? op_signature(graph, op) : signature_without_layouts(graph, op)).second) continue;
-      const bool has_workspaces = add(graph, op, 0);
+      const bool worth_dividing = add(graph, op, 0);
       const int64_t batch = divisible_batch(graph, op);
-      if (!has_workspaces || batch < 2 || batches_ == BatchSizes::undivided) continue;
+      if (!worth_dividing || batch < 2 || batches_ == BatchSizes::undivided) continue;
       for (int64_t rows : micro_batch_sizes(batches_, batch)) {
         const bool wanted = rows % every_ == 0 || (rows & (rows - 1)) == 0;
         if (rows >= batch || !wanted) continue;
@@ -80,7 +80,7 @@ class Lister {
   }
 
  private:
-  // Whether any kernel has a workspace.
+  // Whether any kernel has a workspace, or none is fast.
   bool add(const Graph& graph, const Op& op, int64_t rows) {
     bool has_workspaces = false;
     const bool reorder = op.type->name == "Reorder";
@@ -109,7 +109,7 @@ class Lister {
         if (keys_.insert(key).second) jobs_.list.push_back({&graph, &op, rows, group_, spec, std::move(key)});
       }
     }
-    return has_workspaces;
+    return has_workspaces || (!all.empty() && std::all_of(all.begin(), all.end(), is_last_resort));
   }
 
   const Device& device_;
@@ -125,9 +125,19 @@ class Lister {
 
 int sets_for(const OpBench& bench, Bytes cache, Bytes limit) {
   const int64_t set = std::max<int64_t>(bench.set_bytes().count, 1);
-  const int64_t wanted = 2 * cache.count / set + 1;
+  const int64_t wanted = bench.flushes() ? 1 : 2 * cache.count / set + 1;
   const int64_t possible = (limit.count - bench.workspace().count) / set;
   return static_cast<int>(std::clamp<int64_t>(std::min(wanted, possible), 1, kMostSets));
+}
+
+// Whether a device runs anything after a kernel has failed: some failures end all that a process does with it.
+bool still_works(const Device& device) {
+  try {
+    if (const auto queues = device.open_queues()) queues->synchronize();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 Cost time_kernel(OpBench& bench, double seconds, double best_ms) {
@@ -204,25 +214,27 @@ class Measuring {
   }
 
   std::optional<Cost> measure(const Device& device, const Job& job, Bytes limit, std::unique_ptr<Arena>& arena, double& best_ms) const {
-    bool made = false;
+    bool placed = false;  // from here on it is the kernel that fails
     try {
       OpBench bench(device, isolate(*job.graph, *job.op, job.spec), job.key.threads);
-      made = true;
+      bench.keep_within(limit);
       if (bench.bytes(1) > limit) return std::nullopt;
       const int sets = sets_for(bench, cache_, limit);
       if (!arena || arena->bytes() < bench.bytes(sets)) {
         arena.reset();
         arena = device.take_arena(bench.bytes(sets));
       }
+      placed = true;
       bench.place(arena->base(), sets);
       Cost cost = time_kernel(bench, options_.seconds_per_kernel, best_ms);
       cost.workspace = bench.kernel_workspace();
       if (best_ms <= 0 || cost.time_ms < best_ms) best_ms = cost.time_ms;
       return cost;
     } catch (const Error& error) {
-      // A kernel or buffers that this machine has not: the estimate stands. One that it refuses to run is never to be chosen.
+      // A kernel or buffers that this machine has not: the estimate stands. One that it does not run is never to be chosen.
       if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::device_failure) throw;
-      if (!made || error.code() != ErrorCode::unsupported) return std::nullopt;
+      if (!placed) return std::nullopt;
+      if (error.code() == ErrorCode::device_failure && !still_works(device)) throw;
       return Cost{.source = Cost::Source::measured, .time_ms = kRefusedMs, .runs = 1, .workspace = job.spec.workspace};
     }
   }

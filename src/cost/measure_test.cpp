@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "cost/bench.h"
 #include "cost/measure.h"
@@ -323,6 +324,21 @@ TEST(Probe, FindsTheRatesOfAQuietMachineInAFractionOfASecond) {
   EXPECT_NEAR(rates.memory_gb_per_s, 20, 1);
   EXPECT_NEAR(rates.launch_us, 4, 0.1);
   EXPECT_LT(machine.now_ms(), 500);
+}
+
+// A GPU loads a kernel's code when it first runs.
+TEST(Probe, FirstRunsThatLoadForLongDoNotCount) {
+  FakeMachine machine(0, 0);
+  const ProbeRuns fast = machine.runs();
+  auto loading = [](const auto& make) {
+    return [make](int64_t size, int threads) -> TimedRun {
+      return [run = make(size, threads), loaded = false]() mutable { return run() + (std::exchange(loaded, true) ? 0 : 300); };
+    };
+  };
+  const MachineRates rates = probe_rates({.product = loading(fast.product), .relu = loading(fast.relu), .wait = fast.wait}, 2);
+  EXPECT_NEAR(rates.gflops, 200, 2);
+  EXPECT_NEAR(rates.memory_gb_per_s, 20, 1);
+  EXPECT_NEAR(rates.launch_us, 4, 0.1);
 }
 
 TEST(Probe, TriesAgainWhenThreadsWereLate) {

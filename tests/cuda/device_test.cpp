@@ -46,8 +46,12 @@ TEST(CudaDevice, HasANameWithANumber) {
 
 TEST(CudaDevice, CountsTheMemoryThatOthersLeave) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
-  EXPECT_EQ(device->info().memory_total, 4_GiB);
-  EXPECT_EQ(device->info().memory_available, 1536_MiB);  // of 2 GiB that are free
+  EXPECT_EQ(device->info().memory_total, 8_GiB);
+  EXPECT_EQ(device->info().memory_available, 2_GiB);  // of 3 GiB that are free
+  const auto arena = device->take_arena(256_MiB);
+  EXPECT_EQ(device->memory_now()->free, 3_GiB - 256_MiB - 4_KiB);
+  EXPECT_EQ(device->memory_now()->available, 2_GiB - 256_MiB - 4_KiB);
+  EXPECT_FALSE(open_device("cpu", 1)->memory_now().has_value());
   EXPECT_THAT(device->info().description, HasSubstr("Fake GPU"));
   EXPECT_FALSE(device->host_addressable());
 }

@@ -6,14 +6,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -77,10 +81,27 @@ class FakeDoor final : public cuda::Door {
   explicit FakeDoor(uint64_t seed = 1) : random_(seed) {}
   ~FakeDoor() override {
     for (auto& [at, bytes] : allocated_) std::free(at);
+    if (std::ofstream out; !calls_file_.empty()) {
+      out.open(calls_file_, std::ios::app);
+      for (const auto& [name, count] : calls_) out << name << " " << count << "\n";
+    }
   }
 
-  // The nth call (from 1) of this name fails.
-  void fail(std::string call, int nth) { failing_ = std::move(call), remaining_ = nth; }
+  // The nth call (from 1) of this name fails; `for_good`: whatever is asked of the GPU after it fails, too.
+  void fail(std::string call, int nth, bool for_good = false) {
+    failing_ = std::move(call), remaining_ = nth, for_good_ = for_good;
+  }
+  // Convolutions that are offered with this algorithm refuse to run with it.
+  void refuse(std::string algorithm) { refused_.insert(std::move(algorithm)); }
+  // What a convolution with this algorithm takes by the GPU's clock, and its first run in all before that.
+  void takes(const std::string& algorithm, double ms) { takes_ms_[algorithm] = ms; }
+  void loads_for(double ms) { loads_ms_ = ms; }
+  // The GPU's memory that each algorithm takes from its first run on.
+  void loads(Bytes bytes) { loads_bytes_ = bytes; }
+  // No algorithm is offered where a tensor has more elements.
+  void limit_elements(int64_t most) { most_elements_ = most; }
+  // Writes there how often each call was made, when the door goes.
+  void keep_calls(std::string file) { calls_file_ = std::move(file); }
   // The nth wait of a queue for an event, counted from now, is forgotten.
   void forget_wait(int nth) { forget_ = nth, waits_ = 0; }
   int waits() const { return waits_; }
@@ -126,16 +147,11 @@ class FakeDoor final : public cuda::Door {
 
   // The door.
   cuda::Facts facts() override {
-    return {.name = "Fake GPU",
-            .major = 9,
-            .minor = 0,
-            .processors = 132,
-            .driver = "0",
-            .runtime = "0",
-            .cudnn = "0",
-            .cublas = "0",
-            .total = 4_GiB,
-            .free = 2_GiB};
+    const std::lock_guard lock(mutex_);
+    cuda::Facts facts = facts_;
+    for (const auto& [at, bytes] : allocated_) facts.free -= Bytes{static_cast<int64_t>(bytes)};
+    facts.free -= loads_bytes_ * static_cast<int64_t>(loaded_.size());
+    return facts;
   }
   void* allocate(size_t bytes) override {
     const std::lock_guard lock(mutex_);
@@ -215,9 +231,12 @@ class FakeDoor final : public cuda::Door {
     ask(Queue::compute, [=, kept = std::move(kept)] { kLaunchers[static_cast<size_t>(body)](kept.data(), count); });
   }
 
+  // The first is one that no rule should take for the best because it stands there.
   std::vector<cuda::ConvolutionAlgorithm> algorithms(const cuda::Convolution& c, bool tf32) override {
     if (c.top != c.bottom || c.left != c.right) return {};
+    if (std::max(c.n * c.c * c.h * c.w, c.n * c.k * c.oh * c.ow) > most_elements_) return {};
     std::vector<cuda::ConvolutionAlgorithm> list = {
+        {.name = "fft", .number = 4, .tf32 = false, .deterministic = true, .workspace = {c.n * 3000}},
         {.name = "implicit_precomp_gemm", .number = 1, .tf32 = false, .deterministic = true, .workspace = {c.n * 1000}},
         {.name = "implicit_gemm", .number = 0, .tf32 = false, .deterministic = true, .workspace = {}}};
     if (c.pass != cuda::Convolution::Pass::forward) {
@@ -233,7 +252,7 @@ class FakeDoor final : public cuda::Door {
   }
   std::unique_ptr<cuda::Prepared> prepare(const cuda::Convolution& c,
                                           const cuda::ConvolutionAlgorithm& algorithm) override {
-    return std::make_unique<FakeConvolution>(*this, c, algorithm.workspace);
+    return std::make_unique<FakeConvolution>(*this, c, algorithm);
   }
   std::unique_ptr<cuda::Prepared> prepare(const cuda::Product& product, Bytes workspace) override {
     return std::make_unique<FakeProduct>(*this, product, std::min(workspace, Bytes{4096}));
@@ -364,11 +383,18 @@ class FakeDoor final : public cuda::Door {
 
   class FakeConvolution final : public cuda::Prepared {
    public:
-    FakeConvolution(FakeDoor& door, const cuda::Convolution& c, Bytes workspace)
-        : door_(door), c_(c), workspace_(workspace) {}
-    Bytes workspace() const override { return workspace_; }
+    FakeConvolution(FakeDoor& door, const cuda::Convolution& c, cuda::ConvolutionAlgorithm algorithm)
+        : door_(door), c_(c), algorithm_(std::move(algorithm)) {}
+    Bytes workspace() const override { return algorithm_.workspace; }
     void run(const void* a, const void* b, const void*, void* out, void* workspace) override {
       using namespace cuda;
+      const char* const name = c_.pass == Convolution::Pass::forward         ? "cudnnConvolutionForward"
+                               : c_.pass == Convolution::Pass::backward_data ? "cudnnConvolutionBackwardData"
+                                                                             : "cudnnConvolutionBackwardFilter";
+      door_.count(name);
+      if (door_.refused_.contains(algorithm_.name)) {
+        throw Error(ErrorCode::unsupported, std::string(name) + " refuses the algorithm " + algorithm_.name + " after all (fake)");
+      }
       const int64_t group_c = c_.c / c_.groups;
       const bool last = c_.channels_last;
       const DirectShape shape{.x = fake::image(c_.n, c_.c, c_.h, c_.w, last),
@@ -396,8 +422,10 @@ class FakeDoor final : public cuda::Door {
                               .to_s = last ? group_c : 1};
       auto* y = static_cast<float*>(out);
       const auto *p = static_cast<const float*>(a), *q = static_cast<const float*>(b);
-      door_.enqueue_part([=, bytes = static_cast<size_t>(workspace_.count), c = c_] {
+      door_.enqueue_part([=, &door = door_, bytes = static_cast<size_t>(algorithm_.workspace.count), c = c_,
+                          algorithm = algorithm_] {
         if (bytes > 0) std::memset(workspace, 0xff, bytes);
+        door.spend(algorithm.name);
         switch (c.pass) {
           case Convolution::Pass::forward:
             all(DirectForward{.y = y, .x = p, .weights = q, .bias = nullptr, .d = shape, .relu = false},
@@ -410,6 +438,7 @@ class FakeDoor final : public cuda::Door {
             all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.k * shape.group_c * c.r * c.s);
             break;
         }
+        if (!algorithm.deterministic) *y = std::nextafter(*y, door.random_() % 2 == 0 ? 1e9F : -1e9F);
       });
     }
 
@@ -420,7 +449,7 @@ class FakeDoor final : public cuda::Door {
     }
     FakeDoor& door_;
     cuda::Convolution c_;
-    Bytes workspace_;
+    cuda::ConvolutionAlgorithm algorithm_;
   };
 
   class FakeProduct final : public cuda::Prepared {
@@ -429,6 +458,7 @@ class FakeDoor final : public cuda::Door {
         : door_(door), p_(product), workspace_(workspace) {}
     Bytes workspace() const override { return workspace_; }
     void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
+      door_.count("cublasLtMatmul");
       door_.enqueue_part([p = p_, left = static_cast<const float*>(a), right = static_cast<const float*>(b),
                           offset = static_cast<const float*>(p_.bias ? bias : nullptr), y = static_cast<float*>(out),
                           workspace, bytes = static_cast<size_t>(workspace_.count), most = door_.most_terms_] {
@@ -478,8 +508,19 @@ class FakeDoor final : public cuda::Door {
     ++calls_[name];
     if (failing_ == name && --remaining_ == 0) {
       if (capture_) capture_->spoilt = true;
+      broken_ = for_good_;
       throw Error(ErrorCode::device_failure, std::string(name) + ": out of order (fake)");
     }
+    if (broken_) throw Error(ErrorCode::device_failure, std::string(name) + ": an earlier call failed (fake)");
+  }
+  void count(const char* name) {
+    const std::lock_guard lock(mutex_);
+    call(name);
+  }
+  // Runs while the queue's work is done.
+  void spend(const std::string& algorithm) {
+    if (loaded_.insert(algorithm).second) ticks_ += 1000 * loads_ms_;
+    if (const auto known = takes_ms_.find(algorithm); known != takes_ms_.end()) ticks_ += 1000 * known->second;
   }
   bool is_pinned(const void* memory, size_t bytes) const { return lies_in(pinned_, memory, bytes); }
   static bool lies_in(const std::map<void*, size_t>& regions, const void* memory, size_t bytes) {
@@ -519,7 +560,24 @@ class FakeDoor final : public cuda::Door {
 
   mutable std::mutex mutex_;
   std::mt19937_64 random_;
-  std::string failing_;
+  std::string failing_, calls_file_;
+  bool for_good_ = false, broken_ = false;
+  cuda::Facts facts_{.name = "Fake GPU",
+                     .major = 9,
+                     .minor = 0,
+                     .processors = 132,
+                     .driver = "0",
+                     .runtime = "0",
+                     .cudnn = "0",
+                     .cublas = "0",
+                     .total = 8_GiB,
+                     .free = 3_GiB,
+                     .cache = 16_KiB};
+  std::set<std::string> refused_, loaded_;
+  std::map<std::string, double> takes_ms_;
+  double loads_ms_ = 0;
+  Bytes loads_bytes_;
+  int64_t most_elements_ = INT64_MAX;
   int remaining_ = 0, forget_ = 0, waits_ = 0;
   bool records_ = true;
   int64_t most_terms_ = INT64_MAX;

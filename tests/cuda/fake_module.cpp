@@ -3,8 +3,13 @@
 //
 //   PLIMSOLL_FAKE_FAIL=cudaMemcpyAsync:200   the 200th such call fails
 //   PLIMSOLL_FAKE_DEVICES=0                  how many GPUs there are (default 1)
+//   PLIMSOLL_FAKE_REFUSE=fft                 convolutions by this algorithm refuse to run
+//   PLIMSOLL_FAKE_CAPABILITY=7.0             compute capability (default 9.0)
+//   PLIMSOLL_FAKE_LOADS=64                   MiB of the GPU's memory that each algorithm takes from its first run on
+//   PLIMSOLL_FAKE_CALLS=FILE                 how often each call was made is written there at the end
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "tests/cuda/fake_door.h"
@@ -32,13 +37,22 @@ PLIMSOLL_EXPORT int plimsoll_cuda_devices(char* reason, size_t size) {
 }
 
 PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) {
-  auto* door = new plimsoll::testing::FakeDoor(static_cast<uint64_t>(device) + 1);
+  auto door = std::make_unique<plimsoll::testing::FakeDoor>(static_cast<uint64_t>(device) + 1);
   door->as_device(device).without_account();
   const std::string fail = environment("PLIMSOLL_FAKE_FAIL");
   if (const size_t colon = fail.find(':'); colon != std::string::npos) {
     door->fail(fail.substr(0, colon), std::stoi(fail.substr(colon + 1)));
   }
-  return door;
+  if (const std::string refused = environment("PLIMSOLL_FAKE_REFUSE"); !refused.empty()) door->refuse(refused);
+  if (const std::string capability = environment("PLIMSOLL_FAKE_CAPABILITY"); !capability.empty()) {
+    const int major = capability[0] - '0', minor = capability[2] - '0';
+    if (const std::string why = plimsoll::cuda::why_too_old(major, minor); !why.empty()) {
+      throw plimsoll::Error(plimsoll::ErrorCode::unsupported, why);
+    }
+  }
+  if (const std::string loads = environment("PLIMSOLL_FAKE_LOADS"); !loads.empty()) door->loads({std::stoll(loads) << 20});
+  door->keep_calls(environment("PLIMSOLL_FAKE_CALLS"));
+  return door.release();
 }
 
 }  // extern "C"

@@ -134,7 +134,8 @@ class CudaDevice final : public Device {
                                 facts.cudnn, facts.cublas, tf32 ? ", TF32" : ""),
              .threads = 1,
              .memory_total = facts.total,
-             .memory_available = available(facts)};
+             .memory_available = available(facts),
+             .cache = facts.cache};
   }
 
   const DeviceInfo& info() const override { return info_; }
@@ -161,6 +162,10 @@ class CudaDevice final : public Device {
     return std::make_unique<CudaArena>(context_.door, bytes);
   }
 
+  std::optional<OwnMemory> memory_now() const override {
+    const Facts facts = context_.door->facts();
+    return OwnMemory{facts.free, available(facts)};
+  }
   bool host_addressable() const override { return false; }
   void write(std::byte* to, std::span<const std::byte> from) const override {
     if (from.empty()) return;
@@ -230,7 +235,7 @@ std::vector<DeviceListing> list() {
   for (int i = 0; i < there.devices; ++i) {
     DeviceListing listing{.name = fmt::format("cuda:{}", i), .available = true, .description = {}};
     try {
-      listing.description = describe(open_door(i)->facts());
+      listing.description = describe(open_there(i)->facts());
     } catch (const Error& error) {
       listing.available = false;
       listing.description = error.what();

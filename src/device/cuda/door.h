@@ -21,7 +21,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 2;
+inline constexpr int kDoorVersion = 3;
 
 // A CUDA stream each.
 enum class Queue : uint8_t { compute, out, in, transfer };  // transfer: what the host writes and reads between steps
@@ -36,6 +36,7 @@ struct Facts {
   int processors = 0;
   std::string driver, runtime, cudnn, cublas;
   Bytes total, free;  // free: what other processes leave
+  Bytes cache;        // the last before memory
 };
 
 // A convolution from x[n,c,h,w] to y[n,k,oh,ow] with w[k,c/groups,r,s]; all three lie channels last, or none.
@@ -150,6 +151,12 @@ inline void transfer(Door& door, void* to, const void* from, size_t bytes, Direc
     }
     throw;
   }
+}
+
+// Why a GPU is not used, empty where it is: cuDNN 9 has no kernels for older ones.
+inline std::string why_too_old(int major, int minor) {
+  if (major * 10 + minor >= 75) return "";
+  return "compute capability " + std::to_string(major) + "." + std::to_string(minor) + " is below 7.5";
 }
 
 // What a module offers, in C: the names by which dlsym finds it.

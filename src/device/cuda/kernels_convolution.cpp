@@ -81,6 +81,16 @@ std::vector<ConvolutionAlgorithm> algorithms_of(const Context& context, const Co
   return place->second;
 }
 
+// What cuDNN offered and then refused to run is not offered again.
+void forget(const Context& context, const Convolution& convolution, const ConvolutionAlgorithm& algorithm) {
+  const std::lock_guard lock(context.mutex);
+  const auto known = context.algorithms.find(key_of(convolution));
+  if (known == context.algorithms.end()) return;
+  std::erase_if(known->second, [&](const ConvolutionAlgorithm& a) {
+    return a.number == algorithm.number && a.tf32 == algorithm.tf32;
+  });
+}
+
 std::string name_of(const ConvolutionAlgorithm& algorithm) {
   return fmt::format("{}{}{}", kLibrary, algorithm.name, algorithm.tf32 ? kTf32 : "");
 }
@@ -144,19 +154,25 @@ class ConvolutionKernel : public CudaKernel {
 class CudnnKernel final : public ConvolutionKernel {
  public:
   CudnnKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
-      : ConvolutionKernel(context, graph, op) {
+      : ConvolutionKernel(context, graph, op), context_(context) {
     const auto algorithms = algorithms_of(context, convolution_);
     const auto found = std::find_if(algorithms.begin(), algorithms.end(),
                                     [&](const ConvolutionAlgorithm& a) { return name_of(a) == kernel; });
     if (found == algorithms.end()) throw_no_kernel(op, kernel);
-    prepared_ = context.door->prepare(convolution_, *found);
+    algorithm_ = *found;
+    prepared_ = context.door->prepare(convolution_, algorithm_);
     workspace_bytes_ = std::max(workspace_bytes_, prepared_->workspace());
   }
 
  private:
   void work() override {
-    prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1), nullptr, output(0),
-                   scratch<void>());
+    try {
+      prepared_->run(input(roles_.large_is_second ? 1 : 0), input(roles_.large_is_second ? 0 : 1), nullptr, output(0),
+                     scratch<void>());
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::unsupported) forget(context_, convolution_, algorithm_);
+      throw;
+    }
     if (roles_.bias_added) {
       launch(AddBias{.y = output(0), .x = output(0), .bias = input(2), .image = out_image_, .relu = relu_}, out_count_);
     } else if (relu_) {
@@ -165,6 +181,8 @@ class CudnnKernel final : public ConvolutionKernel {
     sum_bias();
   }
 
+  const Context& context_;  // the device's, which outlives its kernels
+  ConvolutionAlgorithm algorithm_;
   std::unique_ptr<Prepared> prepared_;
 };
 

@@ -43,7 +43,8 @@ Module load() {
     return module;
   }
   if (found.empty()) {
-    module.availability.reason = "not built: configure with -DPLIMSOLL_CUDA=ON where the CUDA toolkit is";
+    module.availability.reason = fmt::format("{} is not beside the program, nor in ../lib: configure with -DPLIMSOLL_CUDA=ON where "
+                                             "the CUDA toolkit is, and keep that file with the program", kFile);
     return module;
   }
   void* const handle = dlopen(found.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays loaded: its threads may outlive a device
@@ -75,6 +76,8 @@ const Module& module() {
 
 const Availability& availability() { return module().availability; }
 
+std::unique_ptr<Door> open_there(int device) { return std::unique_ptr<Door>(module().open(device)); }
+
 std::unique_ptr<Door> open_door(int device) {
   const Availability& there = availability();
   if (there.devices == 0)
@@ -85,7 +88,12 @@ std::unique_ptr<Door> open_door(int device) {
         fmt::format("device 'cuda:{}' is not there: there {} only cuda:0{}", device, there.devices == 1 ? "is" : "are",
                     there.devices == 1 ? "" : fmt::format(" to cuda:{}", there.devices - 1)));
   }
-  return std::unique_ptr<Door>(module().open(device));
+  try {
+    return open_there(device);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    throw Error(error.code(), fmt::format("device 'cuda:{}' is not there: {}", device, error.what()));
+  }
 }
 
 }  // namespace plimsoll::cuda

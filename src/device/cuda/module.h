@@ -17,5 +17,7 @@ const Availability& availability();
 
 // Throws Error(unsupported) with the reason when there is no such device, Error(device_failure) when it does not open.
 std::unique_ptr<Door> open_door(int device);
+// The same for one of those that are there; the reason alone is told.
+std::unique_ptr<Door> open_there(int device);
 
 }  // namespace plimsoll::cuda

@@ -91,7 +91,7 @@ class PeerTier final : public Tier {
 }  // namespace
 
 Bytes available(const Facts& facts) {
-  const Bytes reserve = std::max<Bytes>(512_MiB, Bytes{facts.total.count / 64});
+  const Bytes reserve = std::max<Bytes>(1_GiB, Bytes{facts.total.count / 32});
   return std::max(facts.free - reserve, Bytes{facts.free.count / 2});
 }
 

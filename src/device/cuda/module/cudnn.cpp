@@ -59,21 +59,30 @@ bool refused(cudnnStatus_t status) {
   return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM;
 }
 
+// False where cuDNN does not run what the call is about; what else is wrong is thrown.
+bool accepted(cudnnStatus_t status, const char* call) {
+  if (refused(status)) return false;
+  check_call(status, call);
+  return true;
+}
+
 // False where cuDNN does not run this algorithm here.
 bool workspace_of(cudnnHandle_t handle, Pass pass, const Descriptors& d, int number, size_t& bytes) {
   switch (pass) {
     case Pass::forward:
-      return cudnnGetConvolutionForwardWorkspaceSize(handle, d.x, d.w, d.convolution, d.y,
-                                                     static_cast<cudnnConvolutionFwdAlgo_t>(number),
-                                                     &bytes) == CUDNN_STATUS_SUCCESS;
+      return accepted(cudnnGetConvolutionForwardWorkspaceSize(handle, d.x, d.w, d.convolution, d.y,
+                                                              static_cast<cudnnConvolutionFwdAlgo_t>(number), &bytes),
+                      "cudnnGetConvolutionForwardWorkspaceSize");
     case Pass::backward_data:
-      return cudnnGetConvolutionBackwardDataWorkspaceSize(handle, d.w, d.y, d.convolution, d.x,
-                                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(number),
-                                                          &bytes) == CUDNN_STATUS_SUCCESS;
+      return accepted(
+          cudnnGetConvolutionBackwardDataWorkspaceSize(handle, d.w, d.y, d.convolution, d.x,
+                                                       static_cast<cudnnConvolutionBwdDataAlgo_t>(number), &bytes),
+          "cudnnGetConvolutionBackwardDataWorkspaceSize");
     case Pass::backward_weights:
-      return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, d.x, d.y, d.convolution, d.w,
-                                                            static_cast<cudnnConvolutionBwdFilterAlgo_t>(number),
-                                                            &bytes) == CUDNN_STATUS_SUCCESS;
+      return accepted(
+          cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, d.x, d.y, d.convolution, d.w,
+                                                         static_cast<cudnnConvolutionBwdFilterAlgo_t>(number), &bytes),
+          "cudnnGetConvolutionBackwardFilterWorkspaceSize");
   }
   return false;
 }
@@ -136,10 +145,10 @@ struct Candidate {
   bool deterministic = false, tensor_cores = false;
 };
 template <class Performance>
-std::vector<Candidate> candidates(cudnnStatus_t status, std::span<const Performance> found, int count) {
+std::vector<Candidate> candidates(cudnnStatus_t status, const char* call, std::span<const Performance> found,
+                                  int count) {
   std::vector<Candidate> result;
-  if (refused(status)) return result;
-  check_call(status, "cudnnGetConvolution...Algorithm_v7");
+  if (!accepted(status, call)) return result;
   for (const Performance& p : found.first(static_cast<size_t>(count))) {
     if (p.status != CUDNN_STATUS_SUCCESS) continue;
     const bool tensor_cores = p.mathType != CUDNN_FMA_MATH;
@@ -150,25 +159,29 @@ std::vector<Candidate> candidates(cudnnStatus_t status, std::span<const Performa
 
 std::vector<Candidate> heuristics(cudnnHandle_t handle, Pass pass, const Descriptors& d) {
   int count = 0;
-  auto ask = [&]<class Performance, size_t most>(std::array<Performance, most> found, const auto& call) {
+  auto ask = [&]<class Performance, size_t most>(const char* name, std::array<Performance, most> found,
+                                                 const auto& call) {
     const cudnnStatus_t status = call(static_cast<int>(most), &count, found.data());
-    return candidates(status, std::span<const Performance>(found), count);
+    return candidates(status, name, std::span<const Performance>(found), count);
   };
   switch (pass) {
     case Pass::forward:
-      return ask(std::array<cudnnConvolutionFwdAlgoPerf_t, 2 * CUDNN_CONVOLUTION_FWD_ALGO_COUNT>{},
+      return ask("cudnnGetConvolutionForwardAlgorithm_v7",
+                 std::array<cudnnConvolutionFwdAlgoPerf_t, 2 * CUDNN_CONVOLUTION_FWD_ALGO_COUNT>{},
                  [&](int most, int* number, auto* found) {
                    return cudnnGetConvolutionForwardAlgorithm_v7(handle, d.x, d.w, d.convolution, d.y, most, number,
                                                                  found);
                  });
     case Pass::backward_data:
-      return ask(std::array<cudnnConvolutionBwdDataAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT>{},
+      return ask("cudnnGetConvolutionBackwardDataAlgorithm_v7",
+                 std::array<cudnnConvolutionBwdDataAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT>{},
                  [&](int most, int* number, auto* found) {
                    return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, d.w, d.y, d.convolution, d.x, most,
                                                                       number, found);
                  });
     case Pass::backward_weights:
-      return ask(std::array<cudnnConvolutionBwdFilterAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT>{},
+      return ask("cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+                 std::array<cudnnConvolutionBwdFilterAlgoPerf_t, 2 * CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT>{},
                  [&](int most, int* number, auto* found) {
                    return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, d.x, d.y, d.convolution, d.w, most,
                                                                         number, found);
@@ -177,7 +190,7 @@ std::vector<Candidate> heuristics(cudnnHandle_t handle, Pass pass, const Descrip
   return {};
 }
 
-// All algorithms by number, for where the heuristics name none. Those that add with atomics are known.
+// All algorithms by number: the heuristics leave out some that run. Those that add with atomics are known.
 std::vector<Candidate> every(Pass pass) {
   const size_t count = pass == Pass::forward         ? std::size(kForward)
                        : pass == Pass::backward_data ? std::size(kBackwardData)
@@ -215,9 +228,8 @@ void add(std::vector<ConvolutionAlgorithm>& list, cudnnHandle_t handle, const Co
                       .workspace = with_slack(bytes)});
     }
   };
-  const size_t before = list.size();
   take(heuristics(handle, c.pass, descriptors));
-  if (!tf32 && list.size() == before) take(every(c.pass));
+  if (!tf32) take(every(c.pass));
 }
 
 }  // namespace

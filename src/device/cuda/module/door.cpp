@@ -11,7 +11,9 @@
 
 namespace plimsoll::cuda {
 
+// What failed is told here, and not by the next launch of a kernel as well.
 void throw_failure(const char* call, const std::string& reason, const std::string& about) {
+  static_cast<void>(cudaGetLastError());
   throw Error(ErrorCode::device_failure, fmt::format("{}: {}{}", call, reason, about));
 }
 
@@ -67,14 +69,14 @@ class CudaDoor final : public Door {
             .cudnn = fmt::format("{}.{}.{}", cudnn / 10000, cudnn % 10000 / 100, cudnn % 100),
             .cublas = fmt::format("{}.{}.{}", cublas / 10000, cublas % 10000 / 100, cublas % 100),
             .total = {static_cast<int64_t>(total)},
-            .free = {static_cast<int64_t>(free)}};
+            .free = {static_cast<int64_t>(free)},
+            .cache = {properties.l2CacheSize}};
   }
 
   void* allocate(size_t bytes) override {
     use();
     void* memory = nullptr;
     if (const cudaError_t status = cudaMalloc(&memory, bytes); status != cudaSuccess) {
-      cudaGetLastError();  // running out of memory is no reason for later calls to fail
       throw_failure("cudaMalloc", reason_of(status), fmt::format(", for {} bytes", bytes));
     }
     return memory;
@@ -107,7 +109,6 @@ class CudaDoor final : public Door {
   void pin(void* memory, size_t bytes) override {
     use();
     if (const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterDefault); status != cudaSuccess) {
-      cudaGetLastError();
       throw_failure("cudaHostRegister", reason_of(status), fmt::format(", for {} bytes", bytes));
     }
   }
@@ -252,6 +253,16 @@ PLIMSOLL_EXPORT int plimsoll_cuda_devices(char* reason, size_t size) {
   return 0;
 }
 
-PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) { return new plimsoll::cuda::CudaDoor(device); }
+// The libraries need not know an older GPU: it is not opened.
+PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) {
+  using namespace plimsoll::cuda;
+  int major = 0, minor = 0;
+  PLIMSOLL_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  PLIMSOLL_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  if (const std::string why = why_too_old(major, minor); !why.empty()) {
+    throw plimsoll::Error(plimsoll::ErrorCode::unsupported, why);
+  }
+  return new CudaDoor(device);
+}
 
 }  // extern "C"
