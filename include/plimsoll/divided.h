@@ -27,6 +27,10 @@ bool is_divisible(const Layout& layout);
 // Why the op cannot run in parts with the layouts that its tensors have; empty where it can.
 std::string why_not_divisible(const Graph& graph, const Op& op);
 
+// Whether a part that begins at this row of the batch lies as the kernel needs it: cuDNN reads four floats at once, so its parts
+// begin at multiples of 16 bytes. `layouts`: those that the tensors will have; absent: as they are.
+bool may_begin_at(const Graph& graph, const Op& op, std::string_view kernel, int64_t row, const KernelSpec* layouts = nullptr);
+
 // Workspace of a configuration beside its largest part's: where later parts put their sums.
 // `outputs`: the layouts that the outputs will have; empty: as they are.
 Bytes summing_workspace(const Graph& graph, const Op& op, std::span<const Layout> outputs = {});

@@ -41,9 +41,42 @@ double product_efficiency(const Graph& graph, const Op& op, std::string_view ker
   return std::min(0.5, 0.003 * static_cast<double>(graph.tensor(op.inputs[0]).shape[0]));
 }
 
+// CUDA's convolutions, as cuDNN's documents and its users rank them; not measured by us. Weight gradients sum over the
+// whole batch into few elements, which occupies fewer of a GPU's processors and does Winograd's transforms for less work.
+struct CudaKernel {
+  std::string_view part;  // of the kernel's name; the first that fits counts
+  double data, weights;   // forward and backward to the data; backward to the weights
+};
+constexpr CudaKernel kCudaKernels[] = {
+    {"own:direct", 0.02, 0.02},
+    {"nonfused", 0.9, 0.7},       // Winograd with its transforms apart
+    {"wino", 0.8, 0.6},
+    {"precomp", 0.7, 0.7},
+    {"algo_1", 0.7, 0.55},        // the same kind of kernel in the backward passes
+    {"algo_0", 0.4, 0.3},         // sums by atomic additions
+    {"fft", 0.3, 0.25},           // pays for large windows only
+    {"implicit_gemm", 0.35, 0.35},
+};
+constexpr double kOtherCudnn = 0.4;
+constexpr double kTf32Speed = 3;  // tensor cores, by what full multiply-adds reach
+
+double cuda_efficiency(const Op& op, std::string_view kernel) {
+  const bool weights = contains(op.type->name, "BackwardWeights");
+  double share = kOtherCudnn;
+  for (const CudaKernel& known : kCudaKernels) {
+    if (!contains(kernel, known.part)) continue;
+    share = weights ? known.weights : known.data;
+    break;
+  }
+  return share;
+}
+
 // Share of the machine's dense rate that a kernel reaches, by what its name tells.
 double efficiency(const Graph& graph, const Op& op, std::string_view kernel) {
   if (is_reference(kernel)) return 0.004;
+  const double tf32 = kernel.ends_with(":tf32") ? kTf32Speed : 1;
+  if (kernel.starts_with("cudnn:") || kernel == "own:direct") return tf32 * cuda_efficiency(op, kernel);
+  if (kernel.starts_with("cublaslt")) return tf32 * 0.8;
   if (contains(kernel, "wino")) return winograd_efficiency(graph, op);
   const bool weights = contains(op.type->name, "BackwardWeights");
   if (contains(op.type->name, "FullyConnected") && contains(kernel, "gemm")) return product_efficiency(graph, op, kernel);

@@ -17,11 +17,12 @@ bool listed(const std::vector<int>& positions, size_t i) {
   return std::find(positions.begin(), positions.end(), static_cast<int>(i)) != positions.end();
 }
 
-Bytes row_bytes(const Tensor& tensor) {
+Bytes row_bytes(const Tensor& tensor, const Layout& layout) {
   Shape row = tensor.shape;
   row[0] = 1;
-  return storage_bytes(row, tensor.dtype, tensor.layout);
+  return storage_bytes(row, tensor.dtype, layout);
 }
+Bytes row_bytes(const Tensor& tensor) { return row_bytes(tensor, tensor.layout); }
 
 // Adds what a later part made to what is there: the storage as it lies, by the device's own kernel for sums.
 std::unique_ptr<Kernel> make_sum(const Device& device, const Tensor& tensor, int threads) {
@@ -150,6 +151,21 @@ std::string why_not_divisible(const Graph& graph, const Op& op) {
   return inputs.empty() ? trouble(op.outputs, division.outputs) : inputs;
 }
 
+bool may_begin_at(const Graph& graph, const Op& op, std::string_view kernel, int64_t row, const KernelSpec* layouts) {
+  constexpr int64_t kAlignment = 16;
+  if (!kernel.starts_with("cudnn:")) return true;
+  auto aligned = [&](const std::vector<TensorId>& ids, const std::vector<int>& divided, const std::vector<Layout>* as) {
+    return std::all_of(divided.begin(), divided.end(), [&](int i) {
+      const Tensor& tensor = graph.tensor(ids[static_cast<size_t>(i)]);
+      const Layout& layout = as != nullptr ? as->at(static_cast<size_t>(i)) : tensor.layout;
+      return (row_bytes(tensor, layout) * row).count % kAlignment == 0;
+    });
+  };
+  const BatchDivision& division = op.type->division;
+  return aligned(op.inputs, division.inputs, layouts != nullptr ? &layouts->inputs : nullptr) &&
+         aligned(op.outputs, division.outputs, layouts != nullptr ? &layouts->outputs : nullptr);
+}
+
 Bytes part_workspace(Bytes own) { return align_up(own, kStayAlignment); }
 
 Bytes summing_workspace(const Graph& graph, const Op& op, std::span<const Layout> outputs) {
@@ -170,7 +186,13 @@ std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, co
     throw Error(ErrorCode::unsupported, fmt::format("op '{}' cannot run by '{}': {}", op.name, kernel, why));
   }
   int64_t rows = 0;
-  for (const MicroBatch& part : parts) rows += part.batch;
+  for (const MicroBatch& part : parts) {
+    if (!may_begin_at(graph, op, part.kernel, rows)) {
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}' cannot run by '{}': row {} of a tensor is at no multiple of 16 bytes, which '{}' needs",
+                                                      op.name, kernel, rows, part.kernel));
+    }
+    rows += part.batch;
+  }
   if (const int64_t batch = divisible_batch(graph, op); rows != batch) {
     throw Error(ErrorCode::invalid_input, fmt::format("the parts of '{}' have {} rows, op '{}' has {}", kernel, rows, op.name, batch));
   }

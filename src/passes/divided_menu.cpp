@@ -45,7 +45,7 @@ class OfferedParts {
       const Op& op = part.graph.op(part.op);
       const int64_t rows = divisible_batch(part.graph, op);
       for (const KernelSpec& spec : specs) {
-        if (!same_layouts(spec, layouts)) continue;
+        if (!same_layouts(spec, layouts) || is_last_resort(spec)) continue;
         menu[rows].push_back({spec.name, rows, costs_.cost(part.graph, op, spec).time_ms, part_workspace(spec.workspace)});
       }
     }
@@ -85,6 +85,19 @@ bool rows_lie_apart(const Op& op, const KernelSpec& spec) {
   return all(op.type->division.inputs, spec.inputs) && all(op.type->division.outputs, spec.outputs);
 }
 
+bool is_by_cudnn(const MicroKernel& part) { return part.kernel.starts_with("cudnn:"); }
+
+// Where cuDNN makes parts, all of them end where another may begin.
+void drop_unaligned(const Graph& graph, const Op& op, const KernelSpec& layouts, int64_t batch, Menu& menu) {
+  const bool cudnn = std::any_of(menu.begin(), menu.end(), [&](const auto& entry) {
+    return entry.first < batch && std::any_of(entry.second.begin(), entry.second.end(), is_by_cudnn);
+  });
+  if (!cudnn) return;
+  std::erase_if(menu, [&](const auto& entry) {
+    return entry.first < batch && !may_begin_at(graph, op, "cudnn:", entry.first, &layouts);
+  });
+}
+
 std::string name_of(const Configuration& configuration) {
   std::vector<MicroBatch> parts;
   for (const MicroKernel& part : configuration.parts) parts.push_back({part.kernel, part.batch});
@@ -101,9 +114,11 @@ bool same_layouts(const KernelSpec& a, const KernelSpec& b) {
 void KernelMenu::add_divided(const Op& op, LayoutFamily family, std::vector<Item>& items) {
   const int64_t batch = divisible_batch(graph_, op);
   const BatchSizes sizes = batch_sizes_.value_or(BatchSizes::power_of_two);
-  if (batch < 2 || sizes == BatchSizes::undivided || (!batch_sizes_ && costs_.entries().empty())) return;
+  // cuDNN does not take the whole of what has more than 2^31 elements: parts of it are worth estimating.
+  const bool slow = !items.empty() && std::all_of(items.begin(), items.end(), [](const Item& item) { return is_last_resort(item.spec); });
+  if (batch < 2 || sizes == BatchSizes::undivided || (!batch_sizes_ && costs_.entries().empty() && !slow)) return;
   const bool spacious = std::any_of(items.begin(), items.end(), [](const Item& item) { return item.spec.workspace.count > 0; });
-  if (!spacious) return;
+  if (!spacious && !slow) return;
   if (sizes == BatchSizes::all && batch > kMostMicroBatches) return;
   const std::vector<int64_t> rows = micro_batch_sizes(sizes, batch);
   OfferedParts offered(graph_, op, device_, costs_, family);
@@ -120,12 +135,13 @@ void KernelMenu::add_divided(const Op& op, LayoutFamily family, std::vector<Item
       menu[batch].push_back({item.spec.name, batch, item.time_ms, item.spec.workspace});
       has_workspaces = has_workspaces || item.spec.workspace.count > 0;
     }
-    if (!has_workspaces) continue;
+    if (!has_workspaces && !slow) continue;
     for (int64_t n : rows) {
       if (n >= batch) continue;
       if (std::vector<MicroKernel> known = measured_parts(graph_, op, layouts, n, costs_); !known.empty()) menu.emplace(n, std::move(known));
     }
-    if (menu.size() < 2 && batch_sizes_) offered.add_to(menu, layouts, batch);
+    if (menu.size() < 2 && (batch_sizes_ || slow)) offered.add_to(menu, layouts, batch);
+    drop_unaligned(graph_, op, layouts, batch, menu);
     if (menu.size() < 2) continue;
     const DivisionCost division = division_cost(graph_, op, costs_.rates(), layouts.outputs);
     for (const Configuration& configuration : pareto_front(menu, batch, division)) {
@@ -143,7 +159,7 @@ std::optional<KernelMenu::Item> KernelMenu::assemble(const Op& op, LayoutFamily 
   if (parts.empty() || divisible_batch(graph_, op) == 0) return std::nullopt;
   std::optional<Item> result;
   Bytes most;
-  int64_t left = divisible_batch(graph_, op);
+  int64_t left = divisible_batch(graph_, op), row = 0;
   for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
     while (end < parts.size() && parts[end] == parts[begin]) left -= parts[end++].batch;
     if (left < 0) return std::nullopt;
@@ -157,6 +173,9 @@ std::optional<KernelMenu::Item> KernelMenu::assemble(const Op& op, LayoutFamily 
     if (!result) result = Item{*spec, 0, -1, true};
     result->time_ms += static_cast<double>(end - begin) * costs_.cost(part.graph, small, *spec).time_ms;
     most = std::max(most, part_workspace(spec->workspace));
+    if (begin > 0 && !may_begin_at(graph_, op, parts[begin].kernel, row, &result->spec)) return std::nullopt;
+    if (end - begin > 1 && !may_begin_at(graph_, op, parts[begin].kernel, row + parts[begin].batch, &result->spec)) return std::nullopt;
+    row += static_cast<int64_t>(end - begin) * parts[begin].batch;
   }
   if (left != 0 || !rows_lie_apart(op, result->spec)) return std::nullopt;
   result->spec.name = kernel;

@@ -88,7 +88,7 @@ class Search {
       auto same = std::find_if(result.begin(), result.end(), [&](const auto* other) { return other->layouts == item.layouts; });
       if (same == result.end()) {
         result.push_back(&item);
-      } else if (std::tie(item.time_ms, item.spec.workspace) < std::tie((*same)->time_ms, (*same)->spec.workspace)) {
+      } else if (is_better(item.time_ms, item.spec, (*same)->time_ms, (*same)->spec)) {
         *same = &item;
       }
     }
@@ -99,6 +99,12 @@ class Search {
       }));
     }
     return result;
+  }
+
+  // Of two that take the same time, the one with less workspace; or the one that stands first, where the device knows best.
+  bool is_better(double ms, const KernelSpec& spec, double than_ms, const KernelSpec& than) const {
+    if (ms != than_ms) return ms < than_ms;
+    return !menu_.is_in_order() && spec.workspace < than.workspace;
   }
 
   // The layouts that a kernel would see, one set for each way to fill what it leaves open.
@@ -302,7 +308,7 @@ class Search {
       for (const KernelMenu::Item* item : items) {
         for (KernelSpec& spec : resolve(op, item->spec)) {
           const double ms = item->time_ms + reorders_ms(id, op, spec);
-          if (ms > best_ms || ms == kNever || (ms == best_ms && spec.workspace >= best.workspace)) continue;
+          if (ms == kNever || !is_better(ms, spec, best_ms, best)) continue;
           best_ms = ms;
           best_kernel_ms = item->time_ms;
           best = std::move(spec);

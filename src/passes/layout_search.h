@@ -39,6 +39,9 @@ class KernelMenu {
   // The item of that name, which may be a configuration that `of` has not; none where the device has no such kernels.
   std::vector<const Item*> named(OpId op, LayoutFamily family, const std::string& kernel);
   bool is_allowed(const Item& item, bool divide) const;
+  // Whether the device's best guess first is worth more than the least workspace, where estimates do not tell kernels apart:
+  // where the library guesses for the machine at hand.
+  bool is_in_order() const { return !device_.host_addressable() && !device_.info().simulated; }
   size_t class_of(OpId op) const { return static_cast<size_t>(class_of_op_[static_cast<size_t>(op.index)]); }
   size_t class_count() const { return items_[0].size(); }
   double reorder_ms(const Tensor& tensor, const Layout& from, const Layout& to);

@@ -80,7 +80,7 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
   const auto& [device_name, type] = GetParam();
   if (known_types().count(type) == 0) GTEST_SKIP() << "no op type " << type;
   const auto device = open(device_name);
-  int kernels = 0;
+  int kernels = 0, refused = 0;
   for (const Case& one : all_cases()) {
     if (one.type != type) continue;
     const Subject subject = build_subject(one, kSeed);
@@ -98,6 +98,7 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
           if (!judged.emplace(spec.name, spec.inputs, spec.outputs).second) continue;  // in another family, too
           const Outcome outcome = judge(*device, subject, spec);
           ++kernels;
+          refused += outcome.refused;
           EXPECT_THAT(outcome.failures, ::testing::IsEmpty()) << one.type << " " << one.text << ", " << to_string(family)
                                                             << ", kernel " << spec.name << ", seed " << kSeed;
         }
@@ -105,6 +106,7 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
     }
   }
   RecordProperty("kernels", kernels);
+  RecordProperty("refused", refused);
 }
 
 TEST_P(Conformance, NamesTheKernelThatItDoesNotHave) {

@@ -82,23 +82,26 @@ std::optional<KernelSpec> random_configuration(const Device& device, const Graph
   const int64_t batch = divisible_batch(graph, op);
   std::vector<MicroBatch> parts;
   Bytes most;
+  bool exact = spec.exact;
   for (int64_t left = batch; left > 0;) {
     const int64_t largest = std::min(left, batch - 1);
     const int64_t rows = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(largest));
     const MicroOp micro = micro_op(graph, op, rows);
     std::vector<KernelSpec> kernels;
     for (KernelSpec& offered : device.kernels(micro.graph, micro.graph.op(micro.op), family)) {
-      if (fits(offered, spec)) kernels.push_back(std::move(offered));
+      if (fits(offered, spec) && may_begin_at(graph, op, offered.name, batch - left)) kernels.push_back(std::move(offered));
     }
     if (kernels.empty()) return std::nullopt;
     const KernelSpec& kernel = kernels[random() % kernels.size()];
     most = std::max(most, part_workspace(kernel.workspace));
+    exact = exact && kernel.exact;
     parts.push_back({kernel.name, rows});
     left -= rows;
   }
   KernelSpec divided = spec;
   divided.name = configuration_name(parts);
   divided.workspace = most + summing_workspace(graph, op);
+  divided.exact = exact;
   return divided;
 }
 

@@ -22,6 +22,7 @@ Subject build_subject(const Case& one, uint64_t seed);
 struct Outcome {
   std::vector<std::string> failures;  // empty: conforms
   int runs = 0;
+  bool refused = false;  // cuDNN does not run what it offered: nothing was judged
 };
 
 // Judges `spec`, whose layouts must be real ones: right values, nothing written beside the outputs and the workspace,

@@ -20,6 +20,9 @@ enum class Fault {
   other_bits_each_run,
   wrong_in_place,
   understated_workspace,
+  refuses,
+  rounds,       // 2e-5 of a value
+  rounds_more,  // 2e-4
 };
 
 // max(x, 0) on the storage as it lies, with a fault.
@@ -36,10 +39,13 @@ class FaultyKernel final : public Kernel {
     workspace_ = static_cast<char*>(workspace);
   }
   void run() override {
+    if (fault_ == Fault::refuses) throw Error(ErrorCode::unsupported, "not with these strides");
     std::memset(workspace_, 1, 64);
     if (fault_ == Fault::wrong_in_place && x_ == y_) x_[1] = 3;
     for (int64_t i = fault_ == Fault::leaves_one_out ? 1 : 0; i < count_; ++i) y_[i] = x_[i] > 0 ? x_[i] : 0;
     if (fault_ == Fault::wrong_value) y_[0] += 0.01f;
+    if (fault_ == Fault::rounds) y_[0] *= 1 + 2e-5f;
+    if (fault_ == Fault::rounds_more) y_[0] *= 1 + 2e-4f;
     if (fault_ == Fault::writes_beside_output) y_[count_] = 0;
     if (fault_ == Fault::writes_beside_workspace) workspace_[64] = 0;
     if (fault_ == Fault::changes_input) x_[0] = 1;
@@ -77,15 +83,37 @@ class FaultyDevice final : public Device {
   DeviceInfo info_;
 };
 
-std::vector<std::string> verdict(Fault fault) {
+Outcome outcome(Fault fault, std::string kernel = "faulty") {
   const Case one = {"ReluForward", "", [](CaseBuilder& b) { b.op("ReluForward", {b.uniform({2, 20, 3, 3}, 0.5, 1)}); }};
   const Subject subject = build_subject(one, 1);
   const FaultyDevice device(fault);
-  return judge(device, subject, device.kernels(subject.graph, subject.graph.op(subject.op), LayoutFamily::blocked)[0])
-      .failures;
+  KernelSpec spec = device.kernels(subject.graph, subject.graph.op(subject.op), LayoutFamily::blocked)[0];
+  spec.name = std::move(kernel);
+  return judge(device, subject, spec);
 }
+std::vector<std::string> verdict(Fault fault) { return outcome(fault).failures; }
 
 TEST(Judge, FindsNoFaultWhereThereIsNone) { EXPECT_THAT(verdict(Fault::none), testing::IsEmpty()); }
+
+TEST(Judge, ARefusalIsAFaultUnlessCudnnMayRefuseWhatItOffered) {
+  EXPECT_THAT(verdict(Fault::refuses), testing::Contains(testing::HasSubstr("not with these strides")));
+  for (const char* kernel : {"cudnn:fft", "own:direct@1+cudnn:fft@1"}) {
+    EXPECT_THAT(outcome(Fault::refuses, kernel).failures, testing::IsEmpty());
+    EXPECT_TRUE(outcome(Fault::refuses, kernel).refused);
+  }
+  EXPECT_FALSE(outcome(Fault::none, "cudnn:fft").refused);
+}
+
+TEST(Judge, AllowsACudnnKernelTheRoundingOfItsKindAlsoAsAPart) {
+  for (const char* kernel : {"cudnn:winograd", "own:direct@1+cudnn:implicit_gemm@1", "faulty"}) {
+    EXPECT_THAT(outcome(Fault::wrong_value, kernel).failures, testing::Not(testing::IsEmpty())) << kernel;
+  }
+  EXPECT_THAT(outcome(Fault::rounds, "faulty").failures, testing::Not(testing::IsEmpty()));
+  EXPECT_THAT(outcome(Fault::rounds, "own:direct@1+cudnn:implicit_gemm@1").failures, testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds, "cudnn:winograd_nonfused").failures, testing::IsEmpty());
+  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:implicit_gemm").failures, testing::Not(testing::IsEmpty()));
+  EXPECT_THAT(outcome(Fault::rounds_more, "cudnn:winograd_nonfused").failures, testing::IsEmpty());
+}
 
 TEST(Judge, FindsEveryFault) {
   const std::pair<Fault, const char*> faults[] = {
