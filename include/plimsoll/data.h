@@ -112,8 +112,8 @@ class Loader {
   void release();
 
   int64_t batches_per_epoch() const;
-  // The memory in which batches are prepared, the same for as long as the loader lives.
-  std::vector<std::span<std::byte>> buffers();
+  // The memory in which batches are prepared: whole pages, the same for as long as the loader lives.
+  std::span<std::byte> buffer();
   Bytes memory() const;  // of the prepared batches
 
  private:

@@ -5,10 +5,13 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "plimsoll/device.h"
+#include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
 #include "plimsoll/tier.h"
@@ -37,6 +40,20 @@ struct Memory {
   std::vector<std::shared_ptr<Tier>> tiers;
 };
 
+// A device offered a kernel, and refuses to run it. Names the op and the kernel.
+class KernelRefused : public Error {
+ public:
+  KernelRefused(std::string op, std::string kernel, const std::string& why)
+      : Error(ErrorCode::device_failure, "op '" + op + "': kernel '" + kernel + "' was offered, but does not run: " + why),
+        op_(std::move(op)),
+        kernel_(std::move(kernel)) {}
+  const std::string& op() const { return op_; }
+  const std::string& kernel() const { return kernel_; }
+
+ private:
+  std::string op_, kernel_;
+};
+
 struct StepRecord {           // of the last step whose times were taken
   double start_ms = 0;        // since the start of the training step
   double end_ms = 0;
@@ -61,8 +78,10 @@ class Executor {
   void initialize(uint64_t seed);
 
   // When a copy to or from a tier fails, throws Error(device_failure) that names tensor, tier and place; the states are lost then,
-  // and every further step throws the same.
+  // and every further step throws the same. When a kernel refuses to run, throws KernelRefused.
   void run_step();
+  // Runs the step on whatever lies there, leaves out kernels that refuse to run, and returns these. States mean nothing afterwards.
+  std::vector<KernelRefused> rehearse();
 
   Bytes measured_peak() const;     // the largest sum of bytes that kernels had bound or tensors held at once, over the steps run
   Bytes arena_bytes() const;
@@ -73,6 +92,7 @@ class Executor {
 
  private:
   struct Impl;
+  void run(std::vector<KernelRefused>* refused);
   std::unique_ptr<Impl> impl_;
 };
 

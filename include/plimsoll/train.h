@@ -74,6 +74,7 @@ struct DoneEvent {
   double step_time_ms = 0;              // median of the compute of a step
   double predicted_step_time_ms = 0;    // as predicted before the first step
   Bytes peak, budget, process_peak;
+  std::optional<Bytes> device;          // what the device's memory had free less at the end than before the arena was taken, where it tells
   double loss = 0;
   std::optional<double> accuracy;       // on the test set
   std::string weights_sha256;

@@ -65,8 +65,8 @@ struct CommonFlags {
   OptimizerOptions optimizer_options() const;
   bool lowered() const;  // --lowering paper; throws on another name
   TierOptions tiers() const;  // --host-memory, --spill and --peer
-  // --memory; else what a simulated device has, and no limit on a real one.
-  Bytes budget(const DeviceInfo& device) const;
+  // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
+  Bytes budget(const Device& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
 };
 

@@ -148,8 +148,8 @@ std::optional<BatchSizes> CommonFlags::batch_sizes() const {
 
 std::optional<Bytes> CommonFlags::memory_bytes() const { return bytes_of("--memory", memory); }
 
-Bytes CommonFlags::budget(const DeviceInfo& device) const {
-  return memory_bytes().value_or(device.simulated ? device.memory_available : Bytes{INT64_MAX});
+Bytes CommonFlags::budget(const Device& device) const {
+  return memory_bytes().value_or(device.host_addressable() ? Bytes{INT64_MAX} : device.info().memory_available);
 }
 
 TierOptions CommonFlags::tiers() const {

@@ -25,7 +25,7 @@ ModelInput input_of(const CommonFlags& flags, int64_t batch) {
 
 CompileOptions compile_options(const CommonFlags& flags, const Session& session, bool weights) {
   CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
-  options.memory = flags.budget(session.device->info());
+  options.memory = flags.budget(*session.device);
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();
@@ -91,7 +91,7 @@ int run_compare(const CompareFlags& flags) {
     throw Error(ErrorCode::invalid_input, fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
   }
   if (flags.run && flags.lowered()) throw Error(ErrorCode::invalid_input, "--run: the papers' layer model is planned, never run; leave out --lowering paper");
-  const Bytes budget = flags.budget(session.device->info());
+  const Bytes budget = flags.budget(*session.device);
   say(out, fmt::format("{}, batch {}, {}{}", flags.model, batch, budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
                        session.device->info().simulated ? ", simulated" : ""));
   say(out, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time", flags.run ? "     measured" : "", "copied out", "copied in", "again"));

@@ -17,7 +17,11 @@ struct Flags : CommonFlags {
   int steps = 10;
 };
 
-int run_heaps(const Flags& flags) {
+int run_heaps(const Flags& flags, const CLI::App& command) {
+  for (const char* flag : {"--policy", "--host-memory", "--spill", "--peer"}) {
+    if (command.count(flag) == 0) continue;
+    throw Error(ErrorCode::invalid_input, fmt::format("{}: heaps are compared for policy liveness, whose plans move nothing; leave it out", flag));
+  }
   JsonLines out(flags.json);
   const int64_t batch = flags.batch > 0 ? flags.batch : 16;
   const Network network =
@@ -60,7 +64,7 @@ Run add_heaps(CLI::App& app) {
   flags->add_to(*command, true);
   flags->add_optimizer_to(*command);
   command->add_option("--steps", flags->steps, "Training steps that are timed")->capture_default_str()->check(whole_number(1, 100000));
-  return [flags] { return run_heaps(*flags); };
+  return [flags, command] { return run_heaps(*flags, *command); };
 }
 
 }  // namespace plimsoll::cli

@@ -38,7 +38,7 @@ ModelInput input_of(const CommonFlags& flags) {
 
 CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
   CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
-  options.memory = flags.budget(session.device->info());
+  options.memory = flags.budget(*session.device);
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();

@@ -213,6 +213,7 @@ json done_json(const DoneEvent& d) {
           {"peak_bytes", d.peak.count},
           {"budget_bytes", d.budget.count},
           {"process_peak_bytes", d.process_peak.count},
+          {"device_bytes", d.device ? json(d.device->count) : json(nullptr)},
           {"loss", d.loss},
           {"accuracy", d.accuracy ? json(*d.accuracy) : json(nullptr)},
           {"weights_sha256", d.weights_sha256},

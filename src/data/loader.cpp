@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <condition_variable>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <system_error>
@@ -16,9 +18,9 @@
 namespace plimsoll {
 
 struct Loader::Impl {
-  struct Slot {
-    std::vector<float> data;
-    std::vector<int32_t> labels;
+  struct Slot {  // in the region
+    std::span<float> data;
+    std::span<int32_t> labels;
     int64_t count = 0;
     bool ready = false;
     std::exception_ptr error;
@@ -30,6 +32,12 @@ struct Loader::Impl {
   int64_t sample_count = 0;
   int64_t batches_per_epoch = 0;
 
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> region;  // whole pages: what a device pins may share none with anything else
+  size_t region_bytes = 0;
+
   std::mutex mutex;
   std::condition_variable slot_free, batch_ready;
   std::vector<Slot> slots;
@@ -39,6 +47,25 @@ struct Loader::Impl {
   int64_t order_epoch = -1;
   std::vector<std::thread> threads;
   Batch current;
+
+  void make_slots(size_t count, size_t elements, size_t rows) {
+    constexpr size_t kPage = 4096, kLine = 64;
+    const auto whole = [](size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; };
+    const size_t data_bytes = whole(elements * sizeof(float), kLine), label_bytes = whole(rows * sizeof(int32_t), kLine);
+    region_bytes = whole(count * (data_bytes + label_bytes), kPage);
+    region.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, region_bytes)));
+    if (!region) {
+      throw Error(ErrorCode::device_failure, fmt::format("there is no room for {} batches of {} samples", count, rows));
+    }
+    std::memset(region.get(), 0, region_bytes);
+    slots.resize(count);
+    std::byte* at = region.get();
+    for (Slot& slot : slots) {
+      slot.data = {reinterpret_cast<float*>(at), elements};
+      slot.labels = {reinterpret_cast<int32_t*>(at + data_bytes), rows};
+      at += data_bytes + label_bytes;
+    }
+  }
 
   Slot& slot_of(int64_t number) { return slots[static_cast<size_t>(number) % slots.size()]; }
 
@@ -68,7 +95,7 @@ struct Loader::Impl {
       data->read(options.split, sample, side, scratch.image);
       prepare(scratch.image, data->info(), training ? &options.augmentation : nullptr,
               {.seed = options.seed, .epoch = epoch, .sample = sample}, scratch,
-              std::span(slot.data).subspan(static_cast<size_t>(row * sample_elements),
+              slot.data.subspan(static_cast<size_t>(row * sample_elements),
                                            static_cast<size_t>(sample_elements)));
       slot.labels[static_cast<size_t>(row)] = scratch.image.label;
     }
@@ -130,11 +157,8 @@ Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options
 
   const int64_t batch_elements = options.batch * impl.sample_elements;
   const int automatic = batch_elements * int64_t{sizeof(float)} > kLargeBatch ? 1 : 2;
-  impl.slots.resize(static_cast<size_t>(options.queue > 0 ? options.queue : automatic));
-  for (Impl::Slot& slot : impl.slots) {
-    slot.data.resize(static_cast<size_t>(batch_elements));
-    slot.labels.resize(static_cast<size_t>(options.batch));
-  }
+  impl.make_slots(static_cast<size_t>(options.queue > 0 ? options.queue : automatic), static_cast<size_t>(batch_elements),
+                  static_cast<size_t>(options.batch));
   try {
     for (int i = 0; i < std::max(1, options.threads); ++i) impl.threads.emplace_back([&impl] { impl.work(); });
   } catch (const std::system_error& error) {
@@ -175,14 +199,7 @@ void Loader::release() {
 
 int64_t Loader::batches_per_epoch() const { return impl_->batches_per_epoch; }
 
-std::vector<std::span<std::byte>> Loader::buffers() {
-  std::vector<std::span<std::byte>> all;
-  for (Impl::Slot& slot : impl_->slots) {
-    all.push_back(std::as_writable_bytes(std::span(slot.data)));
-    all.push_back(std::as_writable_bytes(std::span(slot.labels)));
-  }
-  return all;
-}
+std::span<std::byte> Loader::buffer() { return {impl_->region.get(), impl_->region_bytes}; }
 
 Bytes Loader::memory() const {
   const Impl::Slot& slot = impl_->slots.front();

@@ -141,6 +141,21 @@ TEST(Loader, PreparesNoMoreThanItsQueueAndReusesItsMemory) {
   EXPECT_EQ(places.size(), 2U);
 }
 
+// So that a device may pin them: memory is pinned by whole pages, and no page twice.
+TEST(Loader, PreparesBatchesInPagesOfTheirOwn) {
+  Loader loader(std::make_shared<Numbers>(100), {.batch = 10, .queue = 2});
+  const std::span<std::byte> buffer = loader.buffer();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 4096, 0u);
+  EXPECT_EQ(buffer.size() % 4096, 0u);
+  for (int i = 0; i < 4; ++i) {
+    const Batch& batch = loader.next();
+    for (const auto part : {std::as_bytes(batch.data), std::as_bytes(batch.labels)}) {
+      EXPECT_GE(part.data(), buffer.data());
+      EXPECT_LE(part.data() + part.size(), buffer.data() + buffer.size());
+    }
+  }
+}
+
 TEST(Loader, StopsCleanlyWhileItsThreadsAreBusy) {
   for (int i = 0; i < 20; ++i) {
     Loader loader(std::make_shared<Numbers>(5000), {.batch = 1000, .threads = 3, .queue = 3});

@@ -17,6 +17,7 @@
 #include "run/copy_engines.h"
 #include "run/homes.h"
 #include "run/queued_steps.h"
+#include "run/run_kernel.h"
 
 namespace plimsoll {
 namespace {
@@ -307,9 +308,9 @@ struct Executor::Impl {
     ran = true;
   }
 
-  void run_step() {
+  void run_step(std::vector<KernelRefused>* refused) {
     if (queued) {
-      queued->run();
+      queued->run(refused);
       ran = true;
       return;
     }
@@ -321,11 +322,12 @@ struct Executor::Impl {
       ran = true;
       return;
     }
-    if (!options.record_times) return run([&](size_t s) { steps[s].kernel->run(); });
+    const auto run_one = [&](size_t s) { run_kernel(graph, plan.steps[s], *steps[s].kernel); };
+    if (!options.record_times) return run(run_one);
     auto since_start = [&] { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); };
     run([&](size_t s) {
       records[s].start_ms = since_start();
-      steps[s].kernel->run();
+      run_one(s);
       records[s].end_ms = since_start();
     });
   }
@@ -417,11 +419,19 @@ void Executor::initialize(uint64_t seed) {
   }
 }
 
-void Executor::run_step() {
+void Executor::run_step() { run(nullptr); }
+
+std::vector<KernelRefused> Executor::rehearse() {
+  std::vector<KernelRefused> refused;
+  run(&refused);
+  return refused;
+}
+
+void Executor::run(std::vector<KernelRefused>* refused) {
   if (impl_->failure) std::rethrow_exception(impl_->failure);
   try {
     impl_->homes->flush();
-    impl_->run_step();
+    impl_->run_step(refused);
   } catch (...) {
     impl_->failure = std::current_exception();
     impl_->queued ? impl_->queued->rest() : impl_->engines->rest();

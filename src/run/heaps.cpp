@@ -245,6 +245,20 @@ int64_t step_by(Steps& steps, TensorHeap& heap) {
   return most;
 }
 
+// False where the device cannot keep what is asked for; then nothing has been done.
+template <class Ask>
+bool capture(Queues& queues, const Ask& ask) {
+  bool begun = false;
+  try {
+    begun = queues.begin_capture();
+    if (begun) ask();
+  } catch (const Error&) {
+    if (begun) queues.end_capture();
+    return false;
+  }
+  return begun && queues.end_capture();
+}
+
 template <class Step>
 HeapRun time(Steps& steps, std::byte* residents, std::string name, int count, const Step& step) {
   HeapRun run{.heap = std::move(name)};
@@ -300,13 +314,10 @@ std::vector<HeapRun> compare_heaps(const Program& program, const Device& device,
   steps.bind_all();
   runs.push_back(time(steps, residents->base(), "plan", count, [&](int) { ask(), steps.wait(); }));
   runs.back().held = program.plan.arena;
-  if (Queues* queues = steps.queues(); queues != nullptr && queues->begin_capture()) {
-    ask();
-    if (queues->end_capture()) {
-      runs.push_back(time(steps, residents->base(), "plan, captured", count,
-                          [&](int) { queues->replay(), steps.wait(); }));
-      runs.back().held = program.plan.arena;
-    }
+  if (Queues* queues = steps.queues(); queues != nullptr && capture(*queues, ask)) {
+    runs.push_back(time(steps, residents->base(), "plan, captured", count,
+                        [&](int) { queues->replay(), steps.wait(); }));
+    runs.back().held = program.plan.arena;
   }
   return runs;
 }

@@ -7,6 +7,7 @@
 
 #include "device/tier/staged.h"
 #include "run/copy_engines.h"
+#include "run/run_kernel.h"
 
 namespace plimsoll {
 namespace {
@@ -133,7 +134,7 @@ void QueuedSteps::rest() noexcept {
   }
 }
 
-void QueuedSteps::run() {
+void QueuedSteps::run(std::vector<KernelRefused>* refused) {
   if (!captured_ && may_capture_ && runs_ >= kRunsBeforeCapture) may_capture_ = captured_ = capture();
   ++runs_;
   if (captured_) {
@@ -150,15 +151,17 @@ void QueuedSteps::run() {
     queues_->wait(Queue::out, start_);
     queues_->wait(Queue::in, start_);
   }
-  ask(true);
+  ask(true, refused);
   queues_->synchronize();
   keep_times();
 }
 
 // Where anything goes wrong nothing has been done, and steps go on as before.
 bool QueuedSteps::capture() {
-  if (!queues_->begin_capture()) return false;
+  bool begun = false;
   try {
+    begun = queues_->begin_capture();
+    if (!begun) return false;
     queues_->mark(Queue::compute, fork_);
     for (const Queue queue : {Queue::out, Queue::in}) queues_->wait(queue, fork_);
     ask(false);
@@ -168,7 +171,7 @@ bool QueuedSteps::capture() {
       queues_->wait(Queue::compute, join);
     }
   } catch (const Error&) {
-    queues_->end_capture();
+    if (begun) queues_->end_capture();
     return false;
   }
   return queues_->end_capture();
@@ -181,13 +184,22 @@ void QueuedSteps::forget_sums() {
   }
 }
 
-void QueuedSteps::ask(bool timed) {
+void QueuedSteps::run_kernel(size_t step, std::vector<KernelRefused>* refused) {
+  try {
+    plimsoll::run_kernel(graph_, plan_.steps[step], *kernels_[step]);
+  } catch (const KernelRefused& refusal) {
+    if (refused == nullptr) throw;
+    refused->push_back(refusal);
+  }
+}
+
+void QueuedSteps::ask(bool timed, std::vector<KernelRefused>* refused) {
   for (size_t s = 0; s < kernels_.size(); ++s) {
     pass(boundaries_[s].out, Queue::out, timed);
     if (s > 0) fill(s - 1);
     pass(boundaries_[s].in, Queue::in, timed);
     if (timed && !begins_.empty()) queues_->mark(Queue::compute, begins_[s]);
-    if (kernels_[s] != nullptr) kernels_[s]->run();
+    if (kernels_[s] != nullptr) run_kernel(s, refused);
     if (timed && !ends_.empty()) queues_->mark(Queue::compute, ends_[s]);
   }
   pass(boundaries_.back().out, Queue::out, timed);

@@ -39,7 +39,8 @@ class QueuedSteps {
               bool check_memory, bool capture);
   ~QueuedSteps();
 
-  void run();            // a training step; all of it is done on return
+  // A training step; all of it is done on return. Kernels that refuse to run are left out where somebody wants to know them.
+  void run(std::vector<KernelRefused>* refused = nullptr);
   bool is_captured() const { return captured_; }
   void rest() noexcept;  // after a failure: until nothing runs any more
 
@@ -67,7 +68,8 @@ class QueuedSteps {
     Pass out, in;
   };
 
-  void ask(bool timed);
+  void ask(bool timed, std::vector<KernelRefused>* refused = nullptr);
+  void run_kernel(size_t step, std::vector<KernelRefused>* refused);
   bool capture();
   void forget_sums();
   void pass(const Pass& pass, Queue queue, bool timed);

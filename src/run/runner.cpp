@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 namespace plimsoll {
 namespace {
@@ -22,10 +23,14 @@ float read_scalar(const Executor& executor, TensorId id) {
 
 }  // namespace
 
-std::vector<std::shared_ptr<void>> pin_buffers(Loader& loader, const Device& device) {
-  std::vector<std::shared_ptr<void>> pinned;
-  for (const std::span<std::byte> buffer : loader.buffers()) pinned.push_back(device.pin(buffer));
-  return pinned;
+std::shared_ptr<void> pin_batches(Loader& loader, const Device& device, const std::function<void(const std::string&)>& notice) {
+  try {
+    return device.pin(loader.buffer());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::device_failure) throw;
+    if (notice) notice(fmt::format("batches are copied to the device more slowly, from memory that is not pinned: {}", error.what()));
+    return nullptr;
+  }
 }
 
 Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options, Memory memory)
@@ -71,14 +76,25 @@ std::optional<double> Runner::correct() const {
 
 Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
                        const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-                       Memory memory, int inter_op)
+                       const Memory& memory, int inter_op)
     : device_(device) {
   input.training = false;
+  std::set<std::pair<std::string, std::string>> refused;  // ops and kernels
   for (;;) {
     auto result = compile_evaluation(build_model(model, input), training, device, costs, compile);
     if (auto* program = std::get_if<Program>(&result)) {
       program_ = std::make_unique<Program>(std::move(*program));
-      break;
+      program_->plan.inter_op = inter_op;
+      runner_ = std::make_unique<Runner>(*program_, device, options, memory);
+      if (device.host_addressable()) break;
+      // What the device's library refuses is known only when it is asked: now rather than after an epoch.
+      const std::vector<KernelRefused> refusals = runner_->executor().rehearse();
+      if (refusals.empty()) break;
+      for (const KernelRefused& refusal : refusals) {
+        if (!refused.emplace(refusal.op(), refusal.kernel()).second) throw KernelRefused(refusal);  // it is offered all the same
+      }
+      runner_.reset();
+      continue;
     }
     const Infeasible& infeasible = std::get<Infeasible>(result);
     if (!infeasible.flag.empty()) throw Error(ErrorCode::infeasible, fmt::format("evaluation: {}; or set --evaluate-every 0", to_text(infeasible)));
@@ -89,14 +105,12 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
     }
     input.batch /= 2;
   }
-  program_->plan.inter_op = inter_op;
   batch_ = input.batch;
-  runner_ = std::make_unique<Runner>(*program_, device, options, std::move(memory));
 }
 
 Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {
   Loader loader(data, {.split = Split::test, .batch = batch_, .seed = seed});
-  const auto pinned = pin_buffers(loader, device_);
+  const auto pinned = pin_batches(loader, device_);
   double loss = 0, correct = 0;
   bool has_correct = true;
   int64_t count = 0;

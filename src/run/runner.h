@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "plimsoll/checkpoint.h"
@@ -14,9 +15,9 @@
 
 namespace plimsoll {
 
-// Makes the loader's batches such that the device copies from them at its full speed, for as long as the result lives.
-// Throws Error(device_failure).
-std::vector<std::shared_ptr<void>> pin_buffers(Loader& loader, const Device& device);
+// Makes the loader's batches such that the device copies from them at its full speed, for as long as the result lives. Where the
+// system refuses, copies are slower, and `notice` is told why.
+std::shared_ptr<void> pin_batches(Loader& loader, const Device& device, const std::function<void(const std::string&)>& notice = {});
 
 // A program with its executor. The program and the device must outlive it.
 class Runner {
@@ -49,7 +50,7 @@ class Evaluation {
   // Throws Error(infeasible) when not even one image fits.
   Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
              const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-             Memory memory, int inter_op = 1);
+             const Memory& memory, int inter_op = 1);
 
   struct Result {
     double loss = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <set>
 
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
@@ -239,6 +240,23 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   return std::nullopt;
 }
 
+using Refusals = std::set<std::pair<std::string, std::string>>;  // ops and kernels
+
+// Runs the step once on meaningless values: what the library of a device with memory of its own refuses to run is known only when
+// it is asked. Returns the memory, for the training to go on in; nothing where the plan must be made again, without what was refused.
+std::optional<Memory> rehearse(const Session& session, const Program& program, Refusals& known, const std::function<void(const std::string&)>& notice) {
+  Executor executor(program.network.graph, program.plan, *session.device,
+                    {.capture = false, .spill = session.spill, .peer = session.peer});
+  const std::vector<KernelRefused> refused = executor.rehearse();
+  if (refused.empty()) return executor.memory();
+  for (const KernelRefused& refusal : refused) {
+    if (!known.emplace(refusal.op(), refusal.kernel()).second) throw KernelRefused(refusal);  // it is offered all the same
+  }
+  const std::string others = refused.size() > 1 ? fmt::format(" ({} more are refused)", refused.size() - 1) : "";
+  notice(fmt::format("{}{}; planned again without it", refused[0].what(), others));
+  return std::nullopt;
+}
+
 // Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
 void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options) {
   const std::string file = options.plan->string();
@@ -305,19 +323,33 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   if (!sharing.notice.empty()) notice(sharing.notice);
   Session session = open_session(options.device, sharing.op_threads, tiers);
   for (const std::string& text : session.notices) notice(text);
-  const CompileOptions compile = compile_options(options, beginning, session, notice);
+  CompileOptions compile = compile_options(options, beginning, session, notice);
   const bool measure = options.costs == "measured";
   if (measure && !options.exact && compile.kernels.empty()) {
     if (auto infeasible = measure_kernels(session, network, compile, options, listener, notice)) return *infeasible;
   }
-  auto compiled = naming_plan(options, [&] { return compile_training(network, *session.device, session.costs, compile); });
-  if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
-  Program program = std::get<Program>(std::move(compiled));
-  if (beginning.plan) use_plan(program, *beginning.plan, options);
+  const auto before = session.device->memory_now();  // less than when it was opened: kernels were loaded since
+  if (before && !options.memory && !beginning.plan) compile.memory = std::min(compile.memory, before->available);
+  Program program;
+  Memory memory;
+  for (Refusals refused;;) {
+    auto compiled = naming_plan(options, [&] { return compile_training(network, *session.device, session.costs, compile); });
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
+    program = std::get<Program>(std::move(compiled));
+    if (beginning.plan) use_plan(program, *beginning.plan, options);
+    if (!before || !compile.kernels.empty()) break;
+    if (auto rehearsed = rehearse(session, program, refused, notice)) {
+      memory = std::move(*rehearsed);
+      break;
+    }
+  }
   if (!compile.kernels.empty()) {
     if (const std::string text = unkept_limits(options, program, beginning.plan ? "the plan" : "the checkpoint"); !text.empty()) notice(text);
   }
-  if (measure && !beginning.plan && needs_calibration(program, session.costs)) calibrate(session, program);
+  if (measure && !beginning.plan && needs_calibration(program, session.costs)) {
+    memory = {};
+    calibrate(session, program);
+  }
   const std::unique_ptr<SharingSteps> sharing_steps = share(program, sharing, session, beginning, measure, notice);
   const double predicted_ms = program.plan.predicted.step_time_ms;
   if (listener.planned) listener.planned(program, data->info().name);
@@ -328,7 +360,8 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
                                         .check_memory = options.check_memory, .record_times = true, .spill = session.spill,
                                         .peer = session.peer,
                                         .cores = sharing.cores, .hardware_threads = sharing.hardware_threads,
-                                        .teams = sharing.choose});
+                                        .teams = sharing.choose},
+                                    std::move(memory));
   });
   Executor& executor = runner->executor();
   for (const auto& tier : executor.memory().tiers) {
@@ -348,7 +381,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   if (options.augment) loading.augmentation = data->info().augmentation;
   if (beginning.checkpoint) check_place(beginning.checkpoint->state(), data->info().train_count / options.batch, *options.resume);
   Loader loader(data, loading);
-  const auto pinned = pin_buffers(loader, *session.device);
+  const auto pinned = pin_batches(loader, *session.device, notice);
   std::optional<Evaluation> evaluation;
   if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
     evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,
@@ -373,6 +406,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   done.captured = executor.is_captured();
   done.weights_sha256 = states.sha256();
   done.process_peak = process_peak();
+  if (const auto now = session.device->memory_now()) done.device = std::max(before->free - now->free, 0_B);
   const bool ran = done.steps > 0;
   if (listener.recorded) {
     const std::span<const StepRecord> none;

@@ -2,8 +2,12 @@
 #include <gmock/gmock.h>
 
 #include <cstdlib>
+#include <map>
 
+#include "device/cuda/device.h"
+#include "plimsoll/cost.h"
 #include "tests/cli/program.h"
+#include "tests/cuda/fake_door.h"
 
 namespace {
 
@@ -18,7 +22,10 @@ class Cuda : public Cli {
     ::setenv("PLIMSOLL_CUDA_MODULE", PLIMSOLL_BINARY_DIR "/libplimsoll_cuda_fake.so", 1);
   }
   void TearDown() override {
-    for (const char* name : {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES"}) ::unsetenv(name);
+    for (const char* name : {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES", "PLIMSOLL_FAKE_REFUSE",
+                             "PLIMSOLL_FAKE_CAPABILITY", "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS"}) {
+      ::unsetenv(name);
+    }
     Cli::TearDown();
   }
   static std::string train(const std::string& more) {
@@ -48,7 +55,7 @@ TEST_F(Cuda, TrainsTheSameWeightsWhateverTheMemoryInCapturedSteps) {
   const nlohmann::json free = done(run(train("--steps 4")));
   ASSERT_FALSE(free.is_null());
   EXPECT_TRUE(free.at("captured").get<bool>());
-  EXPECT_EQ(free.at("budget_bytes").get<int64_t>(), int64_t{1536} << 20);  // what is free, less a reserve
+  EXPECT_EQ(free.at("budget_bytes").get<int64_t>(), int64_t{2} << 30);  // what is free, less a reserve
   const nlohmann::json tight = done(run(train("--steps 4 --memory 180KiB --host-memory 64MiB")));
   ASSERT_FALSE(tight.is_null()) << slurp(path("err"));
   EXPECT_EQ(tight.at("weights_sha256"), free.at("weights_sha256"));
@@ -187,6 +194,166 @@ TEST_F(Cuda, KeepsALimitOnWorkspaces) {
   const Outcome none = run(limited + "0");
   EXPECT_EQ(none.code, 3);
   EXPECT_THAT(none.err, HasSubstr("raise --workspace to"));
+}
+
+// How often the program makes each call. Rates are known, so that nothing is probed, on a busy machine either.
+class CudaCalls : public Cuda {
+ protected:
+  void SetUp() override {
+    using namespace plimsoll;
+    Cuda::SetUp();
+    const auto device = cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(), "cuda:0", false);
+    CostDatabase database(CostDatabase::default_path(), device->info());
+    database.save(MachineRates{});
+    database.save("host", TierInfo{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 10});
+  }
+  std::map<std::string, int> counted(const std::string& arguments) {
+    const std::string file = path("calls");
+    std::filesystem::remove(file);
+    ::setenv("PLIMSOLL_FAKE_CALLS", file.c_str(), 1);
+    last_ = run(arguments);
+    ::unsetenv("PLIMSOLL_FAKE_CALLS");
+    std::map<std::string, int> calls;
+    std::ifstream in(file);
+    int count = 0;
+    for (std::string name; in >> name >> count;) calls[name] += count;
+    return calls;
+  }
+  Outcome last_;
+};
+
+TEST_F(CudaCalls, ATrainingTakesTheGpusMemoryOnceAndTellsHowMuchItTook) {
+  const auto calls = counted(train("--steps 3"));
+  EXPECT_EQ(calls.at("cudaMalloc"), 1);
+  EXPECT_EQ(calls.at("cudaHostRegister"), 1);  // the batches
+  const nlohmann::json end = done(last_);
+  ASSERT_FALSE(end.is_null()) << last_.err;
+  const int64_t arena = last_.lines().front().at("arena_bytes").get<int64_t>();
+  EXPECT_EQ(end.at("device_bytes").get<int64_t>(), arena + 4096);
+  const Outcome cpu = run("train lenet --data digits --batch 4 --steps 1 --costs estimated --evaluate-every 0 --json -");
+  EXPECT_TRUE(done(cpu).at("device_bytes").is_null());
+}
+
+TEST_F(CudaCalls, HostMemoryWhoseRateIsKnownIsTakenOnce) {
+  const auto calls = counted(train("--steps 3 --memory 180KiB --host-memory 64MiB"));
+  EXPECT_EQ(calls.at("cudaMalloc"), 1);
+  EXPECT_EQ(calls.at("cudaHostRegister"), 2);  // the tier, and the batches
+  EXPECT_FALSE(done(last_).is_null()) << last_.err;
+}
+
+TEST_F(CudaCalls, AnyCallThatFailsLeavesTheLastCheckpointGood) {
+  const std::string file = path("c.safetensors");
+  const auto calls = counted(train("--steps 1"));
+  const nlohmann::json whole = done(run(train("--steps 4")));
+  ASSERT_FALSE(whole.is_null());
+  for (const char* call : {"cudaLaunchKernel", "cudnnConvolutionForward", "cudnnConvolutionBackwardData", "cublasLtMatmul", "cudaEventRecord"}) {
+    SCOPED_TRACE(call);
+    std::filesystem::remove(file);
+    ::setenv("PLIMSOLL_FAKE_FAIL", (std::string(call) + ":" + std::to_string(calls.at(call) + 1)).c_str(), 1);  // in the second step
+    const Outcome failed = run(train("--steps 4 --checkpoint-every 1 --checkpoint " + file));
+    ::unsetenv("PLIMSOLL_FAKE_FAIL");
+    EXPECT_EQ(failed.code, 4) << failed.err;
+    EXPECT_THAT(failed.err, HasSubstr(call));
+    const nlohmann::json resumed = done(run("train --json - --costs estimated --evaluate-every 0 --resume " + file));
+    ASSERT_FALSE(resumed.is_null()) << slurp(path("err"));
+    EXPECT_EQ(resumed.at("steps").get<int64_t>(), 3);
+    EXPECT_EQ(resumed.at("weights_sha256"), whole.at("weights_sha256"));
+  }
+}
+
+TEST_F(Cuda, AnAlgorithmThatIsRefusedIsNamedAndThePlanMadeWithoutIt) {
+  ::setenv("PLIMSOLL_FAKE_REFUSE", "implicit_precomp_gemm", 1);
+  const Outcome trained = run("train lenet --data digits --batch 4 --device cuda:0 --exact --costs estimated --steps 3 --epochs 1 --json -");
+  EXPECT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(trained.err, HasSubstr("kernel 'cudnn:implicit_precomp_gemm' was offered, but does not run: cudnnConvolutionForward refuses"));
+  EXPECT_THAT(trained.err, HasSubstr("planned again without it"));
+  EXPECT_FALSE(done(trained).is_null());
+}
+
+// A resumed training repeats its kernels, so there is no plan without the one that is refused.
+TEST_F(Cuda, AnAlgorithmThatIsRefusedToAResumedTrainingEndsItAsTheDevicesFailure) {
+  const std::string file = path("c.safetensors");
+  ASSERT_EQ(run(train("--steps 2 --checkpoint " + file)).code, 0);
+  ::setenv("PLIMSOLL_FAKE_REFUSE", "implicit_precomp_gemm", 1);
+  const Outcome resumed = run("train --steps 4 --costs estimated --evaluate-every 0 --resume " + file);
+  EXPECT_EQ(resumed.code, 4) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("op '"));
+  EXPECT_THAT(resumed.err, HasSubstr("kernel 'cudnn:implicit_precomp_gemm' was offered, but does not run"));
+}
+
+TEST_F(Cuda, TheDefaultBudgetLeavesWhatKernelsTookWhenTheyWereMeasured) {
+  ::setenv("PLIMSOLL_FAKE_LOADS", "64", 1);  // MiB, of each algorithm
+  const std::string measured = "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --steps 2 --json - ";
+  const nlohmann::json own = done(run(measured));
+  ASSERT_FALSE(own.is_null()) << slurp(path("err"));
+  EXPECT_LE(own.at("budget_bytes").get<int64_t>(), (int64_t{2} << 30) - (int64_t{64} << 20));
+  const nlohmann::json given = done(run(measured + "--memory 2GiB"));
+  EXPECT_EQ(given.at("budget_bytes").get<int64_t>(), int64_t{2} << 30);
+}
+
+TEST_F(Cuda, BatchesThatCannotBePinnedAreCopiedAllTheSame) {
+  const nlohmann::json pinned = done(run(train("--steps 3")));
+  ::setenv("PLIMSOLL_FAKE_FAIL", "cudaHostRegister:1", 1);
+  const Outcome slower = run(train("--steps 3"));
+  EXPECT_EQ(slower.code, 0) << slower.err;
+  EXPECT_THAT(slower.err, HasSubstr("from memory that is not pinned: cudaHostRegister"));
+  EXPECT_EQ(done(slower).at("weights_sha256"), pinned.at("weights_sha256"));
+}
+
+TEST_F(Cuda, APlanHasTheBudgetThatTrainingHas) {
+  const int64_t free = int64_t{2} << 30;
+  EXPECT_EQ(run("plan lenet --batch 4 --device cuda:0 --json -").lines().front().at("budget_bytes").get<int64_t>(), free);
+  EXPECT_THAT(run("compare lenet --batch 4 --device cuda:0 --policies auto").out, HasSubstr("budget 2.00 GiB"));
+  EXPECT_TRUE(run("plan lenet --batch 4 --json -").lines().front().at("budget_bytes").is_null());
+}
+
+TEST_F(Cuda, HeapsRefusesWhatItWouldNotHeed) {
+  for (const char* flag : {"--policy auto", "--host-memory 1GiB", "--spill /tmp", "--peer cuda:1"}) {
+    const Outcome outcome = run(std::string("heaps lenet --batch 2 --device cuda:0 ") + flag);
+    EXPECT_EQ(outcome.code, 2) << flag;
+    EXPECT_THAT(outcome.err, HasSubstr(std::string(flag).substr(0, std::string(flag).find(' ')) + ": heaps are compared for policy liveness"));
+  }
+}
+
+TEST_F(Cuda, KeepsALimitOnTheSumOfWorkspaces) {
+  const std::string limited = "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 2 --costs estimated --workspace-total ";
+  const Outcome whole = run(limited + "1GiB");
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  const int64_t taken = whole.lines().front().at("workspaces_bytes").get<int64_t>();
+  const Outcome kept = run(limited + std::to_string(taken * 2 / 3));
+  ASSERT_EQ(kept.code, 0) << kept.err;
+  EXPECT_LE(kept.lines().front().at("workspaces_bytes").get<int64_t>(), taken * 2 / 3);
+  const Outcome none = run(limited + "0");
+  EXPECT_EQ(none.code, 3);
+  EXPECT_THAT(none.err, HasSubstr("raise --workspace-total to"));
+}
+
+TEST_F(Cuda, AGpuThatIsTooOldIsListedWithTheReason) {
+  ::setenv("PLIMSOLL_FAKE_CAPABILITY", "7.0", 1);
+  EXPECT_THAT(run("devices").out, HasSubstr("compute capability 7.0 is below 7.5"));
+  const Outcome none = run(train("--steps 1"));
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("device 'cuda:0' is not there: compute capability 7.0 is below 7.5"));
+  ::setenv("PLIMSOLL_FAKE_CAPABILITY", "7.5", 1);
+  EXPECT_EQ(run("devices").out.find("below 7.5"), std::string::npos);
+}
+
+// The module that was built with this program loads, where there is a GPU and where there is none.
+TEST_F(Cuda, TheModuleIsFoundBesideTheProgramAndIsOfItsVersion) {
+  ::unsetenv("PLIMSOLL_CUDA_MODULE");
+  namespace fs = std::filesystem;
+  const fs::path alone = folder_ / "alone" / "bin";
+  fs::create_directories(alone);
+  fs::copy_file(PLIMSOLL_BINARY_DIR "/plimsoll", alone / "plimsoll");
+  const std::string command = alone.string() + "/plimsoll devices > " + path("out") + " 2> " + path("err");
+  EXPECT_EQ(std::system(command.c_str()), 0) << slurp(path("err"));
+  EXPECT_THAT(slurp(path("out")), HasSubstr("libplimsoll_cuda.so is not beside the program"));
+#ifdef PLIMSOLL_CUDA_BUILT
+  const std::string listed = run("devices").out;
+  for (const char* wrong : {"is not beside the program", "does not load", "another version"}) {
+    EXPECT_EQ(listed.find(wrong), std::string::npos) << listed;
+  }
+#endif
 }
 
 }  // namespace

@@ -7,9 +7,14 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <tuple>
 
 #include "device/cuda/device.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/cost.h"
 #include "plimsoll/execute.h"
+#include "plimsoll/models.h"
 #include "plimsoll/verify.h"
 #include "tests/cuda/fake_door.h"
 #include "tests/random_plan.h"
@@ -92,6 +97,7 @@ std::vector<std::byte> source(const Graph& graph, TensorId id, uint64_t step) {
 }
 
 struct Problem {
+  Problem(Graph g, Plan p, std::vector<KernelChoice> k) : graph(std::move(g)), plan(std::move(p)), kernels(std::move(k)) {}
   explicit Problem(uint64_t seed, bool disk = true)
       : graph(testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 9)})),
         plan(disk ? testing::RandomPlan(graph, seed).make() : testing::RandomPlan(graph, seed).without_disk().make()) {
@@ -146,6 +152,76 @@ TEST(Queues, OrderEveryKernelAndCopyOfARandomPlan) {
   }
   EXPECT_GT(transfers, 300);
   EXPECT_GT(captured, 30);
+}
+
+// What policies plan for real GPUs, not what nobody would want.
+TEST(Queues, OrderPlansThatPoliciesMakeForGpus) {
+  TemporaryFolder folder;
+  const ModelInput input{.batch = 4, .channels = 3, .height = 16, .width = 16, .classes = 10, .training = true};
+  const Network network = build_model("resnet20", input);
+  int moving = 0;
+  for (const char* gpu : {"k40c", "h100"}) {
+    const auto simulated = open_device(gpu);
+    const CostTable costs(probe_rates(*simulated));
+    CompileOptions options{.policy = "liveness", .tiers = simulated->info().tiers};
+    const auto easy = compile_training(network, *simulated, costs, options);
+    options.memory = {std::get<Program>(easy).plan.arena.count * 6 / 10};
+    for (const char* policy : {"superneurons", "vdnn", "auto"}) {
+      SCOPED_TRACE(fmt::format("{} {}", gpu, policy));
+      options.policy = policy;
+      auto result = compile_training(network, *simulated, costs, options);
+      if (std::holds_alternative<Infeasible>(result)) {  // with the least that the policy can do
+        options.memory = std::get<Infeasible>(result).minimum;
+        result = compile_training(network, *simulated, costs, options);
+      }
+      const Program& program = std::get<Program>(result);
+      Problem problem(program.network.graph, program.plan, program.kernels);
+      moving += !program.plan.moves.empty();
+      const Content expected = contents(problem, MixingDevice(problem.graph, problem.kernels), {.spill = folder.path()});
+      for (const bool check_memory : {false, true}) {
+        const auto door = std::make_shared<FakeDoor>(7);
+        const QueuedMixing device(door, problem.graph, problem.kernels);
+        ASSERT_EQ(contents(problem, device, {.check_memory = check_memory, .spill = folder.path()}), expected);
+        ASSERT_THAT(door->conflicts(), IsEmpty());
+        EXPECT_EQ(door->captures(), 1);
+      }
+    }
+  }
+  EXPECT_GT(moving, 2);
+}
+
+TEST(Queues, AStepWaitsForTheDeviceAsOftenAsTheOneBefore) {
+  TemporaryFolder folder;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Problem problem(seed, seed % 2 == 0);
+    const auto door = std::make_shared<FakeDoor>(seed);
+    const QueuedMixing device(door, problem.graph, problem.kernels);
+    Executor executor(problem.graph, problem.plan, device, {.spill = folder.path()});
+    const auto calls = [&](const char* name) { return door->calls().contains(name) ? door->calls().at(name) : 0; };
+    std::vector<std::tuple<int, int, int>> all;  // allocations, and waits of the host for queues and events
+    for (int step = 0; step < 8; ++step) {
+      const int taken = calls("cudaMalloc"), queues = calls("cudaStreamSynchronize"), events = calls("cudaEventSynchronize");
+      executor.run_step();
+      all.emplace_back(calls("cudaMalloc") - taken, calls("cudaStreamSynchronize") - queues, calls("cudaEventSynchronize") - events);
+    }
+    for (size_t step = 1; step < all.size(); ++step) EXPECT_EQ(all[step], all[0]) << step;
+    EXPECT_EQ(std::get<0>(all[0]), 0);
+    if (executor.is_captured()) {
+      EXPECT_EQ(all[0], std::tuple(0, 3, 0));
+    }
+  }
+}
+
+TEST(Queues, ADeviceThatCannotCaptureRunsAllTheSame) {
+  TemporaryFolder folder;
+  Problem problem(3, false);
+  const Content expected = contents(problem, MixingDevice(problem.graph, problem.kernels), {.spill = folder.path()});
+  const auto door = std::make_shared<FakeDoor>(3);
+  door->fail("cudaStreamBeginCapture", 1);
+  EXPECT_EQ(contents(problem, QueuedMixing(door, problem.graph, problem.kernels), {.spill = folder.path()}), expected);
+  EXPECT_EQ(door->captures(), 0);
+  EXPECT_EQ(door->calls().at("cudaStreamBeginCapture"), 1);
 }
 
 TEST(Queues, AWaitThatIsForgottenIsFoundUnlessOthersWaitForItToo) {
@@ -230,7 +306,7 @@ TEST(Queues, AStepThatCannotBeCapturedRunsAllTheSame) {
 
 TEST(Queues, PinTheHostTierInOneRegionOfWhatThePlanUses) {
   TemporaryFolder folder;
-  int seen = 0;
+  int seen = 0, both = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Problem problem(seed);
     const auto door = std::make_shared<FakeDoor>(seed);
@@ -238,9 +314,17 @@ TEST(Queues, PinTheHostTierInOneRegionOfWhatThePlanUses) {
     const Executor executor(problem.graph, problem.plan, device, {.spill = folder.path()});
     const size_t buffer = static_cast<size_t>(4 * kTierPiece);  // of a channel to the disk
     std::vector<size_t> regions;
+    size_t buffers = 0;
     for (const auto& [at, bytes] : door->pinned()) {
       if (bytes != buffer) regions.push_back(bytes);
+      buffers += bytes == buffer;
     }
+    std::set<Move::Direction> to_disk;  // a buffer for the thread of each, and one for whoever waits for it and helps
+    for (const Move& move : problem.plan.moves) {
+      if (problem.plan.tiers[static_cast<size_t>(move.tier)].tier.name == "disk") to_disk.insert(move.direction);
+    }
+    EXPECT_EQ(buffers, 2 * to_disk.size());
+    both += to_disk.size() == 2;
     for (const TierUse& use : problem.plan.tiers) {
       if (use.tier.name != "host" || use.used.count == 0) continue;
       ASSERT_EQ(regions.size(), 1u);
@@ -249,6 +333,7 @@ TEST(Queues, PinTheHostTierInOneRegionOfWhatThePlanUses) {
     }
   }
   EXPECT_GT(seen, 5);
+  EXPECT_GT(both, 3);
 }
 
 TEST(Queues, ACallThatFailsIsNamedAndNoStepFollowsIt) {

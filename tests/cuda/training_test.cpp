@@ -10,6 +10,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
+#include "plimsoll/ops.h"
 #include "run/heaps.h"
 #include "tests/cuda/fake_door.h"
 #include "tests/temporary_folder.h"
@@ -77,6 +78,53 @@ TEST(CudaHeaps, AllGiveTheSameResult) {
   ASSERT_EQ(host.size(), 3u);
   EXPECT_EQ(host[0].heap, "malloc");
   for (const HeapRun& run : host) EXPECT_EQ(run.digest, host.front().digest) << run.heap;
+}
+
+// Whether beginning a capture fails or something within it: that row is left out.
+TEST(CudaHeaps, AreComparedWhereADeviceCannotCapture) {
+  const auto door = std::make_shared<FakeDoor>(5);
+  const auto cuda = cuda::open_behind(door, "cuda:0", false);
+  const Program program = program_of(*cuda, "lenet", {.policy = "liveness"});
+  for (const char* call : {"cudaStreamBeginCapture", "cudaLaunchKernel"}) {
+    door->fail(call, 1);
+    if (std::string(call) == "cudaLaunchKernel") {  // within the capture
+      const auto counted = std::make_shared<FakeDoor>(5);
+      const auto other = cuda::open_behind(counted, "cuda:0", false);
+      counted->fail("cudaStreamBeginCapture", 1);
+      compare_heaps(program, *other, 2);
+      door->fail(call, counted->calls().at(call) + 1);
+    }
+    const std::vector<HeapRun> runs = compare_heaps(program, *cuda, 2);
+    ASSERT_EQ(runs.size(), 4u) << call;
+    EXPECT_EQ(runs.back().heap, "plan");
+    EXPECT_EQ(door->captures(), 0);
+  }
+}
+
+// The same convolutions in parts: pointers that move from part to part, and sums of weight gradients.
+TEST(CudaTrainingInParts, GivesTheWeightsOfTheWhole) {
+  const auto door = std::make_shared<FakeDoor>(3);
+  const auto cuda = cuda::open_behind(door, "cuda:0", false);
+  const Program whole = program_of(*cuda, "lenet", {.policy = "liveness"});
+  const std::vector<float> expected = train(*cuda, whole, {});
+  CompileOptions options{.policy = "liveness", .family = LayoutFamily::plain};
+  int divided = 0;
+  for (OpId id{0}; id.index < whole.network.graph.op_count(); ++id.index) {
+    const Op& op = whole.network.graph.op(id);
+    const std::string& kernel = whole.kernels[static_cast<size_t>(id.index)].kernel;
+    if (op.type->name == "Reorder") continue;
+    const bool divides = op.type->name.starts_with("Conv") || op.type->name.starts_with("FullyConnected");
+    options.kernels[op.name] = divides ? kernel + "@1*2" : kernel;
+    divided += divides;
+  }
+  EXPECT_GT(divided, 10);
+  const Program parts = program_of(*cuda, "lenet", options);
+  door->forget_account();
+  const std::vector<float> weights = train(*cuda, parts, {.check_memory = true});
+  EXPECT_EQ(door->conflicts(), std::vector<std::string>{});
+  EXPECT_EQ(door->captures(), 2);
+  ASSERT_EQ(weights.size(), expected.size());
+  EXPECT_LT(distance(expected, weights), 1e-5);
 }
 
 class CudaTraining : public ::testing::TestWithParam<std::tuple<std::string, LayoutFamily>> {};

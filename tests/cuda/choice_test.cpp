@@ -1,0 +1,197 @@
+// Which of cuDNN's and cuBLASLt's kernels are taken where nothing is measured, or where costs are made up.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "cost/signature.h"
+#include "device/cuda/device.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/divided.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/models.h"
+#include "plimsoll/ops.h"
+#include "tests/cuda/fake_door.h"
+
+namespace plimsoll {
+namespace {
+
+using testing::FakeDoor;
+using ::testing::HasSubstr;
+
+Program lenet(const Device& device, const CostTable& costs, bool exact) {
+  const ModelInput input{.batch = 2, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
+  auto result = compile_training(build_model("lenet", input), device, costs, {.policy = "liveness", .exact = exact});
+  return std::get<Program>(std::move(result));
+}
+
+// By kind of op: "Conv", "FullyConnected".
+std::set<std::string> kernels_of(const Program& program, std::string_view kind) {
+  std::set<std::string> result;
+  const Graph& graph = program.network.graph;
+  for (OpId id{0}; id.index < graph.op_count(); ++id.index) {
+    if (graph.op(id).type->name.starts_with(kind)) result.insert(program.kernels[static_cast<size_t>(id.index)].kernel);
+  }
+  return result;
+}
+
+// Not the one with the least workspace, nor the one that stands first, where estimates tell them apart.
+TEST(CudaChoice, ExactTakesTheKindOfAlgorithmThatIsFast) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
+  const Program program = lenet(*device, CostTable(), true);
+  EXPECT_EQ(kernels_of(program, "Conv"), std::set<std::string>{"cudnn:implicit_precomp_gemm"});
+  EXPECT_EQ(kernels_of(program, "FullyConnected"), std::set<std::string>{"cublaslt"});
+}
+
+TEST(CudaChoice, OfKernelsThatEstimatesDoNotTellApartTheDevicesFirstIsTaken) {
+  Graph graph;  // a convolution that is all traffic
+  const TensorId x = graph.add_source("x", {2, 1, 64, 64}, DType::f32, Role::input);
+  const TensorId w = graph.add_source("w", {1, 1, 1, 1}, DType::f32, Role::parameter);
+  const OpId conv = graph.add_op("ConvForward", "conv", "conv", {x, w});
+  graph.inputs = {x};
+  graph.states = {{w, w}};
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
+  const LayoutResult result = choose_layouts(graph, *device, CostTable(), {.family = LayoutFamily::plain, .exact = true});
+  EXPECT_EQ(result.kernels[static_cast<size_t>(conv.index)].kernel,
+            device->kernels(graph, graph.op(conv), LayoutFamily::plain).at(0).name);
+}
+
+TEST(CudaChoice, EstimatesRankAlgorithmsByTheirKindInEachPass) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {16, 64, 56, 56}, DType::f32, Role::input);
+  const TensorId w = graph.add_source("w", {64, 64, 3, 3}, DType::f32, Role::parameter);
+  const Attributes padded{{"padding", std::vector<int64_t>{1, 1, 1, 1}}};
+  const OpId forward = graph.add_op("ConvForward", "forward", "", {x, w}, padded);
+  Attributes back = padded;
+  back.set("kernel", std::vector<int64_t>{3, 3});
+  const OpId weights = graph.add_op("ConvBackwardWeights", "weights", "", {x, graph.output(forward)}, back);
+  const CostTable table({.gflops = 1e4, .memory_gb_per_s = 1e3, .launch_us = 3});
+  for (const OpId id : {forward, weights}) {
+    const auto ms = [&](const std::string& kernel) { return table.cost(graph, graph.op(id), kernel).time_ms; };
+    const std::string gemm = id == forward ? "cudnn:implicit_precomp_gemm" : "cudnn:algo_1";
+    EXPECT_LT(ms("cudnn:winograd_nonfused"), ms(gemm));
+    EXPECT_LT(ms(gemm + ":tf32"), ms("cudnn:winograd_nonfused"));
+    for (const char* slower : {"cudnn:fft", "cudnn:fft_tiling", "cudnn:implicit_gemm", "cudnn:algo_0", "cudnn:algo_3"}) {
+      EXPECT_LT(ms(gemm), ms(slower)) << slower;
+      EXPECT_LT(5 * ms(slower), ms("own:direct")) << slower;
+    }
+  }
+}
+
+// Costs that make these the fastest, on any layouts.
+CostTable liking(const Device& device, const Graph& graph, std::initializer_list<std::string_view> names) {
+  CostTable table;
+  for (const Op& op : graph.ops()) {
+    if (op.type->is_view || op.type->name == "Reorder") continue;
+    for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
+      for (const KernelSpec& spec : device.kernels(graph, op, family)) {
+        const bool liked =
+            std::any_of(names.begin(), names.end(), [&](std::string_view name) { return spec.name.find(name) != std::string::npos; });
+        table.put({op_signature(graph, op, spec), spec.name, 0},
+                  {.source = Cost::Source::measured, .time_ms = liked ? 0.001 : 1, .runs = 3});
+      }
+    }
+  }
+  return table;
+}
+
+TEST(CudaChoice, ExactNeverTakesTensorCoresNorAtomicsHoweverCheapTheyAre) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", true);
+  const Graph graph = lenet(*device, CostTable(), false).network.graph;
+  const auto names_with = [](const Program& program, std::string_view part) {
+    int count = 0;
+    for (const KernelChoice& choice : program.kernels) count += choice.kernel.find(part) != std::string::npos;
+    return count;
+  };
+  EXPECT_GT(names_with(lenet(*device, liking(*device, graph, {":tf32"}), false), ":tf32"), 3);
+  EXPECT_GT(names_with(lenet(*device, liking(*device, graph, {"algo_0"}), false), "algo_0"), 1);
+  EXPECT_GT(names_with(lenet(*device, CostTable(), false), ":tf32"), 3);  // by estimates, too
+  for (const CostTable& costs : {CostTable(), liking(*device, graph, {":tf32", "algo_0"})}) {
+    const Program program = lenet(*device, costs, true);
+    EXPECT_EQ(names_with(program, ":tf32"), 0);
+    EXPECT_EQ(names_with(program, "algo_0"), 0);
+  }
+}
+
+struct Example {
+  Graph graph;
+  OpId conv;
+  explicit Example(Shape images) {
+    const TensorId x = graph.add_source("x", images, DType::f32, Role::input);
+    const TensorId w = graph.add_source("w", {4, images[1], 3, 3}, DType::f32, Role::parameter);
+    conv = graph.add_op("ConvForward", "conv", "conv", {x, w}, {{"padding", std::vector<int64_t>{1, 1, 1, 1}}});
+    graph.inputs = {x};
+    graph.states = {{w, w}};
+  }
+  std::string kernel(const Device& device, LayoutOptions options) const {
+    Graph copy = graph;
+    const CostTable costs({.gflops = 1, .memory_gb_per_s = 1000, .launch_us = 0.001});
+    options.family = LayoutFamily::plain;
+    return choose_layouts(copy, device, costs, options).kernels[static_cast<size_t>(conv.index)].kernel;
+  }
+};
+
+TEST(CudaChoice, WhatCudnnDoesNotTakeWholeItTakesInParts) {
+  const Example e({8, 4, 9, 9});
+  const auto door = std::make_shared<FakeDoor>();
+  const auto device = cuda::open_behind(door, "cuda:0", false);
+  EXPECT_EQ(e.kernel(*device, {}), "cudnn:implicit_precomp_gemm");
+  door->limit_elements(6 * 4 * 9 * 9);
+  const auto limited = cuda::open_behind(door, "cuda:0", false);
+  EXPECT_EQ(e.kernel(*limited, {}), "cudnn:implicit_precomp_gemm@4*2");
+  EXPECT_EQ(e.kernel(*limited, {.batch_sizes = BatchSizes::undivided}), "own:direct");
+  EXPECT_EQ(e.kernel(*limited, {.exact = true}), "own:direct");
+}
+
+TEST(CudaChoice, PartsByCudnnBeginAtMultiplesOf16Bytes) {
+  const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
+  // The workspace allows two rows at once: of 400 bytes each, and of 300.
+  LayoutOptions limited{.asked_limit = 2048_B, .batch_sizes = BatchSizes::power_of_two};
+  limited.workspace_limit = limited.asked_limit;
+  EXPECT_EQ(Example({8, 4, 5, 5}).kernel(*device, limited), "cudnn:implicit_precomp_gemm@2*4");
+  EXPECT_EQ(Example({8, 3, 5, 5}).kernel(*device, limited), "cudnn:implicit_gemm");
+  const Example e({8, 3, 5, 5});
+  EXPECT_NO_THROW(make_kernel(*device, e.graph, e.graph.op(e.conv), "cudnn:implicit_gemm@4*2"));
+  EXPECT_NO_THROW(make_kernel(*device, e.graph, e.graph.op(e.conv), "cudnn:implicit_gemm@4+cudnn:implicit_gemm@3+own:direct@1"));
+  try {
+    make_kernel(*device, e.graph, e.graph.op(e.conv), "cudnn:implicit_gemm@2*4");
+    ADD_FAILURE() << "it was made";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_THAT(error.what(), HasSubstr("row 2 of a tensor is at no multiple of 16 bytes"));
+  }
+}
+
+TEST(CudaChoice, AKernelThatRefusesToRunIsNamedAndNotOfferedAgain) {
+  const auto door = std::make_shared<FakeDoor>();
+  const auto device = cuda::open_behind(door, "cuda:0", false);
+  const Program first = lenet(*device, CostTable(), true);
+  door->refuse("implicit_precomp_gemm");
+  {
+    Executor executor(first.network.graph, first.plan, *device);
+    for (int step = 0; step < 2; ++step) {
+      try {
+        executor.run_step();
+        ADD_FAILURE() << "the step ran";
+      } catch (const KernelRefused& refusal) {
+        EXPECT_EQ(refusal.code(), ErrorCode::device_failure);
+        EXPECT_THAT(refusal.what(), HasSubstr("op '" + refusal.op() + "': kernel 'cudnn:implicit_precomp_gemm' was offered"));
+        EXPECT_THAT(refusal.what(), HasSubstr("cudnnConvolutionForward refuses"));
+      }
+    }
+  }
+  const auto other = cuda::open_behind(door, "cuda:0", false);
+  {
+    Executor executor(first.network.graph, first.plan, *other);
+    EXPECT_EQ(executor.rehearse().size(), 5u);  // two convolutions: forward, and back but to the images
+  }
+  const Program second = lenet(*other, CostTable(), true);
+  EXPECT_FALSE(kernels_of(second, "Conv").contains("cudnn:implicit_precomp_gemm"));
+  Executor executor(second.network.graph, second.plan, *other);
+  EXPECT_TRUE(executor.rehearse().empty());
+}
+
+}  // namespace
+}  // namespace plimsoll
