@@ -511,7 +511,7 @@ def built(target):
 def bench_overhead(args):
     """What it costs to start a step of a plan, with kernels that do nothing, as a share of a training step."""
     build = built("side_by_side_bench")
-    program = next(build.rglob("side_by_side_bench"))
+    program = build / "bench/micro/side_by_side_bench"
     rows = []
     for model, batch, images in CONCURRENCY:
         size = ["--image-size", images[1], "--num-classes", images[2]] if images else []
@@ -573,7 +573,9 @@ def bench_concurrency(args):
     name = "concurrency" + (f"-{args.name}" if args.name else "")
     if args.quick and not args.name:
         return print("not recorded: with --quick the settings are too few; --name NAME records them")
-    save(name, rows, operations=told)
+    path = RESULTS / f"{name}.json"
+    kept = json.loads(path.read_text()) if args.only and path.exists() else {"rows": [], "operations": []}
+    save(name, kept_beside(kept["rows"], rows), operations=[t for t in kept["operations"] if t.get("model") not in {r["model"] for r in rows} and "model" in t] + told)
 
 
 WORKSPACE = {"alexnet": 256, "resnet18": 128, "resnet50": 64, "densenet:depth=40,growth=40": 256}
