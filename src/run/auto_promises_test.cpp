@@ -20,13 +20,18 @@ struct Case {
   double bus_gb_per_s;   // to the host's memory behind the arena
   Bytes host = 1_GiB;
 };
+const ModelInput kDigits{.batch = 32, .channels = 1, .height = 28, .width = 28, .classes = 10};
+const ModelInput kPhotographs{.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10};
 const Case kCases[] = {
-    {"lenet", {.batch = 32, .channels = 1, .height = 28, .width = 28, .classes = 10}, "k40c", 1, 0.5, 0_B},
-    {"lenet", {.batch = 32, .channels = 1, .height = 28, .width = 28, .classes = 10}, "cpu", 2, 0.5},
-    {"densenet:depth=13,growth=8", {.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10}, "k40c", 3, 0.05},
-    {"densenet:depth=13,growth=8", {.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10}, "cpu", 4, 0.5, 0_B},
-    {"resnet20", {.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10}, "k40c", 5, 0.5, 0_B},
-    {"resnet20", {.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10}, "k40c", 6, 0.2},
+    {"lenet", kDigits, "k40c", 1, 0.5, 0_B},
+    {"lenet", kDigits, "k40c", 2, 0.5},
+    {"lenet", kDigits, "cpu", 3, 0.5},
+    {"densenet:depth=7,growth=8", kPhotographs, "k40c", 4, 0.05},
+    {"densenet:depth=7,growth=8", kPhotographs, "k40c", 5, 0.5, 0_B},
+    {"densenet:depth=7,growth=8", kPhotographs, "k40c", 6, 0.01},
+    {"densenet:depth=7,growth=8", kPhotographs, "cpu", 7, 0.5},
+    {"alexnet", {.batch = 2}, "k40c", 8, 2},
+    {"alexnet", {.batch = 2}, "k40c", 9, 0.5, 0_B},
 };
 
 // Every kernel of every op at a time of its own, whatever its work: what needs more workspace is faster or slower, and layouts
@@ -49,50 +54,52 @@ CostTable random_costs(const Network& network, const Device& device, uint64_t se
   return costs;
 }
 
-TEST(AutoPromises, ItIsNeverSlowerThanAnotherPolicyNorForMoreMemoryAndFitsWhereAnyDoes) {
-  int tight = 0, refused = 0;
-  for (const Case& c : kCases) {
-    const Network network = build_model(c.model, c.input);
-    const std::unique_ptr<Device> device = open_device(c.device, 1);
-    const CostTable costs = random_costs(network, *device, c.seed);
-    CompileOptions options;
-    options.tiers = {{.name = "host", .capacity = c.host, .out_gb_per_s = c.bus_gb_per_s, .in_gb_per_s = c.bus_gb_per_s, .latency_us = 2}};
-    options.policy = "liveness";
-    const Bytes most = std::get<Program>(compile_training(network, *device, costs, options)).plan.arena;
-    double slowest_above = 0;
-    for (const int percent : {110, 95, 85, 75, 65, 55, 45, 35, 28, 22}) {
-      SCOPED_TRACE(fmt::format("{} on {} with seed {} at {} %", c.model, c.device, c.seed, percent));
-      options.memory = {most.count * percent / 100};
-      double fastest = 1e300;
-      std::string by;
-      for (const Policy& policy : policies()) {
-        if (policy.name == "auto") continue;
-        options.policy = policy.name;
-        const auto other = compile_training(network, *device, costs, options);
-        const Program* program = std::get_if<Program>(&other);
-        if (program == nullptr || program->plan.predicted.step_time_ms >= fastest) continue;
-        fastest = program->plan.predicted.step_time_ms;
-        by = policy.name;
-      }
-      options.policy = "auto";
-      const auto answer = compile_training(network, *device, costs, options);
-      const Program* program = std::get_if<Program>(&answer);
-      if (program == nullptr) {
-        EXPECT_EQ(by, "") << "has a plan";
-        ++refused;
-        continue;
-      }
-      const double ms = program->plan.predicted.step_time_ms;
-      EXPECT_LE(program->plan.arena, options.memory);
-      EXPECT_LE(ms, fastest * (1 + 1e-9)) << by;
-      EXPECT_GE(ms, slowest_above * (1 - 1e-9)) << "more memory was slower";
-      slowest_above = std::max(slowest_above, ms);
-      tight += percent < 100 ? 1 : 0;
+class AutoPromises : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AutoPromises, ItIsNeverSlowerThanAnotherPolicyNorForMoreMemoryAndFitsWhereAnyDoes) {
+  const Case& c = GetParam();
+  const Network network = build_model(c.model, c.input);
+  const std::unique_ptr<Device> device = open_device(c.device, 1);
+  const CostTable costs = random_costs(network, *device, c.seed);
+  CompileOptions options;
+  options.tiers = {{.name = "host", .capacity = c.host, .out_gb_per_s = c.bus_gb_per_s, .in_gb_per_s = c.bus_gb_per_s, .latency_us = 2}};
+  options.policy = "liveness";
+  const Bytes most = std::get<Program>(compile_training(network, *device, costs, options)).plan.arena;
+  double slowest_above = 0;
+  int tight = 0;
+  for (const int percent : {110, 95, 85, 75, 65, 55, 45, 35, 28, 22}) {
+    SCOPED_TRACE(fmt::format("{} on {} with seed {} at {} %", c.model, c.device, c.seed, percent));
+    options.memory = {most.count * percent / 100};
+    double fastest = 1e300;
+    std::string by;
+    for (const Policy& policy : policies()) {
+      if (policy.name == "auto") continue;
+      options.policy = policy.name;
+      const auto other = compile_training(network, *device, costs, options);
+      const Program* program = std::get_if<Program>(&other);
+      if (program == nullptr || program->plan.predicted.step_time_ms >= fastest) continue;
+      fastest = program->plan.predicted.step_time_ms;
+      by = policy.name;
     }
+    options.policy = "auto";
+    const auto answer = compile_training(network, *device, costs, options);
+    const Program* program = std::get_if<Program>(&answer);
+    if (program == nullptr) {
+      EXPECT_EQ(by, "") << "has a plan";
+      continue;
+    }
+    const double ms = program->plan.predicted.step_time_ms;
+    EXPECT_LE(program->plan.arena, options.memory);
+    EXPECT_LE(ms, fastest * (1 + 1e-9)) << by;
+    EXPECT_GE(ms, slowest_above * (1 - 1e-9)) << "more memory was slower";
+    slowest_above = std::max(slowest_above, ms);
+    tight += percent < 100 ? 1 : 0;
   }
-  EXPECT_GT(tight, 30);
-  RecordProperty("refused", refused);
+  EXPECT_GE(tight, 3);
 }
+
+INSTANTIATE_TEST_SUITE_P(Networks, AutoPromises, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return fmt::format("Case{}", info.param.seed); });
 
 }  // namespace
 }  // namespace plimsoll
