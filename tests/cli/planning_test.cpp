@@ -1,6 +1,7 @@
 // What plan, compare, max and reproduce write for programs to read.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <map>
 
 #include "tests/cli/program.h"
@@ -75,9 +76,10 @@ TEST_F(Cli, MaxFindsTheLargestBatchOfTable5) {
   EXPECT_LE(object.at("peak_bytes"), 12'025'908'428);
   EXPECT_GT(object.at("peak_bytes"), 11'900'000'000) << "one image more does not fit";
   EXPECT_GT(object.at("host_bytes"), 0);
-  const json limited = run("max alexnet --what batch --lowering paper --device k40c --host-memory 1MiB --policy superneurons:cache=off,recompute=none --json -").lines().at(0);
+  const json limited = run("max alexnet --what batch --lowering paper --device k40c --host-memory 64MiB --policy superneurons:cache=off,recompute=none --json -").lines().at(0);
   EXPECT_EQ(limited.at("limited_by"), "host memory");
-  EXPECT_LE(limited.at("host_bytes"), 1 << 20);
+  EXPECT_LE(limited.at("host_bytes"), 64 << 20);
+  EXPECT_GT(limited.at("batch"), 1);
 }
 
 TEST_F(Cli, MaxFindsTheDepthOfTable4) {
@@ -101,7 +103,11 @@ void expect_rows(const std::vector<json>& rows, const std::string& table, const 
   for (const json& row : rows) {
     EXPECT_THAT(keys_of(row), ::testing::UnorderedElementsAre("table", "row", "quantity", "paper", "ours", "unit", "note")) << row;
     EXPECT_EQ(row.at("table"), table);
-    EXPECT_THAT(row.at("note").get<std::string>(), ::testing::StartsWith("simulated: "));
+    const std::string note = row.at("note");
+    EXPECT_THAT(note, ::testing::StartsWith("simulated: "));
+    if (!row.at("paper").is_null() && row.at("paper") != row.at("ours")) {
+      EXPECT_GT(std::count(note.begin(), note.end(), ' '), 8) << "why " << row;
+    }
     const auto wanted = expected.find({row.at("row"), row.at("quantity")});
     if (wanted == expected.end()) continue;
     ++found;
@@ -120,11 +126,14 @@ TEST_F(Cli, ReproducesTheBatchesOfTable5) {
                {{"AlexNet", "auto, host memory unlimited"}, {nullptr, 3450}},
                {{"AlexNet", "bound by the largest layer"}, {nullptr, 3450}},
                {{"AlexNet", "Caffe"}, {768, 932}},
+               {{"AlexNet", "MXNet"}, {768, 1936}},
+               {{"AlexNet", "liveness alone"}, {nullptr, 1338}},
                {{"AlexNet", "Torch"}, {1024, 1116}},
                {{"ResNet50", "SuperNeurons"}, {384, 841}},
-               {{"ResNet50", "auto"}, {nullptr, 1194}},
                {{"ResNet50", "bound by the largest layer"}, {nullptr, 1204}},
                {{"ResNet50", "Caffe"}, {24, 37}},
+               {{"ResNet50", "MXNet"}, {80, 189}},
+               {{"ResNet50", "liveness alone"}, {nullptr, 76}},
                {{"ResNet50", "Torch"}, {32, 56}}});
   // What the paper's own rules allow in this much memory, and more.
   const std::map<std::string, int64_t> least = {{"AlexNet", 2142}, {"VGG16", 264}, {"InceptionV4", 584}, {"ResNet50", 841}, {"ResNet101", 825}, {"ResNet152", 811}};
@@ -142,7 +151,13 @@ TEST_F(Cli, ReproducesTheDepthsOfTable4) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::vector<json> rows = outcome.lines();
   expect_rows(rows, "table4",
-              {{{"SuperNeurons", "depth"}, {1920, 2666}}, {{"Torch", "depth"}, {152, 191}}, {{"auto, weights on the device", "depth"}, {nullptr, 2666}}});
+              {{{"SuperNeurons", "depth"}, {1920, 2666}},
+               {{"auto, weights on the device", "depth"}, {nullptr, 2675}},
+               {{"Caffe", "depth"}, {148, nullptr}},
+               {{"MXNet", "depth"}, {480, 539}},
+               {{"Torch", "depth"}, {152, 191}},
+               {{"TensorFlow", "depth"}, {592, 2666}},
+               {{"liveness alone", "depth"}, {nullptr, 296}}});
   for (const json& row : rows) {
     if (row.at("row") == "auto, weights moved") {
       EXPECT_GT(row.at("ours").get<int64_t>(), 11'000);
