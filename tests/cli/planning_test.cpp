@@ -24,7 +24,7 @@ TEST_F(Cli, CompareSaysOfEveryPolicyWhatPlanSays) {
   const std::string what = " lenet --batch 64 --device k40c --memory 64MiB --json -";
   const std::vector<json> rows = run("compare" + what).lines();
   std::vector<std::string> names;
-  for (const json& policy : run("policies --json -").lines()) names.push_back(policy.at("name"));
+  for (const json& policy : run("policies --json -").lines()) names.push_back(policy.at("name").get<std::string>());
   ASSERT_EQ(rows.size(), names.size()) << "one object a policy";
   for (size_t i = 0; i < rows.size(); ++i) {
     EXPECT_EQ(rows[i].at("policy"), names[i]);
@@ -108,7 +108,7 @@ void expect_rows(const std::vector<json>& rows, const std::string& table, const 
     if (!row.at("paper").is_null() && row.at("paper") != row.at("ours")) {
       EXPECT_GT(std::count(note.begin(), note.end(), ' '), 8) << "why " << row;
     }
-    const auto wanted = expected.find({row.at("row"), row.at("quantity")});
+    const auto wanted = expected.find({row.at("row").get<std::string>(), row.at("quantity").get<std::string>()});
     if (wanted == expected.end()) continue;
     ++found;
     EXPECT_EQ(row.at("paper"), wanted->second.first) << row;
@@ -140,7 +140,7 @@ TEST_F(Cli, ReproducesTheBatchesOfTable5) {
   int judged = 0;
   for (const json& row : outcome.lines()) {
     if (!row.at("quantity").get<std::string>().starts_with("auto")) continue;
-    EXPECT_GE(row.at("ours").get<int64_t>(), least.at(row.at("row"))) << row;
+    EXPECT_GE(row.at("ours").get<int64_t>(), least.at(row.at("row").get<std::string>())) << row;
     ++judged;
   }
   EXPECT_EQ(judged, 12);
