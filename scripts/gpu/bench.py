@@ -43,6 +43,7 @@ class Bench:
     def __init__(self, options, scale, clock, report, folder, environment):
         self.options, self.scale, self.clock, self.report, self.folder, self.environment = options, scale, clock, report, folder, environment
         self.device = options.device
+        self.searches = {}  # by network: those that run beside what is checked
 
     def row(self, what, result, good=None, **values):
         self.report.row(what, result, good, **values)

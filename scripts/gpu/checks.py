@@ -25,7 +25,7 @@ class Scale:
     deep: tuple    # (network, its N, batch): more layers than SuperNeurons' deepest has
     memory: str = "12GiB"
     host: str = "96GiB"
-    searched: int = 4  # times the paper's batch, at most
+    searched: int = 4  # times the paper's batch, or the N of `deep`, at most
 
 
 # Batches twice those that TensorFlow held in 12 GB (SuperNeurons, Table 5), so that 12 GiB bind.
@@ -265,23 +265,34 @@ def compiled(bench, model):
         bench.row(f"{model} {bench.scale.batches[model]}", f"{full:.1f} images/s{theirs(torch, 'PyTorch compiled')}", **torch)
 
 
-def largest(bench, model):
-    """What 12 GiB hold at most, found by plans alone, with estimated costs; what is found is run."""
+def search(bench, model):
+    """(the largest batch, or the largest N of a deep network, that has a plan; whether there may be larger ones; how it ended). Planning
+    alone, with estimated costs."""
     deep, n, deep_batch = bench.scale.deep
     if model == deep:
-        what, key, paper, most, flags = "depth", "n", None, bench.scale.searched * n, ("--batch", deep_batch)
+        what, key, most, flags = "depth", "n", n, ("--batch", deep_batch)
     else:
-        paper = bench.scale.largest[model]
-        what, key, most, flags = "batch", "batch", bench.scale.searched * paper, ()
-    lines, done = bench.plimsoll("max", model, "--what", what, "--most", most, *flags, *within(bench), "--device", bench.device, most=90)
+        what, key, most, flags = "batch", "batch", bench.scale.largest[model], ()
+    lines, done = bench.plimsoll("max", model, "--what", what, "--most", bench.scale.searched * most, *flags, *within(bench), "--device", bench.device, most=90)
+    if done.code == 0:
+        return lines[-1][key], lines[-1]["limited_by"].startswith("the search"), done
     tried = [int(size) for line in done.errors for size in re.findall(rf"^  {what} (\d+): fits", line)]
-    size = lines[-1][key] if done.code == 0 and lines else max(tried, default=0)  # a search that was stopped has found some
+    return max(tried, default=0), True, done  # one that was stopped has found some
+
+
+def largest(bench, model):
+    """What 12 GiB hold at most, found by plans alone; what is found is run. All searches begin with the first: each takes one core a while."""
+    if not bench.searches:
+        pool = concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() // 2))
+        wanted = [m for m in and_deep(bench.scale) if m == model or not bench.report.is_done("largest", m)]
+        bench.searches = {m: pool.submit(search, bench, m) for m in wanted}
+    size, more, done = bench.searches[model].result()
     if size == 0:
-        return bench.row(f"{model} {what}", reason(done), False)
-    name, batch = (model.replace("N", str(size)), deep_batch) if model == deep else (model, size)
+        return bench.row(model, reason(done), False)
+    deep, _, deep_batch = bench.scale.deep
+    name, batch, paper = (model.replace("N", str(size)), deep_batch, None) if model == deep else (model, size, bench.scale.largest[model])
     ours = bench.rate(name, *within(bench), "--costs", "estimated", batch=batch, steps=4)
     if ours:
-        more = done.code != 0 or lines[-1]["limited_by"].startswith("the search")
         bench.row(f"{name} {batch}", f"{ours['images_per_second']:.2f} images/s" + (f"; SuperNeurons' largest is {paper}" if paper else "")
                   + ("; the search ended before it found more" if more else ""), size >= 2 * paper if paper else None, found=size, more=more, **ours)
 
