@@ -132,44 +132,45 @@ std::string reason(std::string_view framework, std::optional<double> paper, int6
                      mxnet ? "computed" : "swapped");
 }
 
+// A row of the table: its network, and the batches that the paper prints.
+struct Measured {
+  const char* name;
+  const char* model;
+  int64_t size;
+  std::optional<double> frameworks[4];
+  double superneurons;
+};
+constexpr Measured kNetworks[] = {{"AlexNet", "alexnet", 227, {768, 768, 1024, 1408}, 1792},
+                                 {"VGG16", "vgg16", 224, {48, 64, 48, 80}, 224},
+                                 {"InceptionV4", "inception4", 299, {16, {}, {}, 64}, 240},
+                                 {"ResNet50", "resnet50", 227, {24, 80, 32, 128}, 384},
+                                 {"ResNet101", "resnet101", 227, {16, 48, 16, 80}, 256},
+                                 {"ResNet152", "resnet152", 227, {16, 32, 16, 48}, 176}};
+
+Finding row_of_table5(const Measured& n, std::string quantity, std::optional<double> paper, int64_t ours, std::string note) {
+  return {"table5", n.name, std::move(quantity), paper, static_cast<double>(ours), "images", "simulated: " + std::move(note)};
+}
+std::function<LayerPlanRequest(int64_t)> requests(const Measured& n, const std::string& policy, Bytes host) {
+  return [&n, policy, host](int64_t b) { return request_for(n.model, b, n.size, policy, host); };
+}
+
 }  // namespace
 
 std::vector<Finding> superneurons_table5() {
-  struct Network {
-    const char* name;
-    const char* model;
-    int64_t size;
-    std::optional<double> frameworks[4];
-    double superneurons;
-  };
-  const Network networks[] = {{"AlexNet", "alexnet", 227, {768, 768, 1024, 1408}, 1792},
-                              {"VGG16", "vgg16", 224, {48, 64, 48, 80}, 224},
-                              {"InceptionV4", "inception4", 299, {16, {}, {}, 64}, 240},
-                              {"ResNet50", "resnet50", 227, {24, 80, 32, 128}, 384},
-                              {"ResNet101", "resnet101", 227, {16, 48, 16, 80}, 256},
-                              {"ResNet152", "resnet152", 227, {16, 32, 16, 48}, 176}};
   std::vector<Finding> rows;
-  for (const Network& n : networks) {
+  for (const Measured& n : kNetworks) {
     auto add = [&](std::string quantity, std::optional<double> paper, int64_t ours, std::string note) {
-      rows.push_back({"table5", n.name, std::move(quantity), paper, static_cast<double>(ours), "images",
-                      "simulated: " + std::move(note)});
+      rows.push_back(row_of_table5(n, std::move(quantity), paper, ours, std::move(note)));
     };
-    auto request = [&](const std::string& policy, Bytes host) {
-      return [&n, policy, host](int64_t b) { return request_for(n.model, b, n.size, policy, host); };
-    };
+    auto request = [&](const std::string& policy, Bytes host) { return requests(n, policy, host); };
     const int64_t bounded = largest(request(kCostAware, kHost), 4, 8);
     const int64_t unbounded = largest(request(kCostAware, kUnlimited), 4, 8);
-    const int64_t bound = bound_by_largest_layer(n.model, n.size);
     add("SuperNeurons", n.superneurons, bounded,
         "11.2 GiB, 107 GiB of host memory; more than the paper's because no convolution workspaces are counted and a "
         "checkpoint leaves as soon as it was used" +
             std::string(bounded < unbounded ? "; bound by the host, where FORKs' copies lie as well" : ""));
     add("SuperNeurons, host memory unlimited", {}, unbounded, "checkpoints may take any amount of host memory");
-    const int64_t by_auto = largest_by_auto(request("auto", kUnlimited), unbounded, bound);
-    add("auto", {}, largest_by_auto(request("auto", kHost), bounded, by_auto),
-        "11.2 GiB, 107 GiB of host memory, weights there too; found to 1 %");
-    add("auto, host memory unlimited", {}, by_auto, "weights on the host too; found to 1 %");
-    add("bound by the largest layer", {}, bound, "no plan of these layers has a larger batch");
+    add("bound by the largest layer", {}, bound_by_largest_layer(n.model, n.size), "no plan of these layers has a larger batch");
     const int64_t by_liveness = largest(request("liveness", kHost), 4, 8);
     for (size_t f = 0; f < std::size(kFrameworks); ++f) {
       const int64_t ours = largest(request(kFrameworks[f].policy, kHost), 4, 8);
@@ -178,6 +179,19 @@ std::vector<Finding> superneurons_table5() {
     add("liveness alone", {}, by_liveness, "what MXNet and TensorFlow do first");
     add("MXNet, sublinear", {}, largest(request("mxnet", kHost), 4, 8),
         "all between checkpoints is computed again, every root of n-th value being one (Chen et al. 2016)");
+  }
+  return rows;
+}
+
+std::vector<Finding> superneurons_table5_by_auto() {
+  std::vector<Finding> rows;
+  for (const Measured& n : kNetworks) {
+    const int64_t by_superneurons = largest(requests(n, kCostAware, kHost), 4, 8);
+    const int64_t unlimited =
+        largest_by_auto(requests(n, "auto", kUnlimited), by_superneurons, bound_by_largest_layer(n.model, n.size));
+    rows.push_back(row_of_table5(n, "auto", {}, largest_by_auto(requests(n, "auto", kHost), by_superneurons, unlimited),
+                                 "11.2 GiB, 107 GiB of host memory, weights there too; found to 1 %"));
+    rows.push_back(row_of_table5(n, "auto, host memory unlimited", {}, unlimited, "weights on the host too; found to 1 %"));
   }
   return rows;
 }
@@ -220,33 +234,29 @@ int64_t deepest_with_weights_moved(int64_t n) {
   return low;
 }
 
+Finding row_of_table4(const char* row, std::optional<double> paper, int64_t n, std::string note) {
+  return {"table4", row, "depth", paper, n > 0 ? std::optional(static_cast<double>(depth_of(n))) : std::nullopt,
+          "layers", "simulated: " + std::move(note)};
+}
+
+int64_t deepest_by(const std::string& policy, int64_t bound) {
+  if (plan_layers(deep_resnet(bound, policy, kUnlimited))) return bound;
+  return largest([&](int64_t n) { return deep_resnet(n, policy, kUnlimited); }, 2, 4);
+}
+
 }  // namespace
 
 std::vector<Finding> superneurons_table4() {
   std::vector<Finding> rows;
   auto add = [&](const char* row, std::optional<double> paper, int64_t n, std::string note) {
-    rows.push_back({"table4", row, "depth", paper, n > 0 ? std::optional(static_cast<double>(depth_of(n))) : std::nullopt,
-                    "layers", "simulated: " + std::move(note)});
+    rows.push_back(row_of_table4(row, paper, n, std::move(note)));
   };
   const int64_t bound = bound_by_weights();
-  auto deepest = [&](const std::string& policy) {
-    if (plan_layers(deep_resnet(bound, policy, kUnlimited))) return bound;
-    return largest([&](int64_t n) { return deep_resnet(n, policy, kUnlimited); }, 2, 4);
-  };
+  auto deepest = [&](const std::string& policy) { return deepest_by(policy, bound); };
   const int64_t by_superneurons = deepest(kCostAware);
   add("SuperNeurons", 1920, by_superneurons,
       "ResNet 6-32-n-6 at batch 16, 11.2 GiB with the weights, host memory unlimited; more than the paper's because no "
       "convolution workspaces are counted and a checkpoint leaves as soon as it was used");
-  auto on_device = [](int64_t n) {
-    LayerPlanRequest request = deep_resnet(n, "auto", kUnlimited);
-    request.states_stay = true;
-    return request;
-  };
-  const int64_t by_auto = largest_by_auto(on_device, by_superneurons, bound);
-  add("auto, weights on the device", {}, by_auto,
-      "host memory unlimited; weights, gradients and momentum stay in the arena and bound the depth");
-  add("auto, weights moved", {}, deepest_with_weights_moved(by_auto),
-      "107 GiB of host memory, which alone bound the depth; found to 1 %");
   const double paper[] = {148, 480, 152, 592};
   const int64_t by_liveness = deepest("liveness");
   for (size_t f = 0; f < std::size(kFrameworks); ++f) {
@@ -257,6 +267,20 @@ std::vector<Finding> superneurons_table4() {
   add("MXNet, sublinear", {}, deepest("mxnet"),
       "all between checkpoints is computed again, every root of n-th value being one (Chen et al. 2016)");
   return rows;
+}
+
+std::vector<Finding> superneurons_table4_by_auto() {
+  const int64_t bound = bound_by_weights();
+  auto on_device = [](int64_t n) {
+    LayerPlanRequest request = deep_resnet(n, "auto", kUnlimited);
+    request.states_stay = true;
+    return request;
+  };
+  const int64_t by_auto = largest_by_auto(on_device, deepest_by(kCostAware, bound), bound);
+  return {row_of_table4("auto, weights on the device", {}, by_auto,
+                        "host memory unlimited; weights, gradients and momentum stay in the arena and bound the depth"),
+          row_of_table4("auto, weights moved", {}, deepest_with_weights_moved(by_auto),
+                        "107 GiB of host memory, which alone bound the depth; found to 1 %")};
 }
 
 }  // namespace plimsoll

@@ -13,6 +13,8 @@ std::vector<PaperTable> paper_tables() {
       {"table3", "SuperNeurons, table 3: traffic with and without the tensor cache", superneurons_table3},
       {"table4", "SuperNeurons, table 4: the deepest ResNet at batch 16 on a K40c", superneurons_table4},
       {"table5", "SuperNeurons, table 5: the largest batch on a K40c", superneurons_table5},
+      {"table4-auto", "the same depth by auto; takes minutes", superneurons_table4_by_auto},
+      {"table5-auto", "the same batches by auto; takes many minutes", superneurons_table5_by_auto},
       {"layers", "SuperNeurons, sections 1 and 2: layers of its networks", superneurons_layers},
       {"better", "what SuperNeurons leaves on the table, under its own layer model", superneurons_better},
       {"dymem-steps", "Dymem: steps of ResNet-32", dymem_steps},

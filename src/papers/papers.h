@@ -32,6 +32,8 @@ std::vector<Finding> superneurons_layers();
 std::vector<Finding> superneurons_better();
 std::vector<Finding> superneurons_table4();  // going_wider.cpp
 std::vector<Finding> superneurons_table5();
+std::vector<Finding> superneurons_table4_by_auto();
+std::vector<Finding> superneurons_table5_by_auto();
 std::vector<Finding> dymem_steps();  // others.cpp
 std::vector<Finding> ucudnn_workspaces();
 std::vector<Finding> concurrency_table1();  // concurrency.cpp
