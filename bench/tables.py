@@ -186,7 +186,7 @@ def slowdown():
     head = ("network", "batch", "memory", "MiB", *names)
     return ("## Slowdown in less memory\n\nOf what `liveness` needs, with 8 GiB of host memory behind it; against the step with all of it, in turns in one run (medians; "
             "policies but `auto` ran once). Copies and recomputations take the processor from compute here: with a computing thread on every core there is no other "
-            "engine, and the computing threads make the copies between two steps. The machine is shared: a measured value can be some 5 % off.\n\n"
+            "engine, and the computing threads make the copies between two steps. The machine is shared: a measured value can be some 10 % off.\n\n"
             "![slowdown](slowdown.svg)\n\nMeasured:\n\n" + table(head, measured) + "\nPredicted:\n\n" + table(head, predicted) + "\n" + origin(r))
 
 
@@ -259,7 +259,7 @@ def concurrency_on(name):
         return ""
     place = name.partition("-")[2]
     text = (f"## Thread counts and ops side by side{', ' + place if place else ''}\n\nMedian step time. Uniform settings are ops at once x threads each; recommended: one at a time, all cores. "
-            "`--inter-op auto` chooses by measured times with the strategies of the concurrency paper.\n\n")
+            "`--inter-op auto` chooses by measured times with the strategies of the concurrency paper, then tries its choice against one op after another and keeps the faster; the columns of strategies are what it tries.\n\n")
     rows = []
     for x in r["rows"]:
         ms, best = x["step_ms"], x["best_uniform"]
