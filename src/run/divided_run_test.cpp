@@ -114,7 +114,7 @@ CostTable costs_that_like_workspaces(const Device& device, const Graph& graph) {
 
 TEST(DividedRun, IsNeverPredictedSlowerThanUndividedAtAnyBudgetAndFasterAtSome) {
   const auto device = open_device("cpu", 2);
-  if (!has_winograd(*device)) GTEST_SKIP() << "no kernel whose workspace grows with the batch";
+  if (!has_winograd(*device)) GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
   const Network network = make_training_network(small_network(), {.momentum = 0.9});
   const CostTable costs = costs_that_like_workspaces(*device, network.graph);
   CompileOptions options{.optimizer = {.momentum = 0.9}};
@@ -150,7 +150,7 @@ Bytes workspaces(const Program& program, bool sum) {
 
 TEST(DividedRun, LimitsOnWorkspaceAreKeptAndATotalIsNoSlowerThanEqualShares) {
   const auto device = open_device("cpu", 2);
-  if (!has_winograd(*device)) GTEST_SKIP() << "no kernel whose workspace grows with the batch";
+  if (!has_winograd(*device)) GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
   const Network network = make_training_network(small_network(), {});
   const CostTable costs = costs_that_like_workspaces(*device, network.graph);
   int64_t ops = 0;
@@ -177,7 +177,7 @@ TEST(DividedRun, LimitsOnWorkspaceAreKeptAndATotalIsNoSlowerThanEqualShares) {
 
 TEST(DividedRun, AResumedRunRepeatsConfigurationsWithoutTheirCosts) {
   const auto device = open_device("cpu", 2);
-  if (!has_winograd(*device)) GTEST_SKIP() << "no kernel whose workspace grows with the batch";
+  if (!has_winograd(*device)) GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
   const Network network = make_training_network(small_network(), {});
   const CostTable costs = costs_that_like_workspaces(*device, network.graph);
   CompileOptions options;

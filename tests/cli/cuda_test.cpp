@@ -107,6 +107,7 @@ class GpuCheck : public Cuda {
   // What a packed build is, and in place of what a machine with a GPU has: nvidia-smi, and a Python with PyTorch.
   void SetUp() override {
     Cuda::SetUp();
+    if (std::system("python3 -c '' 2> /dev/null") != 0) GTEST_SKIP() << "gpu_check is a Python script, and there is no python3";
     ::setenv("PLIMSOLL_FAKE_DEVICES", "2", 1);
     namespace fs = std::filesystem;
     fs::create_directories(folder_ / "packed" / "lib");
@@ -143,10 +144,7 @@ done)");
   nlohmann::json results() const { return nlohmann::json::parse(slurp(path("gpu-fake-gpu.json"))); }
 };
 
-bool has_python() { return std::system("python3 -c '' 2> /dev/null") == 0; }
-
 TEST_F(GpuCheck, FindsNothingWrong) {
-  if (!has_python()) GTEST_SKIP() << "no python3";
   const Outcome outcome = check("--minutes 20 --packed " + path("packed"));
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   const nlohmann::json all = results();
@@ -166,7 +164,6 @@ TEST_F(GpuCheck, FindsNothingWrong) {
 }
 
 TEST_F(GpuCheck, SaysWhatThereWasNoTimeForAndGoesOnWithIt) {
-  if (!has_python()) GTEST_SKIP() << "no python3";
   const std::string tar = "tar -C " + path("packed") + " -chf " + path("packed.tar") + " .";
   ASSERT_EQ(std::system(tar.c_str()), 0);
   const std::string packed = " --only link,failure --packed " + path("packed.tar");
