@@ -242,6 +242,8 @@ def papers():
             "copy is complete at the end of its layer). Table5 below takes `superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware`, with which a "
             "checkpoint leaves as soon as it was used; `max --policy superneurons` takes that policy's defaults.\n\n"
             + table(("network", "what", "auto", "SuperNeurons' rules, taken literally", "bounded by", "host GiB"), rows) + "\n")
+    if r.get("largest_of"):
+        text += f"These largest sizes are of commit {r['largest_of']['commit']}; what follows is newer.\n\n"
     number = lambda v: "" if v is None else f"{v:.10g}"
     cells = [(x["table"], x["row"], x["quantity"], number(x["paper"]), number(x["ours"]), x["unit"], x["note"]) for x in r["rows"]]
     return text + table(("table", "row", "quantity", "paper", "ours", "unit", "note"), cells) + "\n" + origin(r)
