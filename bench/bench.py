@@ -607,7 +607,7 @@ def bench_workspace(args):
     for model, batch in WORKSPACE.items():
         if args.only and model not in args.only:
             continue
-        every = max(1, batch // 16)
+        every = max(1, batch // 8)
         profiled = {}
         with tempfile.TemporaryDirectory() as cache:  # of its own: how long measuring takes is a result too
             os.environ["PLIMSOLL_CACHE"] = cache
