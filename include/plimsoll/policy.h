@@ -21,6 +21,8 @@ struct KernelChoice {
   Bytes workspace;
 };
 
+inline constexpr double kAnyTime = 1e300;  // ms of a step
+
 struct PolicyInput {
   const Graph& graph;
   const Route& route;
@@ -30,7 +32,7 @@ struct PolicyInput {
   Bytes budget{INT64_MAX};
   std::string placement = "offline";
   double seconds = 10;  // for policies and placements that search
-  double faster_than_ms = 1e300;  // a plan that is not predicted to be faster is of no use and need not be placed
+  double faster_than_ms = kAnyTime;  // a plan that is not predicted to be faster is of no use and need not be placed
   bool first_that_fits = false;  // the question is whether a plan exists, not which is fast
   bool explain = true;  // false: an answer that does not fit says no more than `minimum`, its live bytes, not placed
   // By index of graph.states: the tier where it lies between steps, -1 the arena; empty: the policy decides. An evaluation finds the

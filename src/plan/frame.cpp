@@ -69,6 +69,9 @@ class FrameMaker {
       step.ms = choice.kernel.empty() ? 0 : input_.costs.predict(graph_, op, choice.kernel).time_ms;
       note_in_place(op, step);
     }
+    step.latest_first = step.inputs;
+    std::stable_sort(step.latest_first.begin(), step.latest_first.end(),
+                     [&](int32_t a, int32_t b) { return frame_.values[at(a)].producer > frame_.values[at(b)].producer; });
     for (int32_t v : step.inputs) frame_.values[at(v)].uses.push_back(index);
     frame_.compute_ms += step.ms;
     frame_.steps.push_back(std::move(step));

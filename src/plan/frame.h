@@ -39,6 +39,7 @@ struct FrameInPlace {
 struct FrameStep {
   OpId op;
   std::vector<int32_t> inputs;      // values, each once
+  std::vector<int32_t> latest_first;  // the inputs, the last produced first
   std::vector<int32_t> outputs;     // values, views left out
   std::vector<int32_t> recompute_inputs, recompute_outputs;  // the same when it runs again: without running statistics
   std::vector<FrameInPlace> in_place;  // pairs of one size and layout where the op allows it for every mention of the input

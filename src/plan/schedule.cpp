@@ -58,10 +58,7 @@ void Scheduler::run_step(int32_t s) {
   const FrameStep& step = frame_.steps[at(s)];
   for (int32_t v : step.inputs) wanted_by_[at(v)] = s;
   // The last produced first: what it is rebuilt from may be wanted as well, and then is there.
-  order_ = step.inputs;
-  std::stable_sort(order_.begin(), order_.end(),
-                   [&](int32_t a, int32_t b) { return frame_.values[at(a)].producer > frame_.values[at(b)].producer; });
-  for (int32_t v : order_) bring(v);
+  for (int32_t v : step.latest_first) bring(v);
   if (out_->blame >= 0) return;
   const int32_t d = append(s, false);
   for (int32_t v : step.outputs) open(v, d);

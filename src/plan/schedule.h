@@ -115,7 +115,7 @@ class Scheduler {
   std::vector<int32_t> locks_;        // how many reruns in preparation want it
   std::vector<bool> transient_;       // in the arena only to rebuild another
   std::vector<bool> gone_;            // overwritten by the new value of its state
-  std::vector<int32_t> written_, written_at_, scratch_, order_;  // residences by the step that writes them
+  std::vector<int32_t> written_, written_at_, scratch_;  // residences by the step that writes them
   std::vector<std::pair<int32_t, size_t>> stack_;  // reruns in preparation: the step, and how many inputs are there
 };
 

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
+#include <mutex>
 #include <set>
 #include <tuple>
 
+#include "base/parallel.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/route.h"
 #include "plimsoll/simulate.h"
@@ -31,7 +34,7 @@ struct Attempt {
 struct Wanted {
   std::string policy;
   bool explain = false;
-  double faster_than_ms = 1e300;
+  double faster_than_ms = kAnyTime;
 };
 
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options, const Wanted& wanted) {
@@ -56,20 +59,25 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
-// Ways down the flow for one network: layouts and kernels, then a plan.
+// Ways down the flow for one network: layouts and kernels, then a plan. Several threads may go them at once.
 class Flow {
  public:
   Flow(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
       : device_(device), costs_(costs), options_(options), chooser_(network, device, costs, options) {}
 
-  Attempt attempt(const Choice& choice, bool explain = false) {
-    if (const LaidOut* laid = lay_out(choice)) return make_attempt(*laid, device_, costs_, options_, {options_.policy, explain});
+  // Of use only where its step takes less than `faster_than_ms`.
+  Attempt attempt(const Choice& choice, bool explain = false, double faster_than_ms = kAnyTime) {
+    if (const LaidOut* laid = lay_out(choice)) return make_attempt(*laid, device_, costs_, options_, {options_.policy, explain, faster_than_ms});
     return {{}, {}, Infeasible{.flag = "--workspace"}};
   }
-  Attempt over_limit(bool divide) { return {{}, {}, chooser_.over_limit(divide)}; }
+  Attempt over_limit(bool divide) {
+    const std::lock_guard lock(mutex_);
+    return {{}, {}, chooser_.over_limit(divide)};
+  }
 
   // The layouts of a choice; null where none are within the limits on workspace.
   const LaidOut* lay_out(const Choice& choice) {
+    const std::lock_guard lock(mutex_);
     auto [place, fresh] = laid_out_.try_emplace({choice.family, choice.limit, choice.divide});
     if (fresh) place->second = chooser_.choose(choice);
     return place->second ? &*place->second : nullptr;
@@ -79,7 +87,7 @@ class Flow {
   std::optional<Attempt> refilled(const Attempt& attempt, bool divide, const std::string& policy) {
     const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
     std::optional<LaidOut> next =
-        chooser_.refill({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[static_cast<size_t>(op.index)]; });
+        refill({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[static_cast<size_t>(op.index)]; });
     if (!next) return std::nullopt;
     return make_attempt(std::move(*next), device_, costs_, options_, {policy});
   }
@@ -89,15 +97,21 @@ class Flow {
   Attempt attempt_by(const std::string& policy, const Choice& choice, double ms) {
     const LaidOut* laid = lay_out(choice);
     if (laid == nullptr) return {{}, {}, Infeasible{.flag = "--workspace"}};
-    const std::optional<LaidOut> fastest = chooser_.refill(*laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
+    const std::optional<LaidOut> fastest = refill(*laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
     const double gain = fastest ? laid->layouts.estimated_ms - fastest->layouts.estimated_ms : 0;
     return make_attempt(*laid, device_, costs_, options_, {policy, false, ms + kMostRunsOfAStep * gain});
   }
 
  private:
+  std::optional<LaidOut> refill(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room) {
+    const std::lock_guard lock(mutex_);
+    return chooser_.refill(laid, divide, room);
+  }
+
   const Device& device_;
   const CostTable& costs_;
   const CompileOptions& options_;
+  std::mutex mutex_;  // of what follows
   Chooser chooser_;
   std::map<std::tuple<std::optional<LayoutFamily>, Bytes, bool>, std::optional<LaidOut>> laid_out_;  // by choice
   static constexpr double kMostRunsOfAStep = 3;  // in plans worth having
@@ -164,17 +178,22 @@ void refill(Attempt& best, Flow& flow, bool divide, const std::string& policy) {
 // With the same kernels auto is as fast as any other policy. But another's plan leaves room at other steps, for other kernels:
 // what comes of each is judged beside `best`.
 void refill_others(Attempt& best, Flow& flow, const std::vector<Choice>& choices) {
+  std::vector<std::string> others;
   for (const Policy& policy : policies()) {
-    const std::string name(policy.name);
-    if (name == "auto" || name == "baseline" || name == "caffe") continue;  // those two are liveness, and more
-    std::optional<Attempt> theirs;
+    if (policy.name != "auto" && policy.name != "baseline" && policy.name != "caffe") others.emplace_back(policy.name);  // those two are liveness, and more
+  }
+  const double ms = best.plan().predicted.step_time_ms;
+  std::vector<std::optional<Attempt>> found(others.size());
+  for_each_in_parallel(others.size(), [&](size_t i) {
+    std::optional<Attempt>& theirs = found[i];
     for (const Choice& choice : choices) {
-      Attempt other = flow.attempt_by(name, choice, best.plan().predicted.step_time_ms);
+      Attempt other = flow.attempt_by(others[i], choice, ms);
       if (other.feasible() && (!theirs || is_better(other, *theirs))) theirs = std::move(other);
     }
-    if (!theirs) continue;
-    refill(*theirs, flow, choices.front().divide, name);
-    if (is_better(*theirs, best)) best = *std::move(theirs);
+    if (theirs) refill(*theirs, flow, choices.front().divide, others[i]);
+  });
+  for (std::optional<Attempt>& theirs : found) {
+    if (theirs && is_better(*theirs, best)) best = *std::move(theirs);
   }
 }
 
@@ -190,13 +209,20 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   if (!best.has_kernels()) return flow.over_limit(divide);
   if (!is_free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
     std::vector<Choice> choices{chosen};
-    for (const Choice& choice : other_choices(flow, chosen, best.layouts, options, many)) {
-      choices.push_back(choice);
-      Attempt other = flow.attempt(choice);
-      if (!is_better(other, best)) continue;
+    const std::vector<Choice> others = other_choices(flow, chosen, best.layouts, options, many);
+    choices.insert(choices.end(), others.begin(), others.end());
+    std::mutex best_mutex;
+    size_t best_index = 0;  // of equal ones the first: the same whoever is done first
+    for_each_in_parallel(others.size(), [&](size_t i) {
+      double ms = kAnyTime;
+      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = std::nextafter(best.plan().predicted.step_time_ms, kAnyTime);
+      Attempt other = flow.attempt(others[i], false, ms);
+      const std::lock_guard lock(best_mutex);
+      if (!(is_better(other, best) || (i + 1 < best_index && !is_better(best, other)))) return;
       best = std::move(other);
-      chosen = choice;
-    }
+      best_index = i + 1;
+    });
+    chosen = choices[best_index];
     if (best.feasible() && !many && !options.workspace_total) {
       refill(best, flow, divide, options.policy);
       if (options.policy == "auto" && options.state_homes.empty() && !options.first_that_fits) refill_others(best, flow, choices);

@@ -7,10 +7,10 @@
 #include <numeric>
 #include <system_error>
 
+#include "base/no_signals.h"
 #include "device/tier/fault.h"
 #include "device/tier/turns.h"
 #include "plimsoll/error.h"
-#include "run/no_signals.h"
 
 namespace plimsoll {
 

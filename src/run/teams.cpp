@@ -8,9 +8,9 @@
 
 #include <system_error>
 
+#include "base/no_signals.h"
 #include "device/tier/fault.h"
 #include "plimsoll/error.h"
-#include "run/no_signals.h"
 
 namespace plimsoll {
 namespace {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "base/parallel.h"
 #include "plan/assemble.h"
 #include "plan/draft.h"
 #include "plan/policies/policies.h"
@@ -17,6 +18,7 @@ namespace plimsoll {
 namespace {
 
 constexpr size_t kManySteps = 20'000;
+constexpr double kRounding = 1 - 1e-9;  // of sums in another order
 constexpr int kLongestChain = 6;  // steps that run again for one value
 
 class AutoPlanner {
@@ -30,17 +32,17 @@ class AutoPlanner {
     } else {  // a search would take minutes
       for (const Extreme& extreme : extremes()) add_extreme(extreme);
     }
-    Found best;
-    const bool short_tiers = points_with_room().size() < points_.size();
-    fastest_of(points_, input_.device.tiers, false, best);
-    if (short_tiers) {
-      // The curve supposed tiers without end. What surely fits them may be faster than the rest of it.
+    // The curve supposes tiers without end; and what is planned where there is no tier: a tier more is never slower.
+    std::vector<Ascent> ascents{{points_, input_.device.tiers, false}, {in_place_, {}, false}};
+    if (points_with_room().size() < points_.size()) {
+      // What surely fits the tiers may be faster than the rest of the curve.
       if (!input_.first_that_fits) find_points_within_room();
-      fastest_of(points_with_room(), input_.device.tiers, true, best);
+      ascents.push_back({points_with_room(), input_.device.tiers, true});
     }
-    // What is planned where there is no tier: a tier more is never slower.
-    fastest_of(in_place_, {}, false, best);
-    return best.plan ? PlanOrInfeasible(*std::move(best.plan)) : smallest(input_);
+    std::vector<Found> found(ascents.size());
+    for_each_in_parallel(ascents.size(), [&](size_t i) { found[i] = fastest_of(ascents[i]); });
+    const auto best = std::min_element(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.ms < b.ms; });
+    return best->plan ? PlanOrInfeasible(*std::move(best->plan)) : smallest(input_);
   }
 
   // After plan(): the smallest, whether it fits or not.
@@ -61,17 +63,23 @@ class AutoPlanner {
     std::optional<Plan> plan;
     double ms = 1e300;
   };
-  // Replaces `best` by the fastest plan that these points lead to, if it is faster.
-  void fastest_of(const std::vector<TradeoffPoint>& points, const std::vector<TierInfo>& tiers, bool within_room, Found& best) {
-    if (points.empty()) return;
-    const std::vector<LimitedPoint> found = improve_tradeoff(frame_, tiers, points, limits(points), tries(), within_room);
+  // A way up from these points.
+  struct Ascent {
+    std::vector<TradeoffPoint> points;
+    std::vector<TierInfo> tiers;
+    bool within_room;
+  };
+  // The fastest plan that it leads to.
+  Found fastest_of(const Ascent& ascent) const {
+    if (ascent.points.empty()) return {};
+    const std::vector<LimitedPoint> found =
+        improve_tradeoff(frame_, ascent.tiers, ascent.points, limits(ascent.points), tries(), ascent.within_room);
     // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one before.
     for (size_t i = found.size(); i-- > 0;) {
       Plan plan = make(found[i].decisions, found[i].limit);
-      if (plan.arena > input_.budget || !fits_tiers(plan)) continue;
-      if (found[i].ms < best.ms) best = {std::move(plan), found[i].ms};
-      return;
+      if (plan.arena <= input_.budget && fits_tiers(plan)) return {std::move(plan), found[i].ms};
     }
+    return {};
   }
 
   std::vector<TradeoffPoint> points_with_room() const {
@@ -83,25 +91,35 @@ class AutoPlanner {
   }
 
   void find_points() {
-    const Decisions start = where_states_are();
-    const std::vector<TierInfo>& tiers = input_.device.tiers;
-    TradeoffOptions options{.tiers = std::vector<bool>(tiers.size(), false), .states_may_move = input_.state_homes.empty()};
+    TradeoffOptions options{.tiers = std::vector<bool>(input_.device.tiers.size(), false), .states_may_move = input_.state_homes.empty()};
     if (input_.first_that_fits) options.effort = 3'000'000;
-    add(find_tradeoff(frame_, tiers, start, options));
-    if (tiers.empty()) return;
-    if (input_.state_homes.empty()) in_place_ = points_;
-    options.tiers.clear();
-    add(find_tradeoff(frame_, tiers, start, options));
-    options.recompute = false;
-    add(find_tradeoff(frame_, tiers, start, options));
+    std::vector<TradeoffOptions> descents{options};  // without tiers first
+    if (!input_.device.tiers.empty()) {
+      options.tiers.clear();
+      descents.push_back(options);
+      options.recompute = false;
+      descents.push_back(options);
+    }
+    const size_t in_place = add_descents(descents);
+    if (input_.device.tiers.empty()) return;
+    if (input_.state_homes.empty()) in_place_.assign(points_.begin(), points_.begin() + static_cast<std::ptrdiff_t>(in_place));
     for (const Extreme& extreme : extremes()) add_extreme(extreme);
   }
   void find_points_within_room() {
     TradeoffOptions options{.tiers = {}, .within_room = true, .states_may_move = input_.state_homes.empty()};
-    for (const bool recompute : {true, false}) {
-      options.recompute = recompute;
-      add(find_tradeoff(frame_, input_.device.tiers, where_states_are(), options));
+    std::vector<TradeoffOptions> descents(2, options);
+    descents[1].recompute = false;
+    add_descents(descents);
+  }
+  // How many points the first of them gave.
+  size_t add_descents(const std::vector<TradeoffOptions>& descents) {
+    const Decisions start = where_states_are();
+    std::vector<std::vector<TradeoffPoint>> found(descents.size());
+    for_each_in_parallel(descents.size(), [&](size_t i) { found[i] = find_tradeoff(frame_, input_.device.tiers, start, descents[i]); });
+    for (std::vector<TradeoffPoint>& points : found) {
+      points_.insert(points_.end(), points.begin(), points.end());
     }
+    return found[0].size();
   }
   // Everything kept, but for states that must lie elsewhere: those come in for each use.
   Decisions where_states_are() const {
@@ -202,10 +220,6 @@ class AutoPlanner {
     points_.push_back({std::move(decisions), peak, time_of(frame_, input_.device.tiers, schedule_).total_ms, true});
   }
 
-  void add(std::vector<TradeoffPoint> points) {
-    points_.insert(points_.end(), std::make_move_iterator(points.begin()), std::make_move_iterator(points.end()));
-  }
-
   // A fixed ladder and the peaks of the points on it, the same for every budget; it ends at the budget.
   std::vector<int64_t> limits(const std::vector<TradeoffPoint>& points) const {
     std::set<int64_t> limits;
@@ -223,10 +237,11 @@ class AutoPlanner {
   }
   int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + frame_.steps.size()), 2, 60)); }
 
-  Plan make(const Decisions& decisions, int64_t limit) {
-    scheduler_.run(decisions, schedule_);
-    spread_copies(frame_, input_.device.tiers, limit, schedule_);
-    return make_plan(input_, frame_, decisions, schedule_, "auto");
+  Plan make(const Decisions& decisions, int64_t limit) const {
+    Schedule schedule;
+    Scheduler(frame_).run(decisions, schedule);
+    spread_copies(frame_, input_.device.tiers, limit, schedule);
+    return make_plan(input_, frame_, decisions, schedule, "auto");
   }
 
   static bool fits_tiers(const Plan& plan) {
@@ -251,6 +266,10 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
   const auto started = std::chrono::steady_clock::now();
   PolicyInput quick = input;
   quick.explain = false;
+  // Not even where nothing waits or runs twice.
+  if (input.faster_than_ms < kAnyTime && make_frame(input).compute_ms * kRounding >= input.faster_than_ms) {
+    return Infeasible{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
+  }
   // Where everything fits, nothing is faster.
   const bool elsewhere = std::any_of(input.state_homes.begin(), input.state_homes.end(), [](int8_t home) { return home >= 0; });
   std::optional<AutoPlanner> search;

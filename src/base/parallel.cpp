@@ -1,0 +1,66 @@
+#include "base/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/no_signals.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int kMostThreads = 16;  // each holds memory of its own
+
+// Threads that may still be started.
+std::atomic<int>& spare_threads() {
+  static std::atomic<int> spare = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads) - 1;
+  return spare;
+}
+
+bool take_thread() {
+  int left = spare_threads().load();
+  while (left > 0) {
+    if (spare_threads().compare_exchange_weak(left, left - 1)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work) {
+  std::atomic<size_t> next = 0;
+  std::vector<std::exception_ptr> thrown(count);
+  auto run = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        work(i);
+      } catch (...) {
+        thrown[i] = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> helpers;
+  helpers.reserve(std::min<size_t>(count, kMostThreads));
+  while (helpers.size() + 1 < count && take_thread()) {
+    try {
+      const NoSignals no_signals;
+      helpers.emplace_back([&run] {
+        run();
+        ++spare_threads();
+      });
+    } catch (const std::system_error&) {  // no more threads for this process: those that there are do it
+      ++spare_threads();
+      break;
+    }
+  }
+  run();
+  for (std::thread& helper : helpers) helper.join();
+  for (const std::exception_ptr& exception : thrown) {
+    if (exception) std::rethrow_exception(exception);
+  }
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,44 @@
+#include "base/parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace plimsoll {
+namespace {
+
+TEST(Parallel, EveryPieceIsDoneOnce) {
+  for (const size_t count : {0, 1, 2, 7, 1000}) {
+    std::vector<std::atomic<int>> done(count);
+    for_each_in_parallel(count, [&](size_t i) { ++done[i]; });
+    for (const std::atomic<int>& times : done) EXPECT_EQ(times, 1);
+  }
+}
+
+TEST(Parallel, WithinItself) {
+  std::vector<std::atomic<int>> sums(20);
+  for_each_in_parallel(sums.size(), [&](size_t i) { for_each_in_parallel(i, [&](size_t j) { sums[i] += static_cast<int>(j); }); });
+  for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(sums[i], static_cast<int>(i * (i - (i > 0)) / 2));
+}
+
+TEST(Parallel, ThrowsWhatTheFirstPieceThrew) {
+  std::atomic<int> done = 0;
+  try {
+    for_each_in_parallel(50, [&](size_t i) {
+      if (i % 10 == 3) throw std::runtime_error(std::to_string(i));
+      ++done;
+    });
+    FAIL();
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "3");
+  }
+  EXPECT_EQ(done, 45);
+  for_each_in_parallel(10, [&](size_t) { ++done; });  // and again
+  EXPECT_EQ(done, 55);
+}
+
+}  // namespace
+}  // namespace plimsoll
