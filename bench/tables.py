@@ -304,7 +304,15 @@ def workspace():
     r = load("workspace")
     if not r:
         return ""
-    rows = []
+    rows, short = [], []
+    for model in dict.fromkeys(x["model"] for x in r["rows"]):
+        wr = [x for x in r["rows"] if x["model"] == model and x["how"] == "WR"]
+        at = {(x["limit"] >> 20, x["sizes"]): x["measured"] for x in wr}
+        free = at[512, "undivided"]
+        as_fast = min((x["measured"] for x in wr if x["measured"]["convolution_ms"] <= 1.03 * free["convolution_ms"]), key=lambda m: m["largest_workspace"])
+        ratio = at[64, "undivided"]["convolution_ms"] / at[64, "powerOfTwo"]["convolution_ms"]
+        short.append((model, wr[0]["batch"], f"{ratio:.2f}x", f"{free['largest_workspace'] / MIB:.1f}", f"{as_fast['largest_workspace'] / MIB:.1f}",
+                      f"{free['largest_workspace'] / as_fast['largest_workspace']:.1f}x"))
     for x in r["rows"]:
         each = x["limit"] if x["how"] == "WR" else x["limit"] // x_ops(x, r)
         base = next(y for y in r["rows"] if (y["model"], y["how"], y["sizes"], y["limit"]) == (x["model"], "WR", "undivided", each))
@@ -316,7 +324,9 @@ def workspace():
     return ("## Workspace and parts of the batch\n\nA limit on the workspace of each op (mu-cuDNN's WR), or of all convolutions and fully connected layers together "
             "(WD, the total being as many times the limit as there are such ops), and which parts of the batch were measured; `all`: "
             f"{r['rows'][0]['sizes_of_all']} (for {r['rows'][0]['model']}). Speed is against undivided at the same limit. Measured in turns; profiling includes what stands "
-            "before it in the list.\n\n"
+            "before it in the list.\n\nIn short: convolutions within 64 MiB, in parts that are powers of two, against undivided; and the largest workspace of an op that is as fast "
+            "(within 3 %) as undivided ones within 512 MiB.\n\n"
+            + table(("network", "batch", "faster at 64 MiB", "largest MiB, undivided", "as fast with MiB", "less"), short) + "\n"
             + table(("network", "batch", "workspace", "parts", "conv. ms", "faster", "predicted ms", "step ms", "faster", "largest MiB", "sum MiB", "profiled s"), rows)
             + "\n" + origin(r))
 
