@@ -10,6 +10,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
+#include "tests/sanitizer.h"
 
 namespace plimsoll {
 namespace {
@@ -75,7 +76,7 @@ CompileOptions dividing(const Program& program, const CompileOptions& options) {
 }
 
 TEST(DividedRun, AStepInPartsTrainsAsAWholeOne) {
-  const auto device = open_device("cpu", 2);
+  const auto device = open_device("cpu", kKernelThreads);
   const CompileOptions options{.policy = "liveness", .optimizer = {.momentum = 0.9}, .exact = true};
   const Program whole = compiled(*device, options);
   CompileOptions divided = dividing(whole, options);
@@ -113,7 +114,7 @@ CostTable costs_that_like_workspaces(const Device& device, const Graph& graph) {
 }
 
 TEST(DividedRun, IsNeverPredictedSlowerThanUndividedAtAnyBudgetAndFasterAtSome) {
-  const auto device = open_device("cpu", 2);
+  const auto device = open_device("cpu", kKernelThreads);
   if (!has_winograd(*device)) GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
   const Network network = make_training_network(small_network(), {.momentum = 0.9});
   const CostTable costs = costs_that_like_workspaces(*device, network.graph);
@@ -149,7 +150,7 @@ Bytes workspaces(const Program& program, bool sum) {
 }
 
 TEST(DividedRun, LimitsOnWorkspaceAreKeptAndATotalIsNoSlowerThanEqualShares) {
-  const auto device = open_device("cpu", 2);
+  const auto device = open_device("cpu", kKernelThreads);
   if (!has_winograd(*device)) GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
   const Network network = make_training_network(small_network(), {});
   const CostTable costs = costs_that_like_workspaces(*device, network.graph);

@@ -7,6 +7,7 @@
 
 #include "plimsoll/error.h"
 #include "run/session.h"
+#include "tests/sanitizer.h"
 #include "tests/temporary_folder.h"
 
 namespace plimsoll {
@@ -62,7 +63,7 @@ TEST(Tiers, AreProbedOnceAndKeptByFileSystemAndFolder) {
   }
   EXPECT_EQ(session.spill, spill.path());
   EXPECT_TRUE(fs::is_empty(spill.path()));
-  if (const int cores = session.device->info().cores.cores; cores > 1) {
+  if (const int cores = session.device->info().cores.cores; cores > 1 && !kThreadSanitizer) {
     EXPECT_TRUE(session.tiers[0].beside_compute() && session.tiers[1].beside_compute());
     for (const TierInfo& tier : open_session("cpu", cores, options).tiers) {
       EXPECT_EQ(tier.beside_compute(), tier.name == "disk") << "no core is left for a thread that copies to " << tier.name;
