@@ -16,6 +16,19 @@ inline constexpr bool kThreadSanitizer = false;
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
+// Under either sanitizer all is many times slower: random tests do with fewer cases.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitizer = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+inline constexpr bool kSanitizer = true;
+#else
+inline constexpr bool kSanitizer = kThreadSanitizer;
+#endif
+#else
+inline constexpr bool kSanitizer = kThreadSanitizer;
+#endif
+
 inline constexpr int kKernelThreads = kThreadSanitizer ? 1 : 2;
 
 }  // namespace plimsoll

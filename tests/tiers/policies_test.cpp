@@ -15,6 +15,7 @@
 #include "tests/mutations.h"
 #include "tests/paper_run.h"
 #include "tests/random_plan.h"
+#include "tests/sanitizer.h"
 #include "tests/tiers/mixing_device.h"
 #include "tests/temporary_folder.h"
 
@@ -338,7 +339,7 @@ Seen for_every_policy(uint64_t graphs, const Check& check) {
 }
 
 TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 1000);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 1000);
   const Seen seen = for_every_policy(graphs, check_run);
   if (graphs < 200) return;
   for (const Policy& policy : policies())
@@ -350,7 +351,7 @@ TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
 // Any plan of any policy with one thing changed: if it goes wrong on paper, the verifier names it; if the verifier
 // accepts it, it runs as the whole plan does.
 TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 300);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 50 : 300);
   const Seen seen = for_every_policy(graphs, check_broken);
   if (graphs < 80) return;
   EXPECT_GT(seen.named, 1000);
@@ -358,7 +359,7 @@ TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
 }
 
 TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
-  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", 1000);
+  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 1000);
   const TemporaryFolder folder;
   for (uint64_t seed = first; seed < first + graphs; ++seed) {
     Problem problem(seed);
