@@ -129,15 +129,18 @@ def bench_planning(_):
     rows = []
     empty = tempfile.mkdtemp()
     environment = {**os.environ, "PLIMSOLL_CACHE": empty}
-    for model, batch in (("resnet50", 32), ("resnet152", 32), ("inception4", 32), ("densenet121", 32), ("resnet:6-32-788-6", 1)):
+    cases = [(model, batch, "", "") for model, batch in (("resnet50", 32), ("resnet152", 32), ("inception4", 32), ("densenet121", 32), ("resnet:6-32-788-6", 1))]
+    cases += [("resnet50", 32, "1100MiB", "8GiB"), ("resnet152", 32, "3GiB", "16GiB"), ("inception4", 8, "700MiB", ""), ("densenet121", 8, "300MiB", "")]
+    for model, batch, memory, host in cases:
         times, wall, steps = [], [], 0
-        for _ in range(5):
+        limits = [x for flag, value in (("--memory", memory), ("--host-memory", host)) if value for x in (flag, value)]
+        for _ in range(3 if memory else 5):
             begun = time.monotonic()
-            p = lines(run([PROGRAM, "plan", model, "--batch", str(batch), "--json", "-"], env=environment).stdout)[0]
+            p = lines(run([PROGRAM, "plan", model, "--batch", str(batch), *limits, "--json", "-"], env=environment).stdout)[0]
             wall.append(time.monotonic() - begun)
             times.append(p["plan_time_ms"])
             steps = p["steps"]
-        rows.append({"model": model, "batch": batch, "steps": steps, "plan_time_ms": statistics.median(times), "spread_ms": max(times) - min(times),
+        rows.append({"model": model, "batch": batch, "memory": memory, "host_memory": host, "steps": steps, "plan_time_ms": statistics.median(times), "spread_ms": max(times) - min(times),
                      "command_seconds": statistics.median(wall)})
         print(rows[-1], flush=True)
     save("planning", rows)

@@ -53,9 +53,9 @@ def planning():
     r = load("planning")
     if not r:
         return ""
-    rows = [(x["model"], x["batch"], x["steps"], f"{x['plan_time_ms'] / 1000:.2f}", f"{x['spread_ms'] / 1000:.2f}", f"{x['command_seconds']:.2f}") for x in r["rows"]]
-    return ("## Planning time\n\nFrom the network to the verified plan, without measured costs; median and spread of five. The command also finds the "
-            "least memory that would do, which plans again.\n\n" + table(("network", "batch", "steps", "plan s", "spread s", "whole command s"), rows) + "\n" + origin(r))
+    rows = [(x["model"], x["batch"], " + ".join(m for m in (x.get("memory"), x.get("host_memory") and f"{x['host_memory']} host") if m) or "all", x["steps"], f"{x['plan_time_ms'] / 1000:.2f}", f"{x['spread_ms'] / 1000:.2f}", f"{x['command_seconds']:.2f}") for x in r["rows"]]
+    return ("## Planning time\n\nFrom the network to the verified plan, without measured costs; median and spread of five, of three in little memory. The command also finds the "
+            "least memory that would do, which plans again.\n\n" + table(("network", "batch", "memory", "steps", "plan s", "spread s", "whole command s"), rows) + "\n" + origin(r))
 
 
 def prediction():

@@ -157,8 +157,9 @@ std::function<LayerPlanRequest(int64_t)> requests(const Measured& n, const std::
 }  // namespace
 
 std::vector<Finding> superneurons_table5() {
-  std::vector<Finding> rows;
-  for (const Measured& n : kNetworks) {
+  return findings_of(std::size(kNetworks), [](size_t i) {
+    const Measured& n = kNetworks[i];
+    std::vector<Finding> rows;
     auto add = [&](std::string quantity, std::optional<double> paper, int64_t ours, std::string note) {
       rows.push_back(row_of_table5(n, std::move(quantity), paper, ours, std::move(note)));
     };
@@ -179,21 +180,20 @@ std::vector<Finding> superneurons_table5() {
     add("liveness alone", {}, by_liveness, "what MXNet and TensorFlow do first");
     add("MXNet, sublinear", {}, largest(request("mxnet", kHost), 4, 8),
         "all between checkpoints is computed again, every root of n-th value being one (Chen et al. 2016)");
-  }
-  return rows;
+    return rows;
+  });
 }
 
 std::vector<Finding> superneurons_table5_by_auto() {
-  std::vector<Finding> rows;
-  for (const Measured& n : kNetworks) {
+  return findings_of(std::size(kNetworks), [](size_t i) {
+    const Measured& n = kNetworks[i];
     const int64_t by_superneurons = largest(requests(n, kCostAware, kHost), 4, 8);
     const int64_t unlimited =
         largest_by_auto(requests(n, "auto", kUnlimited), by_superneurons, bound_by_largest_layer(n.model, n.size));
-    rows.push_back(row_of_table5(n, "auto", {}, largest_by_auto(requests(n, "auto", kHost), by_superneurons, unlimited),
-                                 "11.2 GiB, 107 GiB of host memory, weights there too; found to 1 %"));
-    rows.push_back(row_of_table5(n, "auto, host memory unlimited", {}, unlimited, "weights on the host too; found to 1 %"));
-  }
-  return rows;
+    return std::vector<Finding>{row_of_table5(n, "auto", {}, largest_by_auto(requests(n, "auto", kHost), by_superneurons, unlimited),
+                                              "11.2 GiB, 107 GiB of host memory, weights there too; found to 1 %"),
+                                row_of_table5(n, "auto, host memory unlimited", {}, unlimited, "weights on the host too; found to 1 %")};
+  });
 }
 
 namespace {

@@ -1,6 +1,9 @@
 #include "papers/papers.h"
 
+#include <iterator>
+
 #include "base/names.h"
+#include "base/parallel.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -32,16 +35,24 @@ std::vector<PaperTable> paper_tables() {
   };
 }
 
-std::vector<Finding> reproduce(std::string_view table) {
+std::vector<Finding> findings_of(size_t count, const std::function<std::vector<Finding>(size_t)>& make) {
+  std::vector<std::vector<Finding>> made(count);
+  for_each_in_parallel(count, [&](size_t i) { made[i] = make(i); });
   std::vector<Finding> all;
+  for (std::vector<Finding>& findings : made) {
+    all.insert(all.end(), std::make_move_iterator(findings.begin()), std::make_move_iterator(findings.end()));
+  }
+  return all;
+}
+
+std::vector<Finding> reproduce(std::string_view table) {
+  const std::vector<PaperTable> tables = paper_tables();
+  if (table == "all") return findings_of(tables.size(), [&](size_t i) { return tables[i].make(); });
   std::vector<std::string> known{"all"};
-  for (const PaperTable& one : paper_tables()) {
+  for (const PaperTable& one : tables) {
     if (table == one.name) return one.make();
     known.emplace_back(one.name);
-    if (table != "all") continue;
-    for (Finding& finding : one.make()) all.push_back(std::move(finding));
   }
-  if (table == "all") return all;
   throw Error(ErrorCode::invalid_input, unknown_name("table", table, known));
 }
 

@@ -1,6 +1,7 @@
 // The papers' tables made again: what a paper prints beside what comes out here, with the reason where they differ.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +24,9 @@ struct PaperTable {
 std::vector<PaperTable> paper_tables();
 // Throws Error(invalid_input) with the nearest name; "all": every table, one after the other.
 std::vector<Finding> reproduce(std::string_view table);
+
+// make(i) for every i below `count`, side by side where cores are free; in the order of i.
+std::vector<Finding> findings_of(size_t count, const std::function<std::vector<Finding>(size_t)>& make);
 
 // A table's functions stand in the file of their paper.
 std::vector<Finding> superneurons_figure10();  // superneurons.cpp

@@ -24,12 +24,24 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 }
 }  // namespace
 
+// Every form, so that none comes from one allocator and goes back to another.
 void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
+void* operator new[](std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }
+void* operator new[](std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  if (counting) ++allocations;
+  return std::malloc(bytes);
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t& nothrow) noexcept { return operator new(bytes, nothrow); }
 void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace plimsoll {
 namespace {
