@@ -610,6 +610,7 @@ def bench_workspace(args):
     for model, batch in WORKSPACE.items():
         if args.only and model not in args.only:
             continue
+        batch = args.batch or batch
         every = max(1, batch // 8)
         profiled = {}
         with tempfile.TemporaryDirectory() as cache:  # of its own: how long measuring takes is a result too
@@ -665,6 +666,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where `tight` may write")
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--batch", type=int, help="workspace: another batch than the paper's, where that would take hours")
     parser.add_argument("--quick", action="store_true", help="workspace: without --batch-sizes all; concurrency: one small network, few settings, not recorded")
     parser.add_argument("--name", help="concurrency: record as concurrency-NAME.json, for another machine's results beside this one's")
     args = parser.parse_args()
