@@ -165,6 +165,7 @@ struct Infeasible {
   std::string suggestion;    // which flag to change: "raise --memory to 812.5 MiB, or lower --batch"
 };
 std::string to_text(const Infeasible& infeasible);
+std::string raise_memory_to(Bytes enough);  // as a suggestion; rounded up, so that what it says is enough
 
 // Largest sum of stays' bytes over the steps, and the (first) step where it is. Bytes that two stays share, in place or as a
 // view, count once.

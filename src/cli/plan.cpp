@@ -68,7 +68,8 @@ int run_plan(const PlanFlags& flags) {
   for (const std::string& notice : session.notices) complain(notice);
   const CompileOptions options = compile_options(flags, session);
   auto result = compile_training(network, *session.device, session.costs, options);
-  if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
+  if (auto* infeasible = std::get_if<Infeasible>(&result)) {
+    name_least_memory(*infeasible, network, *session.device, session.costs, options);
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;

@@ -88,11 +88,7 @@ Infeasible explain_infeasible(const PolicyInput& input, const Plan& plan, bool p
     const Tensor& tensor = input.graph.tensor(stay->tensor);
     result.needs.push_back({tensor.name, tensor.role, stay->bytes, false});
   }
-  // Rounded up, so that what the text says is enough.
-  const double mib = static_cast<double>((plan.arena.count * 10 + (1 << 20) - 1) >> 20) / 10;
-  const std::string enough =
-      plan.arena < 1_MiB ? fmt::format("{} bytes", plan.arena.count) : fmt::format("{:.1f}MiB", mib);
-  result.suggestion = fmt::format("raise --memory to {}, or lower --batch", enough);
+  result.suggestion = raise_memory_to(plan.arena) + ", or lower --batch";
   return result;
 }
 

@@ -115,6 +115,11 @@ std::vector<const Stay*> live_at(const Plan& plan, StepIndex step) {
   return result;
 }
 
+std::string raise_memory_to(Bytes enough) {
+  const double mib = static_cast<double>((enough.count * 10 + (1 << 20) - 1) >> 20) / 10;
+  return "raise --memory to " + (enough < 1_MiB ? fmt::format("{} bytes", enough.count) : fmt::format("{:.1f}MiB", mib));
+}
+
 std::string to_text(const Infeasible& infeasible) {
   constexpr size_t kShown = 12;
   const std::string what = infeasible.flag.empty() ? fmt::format("no plan by policy '{}' fits", infeasible.policy)

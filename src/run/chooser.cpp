@@ -12,6 +12,8 @@ namespace {
 
 constexpr LayoutFamily kFamilies[] = {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain};
 
+constexpr Bytes kSmallestLimit = 4_KiB;  // of those that are tried where a total is divided
+
 std::vector<LayoutFamily> families(std::optional<LayoutFamily> forced) {
   if (forced) return {*forced};
   return {std::begin(kFamilies), std::end(kFamilies)};
@@ -58,14 +60,19 @@ bool Chooser::keep_limits(LaidOut& laid, const Choice& choice) {
 
 std::optional<LaidOut> Chooser::choose(const Choice& choice) {
   std::optional<LaidOut> best;
+  Bytes widest;
   auto consider = [&](const Choice& how, Bytes asked) {
     LaidOut laid = lay_out(how, asked);
+    widest = std::max(widest, largest(laid));
     if (keep_limits(laid, choice) && (!best || laid.layouts.estimated_ms < best->layouts.estimated_ms)) best = std::move(laid);
   };
   consider(choice, each_);
   if (total_) {  // layouts that suit the fastest kernels, those that an equal share gives every op, and the smallest
     const Bytes part = share_of_total(network_.graph, *total_);
     if (part < std::min(choice.limit, each_)) consider({choice.family, part, choice.divide}, each_);
+    // The total is divided among kernels of the same layouts, so those that suit every smaller limit are tried.
+    const Bytes most = std::min({choice.limit, each_, *total_, widest});
+    for (Bytes limit = kSmallestLimit; limit < most; limit = {limit.count * 2}) consider({choice.family, limit, choice.divide}, each_);
     consider({choice.family, 0_B, choice.divide}, each_);
   }
   // The cheapest family may need too much for its reorders, or for its smallest kernels.

@@ -8,6 +8,8 @@
 #include "plan/placement/mobility.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
+#include "run/configure.h"
+#include "run/session.h"
 
 namespace plimsoll {
 namespace {
@@ -86,6 +88,54 @@ TEST(Gtbm, GroupsTheTensorsOfAPlanByMobility) {
     for (const auto& [group, bytes] : where) {
       if (group == Mobility::reclaimed) continue;
       EXPECT_GE(where.at(Mobility::reclaimed).first, bytes.second);
+    }
+  }
+}
+
+TEST(LeastMemory, IsEnoughAndOneByteLessIsNotAndWhatDoesNotFitNamesIt) {
+  struct One {
+    const char *model, *device;
+    int64_t batch, size;
+  };
+  for (const One& one : {One{"densenet:depth=13,growth=6", "titan-x", 4, 32}, {"dcgan:width=8", "p100", 2, 64}, {"resnet20", "k40c", 2, 32}}) {
+    SCOPED_TRACE(one.model);
+    const auto device = open_device(one.device);
+    const Network network = build_model(one.model, {.batch = one.batch, .height = one.size, .width = one.size});
+    CompileOptions options;
+    const Bytes least = minimum_memory(network, *device, CostTable(), options);
+    options.memory = least;
+    EXPECT_TRUE(std::holds_alternative<Program>(compile_training(network, *device, CostTable(), options)));
+    for (const Bytes memory : {Bytes{least.count - 1}, Bytes{least.count * 9 / 10}}) {
+      options.memory = memory;
+      auto result = compile_training(network, *device, CostTable(), options);
+      ASSERT_TRUE(std::holds_alternative<Infeasible>(result));
+      Infeasible& infeasible = std::get<Infeasible>(result);
+      name_least_memory(infeasible, network, *device, CostTable(), options);
+      EXPECT_EQ(infeasible.minimum, least);
+      EXPECT_TRUE(infeasible.suggestion.starts_with(raise_memory_to(least))) << infeasible.suggestion;
+    }
+  }
+}
+
+TEST(WorkspaceTotal, IsNoSlowerThanALimitForEachOpWhoseSumItIs) {
+  const auto device = open_device("cpu", 2);
+  for (const std::string model : {"lenet", "vgg11"}) {
+    const Network network = build_model(model, {.batch = 4, .channels = model == "lenet" ? 1 : 3, .height = 32, .width = 32});
+    for (const Bytes limit : {16_KiB, 64_KiB, 1_MiB}) {
+      SCOPED_TRACE(fmt::format("{} {}", model, limit.count));
+      CompileOptions options{.policy = "liveness", .exact = true};
+      options.workspace = limit;
+      const auto each = compile_training(network, *device, CostTable(), options);
+      if (!std::holds_alternative<Program>(each)) continue;
+      const Program& by_limit = std::get<Program>(each);
+      options.workspace = {INT64_MAX};
+      options.workspace_total = Bytes{};
+      for (OpId op{0}; op.index < by_limit.network.graph.op_count(); ++op.index) {
+        if (counts_in_total(by_limit.network.graph.op(op))) *options.workspace_total += by_limit.kernels[static_cast<size_t>(op.index)].workspace;
+      }
+      const auto total = compile_training(network, *device, CostTable(), options);
+      ASSERT_TRUE(std::holds_alternative<Program>(total));
+      EXPECT_LE(std::get<Program>(total).plan.predicted.step_time_ms, by_limit.plan.predicted.step_time_ms * (1 + 1e-9));
     }
   }
 }

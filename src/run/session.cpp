@@ -177,11 +177,33 @@ int measure_missing(Session& session, const Network& network, const CompileOptio
   return measured;
 }
 
+constexpr int kMinimaTried = 6;
+
 Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options) {
   options.memory = 1_B;
   options.least_memory = true;
-  const auto result = compile_training(network, device, costs, options);
-  return std::get<Infeasible>(result).minimum;
+  Bytes least = std::get<Infeasible>(compile_training(network, device, costs, options)).minimum;
+  if (options.policy != "auto") return least;
+  // A search that has a byte less to do with may still find how.
+  options.least_memory = false;
+  options.first_that_fits = true;
+  for (int i = 0; i < kMinimaTried && least > 1_B; ++i) {
+    options.memory = {least.count - 1};
+    const auto result = compile_training(network, device, costs, options);
+    const auto* program = std::get_if<Program>(&result);
+    if (program == nullptr) break;
+    least = program->plan.arena;
+  }
+  return least;
+}
+
+void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  if (options.policy != "auto" || !infeasible.flag.empty() || !infeasible.tier.empty()) return;
+  const Bytes least = minimum_memory(network, device, costs, options);
+  if (least <= infeasible.budget || least >= infeasible.minimum) return;
+  const std::string before = raise_memory_to(infeasible.minimum);
+  if (infeasible.suggestion.starts_with(before)) infeasible.suggestion.replace(0, before.size(), raise_memory_to(least));
+  infeasible.minimum = least;
 }
 
 void calibrate(Session& session, Program& program) {

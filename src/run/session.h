@@ -38,6 +38,8 @@ int measure_missing(Session& session, const Network& network, const CompileOptio
 
 // The least arena with which the policy finds a plan, whatever the kernels.
 Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options);
+// What did not fit names the least that any search has found, not only the one that ended so.
+void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options);
 
 // Runs a program's step a few times on meaningless values, records what each op takes inside a step, keeps it in the table and
 // the database, and predicts the step's time anew. The executor's states are not meaningful afterwards.

@@ -219,7 +219,10 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
                                           const std::function<void(const std::string&)>& notice) {
   const BusyMeter busy;
   auto first = compile_training(network, *session.device, session.costs, compile);
-  if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
+  if (auto* infeasible = std::get_if<Infeasible>(&first)) {
+    name_least_memory(*infeasible, network, *session.device, session.costs, compile);
+    return std::move(*infeasible);
+  }
   MeasureOptions measuring;
   measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
   measuring.batches = options.batch_sizes.value_or(BatchSizes::undivided);
@@ -334,7 +337,10 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   Memory memory;
   for (Refusals refused;;) {
     auto compiled = naming_plan(options, [&] { return compile_training(network, *session.device, session.costs, compile); });
-    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) {
+      name_least_memory(*infeasible, network, *session.device, session.costs, compile);
+      return *infeasible;
+    }
     program = std::get<Program>(std::move(compiled));
     if (beginning.plan) use_plan(program, *beginning.plan, options);
     if (!before || !compile.kernels.empty()) break;
