@@ -91,10 +91,11 @@ Bytes least_bytes(const Graph& graph, bool states_may_leave) {
   for (const Op& op : graph.ops()) {
     if (op.type->is_view) continue;
     const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph, op) : std::vector<InPlace>{};
-    std::set<int32_t> counted = resident;
+    std::set<int32_t> counted;
     Bytes sum = kept;
     auto count = [&](TensorId id) {
-      if (counted.insert(seen_as[static_cast<size_t>(id.index)].index).second) sum += bytes(id);
+      const int32_t seen = seen_as[static_cast<size_t>(id.index)].index;
+      if (resident.count(seen) == 0 && counted.insert(seen).second) sum += bytes(id);
     };
     for (TensorId id : op.inputs) count(id);
     for (size_t o = 0; o < op.outputs.size(); ++o) {

@@ -178,12 +178,13 @@ int measure_missing(Session& session, const Network& network, const CompileOptio
 }
 
 constexpr int kMinimaTried = 6;
+constexpr int32_t kManyOps = 2000;  // of a network: each search would take many seconds
 
 Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options) {
   options.memory = 1_B;
   options.least_memory = true;
   Bytes least = std::get<Infeasible>(compile_training(network, device, costs, options)).minimum;
-  if (options.policy != "auto") return least;
+  if (options.policy != "auto" || network.graph.op_count() > kManyOps) return least;
   // A search that has a byte less to do with may still find how.
   options.least_memory = false;
   options.first_that_fits = true;
