@@ -101,7 +101,8 @@ int run_compare(const CompareFlags& flags) {
     CompileOptions options = compile_options(flags, session, false);
     options.policy = name;
     auto result = compile_training(network, *session.device, session.costs, options);
-    if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
+    if (auto* infeasible = std::get_if<Infeasible>(&result)) {
+      name_least_memory(*infeasible, network, *session.device, session.costs, options);
       const std::string need = (infeasible->flag.empty() ? "needs " : fmt::format("needs {} ", infeasible->flag)) + to_string(infeasible->minimum);
       say(out, fmt::format("{:<28} {:>11}", name, infeasible->minimum.count == INT64_MAX ? "cannot" : need));
       if (!infeasible->flag.empty()) told = to_text(*infeasible);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <map>
 #include <mutex>
 #include <set>
@@ -125,6 +124,7 @@ Attempt attempt_layers(const Network& network, const Device& device, const CostT
 }
 
 constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
+constexpr double kRounding = 1 + 1e-9;     // of times that are equal
 constexpr int kRefills = 2;               // of the plan's free bytes with faster kernels
 constexpr int32_t kManyOps = 5000;         // for such a graph, the first plan that fits is taken: each takes seconds
 
@@ -215,7 +215,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     size_t best_index = 0;  // of equal ones the first: the same whoever is done first
     for_each_in_parallel(others.size(), [&](size_t i) {
       double ms = kAnyTime;
-      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = std::nextafter(best.plan().predicted.step_time_ms, kAnyTime);
+      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = best.plan().predicted.step_time_ms * kRounding;
       Attempt other = flow.attempt(others[i], false, ms);
       const std::lock_guard lock(best_mutex);
       if (!(is_better(other, best) || (i + 1 < best_index && !is_better(best, other)))) return;

@@ -10,6 +10,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
+#include "tests/idle_device.h"
 
 namespace {
 std::atomic<bool> counting{false};
@@ -45,25 +46,6 @@ void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { s
 
 namespace plimsoll {
 namespace {
-
-class IdleDevice final : public Device {
- public:
-  const DeviceInfo& info() const override { return reference_->info(); }
-  std::vector<KernelSpec> kernels(const Graph& g, const Op& op, LayoutFamily family) const override { return reference_->kernels(g, op, family); }
-  std::unique_ptr<Kernel> make_kernel(const Graph&, const Op&, std::string_view, int) const override { return std::make_unique<Idle>(); }
-  std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return reference_->take_arena(bytes); }
-  void write(std::byte* to, std::span<const std::byte> from) const override { reference_->write(to, from); }
-  void read(std::span<std::byte> to, const std::byte* from) const override { reference_->read(to, from); }
-
- private:
-  class Idle final : public Kernel {
-   public:
-    Bytes workspace() const override { return {}; }
-    void bind(std::span<void* const>, std::span<void* const>, void*) override {}
-    void run() override {}
-  };
-  std::unique_ptr<Device> reference_ = open_reference_device();
-};
 
 // What twenty training steps allocate, when some have run.
 int64_t allocations_of(const Graph& graph, const Plan& plan, ExecuteOptions options) {
