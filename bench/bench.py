@@ -525,7 +525,10 @@ def bench_overhead(args):
     rows = []
     for model, batch, images in CONCURRENCY:
         size = ["--image-size", images[1], "--num-classes", images[2]] if images else []
-        idle = lines(run([str(program), model]).stdout)[0]
+        done = run([str(program), model])
+        if done.returncode != 0:
+            raise SystemExit(done.stderr.strip())
+        idle = lines(done.stdout)[0]
         step_ms = train(model, batch, *size, "--steps", 6)[-1]["step_time_ms"]
         row = {"model": model, "batch": batch, "ops": idle["steps"], "step_ms": step_ms, "us_an_op": {}, "share": {}}
         for name in ("serial", "one_core", "two_cores"):
@@ -536,56 +539,68 @@ def bench_overhead(args):
     save("overhead", rows)
 
 
-def bench_concurrency(args):
-    """Tables I to III and V and Figure 3 of the concurrency paper, on this machine, whatever it has."""
-    build = built("concurrency_bench")
+def wanted_models(args):
     models = QUICK_CONCURRENCY if args.quick else CONCURRENCY
     wanted = [c for c in models if not args.only or c[0] in args.only]
     if not wanted:
         raise SystemExit(f"--only: there are {', '.join(c[0] for c in models)}")
-    words = []
-    for model, batch, images in wanted:
-        words += (["--"] if words else []) + [model, str(batch), *map(str, images)]
-    found = run([str(build / "bench/concurrency_bench"), *words])
-    print(found.stderr, end="", file=sys.stderr)
-    told = lines(found.stdout)
+    return [(model, batch, ["--image-size", images[1], "--num-classes", images[2]] if images else [], images) for model, batch, images in wanted]
+
+
+def bench_concurrency(args):
+    """Table I and Figure 3 of the concurrency paper, on this machine, whatever it has."""
     cores = len(os.sched_getaffinity(0))
     rounds = 1 if args.quick else args.rounds
+    name = "concurrency" + (f"-{args.name}" if args.name else "")
+    path = RESULTS / f"{name}.json"
+    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
     rows = []
-    for model, batch, images in wanted:
-        size = ["--image-size", images[1], "--num-classes", images[2]] if images else []
+    for model, batch, size, _ in wanted_models(args):
         step_ms = train(model, batch, *size, "--steps", 3)[-1]["step_time_ms"]  # measures the kernels
         steps = 5 if args.quick else steps_for(step_ms / 1000, seconds=3, least=4)
         settings = {f"{a} x {b}": ["--inter-op", a, "--intra-op", b] for a, b in uniform_settings(cores, args.quick)}
         settings |= {name: ["--inter-op", "auto", "--strategies", numbers] for name, numbers in CHOICES.items()}
         times = {name: [] for name in settings}
         said = {}
-        for name, how in settings.items():  # whatever each measures, before the clock runs
-            train(model, batch, *size, "--steps", 4 * min(cores, 16) + 6 if name in CHOICES else 2, *how)
+        for setting, how in settings.items():  # whatever each measures, before the clock runs
+            train(model, batch, *size, "--steps", 4 * min(cores, 16) + 6 if setting in CHOICES else 2, *how)
         slow = set()
         for _ in range(rounds):
-            for name, how in settings.items():
-                if name in slow:
+            for setting, how in settings.items():
+                if setting in slow:
                     continue
-                more = STEPS_TO_SETTLE if name == "auto" else 0
-                done = train(model, batch, *size, "--steps", min(steps, STEPS_UNTRIED) if name in CHOICES and not more else steps + more, *how)[-1]
-                times[name].append(done["step_time_ms"])
-                if name not in CHOICES and done["step_time_ms"] > 2 * step_ms:
-                    slow.add(name)  # once is enough
-                if name in CHOICES:
-                    said[name] = done.get("predicted_step_time_ms")
+                more = STEPS_TO_SETTLE if setting == "auto" else 0
+                done = train(model, batch, *size, "--steps", min(steps, STEPS_UNTRIED) if setting in CHOICES and not more else steps + more, *how)[-1]
+                times[setting].append(done["step_time_ms"])
+                if setting not in CHOICES and done["step_time_ms"] > 2 * step_ms:
+                    slow.add(setting)  # once is enough
+                if setting in CHOICES:
+                    said[setting] = done.get("predicted_step_time_ms")
         recommended = f"1 x {cores}"
-        middle = {name: statistics.median(t) for name, t in times.items()}
+        middle = {setting: statistics.median(t) for setting, t in times.items()}
         best = min((n for n in middle if n not in CHOICES), key=middle.get)
         rows.append({"model": model, "batch": batch, "step_ms": middle, "spread_ms": {n: max(t) - min(t) for n, t in times.items()},
                      "recommended": recommended, "best_uniform": best, "predicted_ms": said})
         print(model, f"recommended {middle[recommended]:.1f} ms, best uniform {best} {middle[best]:.1f} ms, auto {middle['auto']:.1f} ms", flush=True)
-    name = "concurrency" + (f"-{args.name}" if args.name else "")
+        if not args.quick or args.name:
+            save(name, kept_beside(kept, rows))
     if args.quick and not args.name:
-        return print("not recorded: with --quick the settings are too few; --name NAME records them")
-    path = RESULTS / f"{name}.json"
-    kept = json.loads(path.read_text()) if args.only and path.exists() else {"rows": [], "operations": []}
-    save(name, kept_beside(kept["rows"], rows), operations=[t for t in kept["operations"] if t.get("model") not in {r["model"] for r in rows} and "model" in t] + told)
+        print("not recorded: with --quick the settings are too few; --name NAME records them")
+
+
+def bench_operations(args):
+    """Tables II, III and V of the concurrency paper, on this machine, whatever it has: single ops by their thread counts."""
+    build = built("concurrency_bench")
+    words = []
+    for model, batch, size, images in wanted_models(args):
+        train(model, batch, *size, "--steps", 2)  # measures the kernels
+        words += (["--"] if words else []) + [model, str(batch), *map(str, images)]
+    found = run([str(build / "bench/concurrency_bench"), *words])
+    print(found.stdout, found.stderr, sep="", flush=True)
+    if found.returncode != 0:
+        raise SystemExit(f"concurrency_bench: exit {found.returncode}")
+    if not args.quick or args.name:
+        save("operations" + (f"-{args.name}" if args.name else ""), lines(found.stdout))
 
 
 WORKSPACE = {"alexnet": 256, "resnet18": 128, "resnet50": 64, "densenet:depth=40,growth=40": 256}
@@ -661,7 +676,7 @@ def bench_workspace(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown", "tight",
-                                         "overlap", "wd-solver", "convolutions", "concurrency", "overhead", "workspace", "papers"])
+                                         "overlap", "wd-solver", "convolutions", "concurrency", "operations", "overhead", "workspace", "papers"])
     parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where `tight` may write")

@@ -269,18 +269,42 @@ def concurrency_on(name):
         rows.append((x["model"], x["batch"], f"{ms[x['recommended']]:.1f}", f"{best}: {ms[best]:.1f}", part("strategies 1,2"), part("strategies 1,2,3"), f"{ms['auto']:.1f}",
                      f"{ms[x['recommended']] / ms['auto']:.2f}x", f"{ms[best] / ms['auto']:.2f}x"))
     text += table(("network", "batch", "recommended ms", "best uniform ms", "Strategies 1-2 ms", "+ 3 ms", "auto (+ 4) ms", "over recommended", "over best uniform"), rows)
-    told = r["operations"]
-    rows = [(x["model"], x["ops"], x["interval"], f"{100 * x['accuracy']:.1f} %", f"{100 * x['lost']:.1f} %", x["tries"]) for x in told if x["what"] == "accuracy"]
+    settings = list(dict.fromkeys(s for x in r["rows"] for s in x["step_ms"] if " x " in s))
+    rows = [(s, *(f"{x['step_ms'][s]:.1f} ({x['step_ms'][x['recommended']] / x['step_ms'][s]:.2f}x)" if s in x["step_ms"] else "" for x in r["rows"])) for s in settings]
+    text += ("\nEvery uniform setting (Table I): milliseconds, and the speed over the recommended one.\n\n" + table(("setting", *(x["model"] for x in r["rows"])), rows))
+    return text + "\n" + origin(r) + operations_on(f"operations-{place}" if place else "operations")
+
+
+def operations_on(name):
+    r = load(name)
+    if not r:
+        return ""
+    text = ""
+    told = lambda what: [x for x in r["rows"] if x["what"] == what]
+    rows = [(x["pass"], x["input"], x["convolution"].split(", ")[1], x["best_threads"], f"{x['best_ms']:.2f}", f"{100 * (x['all_ms'] / x['best_ms'] - 1):.1f} %", f"{x['one_ms']:.2f}") for x in told("sizes")]
     if rows:
-        text += ("\nHill climbing over the thread counts of this machine: accuracy at the counts that were not tried, and time lost by its optimum.\n\n"
-                 + table(("network", "ops", "interval", "accuracy", "lost", "tries"), rows))
-    rows = [(x["model"], x["cores"], f"{x['recommended_ms']:.1f}", f"{x['recommended_ms'] / x['strategies12_ms']:.2f}x", f"{x['recommended_ms'] / x['strategy3_ms']:.2f}x",
-             f"{x['recommended_ms'] / x['chosen_ms']:.2f}x", f"{x['uniform_inter']} x {x['uniform_intra']}: {x['recommended_ms'] / x['uniform_ms']:.2f}x")
-            for x in told if x["what"] == "cores"]
+        text += ("\nThe best thread count by the size of the input (Table II), each pass by its fastest kernel; inputs are batch, height, width, channels.\n\n"
+                 + table(("pass", "input", "filters", "best threads", "ms", "lost with all", "ms with one"), rows))
+    pair = told("pair")
+    if pair:
+        text += (f"\nTwo ops that do not depend on each other (Table III): the gradients of {pair[0]['convolution']}"
+                 + ("" if any(x["how"].startswith("second") for x in pair) else "; cores without second hardware threads") + ".\n\n"
+                 + table(("how", "threads each", "ms", "speed"), [(x["how"], x["threads"], f"{x['ms']:.2f}", f"{pair[0]['ms'] / x['ms']:.2f}x") for x in pair]))
+    rows = [(x["model"], x["cores"], x["ops"], x["interval"], "none was untried" if x["interval"] == 1 else f"{100 * x['accuracy']:.1f} %", f"{100 * x['lost']:.1f} %", x["tries"]) for x in told("accuracy") if not x["simulated"]]
     if rows:
-        text += ("\nSimulated: the same steps on 16 cores, from the times measured with one and two threads, extended by Amdahl's law and the memory's rate.\n\n"
-                 + table(("network", "cores", "recommended ms", "Strategies 1-2", "+ 3", "threads bounded", "best uniform"), rows))
-    study = [x for x in told if x["what"] == "regression"]
+        text += ("\nHill climbing over the thread counts of this machine (Table V): accuracy at the counts that were not tried, and time lost by its optimum.\n\n"
+                 + table(("network", "cores", "ops", "interval", "accuracy", "lost", "tries"), rows))
+    rows = [(x["model"], x["cores"], x["ops"], x["interval"], f"{100 * x['accuracy']:.1f} %", f"{100 * x['lost']:.1f} %", x["tries"]) for x in told("accuracy") if x["simulated"] and x["interval"] > 1]
+    if rows:
+        text += ("\nSimulated: the same, with times extended to 16 cores by Amdahl's law and the memory's rate.\n\n"
+                 + table(("network", "cores", "ops", "interval", "accuracy", "lost", "tries"), rows))
+    rows = [(x["model"], f"{x['one_thread_ms']:.1f}", f"{x['two_threads_ms']:.1f}", x["cores"], f"{x['recommended_ms']:.1f}", f"{x['recommended_ms'] / x['strategies12_ms']:.2f}x",
+             f"{x['recommended_ms'] / x['strategy3_ms']:.2f}x", f"{x['recommended_ms'] / x['chosen_ms']:.2f}x",
+             f"{x['uniform_inter']} x {x['uniform_intra']}: {x['recommended_ms'] / x['uniform_ms']:.2f}x") for x in told("cores")]
+    if rows:
+        text += ("\nSimulated: the same steps on 16 cores, from the times of their ops measured with one and two threads, extended likewise. Chosen: the strategies and a bound on the threads of an op.\n\n"
+                 + table(("network", "one thread ms", "two threads ms", "cores", "recommended ms", "Strategies 1-2", "+ 3", "chosen", "best uniform"), rows))
+    study = told("regression")
     if study and study[0]["available"]:
         rows = [(x["threads"], x["ops"], f"{100 * x['accuracy']:.1f} %", f"{x['r2']:.3f}") for x in study]
         text += "\nLeast squares on hardware counters, cross-validated: time with so many threads, from counters and time with one.\n\n" + table(("threads", "ops", "accuracy", "R2"), rows)

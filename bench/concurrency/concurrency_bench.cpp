@@ -2,7 +2,9 @@
 //
 //   concurrency_bench MODEL BATCH [CHANNELS SIZE CLASSES]...     more models: separated by "--"
 //
-// "accuracy": the hill-climbing model with interval x against the times of the counts that it did not try (Table V).
+// "sizes", "pair": single convolutions, as in Tables II and III.
+// "accuracy": the hill-climbing model with interval x against the times of the counts that it did not try (Table V); on the
+// simulated cores, too.
 // "cores": the step on 16 simulated cores, by the measured times of one and two threads, extended by a law.
 // "regression": the study that the concurrency paper rejects: least squares on hardware counters, cross-validated.
 #include <fmt/format.h>
@@ -16,9 +18,8 @@
 #include <map>
 #include <set>
 
-#include "bench/concurrency/counters.h"
-#include "bench/concurrency/regression.h"
-#include "cost/bench.h"
+#include "bench/concurrency/convolutions.h"
+#include "bench/concurrency/timed_op.h"
 #include "cost/scaling.h"
 #include "cost/signature.h"
 #include "plimsoll/compile.h"
@@ -40,9 +41,6 @@ struct OpTimes {
   std::vector<double> ms;  // by threads, from one
   Row features;            // counters with one thread, by instructions; and the time
 };
-
-constexpr double kSeconds = 0.1;  // of an op with one count
-constexpr int kMostRuns = 25;
 
 std::vector<Request> requests(int argc, char** argv) {
   std::vector<Request> result;
@@ -69,30 +67,6 @@ std::vector<Request> requests(int argc, char** argv) {
   return result;
 }
 
-double time_op(const Device& device, const Graph& graph, const Op& op, const std::string& kernel, int threads,
-               Counters& counters, Row* features) {
-  OpBench bench(device, isolate(graph, op, {.name = kernel, .inputs = {}, .outputs = {}}), threads);
-  const int sets = static_cast<int>(
-      std::clamp<int64_t>((int64_t{96} << 20) / std::max<int64_t>(bench.set_bytes().count, 1) + 1, 1, 64));
-  const auto arena = device.take_arena(bench.bytes(sets));
-  bench.place(arena->base(), sets);
-  bench.run();
-  std::vector<double> times;
-  double total_ms = 0;
-  if (features != nullptr) counters.start();
-  while (times.size() < 3 || (times.size() < kMostRuns && total_ms < kSeconds * 1000)) {
-    times.push_back(bench.run());
-    total_ms += times.back();
-  }
-  if (features != nullptr) {
-    const auto values = counters.stop();
-    const double instructions = std::max(values[0], 1.0);
-    for (size_t i = 1; i < values.size(); ++i) features->push_back(values[i] / instructions);
-    features->push_back(median(times));
-  }
-  return median(times);
-}
-
 std::vector<OpTimes> time_steps(const Program& program, const Device& device, Counters& counters) {
   const Graph& graph = program.network.graph;
   std::map<std::string, bool> seen;
@@ -106,7 +80,7 @@ std::vector<OpTimes> time_steps(const Program& program, const Device& device, Co
       for (int threads = 1; threads <= device.info().threads; ++threads) {
         const bool count = threads == 1 && counters.why_not().empty();
         times.ms.push_back(
-            time_op(device, graph, op, step.kernel, threads, counters, count ? &times.features : nullptr));
+            time_op(device, graph, op, {.name = step.kernel, .inputs = {}, .outputs = {}}, threads, &counters, count ? &times.features : nullptr));
       }
     } catch (const Error& error) {
       std::fprintf(stderr, "%s is left out: %s\n", op.name.c_str(), error.what());
@@ -117,26 +91,25 @@ std::vector<OpTimes> time_steps(const Program& program, const Device& device, Co
   return result;
 }
 
-void report_accuracy(const std::string& model, const std::vector<OpTimes>& ops, const CoreShape& cores) {
-  const int most = static_cast<int>(ops.empty() ? 0 : ops[0].ms.size());
+// How well a climb with each interval tells the times that it did not take, and what its optimum loses; by threads of `ops`.
+void report_accuracy(const std::string& model, const std::vector<std::vector<double>>& ops, bool simulated) {
+  if (ops.empty()) return;
+  const int most = static_cast<int>(ops[0].size());
   for (int interval : {1, 2, 4, 8, 16}) {
     if (interval > 1 && interval >= most) continue;
     double accuracy = 0, lost = 0;
     int tries = 0;
-    for (const OpTimes& op : ops) {
+    for (const std::vector<double>& ms : ops) {
       HillClimb climb({.interval = interval, .cores = {.cores = most, .cores_a_cache = 1}});
-      while (const auto next = climb.next()) climb.record(op.ms[static_cast<size_t>(next->threads - 1)]);
+      while (const auto next = climb.next()) climb.record(ms[static_cast<size_t>(next->threads - 1)]);
       const double n = static_cast<double>(ops.size());
-      accuracy += interpolation_accuracy(
-                      climb.curve(), [&](int p) { return op.ms[static_cast<size_t>(p - 1)]; }, most) /
-                  n;
-      lost += (climb.curve().best_ms() / *std::min_element(op.ms.begin(), op.ms.end()) - 1) / n;
+      accuracy += interpolation_accuracy(climb.curve(), [&](int p) { return ms[static_cast<size_t>(p - 1)]; }, most) / n;
+      lost += (climb.curve().best_ms() / *std::min_element(ms.begin(), ms.end()) - 1) / n;
       tries = std::max(tries, climb.tries());
     }
-    fmt::print(
-        "{{\"what\": \"accuracy\", \"model\": \"{}\", \"cores\": {}, \"ops\": {}, \"interval\": {}, \"accuracy\": "
-        "{:.4f}, \"lost\": {:.4f}, \"tries\": {}}}\n",
-        model, cores.cores, ops.size(), interval, accuracy, lost, tries);
+    fmt::print("{{\"what\": \"accuracy\", \"simulated\": {}, \"model\": \"{}\", \"cores\": {}, \"ops\": {}, \"interval\": {}, \"accuracy\": {:.4f}, \"lost\": {:.4f}, "
+               "\"tries\": {}}}\n",
+               simulated, model, most, ops.size(), interval, accuracy, lost, tries);
   }
 }
 
@@ -177,20 +150,27 @@ std::vector<CoTask> tasks_of(const Program& program,
 }
 
 // The plan's steps with the measured times, on 16 cores that there are not.
-void report_cores(const std::string& model, const Program& program, const std::vector<OpTimes>& ops,
-                  const MachineRates& rates) {
+void report_cores(const std::string& model, const Program& program, const std::vector<OpTimes>& ops, const MachineRates& rates) {
   if (ops.empty() || ops[0].ms.size() < 2) return;
   constexpr int kCores = 16;
-  std::map<std::string, const OpTimes*> by_key;
-  for (const OpTimes& op : ops) by_key[op.key] = &op;
-  const double memory =
-      rates.memory_gb_per_s * kCores / 4;  // a server's cores share more channels than two of them use
+  const double memory = rates.memory_gb_per_s * kCores / 4;  // a server's cores share more channels than two of them use
   const ScalingLaw law{.memory_gb_per_s = memory, .thread_ms = 0.0005};
+  std::map<std::string, const OpTimes*> by_key;
+  std::vector<std::vector<double>> extended;
+  for (const OpTimes& op : ops) by_key[op.key] = &op;
+  double one_thread_ms = 0, two_threads_ms = 0;
   const std::vector<CoTask> tasks = tasks_of(program, [&](const std::string& key, double bytes) {
     const auto found = by_key.find(key);
     if (found == by_key.end()) return ThreadCurve::of(std::array{0.0});
-    return extended_curve(found->second->ms[0], found->second->ms[1], bytes, law, kCores);
+    const std::vector<double>& ms = found->second->ms;
+    one_thread_ms += ms[0];
+    two_threads_ms += ms[1];
+    const ThreadCurve curve = extended_curve(ms[0], ms[1], bytes, law, kCores);
+    std::vector<double>& all = extended.emplace_back();
+    for (int p = 1; p <= kCores; ++p) all.push_back(curve.time_ms(p));
+    return curve;
   });
+  report_accuracy(model, extended, true);
   const CoMachine machine{.cores = {.cores = kCores}, .memory_gb_per_s = memory, .waiting = 1};
   const double recommended = co_run(tasks, machine, {.inter_op = 1, .intra_op = kCores}).total_ms;
   const double strategies12 = co_run(tasks, machine, {}).total_ms;
@@ -198,12 +178,10 @@ void report_cores(const std::string& model, const Program& program, const std::v
   const ChosenSchedule chosen = best_schedule(tasks, machine, {.co_run = true});
   const int inter[] = {1, 2, 3, 4, 6, 8}, intra[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16};
   const UniformSetting uniform = all_uniform_settings(tasks, machine, inter, intra).front();
-  fmt::print(
-      "{{\"what\": \"cores\", \"simulated\": true, \"model\": \"{}\", \"cores\": {}, \"recommended_ms\": {:.3f}, "
-      "\"strategies12_ms\": {:.3f}, \"strategy3_ms\": {:.3f}, "
-      "\"chosen_ms\": {:.3f}, \"uniform_ms\": {:.3f}, \"uniform_inter\": {}, \"uniform_intra\": {}}}\n",
-      model, kCores, recommended, strategies12, strategy3, chosen.schedule.total_ms, uniform.total_ms, uniform.inter_op,
-      uniform.intra_op);
+  fmt::print("{{\"what\": \"cores\", \"simulated\": true, \"model\": \"{}\", \"cores\": {}, \"one_thread_ms\": {:.3f}, \"two_threads_ms\": {:.3f}, \"recommended_ms\": {:.3f}, "
+             "\"strategies12_ms\": {:.3f}, \"strategy3_ms\": {:.3f}, \"chosen_ms\": {:.3f}, \"uniform_ms\": {:.3f}, \"uniform_inter\": {}, \"uniform_intra\": {}}}\n",
+             model, kCores, one_thread_ms, two_threads_ms, recommended, strategies12, strategy3, chosen.schedule.total_ms, uniform.total_ms, uniform.inter_op,
+             uniform.intra_op);
 }
 
 void report_regression(const std::vector<OpTimes>& ops, const Counters& counters) {
@@ -238,18 +216,25 @@ int run(int argc, char** argv) {
   }
   Counters counters;  // before OpenMP starts its threads
   const auto device = open_device("cpu");
-  const MachineRates rates = probe_rates(*device);
+  CostDatabase database(CostDatabase::default_path(), device->info());
+  CostTable costs = database.load();  // a training has measured the kernels that it chose from
+  if (!database.rates()) database.save(probe_rates(*device));
+  const MachineRates rates = *database.rates();
+  report_input_sizes(*device, costs);
+  report_pair(*device, costs);
+  database.save(costs);
   std::vector<OpTimes> all;
   for (const Request& request : wanted) {
-    const auto result =
-        compile_training(build_model(request.model, request.input), *device, CostTable(rates), {.policy = "liveness"});
+    const auto result = compile_training(build_model(request.model, request.input), *device, costs, {.policy = "liveness"});
     if (std::holds_alternative<Infeasible>(result)) {
       std::fprintf(stderr, "%s does not fit\n", request.model.c_str());
       continue;
     }
     const Program& program = std::get<Program>(result);
     const std::vector<OpTimes> ops = time_steps(program, *device, counters);
-    report_accuracy(request.model, ops, device->info().cores);
+    std::vector<std::vector<double>> ms;
+    for (const OpTimes& op : ops) ms.push_back(op.ms);
+    report_accuracy(request.model, ms, false);
     report_cores(request.model, program, ops, rates);
     all.insert(all.end(), ops.begin(), ops.end());
     std::fflush(stdout);

@@ -50,7 +50,7 @@ Measured measure(const Graph& graph, const Plan& plan, int cores) {
 }
 
 int run(const std::string& model) {
-  const ModelInput input{.batch = 1, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
+  const ModelInput input{.batch = 1, .training = true};  // the rest is the network's own
   CompileOptions options{.policy = "liveness", .exact = true, .family = LayoutFamily::plain};
   const auto device = open_reference_device();
   auto compiled = compile_training(build_model(model, input), *device, CostTable(), options);
