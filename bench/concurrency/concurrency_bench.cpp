@@ -27,6 +27,7 @@
 #include "plimsoll/dependencies.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
+#include "run/side_by_side.h"
 
 namespace plimsoll::bench {
 namespace {
@@ -230,7 +231,9 @@ int run(int argc, char** argv) {
       std::fprintf(stderr, "%s does not fit\n", request.model.c_str());
       continue;
     }
-    const Program& program = std::get<Program>(result);
+    Program program = std::get<Program>(result);
+    make_room(program, {.cores = device->info().threads, .choose = true}, costs);
+    use_stays(program, true);
     const std::vector<OpTimes> ops = time_steps(program, *device, counters);
     std::vector<std::vector<double>> ms;
     for (const OpTimes& op : ops) ms.push_back(op.ms);

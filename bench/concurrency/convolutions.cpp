@@ -11,6 +11,7 @@
 #include "cost/bench.h"
 #include "plimsoll/convolutions.h"
 #include "plimsoll/execute.h"
+#include "plimsoll/ops.h"
 #include "plimsoll/passes.h"
 #include "plimsoll/policy.h"
 #include "plimsoll/route.h"

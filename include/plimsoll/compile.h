@@ -44,6 +44,7 @@ struct Program {
   LayoutFamily family = LayoutFamily::plain;
   std::string policy;                 // that was asked for; plan.policy made the plan: auto takes whatever is best
   Plan plan;
+  std::vector<Stay> packed, loose;    // of the plan: for steps one after another, and for steps side by side; empty where they are alike
   Bytes lower_bound;                  // no plan needs less (least_bytes)
   Bytes baseline_peak;                // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;

@@ -113,6 +113,7 @@ int run_compare(const CompareFlags& flags) {
     }
     any = true;
     Program& program = std::get<Program>(result);
+    make_room(program, sharing, session.costs);
     if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
     const Prediction& p = program.plan.predicted;
     json object = plan_json(program, minimum_memory(network, *session.device, session.costs, options));

@@ -75,6 +75,7 @@ int run_plan(const PlanFlags& flags) {
     return kInfeasible;
   }
   Program& program = std::get<Program>(result);
+  make_room(program, sharing, session.costs);
   if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
   const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan.arena);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));

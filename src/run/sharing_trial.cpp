@@ -45,6 +45,7 @@ void SharingTrial::run_as_chosen() {
     program_.plan.steps[s].threads = chosen_[s].threads;
     program_.plan.steps[s].seats = chosen_[s].seats;
   }
+  use_stays(program_, inter_op_ > 1);
   program_.plan.inter_op = inter_op_;
   program_.plan.predicted = predicted_;
 }

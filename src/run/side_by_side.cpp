@@ -6,6 +6,7 @@
 #include <map>
 
 #include "device/cpu/machine.h"
+#include "plan/loosen.h"
 #include "plimsoll/dependencies.h"
 #include "plimsoll/divided.h"
 #include "plimsoll/error.h"
@@ -20,6 +21,8 @@ constexpr double kImpossible = 1e3;   // times as slow
 constexpr double kSlower = 1.03;      // than what was predicted for one after another
 constexpr int kStepsWatched = 6;      // before a correction
 constexpr int kMostCorrections = 3;
+constexpr int kMostAtOnce = 8;        // whose waiting for each other's bytes is looked at, where the number is not given
+constexpr StepIndex kLooseSteps[] = {2, 8, 32, 128, 512, INT32_MAX / 2};  // between two uses of the same bytes: what is tried
 constexpr double kSecondThread = 1.25;  // times what a core computes with one hardware thread: assumed, and corrected while it runs
 
 // The steps that run something, as tasks; copies stand between them as edges alone.
@@ -163,6 +166,7 @@ Sharing share_cores(std::string_view device, const SharingOptions& options, bool
   if (sharing.inter_op * sharing.op_threads > cores) {
     sharing.notice = fmt::format("{} steps at once with {} threads each on {} cores: they take turns, which is slow", sharing.inter_op,
                                  sharing.op_threads, cores);
+    sharing.processors = cores;
     sharing.cores = sharing.inter_op * sharing.op_threads;
   }
   if (exact && options.intra_op == 0 && sharing.op_threads != cores) {
@@ -173,8 +177,50 @@ Sharing share_cores(std::string_view device, const SharingOptions& options, bool
   return sharing;
 }
 
+void use_stays(Program& program, bool side_by_side) {
+  const std::vector<Stay>& stays = side_by_side ? program.loose : program.packed;
+  if (!stays.empty()) program.plan.stays = stays;
+}
+
+void make_room(Program& program, const Sharing& sharing, const CostTable& costs) {
+  const int workers = sharing.choose ? std::clamp(sharing.cores, 2, kMostAtOnce) : sharing.inter_op;
+  if (workers < 2 || (sharing.choose && !sharing.strategies.co_run && !sharing.strategies.second_threads)) return;
+  const Graph& graph = program.network.graph;
+  // So many steps at once, each as fast as alone: what waiting for each other costs.
+  auto time_ms = [&](const Plan& plan) {
+    Tasks tasks = tasks_of(graph, plan);
+    for (size_t i = 0; i < tasks.tasks.size(); ++i) {
+      const Step& step = plan.steps[static_cast<size_t>(tasks.steps[i])];
+      tasks.tasks[i].curve.put({1, Affinity::apart}, costs.predict(graph, graph.op(step.op), step.kernel, step.threads).time_ms);
+    }
+    return co_run(tasks.tasks, {.cores = {.cores = workers}}, {.inter_op = workers, .intra_op = 1}).total_ms;
+  };
+  struct Found {
+    LooseStays stays;
+    double ms = 0;
+  };
+  std::vector<Found> found;
+  const double packed_ms = time_ms(program.plan);
+  double best_ms = packed_ms;
+  for (StepIndex steps : kLooseSteps) {
+    std::optional<LooseStays> loose = loosen(graph, program.plan, steps, program.plan.budget);
+    if (!loose) break;
+    Plan plan = program.plan;
+    plan.stays = loose->stays;
+    found.push_back({std::move(*loose), time_ms(plan)});
+    best_ms = std::min(best_ms, found.back().ms);
+    if (steps >= static_cast<StepIndex>(plan.steps.size())) break;
+  }
+  if (best_ms > packed_ms * kWorthIt) return;
+  const auto first = std::find_if(found.begin(), found.end(), [&](const Found& f) { return f.ms * kWorthIt <= best_ms; });
+  program.packed = program.plan.stays;
+  program.loose = std::move(first->stays.stays);
+  program.plan.arena = std::max(program.plan.arena, first->stays.arena);
+}
+
 void set_sharing(Program& program, const Sharing& sharing, const CostTable& costs) {
   if (sharing.inter_op < 2) return;
+  use_stays(program, true);
   const Graph& graph = program.network.graph;
   program.plan.inter_op = sharing.inter_op;
   Tasks tasks = tasks_of(graph, program.plan);
@@ -183,7 +229,7 @@ void set_sharing(Program& program, const Sharing& sharing, const CostTable& cost
     const double ms = costs.predict(graph, graph.op(step.op), step.kernel, step.threads).time_ms;
     tasks.tasks[i].curve.put({sharing.op_threads, Affinity::apart}, ms);
   }
-  const CoMachine machine{.cores = {.cores = sharing.cores}, .memory_gb_per_s = costs.rates().memory_gb_per_s};
+  const CoMachine machine{.cores = {.cores = sharing.processors > 0 ? sharing.processors : sharing.cores}, .memory_gb_per_s = costs.rates().memory_gb_per_s};
   predict(program.plan, tasks, machine, co_run(tasks.tasks, machine, {.inter_op = sharing.inter_op, .intra_op = sharing.op_threads}));
 }
 
@@ -201,6 +247,7 @@ void run_serially(Program& program, const CostTable& costs) {
     step.threads = 0;
     step.seats = Seats::neighbours;
   }
+  use_stays(program, false);
   program.plan.inter_op = 1;
   program.plan.predicted = simulate(program.network.graph, program.plan, costs);
 }
@@ -302,11 +349,15 @@ ChosenSharing choose_sharing(Program& program, const Device& device, const CostT
   ChosenSharing chosen{.serial_ms = plan.predicted.step_time_ms, .together_ms = plan.predicted.step_time_ms};
   if (cores < 2 && sharing.hardware_threads < 2) return chosen;
 
+  use_stays(program, true);
   Tasks tasks = tasks_of(graph, plan);
   Curves curves(program, device, costs);
   for (size_t i = 0; i < tasks.tasks.size(); ++i) tasks.tasks[i].curve = curves.of(plan.steps[static_cast<size_t>(tasks.steps[i])]);
   chosen.measured = curves.measured() || cores < 2;
-  if (!chosen.measured) return chosen;
+  if (!chosen.measured) {
+    use_stays(program, false);
+    return chosen;
+  }
   const Interference avoid = avoided(program, tasks, costs, apart);
   CoMachine machine{.cores = {.cores = cores, .hardware_threads = sharing.hardware_threads},
                     .memory_gb_per_s = costs.rates().memory_gb_per_s};
@@ -315,7 +366,11 @@ ChosenSharing choose_sharing(Program& program, const Device& device, const CostT
   const ChosenSchedule best = best_schedule(
       tasks.tasks, machine,
       {.by_type = use.each_type, .each_op = use.each_op, .co_run = use.co_run, .second_threads = use.second_threads}, &avoid);
-  if (best.schedule.total_ms > chosen.serial_ms * kWorthIt) return chosen;
+  if (best.schedule.most_at_once < 2) use_stays(program, false);
+  if (best.schedule.total_ms > chosen.serial_ms * kWorthIt) {
+    use_stays(program, false);
+    return chosen;
+  }
 
   // Equal threads whenever an op runs: what is computed again must be the same bits.
   struct Place {

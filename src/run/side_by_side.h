@@ -30,6 +30,7 @@ struct SharingOptions {
 // How the cores are shared.
 struct Sharing {
   int cores = 1;      // for the executor
+  int processors = 0; // that there are for them; 0: so many
   int op_threads = 1; // for the device: with how many threads an op runs, unless its step says otherwise
   int inter_op = 1;
   bool choose = false;
@@ -41,6 +42,12 @@ struct Sharing {
 // Throws Error(invalid_input) where the settings contradict each other, Error(unsupported) where the device runs one op at a time.
 Sharing share_cores(std::string_view device, const SharingOptions& options, bool exact);
 Sharing share_cores(std::string_view device, const SharingOptions& options, bool exact, const CoreShape& machine);  // of a CPU
+
+// Before the arena is taken: looks for other offsets within the budget, with which steps that run side by side wait less for each
+// other's bytes (plan/loosen.h), and makes the arena large enough for them.
+void make_room(Program& program, const Sharing& sharing, const CostTable& costs);
+// Takes these offsets, or those for steps one after another.
+void use_stays(Program& program, bool side_by_side);
 
 // Lets the steps of a program run side by side as `sharing` says, and predicts the time anew.
 void set_sharing(Program& program, const Sharing& sharing, const CostTable& costs);

@@ -58,6 +58,46 @@ TEST(Sharing, AutoLeavesAloneWhatASecondThreadMakesTwiceAsFastAndWhatIsNotMeasur
   }
 }
 
+// Every op takes so long with two threads as with one: two at a time need little more than half.
+TEST(Sharing, ThereIsRoomMadeWithinTheBudgetForStepsSideBySide) {
+  const auto device = open_device("cpu", 1);
+  Program packed = program_of(*device);
+  const CostTable costs = costs_of(packed, 1);
+  const Sharing sharing{.cores = 2, .inter_op = 2};
+  const Plan before = packed.plan;
+  set_sharing(packed, sharing, costs);
+
+  Program roomy = program_of(*device);
+  make_room(roomy, sharing, costs);
+  EXPECT_EQ(roomy.plan.stays, before.stays);  // until they are wanted
+  EXPECT_GT(roomy.plan.arena, before.arena);
+  EXPECT_LE(roomy.plan.arena, roomy.plan.budget);
+  set_sharing(roomy, sharing, costs);
+  EXPECT_LT(roomy.plan.predicted.step_time_ms, 0.8 * packed.plan.predicted.step_time_ms);
+  EXPECT_TRUE(verify(roomy.network.graph, roomy.plan).empty());
+  run_serially(roomy, costs);
+  EXPECT_EQ(roomy.plan.stays, before.stays);
+
+  Program tight = program_of(*device);
+  tight.plan.budget = tight.plan.arena;
+  make_room(tight, sharing, costs);
+  EXPECT_LE(tight.plan.arena, tight.plan.budget);
+  set_sharing(tight, sharing, costs);
+  EXPECT_LE(tight.plan.predicted.step_time_ms, packed.plan.predicted.step_time_ms);
+  EXPECT_TRUE(verify(tight.network.graph, tight.plan).empty());
+}
+
+TEST(Sharing, OneStepAfterAnotherNeedsNoRoom) {
+  const auto device = open_device("cpu", 1);
+  Program program = program_of(*device);
+  const Plan before = program.plan;
+  const CostTable costs = costs_of(program, 1);
+  make_room(program, {.cores = 4, .inter_op = 1}, costs);
+  make_room(program, {.cores = 4, .choose = true, .strategies = strategies_named("1,2")}, costs);
+  EXPECT_TRUE(program.loose.empty());
+  EXPECT_EQ(program.plan.arena, before.arena);
+}
+
 TEST(Sharing, OpsThatAreHeldApartDoNotMeetOnPaper) {
   const auto device = open_device("cpu", 2);
   Program program = program_of(*device);

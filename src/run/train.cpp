@@ -283,12 +283,16 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
 std::unique_ptr<SharingSteps> share(Program& program, const Sharing& sharing, Session& session, const Beginning& beginning, bool measure,
                                     const std::function<void(const std::string&)>& notice) {
   if (beginning.plan) return nullptr;
+  make_room(program, sharing, session.costs);
   if (!sharing.choose) {
     set_sharing(program, sharing, session.costs);
     return nullptr;
   }
   const bool same = beginning.checkpoint && beginning.checkpoint->state().device_key == session.device->info().key;
-  if (same && pin_threads(program, beginning.checkpoint->state())) return nullptr;
+  if (same && pin_threads(program, beginning.checkpoint->state())) {
+    use_stays(program, program.plan.inter_op > 1);
+    return nullptr;
+  }
   return std::make_unique<SharingSteps>(session, program, sharing, measure, notice);
 }
 

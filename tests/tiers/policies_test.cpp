@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "plan/loosen.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/simulate.h"
 #include "plimsoll/verify.h"
@@ -207,9 +208,22 @@ class Problem {
   DeviceInfo machine_;
 };
 
+// Other offsets for the same stays, in as much memory as there is or in little more than now.
+void loosen_some(Problem& problem, Plan& plan) {
+  const StepIndex steps = static_cast<StepIndex>(problem.draw(3) == 0 ? plan.steps.size() : problem.draw(20));
+  const Bytes limit = problem.draw(2) == 0 ? Bytes{INT64_MAX} : plan.arena * (1 + static_cast<int64_t>(problem.draw(2)));
+  std::optional<LooseStays> loose = loosen(problem.graph(), plan, steps, limit);
+  if (!loose) return;
+  plan.stays = std::move(loose->stays);
+  plan.arena = plan.budget = loose->arena;
+  ASSERT_LE(plan.arena, limit);
+  ASSERT_EQ(text_of(verify(problem.graph(), plan, 3)), "");
+}
+
 // The same plan with steps side by side: 2 to 4 at once, on as many cores, which some steps want all of, in the plan's order or
 // in any other.
 void run_side_by_side(Problem& problem, Plan plan, const Content& expected, const MixingDevice& device, const fs::path& spill) {
+  if (problem.draw(2) == 0) loosen_some(problem, plan);
   plan.inter_op = static_cast<int>(2 + problem.draw(3));
   ExecuteOptions options{.check_memory = problem.draw(2) == 0,
                          .spill = spill,
