@@ -45,8 +45,7 @@ Pair make_pair(const Convolution& convolution, const Device& device, const CostT
       TensorId& mine = known[static_cast<size_t>(id.index)];
       if (!mine.valid()) {
         const Tensor& tensor = all.tensor(id);
-        mine = graph.add_source(tensor.name, tensor.shape, tensor.dtype, Role::parameter);
-        graph.states.push_back({mine, mine});  // what its first reader wants is its layout
+        mine = graph.add_source(tensor.name, tensor.shape, tensor.dtype, Role::parameter);  // what its first reader wants is its layout
       }
       inputs.push_back(mine);
     }
