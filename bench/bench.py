@@ -13,8 +13,9 @@
   bench/bench.py overlap            how much of the copying hides behind compute, by policy (simulated)
   bench/bench.py wd-solver          time to divide one workspace total among all ops, random instances and ResNet-50's measured one
   bench/bench.py convolutions       bench/convolutions.csv at 8, 64 and 512 MiB, undivided against divided; time to measure by policy
-  bench/bench.py concurrency        ops by thread count, hill climbing against them; every uniform setting against --inter-op auto by strategies (on any machine:
-                                    scripts/record_concurrency)
+  bench/bench.py concurrency        every uniform setting of ops at once and threads each against --inter-op auto by strategies
+  bench/bench.py operations         ops by thread count, hill climbing against them; two ops side by side; the same steps on simulated cores
+                                    (scripts/record_concurrency runs these two on any machine)
   bench/bench.py overhead           what starting a step of a plan costs, as a share of a training step
   bench/bench.py workspace          mu-cuDNN's figures: workspace limits, parts of the batch (--only alexnet --rounds 1: some minutes)
   bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)

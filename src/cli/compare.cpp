@@ -113,8 +113,9 @@ int run_compare(const CompareFlags& flags) {
     }
     any = true;
     Program& program = std::get<Program>(result);
-    make_room(program, sharing, session.costs);
+    if (const std::string text = loosen_program(program, sharing, session.costs); !text.empty()) complain(fmt::format("{}: {}", name, text));
     if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
+    settle_stays(program);
     const Prediction& p = program.plan.predicted;
     json object = plan_json(program, minimum_memory(network, *session.device, session.costs, options));
     object["layers"] = layer_count(network);

@@ -75,8 +75,9 @@ int run_plan(const PlanFlags& flags) {
     return kInfeasible;
   }
   Program& program = std::get<Program>(result);
-  make_room(program, sharing, session.costs);
+  if (const std::string text = loosen_program(program, sharing, session.costs); !text.empty()) complain(text);
   if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
+  settle_stays(program);
   const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan.arena);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum), to_string(program.lower_bound)));

@@ -23,8 +23,9 @@ ThreadCurve scaled_curve(const Work& work, const ScalingLaw& law, int most) {
   return ThreadCurve::of(ms);
 }
 
-ThreadCurve extended_curve(double one_thread_ms, double two_threads_ms, double bytes, const ScalingLaw& law, int most) {
-  const double parallel = std::clamp(2 * (one_thread_ms - two_threads_ms + law.thread_ms), 0.0, one_thread_ms);
+ThreadCurve extended_curve(double one_thread_ms, double two_threads_ms, double bytes, double measured_gb_per_s, const ScalingLaw& law, int most) {
+  const double waited_ms = std::max(0.0, seconds_to_ms(bytes, measured_gb_per_s) - one_thread_ms / 2);
+  const double parallel = std::clamp(2 * (one_thread_ms - two_threads_ms + waited_ms + law.thread_ms), 0.0, one_thread_ms);
   const double serial = one_thread_ms - parallel;
   const double memory_ms = std::min(seconds_to_ms(bytes, law.memory_gb_per_s), two_threads_ms);
   std::vector<double> ms;

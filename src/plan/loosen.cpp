@@ -93,7 +93,7 @@ std::optional<LooseStays> loosen(const Graph& graph, const Plan& plan, StepIndex
   const auto last = static_cast<int64_t>(plan.steps.size());
   std::vector<Buffer> buffers;
   for (auto& [root, group] : groups) {
-    group.buffer.upper = std::min(last, group.buffer.upper + 1 + steps);
+    group.buffer.upper = std::max(group.buffer.upper + 1, std::min(last, group.buffer.upper + 1 + steps));
     group.buffer.bytes = group.end - group.begin;
     buffers.push_back(group.buffer);
   }

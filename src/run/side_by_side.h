@@ -44,10 +44,13 @@ Sharing share_cores(std::string_view device, const SharingOptions& options, bool
 Sharing share_cores(std::string_view device, const SharingOptions& options, bool exact, const CoreShape& machine);  // of a CPU
 
 // Before the arena is taken: looks for other offsets within the budget, with which steps that run side by side wait less for each
-// other's bytes (plan/loosen.h), and makes the arena large enough for them.
-void make_room(Program& program, const Sharing& sharing, const CostTable& costs);
+// other's bytes (plan/loosen.h), and makes the arena large enough for them. Returns what the user should know, if anything: that
+// the budget is in the way.
+std::string loosen_program(Program& program, const Sharing& sharing, const CostTable& costs);
 // Takes these offsets, or those for steps one after another.
 void use_stays(Program& program, bool side_by_side);
+// No more bytes than the stays that were taken in the end.
+void settle_stays(Program& program);
 
 // Lets the steps of a program run side by side as `sharing` says, and predicts the time anew.
 void set_sharing(Program& program, const Sharing& sharing, const CostTable& costs);

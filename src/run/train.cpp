@@ -283,7 +283,7 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
 std::unique_ptr<SharingSteps> share(Program& program, const Sharing& sharing, Session& session, const Beginning& beginning, bool measure,
                                     const std::function<void(const std::string&)>& notice) {
   if (beginning.plan) return nullptr;
-  make_room(program, sharing, session.costs);
+  if (const std::string text = loosen_program(program, sharing, session.costs); !text.empty()) notice(text);
   if (!sharing.choose) {
     set_sharing(program, sharing, session.costs);
     return nullptr;
