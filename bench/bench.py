@@ -27,6 +27,7 @@ import datetime
 import json
 import os
 import pathlib
+import random
 import signal
 import statistics
 import subprocess
@@ -75,7 +76,8 @@ def plimsoll(*arguments):
 
 
 def train(model, batch, *more, warm=0):
-    return plimsoll("train", model, "--batch", batch, "--data", "synthetic", "--evaluate-every", 0, *more)
+    data = [] if "--data" in more else ["--data", "synthetic"]
+    return plimsoll("train", model, "--batch", batch, *data, "--evaluate-every", 0, *more)
 
 
 def busy_share():
@@ -93,9 +95,23 @@ def save(name, rows, **more):
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     command = "bench/bench.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    path.write_text(json.dumps({"bench": name, "date": datetime.date.today().isoformat(), "command": command, "machine": machine(),
+    here = machine()
+    for row in rows:  # one that was kept from an earlier run has its own
+        row.setdefault("commit", here["commit"])
+    path.write_text(json.dumps({"bench": name, "date": datetime.date.today().isoformat(), "command": command, "machine": here,
                                 **more, "rows": rows}, indent=1) + "\n")
     print(f"wrote {path.relative_to(ROOT)}")
+
+
+def kept_rows(name):
+    """The rows of an earlier run, each with its commit."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return []
+    earlier = json.loads(path.read_text())
+    for row in earlier["rows"]:
+        row.setdefault("commit", earlier["machine"]["commit"])
+    return earlier["rows"]
 
 
 def bench_placement(_):
@@ -152,8 +168,7 @@ def steps_for(seconds_per_step, seconds=12, least=8, most=400):
 
 
 def bench_prediction(args):
-    path = RESULTS / "prediction.json"
-    rows = [r for r in json.loads(path.read_text())["rows"] if r["model"] not in args.only] if args.only and path.exists() else []
+    rows = [r for r in kept_rows("prediction") if r["model"] not in args.only] if args.only else []
     nets = [("mlp", 256), ("lenet", 256), ("alexnet", 64), ("vgg16", 8), ("resnet18", 16), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100),
             ("inception3", 8), ("inception4", 4), ("densenet121", 8), ("densenet:depth=40,growth=40", 16), ("dcgan", 64)]
     for model, batch in nets:
@@ -262,8 +277,7 @@ class TorchPeer:
 
 def bench_peers(args):
     rows = []
-    path = RESULTS / "peers.json"  # with --only, other rows stay
-    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
+    kept = kept_rows("peers") if args.only else []  # other rows stay
     for model, batch in PEERS:
         if args.only and model not in args.only:
             continue
@@ -317,8 +331,7 @@ POLICIES = ["auto", "superneurons", "vdnn", "dymem", "mxnet", "tensorflow"]
 
 
 def bench_slowdown(args):
-    rows, path = [], RESULTS / "slowdown.json"
-    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
+    rows, kept = [], kept_rows("slowdown") if args.only else []
     for model, batch in SLOWDOWN:
         if args.only and model not in args.only:
             continue
@@ -367,8 +380,7 @@ def tight_cases():
 
 def bench_tight(args):
     """Training for real where memory is short, in turns with PyTorch as it is, with checkpoints, and with saved tensors on disk."""
-    rows, path = [], RESULTS / "tight.json"
-    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
+    rows, kept = [], kept_rows("tight") if args.only else []
     networks = {}  # what PyTorch takes does not hang on the budget
     for model, batch, size, budget, tiers in tight_cases():
         if not args.only or model in args.only:
@@ -495,7 +507,7 @@ def bench_convolutions(args):
 
 
 # What is trained for real, and how its images are told to `train` and to concurrency_bench (channels, size, classes).
-CONCURRENCY = [("resnet50", 64, (3, 32, 10)), ("dcgan", 64, ()), ("inception3", 16, ()), ("alexnet", 64, ())]
+CONCURRENCY = [("resnet50", 64, (3, 32, 10)), ("dcgan", 64, (1, 28, 10)), ("inception3", 16, ()), ("alexnet", 64, ())]
 QUICK_CONCURRENCY = [("resnet20", 16, (3, 32, 10))]
 STEPS_UNTRIED = 11  # as chosen, before it is tried against one op after another
 STEPS_TO_SETTLE = 45  # until a choice was corrected and tried against one op after another; the step time is that of the steps after
@@ -503,10 +515,10 @@ CHOICES = {"strategies 1,2": "1,2", "strategies 1,2,3": "1,2,3", "auto": "1,2,3,
 
 
 def uniform_settings(cores, quick):
-    """Pairs of ops at once and threads each: every power of two, the number of cores, and twice it."""
+    """Pairs of ops at once and threads each: every power of two, the number of cores, its parts down to an eighth, and twice it."""
     if quick:
         return sorted({(1, cores), (2, max(1, cores // 2)), (1, 1)})
-    counts = sorted({1 << k for k in range(12) if 1 << k <= cores} | {cores, 2 * cores})
+    counts = sorted({1 << k for k in range(12) if 1 << k <= cores} | {cores // k for k in range(1, 9) if cores >= k} | {2 * cores})
     return [(inter, intra) for inter in counts for intra in counts if inter * intra <= 4 * cores]
 
 
@@ -525,7 +537,7 @@ def bench_overhead(args):
     program = build / "bench/micro/side_by_side_bench"
     rows = []
     for model, batch, images in CONCURRENCY:
-        size = ["--image-size", images[1], "--num-classes", images[2]] if images else []
+        size = size_flags(images)
         done = run([str(program), model])
         if done.returncode != 0:
             raise SystemExit(done.stderr.strip())
@@ -545,7 +557,22 @@ def wanted_models(args):
     wanted = [c for c in models if not args.only or c[0] in args.only]
     if not wanted:
         raise SystemExit(f"--only: there are {', '.join(c[0] for c in models)}")
-    return [(model, batch, ["--image-size", images[1], "--num-classes", images[2]] if images else [], images) for model, batch, images in wanted]
+    return [(model, batch, size_flags(images), images) for model, batch, images in wanted]
+
+
+def size_flags(images):
+    """How `train` is told of channels, size, classes. Gray ones of 28 x 28 are MNIST's: random, in its format."""
+    if not images:
+        return []
+    if images[0] != 1:
+        return ["--image-size", images[1], "--num-classes", images[2]]
+    folder = pathlib.Path(tempfile.gettempdir()) / "plimsoll-bench-mnist"
+    folder.mkdir(exist_ok=True)
+    for part, count in (("train", 12800), ("t10k", 640)):
+        head = lambda *numbers: b"".join(n.to_bytes(4, "big") for n in numbers)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(head(0x803, count, images[1], images[1]) + random.Random(1).randbytes(count * images[1] ** 2))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(head(0x801, count) + bytes(k % images[2] for k in range(count)))
+    return ["--data", f"mnist:{folder}"]
 
 
 def bench_concurrency(args):
@@ -553,8 +580,7 @@ def bench_concurrency(args):
     cores = len(os.sched_getaffinity(0))
     rounds = 1 if args.quick else args.rounds
     name = "concurrency" + (f"-{args.name}" if args.name else "")
-    path = RESULTS / f"{name}.json"
-    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
+    kept = kept_rows(name)
     rows = []
     for model, batch, size, _ in wanted_models(args):
         step_ms = train(model, batch, *size, "--steps", 3)[-1]["step_time_ms"]  # measures the kernels
@@ -600,8 +626,10 @@ def bench_operations(args):
     print(found.stdout, found.stderr, sep="", flush=True)
     if found.returncode != 0:
         raise SystemExit(f"concurrency_bench: exit {found.returncode}")
+    name = "operations" + (f"-{args.name}" if args.name else "")
+    kept = [r for r in kept_rows(name) if r.get("model") not in {None, *(model for model, *_ in wanted_models(args))}] if args.only else []
     if not args.quick or args.name:
-        save("operations" + (f"-{args.name}" if args.name else ""), lines(found.stdout))
+        save(name, kept + lines(found.stdout))
 
 
 WORKSPACE = {"alexnet": 256, "resnet18": 128, "resnet50": 64, "densenet:depth=40,growth=40": 256}
@@ -620,8 +648,7 @@ def traced(model, batch, steps, *more):
 
 
 def bench_workspace(args):
-    path = RESULTS / "workspace.json"
-    kept = json.loads(path.read_text())["rows"] if args.only and path.exists() else []
+    kept = kept_rows("workspace") if args.only else []
     rows = [r for r in kept if r["model"] not in args.only]
     for model, batch in WORKSPACE.items():
         if args.only and model not in args.only:
@@ -667,7 +694,7 @@ def bench_workspace(args):
             case["spread"] = {key: (max(m[key] for m in measured) - min(m[key] for m in measured)) / max(1e-9, case["measured"][key])
                               for key in ("step_ms", "convolution_ms")}
             case["profile_seconds"] = profiled[case["sizes"]]
-            case["sizes_of_all"] = f"powers of two and multiples of {every}" if every > 1 else "every size"
+            case["sizes_of_all"] = "powers of two and multiples of an eighth of the batch" if every > 1 else "every size"
             rows.append(case)
             print(model, case["how"], case["limit"] >> 20, case["sizes"], {k: round(v, 1) for k, v in case["measured"].items() if "ms" in k},
                   "predicted", round(case["predicted"]["convolution_ms"], 1), flush=True)

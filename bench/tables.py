@@ -21,8 +21,13 @@ def table(head, rows):
 
 def origin(result):
     m = result["machine"]
+    by_commit = {}
+    for row in result["rows"]:
+        by_commit.setdefault(row.get("commit", m["commit"]), []).append(row.get("model"))
+    older = {c: dict.fromkeys(m for m in models if m) for c, models in by_commit.items() if c != m["commit"]}
+    older = "".join(f" {', '.join(models)}: of commit {c}." for c, models in older.items() if models)
     return (f"{result['date']}, commit {m['commit']}; {m['cores']} cores, {m['device']}, {m['memory_mib'] / 1024:.0f} GiB. "
-            f"Again: `{result['command']}`.\n")
+            f"Again: `{result['command']}`.{older}\n")
 
 
 def placement():
@@ -260,13 +265,13 @@ def concurrency_on(name):
     if not r:
         return ""
     place = name.partition("-")[2]
-    text = (f"## Thread counts and ops side by side{', ' + place if place else ''}\n\nMedian step time. Uniform settings are ops at once x threads each; recommended: one at a time, all cores. "
+    text = (f"## Thread counts and ops side by side{', ' + place if place else ''}\n\nMedian step time, and half of what lies between the shortest and the longest of the rounds. Uniform settings are ops at once x threads each; recommended: one at a time, all cores. "
             "`--inter-op auto` chooses by measured times with the strategies of the concurrency paper, then tries its choice against one op after another and keeps the faster; the columns of strategies are what it tries.\n\n")
     rows = []
     for x in r["rows"]:
-        ms, best = x["step_ms"], x["best_uniform"]
-        part = lambda key: f"{ms[key]:.1f}" if key in ms else ""
-        rows.append((x["model"], x["batch"], f"{ms[x['recommended']]:.1f}", f"{best}: {ms[best]:.1f}", part("strategies 1,2"), part("strategies 1,2,3"), f"{ms['auto']:.1f}",
+        ms, best, spread = x["step_ms"], x["best_uniform"], x["spread_ms"]
+        part = lambda key: f"{ms[key]:.1f} ± {spread[key] / 2:.1f}" if key in ms else ""
+        rows.append((x["model"], x["batch"], part(x["recommended"]), f"{best}: {part(best)}", part("strategies 1,2"), part("strategies 1,2,3"), part("auto"),
                      f"{ms[x['recommended']] / ms['auto']:.2f}x", f"{ms[best] / ms['auto']:.2f}x"))
     text += table(("network", "batch", "recommended ms", "best uniform ms", "Strategies 1-2 ms", "+ 3 ms", "auto (+ 4) ms", "over recommended", "over best uniform"), rows)
     settings = list(dict.fromkeys(s for x in r["rows"] for s in x["step_ms"] if " x " in s))
@@ -303,7 +308,7 @@ def operations_on(name):
              f"{x['recommended_ms'] / x['strategy3_ms']:.2f}x", f"{x['recommended_ms'] / x['chosen_ms']:.2f}x",
              f"{x['uniform_inter']} x {x['uniform_intra']}: {x['recommended_ms'] / x['uniform_ms']:.2f}x") for x in told("cores")]
     if rows:
-        text += ("\nSimulated: the same steps on 16 cores, from the times of their ops measured with one and two threads, extended likewise. Chosen: the strategies and a bound on the threads of an op.\n\n"
+        text += ("\nSimulated: the same steps on 16 cores, from the times of their ops measured with one and two threads, extended likewise. Chosen: what `auto` would choose there, of the strategies with bounds on the threads of an op, balanced counts, and uniform ones.\n\n"
                  + table(("network", "one thread ms", "two threads ms", "cores", "recommended ms", "Strategies 1-2", "+ 3", "chosen", "best uniform"), rows))
     study = told("regression")
     if study and study[0]["available"]:
@@ -348,9 +353,10 @@ def workspace():
                      f"{x['profile_seconds']:.0f}"))
     return ("## Workspace and parts of the batch\n\nA limit on the workspace of each op (mu-cuDNN's WR), or of all convolutions and fully connected layers together "
             "(WD, the total being as many times the limit as there are such ops), and which parts of the batch were measured; `all`: "
-            f"{r['rows'][0]['sizes_of_all']} (for {r['rows'][0]['model']}). Speed is against undivided at the same limit. Measured in turns; profiling includes what stands "
+            "powers of two and multiples of an eighth of the batch. Speed is against undivided at the same limit. Measured in turns; profiling includes what stands "
             "before it in the list.\n\nIn short: convolutions within 64 MiB, in parts that are powers of two, against undivided; and the largest workspace of an op that is as fast "
-            "(within 3 %) as undivided ones within 512 MiB.\n\n"
+            "(within 3 %) as undivided ones within 512 MiB. The aims are 1.3x and 2.7x. What is chosen is never predicted to be slower than undivided; where it was measured "
+            "to be, within the noise or not, the column says so.\n\n"
             + table(("network", "batch", "faster at 64 MiB", "largest MiB, undivided", "as fast with MiB", "less"), short) + "\n"
             + table(("network", "batch", "workspace", "parts", "conv. ms", "faster", "predicted ms", "step ms", "faster", "largest MiB", "sum MiB", "profiled s"), rows)
             + "\n" + origin(r))

@@ -37,6 +37,7 @@ struct Request {
   ModelInput input;
 };
 
+constexpr int kSimulatedCores = 16;
 constexpr double kWorthTelling = 0.1;  // ms with one thread: of shorter ops nothing is seen but what starting threads takes
 
 struct OpTimes {
@@ -157,7 +158,7 @@ std::vector<CoTask> tasks_of(const Program& program,
 // The plan's steps with the measured times, on 16 cores that there are not.
 void report_cores(const std::string& model, const Program& program, const std::vector<OpTimes>& ops, const MachineRates& rates) {
   if (ops.empty() || ops[0].ms.size() < 2) return;
-  constexpr int kCores = 16;
+  constexpr int kCores = kSimulatedCores;
   const double memory = rates.memory_gb_per_s * kCores / 4;  // a server's cores share more channels than two of them use
   const ScalingLaw law{.memory_gb_per_s = memory, .thread_ms = 0.0005};
   std::map<std::string, const OpTimes*> by_key;
@@ -237,7 +238,7 @@ int run(int argc, char** argv) {
       continue;
     }
     Program program = std::get<Program>(result);
-    loosen_program(program, {.cores = device->info().threads, .choose = true}, costs);
+    loosen_program(program, {.cores = kSimulatedCores, .choose = true}, costs);
     use_stays(program, true);
     const std::vector<OpTimes> ops = time_steps(program, *device, counters);
     std::vector<std::vector<double>> ms;

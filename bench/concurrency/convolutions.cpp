@@ -59,7 +59,7 @@ Pair make_pair(const Convolution& convolution, const Device& device, const CostT
 }
 
 double step_ms(const Pair& pair, const Device& device, int hardware_threads) {
-  Executor executor(pair.graph, pair.plan, device, {.hardware_threads = hardware_threads});
+  Executor executor(pair.graph, pair.plan, device, {.cores = device.info().cores.cores, .hardware_threads = hardware_threads, .teams = true});
   executor.initialize(1);
   std::vector<double> times;
   for (int i = 0; i < kRounds + 3; ++i) {
@@ -100,11 +100,11 @@ void report_pair(const Device& device, CostTable& costs) {
                step_ms(pair, device, hardware_threads));
     std::fflush(stdout);
   };
+  for (Step& step : pair.plan.steps) step.threads = cores.cores;
   report("one after another", cores.cores, 1);
   pair.plan.inter_op = 2;
   if (cores.hardware_threads > 1) {
     for (Step& step : pair.plan.steps) {
-      step.threads = cores.cores;
       if (pair.graph.op(step.op).name == to_string(ConvolutionPass::backward_data)) step.seats = Seats::second;
     }
     report("second hardware threads", cores.cores, 2);

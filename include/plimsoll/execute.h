@@ -29,6 +29,7 @@ struct ExecuteOptions {
   bool pin = true;    // threads to cores, where the process has no others
   int hardware_threads = 1;  // of a core that steps may use: with 2, steps whose seats are second ones may run beside others on a core
   bool teams = false;  // for steps one after another, too, where they have different thread counts: each count has threads of its own
+  std::vector<std::pair<StepIndex, StepIndex>> apart;  // steps that never run at the same time: they were slower together
   std::vector<int32_t> priority;  // by step: of the ready ones that with the least number first; empty: as the plan predicts
 };
 

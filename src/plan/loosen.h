@@ -9,21 +9,40 @@
 //              | c |
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "plimsoll/graph.h"
+#include "plimsoll/placement.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {
 
-// The plan's stays at other offsets, such that bytes are taken over only by steps that are more than `steps` after the last
-// that used them; what the placement packed together because it is the same bytes (views, outputs in the place of inputs) stays
-// so, and so do the states, which all plans of a network agree on. And the end of the highest; nothing when that is beyond `limit`.
 struct LooseStays {
-  std::vector<Stay> stays;
-  Bytes arena;
+  std::vector<Stay> stays;  // in the order of Plan::stays
+  Bytes arena;              // the end of the highest
 };
-std::optional<LooseStays> loosen(const Graph& graph, const Plan& plan, StepIndex steps, Bytes limit);
+
+// The stays of a plan at other offsets. What lies upon each other at one time because it is the same bytes (views, outputs in the
+// place of inputs) stays together, and so do the states, which all plans of a network agree on.
+class Loosening {
+ public:
+  Loosening(const Graph& graph, const Plan& plan);
+  // By the plan's placement, such that bytes are taken over only by steps that are more than `steps` after the last that used them.
+  LooseStays after(StepIndex steps) const;
+  // Nothing is taken over.
+  LooseStays apart() const;
+
+ private:
+  struct Group {
+    Buffer buffer;
+    Bytes begin, end;           // as the plan has it
+    std::vector<size_t> stays;  // by number
+  };
+  LooseStays placed(const std::vector<Bytes>& offsets, Bytes height) const;
+
+  const Plan& plan_;
+  Bytes fixed_;  // the end of what stays where it is
+  std::vector<Group> groups_;
+};
 
 }  // namespace plimsoll

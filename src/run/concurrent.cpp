@@ -35,6 +35,10 @@ ConcurrentSteps::ConcurrentSteps(const Graph& graph, const Plan& plan, std::vect
       finished_(static_cast<size_t>(dependencies_.count())) {
   for (int k : threads) cores_of_.push_back(std::clamp(k, 1, settings_.cores));
   for (const Step& step : plan.steps) seats_.push_back(step.seats);
+  for (const auto& [a, b] : settings_.apart) {
+    apart_[static_cast<size_t>(a)].push_back(b);
+    apart_[static_cast<size_t>(b)].push_back(a);
+  }
   find_order(plan);
   find_residences(graph, plan);
   unmet_.resize(static_cast<size_t>(dependencies_.count()));
@@ -143,11 +147,6 @@ void ConcurrentSteps::make_teams() {
   for (Running& r : running_) r.places.reserve(all.size());
   teams_ = std::make_unique<Teams>(shapes, std::move(processors),
                                    [this](int worker, int32_t step) { run_step(worker, step); });
-}
-
-void ConcurrentSteps::keep_apart(StepIndex a, StepIndex b) {
-  apart_[static_cast<size_t>(a)].push_back(b);
-  if (a != b) apart_[static_cast<size_t>(b)].push_back(a);
 }
 
 void ConcurrentSteps::run(CopyEngines& engines, Clock::time_point start) {

@@ -15,6 +15,7 @@
 #include <exception>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "plimsoll/dependencies.h"
@@ -36,6 +37,7 @@ struct ConcurrentSettings {
   std::vector<int32_t>
       priority;  // by step: of the ready ones that with the lowest number starts; empty: the plan's order
   std::vector<double> expected_ms;  // by step; empty: not known
+  std::vector<std::pair<StepIndex, StepIndex>> apart;  // never at the same time
 };
 
 class ConcurrentSteps {
@@ -56,8 +58,6 @@ class ConcurrentSteps {
 
   // The largest sum of bytes in use at once: from the start of the first that uses a place to the end of the last.
   Bytes peak() const { return {peak_}; }
-  // Steps that may not run beside each other any more: these were slower together.
-  void keep_apart(StepIndex a, StepIndex b);
 
  private:
   struct Residence {  // stays that take over each other's bytes

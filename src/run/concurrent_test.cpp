@@ -9,6 +9,7 @@
 #include <chrono>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "plimsoll/compile.h"
@@ -201,6 +202,42 @@ TEST(SideBySide, NeverMoreStepsAtOnceThanAskedForNorThreadsThanCores) {
       }
     }
   }
+}
+
+// Of the steps that met, every second pair is told to keep apart: these never meet again, others do.
+TEST(SideBySide, StepsThatAreKeptApartNeverMeet) {
+  Watch watch;
+  const WatchedDevice device(watch);
+  const Program program = watched_program();
+  Plan plan = program.plan;
+  plan.inter_op = 4;
+  for (Step& step : plan.steps) step.threads = 1;
+  auto pairs_that_met = [&](Executor& executor) {
+    std::set<std::pair<StepIndex, StepIndex>> pairs;
+    for (int step = 0; step < 5; ++step) {
+      executor.run_step();
+      const auto records = executor.records();
+      for (StepIndex a = 0; a < static_cast<StepIndex>(records.size()); ++a) {
+        for (StepIndex b = 0; b < a; ++b) {
+          const StepRecord &x = records[static_cast<size_t>(a)], &y = records[static_cast<size_t>(b)];
+          if (x.start_ms < y.end_ms && y.start_ms < x.end_ms) pairs.emplace(b, a);
+        }
+      }
+    }
+    return pairs;
+  };
+  ExecuteOptions options{.record_times = true, .cores = 4};
+  Executor freely(program.network.graph, plan, device, options);
+  const auto met = pairs_that_met(freely);
+  ASSERT_GT(met.size(), 10u);
+  for (const auto& pair : met) {
+    if ((pair.first + pair.second) % 2 == 0) options.apart.push_back(pair);
+  }
+  ASSERT_FALSE(options.apart.empty());
+  Executor apart(program.network.graph, plan, device, options);
+  const auto now = pairs_that_met(apart);
+  EXPECT_FALSE(now.empty());
+  for (const auto& pair : options.apart) EXPECT_FALSE(now.contains(pair)) << pair.first << " and " << pair.second;
 }
 
 TEST(SideBySide, AFailureEndsTheStepWhenAllThatHadBegunIsOver) {

@@ -265,7 +265,8 @@ struct Executor::Impl {
                                 .cores_a_cache = device.info().cores.cores_a_cache,
                                 .second_threads = options.hardware_threads > 1,
                                 .priority = options.priority,
-                                .expected_ms = {}};
+                                .expected_ms = {},
+                                .apart = options.apart};
     return std::make_unique<ConcurrentSteps>(graph, plan, std::move(kernels), threads, memory.arena->base(), records,
                                              std::move(settings), erasures);
   }

@@ -25,8 +25,9 @@ class Runner {
   Runner(const Program& program, const Device& device, const ExecuteOptions& options,
          Memory memory = {});
   Executor& executor() { return *executor_; }  // the same object for as long as the runner lives
-  // Lets `change` change how the program's steps run, not where tensors lie, and goes on in the same memory.
+  // Lets `change` change how the program's steps run, not where states lie, and the options; and goes on in the same memory.
   void renew(const std::function<void()>& change);
+  ExecuteOptions& options() { return options_; }
 
   // Copies the batch into the arena, for the next step; the batch may be given back then.
   void feed(const Batch& batch);
@@ -38,7 +39,7 @@ class Runner {
  private:
   const Program& program_;
   const Device& device_;
-  const ExecuteOptions options_;
+  ExecuteOptions options_;
   std::optional<Executor> executor_;
   TensorId learning_rate_, step_number_, seed_;
 };

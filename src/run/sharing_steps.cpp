@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "device/cpu/machine.h"
 #include "plimsoll/execute.h"
 
 namespace plimsoll {
@@ -19,7 +20,8 @@ bool is_chosen(const Plan& plan) {
 SharingSteps::SharingSteps(Session& session, Program& program, const Sharing& sharing, bool measure, Notice notice)
     : session_(session), program_(program), sharing_(sharing), notice_(std::move(notice)) {
   if (measure && sharing.cores > 1) {
-    climb_.emplace(program, *session.device, session.costs, sharing.climb_interval);
+    const bool pinned = !cpu::processors_of_cores(sharing.cores).empty();
+    climb_.emplace(program, *session.device, session.costs, sharing.climb_interval, pinned);
     if (climb_->done()) climb_.reset();
   }
   if (!climb_) {
@@ -74,7 +76,10 @@ void SharingSteps::watch(Runner& runner) {
     return;
   }
   std::string text;
-  runner.renew([&] { text = watch_->correct(); });
+  runner.renew([&] {
+    text = watch_->correct();
+    runner.options().apart = steps_apart(program_, session_.costs, watch_->apart());
+  });
   const auto pairs = watch_->found();
   const bool fresh = std::any_of(pairs.begin(), pairs.end(),
                                  [&](const CostTable::OpPair& pair) { return !session_.costs.kept_apart().contains(pair); });

@@ -192,11 +192,15 @@ void settle_stays(Program& program) {
 }
 
 std::string loosen_program(Program& program, const Sharing& sharing, const CostTable& costs) {
+  const bool beside = sharing.strategies.co_run || (sharing.strategies.second_threads && sharing.hardware_threads > 1);
+  if (sharing.choose && (!beside || sharing.cores * sharing.hardware_threads < 2)) return {};
   const int workers = sharing.choose ? std::clamp(sharing.cores, 2, kMostAtOnce) : sharing.inter_op;
-  if (workers < 2 || (sharing.choose && !sharing.strategies.co_run && !sharing.strategies.second_threads)) return {};
+  if (workers < 2) return {};
   const Graph& graph = program.network.graph;
+  Plan plan = program.plan;
   // So many steps at once, each as fast as alone: what waiting for each other costs.
-  auto time_ms = [&](const Plan& plan) {
+  auto time_ms = [&](const LooseStays& loose) {
+    plan.stays = loose.stays;
     Tasks tasks = tasks_of(graph, plan);
     for (size_t i = 0; i < tasks.tasks.size(); ++i) {
       const Step& step = plan.steps[static_cast<size_t>(tasks.steps[i])];
@@ -204,36 +208,29 @@ std::string loosen_program(Program& program, const Sharing& sharing, const CostT
     }
     return co_run(tasks.tasks, {.cores = {.cores = workers}}, {.inter_op = workers, .intra_op = 1}).total_ms;
   };
-  struct Found {
-    LooseStays stays;
-    double ms = 0;
-  };
-  std::vector<Found> found;
-  const double packed_ms = time_ms(program.plan);
-  double best_ms = packed_ms, best_within_ms = packed_ms;  // within the budget
+  const Loosening loosening(graph, program.plan);
+  const double packed_ms = time_ms({program.plan.stays, program.plan.arena}), least_ms = time_ms(loosening.apart());
+  if (least_ms > packed_ms * kWorthIt) return {};
+  // The first that is about as good as nothing taken over at all; and the best for which there is room.
+  LooseStays good, best;
+  double good_ms = packed_ms, best_ms = packed_ms;
   for (StepIndex steps : kLooseSteps) {
-    LooseStays loose = *loosen(graph, program.plan, steps, {INT64_MAX});
-    Plan plan = program.plan;
-    plan.stays = loose.stays;
-    found.push_back({std::move(loose), time_ms(plan)});
-    best_ms = std::min(best_ms, found.back().ms);
-    if (found.back().stays.arena <= program.plan.budget) best_within_ms = std::min(best_within_ms, found.back().ms);
-    if (steps >= static_cast<StepIndex>(plan.steps.size())) break;
+    good = loosening.after(steps);
+    good_ms = time_ms(good);
+    if (good.arena <= plan.budget && good_ms < best_ms * kWorthIt) {
+      best = good;
+      best_ms = good_ms;
+    }
+    if (good_ms * kWorthIt <= least_ms || steps >= static_cast<StepIndex>(plan.steps.size())) break;
   }
-  // The first that is as good as the best.
-  auto first = [&](double ms, Bytes limit) {
-    return std::find_if(found.begin(), found.end(), [&](const Found& f) { return f.stays.arena <= limit && f.ms * kWorthIt <= ms; });
-  };
-  if (best_within_ms <= packed_ms * kWorthIt) {
-    LooseStays& chosen = first(best_within_ms, program.plan.budget)->stays;
+  if (!best.stays.empty()) {
     program.packed = program.plan.stays;
-    program.plan.arena = std::max(program.plan.arena, chosen.arena);
-    program.loose = chosen.stays;
+    program.loose = std::move(best.stays);
+    program.plan.arena = std::max(program.plan.arena, best.arena);
   }
-  if (best_ms > best_within_ms * kWorthTelling) return {};
-  const Found& better = *first(best_ms, {INT64_MAX});
+  if (good.arena <= plan.budget || good_ms > best_ms * kWorthTelling) return {};
   return fmt::format("ops that run at once wait for each other's bytes in so little memory: {}, and steps would be up to {:.0f} % shorter",
-                     raise_memory_to(better.stays.arena), 100 * (1 - better.ms / best_within_ms));
+                     raise_memory_to(good.arena), 100 * (1 - good_ms / best_ms));
 }
 
 void set_sharing(Program& program, const Sharing& sharing, const CostTable& costs) {
@@ -258,6 +255,34 @@ bool fits(const Program& program, const Device& device, const Step& step, int th
   } catch (const Error&) {
     return false;  // there is no such kernel for so many threads
   }
+}
+
+std::vector<std::pair<StepIndex, StepIndex>> steps_apart(const Program& program, const CostTable& costs, const OpPairs& apart) {
+  std::vector<std::pair<StepIndex, StepIndex>> pairs;
+  if (apart.empty() && costs.kept_apart().empty()) return pairs;
+  const Graph& graph = program.network.graph;
+  std::map<std::string, int> numbers;  // of signatures
+  std::vector<StepIndex> steps;
+  std::vector<int> ops, signatures;
+  for (StepIndex s = 0; s < static_cast<StepIndex>(program.plan.steps.size()); ++s) {
+    const Step& step = program.plan.steps[static_cast<size_t>(s)];
+    if (step.kernel.empty()) continue;
+    steps.push_back(s);
+    ops.push_back(step.op.index);
+    signatures.push_back(numbers.try_emplace(op_signature(graph, graph.op(step.op)), static_cast<int>(numbers.size())).first->second);
+  }
+  std::set<std::pair<int, int>> kept;
+  for (const auto& [a, b] : costs.kept_apart()) {
+    const auto first = numbers.find(a), second = numbers.find(b);
+    if (first != numbers.end() && second != numbers.end()) kept.insert(std::minmax(first->second, second->second));
+  }
+  if (apart.empty() && kept.empty()) return pairs;
+  for (size_t a = 0; a < ops.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      if (apart.contains(std::minmax(ops[a], ops[b])) || kept.contains(std::minmax(signatures[a], signatures[b]))) pairs.emplace_back(steps[b], steps[a]);
+    }
+  }
+  return pairs;
 }
 
 void run_serially(Program& program, const CostTable& costs) {
@@ -328,31 +353,12 @@ class Curves {
   bool measured_ = false;
 };
 
-// The pairs of tasks that are not to meet: by op, and by signature.
+// The pairs of tasks that are not to meet.
 Interference avoided(const Program& program, const Tasks& tasks, const CostTable& costs, const OpPairs& apart) {
   Interference avoid;
-  if (apart.empty() && costs.kept_apart().empty()) return avoid;
-  const Graph& graph = program.network.graph;
-  std::map<std::string, int> numbers;  // of signatures
-  std::vector<int> ops, signatures;
-  for (StepIndex step : tasks.steps) {
-    const OpId op = program.plan.steps[static_cast<size_t>(step)].op;
-    ops.push_back(op.index);
-    signatures.push_back(numbers.try_emplace(op_signature(graph, graph.op(op)), static_cast<int>(numbers.size())).first->second);
-  }
-  std::set<std::pair<int, int>> kept;
-  for (const auto& [a, b] : costs.kept_apart()) {
-    const auto first = numbers.find(a), second = numbers.find(b);
-    if (first != numbers.end() && second != numbers.end()) kept.insert(std::minmax(first->second, second->second));
-  }
-  if (apart.empty() && kept.empty()) return avoid;
-  for (size_t a = 0; a < ops.size(); ++a) {
-    for (size_t b = 0; b < a; ++b) {
-      if (apart.contains(std::minmax(ops[a], ops[b])) || kept.contains(std::minmax(signatures[a], signatures[b]))) {
-        avoid.record(static_cast<int32_t>(a), static_cast<int32_t>(b), 1, kImpossible);
-      }
-    }
-  }
+  std::map<StepIndex, int32_t> task_of;
+  for (size_t i = 0; i < tasks.steps.size(); ++i) task_of.emplace(tasks.steps[i], static_cast<int32_t>(i));
+  for (const auto& [a, b] : steps_apart(program, costs, apart)) avoid.record(task_of.at(a), task_of.at(b), 1, kImpossible);
   return avoid;
 }
 

@@ -68,6 +68,8 @@ struct ChosenSharing {
 using OpPairs = std::set<std::pair<int32_t, int32_t>>;  // the lower number first
 ChosenSharing choose_sharing(Program& program, const Device& device, const CostTable& costs, const Sharing& sharing = {},
                              const OpPairs& apart = {});
+// The steps of the plan that are not to meet, by those pairs of ops and by what `costs` keeps apart: ExecuteOptions::apart.
+std::vector<std::pair<StepIndex, StepIndex>> steps_apart(const Program& program, const CostTable& costs, const OpPairs& apart = {});
 // One step after the other, each with all threads.
 void run_serially(Program& program, const CostTable& costs);
 
@@ -89,6 +91,7 @@ class SharingWatch {
   // Changes the program; returns a line for the user.
   std::string correct();
   bool over() const { return over_; }  // nothing more is to be corrected
+  const OpPairs& apart() const { return apart_; }
   // All pairs found so far, by signature.
   std::set<CostTable::OpPair> found() const;
 

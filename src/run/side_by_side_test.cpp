@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "plimsoll/models.h"
+#include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 #include "run/sharing_trial.h"
 
@@ -211,6 +212,28 @@ TEST(Sharing, PairsThatAnEarlierTrainingFoundSlowDoNotMeet) {
       auto signature = [&](const EngineSpan& s) { return op_signature(graph, graph.op(program.plan.steps[static_cast<size_t>(s.index)].op)); };
       EXPECT_FALSE(found.contains(std::minmax(signature(a), signature(b)))) << a.index << " and " << b.index;
     }
+  }
+}
+
+TEST(Sharing, StepsOfPairsThatAreKeptApartAreNamed) {
+  const auto device = open_device("cpu", 2);
+  const Program program = program_of(*device);
+  const Graph& graph = program.network.graph;
+  CostTable costs = costs_of(program, 1.1);
+  EXPECT_TRUE(steps_apart(program, costs).empty());
+  std::vector<StepIndex> convolutions;
+  for (StepIndex s = 0; s < static_cast<StepIndex>(program.plan.steps.size()); ++s) {
+    if (graph.op(program.plan.steps[static_cast<size_t>(s)].op).type->name == "ConvForward") convolutions.push_back(s);
+  }
+  const auto op_of = [&](StepIndex s) { return program.plan.steps[static_cast<size_t>(s)].op; };
+  const StepIndex a = convolutions.front(), b = convolutions.back();
+  EXPECT_EQ(steps_apart(program, costs, {std::minmax(op_of(a).index, op_of(b).index)}), (std::vector<std::pair<StepIndex, StepIndex>>{{a, b}}));
+  costs.keep_apart(op_signature(graph, graph.op(op_of(a))), op_signature(graph, graph.op(op_of(b))));
+  const auto pairs = steps_apart(program, costs);
+  EXPECT_NE(std::find(pairs.begin(), pairs.end(), std::pair(a, b)), pairs.end());
+  for (const auto& [first, second] : pairs) {
+    EXPECT_LT(first, second);
+    EXPECT_EQ(graph.op(op_of(first)).type->name, "ConvForward");
   }
 }
 

@@ -11,17 +11,18 @@ constexpr double kRise = 0.05;        // less is within the noise of a step
 constexpr double kImpossible = 1e12;  // ms
 constexpr int kMostTries = 3;         // of a case
 
-CoreShape shape_of(const DeviceInfo& device) {
+// Threads that are not pinned are nobody's neighbours: their cores all share one cache, as far as anybody can tell.
+CoreShape shape_of(const DeviceInfo& device, bool pinned) {
   CoreShape shape = device.cores;
   shape.cores = std::max(device.threads, 1);
-  shape.cores_a_cache = std::min(std::max(shape.cores_a_cache, 1), shape.cores);
+  shape.cores_a_cache = pinned ? std::min(std::max(shape.cores_a_cache, 1), shape.cores) : shape.cores;
   return shape;
 }
 
 }  // namespace
 
-ThreadClimb::ThreadClimb(Program& program, const Device& device, CostTable& costs, int interval)
-    : program_(program), device_(device), costs_(costs), cores_(shape_of(device.info())), profiling_(0, {}) {
+ThreadClimb::ThreadClimb(Program& program, const Device& device, CostTable& costs, int interval, bool pinned)
+    : program_(program), device_(device), costs_(costs), cores_(shape_of(device.info(), pinned)), profiling_(0, {}) {
   const Graph& graph = program.network.graph;
   std::map<std::pair<std::string, std::string>, size_t> numbers;
   for (size_t s = 0; s < program.plan.steps.size(); ++s) {

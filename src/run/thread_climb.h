@@ -21,8 +21,9 @@ namespace plimsoll {
 
 class ThreadClimb {
  public:
-  // What `costs` knows is not measured again. The program and the device must outlive it.
-  ThreadClimb(Program& program, const Device& device, CostTable& costs, int interval);
+  // What `costs` knows is not measured again. Where threads are not `pinned` there is no apart and together. The program and the
+  // device must outlive it.
+  ThreadClimb(Program& program, const Device& device, CostTable& costs, int interval, bool pinned = true);
 
   bool done() const { return profiling_.done(); }
   int open_kinds() const { return open_kinds_; }  // ops that differ, and of which there is something to try

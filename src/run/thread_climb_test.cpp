@@ -95,6 +95,15 @@ TEST(ThreadClimb, FindsEveryOpsOptimumWithinTwoCByXSteps) {
   }
 }
 
+TEST(ThreadClimb, ThreadsThatAreNotPinnedAreNotMeasuredApart) {
+  const Machine machine(16, 1);
+  Program program = program_of(machine);
+  CostTable costs;
+  ThreadClimb climbing(program, machine, costs, 1, false);
+  climb(climbing, program, 16);
+  for (const auto& [key, cost] : costs.in_step_entries()) EXPECT_FALSE(key.apart) << key.kernel;
+}
+
 TEST(ThreadClimb, WhereFewCasesAreToBeTriedTheShortestOfSeveralTimesCounts) {
   const Machine machine(2, 2);
   Program program = program_of(machine);

@@ -291,6 +291,7 @@ std::unique_ptr<SharingSteps> share(Program& program, const Sharing& sharing, Se
   const bool same = beginning.checkpoint && beginning.checkpoint->state().device_key == session.device->info().key;
   if (same && pin_threads(program, beginning.checkpoint->state())) {
     use_stays(program, program.plan.inter_op > 1);
+    settle_stays(program);
     return nullptr;
   }
   return std::make_unique<SharingSteps>(session, program, sharing, measure, notice);
@@ -370,7 +371,8 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
                                         .check_memory = options.check_memory, .record_times = true, .spill = session.spill,
                                         .peer = session.peer,
                                         .cores = sharing.cores, .hardware_threads = sharing.hardware_threads,
-                                        .teams = sharing.choose},
+                                        .teams = sharing.choose,
+                                        .apart = sharing.choose ? steps_apart(program, session.costs) : std::vector<std::pair<StepIndex, StepIndex>>{}},
                                     std::move(memory));
   });
   Executor& executor = runner->executor();

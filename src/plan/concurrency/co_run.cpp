@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kDone = 1e-9;  // ms left that are none
 constexpr int kMostAtOnce = 8;  // of uniform settings
+constexpr double kSlacks[] = {0.5, 0.7, 0.85, 1, 1.1, 1.25, 1.5, 2};  // of balanced counts
 
 struct Running {
   int32_t task = 0;
@@ -56,6 +57,13 @@ class CoRunner {
       if (waiting_[i] == 0) ready_.push_back(static_cast<int32_t>(i));
     }
     if (policy_.inter_op > 0) return;
+    if (!policy_.threads.empty()) {
+      chosen_ = policy_.threads;
+      chosen_.resize(count, 1);
+      for (int& threads : chosen_) threads = std::clamp(threads, 1, cores_);
+      find_ways();
+      return;
+    }
     if (policy_.by_type || policy_.each_op) {
       chosen_ = policy_.by_type ? threads_by_type(tasks_) : fastest_threads(tasks_);
     } else {
@@ -63,6 +71,15 @@ class CoRunner {
     }
     for (int& threads : chosen_) threads = std::clamp(threads, 1, most_);
     candidates_.resize(count);
+  }
+
+  // From the start of each to the end of all, were there cores for everybody.
+  void find_ways() {
+    way_ms_.assign(tasks_.size(), 0);
+    for (size_t i = tasks_.size(); i-- > 0;) {
+      for (int32_t after : next_[i]) way_ms_[i] = std::max(way_ms_[i], way_ms_[static_cast<size_t>(after)]);
+      way_ms_[i] += chosen(static_cast<int32_t>(i)).time_ms;
+    }
   }
 
   Candidate chosen(int32_t i) const {
@@ -94,6 +111,7 @@ class CoRunner {
       if (static_cast<int>(running_.size()) >= policy_.inter_op) return false;
       return start(0, chosen(ready_[0]), false);
     }
+    if (!way_ms_.empty()) return start_first(idle_cores(), [this](int32_t i) { return way_ms_[static_cast<size_t>(i)]; });
     if (running_.empty()) return policy_.co_run ? start_longest(cores_) : start(0, chosen(ready_[0]), false);
     const int idle = policy_.co_run ? idle_cores() : 0;
     if (idle > 0 && (start_beside(idle) || start_longest(idle))) return true;
@@ -118,13 +136,18 @@ class CoRunner {
 
   // Of those that fit, the op that takes most time.
   bool start_longest(int idle) {
-    std::optional<size_t> longest;
-    for (size_t k = 0; k < ready_.size(); ++k) {
-      const Candidate how = chosen(ready_[k]);
-      if (how.threads > idle || !may_join(ready_[k])) continue;
-      if (!longest || how.time_ms > chosen(ready_[*longest]).time_ms) longest = k;
+    return start_first(idle, [this](int32_t i) { return chosen(i).time_ms; });
+  }
+
+  // Of those that fit, the one that has the most of it.
+  template <class Of>
+  bool start_first(int idle, const Of& of) {
+    std::optional<size_t> first;
+    for (size_t k = 0; idle > 0 && k < ready_.size(); ++k) {
+      if (chosen_[static_cast<size_t>(ready_[k])] > idle || !may_join(ready_[k])) continue;
+      if (!first || of(ready_[k]) > of(ready_[*first])) first = k;
     }
-    return longest && start(*longest, chosen(ready_[*longest]), false);
+    return first && start(*first, chosen(ready_[*first]), false);
   }
 
   bool start_on_second_threads() {
@@ -255,6 +278,7 @@ class CoRunner {
   int cores_ = 1, most_ = 1;
   std::vector<int> on_core_;  // threads
   std::vector<int> chosen_;
+  std::vector<double> way_ms_;  // by task; empty: whoever the strategies say goes first
   std::vector<std::vector<Candidate>> candidates_;
   std::vector<std::vector<int32_t>> next_;
   std::vector<int> waiting_;
@@ -315,6 +339,13 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
         policy.second_threads = second;
         consider(policy);
       }
+    }
+  }
+  if (allowed.co_run && allowed.each_op) {
+    for (double slack : kSlacks) {
+      CoPolicy policy = allowed;
+      policy.threads = balanced_threads(tasks, cores, slack);
+      consider(policy);
     }
   }
   // Equal counts for all, too: what a user would set by hand. They keep nothing apart.

@@ -175,7 +175,9 @@ TEST(CoRun, KeepsDependenciesAndCoresAndIsNeverFasterThanItsBounds) {
                                  {.co_run = true},
                                  {.co_run = true, .second_threads = true},
                                  {.inter_op = 2, .intra_op = std::max(1, cores / 2)},
-                                 {.inter_op = 3, .intra_op = cores}};
+                                 {.inter_op = 3, .intra_op = cores},
+                                 {.co_run = true, .threads = balanced_threads(tasks, cores, 0.5)},
+                                 {.co_run = true, .threads = balanced_threads(tasks, cores, 1.5)}};
     for (const CoPolicy& policy : policies) {
       const CoSchedule schedule = co_run(tasks, machine, policy);
       ASSERT_EQ(schedule.spans.size(), tasks.size());
@@ -198,7 +200,7 @@ TEST(CoRun, KeepsDependenciesAndCoresAndIsNeverFasterThanItsBounds) {
       }
     }
     const ChosenSchedule best = best_schedule(tasks, machine, {.co_run = true, .second_threads = true});
-    for (int i = 0; i < 4; ++i)
+    for (int i : {0, 1, 2, 3, 6})
       EXPECT_LE(best.schedule.total_ms, co_run(tasks, machine, policies[i]).total_ms * (1 + 1e-9));
   }
 }
@@ -217,6 +219,41 @@ TEST(BestSchedule, IsNeverPredictedSlowerThanOneOpAfterTheOther) {
   const ChosenSchedule serial = best_schedule(streams, machine, {.co_run = true});
   EXPECT_DOUBLE_EQ(serial.schedule.total_ms, 16);
   EXPECT_EQ(serial.schedule.most_at_once, 1);
+}
+
+// A chain of ops that gain little from more than four cores, and beside each of them one that nobody waits for: as many cores for the
+// chain as it gains from, and the rest for the others. Equal counts for all waste one or the other.
+TEST(BestSchedule, GivesAChainAndWhatHangsOnItDifferentCounts) {
+  const CoMachine machine{.cores = {.cores = 16}};
+  std::vector<CoTask> tasks;
+  for (int32_t i = 0; i < 40; i += 2) {
+    const std::vector<int32_t> after = i == 0 ? std::vector<int32_t>{} : std::vector<int32_t>{i - 2};
+    tasks.push_back({.type = 0, .curve = law(12, 1, 0.01, 16), .after = after});
+    tasks.push_back({.type = 1, .curve = law(10, 0.1, 0.01, 16), .after = after});
+  }
+  const ChosenSchedule best = best_schedule(tasks, machine, {.co_run = true});
+  const int counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16};
+  EXPECT_LT(best.schedule.total_ms, 0.97 * all_uniform_settings(tasks, machine, counts, counts).front().total_ms);
+  EXPECT_FALSE(best.policy.threads.empty());
+}
+
+// Where the time with one thread is not known, it is told as a thousand times as long: nobody takes it.
+TEST(Balanced, StartsFromTheLeastWork) {
+  const std::vector<CoTask> tasks{{.type = 0, .curve = points({{1, 4000.0}, {8, 4.0}}), .after = {}},
+                                  {.type = 0, .curve = law(12, 1, 0, 8), .after = {}}};
+  EXPECT_EQ(balanced_threads(tasks, 8, 100), (std::vector<int>{8, 1}));
+  EXPECT_TRUE(balanced_threads({}, 4, 1).empty());
+}
+
+// Nothing stands beside a chain, so each of its ops gets the count with which it is fastest; ops that do not depend on each other keep one.
+TEST(Balanced, OpsOfAChainGetTheirFastestCountsAndIndependentOnesOneThread) {
+  std::vector<CoTask> chain, loose;
+  for (int32_t i = 0; i < 30; ++i) {
+    chain.push_back({.type = 0, .curve = law(20, 0, 0.5, 8), .after = i == 0 ? std::vector<int32_t>{} : std::vector<int32_t>{i - 1}});
+    loose.push_back({.type = 0, .curve = law(20, 0, 0.5, 8), .after = {}});
+  }
+  for (int threads : balanced_threads(chain, 8, 0.5)) EXPECT_EQ(threads, 6);
+  for (int threads : balanced_threads(loose, 8, 1)) EXPECT_EQ(threads, 1);
 }
 
 TEST(Strategies, AreNamedByNumber) {
