@@ -30,6 +30,7 @@ class RandomPlan {
     plan_.graph_name = graph_.name;
     plan_.graph_fingerprint = fingerprint(graph_);
     plan_.policy = "random";
+    plan_.placement = "offline";
     const auto kernels = random_kernels(graph_, random_());
     for (OpId op : make_route(graph_).order) {
       plan_.steps.push_back(
