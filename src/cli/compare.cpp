@@ -12,6 +12,7 @@
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "report/report.h"
+#include "run/sample_inputs.h"
 #include "run/session.h"
 
 namespace plimsoll::cli {
@@ -46,20 +47,10 @@ double measure_step_ms(const Session& session, const Program& program, const Sha
   Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .peer = session.peer, .cores = sharing.cores,
                                                              .hardware_threads = sharing.hardware_threads, .teams = sharing.choose});
   executor.initialize(1);
-  std::vector<std::vector<std::byte>> batch;  // written before every step: what lies there is overwritten in it
-  for (TensorId id : graph.inputs) {
-    const Tensor& tensor = graph.tensor(id);
-    const size_t size = tensor.dtype == DType::i64 || tensor.dtype == DType::f64 ? 8 : tensor.dtype == DType::u8 ? 1 : 4;
-    std::vector<std::byte> bytes(static_cast<size_t>(element_count(tensor.shape)) * size);
-    if (tensor.dtype == DType::f32 && tensor.role == Role::input) {
-      float* values = reinterpret_cast<float*>(bytes.data());
-      for (size_t i = 0; i < bytes.size() / sizeof(float); ++i) values[i] = static_cast<float>(static_cast<int>(i * 2654435761u % 2001) - 1000) / 1000;
-    }
-    batch.push_back(std::move(bytes));
-  }
+  const SampleInputs inputs(graph);
   std::vector<double> times;
   for (int i = 0; i <= steps; ++i) {
-    for (size_t b = 0; b < batch.size(); ++b) executor.write(graph.inputs[b], batch[b]);
+    inputs.write(executor);
     const auto start = std::chrono::steady_clock::now();
     executor.run_step();
     if (i > 0) times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());

@@ -17,6 +17,7 @@
 #include "plimsoll/ops.h"
 #include "plimsoll/placement.h"
 #include "plimsoll/simulate.h"
+#include "run/sample_inputs.h"
 
 namespace plimsoll {
 namespace {
@@ -212,10 +213,13 @@ void calibrate(Session& session, Program& program) {
   Plan serial = program.plan;
   serial.inter_op = 1;  // what a step takes, and not what it takes beside others
   Executor executor(graph, serial, *session.device, {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer});
+  const SampleInputs inputs(graph);
+  inputs.write(executor);
   executor.run_step();  // first touch, first use of every kernel
   std::vector<std::vector<double>> times(program.plan.steps.size());
   const double begun = now_s();
   for (int run = 0; run < kCalibrationRuns && (run == 0 || now_s() - begun < kCalibrationSeconds); ++run) {
+    inputs.write(executor);
     executor.run_step();
     const std::vector<double> now = compute_times(serial, executor);
     for (size_t s = 0; s < times.size(); ++s) times[s].push_back(now[s]);

@@ -191,39 +191,61 @@ void settle_stays(Program& program) {
   for (const Stay& stay : program.plan.stays) program.plan.arena = std::max(program.plan.arena, stay.offset + stay.bytes);
 }
 
+namespace {
+
+// So many steps at once, each as fast as alone with so many threads.
+struct Uniform {
+  int inter_op = 2, threads = 1;
+  CoMachine machine;
+};
+
+Uniform uniform_of(const Sharing& sharing, const CostTable& costs) {
+  const double memory = costs.rates().memory_gb_per_s;
+  if (sharing.choose) {
+    const int workers = std::clamp(sharing.cores, 2, kMostAtOnce);
+    return {workers, 1, {.cores = {.cores = workers}, .memory_gb_per_s = memory}};
+  }
+  const int cores = sharing.processors > 0 ? sharing.processors : sharing.cores;
+  return {sharing.inter_op, sharing.op_threads, {.cores = {.cores = cores}, .memory_gb_per_s = memory}};
+}
+
+CoSchedule schedule_of(const Graph& graph, const Plan& plan, Tasks& tasks, const Uniform& uniform, const CostTable& costs) {
+  for (size_t i = 0; i < tasks.tasks.size(); ++i) {
+    const Step& step = plan.steps[static_cast<size_t>(tasks.steps[i])];
+    tasks.tasks[i].curve.put({uniform.threads, Affinity::apart}, costs.predict(graph, graph.op(step.op), step.kernel, step.threads).time_ms);
+  }
+  return co_run(tasks.tasks, uniform.machine, {.inter_op = uniform.inter_op, .intra_op = uniform.threads});
+}
+
+}  // namespace
+
 std::string loosen_program(Program& program, const Sharing& sharing, const CostTable& costs) {
   const bool beside = sharing.strategies.co_run || (sharing.strategies.second_threads && sharing.hardware_threads > 1);
-  if (sharing.choose && (!beside || sharing.cores * sharing.hardware_threads < 2)) return {};
-  const int workers = sharing.choose ? std::clamp(sharing.cores, 2, kMostAtOnce) : sharing.inter_op;
-  if (workers < 2) return {};
+  if (sharing.choose ? !beside || sharing.cores * sharing.hardware_threads < 2 : sharing.inter_op < 2) return {};
   const Graph& graph = program.network.graph;
+  const Uniform uniform = uniform_of(sharing, costs);
   Plan plan = program.plan;
-  // So many steps at once, each as fast as alone: what waiting for each other costs.
   auto time_ms = [&](const LooseStays& loose) {
     plan.stays = loose.stays;
     Tasks tasks = tasks_of(graph, plan);
-    for (size_t i = 0; i < tasks.tasks.size(); ++i) {
-      const Step& step = plan.steps[static_cast<size_t>(tasks.steps[i])];
-      tasks.tasks[i].curve.put({1, Affinity::apart}, costs.predict(graph, graph.op(step.op), step.kernel, step.threads).time_ms);
-    }
-    return co_run(tasks.tasks, {.cores = {.cores = workers}}, {.inter_op = workers, .intra_op = 1}).total_ms;
+    return schedule_of(graph, plan, tasks, uniform, costs).total_ms;
   };
   const Loosening loosening(graph, program.plan);
   const double packed_ms = time_ms({program.plan.stays, program.plan.arena}), least_ms = time_ms(loosening.apart());
   if (least_ms > packed_ms * kWorthIt) return {};
-  // The first that is about as good as nothing taken over at all; and the best for which there is room.
+  // Up to the first that is about as good as nothing taken over at all; the best for which there is room.
   LooseStays good, best;
   double good_ms = packed_ms, best_ms = packed_ms;
   for (StepIndex steps : kLooseSteps) {
     good = loosening.after(steps);
     good_ms = time_ms(good);
-    if (good.arena <= plan.budget && good_ms < best_ms * kWorthIt) {
+    if (good.arena <= plan.budget && good_ms < best_ms) {
       best = good;
       best_ms = good_ms;
     }
     if (good_ms * kWorthIt <= least_ms || steps >= static_cast<StepIndex>(plan.steps.size())) break;
   }
-  if (!best.stays.empty()) {
+  if (best_ms <= packed_ms * kWorthIt) {
     program.packed = program.plan.stays;
     program.loose = std::move(best.stays);
     program.plan.arena = std::max(program.plan.arena, best.arena);
@@ -236,16 +258,11 @@ std::string loosen_program(Program& program, const Sharing& sharing, const CostT
 void set_sharing(Program& program, const Sharing& sharing, const CostTable& costs) {
   if (sharing.inter_op < 2) return;
   use_stays(program, true);
-  const Graph& graph = program.network.graph;
   program.plan.inter_op = sharing.inter_op;
-  Tasks tasks = tasks_of(graph, program.plan);
-  for (size_t i = 0; i < tasks.tasks.size(); ++i) {
-    const Step& step = program.plan.steps[static_cast<size_t>(tasks.steps[i])];
-    const double ms = costs.predict(graph, graph.op(step.op), step.kernel, step.threads).time_ms;
-    tasks.tasks[i].curve.put({sharing.op_threads, Affinity::apart}, ms);
-  }
-  const CoMachine machine{.cores = {.cores = sharing.processors > 0 ? sharing.processors : sharing.cores}, .memory_gb_per_s = costs.rates().memory_gb_per_s};
-  predict(program.plan, tasks, machine, co_run(tasks.tasks, machine, {.inter_op = sharing.inter_op, .intra_op = sharing.op_threads}));
+  const Uniform uniform = uniform_of(sharing, costs);
+  Tasks tasks = tasks_of(program.network.graph, program.plan);
+  const CoSchedule schedule = schedule_of(program.network.graph, program.plan, tasks, uniform, costs);
+  predict(program.plan, tasks, uniform.machine, schedule);
 }
 
 bool fits(const Program& program, const Device& device, const Step& step, int threads) {

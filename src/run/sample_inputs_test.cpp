@@ -1,0 +1,44 @@
+#include "run/sample_inputs.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plimsoll/compile.h"
+#include "plimsoll/models.h"
+
+namespace plimsoll {
+namespace {
+
+// Another tensor's bytes, larger than the labels', lie upon them later in the step.
+bool labels_are_overwritten(const Program& program) {
+  const Plan& plan = program.plan;
+  const auto labels = std::find_if(plan.stays.begin(), plan.stays.end(), [&](const Stay& s) { return s.tensor == program.network.labels; });
+  return std::any_of(plan.stays.begin(), plan.stays.end(), [&](const Stay& s) {
+    return s.first > labels->last && s.offset < labels->offset + labels->bytes && labels->offset < s.offset + s.bytes;
+  });
+}
+
+TEST(SampleInputs, StepsReadThemThoughTheirBytesAreTakenOver) {
+  const auto device = open_device("cpu", 1);
+  int overwritten = 0;
+  for (const char* model : {"mlp", "lenet", "resnet20", "densenet:depth=10,growth=4"}) {
+    for (int64_t batch : {1, 4, 40}) {
+      const ModelInput input{.batch = batch, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
+      const auto compiled = compile_training(build_model(model, input), *device, CostTable(), {.policy = "liveness"});
+      const Program& program = std::get<Program>(compiled);
+      overwritten += labels_are_overwritten(program);
+      Executor executor(program.network.graph, program.plan, *device);
+      executor.initialize(1);
+      const SampleInputs inputs(program.network.graph);
+      for (int step = 0; step < 4; ++step) {
+        inputs.write(executor);
+        EXPECT_NO_THROW(executor.run_step()) << model << ", batch " << batch << ", step " << step;
+      }
+    }
+  }
+  EXPECT_GT(overwritten, 0);
+}
+
+}  // namespace
+}  // namespace plimsoll
