@@ -75,7 +75,7 @@ def plimsoll(*arguments):
     return found
 
 
-def train(model, batch, *more, warm=0):
+def train(model, batch, *more):
     data = [] if "--data" in more else ["--data", "synthetic"]
     return plimsoll("train", model, "--batch", batch, *data, "--evaluate-every", 0, *more)
 

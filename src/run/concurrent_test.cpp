@@ -17,6 +17,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
+#include "tests/idle_device.h"
 #include "tests/sanitizer.h"
 #include "tests/write_inputs.h"
 
@@ -129,19 +130,12 @@ struct Watch {
   std::string failing;  // an op
 };
 
-class WatchedDevice final : public Device {
+class WatchedDevice final : public PretendDevice {
  public:
   explicit WatchedDevice(Watch& watch) : watch_(watch) {}
-  const DeviceInfo& info() const override { return reference_->info(); }
-  std::vector<KernelSpec> kernels(const Graph& g, const Op& op, LayoutFamily family) const override {
-    return reference_->kernels(g, op, family);
-  }
   std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view, int threads) const override {
     return std::make_unique<Watched>(graph, op, watch_, std::max(threads, 1));
   }
-  std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return reference_->take_arena(bytes); }
-  void write(std::byte* to, std::span<const std::byte> from) const override { reference_->write(to, from); }
-  void read(std::span<std::byte> to, const std::byte* from) const override { reference_->read(to, from); }
 
  private:
   class Watched final : public Kernel {
@@ -173,7 +167,6 @@ class WatchedDevice final : public Device {
     const int threads_;
   };
   Watch& watch_;
-  std::unique_ptr<Device> reference_ = open_reference_device();
 };
 
 Program watched_program() { return program_of(*open_reference_device(), "resnet20", "sgd"); }

@@ -1,11 +1,14 @@
 #include "run/sample_inputs.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <algorithm>
 
 #include "plimsoll/compile.h"
 #include "plimsoll/models.h"
+#include "run/session.h"
+#include "tests/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -19,25 +22,22 @@ bool labels_are_overwritten(const Program& program) {
   });
 }
 
-TEST(SampleInputs, StepsReadThemThoughTheirBytesAreTakenOver) {
-  const auto device = open_device("cpu", 1);
+TEST(SampleInputs, AreReadByEveryStepThatIsTimedThoughTheirBytesAreTakenOver) {
+  const TemporaryFolder cache;
+  ::setenv("PLIMSOLL_CACHE", cache.path().c_str(), 1);
+  Session session = open_session("cpu", 1);
   int overwritten = 0;
   for (const char* model : {"mlp", "lenet", "resnet20", "densenet:depth=10,growth=4"}) {
     for (int64_t batch : {1, 4, 40}) {
       const ModelInput input{.batch = batch, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
-      const auto compiled = compile_training(build_model(model, input), *device, CostTable(), {.policy = "liveness"});
-      const Program& program = std::get<Program>(compiled);
+      auto compiled = compile_training(build_model(model, input), *session.device, session.costs, {.policy = "liveness"});
+      Program& program = std::get<Program>(compiled);
       overwritten += labels_are_overwritten(program);
-      Executor executor(program.network.graph, program.plan, *device);
-      executor.initialize(1);
-      const SampleInputs inputs(program.network.graph);
-      for (int step = 0; step < 4; ++step) {
-        inputs.write(executor);
-        EXPECT_NO_THROW(executor.run_step()) << model << ", batch " << batch << ", step " << step;
-      }
+      EXPECT_NO_THROW(calibrate(session, program)) << model << ", batch " << batch;
     }
   }
   EXPECT_GT(overwritten, 0);
+  ::unsetenv("PLIMSOLL_CACHE");
 }
 
 }  // namespace

@@ -96,12 +96,15 @@ TEST(ThreadClimb, FindsEveryOpsOptimumWithinTwoCByXSteps) {
 }
 
 TEST(ThreadClimb, ThreadsThatAreNotPinnedAreNotMeasuredApart) {
-  const Machine machine(16, 1);
-  Program program = program_of(machine);
-  CostTable costs;
-  ThreadClimb climbing(program, machine, costs, 1, false);
-  climb(climbing, program, 16);
-  for (const auto& [key, cost] : costs.in_step_entries()) EXPECT_FALSE(key.apart) << key.kernel;
+  const Machine machine(16, 2);
+  for (const bool pinned : {true, false}) {
+    Program program = program_of(machine);
+    CostTable costs;
+    ThreadClimb climbing(program, machine, costs, 1, pinned);
+    climb(climbing, program, 16);
+    const auto& entries = costs.in_step_entries();
+    EXPECT_EQ(std::any_of(entries.begin(), entries.end(), [](const auto& entry) { return entry.first.apart; }), pinned);
+  }
 }
 
 TEST(ThreadClimb, WhereFewCasesAreToBeTriedTheShortestOfSeveralTimesCounts) {
