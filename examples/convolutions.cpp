@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "plimsoll/convolutions.h"
-#include "plimsoll/divided.h"
+#include "device/divided.h"
 
 using namespace plimsoll;
 

@@ -12,7 +12,7 @@
 
 #include "fuzz/targets.h"
 #include "plimsoll/checkpoint.h"
-#include "run/safetensors.h"
+#include "train/safetensors.h"
 
 namespace plimsoll::fuzz {
 

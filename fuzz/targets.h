@@ -18,15 +18,15 @@
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/convolutions.h"
-#include "plimsoll/cost_file.h"
+#include "cost/cost_file.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
-#include "plimsoll/placement_file.h"
+#include "plan/placement/placement_file.h"
 #include "plimsoll/plan.h"
 #include "plimsoll/verify.h"
-#include "run/plan_file.h"
-#include "run/resume.h"
-#include "run/safetensors.h"
+#include "compile/plan_file.h"
+#include "train/resume.h"
+#include "train/safetensors.h"
 
 namespace plimsoll::fuzz {
 
@@ -78,7 +78,7 @@ inline Plan example_plan(const Graph& graph) {
 // back, and one that is made again.
 inline Plan example_plan_with_moves(const Graph& graph) {
   Plan plan = example_plan(graph);
-  plan.inter_op = 2;
+  plan.cores.inter_op = 2;
   const auto out = Move::Direction::out, in = Move::Direction::in;
   const StepIndex steps = static_cast<StepIndex>(plan.steps.size());
   const TensorId w = graph.states[0].before, y = graph.output({0}), z = graph.outputs[0];
@@ -109,7 +109,7 @@ void accept_or_refuse(Reader&& reader) {
   try {
     reader();
   } catch (const Error& error) {
-    require(error.code() != ErrorCode::internal, "a reader blamed itself");
+    require(error.code() != ErrorCode::internal, "a reader unrecoverable itself");
     require(error.what()[0] != '\0', "an error without a message");
   }
 }

@@ -23,11 +23,11 @@
 #include "cost/scaling.h"
 #include "cost/signature.h"
 #include "plimsoll/compile.h"
-#include "plimsoll/concurrency.h"
-#include "plimsoll/dependencies.h"
+#include "cores/strategies.h"
+#include "plan/dependencies.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "run/side_by_side.h"
+#include "cores/side_by_side.h"
 
 namespace plimsoll::bench {
 namespace {
@@ -238,7 +238,7 @@ int run(int argc, char** argv) {
       continue;
     }
     Program program = std::get<Program>(result);
-    loosen_program(program, {.cores = kSimulatedCores, .choose = true}, costs);
+    relax_program(program, {.cores = kSimulatedCores, .choose = true}, costs);
     use_stays(program, true);
     const std::vector<OpTimes> ops = time_steps(program, *device, counters);
     std::vector<std::vector<double>> ms;

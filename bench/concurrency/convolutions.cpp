@@ -14,7 +14,7 @@
 #include "plimsoll/ops.h"
 #include "plimsoll/passes.h"
 #include "plimsoll/policy.h"
-#include "plimsoll/route.h"
+#include "plan/route.h"
 
 namespace plimsoll::bench {
 namespace {
@@ -102,13 +102,13 @@ void report_pair(const Device& device, CostTable& costs) {
   };
   for (Step& step : pair.plan.steps) step.threads = cores.cores;
   report("one after another", cores.cores, 1);
-  pair.plan.inter_op = 2;
+  pair.plan.cores.inter_op = 2;
   if (cores.hardware_threads > 1) {
     for (Step& step : pair.plan.steps) {
-      if (pair.graph.op(step.op).name == to_string(ConvolutionPass::backward_data)) step.seats = Seats::second;
+      if (pair.graph.op(step.op).name == to_string(ConvolutionPass::backward_data)) step.affinity = Affinity::smt;
     }
     report("second hardware threads", cores.cores, 2);
-    for (Step& step : pair.plan.steps) step.seats = Seats::neighbours;
+    for (Step& step : pair.plan.steps) step.affinity = Affinity::close;
   }
   if (cores.cores < 2) return;
   for (Step& step : pair.plan.steps) step.threads = cores.cores / 2;

@@ -14,7 +14,7 @@
 #include "plimsoll/error.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
-#include "tests/idle_device.h"
+#include "tests/support/idle_device.h"
 
 namespace {
 
@@ -61,7 +61,7 @@ int run(const std::string& model) {
     int inter_op, cores;
   };
   for (const Case c : {Case{"serial", 1, 1}, Case{"one_core", 2, 1}, Case{"two_cores", 2, 2}}) {
-    program.plan.inter_op = c.inter_op;
+    program.plan.cores.inter_op = c.inter_op;
     const Measured m = measure(program.network.graph, program.plan, c.cores);
     fmt::print(", \"{}_us\": {:.3f}, \"{}_processor_us\": {:.3f}", c.name, m.wall_us, c.name, m.processor_us);
   }

@@ -10,10 +10,10 @@
 #include <cstdio>
 #include <string>
 
-#include "plan/workspace/random_menus.h"
+#include "tests/support/random_candidates.h"
 #include "plimsoll/convolutions.h"
 #include "plimsoll/models.h"
-#include "run/session.h"
+#include "train/session.h"
 
 namespace plimsoll {
 namespace {
@@ -31,7 +31,7 @@ size_t variables(const Fronts& fronts) {
   return count;
 }
 
-// Fronts of random menus until so many variables are there; the last one is cut.
+// Fronts of random candidates until so many variables are there; the last one is cut.
 Fronts fronts_with(std::mt19937& random, size_t ops, size_t wanted) {
   Fronts fronts = likely_fronts(random, static_cast<int>(ops), 64, 5, BatchSizes::power_of_two);
   while (variables(fronts) > wanted) {

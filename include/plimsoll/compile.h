@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plimsoll/autodiff.h"
-#include "plimsoll/lowering.h"
+#include "papers/layer_model.h"
 #include "plimsoll/passes.h"
 #include "plimsoll/policy.h"
 

@@ -23,7 +23,7 @@ struct CostKey {
   std::string signature;  // of the op: type, attributes, shapes, dtypes and layouts of inputs and outputs; no names
   std::string kernel;
   int threads = 0;        // 0: all of the device's
-  bool apart = false;     // fewer than that, on cores that share no cache
+  bool spread = false;     // fewer than that, on cores that share no cache
   friend auto operator<=>(const CostKey&, const CostKey&) = default;
 };
 // The signature of an op with the layouts that its tensors have in the graph.
@@ -83,8 +83,8 @@ class CostTable {
 
   // Ops, by signature, that training found slower beside each other than one after another. The lesser signature first.
   using OpPair = std::pair<std::string, std::string>;
-  void keep_apart(std::string a, std::string b) { apart_.insert(a < b ? OpPair(std::move(a), std::move(b)) : OpPair(std::move(b), std::move(a))); }
-  const std::set<OpPair>& kept_apart() const { return apart_; }
+  void add_conflict(std::string a, std::string b) { conflicts_.insert(a < b ? OpPair(std::move(a), std::move(b)) : OpPair(std::move(b), std::move(a))); }
+  const std::set<OpPair>& conflicts() const { return conflicts_; }
 
   // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
   Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
@@ -96,7 +96,7 @@ class CostTable {
  private:
   MachineRates rates_;
   std::map<CostKey, Cost> entries_, in_step_;
-  std::set<OpPair> apart_;
+  std::set<OpPair> conflicts_;
 };
 
 struct MeasureOptions {

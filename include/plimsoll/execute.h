@@ -27,9 +27,9 @@ struct ExecuteOptions {
   // For plans whose steps run side by side (Plan::inter_op).
   int cores = 0;      // to be shared by them; 0: as many as the device has threads
   bool pin = true;    // threads to cores, where the process has no others
-  int hardware_threads = 1;  // of a core that steps may use: with 2, steps whose seats are second ones may run beside others on a core
+  int hardware_threads = 1;  // of a core that steps may use: with 2, steps whose affinity are second ones may run beside others on a core
   bool teams = false;  // for steps one after another, too, where they have different thread counts: each count has threads of its own
-  std::vector<std::pair<StepIndex, StepIndex>> apart;  // steps that never run at the same time: they were slower together
+  std::vector<std::pair<StepIndex, StepIndex>> conflicts;  // steps that never run at the same time: they were slower together
   std::vector<int32_t> priority;  // by step: of the ready ones that with the least number first; empty: as the plan predicts
 };
 

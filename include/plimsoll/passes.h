@@ -31,7 +31,7 @@ struct PassReport { std::string name; int rewrites = 0; double time_ms = 0; };
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
 std::vector<std::string_view> fusion_pass_names();
 
-class KernelMenu;  // passes/layout_search.h: what the device offers and what that costs, asked once
+class KernelCandidates;  // passes/layout_search.h: what the device offers and what that costs, asked once
 
 struct LayoutOptions {
   std::optional<LayoutFamily> family;                 // force one; otherwise the cheapest by the cost table
@@ -45,7 +45,7 @@ struct LayoutOptions {
   // measured; when given, those that are not measured are estimated too.
   std::optional<BatchSizes> batch_sizes;
   bool exact = false;  // choose kernels by rule, not by measured times: the same on every run, whatever the budget
-  KernelMenu* menu = nullptr;  // of this graph, device, costs and batch sizes, for one who chooses again and again
+  KernelCandidates* candidates = nullptr;  // of this graph, device, costs and batch sizes, for one who chooses again and again
 };
 struct LayoutResult {
   LayoutFamily family = LayoutFamily::plain;

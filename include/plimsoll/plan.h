@@ -25,11 +25,11 @@ using StepIndex = int32_t;
 // Offsets and sizes of stays are multiples of it: a stay books the tensor's bytes rounded up.
 inline constexpr int64_t kStayAlignment = 64;
 
-// On which hardware threads a step's threads run, where several threads are pinned to cores.
-enum class Seats : uint8_t {
-  neighbours,  // cores that share caches, as far as possible
-  apart,       // cores that share none, as far as possible
-  second,      // where no core is free, the second hardware threads of cores that other steps hold
+// On which cores a step's threads run, where threads are pinned. The words are OpenMP's (proc_bind), but for the last.
+enum class Affinity : uint8_t {
+  close,   // cores that share caches, as far as possible
+  spread,  // cores that share none, as far as possible
+  smt,     // where no core is free, the second hardware threads of cores that other steps hold
 };
 
 struct Step {
@@ -38,7 +38,22 @@ struct Step {
   int threads = 0;                  // 0: all
   bool recompute = false;           // runs again what ran before; changes no state
   Bytes workspace;
-  Seats seats = Seats::neighbours;
+  Affinity affinity = Affinity::close;
+  double time_ms = 0;               // what it takes when nothing runs beside it, as the planner's costs say
+  bool estimated = false;           // time_ms is an estimate, not a measurement
+};
+
+// How a plan shares the cores of a CPU among its steps.
+struct CoreSharing {
+  int inter_op = 1;           // at most so many steps run at once, each when what it depends on is done (plan/dependencies.h); 1: one after another
+  int cores = 0;              // that the plan was made for; 0: all that the device has, for every step
+  int cores_a_cache = 0;      // of them, so many share a last-level cache; 0: not known
+  int hardware_threads = 1;   // of a core that steps may use; 2: steps of Affinity::smt may run beside others on a core
+  double memory_gb_per_s = 0; // what steps that run at once share; 0: never short
+  double smt_speed = 1;       // what a core computes with two hardware threads, as a multiple of what it does with one
+  std::vector<std::pair<OpId, OpId>> conflicts;  // ops that never run at the same time, the lower number first, in order
+  std::vector<StepIndex> order;                  // of the ready steps, the first one here starts first; empty: the plan's order
+  friend bool operator==(const CoreSharing&, const CoreSharing&) = default;
 };
 
 // A kernel's name may be a configuration, as mu-cuDNN calls it (section III-A): the batch divided into parts that run one after
@@ -140,7 +155,7 @@ struct Plan {
   Bytes arena;               // what the executor takes: the end of the highest stay
   Bytes lower_bound;         // no plan of this graph by this policy can need less
   std::vector<Step> steps;   // in an order in which they may run one after another
-  int inter_op = 1;          // at most so many run at once, each when what it depends on is done (plan/dependencies.h); 1: one after another
+  CoreSharing cores;
   std::vector<Stay> stays;   // in order of first step, then offset
   std::vector<Move> moves;
   std::vector<Home> homes;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "plimsoll/plan.h"
-#include "plimsoll/placement.h"
-#include "plimsoll/route.h"
+#include "plan/placement/placement.h"
+#include "plan/route.h"
 
 namespace plimsoll {
 

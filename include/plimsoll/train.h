@@ -8,10 +8,10 @@
 #include <string>
 
 #include "plimsoll/compile.h"
-#include "plimsoll/concurrency.h"
+#include "cores/strategies.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
-#include "plimsoll/schedule.h"
+#include "plimsoll/learning_rate.h"
 
 namespace plimsoll {
 

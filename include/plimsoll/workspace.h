@@ -1,7 +1,7 @@
 // Which kernel runs an op, on how much of the batch at a time, when workspace is scarce: micro-batching as in mu-cuDNN
 // (CLUSTER 2018). A fast kernel whose workspace is too large for the whole batch may fit when it runs on parts of it.
 //
-//   Menu            by micro-batch, each kernel's time and workspace
+//   MicroBatchKernels            by micro-batch, each kernel's time and workspace
 //    |                                                    time
 //    +- fastest_within: one op, one limit (WR)             | o             pareto_front: a configuration is on it when
 //    +- pareto_front: one op, every limit                  |   o           nothing is both as fast and as small
@@ -43,7 +43,7 @@ struct Configuration {
 };
 
 // The ways to run each micro-batch, by its size.
-using Menu = std::map<int64_t, std::vector<MicroKernel>>;
+using MicroBatchKernels = std::map<int64_t, std::vector<MicroKernel>>;
 
 // What dividing costs beside the parts themselves, with more than one part only: a divided weight gradient is made in parts
 // that are added up.
@@ -62,12 +62,12 @@ std::vector<int64_t> micro_batch_sizes(BatchSizes sizes, int64_t batch);  // asc
 // The fastest configuration whose workspace is at most `limit`, by dynamic programming over the division of the batch: the
 // paper's WR, section III-B. Of equally fast ones the one with fewer parts. Nothing when none fits. Entries for micro-batches
 // larger than the batch are not looked at. Throws Error(invalid_input) for a batch below 1, and for an entry with a time
-// that is no number or negative, a negative workspace, or another batch than its place in the menu.
-std::optional<Configuration> fastest_within(const Menu& menu, int64_t batch, Bytes limit, const DivisionCost& division = {});
+// that is no number or negative, a negative workspace, or another batch than its place in the candidates.
+std::optional<Configuration> fastest_within(const MicroBatchKernels& candidates, int64_t batch, Bytes limit, const DivisionCost& division = {});
 
 // The paper's desirable set, section III-C1: for every limit what fastest_within gives, workspace ascending, time strictly
 // descending. Nothing outside it can be part of a best division of workspace among ops.
-std::vector<Configuration> pareto_front(const Menu& menu, int64_t batch, const DivisionCost& division = {});
+std::vector<Configuration> pareto_front(const MicroBatchKernels& candidates, int64_t batch, const DivisionCost& division = {});
 
 // How a total of workspace is divided among ops, each with a segment of its own.
 struct WorkspaceDivision {

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "ops/interpreter.h"
+#include "tests/support/interpreter.h"
 #include "plimsoll/models.h"
 
 namespace plimsoll {

@@ -11,7 +11,7 @@
 
 #include "base/sha256.h"
 #include "plimsoll/error.h"
-#include "tests/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {

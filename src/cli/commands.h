@@ -14,7 +14,7 @@
 #include "plimsoll/error.h"
 #include "plimsoll/models.h"
 #include "plimsoll/tier.h"
-#include "run/side_by_side.h"
+#include "cores/side_by_side.h"
 #include "plimsoll/workspace.h"
 
 namespace plimsoll::cli {

@@ -12,8 +12,8 @@
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "report/report.h"
-#include "run/sample_inputs.h"
-#include "run/session.h"
+#include "train/sample_inputs.h"
+#include "train/session.h"
 
 namespace plimsoll::cli {
 namespace {
@@ -104,9 +104,9 @@ int run_compare(const CompareFlags& flags) {
     }
     any = true;
     Program& program = std::get<Program>(result);
-    if (const std::string text = loosen_program(program, sharing, session.costs); !text.empty()) complain(fmt::format("{}: {}", name, text));
+    if (const std::string text = relax_program(program, sharing, session.costs); !text.empty()) complain(fmt::format("{}: {}", name, text));
     if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
-    settle_stays(program);
+    shrink_arena(program);
     const Prediction& p = program.plan.predicted;
     json object = plan_json(program, minimum_memory(network, *session.device, session.costs, options));
     object["layers"] = layer_count(network);

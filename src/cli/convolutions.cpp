@@ -12,7 +12,7 @@
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "plimsoll/convolutions.h"
-#include "run/session.h"
+#include "train/session.h"
 
 namespace plimsoll::cli {
 namespace {

@@ -7,8 +7,8 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "plimsoll/models.h"
-#include "run/heaps.h"
-#include "run/session.h"
+#include "bench/heaps.h"
+#include "train/session.h"
 
 namespace plimsoll::cli {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/names.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
-#include "plimsoll/placement_file.h"
+#include "plan/placement/placement_file.h"
 
 namespace plimsoll::cli {
 namespace {

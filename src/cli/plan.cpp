@@ -12,14 +12,14 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
-#include "plimsoll/cost_file.h"
+#include "cost/cost_file.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
 #include "report/explain.h"
 #include "report/html.h"
 #include "report/report.h"
-#include "run/plan_file.h"
-#include "run/session.h"
+#include "compile/plan_file.h"
+#include "train/session.h"
 
 namespace plimsoll::cli {
 namespace {
@@ -75,9 +75,9 @@ int run_plan(const PlanFlags& flags) {
     return kInfeasible;
   }
   Program& program = std::get<Program>(result);
-  if (const std::string text = loosen_program(program, sharing, session.costs); !text.empty()) complain(text);
+  if (const std::string text = relax_program(program, sharing, session.costs); !text.empty()) complain(text);
   if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
-  settle_stays(program);
+  shrink_arena(program);
   const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan.arena);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum), to_string(program.lower_bound)));

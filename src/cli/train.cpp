@@ -15,8 +15,8 @@
 #include "plimsoll/train.h"
 #include "report/html.h"
 #include "report/report.h"
-#include "run/plan_file.h"
-#include "run/resume.h"
+#include "compile/plan_file.h"
+#include "train/resume.h"
 
 namespace plimsoll::cli {
 namespace {

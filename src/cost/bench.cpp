@@ -8,7 +8,7 @@
 #include <map>
 
 #include "cost/signature.h"
-#include "plimsoll/divided.h"
+#include "device/divided.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {

@@ -1,4 +1,4 @@
-#include "plimsoll/cost_file.h"
+#include "cost/cost_file.h"
 
 #include <fmt/format.h>
 
@@ -50,7 +50,7 @@ void read_entry(const JsonReader& r, CostTable& table) {
   const CostKey key{.signature = r.member("signature").text(),
                     .kernel = kernel.text(),
                      .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0,
-                     .apart = r.has("apart") && r.member("apart").boolean()};
+                     .spread = r.has("apart") && r.member("apart").boolean()};
   if (source.text() == "in_step" ? table.find_in_step(key).has_value() : table.find(key).has_value()) {
     r.fail(fmt::format("kernel '{}' of '{}' has two costs of one kind", key.kernel, key.signature));
   }
@@ -70,7 +70,7 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
       if (cost.source == Cost::Source::estimated) continue;
       ordered_json entry = {{"signature", key.signature}, {"kernel", key.kernel}};
       if (key.threads != 0) entry["threads"] = key.threads;
-      if (key.apart) entry["apart"] = true;
+      if (key.spread) entry["apart"] = true;
       entry["source"] = name_of(cost.source);
       entry["time_ms"] = cost.time_ms;
       entry["spread_ms"] = cost.spread_ms;
@@ -85,7 +85,7 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
                            {"device", device.key},
                            {"rates", {{"gflops", rates.gflops}, {"memory_gb_per_s", rates.memory_gb_per_s}, {"launch_us", rates.launch_us}}},
                            {"entries", std::move(entries)}};
-  if (!table.kept_apart().empty()) document["interference"] = table.kept_apart();
+  if (!table.conflicts().empty()) document["interference"] = table.conflicts();
   return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -111,7 +111,7 @@ CostTable costs_from_json(std::string_view json, const std::string& file, const 
       for (size_t i = 0; i < pairs.size(); ++i) {
         const JsonReader pair = pairs.item(i);
         if (pair.size() != 2) pair.expected("two signatures");
-        table.keep_apart(pair.item(0).text(), pair.item(1).text());
+        table.add_conflict(pair.item(0).text(), pair.item(1).text());
       }
     }
     return table;
@@ -134,7 +134,7 @@ int merge_costs(const CostTable& from, CostTable& into) {
     into.put(key, cost);
     ++added;
   }
-  for (const auto& [first, second] : from.kept_apart()) into.keep_apart(first, second);
+  for (const auto& [first, second] : from.conflicts()) into.add_conflict(first, second);
   return added;
 }
 

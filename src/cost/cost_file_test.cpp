@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "plimsoll/cost_file.h"
+#include "cost/cost_file.h"
 
 namespace plimsoll {
 namespace {
@@ -94,14 +94,14 @@ TEST(CostFile, TellsWhatSharingCoresCosts) {
   CostTable table = some_costs();
   table.put({"Add(8)->(8)", "own", 3, true}, {.source = Cost::Source::in_step, .time_ms = 0.5, .runs = 2});
   table.put({"Add(8)->(8)", "own", 3}, {.source = Cost::Source::in_step, .time_ms = 0.75, .runs = 2});
-  table.keep_apart("b", "a");
+  table.add_conflict("b", "a");
   const CostTable read = costs_from_json(costs_to_json(table, device("here")), "costs.json", device("here"));
   EXPECT_EQ(read.find_in_step({"Add(8)->(8)", "own", 3, true})->time_ms, 0.5);
   EXPECT_EQ(read.find_in_step({"Add(8)->(8)", "own", 3})->time_ms, 0.75);
-  EXPECT_EQ(read.kept_apart(), (std::set<CostTable::OpPair>{{"a", "b"}}));
+  EXPECT_EQ(read.conflicts(), (std::set<CostTable::OpPair>{{"a", "b"}}));
   CostTable here;
   merge_costs(read, here);
-  EXPECT_EQ(here.kept_apart(), read.kept_apart());
+  EXPECT_EQ(here.conflicts(), read.conflicts());
 }
 
 }  // namespace

@@ -300,7 +300,7 @@ CostTable CostDatabase::load() {
     }
     SqliteStatement pairs(connection, "SELECT first,second FROM interference WHERE device=?");
     pairs.bind(impl_->device_key);
-    while (pairs.step()) table.keep_apart(pairs.text(0), pairs.text(1));
+    while (pairs.step()) table.add_conflict(pairs.text(0), pairs.text(1));
   });
   return table;
 }
@@ -327,14 +327,14 @@ void CostDatabase::save(const CostTable& table) {
       for (const auto& [key, cost] : *entries) {
         if (!is_sane(cost)) continue;  // estimates are made anew
         put.bind(impl_->device_key).bind(key.signature).bind(key.kernel);
-        put.bind(static_cast<int64_t>(key.apart ? -key.threads : key.threads));  // threads apart count downwards
+        put.bind(static_cast<int64_t>(key.spread ? -key.threads : key.threads));  // threads apart count downwards
         put.bind(static_cast<int64_t>(cost.source)).bind(cost.time_ms).bind(cost.spread_ms);
         put.bind(static_cast<int64_t>(cost.runs)).bind(now).bind(cost.workspace.count).step();
         put.reset();
       }
     }
     SqliteStatement put_pair(connection, kPutPair);
-    for (const auto& [first, second] : table.kept_apart()) {
+    for (const auto& [first, second] : table.conflicts()) {
       put_pair.bind(impl_->device_key).bind(first).bind(second).bind(now).step();
       put_pair.reset();
     }

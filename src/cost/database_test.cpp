@@ -12,7 +12,7 @@
 #include <random>
 
 #include "plimsoll/cost.h"
-#include "tests/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -101,20 +101,20 @@ TEST_F(Database, KeepsWhatSharingCoresCostsUntilItIsToForget) {
     table.put({"Add", "own", 2}, {Cost::Source::in_step, 4, 0, 1});
     table.put({"Add", "own", 2, true}, {Cost::Source::in_step, 3, 0, 1});
     table.put({"Add", "own", 0}, {Cost::Source::in_step, 2, 0, 1});
-    table.keep_apart("Mul", "Add");
+    table.add_conflict("Mul", "Add");
     CostDatabase(path, kDevice).save(table);
   }
   DeviceInfo other = kDevice;
   other.key = "cpu, 1 thread";
-  EXPECT_TRUE(CostDatabase(path, other).load().kept_apart().empty());
+  EXPECT_TRUE(CostDatabase(path, other).load().conflicts().empty());
   CostDatabase database(path, kDevice);
   const CostTable loaded = database.load();
-  EXPECT_EQ(loaded.kept_apart(), (std::set<CostTable::OpPair>{{"Add", "Mul"}}));
+  EXPECT_EQ(loaded.conflicts(), (std::set<CostTable::OpPair>{{"Add", "Mul"}}));
   EXPECT_EQ(loaded.find_in_step({"Add", "own", 2})->time_ms, 4);
   EXPECT_EQ(loaded.find_in_step({"Add", "own", 2, true})->time_ms, 3);
   database.forget_sharing();
   const CostTable after = database.load();
-  EXPECT_TRUE(after.kept_apart().empty());
+  EXPECT_TRUE(after.conflicts().empty());
   EXPECT_FALSE(after.find_in_step({"Add", "own", 2}).has_value());
   EXPECT_EQ(after.find_in_step({"Add", "own", 0})->time_ms, 2);
 }

@@ -4,7 +4,7 @@
 //   T(p) = start + serial * W + max((1 - serial) * W / p, bytes / memory) + (p - 1) * thread
 #pragma once
 
-#include "plimsoll/concurrency.h"
+#include "cores/strategies.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {

@@ -6,7 +6,7 @@
 #include "cost/signature.h"
 #include "device/simulated/analytic.h"
 #include "plimsoll/cost.h"
-#include "plimsoll/divided.h"
+#include "device/divided.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
 

@@ -12,7 +12,7 @@
 #include "data/sources.h"
 #include "plimsoll/data.h"
 #include "plimsoll/error.h"
-#include "tests/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {

@@ -1,4 +1,4 @@
-#include "plimsoll/divided.h"
+#include "device/divided.h"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "plimsoll/graph.h"
-#include "tests/random_graph.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {

@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ops/gradient_check.h"
-#include "ops/run_op.h"
+#include "tests/support/gradient_check.h"
+#include "tests/support/run_op.h"
 
 namespace plimsoll {
 namespace {

@@ -1,10 +1,10 @@
-#include "ops/gradient_check.h"
+#include "tests/support/gradient_check.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 
-#include "ops/interpreter.h"
+#include "tests/support/interpreter.h"
 #include "ops/reference.h"
 
 namespace plimsoll {
@@ -58,7 +58,7 @@ TEST(Interpreter, RunsOpsInAnOrderThatTheListNeedNotHave) {
   const OpId first = g.add_op("ReluForward", "first", "", {x});
   const OpId second = g.add_op("ReluForward", "second", "", {x});
   g.op(first).inputs = {g.output(second)};  // as a pass may leave it
-  EXPECT_EQ(run_order(g), (std::vector<OpId>{second, first}));
+  EXPECT_EQ(topological_order(g), (std::vector<OpId>{second, first}));
   Values values(g);
   fill_sources(g, values, 7);
   interpret(g, values);

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ops/run_op.h"
+#include "tests/support/run_op.h"
 
 namespace plimsoll {
 namespace {

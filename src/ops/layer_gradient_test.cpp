@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ops/gradient_check.h"
+#include "tests/support/gradient_check.h"
 
 namespace plimsoll {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <random>
 
-#include "ops/interpreter.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll {
 namespace {

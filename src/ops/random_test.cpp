@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "ops/gradient_check.h"
-#include "ops/run_op.h"
+#include "tests/support/gradient_check.h"
+#include "tests/support/run_op.h"
 
 namespace plimsoll {
 namespace {

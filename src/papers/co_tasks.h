@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cost/scaling.h"
-#include "plimsoll/concurrency.h"
+#include "cores/strategies.h"
 #include "plimsoll/models.h"
 
 namespace plimsoll {

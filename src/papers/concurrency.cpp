@@ -213,9 +213,9 @@ std::vector<Finding> concurrency_table3() {
   // Curves through the paper's points: alone with 68 threads, and 25 % and 17 % slower with 34.
   auto task = [](int32_t type, double ms, double loss) {
     CoTask t{.type = type, .curve = {}, .after = {}};
-    t.curve.put({1, Affinity::together}, 34 * ms);
-    t.curve.put({34, Affinity::together}, ms * (1 + loss));
-    t.curve.put({68, Affinity::together}, ms);
+    t.curve.put({1, Affinity::close}, 34 * ms);
+    t.curve.put({34, Affinity::close}, ms * (1 + loss));
+    t.curve.put({68, Affinity::close}, ms);
     return t;
   };
   const std::vector<CoTask> tasks{task(0, 20.3, 0.25), task(1, 19.6, 0.17)};

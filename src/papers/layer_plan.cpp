@@ -7,7 +7,7 @@
 #include "plimsoll/device.h"
 #include "plimsoll/models.h"
 #include "plimsoll/policy.h"
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {

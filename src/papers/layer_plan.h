@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "plimsoll/lowering.h"
+#include "papers/layer_model.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {

@@ -2,7 +2,7 @@
 #include "papers/papers.h"
 #include "plimsoll/convolutions.h"
 #include "plimsoll/device.h"
-#include "plimsoll/lowering.h"
+#include "papers/layer_model.h"
 #include "plimsoll/models.h"
 
 namespace plimsoll {

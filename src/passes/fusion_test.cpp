@@ -5,7 +5,7 @@
 #include <map>
 #include <random>
 
-#include "ops/interpreter.h"
+#include "tests/support/interpreter.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/passes.h"

@@ -1,13 +1,13 @@
 // Walks the plan's order and keeps for every byte of the arena and of the tiers who wrote it last and who has read it
 // since.
-#include "plimsoll/dependencies.h"
+#include "plan/dependencies.h"
 
 #include <algorithm>
 #include <bitset>
 #include <map>
 #include <tuple>
 
-#include "plan/left_out.h"
+#include "plan/recompute_operands.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kWindow = 1024;  // nodes back in the order for which it is known whether a node waits for them
 
 // Bytes of one memory, in pieces that the same nodes have used.
-class Bystanders {
+class AccessHistory {
  public:
   void read(int32_t node, int64_t begin, int64_t end, std::vector<int32_t>& before) {
     visit(begin, end, [&](Piece& piece) {
@@ -144,14 +144,14 @@ class Finder {
     const Step& step = plan_.steps[static_cast<size_t>(s)];
     const Op& op = graph_.op(step.op);
     if (op.type->is_view) return;
-    const LeftOut left_out(graph_, op, step.recompute);
+    const RecomputeOperands unused(graph_, op, step.recompute);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      if (left_out.input(i)) continue;
+      if (unused.input(i)) continue;
       const Stay& stay = stay_at(op.inputs[i], s);
       arena_.read(s, stay.offset.count, (stay.offset + stay.bytes).count, before);
     }
     for (size_t i = 0; i < op.outputs.size(); ++i) {
-      if (left_out.output(i)) continue;
+      if (unused.output(i)) continue;
       const Stay& stay = stay_at(op.outputs[i], s);
       arena_.write(s, stay.offset.count, (stay.offset + stay.bytes).count, before);
     }
@@ -167,7 +167,7 @@ class Finder {
     const bool out = m.direction == Move::Direction::out;
     const StepIndex last = std::max<StepIndex>(steps_ - 1, 0);
     const Stay& stay = stay_at(m.tensor, out ? std::max<StepIndex>(m.after, 0) : std::min(m.before, last));
-    Bystanders& tier = tiers_[static_cast<size_t>(m.tier)];
+    AccessHistory& tier = tiers_[static_cast<size_t>(m.tier)];
     const int64_t begin = stay.offset.count, end = (stay.offset + stay.bytes).count;
     const int64_t slot = m.slot.count, slot_end = (m.slot + graph_.tensor(m.tensor).bytes()).count;
     if (out) {
@@ -183,8 +183,8 @@ class Finder {
   const Plan& plan_;
   std::span<const Erasure> erasures_;
   int32_t steps_, moves_;
-  Bystanders arena_;
-  std::vector<Bystanders> tiers_;
+  AccessHistory arena_;
+  std::vector<AccessHistory> tiers_;
   std::vector<std::vector<int32_t>> stays_of_;  // by tensor
   std::vector<int32_t> workspace_of_;           // by step
   std::vector<int32_t>* used_ = nullptr;

@@ -1,6 +1,6 @@
 // Whoever keeps the dependencies may run a plan in any order: judged on paper (tests/paper_run.h), where every byte
 // knows which value lies there.
-#include "plimsoll/dependencies.h"
+#include "plan/dependencies.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <set>
 
 #include "plimsoll/policy.h"
-#include "tests/paper_run.h"
-#include "tests/random_plan.h"
+#include "tests/support/paper_run.h"
+#include "tests/support/random_plan.h"
 
 namespace plimsoll {
 namespace {

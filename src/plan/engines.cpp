@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 
 namespace plimsoll {
 namespace {

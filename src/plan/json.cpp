@@ -18,14 +18,14 @@ constexpr int64_t kVersion = 1;
 
 std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
-constexpr std::string_view kSeats[] = {"neighbours", "apart", "second"};
+constexpr std::string_view kAffinities[] = {"close", "spread", "smt"};
 
 ordered_json step_json(const Step& step, const Graph& graph) {
   ordered_json j = {{"op", graph.op(step.op).name}, {"kernel", step.kernel}};
   if (step.threads != 0) j["threads"] = step.threads;
   if (step.recompute) j["recompute"] = true;
   if (step.workspace.count != 0) j["workspace"] = step.workspace.count;
-  if (step.seats != Seats::neighbours) j["seats"] = kSeats[static_cast<size_t>(step.seats)];
+  if (step.affinity != Affinity::close) j["affinity"] = kAffinities[static_cast<size_t>(step.affinity)];
   return j;
 }
 
@@ -107,7 +107,7 @@ class PlanReader {
     plan_.arena = bytes(file_.member("arena"));
     plan_.lower_bound = bytes(file_.member("lower_bound"));
     plan_.plan_time_ms = file_.member("plan_time_ms").number();
-    if (file_.has("inter_op")) plan_.inter_op = small(file_.member("inter_op"), 1);
+    if (file_.has("inter_op")) plan_.cores.inter_op = small(file_.member("inter_op"), 1);
     const JsonReader steps = file_.member("steps"), stays = file_.member("stays"), moves = file_.member("moves");
     const JsonReader homes = file_.member("homes"), tiers = file_.member("tiers");
     for (size_t i = 0; i < steps.size(); ++i) plan_.steps.push_back(step(steps.item(i)));
@@ -159,14 +159,14 @@ class PlanReader {
     return r.text();
   }
 
-  static Seats seats(const JsonReader& r) {
-    const auto found = std::find(std::begin(kSeats), std::end(kSeats), r.text());
-    if (found == std::end(kSeats)) r.expected("\"neighbours\", \"apart\" or \"second\"");
-    return static_cast<Seats>(found - std::begin(kSeats));
+  static Affinity affinity(const JsonReader& r) {
+    const auto found = std::find(std::begin(kAffinities), std::end(kAffinities), r.text());
+    if (found == std::end(kAffinities)) r.expected("\"close\", \"spread\" or \"smt\"");
+    return static_cast<Affinity>(found - std::begin(kAffinities));
   }
 
   Step step(const JsonReader& r) const {
-    r.only({"op", "kernel", "threads", "recompute", "workspace", "seats"});
+    r.only({"op", "kernel", "threads", "recompute", "workspace", "affinity"});
     Step s;
     const JsonReader op = r.member("op");
     s.op = graph_.find_op(op.text());
@@ -175,7 +175,7 @@ class PlanReader {
     if (r.has("threads")) s.threads = small(r.member("threads"));
     if (r.has("recompute")) s.recompute = r.member("recompute").boolean();
     if (r.has("workspace")) s.workspace = bytes(r.member("workspace"));
-    if (r.has("seats")) s.seats = seats(r.member("seats"));
+    if (r.has("affinity")) s.affinity = affinity(r.member("affinity"));
     return s;
   }
 
@@ -266,7 +266,7 @@ std::string to_json(const Plan& plan, const Graph& graph) {
                      plan.lower_bound.count);
   out += fmt::format(" \"plan_time_ms\": {},\n \"predicted\": {},\n", json(plan.plan_time_ms).dump(),
                      prediction_json(plan.predicted).dump());
-  if (plan.inter_op != 1) out += fmt::format(" \"inter_op\": {},\n", plan.inter_op);
+  if (plan.cores.inter_op != 1) out += fmt::format(" \"inter_op\": {},\n", plan.cores.inter_op);
   out += fmt::format(" \"steps\": {},\n", lines(plan.steps, graph, step_json));
   out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
   out += fmt::format(" \"moves\": {},\n", lines(plan.moves, graph, move_json));

@@ -12,7 +12,7 @@
 
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
-#include "plimsoll/route.h"
+#include "plan/route.h"
 
 namespace plimsoll {
 

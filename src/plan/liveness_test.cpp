@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "plimsoll/simulate.h"
-#include "tests/random_graph.h"
+#include "plan/simulate.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 #include "plimsoll/verify.h"
-#include "tests/random_graph.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {
@@ -44,8 +44,8 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     Case c = make_case(seed, seed % 2 == 0 ? "liveness" : "baseline");
     c.plan.steps[0].kernel = "fast@3*2+slow@1";
     c.plan.steps[0].threads = 2;
-    c.plan.steps[0].seats = static_cast<Seats>(seed % 3);
-    c.plan.inter_op = static_cast<int>(seed % 3) + 1;
+    c.plan.steps[0].affinity = static_cast<Affinity>(seed % 3);
+    c.plan.cores.inter_op = static_cast<int>(seed % 3) + 1;
     c.plan.moves.push_back({Move::Direction::in, {1}, 1, 64_B, -1, 1});
     c.plan.homes.push_back({{1}, 1, 64_B});
     c.plan.tiers = {{.tier = {"host", 1_MiB, 8, 7.5, 10, 0.25}, .used = 4_KiB}, {.tier = {"disk", 1_GiB, 2, 2, 50, 0}, .used = 8_KiB}};
@@ -58,8 +58,8 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     EXPECT_EQ(again.homes, c.plan.homes);
     EXPECT_EQ(again.tiers, c.plan.tiers);
     EXPECT_EQ(again.budget, c.plan.budget);
-    EXPECT_EQ(again.inter_op, c.plan.inter_op);
-    EXPECT_EQ(again.steps[0].seats, c.plan.steps[0].seats);
+    EXPECT_EQ(again.inter_op, c.plan.cores.inter_op);
+    EXPECT_EQ(again.steps[0].affinity, c.plan.steps[0].affinity);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "plimsoll/route.h"
+#include "plan/route.h"
 
 #include <fmt/format.h>
 

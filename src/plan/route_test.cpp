@@ -1,10 +1,10 @@
-#include "plimsoll/route.h"
+#include "plan/route.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 
-#include "tests/random_graph.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {

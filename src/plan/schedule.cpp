@@ -8,7 +8,7 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 bool contains(const std::vector<int32_t>& list, int32_t value) { return std::find(list.begin(), list.end(), value) != list.end(); }
 }  // namespace
 
-Decisions keep_everything(const Frame& frame) {
+Decisions keep_everything(const ValueTimeline& frame) {
   return {.gaps = std::vector<Choice>(at(frame.gap_total), kKeep),
           .home = std::vector<int8_t>(frame.values.size(), -1),
           .retain = std::vector<bool>(frame.values.size(), true)};
@@ -20,8 +20,8 @@ void Scheduler::run(const Decisions& decisions, Schedule& schedule, const Tensor
   cache_ = cache;
   live_ = 0;
   start();
-  for (now_ = 0; now_ < static_cast<int32_t>(frame_.steps.size()) && schedule.blame < 0; ++now_) run_step(now_);
-  if (schedule.blame >= 0) return;
+  for (now_ = 0; now_ < static_cast<int32_t>(timeline_.steps.size()) && schedule.unrecoverable < 0; ++now_) run_step(now_);
+  if (schedule.unrecoverable >= 0) return;
   end();
   share_places();
   count_live(schedule);
@@ -34,8 +34,8 @@ void Scheduler::start() {
   out_->moves.clear();
   out_->compute_ms = 0;
   out_->recomputations = 0;
-  out_->blame = -1;
-  const size_t values = frame_.values.size();
+  out_->unrecoverable = -1;
+  const size_t values = timeline_.values.size();
   residence_.assign(values, -1);
   open_.clear();
   place_in_open_.assign(cache_ != nullptr ? values : 0, 0);
@@ -48,32 +48,32 @@ void Scheduler::start() {
   stack_.clear();
   now_ = -1;
   for (int32_t v = 0; v < static_cast<int32_t>(values); ++v) {
-    if (frame_.values[at(v)].producer >= 0) continue;
+    if (timeline_.values[at(v)].producer >= 0) continue;
     slot_[at(v)] = decisions_->home[at(v)];
     if (slot_[at(v)] < 0) open(v, -1);
   }
 }
 
 void Scheduler::run_step(int32_t s) {
-  const FrameStep& step = frame_.steps[at(s)];
+  const TimelineStep& step = timeline_.steps[at(s)];
   for (int32_t v : step.inputs) wanted_by_[at(v)] = s;
   // The last produced first: what it is rebuilt from may be wanted as well, and then is there.
   for (int32_t v : step.latest_first) bring(v);
-  if (out_->blame >= 0) return;
+  if (out_->unrecoverable >= 0) return;
   const int32_t d = append(s, false);
   for (int32_t v : step.outputs) open(v, d);
   for (int32_t v : step.inputs) {
     ++next_use_[at(v)];
     transient_[at(v)] = false;
   }
-  for (const FrameInPlace& pair : step.in_place) {
+  for (const TimelineInPlace& pair : step.in_place) {
     if (!pair.required) continue;  // what is overwritten is lost, wherever else it lay
     gone_[at(pair.input)] = true;
     close(pair.input);
     slot_[at(pair.input)] = -1;
   }
   for (int32_t v : step.outputs) {
-    const int32_t before = frame_.values[at(v)].before;
+    const int32_t before = timeline_.values[at(v)].before;
     if (before >= 0 && decisions_->home[at(before)] >= 0) copy_out(v, decisions_->home[at(before)]);
   }
   for (int32_t v : step.inputs) {
@@ -84,7 +84,7 @@ void Scheduler::run_step(int32_t s) {
 
 // Decides about an open value after a use, at the start of its gap.
 void Scheduler::settle(int32_t v, int32_t gap) {
-  const FrameValue& value = frame_.values[at(v)];
+  const TimelineValue& value = timeline_.values[at(v)];
   if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && (value.is_output || slot_[at(v)] < 0)) return;
   const Choice choice = decisions_->gaps[at(value.first_gap + gap)];
   if (choice == kKeep) {
@@ -101,7 +101,7 @@ void Scheduler::open(int32_t v, int32_t written) {
     place_in_open_[at(v)] = open_.size();
     open_.push_back(v);
   }
-  live_ += frame_.values[at(v)].bytes;
+  live_ += timeline_.values[at(v)].bytes;
   const int32_t first = std::max(written, 0);
   out_->residences.push_back({.value = v, .first = first, .last = first, .written = written});
 }
@@ -114,7 +114,7 @@ void Scheduler::close(int32_t v) {
     open_[place_in_open_[at(v)]] = open_.back();
     open_.pop_back();
   }
-  live_ -= frame_.values[at(v)].bytes;
+  live_ -= timeline_.values[at(v)].bytes;
 }
 
 void Scheduler::copy_out(int32_t v, int8_t tier) {
@@ -135,26 +135,26 @@ void Scheduler::fetch(int32_t v) {
 }
 
 bool Scheduler::has_uses_left(int32_t v) const {
-  return next_use_[at(v)] < static_cast<int32_t>(frame_.values[at(v)].uses.size());
+  return next_use_[at(v)] < static_cast<int32_t>(timeline_.values[at(v)].uses.size());
 }
 
 void Scheduler::bring(int32_t v) {
-  if (out_->blame >= 0 || residence_[at(v)] >= 0) return;
+  if (out_->unrecoverable >= 0 || residence_[at(v)] >= 0) return;
   if (slot_[at(v)] >= 0) {
     fetch(v);
-  } else if (frame_.values[at(v)].recomputable && !gone_[at(v)]) {
+  } else if (timeline_.values[at(v)].recomputable && !gone_[at(v)]) {
     rebuild(v);
   } else {
-    out_->blame = v;
+    out_->unrecoverable = v;
   }
 }
 
 // Runs the value's producer again, and before it what its own inputs need, depth first.
 void Scheduler::rebuild(int32_t value) {
-  stack_.assign(1, {frame_.values[at(value)].producer, 0});
-  while (!stack_.empty() && out_->blame < 0) {
+  stack_.assign(1, {timeline_.values[at(value)].producer, 0});
+  while (!stack_.empty() && out_->unrecoverable < 0) {
     const int32_t step = stack_.back().first;
-    const std::vector<int32_t>& inputs = frame_.steps[at(step)].recompute_inputs;
+    const std::vector<int32_t>& inputs = timeline_.steps[at(step)].recompute_inputs;
     const size_t i = stack_.back().second;
     if (i == inputs.size()) {
       stack_.pop_back();
@@ -167,16 +167,16 @@ void Scheduler::rebuild(int32_t value) {
     if (residence_[at(v)] >= 0) continue;
     if (slot_[at(v)] >= 0) {
       fetch(v);
-    } else if (frame_.values[at(v)].recomputable && !gone_[at(v)]) {
-      stack_.emplace_back(frame_.values[at(v)].producer, 0);
+    } else if (timeline_.values[at(v)].recomputable && !gone_[at(v)]) {
+      stack_.emplace_back(timeline_.values[at(v)].producer, 0);
     } else {
-      out_->blame = v;
+      out_->unrecoverable = v;
     }
   }
 }
 
 void Scheduler::rerun(int32_t s) {
-  const FrameStep& step = frame_.steps[at(s)];
+  const TimelineStep& step = timeline_.steps[at(s)];
   const int32_t d = append(s, true);
   for (int32_t v : step.recompute_outputs) {
     if (residence_[at(v)] >= 0) {
@@ -195,7 +195,7 @@ void Scheduler::rerun(int32_t s) {
 }
 
 int32_t Scheduler::append(int32_t s, bool recompute) {
-  const FrameStep& step = frame_.steps[at(s)];
+  const TimelineStep& step = timeline_.steps[at(s)];
   if (cache_ != nullptr) make_room(s, recompute);
   const int32_t d = static_cast<int32_t>(out_->steps.size());
   out_->steps.push_back({.step = s, .recompute = recompute, .first_input = static_cast<int32_t>(out_->inputs.size())});
@@ -215,36 +215,36 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
 }
 
 // What a step writes besides what is open: its outputs that take no dying input's place, and its workspace.
-int64_t Scheduler::room_for(const FrameStep& step, bool recompute) const {
+int64_t Scheduler::room_for(const TimelineStep& step, bool recompute) const {
   int64_t bytes = step.workspace;
   for (int32_t v : recompute ? step.recompute_outputs : step.outputs) {
     if (residence_[at(v)] >= 0) continue;
-    const bool takes_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const FrameInPlace& pair) {
+    const bool takes_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& pair) {
       if (pair.output != v) return false;
-      const FrameValue& input = frame_.values[at(pair.input)];
+      const TimelineValue& input = timeline_.values[at(pair.input)];
       return pair.required || (!recompute && input.state < 0 && !input.at_end && !input.uses.empty() && input.uses.back() == now_ &&
                                slot_[at(pair.input)] < 0);
     });
-    if (!takes_place) bytes += frame_.values[at(v)].bytes;
+    if (!takes_place) bytes += timeline_.values[at(v)].bytes;
   }
   return bytes;
 }
 
 bool Scheduler::may_leave(int32_t v) const {
-  const FrameValue& value = frame_.values[at(v)];
+  const TimelineValue& value = timeline_.values[at(v)];
   if (residence_[at(v)] < 0 || wanted_by_[at(v)] == now_ || locks_[at(v)] > 0 || value.bytes == 0) return false;
   if (value.state >= 0 || (value.producer < 0 && slot_[at(v)] < 0)) return false;  // their place is the arena
   return !(value.at_end && next_use_[at(v)] == static_cast<int32_t>(value.uses.size()));
 }
 
 void Scheduler::make_room(int32_t s, bool recompute) {
-  const int64_t room = room_for(frame_.steps[at(s)], recompute);
+  const int64_t room = room_for(timeline_.steps[at(s)], recompute);
   while (live_ + room > cache_->limit) {
     int32_t victim = -1;
     int64_t rank = 0;
     for (int32_t v : open_) {
       if (!may_leave(v)) continue;
-      const FrameValue& value = frame_.values[at(v)];
+      const TimelineValue& value = timeline_.values[at(v)];
       const int32_t used = next_use_[at(v)];
       const int64_t key = cache_->farthest ? (used < static_cast<int32_t>(value.uses.size()) ? value.uses[at(used)] : INT32_MAX)
                                            : -static_cast<int64_t>(out_->residences[at(residence_[at(v)])].last);
@@ -262,7 +262,7 @@ void Scheduler::make_room(int32_t s, bool recompute) {
 void Scheduler::end() {
   const int32_t last = std::max<int32_t>(static_cast<int32_t>(out_->steps.size()) - 1, 0);
   for (size_t v = 0; v < residence_.size(); ++v) {
-    if (residence_[v] >= 0 && frame_.values[v].at_end && (frame_.values[v].is_output || slot_[v] < 0)) out_->residences[at(residence_[v])].last = last;
+    if (residence_[v] >= 0 && timeline_.values[v].at_end && (timeline_.values[v].is_output || slot_[v] < 0)) out_->residences[at(residence_[v])].last = last;
   }
   for (ScheduledMove& move : out_->moves) {
     if (move.out) move.before = out_->residences[at(move.residence)].last + 1;
@@ -286,10 +286,10 @@ void Scheduler::share_places() {
   }
   for (int32_t d = 0; d < static_cast<int32_t>(out_->steps.size()); ++d) {
     const ScheduledStep& scheduled = out_->steps[at(d)];
-    const FrameStep& step = frame_.steps[at(scheduled.step)];
+    const TimelineStep& step = timeline_.steps[at(scheduled.step)];
     if (step.in_place.empty()) continue;
     const std::vector<int32_t>& inputs = scheduled.recompute ? step.recompute_inputs : step.inputs;
-    for (const FrameInPlace& pair : step.in_place) {
+    for (const TimelineInPlace& pair : step.in_place) {
       if (scheduled.recompute && !contains(step.recompute_outputs, pair.output)) continue;
       const auto found = std::find(inputs.begin(), inputs.end(), pair.input);
       if (found == inputs.end()) continue;
@@ -312,7 +312,7 @@ void Scheduler::share_places() {
 void Scheduler::count_live(Schedule& s) {
   s.live.assign(s.steps.size() + 1, 0);  // changes first
   for (const Residence& r : s.residences) {
-    const int64_t bytes = frame_.values[at(r.value)].bytes;
+    const int64_t bytes = timeline_.values[at(r.value)].bytes;
     s.live[at(r.in_place_of >= 0 ? r.first + 1 : r.first)] += bytes;  // in the first step it shares
     s.live[at(r.last + 1)] -= bytes;
   }
@@ -320,7 +320,7 @@ void Scheduler::count_live(Schedule& s) {
   int64_t sum = 0;
   for (size_t d = 0; d < s.steps.size(); ++d) {
     sum += s.live[d];
-    s.live[d] = sum + frame_.steps[at(s.steps[d].step)].workspace;
+    s.live[d] = sum + timeline_.steps[at(s.steps[d].step)].workspace;
     if (s.live[d] > s.peak) {
       s.peak = s.live[d];
       s.peak_step = static_cast<int32_t>(d);

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/frame.h"
+#include "plan/value_timeline.h"
 
 namespace plimsoll {
 
@@ -24,7 +24,7 @@ struct Decisions {
   std::vector<bool> retain;      // by value: rebuilt on the way to another, it stays for its own next use (speed-centric);
                                  // else it goes at once and is rebuilt again (memory-centric)
 };
-Decisions keep_everything(const Frame& frame);
+Decisions keep_everything(const ValueTimeline& frame);
 
 // A value is in the arena from the start of step `first` to the end of step `last` of the schedule.
 struct Residence {
@@ -59,7 +59,7 @@ struct Schedule {
   int32_t peak_step = 0;
   double compute_ms = 0;         // recomputations included
   int32_t recomputations = 0;
-  int32_t blame = -1;            // what is wanted and can no longer be brought back; -1: the schedule is complete
+  int32_t unrecoverable = -1;            // what is wanted and can no longer be brought back; -1: the schedule is complete
 };
 
 // A cache of tensors in the arena (SuperNeurons, section 3.3.2 and Algorithm 2): nothing moves while everything fits; when it does
@@ -75,7 +75,7 @@ struct TensorCache {
 // wants it, and goes out between its writer and the step after its last use.
 class Scheduler {
  public:
-  explicit Scheduler(const Frame& frame) : frame_(frame) {}
+  explicit Scheduler(const ValueTimeline& frame) : timeline_(frame) {}
   void run(const Decisions& decisions, Schedule& schedule, const TensorCache* cache = nullptr);
   // Counts live bytes and their peak anew, for who changes when values are there.
   void count_live(Schedule& schedule);
@@ -94,12 +94,12 @@ class Scheduler {
   void settle(int32_t value, int32_t gap);
   void end();
   void make_room(int32_t step, bool recompute);
-  int64_t room_for(const FrameStep& step, bool recompute) const;
+  int64_t room_for(const TimelineStep& step, bool recompute) const;
   bool may_leave(int32_t value) const;
   void share_places();
   bool has_uses_left(int32_t value) const;
 
-  const Frame& frame_;
+  const ValueTimeline& timeline_;
   const Decisions* decisions_ = nullptr;
   Schedule* out_ = nullptr;
   const TensorCache* cache_ = nullptr;
@@ -122,11 +122,11 @@ class Scheduler {
 // Spreads copies over time, so that they hide behind compute while the bytes alive stay within `limit`: copies out get time to
 // complete, copies in start early (without the limit's room they stay where they are). Updates residences, moves and live bytes.
 // `earliest`: by move, the first step that a copy in may run beside.
-void spread_copies(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+void spread_copies(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
                    const std::vector<int32_t>* earliest = nullptr);
 
 // The time of the step: engines side by side, as simulate.h does it for a plan.
 struct ScheduleTime { double total_ms = 0, stall_ms = 0; };
-ScheduleTime time_of(const Frame& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule);
+ScheduleTime time_of(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule);
 
 }  // namespace plimsoll

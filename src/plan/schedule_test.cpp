@@ -4,10 +4,10 @@
 
 #include <random>
 
-#include "plan/draft.h"
-#include "plimsoll/simulate.h"
+#include "plan/make_plan.h"
+#include "plan/simulate.h"
 #include "plimsoll/verify.h"
-#include "tests/random_graph.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {
@@ -24,14 +24,14 @@ std::vector<TierInfo> two_tiers(std::mt19937_64& random) {
           {.name = "disk", .capacity = 1_GiB, .out_gb_per_s = rate(), .in_gb_per_s = rate(), .latency_us = 5}};
 }
 
-Decisions random_decisions(const Frame& frame, std::mt19937_64& random, int tiers) {
+Decisions random_decisions(const ValueTimeline& frame, std::mt19937_64& random, int tiers) {
   Decisions decisions = keep_everything(frame);
   const int eager = 1 + static_cast<int>(random() % 99);
   for (Choice& choice : decisions.gaps) {
     if (static_cast<int>(random() % 100) < eager) choice = static_cast<Choice>(1 + random() % static_cast<uint64_t>(tiers + 1));
   }
   for (size_t v = 0; v < frame.values.size(); ++v) {
-    const FrameValue& value = frame.values[v];
+    const TimelineValue& value = frame.values[v];
     decisions.retain[v] = random() % 2 == 0;
     if (value.producer < 0 && tiers > 0 && random() % 3 == 0) decisions.home[v] = static_cast<int8_t>(random() % static_cast<uint64_t>(tiers));
     // What comes from outside and has no home cannot come back; a gradient is not made twice.
@@ -59,11 +59,11 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     input.device.tiers.resize(static_cast<size_t>(tiers));
     input.placement = "best_fit";
     input.seconds = 0.002;
-    const Frame frame = make_frame(input);
+    const ValueTimeline frame = make_timeline(input);
     const Decisions decisions = random_decisions(frame, random, tiers);
     Schedule schedule;
     Scheduler(frame).run(decisions, schedule);
-    if (schedule.blame >= 0) continue;
+    if (schedule.unrecoverable >= 0) continue;
     ++made;
     with_moves += schedule.moves.empty() ? 0 : 1;
     with_recomputations += schedule.recomputations > 0 ? 1 : 0;
@@ -96,7 +96,7 @@ TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
     const PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.05};
-    const Frame frame = make_frame(input);
+    const ValueTimeline frame = make_timeline(input);
     Schedule schedule;
     Scheduler(frame).run(keep_everything(frame), schedule);
     EXPECT_EQ(schedule.recomputations, 0);

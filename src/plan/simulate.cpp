@@ -1,4 +1,4 @@
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 
 #include "plan/engines.h"
 #include "plimsoll/ops.h"

@@ -4,7 +4,7 @@
 #include "plan/engines.h"
 #include "plan/schedule.h"
 
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 
 namespace plimsoll {
 namespace {
@@ -13,9 +13,9 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 class Spreader {
  public:
-  Spreader(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+  Spreader(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
            const std::vector<int32_t>* earliest)
-      : frame_(frame), tiers_(tiers), limit_(limit), schedule_(schedule), earliest_(earliest) {
+      : timeline_(frame), tiers_(tiers), limit_(limit), schedule_(schedule), earliest_(earliest) {
     starts_.reserve(schedule.steps.size() + 1);
     double now = 0;
     for (const ScheduledStep& step : schedule.steps) {
@@ -40,10 +40,10 @@ class Spreader {
  private:
   int32_t count() const { return static_cast<int32_t>(schedule_.steps.size()); }
   int64_t bytes_of(const ScheduledMove& move) const {
-    return frame_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
+    return timeline_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
   }
   double ms_of(const ScheduledMove& move) const {
-    const int64_t bytes = frame_.values[at(schedule_.residences[at(move.residence)].value)].copied_bytes;
+    const int64_t bytes = timeline_.values[at(schedule_.residences[at(move.residence)].value)].copied_bytes;
     return copy_ms(tiers_[at(move.tier)], move.out ? Move::Direction::out : Move::Direction::in, {bytes});
   }
 
@@ -52,7 +52,7 @@ class Spreader {
     const size_t residences = schedule_.residences.size();
     next_.assign(residences, -1);
     previous_.assign(residences, -1);
-    std::vector<int32_t> last(frame_.values.size(), -1);
+    std::vector<int32_t> last(timeline_.values.size(), -1);
     for (int32_t r = 0; r < static_cast<int32_t>(residences); ++r) {
       int32_t& previous = last[at(schedule_.residences[at(r)].value)];
       previous_[at(r)] = previous;
@@ -119,7 +119,7 @@ class Spreader {
     }
   }
 
-  const Frame& frame_;
+  const ValueTimeline& timeline_;
   const std::vector<TierInfo>& tiers_;
   int64_t limit_;
   Schedule& schedule_;
@@ -130,12 +130,12 @@ class Spreader {
 
 }  // namespace
 
-void spread_copies(const Frame& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+void spread_copies(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
                    const std::vector<int32_t>* earliest) {
   if (!schedule.moves.empty()) Spreader(frame, tiers, limit, schedule, earliest).run();
 }
 
-ScheduleTime time_of(const Frame& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule) {
+ScheduleTime time_of(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule) {
   if (schedule.moves.empty()) return {schedule.compute_ms, 0};
   std::vector<double> step_ms;
   step_ms.reserve(schedule.steps.size());

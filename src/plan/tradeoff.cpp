@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 
 namespace plimsoll {
 namespace {
@@ -14,8 +14,8 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 constexpr size_t kStepsAChange = 150;      // so many changes are tried at once, for deep networks
 
 // Where a value lies when it is not in the arena; -1: nowhere, or in the slot of the state that it replaces.
-int8_t tier_of(const Frame& frame, const Decisions& decisions, size_t v) {
-  const FrameValue& value = frame.values[v];
+int8_t tier_of(const ValueTimeline& frame, const Decisions& decisions, size_t v) {
+  const TimelineValue& value = frame.values[v];
   if (value.before >= 0 && decisions.home[at(value.before)] >= 0) return -1;
   if (decisions.home[v] >= 0) return decisions.home[v];
   for (int32_t g = 0; g < value.gap_count(); ++g) {
@@ -35,14 +35,14 @@ struct Change {
 
 class Descent {
  public:
-  Descent(const Frame& frame, const std::vector<TierInfo>& tiers, const Decisions& start, const TradeoffOptions& options)
-      : frame_(frame), tiers_(tiers), options_(options), decisions_(start), scheduler_(frame) {}
+  Descent(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Decisions& start, const TradeoffOptions& options)
+      : timeline_(frame), tiers_(tiers), options_(options), decisions_(start), scheduler_(frame) {}
 
   std::vector<TradeoffPoint> run() {
     scheduler_.run(decisions_, schedule_);
-    if (schedule_.blame >= 0) return {};
+    if (schedule_.unrecoverable >= 0) return {};
     keep_point();
-    const double fraction = frame_.steps.size() > 4000 ? 0.93 : frame_.steps.size() > 1000 ? 0.97 : 0.985;
+    const double fraction = timeline_.steps.size() > 4000 ? 0.93 : timeline_.steps.size() > 1000 ? 0.97 : 0.985;
     double target = static_cast<double>(schedule_.peak);
     while (true) {
       target = std::min(target, static_cast<double>(schedule_.peak)) * fraction;
@@ -65,7 +65,7 @@ class Descent {
       std::vector<Change> changes = list_changes(target);
       if (changes.empty()) return false;
       // Several at once where there is much to do: those that fit side by side are taken in order of their score.
-      const size_t batch = std::max<size_t>(1, std::min<size_t>(changes.size(), frame_.steps.size() / kStepsAChange));
+      const size_t batch = std::max<size_t>(1, std::min<size_t>(changes.size(), timeline_.steps.size() / kStepsAChange));
       size_t n = std::min(batch, changes.size());
       std::partial_sort(changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(n), changes.end(),
                         [](const Change& a, const Change& b) { return a.score < b.score; });
@@ -87,14 +87,14 @@ class Descent {
   // Of the first n, those that the tiers have room for side by side come first; how many. At least one.
   size_t those_with_room(std::vector<Change>& changes, size_t n) const {
     if (n < 2 || (tiers_.size() < 2 && !options_.within_room)) return n;
-    TierRoom room(frame_, tiers_, decisions_);
+    TierRoom room(timeline_, tiers_, decisions_);
     size_t kept = 0;
     for (size_t i = 0; i < n; ++i) {
       const Change& change = changes[i];
       const bool home = change.kind == Change::Kind::home, copied = home || (change.kind == Change::Kind::gap && change.choice >= kOffload);
       if (copied) {
         const int8_t tier = static_cast<int8_t>(home ? change.choice : change.choice - kOffload);
-        const int64_t bytes = frame_.values[at(home ? change.index : frame_.value_of_gap[at(change.index)])].bytes;
+        const int64_t bytes = timeline_.values[at(home ? change.index : timeline_.value_of_gap[at(change.index)])].bytes;
         if (kept > 0 && !room.has(tier, bytes)) continue;
         room.take(tier, bytes);
       }
@@ -111,11 +111,11 @@ class Descent {
     for (const Change& change : changes) {
       if (memory_centric && (change.kind != Change::Kind::gap || change.choice != kDrop)) return false;
       set(change);
-      if (memory_centric) release_sources(frame_.value_of_gap[at(change.index)], 40);
+      if (memory_centric) release_sources(timeline_.value_of_gap[at(change.index)], 40);
     }
     scheduler_.run(decisions_, trial_);
     effort_ += trial_.steps.size();
-    bool good = trial_.blame < 0;
+    bool good = trial_.unrecoverable < 0;
     if (good) {
       std::swap(schedule_, trial_);
       good = schedule_.peak <= peak && excess_above(target) < excess;
@@ -129,8 +129,8 @@ class Descent {
   // What a value is rebuilt from, as far as it is let go somewhere itself, does not stay when it was rebuilt.
   void release_sources(int32_t v, int depth) {
     if (depth == 0) return;
-    for (int32_t w : frame_.steps[at(frame_.values[at(v)].producer)].recompute_inputs) {
-      const FrameValue& input = frame_.values[at(w)];
+    for (int32_t w : timeline_.steps[at(timeline_.values[at(v)].producer)].recompute_inputs) {
+      const TimelineValue& input = timeline_.values[at(w)];
       if (!input.recomputable || !decisions_.retain[at(w)]) continue;
       const auto gaps = decisions_.gaps.begin() + input.first_gap;
       if (std::none_of(gaps, gaps + input.gap_count(), [](Choice c) { return c != kKeep; })) continue;
@@ -160,7 +160,7 @@ class Descent {
         decisions_.retain[at(change.index)] = false;
         break;
       case Change::Kind::home: {
-        const FrameValue& value = frame_.values[at(change.index)];
+        const TimelineValue& value = timeline_.values[at(change.index)];
         undo_.push_back({change, decisions_.home[at(change.index)]});
         decisions_.home[at(change.index)] = change.choice;
         // It lies outside from the start, so every gap may let it go without a copy.
@@ -200,7 +200,7 @@ class Descent {
     above_.assign(at(steps) + 1, 0);
     for (int32_t d = 0; d < steps; ++d) above_[at(d + 1)] = above_[at(d)] + (schedule_.live[at(d)] > target ? 1 : 0);
     start_ms_.assign(at(steps) + 1, 0);
-    for (int32_t d = 0; d < steps; ++d) start_ms_[at(d + 1)] = start_ms_[at(d)] + frame_.steps[at(schedule_.steps[at(d)].step)].ms;
+    for (int32_t d = 0; d < steps; ++d) start_ms_[at(d + 1)] = start_ms_[at(d)] + timeline_.steps[at(schedule_.steps[at(d)].step)].ms;
     frame_step_.assign(at(steps), 0);
     for (int32_t d = 0, now = -1; d < steps; ++d) {
       if (!schedule_.steps[at(d)].recompute) now = schedule_.steps[at(d)].step;
@@ -208,10 +208,10 @@ class Descent {
     }
     copy_ms_.assign(2 * tiers_.size(), 0);
     for (const ScheduledMove& move : schedule_.moves) {
-      const int64_t bytes = frame_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
+      const int64_t bytes = timeline_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
       copy_ms_[2 * at(move.tier) + (move.out ? 0 : 1)] += one_copy_ms(move.tier, move.out, bytes);
     }
-    room_.emplace(frame_, tiers_, decisions_);
+    room_.emplace(timeline_, tiers_, decisions_);
     used_at_.assign(schedule_.residences.size(), -1);
     changes_.clear();
     for (size_t r = 0; r < schedule_.residences.size(); ++r) {
@@ -220,7 +220,7 @@ class Descent {
     }
     for (int32_t d = 0; d < steps; ++d) {
       const ScheduledStep& scheduled = schedule_.steps[at(d)];
-      const FrameStep& step = frame_.steps[at(scheduled.step)];
+      const TimelineStep& step = timeline_.steps[at(scheduled.step)];
       const size_t count = scheduled.recompute ? step.recompute_inputs.size() : step.inputs.size();
       for (size_t i = 0; i < count; ++i) {
         const int32_t r = schedule_.inputs[at(scheduled.first_input) + i];
@@ -245,7 +245,7 @@ class Descent {
     const int32_t over = above_[at(to)] - above_[at(from + 1)];
     if (over <= 0) return;
     const Residence& residence = schedule_.residences[at(r)];
-    const FrameValue& value = frame_.values[at(residence.value)];
+    const TimelineValue& value = timeline_.values[at(residence.value)];
     if (value.bytes == 0) return;
     const double freed = static_cast<double>(value.bytes) * over;
     if (value.state >= 0 || (value.producer < 0 && decisions_.home[at(residence.value)] < 0)) {
@@ -262,7 +262,7 @@ class Descent {
     if (now != kKeep) {
       // It was rebuilt or fetched early and waits for its own use.
       if (decisions_.retain[at(residence.value)] && !is_blocked(Change::Kind::retain, residence.value, 0)) {
-        const double ms = value.recomputable && !fetched_before ? frame_.steps[at(value.producer)].ms : 0.2;
+        const double ms = value.recomputable && !fetched_before ? timeline_.steps[at(value.producer)].ms : 0.2;
         changes_.push_back({Change::Kind::retain, residence.value, 0, (ms + 1e-6) * 4 / freed});
       }
       return;
@@ -281,7 +281,7 @@ class Descent {
   }
 
   void consider_home(int32_t v, double freed, int32_t steps) {
-    const FrameValue& value = frame_.values[at(v)];
+    const TimelineValue& value = timeline_.values[at(v)];
     const int32_t owner = value.before >= 0 ? value.before : v;
     if (decisions_.home[at(owner)] >= 0 || steps < 2) {
       return;  // it has a home, and is kept from one use to the next
@@ -289,7 +289,7 @@ class Descent {
     if (value.state >= 0 && !options_.states_may_move) return;
     for (size_t t = 0; t < tiers_.size(); ++t) {
       if (!tier_offered(t, value.bytes) || is_blocked(Change::Kind::home, owner, static_cast<Choice>(t))) continue;
-      const double uses = static_cast<double>(frame_.values[at(owner)].uses.size());
+      const double uses = static_cast<double>(timeline_.values[at(owner)].uses.size());
       const double ms = uses * copy_cost(static_cast<int8_t>(t), value.bytes, true, start_ms_.back() / std::max(uses, 1.0));
       changes_.push_back({Change::Kind::home, owner, static_cast<Choice>(t), (ms + 1e-6) / freed});
     }
@@ -321,10 +321,10 @@ class Descent {
   }
   void add_rebuild(int32_t v, int32_t when, double& ms, int32_t& left, double weight) const {
     if (--left < 0) return;
-    const FrameStep& step = frame_.steps[at(frame_.values[at(v)].producer)];
+    const TimelineStep& step = timeline_.steps[at(timeline_.values[at(v)].producer)];
     ms += weight * step.ms;
     for (int32_t w : step.recompute_inputs) {
-      const FrameValue& input = frame_.values[at(w)];
+      const TimelineValue& input = timeline_.values[at(w)];
       if (!input.recomputable) continue;
       const int32_t g = static_cast<int32_t>(std::lower_bound(input.uses.begin(), input.uses.end(), when) - input.uses.begin());
       if (decisions_.gaps[at(input.first_gap + g)] == kDrop) {
@@ -336,11 +336,11 @@ class Descent {
 
   void keep_point() {
     trial_ = schedule_;
-    spread_copies(frame_, tiers_, schedule_.peak, trial_);
-    points_.push_back({decisions_, schedule_.peak, time_of(frame_, tiers_, trial_).total_ms, !schedule_.moves.empty()});
+    spread_copies(timeline_, tiers_, schedule_.peak, trial_);
+    points_.push_back({decisions_, schedule_.peak, time_of(timeline_, tiers_, trial_).total_ms, !schedule_.moves.empty()});
   }
 
-  const Frame& frame_;
+  const ValueTimeline& timeline_;
   const std::vector<TierInfo>& tiers_;
   const TradeoffOptions& options_;
   Decisions decisions_;
@@ -361,8 +361,8 @@ class Descent {
 // Walks up again: with every more memory, what costs most for its bytes is kept again, or moved where it was rebuilt.
 class Ascent {
  public:
-  Ascent(const Frame& frame, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points, bool within_room)
-      : frame_(frame), tiers_(tiers), points_(points), within_room_(within_room || tiers.size() > 1), scheduler_(frame) {
+  Ascent(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points, bool within_room)
+      : timeline_(frame), tiers_(tiers), points_(points), within_room_(within_room || tiers.size() > 1), scheduler_(frame) {
     by_peak_.resize(points.size());
     for (size_t i = 0; i < points.size(); ++i) by_peak_[i] = i;
     std::stable_sort(by_peak_.begin(), by_peak_.end(), [&](size_t a, size_t b) { return points[a].peak < points[b].peak; });
@@ -394,11 +394,11 @@ class Ascent {
   static constexpr double kNever = 1e300;
 
   double judge(const Decisions& decisions, int64_t limit) {
-    if (within_room_ && TierRoom(frame_, tiers_, decisions).overfull()) return kNever;
+    if (within_room_ && TierRoom(timeline_, tiers_, decisions).overfull()) return kNever;
     scheduler_.run(decisions, schedule_);
-    if (schedule_.blame >= 0 || schedule_.peak > limit) return kNever;
-    spread_copies(frame_, tiers_, limit, schedule_);
-    return time_of(frame_, tiers_, schedule_).total_ms;
+    if (schedule_.unrecoverable >= 0 || schedule_.peak > limit) return kNever;
+    spread_copies(timeline_, tiers_, limit, schedule_);
+    return time_of(timeline_, tiers_, schedule_).total_ms;
   }
 
   bool consider(const Decisions& decisions, int64_t limit) {
@@ -434,24 +434,24 @@ class Ascent {
 
   std::vector<Toggle> list_toggles(int64_t limit) {
     judge(best_.decisions, limit);
-    std::vector<int32_t> step_of(frame_.steps.size(), 0);
+    std::vector<int32_t> step_of(timeline_.steps.size(), 0);
     std::vector<double> start(schedule_.steps.size() + 1, 0);
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
       if (!schedule_.steps[at(d)].recompute) step_of[at(schedule_.steps[at(d)].step)] = d;
-      start[at(d + 1)] = start[at(d)] + frame_.steps[at(schedule_.steps[at(d)].step)].ms;
+      start[at(d + 1)] = start[at(d)] + timeline_.steps[at(schedule_.steps[at(d)].step)].ms;
     }
     std::vector<Toggle> list;
-    for (size_t v = 0; v < frame_.values.size(); ++v) {
-      const FrameValue& value = frame_.values[v];
+    for (size_t v = 0; v < timeline_.values.size(); ++v) {
+      const TimelineValue& value = timeline_.values[v];
       if (value.bytes == 0) continue;
       if (!best_.decisions.retain[v] && value.recomputable) {
-        list.push_back({-1, static_cast<int32_t>(v), kKeep, frame_.steps[at(value.producer)].ms / static_cast<double>(value.bytes)});
+        list.push_back({-1, static_cast<int32_t>(v), kKeep, timeline_.steps[at(value.producer)].ms / static_cast<double>(value.bytes)});
       }
       for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
         const int32_t gap = value.first_gap + g;
         const Choice choice = best_.decisions.gaps[at(gap)];
         if (choice == kKeep) continue;
-        const double rebuild = value.recomputable ? frame_.steps[at(value.producer)].ms : 0;
+        const double rebuild = value.recomputable ? timeline_.steps[at(value.producer)].ms : 0;
         double copy = 0;
         for (size_t t = 0; t < tiers_.size(); ++t) {
           const double ms = copy_ms(tiers_[t], Move::Direction::out, {value.bytes}) + copy_ms(tiers_[t], Move::Direction::in, {value.bytes});
@@ -475,7 +475,7 @@ class Ascent {
     return list;
   }
 
-  const Frame& frame_;
+  const ValueTimeline& timeline_;
   const std::vector<TierInfo>& tiers_;
   const std::vector<TradeoffPoint>& points_;
   const bool within_room_;
@@ -487,7 +487,7 @@ class Ascent {
 
 }  // namespace
 
-TierRoom::TierRoom(const Frame& frame, const std::vector<TierInfo>& tiers, const Decisions& decisions) {
+TierRoom::TierRoom(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Decisions& decisions) {
   for (const TierInfo& tier : tiers) {
     if (tier.capacity.count > tiers[at(largest_)].capacity.count) largest_ = static_cast<int8_t>(left_.size());
     left_.push_back(tier.capacity.count);
@@ -511,12 +511,12 @@ bool TierRoom::overfull() const {
 
 int64_t TierRoom::slot_bytes(int64_t bytes) { return align_up(Bytes{bytes}, kSlotAlignment).count; }
 
-std::vector<LimitedPoint> improve_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers,
+std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& frame, const std::vector<TierInfo>& tiers,
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries, bool within_room) {
   return Ascent(frame, tiers, points, within_room).run(limits, tries);
 }
 
-std::vector<TradeoffPoint> find_tradeoff(const Frame& frame, const std::vector<TierInfo>& tiers, const Decisions& start,
+std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Decisions& start,
                                          const TradeoffOptions& options) {
   return Descent(frame, tiers, start, options).run();
 }

@@ -6,9 +6,9 @@
 #include <regex>
 
 #include "plimsoll/models.h"
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 #include "report/charts.h"
-#include "tests/random_graph.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {

@@ -145,7 +145,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
           {"simulated", is_simulated(plan)},
           {"policy", program.policy},
           {"planned_by", plan.policy},
-          {"inter_op", plan.inter_op},
+          {"inter_op", plan.cores.inter_op},
           {"placement", plan.placement},
           {"layout", std::string(to_string(program.family))},
           {"budget_bytes", plan.budget.count == INT64_MAX ? json(nullptr) : json(plan.budget.count)},
@@ -242,7 +242,7 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
                       {"args", {{"tier", move.tier}, {"bytes", bytes.count}}}});
   };
   // Steps side by side have a track for each core that one begins on.
-  const bool side_by_side = plan.inter_op > 1;
+  const bool side_by_side = plan.cores.inter_op > 1;
   auto track = [&](const StepRecord& r) { return side_by_side ? kFirstCoreTrack + r.core : 0; };
   auto name_cores = [&](int pid, std::span<const StepRecord> times) {
     int last = -1;
@@ -283,7 +283,7 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
   std::vector<EngineSpan> spans = plan.predicted.timeline;
   std::stable_sort(spans.begin(), spans.end(), [](const EngineSpan& a, const EngineSpan& b) { return a.start_ms < b.start_ms; });
   // By core: on paper a step is on the first that is free, of as many as steps run at once.
-  std::vector<double> free_from(static_cast<size_t>(std::max(plan.inter_op, 1)), 0);
+  std::vector<double> free_from(static_cast<size_t>(std::max(plan.cores.inter_op, 1)), 0);
   for (const EngineSpan& span : spans) {
     if (span.engine == 0) {
       StepRecord& record = predicted[static_cast<size_t>(span.index)];

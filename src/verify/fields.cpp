@@ -1,7 +1,7 @@
 // Indices, sizes, alignments and capacities: what a look at each item alone shows.
 #include <cmath>
 
-#include "plimsoll/divided.h"
+#include "device/divided.h"
 #include "plimsoll/ops.h"
 #include "verify/findings.h"
 
@@ -17,9 +17,9 @@ class FieldChecker {
 
   bool run() {
     for (StepIndex s = 0; s < step_count_; ++s) check_step(s);
-    if (plan_.inter_op < 1 || plan_.inter_op > kMostThreads) {
+    if (plan_.cores.inter_op < 1 || plan_.cores.inter_op > kMostThreads) {
       findings_.report(Rule::bad_threads, -1,
-                       fmt::format("{} steps are to run at once; 1 to {} are possible", plan_.inter_op, kMostThreads));
+                       fmt::format("{} steps are to run at once; 1 to {} are possible", plan_.cores.inter_op, kMostThreads));
     }
     for (size_t i = 0; i < plan_.stays.size(); ++i) check_stay(i);
     for (size_t i = 0; i < plan_.moves.size(); ++i) check_move(i);

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "plimsoll/verify.h"
-#include "tests/mutations.h"
-#include "tests/paper_run.h"
-#include "tests/random_plan.h"
+#include "tests/support/mutations.h"
+#include "tests/support/paper_run.h"
+#include "tests/support/random_plan.h"
 
 namespace plimsoll {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "tests/verify_case.h"
+#include "tests/support/verify_case.h"
 
 namespace plimsoll {
 namespace {

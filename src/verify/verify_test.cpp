@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/verify_case.h"
+#include "tests/support/verify_case.h"
 
 namespace plimsoll {
 namespace {
@@ -68,12 +68,12 @@ TEST(Verify, SeesDivisionsThatDoNotMakeUpTheBatch) {
 TEST(Verify, SeesMoreStepsAtOnceThanAnyMachineRuns) {
   for (const int inter_op : {-1, 0, 4097, 2000000000}) {
     Case c = make_case();
-    c.plan.inter_op = inter_op;
+    c.plan.cores.inter_op = inter_op;
     EXPECT_EQ(text_of(c), fmt::format("bad_threads: {} steps are to run at once; 1 to 4096 are possible\n", inter_op));
   }
   for (const int inter_op : {1, 2, 4096}) {
     Case c = make_case();
-    c.plan.inter_op = inter_op;
+    c.plan.cores.inter_op = inter_op;
     EXPECT_VALID(c);
   }
 }

@@ -10,7 +10,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
-#include "tests/idle_device.h"
+#include "tests/support/idle_device.h"
 
 namespace {
 std::atomic<bool> counting{false};
@@ -84,7 +84,7 @@ TEST(Allocations, NoneInATrainingStep) {
       for (const bool record_times : {false, true}) {
         SCOPED_TRACE(fmt::format("share {}, {} at once, times {}", share, inter_op, record_times));
         Plan plan = program.plan;
-        plan.inter_op = inter_op;
+        plan.cores.inter_op = inter_op;
         EXPECT_EQ(allocations_of(program.network.graph, plan, {.record_times = record_times, .cores = inter_op}), 0);
       }
     }

@@ -10,7 +10,7 @@
 
 #include "device/cuda/device.h"
 #include "plimsoll/cost.h"
-#include "plimsoll/divided.h"
+#include "device/divided.h"
 #include "plimsoll/plan.h"
 #include "tests/conformance/cases.h"
 #include "tests/conformance/harness.h"

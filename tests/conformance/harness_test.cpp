@@ -142,7 +142,7 @@ std::string compare(const Tensor& tensor, const std::vector<std::byte>& expected
 class Bench {
  public:
   Bench(const Device& device, const Subject& subject, const Graph& graph, const std::string& kernel, int threads,
-        const InPlace* pair, const std::vector<int>& left_out = {})
+        const InPlace* pair, const std::vector<int>& unused = {})
       : subject_(subject),
         graph_(graph),
         op_(graph.op(subject.op)),
@@ -168,7 +168,7 @@ class Bench {
       out[static_cast<size_t>(each.output)] = in[static_cast<size_t>(each.input)];
       lies_in_[each.output] = each.input;
     }
-    for (int i : left_out) {
+    for (int i : unused) {
       out[static_cast<size_t>(i)] = nullptr;
       lies_in_.erase(i);
       left_out_.insert(i);
@@ -314,11 +314,11 @@ Outcome judge(const Device& device, const Subject& subject, const KernelSpec& sp
       }
     }
     if (!op.type->state_outputs.empty() && op.outputs.size() > 1) {
-      std::vector<int> left_out;
+      std::vector<int> unused;
       for (int i : op.type->state_outputs) {
-        if (static_cast<size_t>(i) < op.outputs.size()) left_out.push_back(i);
+        if (static_cast<size_t>(i) < op.outputs.size()) unused.push_back(i);
       }
-      Bench recompute(device, subject, graph, spec.name, 0, nullptr, left_out);
+      Bench recompute(device, subject, graph, spec.name, 0, nullptr, unused);
       check_values(recompute.run(kGarbage, outcome.failures), recompute, " without its state outputs");
       ++outcome.runs;
     }

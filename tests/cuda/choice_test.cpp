@@ -9,7 +9,7 @@
 #include "cost/signature.h"
 #include "device/cuda/device.h"
 #include "plimsoll/compile.h"
-#include "plimsoll/divided.h"
+#include "device/divided.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"

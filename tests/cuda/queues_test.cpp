@@ -17,9 +17,9 @@
 #include "plimsoll/models.h"
 #include "plimsoll/verify.h"
 #include "tests/cuda/fake_door.h"
-#include "tests/random_plan.h"
-#include "tests/temporary_folder.h"
-#include "tests/tiers/mixing_device.h"
+#include "tests/support/random_plan.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/mixing_device.h"
 
 namespace plimsoll {
 namespace {

@@ -11,10 +11,10 @@
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "run/heaps.h"
+#include "bench/heaps.h"
 #include "tests/cuda/fake_door.h"
-#include "tests/temporary_folder.h"
-#include "tests/write_inputs.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/write_inputs.h"
 
 namespace plimsoll {
 namespace {

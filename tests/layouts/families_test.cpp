@@ -7,10 +7,10 @@
 #include <cstring>
 #include <ctime>
 
-#include "ops/interpreter.h"
+#include "tests/support/interpreter.h"
 #include "plimsoll/models.h"
 #include "plimsoll/passes.h"
-#include "plimsoll/route.h"
+#include "plan/route.h"
 
 namespace plimsoll {
 namespace {
@@ -161,7 +161,7 @@ TEST(LayoutFamilies, AllTrainAsTheReferenceDoes) {
       run.run();
       // In the order of the step, so that the first difference is the cause of the others.
       std::string wrong;
-      for (OpId id : run_order(training.graph)) {
+      for (OpId id : topological_order(training.graph)) {
         const Op& op = training.graph.op(id);
         for (TensorId out : op.outputs) {
           if (!wrong.empty() || graph.tensor(out).dtype != DType::f32 || run.is_overwritten(out)) continue;

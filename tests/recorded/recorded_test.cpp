@@ -1,5 +1,5 @@
 // Whole training steps against PyTorch: losses, every gradient, and every parameter and state after two steps.
-#include "ops/interpreter.h"
+#include "tests/support/interpreter.h"
 #include "tests/recorded/compare.h"
 
 namespace plimsoll::recorded {

@@ -14,9 +14,9 @@
 
 #include "device/tier/fault.h"
 #include "plimsoll/execute.h"
-#include "tests/random_plan.h"
-#include "tests/tiers/mixing_device.h"
-#include "tests/temporary_folder.h"
+#include "tests/support/random_plan.h"
+#include "tests/support/mixing_device.h"
+#include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {

@@ -9,16 +9,16 @@
 #include <filesystem>
 #include <utility>
 
-#include "plan/loosen.h"
+#include "cores/relax_reuse.h"
 #include "plimsoll/execute.h"
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 #include "plimsoll/verify.h"
-#include "tests/mutations.h"
-#include "tests/paper_run.h"
-#include "tests/random_plan.h"
-#include "tests/sanitizer.h"
-#include "tests/tiers/mixing_device.h"
-#include "tests/temporary_folder.h"
+#include "tests/support/mutations.h"
+#include "tests/support/paper_run.h"
+#include "tests/support/random_plan.h"
+#include "tests/support/sanitizer.h"
+#include "tests/support/mixing_device.h"
+#include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -83,7 +83,7 @@ Content run_for_real(const Graph& graph, const Plan& plan, const MixingDevice& d
     for (TensorId input : graph.inputs) executor.write(input, source(graph, input, step));
     executor.run_step();
   }
-  if (plan.inter_op == 1) {
+  if (plan.cores.inter_op == 1) {
     EXPECT_EQ(executor.measured_peak(), plan.predicted.peak);
   }
   EXPECT_GT(executor.measured_peak(), 0_B);
@@ -210,8 +210,8 @@ class Problem {
 
 // Other offsets for the same stays.
 void loosen_some(Problem& problem, Plan& plan) {
-  const Loosening loosening(problem.graph(), plan);
-  LooseStays loose = problem.draw(3) == 0 ? loosening.apart() : loosening.after(static_cast<StepIndex>(problem.draw(20)));
+  const ReuseRelaxation relaxation(problem.graph(), plan);
+  RelaxedStays loose = problem.draw(3) == 0 ? relaxation.without_reuse() : relaxation.with_reuse_distance(static_cast<StepIndex>(problem.draw(20)));
   plan.stays = std::move(loose.stays);
   plan.arena = plan.budget = loose.arena;
   ASSERT_EQ(text_of(verify(problem.graph(), plan, 3)), "");
@@ -221,7 +221,7 @@ void loosen_some(Problem& problem, Plan& plan) {
 // in any other.
 void run_side_by_side(Problem& problem, Plan plan, const Content& expected, const MixingDevice& device, const fs::path& spill) {
   if (problem.draw(2) == 0) loosen_some(problem, plan);
-  plan.inter_op = static_cast<int>(2 + problem.draw(3));
+  plan.cores.inter_op = static_cast<int>(2 + problem.draw(3));
   ExecuteOptions options{.check_memory = problem.draw(2) == 0,
                          .spill = spill,
                          .cores = static_cast<int>(2 + problem.draw(3)),
@@ -232,7 +232,7 @@ void run_side_by_side(Problem& problem, Plan plan, const Content& expected, cons
   if (problem.draw(2) == 0) {
     for (size_t s = 0; s < plan.steps.size(); ++s) options.priority.push_back(static_cast<int32_t>(problem.draw(1000)));
   }
-  SCOPED_TRACE(fmt::format("{} at once on {} cores", plan.inter_op, options.cores));
+  SCOPED_TRACE(fmt::format("{} at once on {} cores", plan.cores.inter_op, options.cores));
   ASSERT_EQ(run_for_real(problem.graph(), plan, device, options, problem.memory(plan)), expected);
   ASSERT_FALSE(device.overrun());
 }

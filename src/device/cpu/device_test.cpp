@@ -10,7 +10,7 @@
 
 #include "device/cpu/dnnl.h"
 #include "device/cpu/machine.h"
-#include "tests/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {

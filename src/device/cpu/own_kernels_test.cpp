@@ -1,5 +1,5 @@
 // Bias, updates, LRN, dropout, noise, concat and slice against their references.
-#include "device/cpu/own_test.h"
+#include "tests/support/own_test.h"
 
 namespace plimsoll {
 namespace {

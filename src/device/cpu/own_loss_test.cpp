@@ -1,4 +1,4 @@
-#include "device/cpu/own_test.h"
+#include "tests/support/own_test.h"
 
 namespace plimsoll {
 namespace {

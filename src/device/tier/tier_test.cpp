@@ -20,7 +20,7 @@
 
 #include "device/tier/fault.h"
 #include "plimsoll/error.h"
-#include "tests/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "plimsoll/placement.h"
+#include "plan/placement/placement.h"
 
 namespace plimsoll {
 

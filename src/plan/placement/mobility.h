@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "plimsoll/graph.h"
-#include "plimsoll/placement.h"
+#include "plan/placement/placement.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {

@@ -1,4 +1,4 @@
-#include "plimsoll/placement_file.h"
+#include "plan/placement/placement_file.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "plimsoll/placement.h"
+#include "plan/placement/placement.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "plan/placement/heap.h"
-#include "plimsoll/placement.h"
+#include "plan/placement/placement.h"
 
 namespace plimsoll {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plimsoll/placement.h"
+#include "plan/placement/placement.h"
 
 namespace plimsoll {
 

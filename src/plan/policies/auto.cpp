@@ -9,10 +9,10 @@
 
 #include "base/parallel.h"
 #include "plan/assemble.h"
-#include "plan/draft.h"
+#include "plan/make_plan.h"
 #include "plan/policies/policies.h"
 #include "plan/tradeoff.h"
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 
 namespace plimsoll {
 namespace {
@@ -23,11 +23,11 @@ constexpr int kLongestChain = 6;  // steps that run again for one value
 
 class AutoPlanner {
  public:
-  explicit AutoPlanner(const PolicyInput& input) : input_(input), frame_(make_frame(input)), scheduler_(frame_) {}
+  explicit AutoPlanner(const PolicyInput& input) : input_(input), timeline_(make_timeline(input)), scheduler_(timeline_) {}
 
   PlanOrInfeasible plan() {
     if (std::optional<Plan> plan = input_.first_that_fits ? plan_extreme() : std::nullopt) return *std::move(plan);
-    if (!input_.first_that_fits || frame_.steps.size() <= kManySteps || input_.device.tiers.empty()) {
+    if (!input_.first_that_fits || timeline_.steps.size() <= kManySteps || input_.device.tiers.empty()) {
       find_points();
     } else {  // a search would take minutes
       for (const Extreme& extreme : extremes()) add_extreme(extreme);
@@ -54,8 +54,8 @@ class AutoPlanner {
       if (point.peak < least->peak) least = &point;
     }
     scheduler_.run(least->decisions, schedule_);
-    spread_copies(frame_, input_.device.tiers, least->peak, schedule_);
-    return finish_plan(input, frame_, least->decisions, schedule_, "auto");
+    spread_copies(timeline_, input_.device.tiers, least->peak, schedule_);
+    return finish_plan(input, timeline_, least->decisions, schedule_, "auto");
   }
 
  private:
@@ -73,7 +73,7 @@ class AutoPlanner {
   Found fastest_of(const Ascent& ascent) const {
     if (ascent.points.empty()) return {};
     const std::vector<LimitedPoint> found =
-        improve_tradeoff(frame_, ascent.tiers, ascent.points, limits(ascent.points), tries(), ascent.within_room);
+        improve_tradeoff(timeline_, ascent.tiers, ascent.points, limits(ascent.points), tries(), ascent.within_room);
     // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one before.
     for (size_t i = found.size(); i-- > 0;) {
       Plan plan = make(found[i].decisions, found[i].limit);
@@ -85,7 +85,7 @@ class AutoPlanner {
   std::vector<TradeoffPoint> points_with_room() const {
     std::vector<TradeoffPoint> points;
     std::copy_if(points_.begin(), points_.end(), std::back_inserter(points), [&](const TradeoffPoint& point) {
-      return !point.copies || !TierRoom(frame_, input_.device.tiers, point.decisions).overfull();
+      return !point.copies || !TierRoom(timeline_, input_.device.tiers, point.decisions).overfull();
     });
     return points;
   }
@@ -115,7 +115,7 @@ class AutoPlanner {
   size_t add_descents(const std::vector<TradeoffOptions>& descents) {
     const Decisions start = where_states_are();
     std::vector<std::vector<TradeoffPoint>> found(descents.size());
-    for_each_in_parallel(descents.size(), [&](size_t i) { found[i] = find_tradeoff(frame_, input_.device.tiers, start, descents[i]); });
+    for_each_in_parallel(descents.size(), [&](size_t i) { found[i] = find_tradeoff(timeline_, input_.device.tiers, start, descents[i]); });
     for (std::vector<TradeoffPoint>& points : found) {
       points_.insert(points_.end(), points.begin(), points.end());
     }
@@ -123,11 +123,11 @@ class AutoPlanner {
   }
   // Everything kept, but for states that must lie elsewhere: those come in for each use.
   Decisions where_states_are() const {
-    Decisions decisions = keep_everything(frame_);
+    Decisions decisions = keep_everything(timeline_);
     for (size_t s = 0; s < input_.state_homes.size(); ++s) {
       if (input_.state_homes[s] < 0) continue;
-      const int32_t v = frame_.value_of[static_cast<size_t>(input_.graph.states[s].before.index)];
-      const FrameValue& value = frame_.values[static_cast<size_t>(v)];
+      const int32_t v = timeline_.value_of[static_cast<size_t>(input_.graph.states[s].before.index)];
+      const TimelineValue& value = timeline_.values[static_cast<size_t>(v)];
       decisions.home[static_cast<size_t>(v)] = input_.state_homes[s];
       std::fill_n(decisions.gaps.begin() + value.first_gap, value.gap_count(), kDrop);
     }
@@ -147,27 +147,27 @@ class AutoPlanner {
   Decisions everything_out(Extreme extreme) const {
     const std::vector<TierInfo>& tiers = input_.device.tiers;
     Decisions decisions = where_states_are();
-    std::vector<int> chain(frame_.values.size(), 0);  // steps to run again for it
+    std::vector<int> chain(timeline_.values.size(), 0);  // steps to run again for it
     // Whether it is. What is dropped stays during the forward pass: fetched to rebuild another, it would wait for its own backward use.
     auto let_go = [&](int32_t v, Choice choice) {
       bool any = false;
-      const FrameValue& value = frame_.values[static_cast<size_t>(v)];
+      const TimelineValue& value = timeline_.values[static_cast<size_t>(v)];
       for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
         const int32_t from = g == 0 ? value.producer : value.uses[static_cast<size_t>(g - 1)];
         if (value.uses[static_cast<size_t>(g)] - from < 2) continue;  // it would have to be back at once
-        const OpId reader = frame_.steps[static_cast<size_t>(value.uses[static_cast<size_t>(g)])].op;
+        const OpId reader = timeline_.steps[static_cast<size_t>(value.uses[static_cast<size_t>(g)])].op;
         if (choice == kDrop && value.producer >= 0 && input_.graph.op(reader).phase == Phase::forward) continue;
         decisions.gaps[static_cast<size_t>(value.first_gap + g)] = choice;
         any = true;
       }
       return any;
     };
-    TierRoom room(frame_, tiers, decisions);
+    TierRoom room(timeline_, tiers, decisions);
     // Optimizer states are wanted once a step, so they take what the others leave.
     auto move_states = [&](bool optimizer) {
-      for (int32_t v = 0; v < static_cast<int32_t>(frame_.values.size()); ++v) {
+      for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
         const size_t i = static_cast<size_t>(v);
-        const FrameValue& value = frame_.values[i];
+        const TimelineValue& value = timeline_.values[i];
         if (value.producer >= 0 || value.bytes == 0 || !extreme.states || decisions.home[i] >= 0) continue;
         if ((input_.graph.tensor(value.tensor).role == Role::optimizer_state) != optimizer) continue;
         decisions.home[i] = room.first(value.bytes);
@@ -176,11 +176,11 @@ class AutoPlanner {
       }
     };
     move_states(false);
-    for (const FrameStep& step : frame_.steps) {
+    for (const TimelineStep& step : timeline_.steps) {
       int rebuilt = 1;
       for (int32_t w : step.recompute_inputs) rebuilt += chain[static_cast<size_t>(w)];
       for (int32_t v : step.outputs) {
-        const FrameValue& value = frame_.values[static_cast<size_t>(v)];
+        const TimelineValue& value = timeline_.values[static_cast<size_t>(v)];
         if (value.bytes == 0) continue;
         const int8_t tier = room.first(value.bytes);
         const TierInfo& to = tiers[static_cast<size_t>(tier)];
@@ -204,7 +204,7 @@ class AutoPlanner {
     for (const Extreme& extreme : extremes()) {
       const Decisions decisions = everything_out(extreme);
       scheduler_.run(decisions, schedule_);
-      if (schedule_.blame >= 0 || schedule_.peak > input_.budget.count) continue;
+      if (schedule_.unrecoverable >= 0 || schedule_.peak > input_.budget.count) continue;
       Plan plan = make(decisions, schedule_.peak);
       if (plan.arena <= input_.budget && fits_tiers(plan)) return plan;
     }
@@ -214,10 +214,10 @@ class AutoPlanner {
   void add_extreme(const Extreme& extreme) {
     Decisions decisions = everything_out(extreme);
     scheduler_.run(decisions, schedule_);
-    if (schedule_.blame >= 0) return;
+    if (schedule_.unrecoverable >= 0) return;
     const int64_t peak = schedule_.peak;
-    spread_copies(frame_, input_.device.tiers, peak, schedule_);
-    points_.push_back({std::move(decisions), peak, time_of(frame_, input_.device.tiers, schedule_).total_ms, true});
+    spread_copies(timeline_, input_.device.tiers, peak, schedule_);
+    points_.push_back({std::move(decisions), peak, time_of(timeline_, input_.device.tiers, schedule_).total_ms, true});
   }
 
   // A fixed ladder and the peaks of the points on it, the same for every budget; it ends at the budget.
@@ -228,20 +228,20 @@ class AutoPlanner {
       least = std::min(least, point.peak);
       most = std::max(most, point.peak);
     }
-    const double ratio = frame_.steps.size() > 4000 ? 1.25 : frame_.steps.size() > 1500 ? 1.06 : 1.025;
+    const double ratio = timeline_.steps.size() > 4000 ? 1.25 : timeline_.steps.size() > 1500 ? 1.06 : 1.025;
     for (double limit = static_cast<double>(least); limit < static_cast<double>(most) * ratio; limit *= ratio) {
       limits.insert(static_cast<int64_t>(limit));
     }
     limits.erase(limits.upper_bound(input_.budget.count), limits.end());
     return {limits.begin(), limits.end()};
   }
-  int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + frame_.steps.size()), 2, 60)); }
+  int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + timeline_.steps.size()), 2, 60)); }
 
   Plan make(const Decisions& decisions, int64_t limit) const {
     Schedule schedule;
-    Scheduler(frame_).run(decisions, schedule);
-    spread_copies(frame_, input_.device.tiers, limit, schedule);
-    return make_plan(input_, frame_, decisions, schedule, "auto");
+    Scheduler(timeline_).run(decisions, schedule);
+    spread_copies(timeline_, input_.device.tiers, limit, schedule);
+    return make_plan(input_, timeline_, decisions, schedule, "auto");
   }
 
   static bool fits_tiers(const Plan& plan) {
@@ -249,7 +249,7 @@ class AutoPlanner {
   }
 
   const PolicyInput& input_;
-  Frame frame_;
+  ValueTimeline timeline_;
   Scheduler scheduler_;
   Schedule schedule_;
   std::vector<TradeoffPoint> points_, in_place_;  // in_place_: of those, what uses no tier
@@ -267,7 +267,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
   PolicyInput quick = input;
   quick.explain = false;
   // Not even where nothing waits or runs twice.
-  if (input.faster_than_ms < kAnyTime && make_frame(input).compute_ms * kRounding >= input.faster_than_ms) {
+  if (input.faster_than_ms < kAnyTime && make_timeline(input).compute_ms * kRounding >= input.faster_than_ms) {
     return Infeasible{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
   }
   // Where everything fits, nothing is faster.

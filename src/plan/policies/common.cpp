@@ -6,7 +6,7 @@
 #include "plan/assemble.h"
 #include "plan/policies/policies.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 
 namespace plimsoll {
 namespace {
@@ -22,10 +22,10 @@ std::string option(const PolicyInput& input, const std::string& name, std::vecto
   return found->second;
 }
 
-std::vector<ForwardValue> forward_values(const PolicyInput& input, const Frame& frame) {
+std::vector<ForwardValue> forward_values(const PolicyInput& input, const ValueTimeline& frame) {
   std::vector<ForwardValue> list;
   for (int32_t v = 0; v < static_cast<int32_t>(frame.values.size()); ++v) {
-    const FrameValue& value = frame.values[at(v)];
+    const TimelineValue& value = frame.values[at(v)];
     if (value.producer < 0 || value.state >= 0 || value.bytes == 0) continue;
     const Op& op = input.graph.op(frame.steps[at(value.producer)].op);
     if (op.phase != Phase::forward) continue;
@@ -39,10 +39,10 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const Frame& 
   return list;
 }
 
-PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
+PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, const Schedule& schedule,
                              std::string_view policy) {
-  if (schedule.blame >= 0) {
-    const std::string& name = input.graph.tensor(frame.values[at(schedule.blame)].tensor).name;
+  if (schedule.unrecoverable >= 0) {
+    const std::string& name = input.graph.tensor(frame.values[at(schedule.unrecoverable)].tensor).name;
     return Infeasible{.policy = std::string(policy),
                       .budget = input.budget,
                       .minimum = {INT64_MAX},
@@ -67,9 +67,9 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const Frame& frame, const
   return plan;
 }
 
-PlanOrInfeasible finish_spread(const PolicyInput& input, const Frame& frame, const Decisions& decisions, const Schedule& schedule,
+PlanOrInfeasible finish_spread(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, const Schedule& schedule,
                                std::string_view policy, const std::vector<int32_t>* earliest) {
-  const bool fits = schedule.blame < 0 && schedule.peak <= input.budget.count;
+  const bool fits = schedule.unrecoverable < 0 && schedule.peak <= input.budget.count;
   if (fits && !schedule.moves.empty()) {
     for (const int percent : {100, 99, 97, 94, 90, 85, 75}) {
       const int64_t limit = percent == 100 ? input.budget.count : input.budget.count / 100 * percent;

@@ -14,26 +14,26 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 class Dymem {
  public:
   explicit Dymem(const PolicyInput& input)
-      : input_(input), frame_(make_frame(input)), forward_(forward_values(input, frame_)), scheduler_(frame_) {}
+      : input_(input), timeline_(make_timeline(input)), forward_(forward_values(input, timeline_)), scheduler_(timeline_) {}
 
   PlanOrInfeasible plan() {
     const int ahead = std::stoi(option(input_, "ahead", {"2", "1", "3", "4"}));
-    Decisions decisions = keep_everything(frame_);
+    Decisions decisions = keep_everything(timeline_);
     for (const ForwardValue& f : forward_) {
-      if (!input_.device.tiers.empty() && f.has_backward_uses && is_candidate(frame_.values[at(f.value)])) {
+      if (!input_.device.tiers.empty() && f.has_backward_uses && is_candidate(timeline_.values[at(f.value)])) {
         decisions.gaps[at(f.turning_gap)] = kOffload;
       }
     }
     scheduler_.run(decisions, schedule_);
-    if (schedule_.blame >= 0 || schedule_.moves.empty()) return finish_plan(input_, frame_, decisions, schedule_, "dymem");
+    if (schedule_.unrecoverable >= 0 || schedule_.moves.empty()) return finish_plan(input_, timeline_, decisions, schedule_, "dymem");
     find_earliest(ahead);
-    return finish_spread(input_, frame_, decisions, schedule_, "dymem", &earliest_);
+    return finish_spread(input_, timeline_, decisions, schedule_, "dymem", &earliest_);
   }
 
  private:
-  bool is_candidate(const FrameValue& value) const {
+  bool is_candidate(const TimelineValue& value) const {
     return std::any_of(value.uses.begin(), value.uses.end(), [&](int32_t s) {
-      const Op& op = input_.graph.op(frame_.steps[at(s)].op);
+      const Op& op = input_.graph.op(timeline_.steps[at(s)].op);
       const LayerKind kind = layer_kind(op);
       return op.phase == Phase::forward && (kind == LayerKind::convolution || kind == LayerKind::pool || kind == LayerKind::activation ||
                                             kind == LayerKind::batch_norm || kind == LayerKind::lrn);
@@ -45,7 +45,7 @@ class Dymem {
     std::vector<int32_t> convolutions;  // backward steps, one a layer
     OpId layer;
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
-      const Op& op = input_.graph.op(frame_.steps[at(schedule_.steps[at(d)].step)].op);
+      const Op& op = input_.graph.op(timeline_.steps[at(schedule_.steps[at(d)].step)].op);
       if (op.phase != Phase::backward || layer_kind(op) != LayerKind::convolution || (op.forward.valid() && op.forward == layer)) continue;
       layer = op.forward;
       convolutions.push_back(d);
@@ -60,7 +60,7 @@ class Dymem {
   }
 
   const PolicyInput& input_;
-  Frame frame_;
+  ValueTimeline timeline_;
   std::vector<ForwardValue> forward_;
   Scheduler scheduler_;
   Schedule schedule_;

@@ -12,7 +12,7 @@ namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 
-PlanOrInfeasible run(const PolicyInput& input, const Frame& frame, const Decisions& decisions, std::string_view name) {
+PlanOrInfeasible run(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, std::string_view name) {
   Schedule schedule;
   Scheduler(frame).run(decisions, schedule);
   return finish_plan(input, frame, decisions, schedule, name);
@@ -20,7 +20,7 @@ PlanOrInfeasible run(const PolicyInput& input, const Frame& frame, const Decisio
 
 // Forward values between checkpoints are computed again. A checkpoint is every sqrt(n)-th place where only one value is alive
 // (Chen et al. 2016), with no such place every sqrt(n)-th value.
-Decisions sublinear(const PolicyInput& input, const Frame& frame) {
+Decisions sublinear(const PolicyInput& input, const ValueTimeline& frame) {
   Decisions decisions = keep_everything(frame);
   const std::vector<ForwardValue> forward = forward_values(input, frame);
   double total = 0;
@@ -28,7 +28,7 @@ Decisions sublinear(const PolicyInput& input, const Frame& frame) {
   const double segment = total / std::max(1.0, std::sqrt(static_cast<double>(forward.size())));
   double since = 0;
   for (const ForwardValue& f : forward) {
-    const FrameValue& value = frame.values[at(f.value)];
+    const TimelineValue& value = frame.values[at(f.value)];
     since += static_cast<double>(value.bytes);
     const bool read_later_forward = f.turning_gap > value.first_gap + 1;  // a fork: rebuilding it would cross a block
     if (since >= segment && !read_later_forward) {
@@ -52,12 +52,12 @@ PlanOrInfeasible plan_caffe(const PolicyInput& input) {
 }
 
 PlanOrInfeasible plan_torch(const PolicyInput& input) {
-  const Frame frame = make_frame(input);
+  const ValueTimeline frame = make_timeline(input);
   Schedule schedule;
   Scheduler scheduler(frame);
   const Decisions decisions = keep_everything(frame);
   scheduler.run(decisions, schedule);
-  if (schedule.blame < 0) {
+  if (schedule.unrecoverable < 0) {
     const int32_t end = static_cast<int32_t>(schedule.steps.size()) - 1;
     for (const ForwardValue& f : forward_values(input, frame)) {
       for (Residence& r : schedule.residences) {
@@ -70,7 +70,7 @@ PlanOrInfeasible plan_torch(const PolicyInput& input) {
 }
 
 PlanOrInfeasible plan_mxnet(const PolicyInput& input) {
-  const Frame frame = make_frame(input);
+  const ValueTimeline frame = make_timeline(input);
   const std::string recompute = option(input, "recompute", {"sublinear", "mirror", "none"});
   PlanOrInfeasible best = run(input, frame, keep_everything(frame), "mxnet");
   if (recompute == "none" || std::holds_alternative<Plan>(best)) return best;
@@ -84,7 +84,7 @@ PlanOrInfeasible plan_mxnet(const PolicyInput& input) {
 }
 
 PlanOrInfeasible plan_tensorflow(const PolicyInput& input) {
-  const Frame frame = make_frame(input);
+  const ValueTimeline frame = make_timeline(input);
   PlanOrInfeasible best = run(input, frame, keep_everything(frame), "tensorflow");
   if (std::holds_alternative<Plan>(best) || input.device.tiers.empty()) return best;
   // Swapped: what waits longest from the forward pass to the backward pass goes, as much as must.

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <set>
 
-#include "plimsoll/lowering.h"
+#include "papers/layer_model.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/policy.h"
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 #include "plimsoll/verify.h"
-#include "tests/random_graph.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {

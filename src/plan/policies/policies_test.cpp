@@ -4,9 +4,9 @@
 
 #include <random>
 
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 #include "plimsoll/verify.h"
-#include "tests/random_graph.h"
+#include "tests/support/random_graph.h"
 
 namespace plimsoll {
 namespace {

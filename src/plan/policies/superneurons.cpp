@@ -33,7 +33,7 @@ bool is_checkpoint(LayerKind kind) {
 class SuperNeurons {
  public:
   explicit SuperNeurons(const PolicyInput& input)
-      : input_(input), frame_(make_frame(input)), forward_(forward_values(input, frame_)), scheduler_(frame_) {
+      : input_(input), timeline_(make_timeline(input)), forward_(forward_values(input, timeline_)), scheduler_(timeline_) {
     offload_ = option(input, "offload", {"checkpoints", "conv", "none"});
     recompute_ = option(input, "recompute", {"cost-aware", "speed", "memory", "none"});
     cache_ = option(input, "cache", {"on", "lru", "farthest", "off"});
@@ -44,13 +44,13 @@ class SuperNeurons {
 
   PlanOrInfeasible plan() {
     if (cache_ == "off") return make(true);
-    PlanOrInfeasible best = finish(keep_everything(frame_), nullptr);
+    PlanOrInfeasible best = finish(keep_everything(timeline_), nullptr);
     if (std::holds_alternative<Plan>(best)) return best;
     // The cache alone, if that is enough; with recomputation besides.
     if (offload_ != "none") {
       const TensorCache lru{.limit = input_.budget.count, .farthest = false}, farthest{.limit = input_.budget.count, .farthest = true};
-      if (cache_ != "farthest") keep_better(input_, best, finish(keep_everything(frame_), &lru));
-      if (cache_ != "lru") keep_better(input_, best, finish(keep_everything(frame_), &farthest));
+      if (cache_ != "farthest") keep_better(input_, best, finish(keep_everything(timeline_), &lru));
+      if (cache_ != "lru") keep_better(input_, best, finish(keep_everything(timeline_), &farthest));
     }
     if (recompute_ != "none" || cache_ == "on") keep_better(input_, best, make(true));
     if (recompute_ != "none" && offload_ != "none" && cache_ == "on") keep_better(input_, best, make(false));
@@ -70,9 +70,9 @@ class SuperNeurons {
   }
 
   Decisions decide(bool offload, bool speed_centric) const {
-    Decisions decisions = keep_everything(frame_);
+    Decisions decisions = keep_everything(timeline_);
     for (const ForwardValue& f : forward_) {
-      const FrameValue& value = frame_.values[at(f.value)];
+      const TimelineValue& value = timeline_.values[at(f.value)];
       const int32_t tail = value.first_gap + value.gap_count() - 1;
       if (offload && goes_out(f.kind)) {
         decisions.gaps[at(f.turning_gap)] = kOffload;
@@ -90,9 +90,9 @@ class SuperNeurons {
   // that needs no more than the layer that needs most; else for every backward step anew.
   void decide_by_cost(Decisions& decisions, bool offload) {
     scheduler_.run(decide(offload, false), schedule_);
-    if (schedule_.blame >= 0) return;
+    if (schedule_.unrecoverable >= 0) return;
     const int64_t most = schedule_.peak;
-    std::vector<int32_t> segment(frame_.values.size(), -1);
+    std::vector<int32_t> segment(timeline_.values.size(), -1);
     for (const ForwardValue& f : forward_) {
       if (decisions.gaps[at(f.turning_gap)] == kDrop && !is_checkpoint(f.kind)) segment[at(f.value)] = f.value;
     }
@@ -102,7 +102,7 @@ class SuperNeurons {
     };
     for (size_t v = 0; v < segment.size(); ++v) {
       if (segment[v] < 0) continue;
-      for (int32_t w : frame_.steps[at(frame_.values[v].producer)].recompute_inputs) {
+      for (int32_t w : timeline_.steps[at(timeline_.values[v].producer)].recompute_inputs) {
         if (segment[at(w)] >= 0) segment[at(root(static_cast<int32_t>(v)))] = root(w);
       }
     }
@@ -112,26 +112,26 @@ class SuperNeurons {
     for (size_t v = 0; v < segment.size(); ++v) {
       if (segment[v] < 0) continue;
       const size_t r = at(root(static_cast<int32_t>(v)));
-      const FrameValue& value = frame_.values[v];
+      const TimelineValue& value = timeline_.values[v];
       need[r] += value.bytes;
       if (value.producer > last[r]) {
         last[r] = value.producer;
         last_bytes[r] = value.bytes;
       }
-      for (int32_t w : frame_.steps[at(value.producer)].recompute_inputs) {
-        if (segment[at(w)] < 0 && frame_.values[at(w)].producer >= 0) sources[r].push_back(w);
+      for (int32_t w : timeline_.steps[at(value.producer)].recompute_inputs) {
+        if (segment[at(w)] < 0 && timeline_.values[at(w)].producer >= 0) sources[r].push_back(w);
       }
     }
-    for (const FrameStep& step : frame_.steps) {
+    for (const TimelineStep& step : timeline_.steps) {
       const Op& op = input_.graph.op(step.op);
       if (op.phase == Phase::forward || !op.forward.valid()) continue;
       for (TensorId t : input_.graph.op(op.forward).outputs) {
-        const int32_t v = frame_.value_of[at(t.index)];
+        const int32_t v = timeline_.value_of[at(t.index)];
         if (segment[at(v)] < 0) continue;
         int64_t fresh = 0;
         for (int32_t o : step.outputs) {
-          const bool in_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const FrameInPlace& p) { return p.output == o && p.required; });
-          if (!in_place) fresh += frame_.values[at(o)].bytes;
+          const bool in_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& p) { return p.output == o && p.required; });
+          if (!in_place) fresh += timeline_.values[at(o)].bytes;
         }
         gradient[at(root(v))] = std::max(gradient[at(root(v))], fresh);
       }
@@ -140,7 +140,7 @@ class SuperNeurons {
       if (need[r] == 0) continue;
       std::sort(sources[r].begin(), sources[r].end());
       sources[r].erase(std::unique(sources[r].begin(), sources[r].end()), sources[r].end());
-      for (int32_t w : sources[r]) need[r] += frame_.values[at(w)].bytes;
+      for (int32_t w : sources[r]) need[r] += timeline_.values[at(w)].bytes;
       need[r] += last_bytes[r] + gradient[r];
     }
     for (size_t v = 0; v < segment.size(); ++v) {
@@ -150,26 +150,26 @@ class SuperNeurons {
 
   PlanOrInfeasible finish(const Decisions& decisions, const TensorCache* cache) {
     scheduler_.run(decisions, schedule_, cache);
-    if (schedule_.blame < 0) {
+    if (schedule_.unrecoverable < 0) {
       if (prefetch_ == "checkpoint") prefetch_by_checkpoint();
-      if (prefetch_ == "spread") return finish_spread(input_, frame_, decisions, schedule_, "superneurons");
+      if (prefetch_ == "spread") return finish_spread(input_, timeline_, decisions, schedule_, "superneurons");
     }
-    return finish_plan(input_, frame_, decisions, schedule_, "superneurons");
+    return finish_plan(input_, timeline_, decisions, schedule_, "superneurons");
   }
 
   // At the backward step of a checkpoint that was copied out, the one before it comes in; the last one, before the first
   // backward step.
   void prefetch_by_checkpoint() {
-    std::vector<int32_t> backward_of(frame_.steps.size(), -1);  // by forward step of the frame: the schedule's first backward step
+    std::vector<int32_t> backward_of(timeline_.steps.size(), -1);  // by forward step of the frame: the schedule's first backward step
     int32_t first_backward = -1;
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
       const ScheduledStep& s = schedule_.steps[at(d)];
-      const Op& op = input_.graph.op(frame_.steps[at(s.step)].op);
+      const Op& op = input_.graph.op(timeline_.steps[at(s.step)].op);
       if (s.recompute || op.phase != Phase::backward) continue;
       if (first_backward < 0) first_backward = d;
       if (!op.forward.valid()) continue;
       for (TensorId t : input_.graph.op(op.forward).outputs) {
-        const int32_t producer = frame_.values[at(frame_.value_of[at(t.index)])].producer;
+        const int32_t producer = timeline_.values[at(timeline_.value_of[at(t.index)])].producer;
         if (producer >= 0 && backward_of[at(producer)] < 0) backward_of[at(producer)] = d;
       }
     }
@@ -177,7 +177,7 @@ class SuperNeurons {
     for (int32_t m = 0; m < static_cast<int32_t>(schedule_.moves.size()); ++m) {
       if (schedule_.moves[at(m)].out) continue;
       const int32_t v = schedule_.residences[at(schedule_.moves[at(m)].residence)].value;
-      if (frame_.values[at(v)].producer >= 0) copied.emplace_back(frame_.values[at(v)].producer, m);
+      if (timeline_.values[at(v)].producer >= 0) copied.emplace_back(timeline_.values[at(v)].producer, m);
     }
     std::sort(copied.begin(), copied.end());
     for (size_t i = 0; i < copied.size(); ++i) {
@@ -190,7 +190,7 @@ class SuperNeurons {
       for (const Residence& other : schedule_.residences) {  // not before it has left
         if (other.value == residence.value && other.last < residence.first) first = std::max(first, other.last + 1);
       }
-      const int64_t bytes = frame_.values[at(residence.value)].bytes;
+      const int64_t bytes = timeline_.values[at(residence.value)].bytes;
       while (residence.first > first) schedule_.live[at(--residence.first)] += bytes;
       move.after = residence.first - 1;
     }
@@ -203,7 +203,7 @@ class SuperNeurons {
   }
 
   const PolicyInput& input_;
-  Frame frame_;
+  ValueTimeline timeline_;
   std::vector<ForwardValue> forward_;
   Scheduler scheduler_;
   Schedule schedule_;

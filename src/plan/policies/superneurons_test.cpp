@@ -3,10 +3,10 @@
 
 #include <fmt/format.h>
 
-#include "plimsoll/lowering.h"
+#include "papers/layer_model.h"
 #include "plimsoll/models.h"
 #include "plimsoll/policy.h"
-#include "plimsoll/simulate.h"
+#include "plan/simulate.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {

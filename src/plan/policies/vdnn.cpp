@@ -16,7 +16,7 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 class Vdnn {
  public:
   explicit Vdnn(const PolicyInput& input)
-      : input_(input), frame_(make_frame(input)), forward_(forward_values(input, frame_)), scheduler_(frame_) {}
+      : input_(input), timeline_(make_timeline(input)), forward_(forward_values(input, timeline_)), scheduler_(timeline_) {}
 
   PlanOrInfeasible plan() {
     const std::string layers = option(input_, "layers", {"dyn", "all", "conv"});
@@ -30,9 +30,9 @@ class Vdnn {
   }
 
  private:
-  bool is_layer_input(const FrameValue& value, bool conv_only) const {
+  bool is_layer_input(const TimelineValue& value, bool conv_only) const {
     return std::any_of(value.uses.begin(), value.uses.end(), [&](int32_t s) {
-      const Op& op = input_.graph.op(frame_.steps[at(s)].op);
+      const Op& op = input_.graph.op(timeline_.steps[at(s)].op);
       if (op.phase != Phase::forward) return false;
       const LayerKind kind = layer_kind(op);
       return conv_only ? kind == LayerKind::convolution : kind != LayerKind::other;
@@ -40,13 +40,13 @@ class Vdnn {
   }
 
   PlanOrInfeasible make(bool offload, bool conv_only) {
-    Decisions decisions = keep_everything(frame_);
+    Decisions decisions = keep_everything(timeline_);
     for (const ForwardValue& f : forward_) {
-      if (offload && f.has_backward_uses && is_layer_input(frame_.values[at(f.value)], conv_only)) decisions.gaps[at(f.turning_gap)] = kOffload;
+      if (offload && f.has_backward_uses && is_layer_input(timeline_.values[at(f.value)], conv_only)) decisions.gaps[at(f.turning_gap)] = kOffload;
     }
     scheduler_.run(decisions, schedule_);
-    if (schedule_.blame < 0) set_barriers();
-    return finish_plan(input_, frame_, decisions, schedule_, "vdnn");
+    if (schedule_.unrecoverable < 0) set_barriers();
+    return finish_plan(input_, timeline_, decisions, schedule_, "vdnn");
   }
 
   // Out: during the last layer that reads it forward, complete when that is. In: during the layer before the one that reads it.
@@ -58,9 +58,9 @@ class Vdnn {
         continue;
       }
       int32_t previous = residence.first - 1;
-      while (previous > 0 && frame_.steps[at(schedule_.steps[at(previous)].step)].ms <= 0) --previous;
+      while (previous > 0 && timeline_.steps[at(schedule_.steps[at(previous)].step)].ms <= 0) --previous;
       if (previous <= 0) continue;
-      const int64_t bytes = frame_.values[at(residence.value)].bytes;
+      const int64_t bytes = timeline_.values[at(residence.value)].bytes;
       while (residence.first > previous) schedule_.live[at(--residence.first)] += bytes;
       move.after = previous - 1;
       move.before = previous + 1;
@@ -68,7 +68,7 @@ class Vdnn {
   }
 
   const PolicyInput& input_;
-  Frame frame_;
+  ValueTimeline timeline_;
   std::vector<ForwardValue> forward_;
   Scheduler scheduler_;
   Schedule schedule_;

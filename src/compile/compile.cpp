@@ -1,0 +1,412 @@
+#include "plimsoll/compile.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <set>
+#include <tuple>
+
+#include "base/parallel.h"
+#include "plimsoll/ops.h"
+#include "plan/route.h"
+#include "plan/simulate.h"
+#include "plimsoll/verify.h"
+#include "kernels/selection.h"
+#include "kernels/workspace_limits.h"
+
+namespace plimsoll {
+namespace {
+
+struct Attempt {
+  Graph graph;
+  LayoutResult layouts;
+  PlanOrInfeasible result;
+  bool feasible() const { return std::holds_alternative<Plan>(result); }
+  bool has_kernels() const { return feasible() || std::get<Infeasible>(result).flag.empty(); }  // within the limits on workspace
+  const Plan& plan() const { return std::get<Plan>(result); }
+};
+
+// By whom a plan is wanted, and of what use it is.
+struct Wanted {
+  std::string policy;
+  bool explain = false;
+  double faster_than_ms = kAnyTime;
+};
+
+Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options, const Wanted& wanted) {
+  auto& [graph, layouts] = laid;
+  const Route route = make_route(graph);
+  DeviceInfo info = device.info();
+  if (!options.tiers.empty()) info.tiers = options.tiers;
+  PlanOrInfeasible result = find_policy(wanted.policy)
+                                .plan({.graph = graph,
+                                       .route = route,
+                                       .kernels = layouts.kernels,
+                                       .costs = costs,
+                                       .device = info,
+                                       .budget = options.memory,
+                                       .placement = options.placement,
+                                       .faster_than_ms = wanted.faster_than_ms,
+                                       .first_that_fits = options.first_that_fits,
+                                       .explain = wanted.explain,
+                                       .state_homes = options.state_homes,
+                                       .options = policy_options(wanted.policy)});
+  if (Plan* plan = std::get_if<Plan>(&result)) plan->predicted = simulate(graph, *plan, costs);
+  return {std::move(graph), std::move(layouts), std::move(result)};
+}
+
+// Ways down the flow for one network: layouts and kernels, then a plan. Several threads may go them at once.
+class Flow {
+ public:
+  Flow(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
+      : device_(device), costs_(costs), options_(options), selection_(network, device, costs, options) {}
+
+  // Of use only where its step takes less than `faster_than_ms`.
+  Attempt attempt(const Choice& choice, bool explain = false, double faster_than_ms = kAnyTime) {
+    if (const LaidOut* laid = lay_out(choice)) return make_attempt(*laid, device_, costs_, options_, {options_.policy, explain, faster_than_ms});
+    return {{}, {}, Infeasible{.flag = "--workspace"}};
+  }
+  Attempt over_limit(bool divide) {
+    const std::lock_guard lock(mutex_);
+    return {{}, {}, selection_.over_limit(divide)};
+  }
+
+  // The layouts of a choice; null where none are within the limits on workspace.
+  const LaidOut* lay_out(const Choice& choice) {
+    const std::lock_guard lock(mutex_);
+    auto [place, fresh] = laid_out_.try_emplace({choice.family, choice.limit, choice.divide});
+    if (fresh) place->second = selection_.choose(choice);
+    return place->second ? &*place->second : nullptr;
+  }
+
+  // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they are those.
+  std::optional<Attempt> upgraded(const Attempt& attempt, bool divide, const std::string& policy) {
+    const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
+    std::optional<LaidOut> next =
+        upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[static_cast<size_t>(op.index)]; });
+    if (!next) return std::nullopt;
+    return make_attempt(std::move(*next), device_, costs_, options_, {policy});
+  }
+
+  // What another policy makes of the choice, if faster kernels in its plan's free bytes could bring it below `ms`: at best each
+  // step runs by the fastest kernel, those that run again too.
+  Attempt attempt_by(const std::string& policy, const Choice& choice, double ms) {
+    const LaidOut* laid = lay_out(choice);
+    if (laid == nullptr) return {{}, {}, Infeasible{.flag = "--workspace"}};
+    const std::optional<LaidOut> fastest = upgrade(*laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
+    const double gain = fastest ? laid->layouts.estimated_ms - fastest->layouts.estimated_ms : 0;
+    return make_attempt(*laid, device_, costs_, options_, {policy, false, ms + kMostRunsOfAStep * gain});
+  }
+
+ private:
+  std::optional<LaidOut> upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room) {
+    const std::lock_guard lock(mutex_);
+    return selection_.upgrade(laid, divide, room);
+  }
+
+  const Device& device_;
+  const CostTable& costs_;
+  const CompileOptions& options_;
+  std::mutex mutex_;  // of what follows
+  KernelSelection selection_;
+  std::map<std::tuple<std::optional<LayoutFamily>, Bytes, bool>, std::optional<LaidOut>> laid_out_;  // by choice
+  static constexpr double kMostRunsOfAStep = 3;  // in plans worth having
+};
+
+// The papers' layers have one kernel each and no layouts.
+Attempt attempt_layers(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Graph graph = lower_to_layers(network, *options.layer_model);
+  LayoutResult layouts{.family = LayoutFamily::plain, .kernels = layer_kernels(graph)};
+  return make_attempt({std::move(graph), std::move(layouts)}, device, costs, options, {options.policy, true});
+}
+
+constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
+constexpr double kRounding = 1 + 1e-9;     // of times that are equal
+constexpr int kUpgrades = 2;               // of the plan's free bytes with faster kernels
+constexpr int32_t kManyOps = 5000;         // for such a graph, the first plan that fits is taken: each takes seconds
+
+bool is_better(const Attempt& a, const Attempt& than) {
+  // Where no plan fits: the one without kernels within the limits on workspace is further away.
+  auto rank = [](const Attempt& x) { return std::pair(!x.has_kernels(), std::get<Infeasible>(x.result).minimum); };
+  if (a.feasible() != than.feasible()) return a.feasible();
+  return a.feasible() ? a.plan().predicted.step_time_ms < than.plan().predicted.step_time_ms : rank(a) < rank(than);
+}
+
+bool divides(const Attempt& attempt) {
+  return std::any_of(attempt.layouts.kernels.begin(), attempt.layouts.kernels.end(),
+                     [](const KernelChoice& choice) { return !parts_of(choice.kernel).empty(); });
+}
+
+bool is_free_of_charge(const Attempt& a) {
+  return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
+}
+
+// Ways to choose kernels beside the first, which gave `layouts`: under smaller and smaller workspace limits, and every layout
+// family without workspace. They do not depend on the budget, nor on what comes of them.
+std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutResult& layouts, const CompileOptions& options, bool many) {
+  std::vector<Choice> choices;
+  if (!options.least_memory) {
+    std::set<Bytes> sizes;
+    for (const KernelChoice& choice : layouts.kernels) {
+      if (choice.workspace.count > 0) sizes.insert(choice.workspace);
+    }
+    const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
+    const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
+    for (size_t i = between; i > 0; --i) choices.push_back({first.family, limits[(limits.size() - 1) * i / (between + 1)], first.divide});
+    choices.push_back({first.family, 0_B, first.divide});
+  }
+  if (options.family) return choices;
+  const LaidOut* smallest = flow.lay_out({first.family, 0_B, first.divide});
+  for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
+    if (smallest == nullptr || family != smallest->layouts.family) choices.push_back({family, 0_B, first.divide});
+  }
+  return choices;
+}
+
+// Steps get faster kernels where the plan has left them room.
+void upgrade(Attempt& best, Flow& flow, bool divide, const std::string& policy) {
+  for (int round = 0; round < kUpgrades && best.feasible(); ++round) {
+    std::optional<Attempt> fuller = flow.upgraded(best, divide, policy);
+    if (!fuller || !is_better(*fuller, best)) return;
+    best = std::move(*fuller);
+  }
+}
+
+// With the same kernels auto is as fast as any other policy. But another's plan leaves room at other steps, for other kernels:
+// what comes of each is judged beside `best`.
+void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choices) {
+  std::vector<std::string> others;
+  for (const Policy& policy : policies()) {
+    if (policy.name != "auto" && policy.name != "baseline" && policy.name != "caffe") others.emplace_back(policy.name);  // those two are liveness, and more
+  }
+  const double ms = best.plan().predicted.step_time_ms;
+  std::vector<std::optional<Attempt>> found(others.size());
+  for_each_in_parallel(others.size(), [&](size_t i) {
+    std::optional<Attempt>& theirs = found[i];
+    for (const Choice& choice : choices) {
+      Attempt other = flow.attempt_by(others[i], choice, ms);
+      if (other.feasible() && (!theirs || is_better(other, *theirs))) theirs = std::move(other);
+    }
+    if (theirs) upgrade(*theirs, flow, choices.front().divide, others[i]);
+  });
+  for (std::optional<Attempt>& theirs : found) {
+    if (theirs && is_better(*theirs, best)) best = *std::move(theirs);
+  }
+}
+
+// The fastest kernels, if with them nothing has to leave the arena or run twice. Else the other choices as well: what gives the
+// fastest step of those that fit. Then steps of the best get faster kernels again. Else infeasible, with the least memory that
+// any of them needs.
+Attempt search(const Network& network, Flow& flow, const CompileOptions& options, bool divide) {
+  const bool pinned = options.exact || !options.kernels.empty();
+  Choice chosen{.family = options.family, .limit = {options.least_memory && !pinned ? 0 : INT64_MAX}, .divide = divide};
+  const bool many = network.graph.op_count() > kManyOps;
+  const bool one_only = pinned || (options.least_memory && (options.family || many));
+  Attempt best = flow.attempt(chosen, one_only);
+  if (!best.has_kernels()) return flow.over_limit(divide);
+  if (!is_free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
+    std::vector<Choice> choices{chosen};
+    const std::vector<Choice> others = other_choices(flow, chosen, best.layouts, options, many);
+    choices.insert(choices.end(), others.begin(), others.end());
+    std::mutex best_mutex;
+    size_t best_index = 0;  // of equal ones the first: the same whoever is done first
+    for_each_in_parallel(others.size(), [&](size_t i) {
+      double ms = kAnyTime;
+      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = best.plan().predicted.step_time_ms * kRounding;
+      Attempt other = flow.attempt(others[i], false, ms);
+      const std::lock_guard lock(best_mutex);
+      if (!(is_better(other, best) || (i + 1 < best_index && !is_better(best, other)))) return;
+      best = std::move(other);
+      best_index = i + 1;
+    });
+    chosen = choices[best_index];
+    if (best.feasible() && !many && !options.workspace_total) {
+      upgrade(best, flow, divide, options.policy);
+      if (options.policy == "auto" && options.state_homes.empty() && !options.first_that_fits) upgrade_others(best, flow, choices);
+    }
+  }
+  if (!best.feasible()) {
+    if (!one_only) best = flow.attempt(chosen, true);
+    if (!pinned) std::get<Infeasible>(best.result).proven = false;  // not over all choices of kernels
+  }
+  return best;
+}
+
+// Kernels undivided, or in parts of fewer sizes, are choices as well: what is predicted fastest.
+Attempt search_sizes(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Flow flow(network, device, costs, options);
+  Attempt best = search(network, flow, options, true);
+  const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided && !options.least_memory;
+  if (options.exact || !options.kernels.empty() || (!divides(best) && !asked)) return best;
+  auto consider = [&](Attempt other) {
+    if (is_better(other, best)) best = std::move(other);
+  };
+  if (options.batch_sizes == BatchSizes::all && !options.least_memory) {
+    CompileOptions fewer = options;
+    fewer.batch_sizes = BatchSizes::power_of_two;
+    Flow flow_of_fewer(network, device, costs, fewer);
+    consider(search(network, flow_of_fewer, fewer, true));
+  }
+  consider(search(network, flow, options, false));
+  return best;
+}
+
+Bytes total_workspace(const Attempt& attempt) {
+  Bytes sum;
+  for (OpId op{0}; op.index < attempt.graph.op_count(); ++op.index) {
+    if (counts_in_total(attempt.graph.op(op))) sum += attempt.layouts.kernels[static_cast<size_t>(op.index)].workspace;
+  }
+  return sum;
+}
+
+// So is an equal share of a total for each op, where the sum fits.
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Attempt best = search_sizes(network, device, costs, options);
+  if (!options.workspace_total || options.exact || !options.kernels.empty() || options.least_memory || !best.has_kernels()) return best;
+  CompileOptions shared = options;
+  shared.workspace = std::min(options.workspace, share_of_total(network.graph, *options.workspace_total));
+  shared.workspace_total.reset();
+  Attempt other = search_sizes(network, device, costs, shared);
+  if (other.has_kernels() && total_workspace(other) <= *options.workspace_total && is_better(other, best)) best = std::move(other);
+  return best;
+}
+
+// Checks and completes a plan, whoever made it.
+void finish(const Graph& graph, Plan& plan, const CostTable& costs) {
+  require_valid(graph, plan);
+  plan.predicted = simulate(graph, plan, costs);
+}
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// What every tensor in memory of its own needs.
+Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels, const CostTable& costs, const Device& device) {
+  const Route route = make_route(graph);
+  const PlanOrInfeasible result = find_policy("baseline").plan(
+      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = device.info()});
+  return std::get<Plan>(result).arena;
+}
+
+}  // namespace
+
+std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options) {
+  const double start = now_ms();
+  std::vector<PassReport> passes;
+  Network training;
+  if (!options.layer_model) {
+    training = network;
+    passes = run_fusion_passes(training, options.fusion);
+    training = make_training_network(training, options.optimizer);
+  }
+  Attempt found = options.layer_model ? attempt_layers(network, device, costs, options) : search(training, device, costs, options);
+  const bool tiers = !options.tiers.empty() || !device.info().tiers.empty();
+  const Bytes lower_bound = least_bytes(options.layer_model ? found.graph : training.graph, tiers);
+  if (!found.feasible()) {
+    Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
+    infeasible.policy = options.policy;
+    infeasible.lower_bound = lower_bound;
+    return infeasible;
+  }
+
+  Program program;
+  program.network = std::move(training);
+  program.network.graph = std::move(found.graph);
+  program.kernels = std::move(found.layouts.kernels);
+  program.family = found.layouts.family;
+  program.policy = options.policy;
+  program.plan = std::get<Plan>(std::move(found.result));
+  program.passes = std::move(passes);
+  finish(program.network.graph, program.plan, costs);
+  program.plan.plan_time_ms = now_ms() - start;
+  program.lower_bound = lower_bound;
+  program.baseline_peak = baseline_peak(program.network.graph, program.kernels, costs, device);
+  return program;
+}
+
+namespace {
+
+// The tier where a state lies between steps; -1: the arena.
+int8_t home_of(const Plan& plan, TensorId state) {
+  for (const Home& home : plan.homes) {
+    if (home.tensor == state) return static_cast<int8_t>(home.tier);
+  }
+  return -1;
+}
+
+// Where a state lies between steps: its tier and slot, or its offset in the arena.
+std::pair<int, Bytes> place_of(const Plan& plan, TensorId state) {
+  for (const Home& home : plan.homes) {
+    if (home.tensor == state) return {home.tier, home.slot};
+  }
+  for (const Stay& stay : plan.stays) {
+    if (stay.tensor == state && stay.first == 0) return {-1, stay.offset};
+  }
+  return {-1, {-1}};
+}
+
+}  // namespace
+
+std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
+                                                     const CostTable& costs, const CompileOptions& options) {
+  const double start = now_ms();
+  Network evaluation = network;
+  std::vector<PassReport> passes = run_fusion_passes(evaluation, options.fusion);
+  Graph& graph = evaluation.graph;
+  for (const Objective& objective : evaluation.objectives) graph.outputs.push_back(objective.loss);
+  if (evaluation.correct.valid()) graph.outputs.push_back(evaluation.correct);
+
+  // The same states in the same order, so that the placement gives them the same offsets.
+  const Graph& trained = training.network.graph;
+  std::vector<State> states;
+  CompileOptions pinned = options;
+  pinned.policy = training.plan.homes.empty() ? "liveness" : "auto";
+  pinned.memory = training.plan.arena;
+  pinned.tiers.clear();
+  for (const TierUse& use : training.plan.tiers) {  // what the training has taken of each
+    pinned.tiers.push_back(use.tier);
+    pinned.tiers.back().capacity = use.used;
+  }
+  pinned.family = training.family;
+  pinned.kernels.clear();
+  for (const State& state : trained.states) {
+    const Tensor& tensor = trained.tensor(state.before);
+    TensorId id = graph.find_tensor(tensor.name);
+    if (!id.valid()) {
+      id = graph.add_source(tensor.name, tensor.shape, tensor.dtype, tensor.role, tensor.init);
+      graph.tensor(id).block = tensor.block;
+    }
+    states.push_back({id, id});
+    pinned.state_homes.push_back(home_of(training.plan, state.before));
+    pinned.state_layouts[tensor.name] = tensor.layout;
+  }
+  graph.states = states;
+
+  Attempt found = search(evaluation, device, costs, pinned);
+  if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
+  Program program;
+  program.network = std::move(evaluation);
+  program.network.graph = std::move(found.graph);
+  program.kernels = std::move(found.layouts.kernels);
+  program.family = found.layouts.family;
+  program.policy = options.policy;
+  program.plan = std::get<Plan>(std::move(found.result));
+  program.passes = std::move(passes);
+  finish(program.network.graph, program.plan, costs);
+  program.plan.plan_time_ms = now_ms() - start;
+
+  for (size_t i = 0; i < trained.states.size(); ++i) {
+    if (place_of(training.plan, trained.states[i].before) != place_of(program.plan, program.network.graph.states[i].before)) {
+      throw Error(ErrorCode::internal, fmt::format("state '{}' lies elsewhere in the evaluation than in the training",
+                                                   trained.tensor(trained.states[i].before).name));
+    }
+  }
+  return program;
+}
+
+}  // namespace plimsoll

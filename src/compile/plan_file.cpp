@@ -1,0 +1,115 @@
+#include "compile/plan_file.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "base/json_reader.h"
+#include "plimsoll/verify.h"
+
+namespace plimsoll {
+namespace {
+
+using nlohmann::json;
+constexpr std::string_view kFormat = "plimsoll-plan";
+constexpr int kVersion = 1;
+
+json request_json(const PlanRequest& r) {
+  json j = {{"model", r.model},
+          {"batch", r.input.batch},
+          {"channels", r.input.channels},
+          {"height", r.input.height},
+          {"width", r.input.width},
+          {"classes", r.input.classes},
+          {"exact", r.exact},
+          {"optimizer",
+           {{"name", r.optimizer.name},
+            {"momentum", r.optimizer.momentum},
+            {"nesterov", r.optimizer.nesterov},
+            {"weight_decay", r.optimizer.weight_decay},
+            {"beta1", r.optimizer.beta1},
+            {"beta2", r.optimizer.beta2},
+            {"epsilon", r.optimizer.epsilon}}}};
+  if (r.inter_op != 1) j["inter_op"] = r.inter_op;
+  if (r.intra_op != 0) j["intra_op"] = r.intra_op;
+  return j;
+}
+
+OptimizerOptions optimizer_from(const JsonReader& r) {
+  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon"});
+  return {.name = r.member("name").text(),
+          .momentum = r.member("momentum").number(),
+          .nesterov = r.member("nesterov").boolean(),
+          .weight_decay = r.member("weight_decay").number(),
+          .beta1 = r.member("beta1").number(),
+          .beta2 = r.member("beta2").number(),
+          .epsilon = r.member("epsilon").number()};
+}
+
+PlanRequest request_from(const JsonReader& r) {
+  r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "optimizer", "inter_op", "intra_op"});
+  return {.model = r.member("model").text(),
+          .input = {.batch = r.member("batch").integer(1, 1 << 24),
+                    .channels = r.member("channels").integer(0, 1 << 16),
+                    .height = r.member("height").integer(0, 1 << 16),
+                    .width = r.member("width").integer(0, 1 << 16),
+                    .classes = r.member("classes").integer(0, 1 << 24)},
+          .optimizer = optimizer_from(r.member("optimizer")),
+          .exact = r.member("exact").boolean(),
+          .inter_op = r.has("inter_op") ? static_cast<int>(r.member("inter_op").integer(0, kMostThreads)) : 1,
+          .intra_op = r.has("intra_op") ? static_cast<int>(r.member("intra_op").integer(0, kMostThreads)) : 0};
+}
+
+// Reads a part that has a reader of its own; its places are told as places in the file.
+template <class Read>
+auto read_part(const JsonReader& file, std::string_view name, const Read& read) {
+  try {
+    return read(file.member(name).raw().dump());
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", name, error.what()));
+  }
+}
+
+}  // namespace
+
+std::string to_json(const PlanRequest& request, const Program& program) {
+  const json file = {{"format", kFormat},
+                     {"version", kVersion},
+                     {"request", request_json(request)},
+                     {"layout", std::string(to_string(program.family))},
+                     {"graph", json::parse(to_json(program.network.graph))},
+                     {"plan", json::parse(to_json(program.plan, program.network.graph))}};
+  return file.dump(1);
+}
+
+void save_plan(const std::filesystem::path& path, const PlanRequest& request, const Program& program) {
+  write_file_atomically(path, to_json(request, program));
+}
+
+SavedPlan saved_plan_from_json(std::string_view text) {
+  const json document = parse_json(text);
+  const JsonReader file(document);
+  if (!document.is_object() || !file.has("format") || document["format"] != kFormat) {
+    throw Error(ErrorCode::corrupt_file, fmt::format("it is no saved plan: \"format\" should be \"{}\"", kFormat));
+  }
+  file.member("version").integer(kVersion, kVersion);
+  file.only({"format", "version", "request", "layout", "graph", "plan"});
+  SavedPlan saved;
+  saved.request = request_from(file.member("request"));
+  saved.family = family_named(file.member("layout").text());
+  saved.graph = read_part(file, "graph", [](const std::string& part) { return graph_from_json(part); });
+  saved.plan = read_part(file, "plan", [&](const std::string& part) { return plan_from_json(part, saved.graph); });
+  return saved;
+}
+
+SavedPlan load_plan(const std::filesystem::path& path) {
+  const std::string text = read_file(path);
+  try {
+    return saved_plan_from_json(text);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", path.string(), error.what()));
+  }
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,131 @@
+#include "kernels/workspace_limits.h"
+
+#include <algorithm>
+
+#include "cost/signature.h"
+#include "plan/live.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/workspace.h"
+
+namespace plimsoll {
+namespace {
+
+bool has_layouts(const Graph& graph, const Op& op, const KernelSpec& spec) {
+  auto fits = [&](const std::vector<TensorId>& ids, const std::vector<Layout>& layouts) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (!same_layout(graph.tensor(ids[i]).layout, layouts[i])) return false;
+    }
+    return true;
+  };
+  return fits(op.inputs, spec.inputs) && fits(op.outputs, spec.outputs);
+}
+
+void take(LayoutResult& layouts, OpId op, const KernelCandidates::Item& from, const KernelCandidates::Item& to) {
+  layouts.kernels[static_cast<size_t>(op.index)] = {to.spec.name, to.spec.workspace};
+  layouts.estimated_ms += to.time_ms - from.time_ms;
+}
+
+// Ops of the graph before Reorders were added: those that the candidates knows.
+int32_t known_ops(const Graph& graph) {
+  int32_t count = graph.op_count();
+  while (count > 0 && graph.op({count - 1}).type->name == "Reorder") --count;
+  return count;
+}
+
+const KernelCandidates::Item* find(const std::vector<const KernelCandidates::Item*>& items, const KernelChoice& choice) {
+  const auto it = std::find_if(items.begin(), items.end(), [&](const auto* item) { return item->spec.name == choice.kernel; });
+  return it == items.end() ? nullptr : *it;
+}
+
+}  // namespace
+
+std::vector<const KernelCandidates::Item*> interchangeable(const Graph& graph, OpId id, KernelCandidates& candidates, LayoutFamily family, bool divide) {
+  std::vector<const KernelCandidates::Item*> result;
+  const Op& op = graph.op(id);
+  if (op.type->is_view) return result;
+  bool has_workspaces = false;
+  for (const KernelCandidates::Item& item : candidates.of(id, family)) {
+    if (!candidates.is_allowed(item, divide) || !has_layouts(graph, op, item.spec)) continue;
+    has_workspaces = has_workspaces || item.spec.workspace.count > 0;
+    result.push_back(&item);
+  }
+  if (!has_workspaces) result.clear();
+  return result;
+}
+
+int choose_within(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide, const std::function<Bytes(OpId)>& room) {
+  int changed = 0;
+  for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
+    const auto items = interchangeable(graph, op, candidates, layouts.family, divide);
+    const KernelCandidates::Item* now = find(items, layouts.kernels[static_cast<size_t>(op.index)]);
+    if (now == nullptr) continue;
+    const Bytes limit = room(op);
+    const KernelCandidates::Item* best = now->spec.workspace <= limit ? now : nullptr;
+    for (const KernelCandidates::Item* item : items) {
+      if (item->spec.workspace <= limit && (best == nullptr || item->time_ms < best->time_ms)) best = item;
+    }
+    if (best == nullptr || best == now) continue;
+    take(layouts, op, *now, *best);
+    ++changed;
+  }
+  return changed;
+}
+
+bool counts_in_total(const Op& op) {
+  const LayerKind kind = layer_kind(op);
+  return kind == LayerKind::convolution || kind == LayerKind::fully_connected;
+}
+
+Bytes share_of_total(const Graph& graph, Bytes total) {
+  const auto ops = std::count_if(graph.ops().begin(), graph.ops().end(), counts_in_total);
+  return {total.count / std::max<int64_t>(ops, 1)};
+}
+
+bool divide_total(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide, Bytes total, Bytes each) {
+  std::vector<OpId> ops;
+  std::vector<const KernelCandidates::Item*> before;
+  std::vector<std::vector<const KernelCandidates::Item*>> choices;
+  std::vector<std::vector<Configuration>> fronts;
+  for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
+    if (!counts_in_total(graph.op(op))) continue;
+    auto items = interchangeable(graph, op, candidates, layouts.family, divide);
+    const KernelCandidates::Item* now = find(items, layouts.kernels[static_cast<size_t>(op.index)]);
+    if (now == nullptr) {
+      total = total - layouts.kernels[static_cast<size_t>(op.index)].workspace;
+      continue;
+    }
+    before.push_back(now);
+    Bytes least = now->spec.workspace;
+    for (const KernelCandidates::Item* item : items) least = std::min(least, item->spec.workspace);
+    std::erase_if(items, [&](const auto* item) { return item->spec.workspace > std::max(each, least); });
+    std::vector<Configuration> front;
+    for (const KernelCandidates::Item* item : items) front.push_back({.time_ms = item->time_ms, .workspace = item->spec.workspace});
+    ops.push_back(op);
+    choices.push_back(std::move(items));
+    fronts.push_back(std::move(front));
+  }
+  if (total.count < 0) return false;
+  const std::optional<WorkspaceDivision> division = divide_workspace(fronts, total);
+  if (!division) return false;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    take(layouts, ops[i], *before[i], *choices[i][division->chosen[i]]);
+  }
+  return true;
+}
+
+std::vector<Bytes> room_of_ops(const Graph& graph, const Plan& plan, Bytes budget) {
+  const std::vector<Bytes> live = live_bytes(plan);
+  std::vector<Bytes> own(plan.steps.size());
+  for (const Stay& stay : plan.stays) {
+    if (stay.is_workspace()) own[static_cast<size_t>(stay.first)] = stay.bytes;
+  }
+  std::vector<Bytes> room(static_cast<size_t>(graph.op_count()), budget);
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    Bytes& least = room[static_cast<size_t>(plan.steps[s].op.index)];
+    const Bytes here = budget - live[s] + own[s];
+    least = std::min(least, Bytes{here.count / kStayAlignment * kStayAlignment});
+  }
+  return room;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,162 @@
+#include "plan/value_timeline.h"
+
+#include <algorithm>
+
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+class TimelineMaker {
+ public:
+  explicit TimelineMaker(const PolicyInput& input) : input_(input), graph_(input.graph) {}
+
+  ValueTimeline make() {
+    find_values();
+    for (size_t s = 0; s < input_.route.order.size(); ++s) add_step(static_cast<int32_t>(s));
+    note_ends();
+    note_recomputable();
+    for (size_t v = 0; v < timeline_.values.size(); ++v) {
+      timeline_.values[v].first_gap = timeline_.gap_total;
+      timeline_.gap_total += timeline_.values[v].gap_count();
+      timeline_.value_of_gap.resize(at(timeline_.gap_total), static_cast<int32_t>(v));
+    }
+    return std::move(timeline_);
+  }
+
+ private:
+  TimelineValue& value_of(TensorId id) { return timeline_.values[at(timeline_.value_of[at(id.index)])]; }
+
+  void find_values() {
+    timeline_.value_of.assign(at(graph_.tensor_count()), -1);
+    for (int32_t i = 0; i < graph_.tensor_count(); ++i) {
+      std::vector<int32_t> chain;
+      TensorId t{i};
+      while (timeline_.value_of[at(t.index)] < 0) {
+        chain.push_back(t.index);
+        const OpId producer = graph_.tensor(t).producer;
+        if (!producer.valid() || !graph_.op(producer).type->is_view) break;
+        t = graph_.op(producer).inputs[0];
+      }
+      int32_t value = timeline_.value_of[at(t.index)];
+      if (value < 0) {
+        value = static_cast<int32_t>(timeline_.values.size());
+        TimelineValue& fresh = timeline_.values.emplace_back();
+        fresh.tensor = t;
+        fresh.copied_bytes = graph_.tensor(t).bytes().count;
+        fresh.bytes = align_up(Bytes{fresh.copied_bytes}, kStayAlignment).count;
+      }
+      for (int32_t member : chain) timeline_.value_of[at(member)] = value;
+    }
+  }
+
+  void add_step(int32_t index) {
+    const OpId id = input_.route.order[at(index)];
+    const Op& op = graph_.op(id);
+    TimelineStep step;
+    step.op = id;
+    step.view = op.type->is_view;
+    for (TensorId t : op.inputs) add_once(step.inputs, timeline_.value_of[at(t.index)]);
+    if (!step.view) {
+      for (TensorId t : op.outputs) {
+        step.outputs.push_back(timeline_.value_of[at(t.index)]);
+        value_of(t).producer = index;
+      }
+      const KernelChoice choice = at(id.index) < input_.kernels.size() ? input_.kernels[at(id.index)] : KernelChoice{};
+      step.workspace = align_up(choice.workspace, kStayAlignment).count;
+      step.ms = choice.kernel.empty() ? 0 : input_.costs.predict(graph_, op, choice.kernel).time_ms;
+      note_in_place(op, step);
+    }
+    step.latest_first = step.inputs;
+    std::stable_sort(step.latest_first.begin(), step.latest_first.end(),
+                     [&](int32_t a, int32_t b) { return timeline_.values[at(a)].producer > timeline_.values[at(b)].producer; });
+    for (int32_t v : step.inputs) timeline_.values[at(v)].uses.push_back(index);
+    timeline_.compute_ms += step.ms;
+    timeline_.steps.push_back(std::move(step));
+  }
+
+  static void add_once(std::vector<int32_t>& list, int32_t value) {
+    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+  }
+
+  void note_in_place(const Op& op, TimelineStep& step) {
+    const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
+    auto unused = [&](int output) {
+      const auto& list = op.type->state_outputs;
+      return std::find(list.begin(), list.end(), output) != list.end();
+    };
+    for (size_t o = 0; o < op.outputs.size(); ++o) {
+      if (!unused(static_cast<int>(o))) step.recompute_outputs.push_back(timeline_.value_of[at(op.outputs[o].index)]);
+    }
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      const bool only_for_state = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
+        return p.required && p.input == static_cast<int>(i) && unused(p.output);
+      });
+      if (!only_for_state) add_once(step.recompute_inputs, timeline_.value_of[at(op.inputs[i].index)]);
+    }
+    for (const InPlace& pair : pairs) {
+      const TensorId in = op.inputs.at(static_cast<size_t>(pair.input)), out = op.outputs.at(static_cast<size_t>(pair.output));
+      const int32_t from = timeline_.value_of[at(in.index)], to = timeline_.value_of[at(out.index)];
+      const Tensor &a = graph_.tensor(in), &b = graph_.tensor(out);
+      if (!pair.required) {
+        if (a.bytes() != b.bytes() || a.dtype != b.dtype || a.layout != b.layout) continue;
+        // Every mention of the value among the inputs must be one that this output may overwrite.
+        const bool all = mentions_allow(op, pairs, from, pair.output);
+        if (!all || graph_.tensor(timeline_.values[at(from)].tensor).bytes() != b.bytes()) continue;
+      }
+      step.in_place.push_back({from, to, pair.required});
+    }
+    std::stable_sort(step.in_place.begin(), step.in_place.end(),
+                     [](const TimelineInPlace& x, const TimelineInPlace& y) { return x.required > y.required; });
+  }
+
+  bool mentions_allow(const Op& op, const std::vector<InPlace>& pairs, int32_t value, int output) const {
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (timeline_.value_of[at(op.inputs[i].index)] != value) continue;
+      // The verifier asks for the very tensor that the op mentions: a view of it does not count.
+      if (op.inputs[i] != timeline_.values[at(value)].tensor) return false;
+      const bool allowed = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
+        return p.output == output && p.input == static_cast<int>(i);
+      });
+      if (!allowed) return false;
+    }
+    return true;
+  }
+
+  void note_ends() {
+    for (TensorId t : graph_.outputs) value_of(t).at_end = value_of(t).is_output = true;
+    for (size_t s = 0; s < graph_.states.size(); ++s) {
+      const State& state = graph_.states[s];
+      value_of(state.before).state = static_cast<int32_t>(s);
+      value_of(state.after).state = static_cast<int32_t>(s);
+      if (state.after != state.before) value_of(state.after).before = timeline_.value_of[at(state.before.index)];
+      value_of(state.after).at_end = true;
+    }
+  }
+
+  void note_recomputable() {
+    for (TimelineValue& value : timeline_.values) {
+      if (value.producer < 0 || value.state >= 0) continue;
+      const TimelineStep& step = timeline_.steps[at(value.producer)];
+      const OpType& type = *graph_.op(step.op).type;
+      if (type.changes_state) continue;
+      const bool destroys = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& pair) {
+        const auto& again = step.recompute_outputs;
+        return pair.required && std::find(again.begin(), again.end(), pair.output) != again.end();
+      });
+      value.recomputable = !destroys;
+    }
+  }
+
+  const PolicyInput& input_;
+  const Graph& graph_;
+  ValueTimeline timeline_;
+};
+
+}  // namespace
+
+ValueTimeline make_timeline(const PolicyInput& input) { return TimelineMaker(input).make(); }
+
+}  // namespace plimsoll

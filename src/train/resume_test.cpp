@@ -1,0 +1,134 @@
+#include "train/resume.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TrainOptions unusual_options() {
+  TrainOptions options{.model = "lenet",
+                       .data = "synthetic:50",
+                       .batch = 3,
+                       .memory = 5_MiB,
+                       .policy = "liveness",
+                       .placement = "best_fit",
+                       .threads = 2,
+                       .epochs = 7,
+                       .steps = 11,
+                       .optimizer = {.name = "adam", .weight_decay = 0.25},
+                       .seed = UINT64_MAX,
+                       .exact = true,
+                       .image_size = 30,
+                       .classes = 12,
+                       .augment = false};
+  options.schedule = {.name = "step",
+                      .lr = 0.3,
+                      .min_lr = 1e-300,
+                      .decay_rate = 0.7,
+                      .decay_epochs = 3,
+                      .warmup_epochs = 2,
+                      .warmup_lr = 0.1};
+  return options;
+}
+
+TEST(Resume, TheOptionsThatChangeTheResultComeBack) {
+  const TrainOptions options = unusual_options();
+  Program program;
+  program.plan.budget = *options.memory;
+  const TrainingState state = training_state_from_json(to_json(state_to_save(options, program, "key")));
+  const TrainOptions back = saved_options(state);
+  EXPECT_EQ(back.model, options.model);
+  EXPECT_EQ(back.data, options.data);
+  EXPECT_EQ(back.batch, options.batch);
+  EXPECT_EQ(back.memory, options.memory);
+  EXPECT_EQ(back.policy, options.policy);
+  EXPECT_EQ(back.placement, options.placement);
+  EXPECT_EQ(back.threads, options.threads);
+  EXPECT_EQ(back.epochs, options.epochs);
+  EXPECT_EQ(back.steps, options.steps);
+  EXPECT_EQ(back.optimizer.name, options.optimizer.name);
+  EXPECT_EQ(back.optimizer.weight_decay, options.optimizer.weight_decay);
+  EXPECT_EQ(back.seed, options.seed);
+  EXPECT_EQ(back.exact, options.exact);
+  EXPECT_EQ(back.image_size, options.image_size);
+  EXPECT_EQ(back.classes, options.classes);
+  EXPECT_EQ(back.augment, options.augment);
+  EXPECT_EQ(back.schedule.name, options.schedule.name);
+  EXPECT_EQ(back.schedule.lr, options.schedule.lr);
+  EXPECT_EQ(back.schedule.min_lr, options.schedule.min_lr);
+  EXPECT_EQ(back.schedule.decay_rate, options.schedule.decay_rate);
+  EXPECT_EQ(back.schedule.decay_epochs, options.schedule.decay_epochs);
+  EXPECT_EQ(back.schedule.warmup_epochs, options.schedule.warmup_epochs);
+  EXPECT_EQ(back.schedule.warmup_lr, options.schedule.warmup_lr);
+}
+
+TEST(Resume, RefusesSettingsThatNoTrainingHas) {
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {"min_lr", "nan", "setting 'min_lr': expected a number from 0 to 1000000000, not 'nan'"},
+      {"min_lr", "inf", "not 'inf'"},
+      {"warmup_lr", "-1", "not '-1'"},
+      {"decay_rate", "2", "expected a number from 0 to 1, not '2'"},
+      {"decay_epochs", "0", "expected a number from 1 to"},
+      {"augment", "yes", "expected a number from 0 to 1, not 'yes'"},
+      {"image_size", "1e3", "not '1e3'"},
+      {"classes", "", "not ''"},
+      {"warmup_epochs", "99999999999999999999", "not '99999999999999999999'"},
+  };
+  for (const auto& [name, value, expected] : cases) {
+    TrainingState state;
+    state.settings[name] = value;
+    EXPECT_THAT(refusal([&] { saved_options(state); }), HasSubstr(expected));
+  }
+}
+
+TEST(Resume, RefusesAPlaceThatTheDataDoesNotHave) {
+  const auto at = [](int64_t step, int64_t epoch, int64_t batch) {
+    return refusal([&] { check_place({.step = step, .epoch = epoch, .batch_in_epoch = batch}, 10, "c.safetensors"); });
+  };
+  EXPECT_EQ(at(0, 0, 0), "");
+  EXPECT_EQ(at(37, 3, 7), "");
+  EXPECT_EQ(at(40, 4, 0), "");
+  EXPECT_THAT(at(37, 3, 8),
+              HasSubstr("c.safetensors stopped after step 37, before batch 9 of epoch 4; with 10 batches an epoch"));
+  EXPECT_NE(at(int64_t{1} << 40, 0, 0), "");
+  EXPECT_NE(at(10, 0, 10), "");
+}
+
+TEST(Resume, SaysWhenOpsHaveOtherThreadsThanBefore) {
+  DeviceInfo device;
+  device.key = "oneDNN 3.1 avx512 1 threads, Intel(R) Xeon(R)";
+  EXPECT_EQ(other_device_text("oneDNN 3.1 avx512 2 threads, Intel(R) Xeon(R)", device),
+            "threads of an op: 2 before this checkpoint, 1 now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op 2 repeats them");
+  EXPECT_THAT(other_device_text("oneDNN 2.9 avx512 2 threads, Intel(R) Xeon(R)", device), HasSubstr("is from another device (oneDNN 2.9"));
+  EXPECT_THAT(other_device_text("cudnn", device), HasSubstr("is from another device (cudnn)"));
+}
+
+TEST(Resume, ThreadCountsThatAreOnlyTriedOutAreNotKept) {
+  TrainOptions options{.inter_op = 0};
+  options.strategies = strategies_named("1,3");
+  options.climb_interval = 5;
+  Program program;
+  EXPECT_TRUE(state_to_save(options, program, "key").settings.contains("inter_op_chosen"));
+  const TrainingState trying = state_to_save(options, program, "key", false);
+  EXPECT_FALSE(trying.settings.contains("inter_op_chosen"));
+  EXPECT_FALSE(pin_threads(program, trying));
+  EXPECT_EQ(saved_options(trying).strategies, options.strategies);
+  EXPECT_EQ(saved_options(trying).climb_interval, 5);
+}
+
+}  // namespace
+}  // namespace plimsoll

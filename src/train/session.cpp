@@ -1,0 +1,277 @@
+#include "train/session.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <map>
+
+#include "base/names.h"
+#include "cost/measure.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/ops.h"
+#include "plan/placement/placement.h"
+#include "plan/simulate.h"
+#include "train/sample_inputs.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int kCalibrationRuns = 5;
+constexpr double kCalibrationSeconds = 6;  // no further run is begun after this
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Cost summarize(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  const size_t n = times.size();
+  return {.source = Cost::Source::in_step,
+          .time_ms = times[n / 2],
+          .spread_ms = (times[n * 3 / 4 < n ? n * 3 / 4 : n - 1] - times[n / 4]) / 2,
+          .runs = static_cast<int>(n)};
+}
+
+}  // namespace
+
+void check_choices(std::string_view policy, std::string_view placement) {
+  find_policy(policy);
+  std::vector<std::string> known;
+  for (const PlacementMethod& method : placement_methods()) {
+    if (method.name == placement) return;
+    known.emplace_back(method.name);
+  }
+  throw Error(ErrorCode::invalid_input, unknown_name("placement", placement, known));
+}
+
+BusyMeter::BusyMeter() { sample(total_, busy_, own_); }
+
+void BusyMeter::sample(double& total, double& busy, double& own) {
+  total = busy = own = 0;
+  std::ifstream stat("/proc/stat");
+  std::string cpu;
+  stat >> cpu;
+  for (int i = 0; i < 8; ++i) {  // user nice system idle iowait irq softirq steal
+    double ticks = 0;
+    stat >> ticks;
+    total += ticks;
+    if (i != 3 && i != 4) busy += ticks;
+  }
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  own = (seconds(usage.ru_utime) + seconds(usage.ru_stime)) * static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+double BusyMeter::others() const {
+  double total = 0, busy = 0, own = 0;
+  sample(total, busy, own);
+  return total > total_ ? std::clamp(((busy - busy_) - (own - own_)) / (total - total_), 0.0, 1.0) : 0;
+}
+
+namespace {
+
+// Which disk a rate belongs to.
+std::string key_of(const std::filesystem::path& folder) {
+  struct stat status {};
+  const bool known = ::stat(folder.c_str(), &status) == 0;
+  std::error_code ignored;
+  return fmt::format("disk {}:{} {}", known ? major(status.st_dev) : 0, known ? minor(status.st_dev) : 0,
+                     std::filesystem::canonical(folder, ignored).string());
+}
+
+constexpr Bytes kProbedHostMemory = 256_MiB;  // for a moment, and only the first time
+
+void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key) {
+  std::optional<TierInfo> info = session.database->tier_rates(key);
+  if (info && info->beside_compute() != copies_beside_compute(*session.device, *tier)) info.reset();  // another version's
+  if (!info) {
+    const BusyMeter busy;
+    info = probe_tier(*session.device, *tier);
+    if (busy.others() <= kTooBusy) session.database->save(key, *info);
+  }
+  info->name = tier->name();
+  info->capacity = tier->capacity();
+  session.tiers.push_back(*info);
+}
+
+void add_tiers(Session& session, const TierOptions& options) {
+  const DeviceInfo& device = session.device->info();
+  session.tiers = device.tiers;
+  if (device.simulated) {
+    if (options.peer) throw Error(ErrorCode::invalid_input, fmt::format("--peer: the simulated device '{}' has no peers", device.name));
+    if (options.spill) throw Error(ErrorCode::invalid_input, fmt::format("--spill: the simulated device '{}' has no disk", device.name));
+    for (TierInfo& tier : session.tiers) {
+      if (options.host_memory && tier.name == "host") tier.capacity = *options.host_memory;
+    }
+    return;
+  }
+  if (options.host_memory) {
+    add_tier(session, open_host_tier(std::max(*options.host_memory, kProbedHostMemory)), "host");
+    session.tiers.back().capacity = *options.host_memory;
+  }
+  if (options.peer) {
+    const std::shared_ptr<Tier> tier = session.device->open_peer(*options.peer, options.peer_size);
+    add_tier(session, tier, fmt::format("peer {}", tier->where()));
+    session.peer = *options.peer;
+  }
+  if (options.spill) {
+    const Bytes room = options.spill_size ? *options.spill_size : spill_room(*options.spill);
+    if (const Bytes free{spill_room(*options.spill).count / 9 * 10}; room > free) {
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}:{}: only {} are free there", options.spill->string(), to_string(room), to_string(free)));
+    }
+    add_tier(session, open_disk_tier(*options.spill, room), key_of(*options.spill));
+    session.spill = *options.spill;
+  }
+  auto speed = [](const TierInfo& t) { return t.out_gb_per_s + t.in_gb_per_s; };
+  std::stable_sort(session.tiers.begin(), session.tiers.end(),
+                   [&](const TierInfo& a, const TierInfo& b) { return speed(a) > speed(b); });
+}
+
+void open_device_and_costs(Session& session, std::string_view name, int threads) {
+  session.device = open_device(name, threads);
+  session.database = std::make_unique<CostDatabase>(CostDatabase::default_path(), session.device->info());
+  if (!session.database->notice().empty()) session.notices.push_back(session.database->notice());
+  if (session.database->rates()) {
+    session.costs = session.database->load();
+    return;
+  }
+  const BusyMeter busy;
+  const MachineRates rates = probe_rates(*session.device);
+  if (busy.others() <= kTooBusy) {
+    session.database->save(rates);
+    session.costs = session.database->load();
+    return;
+  }
+  // Probed again next time; entries that are there already are still good.
+  CostTable table(rates);
+  const CostTable known = session.database->load();
+  for (const auto* entries : {&known.entries(), &known.in_step_entries()}) {
+    for (const auto& [key, cost] : *entries) table.put(key, cost);
+  }
+  for (const auto& [first, second] : known.conflicts()) table.add_conflict(first, second);
+  session.costs = std::move(table);
+}
+
+}  // namespace
+
+Session open_session(std::string_view name, int threads, const TierOptions& tiers) {
+  Session session;
+  open_device_and_costs(session, name, threads);
+  add_tiers(session, tiers);
+  return session;
+}
+
+int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure,
+                    std::span<const Device* const> beside) {
+  Network fused = network;
+  run_fusion_passes(fused, options.fusion);
+  const Network training = make_training_network(fused, options.optimizer);
+  std::vector<const Device*> devices{session.device.get()};
+  devices.insert(devices.end(), beside.begin(), beside.end());
+  const int measured = measure_costs(training.graph, devices, session.costs, measure);
+  if (measured > 0) session.database->save(session.costs);
+  return measured;
+}
+
+constexpr int kMinimaTried = 6;
+constexpr int32_t kManyOps = 2000;  // of a network: each search would take many seconds
+
+Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options) {
+  options.memory = 1_B;
+  options.least_memory = true;
+  Bytes least = std::get<Infeasible>(compile_training(network, device, costs, options)).minimum;
+  if (options.policy != "auto" || network.graph.op_count() > kManyOps) return least;
+  // A search that has a byte less to do with may still find how.
+  options.least_memory = false;
+  options.first_that_fits = true;
+  for (int i = 0; i < kMinimaTried && least > 1_B; ++i) {
+    options.memory = {least.count - 1};
+    const auto result = compile_training(network, device, costs, options);
+    const auto* program = std::get_if<Program>(&result);
+    if (program == nullptr) break;
+    least = program->plan.arena;
+  }
+  return least;
+}
+
+void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  if (options.policy != "auto" || !infeasible.flag.empty() || !infeasible.tier.empty()) return;
+  const Bytes least = minimum_memory(network, device, costs, options);
+  if (least <= infeasible.budget || least >= infeasible.minimum) return;
+  const std::string before = raise_memory_to(infeasible.minimum);
+  if (infeasible.suggestion.starts_with(before)) infeasible.suggestion.replace(0, before.size(), raise_memory_to(least));
+  infeasible.minimum = least;
+}
+
+void calibrate(Session& session, Program& program) {
+  const Graph& graph = program.network.graph;
+  Plan serial = program.plan;
+  serial.inter_op = 1;  // what a step takes, and not what it takes beside others
+  Executor executor(graph, serial, *session.device, {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer});
+  const SampleInputs inputs(graph);
+  inputs.write(executor);
+  executor.run_step();  // first touch, first use of every kernel
+  std::vector<std::vector<double>> times(program.plan.steps.size());
+  const double begun = now_s();
+  for (int run = 0; run < kCalibrationRuns && (run == 0 || now_s() - begun < kCalibrationSeconds); ++run) {
+    inputs.write(executor);
+    executor.run_step();
+    const std::vector<double> now = compute_times(serial, executor);
+    for (size_t s = 0; s < times.size(); ++s) times[s].push_back(now[s]);
+  }
+  keep_step_times(session, program, std::move(times));
+  program.plan.predicted = simulate(graph, program.plan, session.costs);
+}
+
+std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
+  std::vector<double> times;
+  for (const StepRecord& step : executor.records()) {
+    double ms = step.end_ms - step.start_ms;
+    for (size_t i = 0; i < executor.copies().size(); ++i) {
+      const StepRecord& copy = executor.copies()[i];
+      const double together = std::min(step.end_ms, copy.end_ms) - std::max(step.start_ms, copy.start_ms);
+      if (together > 0) ms -= together * plan.tiers[static_cast<size_t>(plan.moves[i].tier)].tier.compute_share;
+    }
+    times.push_back(std::max(ms, 0.05 * (step.end_ms - step.start_ms)));
+  }
+  return times;
+}
+
+void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times) {
+  const Graph& graph = program.network.graph;
+  // Ops of one signature share an entry: the median over all of their runs.
+  std::map<CostKey, std::vector<double>> pooled;
+  for (size_t s = 0; s < times.size(); ++s) {
+    const Step& step = program.plan.steps[s];
+    if (step.kernel.empty()) continue;
+    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.affinity == Affinity::spread}];
+    all.insert(all.end(), times[s].begin(), times[s].end());
+  }
+  for (auto& [key, all] : pooled) {
+    if (!all.empty()) session.costs.put(key, summarize(std::move(all)));
+  }
+  session.database->save(session.costs);
+}
+
+std::vector<bool> ran_alone(const Plan& plan, const Executor& executor) {
+  const std::span<const StepRecord> records = executor.records();
+  std::vector<size_t> order;
+  for (size_t s = 0; s < records.size(); ++s) {
+    if (!plan.steps[s].kernel.empty()) order.push_back(s);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return records[a].start_ms < records[b].start_ms; });
+  std::vector<bool> alone(records.size(), true);
+  size_t last = 0;  // of those that have begun, the one that ends last
+  for (size_t i = 1; i < order.size(); ++i) {
+    if (records[order[i]].start_ms < records[order[last]].end_ms) alone[order[i]] = alone[order[last]] = false;
+    if (records[order[i]].end_ms > records[order[last]].end_ms) last = i;
+  }
+  return alone;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,139 @@
+#include "train/training_loop.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "train/resume.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr size_t kTimesKept = 4096;
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+TrainingLoop::TrainingLoop(const TrainingParts& parts, Loader& loader, const TrainingPlace& place)
+    : parts_(parts), loader_(loader), place_(place), per_epoch_(loader.batches_per_epoch()) {
+  const TrainOptions& options = parts.options;
+  const int64_t epochs = options.epochs > 0 ? options.epochs : options.steps > 0 ? INT64_MAX / (per_epoch_ + 1) : 1;
+  total_steps_ = options.steps > 0 ? std::min(options.steps, epochs * per_epoch_) : epochs * per_epoch_;
+  last_epoch_ = (total_steps_ + per_epoch_ - 1) / per_epoch_;
+  times_.reserve(kTimesKept);
+}
+
+DoneEvent TrainingLoop::run() {
+  const double begun = now_s();
+  while (place_.step < total_steps_ && !stopped_) run_epoch();
+  if (parts_.evaluation != nullptr && !stopped_ && !done_.accuracy) {  // nothing was left to do
+    done_.accuracy = parts_.evaluation->run(parts_.data, parts_.options.seed).accuracy;
+  }
+  done_.interrupted = stopped_;
+  done_.step = place_.step;
+  done_.training_seconds = now_s() - begun;
+  const double images = static_cast<double>(done_.steps * parts_.options.batch);
+  done_.images_per_second = step_seconds_ > 0 ? images / step_seconds_ : 0;
+  done_.step_time_ms = median(std::move(times_));
+  return done_;
+}
+
+void TrainingLoop::run_epoch() {
+  const double begun = now_s();
+  EpochSums sums;
+  while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
+    run_step(sums);
+    stopped_ = asked_to_stop();
+    const int64_t every = parts_.options.checkpoint_every;
+    if (!stopped_ && parts_.options.checkpoint && every > 0 && place_.step % every == 0) save();
+  }
+  if (stopped_) {
+    if (parts_.options.checkpoint) save();
+    return;
+  }
+  finish_epoch(sums, begun);
+  ++place_.epoch;
+  place_.batch_in_epoch = 0;
+  ++done_.epochs;
+}
+
+void TrainingLoop::run_step(EpochSums& sums) {
+  const TrainOptions& options = parts_.options;
+  const bool settled_before = is_settled();
+  const double begun = now_s();
+  const double lr = learning_rate(options.schedule, place_.step, per_epoch_, total_steps_);
+  parts_.runner.feed(loader_.next());
+  loader_.release();
+  const double ms = 1000 * parts_.runner.run(lr, place_.step, options.seed);
+  ++place_.step;
+  ++place_.batch_in_epoch;
+  ++done_.steps;
+  done_.loss = parts_.runner.loss();
+  const auto correct = parts_.runner.correct();
+  sums.loss += done_.loss;
+  sums.seen += options.batch;
+  if (correct) {
+    sums.correct += *correct;
+  } else {
+    sums.has_correct = false;
+  }
+  if (!settled_ && settled_before) {  // what was tried out until now says nothing of the steps from here on
+    settled_ = true;
+    times_.clear();
+    times_at_ = 0;
+  }
+  if (times_.size() < kTimesKept) {
+    times_.push_back(ms);
+  } else {
+    times_[times_at_++ % kTimesKept] = ms;
+  }
+  const double seconds = now_s() - begun;
+  step_seconds_ += seconds;
+  if (parts_.after_step) parts_.after_step();
+  if (parts_.listener.step) {
+    parts_.listener.step({.step = place_.step,
+                          .total_steps = total_steps_,
+                          .epoch = place_.epoch,
+                          .loss = done_.loss,
+                          .lr = lr,
+                          .step_time_ms = seconds * 1000,
+                          .images_per_second = static_cast<double>(options.batch * done_.steps) / step_seconds_});
+  }
+}
+
+void TrainingLoop::finish_epoch(const EpochSums& sums, double seconds_begun) {
+  const TrainOptions& options = parts_.options;
+  EpochEvent event{.epoch = place_.epoch + 1, .epochs = last_epoch_, .step = place_.step};
+  if (sums.seen > 0) {
+    event.train_loss = sums.loss * static_cast<double>(options.batch) / static_cast<double>(sums.seen);
+    event.train_accuracy = sums.has_correct ? sums.correct / static_cast<double>(sums.seen) : 0;
+  }
+  const bool last = place_.step >= total_steps_;
+  if (parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {
+    const Evaluation::Result result = parts_.evaluation->run(parts_.data, options.seed);
+    event.test_loss = result.loss;
+    event.test_accuracy = done_.accuracy = result.accuracy;
+  }
+  if (options.checkpoint && saved_at_step_ != place_.step) save();
+  event.seconds = now_s() - seconds_begun;
+  if (parts_.listener.epoch) parts_.listener.epoch(event);
+}
+
+void TrainingLoop::save() {
+  const bool end = place_.batch_in_epoch == per_epoch_;
+  TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, is_settled());
+  state.step = place_.step;
+  state.epoch = end ? place_.epoch + 1 : place_.epoch;
+  state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;
+  save_checkpoint(*parts_.options.checkpoint, state, parts_.states.tensors(), parts_.states.source());
+  saved_at_step_ = place_.step;
+}
+
+}  // namespace plimsoll

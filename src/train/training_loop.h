@@ -1,0 +1,66 @@
+// The steps of a training, epoch after epoch: feeds the runner, evaluates, saves, and tells what happens.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "plimsoll/data.h"
+#include "plimsoll/train.h"
+#include "train/runner.h"
+
+namespace plimsoll {
+
+// Where a training is: everything that a step depends on besides the states.
+struct TrainingPlace {
+  int64_t step = 0;            // steps done: the next one's number
+  int64_t epoch = 0;           // of the next batch
+  int64_t batch_in_epoch = 0;  // of the next batch
+};
+
+// What the loop runs, made ready by train(); all of it must outlive the loop.
+struct TrainingParts {
+  const TrainOptions& options;
+  const TrainListener& listener;
+  std::shared_ptr<const DataSet> data;
+  const Program& program;
+  std::string device_key;
+  Runner& runner;
+  States& states;
+  Evaluation* evaluation = nullptr;  // none: never evaluate
+  std::function<void()> after_step;  // may rebind the runner
+  std::function<bool()> settled;     // whether the program's thread counts are chosen, and not tried out
+};
+
+class TrainingLoop {
+ public:
+  TrainingLoop(const TrainingParts& parts, Loader& loader, const TrainingPlace& place);
+  // Runs to the end of what was asked for, or until the listener stops it.
+  DoneEvent run();
+
+ private:
+  struct EpochSums {
+    double loss = 0, correct = 0;
+    int64_t seen = 0;
+    bool has_correct = true;
+  };
+  void run_epoch();
+  void run_step(EpochSums& sums);
+  void finish_epoch(const EpochSums& sums, double seconds_begun);
+  void save();
+  bool is_settled() const { return !parts_.settled || parts_.settled(); }
+  bool asked_to_stop() const { return parts_.listener.stop && parts_.listener.stop(); }
+
+  const TrainingParts& parts_;
+  Loader& loader_;
+  TrainingPlace place_;
+  int64_t per_epoch_ = 0, total_steps_ = 0, last_epoch_ = 0;
+  DoneEvent done_;
+  std::vector<double> times_;  // of the last steps, for the median
+  size_t times_at_ = 0;
+  double step_seconds_ = 0;  // of all steps, waiting for data included
+  int64_t saved_at_step_ = -1;
+  bool settled_ = false, stopped_ = false;
+};
+
+}  // namespace plimsoll
