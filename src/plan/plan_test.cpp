@@ -58,7 +58,7 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     EXPECT_EQ(again.homes, c.plan.homes);
     EXPECT_EQ(again.tiers, c.plan.tiers);
     EXPECT_EQ(again.budget, c.plan.budget);
-    EXPECT_EQ(again.inter_op, c.plan.cores.inter_op);
+    EXPECT_EQ(again.cores.inter_op, c.plan.cores.inter_op);
     EXPECT_EQ(again.steps[0].affinity, c.plan.steps[0].affinity);
   }
 }

@@ -211,7 +211,7 @@ void name_least_memory(Infeasible& infeasible, const Network& network, const Dev
 void calibrate(Session& session, Program& program) {
   const Graph& graph = program.network.graph;
   Plan serial = program.plan;
-  serial.inter_op = 1;  // what a step takes, and not what it takes beside others
+  serial.cores.inter_op = 1;  // what a step takes, and not what it takes beside others
   Executor executor(graph, serial, *session.device, {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer});
   const SampleInputs inputs(graph);
   inputs.write(executor);

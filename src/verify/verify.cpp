@@ -219,29 +219,29 @@ class Checker {
     check_repetition(step, s, op);
     const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
     // A recomputation leaves running statistics alone: it neither writes them nor needs the old ones.
-    auto unused = [&](int output) { return s.recompute && contains(op.type->state_outputs, output); };
+    auto is_unused = [&](int output) { return s.recompute && contains(op.type->state_outputs, output); };
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       const bool unused = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
-        return p.required && p.input == static_cast<int>(i) && unused(p.output);
+        return p.required && p.input == static_cast<int>(i) && is_unused(p.output);
       });
       if (!unused) check_input(step, op.inputs[i]);
     }
     for (size_t o = 0; o < op.outputs.size(); ++o) {
-      if (!unused(static_cast<int>(o)) && stay_of(op.outputs[o]) < 0) {
+      if (!is_unused(static_cast<int>(o)) && stay_of(op.outputs[o]) < 0) {
         report(Rule::not_resident, step,
                fmt::format("{} writes '{}', which has no place in the arena then", where(step),
                            tensor(op.outputs[o]).name));
       }
     }
     for (const InPlace& pair : pairs) {
-      if (!pair.required || unused(pair.output)) continue;
+      if (!pair.required || is_unused(pair.output)) continue;
       check_required(step, op.inputs.at(static_cast<size_t>(pair.input)),
                      op.outputs.at(static_cast<size_t>(pair.output)));
     }
     check_workspace(step, s);
     for (size_t o = 0; o < op.outputs.size() && !op.type->is_view; ++o) {
       const int32_t place = stay_of(op.outputs[o]);
-      if (place < 0 || unused(static_cast<int>(o))) continue;
+      if (place < 0 || is_unused(static_cast<int>(o))) continue;
       if (is_being_copied(place)) {
         report(Rule::bad_move, step,
                fmt::format("{} writes {} while a copy of these bytes is under way", where(step), what(stay(place))));

@@ -192,21 +192,21 @@ class PaperRun {
     const Op& op = graph_.op(step.op);
     if (op.type->is_view) return;
     const auto pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
-    auto unused = [&](int o) {
+    auto is_unused = [&](int o) {
       const auto& list = op.type->state_outputs;
       return step.recompute && std::find(list.begin(), list.end(), o) != list.end();
     };
     std::vector<const Stay*> inputs, outputs;
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       bool unused = false;
-      for (const InPlace& p : pairs) unused |= p.required && p.input == static_cast<int>(i) && unused(p.output);
+      for (const InPlace& p : pairs) unused |= p.required && p.input == static_cast<int>(i) && is_unused(p.output);
       inputs.push_back(unused ? nullptr : find(op.inputs[i], s));
       if (!unused && inputs.back() == nullptr)
         return fail(fmt::format("step {} does not find '{}'", s, name(op.inputs[i])));
     }
     for (size_t o = 0; o < op.outputs.size(); ++o) {
-      outputs.push_back(unused(static_cast<int>(o)) ? nullptr : find(op.outputs[o], s));
-      if (outputs.back() == nullptr && !unused(static_cast<int>(o))) {
+      outputs.push_back(is_unused(static_cast<int>(o)) ? nullptr : find(op.outputs[o], s));
+      if (outputs.back() == nullptr && !is_unused(static_cast<int>(o))) {
         return fail(fmt::format("step {} has no place for '{}'", s, name(op.outputs[o])));
       }
     }
@@ -239,7 +239,7 @@ class PaperRun {
       }
     }
     for (const InPlace& p : pairs) {
-      if (!p.required || unused(p.output)) continue;
+      if (!p.required || is_unused(p.output)) continue;
       if (inputs[static_cast<size_t>(p.input)]->offset != outputs[static_cast<size_t>(p.output)]->offset) {
         fail(fmt::format("step {} ('{}') cannot write in place", s, op.name));
       }

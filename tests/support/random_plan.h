@@ -94,18 +94,18 @@ class RandomPlan {
   void visit(int s, const Visit& use) const {
     const Op& op = op_at(s);
     const bool again = plan_.steps[at(s)].recompute;
-    auto unused = [&](int o) {
+    auto is_unused = [&](int o) {
       return again &&
              std::find(op.type->state_outputs.begin(), op.type->state_outputs.end(), o) != op.type->state_outputs.end();
     };
     const auto pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       bool unused = false;
-      for (const InPlace& p : pairs) unused |= p.required && p.input == static_cast<int>(i) && unused(p.output);
+      for (const InPlace& p : pairs) unused |= p.required && p.input == static_cast<int>(i) && is_unused(p.output);
       if (!unused) use(op.inputs[i], false);
     }
     for (size_t o = 0; o < op.outputs.size(); ++o) {
-      if (!unused(static_cast<int>(o))) use(op.outputs[o], !op.type->is_view);
+      if (!is_unused(static_cast<int>(o))) use(op.outputs[o], !op.type->is_view);
     }
   }
 
