@@ -20,7 +20,7 @@
 
 #include "bench/concurrency/convolutions.h"
 #include "bench/concurrency/timed_op.h"
-#include "cost/scaling.h"
+#include "papers/scaling.h"
 #include "cost/signature.h"
 #include "plimsoll/compile.h"
 #include "cores/strategies.h"

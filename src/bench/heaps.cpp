@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "cost/bench.h"
-#include "bench/tensor_heap.h"
+#include "device/tensor_heap.h"
 #include "plan/placement/heap.h"
 #include "device/divided.h"
 #include "plimsoll/ops.h"

@@ -16,6 +16,7 @@
 #include "plimsoll/verify.h"
 #include "kernels/selection.h"
 #include "kernels/workspace_limits.h"
+#include "plan/room.h"
 
 namespace plimsoll {
 namespace {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cost/signature.h"
-#include "plan/live.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/workspace.h"
 
@@ -111,21 +110,6 @@ bool divide_total(const Graph& graph, KernelCandidates& candidates, LayoutResult
     take(layouts, ops[i], *before[i], *choices[i][division->chosen[i]]);
   }
   return true;
-}
-
-std::vector<Bytes> room_of_ops(const Graph& graph, const Plan& plan, Bytes budget) {
-  const std::vector<Bytes> live = live_bytes(plan);
-  std::vector<Bytes> own(plan.steps.size());
-  for (const Stay& stay : plan.stays) {
-    if (stay.is_workspace()) own[static_cast<size_t>(stay.first)] = stay.bytes;
-  }
-  std::vector<Bytes> room(static_cast<size_t>(graph.op_count()), budget);
-  for (size_t s = 0; s < plan.steps.size(); ++s) {
-    Bytes& least = room[static_cast<size_t>(plan.steps[s].op.index)];
-    const Bytes here = budget - live[s] + own[s];
-    least = std::min(least, Bytes{here.count / kStayAlignment * kStayAlignment});
-  }
-  return room;
 }
 
 }  // namespace plimsoll

@@ -25,7 +25,4 @@ Bytes share_of_total(const Graph& graph, Bytes total);
 // where an op has no smaller one. False, and nothing changes, where not even the smallest do.
 bool divide_total(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide, Bytes total, Bytes each);
 
-// The workspace that each op could have in a placed plan: what is free of the budget at the fullest of its steps, and its own.
-std::vector<Bytes> room_of_ops(const Graph& graph, const Plan& plan, Bytes budget);
-
 }  // namespace plimsoll

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cost/scaling.h"
+#include "papers/scaling.h"
 #include "cores/strategies.h"
 #include "plimsoll/models.h"
 

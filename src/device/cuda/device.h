@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/cuda/door.h"
-#include "bench/tensor_heap.h"
+#include "device/tensor_heap.h"
 #include "plimsoll/device.h"
 
 namespace plimsoll::cuda {

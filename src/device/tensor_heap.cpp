@@ -1,4 +1,4 @@
-#include "bench/tensor_heap.h"
+#include "device/tensor_heap.h"
 
 #include <cstdlib>
 #include <new>

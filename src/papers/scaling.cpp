@@ -1,4 +1,4 @@
-#include "cost/scaling.h"
+#include "papers/scaling.h"
 
 #include <algorithm>
 #include <vector>
