@@ -7,6 +7,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -387,84 +388,117 @@ OpId Graph::find_op(std::string_view name) const {
 }
 
 std::vector<std::vector<OpId>> Graph::readers() const {
-  std::vector<std::vector<OpId>> result(tensors_.size());
-  for (int32_t i = 0; i < op_count(); ++i) {
-    for (TensorId input : ops_[static_cast<size_t>(i)].inputs) {
-      auto& list = result[static_cast<size_t>(input.index)];
-      if (list.empty() || list.back().index != i) list.push_back({i});
+  ById<TensorId, std::vector<OpId>> result(tensor_count());
+  for (OpId id{0}; id.index < op_count(); ++id.index) {
+    for (TensorId input : op(id).inputs) {
+      std::vector<OpId>& list = result[input];
+      if (list.empty() || list.back() != id) list.push_back(id);
     }
   }
   return result;
 }
 
-void check(const Graph& graph) {
-  auto fail = [&](std::string what) { throw Error(ErrorCode::invalid_input, fmt::format("graph '{}': {}", graph.name, what)); };
-  std::vector<int> waiting(static_cast<size_t>(graph.op_count()), 0);
-  std::set<std::string_view> names;
-  for (const Tensor& t : graph.tensors()) {
-    if (!names.insert(t.name).second) fail(fmt::format("two tensors are called '{}'", t.name));
-  }
-  for (int32_t i = 0; i < graph.op_count(); ++i) {
-    const Op& op = graph.op({i});
-    for (TensorId id : op.inputs) {
-      if (!id.valid() || id.index >= graph.tensor_count()) fail(fmt::format("an input of op '{}' does not exist", op.name));
-      waiting[static_cast<size_t>(i)] += graph.tensor(id).producer.valid() ? 1 : 0;
+namespace {
+
+// Every structural rule, one after another; each throws on the first offender.
+class GraphChecker {
+ public:
+  explicit GraphChecker(const Graph& graph) : graph_(graph) {}
+
+  void run() {
+    check_names();
+    check_ops();
+    check_cycles();
+    check_ends();
+    for (const State& state : graph_.states) check_state(state);
+    try {
+      whole_states(graph_);
+    } catch (const Error& error) {
+      fail(error.what());
     }
-    for (TensorId id : op.outputs) {
-      if (!id.valid() || id.index >= graph.tensor_count()) fail(fmt::format("an output of op '{}' does not exist", op.name));
-      if (graph.tensor(id).producer != OpId{i}) {
-        fail(fmt::format("tensor '{}' is an output of '{}' but has another producer", graph.tensor(id).name, op.name));
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(ErrorCode::invalid_input, fmt::format("graph '{}': {}", graph_.name, what));
+  }
+  bool exists(TensorId id) const { return id.valid() && id.index < graph_.tensor_count(); }
+
+  void check_names() const {
+    std::set<std::string_view> names;
+    for (const Tensor& t : graph_.tensors()) {
+      if (!names.insert(t.name).second) fail(fmt::format("two tensors are called '{}'", t.name));
+    }
+  }
+
+  void check_ops() const {
+    for (OpId id{0}; id.index < graph_.op_count(); ++id.index) {
+      const Op& op = graph_.op(id);
+      for (TensorId input : op.inputs) {
+        if (!exists(input)) fail(fmt::format("an input of op '{}' does not exist", op.name));
+      }
+      for (TensorId output : op.outputs) {
+        if (!exists(output)) fail(fmt::format("an output of op '{}' does not exist", op.name));
+        if (graph_.tensor(output).producer != id) {
+          fail(fmt::format("tensor '{}' is an output of '{}' but has another producer", graph_.tensor(output).name, op.name));
+        }
       }
     }
   }
-  std::vector<std::vector<OpId>> reading(static_cast<size_t>(graph.tensor_count()));  // once per use, not per reader
-  for (int32_t i = 0; i < graph.op_count(); ++i) {
-    for (TensorId id : graph.op({i}).inputs) reading[static_cast<size_t>(id.index)].push_back({i});
-  }
-  std::vector<OpId> ready;
-  for (int32_t i = 0; i < graph.op_count(); ++i) {
-    if (waiting[static_cast<size_t>(i)] == 0) ready.push_back({i});
-  }
-  int32_t done = 0;
-  while (!ready.empty()) {
-    const OpId id = ready.back();
-    ready.pop_back();
-    ++done;
-    for (TensorId out : graph.op(id).outputs) {
-      for (OpId reader : reading[static_cast<size_t>(out.index)]) {
-        if (--waiting[static_cast<size_t>(reader.index)] == 0) ready.push_back(reader);
+
+  // Crosses ops out that wait for nobody; what is left waits for itself.
+  void check_cycles() const {
+    ById<OpId, int> waiting(graph_.op_count(), 0);
+    ById<TensorId, std::vector<OpId>> reading(graph_.tensor_count());  // once per use, not per reader
+    std::vector<OpId> ready;
+    for (OpId id{0}; id.index < graph_.op_count(); ++id.index) {
+      for (TensorId input : graph_.op(id).inputs) {
+        waiting[id] += graph_.tensor(input).producer.valid() ? 1 : 0;
+        reading[input].push_back(id);
+      }
+      if (waiting[id] == 0) ready.push_back(id);
+    }
+    int32_t done = 0;
+    for (; !ready.empty(); ++done) {
+      const OpId id = ready.back();
+      ready.pop_back();
+      for (TensorId out : graph_.op(id).outputs) {
+        for (OpId reader : reading[out]) {
+          if (--waiting[reader] == 0) ready.push_back(reader);
+        }
       }
     }
-  }
-  if (done != graph.op_count()) {
-    for (int32_t i = 0; i < graph.op_count(); ++i) {
-      if (waiting[static_cast<size_t>(i)] > 0) fail(fmt::format("op '{}' waits for its own result", graph.op({i}).name));
+    if (done == graph_.op_count()) return;
+    for (OpId id{0}; id.index < graph_.op_count(); ++id.index) {
+      if (waiting[id] > 0) fail(fmt::format("op '{}' waits for its own result", graph_.op(id).name));
     }
   }
-  for (TensorId id : graph.outputs) {
-    if (!id.valid() || id.index >= graph.tensor_count()) fail("an output does not exist");
-  }
-  for (TensorId id : graph.inputs) {
-    if (!id.valid() || id.index >= graph.tensor_count()) fail("an input does not exist");
-    if (graph.tensor(id).producer.valid()) fail(fmt::format("input '{}' is made by an op", graph.tensor(id).name));
-  }
-  for (const State& state : graph.states) {
-    if (!state.before.valid() || state.before.index >= graph.tensor_count() || !state.after.valid() ||
-        state.after.index >= graph.tensor_count()) {
-      fail("a state does not exist");
+
+  void check_ends() const {
+    for (TensorId id : graph_.outputs) {
+      if (!exists(id)) fail("an output does not exist");
     }
-    const Tensor& before = graph.tensor(state.before);
-    const Tensor& after = graph.tensor(state.after);
+    for (TensorId id : graph_.inputs) {
+      if (!exists(id)) fail("an input does not exist");
+      if (graph_.tensor(id).producer.valid()) fail(fmt::format("input '{}' is made by an op", graph_.tensor(id).name));
+    }
+  }
+
+  void check_state(const State& state) const {
+    if (!exists(state.before) || !exists(state.after)) fail("a state does not exist");
+    const Tensor& before = graph_.tensor(state.before);
+    const Tensor& after = graph_.tensor(state.after);
     if (before.producer.valid()) fail(fmt::format("state '{}' is made by an op", before.name));
     if (before.shape != after.shape || before.dtype != after.dtype || before.layout != after.layout) {
       fail(fmt::format("state '{}' leaves the step as '{}' of another shape or layout", before.name, after.name));
     }
   }
-  try {
-    whole_states(graph);
-  } catch (const Error& error) {
-    fail(error.what());
-  }
-}
+
+  const Graph& graph_;
+};
+
+}  // namespace
+
+void check(const Graph& graph) { GraphChecker(graph).run(); }
 
 }  // namespace plimsoll
