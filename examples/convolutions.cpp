@@ -3,8 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "plimsoll/convolutions.h"
-#include "device/divided.h"
+#include "plimsoll/kernels.h"
 
 using namespace plimsoll;
 

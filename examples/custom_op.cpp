@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <span>
 
-#include "plimsoll/builder.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
+#include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 
 using namespace plimsoll;

@@ -2,10 +2,10 @@
 #include <cstdio>
 #include <span>
 
-#include "plimsoll/builder.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/data.h"
 #include "plimsoll/execute.h"
+#include "plimsoll/models.h"
 
 using namespace plimsoll;
 

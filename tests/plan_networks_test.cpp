@@ -3,11 +3,11 @@
 
 #include <chrono>
 
+#include "passes/passes.h"
+#include "plan/policy.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/passes.h"
-#include "plimsoll/policy.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {

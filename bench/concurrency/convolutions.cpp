@@ -9,12 +9,12 @@
 
 #include "bench/concurrency/timed_op.h"
 #include "cost/bench.h"
-#include "plimsoll/convolutions.h"
-#include "plimsoll/execute.h"
-#include "plimsoll/ops.h"
-#include "plimsoll/passes.h"
-#include "plimsoll/policy.h"
+#include "kernels/layout.h"
+#include "plan/policy.h"
 #include "plan/route.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/kernels.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll::bench {
 namespace {

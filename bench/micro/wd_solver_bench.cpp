@@ -10,9 +10,9 @@
 #include <cstdio>
 #include <string>
 
-#include "tests/support/random_candidates.h"
-#include "plimsoll/convolutions.h"
+#include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
+#include "tests/support/random_candidates.h"
 #include "train/session.h"
 
 namespace plimsoll {

@@ -3,17 +3,27 @@
 #pragma once
 
 #include <map>
-#include <string>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
 #include "plimsoll/autodiff.h"
-#include "papers/layer_model.h"
-#include "plimsoll/passes.h"
-#include "plimsoll/policy.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
+
+// Of the passes that rewrite the forward network before autodiff.
+struct FusionOptions {
+  std::vector<std::string> off;  // names of passes to leave out
+  // Fully connected layers whose weights have more bytes than this are split into blocks of rows of at most `block_bytes` (but at
+  // least 16 rows), so that no step needs the whole of weights, gradient and optimizer state. Not to be chosen by the budget:
+  // sums are rounded otherwise.
+  Bytes split_above = 48_MiB;
+  Bytes block_bytes = 32_MiB;
+};
+// What a pass did.
+struct PassReport { std::string name; int rewrites = 0; double time_ms = 0; };
 
 struct CompileOptions {
   Bytes memory{INT64_MAX};        // the arena's budget
@@ -34,7 +44,6 @@ struct CompileOptions {
   FusionOptions fusion;
   bool first_that_fits = false;   // whether there is a plan is the question, not how fast it is
   bool least_memory = false;      // do not fit `memory`: find the least that would do, whatever the kernels
-  std::optional<LayerModelOptions> layer_model;  // plan the papers' layer graph of the network, which never runs, instead of its own
 };
 
 // Everything that an executor needs, and what a report tells.
@@ -54,6 +63,9 @@ struct Program {
 // budget, kernels with less workspace are tried, down to none, and steps that have bytes left get faster kernels again.
 std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
                                                    const CompileOptions& options);
+// A training step whose layouts and kernels stand: `kernels` by op index, empty names for views. Nothing is rewritten.
+std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device, const CostTable& costs,
+                                                const CompileOptions& options);
 // Evaluation: the forward pass alone, with the states of `training` at the same offsets, in the same arena.
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
                                                      const CostTable& costs, const CompileOptions& options);

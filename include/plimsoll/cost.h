@@ -13,8 +13,6 @@
 
 #include "plimsoll/device.h"
 #include "plimsoll/graph.h"
-#include "plimsoll/tier.h"
-#include "plimsoll/workspace.h"
 
 namespace plimsoll {
 
@@ -30,15 +28,6 @@ struct CostKey {
 std::string op_signature(const Graph& graph, const Op& op);
 // The same, with the layouts that a kernel wants.
 std::string op_signature(const Graph& graph, const Op& op, const KernelSpec& kernel);
-
-// An op of a graph as it is in a network whose batch is smaller: its tensors' rows cut to `batch`, weights as they are, layouts
-// kept. So its signature, and with it its costs, are those of that network.
-struct MicroOp {
-  Graph graph;
-  OpId op;
-};
-// Throws Error(invalid_input) where the op does not run in parts, or has fewer rows.
-MicroOp micro_op(const Graph& graph, const Op& op, int64_t batch);
 
 struct Cost {
   enum class Source : uint8_t {
@@ -60,12 +49,12 @@ struct MachineRates {
 };
 MachineRates probe_rates(const Device& device);  // a fraction of a second
 
-// Rates of a tier that was just opened: each direction while the device computes, since copies are for that; the latency of a
-// small copy; and what computing loses meanwhile. A fraction of a second; takes up to 32 MiB of the tier.
-TierInfo probe_tier(const Device& device, Tier& tier);
-// Whether a thread of its own copies. Where a computing thread sits on every core it would take the place of one, and all the
-// others would wait for that one.
-bool copies_beside_compute(const Device& device, const Tier& tier);
+// What dividing costs beside the parts themselves, with more than one part only: a divided weight gradient is made in parts
+// that are added up.
+struct DivisionCost {
+  Bytes workspace;       // beside that of the parts
+  double ms_a_part = 0;  // for every part after the first
+};
 
 // Costs in memory, filled from a database, by measuring, or by estimates. find never blocks or measures.
 class CostTable {
@@ -98,6 +87,13 @@ class CostTable {
   std::map<CostKey, Cost> entries_, in_step_;
   std::set<OpPair> conflicts_;
 };
+
+// Which micro-batches are worth measuring (the paper's batch-size policies): the batch alone; powers of two, and the batch;
+// every one. The more, the faster what is found, and the longer the measuring.
+enum class BatchSizes : uint8_t { undivided, power_of_two, all };
+std::string_view to_string(BatchSizes sizes);         // "undivided", "powerOfTwo", "all"
+BatchSizes batch_sizes_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
+std::vector<int64_t> micro_batch_sizes(BatchSizes sizes, int64_t batch);  // ascending; throws for a batch below 1
 
 struct MeasureOptions {
   double seconds_per_kernel = 0.15;  // at most, after one warm-up run; at least three runs

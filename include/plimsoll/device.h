@@ -163,8 +163,8 @@ class Device {
   virtual std::shared_ptr<Tier> open_peer(std::string_view name, std::optional<Bytes> size) const;
 };
 
-// "cpu", "cuda:0", or a simulated one by its name, "k40c"; throws Error(invalid_input) with the nearest name, Error(unsupported) with the reason why it is not there.
-// threads 0: as many as the process may use.
+// "cpu", "cuda:0", or a simulated one by its name, "k40c". Throws Error(invalid_input) with the nearest name, and Error(unsupported)
+// with the reason why it is not there. With `threads` 0, as many as the process may use.
 std::unique_ptr<Device> open_device(std::string_view name, int threads = 0);
 // What is there, and for each device that is not, why: for `plimsoll devices`.
 struct DeviceListing {
@@ -174,6 +174,11 @@ struct DeviceListing {
   bool simulated = false;  // plans only
 };
 std::vector<DeviceListing> list_devices();
+
+// A kernel to run or time: `kernel` is a name of the device's or a configuration of such names, for
+// the layouts that the graph's tensors have. Throws Error(invalid_input) on nonsense and on parts that do not add up to the
+// batch; Error(unsupported) where the op or a layout cannot be divided, and as Device::make_kernel does.
+std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, const Op& op, std::string_view kernel, int threads = 0);
 
 // The slow device that runs every op by its reference kernel, on plain layouts: the judge in tests. Its one kernel per op
 // is called "reference".

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "device/tier/tier.h"
 #include "plimsoll/device.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
-#include "plimsoll/tier.h"
 
 namespace plimsoll {
 

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -56,6 +57,15 @@ struct CoreSharing {
   friend bool operator==(const CoreSharing&, const CoreSharing&) = default;
 };
 
+// Which of the four strategies of Liu et al. (IPDPS 2019, section III-D) may be used when cores are shared, as the command line names
+// them: "1,2,3,4".
+struct Strategies {
+  bool each_op = true, each_type = true, co_run = true, second_threads = true;
+  friend bool operator==(const Strategies&, const Strategies&) = default;
+};
+Strategies strategies_named(std::string_view list);  // throws Error(invalid_input) that names the one that there is not
+std::string to_string(const Strategies& strategies);
+
 // A kernel's name may be a configuration, as mu-cuDNN calls it (section III-A): the batch divided into parts that run one after
 // the other in one workspace, each by a kernel of its own. Parts are joined by "+"; "*" counts equal ones:
 // "jit_wino_4x3:avx512_core@16*3+jit:avx512_core@8" runs a batch of 56.
@@ -69,6 +79,12 @@ inline constexpr int64_t kMostMicroBatches = 4096;  // of one configuration
 std::vector<MicroBatch> parts_of(std::string_view kernel);
 // Equal neighbours become one with a count. The plain name of a single part.
 std::string configuration_name(std::span<const MicroBatch> parts);
+
+// The kernel that runs an op, and what it needs beside the tensors. Lists of these are by the index of the op in the graph.
+struct KernelChoice {
+  std::string kernel;
+  Bytes workspace;
+};
 
 // Tensor (or, with an invalid tensor, the workspace of step `first`) at [offset, offset + bytes) of the arena from the start
 // of step `first` to the end of step `last`, both included. Two stays may share a byte during one step in one case only: the

@@ -8,14 +8,14 @@
 #include <string>
 #include <string_view>
 
+#include "cores/side_by_side.h"
+#include "device/tier/tier.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/device.h"
 #include "plimsoll/error.h"
+#include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
-#include "plimsoll/tier.h"
-#include "cores/side_by_side.h"
-#include "plimsoll/workspace.h"
 
 namespace plimsoll::cli {
 

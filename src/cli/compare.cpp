@@ -9,6 +9,7 @@
 #include "base/names.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "papers/layer_model.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "report/report.h"
@@ -24,14 +25,20 @@ ModelInput input_of(const CommonFlags& flags, int64_t batch) {
   return {.batch = batch, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
 }
 
-CompileOptions compile_options(const CommonFlags& flags, const Session& session, bool weights) {
+CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
   CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
   options.memory = flags.budget(*session.device);
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();
-  if (flags.lowered()) options.layer_model = LayerModelOptions{.weights = weights, .input = weights};
   return options;
+}
+
+// The network's own training step, or with --lowering paper the papers' layers of it; `states`: with weights and the batch.
+std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session, const CompileOptions& options,
+                                          bool states) {
+  return flags.lowered() ? compile_layers(network, {.weights = states, .input = states}, *session.device, session.costs, options)
+                         : compile_training(network, *session.device, session.costs, options);
 }
 
 Bytes used_of(const Plan& plan, std::string_view tier) {
@@ -89,9 +96,9 @@ int run_compare(const CompareFlags& flags) {
   bool any = false;
   std::string told;  // the same for every policy
   for (const std::string& name : names) {
-    CompileOptions options = compile_options(flags, session, false);
+    CompileOptions options = compile_options(flags, session);
     options.policy = name;
-    auto result = compile_training(network, *session.device, session.costs, options);
+    auto result = compile(flags, network, session, options, false);
     if (auto* infeasible = std::get_if<Infeasible>(&result)) {
       name_least_memory(*infeasible, network, *session.device, session.costs, options);
       const std::string need = (infeasible->flag.empty() ? "needs " : fmt::format("needs {} ", infeasible->flag)) + to_string(infeasible->minimum);
@@ -167,9 +174,9 @@ class Largest {
     try {
       const int64_t batch = depth ? (flags_.batch > 0 ? flags_.batch : 16) : size;
       const Network network = build_model(model, input_of(flags_, batch));
-      CompileOptions options = compile_options(flags_, session_, true);
+      CompileOptions options = compile_options(flags_, session_);
       options.first_that_fits = true;
-      const auto result = compile_training(network, *session_.device, session_.costs, options);
+      const auto result = compile(flags_, network, session_, options, true);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
         trial.limited_by = !infeasible->flag.empty() ? infeasible->flag : infeasible->tier.empty() ? "memory" : infeasible->tier == "host" ? "host memory" : infeasible->tier;
         return trial;

@@ -11,7 +11,7 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
-#include "plimsoll/convolutions.h"
+#include "plimsoll/kernels.h"
 #include "train/session.h"
 
 namespace plimsoll::cli {

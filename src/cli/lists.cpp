@@ -6,8 +6,8 @@
 
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "plan/policy.h"
 #include "plimsoll/device.h"
-#include "plimsoll/policy.h"
 
 namespace plimsoll::cli {
 namespace {

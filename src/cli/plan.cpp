@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cost/cost_file.h"
+#include "papers/layer_model.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
 #include "report/explain.h"
@@ -42,8 +43,13 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session)
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();
-  if (flags.lowered()) options.layer_model = LayerModelOptions{};
   return options;
+}
+
+// The network's own training step, or with --lowering paper the papers' layers of it.
+std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session, const CompileOptions& options) {
+  return flags.lowered() ? compile_layers(network, {}, *session.device, session.costs, options)
+                         : compile_training(network, *session.device, session.costs, options);
 }
 
 struct PlanFlags : CommonFlags {
@@ -67,7 +73,7 @@ int run_plan(const PlanFlags& flags) {
   Session session = open_session(flags.device, sharing.op_threads, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   const CompileOptions options = compile_options(flags, session);
-  auto result = compile_training(network, *session.device, session.costs, options);
+  auto result = compile(flags, network, session, options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
     name_least_memory(*infeasible, network, *session.device, session.costs, options);
     complain(to_text(*infeasible));
@@ -249,7 +255,7 @@ int run_profile(const ProfileFlags& flags) {
     say(out, fmt::format("interrupted; {} measurements are kept", measured));
     return kInterrupted;
   }
-  auto result = compile_training(network, *session.device, session.costs, options);
+  auto result = compile(flags, network, session, options);
   if (auto* program = std::get_if<Program>(&result)) {
     calibrate(session, *program);
     if (busy.others() > kTooBusy) {

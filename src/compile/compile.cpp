@@ -10,13 +10,15 @@
 #include <tuple>
 
 #include "base/parallel.h"
-#include "plimsoll/ops.h"
-#include "plan/route.h"
-#include "plan/simulate.h"
-#include "plimsoll/verify.h"
 #include "kernels/selection.h"
 #include "kernels/workspace_limits.h"
+#include "passes/passes.h"
+#include "plan/policy.h"
 #include "plan/room.h"
+#include "plan/route.h"
+#include "plan/simulate.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {
@@ -116,13 +118,6 @@ class Flow {
   std::map<std::tuple<std::optional<LayoutFamily>, Bytes, bool>, std::optional<LaidOut>> laid_out_;  // by choice
   static constexpr double kMostRunsOfAStep = 3;  // in plans worth having
 };
-
-// The papers' layers have one kernel each and no layouts.
-Attempt attempt_layers(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
-  Graph graph = lower_to_layers(network, *options.layer_model);
-  LayoutResult layouts{.family = LayoutFamily::plain, .kernels = layer_kernels(graph)};
-  return make_attempt({std::move(graph), std::move(layouts)}, device, costs, options, {options.policy, true});
-}
 
 constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
 constexpr double kRounding = 1 + 1e-9;     // of times that are equal
@@ -293,21 +288,9 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
-}  // namespace
-
-std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
-                                                   const CompileOptions& options) {
-  const double start = now_ms();
-  std::vector<PassReport> passes;
-  Network training;
-  if (!options.layer_model) {
-    training = network;
-    passes = run_fusion_passes(training, options.fusion);
-    training = make_training_network(training, options.optimizer);
-  }
-  Attempt found = options.layer_model ? attempt_layers(network, device, costs, options) : search(training, device, costs, options);
-  const bool tiers = !options.tiers.empty() || !device.info().tiers.empty();
-  const Bytes lower_bound = least_bytes(options.layer_model ? found.graph : training.graph, tiers);
+// The program of what was found for a network, or why there is none. `lower_bound`: that of the graph. `start_ms`: when planning began.
+std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lower_bound, const Device& device, const CostTable& costs,
+                                       const CompileOptions& options, double start_ms) {
   if (!found.feasible()) {
     Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
     infeasible.policy = options.policy;
@@ -322,12 +305,37 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   program.family = found.layouts.family;
   program.policy = options.policy;
   program.plan = std::get<Plan>(std::move(found.result));
-  program.passes = std::move(passes);
   finish(program.network.graph, program.plan, costs);
-  program.plan.plan_time_ms = now_ms() - start;
+  program.plan.plan_time_ms = now_ms() - start_ms;
   program.lower_bound = lower_bound;
   program.baseline_peak = baseline_peak(program.network.graph, program.kernels, costs, device);
   return program;
+}
+
+bool has_tiers(const Device& device, const CompileOptions& options) { return !options.tiers.empty() || !device.info().tiers.empty(); }
+
+}  // namespace
+
+std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options) {
+  const double start = now_ms();
+  Network training = network;
+  std::vector<PassReport> passes = run_fusion_passes(training, options.fusion);
+  training = make_training_network(training, options.optimizer);
+  const Bytes lower_bound = least_bytes(training.graph, has_tiers(device, options));
+  Attempt found = search(training, device, costs, options);
+  auto result = take(std::move(found), std::move(training), lower_bound, device, costs, options, start);
+  if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
+  return result;
+}
+
+std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device, const CostTable& costs,
+                                                const CompileOptions& options) {
+  const double start = now_ms();
+  const Bytes lower_bound = least_bytes(graph, has_tiers(device, options));
+  LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
+  Attempt found = make_attempt({std::move(graph), std::move(layouts)}, device, costs, options, {options.policy, true});
+  return take(std::move(found), {}, lower_bound, device, costs, options, start);
 }
 
 namespace {

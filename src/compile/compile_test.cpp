@@ -5,6 +5,7 @@
 
 #include <map>
 
+#include "papers/layer_model.h"
 #include "plan/placement/mobility.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
@@ -20,7 +21,7 @@ struct Case {
 };
 
 CompileOptions on_paper(std::string policy, Bytes memory = {INT64_MAX}) {
-  CompileOptions options{.memory = memory, .policy = std::move(policy), .layer_model = LayerModelOptions{}};
+  CompileOptions options{.memory = memory, .policy = std::move(policy)};
   return options;
 }
 
@@ -31,12 +32,12 @@ TEST(LayerModel, NoPlanNeedsLessThanItsLowerBound) {
       const Network network = build_model(model, {.batch = batch});
       for (const std::string policy : {"liveness", "superneurons", "auto"}) {
         SCOPED_TRACE(fmt::format("{} {} {}", model, batch, policy));
-        const auto roomy = compile_training(network, *device, CostTable(), on_paper(policy));
+        const auto roomy = compile_layers(network, {}, *device, CostTable(), on_paper(policy));
         const Program& program = std::get<Program>(roomy);
         EXPECT_GT(program.lower_bound, 0_B);
         EXPECT_LE(program.lower_bound, program.plan.arena);
         if (batch > 1) continue;
-        const auto tight = compile_training(network, *device, CostTable(), on_paper(policy, 1_B));
+        const auto tight = compile_layers(network, {}, *device, CostTable(), on_paper(policy, 1_B));
         EXPECT_EQ(std::get<Infeasible>(tight).lower_bound, program.lower_bound);
         EXPECT_LE(program.lower_bound, std::get<Infeasible>(tight).minimum);
       }
@@ -48,13 +49,13 @@ TEST(LayerModel, DymemsTransfersWithoutBarriersAreNoSlowerThanVdnnsWith) {
   const auto device = open_device("k40c");
   for (const Case& one : {Case{"alexnet", 200}, {"vgg16", 32}, {"resnet50", 32}, {"inception4", 32}, {"densenet121", 32}}) {
     const Network network = build_model(one.model, {.batch = one.batch});
-    const auto whole = compile_training(network, *device, CostTable(), on_paper("liveness"));
+    const auto whole = compile_layers(network, {}, *device, CostTable(), on_paper("liveness"));
     for (const int share : {60, 40}) {
       SCOPED_TRACE(fmt::format("{} {} in {} %", one.model, one.batch, share));
       const Bytes memory{std::get<Program>(whole).plan.arena.count * share / 100};
-      const auto with = compile_training(network, *device, CostTable(), on_paper("vdnn:layers=all", memory));
+      const auto with = compile_layers(network, {}, *device, CostTable(), on_paper("vdnn:layers=all", memory));
       if (!std::holds_alternative<Program>(with)) continue;
-      const auto without = compile_training(network, *device, CostTable(), on_paper("dymem", memory));
+      const auto without = compile_layers(network, {}, *device, CostTable(), on_paper("dymem", memory));
       ASSERT_TRUE(std::holds_alternative<Program>(without));
       EXPECT_LE(std::get<Program>(without).plan.predicted.step_time_ms, std::get<Program>(with).plan.predicted.step_time_ms);
     }
@@ -71,7 +72,7 @@ TEST(Gtbm, GroupsTheTensorsOfAPlanByMobility) {
     SCOPED_TRACE(model);
     CompileOptions options = on_paper("dymem");
     options.placement = "gtbm";
-    const auto result = compile_training(build_model(model, {.batch = 4}), *device, CostTable(), options);
+    const auto result = compile_layers(build_model(model, {.batch = 4}), {}, *device, CostTable(), options);
     const Program& program = std::get<Program>(result);
     const std::vector<Mobility> mobility = group_by_mobility(program.network.graph, program.plan.steps);
     std::map<Mobility, std::pair<Bytes, Bytes>> where;  // the lowest and the highest byte of each

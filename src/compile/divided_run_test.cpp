@@ -4,8 +4,9 @@
 
 #include <cmath>
 
-#include "plimsoll/compile.h"
 #include "device/divided.h"
+#include "ops/micro_op.h"
+#include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"

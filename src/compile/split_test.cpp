@@ -3,10 +3,10 @@
 
 #include <cmath>
 
-#include "plimsoll/builder.h"
+#include "plimsoll/models.h"
+#include "tests/support/temporary_folder.h"
 #include "train/resume.h"
 #include "train/runner.h"
-#include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {

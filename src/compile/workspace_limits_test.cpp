@@ -7,12 +7,13 @@
 #include <map>
 #include <random>
 
-#include "plimsoll/compile.h"
 #include "device/divided.h"
+#include "kernels/workspace_limits.h"
+#include "ops/micro_op.h"
+#include "plimsoll/compile.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
-#include "kernels/workspace_limits.h"
 
 namespace plimsoll {
 namespace {

@@ -181,14 +181,6 @@ struct CoPolicy {
   std::vector<int> threads = {};  // of each op, where not empty, instead of what 1 to 4 say: of those that fit, the one with the longest way to the end starts
 };
 
-// The strategies that a choice may use, as the command line names them: "1,2,3,4".
-struct Strategies {
-  bool each_op = true, each_type = true, co_run = true, second_threads = true;
-  friend bool operator==(const Strategies&, const Strategies&) = default;
-};
-Strategies strategies_named(std::string_view list);  // throws Error(invalid_input) that names the one that there is not
-std::string to_string(const Strategies& strategies);
-
 struct CoSpan {
   int32_t task = 0;
   int threads = 1;

@@ -14,6 +14,7 @@
 #include "cost/bench.h"
 #include "cost/measure.h"
 #include "cost/signature.h"
+#include "ops/micro_op.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
 

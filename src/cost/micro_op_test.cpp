@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "cost/signature.h"
+#include "ops/micro_op.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
 

@@ -8,7 +8,7 @@
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
 #include "plimsoll/graph.h"
-#include "plimsoll/workspace.h"
+#include "plimsoll/kernels.h"
 
 namespace plimsoll {
 

@@ -4,9 +4,10 @@
 #include <climits>
 
 #include "cost/signature.h"
-#include "device/simulated/analytic.h"
-#include "plimsoll/cost.h"
 #include "device/divided.h"
+#include "device/simulated/analytic.h"
+#include "ops/micro_op.h"
+#include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
 

@@ -5,9 +5,9 @@
 #include "device/cpu/device.h"
 #include "device/cuda/device.h"
 #include "device/simulated/simulated.h"
+#include "device/tier/tier.h"
 #include "plimsoll/device.h"
 #include "plimsoll/error.h"
-#include "plimsoll/tier.h"
 
 namespace plimsoll {
 

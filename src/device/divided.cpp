@@ -6,6 +6,7 @@
 #include <map>
 #include <vector>
 
+#include "ops/micro_op.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"

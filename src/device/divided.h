@@ -17,11 +17,6 @@
 
 namespace plimsoll {
 
-// The door to kernels for whoever runs or times them: `kernel` is a name of the device's or a configuration of such names, for
-// the layouts that the graph's tensors have. Throws Error(invalid_input) on nonsense and on parts that do not add up to the
-// batch; Error(unsupported) where the op or a layout cannot be divided, and as Device::make_kernel does.
-std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, const Op& op, std::string_view kernel, int threads = 0);
-
 // Whether rows of the batch lie one after the other in such a layout, so that a part has an address.
 bool is_divisible(const Layout& layout);
 // Why the op cannot run in parts with the layouts that its tensors have; empty where it can.

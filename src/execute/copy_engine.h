@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "device/tier/tier.h"
 #include "plimsoll/execute.h"
-#include "plimsoll/tier.h"
 
 namespace plimsoll {
 

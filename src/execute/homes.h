@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "device/tier/tier.h"
 #include "plimsoll/plan.h"
-#include "plimsoll/tier.h"
 
 namespace plimsoll {
 

@@ -14,11 +14,11 @@
 #include <span>
 #include <vector>
 
+#include "device/tier/tier.h"
+#include "execute/copy_engine.h"
 #include "plimsoll/device.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/plan.h"
-#include "plimsoll/tier.h"
-#include "execute/copy_engine.h"
 
 namespace plimsoll {
 

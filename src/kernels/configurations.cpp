@@ -10,7 +10,7 @@
 
 #include "base/names.h"
 #include "plimsoll/error.h"
-#include "plimsoll/workspace.h"
+#include "plimsoll/kernels.h"
 
 namespace plimsoll {
 namespace {
@@ -131,36 +131,6 @@ void add_up(Configuration& made, const DivisionCost& division) {
 }
 
 }  // namespace
-
-std::string_view to_string(BatchSizes sizes) {
-  switch (sizes) {
-    case BatchSizes::undivided: return "undivided";
-    case BatchSizes::power_of_two: return "powerOfTwo";
-    case BatchSizes::all: return "all";
-  }
-  return "?";
-}
-
-BatchSizes batch_sizes_named(std::string_view name) {
-  std::vector<std::string> known;
-  for (BatchSizes sizes : {BatchSizes::undivided, BatchSizes::power_of_two, BatchSizes::all}) {
-    if (name == to_string(sizes)) return sizes;
-    known.emplace_back(to_string(sizes));
-  }
-  throw Error(ErrorCode::invalid_input, unknown_name("batch-size policy", std::string(name), known));
-}
-
-std::vector<int64_t> micro_batch_sizes(BatchSizes sizes, int64_t batch) {
-  check({}, batch, {});
-  std::vector<int64_t> list;
-  if (sizes == BatchSizes::power_of_two) {
-    for (int64_t size = 1; size < batch; size *= 2) list.push_back(size);
-  } else if (sizes == BatchSizes::all) {
-    for (int64_t size = 1; size < batch; ++size) list.push_back(size);
-  }
-  list.push_back(batch);
-  return list;
-}
 
 std::optional<Configuration> fastest_within(const MicroBatchKernels& candidates, int64_t batch, Bytes limit, const DivisionCost& division) {
   check(candidates, batch, division);

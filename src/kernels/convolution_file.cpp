@@ -4,8 +4,8 @@
 #include <array>
 #include <charconv>
 
-#include "plimsoll/convolutions.h"
 #include "plimsoll/error.h"
+#include "plimsoll/kernels.h"
 
 namespace plimsoll {
 namespace {

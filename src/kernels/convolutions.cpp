@@ -1,4 +1,4 @@
-#include "plimsoll/convolutions.h"
+#include "plimsoll/kernels.h"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 
 #include "cost/bench.h"
 #include "cost/signature.h"
-#include "plimsoll/builder.h"
 #include "device/divided.h"
+#include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
 

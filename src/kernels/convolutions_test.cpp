@@ -1,9 +1,8 @@
-#include "plimsoll/convolutions.h"
+#include "plimsoll/kernels.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "plimsoll/builder.h"
 #include "device/divided.h"
 #include "plimsoll/error.h"
 #include "plimsoll/models.h"

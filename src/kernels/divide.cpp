@@ -14,7 +14,7 @@
 #include <limits>
 #include <numeric>
 
-#include "plimsoll/workspace.h"
+#include "plimsoll/kernels.h"
 
 namespace plimsoll {
 namespace {

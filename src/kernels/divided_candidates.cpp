@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "cost/signature.h"
-#include "kernels/layout_search.h"
 #include "device/divided.h"
+#include "kernels/layout_search.h"
+#include "ops/micro_op.h"
+#include "plimsoll/kernels.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
-#include "plimsoll/workspace.h"
 
 namespace plimsoll {
 namespace {

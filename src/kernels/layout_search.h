@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "plimsoll/passes.h"
+#include "kernels/layout.h"
 
 namespace plimsoll {
 

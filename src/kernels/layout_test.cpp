@@ -6,9 +6,9 @@
 #include <random>
 
 #include "cost/signature.h"
+#include "kernels/layout.h"
 #include "ops/reference.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/passes.h"
 
 namespace plimsoll {
 namespace {

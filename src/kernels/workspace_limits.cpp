@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "cost/signature.h"
+#include "plimsoll/kernels.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/workspace.h"
 
 namespace plimsoll {
 namespace {

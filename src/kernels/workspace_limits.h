@@ -3,8 +3,8 @@
 
 #include <functional>
 
+#include "kernels/layout.h"
 #include "kernels/layout_search.h"
-#include "plimsoll/passes.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {

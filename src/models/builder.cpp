@@ -1,4 +1,4 @@
-#include "plimsoll/builder.h"
+#include "plimsoll/models.h"
 
 #include <fmt/format.h>
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "plimsoll/builder.h"
+#include "plimsoll/models.h"
 
 namespace plimsoll {
 

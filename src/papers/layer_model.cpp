@@ -399,4 +399,11 @@ std::vector<KernelChoice> layer_kernels(const Graph& graph) {
   return std::vector<KernelChoice>(static_cast<size_t>(graph.op_count()), KernelChoice{"layer", {}});
 }
 
+std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& lowering, const Device& device,
+                                                 const CostTable& costs, const CompileOptions& options) {
+  Graph graph = lower_to_layers(network, lowering);
+  std::vector<KernelChoice> kernels = layer_kernels(graph);
+  return compile_graph(std::move(graph), std::move(kernels), device, costs, options);
+}
+
 }  // namespace plimsoll

@@ -19,10 +19,12 @@
 // parameters are no layers: the JOIN reads through them. Such a graph is planned, never run.
 #pragma once
 
+#include <variant>
 #include <vector>
 
+#include "plimsoll/compile.h"
+#include "plimsoll/plan.h"
 #include "plimsoll/autodiff.h"
-#include "plimsoll/policy.h"
 
 namespace plimsoll {
 
@@ -38,5 +40,9 @@ Graph lower_to_layers(const Network& network, const LayerModelOptions& options =
 
 // The kernel "layer", without workspace, for every op of such a graph.
 std::vector<KernelChoice> layer_kernels(const Graph& graph);
+
+// The program of that graph, which no device runs. `options` as for compile_training; nothing is fused, and no optimizer is added.
+std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& lowering, const Device& device,
+                                                 const CostTable& costs, const CompileOptions& options);
 
 }  // namespace plimsoll

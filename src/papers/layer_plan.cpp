@@ -3,11 +3,11 @@
 #include <memory>
 #include <set>
 
+#include "plan/policy.h"
+#include "plan/simulate.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
 #include "plimsoll/models.h"
-#include "plimsoll/policy.h"
-#include "plan/simulate.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {

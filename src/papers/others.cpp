@@ -1,8 +1,8 @@
 // Dymem (HPDC 2020) and mu-cuDNN (CLUSTER 2018).
-#include "papers/papers.h"
-#include "plimsoll/convolutions.h"
-#include "plimsoll/device.h"
 #include "papers/layer_model.h"
+#include "papers/papers.h"
+#include "plimsoll/device.h"
+#include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
 
 namespace plimsoll {

@@ -10,10 +10,10 @@
 #include <string>
 
 #include "base/names.h"
+#include "passes/passes.h"
 #include "passes/rebuilder.h"
 #include "passes/split.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/passes.h"
 
 namespace plimsoll {
 namespace {

@@ -5,10 +5,10 @@
 #include <map>
 #include <random>
 
-#include "tests/support/interpreter.h"
+#include "passes/passes.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/passes.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll {
 namespace {

@@ -11,8 +11,8 @@
 // layer keeps its name, and files know the weights whole (whole_states in graph.h).
 #pragma once
 
+#include "passes/passes.h"
 #include "passes/rebuilder.h"
-#include "plimsoll/passes.h"
 
 namespace plimsoll {
 

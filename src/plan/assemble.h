@@ -2,7 +2,7 @@
 #pragma once
 
 #include "plan/liveness.h"
-#include "plimsoll/policy.h"
+#include "plan/policy.h"
 
 namespace plimsoll {
 

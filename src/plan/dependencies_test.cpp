@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <set>
 
-#include "plimsoll/policy.h"
+#include "plan/policy.h"
 #include "tests/support/paper_run.h"
 #include "tests/support/random_plan.h"
 

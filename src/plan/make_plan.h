@@ -1,8 +1,8 @@
 // From a schedule to a plan: offsets in the arena, slots in the tiers.
 #pragma once
 
+#include "plan/policy.h"
 #include "plan/schedule.h"
-#include "plimsoll/policy.h"
 
 namespace plimsoll {
 

@@ -11,8 +11,8 @@
 
 #include <vector>
 
+#include "plan/policy.h"
 #include "plimsoll/graph.h"
-#include "plimsoll/policy.h"
 
 namespace plimsoll {
 

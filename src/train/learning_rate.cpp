@@ -1,4 +1,4 @@
-#include "plimsoll/learning_rate.h"
+#include "plimsoll/train.h"
 
 #include <algorithm>
 #include <cmath>

@@ -13,10 +13,11 @@
 
 #include "base/names.h"
 #include "cost/measure.h"
-#include "plimsoll/execute.h"
-#include "plimsoll/ops.h"
+#include "cost/probe.h"
 #include "plan/placement/placement.h"
 #include "plan/simulate.h"
+#include "plimsoll/execute.h"
+#include "plimsoll/ops.h"
 #include "train/sample_inputs.h"
 
 namespace plimsoll {

@@ -9,8 +9,9 @@
 #include <random>
 
 #include "device/cuda/device.h"
-#include "plimsoll/cost.h"
 #include "device/divided.h"
+#include "ops/micro_op.h"
+#include "plimsoll/cost.h"
 #include "plimsoll/plan.h"
 #include "tests/conformance/cases.h"
 #include "tests/conformance/harness.h"

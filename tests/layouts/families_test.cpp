@@ -7,10 +7,11 @@
 #include <cstring>
 #include <ctime>
 
-#include "tests/support/interpreter.h"
-#include "plimsoll/models.h"
-#include "plimsoll/passes.h"
+#include "kernels/layout.h"
+#include "passes/passes.h"
 #include "plan/route.h"
+#include "plimsoll/models.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll {
 namespace {

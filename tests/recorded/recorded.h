@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "plimsoll/builder.h"
+#include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::recorded {

@@ -11,11 +11,11 @@
 #include <random>
 #include <thread>
 
+#include "device/tier/tier.h"
+#include "plan/policy.h"
 #include "plimsoll/device.h"
 #include "plimsoll/error.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/policy.h"
-#include "plimsoll/tier.h"
 
 namespace plimsoll::testing {
 

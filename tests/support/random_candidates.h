@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "plimsoll/workspace.h"
+#include "plimsoll/kernels.h"
 
 namespace plimsoll {
 

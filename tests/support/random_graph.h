@@ -9,9 +9,9 @@
 #include <random>
 #include <vector>
 
+#include "plan/policy.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/policy.h"
 
 namespace plimsoll::testing {
 

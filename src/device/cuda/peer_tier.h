@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "device/cuda/door.h"
-#include "plimsoll/tier.h"
+#include "device/tier/tier.h"
 
 namespace plimsoll::cuda {
 

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "device/simulated/analytic.h"
+#include "kernels/layout.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/passes.h"
 
 namespace plimsoll {
 namespace {

@@ -19,9 +19,9 @@
 #include "device/tier/checksum.h"
 #include "device/tier/fault.h"
 #include "device/tier/queue.h"
+#include "device/tier/tier.h"
 #include "plimsoll/error.h"
 #include "plimsoll/plan.h"
-#include "plimsoll/tier.h"
 
 namespace plimsoll {
 namespace {

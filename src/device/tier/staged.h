@@ -3,8 +3,8 @@
 
 #include <memory>
 
+#include "device/tier/tier.h"
 #include "plimsoll/device.h"
-#include "plimsoll/tier.h"
 
 namespace plimsoll {
 

@@ -1,4 +1,4 @@
-#include "plimsoll/tier.h"
+#include "device/tier/tier.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

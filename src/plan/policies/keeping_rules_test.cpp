@@ -7,10 +7,10 @@
 #include <set>
 
 #include "papers/layer_model.h"
+#include "plan/policy.h"
+#include "plan/simulate.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/policy.h"
-#include "plan/simulate.h"
 #include "plimsoll/verify.h"
 #include "tests/support/random_graph.h"
 

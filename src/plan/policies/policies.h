@@ -2,8 +2,8 @@
 #pragma once
 
 #include "plan/make_plan.h"
+#include "plan/policy.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/policy.h"
 
 namespace plimsoll {
 

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include "papers/layer_model.h"
-#include "plimsoll/models.h"
-#include "plimsoll/policy.h"
+#include "plan/policy.h"
 #include "plan/simulate.h"
+#include "plimsoll/models.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {

@@ -1,37 +1,19 @@
-// Graph -> graph, from one list through one wrapper that names, times, can switch off, and checks each pass.
+// A layout for every tensor, a kernel for every op, and the Reorder ops between them.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "plimsoll/autodiff.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
-#include "plimsoll/policy.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
 
-struct FusionOptions {
-  std::vector<std::string> off;  // names of passes to leave out
-  // Fully connected layers whose weights have more bytes than this are split into blocks of rows of at most `block_bytes` (but at
-  // least 16 rows), so that no step needs the whole of weights, gradient and optimizer state. Not to be chosen by the budget:
-  // sums are rounded otherwise.
-  Bytes split_above = 48_MiB;
-  Bytes block_bytes = 32_MiB;
-};
-struct PassReport { std::string name; int rewrites = 0; double time_ms = 0; };
-
-// Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU) in a forward network, before autodiff: the
-// fused ops' own gradients give the fused backward ops. Then splits large fully connected layers. Results stay equal up to
-// rounding. Checked after each pass.
-std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
-std::vector<std::string_view> fusion_pass_names();
-
-class KernelCandidates;  // passes/layout_search.h: what the device offers and what that costs, asked once
+class KernelCandidates;  // kernels/layout_search.h: what the device offers and what that costs, asked once
 
 struct LayoutOptions {
   std::optional<LayoutFamily> family;                 // force one; otherwise the cheapest by the cost table

@@ -9,17 +9,11 @@
 #include <variant>
 #include <vector>
 
-#include "plimsoll/plan.h"
 #include "plan/placement/placement.h"
 #include "plan/route.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
-
-// The kernel of every op of a graph, by the index of the op; made by passes.h.
-struct KernelChoice {
-  std::string kernel;
-  Bytes workspace;
-};
 
 inline constexpr double kAnyTime = 1e300;  // ms of a step
 

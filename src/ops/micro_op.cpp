@@ -1,8 +1,9 @@
+#include "ops/micro_op.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
