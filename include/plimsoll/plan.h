@@ -151,7 +151,9 @@ struct Prediction {
   StepIndex peak_step = 0;
   double step_time_ms = 0;
   double estimated_share = 0;  // part of step_time_ms that comes from estimates rather than measurements, 0..1
-  double lower_bound_ms = 0;   // no plan of this graph with these kernels is faster: every op once, nothing waits
+  // No plan of this graph with these kernels and thread counts is faster: every op once, and nothing waits. Of steps that run at
+  // once: neither the longest chain of ops that read each other's results, nor all their work on the cores takes longer.
+  double lower_bound_ms = 0;
   Bytes offload, prefetch;   // traffic of a step
   double copy_ms = 0;        // how long the copy engines are busy
   double stall_ms = 0;       // how long compute waits for them
@@ -169,7 +171,7 @@ struct Plan {
   std::string placement;     // the name of the placement that gave the offsets
   Bytes budget;
   Bytes arena;               // what the executor takes: the end of the highest stay
-  Bytes lower_bound;         // no plan of this graph by this policy can need less
+  Bytes lower_bound;         // no plan of this graph needs less (least_bytes); 0: not said
   std::vector<Step> steps;   // in an order in which they may run one after another
   CoreSharing cores;
   std::vector<Stay> stays;   // in order of first step, then offset
@@ -198,8 +200,9 @@ struct Infeasible {
 std::string to_text(const Infeasible& infeasible);
 std::string raise_memory_to(Bytes enough);  // as a suggestion; rounded up, so that what it says is enough
 
-// Largest sum of stays' bytes over the steps, and the (first) step where it is. Bytes that two stays share, in place or as a
-// view, count once.
+// Bytes of the arena that lie in a stay, at every step. Bytes that stays share, in place or as a view, count once.
+std::vector<Bytes> live_bytes(const Plan& plan);
+// Most of them, and the (first) step where it is.
 struct Peak { Bytes bytes; StepIndex step = 0; };
 Peak live_peak(const Plan& plan);
 // Stays alive at a step, largest first.

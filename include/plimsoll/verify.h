@@ -1,5 +1,8 @@
-// Judges a plan, sharing no code with what made it: it sees the plan and the graph, nothing else. Run on every plan before
-// it is executed, in release builds too.
+// Judges a plan, sharing no code with what made it: it sees the plan and the graph, nothing else.
+//
+//   safe   every byte is where it is needed, and nobody else's: judged of every plan before it is executed, in release builds too
+//   true   the plan's prediction follows from its steps' times, its stays, copies and tiers. A plan that predicts nothing, as
+//          policies make them, claims nothing. What a saved plan claims besides is judged in compile/plan_file.h
 #pragma once
 
 #include <string>
@@ -31,17 +34,27 @@ struct Violation {
     bad_index,          // a step, tensor or op that does not exist
     bad_home,           // of what does not come from outside, a second one, or on another's bytes
     out_of_tier,        // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
-    bad_threads,        // a step is to run by fewer than no threads, or by more than kMostThreads; or so many steps at once, or none
+    bad_threads,        // a step is to run by fewer than no threads, or by more than kMostThreads, or than the plan has cores
+    bad_cores,          // how steps share the cores makes no sense: their numbers, ops kept apart that do not exist, an order of others
     bad_division,       // a kernel's name is no name and no configuration, or its parts do not make up the op's batch
+    bad_time,           // a step's time is negative or no number
+    wrong_prediction,   // what the plan predicts does not follow from its steps, stays, moves, tiers and times
+    wrong_bound,        // its lower bound is not what the graph needs at least
+    wrong_workspace,    // a step's workspace is not what its kernel asks for on the device, or there is no such kernel
+    wrong_request,      // the graph or the plan is not what the file says was asked for
+    edited,             // the file is not as it was saved
   } rule;
   StepIndex step = -1;
   std::string message;  // names the step, the op, the tensors, the offsets
 };
 std::string_view to_string(Violation::Rule rule);
 
-// Every violation found, the earliest first; empty: the plan is safe. Stops after `limit`.
+// Every violation found, the earliest first; empty: the plan is safe, and what it claims is true. Claims are judged when it is safe.
+// Stops after `limit`.
 std::vector<Violation> verify(const Graph& graph, const Plan& plan, size_t limit = 20);
-// Throws Error(internal) with the first violations when there are any.
+// Whether it is safe, whatever it claims.
+std::vector<Violation> verify_safety(const Graph& graph, const Plan& plan, size_t limit = 20);
+// Throws Error(internal) with the first violations when the plan is not safe.
 void require_valid(const Graph& graph, const Plan& plan);
 
 }  // namespace plimsoll

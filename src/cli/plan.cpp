@@ -20,6 +20,7 @@
 #include "report/html.h"
 #include "report/report.h"
 #include "compile/plan_file.h"
+#include "compile/verify_file.h"
 #include "train/session.h"
 
 namespace plimsoll::cli {
@@ -98,8 +99,10 @@ int run_plan(const PlanFlags& flags) {
   object["layers"] = layer_count(network);
   out.write(object);
   if (!flags.save.empty()) {
-    save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact,
-                           .inter_op = flags.sharing_options().inter_op, .intra_op = flags.sharing_options().intra_op}, program);
+    const TierOptions tiers = flags.tiers();
+    save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact, .lowered = flags.lowered(),
+                           .memory = options.memory, .host_memory = tiers.host_memory, .spill_size = tiers.spill_size, .peer_size = tiers.peer_size,
+                           .threads = flags.threads, .inter_op = flags.sharing_options().inter_op, .intra_op = flags.sharing_options().intra_op}, program);
     say(out, fmt::format("saved {}", flags.save));
   }
   if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
@@ -110,22 +113,40 @@ int run_plan(const PlanFlags& flags) {
   return kDone;
 }
 
+// What its kernels need is asked where the plan's device is here. Returns why it was not asked; empty: it was.
+std::string ask_device(const SavedPlan& saved, std::vector<Violation>& violations) {
+  try {
+    const PlanRequest& request = saved.request;
+    const SharingOptions sharing{.threads = request.threads, .inter_op = request.inter_op, .intra_op = request.intra_op};
+    const std::unique_ptr<Device> device =
+        open_device(saved.plan.device_name, share_cores(saved.plan.device_name, sharing, request.exact).op_threads);
+    if (device->info().key != saved.plan.device_key) return fmt::format("'{}' here is another one ({})", saved.plan.device_name, device->info().key);
+    if (device->info().simulated || request.lowered) return fmt::format("'{}' runs nothing", saved.plan.device_name);
+    for (Violation& v : verify_workspaces(saved.graph, saved.plan, *device)) violations.push_back(std::move(v));
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 int run_verify(const std::string& file, const std::string& json_target) {
   JsonLines out(json_target);
   const SavedPlan saved = load_plan(file);
-  const std::vector<Violation> violations = verify(saved.graph, saved.plan);
+  std::vector<Violation> violations = verify_file(saved);
+  const std::string not_asked = ask_device(saved, violations);
   json list = json::array();
   for (const Violation& v : violations) {
     list.push_back({{"rule", std::string(to_string(v.rule))}, {"step", v.step}, {"message", v.message}});
     say(out, fmt::format("{}: {}", to_string(v.rule), v.message));
   }
   out.write({{"valid", violations.empty()}, {"graph", saved.graph.name}, {"policy", saved.plan.policy}, {"steps", saved.plan.steps.size()},
-             {"arena_bytes", saved.plan.arena.count}, {"violations", list}});
+             {"arena_bytes", saved.plan.arena.count}, {"violations", list}, {"kernels_asked", not_asked.empty()}, {"kernels_not_asked", not_asked}});
+  if (!not_asked.empty()) say(out, fmt::format("the workspaces of its kernels were not judged: {}", not_asked));
   if (!violations.empty()) {
-    say(out, fmt::format("{} is not safe", file));
+    say(out, fmt::format("{} is not valid", file));
     return kBadInput;
   }
-  say(out, fmt::format("{} is safe: {} steps of '{}' by policy {} in {}", file, saved.plan.steps.size(), saved.graph.name, saved.plan.policy,
+  say(out, fmt::format("{} is valid: {} steps of '{}' by policy {} in {}", file, saved.plan.steps.size(), saved.graph.name, saved.plan.policy,
                        to_string(saved.plan.arena)));
   return kDone;
 }

@@ -136,6 +136,7 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
   if (!given("--nesterov")) options.optimizer.nesterov = optimizer.nesterov;
   if (!given("--lr")) options.schedule.lr = default_lr(options.optimizer.name);
   if (!given("--device")) options.device = saved.plan.device_name;
+  if (!given("--threads")) options.threads = saved.request.threads;
   if (flags.model.empty()) options.model = saved.request.model;
   if (!given("--batch")) options.batch = saved.request.input.batch;
   const ModelInput& input = saved.request.input;

@@ -57,7 +57,7 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
                                        .explain = wanted.explain,
                                        .state_homes = options.state_homes,
                                        .options = policy_options(wanted.policy)});
-  if (Plan* plan = std::get_if<Plan>(&result)) plan->predicted = simulate(graph, *plan, costs);
+  if (Plan* plan = std::get_if<Plan>(&result)) predict(graph, *plan, costs);
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
@@ -273,7 +273,7 @@ Attempt search(const Network& network, const Device& device, const CostTable& co
 // Checks and completes a plan, whoever made it.
 void finish(const Graph& graph, Plan& plan, const CostTable& costs) {
   require_valid(graph, plan);
-  plan.predicted = simulate(graph, plan, costs);
+  predict(graph, plan, costs);
 }
 
 double now_ms() {

@@ -6,6 +6,7 @@
 
 #include "base/files.h"
 #include "base/json_reader.h"
+#include "base/sha256.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {
@@ -13,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 constexpr std::string_view kFormat = "plimsoll-plan";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;  // 1 had no fingerprint, and plans without times
 
 json request_json(const PlanRequest& r) {
   json j = {{"model", r.model},
@@ -23,6 +24,11 @@ json request_json(const PlanRequest& r) {
           {"width", r.input.width},
           {"classes", r.input.classes},
           {"exact", r.exact},
+          {"lowered", r.lowered},
+          {"memory", r.memory.count},
+          {"threads", r.threads},
+          {"inter_op", r.inter_op},
+          {"intra_op", r.intra_op},
           {"optimizer",
            {{"name", r.optimizer.name},
             {"momentum", r.optimizer.momentum},
@@ -31,8 +37,9 @@ json request_json(const PlanRequest& r) {
             {"beta1", r.optimizer.beta1},
             {"beta2", r.optimizer.beta2},
             {"epsilon", r.optimizer.epsilon}}}};
-  if (r.inter_op != 1) j["inter_op"] = r.inter_op;
-  if (r.intra_op != 0) j["intra_op"] = r.intra_op;
+  if (r.host_memory) j["host_memory"] = r.host_memory->count;
+  if (r.spill_size) j["spill_size"] = r.spill_size->count;
+  if (r.peer_size) j["peer_size"] = r.peer_size->count;
   return j;
 }
 
@@ -48,7 +55,10 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
 }
 
 PlanRequest request_from(const JsonReader& r) {
-  r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "optimizer", "inter_op", "intra_op"});
+  r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "lowered", "memory", "threads", "inter_op", "intra_op",
+          "optimizer", "host_memory", "spill_size", "peer_size"});
+  auto bytes_of = [&](std::string_view name) { return r.has(name) ? std::optional(Bytes{r.member(name).integer(0)}) : std::nullopt; };
+  auto count_of = [&](std::string_view name) { return static_cast<int>(r.member(name).integer(0, kMostThreads)); };
   return {.model = r.member("model").text(),
           .input = {.batch = r.member("batch").integer(1, 1 << 24),
                     .channels = r.member("channels").integer(0, 1 << 16),
@@ -57,8 +67,20 @@ PlanRequest request_from(const JsonReader& r) {
                     .classes = r.member("classes").integer(0, 1 << 24)},
           .optimizer = optimizer_from(r.member("optimizer")),
           .exact = r.member("exact").boolean(),
-          .inter_op = r.has("inter_op") ? static_cast<int>(r.member("inter_op").integer(0, kMostThreads)) : 1,
-          .intra_op = r.has("intra_op") ? static_cast<int>(r.member("intra_op").integer(0, kMostThreads)) : 0};
+          .lowered = r.member("lowered").boolean(),
+          .memory = {r.member("memory").integer(0)},
+          .host_memory = bytes_of("host_memory"),
+          .spill_size = bytes_of("spill_size"),
+          .peer_size = bytes_of("peer_size"),
+          .threads = count_of("threads"),
+          .inter_op = count_of("inter_op"),
+          .intra_op = count_of("intra_op")};
+}
+
+// Of everything in the file but the fingerprint itself, with names in order and without spaces.
+std::string fingerprint_of(json file) {
+  file.erase("fingerprint");
+  return sha256_hex(file.dump());
 }
 
 // Reads a part that has a reader of its own; its places are told as places in the file.
@@ -74,12 +96,13 @@ auto read_part(const JsonReader& file, std::string_view name, const Read& read) 
 }  // namespace
 
 std::string to_json(const PlanRequest& request, const Program& program) {
-  const json file = {{"format", kFormat},
+  json file = {{"format", kFormat},
                      {"version", kVersion},
                      {"request", request_json(request)},
                      {"layout", std::string(to_string(program.family))},
                      {"graph", json::parse(to_json(program.network.graph))},
                      {"plan", json::parse(to_json(program.plan, program.network.graph))}};
+  file["fingerprint"] = fingerprint_of(file);
   return file.dump(1);
 }
 
@@ -93,9 +116,12 @@ SavedPlan saved_plan_from_json(std::string_view text) {
   if (!document.is_object() || !file.has("format") || document["format"] != kFormat) {
     throw Error(ErrorCode::corrupt_file, fmt::format("it is no saved plan: \"format\" should be \"{}\"", kFormat));
   }
-  file.member("version").integer(kVersion, kVersion);
-  file.only({"format", "version", "request", "layout", "graph", "plan"});
+  if (const JsonReader version = file.member("version"); version.integer(1) != kVersion) {
+    version.fail(fmt::format("version {} was expected; a plan of another version must be made again, by `plimsoll plan --save`", kVersion));
+  }
+  file.only({"format", "version", "fingerprint", "request", "layout", "graph", "plan"});
   SavedPlan saved;
+  saved.edited = file.member("fingerprint").text() != fingerprint_of(document);
   saved.request = request_from(file.member("request"));
   saved.family = family_named(file.member("layout").text());
   saved.graph = read_part(file, "graph", [](const std::string& part) { return graph_from_json(part); });

@@ -1,8 +1,9 @@
 // A saved plan: what was asked for, the graph of the step with its layouts, and the plan, in one JSON file, so that it
-// can be verified and run without what made it.
+// can be verified and run without what made it. A fingerprint covers all of it.
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,12 +12,16 @@
 
 namespace plimsoll {
 
-// What `plan` and `train` were asked for, as far as it shapes the graph.
+// What `plan` was asked for, as far as it shapes the graph and the plan.
 struct PlanRequest {
   std::string model;
   ModelInput input;
   OptimizerOptions optimizer;
   bool exact = false;
+  bool lowered = false;            // the papers' layer graph, which never runs
+  Bytes memory{INT64_MAX};         // the arena's budget
+  std::optional<Bytes> host_memory, spill_size, peer_size;  // of the tiers, where they were given
+  int threads = 0;                 // 0: all
   int inter_op = 1, intra_op = 0;  // as in TrainOptions
 };
 
@@ -25,6 +30,7 @@ struct SavedPlan {
   LayoutFamily family = LayoutFamily::plain;
   Graph graph;
   Plan plan;
+  bool edited = false;  // the file's fingerprint is not that of its text
 };
 
 std::string to_json(const PlanRequest& request, const Program& program);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cores/strategies.h"
+#include "plan/simulate_cores.h"
 
 namespace plimsoll {
 namespace {
@@ -219,25 +220,17 @@ class CoRunner {
       }
       r.rate = speed / static_cast<double>(r.cores.size());
     }
-    share_memory();
+    share_rates();
   }
 
-  // Who asks for less than an equal share gets it; what is left is shared by the others, and so on.
-  void share_memory() {
-    if (machine_.memory_gb_per_s <= 0 || running_.size() < 2) return;
-    std::vector<std::pair<double, Running*>> wanted;  // bytes a ms
-    for (Running& r : running_) {
-      if (r.how.time_ms > 0) wanted.push_back({task(r.task).bytes / r.how.time_ms * r.rate, &r});
+  void share_rates() {
+    std::vector<double> wanted, rates;  // bytes a ms
+    for (const Running& r : running_) {
+      wanted.push_back(r.how.time_ms > 0 ? task(r.task).bytes / r.how.time_ms : 0);
+      rates.push_back(r.rate);
     }
-    std::sort(wanted.begin(), wanted.end());
-    if (wanted.empty()) return;
-    double left =
-        std::max(machine_.memory_gb_per_s * 1e6, wanted.back().first);  // its curve says that it gets this much alone
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      const double share = left / static_cast<double>(wanted.size() - i);
-      if (wanted[i].first > share) wanted[i].second->rate *= share / wanted[i].first;
-      left -= std::min(wanted[i].first, share);
-    }
+    share_memory(wanted, machine_.memory_gb_per_s, rates);
+    for (size_t i = 0; i < running_.size(); ++i) running_[i].rate = rates[i];
   }
 
   void advance() {

@@ -65,52 +65,26 @@ Tasks tasks_of(const Graph& graph, const Plan& plan) {
   return result;
 }
 
-// No way to run these tasks side by side takes less: neither the longest chain of them, nor all their work on the cores. What runs
-// again does not count.
-double least_ms(const Plan& plan, const Tasks& tasks, const CoreShape& shape) {
-  std::vector<double> end(tasks.tasks.size(), 0);
-  double chain = 0, work = 0;
-  for (size_t i = 0; i < tasks.tasks.size(); ++i) {
-    for (int32_t before : tasks.tasks[i].after) end[i] = std::max(end[i], end[static_cast<size_t>(before)]);
-    if (plan.steps[static_cast<size_t>(tasks.steps[i])].recompute) continue;
-    const ThreadCurve& curve = tasks.tasks[i].curve;
-    double least = curve.best_ms(), least_work = least * shape.cores;
-    for (int k = 1; k <= shape.cores; ++k) {
-      if (!curve.has(k)) continue;
-      least = std::min(least, curve.time_ms(k));
-      least_work = std::min(least_work, k * curve.time_ms(k));
-    }
-    end[i] += least;
-    chain = std::max(chain, end[i]);
-    work += least_work;
-  }
-  return std::max(chain, work / (shape.cores * (shape.hardware_threads > 1 ? kSecondThread : 1)));
-}
-
-// A schedule on paper becomes the plan's prediction. Copies run beside it: their engines may take longer than it does.
-void predict(Plan& plan, const Tasks& tasks, const CoMachine& machine, const CoSchedule& schedule) {
-  Prediction& p = plan.predicted;
-  std::map<int, double> busy;
-  std::vector<EngineSpan> copies;
-  for (const EngineSpan& span : p.timeline) {
-    if (span.engine == 0) continue;
-    busy[span.engine] += span.end_ms - span.start_ms;
-    copies.push_back(span);
-  }
-  p.timeline.clear();
+// A schedule on paper becomes the plan's: what its steps take and share, and which of them go first. The prediction follows.
+void take_schedule(const Graph& graph, Plan& plan, const Tasks& tasks, const CoMachine& machine, const CoSchedule& schedule) {
+  plan.cores.cores = machine.cores.cores;
+  plan.cores.hardware_threads = machine.cores.hardware_threads;
+  plan.cores.memory_gb_per_s = machine.memory_gb_per_s;
+  plan.cores.smt_speed = machine.throughput.back();
+  plan.cores.order.clear();
   std::vector<bool> seen(plan.steps.size(), false);
   for (const CoSpan& span : schedule.spans) {
-    const StepIndex step = tasks.steps[static_cast<size_t>(span.task)];
-    p.timeline.push_back({0, step, span.start_ms, span.end_ms});
-    seen[static_cast<size_t>(step)] = true;
+    const StepIndex s = tasks.steps[static_cast<size_t>(span.task)];
+    Step& step = plan.steps[static_cast<size_t>(s)];
+    if (step.threads == 0 && span.threads < machine.cores.cores) step.threads = span.threads;
+    step.time_ms = tasks.tasks[static_cast<size_t>(span.task)].curve.time_ms(span.threads);
+    plan.cores.order.push_back(s);
+    seen[static_cast<size_t>(s)] = true;
   }
   for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
-    if (!seen[static_cast<size_t>(s)]) p.timeline.push_back({0, s, 0, 0});
+    if (!seen[static_cast<size_t>(s)]) plan.cores.order.push_back(s);
   }
-  p.timeline.insert(p.timeline.end(), copies.begin(), copies.end());
-  p.step_time_ms = schedule.total_ms;
-  p.lower_bound_ms = least_ms(plan, tasks, machine.cores);
-  for (const auto& [engine, ms] : busy) p.step_time_ms = std::max(p.step_time_ms, ms);
+  plan.predicted = simulate(graph, plan);
 }
 
 int cores_of(const Device& device) { return std::max(device.info().threads, 1); }
@@ -262,7 +236,8 @@ void set_sharing(Program& program, const Sharing& sharing, const CostTable& cost
   const Uniform uniform = uniform_of(sharing, costs);
   Tasks tasks = tasks_of(program.network.graph, program.plan);
   const CoSchedule schedule = schedule_of(program.network.graph, program.plan, tasks, uniform, costs);
-  predict(program.plan, tasks, uniform.machine, schedule);
+  take_times(program.network.graph, program.plan, costs);
+  take_schedule(program.network.graph, program.plan, tasks, uniform.machine, schedule);
 }
 
 bool fits(const Program& program, const Device& device, const Step& step, int threads) {
@@ -308,8 +283,8 @@ void run_serially(Program& program, const CostTable& costs) {
     step.affinity = Affinity::close;
   }
   use_stays(program, false);
-  program.plan.cores.inter_op = 1;
-  program.plan.predicted = simulate(program.network.graph, program.plan, costs);
+  program.plan.cores = {};
+  predict(program.network.graph, program.plan, costs);
 }
 
 namespace {
@@ -440,7 +415,7 @@ ChosenSharing choose_sharing(Program& program, const Device& device, const CostT
     chosen.second += step.affinity == Affinity::smt;
   }
   plan.cores.inter_op = std::max(best.schedule.most_at_once, 1);
-  predict(plan, tasks, machine, best.schedule);
+  take_schedule(graph, plan, tasks, machine, best.schedule);
   chosen.inter_op = plan.cores.inter_op;
   chosen.together_ms = plan.predicted.step_time_ms;
   return chosen;

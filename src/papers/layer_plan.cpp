@@ -54,7 +54,7 @@ std::optional<LayerPlan> plan_layers(const LayerPlanRequest& request) {
   Plan* plan = std::get_if<Plan>(&answer);
   if (plan == nullptr) return std::nullopt;
   require_valid(result.graph, *plan);
-  plan->predicted = simulate(result.graph, *plan, costs);
+  predict(result.graph, *plan, costs);
   result.plan = std::move(*plan);
   return result;
 }

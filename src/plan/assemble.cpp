@@ -162,7 +162,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
     return std::tie(a.first, a.offset, a.tensor, a.last) < std::tie(b.first, b.offset, b.tensor, b.last);
   });
   plan.arena = states_end + placement.height;
-  plan.lower_bound = states_end + placement.lower_bound;
+  plan.lower_bound = least_bytes(input.graph, false);
   const Peak peak = live_peak(plan);
   plan.predicted.peak = peak.bytes;
   plan.predicted.peak_step = peak.step;

@@ -14,7 +14,11 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 constexpr std::string_view kFormat = "plimsoll plan";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;  // 1 had no times of steps, and said nothing of the cores but how many steps run at once
+
+std::string other_version(int64_t mine) {
+  return fmt::format("version {} was expected; a plan of another version must be made again, by `plimsoll plan --save`", mine);
+}
 
 std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
@@ -26,6 +30,8 @@ ordered_json step_json(const Step& step, const Graph& graph) {
   if (step.recompute) j["recompute"] = true;
   if (step.workspace.count != 0) j["workspace"] = step.workspace.count;
   if (step.affinity != Affinity::close) j["affinity"] = kAffinities[static_cast<size_t>(step.affinity)];
+  if (step.time_ms != 0) j["time_ms"] = step.time_ms;
+  if (step.estimated) j["estimated"] = true;
   return j;
 }
 
@@ -62,6 +68,19 @@ ordered_json tier_json(const TierUse& use, const Graph&) {
           {"used", use.used.count}};
 }
 
+ordered_json cores_json(const CoreSharing& cores, const Graph& graph) {
+  ordered_json conflicts = ordered_json::array();
+  for (const auto& [a, b] : cores.conflicts) conflicts.push_back({graph.op(a).name, graph.op(b).name});
+  return {{"inter_op", cores.inter_op},
+          {"cores", cores.cores},
+          {"cores_a_cache", cores.cores_a_cache},
+          {"hardware_threads", cores.hardware_threads},
+          {"memory_gb_per_s", cores.memory_gb_per_s},
+          {"smt_speed", cores.smt_speed},
+          {"conflicts", conflicts},
+          {"order", cores.order}};
+}
+
 ordered_json prediction_json(const Prediction& p) {
   ordered_json timeline = ordered_json::array();
   for (const EngineSpan& span : p.timeline) timeline.push_back({span.engine, span.index, span.start_ms, span.end_ms});
@@ -93,9 +112,9 @@ class PlanReader {
 
   Plan read() {
     file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
-                "plan_time_ms", "inter_op", "predicted", "steps", "stays", "moves", "homes", "tiers"});
+                "plan_time_ms", "predicted", "cores", "steps", "stays", "moves", "homes", "tiers"});
     if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
-    file_.member("version").integer(kVersion, kVersion);
+    if (file_.member("version").integer(1) != kVersion) file_.member("version").fail(other_version(kVersion));
     read_graph(file_.member("graph"));
     const JsonReader device = file_.member("device");
     device.only({"name", "key"});
@@ -107,7 +126,6 @@ class PlanReader {
     plan_.arena = bytes(file_.member("arena"));
     plan_.lower_bound = bytes(file_.member("lower_bound"));
     plan_.plan_time_ms = file_.member("plan_time_ms").number();
-    if (file_.has("inter_op")) plan_.cores.inter_op = small(file_.member("inter_op"), 1);
     const JsonReader steps = file_.member("steps"), stays = file_.member("stays"), moves = file_.member("moves");
     const JsonReader homes = file_.member("homes"), tiers = file_.member("tiers");
     for (size_t i = 0; i < steps.size(); ++i) plan_.steps.push_back(step(steps.item(i)));
@@ -115,6 +133,7 @@ class PlanReader {
     for (size_t i = 0; i < tiers.size(); ++i) plan_.tiers.push_back(tier(tiers.item(i)));
     for (size_t i = 0; i < moves.size(); ++i) plan_.moves.push_back(move(moves.item(i)));
     for (size_t i = 0; i < homes.size(); ++i) plan_.homes.push_back(home(homes.item(i)));
+    if (file_.has("cores")) read_cores(file_.member("cores"));
     read_prediction(file_.member("predicted"));
     return std::move(plan_);
   }
@@ -150,6 +169,12 @@ class PlanReader {
     return id;
   }
 
+  OpId op(const JsonReader& r) const {
+    const OpId id = graph_.find_op(r.text());
+    if (!id.valid()) r.fail(fmt::format("graph '{}' has no op '{}'", graph_.name, r.text()));
+    return id;
+  }
+
   static std::string kernel(const JsonReader& r) {
     try {
       parts_of(r.text());
@@ -166,16 +191,16 @@ class PlanReader {
   }
 
   Step step(const JsonReader& r) const {
-    r.only({"op", "kernel", "threads", "recompute", "workspace", "affinity"});
+    r.only({"op", "kernel", "threads", "recompute", "workspace", "affinity", "time_ms", "estimated"});
     Step s;
-    const JsonReader op = r.member("op");
-    s.op = graph_.find_op(op.text());
-    if (!s.op.valid()) op.fail(fmt::format("graph '{}' has no op '{}'", graph_.name, op.text()));
+    s.op = op(r.member("op"));
     s.kernel = kernel(r.member("kernel"));
     if (r.has("threads")) s.threads = small(r.member("threads"));
     if (r.has("recompute")) s.recompute = r.member("recompute").boolean();
     if (r.has("workspace")) s.workspace = bytes(r.member("workspace"));
     if (r.has("affinity")) s.affinity = affinity(r.member("affinity"));
+    if (r.has("time_ms")) s.time_ms = r.member("time_ms").number();
+    if (r.has("estimated")) s.estimated = r.member("estimated").boolean();
     return s;
   }
 
@@ -218,6 +243,23 @@ class PlanReader {
                      .latency_us = r.member("latency_us").number(),
                      .compute_share = r.member("compute_share").number()},
             .used = bytes(r.member("used"))};
+  }
+
+  void read_cores(const JsonReader& r) {
+    r.only({"inter_op", "cores", "cores_a_cache", "hardware_threads", "memory_gb_per_s", "smt_speed", "conflicts", "order"});
+    CoreSharing& cores = plan_.cores;
+    cores.inter_op = small(r.member("inter_op"));
+    cores.cores = small(r.member("cores"));
+    cores.cores_a_cache = small(r.member("cores_a_cache"));
+    cores.hardware_threads = small(r.member("hardware_threads"));
+    cores.memory_gb_per_s = r.member("memory_gb_per_s").number();
+    cores.smt_speed = r.member("smt_speed").number();
+    const JsonReader conflicts = r.member("conflicts"), order = r.member("order");
+    for (size_t i = 0; i < conflicts.size(); ++i) {
+      if (conflicts.item(i).size() != 2) conflicts.item(i).fail("two ops were expected");
+      cores.conflicts.emplace_back(op(conflicts.item(i).item(0)), op(conflicts.item(i).item(1)));
+    }
+    for (size_t i = 0; i < order.size(); ++i) cores.order.push_back(step_index(order.item(i), 0, last_step()));
   }
 
   void read_prediction(const JsonReader& r) {
@@ -266,7 +308,7 @@ std::string to_json(const Plan& plan, const Graph& graph) {
                      plan.lower_bound.count);
   out += fmt::format(" \"plan_time_ms\": {},\n \"predicted\": {},\n", json(plan.plan_time_ms).dump(),
                      prediction_json(plan.predicted).dump());
-  if (plan.cores.inter_op != 1) out += fmt::format(" \"inter_op\": {},\n", plan.cores.inter_op);
+  if (plan.cores != CoreSharing{}) out += fmt::format(" \"cores\": {},\n", cores_json(plan.cores, graph).dump());
   out += fmt::format(" \"steps\": {},\n", lines(plan.steps, graph, step_json));
   out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
   out += fmt::format(" \"moves\": {},\n", lines(plan.moves, graph, move_json));

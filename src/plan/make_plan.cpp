@@ -30,6 +30,7 @@ class PlanMaker {
     place_in_arena();
     make_stays();
     place_in_tiers();
+    plan_.lower_bound = least_bytes(graph_, !plan_.tiers.empty());
     const Peak peak = live_peak(plan_);
     plan_.predicted.peak = peak.bytes;
     plan_.predicted.peak_step = peak.step;
@@ -114,7 +115,6 @@ class PlanMaker {
                              .last = workspaces[i]});
     }
     plan_.arena = {bottom + placement.height.count};
-    plan_.lower_bound = {bottom + placement.lower_bound.count};
   }
 
   void add_stay(TensorId tensor, int32_t residence, int32_t first, int32_t last) {

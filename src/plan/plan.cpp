@@ -3,73 +3,74 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
-#include <unordered_map>
 
-#include "plan/live.h"
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
 
-// Bytes alive now, where stays at one offset lie in the same bytes.
-class LiveBytes {
+// The arena as segments by where they begin, each up to the next one, with the number of stays on it.
+class Coverage {
  public:
-  void begin(const Stay& stay) { change(stay, true); }
-  void end(const Stay& stay) { change(stay, false); }
-  Bytes sum() const { return sum_; }
+  void add(const Stay& stay) { change(stay, 1); }
+  void remove(const Stay& stay) { change(stay, -1); }
+  Bytes covered() const { return {covered_}; }
 
  private:
-  void change(const Stay& stay, bool begins) {
-    std::vector<int64_t>& here = places_[stay.offset.count];
-    sum_ -= largest(here);
-    if (begins) {
-      here.push_back(stay.bytes.count);
-    } else {
-      here.erase(std::find(here.begin(), here.end(), stay.bytes.count));
+  using Segments = std::map<int64_t, int>;
+
+  void change(const Stay& stay, int by) {
+    if (stay.bytes.count <= 0) return;
+    const auto first = split(stay.offset.count), end = split(stay.offset.count + stay.bytes.count);
+    for (auto segment = first; segment != end; ++segment) {
+      const bool before = segment->second > 0;
+      segment->second += by;
+      const bool after = segment->second > 0;
+      if (before != after) covered_ += (after ? 1 : -1) * (std::next(segment)->first - segment->first);
     }
-    sum_ += largest(here);
-    if (here.empty()) places_.erase(stay.offset.count);
+    join(end);
+    join(first);
   }
-  static Bytes largest(const std::vector<int64_t>& sizes) {
-    return {sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end())};
+  Segments::iterator split(int64_t at) {
+    const auto next = segments_.upper_bound(at), here = std::prev(next);
+    return here->first == at ? here : segments_.emplace_hint(next, at, here->second);
+  }
+  void join(Segments::iterator segment) {
+    if (segment != segments_.begin() && std::prev(segment)->second == segment->second) segments_.erase(segment);
   }
 
-  std::unordered_map<int64_t, std::vector<int64_t>> places_;
-  Bytes sum_;
+  Segments segments_{{0, 0}};
+  int64_t covered_ = 0;
 };
-
-// Calls visit(step, bytes alive at it) for every step.
-template <class Visit>
-void sweep(const Plan& plan, Visit visit) {
-  std::vector<const Stay*> by_first, by_last;
-  for (const Stay& stay : plan.stays) by_first.push_back(&stay);
-  by_last = by_first;
-  std::sort(by_first.begin(), by_first.end(), [](const Stay* a, const Stay* b) { return a->first < b->first; });
-  std::sort(by_last.begin(), by_last.end(), [](const Stay* a, const Stay* b) { return a->last < b->last; });
-  LiveBytes live;
-  size_t ended = 0, begun = 0;
-  for (StepIndex step = 0; step < static_cast<StepIndex>(plan.steps.size()); ++step) {
-    while (ended < by_last.size() && by_last[ended]->last < step) live.end(*by_last[ended++]);
-    while (begun < by_first.size() && by_first[begun]->first == step) live.begin(*by_first[begun++]);
-    visit(step, live.sum());
-  }
-}
 
 }  // namespace
 
-Peak live_peak(const Plan& plan) {
-  Peak peak;
-  sweep(plan, [&](StepIndex step, Bytes live) {
-    if (live > peak.bytes) peak = {live, step};
-  });
-  return peak;
+std::vector<Bytes> live_bytes(const Plan& plan) {
+  ById<StepIndex, std::vector<const Stay*>> begin(plan.steps.size()), end(plan.steps.size());
+  if (!plan.steps.empty()) {
+    for (const Stay& stay : plan.stays) {
+      begin[stay.first].push_back(&stay);
+      end[stay.last].push_back(&stay);
+    }
+  }
+  Coverage arena;
+  ById<StepIndex, Bytes> live(plan.steps.size());
+  for (StepIndex step = 0; step < static_cast<StepIndex>(plan.steps.size()); ++step) {
+    for (const Stay* stay : begin[step]) arena.add(*stay);
+    live[step] = arena.covered();
+    for (const Stay* stay : end[step]) arena.remove(*stay);
+  }
+  return live;
 }
 
-std::vector<Bytes> live_bytes(const Plan& plan) {
-  std::vector<Bytes> result(plan.steps.size());
-  sweep(plan, [&](StepIndex step, Bytes live) { result[static_cast<size_t>(step)] = live; });
-  return result;
+Peak live_peak(const Plan& plan) {
+  const std::vector<Bytes> live = live_bytes(plan);
+  const auto most = std::max_element(live.begin(), live.end());
+  if (most == live.end()) return {};
+  return {*most, static_cast<StepIndex>(most - live.begin())};
 }
 
 Bytes least_bytes(const Graph& graph, bool states_may_leave) {

@@ -45,7 +45,13 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     c.plan.steps[0].kernel = "fast@3*2+slow@1";
     c.plan.steps[0].threads = 2;
     c.plan.steps[0].affinity = static_cast<Affinity>(seed % 3);
+    c.plan.steps[0].time_ms = 0.1;
+    c.plan.steps[0].estimated = true;
     c.plan.cores.inter_op = static_cast<int>(seed % 3) + 1;
+    if (seed % 3 > 0) {
+      c.plan.cores = {.inter_op = 2, .cores = 4, .cores_a_cache = 2, .hardware_threads = 2, .memory_gb_per_s = 12.5, .smt_speed = 1.25,
+                      .conflicts = {{OpId{0}, OpId{2}}, {OpId{1}, OpId{2}}}, .order = {2, 1, 0}};
+    }
     c.plan.moves.push_back({Move::Direction::in, {1}, 1, 64_B, -1, 1});
     c.plan.homes.push_back({{1}, 1, 64_B});
     c.plan.tiers = {{.tier = {"host", 1_MiB, 8, 7.5, 10, 0.25}, .used = 4_KiB}, {.tier = {"disk", 1_GiB, 2, 2, 50, 0}, .used = 8_KiB}};
@@ -58,7 +64,9 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     EXPECT_EQ(again.homes, c.plan.homes);
     EXPECT_EQ(again.tiers, c.plan.tiers);
     EXPECT_EQ(again.budget, c.plan.budget);
-    EXPECT_EQ(again.cores.inter_op, c.plan.cores.inter_op);
+    EXPECT_EQ(again.cores, c.plan.cores);
+    EXPECT_EQ(again.steps[0].time_ms, 0.1);
+    EXPECT_TRUE(again.steps[0].estimated);
     EXPECT_EQ(again.steps[0].affinity, c.plan.steps[0].affinity);
   }
 }
@@ -81,8 +89,10 @@ TEST(PlanJson, ErrorsSayThePlaceAndWhatWasExpected) {
             "stays[0].first: an integer from 0 to " + std::to_string(c.plan.steps.size() - 1) + " was ex");
   EXPECT_EQ(error_of(replaced(text, "\"arena\": ", "\"arena\": -"), c.graph),
             fmt::format("arena: an integer of at least 0 was expected, not -{}", c.plan.arena.count));
-  EXPECT_EQ(error_of(replaced(text, " \"steps\": ", " \"inter_op\": 0,\n \"steps\": "), c.graph),
-            "inter_op: an integer from 1 to 2147483647 was expected, not 0");
+  EXPECT_EQ(error_of(replaced(text, " \"steps\": ", " \"cores\": {\"inter_op\": -1},\n \"steps\": "), c.graph),
+            "cores.inter_op: an integer from 0 to 2147483647 was expected, not -1");
+  EXPECT_EQ(error_of(replaced(text, "\"version\": 2", "\"version\": 1"), c.graph),
+            "version: version 2 was expected; a plan of another version must be made again, by `plimsoll plan --save`");
   EXPECT_EQ(error_of(replaced(text, "\"policy\": \"liveness\"", "\"policy\": 7"), c.graph),
             "policy: a text was expected, not 7");
   EXPECT_EQ(error_of(replaced(text, "\"kernel\"", "\"kernels\""), c.graph).substr(0, 40),
@@ -139,6 +149,45 @@ TEST(Plan, BytesSharedInPlaceCountOnceInThePeak) {
   EXPECT_EQ(live_peak(plan).step, 1);
   EXPECT_EQ(live_at(plan, 1).size(), 3u);
   EXPECT_EQ(live_at(plan, 1)[0]->bytes, 128_B);
+}
+
+//        0    64   128  192  256
+//   0    |aaaaaaaaa|                      a, and from step 1 its view
+//   1    |aaaaaaaaa|    |ccccccccc|       c
+//   2         |bbbbbbbbb|ccccccccc|       b begins where a's second half was
+//   3    |bbbbbbbbbbbbbbbbbbb|            b lies across c's end
+TEST(Plan, LiveBytesAreThoseThatLieInAStayHoweverManyShareThem) {
+  Plan plan;
+  plan.steps.resize(5);
+  plan.stays = {{{0}, 0_B, 128_B, 0, 1},  {{1}, 0_B, 128_B, 1, 1}, {{2}, 192_B, 128_B, 1, 2}, {{3}, 64_B, 128_B, 2, 2},
+                {{4}, 0_B, 256_B, 3, 3},  {{2}, 192_B, 128_B, 3, 3}, {{5}, 64_B, 0_B, 0, 4}};
+  EXPECT_EQ(live_bytes(plan), (std::vector<Bytes>{128_B, 256_B, 256_B, 320_B, 0_B}));
+  EXPECT_EQ(live_peak(plan).bytes, 320_B);
+  EXPECT_EQ(live_peak(plan).step, 3);
+  EXPECT_EQ(live_bytes(Plan{}), std::vector<Bytes>{});
+  EXPECT_EQ(live_peak(Plan{}).bytes, 0_B);
+}
+
+TEST(Plan, LiveBytesAgreeWithMarkingEveryByte) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 200; ++round) {
+    Plan plan;
+    plan.steps.resize(1 + random() % 12);
+    for (uint64_t i = random() % 30; i > 0; --i) {
+      const StepIndex first = static_cast<StepIndex>(random() % plan.steps.size());
+      const StepIndex last = first + static_cast<StepIndex>(random() % (plan.steps.size() - static_cast<size_t>(first)));
+      plan.stays.push_back({{0}, {static_cast<int64_t>(random() % 40)}, {static_cast<int64_t>(random() % 20)}, first, last});
+    }
+    std::vector<Bytes> expected;
+    for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
+      std::set<int64_t> bytes;
+      for (const Stay* stay : live_at(plan, s)) {
+        for (int64_t b = 0; b < stay->bytes.count; ++b) bytes.insert(stay->offset.count + b);
+      }
+      expected.push_back({static_cast<int64_t>(bytes.size())});
+    }
+    EXPECT_EQ(live_bytes(plan), expected) << "round " << round;
+  }
 }
 
 }  // namespace

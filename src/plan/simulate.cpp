@@ -1,14 +1,37 @@
 #include "plan/simulate.h"
 
 #include "plan/engines.h"
+#include "plan/simulate_cores.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
 
 Cost step_cost(const Graph& graph, const Step& step, const CostTable& costs) {
-  if (step.kernel.empty()) return {};  // a view moves nothing
-  return costs.predict(graph, graph.op(step.op), step.kernel, step.threads);
+  if (step.kernel.empty()) return {.source = Cost::Source::measured};  // a view moves nothing
+  const Op& op = graph.op(step.op);
+  if (step.threads != 0 && step.affinity == Affinity::spread) {
+    const auto cost = costs.find_in_step({op_signature(graph, op), step.kernel, step.threads, true});
+    if (cost) return *cost;
+  }
+  return costs.predict(graph, op, step.kernel, step.threads);
+}
+
+std::vector<EngineMove> moves_of(const Graph& graph, const Plan& plan) {
+  std::vector<EngineMove> moves;
+  for (const Move& move : plan.moves) {
+    const bool out = move.direction == Move::Direction::out;
+    moves.push_back({out, move.tier, graph.tensor(move.tensor).bytes().count, move.after, move.before});
+  }
+  return moves;
+}
+
+EngineTimes run_one_by_one(const Graph& graph, const Plan& plan, std::vector<EngineSpan>& timeline) {
+  std::vector<double> step_ms;
+  for (const Step& step : plan.steps) step_ms.push_back(step.time_ms);
+  std::vector<TierInfo> tiers;
+  for (const TierUse& use : plan.tiers) tiers.push_back(use.tier);
+  return run_engines(step_ms, moves_of(graph, plan), tiers, &timeline);
 }
 
 }  // namespace
@@ -18,38 +41,43 @@ double copy_ms(const TierInfo& tier, Move::Direction direction, Bytes bytes) {
   return tier.latency_us / 1e3 + (gb_per_s > 0 ? static_cast<double>(bytes.count) / (gb_per_s * 1e6) : 0);
 }
 
-Prediction simulate(const Graph& graph, const Plan& plan, const CostTable& costs) {
+void take_times(const Graph& graph, Plan& plan, const CostTable& costs) {
+  for (Step& step : plan.steps) {
+    const Cost cost = step_cost(graph, step, costs);
+    step.time_ms = cost.time_ms;
+    step.estimated = cost.source == Cost::Source::estimated;
+  }
+}
+
+Prediction simulate(const Graph& graph, const Plan& plan) {
   Prediction result;
   const Peak peak = live_peak(plan);
   result.peak = peak.bytes;
   result.peak_step = peak.step;
-  std::vector<double> step_ms;
   double compute = 0, estimated = 0;
   for (const Step& step : plan.steps) {
-    const Cost cost = step_cost(graph, step, costs);
-    step_ms.push_back(cost.time_ms);
-    compute += cost.time_ms;
-    if (cost.source == Cost::Source::estimated) estimated += cost.time_ms;
+    compute += step.time_ms;
+    if (step.estimated) estimated += step.time_ms;
     if (!step.recompute || graph.op(step.op).type->is_view) continue;
     ++result.recompute_steps;
-    result.recompute_ms += cost.time_ms;
+    result.recompute_ms += step.time_ms;
   }
-  std::vector<EngineMove> moves;
   for (const Move& move : plan.moves) {
-    const Bytes bytes = graph.tensor(move.tensor).bytes();
-    const bool out = move.direction == Move::Direction::out;
-    (out ? result.offload : result.prefetch) += bytes;
-    moves.push_back({out, move.tier, bytes.count, move.after, move.before});
+    (move.direction == Move::Direction::out ? result.offload : result.prefetch) += graph.tensor(move.tensor).bytes();
   }
-  std::vector<TierInfo> tiers;
-  for (const TierUse& use : plan.tiers) tiers.push_back(use.tier);
-  const EngineTimes times = run_engines(step_ms, moves, tiers, &result.timeline);
+  const bool at_once = plan.cores.inter_op > 1;
+  const EngineTimes times = at_once ? run_on_cores(graph, plan, result.timeline) : run_one_by_one(graph, plan, result.timeline);
   result.step_time_ms = times.total_ms;
   result.stall_ms = times.stall_ms;
   result.copy_ms = times.copy_ms;
   result.estimated_share = compute > 0 ? estimated / compute : 0;
-  result.lower_bound_ms = compute - result.recompute_ms;
+  result.lower_bound_ms = at_once ? least_ms_on_cores(graph, plan) : compute - result.recompute_ms;
   return result;
+}
+
+void predict(const Graph& graph, Plan& plan, const CostTable& costs) {
+  take_times(graph, plan, costs);
+  plan.predicted = simulate(graph, plan);
 }
 
 }  // namespace plimsoll

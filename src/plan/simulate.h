@@ -1,4 +1,4 @@
-// Runs a plan on paper: engines side by side, each step with the cost that the table has for it.
+// Runs a plan on paper: engines side by side, each step with the time that the plan has for it.
 #pragma once
 
 #include "plimsoll/cost.h"
@@ -10,7 +10,14 @@ namespace plimsoll {
 // What a copy takes on an engine that does nothing else. A rate of 0 is an instant copy (for papers' models).
 double copy_ms(const TierInfo& tier, Move::Direction direction, Bytes bytes);
 
-// Peak, step time, traffic and the timeline of every engine. The plan must be valid (verify.h).
-Prediction simulate(const Graph& graph, const Plan& plan, const CostTable& costs);
+// Gives every step its time, and whether it is an estimate: what the table predicts for its kernel with its number of threads.
+// A step of Affinity::spread has the time of such threads in a step, where that was measured.
+void take_times(const Graph& graph, Plan& plan, const CostTable& costs);
+
+// Peak, step time, traffic and the timeline of every engine. The plan must be valid (verify.h), and have its times.
+Prediction simulate(const Graph& graph, const Plan& plan);
+
+// Both: times from the table, and the prediction that follows from them.
+void predict(const Graph& graph, Plan& plan, const CostTable& costs);
 
 }  // namespace plimsoll

@@ -35,7 +35,7 @@ class LiveKinds {
   LiveKinds(const Graph& graph) : graph_(graph) {}
   void begin(const Stay& stay) { change(stay, true); }
   void end(const Stay& stay) { change(stay, false); }
-  const StepMemory& now() const { return now_; }
+  const std::array<int64_t, kMemoryKinds>& now() const { return now_; }
 
  private:
   void change(const Stay& stay, bool begins) {
@@ -52,13 +52,12 @@ class LiveKinds {
   void count(const std::vector<const Stay*>& here, int64_t sign) {
     if (here.empty()) return;
     const Stay& holder = **std::max_element(here.begin(), here.end(), [](const Stay* a, const Stay* b) { return a->bytes < b->bytes; });
-    now_.by_kind[static_cast<size_t>(memory_kind(graph_, holder))] += sign * holder.bytes.count;
-    now_.total += sign * holder.bytes.count;
+    now_[static_cast<size_t>(memory_kind(graph_, holder))] += sign * holder.bytes.count;
   }
 
   const Graph& graph_;
   std::unordered_map<int64_t, std::vector<const Stay*>> places_;
-  StepMemory now_;
+  std::array<int64_t, kMemoryKinds> now_{};
 };
 
 // The axes that the charts over steps share.
@@ -227,11 +226,12 @@ std::vector<StepMemory> memory_by_step(const Graph& graph, const Plan& plan) {
   std::sort(by_last.begin(), by_last.end(), [](const Stay* a, const Stay* b) { return a->last < b->last; });
   std::vector<StepMemory> result(plan.steps.size());
   LiveKinds live(graph);
+  const std::vector<Bytes> totals = live_bytes(plan);
   size_t begun = 0, ended = 0;
   for (size_t s = 0; s < result.size(); ++s) {
     while (ended < by_last.size() && index_of(by_last[ended]->last) < s) live.end(*by_last[ended++]);
     while (begun < by_first.size() && index_of(by_first[begun]->first) == s) live.begin(*by_first[begun++]);
-    result[s] = live.now();
+    result[s] = {live.now(), totals[s].count};
   }
   return result;
 }

@@ -20,7 +20,7 @@ std::string_view memory_kind_text(MemoryKind kind);  // "parameters"
 char memory_kind_class(MemoryKind kind);             // the CSS class that colours it
 
 // Live bytes of every step by kind. Bytes that several stays share, in place or as views, count once, for the kind of the
-// largest stay there, so that the total is that of live_peak.
+// largest stay there. The total is that of live_bytes.
 struct StepMemory {
   std::array<int64_t, kMemoryKinds> by_kind{};
   int64_t total = 0;

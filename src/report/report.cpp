@@ -258,21 +258,14 @@ std::string trace_json(const Graph& graph, const Plan& plan, std::span<const Ste
   };
   // Views take no time, so they have no bar, and begin when what is before them ends.
   auto runs = [&](StepIndex s) { return !graph.op(plan.steps[static_cast<size_t>(s)].op).type->is_view; };
-  // Live bytes at the start of every step.
-  std::vector<int64_t> change(plan.steps.size() + 1, 0);
-  for (const Stay& stay : plan.stays) {
-    change[static_cast<size_t>(stay.first)] += stay.bytes.count;
-    change[static_cast<size_t>(stay.last) + 1] -= stay.bytes.count;
-  }
+  const std::vector<Bytes> live = live_bytes(plan);
   auto counter = [&](int pid, const std::vector<StepRecord>& times) {
-    int64_t live = 0;
     double now_ms = 0;
     for (size_t s = 0; s < plan.steps.size(); ++s) {
-      live += change[s];
       const bool timed = runs(static_cast<StepIndex>(s));
       if (timed) now_ms = times[s].start_ms;
       events.push_back({{"ph", "C"}, {"pid", pid}, {"name", "live MiB"}, {"ts", now_ms * 1000},
-                        {"args", {{"MiB", static_cast<double>(live) / 1048576.0}}}});
+                        {"args", {{"MiB", static_cast<double>(live[s].count) / 1048576.0}}}});
       if (timed) now_ms = times[s].end_ms;
     }
   };

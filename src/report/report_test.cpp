@@ -34,6 +34,14 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
   ASSERT_LT(timed.size(), plan.steps.size());
 
   const json trace = json::parse(trace_json(graph, plan, records));
+  const std::vector<Bytes> live = live_bytes(plan);
+  Bytes most_twice;  // bytes that several stays share
+  for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
+    Bytes stays;
+    for (const Stay* stay : live_at(plan, s)) stays += stay->bytes;
+    most_twice = std::max(most_twice, stays - live[static_cast<size_t>(s)]);
+  }
+  EXPECT_GT(most_twice, 0_B);
   for (const int process : {1, 2}) {
     std::set<StepIndex> bars;
     double last = 0;
@@ -47,6 +55,7 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
       if (event.at("ph") == "C") {
         EXPECT_GE(event.at("ts").get<double>(), last);
         last = event.at("ts").get<double>();
+        EXPECT_DOUBLE_EQ(event.at("args").at("MiB").get<double>() * 1048576, static_cast<double>(live[counters].count));
         ++counters;
       }
     }

@@ -226,7 +226,7 @@ void calibrate(Session& session, Program& program) {
     for (size_t s = 0; s < times.size(); ++s) times[s].push_back(now[s]);
   }
   keep_step_times(session, program, std::move(times));
-  program.plan.predicted = simulate(graph, program.plan, session.costs);
+  predict(graph, program.plan, session.costs);
 }
 
 std::vector<double> compute_times(const Plan& plan, const Executor& executor) {

@@ -13,6 +13,7 @@
 #include "plimsoll/verify.h"
 #include "kernels/workspace_limits.h"
 #include "compile/plan_file.h"
+#include "compile/verify_file.h"
 #include "train/resume.h"
 #include "train/runner.h"
 #include "train/session.h"
@@ -270,8 +271,8 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
                             saved.plan.graph_name, saved.plan.graph_fingerprint, program.network.graph.name,
                             program.plan.graph_fingerprint));
   }
-  if (const auto violations = verify(program.network.graph, saved.plan, 1); !violations.empty()) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} is not safe: {}", file, violations[0].message));
+  if (const auto violations = verify_file(saved, 1); !violations.empty()) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} is not valid: {}", file, violations[0].message));
   }
   program.plan = saved.plan;
   program.policy = saved.plan.policy;

@@ -63,6 +63,8 @@ inline int64_t end_of(const Move& m) {
 
 // What can be seen without walking the plan. False: the plan names what does not exist and cannot be walked.
 bool check_fields(const Graph& graph, const Plan& plan, Findings& findings);
+// What a safe plan claims: its bound, and what it predicts.
+void check_claims(const Graph& graph, const Plan& plan, Findings& findings);
 // What lies in the outside tiers over time.
 void check_slots(const Graph& graph, const Plan& plan, const std::vector<int32_t>& same_bytes, Findings& findings);
 

@@ -480,8 +480,22 @@ std::string_view to_string(Violation::Rule rule) {
       return "bad_index";
     case Rule::bad_threads:
       return "bad_threads";
+    case Rule::bad_cores:
+      return "bad_cores";
     case Rule::bad_division:
       return "bad_division";
+    case Rule::bad_time:
+      return "bad_time";
+    case Rule::wrong_prediction:
+      return "wrong_prediction";
+    case Rule::wrong_bound:
+      return "wrong_bound";
+    case Rule::wrong_workspace:
+      return "wrong_workspace";
+    case Rule::wrong_request:
+      return "wrong_request";
+    case Rule::edited:
+      return "edited";
     case Rule::bad_home:
       return "bad_home";
     case Rule::out_of_tier:
@@ -490,8 +504,9 @@ std::string_view to_string(Violation::Rule rule) {
   return "?";
 }
 
-std::vector<Violation> verify(const Graph& graph, const Plan& plan, size_t limit) {
-  Findings findings(graph, plan, limit);
+namespace {
+
+void check_safety(const Graph& graph, const Plan& plan, Findings& findings) {
   if (plan.graph_fingerprint != fingerprint(graph)) {
     findings.report(Rule::wrong_graph, -1,
                     fmt::format("the plan was made for graph '{}' ({:016x}), this is '{}' ({:016x})", plan.graph_name,
@@ -501,11 +516,25 @@ std::vector<Violation> verify(const Graph& graph, const Plan& plan, size_t limit
     Checker(graph, plan, same_bytes, findings).run();
     check_slots(graph, plan, same_bytes, findings);
   }
+}
+
+}  // namespace
+
+std::vector<Violation> verify_safety(const Graph& graph, const Plan& plan, size_t limit) {
+  Findings findings(graph, plan, limit);
+  check_safety(graph, plan, findings);
+  return findings.in_order();
+}
+
+std::vector<Violation> verify(const Graph& graph, const Plan& plan, size_t limit) {
+  Findings findings(graph, plan, limit);
+  check_safety(graph, plan, findings);
+  if (findings.none()) check_claims(graph, plan, findings);
   return findings.in_order();
 }
 
 void require_valid(const Graph& graph, const Plan& plan) {
-  const std::vector<Violation> violations = verify(graph, plan, 5);
+  const std::vector<Violation> violations = verify_safety(graph, plan, 5);
   if (violations.empty()) return;
   std::string text = fmt::format("the plan for graph '{}' by policy '{}' is not safe:", graph.name, plan.policy);
   for (const Violation& v : violations) text += fmt::format("\n  {}: {}", to_string(v.rule), v.message);

@@ -218,7 +218,7 @@ TEST_F(Cli, AChangedPlanIsRefusedBeforeItRuns) {
   ASSERT_EQ(run("plan lenet --data digits --batch 16 --memory 64MiB --save " + path("plan.json")).code, 0);
   const json plan = json::parse(slurp(path("plan.json")));
   const std::tuple<const char*, json, const char*, const char*> cases[] = {
-      {"/plan/steps/0/kernel", "nonsense", nullptr, "kernel 'nonsense'"},
+      {"/plan/steps/0/kernel", "nonsense", "kernel 'nonsense'", "kernel 'nonsense'"},
       {"/plan/steps/0/threads", 2000000000, "bad_threads: step 0 is to run by 2000000000 threads", "2000000000 threads"},
       {"/plan/stays/3/offset", 1 << 30, "out_of_arena", "ends beyond the arena"},
       {"/plan/graph/fingerprint", "0123456789abcdef", "the plan was made for graph", "the plan was made for graph"},

@@ -90,8 +90,8 @@ bool needs_less(const Infeasible& a, const Infeasible& b) {
 void keep_better(const PolicyInput& input, PlanOrInfeasible& best, PlanOrInfeasible other) {
   Plan* a = std::get_if<Plan>(&other);
   Plan* b = std::get_if<Plan>(&best);
-  if (a != nullptr) a->predicted = simulate(input.graph, *a, input.costs);
-  if (b != nullptr && b->predicted.timeline.empty()) b->predicted = simulate(input.graph, *b, input.costs);
+  if (a != nullptr) predict(input.graph, *a, input.costs);
+  if (b != nullptr && b->predicted.timeline.empty()) predict(input.graph, *b, input.costs);
   bool better;
   if (a != nullptr && b != nullptr) {
     better = a->predicted.step_time_ms != b->predicted.step_time_ms ? a->predicted.step_time_ms < b->predicted.step_time_ms
