@@ -114,7 +114,7 @@ int run_compare(const CompareFlags& flags) {
     if (const std::string text = relax_program(program, sharing, session.costs); !text.empty()) complain(fmt::format("{}: {}", name, text));
     if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
     shrink_arena(program);
-    const Prediction& p = program.plan.predicted;
+    const Prediction& p = program.plan->predicted;
     json object = plan_json(program, minimum_memory(network, *session.device, session.costs, options));
     object["layers"] = layer_count(network);
     object["host_bytes"] = used_of(program.plan, "host").count;

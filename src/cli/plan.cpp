@@ -84,7 +84,7 @@ int run_plan(const PlanFlags& flags) {
   if (const std::string text = relax_program(program, sharing, session.costs); !text.empty()) complain(text);
   if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
   shrink_arena(program);
-  const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan.arena);
+  const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan->arena);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum), to_string(program.lower_bound)));
   json object = plan_json(program, minimum);
@@ -263,9 +263,9 @@ int run_profile(const ProfileFlags& flags) {
                            100 * busy.others()));
     }
     say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms", flags.model,
-                         input_of(flags).batch, measured, session.costs.entries().size(), program->plan.predicted.step_time_ms));
+                         input_of(flags).batch, measured, session.costs.entries().size(), program->plan->predicted.step_time_ms));
     export_costs(flags, session, out);
-    told.update({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan.predicted.step_time_ms},
+    told.update({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan->predicted.step_time_ms},
                  {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
     out.write(told);
     return kDone;

@@ -256,7 +256,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
     progress.finish();
     say(out, fmt::format("{} on {}, batch {}, device {}", options.model, data_name, planned_batch, options.device));
     say(out, plan_text(program, planned_batch));
-    memory_text = to_string(program.plan.arena);
+    memory_text = to_string(program.plan->arena);
     json event = plan_json(program, {});
     event["event"] = "plan";
     out.write(event);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/json_reader.h"
+#include "plan/cores_json.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {
@@ -18,14 +19,12 @@ constexpr int64_t kVersion = 1;
 
 std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
-constexpr std::string_view kAffinities[] = {"close", "spread", "smt"};
-
 ordered_json step_json(const Step& step, const Graph& graph) {
   ordered_json j = {{"op", graph.op(step.op).name}, {"kernel", step.kernel}};
   if (step.threads != 0) j["threads"] = step.threads;
   if (step.recompute) j["recompute"] = true;
   if (step.workspace.count != 0) j["workspace"] = step.workspace.count;
-  if (step.affinity != Affinity::close) j["affinity"] = kAffinities[static_cast<size_t>(step.affinity)];
+  if (step.affinity != Affinity::close) j["affinity"] = to_string(step.affinity);
   return j;
 }
 
@@ -93,7 +92,7 @@ class PlanReader {
 
   Plan read() {
     file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
-                "plan_time_ms", "inter_op", "predicted", "steps", "stays", "moves", "homes", "tiers"});
+                "plan_time_ms", "cores", "predicted", "steps", "stays", "moves", "homes", "tiers"});
     if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
     file_.member("version").integer(kVersion, kVersion);
     read_graph(file_.member("graph"));
@@ -107,7 +106,7 @@ class PlanReader {
     plan_.arena = bytes(file_.member("arena"));
     plan_.lower_bound = bytes(file_.member("lower_bound"));
     plan_.plan_time_ms = file_.member("plan_time_ms").number();
-    if (file_.has("inter_op")) plan_.cores.inter_op = small(file_.member("inter_op"), 1);
+    if (file_.has("cores")) read_cores(file_.member("cores"));
     const JsonReader steps = file_.member("steps"), stays = file_.member("stays"), moves = file_.member("moves");
     const JsonReader homes = file_.member("homes"), tiers = file_.member("tiers");
     for (size_t i = 0; i < steps.size(); ++i) plan_.steps.push_back(step(steps.item(i)));
@@ -150,6 +149,18 @@ class PlanReader {
     return id;
   }
 
+  OpId op(const std::string& name, const JsonReader& r) const {
+    const OpId id = graph_.find_op(name);
+    if (!id.valid()) r.fail(fmt::format("graph '{}' has no op '{}'", graph_.name, name));
+    return id;
+  }
+
+  void read_cores(const JsonReader& r) {
+    NamePairs conflicts;
+    plan_.cores = cores_from_json(r, conflicts);
+    for (const auto& [a, b] : conflicts) plan_.cores.conflicts.emplace_back(op(a, r), op(b, r));
+  }
+
   static std::string kernel(const JsonReader& r) {
     try {
       parts_of(r.text());
@@ -157,12 +168,6 @@ class PlanReader {
       r.fail(error.what());
     }
     return r.text();
-  }
-
-  static Affinity affinity(const JsonReader& r) {
-    const auto found = std::find(std::begin(kAffinities), std::end(kAffinities), r.text());
-    if (found == std::end(kAffinities)) r.expected("\"close\", \"spread\" or \"smt\"");
-    return static_cast<Affinity>(found - std::begin(kAffinities));
   }
 
   Step step(const JsonReader& r) const {
@@ -175,7 +180,7 @@ class PlanReader {
     if (r.has("threads")) s.threads = small(r.member("threads"));
     if (r.has("recompute")) s.recompute = r.member("recompute").boolean();
     if (r.has("workspace")) s.workspace = bytes(r.member("workspace"));
-    if (r.has("affinity")) s.affinity = affinity(r.member("affinity"));
+    if (r.has("affinity")) s.affinity = affinity_from_json(r.member("affinity"));
     return s;
   }
 
@@ -266,7 +271,11 @@ std::string to_json(const Plan& plan, const Graph& graph) {
                      plan.lower_bound.count);
   out += fmt::format(" \"plan_time_ms\": {},\n \"predicted\": {},\n", json(plan.plan_time_ms).dump(),
                      prediction_json(plan.predicted).dump());
-  if (plan.cores.inter_op != 1) out += fmt::format(" \"inter_op\": {},\n", plan.cores.inter_op);
+  if (plan.cores != CoreSharing{}) {
+    NamePairs conflicts;
+    for (const auto& [a, b] : plan.cores.conflicts) conflicts.emplace_back(graph.op(a).name, graph.op(b).name);
+    out += fmt::format(" \"cores\": {},\n", cores_to_json(plan.cores, conflicts).dump());
+  }
   out += fmt::format(" \"steps\": {},\n", lines(plan.steps, graph, step_json));
   out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
   out += fmt::format(" \"moves\": {},\n", lines(plan.moves, graph, move_json));

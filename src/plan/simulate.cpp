@@ -4,21 +4,26 @@
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
-namespace {
-
-Cost step_cost(const Graph& graph, const Step& step, const CostTable& costs) {
-  if (step.kernel.empty()) return {};  // a view moves nothing
-  return costs.predict(graph, graph.op(step.op), step.kernel, step.threads);
-}
-
-}  // namespace
-
 double copy_ms(const TierInfo& tier, Move::Direction direction, Bytes bytes) {
   const double gb_per_s = direction == Move::Direction::out ? tier.out_gb_per_s : tier.in_gb_per_s;
   return tier.latency_us / 1e3 + (gb_per_s > 0 ? static_cast<double>(bytes.count) / (gb_per_s * 1e6) : 0);
 }
 
-Prediction simulate(const Graph& graph, const Plan& plan, const CostTable& costs) {
+void take_times(const Graph& graph, Plan& plan, const CostTable& costs) {
+  for (Step& step : plan.steps) {
+    Cost cost;  // a view moves nothing
+    if (!step.kernel.empty()) cost = costs.predict(graph, graph.op(step.op), step.kernel, step.threads);
+    step.time_ms = cost.time_ms;
+    step.estimated = cost.source == Cost::Source::estimated;
+  }
+}
+
+Prediction simulate(const Graph& graph, Plan plan, const CostTable& costs) {
+  take_times(graph, plan, costs);
+  return simulate(graph, plan);
+}
+
+Prediction simulate(const Graph& graph, const Plan& plan) {
   Prediction result;
   const Peak peak = live_peak(plan);
   result.peak = peak.bytes;
@@ -26,13 +31,12 @@ Prediction simulate(const Graph& graph, const Plan& plan, const CostTable& costs
   std::vector<double> step_ms;
   double compute = 0, estimated = 0;
   for (const Step& step : plan.steps) {
-    const Cost cost = step_cost(graph, step, costs);
-    step_ms.push_back(cost.time_ms);
-    compute += cost.time_ms;
-    if (cost.source == Cost::Source::estimated) estimated += cost.time_ms;
+    step_ms.push_back(step.time_ms);
+    compute += step.time_ms;
+    if (step.estimated) estimated += step.time_ms;
     if (!step.recompute || graph.op(step.op).type->is_view) continue;
     ++result.recompute_steps;
-    result.recompute_ms += cost.time_ms;
+    result.recompute_ms += step.time_ms;
   }
   std::vector<EngineMove> moves;
   for (const Move& move : plan.moves) {

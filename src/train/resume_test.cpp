@@ -48,7 +48,7 @@ TrainOptions unusual_options() {
 TEST(Resume, TheOptionsThatChangeTheResultComeBack) {
   const TrainOptions options = unusual_options();
   Program program;
-  program.plan.budget = *options.memory;
+  program.plan = check_plan({}, {.graph_fingerprint = fingerprint({}), .budget = *options.memory});
   const TrainingState state = training_state_from_json(to_json(state_to_save(options, program, "key")));
   const TrainOptions back = saved_options(state);
   EXPECT_EQ(back.model, options.model);

@@ -56,7 +56,7 @@ int climb(ThreadClimb& climb, const Program& program, int cores) {
     climb.prepare();
     do {
       std::vector<double> times;
-      for (const Step& step : program.plan.steps) times.push_back(time_of(program, step, cores));
+      for (const Step& step : program.plan->steps) times.push_back(time_of(program, step, cores));
       ++steps;
       if (climb.record(times)) break;
     } while (steps < 1000);
@@ -75,7 +75,7 @@ TEST(ThreadClimb, FindsEveryOpsOptimumWithinTwoCByXSteps) {
     EXPECT_EQ(steps, first.steps());
     EXPECT_LE(steps, 2 * cores / interval);
     EXPECT_GT(steps, 1);
-    for (const Step& step : program.plan.steps) {
+    for (const Step& step : program.plan->steps) {
       if (step.kernel.empty()) continue;
       const Op& op = program.network.graph.op(step.op);
       const std::string signature = op_signature(program.network.graph, op);
@@ -114,8 +114,8 @@ TEST(ThreadClimb, WhereFewCasesAreToBeTriedTheShortestOfSeveralTimesCounts) {
   ThreadClimb climb(program, machine, costs, 1);
   EXPECT_EQ(climb.most_steps(), 4);
   climb.prepare();
-  for (const Step& step : program.plan.steps) EXPECT_EQ(step.threads, step.kernel.empty() ? 0 : 1);
-  const std::vector<double> slow(program.plan.steps.size(), 9), fast(program.plan.steps.size(), 7);
+  for (const Step& step : program.plan->steps) EXPECT_EQ(step.threads, step.kernel.empty() ? 0 : 1);
+  const std::vector<double> slow(program.plan->steps.size(), 9), fast(program.plan->steps.size(), 7);
   EXPECT_FALSE(climb.record(slow));
   EXPECT_TRUE(climb.record(fast));
   for (const auto& [key, cost] : costs.in_step_entries()) {

@@ -78,7 +78,7 @@ ModelInput input_for(const TrainOptions& options, const DataInfo& data) {
 
 bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
-  for (const Step& step : program.plan.steps) {
+  for (const Step& step : program.plan->steps) {
     if (step.kernel.empty()) continue;
     const auto cost = costs.find_in_step({op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.affinity == Affinity::spread});
     if (!cost) return true;
@@ -263,19 +263,19 @@ std::optional<Memory> rehearse(const Session& session, const Program& program, R
 // Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
 void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options) {
   const std::string file = options.plan->string();
-  if (saved.plan.graph_fingerprint != program.plan.graph_fingerprint) {
+  if (saved.plan.graph_fingerprint != program.plan->graph_fingerprint) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("{} was made for another graph: '{}' {:016x}, but '{}' here is {:016x}; images, classes, optimizer and "
                             "its settings must be those that `plan` was told, with --data and the others", file,
                             saved.plan.graph_name, saved.plan.graph_fingerprint, program.network.graph.name,
-                            program.plan.graph_fingerprint));
+                            program.plan->graph_fingerprint));
   }
   if (const auto violations = verify(program.network.graph, saved.plan, 1); !violations.empty()) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} is not safe: {}", file, violations[0].message));
   }
   program.plan = saved.plan;
   program.policy = saved.plan.policy;
-  if (options.memory) program.plan.budget = *options.memory;
+  if (options.memory) program.plan->budget = *options.memory;
 }
 
 // Lets steps run side by side, where that was asked for. A resumed training repeats what it chose. What is returned looks after
@@ -290,7 +290,7 @@ std::unique_ptr<CoreTuner> share(Program& program, const Sharing& sharing, Sessi
   }
   const bool same = beginning.checkpoint && beginning.checkpoint->state().device_key == session.device->info().key;
   if (same && pin_threads(program, beginning.checkpoint->state())) {
-    use_stays(program, program.plan.cores.inter_op > 1);
+    use_stays(program, program.plan->cores.inter_op > 1);
     shrink_arena(program);
     return nullptr;
   }
@@ -362,7 +362,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
     calibrate(session, program);
   }
   const std::unique_ptr<CoreTuner> core_tuner = share(program, sharing, session, beginning, measure, notice);
-  const double predicted_ms = program.plan.predicted.step_time_ms;
+  const double predicted_ms = program.plan->predicted.step_time_ms;
   if (listener.planned) listener.planned(program, data->info().name);
 
   const auto runner = naming_plan(options, [&] {
@@ -409,7 +409,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
                             .settled = [&] { return !core_tuner || core_tuner->settled(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
   if (core_tuner) core_tuner->finish();
-  done.budget = program.plan.budget;
+  done.budget = program.plan->budget;
   done.predicted_step_time_ms = predicted_ms;
   if (measure && done.steps >= kStepsToCorrect && std::abs(predicted_ms / done.step_time_ms - 1) > kPredictionTolerance) {
     correct_costs(session, program, executor, done.step_time_ms);

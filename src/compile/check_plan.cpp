@@ -1,0 +1,24 @@
+#include <fmt/format.h>
+
+#include "plan/simulate.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/error.h"
+#include "plimsoll/verify.h"
+
+namespace plimsoll {
+
+const Plan& CheckedPlan::none() {
+  static const Plan plan;
+  return plan;
+}
+
+CheckedPlan check_plan(const Graph& graph, Plan plan) {
+  // Steps side by side are not simulated from the plan alone yet: their prediction is the one that cores/ made.
+  if (plan.cores.inter_op == 1) plan.predicted = simulate(graph, plan);
+  if (const auto violations = verify(graph, plan, 1); !violations.empty()) {
+    throw Error(ErrorCode::internal, fmt::format("the plan for '{}' by policy {} does not hold: {}", graph.name, plan.policy, violations[0].message));
+  }
+  return CheckedPlan(std::move(plan));
+}
+
+}  // namespace plimsoll
