@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "cores/share_cores.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
@@ -68,9 +69,9 @@ int run_plan(const PlanFlags& flags) {
     input = training_input({.model = flags.model, .data = flags.data, .batch = input.batch, .image_size = flags.image_size, .classes = flags.classes});
   }
   const Network network = build_model(flags.model, input);
-  const Sharing sharing = share_cores(flags.device, flags.sharing_options(), flags.exact);
-  if (!sharing.notice.empty()) complain(sharing.notice);
-  Session session = open_session(flags.device, sharing.op_threads, flags.tiers());
+  const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
+  if (!cores.notice.empty()) complain(cores.notice);
+  Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   const CompileOptions options = compile_options(flags, session);
   auto result = compile(flags, network, session, options);
@@ -81,9 +82,9 @@ int run_plan(const PlanFlags& flags) {
     return kInfeasible;
   }
   Program& program = std::get<Program>(result);
-  if (const std::string text = relax_program(program, sharing, session.costs); !text.empty()) complain(text);
-  if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
-  shrink_arena(program);
+  const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
+  for (const std::string& text : shared.notices) complain(text);
+  program.plan = check_plan(program.network.graph, shared.plan);
   const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan->arena);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum), to_string(program.lower_bound)));
@@ -99,7 +100,7 @@ int run_plan(const PlanFlags& flags) {
   out.write(object);
   if (!flags.save.empty()) {
     save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact,
-                           .inter_op = flags.sharing_options().inter_op, .intra_op = flags.sharing_options().intra_op}, program);
+                           .inter_op = flags.core_request().inter_op, .intra_op = flags.core_request().intra_op}, program);
     say(out, fmt::format("saved {}", flags.save));
   }
   if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
@@ -257,7 +258,7 @@ int run_profile(const ProfileFlags& flags) {
   }
   auto result = compile(flags, network, session, options);
   if (auto* program = std::get_if<Program>(&result)) {
-    calibrate(session, *program);
+    program->plan = calibrate(session, *program);
     if (busy.others() > kTooBusy) {
       complain(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet",
                            100 * busy.others()));

@@ -162,9 +162,9 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.placement = flags.placement;
   options.device = flags.device;
   options.threads = flags.threads;
-  options.inter_op = flags.sharing_options().inter_op;
-  options.intra_op = flags.sharing_options().intra_op;
-  options.strategies = flags.sharing_options().strategies;
+  options.inter_op = flags.core_request().inter_op;
+  options.intra_op = flags.core_request().intra_op;
+  options.strategies = flags.core_request().strategies;
   options.climb_interval = flags.climb_interval;
   options.epochs = flags.epochs;
   options.steps = flags.steps;

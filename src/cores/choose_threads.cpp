@@ -142,8 +142,8 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
   for (size_t i = 0; i < tasks.tasks.size(); ++i) tasks.tasks[i].curve = curves.of(candidate.steps[static_cast<size_t>(tasks.steps[i])]);
   chosen.measured = curves.measured() || cores < 2;
   if (!chosen.measured) return chosen;
-  const std::vector<OpPair> apart = conflicts_of(input.graph, candidate, input.costs, conflicts);
-  const Interference avoid = avoided(candidate, tasks, apart);
+  const std::vector<OpPair> conflicted = conflicts_of(input.graph, candidate, input.costs, conflicts);
+  const Interference avoid = avoided(candidate, tasks, conflicted);
   const CoMachine machine = machine_of(input);
   const Strategies& use = input.options.strategies;
   const ChosenSchedule best = best_schedule(
@@ -155,7 +155,8 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
   if (at_once) chosen.plan = std::move(candidate);
   take_threads(chosen, threads_of_ops(chosen.plan, tasks, best.schedule, curves, cores));
   chosen.plan.cores.inter_op = std::max(best.schedule.most_at_once, 1);
-  if (at_once) chosen.plan.cores.conflicts = apart;
+  chosen.plan.cores.cores = cores;
+  if (at_once) chosen.plan.cores.conflicts = conflicted;
   take_schedule(input, chosen.plan, tasks, machine, best.schedule);
   return chosen;
 }

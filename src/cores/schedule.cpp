@@ -77,7 +77,6 @@ std::vector<StepIndex> order_of(const Plan& plan, const Tasks& tasks, const CoSc
 }  // namespace
 
 void take_schedule(const CoreInput& input, Plan& plan, const Tasks& tasks, const CoMachine& machine, const CoSchedule& schedule) {
-  plan.cores.cores = input.options.cores;
   plan.cores.cores_a_cache = input.device.info().cores.cores_a_cache;
   plan.cores.hardware_threads = machine.cores.hardware_threads;
   plan.cores.memory_gb_per_s = machine.memory_gb_per_s;
@@ -107,12 +106,13 @@ CoSchedule schedule_of(const Plan& plan, Tasks& tasks, const Uniform& uniform) {
 Plan uniform(const CoreInput& input, const Plan& plan) {
   if (input.options.inter_op < 2) return plan;
   Plan result = serial(input, plan);
-  const Uniform uniform = uniform_of(input);
+  const Uniform how = uniform_of(input);
   Tasks tasks = tasks_of(input.graph, result);
-  const CoSchedule schedule = schedule_of(result, tasks, uniform);
-  result.cores.inter_op = uniform.inter_op;
-  for (StepIndex s : tasks.steps) result.steps[static_cast<size_t>(s)].threads = uniform.threads;
-  take_schedule(input, result, tasks, uniform.machine, schedule);
+  const CoSchedule schedule = schedule_of(result, tasks, how);
+  result.cores.inter_op = how.inter_op;
+  result.cores.cores = input.options.cores;
+  for (StepIndex s : tasks.steps) result.steps[static_cast<size_t>(s)].threads = how.threads;
+  take_schedule(input, result, tasks, how.machine, schedule);
   return result;
 }
 

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "cost/thread_curve.h"
+#include "cores/thread_curve.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
 #include "plimsoll/graph.h"

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "plimsoll/ops.h"
+#include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {

@@ -1,4 +1,4 @@
-#include "cost/thread_curve.h"
+#include "cores/thread_curve.h"
 
 #include <algorithm>
 
