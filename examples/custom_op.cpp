@@ -95,6 +95,6 @@ int main() {
     executor.run_step();
   }
   executor.read(graph.find_tensor("correct"), std::as_writable_bytes(std::span(&correct, 1)));
-  std::printf("%s, %g of 4 right\n", to_string(program.plan.arena).c_str(), static_cast<double>(correct));
+  std::printf("%s, %g of 4 right\n", to_string(program.plan->arena).c_str(), static_cast<double>(correct));
   return correct == 4 ? 0 : 1;
 }

@@ -24,7 +24,7 @@ int main() {
     return 3;
   }
   const Program& program = std::get<Program>(result);
-  std::printf("arena %s of 1 MiB; every tensor its own memory would be %s\n", to_string(program.plan.arena).c_str(),
+  std::printf("arena %s of 1 MiB; every tensor its own memory would be %s\n", to_string(program.plan->arena).c_str(),
               to_string(program.baseline_peak).c_str());
 
   const Graph& graph = program.network.graph;

@@ -27,7 +27,7 @@
 #include "plan/dependencies.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "cores/side_by_side.h"
+#include "cores/share_cores.h"
 
 namespace plimsoll::bench {
 namespace {
@@ -75,7 +75,7 @@ std::vector<OpTimes> time_steps(const Program& program, const Device& device, Co
   const Graph& graph = program.network.graph;
   std::map<std::string, bool> seen;
   std::vector<OpTimes> result;
-  for (const Step& step : program.plan.steps) {
+  for (const Step& step : program.plan->steps) {
     if (step.kernel.empty()) continue;
     const Op& op = graph.op(step.op);
     OpTimes times{.key = op_signature(graph, op) + " " + step.kernel, .ms = {}, .features = {}};

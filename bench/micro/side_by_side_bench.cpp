@@ -54,15 +54,16 @@ int run(const std::string& model) {
   CompileOptions options{.policy = "liveness", .exact = true, .family = LayoutFamily::plain};
   const auto device = open_reference_device();
   auto compiled = compile_training(build_model(model, input), *device, CostTable(), options);
-  Program program = std::get<Program>(std::move(compiled));
-  fmt::print("{{\"model\": \"{}\", \"steps\": {}", model, program.plan.steps.size());
+  const Program program = std::get<Program>(std::move(compiled));
+  fmt::print("{{\"model\": \"{}\", \"steps\": {}", model, program.plan->steps.size());
   struct Case {
     const char* name;
     int inter_op, cores;
   };
   for (const Case c : {Case{"serial", 1, 1}, Case{"one_core", 2, 1}, Case{"two_cores", 2, 2}}) {
-    program.plan.cores.inter_op = c.inter_op;
-    const Measured m = measure(program.network.graph, program.plan, c.cores);
+    Plan plan = program.plan;
+    plan.cores.inter_op = c.inter_op;
+    const Measured m = measure(program.network.graph, plan, c.cores);
     fmt::print(", \"{}_us\": {:.3f}, \"{}_processor_us\": {:.3f}", c.name, m.wall_us, c.name, m.processor_us);
   }
   fmt::print("}}\n");

@@ -10,15 +10,31 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "plimsoll/autodiff.h"
 #include "plimsoll/graph.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
+
+// How the ops of a training shared the cores, where that was chosen by measured times; ops by name.
+struct SavedCores {
+  struct OpThreads {
+    int threads = 0;
+    Affinity affinity = Affinity::close;
+    friend bool operator==(const OpThreads&, const OpThreads&) = default;
+  };
+  CoreSharing sharing;                                         // but for its conflicts
+  std::vector<std::pair<std::string, std::string>> conflicts;  // of it
+  std::map<std::string, OpThreads, std::less<>> ops;           // those that do not run with all threads, close
+  friend bool operator==(const SavedCores&, const SavedCores&) = default;
+};
 
 // Where a training is, and what it needs to be repeated bit for bit.
 struct TrainingState {
@@ -43,6 +59,8 @@ struct TrainingState {
   std::map<std::string, std::string, std::less<>> kernels;        // op -> kernel
   std::map<std::string, std::string, std::less<>> state_layouts;  // state -> layout tag
   std::map<std::string, std::string, std::less<>> settings;       // anything else that changes the result
+
+  std::optional<SavedCores> cores;
 
   std::string weights_sha256;  // set by save_checkpoint: of the bytes of parameters and statistics, in their order
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -46,14 +47,33 @@ struct CompileOptions {
   bool least_memory = false;      // do not fit `memory`: find the least that would do, whatever the kernels
 };
 
-// Everything that an executor needs, and what a report tells.
+// A plan that was verified and simulated for its graph, and that nobody can change any more. Who wants another plan changes a copy
+// (`Plan plan = *checked`) and has it checked. Copies share the plan: it lies at one address for as long as one of them lives.
+class CheckedPlan {
+ public:
+  CheckedPlan() = default;  // of no steps, for the graph without ops
+  const Plan& operator*() const { return plan_ ? *plan_ : none(); }
+  const Plan* operator->() const { return &**this; }
+  operator const Plan&() const { return **this; }
+
+ private:
+  friend CheckedPlan check_plan(const Graph& graph, Plan plan);
+  explicit CheckedPlan(Plan plan) : plan_(std::make_shared<const Plan>(std::move(plan))) {}
+  static const Plan& none();
+  std::shared_ptr<const Plan> plan_;
+};
+
+// The one way to such a plan. Predicts peak, time and traffic from the plan alone, then verifies all of it. Throws Error(internal)
+// with the first violations when the plan is not safe.
+CheckedPlan check_plan(const Graph& graph, Plan plan);
+
+// What a network was compiled to: the graph of one step, the kernel of each op, and the plan by which an executor runs them.
 struct Program {
-  Network network;                    // of the training step, fused, laid out
+  Network network;                    // of the training step: fused, with its gradients and updates, laid out
   std::vector<KernelChoice> kernels;  // by op index
   LayoutFamily family = LayoutFamily::plain;
-  std::string policy;                 // that was asked for; plan.policy made the plan: auto takes whatever is best
-  Plan plan;
-  std::vector<Stay> packed, loose;    // of the plan: for steps one after another, and for steps side by side; empty where they are alike
+  std::string policy;                 // that was asked for; plan->policy made the plan: auto takes whatever is best
+  CheckedPlan plan;
   Bytes lower_bound;                  // no plan needs less (least_bytes)
   Bytes baseline_peak;                // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;

@@ -303,7 +303,7 @@ std::vector<HeapRun> compare_heaps(const Program& program, const Device& device,
     runs.back().allocations = steps.dynamic();
     runs.back().held = steps.resident_bytes() + Bytes{heap.end()};
   }
-  const std::unique_ptr<Arena> arena = device.take_arena(program.plan.arena);
+  const std::unique_ptr<Arena> arena = device.take_arena(program.plan->arena);
   for (size_t s = 0; s < steps.count(); ++s) {
     for (size_t b : steps.beginning(s)) steps.place(b, arena->base() + steps.block(b).offset);
   }
@@ -313,11 +313,11 @@ std::vector<HeapRun> compare_heaps(const Program& program, const Device& device,
   steps.place_residents(residents->base());
   steps.bind_all();
   runs.push_back(time(steps, residents->base(), "plan", count, [&](int) { ask(), steps.wait(); }));
-  runs.back().held = program.plan.arena;
+  runs.back().held = program.plan->arena;
   if (Queues* queues = steps.queues(); queues != nullptr && capture(*queues, ask)) {
     runs.push_back(time(steps, residents->base(), "plan, captured", count,
                         [&](int) { queues->replay(), steps.wait(); }));
-    runs.back().held = program.plan.arena;
+    runs.back().held = program.plan->arena;
   }
   return runs;
 }

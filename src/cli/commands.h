@@ -16,6 +16,7 @@
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
+#include "cores/core_options.h"
 
 namespace plimsoll::cli {
 
@@ -58,7 +59,7 @@ struct CommonFlags {
   void add_lowering_to(CLI::App& command);
   void add_optimizer_to(CLI::App& command);
   void add_sharing_to(CLI::App& command);
-  SharingOptions sharing_options() const;
+  CoreRequest core_request() const;
   void add_workspace_to(CLI::App& command);
   std::optional<Bytes> workspace_bytes() const, workspace_total_bytes() const;
   std::optional<BatchSizes> batch_sizes() const;

@@ -81,9 +81,9 @@ void CommonFlags::add_sharing_to(CLI::App& command) {
       ->type_name("N")->check(whole_number(1, kMostThreads));
 }
 
-SharingOptions CommonFlags::sharing_options() const {
+CoreRequest CommonFlags::core_request() const {
   auto count = [](const std::string& text) { return text == "auto" ? 0 : std::stoi(text); };
-  SharingOptions options{.threads = threads, .inter_op = count(inter_op), .intra_op = count(intra_op), .strategies = {}, .climb_interval = climb_interval};
+  CoreRequest options{.threads = threads, .inter_op = count(inter_op), .intra_op = count(intra_op), .strategies = {}, .climb_interval = climb_interval};
   if (!strategies) return options;
   try {
     options.strategies = strategies_named(*strategies);

@@ -7,12 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include "base/names.h"
+#include "cores/share_cores.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "papers/layer_model.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "report/report.h"
+#include "train/execute_cores.h"
 #include "train/sample_inputs.h"
 #include "train/session.h"
 
@@ -49,10 +51,9 @@ Bytes used_of(const Plan& plan, std::string_view tier) {
 }
 
 // The median time of a training step on meaningless data.
-double measure_step_ms(const Session& session, const Program& program, const Sharing& sharing, int steps) {
+double measure_step_ms(const Session& session, const Program& program, int steps) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .peer = session.peer, .cores = sharing.cores,
-                                                             .hardware_threads = sharing.hardware_threads, .teams = sharing.choose});
+  Executor executor(graph, program.plan, *session.device, with_cores({.spill = session.spill, .peer = session.peer}, program.plan));
   executor.initialize(1);
   const SampleInputs inputs(graph);
   std::vector<double> times;
@@ -81,9 +82,9 @@ int run_compare(const CompareFlags& flags) {
   }
   const int64_t batch = flags.batch > 0 ? flags.batch : 32;
   const Network network = build_model(flags.model, input_of(flags, batch));
-  const Sharing sharing = share_cores(flags.device, flags.sharing_options(), flags.exact);
-  if (!sharing.notice.empty()) complain(sharing.notice);
-  Session session = open_session(flags.device, sharing.op_threads, flags.tiers());
+  const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
+  if (!cores.notice.empty()) complain(cores.notice);
+  Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   if (flags.run && session.device->info().simulated) {
     throw Error(ErrorCode::invalid_input, fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
@@ -111,16 +112,16 @@ int run_compare(const CompareFlags& flags) {
     }
     any = true;
     Program& program = std::get<Program>(result);
-    if (const std::string text = relax_program(program, sharing, session.costs); !text.empty()) complain(fmt::format("{}: {}", name, text));
-    if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
-    shrink_arena(program);
-    const Prediction& p = program.plan.predicted;
+    const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
+    for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
+    program.plan = check_plan(program.network.graph, shared.plan);
+    const Prediction& p = program.plan->predicted;
     json object = plan_json(program, minimum_memory(network, *session.device, session.costs, options));
     object["layers"] = layer_count(network);
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
     if (flags.run) {
-      const double ms = measure_step_ms(session, program, sharing, flags.steps);
+      const double ms = measure_step_ms(session, program, flags.steps);
       measured = fmt::format(" {:>9.1f} ms", ms);
       object["measured_step_time_ms"] = ms;
     }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "cores/share_cores.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
@@ -69,9 +70,9 @@ int run_plan(const PlanFlags& flags) {
     input = training_input({.model = flags.model, .data = flags.data, .batch = input.batch, .image_size = flags.image_size, .classes = flags.classes});
   }
   const Network network = build_model(flags.model, input);
-  const Sharing sharing = share_cores(flags.device, flags.sharing_options(), flags.exact);
-  if (!sharing.notice.empty()) complain(sharing.notice);
-  Session session = open_session(flags.device, sharing.op_threads, flags.tiers());
+  const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
+  if (!cores.notice.empty()) complain(cores.notice);
+  Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   const CompileOptions options = compile_options(flags, session);
   auto result = compile(flags, network, session, options);
@@ -82,10 +83,10 @@ int run_plan(const PlanFlags& flags) {
     return kInfeasible;
   }
   Program& program = std::get<Program>(result);
-  if (const std::string text = relax_program(program, sharing, session.costs); !text.empty()) complain(text);
-  if (const std::string text = share_program(program, sharing, *session.device, session.costs); !text.empty()) complain(text);
-  shrink_arena(program);
-  const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan.arena);
+  const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
+  for (const std::string& text : shared.notices) complain(text);
+  program.plan = check_plan(program.network.graph, shared.plan);
+  const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan->arena);
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum), to_string(program.lower_bound)));
   json object = plan_json(program, minimum);
@@ -102,7 +103,7 @@ int run_plan(const PlanFlags& flags) {
     const TierOptions tiers = flags.tiers();
     save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact, .lowered = flags.lowered(),
                            .memory = options.memory, .host_memory = tiers.host_memory, .spill_size = tiers.spill_size, .peer_size = tiers.peer_size,
-                           .threads = flags.threads, .inter_op = flags.sharing_options().inter_op, .intra_op = flags.sharing_options().intra_op}, program);
+                           .threads = flags.threads, .inter_op = flags.core_request().inter_op, .intra_op = flags.core_request().intra_op}, program);
     say(out, fmt::format("saved {}", flags.save));
   }
   if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
@@ -117,9 +118,9 @@ int run_plan(const PlanFlags& flags) {
 std::string ask_device(const SavedPlan& saved, std::vector<Violation>& violations) {
   try {
     const PlanRequest& request = saved.request;
-    const SharingOptions sharing{.threads = request.threads, .inter_op = request.inter_op, .intra_op = request.intra_op};
+    const CoreRequest cores{.threads = request.threads, .inter_op = request.inter_op, .intra_op = request.intra_op};
     const std::unique_ptr<Device> device =
-        open_device(saved.plan.device_name, share_cores(saved.plan.device_name, sharing, request.exact).op_threads);
+        open_device(saved.plan.device_name, core_options(saved.plan.device_name, cores, request.exact).intra_op);
     if (device->info().key != saved.plan.device_key) return fmt::format("'{}' here is another one ({})", saved.plan.device_name, device->info().key);
     if (device->info().simulated || request.lowered) return fmt::format("'{}' runs nothing", saved.plan.device_name);
     for (Violation& v : verify_workspaces(saved.graph, saved.plan, *device)) violations.push_back(std::move(v));
@@ -278,15 +279,15 @@ int run_profile(const ProfileFlags& flags) {
   }
   auto result = compile(flags, network, session, options);
   if (auto* program = std::get_if<Program>(&result)) {
-    calibrate(session, *program);
+    program->plan = calibrate(session, *program);
     if (busy.others() > kTooBusy) {
       complain(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet",
                            100 * busy.others()));
     }
     say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms", flags.model,
-                         input_of(flags).batch, measured, session.costs.entries().size(), program->plan.predicted.step_time_ms));
+                         input_of(flags).batch, measured, session.costs.entries().size(), program->plan->predicted.step_time_ms));
     export_costs(flags, session, out);
-    told.update({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan.predicted.step_time_ms},
+    told.update({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan->predicted.step_time_ms},
                  {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
     out.write(told);
     return kDone;

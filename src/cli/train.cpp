@@ -163,9 +163,9 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.placement = flags.placement;
   options.device = flags.device;
   options.threads = flags.threads;
-  options.inter_op = flags.sharing_options().inter_op;
-  options.intra_op = flags.sharing_options().intra_op;
-  options.strategies = flags.sharing_options().strategies;
+  options.inter_op = flags.core_request().inter_op;
+  options.intra_op = flags.core_request().intra_op;
+  options.strategies = flags.core_request().strategies;
   options.climb_interval = flags.climb_interval;
   options.epochs = flags.epochs;
   options.steps = flags.steps;
@@ -257,7 +257,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
     progress.finish();
     say(out, fmt::format("{} on {}, batch {}, device {}", options.model, data_name, planned_batch, options.device));
     say(out, plan_text(program, planned_batch));
-    memory_text = to_string(program.plan.arena);
+    memory_text = to_string(program.plan->arena);
     json event = plan_json(program, {});
     event["event"] = "plan";
     out.write(event);

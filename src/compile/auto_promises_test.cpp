@@ -64,7 +64,7 @@ TEST_P(AutoPromises, ItIsNeverSlowerThanAnotherPolicyNorForMoreMemoryAndFitsWher
   CompileOptions options;
   options.tiers = {{.name = "host", .capacity = c.host, .out_gb_per_s = c.bus_gb_per_s, .in_gb_per_s = c.bus_gb_per_s, .latency_us = 2}};
   options.policy = "liveness";
-  const Bytes most = std::get<Program>(compile_training(network, *device, costs, options)).plan.arena;
+  const Bytes most = std::get<Program>(compile_training(network, *device, costs, options)).plan->arena;
   double slowest_above = 0;
   int tight = 0;
   for (const int percent : {110, 95, 85, 75, 65, 55, 45, 35, 28, 22}) {
@@ -78,8 +78,8 @@ TEST_P(AutoPromises, ItIsNeverSlowerThanAnotherPolicyNorForMoreMemoryAndFitsWher
       options.policy = policy.name;
       const auto other = compile_training(network, *device, costs, options);
       const Program* program = std::get_if<Program>(&other);
-      if (program == nullptr || program->plan.predicted.step_time_ms >= fastest) continue;
-      fastest = program->plan.predicted.step_time_ms;
+      if (program == nullptr || program->plan->predicted.step_time_ms >= fastest) continue;
+      fastest = program->plan->predicted.step_time_ms;
       by = policy.name;
     }
     options.policy = "auto";
@@ -89,8 +89,8 @@ TEST_P(AutoPromises, ItIsNeverSlowerThanAnotherPolicyNorForMoreMemoryAndFitsWher
       EXPECT_EQ(by, "") << "has a plan";
       continue;
     }
-    const double ms = program->plan.predicted.step_time_ms;
-    EXPECT_LE(program->plan.arena, options.memory);
+    const double ms = program->plan->predicted.step_time_ms;
+    EXPECT_LE(program->plan->arena, options.memory);
     EXPECT_LE(ms, fastest * (1 + 1e-9)) << by;
     EXPECT_GE(ms, slowest_above * (1 - 1e-9)) << "more memory was slower";
     slowest_above = std::max(slowest_above, ms);

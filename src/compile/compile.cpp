@@ -18,7 +18,6 @@
 #include "plan/route.h"
 #include "plan/simulate.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {
@@ -270,12 +269,6 @@ Attempt search(const Network& network, const Device& device, const CostTable& co
   return best;
 }
 
-// Checks and completes a plan, whoever made it.
-void finish(const Graph& graph, Plan& plan, const CostTable& costs) {
-  require_valid(graph, plan);
-  predict(graph, plan, costs);
-}
-
 double now_ms() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -288,6 +281,20 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
+// The attempt that was taken; its plan is checked, whoever made it.
+Program program_of(Network network, Attempt found, const CompileOptions& options, double begun_ms) {
+  Program program;
+  program.network = std::move(network);
+  program.network.graph = std::move(found.graph);
+  program.kernels = std::move(found.layouts.kernels);
+  program.family = found.layouts.family;
+  program.policy = options.policy;
+  Plan plan = std::get<Plan>(std::move(found.result));
+  plan.plan_time_ms = now_ms() - begun_ms;
+  program.plan = check_plan(program.network.graph, std::move(plan));
+  return program;
+}
+
 // The program of what was found for a network, or why there is none. `lower_bound`: that of the graph. `start_ms`: when planning began.
 std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lower_bound, const Device& device, const CostTable& costs,
                                        const CompileOptions& options, double start_ms) {
@@ -298,15 +305,7 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
-  Program program;
-  program.network = std::move(training);
-  program.network.graph = std::move(found.graph);
-  program.kernels = std::move(found.layouts.kernels);
-  program.family = found.layouts.family;
-  program.policy = options.policy;
-  program.plan = std::get<Plan>(std::move(found.result));
-  finish(program.network.graph, program.plan, costs);
-  program.plan.plan_time_ms = now_ms() - start_ms;
+  Program program = program_of(std::move(training), std::move(found), options, start_ms);
   program.lower_bound = lower_bound;
   program.baseline_peak = baseline_peak(program.network.graph, program.kernels, costs, device);
   return program;
@@ -374,10 +373,10 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   const Graph& trained = training.network.graph;
   std::vector<State> states;
   CompileOptions pinned = options;
-  pinned.policy = training.plan.homes.empty() ? "liveness" : "auto";
-  pinned.memory = training.plan.arena;
+  pinned.policy = training.plan->homes.empty() ? "liveness" : "auto";
+  pinned.memory = training.plan->arena;
   pinned.tiers.clear();
-  for (const TierUse& use : training.plan.tiers) {  // what the training has taken of each
+  for (const TierUse& use : training.plan->tiers) {  // what the training has taken of each
     pinned.tiers.push_back(use.tier);
     pinned.tiers.back().capacity = use.used;
   }
@@ -398,17 +397,8 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
 
   Attempt found = search(evaluation, device, costs, pinned);
   if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
-  Program program;
-  program.network = std::move(evaluation);
-  program.network.graph = std::move(found.graph);
-  program.kernels = std::move(found.layouts.kernels);
-  program.family = found.layouts.family;
-  program.policy = options.policy;
-  program.plan = std::get<Plan>(std::move(found.result));
+  Program program = program_of(std::move(evaluation), std::move(found), options, start);
   program.passes = std::move(passes);
-  finish(program.network.graph, program.plan, costs);
-  program.plan.plan_time_ms = now_ms() - start;
-
   for (size_t i = 0; i < trained.states.size(); ++i) {
     if (place_of(training.plan, trained.states[i].before) != place_of(program.plan, program.network.graph.states[i].before)) {
       throw Error(ErrorCode::internal, fmt::format("state '{}' lies elsewhere in the evaluation than in the training",

@@ -35,7 +35,7 @@ TEST(LayerModel, NoPlanNeedsLessThanItsLowerBound) {
         const auto roomy = compile_layers(network, {}, *device, CostTable(), on_paper(policy));
         const Program& program = std::get<Program>(roomy);
         EXPECT_GT(program.lower_bound, 0_B);
-        EXPECT_LE(program.lower_bound, program.plan.arena);
+        EXPECT_LE(program.lower_bound, program.plan->arena);
         if (batch > 1) continue;
         const auto tight = compile_layers(network, {}, *device, CostTable(), on_paper(policy, 1_B));
         EXPECT_EQ(std::get<Infeasible>(tight).lower_bound, program.lower_bound);
@@ -52,12 +52,12 @@ TEST(LayerModel, DymemsTransfersWithoutBarriersAreNoSlowerThanVdnnsWith) {
     const auto whole = compile_layers(network, {}, *device, CostTable(), on_paper("liveness"));
     for (const int share : {60, 40}) {
       SCOPED_TRACE(fmt::format("{} {} in {} %", one.model, one.batch, share));
-      const Bytes memory{std::get<Program>(whole).plan.arena.count * share / 100};
+      const Bytes memory{std::get<Program>(whole).plan->arena.count * share / 100};
       const auto with = compile_layers(network, {}, *device, CostTable(), on_paper("vdnn:layers=all", memory));
       if (!std::holds_alternative<Program>(with)) continue;
       const auto without = compile_layers(network, {}, *device, CostTable(), on_paper("dymem", memory));
       ASSERT_TRUE(std::holds_alternative<Program>(without));
-      EXPECT_LE(std::get<Program>(without).plan.predicted.step_time_ms, std::get<Program>(with).plan.predicted.step_time_ms);
+      EXPECT_LE(std::get<Program>(without).plan->predicted.step_time_ms, std::get<Program>(with).plan->predicted.step_time_ms);
     }
   }
 }
@@ -74,9 +74,9 @@ TEST(Gtbm, GroupsTheTensorsOfAPlanByMobility) {
     options.placement = "gtbm";
     const auto result = compile_layers(build_model(model, {.batch = 4}), {}, *device, CostTable(), options);
     const Program& program = std::get<Program>(result);
-    const std::vector<Mobility> mobility = group_by_mobility(program.network.graph, program.plan.steps);
+    const std::vector<Mobility> mobility = group_by_mobility(program.network.graph, program.plan->steps);
     std::map<Mobility, std::pair<Bytes, Bytes>> where;  // the lowest and the highest byte of each
-    for (const Stay& stay : program.plan.stays) {
+    for (const Stay& stay : program.plan->stays) {
       if (stay.is_workspace()) continue;
       const Tensor& tensor = program.network.graph.tensor(stay.tensor);
       if (!tensor.producer.valid() || is_done_in_place(program.network.graph.op(tensor.producer))) continue;
@@ -136,7 +136,7 @@ TEST(WorkspaceTotal, IsNoSlowerThanALimitForEachOpWhoseSumItIs) {
       }
       const auto total = compile_training(network, *device, CostTable(), options);
       ASSERT_TRUE(std::holds_alternative<Program>(total));
-      EXPECT_LE(std::get<Program>(total).plan.predicted.step_time_ms, by_limit.plan.predicted.step_time_ms * (1 + 1e-9));
+      EXPECT_LE(std::get<Program>(total).plan->predicted.step_time_ms, by_limit.plan->predicted.step_time_ms * (1 + 1e-9));
     }
   }
 }

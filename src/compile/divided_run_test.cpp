@@ -84,13 +84,13 @@ TEST(DividedRun, AStepInPartsTrainsAsAWholeOne) {
   divided.exact = false;
   const Program parts = compiled(*device, divided);
   int steps = 0;
-  for (const Step& step : parts.plan.steps) steps += parts_of(step.kernel).empty() ? 0 : 1;
+  for (const Step& step : parts.plan->steps) steps += parts_of(step.kernel).empty() ? 0 : 1;
   EXPECT_GT(steps, 10);
   EXPECT_LT(largest_difference(trained(whole, *device), trained(parts, *device)), 1e-5);
   EXPECT_EQ(trained(parts, *device), trained(parts, *device));
   // The plan file carries the configurations.
   const Plan back = plan_from_json(to_json(parts.plan, parts.network.graph), parts.network.graph);
-  for (size_t s = 0; s < back.steps.size(); ++s) EXPECT_EQ(back.steps[s].kernel, parts.plan.steps[s].kernel);
+  for (size_t s = 0; s < back.steps.size(); ++s) EXPECT_EQ(back.steps[s].kernel, parts.plan->steps[s].kernel);
 }
 
 // Measured costs in which every kernel with a workspace is fast, the smaller its part the slower.
@@ -123,7 +123,7 @@ TEST(DividedRun, IsNeverPredictedSlowerThanUndividedAtAnyBudgetAndFasterAtSome) 
   const Program free = compiled(*device, options, costs);
   int faster = 0;
   for (int percent = 100; percent >= 40; percent -= 5) {
-    options.memory = {free.plan.arena.count * percent / 100};
+    options.memory = {free.plan->arena.count * percent / 100};
     CompileOptions undivided = options;
     undivided.batch_sizes = BatchSizes::undivided;
     const auto parts = compile_training(small_network(), *device, costs, options);
@@ -132,9 +132,9 @@ TEST(DividedRun, IsNeverPredictedSlowerThanUndividedAtAnyBudgetAndFasterAtSome) 
     const auto* b = std::get_if<Program>(&whole);
     ASSERT_GE(a != nullptr, b != nullptr) << percent;
     if (b == nullptr) continue;
-    EXPECT_LE(a->plan.predicted.step_time_ms, b->plan.predicted.step_time_ms * 1.0001) << percent;
-    EXPECT_LE(a->plan.arena, options.memory);
-    faster += a->plan.predicted.step_time_ms < 0.999 * b->plan.predicted.step_time_ms;
+    EXPECT_LE(a->plan->predicted.step_time_ms, b->plan->predicted.step_time_ms * 1.0001) << percent;
+    EXPECT_LE(a->plan->arena, options.memory);
+    faster += a->plan->predicted.step_time_ms < 0.999 * b->plan->predicted.step_time_ms;
     EXPECT_TRUE(verify(a->network.graph, a->plan).empty());
   }
   EXPECT_GT(faster, 0);
@@ -142,7 +142,7 @@ TEST(DividedRun, IsNeverPredictedSlowerThanUndividedAtAnyBudgetAndFasterAtSome) 
 
 Bytes workspaces(const Program& program, bool sum) {
   Bytes result;
-  for (const Step& step : program.plan.steps) {
+  for (const Step& step : program.plan->steps) {
     const LayerKind kind = layer_kind(program.network.graph.op(step.op));
     if (kind != LayerKind::convolution && (!sum || kind != LayerKind::fully_connected)) continue;
     result = sum ? result + step.workspace : std::max(result, step.workspace);
@@ -167,13 +167,13 @@ TEST(DividedRun, LimitsOnWorkspaceAreKeptAndATotalIsNoSlowerThanEqualShares) {
     share.workspace = {most.count / part};
     const Program each = compiled(*device, share, costs);
     EXPECT_LE(workspaces(each, false), share.workspace);
-    EXPECT_GE(each.plan.predicted.step_time_ms, before * 0.9999);
-    before = each.plan.predicted.step_time_ms;
+    EXPECT_GE(each.plan->predicted.step_time_ms, before * 0.9999);
+    before = each.plan->predicted.step_time_ms;
     CompileOptions total;
     total.workspace_total = share.workspace * ops;
     const Program all = compiled(*device, total, costs);
     EXPECT_LE(workspaces(all, true), *total.workspace_total);
-    EXPECT_LE(all.plan.predicted.step_time_ms, each.plan.predicted.step_time_ms * 1.0001) << part;
+    EXPECT_LE(all.plan->predicted.step_time_ms, each.plan->predicted.step_time_ms * 1.0001) << part;
   }
 }
 

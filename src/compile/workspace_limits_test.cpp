@@ -32,13 +32,13 @@ using Result = std::variant<Program, Infeasible>;
 
 Bytes largest_workspace(const Program& program) {
   Bytes most;
-  for (const Step& step : program.plan.steps) most = std::max(most, step.workspace);
+  for (const Step& step : program.plan->steps) most = std::max(most, step.workspace);
   return most;
 }
 
 Bytes sum_of_workspaces(const Program& program) {
   std::map<int32_t, Bytes> by_op;
-  for (const Step& step : program.plan.steps) {
+  for (const Step& step : program.plan->steps) {
     if (counts_in_total(program.network.graph.op(step.op))) by_op[step.op.index] = std::max(by_op[step.op.index], step.workspace);
   }
   Bytes sum;
@@ -102,7 +102,7 @@ TEST(WorkspaceLimits, HoldTogetherAndWithABudget) {
     const Network network = build_model(net.model, net.input);
     const Result free = compile_training(network, *device, CostTable{}, {});
     CompileOptions options{.batch_sizes = BatchSizes::power_of_two};
-    options.memory = {std::get<Program>(free).plan.arena.count * 8 / 10};
+    options.memory = {std::get<Program>(free).plan->arena.count * 8 / 10};
     options.workspace = 100_KiB;
     options.workspace_total = 300_KiB;
     expect_kept(*device, net, CostTable{}, options);
@@ -142,7 +142,7 @@ CostTable random_costs(const Device& device, const Graph& graph, uint32_t seed) 
 void slow_reorders(const Program& program, CostTable& costs, uint32_t seed) {
   std::mt19937 draw(seed);
   const Graph& graph = program.network.graph;
-  for (const Step& step : program.plan.steps) {
+  for (const Step& step : program.plan->steps) {
     const Op& op = graph.op(step.op);
     if (op.type->name != "Reorder" || draw() % 2 == 0) continue;
     costs.put({op_signature(graph, op), step.kernel, 0}, {.source = Cost::Source::in_step, .time_ms = 0.1 * static_cast<double>(1 + draw() % 9), .runs = 5});
@@ -151,7 +151,7 @@ void slow_reorders(const Program& program, CostTable& costs, uint32_t seed) {
 
 double step_ms(const Result& result) {
   const auto* program = std::get_if<Program>(&result);
-  return program == nullptr ? std::numeric_limits<double>::infinity() : program->plan.predicted.step_time_ms;
+  return program == nullptr ? std::numeric_limits<double>::infinity() : program->plan->predicted.step_time_ms;
 }
 
 TEST(WorkspaceLimits, MoreChoiceIsNeverPredictedSlower) {

@@ -87,14 +87,15 @@ TEST(RelaxReuse, ApartNothingIsTakenOver) {
   EXPECT_GT(strangers(program.plan), 20);
   EXPECT_GT(strangers(with(program.plan, relaxation.with_reuse_distance(2))), 0);
   EXPECT_EQ(strangers(with(program.plan, relaxation.without_reuse())), 0);
-  EXPECT_EQ(strangers(with(program.plan, relaxation.with_reuse_distance(static_cast<StepIndex>(program.plan.steps.size())))), 0);
+  EXPECT_EQ(strangers(with(program.plan, relaxation.with_reuse_distance(static_cast<StepIndex>(program.plan->steps.size())))), 0);
 }
 
 TEST(RelaxReuse, GoesByThePlansOwnPlacement) {
-  Program program = program_of("resnet20");
+  const Program program = program_of("resnet20");
   const Bytes offline = ReuseRelaxation(program.network.graph, program.plan).with_reuse_distance(3).arena;
-  program.plan.placement = "first_fit";
-  const Plan plan = relaxed(program.network.graph, program.plan, 3);
+  Plan first_fit = program.plan;
+  first_fit.placement = "first_fit";
+  const Plan plan = relaxed(program.network.graph, first_fit, 3);
   EXPECT_NE(plan.arena, offline);
   EXPECT_TRUE(verify(program.network.graph, plan).empty());
 }

@@ -21,44 +21,13 @@
 #include <utility>
 #include <vector>
 
+#include "cores/thread_curve.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {
-
-// Neighbouring threads on cores that share a cache, or every thread with a cache to itself. Data that both read speaks
-// for the former, data that neither shares for the latter, so both are tried.
-struct ThreadCase {
-  int threads = 1;
-  Affinity affinity = Affinity::spread;
-  friend auto operator<=>(const ThreadCase&, const ThreadCase&) = default;
-};
-
-// The time of one op by its threads, as measured, and between the measured counts on straight lines.
-class ThreadCurve {
- public:
-  ThreadCurve() = default;
-  // ms[0] is the time with one thread, ms[1] with two, and so on.
-  static ThreadCurve of(std::span<const double> ms);
-
-  void put(ThreadCase at, double ms);
-  bool empty() const { return spread_.empty() && close_.empty(); }
-  // With the better affinity. Beyond the last count that was measured, along the last line, but not below the best time
-  // known.
-  double time_ms(int threads) const;
-  double time_ms(ThreadCase at) const;
-  // The measured case with the shortest time; of equal ones that with the fewest threads.
-  ThreadCase best() const;
-  double best_ms() const;
-  bool has(int threads) const;  // whether it was measured, with either affinity
-  int most_threads() const;     // the largest measured count
-
- private:
-  using Points = std::vector<std::pair<int, double>>;
-  Points spread_, close_;  // by threads
-};
 
 struct ClimbOptions {
   int interval = 4;  // x: 1, 1 + x, 1 + 2x, ... threads are tried, and all cores
@@ -142,7 +111,7 @@ std::optional<Candidate> choose_co_running(std::span<const Candidate> candidates
 // Strategy 4: of the ready ops, the one whose time with one thread is the shortest.
 std::optional<size_t> smallest_ready(std::span<const CoTask> tasks, std::span<const int32_t> ready);
 
-// Pairs of ops that were slower together than predicted; they are kept apart afterwards.
+// Pairs of ops that were slower together than predicted; they do not meet afterwards.
 class Interference {
  public:
   explicit Interference(double tolerance = 0.25) : tolerance_(tolerance) {}

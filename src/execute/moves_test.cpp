@@ -323,14 +323,14 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
       Plan plan = program.plan;
       plan.steps.clear();
       std::vector<StepIndex> starts, ends;
-      for (const Step& step : program.plan.steps) {
+      for (const Step& step : program.plan->steps) {
         starts.push_back(static_cast<StepIndex>(plan.steps.size()));
         plan.steps.push_back(step);
         const OpType& type = *graph.op(step.op).type;
         const auto pairs = type.in_place ? type.in_place(graph, graph.op(step.op)) : std::vector<InPlace>{};
         const Op& op = graph.op(step.op);
         auto offset_of = [&](TensorId id) {
-          for (const Stay& stay : program.plan.stays) {
+          for (const Stay& stay : program.plan->stays) {
             if (stay.tensor == id) return stay.offset;
           }
           return Bytes{-1};
@@ -376,7 +376,7 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
       std::stable_sort(plan.stays.begin(), plan.stays.end(), [](const Stay& a, const Stay& b) {
         return a.first != b.first ? a.first < b.first : a.offset < b.offset;
       });
-      ASSERT_GT(plan.steps.size(), program.plan.steps.size() + 5);
+      ASSERT_GT(plan.steps.size(), program.plan->steps.size() + 5);
       const std::string wrong = violations(graph, plan);
       ASSERT_EQ(wrong, "") << model;
       EXPECT_EQ(train(*device, graph, plan, {}), expected)

@@ -4,7 +4,7 @@
 //   T(p) = start + serial * W + max((1 - serial) * W / p, bytes / memory) + (p - 1) * thread
 #pragma once
 
-#include "cores/strategies.h"
+#include "cores/thread_curve.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/json_reader.h"
+#include "plan/cores_json.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {
@@ -22,14 +23,12 @@ std::string other_version(int64_t mine) {
 
 std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
-constexpr std::string_view kAffinities[] = {"close", "spread", "smt"};
-
 ordered_json step_json(const Step& step, const Graph& graph) {
   ordered_json j = {{"op", graph.op(step.op).name}, {"kernel", step.kernel}};
   if (step.threads != 0) j["threads"] = step.threads;
   if (step.recompute) j["recompute"] = true;
   if (step.workspace.count != 0) j["workspace"] = step.workspace.count;
-  if (step.affinity != Affinity::close) j["affinity"] = kAffinities[static_cast<size_t>(step.affinity)];
+  if (step.affinity != Affinity::close) j["affinity"] = to_string(step.affinity);
   if (step.time_ms != 0) j["time_ms"] = step.time_ms;
   if (step.estimated) j["estimated"] = true;
   return j;
@@ -66,19 +65,6 @@ ordered_json tier_json(const TierUse& use, const Graph&) {
           {"latency_us", use.tier.latency_us},
           {"compute_share", use.tier.compute_share},
           {"used", use.used.count}};
-}
-
-ordered_json cores_json(const CoreSharing& cores, const Graph& graph) {
-  ordered_json conflicts = ordered_json::array();
-  for (const auto& [a, b] : cores.conflicts) conflicts.push_back({graph.op(a).name, graph.op(b).name});
-  return {{"inter_op", cores.inter_op},
-          {"cores", cores.cores},
-          {"cores_a_cache", cores.cores_a_cache},
-          {"hardware_threads", cores.hardware_threads},
-          {"memory_gb_per_s", cores.memory_gb_per_s},
-          {"smt_speed", cores.smt_speed},
-          {"conflicts", conflicts},
-          {"order", cores.order}};
 }
 
 ordered_json prediction_json(const Prediction& p) {
@@ -169,10 +155,20 @@ class PlanReader {
     return id;
   }
 
-  OpId op(const JsonReader& r) const {
-    const OpId id = graph_.find_op(r.text());
-    if (!id.valid()) r.fail(fmt::format("graph '{}' has no op '{}'", graph_.name, r.text()));
+  OpId op(const std::string& name, const JsonReader& r) const {
+    const OpId id = graph_.find_op(name);
+    if (!id.valid()) r.fail(fmt::format("graph '{}' has no op '{}'", graph_.name, name));
     return id;
+  }
+  OpId op(const JsonReader& r) const { return op(r.text(), r); }
+
+  void read_cores(const JsonReader& r) {
+    NamePairs conflicts;
+    plan_.cores = cores_from_json(r, conflicts);
+    for (const auto& [a, b] : conflicts) plan_.cores.conflicts.emplace_back(op(a, r), op(b, r));
+    for (const StepIndex step : plan_.cores.order) {
+      if (step > last_step()) r.member("order").fail(fmt::format("the plan has steps 0 to {}, not {}", last_step(), step));
+    }
   }
 
   static std::string kernel(const JsonReader& r) {
@@ -184,12 +180,6 @@ class PlanReader {
     return r.text();
   }
 
-  static Affinity affinity(const JsonReader& r) {
-    const auto found = std::find(std::begin(kAffinities), std::end(kAffinities), r.text());
-    if (found == std::end(kAffinities)) r.expected("\"close\", \"spread\" or \"smt\"");
-    return static_cast<Affinity>(found - std::begin(kAffinities));
-  }
-
   Step step(const JsonReader& r) const {
     r.only({"op", "kernel", "threads", "recompute", "workspace", "affinity", "time_ms", "estimated"});
     Step s;
@@ -198,7 +188,7 @@ class PlanReader {
     if (r.has("threads")) s.threads = small(r.member("threads"));
     if (r.has("recompute")) s.recompute = r.member("recompute").boolean();
     if (r.has("workspace")) s.workspace = bytes(r.member("workspace"));
-    if (r.has("affinity")) s.affinity = affinity(r.member("affinity"));
+    if (r.has("affinity")) s.affinity = affinity_from_json(r.member("affinity"));
     if (r.has("time_ms")) s.time_ms = r.member("time_ms").number();
     if (r.has("estimated")) s.estimated = r.member("estimated").boolean();
     return s;
@@ -243,23 +233,6 @@ class PlanReader {
                      .latency_us = r.member("latency_us").number(),
                      .compute_share = r.member("compute_share").number()},
             .used = bytes(r.member("used"))};
-  }
-
-  void read_cores(const JsonReader& r) {
-    r.only({"inter_op", "cores", "cores_a_cache", "hardware_threads", "memory_gb_per_s", "smt_speed", "conflicts", "order"});
-    CoreSharing& cores = plan_.cores;
-    cores.inter_op = small(r.member("inter_op"));
-    cores.cores = small(r.member("cores"));
-    cores.cores_a_cache = small(r.member("cores_a_cache"));
-    cores.hardware_threads = small(r.member("hardware_threads"));
-    cores.memory_gb_per_s = r.member("memory_gb_per_s").number();
-    cores.smt_speed = r.member("smt_speed").number();
-    const JsonReader conflicts = r.member("conflicts"), order = r.member("order");
-    for (size_t i = 0; i < conflicts.size(); ++i) {
-      if (conflicts.item(i).size() != 2) conflicts.item(i).fail("two ops were expected");
-      cores.conflicts.emplace_back(op(conflicts.item(i).item(0)), op(conflicts.item(i).item(1)));
-    }
-    for (size_t i = 0; i < order.size(); ++i) cores.order.push_back(step_index(order.item(i), 0, last_step()));
   }
 
   void read_prediction(const JsonReader& r) {
@@ -308,7 +281,11 @@ std::string to_json(const Plan& plan, const Graph& graph) {
                      plan.lower_bound.count);
   out += fmt::format(" \"plan_time_ms\": {},\n \"predicted\": {},\n", json(plan.plan_time_ms).dump(),
                      prediction_json(plan.predicted).dump());
-  if (plan.cores != CoreSharing{}) out += fmt::format(" \"cores\": {},\n", cores_json(plan.cores, graph).dump());
+  if (plan.cores != CoreSharing{}) {
+    NamePairs conflicts;
+    for (const auto& [a, b] : plan.cores.conflicts) conflicts.emplace_back(graph.op(a).name, graph.op(b).name);
+    out += fmt::format(" \"cores\": {},\n", cores_to_json(plan.cores, conflicts).dump());
+  }
   out += fmt::format(" \"steps\": {},\n", lines(plan.steps, graph, step_json));
   out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
   out += fmt::format(" \"moves\": {},\n", lines(plan.moves, graph, move_json));

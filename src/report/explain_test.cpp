@@ -63,7 +63,7 @@ TEST_F(Explain, SaysWhereACostIsFrom) {
   auto result = compile_training(build_model("lenet", {.batch = 4}), *device_, costs_, {});
   const Program& program = std::get<Program>(result);
   const Graph& graph = program.network.graph;
-  const Step& step = program.plan.steps[1];
+  const Step& step = program.plan->steps[1];
   const Op& op = graph.op(step.op);
   CostTable costs;
   costs.put({op_signature(graph, op), step.kernel, 0}, {.source = Cost::Source::measured, .time_ms = 1.25, .spread_ms = 0.5, .runs = 9});

@@ -6,7 +6,6 @@
 #include <regex>
 
 #include "plimsoll/models.h"
-#include "plan/simulate.h"
 #include "report/charts.h"
 #include "tests/support/random_graph.h"
 
@@ -43,7 +42,7 @@ void expect_balanced(const std::string& html) {
 TEST(HtmlReport, TellsTheFactsInOneFileThatNeedsNoOther) {
   const Program program = program_of("lenet");
   const std::string html = html_report(program, {.model = "lenet", .batch = 4, .device = "cpu, 1 thread", .minimum = 3_MiB});
-  for (const std::string& text : {std::string("lenet, batch 4"), to_string(program.plan.arena), to_string(program.baseline_peak), std::string("3.00 MiB would do"),
+  for (const std::string& text : {std::string("lenet, batch 4"), to_string(program.plan->arena), to_string(program.baseline_peak), std::string("3.00 MiB would do"),
                                   std::string("cpu, 1 thread"), std::string("liveness"), std::string("conv1.weight")}) {
     EXPECT_THAT(html, HasSubstr(text));
   }
@@ -54,7 +53,7 @@ TEST(HtmlReport, TellsTheFactsInOneFileThatNeedsNoOther) {
 TEST(HtmlReport, ShowsWhatWasMeasuredBesideWhatWasPredicted) {
   const Program program = program_of("lenet");
   std::vector<StepRecord> records;
-  for (size_t s = 0; s < program.plan.steps.size(); ++s) records.push_back({static_cast<double>(s), static_cast<double>(s) + 0.75});
+  for (size_t s = 0; s < program.plan->steps.size(); ++s) records.push_back({static_cast<double>(s), static_cast<double>(s) + 0.75});
   const std::string html = html_report(program, {.model = "lenet", .data = "digits", .batch = 4, .device = "cpu",
                                                  .measured = ReportFacts::Measured{.steps = 7, .step_time_ms = 12.5, .images_per_second = 321, .accuracy = 0.875}}, records);
   for (const char* text : {"12.5 ms", "321 images/s", "87.50 %", "7 steps", "data digits", ">measured<"}) EXPECT_THAT(html, HasSubstr(text));
@@ -79,7 +78,10 @@ TEST(HtmlReport, NoNameCanBreakIt) {
   const std::string hostile = "</title><script>alert(1)</script>'\"&";
   for (int32_t t = 0; t < graph.tensor_count(); ++t) graph.tensor(TensorId{t}).name = hostile;
   for (int32_t o = 0; o < graph.op_count(); ++o) graph.op(OpId{o}).name = graph.op(OpId{o}).layer = hostile;
-  program.plan.steps[0].kernel = program.plan.policy = program.plan.placement = hostile;
+  Plan plan = program.plan;
+  plan.steps[0].kernel = plan.policy = plan.placement = hostile;
+  plan.graph_fingerprint = fingerprint(graph);
+  program.plan = check_plan(graph, std::move(plan));
   const std::string html = html_report(program, {.model = hostile, .data = hostile, .batch = 4, .device = hostile});
   EXPECT_THAT(html, Not(HasSubstr("<script")));
   expect_balanced(html);
@@ -114,12 +116,10 @@ TEST(HtmlReport, StaysSmallForHugeNetworks) {
   const auto kernels = testing::random_kernels(graph, 5);
   const CostTable costs;
   Program program;
-  program.plan = std::get<Plan>(find_policy("liveness").plan(
-      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}, .placement = "best_fit"}));
-  predict(graph, program.plan, costs);
+  program.plan = check_plan(graph, std::get<Plan>(find_policy("liveness").plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}, .placement = "best_fit"})));
   program.network.graph = std::move(graph);
-  ASSERT_GT(program.plan.steps.size(), 5000u);
-  const std::vector<StepRecord> records(program.plan.steps.size(), {.start_ms = 1, .end_ms = 2});
+  ASSERT_GT(program.plan->steps.size(), 5000u);
+  const std::vector<StepRecord> records(program.plan->steps.size(), {.start_ms = 1, .end_ms = 2});
   EXPECT_LT(html_report(program, {.model = "huge", .batch = 1}, records).size(), 4u << 20);
 }
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "plimsoll/ops.h"
+#include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {
@@ -45,15 +46,22 @@ std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, St
   return shares;
 }
 
+namespace {
+
+// By the verifier, of the very plan that is printed.
+bool is_safe(const Program& program) { return verify(program.network.graph, program.plan, 1).empty(); }
+
+}  // namespace
+
 std::string plan_text(const Program& program, int64_t batch) {
   const Plan& plan = program.plan;
   const Graph& graph = program.network.graph;
   std::string text;
   auto line = [&](std::string_view name, std::string value) { text += fmt::format("  {:<10} {}\n", name, value); };
   line("budget", plan.budget.count == INT64_MAX ? "none" : to_string(plan.budget));
-  line("arena", fmt::format("{} by policy {} ({} placement), verified", to_string(plan.arena),
+  line("arena", fmt::format("{} by policy {} ({} placement), {}", to_string(plan.arena),
                             program.policy.starts_with(plan.policy) ? program.policy : fmt::format("{}, which took {}", program.policy, plan.policy),
-                            plan.placement));
+                            plan.placement, is_safe(program) ? "verified" : "not safe"));
   line("peak", fmt::format("{} at {}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step)));
   std::vector<std::string> shares;
   for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) {
@@ -171,7 +179,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
           {"peak_tensors", alive},
           {"peak_by_role", shares},
           {"plan_time_ms", plan.plan_time_ms},
-          {"verified", true}};
+          {"verified", is_safe(program)}};
 }
 
 json infeasible_json(const Infeasible& infeasible) {

@@ -8,20 +8,15 @@
 #include "plimsoll/execute.h"
 
 namespace plimsoll {
-namespace {
 
-// Whether it runs otherwise than one op after another with all threads.
-bool is_chosen(const Plan& plan) {
-  return plan.cores.inter_op > 1 || std::any_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.threads != 0; });
-}
-
-}  // namespace
-
-CoreTuner::CoreTuner(Session& session, Program& program, const Sharing& sharing, bool measure, Notice notice)
-    : session_(session), program_(program), sharing_(sharing), notice_(std::move(notice)) {
-  if (measure && sharing.cores > 1) {
-    const bool pinned = !cpu::processors_of_cores(sharing.cores).empty();
-    climb_.emplace(program, *session.device, session.costs, sharing.climb_interval, pinned);
+CoreTuner::CoreTuner(Session& session, const Graph& graph, const CheckedPlan& plan, const CoreOptions& options, bool measure, Notice notice)
+    : session_(session), input_{graph, *session.device, session.costs, options}, notice_(std::move(notice)), plan_(plan) {
+  const RelaxedPlan relaxed = relax(input_, plan);
+  if (!relaxed.notice.empty()) notice_(relaxed.notice);
+  plans_ = {plan, check_plan(graph, relaxed.plan)};
+  if (measure && options.cores > 1) {
+    const bool pinned = !cpu::processors_of_cores(options.cores).empty();
+    climb_.emplace(graph, plan, *session.device, session.costs, options.climb_interval, pinned);
     if (climb_->done()) climb_.reset();
   }
   if (!climb_) {
@@ -34,70 +29,72 @@ CoreTuner::CoreTuner(Session& session, Program& program, const Sharing& sharing,
 }
 
 void CoreTuner::choose() {
-  if (const std::string text = share_program(program_, sharing_, *session_.device, session_.costs); !text.empty()) notice_(text);
-  watch_.reset();
+  ChosenThreads chosen = choose_threads(input_, plans_.serial, plans_.relaxed);
+  notice_(to_text(chosen));
+  plan_ = check_plan(input_.graph, std::move(chosen.plan));
+  monitor_.reset();
   trial_.reset();
-  if (program_.plan.cores.inter_op > 1) {
-    watch_.emplace(program_, *session_.device, session_.costs, sharing_);
-  } else if (is_chosen(program_.plan)) {
-    trial_.emplace(program_, session_.costs);
+  if (plan_->cores.inter_op > 1) {
+    monitor_.emplace(input_, plans_, plan_);
+  } else if (shares_cores(plan_)) {
+    trial_.emplace(trial_of_plan());
   }
   busy_ = BusyMeter();
 }
 
-void CoreTuner::after_step(Runner& runner) {
-  if (climb_) {
-    climb(runner);
-  } else if (watch_ && !watch_->over()) {
-    watch(runner);
-  } else if (trial_ && !trial_->over()) {
-    try_out(runner);
-  }
+AbTrial CoreTuner::trial_of_plan() const { return {plan_, check_plan(input_.graph, serial(input_, plans_.serial))}; }
+
+bool CoreTuner::after_step(const Executor& executor) {
+  if (climb_) return climb(executor);
+  if (monitor_ && !monitor_->over()) return watch(executor);
+  return trial_ && !trial_->over() && try_out(executor);
 }
 
-void CoreTuner::climb(Runner& runner) {
+bool CoreTuner::climb(const Executor& executor) {
   if (!warm_) {
     warm_ = true;
-    return runner.rebind([&] { climb_->prepare(); });
+  } else {
+    if (!climb_->record(compute_times(plan_, executor))) return false;
+    measured_ = true;
   }
-  if (!climb_->record(compute_times(program_.plan, runner.executor()))) return;
-  measured_ = true;
-  if (!climb_->done()) return runner.rebind([&] { climb_->prepare(); });
+  if (!climb_->done()) {
+    plan_ = check_plan(input_.graph, climb_->next_plan());
+    return true;
+  }
   finish();
-  runner.rebind([&] {
-    climb_.reset();
-    choose();
-  });
+  climb_.reset();
+  choose();
+  return true;
 }
 
-void CoreTuner::watch(Runner& runner) {
-  if (!watch_->sees(runner.executor().records())) {
-    if (watch_->over() && is_chosen(program_.plan)) trial_.emplace(program_, session_.costs);
-    return;
+bool CoreTuner::change_to(const PlanChange& change) {
+  plan_ = change.plan;
+  if (!change.notice.empty()) notice_(change.notice);
+  return true;
+}
+
+bool CoreTuner::watch(const Executor& executor) {
+  std::optional<PlanChange> change = monitor_->after_step(executor.records());
+  if (!change) {
+    if (monitor_->over() && shares_cores(plan_)) trial_.emplace(trial_of_plan());
+    return false;
   }
-  std::string text;
-  runner.rebind([&] {
-    text = watch_->correct();
-    runner.options().conflicts = conflicting_steps(program_, session_.costs, watch_->conflicts());
-  });
-  const auto pairs = watch_->found();
+  const auto pairs = monitor_->found();
   const bool fresh = std::any_of(pairs.begin(), pairs.end(),
                                  [&](const CostTable::OpPair& pair) { return !session_.costs.conflicts().contains(pair); });
   if (fresh && busy_.others() <= kTooBusy) {
     for (const auto& [a, b] : pairs) session_.costs.add_conflict(a, b);
     session_.database->save(session_.costs);
-    text += "; the next training avoids them too";
+    change->notice += "; the next training avoids them too";
   }
-  if (!text.empty()) notice_(text);
+  return change_to(*change);
 }
 
-void CoreTuner::try_out(Runner& runner) {
+bool CoreTuner::try_out(const Executor& executor) {
   double ms = 0;
-  for (const StepRecord& record : runner.executor().records()) ms = std::max(ms, record.end_ms);
-  if (!trial_->sees(ms)) return;
-  std::string text;
-  runner.rebind([&] { text = trial_->turn(); });
-  if (!text.empty()) notice_(text);
+  for (const StepRecord& record : executor.records()) ms = std::max(ms, record.end_ms);
+  const std::optional<PlanChange> change = trial_->after_step(ms);
+  return change && change_to(*change);
 }
 
 void CoreTuner::finish() {

@@ -2,15 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
+#include "plan/simulate.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {
-
-const std::string kThreadsOf = "threads of ", kAffinityOf = "affinity of ";  // and an op's name
 
 using Settings = std::map<std::string, std::string, std::less<>>;
 
@@ -30,6 +30,43 @@ void take(const Settings& settings, std::string_view name, Number least, Number 
   value = found;
 }
 
+// Every step once.
+bool is_order(std::vector<StepIndex> order, size_t steps) {
+  std::sort(order.begin(), order.end());
+  for (size_t s = 0; s < order.size(); ++s) {
+    if (order[s] != static_cast<StepIndex>(s)) return false;
+  }
+  return order.size() == steps;
+}
+
+SavedCores cores_to_save(const Graph& graph, const Plan& plan) {
+  SavedCores cores{.sharing = plan.cores};
+  cores.sharing.conflicts.clear();
+  for (const auto& [a, b] : plan.cores.conflicts) cores.conflicts.emplace_back(graph.op(a).name, graph.op(b).name);
+  for (const Step& step : plan.steps) {
+    if (step.threads == 0 && step.affinity == Affinity::close) continue;
+    cores.ops[graph.op(step.op).name] = {step.threads, step.affinity};
+  }
+  return cores;
+}
+
+// What checkpoints had before they had a place for it: numbers as texts, among the settings.
+std::optional<SavedCores> cores_of_settings(const Graph& graph, const Settings& settings) {
+  if (!settings.contains("inter_op_chosen")) return std::nullopt;
+  SavedCores cores;
+  take(settings, "inter_op_chosen", 1, kMostThreads, cores.sharing.inter_op);
+  for (OpId id{0}; id.index < graph.op_count(); ++id.index) {
+    const std::string& name = graph.op(id).name;
+    SavedCores::OpThreads op;
+    int affinity = 0;
+    take(settings, "threads of " + name, 0, kMostThreads, op.threads);
+    take(settings, "affinity of " + name, 0, static_cast<int>(Affinity::smt), affinity);
+    op.affinity = static_cast<Affinity>(affinity);
+    if (op != SavedCores::OpThreads{}) cores.ops[name] = op;
+  }
+  return cores;
+}
+
 }  // namespace
 
 TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key,
@@ -45,7 +82,7 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                       .total_epochs = options.epochs,
                       .policy = options.policy,
                       .placement = options.placement,
-                      .budget = program.plan.budget,
+                      .budget = program.plan->budget,
                       .exact = options.exact,
                       .device = options.device,
                       .device_key = std::string(device_key),
@@ -72,15 +109,7 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
   if (options.intra_op != 0) state.settings["intra_op"] = fmt::to_string(options.intra_op);
   if (options.strategies) state.settings["strategies"] = to_string(*options.strategies);
   if (options.climb_interval != 0) state.settings["climb_interval"] = fmt::to_string(options.climb_interval);
-  if (options.inter_op == 0 && settled) {
-    state.settings["inter_op_chosen"] = fmt::to_string(program.plan.cores.inter_op);
-    for (const Step& step : program.plan.steps) {
-      if (step.threads != 0) state.settings[kThreadsOf + graph.op(step.op).name] = fmt::to_string(step.threads);
-      if (step.affinity != Affinity::close) {
-        state.settings[kAffinityOf + graph.op(step.op).name] = fmt::to_string(static_cast<int>(step.affinity));
-      }
-    }
-  }
+  if (options.inter_op == 0 && settled) state.cores = cores_to_save(graph, program.plan);
   if (options.peer) state.settings["peer"] = *options.peer;
   if (options.peer_size) state.settings["peer_size"] = fmt::to_string(options.peer_size->count);
   if (options.spill_size) state.settings["spill_size"] = fmt::to_string(options.spill_size->count);
@@ -190,18 +219,35 @@ void pin(CompileOptions& compile, const TrainingState& saved) {
   compile.family = family_named(saved.layout_family);
 }
 
-bool pin_threads(Program& program, const TrainingState& saved) {
-  if (!saved.settings.contains("inter_op_chosen")) return false;
-  take(saved.settings, "inter_op_chosen", 1, kMostThreads, program.plan.cores.inter_op);
-  for (Step& step : program.plan.steps) {
-    step.threads = 0;
-    const std::string& op = program.network.graph.op(step.op).name;
-    take(saved.settings, kThreadsOf + op, 0, kMostThreads, step.threads);
-    int affinity = 0;
-    take(saved.settings, kAffinityOf + op, 0, static_cast<int>(Affinity::smt), affinity);
-    step.affinity = static_cast<Affinity>(affinity);
+std::optional<Plan> saved_cores(const CoreInput& input, const Plan& plan, const Plan& relaxed, const TrainingState& saved) {
+  const Graph& graph = input.graph;
+  std::optional<SavedCores> cores = saved.cores;
+  const bool old = !cores;
+  if (old) cores = cores_of_settings(graph, saved.settings);
+  if (!cores) return std::nullopt;
+  Plan result = serial(input, cores->sharing.inter_op > 1 ? relaxed : plan);
+  for (Step& step : result.steps) {
+    const auto op = cores->ops.find(graph.op(step.op).name);
+    if (op == cores->ops.end()) continue;
+    step.threads = op->second.threads;
+    step.affinity = op->second.affinity;
   }
-  return true;
+  result.cores = cores->sharing;
+  if (old) {
+    result.cores.cores = input.options.cores;
+    result.cores.cores_a_cache = input.device.info().cores.cores_a_cache;
+    result.cores.hardware_threads = input.options.hardware_threads;
+    result.cores.conflicts = conflicts_of(graph, result, input.costs);
+  }
+  for (const auto& [first, second] : cores->conflicts) {
+    const OpId a = graph.find_op(first), b = graph.find_op(second);
+    if (a.valid() && b.valid() && a != b) result.cores.conflicts.push_back(std::minmax(a, b));
+  }
+  std::sort(result.cores.conflicts.begin(), result.cores.conflicts.end());
+  if (!is_order(result.cores.order, result.steps.size())) result.cores.order.clear();  // of another budget's steps
+  take_times(graph, result, input.costs);
+  result.predicted = simulate(graph, result);
+  return result;
 }
 
 }  // namespace plimsoll

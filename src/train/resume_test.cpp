@@ -3,12 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include "plimsoll/error.h"
+#include "tests/support/core_case.h"
 
 namespace plimsoll {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::CoreCase;
 
 std::string refusal(const std::function<void()>& action) {
   try {
@@ -48,7 +53,7 @@ TrainOptions unusual_options() {
 TEST(Resume, TheOptionsThatChangeTheResultComeBack) {
   const TrainOptions options = unusual_options();
   Program program;
-  program.plan.budget = *options.memory;
+  program.plan = check_plan({}, {.graph_fingerprint = fingerprint({}), .budget = *options.memory});
   const TrainingState state = training_state_from_json(to_json(state_to_save(options, program, "key")));
   const TrainOptions back = saved_options(state);
   EXPECT_EQ(back.model, options.model);
@@ -121,13 +126,93 @@ TEST(Resume, ThreadCountsThatAreOnlyTriedOutAreNotKept) {
   TrainOptions options{.inter_op = 0};
   options.strategies = strategies_named("1,3");
   options.climb_interval = 5;
-  Program program;
-  EXPECT_TRUE(state_to_save(options, program, "key").settings.contains("inter_op_chosen"));
-  const TrainingState trying = state_to_save(options, program, "key", false);
-  EXPECT_FALSE(trying.settings.contains("inter_op_chosen"));
-  EXPECT_FALSE(pin_threads(program, trying));
+  EXPECT_TRUE(state_to_save(options, Program(), "key").cores);
+  const TrainingState trying = state_to_save(options, Program(), "key", false);
+  EXPECT_FALSE(trying.cores);
   EXPECT_EQ(saved_options(trying).strategies, options.strategies);
   EXPECT_EQ(saved_options(trying).climb_interval, 5);
+  EXPECT_FALSE(state_to_save({.inter_op = 2}, Program(), "key").cores) << "what the user says is not chosen";
+}
+
+// The state of a training that chose so, from a checkpoint's text.
+TrainingState state_with(const CoreCase& c, const CheckedPlan& plan) {
+  Program program = c.program;
+  program.plan = plan;
+  return training_state_from_json(to_json(state_to_save({.inter_op = 0}, program, "key")));
+}
+
+TEST(Resume, ARunThatChoseHowToShareTheCoresIsRepeated) {
+  CoreCase c(1.1);
+  const Graph& graph = c.input.graph;
+  const auto runs = [](const Step& step) { return !step.kernel.empty(); };
+  const Step& first = *std::find_if(c.serial->steps.begin(), c.serial->steps.end(), runs);
+  const Step& last = *std::find_if(c.serial->steps.rbegin(), c.serial->steps.rend(), runs);
+  c.costs.add_conflict(op_signature(graph, graph.op(first.op)), op_signature(graph, graph.op(last.op)));
+  const CheckedPlan chosen = c.chosen_plan();
+  ASSERT_EQ(chosen->cores.inter_op, 2);
+  ASSERT_FALSE(chosen->cores.conflicts.empty());
+  const TrainingState state = state_with(c, chosen);
+  const CostTable nothing;  // is measured: what is repeated comes from the checkpoint
+  const CoreInput input{graph, *c.device, nothing, {}};
+  const std::optional<Plan> again = saved_cores(input, c.serial, c.serial, state);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->cores, chosen->cores);
+  for (size_t s = 0; s < again->steps.size(); ++s) {
+    EXPECT_EQ(again->steps[s].threads, chosen->steps[s].threads);
+    EXPECT_EQ(again->steps[s].affinity, chosen->steps[s].affinity);
+  }
+  EXPECT_EQ(check_plan(graph, *again)->stays, chosen->stays);
+}
+
+TEST(Resume, AnOrderOfOtherStepsIsLeftOut) {
+  const CoreCase c(1.1);
+  TrainingState state = state_with(c, c.chosen_plan());
+  state.cores->sharing.order.pop_back();
+  EXPECT_TRUE(saved_cores(c.input, c.serial, c.serial, state)->cores.order.empty());
+  state.cores->sharing.order.push_back(state.cores->sharing.order[0]);
+  EXPECT_TRUE(saved_cores(c.input, c.serial, c.serial, state)->cores.order.empty());
+}
+
+TEST(Resume, ThreadCountsOfOldCheckpointsAreReadFromTheSettings) {
+  const CoreCase c(1.1, {.cores = 2});
+  TrainingState state = training_state_from_json(to_json(state_to_save({}, c.program, "key")));
+  EXPECT_FALSE(saved_cores(c.input, c.serial, c.serial, state));
+  const std::string op = c.input.graph.op(c.serial->steps.back().op).name;
+  state.settings["inter_op_chosen"] = "2";
+  state.settings["threads of " + op] = "1";
+  state.settings["affinity of " + op] = "1";
+  const Plan plan = saved_cores(c.input, c.serial, c.serial, state).value();
+  EXPECT_EQ(plan.cores.inter_op, 2);
+  EXPECT_EQ(plan.cores.cores, 2);
+  EXPECT_EQ(plan.steps.back().threads, 1);
+  EXPECT_EQ(plan.steps.back().affinity, Affinity::spread);
+  EXPECT_EQ(plan.steps.front().threads, 0);
+  for (const auto& [name, value] : {std::pair("inter_op_chosen", "0"), {"inter_op_chosen", "many"}}) {
+    state.settings[name] = value;
+    EXPECT_THAT(refusal([&] { saved_cores(c.input, c.serial, c.serial, state); }), HasSubstr("expected a number from 1 to 4096"));
+  }
+}
+
+TEST(Resume, CoresThatNoTrainingHasAreRefusedByTheirPlace) {
+  const CoreCase c(1.1);
+  const nlohmann::json whole = nlohmann::json::parse(to_json(state_with(c, c.chosen_plan())));
+  const std::string op = whole["cores"]["ops"].begin().key();
+  const auto refused = [&](const char* at, const nlohmann::json& value) {
+    nlohmann::json broken = whole;
+    broken["cores"][nlohmann::json::json_pointer(at)] = value;
+    return refusal([&] { training_state_from_json(broken.dump()); });
+  };
+  EXPECT_EQ(refused("/inter_op", 3), "");
+  EXPECT_THAT(refused("/inter_op", 0), HasSubstr("training state: cores.inter_op: an integer from 1 to 4096 was expected, not 0"));
+  EXPECT_THAT(refused("/hardware_threads", 65), HasSubstr("cores.hardware_threads"));
+  EXPECT_THAT(refused("/smt_speed", 0.5), HasSubstr("cores.smt_speed: a number of at least 1"));
+  EXPECT_THAT(refused("/memory_gb_per_s", -1), HasSubstr("cores.memory_gb_per_s"));
+  EXPECT_THAT(refused("/conflicts", {{"a"}}), HasSubstr("two ops were expected"));
+  EXPECT_THAT(refused("/order/0", -1), HasSubstr("cores.order[0]"));
+  EXPECT_THAT(refused("/ops", 1), HasSubstr("cores.ops: an object"));
+  EXPECT_THAT(refused(("/ops/" + op).c_str(), {{"threads", 4097}, {"affinity", "close"}}), HasSubstr("threads: an integer from 0 to 4096"));
+  EXPECT_THAT(refused(("/ops/" + op).c_str(), {{"threads", 1}, {"affinity", "near"}}), HasSubstr("\"close\", \"spread\" or \"smt\""));
+  EXPECT_THAT(refused("/more", 1), HasSubstr("\"more\" is not known here"));
 }
 
 }  // namespace

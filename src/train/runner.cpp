@@ -6,6 +6,9 @@
 #include <chrono>
 #include <set>
 
+#include "cores/share_cores.h"
+#include "train/execute_cores.h"
+
 namespace plimsoll {
 namespace {
 
@@ -34,24 +37,24 @@ std::shared_ptr<void> pin_batches(Loader& loader, const Device& device, const st
 }
 
 Runner::Runner(const Program& program, const Device& device, const ExecuteOptions& options, Memory memory)
-    : program_(program), device_(device), options_(options) {
-  executor_.emplace(program.network.graph, program.plan, device, options, std::move(memory));
+    : network_(program.network), device_(device), options_(options), plan_(program.plan) {
+  executor_.emplace(network_.graph, plan_, device, with_cores(options, plan_), std::move(memory));
   const Graph& graph = program.network.graph;
   learning_rate_ = graph.find_tensor("learning_rate");
   step_number_ = graph.find_tensor("step_number");
   seed_ = graph.find_tensor("seed");
 }
 
-void Runner::rebind(const std::function<void()>& change) {
+void Runner::swap(const Program& program) {
   Memory memory = executor_->memory();
   executor_.reset();
-  change();
-  executor_.emplace(program_.network.graph, program_.plan, device_, options_, std::move(memory));
+  plan_ = program.plan;
+  executor_.emplace(network_.graph, plan_, device_, with_cores(options_, plan_), std::move(memory));
 }
 
 void Runner::feed(const Batch& batch) {
-  executor_->write(program_.network.data, std::as_bytes(batch.data));
-  if (program_.network.labels.valid()) executor_->write(program_.network.labels, std::as_bytes(batch.labels));
+  executor_->write(network_.data, std::as_bytes(batch.data));
+  if (network_.labels.valid()) executor_->write(network_.labels, std::as_bytes(batch.labels));
 }
 
 double Runner::run(double lr, int64_t step, uint64_t seed) {
@@ -65,18 +68,18 @@ double Runner::run(double lr, int64_t step, uint64_t seed) {
 
 double Runner::loss() const {
   double sum = 0;
-  for (const Objective& objective : program_.network.objectives) sum += read_scalar(*executor_, objective.loss);
+  for (const Objective& objective : network_.objectives) sum += read_scalar(*executor_, objective.loss);
   return sum;
 }
 
 std::optional<double> Runner::correct() const {
-  if (!program_.network.correct.valid()) return std::nullopt;
-  return read_scalar(*executor_, program_.network.correct);
+  if (!network_.correct.valid()) return std::nullopt;
+  return read_scalar(*executor_, network_.correct);
 }
 
 Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
                        const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-                       const Memory& memory, int inter_op)
+                       const Memory& memory, const CoreOptions& cores)
     : device_(device) {
   input.training = false;
   std::set<std::pair<std::string, std::string>> refused;  // ops and kernels
@@ -84,7 +87,8 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
     auto result = compile_evaluation(build_model(model, input), training, device, costs, compile);
     if (auto* program = std::get_if<Program>(&result)) {
       program_ = std::make_unique<Program>(std::move(*program));
-      program_->plan.cores.inter_op = inter_op;
+      const Graph& graph = program_->network.graph;
+      program_->plan = check_plan(graph, uniform({graph, device, costs, cores}, program_->plan));
       runner_ = std::make_unique<Runner>(*program_, device, options, memory);
       if (device.host_addressable()) break;
       // What the device's library refuses is known only when it is asked: now rather than after an epoch.
@@ -101,7 +105,7 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
     if (input.batch == 1) {
       throw Error(ErrorCode::infeasible,
                   fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",
-                              to_string(training.plan.arena), to_text(infeasible)));
+                              to_string(training.plan->arena), to_text(infeasible)));
     }
     input.batch /= 2;
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cores/core_options.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/data.h"
@@ -19,15 +20,13 @@ namespace plimsoll {
 // system refuses, copies are slower, and `notice` is told why.
 std::shared_ptr<void> pin_batches(Loader& loader, const Device& device, const std::function<void(const std::string&)>& notice = {});
 
-// A program with its executor. The program and the device must outlive it.
+// A program with its executor. The program's graph and the device must outlive it.
 class Runner {
  public:
-  Runner(const Program& program, const Device& device, const ExecuteOptions& options,
-         Memory memory = {});
+  Runner(const Program& program, const Device& device, const ExecuteOptions& options, Memory memory = {});
   Executor& executor() { return *executor_; }  // the same object for as long as the runner lives
-  // Lets `change` change how the program's steps run, not where states lie, and the options; and goes on in the same memory.
-  void rebind(const std::function<void()>& change);
-  ExecuteOptions& options() { return options_; }
+  // Goes on by the plan of this program, which is for the same graph and has the states where they are, in the same memory.
+  void swap(const Program& program);
 
   // Copies the batch into the arena, for the next step; the batch may be given back then.
   void feed(const Batch& batch);
@@ -37,9 +36,10 @@ class Runner {
   std::optional<double> correct() const;  // samples; nothing where the network does not classify
 
  private:
-  const Program& program_;
+  const Network& network_;
   const Device& device_;
-  ExecuteOptions options_;
+  const ExecuteOptions options_;
+  CheckedPlan plan_;
   std::optional<Executor> executor_;
   TensorId learning_rate_, step_number_, seed_;
 };
@@ -51,7 +51,7 @@ class Evaluation {
   // Throws Error(infeasible) when not even one image fits.
   Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
              const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-             const Memory& memory, int inter_op = 1);
+             const Memory& memory, const CoreOptions& cores = {});
 
   struct Result {
     double loss = 0;

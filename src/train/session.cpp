@@ -195,7 +195,7 @@ Bytes minimum_memory(const Network& network, const Device& device, const CostTab
     const auto result = compile_training(network, device, costs, options);
     const auto* program = std::get_if<Program>(&result);
     if (program == nullptr) break;
-    least = program->plan.arena;
+    least = program->plan->arena;
   }
   return least;
 }
@@ -209,7 +209,7 @@ void name_least_memory(Infeasible& infeasible, const Network& network, const Dev
   infeasible.minimum = least;
 }
 
-void calibrate(Session& session, Program& program) {
+CheckedPlan calibrate(Session& session, const Program& program) {
   const Graph& graph = program.network.graph;
   Plan serial = program.plan;
   serial.cores.inter_op = 1;  // what a step takes, and not what it takes beside others
@@ -217,7 +217,7 @@ void calibrate(Session& session, Program& program) {
   const SampleInputs inputs(graph);
   inputs.write(executor);
   executor.run_step();  // first touch, first use of every kernel
-  std::vector<std::vector<double>> times(program.plan.steps.size());
+  std::vector<std::vector<double>> times(program.plan->steps.size());
   const double begun = now_s();
   for (int run = 0; run < kCalibrationRuns && (run == 0 || now_s() - begun < kCalibrationSeconds); ++run) {
     inputs.write(executor);
@@ -226,7 +226,9 @@ void calibrate(Session& session, Program& program) {
     for (size_t s = 0; s < times.size(); ++s) times[s].push_back(now[s]);
   }
   keep_step_times(session, program, std::move(times));
-  predict(graph, program.plan, session.costs);
+  Plan plan = program.plan;
+  take_times(graph, plan, session.costs);
+  return check_plan(graph, std::move(plan));
 }
 
 std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
@@ -248,9 +250,10 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
   // Ops of one signature share an entry: the median over all of their runs.
   std::map<CostKey, std::vector<double>> pooled;
   for (size_t s = 0; s < times.size(); ++s) {
-    const Step& step = program.plan.steps[s];
+    const Step& step = program.plan->steps[s];
     if (step.kernel.empty()) continue;
-    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.affinity == Affinity::spread}];
+    const int threads = step.threads == session.device->info().threads ? 0 : step.threads;
+    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, threads, threads != 0 && step.affinity == Affinity::spread}];
     all.insert(all.end(), times[s].begin(), times[s].end());
   }
   for (auto& [key, all] : pooled) {

@@ -41,9 +41,9 @@ Bytes minimum_memory(const Network& network, const Device& device, const CostTab
 // What did not fit names the least that any search has found, not only the one that ended so.
 void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options);
 
-// Runs a program's step a few times on meaningless values, records what each op takes inside a step, keeps it in the table and
-// the database, and predicts the step's time anew. The executor's states are not meaningful afterwards.
-void calibrate(Session& session, Program& program);
+// Runs a program's step a few times on meaningless values, one op after another, records what each op takes inside a step, and keeps
+// it in the table and the database. Returns the program's plan with these times.
+CheckedPlan calibrate(Session& session, const Program& program);
 
 // What each step of the executor's last one took, less what the copies beside it took from it.
 std::vector<double> compute_times(const Plan& plan, const Executor& executor);

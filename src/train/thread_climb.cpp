@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
-#include "cores/side_by_side.h"
+#include "cores/share_cores.h"
+#include "plan/simulate.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -21,12 +23,11 @@ CoreShape shape_of(const DeviceInfo& device, bool pinned) {
 
 }  // namespace
 
-ThreadClimb::ThreadClimb(Program& program, const Device& device, CostTable& costs, int interval, bool pinned)
-    : program_(program), device_(device), costs_(costs), cores_(shape_of(device.info(), pinned)), profiling_(0, {}) {
-  const Graph& graph = program.network.graph;
+ThreadClimb::ThreadClimb(const Graph& graph, const Plan& plan, const Device& device, CostTable& costs, int interval, bool pinned)
+    : graph_(graph), plan_(plan), device_(device), costs_(costs), cores_(shape_of(device.info(), pinned)), profiling_(0, {}) {
   std::map<std::pair<std::string, std::string>, size_t> numbers;
-  for (size_t s = 0; s < program.plan.steps.size(); ++s) {
-    const Step& step = program.plan.steps[s];
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    const Step& step = plan.steps[s];
     if (step.kernel.empty()) continue;
     std::string signature = op_signature(graph, graph.op(step.op));
     const auto [it, fresh] = numbers.try_emplace({signature, step.kernel}, kinds_.size());
@@ -51,7 +52,7 @@ std::optional<double> ThreadClimb::known(const Kind& kind, ThreadCase at) const 
   if (const auto cost = costs_.find_in_step(key(kind, at))) return cost->time_ms;
   if (at.threads >= cores_.cores) return std::nullopt;
   const bool can_run = std::all_of(kind.steps.begin(), kind.steps.end(), [&](size_t s) {
-    return fits(program_, device_, program_.plan.steps[s], at.threads);
+    return fits(graph_, device_, plan_.steps[s], at.threads);
   });
   return can_run ? std::nullopt : std::optional(kImpossible);
 }
@@ -67,16 +68,19 @@ void ThreadClimb::skip_known() {
   }
 }
 
-void ThreadClimb::prepare() {
+Plan ThreadClimb::next_plan() {
   now_ = profiling_.next();
-  program_.plan.cores.inter_op = 1;
+  Plan plan = plan_;
+  plan.cores = {.cores = cores_.cores, .cores_a_cache = device_.info().cores.cores_a_cache};
   for (size_t k = 0; k < kinds_.size(); ++k) {
     const CostKey what = key(kinds_[k], now_[k]);
     for (size_t s : kinds_[k].steps) {
-      program_.plan.steps[s].threads = what.threads;
-      program_.plan.steps[s].affinity = what.spread ? Affinity::spread : Affinity::close;
+      plan.steps[s].threads = what.threads;
+      plan.steps[s].affinity = what.spread ? Affinity::spread : Affinity::close;
     }
   }
+  take_times(graph_, plan, costs_);
+  return plan;
 }
 
 bool ThreadClimb::record(std::span<const double> step_ms) {

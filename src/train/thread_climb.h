@@ -3,8 +3,8 @@
 //
 //   step 1   all with all threads (warms up)
 //   step 2   every op with 1 thread               at most 2C/x steps; where fewer cases are to be tried, each is tried
-//   step 3   every op with 1 + x, apart           more than once within these, and the shortest time counts
-//   step 4   every op with 1 + x, together; ops that are at their optimum stay there
+//   step 3   every op with 1 + x, spread          more than once within these, and the shortest time counts
+//   step 4   every op with 1 + x, close; ops that are at their optimum stay there
 #pragma once
 
 #include <map>
@@ -12,27 +12,28 @@
 #include <string>
 #include <vector>
 
-#include "plimsoll/compile.h"
 #include "cores/strategies.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
+#include "plimsoll/graph.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
 
 class ThreadClimb {
  public:
-  // What `costs` knows is not measured again. Where threads are not `pinned` there is no apart and together. The program and the
-  // device must outlive it.
-  ThreadClimb(Program& program, const Device& device, CostTable& costs, int interval, bool pinned = true);
+  // `plan`: one step after another. What `costs` knows is not measured again. Threads that are not `pinned` are neither close nor
+  // spread. All but the plan must outlive it.
+  ThreadClimb(const Graph& graph, const Plan& plan, const Device& device, CostTable& costs, int interval, bool pinned = true);
 
   bool done() const { return profiling_.done(); }
   int open_kinds() const { return open_kinds_; }  // ops that differ, and of which there is something to try
   int most_steps() const { return most_steps_; }  // 2C/x
   int steps() const { return steps_; }            // so far
 
-  // Gives every step of the plan the threads of its next case. No executor may be using the plan.
-  void prepare();
-  // What each step of the plan took. True: the next cases are due, or all is known.
+  // The plan where every step has the threads of its next case.
+  Plan next_plan();
+  // What each step of that plan took. True: the next cases are due, or all is known.
   bool record(std::span<const double> step_ms);
 
  private:
@@ -45,7 +46,8 @@ class ThreadClimb {
   std::optional<double> known(const Kind& kind, ThreadCase at) const;
   void skip_known();
 
-  Program& program_;
+  const Graph& graph_;
+  const Plan plan_;
   const Device& device_;
   CostTable& costs_;
   CoreShape cores_;

@@ -53,10 +53,10 @@ double time_of(const Program& program, const Step& step, int cores) {
 int climb(ThreadClimb& climb, const Program& program, int cores) {
   int steps = 0;
   while (!climb.done() && steps < 1000) {
-    climb.prepare();
+    const CheckedPlan plan = check_plan(program.network.graph, climb.next_plan());
     do {
       std::vector<double> times;
-      for (const Step& step : program.plan.steps) times.push_back(time_of(program, step, cores));
+      for (const Step& step : plan->steps) times.push_back(time_of(program, step, cores));
       ++steps;
       if (climb.record(times)) break;
     } while (steps < 1000);
@@ -68,14 +68,14 @@ TEST(ThreadClimb, FindsEveryOpsOptimumWithinTwoCByXSteps) {
   for (const auto& [cores, cores_a_cache, interval] : {std::tuple{16, 1, 3}, {16, 2, 1}, {16, 4, 3}, {68, 2, 3}, {16, 16, 1}}) {
     SCOPED_TRACE(testing::Message() << cores << " cores, " << cores_a_cache << " a cache, interval " << interval);
     const Machine machine(cores, cores_a_cache);
-    Program program = program_of(machine);
+    const Program program = program_of(machine);
     CostTable costs;
-    ThreadClimb first(program, machine, costs, interval);
+    ThreadClimb first(program.network.graph, program.plan, machine, costs, interval);
     const int steps = climb(first, program, cores);
     EXPECT_EQ(steps, first.steps());
     EXPECT_LE(steps, 2 * cores / interval);
     EXPECT_GT(steps, 1);
-    for (const Step& step : program.plan.steps) {
+    for (const Step& step : program.plan->steps) {
       if (step.kernel.empty()) continue;
       const Op& op = program.network.graph.op(step.op);
       const std::string signature = op_signature(program.network.graph, op);
@@ -91,16 +91,16 @@ TEST(ThreadClimb, FindsEveryOpsOptimumWithinTwoCByXSteps) {
       }
     }
     // What is known is not measured again.
-    EXPECT_TRUE(ThreadClimb(program, machine, costs, interval).done());
+    EXPECT_TRUE(ThreadClimb(program.network.graph, program.plan, machine, costs, interval).done());
   }
 }
 
-TEST(ThreadClimb, ThreadsThatAreNotPinnedAreNotMeasuredApart) {
+TEST(ThreadClimb, ThreadsThatAreNotPinnedAreNotMeasuredSpread) {
   const Machine machine(16, 2);
   for (const bool pinned : {true, false}) {
-    Program program = program_of(machine);
+    const Program program = program_of(machine);
     CostTable costs;
-    ThreadClimb climbing(program, machine, costs, 1, pinned);
+    ThreadClimb climbing(program.network.graph, program.plan, machine, costs, 1, pinned);
     climb(climbing, program, 16);
     const auto& entries = costs.in_step_entries();
     EXPECT_EQ(std::any_of(entries.begin(), entries.end(), [](const auto& entry) { return entry.first.spread; }), pinned);
@@ -109,13 +109,13 @@ TEST(ThreadClimb, ThreadsThatAreNotPinnedAreNotMeasuredApart) {
 
 TEST(ThreadClimb, WhereFewCasesAreToBeTriedTheShortestOfSeveralTimesCounts) {
   const Machine machine(2, 2);
-  Program program = program_of(machine);
+  const Program program = program_of(machine);
   CostTable costs;
-  ThreadClimb climb(program, machine, costs, 1);
+  ThreadClimb climb(program.network.graph, program.plan, machine, costs, 1);
   EXPECT_EQ(climb.most_steps(), 4);
-  climb.prepare();
-  for (const Step& step : program.plan.steps) EXPECT_EQ(step.threads, step.kernel.empty() ? 0 : 1);
-  const std::vector<double> slow(program.plan.steps.size(), 9), fast(program.plan.steps.size(), 7);
+  const Plan plan = climb.next_plan();
+  for (const Step& step : plan.steps) EXPECT_EQ(step.threads, step.kernel.empty() ? 0 : 1);
+  const std::vector<double> slow(program.plan->steps.size(), 9), fast(program.plan->steps.size(), 7);
   EXPECT_FALSE(climb.record(slow));
   EXPECT_TRUE(climb.record(fast));
   for (const auto& [key, cost] : costs.in_step_entries()) {

@@ -18,7 +18,8 @@
 #include "train/runner.h"
 #include "train/session.h"
 #include "train/core_tuner.h"
-#include "cores/side_by_side.h"
+#include "cores/share_cores.h"
+#include "plan/simulate.h"
 #include "train/training_loop.h"
 
 namespace plimsoll {
@@ -79,7 +80,7 @@ ModelInput input_for(const TrainOptions& options, const DataInfo& data) {
 
 bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
-  for (const Step& step : program.plan.steps) {
+  for (const Step& step : program.plan->steps) {
     if (step.kernel.empty()) continue;
     const auto cost = costs.find_in_step({op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.affinity == Affinity::spread});
     if (!cost) return true;
@@ -262,40 +263,25 @@ std::optional<Memory> rehearse(const Session& session, const Program& program, R
 }
 
 // Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
-void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options) {
+void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options, const CostTable& costs) {
   const std::string file = options.plan->string();
-  if (saved.plan.graph_fingerprint != program.plan.graph_fingerprint) {
+  if (saved.plan.graph_fingerprint != program.plan->graph_fingerprint) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("{} was made for another graph: '{}' {:016x}, but '{}' here is {:016x}; images, classes, optimizer and "
                             "its settings must be those that `plan` was told, with --data and the others", file,
                             saved.plan.graph_name, saved.plan.graph_fingerprint, program.network.graph.name,
-                            program.plan.graph_fingerprint));
+                            program.plan->graph_fingerprint));
   }
   if (const auto violations = verify_file(saved, 1); !violations.empty()) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} is not valid: {}", file, violations[0].message));
   }
-  program.plan = saved.plan;
-  program.policy = saved.plan.policy;
-  if (options.memory) program.plan.budget = *options.memory;
-}
-
-// Lets steps run side by side, where that was asked for. A resumed training repeats what it chose. What is returned looks after
-// a choice from step to step.
-std::unique_ptr<CoreTuner> share(Program& program, const Sharing& sharing, Session& session, const Beginning& beginning, bool measure,
-                                    const std::function<void(const std::string&)>& notice) {
-  if (beginning.plan) return nullptr;
-  if (const std::string text = relax_program(program, sharing, session.costs); !text.empty()) notice(text);
-  if (!sharing.choose) {
-    set_sharing(program, sharing, session.costs);
-    return nullptr;
+  Plan plan = saved.plan;
+  if (std::all_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.time_ms == 0; })) {
+    take_times(program.network.graph, plan, costs);  // the file has none
   }
-  const bool same = beginning.checkpoint && beginning.checkpoint->state().device_key == session.device->info().key;
-  if (same && pin_threads(program, beginning.checkpoint->state())) {
-    use_stays(program, program.plan.cores.inter_op > 1);
-    shrink_arena(program);
-    return nullptr;
-  }
-  return std::make_unique<CoreTuner>(session, program, sharing, measure, notice);
+  if (options.memory) plan.budget = *options.memory;
+  program.plan = check_plan(program.network.graph, std::move(plan));
+  program.policy = program.plan->policy;
 }
 
 // What cannot be done with a saved plan is told as the plan's fault.
@@ -309,123 +295,225 @@ auto naming_plan(const TrainOptions& options, const Action& action) {
   }
 }
 
+// A training as it is made ready: each part by what stands above it.
+class Training {
+ public:
+  Training(const TrainOptions& asked, const TrainListener& listener);
+  std::variant<DoneEvent, Infeasible> run();
+
+ private:
+  using Notice = std::function<void(const std::string&)>;
+  bool measures() const { return options_.costs == "measured"; }
+  std::optional<Infeasible> plan();
+  std::optional<Infeasible> compile();
+  void share_cores();
+  Runner make_runner();
+  TrainingPlace begin_states(States& states, Executor& executor) const;
+  Loader make_loader(const TrainingPlace& place) const;
+  std::optional<Evaluation> make_evaluation(const Executor& executor) const;
+  DoneEvent train(Runner& runner);
+  void complete(DoneEvent& done, const Executor& executor);
+
+  TrainOptions options_;
+  const TrainListener& listener_;
+  const Notice notice_;
+  const Beginning beginning_;
+  const std::shared_ptr<const DataSet> data_;
+  const ModelInput input_;
+  const Network network_;
+  const CoreOptions cores_;
+  Session session_;
+  CompileOptions compile_;
+  Bytes free_before_;                           // of the device's memory, before the arena was taken
+  Program program_;
+  Memory memory_;                               // that was taken already
+  std::unique_ptr<CoreTuner> tuner_;            // none: the plan stays as it is
+  double predicted_ms_ = 0;
+};
+
+const TrainOptions& checked(const TrainOptions& options) {
+  check_names(options);
+  return options;
+}
+
+Training::Training(const TrainOptions& asked, const TrainListener& listener)
+    : options_(checked(asked)),
+      listener_(listener),
+      notice_([&listener](const std::string& text) {
+        if (listener.notice && !text.empty()) listener.notice(text);
+      }),
+      beginning_(begin(options_)),
+      data_(open_for(options_)),
+      input_(input_for(options_, data_->info())),
+      network_(build_model(options_.model, input_)),
+      cores_(core_options(options_.device,
+                          {.threads = options_.threads, .inter_op = options_.inter_op, .intra_op = options_.intra_op,
+                           .strategies = options_.strategies, .climb_interval = options_.climb_interval},
+                          options_.exact)) {
+  notice_(cores_.notice);
+  session_ = open_session(options_.device, cores_.intra_op,
+                          {.host_memory = options_.host_memory, .spill = options_.spill, .spill_size = options_.spill_size,
+                           .peer = options_.peer, .peer_size = options_.peer_size});
+  for (const std::string& text : session_.notices) notice_(text);
+  compile_ = compile_options(options_, beginning_, session_, notice_);
+}
+
+// To a plan of one step after another, with measured costs; or of the saved plan.
+std::optional<Infeasible> Training::plan() {
+  if (measures() && !options_.exact && compile_.kernels.empty()) {
+    if (auto infeasible = measure_kernels(session_, network_, compile_, options_, listener_, notice_)) return infeasible;
+  }
+  const auto now = session_.device->memory_now();  // less than when it was opened: kernels were loaded since
+  if (now) free_before_ = now->free;
+  if (now && !options_.memory && !beginning_.plan) compile_.memory = std::min(compile_.memory, now->available);
+  if (auto infeasible = compile()) return infeasible;
+  if (!compile_.kernels.empty()) notice_(unkept_limits(options_, program_, beginning_.plan ? "the plan" : "the checkpoint"));
+  if (measures() && !beginning_.plan && needs_calibration(program_, session_.costs)) {
+    memory_ = {};
+    program_.plan = calibrate(session_, program_);
+  }
+  return std::nullopt;
+}
+
+// Until the device refuses no kernel of the plan.
+std::optional<Infeasible> Training::compile() {
+  for (Refusals refused;;) {
+    auto compiled = naming_plan(options_, [&] { return compile_training(network_, *session_.device, session_.costs, compile_); });
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) {
+      name_least_memory(*infeasible, network_, *session_.device, session_.costs, compile_);
+      return *infeasible;
+    }
+    program_ = std::get<Program>(std::move(compiled));
+    if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, session_.costs);
+    if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;
+    if (auto rehearsed = rehearse(session_, program_, refused, notice_)) {
+      memory_ = std::move(*rehearsed);
+      return std::nullopt;
+    }
+  }
+}
+
+// Lets steps run side by side, where that was asked for. A saved plan says itself how; a resumed training repeats what it chose. A
+// choice is looked after from step to step: then the arena is large enough for every plan that may come.
+void Training::share_cores() {
+  if (beginning_.plan) return;
+  const Graph& graph = program_.network.graph;
+  const CoreInput input{graph, *session_.device, session_.costs, cores_};
+  if (!cores_.choose) {
+    const SharedCores shared = plimsoll::share_cores(input, program_.plan);
+    for (const std::string& text : shared.notices) notice_(text);
+    program_.plan = check_plan(graph, shared.plan);
+    return;
+  }
+  if (beginning_.checkpoint && beginning_.checkpoint->state().device_key == session_.device->info().key) {
+    const RelaxedPlan relaxed = relax(input, program_.plan);
+    if (auto plan = saved_cores(input, program_.plan, relaxed.plan, beginning_.checkpoint->state())) {
+      notice_(relaxed.notice);
+      program_.plan = check_plan(graph, std::move(*plan));
+      return;
+    }
+  }
+  tuner_ = std::make_unique<CoreTuner>(session_, graph, program_.plan, cores_, measures(), notice_);
+  program_.plan = tuner_->plan();
+  if (!memory_.arena) memory_.arena = session_.device->take_arena(tuner_->arena());
+}
+
+Runner Training::make_runner() {
+  return naming_plan(options_, [&] {
+    return Runner(program_, *session_.device,
+                  {.check_memory = options_.check_memory, .record_times = true, .spill = session_.spill, .peer = session_.peer},
+                  std::move(memory_));
+  });
+}
+
+// From the checkpoint, or drawn.
+TrainingPlace Training::begin_states(States& states, Executor& executor) const {
+  if (!beginning_.checkpoint) {
+    executor.initialize(options_.seed);
+    return {};
+  }
+  states.load(*beginning_.checkpoint);
+  const TrainingState& saved = beginning_.checkpoint->state();
+  check_place(saved, data_->info().train_count / options_.batch, *options_.resume);
+  return {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
+}
+
+Loader Training::make_loader(const TrainingPlace& place) const {
+  LoaderOptions loading{.split = Split::train, .batch = options_.batch, .seed = options_.seed, .epoch = place.epoch,
+                        .first_batch = place.batch_in_epoch, .threads = options_.workers};
+  if (options_.augment) loading.augmentation = data_->info().augmentation;
+  return Loader(data_, loading);
+}
+
+std::optional<Evaluation> Training::make_evaluation(const Executor& executor) const {
+  std::optional<Evaluation> evaluation;
+  if (options_.evaluate_every > 0 && data_->info().test_count > 0 && program_.network.labels.valid()) {
+    evaluation.emplace(options_.model, input_, program_, *session_.device, session_.costs, compile_,
+                       ExecuteOptions{.check_memory = options_.check_memory, .spill = session_.spill, .peer = session_.peer},
+                       executor.memory(), cores_);
+  }
+  return evaluation;
+}
+
+DoneEvent Training::train(Runner& runner) {
+  Executor& executor = runner.executor();
+  States states(program_.network.graph, executor);
+  const TrainingPlace place = begin_states(states, executor);
+  Loader loader = make_loader(place);
+  const auto pinned = pin_batches(loader, *session_.device, notice_);
+  std::optional<Evaluation> evaluation = make_evaluation(executor);
+  const auto swap_plans = [&] {
+    if (!tuner_->after_step(runner.executor())) return;
+    program_.plan = tuner_->plan();
+    runner.swap(program_);
+  };
+  const TrainingParts parts{.options = options_, .listener = listener_, .data = data_, .program = program_,
+                            .device_key = session_.device->info().key, .runner = runner, .states = states,
+                            .evaluation = evaluation ? &*evaluation : nullptr,
+                            .after_step = tuner_ ? std::function<void()>(swap_plans) : nullptr,
+                            .settled = [&] { return !tuner_ || tuner_->settled(); }};
+  DoneEvent done = TrainingLoop(parts, loader, place).run();
+  done.weights_sha256 = states.sha256();
+  return done;
+}
+
+void Training::complete(DoneEvent& done, const Executor& executor) {
+  if (tuner_) tuner_->finish();
+  done.budget = program_.plan->budget;
+  done.predicted_step_time_ms = predicted_ms_;
+  if (measures() && done.steps >= kStepsToCorrect && std::abs(predicted_ms_ / done.step_time_ms - 1) > kPredictionTolerance) {
+    correct_costs(session_, program_, executor, done.step_time_ms);
+  }
+  done.peak = executor.measured_peak();
+  done.captured = executor.is_captured();
+  done.process_peak = process_peak();
+  if (const auto now = session_.device->memory_now()) done.device = std::max(free_before_ - now->free, 0_B);
+  if (!listener_.recorded) return;
+  const std::span<const StepRecord> none;
+  const bool ran = done.steps > 0;
+  listener_.recorded(program_, ran ? executor.records() : none, ran ? executor.copies() : none);
+}
+
+std::variant<DoneEvent, Infeasible> Training::run() {
+  if (auto infeasible = plan()) return *infeasible;
+  share_cores();
+  predicted_ms_ = program_.plan->predicted.step_time_ms;
+  if (listener_.planned) listener_.planned(program_, data_->info().name);
+  Runner runner = make_runner();
+  for (const auto& tier : runner.executor().memory().tiers) {
+    if (tier->name() == "disk") notice_(fmt::format("spilling to {}: {}", tier->where(), tier->how()));
+  }
+  DoneEvent done = train(runner);
+  complete(done, runner.executor());
+  return done;
+}
+
 }  // namespace
 
 ModelInput training_input(const TrainOptions& options) { return input_for(options, open_for(options)->info()); }
 
-std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const TrainListener& listener) {
-  TrainOptions options = asked;
-  const std::function<void(const std::string&)> notice = [&](const std::string& text) {
-    if (listener.notice) listener.notice(text);
-  };
-  check_names(options);
-  const Beginning beginning = begin(options);
-  const std::shared_ptr<const DataSet> data = open_for(options);
-  const ModelInput input = input_for(options, data->info());
-  const Network network = build_model(options.model, input);
-
-  const TierOptions tiers{.host_memory = options.host_memory, .spill = options.spill, .spill_size = options.spill_size,
-                          .peer = options.peer, .peer_size = options.peer_size};
-  const Sharing sharing = share_cores(
-      options.device, {.threads = options.threads, .inter_op = options.inter_op, .intra_op = options.intra_op,
-                       .strategies = options.strategies, .climb_interval = options.climb_interval}, options.exact);
-  if (!sharing.notice.empty()) notice(sharing.notice);
-  Session session = open_session(options.device, sharing.op_threads, tiers);
-  for (const std::string& text : session.notices) notice(text);
-  CompileOptions compile = compile_options(options, beginning, session, notice);
-  const bool measure = options.costs == "measured";
-  if (measure && !options.exact && compile.kernels.empty()) {
-    if (auto infeasible = measure_kernels(session, network, compile, options, listener, notice)) return *infeasible;
-  }
-  const auto before = session.device->memory_now();  // less than when it was opened: kernels were loaded since
-  if (before && !options.memory && !beginning.plan) compile.memory = std::min(compile.memory, before->available);
-  Program program;
-  Memory memory;
-  for (Refusals refused;;) {
-    auto compiled = naming_plan(options, [&] { return compile_training(network, *session.device, session.costs, compile); });
-    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) {
-      name_least_memory(*infeasible, network, *session.device, session.costs, compile);
-      return *infeasible;
-    }
-    program = std::get<Program>(std::move(compiled));
-    if (beginning.plan) use_plan(program, *beginning.plan, options);
-    if (!before || !compile.kernels.empty()) break;
-    if (auto rehearsed = rehearse(session, program, refused, notice)) {
-      memory = std::move(*rehearsed);
-      break;
-    }
-  }
-  if (!compile.kernels.empty()) {
-    if (const std::string text = unkept_limits(options, program, beginning.plan ? "the plan" : "the checkpoint"); !text.empty()) notice(text);
-  }
-  if (measure && !beginning.plan && needs_calibration(program, session.costs)) {
-    memory = {};
-    calibrate(session, program);
-  }
-  const std::unique_ptr<CoreTuner> core_tuner = share(program, sharing, session, beginning, measure, notice);
-  const double predicted_ms = program.plan.predicted.step_time_ms;
-  if (listener.planned) listener.planned(program, data->info().name);
-
-  const auto runner = naming_plan(options, [&] {
-    return std::make_unique<Runner>(program, *session.device,
-                                    ExecuteOptions{
-                                        .check_memory = options.check_memory, .record_times = true, .spill = session.spill,
-                                        .peer = session.peer,
-                                        .cores = sharing.cores, .hardware_threads = sharing.hardware_threads,
-                                        .teams = sharing.choose,
-                                        .conflicts = sharing.choose ? conflicting_steps(program, session.costs) : std::vector<std::pair<StepIndex, StepIndex>>{}},
-                                    std::move(memory));
-  });
-  Executor& executor = runner->executor();
-  for (const auto& tier : executor.memory().tiers) {
-    if (tier->name() == "disk") notice(fmt::format("spilling to {}: {}", tier->where(), tier->how()));
-  }
-  States states(program.network.graph, executor);
-  TrainingPlace place;
-  if (beginning.checkpoint) {
-    states.load(*beginning.checkpoint);
-    const TrainingState& saved = beginning.checkpoint->state();
-    place = {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
-  } else {
-    executor.initialize(options.seed);
-  }
-  LoaderOptions loading{.split = Split::train, .batch = options.batch, .seed = options.seed, .epoch = place.epoch,
-                        .first_batch = place.batch_in_epoch, .threads = options.workers};
-  if (options.augment) loading.augmentation = data->info().augmentation;
-  if (beginning.checkpoint) check_place(beginning.checkpoint->state(), data->info().train_count / options.batch, *options.resume);
-  Loader loader(data, loading);
-  const auto pinned = pin_batches(loader, *session.device, notice);
-  std::optional<Evaluation> evaluation;
-  if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
-    evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,
-                       ExecuteOptions{.check_memory = options.check_memory, .spill = session.spill, .peer = session.peer, .cores = sharing.cores},
-                       executor.memory(), sharing.inter_op);
-  }
-
-  std::function<void()> after_step;
-  if (core_tuner) after_step = [&] { core_tuner->after_step(*runner); };
-  const TrainingParts parts{.options = options, .listener = listener, .data = data, .program = program,
-                            .device_key = session.device->info().key, .runner = *runner, .states = states,
-                            .evaluation = evaluation ? &*evaluation : nullptr, .after_step = after_step,
-                            .settled = [&] { return !core_tuner || core_tuner->settled(); }};
-  DoneEvent done = TrainingLoop(parts, loader, place).run();
-  if (core_tuner) core_tuner->finish();
-  done.budget = program.plan.budget;
-  done.predicted_step_time_ms = predicted_ms;
-  if (measure && done.steps >= kStepsToCorrect && std::abs(predicted_ms / done.step_time_ms - 1) > kPredictionTolerance) {
-    correct_costs(session, program, executor, done.step_time_ms);
-  }
-  done.peak = executor.measured_peak();
-  done.captured = executor.is_captured();
-  done.weights_sha256 = states.sha256();
-  done.process_peak = process_peak();
-  if (const auto now = session.device->memory_now()) done.device = std::max(before->free - now->free, 0_B);
-  const bool ran = done.steps > 0;
-  if (listener.recorded) {
-    const std::span<const StepRecord> none;
-    listener.recorded(program, ran ? executor.records() : none, ran ? executor.copies() : none);
-  }
-  return done;
+std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const TrainListener& listener) {
+  return Training(options, listener).run();
 }
 
 }  // namespace plimsoll

@@ -3,8 +3,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_reader.h"
+#include "plan/cores_json.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/error.h"
+#include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {
@@ -102,6 +105,27 @@ void take(const json& from, std::string_view path, Texts& to) {
   }
 }
 
+// The same JSON as in plans, and the threads of ops.
+json cores_json(const SavedCores& cores) {
+  json object = cores_to_json(cores.sharing, cores.conflicts);
+  json& ops = object["ops"] = json::object();
+  for (const auto& [name, op] : cores.ops) ops[name] = {{"threads", op.threads}, {"affinity", to_string(op.affinity)}};
+  return object;
+}
+
+SavedCores saved_cores_from(const JsonReader& r) {
+  SavedCores cores;
+  cores.sharing = cores_from_json(r, cores.conflicts, "ops");
+  const JsonReader ops = r.member("ops");
+  if (!ops.raw().is_object()) ops.expected("an object");
+  for (const auto& [name, value] : ops.raw().items()) {
+    const JsonReader op = ops.member(name);
+    op.only({"threads", "affinity"});
+    cores.ops[name] = {static_cast<int>(op.member("threads").integer(0, kMostThreads)), affinity_from_json(op.member("affinity"))};
+  }
+  return cores;
+}
+
 // What no training can have: such a file would fail later and elsewhere, or be run for ever.
 void check_ranges(const TrainingState& s) {
   const auto whole = [](std::string_view path, int64_t value, int64_t most) {
@@ -132,6 +156,7 @@ std::string to_json(const TrainingState& state) {
   json object;
   object["format_version"] = kFormatVersion;
   visit_fields(state, [&](std::string_view path, const auto& value) { *find(object, path, true) = value; });
+  if (state.cores) object["cores"] = cores_json(*state.cores);
   if (!state.weights_sha256.empty()) object["weights_sha256"] = state.weights_sha256;
   try {
     return object.dump();
@@ -167,6 +192,13 @@ TrainingState training_state_from_json(std::string_view text) {
     take(*field, path, value);
   });
   check_ranges(state);
+  if (object.contains("cores")) {
+    try {
+      state.cores = saved_cores_from(JsonReader(object).member("cores"));
+    } catch (const Error& error) {
+      throw Error(error.code(), fmt::format("training state: {}", error.what()));
+    }
+  }
   if (object.contains("weights_sha256")) take(object["weights_sha256"], "weights_sha256", state.weights_sha256);
   return state;
 }

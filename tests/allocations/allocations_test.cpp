@@ -79,7 +79,7 @@ TEST(Allocations, NoneInATrainingStep) {
   for (const double share : {0.1, 1.0}) {  // copies beside compute, and between two steps
     options.tiers[0].compute_share = share;
     const Program program = std::get<Program>(compile_training(network, *device, CostTable(), options));
-    ASSERT_FALSE(program.plan.moves.empty());
+    ASSERT_FALSE(program.plan->moves.empty());
     for (const int inter_op : {1, 2, 3}) {
       for (const bool record_times : {false, true}) {
         SCOPED_TRACE(fmt::format("share {}, {} at once, times {}", share, inter_op, record_times));

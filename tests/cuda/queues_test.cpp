@@ -165,7 +165,7 @@ TEST(Queues, OrderPlansThatPoliciesMakeForGpus) {
     const CostTable costs(probe_rates(*simulated));
     CompileOptions options{.policy = "liveness", .tiers = simulated->info().tiers};
     const auto easy = compile_training(network, *simulated, costs, options);
-    options.memory = {std::get<Program>(easy).plan.arena.count * 6 / 10};
+    options.memory = {std::get<Program>(easy).plan->arena.count * 6 / 10};
     for (const char* policy : {"superneurons", "vdnn", "auto"}) {
       SCOPED_TRACE(fmt::format("{} {}", gpu, policy));
       options.policy = policy;
@@ -176,7 +176,7 @@ TEST(Queues, OrderPlansThatPoliciesMakeForGpus) {
       }
       const Program& program = std::get<Program>(result);
       Problem problem(program.network.graph, program.plan, program.kernels);
-      moving += !program.plan.moves.empty();
+      moving += !program.plan->moves.empty();
       const Content expected = contents(problem, MixingDevice(problem.graph, problem.kernels), {.spill = folder.path()});
       for (const bool check_memory : {false, true}) {
         const auto door = std::make_shared<FakeDoor>(7);

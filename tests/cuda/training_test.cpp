@@ -38,7 +38,7 @@ std::vector<float> train(const Device& device, const Program& program, const Exe
     write_inputs(executor, graph, step, 0.01F);
     executor.run_step();
   }
-  EXPECT_EQ(executor.measured_peak(), program.plan.predicted.peak);
+  EXPECT_EQ(executor.measured_peak(), program.plan->predicted.peak);
   std::vector<float> all;
   for (const State& state : graph.states) {
     std::vector<float> values(static_cast<size_t>(element_count(graph.tensor(state.before).shape)));
@@ -147,7 +147,7 @@ TEST_P(CudaTraining, GivesTheWeightsOfTheCpuUnderEveryPolicy) {
       SCOPED_TRACE(policy + " " + tier);
       options.policy = policy;
       options.tiers = {{.name = tier, .capacity = 1_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 10}};
-      options.memory = {easy.plan.arena.count * 8 / 10};
+      options.memory = {easy.plan->arena.count * 8 / 10};
       std::optional<Program> tight;
       try {
         tight = program_of(*cuda, model, options);

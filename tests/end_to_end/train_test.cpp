@@ -66,7 +66,7 @@ TEST(Train, PeaksAtTheByteThatWasPredicted) {
     options.policy = policy;
     options.steps = 2;
     Bytes predicted;
-    const DoneEvent done = run(options, {.planned = [&](const Program& p, const std::string&) { predicted = p.plan.predicted.peak; }});
+    const DoneEvent done = run(options, {.planned = [&](const Program& p, const std::string&) { predicted = p.plan->predicted.peak; }});
     EXPECT_EQ(done.peak, predicted) << policy;
   }
 }

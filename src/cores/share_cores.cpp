@@ -1,0 +1,51 @@
+#include "cores/share_cores.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "device/divided.h"
+#include "plan/simulate.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+
+Plan serial(const CoreInput& input, const Plan& plan) {
+  Plan result = plan;
+  for (Step& step : result.steps) {
+    step.threads = 0;
+    step.affinity = Affinity::close;
+  }
+  result.cores = {};
+  take_times(input.graph, result, input.costs);
+  result.predicted = simulate(input.graph, result);
+  return result;
+}
+
+SharedCores share_cores(const CoreInput& input, const Plan& plan) {
+  SharedCores result;
+  RelaxedPlan relaxed = relax(input, plan);
+  if (!relaxed.notice.empty()) result.notices.push_back(relaxed.notice);
+  if (!input.options.choose) {
+    result.plan = uniform(input, relaxed.plan);
+    return result;
+  }
+  ChosenThreads chosen = choose_threads(input, plan, relaxed.plan);
+  result.notices.push_back(to_text(chosen));
+  result.plan = std::move(chosen.plan);
+  return result;
+}
+
+bool shares_cores(const Plan& plan) {
+  return plan.cores.inter_op > 1 || std::any_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.threads != 0; });
+}
+
+bool fits(const Graph& graph, const Device& device, const Step& step, int threads) {
+  try {
+    return make_kernel(device, graph, graph.op(step.op), step.kernel, threads)->workspace() <= step.workspace;
+  } catch (const Error&) {
+    return false;  // there is no such kernel for so many threads
+  }
+}
+
+}  // namespace plimsoll
