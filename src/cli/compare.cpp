@@ -15,6 +15,7 @@
 #include "report/report.h"
 #include "train/sample_inputs.h"
 #include "train/session.h"
+#include "train/sharing_in_plan.h"
 
 namespace plimsoll::cli {
 namespace {
@@ -51,8 +52,9 @@ Bytes used_of(const Plan& plan, std::string_view tier) {
 // The median time of a training step on meaningless data.
 double measure_step_ms(const Session& session, const Program& program, const Sharing& sharing, int steps) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .peer = session.peer, .cores = sharing.cores,
-                                                             .hardware_threads = sharing.hardware_threads, .teams = sharing.choose});
+  Plan plan = program.plan;
+  put_sharing(plan.cores, sharing, session.device->info());
+  Executor executor(graph, plan, *session.device, {.spill = session.spill, .peer = session.peer});
   executor.initialize(1);
   const SampleInputs inputs(graph);
   std::vector<double> times;

@@ -6,6 +6,7 @@
 
 #include "device/cpu/machine.h"
 #include "plimsoll/execute.h"
+#include "train/sharing_in_plan.h"
 
 namespace plimsoll {
 namespace {
@@ -45,41 +46,42 @@ void CoreTuner::choose() {
   busy_ = BusyMeter();
 }
 
-void CoreTuner::after_step(Runner& runner) {
+void CoreTuner::after_step(TrainingStep& step) {
   if (climb_) {
-    climb(runner);
+    climb(step);
   } else if (watch_ && !watch_->over()) {
-    watch(runner);
+    watch(step);
   } else if (trial_ && !trial_->over()) {
-    try_out(runner);
+    try_out(step);
   }
 }
 
-void CoreTuner::climb(Runner& runner) {
+void CoreTuner::climb(TrainingStep& step) {
   if (!warm_) {
     warm_ = true;
-    return runner.rebind([&] { climb_->prepare(); });
+    climb_->prepare();
+    return step.swap(program_);
   }
-  if (!climb_->record(compute_times(program_.plan, runner.executor()))) return;
+  if (!climb_->record(compute_times(program_.plan, step.executor()))) return;
   measured_ = true;
-  if (!climb_->done()) return runner.rebind([&] { climb_->prepare(); });
+  if (!climb_->done()) {
+    climb_->prepare();
+    return step.swap(program_);
+  }
   finish();
-  runner.rebind([&] {
-    climb_.reset();
-    choose();
-  });
+  climb_.reset();
+  choose();
+  step.swap(program_);
 }
 
-void CoreTuner::watch(Runner& runner) {
-  if (!watch_->sees(runner.executor().records())) {
+void CoreTuner::watch(TrainingStep& step) {
+  if (!watch_->sees(step.executor().records())) {
     if (watch_->over() && is_chosen(program_.plan)) trial_.emplace(program_, session_.costs);
     return;
   }
-  std::string text;
-  runner.rebind([&] {
-    text = watch_->correct();
-    runner.options().conflicts = conflicting_steps(program_, session_.costs, watch_->conflicts());
-  });
+  std::string text = watch_->correct();
+  program_.plan.cores.conflicts = conflicting_ops(program_, session_.costs, watch_->conflicts());
+  step.swap(program_);
   const auto pairs = watch_->found();
   const bool fresh = std::any_of(pairs.begin(), pairs.end(),
                                  [&](const CostTable::OpPair& pair) { return !session_.costs.conflicts().contains(pair); });
@@ -91,12 +93,12 @@ void CoreTuner::watch(Runner& runner) {
   if (!text.empty()) notice_(text);
 }
 
-void CoreTuner::try_out(Runner& runner) {
+void CoreTuner::try_out(TrainingStep& step) {
   double ms = 0;
-  for (const StepRecord& record : runner.executor().records()) ms = std::max(ms, record.end_ms);
+  for (const StepRecord& record : step.executor().records()) ms = std::max(ms, record.end_ms);
   if (!trial_->sees(ms)) return;
-  std::string text;
-  runner.rebind([&] { text = trial_->turn(); });
+  const std::string text = trial_->turn();
+  step.swap(program_);
   if (!text.empty()) notice_(text);
 }
 

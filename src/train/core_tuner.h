@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "train/runner.h"
+#include "plimsoll/training_step.h"
 #include "train/session.h"
 #include "train/ab_trial.h"
 #include "cores/side_by_side.h"
@@ -21,16 +21,16 @@ class CoreTuner {
   CoreTuner(Session& session, Program& program, const Sharing& sharing, bool measure, Notice notice);
 
   // After every training step, which may go on with another plan.
-  void after_step(Runner& runner);
+  void after_step(TrainingStep& step);
   // The program's thread counts are those to go on with, not ones that are being tried.
   bool settled() const { return !climb_ && (!watch_ || watch_->over()) && (!trial_ || trial_->over()); }
   // Keeps what was measured.
   void finish();
 
  private:
-  void climb(Runner& runner);
-  void watch(Runner& runner);
-  void try_out(Runner& runner);
+  void climb(TrainingStep& step);
+  void watch(TrainingStep& step);
+  void try_out(TrainingStep& step);
   void choose();
 
   Session& session_;

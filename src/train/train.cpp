@@ -14,10 +14,11 @@
 #include "kernels/workspace_limits.h"
 #include "compile/plan_file.h"
 #include "train/resume.h"
-#include "train/runner.h"
+#include "train/evaluation.h"
 #include "train/session.h"
 #include "train/core_tuner.h"
 #include "cores/side_by_side.h"
+#include "train/sharing_in_plan.h"
 #include "train/training_loop.h"
 
 namespace plimsoll {
@@ -365,28 +366,25 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   const double predicted_ms = program.plan.predicted.step_time_ms;
   if (listener.planned) listener.planned(program, data->info().name);
 
-  const auto runner = naming_plan(options, [&] {
-    return std::make_unique<Runner>(program, *session.device,
-                                    ExecuteOptions{
-                                        .check_memory = options.check_memory, .record_times = true, .spill = session.spill,
-                                        .peer = session.peer,
-                                        .cores = sharing.cores, .hardware_threads = sharing.hardware_threads,
-                                        .teams = sharing.choose,
-                                        .conflicts = sharing.choose ? conflicting_steps(program, session.costs) : std::vector<std::pair<StepIndex, StepIndex>>{}},
-                                    std::move(memory));
+  if (!beginning.plan) put_sharing(program.plan.cores, sharing, session.device->info());
+  if (sharing.choose) program.plan.cores.conflicts = conflicting_ops(program, session.costs);
+  const auto training_step = naming_plan(options, [&] {
+    return std::make_unique<TrainingStep>(
+        program, *session.device,
+        ExecuteOptions{.check_memory = options.check_memory, .record_times = true, .spill = session.spill, .peer = session.peer},
+        std::move(memory));
   });
-  Executor& executor = runner->executor();
-  for (const auto& tier : executor.memory().tiers) {
+  for (const auto& tier : training_step->executor().memory().tiers) {
     if (tier->name() == "disk") notice(fmt::format("spilling to {}: {}", tier->where(), tier->how()));
   }
-  States states(program.network.graph, executor);
   TrainingPlace place;
   if (beginning.checkpoint) {
-    states.load(*beginning.checkpoint);
+    training_step->load(*beginning.checkpoint);
     const TrainingState& saved = beginning.checkpoint->state();
     place = {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
+    training_step->start_at(saved.step, options.seed);
   } else {
-    executor.initialize(options.seed);
+    training_step->initialize(options.seed);
   }
   LoaderOptions loading{.split = Split::train, .batch = options.batch, .seed = options.seed, .epoch = place.epoch,
                         .first_batch = place.batch_in_epoch, .threads = options.workers};
@@ -397,18 +395,20 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   std::optional<Evaluation> evaluation;
   if (options.evaluate_every > 0 && data->info().test_count > 0 && program.network.labels.valid()) {
     evaluation.emplace(options.model, input, program, *session.device, session.costs, compile,
-                       ExecuteOptions{.check_memory = options.check_memory, .spill = session.spill, .peer = session.peer, .cores = sharing.cores},
-                       executor.memory(), sharing.inter_op);
+                       ExecuteOptions{.check_memory = options.check_memory, .spill = session.spill, .peer = session.peer},
+                       training_step->executor().memory(),
+                       CoreSharing{.inter_op = sharing.inter_op, .cores = program.plan.cores.cores});
   }
 
   std::function<void()> after_step;
-  if (core_tuner) after_step = [&] { core_tuner->after_step(*runner); };
+  if (core_tuner) after_step = [&] { core_tuner->after_step(*training_step); };
   const TrainingParts parts{.options = options, .listener = listener, .data = data, .program = program,
-                            .device_key = session.device->info().key, .runner = *runner, .states = states,
+                            .device_key = session.device->info().key, .training_step = *training_step,
                             .evaluation = evaluation ? &*evaluation : nullptr, .after_step = after_step,
                             .settled = [&] { return !core_tuner || core_tuner->settled(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
   if (core_tuner) core_tuner->finish();
+  const Executor& executor = training_step->executor();
   done.budget = program.plan.budget;
   done.predicted_step_time_ms = predicted_ms;
   if (measure && done.steps >= kStepsToCorrect && std::abs(predicted_ms / done.step_time_ms - 1) > kPredictionTolerance) {
@@ -416,7 +416,7 @@ std::variant<DoneEvent, Infeasible> train(const TrainOptions& asked, const Train
   }
   done.peak = executor.measured_peak();
   done.captured = executor.is_captured();
-  done.weights_sha256 = states.sha256();
+  done.weights_sha256 = training_step->weights_sha256();
   done.process_peak = process_peak();
   if (const auto now = session.device->memory_now()) done.device = std::max(before->free - now->free, 0_B);
   const bool ran = done.steps > 0;
