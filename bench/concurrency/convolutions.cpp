@@ -59,7 +59,10 @@ Pair make_pair(const Convolution& convolution, const Device& device, const CostT
 }
 
 double step_ms(const Pair& pair, const Device& device, int hardware_threads) {
-  Executor executor(pair.graph, pair.plan, device, {.cores = device.info().cores.cores, .hardware_threads = hardware_threads, .teams = true});
+  Plan plan = pair.plan;
+  plan.cores.cores = device.info().cores.cores;
+  plan.cores.hardware_threads = hardware_threads;
+  Executor executor(pair.graph, plan, device);
   executor.initialize(1);
   std::vector<double> times;
   for (int i = 0; i < kRounds + 3; ++i) {

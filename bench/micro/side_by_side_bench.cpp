@@ -31,9 +31,10 @@ struct Measured {
   double wall_us = 0, processor_us = 0;  // of one plan step: median, mean
 };
 
-Measured measure(const Graph& graph, const Plan& plan, int cores) {
+Measured measure(const Graph& graph, Plan plan, int cores) {
   const IdleDevice device;
-  Executor executor(graph, plan, device, {.cores = cores});
+  plan.cores.cores = cores;
+  Executor executor(graph, plan, device);
   for (int i = 0; i < 20; ++i) executor.run_step();
   constexpr int kRounds = 500;
   std::vector<double> times;

@@ -18,19 +18,16 @@
 
 namespace plimsoll {
 
+// How to run a plan; what to run, and on how many cores, the plan says.
 struct ExecuteOptions {
-  bool check_memory = false;  // fill bytes with NaN when their stay ends: whoever reads them is found (slow, for tests)
+  // What the plan calls free is filled with NaN, and a kernel that writes what is not its own, or reads what is not there, is
+  // found by name (slow, and takes the arena twice: for tests). Where the device computes beside the host it is filled only.
+  bool check_memory = false;
   bool record_times = false;  // take the time of every step and copy
   bool capture = true;  // from the third training step on ask for each as a whole, where the device can (CUDA graphs); times are then of the second
   std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
   std::string peer;             // the device whose memory is the peer tier, likewise
-  // For plans whose steps run side by side (Plan::inter_op).
-  int cores = 0;      // to be shared by them; 0: as many as the device has threads
-  bool pin = true;    // threads to cores, where the process has no others
-  int hardware_threads = 1;  // of a core that steps may use: with 2, steps whose affinity are second ones may run beside others on a core
-  bool teams = false;  // for steps one after another, too, where they have different thread counts: each count has threads of its own
-  std::vector<std::pair<StepIndex, StepIndex>> conflicts;  // steps that never run at the same time: they were slower together
-  std::vector<int32_t> priority;  // by step: of the ready ones that with the least number first; empty: as the plan predicts
+  bool pin = true;              // threads to cores, for plans that share them (Plan::cores) and where the process has no others
 };
 
 // What a plan's bytes lie in. What is not given is taken: an evaluation shares the training's arena, and its tiers by name.
@@ -63,8 +60,8 @@ struct StepRecord {           // of the last step whose times were taken
 
 class Executor {
  public:
-  // Verifies the plan (throws Error(internal)), takes the memory that is not given, prepares. The graph, plan and device must
-  // outlive it.
+  // Verifies the plan (throws Error(internal)), takes the memory that is not given, prepares. Throws Error(invalid_input) where the
+  // plan was made for cores that the machine does not have. The graph, plan and device must outlive it.
   Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options = {}, Memory memory = {});
   ~Executor();
 
@@ -84,7 +81,10 @@ class Executor {
   // Runs the step on whatever lies there, leaves out kernels that refuse to run, and returns these. States mean nothing afterwards.
   std::vector<KernelRefused> rehearse();
 
-  Bytes measured_peak() const;     // the largest sum of bytes that kernels had bound or tensors held at once, over the steps run
+  // The most bytes in use at once in the training steps run: by the addresses that kernels and copies were given, from the
+  // access that writes a value to the last that reads it. Not more than Prediction::peak, and the same where no stay is
+  // longer than its tensor is used.
+  Bytes measured_peak() const;
   Bytes arena_bytes() const;
   bool is_captured() const;        // training steps are asked for as a whole (ExecuteOptions::capture)
   const Memory& memory() const;

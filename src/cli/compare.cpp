@@ -14,7 +14,6 @@
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "report/report.h"
-#include "train/execute_cores.h"
 #include "train/sample_inputs.h"
 #include "train/session.h"
 
@@ -53,7 +52,7 @@ Bytes used_of(const Plan& plan, std::string_view tier) {
 // The median time of a training step on meaningless data.
 double measure_step_ms(const Session& session, const Program& program, int steps) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, with_cores({.spill = session.spill, .peer = session.peer}, program.plan));
+  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .peer = session.peer});
   executor.initialize(1);
   const SampleInputs inputs(graph);
   std::vector<double> times;

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "plimsoll/models.h"
+#include "plimsoll/training_step.h"
 #include "tests/support/temporary_folder.h"
 #include "train/resume.h"
-#include "train/runner.h"
 
 namespace plimsoll {
 namespace {
@@ -26,36 +26,33 @@ class Training {
     options.fusion.split_above = split ? 1000_B : 1_GiB;
     options.fusion.block_bytes = 1_KiB;
     if (pinned != nullptr) pin(options, *pinned);
-    program_ = std::get<Program>(compile_training(small_classifier(), *device_, CostTable(), options));
-    runner_ = std::make_unique<Runner>(program_, *device_, ExecuteOptions{.check_memory = true});
-    states_ = std::make_unique<States>(program_.network.graph, runner_->executor());
-    runner_->executor().initialize(3);
+    step_ = std::make_unique<TrainingStep>(std::get<Program>(compile_training(small_classifier(), *device_, CostTable(), options)), *device_,
+                                           ExecuteOptions{.check_memory = true});
+    step_->initialize(3);
   }
 
   void run(int64_t first, int64_t end) {
+    step_->start_at(first, 3);
     for (int64_t step = first; step < end; ++step) {
-      Batch batch{.count = 4};
       data_.resize(64);
       labels_ = {1, 3, 5, static_cast<int32_t>(step % 7)};
       for (size_t i = 0; i < data_.size(); ++i) data_[i] = static_cast<float>((i * 37 + static_cast<size_t>(step) * 11) % 101) / 50 - 1;
-      batch.data = data_;
-      batch.labels = labels_;
-      runner_->feed(batch);
-      runner_->run(0.01, step, 3);
+      step_->feed(data_, labels_);
+      step_->run(0.01);
     }
   }
-  TrainingState state() const { return state_to_save({.model = "small"}, program_, device_->info().key); }
-  void save(const std::filesystem::path& file) const { save_checkpoint(file, state(), states_->tensors(), states_->source()); }
-  void load(const std::filesystem::path& file) { states_->load(Checkpoint(file)); }
-  std::string sha256() const { return states_->sha256(); }
-  const Graph& graph() const { return program_.network.graph; }
-  const States& states() const { return *states_; }
+  TrainingState state() const { return state_to_save({.model = "small"}, step_->program(), device_->info().key); }
+  void save(const std::filesystem::path& file) const { save_checkpoint(file, state(), step_->states(), step_->state_source()); }
+  void load(const std::filesystem::path& file) { step_->load(Checkpoint(file)); }
+  std::string sha256() const { return step_->weights_sha256(); }
+  const Graph& graph() const { return step_->program().network.graph; }
+  const TrainingStep& step() const { return *step_; }
 
   std::vector<float> values() const {
     std::vector<float> all;
-    for (size_t i = 0; i < states_->tensors().size(); ++i) {
-      std::vector<float> one(static_cast<size_t>(element_count(states_->tensors()[i].shape)));
-      states_->source()(i, {}, std::as_writable_bytes(std::span(one)));
+    for (size_t i = 0; i < step_->states().size(); ++i) {
+      std::vector<float> one(static_cast<size_t>(element_count(step_->states()[i].shape)));
+      step_->state_source()(i, {}, std::as_writable_bytes(std::span(one)));
       all.insert(all.end(), one.begin(), one.end());
     }
     return all;
@@ -63,9 +60,7 @@ class Training {
 
  private:
   std::unique_ptr<Device> device_;
-  Program program_;
-  std::unique_ptr<Runner> runner_;
-  std::unique_ptr<States> states_;
+  std::unique_ptr<TrainingStep> step_;
   std::vector<float> data_;
   std::vector<int32_t> labels_;
 };
@@ -134,12 +129,12 @@ TEST(SplitTraining, PartsOfAStateAreReadAcrossBlocks) {
   Training split(true);
   const std::vector<float> whole = split.values();
   size_t at = 0;
-  for (size_t i = 0; i < split.states().tensors().size(); ++i) {
-    const size_t count = static_cast<size_t>(element_count(split.states().tensors()[i].shape));
+  for (size_t i = 0; i < split.step().states().size(); ++i) {
+    const size_t count = static_cast<size_t>(element_count(split.step().states()[i].shape));
     for (size_t length : {size_t{1}, size_t{7}, size_t{301}}) {
       for (size_t first = 0; first + length <= count; first += 1 + length / 2) {
         std::vector<float> some(length);
-        split.states().source()(i, {static_cast<int64_t>(first) * 4}, std::as_writable_bytes(std::span(some)));
+        split.step().state_source()(i, {static_cast<int64_t>(first) * 4}, std::as_writable_bytes(std::span(some)));
         ASSERT_TRUE(std::equal(some.begin(), some.end(), whole.begin() + static_cast<std::ptrdiff_t>(at + first)));
       }
     }

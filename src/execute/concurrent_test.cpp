@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <set>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "plimsoll/verify.h"
 #include "tests/support/idle_device.h"
 #include "tests/support/sanitizer.h"
+#include "tests/support/wrapped_device.h"
 #include "tests/support/write_inputs.h"
 
 namespace plimsoll {
@@ -63,7 +65,7 @@ Trained train(const Device& device, const Graph& graph, const Plan& plan, Execut
 }
 
 TEST(SideBySide, TheReferenceDeviceTrainsToTheSameWeightsBitForBit) {
-  const auto device = open_reference_device();
+  const auto device = with_many_cores(open_reference_device());
   for (const char* optimizer : {"sgd", "adam"}) {
     const Program program = program_of(*device, "lenet", optimizer);
     const Graph& graph = program.network.graph;
@@ -72,7 +74,8 @@ TEST(SideBySide, TheReferenceDeviceTrainsToTheSameWeightsBitForBit) {
       for (const bool check_memory : {false, true}) {
         Plan plan = program.plan;
         plan.cores.inter_op = at_once;
-        const Trained got = train(*device, graph, plan, {.check_memory = check_memory, .cores = at_once});
+        plan.cores.cores = at_once;
+        const Trained got = train(*device, graph, plan, {.check_memory = check_memory});
         EXPECT_EQ(got.states, expected.states) << at_once << " at once";
         EXPECT_LE(got.peak, plan.arena);
       }
@@ -82,7 +85,7 @@ TEST(SideBySide, TheReferenceDeviceTrainsToTheSameWeightsBitForBit) {
 
 // Many orders in which the steps of a network may run, one after another, and two at a time.
 TEST(SideBySide, TheReferenceDeviceTrainsToTheSameWeightsInAnyOrder) {
-  const auto device = open_reference_device();
+  const auto device = with_many_cores(open_reference_device());
   const Program program = program_of(*device, "lenet", "sgd");
   const Graph& graph = program.network.graph;
   const Trained expected = train(*device, graph, program.plan, {}, 1);
@@ -90,18 +93,20 @@ TEST(SideBySide, TheReferenceDeviceTrainsToTheSameWeightsInAnyOrder) {
   Plan plan = program.plan;
   plan.cores.inter_op = 2;
   for (int order = 0; order < 120; ++order) {
-    ExecuteOptions options{.check_memory = order % 2 == 0, .cores = 1 + order % 2};
-    for (size_t s = 0; s < plan.steps.size(); ++s) options.priority.push_back(static_cast<int32_t>(random() % 1000));
-    const Trained got = train(*device, graph, plan, options, 1);
+    plan.cores.cores = 1 + order % 2;
+    plan.cores.order.resize(plan.steps.size());
+    std::iota(plan.cores.order.begin(), plan.cores.order.end(), 0);
+    std::shuffle(plan.cores.order.begin(), plan.cores.order.end(), random);
+    const Trained got = train(*device, graph, plan, {.check_memory = order % 2 == 0}, 1);
     ASSERT_EQ(got.states, expected.states) << "order " << order;
-    if (options.cores == 1) {
+    if (plan.cores.cores == 1) {
       ASSERT_EQ(got.met, 0u);
     }
   }
 }
 
 TEST(SideBySide, TheCpuTrainsToTheSameWeightsForTheSameThreads) {
-  const auto device = open_device("cpu", kKernelThreads);
+  const auto device = with_many_cores(open_device("cpu", kKernelThreads));
   for (const char* model : {"resnet20", "densenet:depth=10,growth=4"}) {
     const Program program = program_of(*device, model, "adam");
     const Graph& graph = program.network.graph;
@@ -113,9 +118,11 @@ TEST(SideBySide, TheCpuTrainsToTheSameWeightsForTheSameThreads) {
       for (const int at_once : {2, 3}) {
         Plan plan = serial;
         plan.cores.inter_op = at_once;
-        EXPECT_EQ(train(*device, graph, plan, {.cores = 2}).states, expected.states)
+        plan.cores.cores = 2;
+        EXPECT_EQ(train(*device, graph, plan, {}).states, expected.states)
             << model << ", " << mix << ", " << at_once;
-        EXPECT_EQ(train(*device, graph, plan, {.cores = 3, .pin = false}).states, expected.states)
+        plan.cores.cores = 3;
+        EXPECT_EQ(train(*device, graph, plan, {.pin = false}).states, expected.states)
             << model << ", " << mix;
       }
     }
@@ -179,9 +186,10 @@ TEST(SideBySide, NeverMoreStepsAtOnceThanAskedForNorThreadsThanCores) {
       const WatchedDevice device(watch);
       Plan plan = program.plan;
       plan.cores.inter_op = at_once;
+      plan.cores.cores = cores;
       std::mt19937 random(3);
       for (Step& step : plan.steps) step.threads = kThreadSanitizer ? 1 : 1 + static_cast<int>(random() % static_cast<unsigned>(cores));
-      Executor executor(program.network.graph, plan, device, {.cores = cores});
+      Executor executor(program.network.graph, plan, device);
       const auto kernels =
           std::count_if(plan.steps.begin(), plan.steps.end(), [](const Step& s) { return !s.kernel.empty(); });
       for (int step = 1; step <= 3; ++step) {
@@ -219,25 +227,31 @@ TEST(SideBySide, StepsThatAreKeptApartNeverMeet) {
     }
     return pairs;
   };
-  ExecuteOptions options{.record_times = true, .cores = 4};
+  plan.cores.cores = 4;
+  const ExecuteOptions options{.record_times = true};
   Executor freely(program.network.graph, plan, device, options);
   const auto met = pairs_that_met(freely);
   ASSERT_GT(met.size(), 10u);
+  std::vector<std::pair<StepIndex, StepIndex>> conflicts;
   for (const auto& pair : met) {
-    if ((pair.first + pair.second) % 2 == 0) options.conflicts.push_back(pair);
+    if ((pair.first + pair.second) % 2 == 0) conflicts.push_back(pair);
   }
-  ASSERT_FALSE(options.conflicts.empty());
+  ASSERT_FALSE(conflicts.empty());
+  for (const auto& [a, b] : conflicts) {
+    const OpId one = plan.steps[static_cast<size_t>(a)].op, other = plan.steps[static_cast<size_t>(b)].op;
+    plan.cores.conflicts.push_back(std::minmax(one, other, [](OpId x, OpId y) { return x.index < y.index; }));
+  }
   Executor apart(program.network.graph, plan, device, options);
   const auto now = pairs_that_met(apart);
   EXPECT_FALSE(now.empty());
-  for (const auto& pair : options.conflicts) EXPECT_FALSE(now.contains(pair)) << pair.first << " and " << pair.second;
+  for (const auto& pair : conflicts) EXPECT_FALSE(now.contains(pair)) << pair.first << " and " << pair.second;
 }
 
 TEST(SideBySide, AFailureEndsTheStepWhenAllThatHadBegunIsOver) {
   const Program program = watched_program();
   const Graph& graph = program.network.graph;
   Plan plan = program.plan;
-  plan.cores.inter_op = 3;
+  plan.cores.inter_op = plan.cores.cores = 3;
   for (const size_t at : {size_t{0}, plan.steps.size() / 2, plan.steps.size() - 1}) {
     Watch watch;
     for (size_t s = at;; --s) {
@@ -245,7 +259,7 @@ TEST(SideBySide, AFailureEndsTheStepWhenAllThatHadBegunIsOver) {
       if (!plan.steps[s].kernel.empty()) break;
     }
     const WatchedDevice device(watch);
-    Executor executor(graph, plan, device, {.cores = 3});
+    Executor executor(graph, plan, device);
     for (int again = 0; again < 2; ++again) {
       try {
         executor.run_step();
@@ -266,8 +280,8 @@ TEST(SideBySide, RecordsSayWhenAndOnWhichCoreEachStepRan) {
   Watch watch;
   const WatchedDevice device(watch);
   Plan plan = program.plan;
-  plan.cores.inter_op = 3;
-  Executor executor(program.network.graph, plan, device, {.record_times = true, .cores = 3});
+  plan.cores.inter_op = plan.cores.cores = 3;
+  Executor executor(program.network.graph, plan, device, {.record_times = true});
   executor.run_step();
   const auto records = executor.records();
   size_t met = 0;
@@ -295,12 +309,14 @@ TEST(SideBySide, StepsOnSecondHardwareThreadsRunBesideThoseThatHoldTheCores) {
       const WatchedDevice device(watch);
       Plan plan = program.plan;
       plan.cores.inter_op = 4;
+      plan.cores.cores = cores;
+      plan.cores.hardware_threads = hardware_threads;
       for (size_t s = 0; s < plan.steps.size(); ++s) {
         plan.steps[s].threads = s % 2 == 0 ? cores : 1;
         plan.steps[s].affinity = s % 2 == 0 ? Affinity::close : Affinity::smt;
       }
-      plan.predicted.timeline.clear();  // nothing is expected of the times: whatever is beside may be
-      Executor executor(program.network.graph, plan, device, {.record_times = true, .cores = cores, .hardware_threads = hardware_threads});
+      for (Step& step : plan.steps) step.time_ms = 0;  // nothing is expected of the times: whatever is beside may be
+      Executor executor(program.network.graph, plan, device, {.record_times = true});
       executor.run_step();
       executor.run_step();
       const int kernels = static_cast<int>(
@@ -321,17 +337,18 @@ TEST(SideBySide, StepsOnSecondHardwareThreadsRunBesideThoseThatHoldTheCores) {
 }
 
 TEST(SideBySide, StepsOneAfterAnotherWithTheirOwnThreadCountsGiveTheSameWeights) {
-  const auto device = open_device("cpu", kKernelThreads);
+  const auto device = with_many_cores(open_device("cpu", kKernelThreads));
   const Program program = program_of(*device, "resnet20", "sgd");
   Plan plan = program.plan;
   for (size_t s = 0; s < plan.steps.size(); ++s) {
     plan.steps[s].threads = s % 2 == 0 ? 1 : 0;
     plan.steps[s].affinity = s % 3 == 0 ? Affinity::spread : Affinity::close;
   }
-  const Trained expected = train(*device, program.network.graph, plan, {});
-  const Trained got = train(*device, program.network.graph, plan, {.teams = true});
-  EXPECT_EQ(got.states, expected.states);
+  const Trained got = train(*device, program.network.graph, plan, {});
   EXPECT_EQ(got.met, 0u);
+  plan.cores.inter_op = plan.cores.cores = 2;
+  const Trained expected = train(*device, program.network.graph, plan, {});
+  EXPECT_EQ(got.states, expected.states);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include "compile/plan_file.h"
 #include "compile/verify_file.h"
 #include "train/resume.h"
-#include "train/runner.h"
+#include "train/evaluation.h"
 #include "train/session.h"
 #include "train/core_tuner.h"
 #include "cores/share_cores.h"
@@ -307,11 +307,11 @@ class Training {
   std::optional<Infeasible> plan();
   std::optional<Infeasible> compile();
   void share_cores();
-  Runner make_runner();
-  TrainingPlace begin_states(States& states, Executor& executor) const;
+  TrainingStep make_step();
+  TrainingPlace begin_states(TrainingStep& step) const;
   Loader make_loader(const TrainingPlace& place) const;
   std::optional<Evaluation> make_evaluation(const Executor& executor) const;
-  DoneEvent train(Runner& runner);
+  DoneEvent train(TrainingStep& step);
   void complete(DoneEvent& done, const Executor& executor);
 
   TrainOptions options_;
@@ -415,25 +415,25 @@ void Training::share_cores() {
   }
   tuner_ = std::make_unique<CoreTuner>(session_, graph, program_.plan, cores_, measures(), notice_);
   program_.plan = tuner_->plan();
-  if (!memory_.arena) memory_.arena = session_.device->take_arena(tuner_->arena());
 }
 
-Runner Training::make_runner() {
+TrainingStep Training::make_step() {
   return naming_plan(options_, [&] {
-    return Runner(program_, *session_.device,
-                  {.check_memory = options_.check_memory, .record_times = true, .spill = session_.spill, .peer = session_.peer},
-                  std::move(memory_));
+    return TrainingStep(program_, *session_.device,
+                        {.check_memory = options_.check_memory, .record_times = true, .spill = session_.spill, .peer = session_.peer},
+                        std::move(memory_), tuner_ ? tuner_->arena() : Bytes{});
   });
 }
 
 // From the checkpoint, or drawn.
-TrainingPlace Training::begin_states(States& states, Executor& executor) const {
+TrainingPlace Training::begin_states(TrainingStep& step) const {
   if (!beginning_.checkpoint) {
-    executor.initialize(options_.seed);
+    step.initialize(options_.seed);
     return {};
   }
-  states.load(*beginning_.checkpoint);
+  step.load(*beginning_.checkpoint);
   const TrainingState& saved = beginning_.checkpoint->state();
+  step.start_at(saved.step, options_.seed);
   check_place(saved, data_->info().train_count / options_.batch, *options_.resume);
   return {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
 }
@@ -455,25 +455,23 @@ std::optional<Evaluation> Training::make_evaluation(const Executor& executor) co
   return evaluation;
 }
 
-DoneEvent Training::train(Runner& runner) {
-  Executor& executor = runner.executor();
-  States states(program_.network.graph, executor);
-  const TrainingPlace place = begin_states(states, executor);
+DoneEvent Training::train(TrainingStep& step) {
+  const TrainingPlace place = begin_states(step);
   Loader loader = make_loader(place);
   const auto pinned = pin_batches(loader, *session_.device, notice_);
-  std::optional<Evaluation> evaluation = make_evaluation(executor);
+  std::optional<Evaluation> evaluation = make_evaluation(step.executor());
   const auto swap_plans = [&] {
-    if (!tuner_->after_step(runner.executor())) return;
+    if (!tuner_->after_step(step.executor())) return;
     program_.plan = tuner_->plan();
-    runner.swap(program_);
+    step.swap(program_.plan);
   };
   const TrainingParts parts{.options = options_, .listener = listener_, .data = data_, .program = program_,
-                            .device_key = session_.device->info().key, .runner = runner, .states = states,
+                            .device_key = session_.device->info().key, .training_step = step,
                             .evaluation = evaluation ? &*evaluation : nullptr,
                             .after_step = tuner_ ? std::function<void()>(swap_plans) : nullptr,
                             .settled = [&] { return !tuner_ || tuner_->settled(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
-  done.weights_sha256 = states.sha256();
+  done.weights_sha256 = step.weights_sha256();
   return done;
 }
 
@@ -499,12 +497,12 @@ std::variant<DoneEvent, Infeasible> Training::run() {
   share_cores();
   predicted_ms_ = program_.plan->predicted.step_time_ms;
   if (listener_.planned) listener_.planned(program_, data_->info().name);
-  Runner runner = make_runner();
-  for (const auto& tier : runner.executor().memory().tiers) {
+  TrainingStep step = make_step();
+  for (const auto& tier : step.executor().memory().tiers) {
     if (tier->name() == "disk") notice_(fmt::format("spilling to {}: {}", tier->where(), tier->how()));
   }
-  DoneEvent done = train(runner);
-  complete(done, runner.executor());
+  DoneEvent done = train(step);
+  complete(done, step.executor());
   return done;
 }
 

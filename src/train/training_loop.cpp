@@ -69,14 +69,14 @@ void TrainingLoop::run_step(EpochSums& sums) {
   const bool settled_before = is_settled();
   const double begun = now_s();
   const double lr = learning_rate(options.schedule, place_.step, per_epoch_, total_steps_);
-  parts_.runner.feed(loader_.next());
+  parts_.training_step.feed(loader_.next());
   loader_.release();
-  const double ms = 1000 * parts_.runner.run(lr, place_.step, options.seed);
+  const double ms = 1000 * parts_.training_step.run(lr);
   ++place_.step;
   ++place_.batch_in_epoch;
   ++done_.steps;
-  done_.loss = parts_.runner.loss();
-  const auto correct = parts_.runner.correct();
+  done_.loss = parts_.training_step.loss();
+  const auto correct = parts_.training_step.correct();
   sums.loss += done_.loss;
   sums.seen += options.batch;
   if (correct) {
@@ -132,7 +132,7 @@ void TrainingLoop::save() {
   state.step = place_.step;
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;
-  save_checkpoint(*parts_.options.checkpoint, state, parts_.states.tensors(), parts_.states.source());
+  save_checkpoint(*parts_.options.checkpoint, state, parts_.training_step.states(), parts_.training_step.state_source());
   saved_at_step_ = place_.step;
 }
 

@@ -1,4 +1,4 @@
-// The steps of a training, epoch after epoch: feeds the runner, evaluates, saves, and tells what happens.
+// The steps of a training, epoch after epoch: feeds the step, evaluates, saves, and tells what happens.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,8 @@
 
 #include "plimsoll/data.h"
 #include "plimsoll/train.h"
-#include "train/runner.h"
+#include "plimsoll/training_step.h"
+#include "train/evaluation.h"
 
 namespace plimsoll {
 
@@ -25,10 +26,9 @@ struct TrainingParts {
   std::shared_ptr<const DataSet> data;
   const Program& program;
   std::string device_key;
-  Runner& runner;
-  States& states;
+  TrainingStep& training_step;
   Evaluation* evaluation = nullptr;  // none: never evaluate
-  std::function<void()> after_step;  // may rebind the runner
+  std::function<void()> after_step;  // may swap its program
   std::function<bool()> settled;     // whether the program's thread counts are chosen, and not tried out
 };
 

@@ -77,7 +77,7 @@ class MixingDevice final : public Device {
  public:
   // Noise is written to the workspaces too. The arena is followed by bytes that must stay as they are.
   MixingDevice(const Graph& graph, const std::vector<KernelChoice>& kernels) {
-    info_ = {.name = "mixing", .description = "noise", .key = "mixing"};
+    info_ = {.name = "mixing", .description = "noise", .key = "mixing", .cores = {.cores = 64, .cores_a_cache = 1}};
     for (int32_t i = 0; i < graph.op_count(); ++i)
       workspaces_[graph.op({i}).name] = kernels[static_cast<size_t>(i)].workspace;
   }

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <utility>
 
 #include "cores/relax_reuse.h"
@@ -222,17 +223,18 @@ void loosen_some(Problem& problem, Plan& plan) {
 void run_side_by_side(Problem& problem, Plan plan, const Content& expected, const MixingDevice& device, const fs::path& spill) {
   if (problem.draw(2) == 0) loosen_some(problem, plan);
   plan.cores.inter_op = static_cast<int>(2 + problem.draw(3));
-  ExecuteOptions options{.check_memory = problem.draw(2) == 0,
-                         .spill = spill,
-                         .cores = static_cast<int>(2 + problem.draw(3)),
-                         .pin = problem.draw(2) == 0};
+  ExecuteOptions options{.check_memory = problem.draw(2) == 0, .spill = spill};
+  plan.cores.cores = static_cast<int>(2 + problem.draw(3));
+  options.pin = problem.draw(2) == 0;
   if (problem.draw(3) == 0) {
-    for (Step& step : plan.steps) step.threads = problem.draw(3) == 0 ? options.cores : 1;
+    for (Step& step : plan.steps) step.threads = problem.draw(3) == 0 ? plan.cores.cores : 1;
   }
   if (problem.draw(2) == 0) {
-    for (size_t s = 0; s < plan.steps.size(); ++s) options.priority.push_back(static_cast<int32_t>(problem.draw(1000)));
+    plan.cores.order.resize(plan.steps.size());
+    std::iota(plan.cores.order.begin(), plan.cores.order.end(), 0);
+    for (size_t s = plan.steps.size(); s > 1; --s) std::swap(plan.cores.order[s - 1], plan.cores.order[problem.draw(s)]);
   }
-  SCOPED_TRACE(fmt::format("{} at once on {} cores", plan.cores.inter_op, options.cores));
+  SCOPED_TRACE(fmt::format("{} at once on {} cores", plan.cores.inter_op, plan.cores.cores));
   ASSERT_EQ(run_for_real(problem.graph(), plan, device, options, problem.memory(plan)), expected);
   ASSERT_FALSE(device.overrun());
 }

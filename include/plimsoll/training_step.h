@@ -1,0 +1,120 @@
+// A training step that one holds: a program in its memory, which is fed with batches and run.
+//
+//   TrainingStep step(std::move(program), *device);
+//   step.initialize(/*seed=*/1);
+//   for (...) {
+//     step.feed(loader.next());
+//     step.run(/*learning_rate=*/0.05);
+//   }
+//   step.loss(); step.state("fc.weight").as<float>();
+//
+// It owns the program and the memory that it runs in. The device is the caller's, and must outlive it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/checkpoint.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/data.h"
+#include "plimsoll/execute.h"
+
+namespace plimsoll {
+
+// A parameter, a statistic or an optimizer's state by its name, with its elements row-major. A state that is split is whole here.
+struct StateTensor {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::f32;
+  std::vector<std::byte> elements;
+
+  // Throws Error(invalid_input) where the elements are of another type.
+  template <class T>
+  std::span<T> as() {
+    expect(dtype_of<T>());
+    return {reinterpret_cast<T*>(elements.data()), elements.size() / sizeof(T)};
+  }
+  template <class T>
+  std::span<const T> as() const {
+    expect(dtype_of<T>());
+    return {reinterpret_cast<const T*>(elements.data()), elements.size() / sizeof(T)};
+  }
+
+ private:
+  template <class T>
+  static constexpr DType dtype_of() {
+    if constexpr (std::is_same_v<T, float>) return DType::f32;
+    else if constexpr (std::is_same_v<T, double>) return DType::f64;
+    else if constexpr (std::is_same_v<T, int32_t>) return DType::i32;
+    else if constexpr (std::is_same_v<T, int64_t>) return DType::i64;
+    else static_assert(std::is_same_v<T, uint8_t>);
+    return DType::u8;
+  }
+  void expect(DType wanted) const;
+};
+
+class TrainingStep {
+ public:
+  // Takes the memory that is not given: an arena of the plan's size, and of `arena` at least, for plans that it is to be swapped for.
+  TrainingStep(Program program, const Device& device, const ExecuteOptions& options = {}, Memory memory = {}, Bytes arena = {});
+  ~TrainingStep();
+
+  // Draws the states' first values, and begins with step number 0. They depend on the seed and the states' names only.
+  void initialize(uint64_t seed);
+  // Instead, where states come from elsewhere: the next step's number, which Adam depends on, and the seed of dropout.
+  void start_at(int64_t step, uint64_t seed);
+
+  // Copies a batch into the arena, for the next run; the batch may be given back then. Throws Error(invalid_input) on another size.
+  void feed(const Batch& batch);
+  void feed(std::span<const float> data, std::span<const int32_t> labels = {});
+  // Runs the step on what it was fed with; returns its seconds. Throws as Executor::run_step does.
+  double run(double learning_rate);
+  double loss() const;                    // of the last step: the mean over its batch, all objectives together
+  std::optional<double> correct() const;  // samples that were right; nothing where the network does not classify
+  int64_t number() const { return number_; }  // of the next step
+
+  // The states, in the order of a checkpoint.
+  const std::vector<CheckpointTensor>& states() const { return states_; }
+  // Throw Error(invalid_input) with the nearest name where there is none of this name, or it has another shape or type.
+  StateTensor state(std::string_view name) const;
+  void set_state(const StateTensor& state);
+  TensorSource state_source() const;  // for save_checkpoint
+  std::string weights_sha256() const;
+  // Checks the checkpoint's bytes against their hash, then takes every state from it; throws Error(corrupt_file).
+  void load(const Checkpoint& checkpoint);
+
+  // Goes on with another plan of the same graph, in the same memory. States keep their values, wherever the plan has them. Throws
+  // Error(invalid_input) where it is a plan for another graph; the old one stays then.
+  void swap(CheckedPlan plan);
+  const Program& program() const { return *program_; }
+  Executor& executor() { return *executor_; }  // until the next swap
+  const Executor& executor() const { return *executor_; }
+  const ExecuteOptions& options() const { return options_; }
+
+ private:
+  size_t find_state(std::string_view name) const;
+  template <class Byte, class Action>
+  void for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, const Action& action) const;
+  void read_state(size_t i, Bytes offset, std::span<std::byte> into) const;
+  void write_state(size_t i, Bytes offset, std::span<const std::byte> from);
+  std::vector<StateTensor> states_that_move(const Plan& next) const;
+  void find_tensors();
+
+  const Device& device_;
+  const ExecuteOptions options_;
+  std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
+  std::unique_ptr<Executor> executor_;
+  TensorId learning_rate_, step_number_, seed_tensor_;
+  std::vector<WholeState> wholes_;
+  std::vector<CheckpointTensor> states_;  // of wholes_
+  int64_t number_ = 0;
+  uint64_t seed_ = 0;
+};
+
+}  // namespace plimsoll

@@ -1,0 +1,57 @@
+// A driver runs the steps and copies of a plan that was made ready. There are three, and make_driver takes the one that a plan
+// and its device need:
+//
+//   serial      one step after another; copies run beside, and are started and waited for between two steps
+//   concurrent  steps and copies start as soon as they are ready: what they depend on is done, and their cores are free
+//   queued      for a device that computes beside the host: all is asked for at once, and waited for at the end
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "execute/bindings.h"
+#include "execute/boundaries.h"
+#include "execute/peak_meter.h"
+#include "plimsoll/execute.h"
+#include "device/tier/tier.h"
+
+namespace plimsoll {
+
+// A plan in its memory, with its kernels bound. Everything that it refers to outlives it.
+struct ReadyPlan {
+  const Graph& graph;
+  const Plan& plan;
+  const Device& device;
+  ExecuteOptions options;
+  std::vector<std::shared_ptr<Tier>> tiers;      // in the plan's order
+  std::vector<std::unique_ptr<Kernel>> kernels;  // by step; null for a view
+  Bindings bindings;
+  BoundaryTable boundaries;
+  std::vector<StepRecord> records, copy_records;  // by step and by move; empty where no times are taken
+
+  size_t steps() const { return kernels.size(); }
+};
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  // A training step; all of it is done on return. Throws what a kernel, a copy or a check threw; kernels that refuse to run are
+  // left out where somebody wants to know them.
+  virtual void run(std::vector<KernelRefused>* refused) = 0;
+  virtual void rest() noexcept = 0;  // after a failure: until nothing runs any more
+  virtual bool is_captured() const { return false; }
+  Bytes peak() const { return meter_.peak(); }
+
+ protected:
+  explicit Driver(const ReadyPlan& ready) : meter_(ready.bindings, ready.plan, nodes_in_order(ready.plan)) {}
+  PeakMeter meter_;
+};
+
+// What is ready must outlive the driver.
+std::unique_ptr<Driver> make_driver(ReadyPlan& ready);
+
+std::unique_ptr<Driver> make_serial_driver(ReadyPlan& ready);
+std::unique_ptr<Driver> make_concurrent_driver(ReadyPlan& ready);
+std::unique_ptr<Driver> make_queued_driver(ReadyPlan& ready, std::unique_ptr<Queues> queues);
+
+}  // namespace plimsoll

@@ -1,0 +1,315 @@
+// Runs a plan on a device that computes beside the host: a training step is asked for at once, kernels and copies in
+// three queues that marks order as the plan says, and the host waits at its end. Between two steps the compute queue waits where
+// a thread would (boundaries.h).
+//
+// A step is the same every time, so from the third on it is captured: kept by the device and asked for as a whole, which
+// spares the host hundreds of calls. The first loads what kernels need, the second tells the times. Where the host itself
+// copies, a step cannot be kept.
+//
+//   tiers in host memory, pinned: the device copies by itself
+//   other tiers (disk): threads copy piece by piece through pinned buffers, and the host waits for them at boundaries
+#include <algorithm>
+#include <optional>
+
+#include "device/tier/staged.h"
+#include "execute/copy_engine.h"
+#include "execute/driver.h"
+#include "execute/memory_check.h"
+#include "execute/run_kernel.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int kRunsBeforeCapture = 2;
+
+class QueuedDriver final : public Driver {
+ public:
+  QueuedDriver(ReadyPlan& ready, std::unique_ptr<Queues> queues);
+  ~QueuedDriver() override { rest(); }
+
+  void run(std::vector<KernelRefused>* refused) override;
+  void rest() noexcept override;
+  bool is_captured() const override { return captured_; }
+
+ private:
+  using Queue = Queues::Queue;
+  struct Transfer {  // a move that the device makes by itself
+    Slot* slot = nullptr;
+    std::byte* host = nullptr;
+    Queues::Mark begin = -1, done = -1;
+  };
+  // The copies of a route: an engine on the host makes them, or the device does.
+  struct Lane {
+    std::shared_ptr<Tier> staged;
+    std::unique_ptr<CopyEngine> engine;
+    std::vector<Transfer> transfers;  // in the route's order
+  };
+  struct Ready {  // what copies that start at a boundary start from, -1 where none do
+    Queues::Mark out = -1, in = -1;
+  };
+
+  void make_lane(const CopyRoute& route);
+  void make_marks();
+
+  void ask(bool timed, std::vector<KernelRefused>* refused = nullptr);
+  void ask_step(size_t step, bool timed, std::vector<KernelRefused>* refused);
+  void pass(const Pass& pass, Queue queue, Queues::Mark ready, bool timed);
+  void transfer(const CopyRange& range, Queue queue, bool timed);
+  void wait(const CopyRange& range);
+  void measure(const CopyRange& range, bool starts);
+  void fill(std::span<const MemoryCheck::Range> ranges);
+  bool capture();
+  void forget_sums();
+  void keep_times();
+  int32_t move_of(const CopyRange& range, int32_t k) const { return ready_.boundaries.routes[place(range.route)].moves[place(k)]; }
+
+  ReadyPlan& ready_;
+  std::optional<MemoryCheck> check_;
+  std::unique_ptr<Queues> queues_;
+  bool measuring_ = true;
+  bool may_capture_, captured_ = false;
+  int runs_ = 0;
+  std::vector<Ready> starts_;  // by boundary
+  Queues::Mark start_ = -1;
+  Queues::Mark fork_ = -1, joins_[2] = {-1, -1};  // of what is captured
+  std::vector<Queues::Mark> begins_, ends_;       // of steps, where times are taken
+  std::vector<Lane> lanes_;                       // by route; the first to go
+};
+
+QueuedDriver::QueuedDriver(ReadyPlan& ready, std::unique_ptr<Queues> queues)
+    : Driver(ready), ready_(ready), queues_(std::move(queues)), may_capture_(ready.options.capture) {
+  if (ready.options.check_memory) check_.emplace(ready.graph, ready.plan, ready.bindings);
+  for (const CopyRoute& route : ready.boundaries.routes) make_lane(route);
+  make_marks();
+}
+
+void QueuedDriver::make_lane(const CopyRoute& route) {
+  const Plan& plan = ready_.plan;
+  const bool timed = !ready_.copy_records.empty();
+  const std::shared_ptr<Tier>& tier = ready_.tiers[place(route.tier)];
+  const std::span<std::byte> memory = tier->memory();
+  Lane lane;
+  std::vector<Copy> copies;
+  for (const int32_t i : route.moves) {
+    const Region& region = ready_.bindings.copies[place(i)];
+    Slot& slot = tier->slot(plan.moves[place(i)].slot, region.bytes);
+    if (memory.empty()) {
+      copies.push_back({.slot = &slot,
+                        .at = region.at,
+                        .out = is_out(plan.moves[place(i)]),
+                        .move = i,
+                        .record = timed ? &ready_.copy_records[place(i)] : nullptr});
+    } else {
+      lane.transfers.push_back({.slot = &slot,
+                                .host = memory.data() + slot.offset,
+                                .begin = timed ? queues_->make_mark(true) : -1,
+                                .done = queues_->make_mark(timed)});
+    }
+  }
+  if (memory.empty()) {
+    lane.staged = stage(ready_.device, *tier);
+    lane.engine = std::make_unique<CopyEngine>(
+        *lane.staged, std::move(copies),
+        [&graph = ready_.graph, &plan](int32_t move) { return describe_copy(graph, plan, move); });
+    may_capture_ = false;
+  }
+  lanes_.push_back(std::move(lane));
+}
+
+void QueuedDriver::make_marks() {
+  for (const Boundary& boundary : ready_.boundaries.before) {
+    auto mark = [&](const Pass& pass) { return pass.starts.empty() ? -1 : queues_->make_mark(false); };
+    const Queues::Mark out = mark(boundary.out);
+    starts_.push_back({out, mark(boundary.in)});
+  }
+  if (!ready_.records.empty()) {
+    for (size_t s = 0; s < ready_.steps(); ++s) {
+      begins_.push_back(queues_->make_mark(true));
+      ends_.push_back(queues_->make_mark(true));
+    }
+  }
+  if (!ready_.records.empty() || !ready_.copy_records.empty()) start_ = queues_->make_mark(true);
+  if (may_capture_) {
+    fork_ = queues_->make_mark(false);
+    for (Queues::Mark& join : joins_) join = queues_->make_mark(false);
+  }
+}
+
+void QueuedDriver::rest() noexcept {
+  for (const Lane& lane : lanes_) {
+    if (lane.engine) lane.engine->wait_for_released();
+  }
+  // Nothing that the queues use may go before they are empty: where waiting failed, it is tried once more.
+  for (int tries = 0; tries < 2; ++tries) {
+    try {
+      queues_->synchronize();
+      return;
+    } catch (const Error&) {
+    }
+  }
+}
+
+void QueuedDriver::run(std::vector<KernelRefused>* refused) {
+  if (!captured_ && may_capture_ && runs_ >= kRunsBeforeCapture) may_capture_ = captured_ = capture();
+  ++runs_;
+  if (captured_) {
+    forget_sums();
+    queues_->replay();
+    queues_->synchronize();
+    return;
+  }
+  const CopyEngine::Clock::time_point now = CopyEngine::Clock::now();
+  for (const Lane& lane : lanes_) {
+    if (lane.engine) lane.engine->begin_round(now);
+  }
+  forget_sums();
+  if (start_ >= 0) {
+    queues_->mark(Queue::compute, start_);
+    queues_->wait(Queue::out, start_);
+    queues_->wait(Queue::in, start_);
+  }
+  if (measuring_) meter_.begin();
+  ask(true, refused);
+  measuring_ = false;  // every training step is the same
+  queues_->synchronize();
+  keep_times();
+}
+
+// Where anything goes wrong nothing has been done, and steps go on as before.
+bool QueuedDriver::capture() {
+  bool begun = false;
+  try {
+    begun = queues_->begin_capture();
+    if (!begun) return false;
+    queues_->mark(Queue::compute, fork_);
+    for (const Queue queue : {Queue::out, Queue::in}) queues_->wait(queue, fork_);
+    ask(false);
+    for (const Queue queue : {Queue::out, Queue::in}) {
+      const Queues::Mark join = joins_[queue == Queue::out ? 0 : 1];
+      queues_->mark(queue, join);
+      queues_->wait(Queue::compute, join);
+    }
+  } catch (const Error&) {
+    if (begun) queues_->end_capture();
+    return false;
+  }
+  return queues_->end_capture();
+}
+
+// The device keeps no checksums of what it copies out.
+void QueuedDriver::forget_sums() {
+  for (size_t r = 0; r < lanes_.size(); ++r) {
+    if (ready_.boundaries.routes[r].direction == Move::Direction::in) continue;
+    for (const Transfer& t : lanes_[r].transfers) std::fill(t.slot->known.begin(), t.slot->known.end(), Slot::kWithoutSum);
+  }
+}
+
+void QueuedDriver::ask(bool timed, std::vector<KernelRefused>* refused) {
+  if (check_) fill(check_->free_at_start());
+  const std::vector<Boundary>& boundaries = ready_.boundaries.before;
+  for (size_t s = 0; s < ready_.steps(); ++s) {
+    pass(boundaries[s].out, Queue::out, starts_[s].out, timed);
+    if (check_ && s > 0) fill(check_->dying(static_cast<StepIndex>(s) - 1));
+    pass(boundaries[s].in, Queue::in, starts_[s].in, timed);
+    ask_step(s, timed, refused);
+  }
+  pass(boundaries.back().out, Queue::out, starts_.back().out, timed);
+  pass(boundaries.back().in, Queue::in, starts_.back().in, timed);
+}
+
+void QueuedDriver::ask_step(size_t step, bool timed, std::vector<KernelRefused>* refused) {
+  const int32_t node = static_cast<int32_t>(step);
+  if (timed && !begins_.empty()) queues_->mark(Queue::compute, begins_[step]);
+  if (ready_.kernels[step]) {
+    if (measuring_) meter_.start(node);
+    try {
+      run_kernel(ready_.graph, ready_.plan.steps[step], *ready_.kernels[step]);
+    } catch (const KernelRefused& refusal) {
+      if (refused == nullptr) throw;
+      refused->push_back(refusal);
+    }
+    if (measuring_) meter_.end(node);
+  }
+  if (timed && !ends_.empty()) queues_->mark(Queue::compute, ends_[step]);
+}
+
+void QueuedDriver::pass(const Pass& pass, Queue queue, Queues::Mark ready, bool timed) {
+  if (!pass.starts.empty()) {
+    queues_->mark(Queue::compute, ready);
+    const auto is_engine = [&](const CopyRange& range) { return lanes_[place(range.route)].engine != nullptr; };
+    const bool engines = std::any_of(pass.starts.begin(), pass.starts.end(), is_engine);
+    if (!std::all_of(pass.starts.begin(), pass.starts.end(), is_engine)) queues_->wait(queue, ready);
+    for (const CopyRange& range : pass.starts) {
+      measure(range, true);
+      if (!is_engine(range)) transfer(range, queue, timed);
+    }
+    if (engines) queues_->synchronize(ready);  // the host copies what the device has computed
+    for (const CopyRange& range : pass.starts) {
+      if (is_engine(range)) lanes_[place(range.route)].engine->release(range.end);
+    }
+  }
+  for (const CopyRange& range : pass.waits) wait(range);
+}
+
+void QueuedDriver::transfer(const CopyRange& range, Queue queue, bool timed) {
+  for (int32_t k = range.first; k < range.end; ++k) {
+    const Transfer& t = lanes_[place(range.route)].transfers[place(k)];
+    const Region& region = ready_.bindings.copies[place(move_of(range, k))];
+    const size_t bytes = place(region.bytes.count);
+    if (timed && t.begin >= 0) queues_->mark(queue, t.begin);
+    if (queue == Queue::out) {
+      queues_->copy_out(t.host, region.at, bytes);
+    } else {
+      if (check_) queues_->fill(queue, region.at, kPoison, bytes);
+      queues_->copy_in(region.at, t.host, bytes);
+    }
+    queues_->mark(queue, t.done);
+  }
+}
+
+void QueuedDriver::wait(const CopyRange& range) {
+  const Lane& lane = lanes_[place(range.route)];
+  if (!lane.engine) {
+    queues_->wait(Queue::compute, lane.transfers[place(range.end) - 1].done);
+  } else {
+    lane.engine->wait(range.end);
+    if (const std::exception_ptr failure = lane.engine->failure()) std::rethrow_exception(failure);
+  }
+  measure(range, false);
+}
+
+void QueuedDriver::measure(const CopyRange& range, bool starts) {
+  if (!measuring_) return;
+  for (int32_t k = range.first; k < range.end; ++k) {
+    const int32_t node = static_cast<int32_t>(ready_.steps()) + move_of(range, k);
+    starts ? meter_.start(node) : meter_.end(node);
+  }
+}
+
+void QueuedDriver::fill(std::span<const MemoryCheck::Range> ranges) {
+  for (const auto& [begin, end] : ranges) queues_->fill(Queue::compute, ready_.bindings.arena + begin, kPoison, place(end - begin));
+}
+
+void QueuedDriver::keep_times() {
+  for (size_t s = 0; s < begins_.size(); ++s) {
+    if (ready_.kernels[s]) {
+      ready_.records[s] = {queues_->ms_between(start_, begins_[s]), queues_->ms_between(start_, ends_[s])};
+    }
+  }
+  if (ready_.copy_records.empty()) return;
+  for (size_t r = 0; r < lanes_.size(); ++r) {
+    for (size_t k = 0; k < lanes_[r].transfers.size(); ++k) {
+      const Transfer& t = lanes_[r].transfers[k];
+      ready_.copy_records[place(ready_.boundaries.routes[r].moves[k])] = {queues_->ms_between(start_, t.begin),
+                                                                          queues_->ms_between(start_, t.done)};
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Driver> make_queued_driver(ReadyPlan& ready, std::unique_ptr<Queues> queues) {
+  return std::make_unique<QueuedDriver>(ready, std::move(queues));
+}
+
+}  // namespace plimsoll

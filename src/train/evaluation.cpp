@@ -1,0 +1,80 @@
+#include "train/evaluation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "cores/share_cores.h"
+
+namespace plimsoll {
+
+std::shared_ptr<void> pin_batches(Loader& loader, const Device& device, const std::function<void(const std::string&)>& notice) {
+  try {
+    return device.pin(loader.buffer());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::device_failure) throw;
+    if (notice) notice(fmt::format("batches are copied to the device more slowly, from memory that is not pinned: {}", error.what()));
+    return nullptr;
+  }
+}
+
+Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
+                       const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
+                       const Memory& memory, const CoreOptions& cores)
+    : device_(device) {
+  input.training = false;
+  std::set<std::pair<std::string, std::string>> refused;  // ops and kernels
+  for (;;) {
+    auto result = compile_evaluation(build_model(model, input), training, device, costs, compile);
+    if (auto* program = std::get_if<Program>(&result)) {
+      const Graph& graph = program->network.graph;
+      program->plan = check_plan(graph, uniform({graph, device, costs, cores}, program->plan));
+      step_ = std::make_unique<TrainingStep>(std::move(*program), device, options, memory);
+      if (device.host_addressable()) break;
+      // What the device's library refuses is known only when it is asked: now rather than after an epoch.
+      const std::vector<KernelRefused> refusals = step_->executor().rehearse();
+      if (refusals.empty()) break;
+      for (const KernelRefused& refusal : refusals) {
+        if (!refused.emplace(refusal.op(), refusal.kernel()).second) throw KernelRefused(refusal);  // it is offered all the same
+      }
+      step_.reset();
+      continue;
+    }
+    const Infeasible& infeasible = std::get<Infeasible>(result);
+    if (!infeasible.flag.empty()) throw Error(ErrorCode::infeasible, fmt::format("evaluation: {}; or set --evaluate-every 0", to_text(infeasible)));
+    if (input.batch == 1) {
+      throw Error(ErrorCode::infeasible,
+                  fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",
+                              to_string(training.plan->arena), to_text(infeasible)));
+    }
+    input.batch /= 2;
+  }
+  batch_ = input.batch;
+}
+
+Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {
+  Loader loader(data, {.split = Split::test, .batch = batch_, .seed = seed});
+  const auto pinned = pin_batches(loader, device_);
+  step_->start_at(0, seed);
+  double loss = 0, correct = 0;
+  bool has_correct = true;
+  int64_t count = 0;
+  for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
+    const Batch& batch = loader.next();
+    step_->feed(batch);
+    count += batch.count;
+    loader.release();
+    step_->run(0);
+    loss += step_->loss() * static_cast<double>(batch_);
+    if (const auto c = step_->correct()) {
+      correct += *c;
+    } else {
+      has_correct = false;
+    }
+  }
+  const double n = static_cast<double>(std::max<int64_t>(1, count));
+  return {loss / n, has_correct ? std::optional<double>(correct / n) : std::nullopt};
+}
+
+}  // namespace plimsoll

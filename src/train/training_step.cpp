@@ -1,0 +1,212 @@
+#include "plimsoll/training_step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <tuple>
+
+#include "base/by_id.h"
+#include "base/names.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr int64_t kChunk = 1 << 20;  // of a checkpoint
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+template <class T>
+void write_scalar(Executor& executor, TensorId id, T value) {
+  if (id.valid()) executor.write(id, std::as_bytes(std::span(&value, 1)));
+}
+float read_scalar(const Executor& executor, TensorId id) {
+  float value = 0;
+  executor.read(id, std::as_writable_bytes(std::span(&value, 1)));
+  return value;
+}
+
+void expect_size(const Graph& graph, TensorId id, size_t given, const char* what) {
+  const int64_t wanted = id.valid() ? element_count(graph.tensor(id).shape) : 0;
+  if (static_cast<int64_t>(given) == wanted) return;
+  throw Error(ErrorCode::invalid_input, fmt::format("a batch of '{}' has {} {}, not {}", graph.name, wanted, what, given));
+}
+
+// Where a tensor lies between training steps: tier (-1: the arena), place and layout.
+using RestingPlace = std::tuple<int, int64_t, Layout>;
+ById<TensorId, RestingPlace> resting_places(const Graph& graph, const Plan& plan) {
+  ById<TensorId, RestingPlace> places(graph.tensor_count());
+  for (const Stay& stay : plan.stays) {
+    if (!stay.is_workspace() && stay.first == 0) places[stay.tensor] = {-1, stay.offset.count, graph.tensor(stay.tensor).layout};
+  }
+  for (const Home& home : plan.homes) places[home.tensor] = {home.tier, home.slot.count, graph.tensor(home.tensor).layout};
+  return places;
+}
+
+}  // namespace
+
+void StateTensor::expect(DType wanted) const {
+  if (dtype == wanted) return;
+  throw Error(ErrorCode::invalid_input, fmt::format("'{}' has elements of type {}, not {}", name, to_string(dtype), to_string(wanted)));
+}
+
+TrainingStep::TrainingStep(Program program, const Device& device, const ExecuteOptions& options, Memory memory, Bytes arena)
+    : device_(device), options_(options), program_(std::make_unique<Program>(std::move(program))) {
+  const Plan& plan = program_->plan;
+  if (!memory.arena) memory.arena = device.take_arena(std::max(plan.arena, arena));
+  executor_ = std::make_unique<Executor>(program_->network.graph, plan, device, options_, std::move(memory));
+  find_tensors();
+}
+
+TrainingStep::~TrainingStep() = default;
+
+void TrainingStep::find_tensors() {
+  const Graph& graph = program_->network.graph;
+  learning_rate_ = graph.find_tensor("learning_rate");
+  step_number_ = graph.find_tensor("step_number");
+  seed_tensor_ = graph.find_tensor("seed");
+  wholes_ = whole_states(graph);
+  states_.clear();
+  for (const WholeState& state : wholes_) states_.push_back({state.name, state.shape, state.dtype, state.role});
+}
+
+void TrainingStep::initialize(uint64_t seed) {
+  executor_->initialize(seed);
+  start_at(0, seed);
+}
+
+void TrainingStep::start_at(int64_t step, uint64_t seed) {
+  number_ = step;
+  seed_ = seed;
+}
+
+void TrainingStep::feed(const Batch& batch) { feed(batch.data, program_->network.labels.valid() ? batch.labels : std::span<const int32_t>()); }
+
+void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> labels) {
+  const Network& network = program_->network;
+  expect_size(network.graph, network.data, data.size(), "elements");
+  expect_size(network.graph, network.labels, labels.size(), "labels");
+  executor_->write(network.data, std::as_bytes(data));
+  if (network.labels.valid()) executor_->write(network.labels, std::as_bytes(labels));
+}
+
+double TrainingStep::run(double learning_rate) {
+  write_scalar(*executor_, learning_rate_, static_cast<float>(learning_rate));
+  write_scalar(*executor_, step_number_, number_);
+  write_scalar(*executor_, seed_tensor_, static_cast<int64_t>(seed_));
+  const double start = now_s();
+  executor_->run_step();
+  ++number_;
+  return now_s() - start;
+}
+
+double TrainingStep::loss() const {
+  double sum = 0;
+  for (const Objective& objective : program_->network.objectives) sum += read_scalar(*executor_, objective.loss);
+  return sum;
+}
+
+std::optional<double> TrainingStep::correct() const {
+  if (!program_->network.correct.valid()) return std::nullopt;
+  return read_scalar(*executor_, program_->network.correct);
+}
+
+size_t TrainingStep::find_state(std::string_view name) const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < states_.size(); ++i) {
+    if (states_[i].name == name) return i;
+    names.push_back(states_[i].name);
+  }
+  throw Error(ErrorCode::invalid_input, unknown_name("state", name, names));
+}
+
+StateTensor TrainingStep::state(std::string_view name) const {
+  const size_t i = find_state(name);
+  StateTensor result{.name = states_[i].name, .shape = states_[i].shape, .dtype = states_[i].dtype};
+  result.elements.resize(place(states_[i].bytes().count));
+  read_state(i, {}, result.elements);
+  return result;
+}
+
+void TrainingStep::set_state(const StateTensor& state) {
+  const size_t i = find_state(state.name);
+  const CheckpointTensor& mine = states_[i];
+  if (state.shape != mine.shape || state.dtype != mine.dtype || static_cast<int64_t>(state.elements.size()) != mine.bytes().count) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("state '{}' is {} {} with {} bytes, not {} {} with {}", mine.name, to_string(mine.shape), to_string(mine.dtype),
+                            mine.bytes().count, to_string(state.shape), to_string(state.dtype), state.elements.size()));
+  }
+  write_state(i, {}, state.elements);
+}
+
+// Calls action(tensor, first element in it, bytes) for each part of state number `i` that has some of `bytes`.
+template <class Byte, class Action>
+void TrainingStep::for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, const Action& action) const {
+  int64_t at = offset.count;
+  for (TensorId part : wholes_[i].parts) {
+    const Tensor& tensor = program_->network.graph.tensor(part);
+    const int64_t size = storage_bytes(tensor.shape, tensor.dtype, {}).count;
+    if (at < size && !bytes.empty()) {
+      const size_t count = place(std::min(size - at, static_cast<int64_t>(bytes.size())));
+      action(part, at / (size / element_count(tensor.shape)), bytes.first(count));
+      bytes = bytes.subspan(count);
+      at += static_cast<int64_t>(count);
+    }
+    at -= size;
+  }
+}
+
+void TrainingStep::read_state(size_t i, Bytes offset, std::span<std::byte> into) const {
+  for_each_part(i, offset, into, [&](TensorId part, int64_t first, std::span<std::byte> elements) { executor_->read(part, first, elements); });
+}
+
+void TrainingStep::write_state(size_t i, Bytes offset, std::span<const std::byte> from) {
+  for_each_part(i, offset, from,
+                [&](TensorId part, int64_t first, std::span<const std::byte> elements) { executor_->write(part, first, elements); });
+}
+
+TensorSource TrainingStep::state_source() const {
+  return [this](size_t i, Bytes offset, std::span<std::byte> into) { read_state(i, offset, into); };
+}
+
+std::string TrainingStep::weights_sha256() const { return plimsoll::weights_sha256(states_, state_source()); }
+
+void TrainingStep::load(const Checkpoint& checkpoint) {
+  checkpoint.check_contents();
+  std::vector<std::byte> chunk;
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const size_t from = checkpoint.find(states_[i].name, states_[i].shape, states_[i].dtype);
+    const int64_t bytes = states_[i].bytes().count;
+    for (int64_t at = 0; at < bytes; at += kChunk) {
+      chunk.resize(place(std::min(kChunk, bytes - at)));
+      checkpoint.read(from, {at}, chunk);
+      write_state(i, {at}, chunk);
+    }
+  }
+}
+
+std::vector<StateTensor> TrainingStep::states_that_move(const Plan& next) const {
+  const Graph& graph = program_->network.graph;
+  const auto now = resting_places(graph, program_->plan), then = resting_places(graph, next);
+  std::vector<StateTensor> moved;
+  for (const WholeState& whole : wholes_) {
+    if (std::any_of(whole.parts.begin(), whole.parts.end(), [&](TensorId part) { return now[part] != then[part]; })) {
+      moved.push_back(state(whole.name));
+    }
+  }
+  return moved;
+}
+
+void TrainingStep::swap(CheckedPlan plan) {
+  const Plan& now = program_->plan;
+  if (plan->graph_fingerprint != now.graph_fingerprint) {
+    throw Error(ErrorCode::invalid_input, fmt::format("the plan is for another graph: '{}' {:016x}, but '{}' {:016x} is trained here",
+                                                      plan->graph_name, plan->graph_fingerprint, now.graph_name, now.graph_fingerprint));
+  }
+  const std::vector<StateTensor> moved = states_that_move(plan);
+  executor_ = std::make_unique<Executor>(program_->network.graph, plan, device_, options_, executor_->memory());
+  program_->plan = std::move(plan);  // an executor reads its plan, so the old one goes after its executor
+  for (const StateTensor& state : moved) set_state(state);
+}
+
+}  // namespace plimsoll
