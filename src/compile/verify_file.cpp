@@ -5,9 +5,11 @@
 #include <cmath>
 
 #include "device/divided.h"
+#include "kernels/layout.h"
+#include "plan/policy.h"
 #include "plan/simulate.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/passes.h"
+#include "passes/passes.h"
 
 namespace plimsoll {
 namespace {

@@ -60,6 +60,7 @@ Plan uniform(const CoreInput& input, const Plan& plan) {
   const CoSchedule schedule = schedule_of(result, tasks, how);
   result.cores.inter_op = how.inter_op;
   result.cores.cores = input.options.cores;
+  result.cores.processors = input.options.processors;
   for (StepIndex s : tasks.steps) result.steps[static_cast<size_t>(s)].threads = how.threads;
   take_schedule(input, result, tasks, how.machine, schedule);
   return result;

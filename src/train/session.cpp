@@ -15,6 +15,8 @@
 #include "cost/measure.h"
 #include "cost/probe.h"
 #include "plan/placement/placement.h"
+#include "passes/passes.h"
+#include "plan/policy.h"
 #include "plan/simulate.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/ops.h"

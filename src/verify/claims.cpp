@@ -74,6 +74,7 @@ class ClaimChecker {
     if (!(cores.smt_speed >= 1 && cores.smt_speed <= most_speed)) {
       bad(-1, fmt::format("a core with {} hardware threads computes {} times as fast with them", cores.hardware_threads, cores.smt_speed));
     }
+    if (cores.processors > cores.cores) bad(-1, fmt::format("{} processors for {} cores", cores.processors, cores.cores));
     if (cores.cores_a_cache > cores.cores && cores.cores > 0) bad(-1, fmt::format("{} of {} cores share a cache", cores.cores_a_cache, cores.cores));
     for (StepIndex s = 0; s < count(); ++s) {
       if (cores.cores > 0 && step(s).threads > cores.cores) {
