@@ -1,7 +1,6 @@
 #include "plan/room.h"
 
 #include "base/by_id.h"
-#include "plan/live.h"
 
 namespace plimsoll {
 

@@ -116,7 +116,7 @@ TEST(HtmlReport, StaysSmallForHugeNetworks) {
   Program program;
   program.plan = std::get<Plan>(find_policy("liveness").plan(
       {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}, .placement = "best_fit"}));
-  predict(graph, program.plan, costs);
+  program.plan.predicted = simulate(graph, program.plan, costs);
   program.network.graph = std::move(graph);
   ASSERT_GT(program.plan.steps.size(), 5000u);
   const std::vector<StepRecord> records(program.plan.steps.size(), {.start_ms = 1, .end_ms = 2});
