@@ -120,7 +120,9 @@ std::vector<Saved> saved_plans(const Device& device) {
   CompileOptions with_tiers{.policy = "auto", .tiers = some_tiers()};
   tight.memory = {std::get<Program>(compile_training(build_model("lenet", tight.input), device, CostTable{}, {.policy = "liveness"})).plan.arena.count * 7 / 10};
   plans.push_back(compiled("tight", device, tight, with_tiers));
-  plans.push_back(compiled("recomputing", device, tight, {.policy = "auto"}));
+  PlanRequest again = tight;
+  again.memory = {INT64_MAX};
+  plans.push_back(compiled("recomputing", device, again, {.policy = "mxnet:recompute=sublinear"}));
   plans.push_back(compiled("at once", device, small_request(), {.policy = "liveness"}));
   run_at_once(plans.back());
   plans.push_back(compiled("at once, with copies", device, tight, with_tiers));

@@ -105,14 +105,13 @@ TEST(Simulate, CopiesRunBesideComputeAndAStepWaitsForThem) {
   CostTable costs;
   for (const Op& op : b.graph.ops())
     costs.put({op_signature(b.graph, op), "k", 0}, {Cost::Source::measured, 1.0, 0, 3});
-  take_times(b.graph, plan, costs);
-  const Prediction alone = simulate(b.graph, plan);
+  Prediction alone = simulate(b.graph, plan, costs);
   EXPECT_DOUBLE_EQ(alone.step_time_ms, 4);
   EXPECT_DOUBLE_EQ(alone.estimated_share, 0);
   plan.moves = {{Move::Direction::out, data, 0, 0_B, 0, 4}};  // from 1 ms to 5 ms; complete before the end
-  EXPECT_DOUBLE_EQ(simulate(b.graph, plan).step_time_ms, 5);
+  EXPECT_DOUBLE_EQ(simulate(b.graph, plan, costs).step_time_ms, 5);
   plan.moves[0].before = 2;  // step 2 starts at 5 ms
-  const Prediction waiting = simulate(b.graph, plan);
+  const Prediction waiting = simulate(b.graph, plan, costs);
   EXPECT_DOUBLE_EQ(waiting.step_time_ms, 7);
   EXPECT_EQ(waiting.offload, 4000_B);
   EXPECT_EQ(waiting.prefetch, 0_B);
@@ -120,9 +119,9 @@ TEST(Simulate, CopiesRunBesideComputeAndAStepWaitsForThem) {
   EXPECT_EQ(waiting.timeline.size(), 5u);
   plan.moves[0].before = 4;  // from 1 ms to 5 ms at half the compute speed: steps 1 and 2 take 2 ms each
   plan.tiers[0].tier.compute_share = 0.5;
-  EXPECT_DOUBLE_EQ(simulate(b.graph, plan).step_time_ms, 6);
+  EXPECT_DOUBLE_EQ(simulate(b.graph, plan, costs).step_time_ms, 6);
   plan.tiers[0].tier.compute_share = 1;  // the computing threads copy
-  const Prediction together = simulate(b.graph, plan);
+  const Prediction together = simulate(b.graph, plan, costs);
   EXPECT_DOUBLE_EQ(together.step_time_ms, 8);
   EXPECT_DOUBLE_EQ(together.stall_ms, 4);
 }

@@ -75,6 +75,11 @@ Prediction simulate(const Graph& graph, const Plan& plan) {
   return result;
 }
 
+Prediction simulate(const Graph& graph, Plan plan, const CostTable& costs) {
+  take_times(graph, plan, costs);
+  return simulate(graph, plan);
+}
+
 void predict(const Graph& graph, Plan& plan, const CostTable& costs) {
   take_times(graph, plan, costs);
   plan.predicted = simulate(graph, plan);

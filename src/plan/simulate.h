@@ -16,6 +16,8 @@ void take_times(const Graph& graph, Plan& plan, const CostTable& costs);
 
 // Peak, step time, traffic and the timeline of every engine. The plan must be valid (verify.h), and have its times.
 Prediction simulate(const Graph& graph, const Plan& plan);
+// The same with the times that the table has for the steps.
+Prediction simulate(const Graph& graph, Plan plan, const CostTable& costs);
 
 // Both: times from the table, and the prediction that follows from them.
 void predict(const Graph& graph, Plan& plan, const CostTable& costs);

@@ -8,6 +8,7 @@
 #include "base/by_id.h"
 #include "plan/dependencies.h"
 #include "plan/simulate.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -82,7 +83,7 @@ class CoreRun {
       const Move& m = move(node - steps_);
       engines_[2 * static_cast<size_t>(m.tier) + (m.direction == Move::Direction::out ? 0 : 1)].waiting.push_back(node - steps_);
       ++copying_;
-    } else if (step(node).kernel.empty()) {
+    } else if (step(node).kernel.empty() || graph_.op(step(node).op).type->is_view) {
       timeline_.push_back({0, node, now_, now_});
       instant_.push_back(node);
     } else {
@@ -300,12 +301,12 @@ double least_ms_on_cores(const Graph& graph, const Plan& plan) {
     if (step.recompute) continue;
     double start = 0;
     for (TensorId id : graph.op(step.op).inputs) {
-      const OpId producer = graph.tensor(id).producer;
-      if (producer.valid()) start = std::max(start, ends[producer]);
+      const OpId producer = graph.tensor(id).producer;  // nobody waits for no bytes
+      if (producer.valid() && graph.tensor(id).bytes().count > 0) start = std::max(start, ends[producer]);
     }
     ends[step.op] = start + step.time_ms;
     chain = std::max(chain, ends[step.op]);
-    if (!step.kernel.empty()) work += cores_of(plan, step) * step.time_ms;
+    work += cores_of(plan, step) * step.time_ms;
   }
   const double throughput = plan.cores.hardware_threads > 1 ? std::max(1.0, plan.cores.smt_speed) : 1;
   return std::max(chain, work / (cores_of(plan) * throughput));

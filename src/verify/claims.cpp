@@ -47,6 +47,8 @@ class ClaimChecker {
   StepIndex count() const { return static_cast<StepIndex>(plan_.steps.size()); }
   const Step& step(StepIndex s) const { return plan_.steps[static_cast<size_t>(s)]; }
   const TierInfo& tier_of(const Move& m) const { return plan_.tiers[static_cast<size_t>(m.tier)].tier; }
+  bool runs_nothing(StepIndex s) const { return step(s).kernel.empty() || graph_.op(step(s).op).type->is_view; }
+  bool is_empty(TensorId id) const { return graph_.tensor(id).bytes().count == 0; }  // nobody waits for it
   bool at_once() const { return plan_.cores.inter_op > 1; }
   void wrong(StepIndex s, std::string message) { findings_.report(Rule::wrong_prediction, s, std::move(message)); }
 
@@ -57,8 +59,8 @@ class ClaimChecker {
       const double ms = step(s).time_ms;
       if (!std::isfinite(ms) || ms < 0) {
         findings_.report(Rule::bad_time, s, fmt::format("{} takes {} ms", findings_.where(s), ms));
-      } else if (step(s).kernel.empty() && (ms != 0 || step(s).estimated)) {
-        findings_.report(Rule::bad_time, s, fmt::format("{} runs no kernel and takes {} ms", findings_.where(s), ms));
+      } else if (runs_nothing(s) && (ms != 0 || step(s).estimated)) {
+        findings_.report(Rule::bad_time, s, fmt::format("{} runs nothing and takes {} ms", findings_.where(s), ms));
       }
     }
     if (!std::isfinite(plan_.plan_time_ms) || plan_.plan_time_ms < 0) {
@@ -74,8 +76,10 @@ class ClaimChecker {
     if (!(cores.smt_speed >= 1 && cores.smt_speed <= most_speed)) {
       bad(-1, fmt::format("a core with {} hardware threads computes {} times as fast with them", cores.hardware_threads, cores.smt_speed));
     }
+<<<<<<< HEAD
     if (cores.processors > cores.cores) bad(-1, fmt::format("{} processors for {} cores", cores.processors, cores.cores));
-    if (cores.cores_a_cache > cores.cores && cores.cores > 0) bad(-1, fmt::format("{} of {} cores share a cache", cores.cores_a_cache, cores.cores));
+=======
+>>>>>>> w-plan
     for (StepIndex s = 0; s < count(); ++s) {
       if (cores.cores > 0 && step(s).threads > cores.cores) {
         findings_.report(Rule::bad_threads, s, fmt::format("{} is to run by {} threads on {} cores", findings_.where(s), step(s).threads, cores.cores));
@@ -182,7 +186,7 @@ class ClaimChecker {
       double ms = 0;
       for (TensorId id : op.inputs) ms = std::max(ms, made[id]);
       ms += step(s).time_ms;
-      for (TensorId id : op.outputs) made[id] = ms;
+      for (TensorId id : op.outputs) made[id] = is_empty(id) ? 0 : ms;
       chain = std::max(chain, ms);
       work += cores_of(s) * step(s).time_ms;
     }
@@ -329,12 +333,18 @@ class ClaimChecker {
     for (StepIndex s = 0; s < count(); ++s) {
       const Op& op = graph_.op(step(s).op);
       const Bar& bar = steps_[s];
+      if (runs_nothing(s)) {  // its value is there with what it views
+        double there = 0;
+        for (TensorId id : op.inputs) there = std::max(there, made[id]);
+        for (TensorId id : op.outputs) made[id] = there;
+        continue;
+      }
       for (TensorId id : op.inputs) {
         if (before(made[id], bar.start)) continue;
         wrong(s, fmt::format("{} starts at {} ms in the timeline; '{}', which it reads, is made at {} ms", findings_.where(s), bar.start,
                              graph_.tensor(id).name, made[id]));
       }
-      for (TensorId id : op.outputs) made[id] = bar.end;
+      for (TensorId id : op.outputs) made[id] = is_empty(id) ? 0 : bar.end;
       if (!before(step(s).time_ms, bar.end - bar.start)) {
         wrong(s, fmt::format("{} has {} ms in the timeline and takes {}", findings_.where(s), bar.end - bar.start, step(s).time_ms));
       }
@@ -353,7 +363,7 @@ class ClaimChecker {
     };
     std::vector<Event> events;
     for (StepIndex s = 0; s < count(); ++s) {
-      if (step(s).kernel.empty() || same(steps_[s].start, steps_[s].end)) continue;
+      if (runs_nothing(s) || same(steps_[s].start, steps_[s].end)) continue;
       events.push_back({steps_[s].start + kTolerance * scale_, true, s});  // who ends goes first
       events.push_back({steps_[s].end, false, s});
     }

@@ -96,6 +96,7 @@ inline std::string text_of(const Case& c) {
 #define EXPECT_VALID(c) EXPECT_EQ(text_of(c), "")
 
 inline void add_tiers(Plan& plan) {
+  plan.lower_bound = {};  // of a plan without tiers
   plan.tiers = {{{"host", 1_MiB, 10, 10, 5, 0}, 64_KiB}, {{"disk", 8_MiB, 1, 1, 100, 0.1}, 64_KiB}};
 }
 

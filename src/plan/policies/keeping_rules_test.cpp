@@ -12,7 +12,6 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
-#include "tests/support/predicted.h"
 #include "tests/support/random_graph.h"
 
 namespace plimsoll {
@@ -48,7 +47,7 @@ std::optional<Planned> plan_layers(const std::string& model, const ModelInput& i
   if (!std::holds_alternative<Plan>(answer)) return std::nullopt;
   result.plan = std::get<Plan>(std::move(answer));
   EXPECT_TRUE(verify(result.graph, result.plan).empty()) << policy;
-  predict(result.graph, result.plan, costs);
+  result.plan.predicted = simulate(result.graph, result.plan, costs);
   return result;
 }
 
@@ -270,8 +269,8 @@ TEST(TensorCache, WhoKnowsTheFutureCopiesLessThanLruOverRandomGraphs) {
       const PlanOrInfeasible lru = plan_with("lru"), farthest = plan_with("farthest");
       if (!std::holds_alternative<Plan>(lru) || !std::holds_alternative<Plan>(farthest)) continue;
       ++judged;
-      lru_sum += traffic(testing::predicted(graph, std::get<Plan>(lru), costs));
-      farthest_sum += traffic(testing::predicted(graph, std::get<Plan>(farthest), costs));
+      lru_sum += traffic(simulate(graph, std::get<Plan>(lru), costs));
+      farthest_sum += traffic(simulate(graph, std::get<Plan>(farthest), costs));
     }
   }
   EXPECT_GT(judged, 60);

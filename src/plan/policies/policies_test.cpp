@@ -6,7 +6,6 @@
 
 #include "plan/simulate.h"
 #include "plimsoll/verify.h"
-#include "tests/support/predicted.h"
 #include "tests/support/random_graph.h"
 
 namespace plimsoll {
@@ -139,7 +138,7 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
         const auto violations = verify(graph, *plan);
         ASSERT_TRUE(violations.empty()) << policy.name << "\n" << describe(violations);
         ASSERT_LE(plan->arena, input.budget);
-        fastest = std::min(fastest, testing::predicted(graph, *plan, costs).step_time_ms);
+        fastest = std::min(fastest, simulate(graph, *plan, costs).step_time_ms);
       }
       const Plan* plan = std::get_if<Plan>(&answer);
       if (plan == nullptr) {
@@ -152,7 +151,7 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
       const auto violations = verify(graph, *plan);
       ASSERT_TRUE(violations.empty()) << describe(violations);
       ASSERT_LE(plan->arena, input.budget);
-      const Prediction predicted = testing::predicted(graph, *plan, costs);
+      const Prediction predicted = simulate(graph, *plan, costs);
       recomputing += predicted.recompute_steps > 0 ? 1 : 0;
       moving += plan->moves.empty() ? 0 : 1;
       EXPECT_LE(predicted.step_time_ms, fastest * (1 + 1e-9));

@@ -32,8 +32,7 @@ Result run(const std::string& model, int64_t batch, int64_t size, const std::str
   Plan& plan = std::get<Plan>(answer);
   const auto violations = verify(graph, plan);
   EXPECT_TRUE(violations.empty()) << violations.size() << " " << violations[0].message;
-  predict(graph, plan, costs);
-  const Prediction& p = plan.predicted;
+  const Prediction p = simulate(graph, plan, costs);
   int step = 1;  // a recomputation belongs to the step that wants it
   for (StepIndex s = 0; s < p.peak_step; ++s) step += plan.steps[static_cast<size_t>(s)].recompute ? 0 : 1;
   return {static_cast<double>(p.peak.count) / 1048576, step, p.recompute_steps, p.offload, static_cast<double>(plan.arena.count) / 1048576};
