@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "cores/side_by_side.h"
+#include "cores/core_options.h"
 #include "device/tier/tier.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/bytes.h"
@@ -16,7 +16,6 @@
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
-#include "cores/core_options.h"
 
 namespace plimsoll::cli {
 
