@@ -48,7 +48,6 @@ struct Step {
 struct CoreSharing {
   int inter_op = 1;           // at most so many steps run at once, each when what it depends on is done (plan/dependencies.h); 1: one after another
   int cores = 0;              // that the plan was made for; 0: all that the device has, for every step
-  int processors = 0;         // that there are for them where they are fewer: threads take turns; 0: one for each core
   int cores_a_cache = 0;      // of them, so many share a last-level cache; 0: not known
   int hardware_threads = 1;   // of a core that steps may use; 2: steps of Affinity::smt may run beside others on a core
   double memory_gb_per_s = 0; // what steps that run at once share; 0: never short

@@ -16,7 +16,6 @@
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
-#include "cores/core_options.h"
 
 namespace plimsoll::cli {
 

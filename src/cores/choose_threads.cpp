@@ -151,14 +151,15 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
       {.by_type = use.each_type, .each_op = use.each_op, .co_run = use.co_run, .second_threads = use.second_threads}, &avoid);
   if (best.schedule.total_ms > chosen.serial_ms * kWorthIt) return chosen;
 
+  ChosenThreads shared = chosen;
   const bool at_once = best.schedule.most_at_once > 1;
-  if (at_once) chosen.plan = std::move(candidate);
-  take_threads(chosen, threads_of_ops(chosen.plan, tasks, best.schedule, curves, cores));
-  chosen.plan.cores.inter_op = std::max(best.schedule.most_at_once, 1);
-  chosen.plan.cores.cores = cores;
-  if (at_once) chosen.plan.cores.conflicts = conflicted;
-  take_schedule(input, chosen.plan, tasks, machine, best.schedule);
-  return chosen;
+  if (at_once) shared.plan = std::move(candidate);
+  shared.plan.cores.inter_op = std::max(best.schedule.most_at_once, 1);
+  shared.plan.cores.cores = usable_cores(input, cores);
+  if (at_once) shared.plan.cores.conflicts = conflicted;
+  take_threads(shared, threads_of_ops(shared.plan, tasks, best.schedule, curves, shared.plan.cores.cores));
+  take_schedule(input, shared.plan, tasks, machine, best.schedule);
+  return shared.plan.predicted.step_time_ms > chosen.serial_ms * kWorthIt ? chosen : shared;
 }
 
 std::string to_text(const ChosenThreads& chosen) {

@@ -16,7 +16,7 @@ CoreOptions choice_for(const CoreRequest& request, const CoreShape& machine) {
   const Strategies strategies = request.strategies.value_or(Strategies{});
   const bool has_second = cores == machine.cores && machine.hardware_threads > 1;
   CoreOptions options{.cores = cores, .intra_op = cores, .choose = true, .strategies = strategies,
-                  .climb_interval = request.climb_interval > 0 ? request.climb_interval : std::max(1, cores / 16)};
+                      .climb_interval = request.climb_interval > 0 ? request.climb_interval : std::max(1, cores / 16)};
   if (strategies.second_threads && has_second) options.hardware_threads = 2;
   if (request.strategies && strategies.second_threads && !has_second) {
     options.notice = machine.hardware_threads > 1
@@ -57,13 +57,11 @@ CoreOptions core_options(std::string_view device, const CoreRequest& request, bo
   }
   const int cores = request.threads > 0 ? request.threads : cpu::usable_processors();
   CoreOptions options{.cores = cores,
-                  .intra_op = request.intra_op > 0 ? request.intra_op : std::max(1, cores / request.inter_op),
-                  .inter_op = request.inter_op};
+                      .intra_op = request.intra_op > 0 ? request.intra_op : std::max(1, cores / request.inter_op),
+                      .inter_op = request.inter_op};
   if (options.inter_op * options.intra_op > cores) {
-    options.notice = fmt::format("{} steps at once with {} threads each on {} cores: they take turns, which is slow", options.inter_op,
+    options.notice = fmt::format("{} steps at once with {} threads each on {} cores: those for which no core is free wait", options.inter_op,
                                  options.intra_op, cores);
-    options.processors = cores;
-    options.cores = options.inter_op * options.intra_op;
   }
   if (exact && request.intra_op == 0 && options.intra_op != cores) {
     options.notice += fmt::format("{}--exact --inter-op {}: threads of an op: {} here, {} without --inter-op; so weights differ in the last bits "

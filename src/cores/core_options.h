@@ -20,8 +20,7 @@ struct CoreRequest {
 };
 
 struct CoreOptions {
-  int cores = 1;       // that steps hold while they run
-  int processors = 0;  // that there are for them, where threads have to take turns; 0: one for each core
+  int cores = 1;       // that the steps share
   int intra_op = 1;    // threads of an op, unless its step says otherwise: the device is opened with so many
   int inter_op = 1;    // steps at once
   bool choose = false;       // both by measured times

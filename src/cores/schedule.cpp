@@ -25,6 +25,11 @@ std::vector<StepIndex> order_of(const Plan& plan, const Tasks& tasks, const CoSc
 
 }  // namespace
 
+int usable_cores(const CoreInput& input, int cores) {
+  const CoreShape& machine = input.device.info().cores;
+  return std::max(1, std::min(cores, machine.cores * std::max(machine.hardware_threads, 1)));
+}
+
 void take_schedule(const CoreInput& input, Plan& plan, const Tasks& tasks, const CoMachine& machine, const CoSchedule& schedule) {
   plan.cores.cores_a_cache = input.device.info().cores.cores_a_cache;
   plan.cores.hardware_threads = machine.cores.hardware_threads;
@@ -41,8 +46,7 @@ Uniform uniform_of(const CoreInput& input) {
     const int workers = std::clamp(options.cores, 2, kMostAtOnce);
     return {workers, 1, {.cores = {.cores = workers}, .memory_gb_per_s = memory}};
   }
-  const int cores = options.processors > 0 ? options.processors : options.cores;
-  return {options.inter_op, options.intra_op, {.cores = {.cores = cores}, .memory_gb_per_s = memory}};
+  return {options.inter_op, options.intra_op, {.cores = {.cores = usable_cores(input, options.cores)}, .memory_gb_per_s = memory}};
 }
 
 CoSchedule schedule_of(const Plan& plan, Tasks& tasks, const Uniform& uniform) {
@@ -59,9 +63,8 @@ Plan uniform(const CoreInput& input, const Plan& plan) {
   Tasks tasks = tasks_of(input.graph, result);
   const CoSchedule schedule = schedule_of(result, tasks, how);
   result.cores.inter_op = how.inter_op;
-  result.cores.cores = input.options.cores;
-  result.cores.processors = input.options.processors;
-  for (StepIndex s : tasks.steps) result.steps[static_cast<size_t>(s)].threads = how.threads;
+  result.cores.cores = how.machine.cores.cores;
+  for (StepIndex s : tasks.steps) result.steps[static_cast<size_t>(s)].threads = how.threads < result.cores.cores ? how.threads : 0;
   take_schedule(input, result, tasks, how.machine, schedule);
   return result;
 }

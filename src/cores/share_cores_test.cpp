@@ -97,6 +97,16 @@ TEST(ShareCores, UniformGivesEveryOpItsThreads) {
   EXPECT_EQ(uniform(one.input, one.serial).cores, CoreSharing{});
 }
 
+TEST(ShareCores, StepsThatAreTooManyForTheCoresWait) {
+  const CoreCase c(1, {.cores = 2, .intra_op = 2, .inter_op = 2});
+  const Plan plan = uniform(c.input, c.serial);
+  EXPECT_EQ(plan.cores.inter_op, 2);
+  EXPECT_EQ(plan.cores.cores, 2);
+  for (const Step& step : plan.steps) EXPECT_EQ(step.threads, 0);  // all there are
+  EXPECT_GT(plan.predicted.step_time_ms, 0.99 * c.serial->predicted.step_time_ms);
+  expect_whole(c, plan);
+}
+
 TEST(ShareCores, SerialTakesBackAllThatWasChosen) {
   const CoreCase c(1.1);
   const Plan plan = serial(c.input, c.choose().plan);

@@ -75,12 +75,12 @@ std::shared_ptr<Tier> open_tier(const TierUse& use, const Device& device, const 
 // A plan that shares cores is for a machine that has them.
 void check_cores(const Plan& plan, const DeviceInfo& device) {
   const CoreSharing& cores = plan.cores;
-  const int needed = cores.processors > 0 ? cores.processors : cores.cores;
-  if (needed <= device.cores.cores && cores.hardware_threads <= std::max(device.cores.hardware_threads, 1)) return;
+  const int threads_here = std::max(device.cores.hardware_threads, 1);
+  if (cores.hardware_threads <= threads_here && cores.cores * cores.hardware_threads <= device.cores.cores * threads_here) return;
   throw Error(ErrorCode::invalid_input,
               fmt::format("the plan was made for {} cores with {} hardware threads each; this machine lets the process use {} with {}: plan "
                           "again here",
-                          needed, cores.hardware_threads, device.cores.cores, std::max(device.cores.hardware_threads, 1)));
+                          cores.cores, cores.hardware_threads, device.cores.cores, threads_here));
 }
 
 std::vector<std::unique_ptr<Kernel>> make_kernels(const Graph& graph, const Plan& plan, const Device& device) {

@@ -24,7 +24,6 @@ Affinity affinity_from_json(const JsonReader& r) {
 nlohmann::ordered_json cores_to_json(const CoreSharing& cores, const NamePairs& conflicts) {
   return {{"inter_op", cores.inter_op},
           {"cores", cores.cores},
-          {"processors", cores.processors},
           {"cores_a_cache", cores.cores_a_cache},
           {"hardware_threads", cores.hardware_threads},
           {"memory_gb_per_s", cores.memory_gb_per_s},
@@ -34,7 +33,7 @@ nlohmann::ordered_json cores_to_json(const CoreSharing& cores, const NamePairs& 
 }
 
 CoreSharing cores_from_json(const JsonReader& r, NamePairs& conflicts, std::string_view more) {
-  r.only({"inter_op", "cores", "processors", "cores_a_cache", "hardware_threads", "memory_gb_per_s", "smt_speed", "conflicts", "order", more});
+  r.only({"inter_op", "cores", "cores_a_cache", "hardware_threads", "memory_gb_per_s", "smt_speed", "conflicts", "order", more});
   auto number = [&](std::string_view name, double least) {
     const double value = r.member(name).number();
     if (value < least) r.member(name).expected(least > 0 ? "a number of at least 1" : "a number that is not negative");
@@ -43,7 +42,6 @@ CoreSharing cores_from_json(const JsonReader& r, NamePairs& conflicts, std::stri
   auto count = [&](std::string_view name, int64_t least, int64_t most) { return static_cast<int>(r.member(name).integer(least, most)); };
   CoreSharing cores{.inter_op = count("inter_op", 1, kMostThreads),
                     .cores = count("cores", 0, kMostThreads),
-                    .processors = count("processors", 0, kMostThreads),
                     .cores_a_cache = count("cores_a_cache", 0, kMostThreads),
                     .hardware_threads = count("hardware_threads", 1, kMostHardwareThreads),
                     .memory_gb_per_s = number("memory_gb_per_s", 0),

@@ -186,12 +186,6 @@ class CoreRun {
     return std::max(speed, kLeastComputeSpeed);
   }
 
-  // Where more cores are held than there are processors, threads take turns.
-  double share_of_processors() const {
-    const auto held = static_cast<double>(on_core_.size()) - with(0);
-    return plan_.cores.processors > 0 ? std::min(1.0, plan_.cores.processors / std::max(held, 1.0)) : 1;
-  }
-
   void find_rates() {
     std::vector<double> wanted, rates;
     for (const Running& r : running_) {
@@ -201,7 +195,7 @@ class CoreRun {
       wanted.push_back(step(r.step).time_ms > 0 ? bytes_of(r.step) / step(r.step).time_ms : 0);
     }
     share_memory(wanted, plan_.cores.memory_gb_per_s, rates);
-    const double speed = compute_speed() * share_of_processors();
+    const double speed = compute_speed();
     for (size_t i = 0; i < running_.size(); ++i) running_[i].rate = rates[i] * speed;
   }
 

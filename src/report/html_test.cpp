@@ -116,13 +116,7 @@ TEST(HtmlReport, StaysSmallForHugeNetworks) {
   const auto kernels = testing::random_kernels(graph, 5);
   const CostTable costs;
   Program program;
-<<<<<<< HEAD
   program.plan = check_plan(graph, std::get<Plan>(find_policy("liveness").plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}, .placement = "best_fit"})));
-=======
-  program.plan = std::get<Plan>(find_policy("liveness").plan(
-      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}, .placement = "best_fit"}));
-  program.plan.predicted = simulate(graph, program.plan, costs);
->>>>>>> w-plan
   program.network.graph = std::move(graph);
   ASSERT_GT(program.plan->steps.size(), 5000u);
   const std::vector<StepRecord> records(program.plan->steps.size(), {.start_ms = 1, .end_ms = 2});

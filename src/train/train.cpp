@@ -19,7 +19,6 @@
 #include "train/session.h"
 #include "train/core_tuner.h"
 #include "cores/share_cores.h"
-#include "plan/simulate.h"
 #include "train/training_loop.h"
 
 namespace plimsoll {
@@ -263,7 +262,7 @@ std::optional<Memory> rehearse(const Session& session, const Program& program, R
 }
 
 // Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
-void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options, const CostTable& costs) {
+void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options) {
   const std::string file = options.plan->string();
   if (saved.plan.graph_fingerprint != program.plan->graph_fingerprint) {
     throw Error(ErrorCode::invalid_input,
@@ -276,9 +275,6 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
     throw Error(ErrorCode::invalid_input, fmt::format("{} is not valid: {}", file, violations[0].message));
   }
   Plan plan = saved.plan;
-  if (std::all_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.time_ms == 0; })) {
-    take_times(program.network.graph, plan, costs);  // the file has none
-  }
   if (options.memory) plan.budget = *options.memory;
   program.plan = check_plan(program.network.graph, std::move(plan));
   program.policy = program.plan->policy;
@@ -384,7 +380,7 @@ std::optional<Infeasible> Training::compile() {
       return *infeasible;
     }
     program_ = std::get<Program>(std::move(compiled));
-    if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, session_.costs);
+    if (beginning_.plan) use_plan(program_, *beginning_.plan, options_);
     if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;
     if (auto rehearsed = rehearse(session_, program_, refused, notice_)) {
       memory_ = std::move(*rehearsed);
@@ -409,6 +405,9 @@ void Training::share_cores() {
     const RelaxedPlan relaxed = relax(input, program_.plan);
     if (auto plan = saved_cores(input, program_.plan, relaxed.plan, beginning_.checkpoint->state())) {
       notice_(relaxed.notice);
+      if (const auto violations = verify_safety(graph, *plan, 1); !violations.empty()) {
+        throw Error(ErrorCode::corrupt_file, fmt::format("{}: its cores make no plan: {}", options_.resume->string(), violations[0].message));
+      }
       program_.plan = check_plan(graph, std::move(*plan));
       return;
     }

@@ -76,10 +76,6 @@ class ClaimChecker {
     if (!(cores.smt_speed >= 1 && cores.smt_speed <= most_speed)) {
       bad(-1, fmt::format("a core with {} hardware threads computes {} times as fast with them", cores.hardware_threads, cores.smt_speed));
     }
-<<<<<<< HEAD
-    if (cores.processors > cores.cores) bad(-1, fmt::format("{} processors for {} cores", cores.processors, cores.cores));
-=======
->>>>>>> w-plan
     for (StepIndex s = 0; s < count(); ++s) {
       if (cores.cores > 0 && step(s).threads > cores.cores) {
         findings_.report(Rule::bad_threads, s, fmt::format("{} is to run by {} threads on {} cores", findings_.where(s), step(s).threads, cores.cores));

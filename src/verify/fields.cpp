@@ -61,7 +61,7 @@ class FieldChecker {
   void check_cores() {
     const CoreSharing& cores = plan_.cores;
     auto bad = [&](std::string message) { findings_.report(Rule::bad_cores, -1, std::move(message)); };
-    if (cores.cores < 0 || cores.processors < 0 || cores.processors > kMostThreads || cores.cores > kMostThreads || cores.cores_a_cache < 0 || cores.cores_a_cache > kMostThreads ||
+    if (cores.cores < 0 || cores.cores > kMostThreads || cores.cores_a_cache < 0 || cores.cores_a_cache > kMostThreads ||
         cores.hardware_threads < 1 || cores.hardware_threads > kMostHardwareThreads) {
       bad(fmt::format("the plan is for {} cores, of which {} share a cache, with {} hardware threads each", cores.cores,
                       cores.cores_a_cache, cores.hardware_threads));
