@@ -6,9 +6,9 @@
 #include <span>
 
 #include "plimsoll/compile.h"
-#include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
+#include "plimsoll/training_step.h"
 
 using namespace plimsoll;
 
@@ -82,19 +82,16 @@ int main() {
   const Network network = std::move(net).finish_classifier(net.fully_connected("fc2", x, {.channels = 2}));
 
   const std::unique_ptr<Device> device = open_device("cpu");
-  const Program program = std::get<Program>(compile_training(network, *device, CostTable(), {}));
-  const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *device);
-  executor.initialize(/*seed=*/3);
-  auto write = [&](TensorId id, const auto& values) { executor.write(id, std::as_bytes(std::span(values))); };
-  write(graph.find_tensor("learning_rate"), std::vector<float>{0.1f});
-  float correct = 0;
-  for (int step = 0; step < 500; ++step) {
-    write(program.network.data, std::vector<float>{0, 0, 0, 1, 1, 0, 1, 1});  // exclusive or
-    write(program.network.labels, std::vector<int32_t>{0, 1, 1, 0});
-    executor.run_step();
+  TrainingStep step(std::get<Program>(compile_training(network, *device, CostTable(), {})), *device);
+  step.initialize(/*seed=*/3);
+  const float points[] = {0, 0, 0, 1, 1, 0, 1, 1};  // exclusive or
+  const int32_t labels[] = {0, 1, 1, 0};
+  for (int i = 0; i < 500; ++i) {
+    step.feed(points, labels);
+    step.run(/*learning_rate=*/0.1);
   }
-  executor.read(graph.find_tensor("correct"), std::as_writable_bytes(std::span(&correct, 1)));
-  std::printf("%s, %g of 4 right\n", to_string(program.plan->arena).c_str(), static_cast<double>(correct));
-  return correct == 4 ? 0 : 1;
+  const Plan& plan = step.program().plan;
+  std::printf("%s, %g of 4 right, first weight %g\n", to_string(plan.arena).c_str(), step.correct().value(),
+              static_cast<double>(step.state("fc1.weight").as<float>()[0]));
+  return step.correct() == 4.0 ? 0 : 1;
 }

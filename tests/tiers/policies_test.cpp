@@ -77,15 +77,16 @@ Content run_on_paper(const Graph& graph) {
 }
 
 Content run_for_real(const Graph& graph, const Plan& plan, const MixingDevice& device, const ExecuteOptions& options,
-                     Memory memory) {
+                     Memory memory, Bytes* peak = nullptr) {
   Executor executor(graph, plan, device, options, std::move(memory));
   for (const State& state : graph.states) executor.write(state.before, source(graph, state.before, 0));
   for (uint64_t step = 0; step < kSteps; ++step) {
     for (TensorId input : graph.inputs) executor.write(input, source(graph, input, step));
     executor.run_step();
   }
+  if (peak != nullptr) *peak = executor.measured_peak();
   if (plan.cores.inter_op == 1) {
-    EXPECT_EQ(executor.measured_peak(), plan.predicted.peak);
+    EXPECT_LE(executor.measured_peak(), plan.predicted.peak);
   }
   EXPECT_GT(executor.measured_peak(), 0_B);
   EXPECT_LE(executor.measured_peak(), plan.arena);
@@ -243,6 +244,7 @@ void run_side_by_side(Problem& problem, Plan plan, const Content& expected, cons
 struct Seen {
   std::map<std::string, int, std::less<>> by_policy;
   int tight = 0, moving = 0, recomputing = 0, homes = 0, two_tiers = 0, named = 0, harmless = 0;
+  int looser = 0;  // measured to need less than predicted
 };
 
 // What a policy is asked for: nothing beyond what liveness takes, `most`, or anything down to a quarter of it; the
@@ -270,6 +272,11 @@ std::string text_of(const PolicyInput& input) {
   return text;
 }
 
+// The rules of frameworks, which keep tensors after their last use.
+bool holds_longer_than_used(const Policy& policy) {
+  return policy.name == "baseline" || policy.name == "caffe" || policy.name == "torch" || policy.name == "tensorflow";
+}
+
 void check_run(const Policy& policy, Problem& problem, Bytes most, const Content& expected, const MixingDevice& device,
                const fs::path& spill, Seen& seen) {
   const Graph& graph = problem.graph();
@@ -282,8 +289,13 @@ void check_run(const Policy& policy, Problem& problem, Bytes most, const Content
   ASSERT_LE(plan->arena, input.budget);
   ASSERT_EQ(counted_peak(*plan), plan->predicted.peak);
   const bool check_memory = problem.draw(3) == 0;
-  ASSERT_EQ(run_for_real(graph, *plan, device, {.check_memory = check_memory, .spill = spill}, problem.memory(*plan)),
+  Bytes peak;
+  ASSERT_EQ(run_for_real(graph, *plan, device, {.check_memory = check_memory, .spill = spill}, problem.memory(*plan), &peak),
             expected);
+  if (!holds_longer_than_used(policy)) {
+    ASSERT_EQ(peak, plan->predicted.peak);
+  }
+  seen.looser += peak < plan->predicted.peak;
   ASSERT_FALSE(device.overrun());
   run_side_by_side(problem, *plan, expected, device, spill);
   ++seen.by_policy[std::string(policy.name)];

@@ -1,0 +1,116 @@
+// A training step as a user holds it: fed, run, its states by name, and swapped for another plan of the same graph.
+#include "plimsoll/training_step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "plimsoll/models.h"
+
+namespace plimsoll {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr ModelInput kInput{.batch = 4, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true};
+
+Program program_of(const Device& device, CompileOptions options) {
+  options.exact = true;
+  return std::get<Program>(compile_training(build_model("lenet", kInput), device, CostTable(), options));
+}
+
+void feed(TrainingStep& step, int number) {
+  std::vector<float> data(4 * 3 * 32 * 32);
+  for (size_t i = 0; i < data.size(); ++i) {
+    data[i] = static_cast<float>((i * 37 + static_cast<size_t>(number) * 11) % 101) / 50 - 1 + static_cast<float>(i / (3 * 32 * 32));
+  }
+  step.feed(data, std::vector<int32_t>{1, 3, 5, number % 10});
+}
+
+std::string run(TrainingStep& step, int first, int end) {
+  for (int i = first; i < end; ++i) {
+    feed(step, i);
+    step.run(0.01);
+  }
+  return step.weights_sha256();
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_input);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(TrainingStep, HasItsStatesByNameAsTensors) {
+  const auto device = open_device("cpu", 1);
+  TrainingStep step(program_of(*device, {.policy = "liveness"}), *device);
+  step.initialize(3);
+  ASSERT_FALSE(step.states().empty());
+  const CheckpointTensor& first = step.states()[0];
+  StateTensor state = step.state(first.name);
+  EXPECT_EQ(state.shape, first.shape);
+  ASSERT_EQ(static_cast<int64_t>(state.as<float>().size()), element_count(first.shape));
+  const std::string before = step.weights_sha256();
+  for (float& x : state.as<float>()) x += 1;
+  step.set_state(state);
+  EXPECT_NE(step.weights_sha256(), before);
+  EXPECT_EQ(step.state(first.name).as<float>()[0], state.as<float>()[0]);
+  EXPECT_THAT(message_of([&] { step.state(first.name + "x"); }), HasSubstr("did you mean '" + first.name + "'"));
+  EXPECT_THAT(message_of([&] { state.as<int32_t>(); }), HasSubstr("f32"));
+  state.shape[0] += 1;
+  EXPECT_THAT(message_of([&] { step.set_state(state); }), HasSubstr("'" + first.name + "' is "));
+  EXPECT_THAT(message_of([&] { step.feed(std::vector<float>(3)); }), HasSubstr("elements, not 3"));
+}
+
+TEST(TrainingStep, LearnsWhatItIsFed) {
+  const auto device = open_device("cpu", 1);
+  TrainingStep step(program_of(*device, {.policy = "liveness"}), *device);
+  step.initialize(3);
+  feed(step, 0);
+  step.run(0.05);
+  const double first = step.loss();
+  for (int i = 1; i < 60; ++i) {
+    feed(step, 0);
+    step.run(0.05);
+  }
+  EXPECT_LT(step.loss(), first / 2);
+  EXPECT_EQ(step.correct(), 4.0);
+  EXPECT_EQ(step.number(), 60);
+}
+
+// A plan that has the states elsewhere, in another order of offsets, and one that keeps them outside of the arena.
+TEST(TrainingStep, GoesOnWithAnotherPlanAsIfNothingHadHappened) {
+  const auto device = open_device("cpu", 1);
+  const CompileOptions adam{.policy = "liveness", .optimizer = {.name = "adam"}};
+  TrainingStep straight(program_of(*device, adam), *device);
+  straight.initialize(3);
+  const std::string expected = run(straight, 0, 6);
+
+  CompileOptions others = adam;
+  others.policy = "baseline";
+  Program elsewhere = program_of(*device, others);
+  const Plan& plan = elsewhere.plan;
+  TrainingStep step(program_of(*device, adam), *device, {.check_memory = true}, {}, plan.arena);
+  step.initialize(3);
+  run(step, 0, 2);
+  step.swap(elsewhere);
+  EXPECT_EQ(step.executor().arena_bytes(), plan.arena);
+  run(step, 2, 4);
+  step.swap(program_of(*device, adam));
+  EXPECT_EQ(run(step, 4, 6), expected);
+}
+
+TEST(TrainingStep, RefusesAPlanForAnotherGraphAndGoesOn) {
+  const auto device = open_device("cpu", 1);
+  TrainingStep step(program_of(*device, {.policy = "liveness"}), *device);
+  step.initialize(3);
+  EXPECT_THAT(message_of([&] { step.swap(program_of(*device, {.policy = "liveness", .optimizer = {.name = "adam"}})); }),
+              HasSubstr("the plan is for another graph"));
+  run(step, 0, 1);
+}
+
+}  // namespace
+}  // namespace plimsoll
