@@ -11,6 +11,7 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "papers/layer_model.h"
+#include "plan/policy.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "report/report.h"
