@@ -1,4 +1,9 @@
-// Forward graph -> graph of one training step: gradients by reverse accumulation, updates as ops.
+// What to train, and the graph of one training step. A network comes in with its forward pass; out comes the same
+// network with the backward pass and the optimizer's updates as further ops, by reverse accumulation.
+//
+//   forward    data ──> conv ──> relu ──> loss
+//   backward            conv' <── relu' <── loss'         gradients, in the opposite order
+//   update              w, w' ──> SgdUpdate ──> w.next    one op a parameter
 #pragma once
 
 #include <span>
@@ -17,7 +22,7 @@ struct OptimizerOptions {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  // adam, adamw
 };
 
-// A loss and the parameters that it trains. A network has one; a GAN has two.
+// A loss and the parameters that it trains. A classifier has one objective; a GAN has two.
 struct Objective {
   TensorId loss;                     // a scalar
   std::vector<TensorId> parameters;
@@ -27,28 +32,30 @@ struct Objective {
 struct Network {
   Graph graph;
   std::vector<Objective> objectives;
-  TensorId data, labels;             // inputs that the trainer fills; labels may be invalid
-  TensorId correct;                  // the number of right answers in the batch, where there is such a thing
+  TensorId data, labels;             // inputs that the trainer fills before each step; labels are invalid where there are none
+  TensorId correct;                  // an output: how many of the batch were answered rightly; invalid where nothing is right or wrong
 };
 
-// Appends the backward ops of `loss` and returns the gradient of each of `wanted` (invalid where none flows). Gradients of a
-// tensor with several readers are summed as they come. Throws Error(unsupported) that names an op without gradient.
+// Appends the backward ops of `loss`. Returns the gradient of each tensor of `wanted`; an invalid id where the loss
+// does not depend on it. Where a tensor has several readers, their gradients are added. Throws Error(unsupported) that
+// names the op where an op has no gradient.
 std::vector<TensorId> append_backward(Graph& graph, TensorId loss, std::span<const TensorId> wanted);
 
-// The same from gradients that are tensors of the graph already: of a hidden layer, of several outputs at once.
+// The same, started from gradients that are tensors of the graph already: of a hidden layer, or of several outputs at
+// once.
 struct Seed {
   TensorId tensor;
   TensorId gradient;  // of the shape of `tensor`
 };
 std::vector<TensorId> append_backward(Graph& graph, std::span<const Seed> seeds, std::span<const TensorId> wanted);
 
-// Appends an update of `parameter` by `gradient` with its optimizer states and records the state pairs. `learning_rate` and
-// `step_number` are the graph's inputs.
+// Appends an update of `parameter` by `gradient` with its optimizer states and records the state pairs. `learning_rate`
+// and `step_number` are the graph's inputs.
 void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,
                    TensorId learning_rate, TensorId step_number);
 
-// The whole step: forward, backward of every objective, update of every parameter. Inputs "learning_rate" (f32 scalar) and
-// "step_number" (i64 scalar) are added where they are not there yet.
+// The whole training step: the forward pass, the backward pass of every objective, an update of every parameter. Adds
+// the inputs "learning_rate" (f32 scalar) and "step_number" (i64 scalar, from 0) where they are not there yet.
 Network make_training_network(const Network& forward, const OptimizerOptions& options);
 
 }  // namespace plimsoll

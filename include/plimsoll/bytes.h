@@ -1,4 +1,7 @@
-// Amounts of memory: a type of their own, so that bytes are not mixed with counts, and their text form.
+// An amount of memory has a type of its own, so that bytes cannot be mixed up with counts. It is read and printed as
+// text.
+//
+//   Bytes budget = 512_MiB;    parse_bytes("1.5GiB")    to_string(budget) == "512 MiB"
 #pragma once
 
 #include <compare>
@@ -8,7 +11,7 @@
 
 namespace plimsoll {
 
-// A number of bytes, never negative in a valid value; signed so that differences behave.
+// A number of bytes. It is never negative in a valid value; it is signed so that differences can be taken.
 struct Bytes {
   int64_t count = 0;
 
@@ -32,9 +35,9 @@ constexpr Bytes operator""_MiB(unsigned long long n) { return {static_cast<int64
 constexpr Bytes operator""_GiB(unsigned long long n) { return {static_cast<int64_t>(n << 30)}; }
 }  // namespace literals
 
-// "1.5GiB", "512 MB", "64k", "1000", "1e9": KiB, MiB, GiB, TiB and a bare K, M, G, T are powers of two; KB, MB, GB, TB are
-// powers of ten; no unit means bytes; case does not matter. Throws
-// Error(invalid_input) that names the text and what was expected: not a number, unknown unit, negative, too large.
+// "1.5GiB", "512 MB", "64k", "1000", "1e9". KiB, MiB, GiB, TiB and a bare K, M, G, T are powers of two. KB, MB, GB, TB
+// are powers of ten. No unit means bytes. Case does not matter. Throws Error(invalid_input) that names the text and
+// says why it is no amount: not a number, an unknown unit, negative, too large.
 Bytes parse_bytes(std::string_view text);
 
 // "886.2 MiB", "1.50 GiB", "512 B": three to four significant digits in the largest fitting power of two.

@@ -1,5 +1,8 @@
-// The flow from a network to a verified plan in one call: training step, fusion, layouts and kernels, route, policy, verify,
-// simulate. `train`, `plan` and the C++ API go through here.
+// From a network to a verified plan in one call. `train`, `plan` and callers of the C++ API go through here.
+//
+//   Network ──fusion──autodiff──> training step ──kernels, layouts──> route ──policy──> Plan ──verify, simulate──> Program
+//
+// "No plan fits" is an answer, not an error: Infeasible says what is missing (plan.h).
 #pragma once
 
 #include <map>
@@ -14,12 +17,12 @@
 
 namespace plimsoll {
 
-// Of the passes that rewrite the forward network before autodiff.
+// Options of the passes that rewrite the forward network before autodiff.
 struct FusionOptions {
   std::vector<std::string> off;  // names of passes to leave out
-  // Fully connected layers whose weights have more bytes than this are split into blocks of rows of at most `block_bytes` (but at
-  // least 16 rows), so that no step needs the whole of weights, gradient and optimizer state. Not to be chosen by the budget:
-  // sums are rounded otherwise.
+  // Fully connected layers whose weights have more bytes than this are split into blocks of rows of at most
+  // `block_bytes` (but at least 16 rows), so that no step needs the whole of weights, gradient and optimizer state. Do
+  // not choose these by the budget: blocks round sums differently, and the budget must not change the result.
   Bytes split_above = 48_MiB;
   Bytes block_bytes = 32_MiB;
 };
@@ -36,8 +39,8 @@ struct CompileOptions {
   bool exact = false;             // kernels by rule, the same whatever the budget and the measured times
   Bytes workspace{INT64_MAX};     // the most that one op may use beside its tensors
   std::optional<Bytes> workspace_total;   // the most that those of all convolutions and fully connected layers add up to
-  // Sizes of the parts that a batch may be divided into, where that is predicted to be faster or saves workspace: with nothing,
-  // powers of two whose costs are measured; when given, costs that are not measured are estimated.
+  // Sizes of the parts that a batch may be divided into, where dividing is predicted to be faster or saves workspace.
+  // Absent: powers of two whose costs are measured. When given, costs that are not measured are estimated.
   std::optional<BatchSizes> batch_sizes;
   std::optional<LayoutFamily> family;
   std::map<std::string, std::string, std::less<>> kernels;  // by op name: repeat these choices
@@ -79,14 +82,16 @@ struct Program {
   std::vector<PassReport> passes;
 };
 
-// Training: `network` is a forward network; infeasible is an answer. When the fastest kernels' workspaces do not fit the
-// budget, kernels with less workspace are tried, down to none, and steps that have bytes left get faster kernels again.
+// The program of a training step of `network`, which is a forward network. Where the workspaces of the fastest kernels
+// do not fit the budget, kernels with less workspace are tried, down to none. Steps that then have bytes left get
+// faster kernels again.
 std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
                                                    const CompileOptions& options);
 // A training step whose layouts and kernels stand: `kernels` by op index, empty names for views. Nothing is rewritten.
 std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device, const CostTable& costs,
                                                 const CompileOptions& options);
-// Evaluation: the forward pass alone, with the states of `training` at the same offsets, in the same arena.
+// The program of an evaluation: the forward pass alone. The states of `training` keep their offsets, so both share an
+// arena.
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
                                                      const CostTable& costs, const CompileOptions& options);
 

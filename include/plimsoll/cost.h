@@ -1,4 +1,8 @@
-// What each way to run each op costs on a device: time and workspace, and where the number is from.
+// What it costs to run an op by a kernel on a device: time and workspace. Each cost says where it is from.
+//
+//   measure_costs(graph, device, table)         times every kernel that the graph could use and the table lacks
+//   CostTable      find, predict, cost          costs in memory; what was not measured is estimated
+//   CostDatabase   load, save                   the same on disk, by device, from one run to the next
 #pragma once
 
 #include <filesystem>
@@ -16,12 +20,12 @@
 
 namespace plimsoll {
 
-// What identifies a cost: equal keys cost the same on one device.
+// What identifies a cost. Ops with equal keys cost the same on one device.
 struct CostKey {
   std::string signature;  // of the op: type, attributes, shapes, dtypes and layouts of inputs and outputs; no names
   std::string kernel;
   int threads = 0;        // 0: all of the device's
-  bool spread = false;     // fewer than that, on cores that share no cache
+  bool spread = false;    // with fewer threads than the device has: on cores that share no cache
   friend auto operator<=>(const CostKey&, const CostKey&) = default;
 };
 // The signature of an op with the layouts that its tensors have in the graph.
@@ -49,36 +53,38 @@ struct MachineRates {
 };
 MachineRates probe_rates(const Device& device);  // a fraction of a second
 
-// What dividing costs beside the parts themselves, with more than one part only: a divided weight gradient is made in parts
-// that are added up.
+// What dividing costs beside the parts themselves, with more than one part only: a divided weight gradient is made in
+// parts that are added up.
 struct DivisionCost {
   Bytes workspace;       // beside that of the parts
   double ms_a_part = 0;  // for every part after the first
 };
 
-// Costs in memory, filled from a database, by measuring, or by estimates. find never blocks or measures.
+// Costs in memory. They come from the database or from measuring; what is neither known nor measured is estimated when
+// asked for. Asking never measures and never waits.
 class CostTable {
  public:
   explicit CostTable(MachineRates rates = {}) : rates_(rates) {}
   const MachineRates& rates() const { return rates_; }
 
-  // A cost taken inside a step stands beside the one of the kernel alone: kernels are compared by the latter, since only those
-  // that were chosen have the former, and steps are predicted by the former.
+  // A kernel may have two costs: alone, and inside a training step. Kernels are compared by the first, since only
+  // chosen kernels have the second. Steps are predicted by the second.
   void put(const CostKey& key, const Cost& cost);
   std::optional<Cost> find(const CostKey& key) const;          // of the kernel alone
   std::optional<Cost> find_in_step(const CostKey& key) const;
   const std::map<CostKey, Cost>& in_step_entries() const { return in_step_; }
   const std::map<CostKey, Cost>& entries() const { return entries_; }
 
-  // Ops, by signature, that training found slower beside each other than one after another. The lesser signature first.
+  // Pairs of ops, by signature, that training found slower at the same time than one after another. The lesser
+  // signature first.
   using OpPair = std::pair<std::string, std::string>;
   void add_conflict(std::string a, std::string b) { conflicts_.insert(a < b ? OpPair(std::move(a), std::move(b)) : OpPair(std::move(b), std::move(a))); }
   const std::set<OpPair>& conflicts() const { return conflicts_; }
 
   // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
   Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
-  // The entry of the kernel alone if there is one, else an estimate from the op's work and the kernel's kind. A configuration
-  // without an entry costs what its parts do, and the sums of a weight gradient made in parts.
+  // The cost of the kernel alone where it is known, else an estimate from the op's work and the kernel's kind. A
+  // configuration without an entry costs what its parts cost, and what dividing costs besides.
   Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;              // layouts as in the graph
   Cost cost(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // layouts as it wants
 
@@ -88,8 +94,8 @@ class CostTable {
   std::set<OpPair> conflicts_;
 };
 
-// Which micro-batches are worth measuring (the paper's batch-size policies): the batch alone; powers of two, and the batch;
-// every one. The more, the faster what is found, and the longer the measuring.
+// Which micro-batches are worth measuring (the paper's batch-size policies): the batch alone; powers of two, and the
+// batch; every one. The more, the faster what is found, and the longer the measuring.
 enum class BatchSizes : uint8_t { undivided, power_of_two, all };
 std::string_view to_string(BatchSizes sizes);         // "undivided", "powerOfTwo", "all"
 BatchSizes batch_sizes_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
@@ -104,8 +110,8 @@ struct MeasureOptions {
   std::function<void(int done, int total, const std::string& what)> progress;
   std::function<bool()> stop;        // asked between kernels
 };
-// Times every kernel of every family that the graph's ops could use and that the table lacks, on buffers that are cold in
-// the cache as they would be in a step. Returns how many were measured.
+// Times every kernel of every family that the graph's ops could use and that the table lacks, on buffers that are cold
+// in the cache as they would be in a step. Returns how many were measured.
 int measure_costs(const Graph& graph, const Device& device, CostTable& table, const MeasureOptions& options = {});
 
 // The benchmark database: SQLite in the user's cache folder ($PLIMSOLL_CACHE, else $XDG_CACHE_HOME/plimsoll, else
@@ -120,8 +126,8 @@ class CostDatabase {
   std::optional<MachineRates> rates();
   void save(const CostTable& table);      // one transaction; the newer of each source stays
   void save(const MachineRates& rates);
-  // What training found out about sharing this device's cores: times in a step with fewer threads, pairs of ops that are kept
-  // apart. The next training finds it out anew.
+  // Forgets what training found out about sharing this device's cores: times inside a step with fewer threads, and
+  // conflicts. The next training finds it out anew.
   void forget_sharing();
   // The rates of a tier, by a key that says which ("disk 8:1 /mnt/fast"); name and capacity are not kept.
   std::optional<TierInfo> tier_rates(const std::string& key);

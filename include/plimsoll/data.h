@@ -3,8 +3,8 @@
 //   open_data("cifar10:DIR") -> DataSet: sample i of a split, as 8-bit pixels and a label
 //   Loader(data, options)    -> next(): float NCHW pixels, normalised and augmented, and i32 labels
 //
-// Everything random is drawn by counters keyed by (seed, epoch, sample), so any batch can be made again exactly: by another
-// thread, after a resume, on another machine.
+// Everything random is drawn from a counter-based generator keyed by (seed, epoch, sample). So any batch can be made
+// again exactly: by another thread, after a resume, on another machine.
 #pragma once
 
 #include <cstdint>
@@ -65,8 +65,9 @@ struct DataOptions {
   uint64_t seed = 0;                            // of synthetic images and of splits that a folder does not give
 };
 
-// "kind[:DIR]": digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR, synthetic[:COUNT]. Throws Error(invalid_input) with
-// the nearest kind, or with the file that is missing; Error(corrupt_file) where a file is not what it should be.
+// "kind[:DIR]": digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR, synthetic[:COUNT]. Throws
+// Error(invalid_input) with the nearest kind, or with the file that is missing; Error(corrupt_file) where a file is not
+// what it should be.
 std::shared_ptr<const DataSet> open_data(std::string_view spec, const DataOptions& options = {});
 
 struct DataListing { std::string name, description; };
@@ -95,8 +96,8 @@ struct Batch {
   int64_t count = 0;                // rows with a sample
 };
 
-// Batches one after another, epoch after epoch without end. Training shuffles every epoch and drops a last batch that is
-// not full; evaluation takes the samples in order and fills the last batch up with label -1.
+// Batches one after another, epoch after epoch without end. Training shuffles every epoch and drops a last batch that
+// is not full; evaluation takes the samples in order and fills the last batch up with label -1.
 class Loader {
  public:
   // Throws Error(invalid_input) when the split has less samples than a training batch.
@@ -107,8 +108,8 @@ class Loader {
 
   // Waits for the next batch, releasing the last. Throws what went wrong while it was prepared.
   const Batch& next();
-  // Gives the batch's memory back, so that the next one is prepared while the training step runs. Call it as soon as the
-  // batch was copied.
+  // Gives the batch's memory back, so that the next one is prepared while the training step runs. Call it as soon as
+  // the batch was copied.
   void release();
 
   int64_t batches_per_epoch() const;

@@ -1,5 +1,5 @@
-// What runs a plan: one arena of memory, kernels, and what is known about the machine. cpu (oneDNN) is the embedded
-// default; others stand behind the same contract, and tests/conformance judges them all.
+// What runs a plan: one arena of memory, kernels, and what is known about the machine. The default is "cpu", which uses
+// oneDNN. Every device keeps the same contract, and tests/conformance judges them all.
 //
 //   kernels(graph, op, family)  ->  the ways to run an op: name, layouts it wants, workspace         (plan time)
 //   make_kernel(graph, op, name) -> Kernel; bind(pointers) once; run() every step                     (run time)
@@ -25,14 +25,14 @@ struct TierInfo {
   double out_gb_per_s = 0;      // arena to tier
   double in_gb_per_s = 0;       // tier to arena
   double latency_us = 0;        // of a copy, before its first byte
-  // Part of compute's speed that a running copy takes, 0..1. At 1 there is no engine beside compute: the computing threads
-  // copy, together, between two steps.
+  // The share of compute's speed that a running copy takes, 0 to 1. At 1 there is no engine beside compute: the
+  // computing threads themselves copy, all together, between two steps.
   double compute_share = 0;
   bool beside_compute() const { return compute_share < 1; }
   friend bool operator==(const TierInfo&, const TierInfo&) = default;
 };
 
-// The cores of a machine. Those that share its last-level cache come in groups of `cores_a_cache`.
+// The cores of a machine. Each group of `cores_a_cache` cores shares a last-level cache.
 struct CoreShape {
   int cores = 1;
   int cores_a_cache = 1;
@@ -54,18 +54,19 @@ struct DeviceInfo {
   std::vector<TierInfo> tiers;  // what a plan may use, the fastest first; none unless the user gives it
 };
 
-// How images lie in memory across a whole network; the layout pass compares these and picks one.
+// How images lie in memory across a whole network. Choosing kernels compares the families and takes one.
 enum class LayoutFamily : uint8_t { plain, channels_last, blocked };
 std::string_view to_string(LayoutFamily family);
 LayoutFamily family_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
 
-// In a KernelSpec: "any layout, but the same for all tensors of this kernel that say so". For element-by-element kernels that
-// work on the storage as it lies, padding included (updates, sums); they must leave padding zero where it was zero. The layout
-// pass puts a real layout in its place before make_kernel is called. State updates (OpType::changes_state) are taken so in any
-// case: every tensor of the parameter's shape gets the parameter's layout, whatever the spec says.
+// In a KernelSpec it means: any layout, but the same one for all tensors of this kernel that say so. It is for kernels
+// that work element by element on the storage as it lies, padding included (updates, sums). They must leave padding
+// zero where it was zero. Before make_kernel is called, a real layout takes its place. State updates
+// (OpType::changes_state) are always treated so: every tensor of the parameter's shape gets the parameter's layout,
+// whatever the spec says.
 inline const Layout kAnyLayout{"any"};
 
-// One way to run one op. Reorder is the one op whose specs repeat the layouts that the graph's tensors have.
+// One way to run one op. Only the specs of Reorder repeat the layouts that the graph's tensors have already.
 struct KernelSpec {
   std::string name;             // "jit_wino_4x3:avx512_core": unique among an op's kernels of one family
   std::vector<Layout> inputs;   // as this kernel wants them; the layout pass inserts reorders where they differ
@@ -74,18 +75,20 @@ struct KernelSpec {
   bool exact = true;            // the same bits on every run, in full single precision; --exact takes no others
 };
 
-// A kernel made ready for one step of a plan. Neither bind nor run allocates; run reads and writes only what was bound.
+// A kernel that is ready for one step of a plan. Neither bind nor run allocates. Run reads and writes only what was
+// bound.
 class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual Bytes workspace() const = 0;
-  // Pointers in the order of the op's inputs and outputs; nullptr for what a recomputation leaves out (state outputs, and the
-  // inputs in whose place they must lie). workspace is 64-byte aligned and has at least workspace() bytes.
+  // Pointers are in the order of the op's inputs and outputs. A recomputation leaves out state outputs and the inputs
+  // in whose place they must lie: these are nullptr. The workspace is 64-byte aligned and has at least workspace()
+  // bytes.
   virtual void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) = 0;
   virtual void run() = 0;
 };
 
-// The one region that everything of a step lies in. Taken once, touched once; 4096-byte aligned.
+// The one region of memory that everything of a step lies in. It is taken once and is 4096-byte aligned.
 class Arena {
  public:
   virtual ~Arena() = default;
@@ -93,13 +96,14 @@ class Arena {
   virtual Bytes bytes() const = 0;
 };
 
-// Of a device that computes beside the host: run() of its kernels only asks for the work, which is done in the order asked; so
-// are copies between the arena and pinned host memory, in a queue for each direction. Marks order the queues among each other:
+// The queues of a device that computes beside the host, as a GPU does. There run() of a kernel only asks for the work.
+// The compute queue does what was asked in that order. Copies between the arena and pinned host memory have a queue for
+// each direction. Marks order the queues among each other:
 //
 //   compute   [ step 3 ]m1[ step 4      ][ step 5 ]        mark(compute, m1); wait(out, m1); copy_out(...); mark(out, m2)
 //   out                 [ y leaves    ]m2                  wait(compute, m2) before step 6: y's bytes are free there
 //
-// For one thread at a time. Nothing waits for the host, and nothing is allocated, but in make_mark.
+// It is for one thread at a time. Only synchronize waits, and only make_mark allocates.
 class Queues {
  public:
   enum class Queue : uint8_t { compute, out, in };
@@ -116,9 +120,10 @@ class Queues {
   virtual void synchronize() = 0;                  // until all three queues are empty
   virtual double ms_between(Mark from, Mark to) = 0;  // both timed and reached
 
-  // What is asked between begin_capture and end_capture is kept and not done; each replay asks for all of it at once, after what
-  // was asked of compute before. Within, the other queues begin by waiting for a mark of compute, and compute waits for the
-  // last of theirs. False where a device cannot, or could not keep all of it; then nothing has happened.
+  // What is asked between begin_capture and end_capture is kept and not done. Each replay then asks for all of it at
+  // once, behind what was asked of compute before. Within a capture the copy queues begin by waiting for a mark of
+  // compute, and compute waits for the last mark of theirs. Both return false where the device cannot do it; then
+  // nothing has happened.
   virtual bool begin_capture() { return false; }
   virtual bool end_capture() { return false; }
   virtual void replay() {}
@@ -129,20 +134,20 @@ class Device {
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
 
-  // Every way to run `op` with images in `family`, never empty for a supported op, best guess first. Layouts already set
-  // on the graph's tensors are not looked at: the specs say what each kernel wants. Throws Error(unsupported) that names
-  // the op.
+  // Every way to run `op` with images in `family`, the best guess first. There is at least one for a supported op.
+  // Layouts that are already set on the graph's tensors do not count: the specs say what each kernel wants. Throws
+  // Error(unsupported) that names the op.
   virtual std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const = 0;
 
-  // Makes the named kernel for the layouts that the graph's tensors have now. With `threads` 0, all of the device's.
+  // Makes the named kernel for the layouts that the graph's tensors have now. `threads` 0 means all of the device's.
   // Throws Error(unsupported) when no such kernel runs these layouts.
   virtual std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                               int threads = 0) const = 0;
 
   virtual std::unique_ptr<Arena> take_arena(Bytes bytes) const = 0;  // throws Error(device_failure) with the size
 
-  // Of a device with memory of its own: what is free there now, and how much of that an arena may take, since the device loads
-  // kernels there when they are first used. Nothing where its memory is the host's.
+  // For a device with memory of its own: how much is free there now, and how much of that an arena may take. The rest
+  // is for kernels, which the device loads there when they are first used. Absent where its memory is the host's.
   struct OwnMemory {
     Bytes free, available;
   };
@@ -156,15 +161,16 @@ class Device {
 
   // The queues of a device that computes beside the host; null where run() returns when the work is done.
   virtual std::unique_ptr<Queues> open_queues() const { return nullptr; }
-  // Makes host memory such that the queues copy to and from it beside the host, for as long as the result lives.
+  // Pins host memory, so that the queues can copy to and from it beside the host, for as long as the result lives.
   virtual std::shared_ptr<void> pin(std::span<std::byte>) const { return nullptr; }
-  // Memory of another device, "cuda:1", that the queues copy to and from by themselves, as a tier of at most `size` (absent: what
-  // is free there). Throws Error(invalid_input) for a device that is no peer, Error(unsupported) where it is not there.
+  // The memory of another device, "cuda:1", as a tier of at most `size` (absent: what is free there). The queues copy
+  // to and from it by themselves. Throws Error(invalid_input) for a device that is no peer, Error(unsupported) where it
+  // is not there.
   virtual std::shared_ptr<Tier> open_peer(std::string_view name, std::optional<Bytes> size) const;
 };
 
-// "cpu", "cuda:0", or a simulated one by its name, "k40c". Throws Error(invalid_input) with the nearest name, and Error(unsupported)
-// with the reason why it is not there. With `threads` 0, as many as the process may use.
+// "cpu", "cuda:0", or a simulated one by its name, "k40c". Throws Error(invalid_input) with the nearest name, and
+// Error(unsupported) with the reason why it is not there. With `threads` 0, as many as the process may use.
 std::unique_ptr<Device> open_device(std::string_view name, int threads = 0);
 // What is there, and for each device that is not, why: for `plimsoll devices`.
 struct DeviceListing {
@@ -175,13 +181,14 @@ struct DeviceListing {
 };
 std::vector<DeviceListing> list_devices();
 
-// A kernel to run or time: `kernel` is a name of the device's or a configuration of such names, for
-// the layouts that the graph's tensors have. Throws Error(invalid_input) on nonsense and on parts that do not add up to the
-// batch; Error(unsupported) where the op or a layout cannot be divided, and as Device::make_kernel does.
+// A kernel to run or to time, for the layouts that the graph's tensors have. `kernel` is a name of the device's, or a
+// configuration of such names (plan.h). Throws Error(invalid_input) for a name that is neither, and where the parts do
+// not add up to the batch. Throws Error(unsupported) where the op or a layout cannot be divided, and where
+// Device::make_kernel does.
 std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, const Op& op, std::string_view kernel, int threads = 0);
 
-// The slow device that runs every op by its reference kernel, on plain layouts: the judge in tests. Its one kernel per op
-// is called "reference".
+// The device that runs every op by its reference function, slowly, on plain layouts. It is the judge in tests. The one
+// kernel of each op is called "reference".
 std::unique_ptr<Device> open_reference_device();
 
 }  // namespace plimsoll

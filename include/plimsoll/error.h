@@ -1,5 +1,5 @@
-// How a failure is told. One exception type; its code says what the caller can do about it, its message says what is
-// wrong, where, how much, and which flag or field to change.
+// How a failure is told. There is one exception type. Its code says what the caller can do about it. Its message says
+// what is wrong, where, how much, and which flag or field to change.
 #pragma once
 
 #include <stdexcept>

@@ -8,11 +8,11 @@
 //            |                                             |      o    o
 //            +- divide_workspace: all ops, one total (WD)  +-------------- workspace
 //
-// All three are exact (divide_workspace says where it had to give up the proof). Times and workspaces may come from
-// anywhere: measured, estimated, or a caller's own.
+// All three are exact; divide_workspace says so where it had to stop before the proof. Times and workspaces may come
+// from anywhere: measured, estimated, or a caller's own.
 //
-// The second half answers the same questions for convolutions without a network. It is for callers that have a framework of
-// their own, and for `plimsoll convolutions`.
+// The second half answers the same questions for convolutions without a network. It is for callers that have a
+// framework of their own, and for `plimsoll convolutions`.
 //
 //   std::vector<Convolution> layers = convolutions_from_csv(text, "layers.csv");
 //   measure_convolutions(layers, *device, costs, {.batches = BatchSizes::power_of_two});
@@ -56,14 +56,15 @@ struct Configuration {
 // The ways to run each micro-batch, by its size.
 using MicroBatchKernels = std::map<int64_t, std::vector<MicroKernel>>;
 
-// The fastest configuration whose workspace is at most `limit`, by dynamic programming over the division of the batch: the
-// paper's WR, section III-B. Of equally fast ones the one with fewer parts. Nothing when none fits. Entries for micro-batches
-// larger than the batch are not looked at. Throws Error(invalid_input) for a batch below 1, and for an entry with a time
-// that is no number or negative, a negative workspace, or another batch than its place in the candidates.
+// The fastest configuration whose workspace is at most `limit`, by dynamic programming over the division of the batch:
+// the paper's WR, section III-B. Of equally fast ones the one with fewer parts. Nothing when none fits. Entries for
+// micro-batches larger than the batch are not looked at. Throws Error(invalid_input) for a batch below 1, and for an
+// entry with a time that is no number or negative, a negative workspace, or another batch than its place in the
+// candidates.
 std::optional<Configuration> fastest_within(const MicroBatchKernels& candidates, int64_t batch, Bytes limit, const DivisionCost& division = {});
 
-// The paper's desirable set, section III-C1: for every limit what fastest_within gives, workspace ascending, time strictly
-// descending. Nothing outside it can be part of a best division of workspace among ops.
+// The paper's desirable set, section III-C1: for every limit what fastest_within gives, workspace ascending, time
+// strictly descending. Nothing outside it can be part of a best division of workspace among ops.
 std::vector<Configuration> pareto_front(const MicroBatchKernels& candidates, int64_t batch, const DivisionCost& division = {});
 
 // How a total of workspace is divided among ops, each with a segment of its own.
@@ -74,9 +75,9 @@ struct WorkspaceDivision {
   bool exact = false;          // proven that nothing is faster; false: the search was cut short, lower_bound_ms still holds
   double lower_bound_ms = 0;   // nothing is faster than this
 };
-// The fastest choice of one configuration from every front whose workspaces add up to at most `total`: the paper's WD, section
-// III-C, solved as a multiple-choice knapsack. Nothing when not even the smallest fit, or when a front is empty. The fronts
-// may hold any configurations in any order; only times and workspaces are looked at.
+// The fastest choice of one configuration from every front whose workspaces add up to at most `total`: the paper's WD,
+// section III-C, solved as a multiple-choice knapsack. Nothing when not even the smallest fit, or when a front is
+// empty. The fronts may hold any configurations in any order; only times and workspaces are looked at.
 std::optional<WorkspaceDivision> divide_workspace(std::span<const std::vector<Configuration>> fronts, Bytes total);
 
 // As DeepBench gives them: images of width x height with `channels`, `batch` of them, convolved with `filters` kernels.
@@ -92,12 +93,12 @@ int64_t& field(Convolution& convolution, size_t column);  // by its place in kCo
 int64_t field(const Convolution& convolution, size_t column);
 // "256x56x56, 64 of 3x3, batch 32": for people.
 std::string to_string(const Convolution& convolution);
-// Throws Error(invalid_input) that says why there is no such convolution: a number below its least or above 2^20, a kernel
-// larger than the padded image, a tensor of more than 2^40 elements.
+// Throws Error(invalid_input) that says why there is no such convolution: a number below its least or above 2^20, a
+// kernel larger than the padded image, a tensor of more than 2^40 elements.
 void check(const Convolution& convolution);
 
-// A header line that names the columns, in any order, then a convolution a line. Columns for padding and stride may be left
-// out. Throws Error(invalid_input) that names file, line and column.
+// A header line that names the columns, in any order, then a convolution a line. Columns for padding and stride may be
+// left out. Throws Error(invalid_input) that names file, line and column.
 std::vector<Convolution> convolutions_from_csv(std::string_view text, const std::string& file_name);
 inline constexpr size_t kMostConvolutions = 100'000;  // of a file
 
@@ -112,31 +113,33 @@ OpId convolution_op(ConvolutionPass pass);  // in that graph
 // The convolutions of a network, in the order of its ops; grouped and dilated ones are left out.
 std::vector<Convolution> convolutions_of(const Graph& graph);
 
-// Measures the kernels of all passes, and where they have workspaces at the micro-batches of the policy, as far as the table lacks
-// them; returns how many.
+// Measures the kernels of all passes that the table lacks; those with workspaces also at the micro-batches that the
+// options ask for. Returns how many were measured.
 int measure_convolutions(std::span<const Convolution> convolutions, const Device& device, CostTable& table,
                          const MeasureOptions& options = {.batches = BatchSizes::power_of_two});
 
-// What runs a pass: a kernel's name for make_kernel of device.h, with the layouts that its tensors must have, and what is known
-// about its parts.
+// What runs a pass: a kernel for make_kernel of device.h, the layouts that its tensors must have, and what its parts
+// cost.
 struct ConvolutionChoice {
   KernelSpec kernel;            // its name is that of a configuration where the batch is divided
   Configuration configuration;
 };
-// The fastest of all that the device offers, whatever the layouts, with a workspace of at most `limit` (WR). Nothing when none
-// has so little.
+// The fastest kernel or configuration that the device offers, in any layouts, with a workspace of at most `limit` (WR).
+// Nothing where all need more.
 std::optional<ConvolutionChoice> fastest_convolution(const Convolution& convolution, ConvolutionPass pass, const Device& device, const CostTable& table,
                                                      Bytes limit, BatchSizes batches);
-// For every limit what fastest_convolution gives, workspace ascending: what divide_workspace takes, for one total for several (WD).
+// For every limit what fastest_convolution gives, workspace ascending: what divide_workspace takes, for one total for
+// several (WD).
 std::vector<ConvolutionChoice> convolution_front(const Convolution& convolution, ConvolutionPass pass, const Device& device, const CostTable& table,
                                                  BatchSizes batches);
 
-// Two ways to run a pass, as a whole, in turn, on buffers that are cold in the cache as they would be in a training step.
+// Two ways to run a pass, as a whole, in turn, on buffers that are cold in the cache as they would be in a training
+// step.
 struct ConvolutionTimes {
   Cost a, b;
   int runs = 0;
 };
-// Nothing when the machine has not the memory for it, or the device runs nothing (simulated).
+// Nothing where the machine lacks the memory, and on a simulated device, which runs nothing.
 std::optional<ConvolutionTimes> time_in_turn(const Convolution& convolution, ConvolutionPass pass, const Device& device, const KernelSpec& a,
                                              const KernelSpec& b, double seconds);
 

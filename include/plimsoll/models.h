@@ -8,8 +8,8 @@
 //   x = net.fully_connected("fc", net.flatten("flatten", x), {.channels = 10});
 //   Network network = net.finish_classifier(x);
 //
-// A layer is one or more ops that share its name. Its parameters are called as PyTorch's modules call them ("conv1.weight",
-// "bn1.running_mean") and start as PyTorch starts them.
+// A layer is one or more ops that share its name. Its parameters are called as PyTorch's modules call them
+// ("conv1.weight", "bn1.running_mean") and start as PyTorch starts them.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,13 @@
 
 namespace plimsoll {
 
-// What the data gives; zero fields are the model's own default (AlexNet 227, ResNet 224, ...).
+// The shape of a batch, as the data gives it. A field that is 0 takes the model's own default (AlexNet 227, ResNet 224,
+// ...).
 struct ModelInput {
   int64_t batch = 32;
   int64_t channels = 0, height = 0, width = 0;
   int64_t classes = 0;
-  bool training = true;  // false: dropout passes, batch norm uses its running statistics, no state changes
+  bool training = true;  // false: evaluation. Dropout does nothing, batch norm uses its running statistics, no state changes
 };
 
 // `name` may carry options: "resnet50", "resnet:6-32-788-6", "densenet:depth=40,growth=40". Throws Error(invalid_input)
@@ -42,10 +43,10 @@ struct ModelListing {
 };
 std::vector<ModelListing> list_models();
 
-// How many layers the network has as the papers count them: every CONV, POOL, ACT, BN, LRN, FC, DROPOUT, CONCAT, JOIN (add),
-// FORK (a tensor with several forward readers) and SOFTMAX is one; views are none. AlexNet 23, resnet:6-32-788-6 9,167.
-// SuperNeurons' 515 (Inception-v4) and 567 (ResNet-152) count the two DATA layers of its programs, one for training and one
-// for testing, as well: here they are 513 and 565.
+// How many layers the network has as the papers count them: every CONV, POOL, ACT, BN, LRN, FC, DROPOUT, CONCAT, JOIN
+// (add), FORK (a tensor with several forward readers) and SOFTMAX is one; views are none. AlexNet 23, resnet:6-32-788-6
+// 9,167. SuperNeurons' 515 (Inception-v4) and 567 (ResNet-152) count the two DATA layers of its programs, one for
+// training and one for testing, as well: here they are 513 and 565.
 int64_t layer_count(const Network& network);
 
 // Height and width; one number stands for both.

@@ -1,6 +1,9 @@
-// Everything known about a kind of op, in one value: shape rule, gradient, what may be overwritten, work, reference kernel.
-// A family of ops (convolution: forward, backward-data, backward-weights) is one file in src/ops/. Code elsewhere asks the
-// OpType; it never switches on a name. Users register types of their own the same way (examples/custom_op.cpp).
+// Everything known about a kind of op, in one value: shape rule, gradient, what may be overwritten, work, reference
+// function.
+//
+// A family of ops (convolution: forward, backward-data, backward-weights) is one file in src/ops/. Code elsewhere asks
+// the OpType and never switches on a name. Users register types of their own in the same way (examples/custom_op.cpp,
+// docs/adding.md).
 #pragma once
 
 #include <functional>
@@ -20,7 +23,8 @@ struct TensorSpec {
   Role role = Role::activation;
 };
 
-// "This output may take that input's bytes." The kernel then reads and writes the same place, and the input is gone.
+// The output may take the input's bytes. The kernel then reads and writes the same place, and the input is gone
+// afterwards.
 struct InPlace {
   int output = 0;
   int input = 0;
@@ -40,7 +44,7 @@ struct TensorView {
   void* data = nullptr;
 };
 
-// What a layer is as the papers count them; policies choose by it what leaves the arena and what is computed again.
+// What a layer is, as the papers count layers. Policies choose by it what leaves the arena and what is computed again.
 enum class LayerKind : uint8_t {
   other,  // views, reorders, constants, noise, updates
   convolution,
@@ -58,8 +62,9 @@ enum class LayerKind : uint8_t {
 std::string_view to_string(LayerKind kind);       // "conv", "fc", "pool", "bn", "act", "lrn", "dropout", "softmax", "fork", ...
 LayerKind layer_kind_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
 
-// How an op runs in parts along the batch, its tensors' first dimension: each part on some of the rows. Of inputs that are not
-// listed every part reads the whole (weights); outputs that are not listed are sums over the batch, to which every part adds.
+// How an op runs in parts along the batch, which is the first dimension of its tensors. Each part works on some of the
+// rows. An input that is not listed is read whole by every part (weights). An output that is not listed is a sum over
+// the batch, to which every part adds.
 struct BatchDivision {
   std::vector<int> inputs, outputs;  // whose rows belong to the rows of the batch
   bool possible() const { return !inputs.empty(); }
@@ -71,24 +76,27 @@ struct OpType {
   // The outputs' shapes, dtypes and roles; throws Error(invalid_input) that says which input is wrong and why.
   std::function<std::vector<TensorSpec>(const Attributes&, std::span<const Tensor* const> inputs)> infer;
 
-  // Appends the ops that give the gradient of each input (an invalid id: none flows there), given each output's gradient
-  // (invalid: none came). `wanted` tells which inputs' gradients anybody needs. Empty for ops that have no gradient.
+  // Appends the ops that compute the gradient of each input from the gradient of each output, and returns the former.
+  // An invalid id stands for a gradient that is not there. `wanted` tells which inputs' gradients anybody needs. Empty
+  // for ops without gradient.
   std::function<std::vector<TensorId>(Graph&, OpId forward, std::span<const TensorId> output_gradients,
                                       const std::vector<bool>& wanted)>
       gradient;
 
-  // Which outputs may, or must, lie in an input's bytes; asked with the op since it may depend on attributes and shapes.
+  // Which outputs may, or must, lie in an input's bytes. The op is given, since that may depend on attributes and
+  // shapes.
   std::function<std::vector<InPlace>(const Graph&, const Op&)> in_place;
 
   std::function<Work(const Graph&, const Op&)> work;
 
-  // Plain and slow, in f32 or f64 (all floating inputs of one dtype). Outputs are allocated by the caller. With an
-  // in-place pair the two views may be the same memory.
+  // Computes the result plainly and slowly, in f32 or f64; all floating inputs have one dtype. The caller allocates the
+  // outputs. The two views of an in-place pair may be the same memory.
   std::function<void(const Op&, std::span<const TensorView> inputs, std::span<const TensorView> outputs)> reference;
 
   bool is_view = false;         // moves no data: the output is the input under another shape (reshape)
   bool changes_state = false;   // must run exactly once a step: optimizer updates
-  // Inputs that name running statistics which the op advances; a recomputation leaves these outputs alone.
+  // Outputs that are the new values of running statistics. A recomputation leaves them alone, so that they advance once
+  // a step.
   std::vector<int> state_outputs;
 
   BatchDivision division;  // impossible where rows depend on each other (batch normalization) or on their number (losses)

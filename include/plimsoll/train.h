@@ -1,4 +1,5 @@
-// Trains a network on data inside a budget: compiles the step, runs it epoch after epoch, evaluates, saves, resumes.
+// Trains a network on data inside a budget: compiles the step, runs it epoch after epoch, evaluates, saves, resumes. It
+// is what `plimsoll train` calls. For a loop of one's own see training_step.h.
 #pragma once
 
 #include <cstdint>
@@ -115,7 +116,8 @@ struct TrainListener {
 // The network's input for this data, as train() builds it: a plan for it is the plan that train() would make.
 ModelInput training_input(const TrainOptions& options);
 
-// Infeasible is an answer. Throws Error for everything else that ends it.
+// Trains. Infeasible where no plan fits the budget, before the first step. Throws Error for everything else that ends a
+// training.
 std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const TrainListener& listener = {});
 
 }  // namespace plimsoll

@@ -4,6 +4,8 @@
 
 #include <random>
 
+#include "passes/passes.h"
+#include "plan/policy.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"

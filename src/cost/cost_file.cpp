@@ -37,7 +37,7 @@ double rate(const JsonReader& r) {
 }
 
 void read_entry(const JsonReader& r, CostTable& table) {
-  r.only({"signature", "kernel", "threads", "apart", "source", "time_ms", "spread_ms", "runs", "workspace"});
+  r.only({"signature", "kernel", "threads", "spread", "apart", "source", "time_ms", "spread_ms", "runs", "workspace"});
   const JsonReader kernel = r.member("kernel"), source = r.member("source");
   if (r.member("signature").text().empty()) r.member("signature").expected("the signature of an op");
   if (kernel.text().empty()) kernel.expected("the name of a kernel");
@@ -47,10 +47,12 @@ void read_entry(const JsonReader& r, CostTable& table) {
     kernel.fail(error.what());
   }
   if (source.text() != "measured" && source.text() != "in_step") source.expected("\"measured\" or \"in_step\"");
+  // "apart" is what "spread" is called in files of earlier versions.
+  const auto is_true = [&](const char* name) { return r.has(name) && r.member(name).boolean(); };
   const CostKey key{.signature = r.member("signature").text(),
                     .kernel = kernel.text(),
-                     .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0,
-                     .spread = r.has("apart") && r.member("apart").boolean()};
+                    .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0,
+                    .spread = is_true("spread") || is_true("apart")};
   if (source.text() == "in_step" ? table.find_in_step(key).has_value() : table.find(key).has_value()) {
     r.fail(fmt::format("kernel '{}' of '{}' has two costs of one kind", key.kernel, key.signature));
   }
@@ -70,7 +72,7 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
       if (cost.source == Cost::Source::estimated) continue;
       ordered_json entry = {{"signature", key.signature}, {"kernel", key.kernel}};
       if (key.threads != 0) entry["threads"] = key.threads;
-      if (key.spread) entry["apart"] = true;
+      if (key.spread) entry["spread"] = true;
       entry["source"] = name_of(cost.source);
       entry["time_ms"] = cost.time_ms;
       entry["spread_ms"] = cost.spread_ms;

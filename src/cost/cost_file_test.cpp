@@ -49,6 +49,19 @@ TEST(CostFile, ReadsBackWhatWasMeasured) {
   EXPECT_EQ(back.rates().gflops, 200);
 }
 
+TEST(CostFile, TellsThreadsThatShareNoCacheFromThoseThatDo) {
+  CostTable table;
+  table.put({"Relu(8)", "own", 2, false}, {.source = Cost::Source::measured, .time_ms = 1});
+  table.put({"Relu(8)", "own", 2, true}, {.source = Cost::Source::measured, .time_ms = 3});
+  const std::string text = costs_to_json(table, device("here"));
+  // Earlier versions wrote "apart".
+  for (const std::string& file : {text, replaced(text, "\"spread\": true", "\"apart\": true")}) {
+    const CostTable back = costs_from_json(file, "costs.json", device("here"));
+    EXPECT_EQ(back.find({"Relu(8)", "own", 2, false})->time_ms, 1);
+    EXPECT_EQ(back.find({"Relu(8)", "own", 2, true})->time_ms, 3);
+  }
+}
+
 TEST(CostFile, OfAnotherDeviceIsRefusedByName) {
   const std::string text = costs_to_json(some_costs(), device("there"));
   EXPECT_EQ(error_of(text, "here", ErrorCode::invalid_input), "costs.json: these are costs of another device ('there'); this is 'here'");

@@ -4,6 +4,7 @@
 #include "ops/micro_op.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/ops.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
@@ -50,9 +51,12 @@ TEST(MicroOp, WhatDoesNotRunInPartsIsRefused) {
   const OpId relu = g.add_op("ReluForward", "relu", "", {x});
   EXPECT_EQ(divisible_batch(g, g.op(sum)), 0);
   EXPECT_EQ(divisible_batch(g, g.op(relu)), 4);
-  EXPECT_THROW(micro_op(g, g.op(sum), 2), Error);
-  EXPECT_THROW(micro_op(g, g.op(relu), 5), Error);
-  EXPECT_THROW(micro_op(g, g.op(relu), 0), Error);
+  const auto refusal = [&](OpId op, int64_t batch) {
+    return testing::error_text(ErrorCode::invalid_input, [&] { micro_op(g, g.op(op), batch); });
+  };
+  EXPECT_EQ(refusal(sum, 2), "op 'sum' (Add) does not run in parts");
+  EXPECT_EQ(refusal(relu, 5), "op 'relu' (ReluForward) has 4 rows, not 5");
+  EXPECT_EQ(refusal(relu, 0), "op 'relu' (ReluForward) has 4 rows, not 0");
 }
 
 }  // namespace

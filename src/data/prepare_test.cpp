@@ -135,15 +135,29 @@ TEST(Scale, LeavesAnImageOfTheRightSizeAsItIs) {
   EXPECT_EQ(out, image.pixels);
 }
 
-TEST(CentreBox, KeepsTheAspectOfTheOutput) {
+TEST(CentreBox, LiesInTheMiddleWithTheAspectOfTheOutput) {
   const Image image{.channels = 3, .height = 300, .width = 400};
   const Box square = centre_box(image, 224, 224, 0.875);
   EXPECT_EQ(square.width, 262.5);
   EXPECT_EQ(square.height, 262.5);
   EXPECT_EQ(square.left, (400 - 262.5) / 2);
+  EXPECT_EQ(square.top, (300 - 262.5) / 2);
   const Box wide = centre_box(image, 100, 200, 1);
   EXPECT_EQ(wide.width, 400);
   EXPECT_EQ(wide.height, 200);
+  EXPECT_EQ(wide.left, 0);
+  EXPECT_EQ(wide.top, 50);
+}
+
+// Unscaled, so that each pixel of the output is one of the image: all rows, columns 2 to 5.
+TEST(Prepare, CutsATestImageOutOfTheMiddle) {
+  const Image image = counting(4, 8);
+  const std::vector<float> out = prepared(image, info_of(1, 4, 4));
+  for (int y = 0; y < 4; ++y) {
+    for (int x = 0; x < 4; ++x) {
+      EXPECT_NEAR(out[static_cast<size_t>(y * 4 + x)], static_cast<float>(y * 8 + x + 2) / 255, 1e-6) << y << ' ' << x;
+    }
+  }
 }
 
 TEST(RandomBox, StaysInsideWithTheStatedAreaAndAspect) {
@@ -171,6 +185,8 @@ TEST(RandomBox, FallsBackToTheCentreWhereNoBoxFits) {
   const Box box = random_box(line, 8, 8, {});
   EXPECT_EQ(box.width, 1);
   EXPECT_EQ(box.height, 1);
+  EXPECT_EQ(box.left, 499.5);
+  EXPECT_EQ(box.top, 0);
 }
 
 }  // namespace

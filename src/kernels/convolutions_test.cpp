@@ -8,6 +8,7 @@
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
@@ -69,7 +70,7 @@ TEST(Convolutions, HaveTheOpsOfANetwork) {
     EXPECT_EQ(op.type->name, types[static_cast<int>(pass)]);
     EXPECT_EQ(graph.tensor(op.outputs[0]).shape, outputs[static_cast<int>(pass)]);
   }
-  EXPECT_THROW(convolution_graph({.width = 3}), Error);
+  EXPECT_EQ(testing::error_text(ErrorCode::invalid_input, [] { convolution_graph({.width = 3}); }), "convolution: height 0 is not in 1 to 1048576");
 }
 
 // As the paper counts kernels: three for every convolution, that of the first layer's data included.

@@ -1,5 +1,6 @@
 // Kernels that run in parts, in the choice of kernels: what a limit on workspace makes of measured parts.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include "device/divided.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
@@ -123,7 +125,8 @@ TEST(DividedCandidates, APinnedConfigurationIsRepeatedWhateverTheCosts) {
   }
   for (const char* wrong : {"fast@4+direct@2", "slow@4*2", "fast@4+direct@8"}) {
     options.pinned_kernels["forward"] = wrong;
-    EXPECT_THROW(chosen(e, e.forward, CostTable{}, options), Error) << wrong;
+    EXPECT_THAT(testing::error_text(ErrorCode::unsupported, [&] { chosen(e, e.forward, CostTable{}, options); }),
+                ::testing::HasSubstr(std::string("is to run by kernel '") + wrong + "', which this device does not offer"));
   }
 }
 

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -9,6 +10,7 @@
 #include "kernels/layout.h"
 #include "ops/reference.h"
 #include "plimsoll/ops.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
@@ -428,7 +430,8 @@ TEST(Layouts, AreChosenOnce) {
   TestNet net = make_net(2);
   const FakeDevice device(cpu_like);
   choose_layouts(net.graph, device, CostTable{}, {.family = LayoutFamily::blocked});
-  EXPECT_THROW(choose_layouts(net.graph, device, CostTable{}, {}), Error);
+  EXPECT_THAT(testing::error_text(ErrorCode::invalid_input, [&] { choose_layouts(net.graph, device, CostTable{}, {}); }),
+              ::testing::HasSubstr("are chosen already: it has the op 'reorder"));
 }
 
 TEST(Layouts, AskTheDeviceOncePerSignature) {

@@ -6,6 +6,7 @@
 
 #include "plan/liveness.h"
 #include "papers/layer_model.h"
+#include "plan/route.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"

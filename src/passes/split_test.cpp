@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "passes/passes.h"
 #include "tests/support/interpreter.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"

@@ -1,10 +1,12 @@
 #include "report/report.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
@@ -42,25 +44,52 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
     most_twice = std::max(most_twice, stays - live[static_cast<size_t>(s)]);
   }
   EXPECT_GT(most_twice, 0_B);
+  // When each step runs, in milliseconds, and what the trace must therefore say.
+  std::map<StepIndex, std::pair<double, double>> times[2];
+  for (const EngineSpan& span : plan.predicted.timeline) {
+    if (span.engine == 0 && timed.contains(span.index)) times[0][span.index] = {span.start_ms, span.end_ms};
+  }
+  for (const StepIndex s : timed)
+    times[1][s] = {records[static_cast<size_t>(s)].start_ms, records[static_cast<size_t>(s)].end_ms};
   for (const int process : {1, 2}) {
+    SCOPED_TRACE(process);
+    const auto& expected = times[process - 1];
     std::set<StepIndex> bars;
-    double last = 0;
-    size_t counters = 0;
+    std::vector<double> counters;
     for (const json& event : trace.at("traceEvents")) {
       if (event.at("pid") != process) continue;
-      if (event.at("ph") == "X") {
-        bars.insert(event.at("args").at("step").get<StepIndex>());
-        EXPECT_GE(event.at("ts").get<double>(), process == 2 ? 3000 : 0);
-      }
       if (event.at("ph") == "C") {
-        EXPECT_GE(event.at("ts").get<double>(), last);
-        last = event.at("ts").get<double>();
-        EXPECT_DOUBLE_EQ(event.at("args").at("MiB").get<double>() * 1048576, static_cast<double>(live[counters].count));
-        ++counters;
+        ASSERT_LT(counters.size(), live.size());
+        EXPECT_DOUBLE_EQ(event.at("args").at("MiB").get<double>() * 1048576, static_cast<double>(live[counters.size()].count));
+        counters.push_back(event.at("ts"));
       }
+      if (event.at("ph") != "X") continue;
+      const json& args = event.at("args");
+      const StepIndex s = args.at("step");
+      ASSERT_TRUE(bars.insert(s).second) << "two bars for step " << s;
+      ASSERT_TRUE(expected.contains(s)) << s;
+      EXPECT_DOUBLE_EQ(event.at("ts"), expected.at(s).first * 1000);
+      EXPECT_NEAR(event.at("dur"), (expected.at(s).second - expected.at(s).first) * 1000, 1e-6);
+      const Step& step = plan.steps[static_cast<size_t>(s)];
+      const Op& op = graph.op(step.op);
+      EXPECT_EQ(event.at("name"), op.name);
+      EXPECT_EQ(event.at("cat"), to_string(op.phase));
+      EXPECT_EQ(args.at("op"), op.type->name);
+      EXPECT_EQ(args.at("layer"), op.layer);
+      EXPECT_EQ(args.at("kernel"), step.kernel);
+      EXPECT_EQ(args.at("workspace_bytes"), step.workspace.count);
+      EXPECT_EQ(args.at("threads"), step.threads);
+      EXPECT_EQ(args.at("recompute"), false);
     }
-    EXPECT_EQ(bars, timed) << "process " << process;
-    EXPECT_EQ(counters, plan.steps.size());
+    EXPECT_EQ(bars, timed);
+    // One a step: where the step starts, or for a view where the step before it ends.
+    std::vector<double> starts;
+    double end = 0;
+    for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
+      starts.push_back(expected.contains(s) ? expected.at(s).first * 1000 : end);
+      if (expected.contains(s)) end = expected.at(s).second * 1000;
+    }
+    EXPECT_THAT(counters, testing::Pointwise(testing::DoubleEq(), starts));
   }
 }
 
@@ -73,15 +102,24 @@ TEST(Trace, HasARowForEachEngineAndABarForEachCopyAsMeasured) {
   plan.moves = {{Move::Direction::out, {2}, 0, 0_B, 1, 3}, {Move::Direction::in, {2}, 0, 0_B, 3, 5}};
   const std::vector<StepRecord> steps(plan.steps.size(), {1, 2}), copies{{2.5, 3.5}, {4, 7}};
   const json trace = json::parse(trace_json(program.network.graph, plan, steps, copies));
-  std::map<int, double> bars;
-  std::set<std::string> rows;
+  std::map<int, json> bars;  // by row
+  std::map<int, std::string> rows;
   for (const json& event : trace.at("traceEvents")) {
     if (event.at("pid") != 2) continue;
-    if (event.at("ph") == "X" && event.at("tid") != 0) bars[event.at("tid")] = event.at("dur");
-    if (event.at("name") == "thread_name") rows.insert(event.at("args").at("name"));
+    if (event.at("ph") == "X" && event.at("tid") != 0) bars[event.at("tid")] = event;
+    if (event.at("name") == "thread_name") rows[event.at("tid")] = event.at("args").at("name");
   }
-  EXPECT_EQ(bars, (std::map<int, double>{{1, 1000}, {2, 3000}}));
-  EXPECT_EQ(rows, (std::set<std::string>{"compute", "to host", "from host"}));
+  EXPECT_EQ(rows, (std::map<int, std::string>{{0, "compute"}, {1, "to host"}, {2, "from host"}}));
+  ASSERT_EQ(bars.size(), 2U);
+  const Tensor& moved = program.network.graph.tensor({2});
+  for (const auto& [row, start, duration] : {std::tuple{1, 2500.0, 1000.0}, {2, 4000.0, 3000.0}}) {
+    const json& bar = bars.at(row);
+    EXPECT_EQ(bar.at("ts"), start);
+    EXPECT_EQ(bar.at("dur"), duration);
+    EXPECT_EQ(bar.at("name"), moved.name);
+    EXPECT_EQ(bar.at("args").at("bytes"), moved.bytes().count);
+    EXPECT_EQ(bar.at("args").at("tier"), 0);
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "plan/policy.h"
 #include "tests/support/verify_case.h"
 
 namespace plimsoll {

@@ -5,11 +5,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -160,16 +163,46 @@ TEST_F(Cli, InfeasibleNamesTheLeastThatWouldDoTheStepAndTheTensors) {
   EXPECT_EQ(run("plan lenet --batch 64 --memory " + std::to_string(least - 1)).code, 3);
 }
 
-TEST_F(Cli, PlanJsonHasItsFieldsAndNothingElseOnStandardOutput) {
-  const Outcome outcome = run("plan lenet --batch 8 --memory 64MiB --json -");
+// The largest number of bytes that the stays of a saved plan cover in one step, counted in cells of 64 bytes.
+int64_t most_covered(const json& plan) {
+  size_t most = 0;
+  for (size_t step = 0; step < plan.at("steps").size(); ++step) {
+    std::set<int64_t> cells;
+    for (const json& stay : plan.at("stays")) {
+      if (stay.at("first") > step || stay.at("last") < step) continue;
+      const int64_t begin = stay.at("offset"), end = begin + stay.at("bytes").get<int64_t>();
+      for (int64_t at = begin; at < end; at += 64) cells.insert(at / 64);
+    }
+    most = std::max(most, cells.size());
+  }
+  return static_cast<int64_t>(most) * 64;
+}
+
+TEST_F(Cli, PlanJsonSaysOfThePlanWhatTheSavedPlanHolds) {
+  const Outcome outcome = run("plan lenet --batch 8 --memory 64MiB --json - --save " + path("plan.json"));
   EXPECT_EQ(outcome.code, 0);
   ASSERT_EQ(outcome.lines().size(), 1u);
   const json object = outcome.lines()[0];
-  for (const char* field : {"feasible", "budget_bytes", "peak_bytes", "arena_bytes", "lower_bound_bytes", "minimum_bytes", "step_time_ms",
-                            "offload_bytes", "prefetch_bytes", "recompute_steps", "steps", "policy", "plan_time_ms", "verified"}) {
-    EXPECT_TRUE(object.contains(field)) << field;
+  const json plan = json::parse(slurp(path("plan.json"))).at("plan");
+  int64_t end = 0, weights = 0;
+  for (const json& stay : plan.at("stays")) {
+    end = std::max(end, stay.at("offset").get<int64_t>() + stay.at("bytes").get<int64_t>());
+    if (stay.value("tensor", "").ends_with(".weight")) weights += stay.at("bytes").get<int64_t>();
   }
-  EXPECT_EQ(object["verified"], true);
+  EXPECT_EQ(object.at("feasible"), true);
+  EXPECT_EQ(object.at("verified"), true);
+  EXPECT_EQ(object.at("policy"), "auto");
+  EXPECT_EQ(object.at("budget_bytes"), 64 << 20);
+  EXPECT_EQ(object.at("steps"), plan.at("steps").size());
+  EXPECT_EQ(object.at("arena_bytes"), end);
+  EXPECT_EQ(object.at("peak_bytes"), most_covered(plan));
+  EXPECT_LE(object.at("lower_bound_bytes"), object.at("minimum_bytes"));
+  EXPECT_LE(object.at("minimum_bytes"), object.at("arena_bytes"));
+  EXPECT_GT(weights, 0);
+  EXPECT_GT(object.at("lower_bound_bytes"), weights);
+  EXPECT_GT(object.at("step_time_ms"), 0);
+  EXPECT_GT(object.at("plan_time_ms"), 0);
+  for (const char* field : {"offload_bytes", "prefetch_bytes", "recompute_steps"}) EXPECT_EQ(object.at(field), 0) << field << ": all of it fits";
 }
 
 TEST_F(Cli, ASavedPlanVerifiesAndRuns) {
@@ -252,10 +285,23 @@ TEST_F(Cli, TrainJsonEndsWithDone) {
   const auto lines = outcome.lines();
   EXPECT_EQ(lines.front().at("event"), "plan");
   EXPECT_EQ(lines.back().at("event"), "done");
-  for (const char* field : {"images_per_second", "step_time_ms", "predicted_step_time_ms", "peak_bytes", "budget_bytes", "process_peak_bytes",
-                            "loss", "accuracy", "weights_sha256"}) {
-    EXPECT_TRUE(lines.back().contains(field)) << field;
-  }
+  const json done = lines.back();
+  EXPECT_EQ(done.at("interrupted"), false);
+  EXPECT_EQ(done.at("steps"), 5);
+  EXPECT_EQ(done.at("step"), 5);
+  EXPECT_EQ(done.at("budget_bytes"), 64 << 20);
+  EXPECT_EQ(done.at("peak_bytes"), lines.front().at("peak_bytes")) << "as planned";
+  EXPECT_GT(done.at("process_peak_bytes"), done.at("peak_bytes"));
+  EXPECT_EQ(done.at("predicted_step_time_ms"), lines.front().at("step_time_ms"));
+  const double step_ms = done.at("step_time_ms"), images_per_second = done.at("images_per_second"), seconds = done.at("training_seconds");
+  EXPECT_GT(step_ms, 0);
+  EXPECT_LT(step_ms, 1000 * seconds);
+  EXPECT_GE(images_per_second, 5 * 16 / seconds) << "evaluation and saving are not counted";
+  EXPECT_NEAR(done.at("loss"), std::log(10), 0.5) << "as of a guess, so early";
+  EXPECT_GE(done.at("accuracy"), 0);
+  EXPECT_LE(done.at("accuracy"), 1);
+  EXPECT_THAT(done.at("weights_sha256").get<std::string>(), testing::MatchesRegex("[0-9a-f]+"));
+  EXPECT_EQ(done.at("weights_sha256").get<std::string>().size(), 64U);
 }
 
 TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
@@ -435,11 +481,21 @@ TEST_F(Cli, ExplainsATensorAnOpAndALayer) {
 }
 
 TEST_F(Cli, ListsWhatThereIs) {
-  for (const char* command : {"models --json -", "policies --json -", "devices --json -"}) {
+  const std::pair<const char*, std::vector<std::string>> cases[] = {
+      {"models --json -", {"lenet", "alexnet", "vgg16", "resnet50", "densenet121", "inception4"}},
+      {"policies --json -", {"baseline", "liveness", "vdnn", "superneurons", "dymem", "auto"}},
+      {"devices --json -", {"cpu", "k40c", "p100"}},
+  };
+  for (const auto& [command, some] : cases) {
     const Outcome outcome = run(command);
     EXPECT_EQ(outcome.code, 0);
-    EXPECT_FALSE(outcome.lines().empty());
-    EXPECT_TRUE(outcome.lines()[0].contains("name"));
+    std::vector<std::string> names;
+    for (const json& line : outcome.lines()) {
+      names.push_back(line.at("name"));
+      EXPECT_FALSE(line.at("description").get<std::string>().empty()) << names.back();
+    }
+    EXPECT_THAT(names, testing::IsSupersetOf(some)) << command;
+    EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size()) << command << ": a name twice";
   }
 }
 

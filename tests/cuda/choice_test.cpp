@@ -10,6 +10,7 @@
 #include "device/cuda/device.h"
 #include "plimsoll/compile.h"
 #include "device/divided.h"
+#include "kernels/layout.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"

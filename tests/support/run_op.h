@@ -14,7 +14,7 @@ namespace plimsoll {
 
 inline constexpr double kPrintedDigits = 1e-9;  // how far a literal with ten digits is from its number
 inline auto agrees_with(const std::vector<double>& expected) {
-  return testing::Pointwise(testing::DoubleNear(kPrintedDigits), expected);
+  return ::testing::Pointwise(::testing::DoubleNear(kPrintedDigits), expected);
 }
 
 struct Literal {

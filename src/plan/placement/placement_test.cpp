@@ -11,6 +11,7 @@
 #include "plan/placement/judge.h"
 #include "plan/placement/search.h"
 #include "plimsoll/error.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
@@ -27,7 +28,7 @@ TEST(Placement, SharesBytesBetweenBuffersThatNeverMeet) {
 
 TEST(Placement, OfThousandsOfRandomProblemsIsAlwaysSoundAndOfflineIsNeverTheWorse) {
   for (uint64_t seed = 1; seed <= 3000; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
     std::vector<Buffer> buffers;
     const int64_t times = 2 + static_cast<int64_t>(random() % 60);
@@ -217,8 +218,12 @@ TEST(Placement, ManyBuffersThatLiveAllTheTimeArePiledUpWithoutLookingForHoles) {
 }
 
 TEST(Placement, RefusesWhatIsNoProblem) {
-  EXPECT_THROW(place_offline({{0, 1, {-5}}}), Error);
-  EXPECT_THROW(place_offline({{0, 1, 5_B}}, {.alignment = 0}), Error);
+  const auto refusal = [](const std::vector<Buffer>& buffers, int64_t alignment) {
+    return testing::error_text(ErrorCode::invalid_input, [&] { place_offline(buffers, {.alignment = alignment}); });
+  };
+  EXPECT_EQ(refusal({{0, 1, 7_B}, {0, 1, {-5}}}, 1), "buffer 1 has -5 bytes");
+  EXPECT_EQ(refusal({{0, 1, 5_B}}, 0), "an alignment of 0 is not positive");
+  EXPECT_EQ(refusal({{0, 1, {INT64_MAX}}, {0, 1, {INT64_MAX}}}, 1), "the sizes of all buffers together are more than a 64-bit number holds");
   EXPECT_EQ(place_offline({}).height, 0_B);
 }
 

@@ -5,6 +5,7 @@
 #include "plan/placement/judge.h"
 #include "plan/placement/mobility.h"
 #include "plimsoll/error.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
@@ -48,8 +49,12 @@ TEST(PoolSize, IsTheFirstOneWithoutTheSqueezeGapAndGrowsByBetaUntilTrainingWorks
   EXPECT_EQ(tries, 1);
   EXPECT_EQ(fit_pool_size(1000_B, 400_B, 10_B, works_from(635)), 640_B);
   EXPECT_EQ(tries, 1 + 4);
-  EXPECT_THROW(fit_pool_size(1000_B, 400_B, 0_B, works_from(601)), Error);
-  EXPECT_THROW(fit_pool_size(1000_B, 400_B, 10_B, works_from(5000)), Error);
+  // Neither without growing, nor by growing as far as it goes.
+  for (const auto& [beta, least] : {std::pair{0_B, 601}, {10_B, 5000}}) {
+    EXPECT_EQ(
+        testing::error_text(ErrorCode::infeasible, [&] { fit_pool_size(1000_B, 400_B, beta, works_from(least)); }),
+        "the pool cannot grow to a size that training works in");
+  }
 }
 
 TEST(Gtbm, KeepsWhatWaitsForAJoinFromCuttingTheLowEndToPieces) {
