@@ -121,7 +121,8 @@ def build(target):
     if "PLIMSOLL" in os.environ:
         command = f"ninja -C {shlex.quote(str(folder))} {target} >&2"
     else:
-        command = (f"plimsoll_root={shlex.quote(str(ROOT))}; . \"$plimsoll_root/scripts/common.sh\"; plimsoll_build {shlex.quote(str(folder))} {target} "
+        command = (f"plimsoll_root={shlex.quote(str(ROOT))}; . \"$plimsoll_root/scripts/common.sh\"; "
+                   f"plimsoll_build {shlex.quote(str(folder))} {target} "
                    "-DCMAKE_BUILD_TYPE=Release -DPLIMSOLL_TESTS=OFF -DPLIMSOLL_BENCH=ON -DPLIMSOLL_EXAMPLES=OFF")
     if subprocess.run(["sh", "-eu", "-c", command]).returncode != 0:
         raise RuntimeError(f"{target} cannot be built in {folder}")
@@ -202,8 +203,11 @@ def steps_for(step_ms, seconds, least=3, most=400):
 
 # The parts. Those that judge predictions come first: kernels are measured for them in any case.
 
-@part("prediction", 12, [("mlp", 256), ("lenet", 256), ("alexnet", 64), ("vgg16", 8), ("resnet18", 16), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100),
-                         ("inception3", 8), ("inception4", 4), ("densenet121", 8), ("densenet:depth=40,growth=40", 16), ("dcgan", 64)], [("lenet", 32)], repeated=True)
+PREDICTED = [("mlp", 256), ("lenet", 256), ("alexnet", 64), ("vgg16", 8), ("resnet18", 16), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100),
+             ("inception3", 8), ("inception4", 4), ("densenet121", 8), ("densenet:depth=40,growth=40", 16), ("dcgan", 64)]
+
+
+@part("prediction", 12, PREDICTED, [("lenet", 32)], repeated=True)
 def prediction(o, model, batch):
     """Predicted against measured step time and peak, in the first training of a network on a machine and in later ones."""
     with tempfile.TemporaryDirectory() as folder:
@@ -232,8 +236,9 @@ class TorchPeer:
     def __init__(self, python, model, batch, layout, *more, patience=1800):
         self.patience = patience  # seconds for an answer: compiling is slow
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen([python, str(ROOT / "bench/peers/torch_bench.py"), model, str(batch), layout, "--threads", str(cores()), *more],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, preexec_fn=self.first_to_go)
+        command = [python, ROOT / "bench/peers/torch_bench.py", model, batch, layout, "--threads", cores(), *more]
+        self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+                                        preexec_fn=self.first_to_go)
         self.version = self.answer()["torch"]
 
     @staticmethod
@@ -348,8 +353,8 @@ def slowdown(o, model, batch):
     rows, cases, whole_ms = [], [], []
     for share in SHARES:
         budget = whole["arena_bytes"] * share // 100
-        row = {"model": model, "batch": batch, "share": share, "budget": budget, "unlimited_predicted_ms": whole["step_time_ms"], "unlimited_ms": whole_ms,
-               "predicted_ms": {}, "measured_ms": {}, "predicted_peak": [], "measured_peak": []}
+        row = {"model": model, "batch": batch, "share": share, "budget": budget,
+               "unlimited_predicted_ms": whole["step_time_ms"], "unlimited_ms": whole_ms, "predicted_ms": {}, "measured_ms": {}, "predicted_peak": [], "measured_peak": []}
         for policy, plan in zip(POLICIES, compare(model, batch, budget, tiers, POLICIES)):
             row["predicted_ms"][policy] = plan["step_time_ms"]
             if policy == "auto" and not plan["feasible"]:
@@ -398,13 +403,13 @@ def memory(o, model, batch):
     """The process's peak against its budget, also under a hard limit (root, cgroup v1 or v2)."""
     slack = 200 << 20
     budget = plimsoll("plan", model, "--batch", batch)[0]["arena_bytes"]
-    free = trained(model, batch, "--steps", 4, "--memory", budget)
-    row = {"model": model, "batch": batch, "budget": budget, "process_peak": free["process_peak_bytes"], "beyond_budget": free["process_peak_bytes"] - budget}
+    peak = trained(model, batch, "--steps", 4, "--memory", budget)["process_peak_bytes"]
+    row = {"model": model, "batch": batch, "budget": budget, "process_peak": peak, "beyond_budget": peak - budget}
     try:
         limit = HardLimit(budget + slack)
         try:
-            done = run([PROGRAM, "train", model, "--batch", batch, "--data", "synthetic", "--evaluate-every", 0, "--steps", 4, "--memory", budget, "--json", "-"],
-                       preexec_fn=limit.join)
+            done = run([PROGRAM, "train", model, "--batch", batch, "--data", "synthetic", "--evaluate-every", 0, "--steps", 4, "--memory", budget,
+                        "--json", "-"], preexec_fn=limit.join)
             row |= {"hard_limit": budget + slack, "survived": done.returncode == 0, "group_peak": limit.peak()}
         finally:
             limit.close()
@@ -433,8 +438,8 @@ def placement_hard(o, problem):
     """MiniMalloc's hard placement problems."""
     runs = [plimsoll("place", ROOT / "data" / "placement" / f"{problem}.1048576.csv", "--capacity", 1048576)[0] for _ in range(5)]
     seconds = [r["seconds"] for r in runs]
-    return [{"problem": problem, "buffers": runs[0]["buffers"], "capacity": 1048576, "lower_bound": runs[0]["lower_bound"], "height": runs[0]["height"],
-             "status": runs[0]["status"], "seconds": statistics.median(seconds), "spread_seconds": max(seconds) - min(seconds),
+    return [{"problem": problem, "capacity": 1048576, **{key: runs[0][key] for key in ("buffers", "lower_bound", "height", "status")},
+             "seconds": statistics.median(seconds), "spread_seconds": max(seconds) - min(seconds),
              "published_seconds": PUBLISHED_SECONDS[problem]}]
 
 
@@ -456,8 +461,8 @@ def planning(o, model, batch, memory, host):
              "spread_ms": max(times) - min(times), "command_seconds": statistics.median(wall)}]
 
 
-@part("exactness", 3, [("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"), ("densenet:depth=40,growth=12", 8, "synthetic")],
-      [("lenet", 32, "digits")])
+@part("exactness", 3, [("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"),
+                       ("densenet:depth=40,growth=12", 8, "synthetic")], [("lenet", 32, "digits")])
 def exactness(o, model, batch, data):
     """Weights after 20 steps: policies, budgets, again, and killed and resumed."""
     flags = ["--data", data, "--steps", 20, "--exact"]
@@ -480,12 +485,14 @@ def exactness(o, model, batch, data):
         process.wait()
         done = trained(model, batch, *flags, *more, "--resume", checkpoint)
         runs["killed and resumed"] = done["weights_sha256"]
-    return [{"model": model, "batch": batch, "flags": "--exact", "budget": tight[1], "arena": arena, "resumed_at": done["step"] - done["steps"], "sha256": runs}]
+    return [{"model": model, "batch": batch, "flags": "--exact", "budget": tight[1], "arena": arena, "resumed_at": done["step"] - done["steps"],
+             "sha256": runs}]
 
 
 def spans(path):
     """What ran in the traced step: op, milliseconds, and the rest of what the trace tells."""
-    return [{**e["args"], "ms": e["dur"] / 1000} for e in json.loads(pathlib.Path(path).read_text())["traceEvents"] if e["ph"] == "X" and e["pid"] == 2]
+    events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+    return [{**e["args"], "ms": e["dur"] / 1000} for e in events if e["ph"] == "X" and e["pid"] == 2]
 
 
 @part("families", 2, PEERS, [("lenet", 32)])
@@ -540,8 +547,8 @@ def tight(o, model, batch):
     rows = []
     for (budget, tiers), runs in zip(cases, done):
         plans, ends = [events[0] for events in runs], [events[-1] for events in runs]
-        rows.append({"model": model, "batch": batch, "budget": budget, "tiers": " ".join(tiers).replace("SPILL:", "disk "), "policy": plans[-1]["planned_by"],
-                     "predicted_peak": [p["peak_bytes"] for p in plans], "measured_peak": [e["peak_bytes"] for e in ends],
+        rows.append({"model": model, "batch": batch, "budget": budget, "tiers": " ".join(tiers).replace("SPILL:", "disk "),
+                     "policy": plans[-1]["planned_by"], "predicted_peak": [p["peak_bytes"] for p in plans], "measured_peak": [e["peak_bytes"] for e in ends],
                      "predicted_ms": [p["step_time_ms"] for p in plans], "measured_ms": [e["step_time_ms"] for e in ends],
                      "process_peak": max(e["process_peak_bytes"] for e in ends), "offload_bytes": plans[-1]["offload_bytes"],
                      "recompute_steps": plans[-1]["recompute_steps"], "torch": torch})
@@ -628,14 +635,16 @@ def workspace(o, model, batch):
                 plan = plimsoll("plan", model, "--batch", batch, *flags)[0]
                 cases.append({"how": "WR", "limit": limit << 20, "ops": plan["weighty_ops"], "sizes": sizes, "flags": flags, "plan": plan})
                 if sizes != "undivided":
-                    flags = ["--workspace-total", (limit << 20) * plan["weighty_ops"], "--batch-sizes", sizes]
-                    cases.append({"how": "WD", "limit": (limit << 20) * plan["weighty_ops"], "ops": plan["weighty_ops"], "sizes": sizes, "flags": flags,
+                    total = (limit << 20) * plan["weighty_ops"]
+                    flags = ["--workspace-total", total, "--batch-sizes", sizes]
+                    cases.append({"how": "WD", "limit": total, "ops": plan["weighty_ops"], "sizes": sizes, "flags": flags,
                                   "plan": plimsoll("plan", model, "--batch", batch, *flags)[0]})
         runs = {}  # plans that are alike run once a round
         for case in cases:
             plan = case.pop("plan")
             case["predicted"] = {"step_ms": plan["step_time_ms"], "convolution_ms": plan["convolution_ms"], "peak": plan["peak_bytes"],
-                                 "largest_workspace": plan["largest_workspace_bytes"], "workspaces": plan["workspaces_bytes"], "divided": plan["divided_steps"]}
+                                 "largest_workspace": plan["largest_workspace_bytes"], "workspaces": plan["workspaces_bytes"],
+                                 "divided": plan["divided_steps"]}
             case["run"] = str(sorted(case["predicted"].items()))
             runs.setdefault(case["run"], {"flags": case["flags"], "measured": []})
         steps = steps_for(cases[0]["predicted"]["step_ms"], 1.5 * o.seconds)
@@ -647,7 +656,8 @@ def workspace(o, model, batch):
         measured = runs[case.pop("run")]["measured"]
         case.pop("flags")
         rows.append({"model": model, "batch": batch, **case, "measured": {key: statistics.median(m[key] for m in measured) for key in measured[0]},
-                     "spread": {key: spread([m[key] for m in measured]) for key in ("step_ms", "convolution_ms")}, "profile_seconds": profiled[case["sizes"]],
+                     "spread": {key: spread([m[key] for m in measured]) for key in ("step_ms", "convolution_ms")},
+                     "profile_seconds": profiled[case["sizes"]],
                      "sizes_of_all": "powers of two and multiples of an eighth of the batch" if every > 1 else "every size"})
     return rows
 
@@ -679,7 +689,8 @@ def size_flags(images):
     folder.mkdir(exist_ok=True)
     for name, count in (("train", 12800), ("t10k", 640)):
         head = lambda *numbers: b"".join(n.to_bytes(4, "big") for n in numbers)
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(head(0x803, count, images[1], images[1]) + random.Random(1).randbytes(count * images[1] ** 2))
+        pixels = random.Random(1).randbytes(count * images[1] ** 2)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(head(0x803, count, images[1], images[1]) + pixels)
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(head(0x801, count) + bytes(k % images[2] for k in range(count)))
     return ["--data", f"mnist:{folder}"]
 
@@ -709,8 +720,9 @@ def concurrency(o, model, batch):
             elif done["step_time_ms"] > 2 * step_ms:
                 slow.add(setting)  # once is enough
     middle = {setting: statistics.median(ms) for setting, ms in times.items()}
+    best = min((name for name in middle if name not in CHOICES), key=middle.get)
     return [{"model": model, "batch": batch, "step_ms": middle, "spread_ms": {name: max(ms) - min(ms) for name, ms in times.items()},
-             "recommended": f"1 x {cores()}", "best_uniform": min((name for name in middle if name not in CHOICES), key=middle.get), "predicted_ms": said}]
+             "recommended": f"1 x {cores()}", "best_uniform": best, "predicted_ms": said}]
 
 
 @part("operations", 10, [tuple(model for model, _ in CONCURRENCY)], [("resnet20",)])
@@ -748,12 +760,13 @@ def papers(o, table):
     return plimsoll("reproduce", table)
 
 
-@part("largest", 30, [(model, "batch") for model in ("alexnet", "vgg16", "inception4", "resnet50", "resnet101", "resnet152")] + [("resnet:6-32-N-6", "depth")],
-      [("alexnet", "batch")])
+@part("largest", 30, [*((model, "batch") for model in ("alexnet", "vgg16", "inception4", "resnet50", "resnet101", "resnet152")),
+                      ("resnet:6-32-N-6", "depth")], [("alexnet", "batch")])
 def largest(o, model, what):
     """The largest batches and depths that `auto` fits on the papers' GPU (simulated)."""
     more = ["--image-size", 224] if model == "vgg16" else ["--batch", 16] if what == "depth" else []
-    found = plimsoll("max", model, "--what", what, *more, "--device", "k40c", "--memory", "11.2GiB", "--host-memory", "107GiB", "--lowering", "paper")[0]
+    more += ["--device", "k40c", "--memory", "11.2GiB", "--host-memory", "107GiB", "--lowering", "paper"]
+    found = plimsoll("max", model, "--what", what, *more)[0]
     return [{"model": model, "what": what, "ours": found[what], "limited_by": found["limited_by"], "host_bytes": found["host_bytes"]}]
 
 
@@ -840,11 +853,11 @@ def options_from(arguments):
     parser.add_argument("--torch", metavar="PYTHON", help="a Python program that has torch, for peers and tight")
     parser.add_argument("--rounds", type=int, default=DEFAULTS["rounds"], help="so often each is measured, in turns (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=DEFAULTS["seconds"], help="about so long each time (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only cases with this word, such as a network; the others stay as they were")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only cases with this word, such as a network; the others stay")
     parser.add_argument("--go-on", action="store_true", help="keep what is of this commit already")
     parser.add_argument("--quick", action="store_true", help="a trial: a tiny case of each part, one round, into runs/quick/")
     parser.add_argument("--list", action="store_true", help="only say what would be measured, and about how long it takes")
-    parser.add_argument("--dirty", action="store_true", help="`all` also with changes that are not committed, or with a program that was not built here; recorded")
+    parser.add_argument("--dirty", action="store_true", help="`all` even with uncommitted changes or a program that was not built here; recorded")
     parser.add_argument("--folder", help="where `tight` may write")
     parser.add_argument("--name", help="concurrency, operations: for another machine's results beside this one's")
     options = parser.parse_args(arguments)

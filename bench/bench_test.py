@@ -109,7 +109,8 @@ class Runs(InFolder):
         measure.__doc__ = "What it is about."
         part = bench.Part("prediction", 1, [("one",), ("two",)], [], True, measure)
         with contextlib.ExitStack() as stack:
-            for name, value in (("source", {"commit": "bbbbbbb", "dirty": False}), ("build", None), ("built_here", True), ("machine", MACHINE), ("busy_share", 0)):
+            for name, value in {"source": {"commit": "bbbbbbb", "dirty": False}, "build": None, "built_here": True, "machine": MACHINE,
+                                "busy_share": 0}.items():
                 stack.enter_context(mock.patch.object(bench, name, lambda *_, value=value: value))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             run = bench.Run(options, [part])
@@ -170,7 +171,8 @@ class Peers(InFolder):
 
     def peers(self, script):
         options = types.SimpleNamespace(torch=self.torch(script), rounds=2, seconds=0.1)
-        with mock.patch.object(bench, "trained", lambda *_: {"step_time_ms": 10.0}), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        silent = io.StringIO()
+        with mock.patch.object(bench, "trained", lambda *_: {"step_time_ms": 10.0}), contextlib.redirect_stderr(silent), contextlib.redirect_stdout(silent):
             row, = bench.peers(options, "resnet32", 8)
         self.store("peers", one=(NEW, [row]))
         return row, self.written()[0]

@@ -195,7 +195,8 @@ def prediction(r):
     for x, first in named(r.rows(), Ages(r)):
         error = lambda first: "".join(f"{100 * e:+.1f} %" for e in prediction_errors([x], first))
         cells = lambda part: (middle(x["predicted_ms"][part]), middle(x["measured_ms"][part]))
-        rows.append((*first, *cells(slice(0, 1)), error(True), *cells(slice(1, None)), error(False), peaks(x, "predicted_peak"), peaks(x, "measured_peak")))
+        rows.append((*first, *cells(slice(0, 1)), error(True), *cells(slice(1, None)), error(False),
+                     peaks(x, "predicted_peak"), peaks(x, "measured_peak")))
     equal = sum(map(peaks_equal, r.rows()))
     return (f"Step time as predicted before the first step of a training, and the median measured in it. First: with kernels just measured, on a "
             f"machine that has never trained this network ({errors_text(prediction_errors(r.rows(), True))}). Later: the trainings after it, which "
@@ -267,17 +268,18 @@ def tight(r):
     rows, torch = [], {}
     for x, first in named(r.rows(), Ages(r)):
         peak = "equal" if peaks_equal(x) else f"{peaks(x, 'measured_peak')} bytes, predicted {peaks(x, 'predicted_peak')}"
-        rows.append((*first, f"{x['budget'] / MIB:.0f}", tiers(x["tiers"]), f"{max(x['predicted_peak']) / MIB:.0f}", peak, middle(x["predicted_ms"], 0),
-                     middle(x["measured_ms"], 0), f"{x['offload_bytes'] / MIB:.0f}", x["recompute_steps"]))
+        rows.append((*first, f"{x['budget'] / MIB:.0f}", tiers(x["tiers"]), f"{max(x['predicted_peak']) / MIB:.0f}", peak,
+                     middle(x["predicted_ms"], 0), middle(x["measured_ms"], 0), f"{x['offload_bytes'] / MIB:.0f}", x["recompute_steps"]))
         for saving, y in x["torch"].items():  # the same for all budgets
             ms = f"failed: {y['error']}" if "error" in y else middle(y["step_ms"], 0)
             torch[first, saving] = (*first, saving, ms, f"{y['peak_bytes'] / MIB:.0f}" if y["peak_bytes"] else "", y.get("version", ""))
     text = ("Real steps of `auto`, predicted before the first one; median ± half the spread where there were several rounds. Peak: of the arena, "
             "predicted against measured. Out: copied out of the arena in a step. ResNet 6-32-788-6 is 2498 layers deep, with images of 227 x 227.\n\n"
-            + table(("network", "batch", "budget MiB", "behind it", "peak MiB", "measured peak", "predicted ms", "measured ms", "out MiB", "run again"), rows))
+            + table(("network", "batch", "budget MiB", "behind it", "peak MiB", "measured peak", "predicted ms", "measured ms", "out MiB",
+                     "run again"), rows))
     if torch:
-        text += ("\nPyTorch on the same machine, which takes no budget: as it is (eager), with `torch.utils.checkpoint`, and with saved tensors written "
-                 "to disk. Memory: the largest resident size beyond that of its libraries.\n\n"
+        text += ("\nPyTorch on the same machine, which takes no budget: as it is (eager), with `torch.utils.checkpoint`, and with saved tensors "
+                 "written to disk. Memory: the largest resident size beyond that of its libraries.\n\n"
                  + table(("network", "batch", "PyTorch", "step ms", "memory MiB", "version"), torch.values()))
     return text
 
@@ -289,15 +291,17 @@ def slowdown(r):
     for x, first in named(r.rows(), Ages(r)):
         first = (*first, f"{x['share']} %", f"{x['budget'] / MIB:.0f}")
         refused = lambda name: f"needs {x['least_bytes'] / MIB:.0f} MiB" if name == "auto" and "least_bytes" in x else "does not fit"
-        ms, whole = x["measured_ms"], statistics.median(x["unlimited_ms"])
-        predicted.append((*first, *(refused(n) if x["predicted_ms"][n] is None else more(x["predicted_ms"][n], x["unlimited_predicted_ms"]) for n in names)))
-        measured.append((*first, *(more(statistics.median(ms[n]), whole) if ms.get(n) else refused(n) if x["predicted_ms"][n] is None else "" for n in names)))
+        said, ms, whole = x["predicted_ms"], x["measured_ms"], statistics.median(x["unlimited_ms"])
+        predicted.append((*first, *(refused(n) if said[n] is None else more(said[n], x["unlimited_predicted_ms"]) for n in names)))
+        measured.append((*first, *(more(statistics.median(ms[n]), whole) if ms.get(n) else refused(n) if said[n] is None else "" for n in names)))
         spreads += [spread(values) for values in (x["unlimited_ms"], *ms.values()) if len(values) > 1]
-    noise = f"The spread of a step time over the rounds is {percent(statistics.median(spreads), 0)} in the median, {percent(max(spreads), 0)} at most" if spreads else ""
+    noise = "Each ran once"
+    if spreads:
+        noise = f"The spread of a step time over the rounds is {percent(statistics.median(spreads), 0)} in the median, {percent(max(spreads), 0)} at most"
     head = ("network", "batch", "memory", "MiB", *names)
     return ("Of what `liveness` needs, with 8 GiB of host memory behind it; against the step with all of it, in turns in one run (medians; policies "
             "but `auto` ran once). Copies and recomputations take the processor from compute here: with a computing thread on every core there is "
-            f"no other engine, and the computing threads make the copies between two steps. {noise or 'Each ran once'}.\n\n"
+            f"no other engine, and the computing threads make the copies between two steps. {noise}.\n\n"
             f"![slowdown](slowdown.svg)\n\nMeasured:\n\n{table(head, measured)}\nPredicted:\n\n{table(head, predicted)}")
 
 
@@ -407,7 +411,7 @@ def workspace(r):
         wr = [y for y in r.rows() if y["model"] == x["model"] and y["how"] == "WR"]
         at = {(y["limit"] >> 20, y["sizes"]): y["measured"] for y in wr}
         free = at[512, "undivided"]
-        as_fast = min((y["measured"] for y in wr if y["measured"]["convolution_ms"] <= 1.03 * free["convolution_ms"]), key=lambda m: m["largest_workspace"])
+        as_fast = min((m for m in at.values() if m["convolution_ms"] <= 1.03 * free["convolution_ms"]), key=lambda m: m["largest_workspace"])
         ratio = at[64, "undivided"]["convolution_ms"] / at[64, "powerOfTwo"]["convolution_ms"]
         less = free["largest_workspace"] / as_fast["largest_workspace"] if as_fast["largest_workspace"] else None
         short.append((*first, f"{ratio:.2f}x", f"{free['largest_workspace'] / MIB:.1f}", f"{as_fast['largest_workspace'] / MIB:.1f}",
@@ -418,8 +422,8 @@ def workspace(r):
         m = x["measured"]
         rows.append((*first, f"{x['limit'] >> 20} MiB " + ("an op" if x["how"] == "WR" else "in all"), x["sizes"],
                      f"{m['convolution_ms']:.0f}", f"{base['convolution_ms'] / m['convolution_ms']:.2f}x", f"{x['predicted']['convolution_ms']:.0f}",
-                     f"{m['step_ms']:.0f}", f"{base['step_ms'] / m['step_ms']:.2f}x", f"{m['largest_workspace'] / MIB:.1f}", f"{m['workspaces'] / MIB:.0f}",
-                     f"{x['profile_seconds']:.0f}"))
+                     f"{m['step_ms']:.0f}", f"{base['step_ms'] / m['step_ms']:.2f}x", f"{m['largest_workspace'] / MIB:.1f}",
+                     f"{m['workspaces'] / MIB:.0f}", f"{x['profile_seconds']:.0f}"))
     noise = max(x["spread"]["convolution_ms"] for x in r.rows())
     return ("A limit on the workspace of each op (mu-cuDNN's WR), or of all convolutions and fully connected layers together (WD, the total being as "
             "many times the limit as there are such ops), and which parts of the batch were measured; `all`: powers of two and multiples of an eighth "
@@ -457,8 +461,8 @@ def concurrency(r):
 def operations(r):
     text = ""
     told = lambda what: [x for x in r.rows() if x["what"] == what]
-    rows = [(x["pass"], x["input"], x["convolution"].split(", ")[1], x["best_threads"], f"{x['best_ms']:.2f}", percent(x["all_ms"] / x["best_ms"] - 1),
-             f"{x['one_ms']:.2f}") for x in told("sizes")]
+    rows = [(x["pass"], x["input"], x["convolution"].split(", ")[1], x["best_threads"], f"{x['best_ms']:.2f}",
+             percent(x["all_ms"] / x["best_ms"] - 1), f"{x['one_ms']:.2f}") for x in told("sizes")]
     if rows:
         text += ("\nThe best thread count by the size of the input (Table II), each pass by its fastest kernel; inputs are batch, height, width, "
                  "channels.\n\n" + table(("pass", "input", "filters", "best threads", "ms", "lost with all", "ms with one"), rows))
@@ -466,10 +470,11 @@ def operations(r):
     if pair:
         text += (f"\nTwo ops that do not depend on each other (Table III): the gradients of {pair[0]['convolution']}"
                  + ("" if any(x["how"].startswith("second") for x in pair) else "; cores without second hardware threads") + ".\n\n"
-                 + table(("how", "threads each", "ms", "speed"), [(x["how"], x["threads"], f"{x['ms']:.2f}", f"{pair[0]['ms'] / x['ms']:.2f}x") for x in pair]))
+                 + table(("how", "threads each", "ms", "speed"),
+                         [(x["how"], x["threads"], f"{x['ms']:.2f}", f"{pair[0]['ms'] / x['ms']:.2f}x") for x in pair]))
     accuracy = told("accuracy")
-    rows = [(x["model"], x["cores"], x["ops"], x["interval"], "none was untried" if x["interval"] == 1 else percent(x["accuracy"]), percent(x["lost"]),
-             x["tries"]) for x in accuracy if not x["simulated"]]
+    rows = [(x["model"], x["cores"], x["ops"], x["interval"], "none was untried" if x["interval"] == 1 else percent(x["accuracy"]),
+             percent(x["lost"]), x["tries"]) for x in accuracy if not x["simulated"]]
     if rows:
         text += ("\nHill climbing over the thread counts of this machine (Table V): accuracy at the counts that were not tried, and time lost by its "
                  "optimum.\n\n" + table(("network", "cores", "ops", "interval", "accuracy", "lost", "tries"), rows))
@@ -479,12 +484,14 @@ def operations(r):
         text += ("\nSimulated: the same, with times extended to 16 cores by Amdahl's law and the memory's rate; accuracy at the counts up to where each "
                  "climb ended, and at all.\n\n" + table(("network", "cores", "ops", "interval", "accuracy", "of all", "lost", "tries"), rows))
     speed = lambda x, key: f"{x['recommended_ms'] / x[key]:.2f}x"
-    rows = [(x["model"], f"{x['one_thread_ms']:.1f}", f"{x['two_threads_ms']:.1f}", x["cores"], f"{x['recommended_ms']:.1f}", speed(x, "strategies12_ms"),
-             speed(x, "strategy3_ms"), speed(x, "chosen_ms"), f"{x['uniform_inter']} x {x['uniform_intra']}: {speed(x, 'uniform_ms')}") for x in told("cores")]
+    rows = [(x["model"], f"{x['one_thread_ms']:.1f}", f"{x['two_threads_ms']:.1f}", x["cores"], f"{x['recommended_ms']:.1f}",
+             speed(x, "strategies12_ms"), speed(x, "strategy3_ms"), speed(x, "chosen_ms"),
+             f"{x['uniform_inter']} x {x['uniform_intra']}: {speed(x, 'uniform_ms')}") for x in told("cores")]
     if rows:
         text += ("\nSimulated: the same steps on 16 cores, from the times of their ops measured with one and two threads, extended likewise. Chosen: what "
                  "`auto` would choose there, of the strategies with bounds on the threads of an op, balanced counts, and uniform ones.\n\n"
-                 + table(("network", "one thread ms", "two threads ms", "cores", "recommended ms", "Strategies 1-2", "+ 3", "chosen", "best uniform"), rows))
+                 + table(("network", "one thread ms", "two threads ms", "cores", "recommended ms", "Strategies 1-2", "+ 3", "chosen",
+                          "best uniform"), rows))
     study = told("regression")
     if study and study[0]["available"]:
         rows = [(x["threads"], x["ops"], percent(x["accuracy"]), f"{x['r2']:.3f}") for x in study]
@@ -505,7 +512,8 @@ def overhead(r):
             + table(("network", "batch", "ops", "step ms", "serial", "two at once, one core", "two at once, two cores"), rows))
 
 
-IN_PAPER = {"alexnet": "AlexNet", "vgg16": "VGG16", "inception4": "InceptionV4", "resnet50": "ResNet50", "resnet101": "ResNet101", "resnet152": "ResNet152"}
+IN_PAPER = {"alexnet": "AlexNet", "vgg16": "VGG16", "inception4": "InceptionV4", "resnet50": "ResNet50", "resnet101": "ResNet101",
+            "resnet152": "ResNet152"}
 
 
 @section("largest", "The largest batches and depths")
@@ -516,7 +524,8 @@ def largest(r):
     for x in r.rows():
         by_rules = tables.get(("table4", "SuperNeurons", "depth") if x["what"] == "depth" else ("table5", IN_PAPER[x["model"]], "SuperNeurons"), {})
         known = lambda key: f"{by_rules[key]:.0f}" if by_rules.get(key) is not None else ""
-        rows.append((x["model"] + ages.mark(x["run"]), x["what"], x["ours"], x["limited_by"], f"{x['host_bytes'] / GIB:.0f}", known("ours"), known("paper")))
+        rows.append((x["model"] + ages.mark(x["run"]), x["what"], x["ours"], x["limited_by"], f"{x['host_bytes'] / GIB:.0f}",
+                     known("ours"), known("paper")))
     return ("Simulated: what `plimsoll max` fits by `auto` with the papers' layer model on a K40c with 11.2 GiB and 107 GiB of host memory, by formulas; "
             "the depth is that of ResNet 6-32-N-6 at batch 16. Beside it what SuperNeurons' policy fits in tables 4 and 5 below, where table 4 gives "
             "it any amount of host memory, and what its paper reports.\n\n"
@@ -527,7 +536,8 @@ def largest(r):
 def papers(r):
     ages = Ages(r)
     number = lambda v: "" if v is None else f"{v:.10g}"
-    rows = [(x["table"] + ages.mark(x["run"]), x["row"], x["quantity"], number(x["paper"]), number(x["ours"]), x["unit"], x["note"]) for x in r.rows()]
+    rows = [(x["table"] + ages.mark(x["run"]), x["row"], x["quantity"], number(x["paper"]), number(x["ours"]), x["unit"], x["note"])
+            for x in r.rows()]
     return ("Simulated, by formulas (docs say where). Table5 takes `superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware`, with which "
             "a checkpoint leaves as soon as it was used; `max --policy superneurons` takes that policy's defaults.\n\n"
             + table(("table", "row", "quantity", "paper", "ours", "unit", "note"), rows))
@@ -642,8 +652,8 @@ def pages_from(folder, to):
                 texts.append(s.text(title, results))
     if not shown:
         raise SystemExit(f"there are no results in {folder}")
-    pages = {to.results: "# Results\n\nGenerated by `bench/tables.py` from `bench/results/`; do not edit. `bench/bench.py all` measures all of it.\n\n"
-                         f"{commits_text(shown)}\n" + "\n".join(texts)}
+    pages = {to.results: "# Results\n\nGenerated by `bench/tables.py` from `bench/results/`; do not edit. `bench/bench.py all` measures all of it."
+                         f"\n\n{commits_text(shown)}\n" + "\n".join(texts)}
     if read("slowdown").cases:
         pages[to.slowdown] = draw_slowdown(read("slowdown"))
     if to.readme:
