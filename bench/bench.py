@@ -1,44 +1,44 @@
 #!/usr/bin/env python3
-"""Measures what the README and docs/results.md tell, and writes it as JSON under bench/results/.
+"""Measures what the README and docs/results.md tell, and writes both anew.
 
-  bench/bench.py placement          arena bytes against live bytes, by placement, for every network
-  bench/bench.py planning           time to plan deep networks, without measured costs
-  bench/bench.py prediction         predicted against measured step time and peak
-  bench/bench.py memory             the process's peak against its budget, also under a hard limit (root, cgroup v1 or v2)
-  bench/bench.py exactness          weights after 20 steps: policies, runs, kill and resume
-  bench/bench.py peers --torch PYTHON [PYTHON...]   images per second against PyTorch, interleaved
-  bench/bench.py families           where the time of a step goes, GFLOP/s against the machine's peak
-  bench/bench.py slowdown           step time at 80, 60, 40 and 20 % of the memory, by policy: predicted, and measured (auto in every round, the others once)
-  bench/bench.py tight --torch PYTHON [--folder DIR]   training for real in little memory, beside PyTorch with checkpoints or a disk
-  bench/bench.py overlap            how much of the copying hides behind compute, by policy (simulated)
-  bench/bench.py wd-solver          time to divide one workspace total among all ops, random instances and ResNet-50's measured one
-  bench/bench.py convolutions       bench/convolutions.csv at 8, 64 and 512 MiB, undivided against divided; time to measure by policy
-  bench/bench.py concurrency        every uniform setting of ops at once and threads each against --inter-op auto by strategies
-  bench/bench.py operations         ops by thread count, hill climbing against them; two ops side by side; the same steps on simulated cores
-                                    (scripts/record_concurrency runs these two on any machine)
-  bench/bench.py overhead           what starting a step of a plan costs, as a share of a training step
-  bench/bench.py workspace          mu-cuDNN's figures: workspace limits, parts of the batch (--only alexnet --rounds 1: some minutes)
-  bench/bench.py papers             the papers' tables, theirs beside ours; the largest batches and depths (simulated)
+  bench/bench.py all --torch PYTHON             every table, at the commit that is checked out; hours
+  bench/bench.py peers prediction --rounds 5    these parts; the others stay as they were, and the tables say of which commit
+  bench/bench.py all --list                     the parts, and about how long each takes
+  bench/bench.py all --quick [--torch PYTHON]   a trial of the benches: tiny networks, into runs/quick/ and not into the docs
 
-Nothing else should run on the machine meanwhile. bench/tables.py turns the results into the tables of the docs.
+A part is measured case by case, a case being for example a network with its batch. Each is written to bench/results/PART.json when it
+is done, with the commit, so that --go-on takes up an interrupted run: it keeps the cases that are of this commit already.
+The commit is the last one that changed anything but docs, tests, tables.py and results. `all` refuses a work tree with changes that
+are not committed; the other parts go on and record it, and the tables tell.
+
+The program is built first, in build/bench (PLIMSOLL_BUILD: another folder; PLIMSOLL: a program as it is, and the tables tell that it
+was not built here). Kernels are measured anew for each run, in a cache of its own. Nothing else should run on the machine meanwhile.
 """
 import argparse
+import contextlib
 import datetime
+import functools
 import json
 import os
 import pathlib
 import random
+import select
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
-PROGRAM = os.environ.get("PLIMSOLL", str(ROOT / "build" / "release" / "plimsoll"))
-os.environ.setdefault("PLIMSOLL_DATA", str(ROOT / "data"))
+import records
+import tables
+from records import RESULTS, ROOT, spread
+
+BUILD = pathlib.Path(os.environ.get("PLIMSOLL_BUILD", ROOT / "build" / "bench"))
+PROGRAM = os.environ.get("PLIMSOLL", str(BUILD / "plimsoll"))
+BUSY = 0.2  # with more of the processor time taken by others, times are off
 
 ZOO = {  # two batch sizes each
     "mlp": (32, 256), "lenet": (32, 256), "alexnet": (64, 200), "vgg16": (8, 32), "resnet18": (16, 64), "resnet34": (16, 64),
@@ -46,21 +46,103 @@ ZOO = {  # two batch sizes each
     "inception4": (8, 32), "densenet:depth=40,growth=40": (64, 256), "densenet121": (8, 32), "dcgan": (32, 64),
 }
 PEERS = [("alexnet", 64), ("vgg16", 8), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100)]
+PARTS = {}  # in the order in which they run
+
+
+class Part:
+    """One bench: its cases, and the function that measures one of them and gives its rows."""
+
+    def __init__(self, name, minutes, cases, quick, repeated, measure):
+        self.name, self.minutes, self.cases, self.quick, self.repeated, self.measure = name, minutes, cases, quick, repeated, measure
+        self.about = measure.__doc__.partition("\n")[0].rstrip(".")
+
+    def cases_for(self, options):
+        return list(self.quick if options.quick else self.cases() if callable(self.cases) else self.cases)
+
+    def file(self, options):
+        return f"{self.name}-{options.name}" if options.name else self.name
+
+    def command(self, options):
+        """What would measure this part again."""
+        flags = [f"--{flag} {getattr(options, flag):g}" for flag, usual in DEFAULTS.items() if self.repeated and getattr(options, flag) != usual]
+        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "tight"))
+        return " ".join(["bench/bench.py", self.name, *flags])
+
+    def seconds(self, options):
+        """About how long a case takes."""
+        if options.quick:
+            return 20
+        scale = options.rounds / DEFAULTS["rounds"] * (options.seconds + 2) / (DEFAULTS["seconds"] + 2) if self.repeated else 1
+        return self.minutes * 60 / len(self.cases_for(options)) * (0.4 + 0.6 * scale)
+
+
+def part(name, minutes, cases, quick, repeated=False):
+    """Makes a part of a function (options, *case) -> rows. `minutes`: all cases, with the defaults, on 2 cores. `repeated`: --rounds and
+    --seconds hold for it."""
+    def add(measure):
+        PARTS[name] = Part(name, minutes, cases, quick, repeated, measure)
+        return measure
+    return add
+
+
+def case_name(case):
+    return " ".join(str(word) for word in case if word != "")
+
+
+# The program under test.
+
+def run(command, **kwargs):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, **kwargs)
+
+
+def git(*words):
+    done = run(["git", "-C", ROOT, *words])
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def source():
+    """The last commit that changed what is measured, and whether there are changes that are not committed."""
+    measured = ["--", ".", *(f":!{path}" for path in ("docs", "*.md", "tests", "*_test.*", ".ci", "bench/results", "bench/tables.py"))]
+    return {"commit": git("log", "-1", "--format=%h", *measured) or "unknown", "dirty": bool(git("status", "--porcelain", *measured))}
+
+
+@functools.cache
+def built_here():
+    """Whether the folder of the program builds this work tree."""
+    cache = pathlib.Path(PROGRAM).parent / "CMakeCache.txt"
+    return "PLIMSOLL" not in os.environ or (cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" in cache.read_text())
+
+
+def build(target):
+    """Makes a target in the folder of the program and gives that folder. One that is of another work tree is taken as it is."""
+    folder = pathlib.Path(PROGRAM).parent
+    if not built_here():
+        return folder
+    if "PLIMSOLL" in os.environ:
+        command = f"ninja -C {shlex.quote(str(folder))} {target} >&2"
+    else:
+        command = (f"plimsoll_root={shlex.quote(str(ROOT))}; . \"$plimsoll_root/scripts/common.sh\"; "
+                   f"plimsoll_build {shlex.quote(str(folder))} {target} "
+                   "-DCMAKE_BUILD_TYPE=Release -DPLIMSOLL_TESTS=OFF -DPLIMSOLL_BENCH=ON -DPLIMSOLL_EXAMPLES=OFF")
+    if subprocess.run(["sh", "-eu", "-c", command]).returncode != 0:
+        raise RuntimeError(f"{target} cannot be built in {folder}")
+    return folder
+
+
+def compiler():
+    cache = pathlib.Path(PROGRAM).parent / "CMakeCache.txt"
+    found = [line.partition("=")[2] for line in (cache.read_text().splitlines() if cache.exists() else []) if line.startswith("CMAKE_CXX_COMPILER:")]
+    return run([found[0], "--version"]).stdout.partition("\n")[0] if found else ""
 
 
 def machine():
-    model, cores = "", os.cpu_count()
-    for line in open("/proc/cpuinfo"):
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-    memory = int([l for l in open("/proc/meminfo") if l.startswith("MemTotal")][0].split()[1]) // 1024
-    device = [json.loads(l) for l in run([PROGRAM, "devices", "--json", "-"]).stdout.splitlines()]
-    commit = run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]).stdout.strip()
-    return {"cpu": model, "cores": cores, "memory_mib": memory, "device": device[0]["description"], "commit": commit}
+    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    memory = next(int(line.split()[1]) // 1024 for line in open("/proc/meminfo") if line.startswith("MemTotal"))
+    return {"cpu": model, "cores": cores(), "memory_mib": memory, "device": plimsoll("devices")[0]["description"], "compiler": compiler()}
 
 
-def run(command, **kwargs):
-    return subprocess.run(command, capture_output=True, text=True, **kwargs)
+def cores():
+    return len(os.sched_getaffinity(0))
 
 
 def lines(text):
@@ -68,16 +150,39 @@ def lines(text):
 
 
 def plimsoll(*arguments):
-    done = run([PROGRAM, *map(str, arguments), "--json", "-"])
+    done = run([PROGRAM, *arguments, "--json", "-"])
     found = lines(done.stdout)
-    if not found:
-        raise SystemExit(f"{' '.join(map(str, arguments))}: exit {done.returncode}: {done.stderr.strip()[-500:]}")
+    if not found or done.returncode not in (0, 3):  # 3: no plan fits, which is an answer
+        raise RuntimeError(f"{' '.join(map(str, arguments))}: exit {done.returncode}: {done.stderr.strip()[-500:]}")
     return found
 
 
 def train(model, batch, *more):
+    """The events of a training, from "plan" to "done"."""
     data = [] if "--data" in more else ["--data", "synthetic"]
-    return plimsoll("train", model, "--batch", batch, *data, "--evaluate-every", 0, *more)
+    events = plimsoll("train", model, "--batch", batch, *data, "--evaluate-every", 0, *more)
+    if events[-1]["event"] != "done":
+        raise RuntimeError(f"train {model} --batch {batch} {' '.join(map(str, more))} ended with {json.dumps(events[-1])[:300]}")
+    return events
+
+
+def trained(model, batch, *more):
+    """The end of a training: median step time, peak, checksum, ..."""
+    return train(model, batch, *more)[-1]
+
+
+@contextlib.contextmanager
+def fresh_cache():
+    """In here nothing is known of what kernels take."""
+    before = os.environ.get("PLIMSOLL_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PLIMSOLL_CACHE"] = folder
+        try:
+            yield folder
+        finally:
+            os.environ.pop("PLIMSOLL_CACHE")
+            if before is not None:
+                os.environ["PLIMSOLL_CACHE"] = before
 
 
 def busy_share():
@@ -91,108 +196,192 @@ def busy_share():
     return 1 - (idle1 - idle0) / max(1, total1 - total0)
 
 
-def save(name, rows, **more):
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    command = "bench/bench.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    here = machine()
-    for row in rows:  # one that was kept from an earlier run has its own
-        row.setdefault("commit", here["commit"])
-    path.write_text(json.dumps({"bench": name, "date": datetime.date.today().isoformat(), "command": command, "machine": here,
-                                **more, "rows": rows}, indent=1) + "\n")
-    print(f"wrote {path.relative_to(ROOT)}")
+def steps_for(step_ms, seconds, least=3, most=400):
+    """So many steps that a run takes about so many seconds."""
+    return int(min(most, max(least, seconds * 1000 / max(1, step_ms))))
 
 
-def kept_rows(name):
-    """The rows of an earlier run, each with its commit."""
-    path = RESULTS / f"{name}.json"
-    if not path.exists():
-        return []
-    earlier = json.loads(path.read_text())
-    for row in earlier["rows"]:
-        row.setdefault("commit", earlier["machine"]["commit"])
-    return earlier["rows"]
+# The parts. Those that judge predictions come first: kernels are measured for them in any case.
+
+PREDICTED = [("mlp", 256), ("lenet", 256), ("alexnet", 64), ("vgg16", 8), ("resnet18", 16), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100),
+             ("inception3", 8), ("inception4", 4), ("densenet121", 8), ("densenet:depth=40,growth=40", 16), ("dcgan", 64)]
 
 
-def bench_placement(_):
-    rows = []
-    for model, batches in ZOO.items():
-        for batch in batches:
-            row = {"model": model, "batch": batch}
-            for placement in ("offline", "first_fit", "best_fit"):
-                p = plimsoll("plan", model, "--batch", batch, "--policy", "liveness", "--placement", placement)[0]
-                row[placement] = p["arena_bytes"]
-                row["live"] = p["peak_bytes"]
-                row["baseline"] = p["baseline_bytes"]
-            rows.append(row)
-            print(model, batch, *(f"{k} {100 * (row[k] / row['live'] - 1):.2f} %" for k in ("offline", "first_fit", "best_fit")), flush=True)
-    save("placement", rows)
+@part("prediction", 12, PREDICTED, [("lenet", 32)], repeated=True)
+def prediction(o, model, batch):
+    """Predicted against measured step time and peak, in the first training of a network on a machine and in later ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        with fresh_cache():
+            told = plimsoll("profile", model, "--batch", batch)[-1]
+            steps = steps_for(told["step_time_ms"], o.seconds, least=6)  # with fewer a training corrects nothing for the next
+            row = {"model": model, "batch": batch, "predicted_ms": [], "measured_ms": [], "predicted_peak": [], "measured_peak": []}
+            for _ in range(max(2, o.rounds)):
+                plan, *_, done = train(model, batch, "--steps", steps)
+                row["predicted_ms"].append(plan["step_time_ms"])
+                row["measured_ms"].append(done["step_time_ms"])
+                row["predicted_peak"].append(plan["peak_bytes"])
+                row["measured_peak"].append(done["peak_bytes"])
+            plimsoll("profile", "--export", f"{folder}/costs.json")
+        plimsoll("profile", "--import", f"{folder}/costs.json")  # so that the parts after this one need not measure these kernels again
+    return [row]
 
 
-def bench_placement_hard(_):
-    published = {"A": 4.91, "B": 3.66, "C": 0.64, "E": 3.72}  # seconds, as MiniMalloc's authors publish them
-    rows = []
-    for name, theirs in published.items():
-        runs = [plimsoll("place", ROOT / "data" / "placement" / f"{name}.1048576.csv", "--capacity", 1048576)[0] for _ in range(5)]
-        seconds = [r["seconds"] for r in runs]
-        rows.append({"problem": name, "buffers": runs[0]["buffers"], "capacity": 1048576, "lower_bound": runs[0]["lower_bound"],
-                     "height": runs[0]["height"], "status": runs[0]["status"], "seconds": statistics.median(seconds),
-                     "spread_seconds": max(seconds) - min(seconds), "published_seconds": theirs, "busy_before": busy_share()})
-        print(rows[-1], flush=True)
-    save("placement-hard", rows)
+class PeerFailed(Exception):
+    pass
 
 
-def bench_planning(_):
-    rows = []
-    empty = tempfile.mkdtemp()
-    environment = {**os.environ, "PLIMSOLL_CACHE": empty}
-    cases = [(model, batch, "", "") for model, batch in (("resnet50", 32), ("resnet152", 32), ("inception4", 32), ("densenet121", 32), ("resnet:6-32-788-6", 1))]
-    cases += [("resnet50", 32, "1100MiB", "8GiB"), ("resnet152", 32, "3GiB", "16GiB"), ("inception4", 8, "700MiB", ""), ("densenet121", 8, "300MiB", "")]
-    for model, batch, memory, host in cases:
-        times, wall, steps = [], [], 0
-        limits = [x for flag, value in (("--memory", memory), ("--host-memory", host)) if value for x in (flag, value)]
-        for _ in range(3 if memory else 5):
-            begun = time.monotonic()
-            p = lines(run([PROGRAM, "plan", model, "--batch", str(batch), *limits, "--json", "-"], env=environment).stdout)[0]
-            wall.append(time.monotonic() - begun)
-            times.append(p["plan_time_ms"])
-            steps = p["steps"]
-        rows.append({"model": model, "batch": batch, "memory": memory, "host_memory": host, "steps": steps, "plan_time_ms": statistics.median(times), "spread_ms": max(times) - min(times),
-                     "command_seconds": statistics.median(wall)})
-        print(rows[-1], flush=True)
-    save("planning", rows)
+class TorchPeer:
+    """bench/peers/torch_bench.py in a process of its own, asked for a few steps at a time."""
+
+    def __init__(self, python, model, batch, layout, *more, patience=1800):
+        self.patience = patience  # seconds for an answer: compiling is slow
+        self.errors = tempfile.TemporaryFile("w+")
+        command = [python, ROOT / "bench/peers/torch_bench.py", model, batch, layout, "--threads", cores(), *more]
+        self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+                                        preexec_fn=self.first_to_go)
+        self.version = self.answer()["torch"]
+
+    @staticmethod
+    def first_to_go():
+        """Where memory runs out, the system ends this process rather than another one."""
+        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+
+    def answer(self):
+        ready, _, _ = select.select([self.process.stdout], [], [], self.patience)
+        line = self.process.stdout.readline() if ready else ""
+        told = json.loads(line) if line else {"error": self.end_of_it() if ready else f"no answer in {self.patience / 60:.0f} minutes"}
+        if "error" in told:
+            self.close()
+            raise PeerFailed(told["error"])
+        return told
+
+    def end_of_it(self):
+        if self.process.wait() == -signal.SIGKILL:
+            return "killed, most likely for want of memory"
+        self.errors.seek(0)
+        return ([line.strip() for line in self.errors if line.strip()] or [f"exit code {self.process.returncode}"])[-1]
+
+    def run(self, steps):
+        """Milliseconds of each step."""
+        with contextlib.suppress(BrokenPipeError):  # what ended it is told by answer()
+            self.process.stdin.write(f"run {steps}\n")
+            self.process.stdin.flush()
+        self.last = self.answer()
+        return self.last["step_ms"]
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
 
 
-def steps_for(seconds_per_step, seconds=12, least=8, most=400):
-    return int(min(most, max(least, seconds / max(1e-3, seconds_per_step))))
+class Contest:
+    """PyTorch as it can be run, each in a process of its own, in turns with Plimsoll. What fails is out, with its reason."""
+    WAYS = {"eager nchw": ["nchw"], "eager channels_last": ["channels_last"], "compiled nchw": ["nchw", "--compile"],
+            "compiled channels_last": ["channels_last", "--compile"]}
+
+    def __init__(self, o, model, batch):
+        self.o, self.peers, self.failed, self.first_step_s, self.usual_ms, self.compiler, self.versions = o, {}, {}, {}, {}, {}, set()
+        for way, words in self.WAYS.items() if o.torch else ():
+            self.attempt(way, lambda: self.enter(way, TorchPeer(o.torch, model, batch, *words)))
+
+    def attempt(self, way, what):
+        try:
+            return what()
+        except PeerFailed as error:
+            self.failed[way] = str(error)
+            self.peers.pop(way, None)
+            print(f"  PyTorch, {way}: {error}", file=sys.stderr, flush=True)
+
+    def enter(self, way, peer):
+        self.first_step_s[way] = peer.run(1)[0] / 1000  # compiles, where it is to
+        self.usual_ms[way] = peer.run(1)[0]
+        self.peers[way] = peer
+        self.versions.add(peer.version)
+        if "compiler" in peer.last:
+            self.compiler[way] = peer.last["compiler"]
+
+    def turn(self, times):
+        for way, peer in list(self.peers.items()):
+            ms = self.attempt(way, lambda: statistics.median(peer.run(steps_for(self.usual_ms[way], self.o.seconds, least=2))))
+            if ms is not None:
+                times.setdefault(way, []).append(ms)
+
+    def close(self):
+        for peer in self.peers.values():
+            peer.close()
 
 
-def bench_prediction(args):
-    rows = [r for r in kept_rows("prediction") if r["model"] not in args.only] if args.only else []
-    nets = [("mlp", 256), ("lenet", 256), ("alexnet", 64), ("vgg16", 8), ("resnet18", 16), ("resnet50", 16), ("resnet101", 8), ("resnet32", 100),
-            ("inception3", 8), ("inception4", 4), ("densenet121", 8), ("densenet:depth=40,growth=40", 16), ("dcgan", 64)]
-    for model, batch in nets:
-        if args.only and model not in args.only:
-            continue
-        first = train(model, batch, "--steps", 3)[-1]
-        events = train(model, batch, "--steps", steps_for(first["step_time_ms"] / 1000))
-        plan, done = events[0], events[-1]
-        rows.append({"model": model, "batch": batch, "predicted_ms": done["predicted_step_time_ms"], "measured_ms": done["step_time_ms"],
-                     "error": done["predicted_step_time_ms"] / done["step_time_ms"] - 1, "predicted_peak": plan["peak_bytes"], "measured_peak": done["peak_bytes"]})
-        print(rows[-1], flush=True)
-    errors = [abs(r["error"]) for r in rows]
-    save("prediction", rows, median_error=statistics.median(errors), largest_error=max(errors))
+@part("peers", 20, PEERS, [("resnet32", 8)], repeated=True)
+def peers(o, model, batch):
+    """Images per second against PyTorch, eager and compiled, in both layouts, interleaved."""
+    usual_ms = trained(model, batch, "--steps", 4)["step_time_ms"]  # also measures the kernels
+    contest = Contest(o, model, batch)
+    try:
+        times = {"plimsoll": []}
+        for _ in range(o.rounds):
+            times["plimsoll"].append(trained(model, batch, "--steps", 1 + steps_for(usual_ms, o.seconds))["step_time_ms"])
+            contest.turn(times)
+    finally:
+        contest.close()
+    times = {name: ms for name, ms in times.items() if name not in contest.failed}
+    rate = {name: batch * 1000 / statistics.median(ms) for name, ms in times.items()}
+    fastest = max((name for name in rate if name != "plimsoll"), key=rate.get, default=None)
+    row = {"model": model, "batch": batch, "threads": cores(), "torch": ", ".join(contest.versions), "images_per_second": rate, "step_ms": times,
+           "spread": {name: spread(ms) for name, ms in times.items()}, "failed": contest.failed, "first_step_s": contest.first_step_s,
+           "compiler": contest.compiler, "fastest_peer": fastest, "ratio": rate["plimsoll"] / rate[fastest] if fastest else None}
+    print(f"  {', '.join(f'{name} {r:.1f}' for name, r in rate.items())} images/s" + (f"; {row['ratio']:.2f}x" if fastest else ""), flush=True)
+    return [row]
+
+
+POLICIES = ["auto", "superneurons", "vdnn", "dymem", "mxnet", "tensorflow"]
+SHARES = (80, 60, 40, 20)
+
+
+def compare(model, batch, budget, more, policies):
+    return plimsoll("compare", model, "--batch", batch, "--memory", budget, *more, "--policies", *policies)
+
+
+@part("slowdown", 16, [("alexnet", 64), ("vgg16", 8), ("resnet50", 16), ("inception4", 4), ("densenet121", 8)], [("lenet", 32)], repeated=True)
+def slowdown(o, model, batch):
+    """Step time at 80, 60, 40 and 20 % of the memory, by policy, predicted and measured.
+
+    `auto` and the step with all memory in every round, the other policies once."""
+    trained(model, batch, "--steps", 6)  # measures the kernels
+    whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness")[0]
+    tiers = ["--host-memory", "8GiB"]
+    steps = steps_for(whole["step_time_ms"], o.seconds)
+    rows, cases, whole_ms = [], [], []
+    for share in SHARES:
+        budget = whole["arena_bytes"] * share // 100
+        row = {"model": model, "batch": batch, "share": share, "budget": budget,
+               "unlimited_predicted_ms": whole["step_time_ms"], "unlimited_ms": whole_ms, "predicted_ms": {}, "measured_ms": {}, "predicted_peak": [], "measured_peak": []}
+        for policy, plan in zip(POLICIES, compare(model, batch, budget, tiers, POLICIES)):
+            row["predicted_ms"][policy] = plan["step_time_ms"]
+            if policy == "auto" and not plan["feasible"]:
+                row["least_bytes"] = plan["minimum_bytes"]
+            if plan["step_time_ms"] is not None:
+                cases.append((row, policy, ["--memory", budget, *tiers, "--policy", policy]))
+        rows.append(row)
+    for turn in range(o.rounds):
+        whole_ms.append(trained(model, batch, "--steps", steps)["step_time_ms"])
+        for row, policy, more in cases:
+            if policy == "auto" or turn == 0:
+                plan, *_, done = train(model, batch, "--steps", steps, *more)
+                row["measured_ms"].setdefault(policy, []).append(done["step_time_ms"])
+                if policy == "auto":
+                    row["predicted_peak"].append(plan["peak_bytes"])
+                    row["measured_peak"].append(done["peak_bytes"])
+    return rows
 
 
 class HardLimit:
     """A control group with a memory limit; its account of the peak."""
 
     def __init__(self, limit):
-        self.v1 = pathlib.Path("/sys/fs/cgroup/memory")
-        base = self.v1 if self.v1.is_dir() else pathlib.Path("/sys/fs/cgroup")
-        self.group = base / f"plimsoll_bench_{os.getpid()}"
+        v1 = pathlib.Path("/sys/fs/cgroup/memory")
+        self.is_v1 = v1.is_dir()
+        self.group = (v1 if self.is_v1 else v1.parent) / f"plimsoll_bench_{os.getpid()}"
         self.group.mkdir()
-        self.is_v1 = self.v1.is_dir()
         (self.group / ("memory.limit_in_bytes" if self.is_v1 else "memory.max")).write_text(str(limit))
 
     def join(self):
@@ -203,361 +392,291 @@ class HardLimit:
 
     def close(self):
         for _ in range(50):
-            try:
+            with contextlib.suppress(OSError):
                 self.group.rmdir()
                 return
-            except OSError:
-                time.sleep(0.1)
+            time.sleep(0.1)
 
 
-def bench_memory(_):
-    rows = []
+@part("memory", 3, [("alexnet", 64), ("resnet50", 16), ("vgg16", 8)], [("lenet", 32)])
+def memory(o, model, batch):
+    """The process's peak against its budget, also under a hard limit (root, cgroup v1 or v2)."""
     slack = 200 << 20
-    for model, batch in (("alexnet", 64), ("resnet50", 16), ("vgg16", 8)):
-        plan = plimsoll("plan", model, "--batch", batch)[0]
-        budget = plan["arena_bytes"]
-        free = train(model, batch, "--steps", 4, "--memory", budget)[-1]
-        row = {"model": model, "batch": batch, "budget": budget, "process_peak": free["process_peak_bytes"],
-               "beyond_budget": free["process_peak_bytes"] - budget}
+    budget = plimsoll("plan", model, "--batch", batch)[0]["arena_bytes"]
+    peak = trained(model, batch, "--steps", 4, "--memory", budget)["process_peak_bytes"]
+    row = {"model": model, "batch": batch, "budget": budget, "process_peak": peak, "beyond_budget": peak - budget}
+    try:
+        limit = HardLimit(budget + slack)
         try:
-            limit = HardLimit(budget + slack)
-            done = run([PROGRAM, "train", model, "--batch", str(batch), "--data", "synthetic", "--evaluate-every", "0", "--steps", "4",
-                        "--memory", str(budget), "--json", "-"], preexec_fn=limit.join)
-            row["hard_limit"] = budget + slack
-            row["survived"] = done.returncode == 0
-            row["group_peak"] = limit.peak()
+            done = run([PROGRAM, "train", model, "--batch", batch, "--data", "synthetic", "--evaluate-every", 0, "--steps", 4, "--memory", budget,
+                        "--json", "-"], preexec_fn=limit.join)
+            row |= {"hard_limit": budget + slack, "survived": done.returncode == 0, "group_peak": limit.peak()}
+        finally:
             limit.close()
-        except OSError as error:
-            row["hard_limit_error"] = str(error)
-        rows.append(row)
-        print(row, flush=True)
-    save("memory", rows)
+    except (OSError, subprocess.SubprocessError) as error:
+        row["hard_limit_error"] = str(error)
+    return [row]
 
 
-def bench_exactness(_):
-    rows = []
-    for model, batch, data in (("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"), ("densenet:depth=40,growth=12", 8, "synthetic")):
-        flags = ["train", model, "--batch", batch, "--data", data, "--steps", 20, "--evaluate-every", 0]
-        sha = lambda *more: plimsoll(*flags, *more)[-1]["weights_sha256"]
-        row = {"model": model, "batch": batch, "liveness": sha("--policy", "liveness"), "again": sha("--policy", "liveness"),
-               "baseline": sha("--policy", "baseline")}
-        with tempfile.TemporaryDirectory() as folder:
-            checkpoint = f"{folder}/c.safetensors"
-            more = ["--policy", "liveness", "--checkpoint", checkpoint, "--checkpoint-every", 3]
-            process = subprocess.Popen([PROGRAM, *map(str, flags + more)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            while not os.path.exists(checkpoint) and process.poll() is None:
-                time.sleep(0.002)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            row["killed_and_resumed"] = sha(*more, "--resume", checkpoint)
-        row["equal"] = len({row[k] for k in ("liveness", "again", "baseline", "killed_and_resumed")}) == 1
-        rows.append(row)
-        print(model, "equal" if row["equal"] else row, flush=True)
-    save("exactness", rows)
+@part("placement", 4, lambda: [(model, batch) for model, batches in ZOO.items() for batch in batches], [("lenet", 32)])
+def placement(o, model, batch):
+    """Arena bytes against live bytes, by placement, for every network."""
+    row = {"model": model, "batch": batch}
+    for name in ("offline", "first_fit", "best_fit"):
+        plan = plimsoll("plan", model, "--batch", batch, "--policy", "liveness", "--placement", name)[0]
+        if row.setdefault("live", plan["peak_bytes"]) != plan["peak_bytes"]:
+            raise RuntimeError(f"placement {name} changes the live bytes of {model}: {row['live']} and {plan['peak_bytes']}")
+        row |= {name: plan["arena_bytes"], "baseline": plan["baseline_bytes"]}
+    return [row]
 
 
-class TorchPeer:
-    """bench/peers/torch_bench.py in a process of its own, asked for a few steps at a time."""
-
-    def __init__(self, python, model, batch, layout, *more):
-        self.process = subprocess.Popen([python, str(ROOT / "bench/peers/torch_bench.py"), model, str(batch), layout, *more], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
-        self.hello = json.loads(self.process.stdout.readline())
-
-    def run(self, steps):
-        self.process.stdin.write(f"run {steps}\n")
-        self.process.stdin.flush()
-        self.last = json.loads(self.process.stdout.readline())
-        return self.last["step_ms"]
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+PUBLISHED_SECONDS = {"A": 4.91, "B": 3.66, "C": 0.64, "E": 3.72}  # by MiniMalloc's authors
 
 
-def bench_peers(args):
-    rows = []
-    kept = kept_rows("peers") if args.only else []  # other rows stay
-    for model, batch in PEERS:
-        if args.only and model not in args.only:
-            continue
-        own_ms = train(model, batch, "--steps", 4)[-1]["step_time_ms"]  # also measures the kernels
-        steps = steps_for(own_ms / 1000, seconds=4, least=3, most=60)
-        peers = {}
-        for python in args.torch:
-            for layout in ("nchw", "channels_last"):
-                peer = TorchPeer(python, model, batch, layout)
-                peers[f"torch {peer.hello['torch']} {layout}"] = peer
-                peer.run(2)
-        times = {"plimsoll": [], **{name: [] for name in peers}}
-        for _ in range(args.rounds):
-            times["plimsoll"].append(train(model, batch, "--steps", steps + 1)[-1]["step_time_ms"])
-            for name, peer in peers.items():
-                times[name].append(statistics.median(peer.run(steps)))
-        for peer in peers.values():
-            peer.close()
-        rate = {name: batch * 1000 / statistics.median(t) for name, t in times.items()}
-        fastest = max((name for name in rate if name != "plimsoll"), key=rate.get, default=None)
-        rows.append({"model": model, "batch": batch, "images_per_second": rate, "step_ms": times,
-                     "spread": {name: (max(t) - min(t)) / statistics.median(t) for name, t in times.items()},
-                     "fastest_peer": fastest, "ratio": rate["plimsoll"] / rate[fastest] if fastest else None, "busy_before": busy_share()})
-        print(model, {k: round(v, 2) for k, v in rate.items()}, f"ratio {rows[-1]['ratio']:.2f}", flush=True)
-        others = [r for r in kept if r["model"] not in {row["model"] for row in rows}]
-        save("peers", sorted(rows + others, key=lambda r: [m for m, _ in PEERS].index(r["model"])))
+@part("placement-hard", 1, [(name,) for name in PUBLISHED_SECONDS], [("A",)])
+def placement_hard(o, problem):
+    """MiniMalloc's hard placement problems."""
+    runs = [plimsoll("place", ROOT / "data" / "placement" / f"{problem}.1048576.csv", "--capacity", 1048576)[0] for _ in range(5)]
+    seconds = [r["seconds"] for r in runs]
+    return [{"problem": problem, "capacity": 1048576, **{key: runs[0][key] for key in ("buffers", "lower_bound", "height", "status")},
+             "seconds": statistics.median(seconds), "spread_seconds": max(seconds) - min(seconds),
+             "published_seconds": PUBLISHED_SECONDS[problem]}]
 
 
-def bench_families(_):
-    rows = []
-    for model, batch in PEERS:
-        with tempfile.TemporaryDirectory() as folder:
-            trace = f"{folder}/trace.json"
-            train(model, batch, "--steps", 6, "--trace", trace)
-            sums = {}
-            for event in json.load(open(trace))["traceEvents"]:
-                if event["ph"] == "X" and event["pid"] == 2:
-                    entry = sums.setdefault(event["args"]["op"], [0.0, 0.0, 0])
-                    entry[0] += event["dur"] / 1000
-                    entry[1] += event["args"].get("gflop", 0.0)
-                    entry[2] += 1
-        total = sum(v[0] for v in sums.values())
-        for op, (ms, gflop, count) in sorted(sums.items(), key=lambda kv: -kv[1][0]):
-            rows.append({"model": model, "batch": batch, "op": op, "count": count, "ms": ms, "share": ms / total, "gflops": gflop / ms * 1000 if ms else 0})
-        print(model, f"{total:.1f} ms", [(r["op"], f"{100 * r['share']:.0f} %", round(r["gflops"])) for r in rows if r["model"] == model][:8], flush=True)
-    save("families", rows)
-
-
-SLOWDOWN = [("alexnet", 64), ("vgg16", 8), ("resnet50", 16), ("inception4", 4), ("densenet121", 8)]
-POLICIES = ["auto", "superneurons", "vdnn", "dymem", "mxnet", "tensorflow"]
-
-
-def bench_slowdown(args):
-    rows, kept = [], kept_rows("slowdown") if args.only else []
-    for model, batch in SLOWDOWN:
-        if args.only and model not in args.only:
-            continue
-        train(model, batch, "--steps", 3)  # measures the kernels
-        whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness")[0]
-        tiers = ["--host-memory", "8GiB"]
-        steps = steps_for(whole["step_time_ms"] / 1000, seconds=5, least=4)
-        cases, all_ms = [], []
-        for share in (80, 60, 40, 20):
-            budget = whole["arena_bytes"] * share // 100
-            row = {"model": model, "batch": batch, "share": share, "budget": budget, "predicted_ms": {}, "measured_ms": {}}
-            for policy, plan in zip(POLICIES, compare(model, batch, budget, tiers)):
-                row["predicted_ms"][policy] = plan["step_time_ms"]
-                if policy == "auto" and not plan["feasible"]:
-                    row["least_bytes"] = plan["minimum_bytes"]
-            rows.append(row)
-            cases += [(row, policy, ["--memory", budget, *tiers, "--policy", policy], []) for policy, ms in row["predicted_ms"].items() if ms is not None]
-        for turn in range(args.rounds):
-            all_ms.append(train(model, batch, "--steps", steps)[-1])
-            for row, policy, more, done in cases:
-                if policy == "auto" or turn == 0:  # the others once
-                    done.append(train(model, batch, "--steps", steps, *more)[-1])
-        for row in rows[-4:]:
-            row["unlimited_ms"] = [d["step_time_ms"] for d in all_ms]
-            row["unlimited_predicted_ms"] = whole["step_time_ms"]
-        whole_ms = statistics.median(row["unlimited_ms"])
-        for row, policy, _, done in cases:
-            row["measured_ms"][policy] = [d["step_time_ms"] for d in done]
-            if policy == "auto":
-                row["peaks"] = sorted({d["peak_bytes"] for d in done})
-        for row in rows[-4:]:
-            print(model, row["share"], {k: v and round(v / whole["step_time_ms"] - 1, 3) for k, v in row["predicted_ms"].items()},
-                  "measured", {k: round(statistics.median(v) / whole_ms - 1, 3) for k, v in row["measured_ms"].items()}, flush=True)
-        save("slowdown", kept_beside(kept, rows))
-
-
-def tight_cases():
-    whole = plimsoll("plan", "resnet50", "--batch", 32, "--policy", "baseline")[0]["arena_bytes"]
-    yield "alexnet", 200, [], 700 << 20, ["--host-memory", "8GiB"]
-    for share in (50, 25, 12):
-        yield "resnet50", 32, [], whole * share // 100, ["--host-memory", "8GiB"]
-    deep = ["--image-size", 227]
-    yield "resnet:6-32-788-6", 1, deep, 12 << 30, []
-    yield "resnet:6-32-788-6", 1, deep, 2 << 30, ["--host-memory", "4GiB", "--spill", "SPILL:30GiB"]
-
-
-def bench_tight(args):
-    """Training for real where memory is short, in turns with PyTorch as it is, with checkpoints, and with saved tensors on disk."""
-    rows, kept = [], kept_rows("tight") if args.only else []
-    networks = {}  # what PyTorch takes does not hang on the budget
-    for model, batch, size, budget, tiers in tight_cases():
-        if not args.only or model in args.only:
-            networks.setdefault((model, batch, *size), []).append((budget, tiers))
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for (model, batch, *size), cases in networks.items():
-            deep = model.startswith("resnet:")
-            print(model, batch, [budget for budget, _ in cases], flush=True)
-            flags = [[*size, "--memory", budget, *(t.replace("SPILL", folder) for t in tiers)] for budget, tiers in cases]
-            for more in flags:
-                train(model, batch, "--steps", 2, *more)  # measures the kernels and the tiers
-            done, peers, peaks = [[] for _ in cases], {}, {}
-            for _ in range(1 if deep else args.rounds):
-                for runs, more in zip(done, flags):
-                    runs.append(train(model, batch, "--steps", 2 if deep else 5, *more))
-                for python in args.torch:
-                    for saving in ("eager", "checkpoint", "disk"):  # each a process of its own: together they need too much
-                        peer = TorchPeer(python, model, batch, "channels_last", "--saving", saving, "--folder", folder)
-                        peer.run(1)
-                        name = f"{peer.hello['torch']} {saving}"
-                        peers.setdefault(name, []).append(statistics.median(peer.run(1 if deep else 3)))
-                        peaks[name] = max(peaks.get(name, 0), peer.last["peak_bytes"])
-                        peer.close()
-            for (budget, tiers), runs in zip(cases, done):
-                plan = next(e for e in runs[-1] if e["event"] == "plan")
-                ends = [d[-1] for d in runs]
-                row = {"model": model, "batch": batch, "budget": budget, "tiers": " ".join(tiers).replace("SPILL:", "disk "),
-                       "predicted_peak": plan["peak_bytes"], "measured_peak": sorted({e["peak_bytes"] for e in ends}), "policy": plan["planned_by"],
-                       "predicted_ms": [e["predicted_step_time_ms"] for e in ends], "measured_ms": [e["step_time_ms"] for e in ends],
-                       "process_peak": max(e["process_peak_bytes"] for e in ends), "offload_bytes": plan["offload_bytes"],
-                       "recompute_steps": plan["recompute_steps"],
-                       "torch": {name: {"step_ms": statistics.median(times), "peak_bytes": peaks[name]} for name, times in peers.items()}}
-                rows.append(row)
-                print({k: row[k] for k in ("budget", "predicted_peak", "measured_peak", "predicted_ms", "measured_ms", "torch")}, flush=True)
-            save("tight", kept_beside(kept, rows))
-
-
-def kept_beside(kept, rows):
-    return [r for r in kept if r["model"] not in {row["model"] for row in rows}] + rows
-
-
-def compare(model, batch, budget, more, policies=POLICIES):
-    return plimsoll("compare", model, "--batch", batch, "--memory", budget, *more, "--policies", *policies)
-
-
-def bench_overlap(_):
-    rows = []
-    for model, batch in (("alexnet", 200), ("vgg16", 32), ("resnet50", 32), ("inception4", 32), ("densenet121", 32)):
-        device = ["--device", "k40c", "--lowering", "paper"]
-        whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness", *device)[0]
-        for share in (60, 40):
-            budget = whole["arena_bytes"] * share // 100
-            row = {"model": model, "batch": batch, "share": share, "unlimited_ms": whole["step_time_ms"], "policies": {}}
-            names = ["vdnn:layers=all", "dymem", "superneurons", "auto"]
-            for name, plan in zip(names, compare(model, batch, budget, ["--host-memory", "64GiB", *device], names)):
-                if name == "auto" and not plan["feasible"]:
-                    row["least_bytes"] = plan["minimum_bytes"]
-                if plan["feasible"]:
-                    hidden = 1 - plan["stall_ms"] / plan["copy_ms"] if plan["copy_ms"] else None
-                    row["policies"][name] = {"step_ms": plan["step_time_ms"], "copy_ms": plan["copy_ms"], "stall_ms": plan["stall_ms"], "hidden": hidden}
-            rows.append(row)
-            print(model, share, {k: v["hidden"] and round(v["hidden"], 2) for k, v in row["policies"].items()}, flush=True)
-    save("overlap", rows, simulated=True)
-
-
-def bench_papers(args):
-    """--only TABLE...: these tables anew, the largest batches and depths as they were."""
-    if args.only:
-        kept = json.loads((RESULTS / "papers.json").read_text())
-        rows = [row for table in args.only for row in plimsoll("reproduce", table)]
-        tables = {row["table"] for row in rows}
-        rows = [row for row in kept["rows"] if row["table"] not in tables] + rows
-        return save("papers", rows, largest=kept["largest"], largest_of=kept.get("largest_of", kept["machine"]), simulated=True)
-    rows = plimsoll("reproduce", "all")
-    device = ["--device", "k40c", "--memory", "11.2GiB", "--host-memory", "107GiB", "--lowering", "paper"]
-    wanted = {"alexnet": 2142, "vgg16": 264, "inception4": 584, "resnet50": 841, "resnet101": 825, "resnet152": 811}
-    largest = []
-    for model, least in wanted.items():
-        size = ["--image-size", 224] if model == "vgg16" else []
-        found = plimsoll("max", model, "--what", "batch", *size, *device)[0]
-        largest.append({"model": model, "what": "batch", "ours": found["batch"], "superneurons_model": least, "limited_by": found["limited_by"],
-                        "host_bytes": found["host_bytes"]})
-        print(largest[-1], flush=True)
-    found = plimsoll("max", "resnet:6-32-N-6", "--what", "depth", "--batch", 16, *device)[0]
-    largest.append({"model": "resnet:6-32-N-6", "what": "depth", "ours": found["depth"], "superneurons_model": 2666, "limited_by": found["limited_by"],
-                    "host_bytes": found["host_bytes"]})
-    print(largest[-1], flush=True)
-    save("papers", rows, largest=largest, simulated=True)
-
-
-def bench_wd_solver(args):
-    build = pathlib.Path(PROGRAM).parent
-    made = run(["ninja", "-C", str(build), "wd_solver_bench"])
-    if made.returncode != 0:
-        raise SystemExit(made.stdout[-2000:])
-    network = (args.only or ["resnet50", "32"])[:2]
-    rows = lines(run([str(build / "bench/micro/wd_solver_bench"), *network]).stdout)
-    for r in rows:
-        print(r["instance"], r["variables"], r["share"], f"{r['solve_ms']:.3f} ms", "exact" if r["exact"] else "not proven", flush=True)
-    save("wd-solver", rows, paper={"variables": 562, "solve_ms": 5.46, "solver": "GLPK"})
-
-
-def bench_convolutions(args):
-    table = ROOT / "bench" / "convolutions.csv"
-    rows, profiling = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        short = pathlib.Path(folder) / "short.csv"  # every micro-batch takes long
-        head, *rest = table.read_text().splitlines()
-        short.write_text("\n".join([head, rest[10]]) + "\n")
-        for policy in ("undivided", "powerOfTwo", "all"):
-            cache = {**os.environ, "PLIMSOLL_CACHE": f"{folder}/{policy}"}
+@part("planning", 3, [(model, batch, "", "") for model, batch in (("resnet50", 32), ("resnet152", 32), ("inception4", 32), ("densenet121", 32),
+                                                                  ("resnet:6-32-788-6", 1))]
+      + [("resnet50", 32, "1100MiB", "8GiB"), ("resnet152", 32, "3GiB", "16GiB"), ("inception4", 8, "700MiB", ""), ("densenet121", 8, "300MiB", "")],
+      [("resnet20", 32, "", "")])
+def planning(o, model, batch, memory, host):
+    """Time to plan deep networks, without measured costs."""
+    limits = [x for flag, value in (("--memory", memory), ("--host-memory", host)) if value for x in (flag, value)]
+    times, wall = [], []
+    with fresh_cache():
+        for _ in range(3 if memory else 5):
             begun = time.monotonic()
-            run([PROGRAM, "convolutions", str(short), "--batch-sizes", policy, "--json", "-"], env=cache)
-            profiling.append({"batch_sizes": policy, "convolution": rest[10], "seconds": time.monotonic() - begun})
-            print(profiling[-1], flush=True)
-    for workspace in ("8MiB", "64MiB", "512MiB"):
-        found = plimsoll("convolutions", table, "--workspace", workspace, "--batch-sizes", (args.only or ["powerOfTwo"])[0])
-        for r in found:
-            rows.append({"workspace": workspace, **r})
-        whole = [r for r in found if r["undivided_ms"] and r["divided_ms"]]
-        gain = sum(r["undivided_ms"] for r in whole) / sum(r["divided_ms"] for r in whole)
-        print(workspace, f"{gain:.2f}x", flush=True)
-    save("convolutions", rows, profiling=profiling)
+            plan = plimsoll("plan", model, "--batch", batch, *limits)[0]
+            wall.append(time.monotonic() - begun)
+            times.append(plan["plan_time_ms"])
+    return [{"model": model, "batch": batch, "memory": memory, "host_memory": host, "steps": plan["steps"], "plan_time_ms": statistics.median(times),
+             "spread_ms": max(times) - min(times), "command_seconds": statistics.median(wall)}]
+
+
+@part("exactness", 3, [("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"),
+                       ("densenet:depth=40,growth=12", 8, "synthetic")], [("lenet", 32, "digits")])
+def exactness(o, model, batch, data):
+    """Weights after 20 steps: policies, budgets, again, and killed and resumed."""
+    flags = ["--data", data, "--steps", 20, "--exact"]
+    sha = lambda *more: trained(model, batch, *flags, *more)["weights_sha256"]
+    runs = {"liveness": sha("--policy", "liveness"), "again": sha("--policy", "liveness"), "baseline": sha("--policy", "baseline")}
+    arena = plimsoll("plan", model, "--batch", batch, "--data", data, "--policy", "liveness", "--exact")[0]["arena_bytes"]
+    tight = ["--memory", arena * 6 // 10, "--host-memory", "8GiB"]
+    plan = plimsoll("plan", model, "--batch", batch, "--data", data, "--exact", *tight)[0]
+    if not plan["feasible"]:
+        tight[1] = plan["minimum_bytes"]
+    runs["auto in less memory"] = sha(*tight)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = f"{folder}/c.safetensors"
+        more = ["--policy", "liveness", "--checkpoint", checkpoint, "--checkpoint-every", 3]
+        words = [PROGRAM, "train", model, "--batch", batch, "--evaluate-every", 0, *flags, *more]
+        process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not os.path.exists(checkpoint) and process.poll() is None:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = trained(model, batch, *flags, *more, "--resume", checkpoint)
+        runs["killed and resumed"] = done["weights_sha256"]
+    return [{"model": model, "batch": batch, "flags": "--exact", "budget": tight[1], "arena": arena, "resumed_at": done["step"] - done["steps"],
+             "sha256": runs}]
+
+
+def spans(path):
+    """What ran in the traced step: op, milliseconds, and the rest of what the trace tells."""
+    events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+    return [{**e["args"], "ms": e["dur"] / 1000} for e in events if e["ph"] == "X" and e["pid"] == 2]
+
+
+@part("families", 2, PEERS, [("lenet", 32)])
+def families(o, model, batch):
+    """Where the time of a step goes, GFLOP/s against the machine's peak."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained(model, batch, "--steps", 6, "--trace", f"{folder}/trace.json")
+        sums = {}
+        for span in spans(f"{folder}/trace.json"):
+            entry = sums.setdefault(span["op"], {"count": 0, "ms": 0.0, "gflop": 0.0})
+            entry["count"] += 1
+            entry["ms"] += span["ms"]
+            entry["gflop"] += span.get("gflop", 0.0)
+    total = sum(entry["ms"] for entry in sums.values())
+    return [{"model": model, "batch": batch, "op": op, "count": e["count"], "ms": e["ms"], "share": e["ms"] / total,
+             "gflops": e["gflop"] / e["ms"] * 1000 if e["ms"] else 0} for op, e in sorted(sums.items(), key=lambda item: -item[1]["ms"])]
+
+
+TIGHT = {  # size, and budgets with what stands behind them; a share is one of what `baseline` takes
+    ("alexnet", 200): ([], [(700 << 20, ["--host-memory", "8GiB"])]),
+    ("resnet50", 32): ([], [(share, ["--host-memory", "8GiB"]) for share in (0.5, 0.25, 0.12)]),
+    ("resnet:6-32-788-6", 1): (["--image-size", 227], [(12 << 30, []), (2 << 30, ["--host-memory", "4GiB", "--spill", "SPILL:30GiB"])]),
+    ("resnet32", 8): ([], [(0.5, ["--host-memory", "8GiB"])]),  # for --quick
+}
+
+
+@part("tight", 22, list(TIGHT)[:3], [("resnet32", 8)], repeated=True)
+def tight(o, model, batch):
+    """Training for real in little memory, beside PyTorch as it is, with checkpoints, and with saved tensors on disk."""
+    size, budgets = TIGHT[model, batch]
+    deep = model.startswith("resnet:")
+    baseline = plimsoll("plan", model, "--batch", batch, *size, "--policy", "baseline")[0]["arena_bytes"]
+    cases = [(int(budget * baseline) if budget < 1 else budget, tiers) for budget, tiers in budgets]
+    done, torch = [[] for _ in cases], {}
+    with tempfile.TemporaryDirectory(dir=o.folder) as folder:
+        flags = [[*size, "--memory", budget, *(t.replace("SPILL", folder) for t in tiers)] for budget, tiers in cases]
+        for more in flags:
+            train(model, batch, "--steps", 2, *more)  # measures the kernels and the tiers
+        for _ in range(1 if deep else o.rounds):
+            for runs, more in zip(done, flags):
+                runs.append(train(model, batch, "--steps", 2 if deep else 5, *more))
+            for saving in ("eager", "checkpoint", "disk") if o.torch else ():  # one process at a time: together they need too much
+                told = torch.setdefault(saving, {"step_ms": [], "peak_bytes": 0})
+                try:
+                    peer = TorchPeer(o.torch, model, batch, "channels_last", "--saving", saving, "--folder", folder)
+                    peer.run(1)
+                    told["step_ms"].append(statistics.median(peer.run(1 if deep else 3)))
+                    told |= {"peak_bytes": max(told["peak_bytes"], peer.last["peak_bytes"]), "version": peer.version}
+                    peer.close()
+                except PeerFailed as error:
+                    told["error"] = str(error)
+    rows = []
+    for (budget, tiers), runs in zip(cases, done):
+        plans, ends = [events[0] for events in runs], [events[-1] for events in runs]
+        rows.append({"model": model, "batch": batch, "budget": budget, "tiers": " ".join(tiers).replace("SPILL:", "disk "),
+                     "policy": plans[-1]["planned_by"], "predicted_peak": [p["peak_bytes"] for p in plans], "measured_peak": [e["peak_bytes"] for e in ends],
+                     "predicted_ms": [p["step_time_ms"] for p in plans], "measured_ms": [e["step_time_ms"] for e in ends],
+                     "process_peak": max(e["process_peak_bytes"] for e in ends), "offload_bytes": plans[-1]["offload_bytes"],
+                     "recompute_steps": plans[-1]["recompute_steps"], "torch": torch})
+    return rows
+
+
+@part("overlap", 10, [("alexnet", 200), ("vgg16", 32), ("resnet50", 32), ("inception4", 32), ("densenet121", 32)], [("alexnet", 16)])
+def overlap(o, model, batch):
+    """How much of the copying hides behind compute, by policy (simulated)."""
+    device, names, rows = ["--device", "k40c", "--lowering", "paper"], ["vdnn:layers=all", "dymem", "superneurons", "auto"], []
+    whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness", *device)[0]
+    for share in (60, 40):
+        row = {"model": model, "batch": batch, "share": share, "unlimited_ms": whole["step_time_ms"], "policies": {}}
+        for name, plan in zip(names, compare(model, batch, whole["arena_bytes"] * share // 100, ["--host-memory", "64GiB", *device], names)):
+            if name == "auto" and not plan["feasible"]:
+                row["least_bytes"] = plan["minimum_bytes"]
+            if plan["feasible"]:
+                row["policies"][name] = {"step_ms": plan["step_time_ms"], "copy_ms": plan["copy_ms"], "stall_ms": plan["stall_ms"],
+                                         "hidden": 1 - plan["stall_ms"] / plan["copy_ms"] if plan["copy_ms"] else None}
+        rows.append(row)
+    return rows
+
+
+def printed_by(program, *words):
+    """The JSON that a program of the build folder prints."""
+    done = run([build(program[0]) / program[1], *words])
+    if done.returncode != 0:
+        raise RuntimeError(f"{program[0]}: exit {done.returncode}: {done.stderr.strip()[-500:]}")
+    return lines(done.stdout)
+
+
+@part("wd-solver", 4, [("resnet50", 32)], [("resnet20", 4)])
+def wd_solver(o, model, batch):
+    """Time to divide one workspace total among all ops, random instances and a network's measured one."""
+    return printed_by(("wd_solver_bench", "bench/micro/wd_solver_bench"), model, batch)
+
+
+CONVOLUTIONS = ROOT / "bench" / "convolutions.csv"
+
+
+@part("convolutions", 10, [("measuring", "all three"), *(("powerOfTwo", f"{mib}MiB") for mib in (8, 64, 512))], [("measuring", "all three")])
+def convolutions(o, sizes, workspace):
+    """bench/convolutions.csv at 8, 64 and 512 MiB, undivided against divided; time to measure by batch sizes."""
+    if sizes != "measuring":
+        return [{"workspace": workspace, **row} for row in plimsoll("convolutions", CONVOLUTIONS, "--workspace", workspace, "--batch-sizes", sizes)]
+    head, *rest = CONVOLUTIONS.read_text().splitlines()
+    rows = []
+    for sizes in ("undivided", "powerOfTwo", "all"):
+        with fresh_cache() as folder:
+            short = pathlib.Path(folder) / "short.csv"  # one layer: every micro-batch takes long
+            short.write_text(f"{head}\n{rest[10]}\n")
+            begun = time.monotonic()
+            plimsoll("convolutions", short, "--batch-sizes", sizes)
+            rows.append({"batch_sizes": sizes, "convolution": rest[10], "profile_seconds": time.monotonic() - begun})
+    return rows
+
+
+WORKSPACE = {"alexnet": 256, "resnet18": 128, "resnet50": 64, "densenet:depth=40,growth=40": 256, "lenet": 32}
+LIMITS_MIB = (8, 64, 512)
+
+
+def traced(model, batch, steps, *more):
+    """A short training: milliseconds of a step and of its convolutions, and the largest workspace."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan, *_, done = train(model, batch, "--steps", steps, "--trace", f"{folder}/trace.json", *more)
+        convolution_ms = sum(span["ms"] for span in spans(f"{folder}/trace.json") if span["op"].startswith("Conv"))
+    return {"step_ms": done["step_time_ms"], "convolution_ms": convolution_ms, "peak": done["peak_bytes"],
+            "largest_workspace": plan["largest_workspace_bytes"], "workspaces": plan["workspaces_bytes"]}
+
+
+@part("workspace", 100, list(WORKSPACE.items())[:4], [("lenet", 32)], repeated=True)
+def workspace(o, model, batch):
+    """mu-cuDNN's figures: workspace limits, parts of the batch."""
+    every = max(1, batch // 8)
+    profiled, cases = {}, []
+    with fresh_cache():  # how long measuring takes is a result too
+        began = time.monotonic()
+        for sizes in ("undivided", "powerOfTwo") if o.quick else ("undivided", "powerOfTwo", "all"):
+            plimsoll("profile", model, "--batch", batch, "--batch-sizes", sizes, "--every", every)
+            profiled[sizes] = time.monotonic() - began  # each has what those before it measured
+        for limit in LIMITS_MIB:
+            for sizes in profiled:
+                flags = ["--workspace", f"{limit}MiB", "--batch-sizes", sizes]
+                plan = plimsoll("plan", model, "--batch", batch, *flags)[0]
+                cases.append({"how": "WR", "limit": limit << 20, "ops": plan["weighty_ops"], "sizes": sizes, "flags": flags, "plan": plan})
+                if sizes != "undivided":
+                    total = (limit << 20) * plan["weighty_ops"]
+                    flags = ["--workspace-total", total, "--batch-sizes", sizes]
+                    cases.append({"how": "WD", "limit": total, "ops": plan["weighty_ops"], "sizes": sizes, "flags": flags,
+                                  "plan": plimsoll("plan", model, "--batch", batch, *flags)[0]})
+        runs = {}  # plans that are alike run once a round
+        for case in cases:
+            plan = case.pop("plan")
+            case["predicted"] = {"step_ms": plan["step_time_ms"], "convolution_ms": plan["convolution_ms"], "peak": plan["peak_bytes"],
+                                 "largest_workspace": plan["largest_workspace_bytes"], "workspaces": plan["workspaces_bytes"],
+                                 "divided": plan["divided_steps"]}
+            case["run"] = str(sorted(case["predicted"].items()))
+            runs.setdefault(case["run"], {"flags": case["flags"], "measured": []})
+        steps = steps_for(cases[0]["predicted"]["step_ms"], 1.5 * o.seconds)
+        for _ in range(o.rounds):
+            for one in runs.values():
+                one["measured"].append(traced(model, batch, steps, "--costs", "estimated", *one["flags"]))
+    rows = []
+    for case in cases:
+        measured = runs[case.pop("run")]["measured"]
+        case.pop("flags")
+        rows.append({"model": model, "batch": batch, **case, "measured": {key: statistics.median(m[key] for m in measured) for key in measured[0]},
+                     "spread": {key: spread([m[key] for m in measured]) for key in ("step_ms", "convolution_ms")},
+                     "profile_seconds": profiled[case["sizes"]],
+                     "sizes_of_all": "powers of two and multiples of an eighth of the batch" if every > 1 else "every size"})
+    return rows
 
 
 # What is trained for real, and how its images are told to `train` and to concurrency_bench (channels, size, classes).
-CONCURRENCY = [("resnet50", 64, (3, 32, 10)), ("dcgan", 64, (1, 28, 10)), ("inception3", 16, ()), ("alexnet", 64, ())]
-QUICK_CONCURRENCY = [("resnet20", 16, (3, 32, 10))]
+IMAGES = {("resnet50", 64): (3, 32, 10), ("dcgan", 64): (1, 28, 10), ("inception3", 16): (), ("alexnet", 64): (), ("resnet20", 16): (3, 32, 10)}
+CONCURRENCY, QUICK_CONCURRENCY = list(IMAGES)[:4], list(IMAGES)[4:]
 STEPS_UNTRIED = 11  # as chosen, before it is tried against one op after another
 STEPS_TO_SETTLE = 45  # until a choice was corrected and tried against one op after another; the step time is that of the steps after
 CHOICES = {"strategies 1,2": "1,2", "strategies 1,2,3": "1,2,3", "auto": "1,2,3,4"}  # of --inter-op auto
 
 
-def uniform_settings(cores, quick):
+def uniform_settings(quick):
     """Pairs of ops at once and threads each: every power of two, the number of cores, its parts down to an eighth, and twice it."""
+    n = cores()
     if quick:
-        return sorted({(1, cores), (2, max(1, cores // 2)), (1, 1)})
-    counts = sorted({1 << k for k in range(12) if 1 << k <= cores} | {cores // k for k in range(1, 9) if cores >= k} | {2 * cores})
-    return [(inter, intra) for inter in counts for intra in counts if inter * intra <= 4 * cores]
-
-
-def built(target):
-    """A program of the build folder beside the one under test, made now."""
-    build = pathlib.Path(PROGRAM).parent
-    made = run(["ninja", "-C", str(build), target])
-    if made.returncode != 0:
-        raise SystemExit(f"{target} cannot be built in {build} (is it configured with -DPLIMSOLL_BENCH=ON?)\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
-    return build
-
-
-def bench_overhead(args):
-    """What it costs to start a step of a plan, with kernels that do nothing, as a share of a training step."""
-    build = built("side_by_side_bench")
-    program = build / "bench/micro/side_by_side_bench"
-    rows = []
-    for model, batch, images in CONCURRENCY:
-        size = size_flags(images)
-        done = run([str(program), model])
-        if done.returncode != 0:
-            raise SystemExit(done.stderr.strip())
-        idle = lines(done.stdout)[0]
-        step_ms = train(model, batch, *size, "--steps", 6)[-1]["step_time_ms"]
-        row = {"model": model, "batch": batch, "ops": idle["steps"], "step_ms": step_ms, "us_an_op": {}, "share": {}}
-        for name in ("serial", "one_core", "two_cores"):
-            row["us_an_op"][name] = idle[f"{name}_processor_us"]
-            row["share"][name] = idle[f"{name}_processor_us"] * idle["steps"] / 1000 / step_ms
-        rows.append(row)
-        print(model, row["us_an_op"], {k: f"{100 * v:.3f} %" for k, v in row["share"].items()}, flush=True)
-    save("overhead", rows)
-
-
-def wanted_models(args):
-    models = QUICK_CONCURRENCY if args.quick else CONCURRENCY
-    wanted = [c for c in models if not args.only or c[0] in args.only]
-    if not wanted:
-        raise SystemExit(f"--only: there are {', '.join(c[0] for c in models)}")
-    return [(model, batch, size_flags(images), images) for model, batch, images in wanted]
+        return sorted({(1, n), (2, max(1, n // 2)), (1, 1)})
+    counts = sorted({1 << k for k in range(12) if 1 << k <= n} | {n // k for k in range(1, 9) if n >= k} | {2 * n})
+    return [(inter, intra) for inter in counts for intra in counts if inter * intra <= 4 * n]
 
 
 def size_flags(images):
@@ -568,156 +687,207 @@ def size_flags(images):
         return ["--image-size", images[1], "--num-classes", images[2]]
     folder = pathlib.Path(tempfile.gettempdir()) / "plimsoll-bench-mnist"
     folder.mkdir(exist_ok=True)
-    for part, count in (("train", 12800), ("t10k", 640)):
+    for name, count in (("train", 12800), ("t10k", 640)):
         head = lambda *numbers: b"".join(n.to_bytes(4, "big") for n in numbers)
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(head(0x803, count, images[1], images[1]) + random.Random(1).randbytes(count * images[1] ** 2))
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(head(0x801, count) + bytes(k % images[2] for k in range(count)))
+        pixels = random.Random(1).randbytes(count * images[1] ** 2)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(head(0x803, count, images[1], images[1]) + pixels)
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(head(0x801, count) + bytes(k % images[2] for k in range(count)))
     return ["--data", f"mnist:{folder}"]
 
 
-def bench_concurrency(args):
-    """Table I and Figure 3 of the concurrency paper, on this machine, whatever it has."""
-    cores = len(os.sched_getaffinity(0))
-    rounds = 1 if args.quick else args.rounds
-    name = "concurrency" + (f"-{args.name}" if args.name else "")
-    kept = kept_rows(name)
-    rows = []
-    for model, batch, size, _ in wanted_models(args):
-        step_ms = train(model, batch, *size, "--steps", 3)[-1]["step_time_ms"]  # measures the kernels
-        steps = 5 if args.quick else steps_for(step_ms / 1000, seconds=3, least=4)
-        settings = {f"{a} x {b}": ["--inter-op", a, "--intra-op", b] for a, b in uniform_settings(cores, args.quick)}
-        settings |= {name: ["--inter-op", "auto", "--strategies", numbers] for name, numbers in CHOICES.items()}
-        times = {name: [] for name in settings}
-        said = {}
-        for setting, how in settings.items():  # whatever each measures, before the clock runs
-            train(model, batch, *size, "--steps", 4 * min(cores, 16) + 6 if setting in CHOICES else 2, *how)
-        slow = set()
-        for _ in range(rounds):
-            for setting, how in settings.items():
-                if setting in slow:
-                    continue
-                more = STEPS_TO_SETTLE if setting == "auto" else 0
-                done = train(model, batch, *size, "--steps", min(steps, STEPS_UNTRIED) if setting in CHOICES and not more else steps + more, *how)[-1]
-                times[setting].append(done["step_time_ms"])
-                if setting not in CHOICES and done["step_time_ms"] > 2 * step_ms:
-                    slow.add(setting)  # once is enough
-                if setting in CHOICES:
-                    said[setting] = done.get("predicted_step_time_ms")
-        recommended = f"1 x {cores}"
-        middle = {setting: statistics.median(t) for setting, t in times.items()}
-        best = min((n for n in middle if n not in CHOICES), key=middle.get)
-        rows.append({"model": model, "batch": batch, "step_ms": middle, "spread_ms": {n: max(t) - min(t) for n, t in times.items()},
-                     "recommended": recommended, "best_uniform": best, "predicted_ms": said})
-        print(model, f"recommended {middle[recommended]:.1f} ms, best uniform {best} {middle[best]:.1f} ms, auto {middle['auto']:.1f} ms", flush=True)
-        if not args.quick or args.name:
-            save(name, kept_beside(kept, rows))
-    if args.quick and not args.name:
-        print("not recorded: with --quick the settings are too few; --name NAME records them")
+@part("concurrency", 18, CONCURRENCY, QUICK_CONCURRENCY, repeated=True)
+def concurrency(o, model, batch):
+    """Every uniform setting of ops at once and threads each against --inter-op auto by strategies.
+
+    Table I and Figure 3 of the concurrency paper, on this machine, whatever it has."""
+    size = size_flags(IMAGES[model, batch])
+    step_ms = trained(model, batch, *size, "--steps", 3)["step_time_ms"]  # measures the kernels
+    steps = steps_for(step_ms, o.seconds, least=4)
+    settings = {f"{a} x {b}": ["--inter-op", a, "--intra-op", b] for a, b in uniform_settings(o.quick)}
+    settings |= {name: ["--inter-op", "auto", "--strategies", numbers] for name, numbers in CHOICES.items()}
+    times, said, slow = {name: [] for name in settings}, {}, set()
+    for setting, how in settings.items():  # whatever each measures, before the clock runs
+        train(model, batch, *size, "--steps", 4 * min(cores(), 16) + 6 if setting in CHOICES else 2, *how)
+    for _ in range(o.rounds):
+        for setting, how in settings.items():
+            if setting in slow:
+                continue
+            count = steps + STEPS_TO_SETTLE if setting == "auto" else min(steps, STEPS_UNTRIED) if setting in CHOICES else steps
+            plan, *_, done = train(model, batch, *size, "--steps", count, *how)
+            times[setting].append(done["step_time_ms"])
+            if setting in CHOICES:
+                said[setting] = plan["step_time_ms"]
+            elif done["step_time_ms"] > 2 * step_ms:
+                slow.add(setting)  # once is enough
+    middle = {setting: statistics.median(ms) for setting, ms in times.items()}
+    best = min((name for name in middle if name not in CHOICES), key=middle.get)
+    return [{"model": model, "batch": batch, "step_ms": middle, "spread_ms": {name: max(ms) - min(ms) for name, ms in times.items()},
+             "recommended": f"1 x {cores()}", "best_uniform": best, "predicted_ms": said}]
 
 
-def bench_operations(args):
-    """Tables II, III and V of the concurrency paper, on this machine, whatever it has: single ops by their thread counts."""
-    build = built("concurrency_bench")
+@part("operations", 10, [tuple(model for model, _ in CONCURRENCY)], [("resnet20",)])
+def operations(o, *models):
+    """Ops by thread count, hill climbing against them; two ops side by side; the same steps on simulated cores.
+
+    Tables II, III and V of the concurrency paper, on this machine, whatever it has."""
     words = []
-    for model, batch, size, images in wanted_models(args):
-        train(model, batch, *size, "--steps", 2)  # measures the kernels
-        words += (["--"] if words else []) + [model, str(batch), *map(str, images)]
-    found = run([str(build / "bench/concurrency_bench"), *words])
-    print(found.stdout, found.stderr, sep="", flush=True)
-    if found.returncode != 0:
-        raise SystemExit(f"concurrency_bench: exit {found.returncode}")
-    name = "operations" + (f"-{args.name}" if args.name else "")
-    kept = [r for r in kept_rows(name) if r.get("model") not in {None, *(model for model, *_ in wanted_models(args))}] if args.only else []
-    if not args.quick or args.name:
-        save(name, kept + lines(found.stdout))
+    for (model, batch), images in IMAGES.items():
+        if model in models:
+            train(model, batch, *size_flags(images), "--steps", 2)  # measures the kernels
+            words += (["--"] if words else []) + [model, batch, *images]
+    return printed_by(("concurrency_bench", "bench/concurrency_bench"), *words)
 
 
-WORKSPACE = {"alexnet": 256, "resnet18": 128, "resnet50": 64, "densenet:depth=40,growth=40": 256}
-LIMITS_MIB = (8, 64, 512)
-SIZES = ("undivided", "powerOfTwo", "all")
+@part("overhead", 4, CONCURRENCY, QUICK_CONCURRENCY)
+def overhead(o, model, batch):
+    """What starting a step of a plan costs, with kernels that do nothing, as a share of a training step."""
+    idle = printed_by(("side_by_side_bench", "bench/micro/side_by_side_bench"), model)[0]
+    step_ms = trained(model, batch, *size_flags(IMAGES[model, batch]), "--steps", 6)["step_time_ms"]
+    us = {name: idle[f"{name}_processor_us"] for name in ("serial", "one_core", "two_cores")}
+    return [{"model": model, "batch": batch, "ops": idle["steps"], "step_ms": step_ms, "us_an_op": us,
+             "share": {name: each * idle["steps"] / 1000 / step_ms for name, each in us.items()}}]
 
 
-def traced(model, batch, steps, *more):
-    """A short training: milliseconds of a step and of its convolutions, and the largest workspace."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = f"{folder}/trace.json"
-        events = train(model, batch, "--steps", steps, "--trace", trace, *more)
-        spans = [e for e in json.load(open(trace))["traceEvents"] if e["ph"] == "X" and e["pid"] == 2]
-        return {"step_ms": events[-1]["step_time_ms"], "convolution_ms": sum(e["dur"] for e in spans if e["args"]["op"].startswith("Conv")) / 1000,
-                "peak": events[-1]["peak_bytes"], "largest_workspace": events[0]["largest_workspace_bytes"], "workspaces": events[0]["workspaces_bytes"]}
+def paper_tables():
+    """Those that the program makes; those that were recorded where there is no program yet, for --list."""
+    there = os.path.exists(PROGRAM)
+    return [(name,) for name in ([t["name"] for t in plimsoll("reproduce")] if there else records.Results.read("papers").cases)]
 
 
-def bench_workspace(args):
-    kept = kept_rows("workspace") if args.only else []
-    rows = [r for r in kept if r["model"] not in args.only]
-    for model, batch in WORKSPACE.items():
-        if args.only and model not in args.only:
-            continue
-        batch = args.batch or batch
-        every = max(1, batch // 8)
-        profiled = {}
-        with tempfile.TemporaryDirectory() as cache:  # of its own: how long measuring takes is a result too
-            os.environ["PLIMSOLL_CACHE"] = cache
-            began = time.monotonic()
-            for sizes in SIZES[:2] if args.quick else SIZES:
-                plimsoll("profile", model, "--batch", batch, "--batch-sizes", sizes, "--every", every)
-                profiled[sizes] = time.monotonic() - began  # each has what those before it measured
-                print(model, sizes, f"profiled in {profiled[sizes]:.0f} s", flush=True)
-            cases = []
-            for limit in LIMITS_MIB:
-                for sizes in profiled:
-                    flags = ["--workspace", f"{limit}MiB", "--batch-sizes", sizes]
-                    plan = plimsoll("plan", model, "--batch", batch, *flags)[0]
-                    cases.append({"model": model, "batch": batch, "how": "WR", "limit": limit << 20, "sizes": sizes, "flags": flags, "plan": plan})
-                    if sizes == "undivided":
-                        continue
-                    flags = ["--workspace-total", (limit << 20) * plan["weighty_ops"], "--batch-sizes", sizes]
-                    plan = plimsoll("plan", model, "--batch", batch, *flags)[0]
-                    cases.append({"model": model, "batch": batch, "how": "WD", "limit": (limit << 20) * plan["weighty_ops"], "sizes": sizes, "flags": flags,
-                                  "plan": plan})
-            runs = {}  # plans that are alike run once a round
-            for case in cases:
-                plan = case.pop("plan")
-                case["predicted"] = {"step_ms": plan["step_time_ms"], "convolution_ms": plan["convolution_ms"], "peak": plan["peak_bytes"],
-                                     "largest_workspace": plan["largest_workspace_bytes"], "workspaces": plan["workspaces_bytes"], "divided": plan["divided_steps"]}
-                case["run"] = str(sorted(case["predicted"].items()))
-                runs.setdefault(case["run"], {"flags": case["flags"], "measured": []})
-            steps = steps_for(cases[0]["predicted"]["step_ms"] / 1000, seconds=6, least=3)
-            for _ in range(args.rounds):
-                for one in runs.values():
-                    one["measured"].append(traced(model, batch, steps, "--costs", "estimated", *one["flags"]))
-            del os.environ["PLIMSOLL_CACHE"]
-        for case in cases:
-            measured = runs[case.pop("run")]["measured"]
-            case.pop("flags")
-            case["measured"] = {key: statistics.median(m[key] for m in measured) for key in measured[0]}
-            case["spread"] = {key: (max(m[key] for m in measured) - min(m[key] for m in measured)) / max(1e-9, case["measured"][key])
-                              for key in ("step_ms", "convolution_ms")}
-            case["profile_seconds"] = profiled[case["sizes"]]
-            case["sizes_of_all"] = "powers of two and multiples of an eighth of the batch" if every > 1 else "every size"
-            rows.append(case)
-            print(model, case["how"], case["limit"] >> 20, case["sizes"], {k: round(v, 1) for k, v in case["measured"].items() if "ms" in k},
-                  "predicted", round(case["predicted"]["convolution_ms"], 1), flush=True)
-        save("workspace", rows)
+@part("papers", 40, paper_tables, [("figure10",), ("layers",)])
+def papers(o, table):
+    """The papers' tables, theirs beside ours (simulated)."""
+    return plimsoll("reproduce", table)
+
+
+@part("largest", 30, [*((model, "batch") for model in ("alexnet", "vgg16", "inception4", "resnet50", "resnet101", "resnet152")),
+                      ("resnet:6-32-N-6", "depth")], [("alexnet", "batch")])
+def largest(o, model, what):
+    """The largest batches and depths that `auto` fits on the papers' GPU (simulated)."""
+    more = ["--image-size", 224] if model == "vgg16" else ["--batch", 16] if what == "depth" else []
+    more += ["--device", "k40c", "--memory", "11.2GiB", "--host-memory", "107GiB", "--lowering", "paper"]
+    found = plimsoll("max", model, "--what", what, *more)[0]
+    return [{"model": model, "what": what, "ours": found[what], "limited_by": found["limited_by"], "host_bytes": found["host_bytes"]}]
+
+
+# Running them.
+
+DEFAULTS = {"rounds": 3, "seconds": 4.0}
+
+
+class Run:
+    """Measures parts case by case, writes what is there after each, and tells how far it is."""
+
+    def __init__(self, options, parts):
+        self.o, self.parts, self.source, self.machine, self.failed = options, parts, source(), None, []
+        self.folder = ROOT / "runs" / "quick" if options.quick else RESULTS
+
+    def origin(self, part):
+        return {**self.source, "built_here": built_here(), "date": datetime.datetime.now().isoformat(" ", "minutes"), "command": part.command(self.o),
+                **({"rounds": self.o.rounds} if part.repeated else {}), "machine": self.machine}
+
+    def wanted(self, part, results):
+        for case in part.cases_for(self.o):
+            kept = results.cases.get(case_name(case))
+            done = kept and not self.source["dirty"] and self.source.items() <= kept.run.items() and self.machine in (None, kept.run["machine"])
+            if not (self.o.go_on and done) and (not self.o.only or set(self.o.only) & {str(word) for word in case}):
+                yield case
+
+    def work(self):
+        """(part, case, about how many seconds): as long as it took before, where it was measured alike; else an equal share of the part's."""
+        for part in self.parts:
+            results = records.Results.read(part.file(self.o), self.folder)
+            for case in self.wanted(part, results):
+                kept = results.cases.get(case_name(case))
+                alike = kept and kept.seconds and kept.run["command"] == part.command(self.o)
+                yield part, case, kept.seconds if alike else part.seconds(self.o)
+
+    def measure(self):
+        build("plimsoll_cli")
+        self.machine = machine()
+        work = list(self.work())
+        if not work:
+            print("there is nothing to measure", file=sys.stderr)
+        begun, done_s, whole_s = time.monotonic(), 0, sum(seconds for *_, seconds in work)
+        for i, (part, case, seconds) in enumerate(work):
+            gone = time.monotonic() - begun
+            to_go = (whole_s - done_s) * (gone / done_s if done_s else 1)
+            until = (datetime.datetime.now() + datetime.timedelta(seconds=to_go)).strftime("%H:%M")
+            print(f"[{i + 1}/{len(work)}] {part.name}: {case_name(case)}; {gone / 60:.0f} min gone, about {to_go / 60:.0f} to go, until {until}",
+                  file=sys.stderr, flush=True)
+            self.measure_case(part, case)
+            done_s += seconds
+        for failure in self.failed:
+            print(f"failed: {failure}", file=sys.stderr)
+
+    def measure_case(self, part, case):
+        busy, begun = busy_share(), time.monotonic()
+        if busy > BUSY:
+            print(f"  the machine is {100 * busy:.0f} % busy with something else: figures will be off", file=sys.stderr, flush=True)
+        try:
+            rows = part.measure(self.o, *case)
+        except Exception as error:  # the other cases go on; what an earlier run has measured stays, marked as older
+            traceback.print_exc()
+            self.failed.append(f"{part.name}: {case_name(case)}: {error}")
+            return
+        if source() != self.source:
+            raise SystemExit(f"the work tree is not what it was at the beginning ({self.source['commit']}): nothing more is recorded")
+        results = records.Results.read(part.file(self.o), self.folder)
+        results.cases[case_name(case)] = records.Case(self.origin(part), rows, round(time.monotonic() - begun, 1), round(busy, 3))
+        names = [case_name(c) for c in part.cases_for(self.o)]
+        results.cases = {name: results.cases[name] for name in names if name in results.cases}
+        results.write()
+
+    def list_work(self):
+        work, total = list(self.work()), 0
+        for part in self.parts:
+            seconds = [s for p, _, s in work if p is part]
+            total += sum(seconds)
+            print(f"{part.name:<15} {len(seconds):>3} cases {sum(seconds) / 60:>6.0f} min   {part.about}")
+        print(f"{'':<25} {total / 60:>6.0f} min in all, and what compiling takes PyTorch")
+
+
+def options_from(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=["all", *PARTS], metavar="PART", help=f"all, or of {', '.join(PARTS)}")
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python program that has torch, for peers and tight")
+    parser.add_argument("--rounds", type=int, default=DEFAULTS["rounds"], help="so often each is measured, in turns (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=DEFAULTS["seconds"], help="about so long each time (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only cases with this word, such as a network; the others stay")
+    parser.add_argument("--go-on", action="store_true", help="keep what is of this commit already")
+    parser.add_argument("--quick", action="store_true", help="a trial: a tiny case of each part, one round, into runs/quick/")
+    parser.add_argument("--list", action="store_true", help="only say what would be measured, and about how long it takes")
+    parser.add_argument("--dirty", action="store_true", help="`all` even with uncommitted changes or a program that was not built here; recorded")
+    parser.add_argument("--folder", help="where `tight` may write")
+    parser.add_argument("--name", help="concurrency, operations: for another machine's results beside this one's")
+    options = parser.parse_args(arguments)
+    everything = "all" in options.parts
+    if options.name and not set(options.parts) <= {"concurrency", "operations"}:
+        parser.error("--name is for concurrency and operations")
+    if everything and not (options.torch or options.quick or options.list):
+        parser.error("all needs --torch PYTHON; or name the parts")
+    if options.quick:
+        options.rounds, options.seconds = 1, 0.2
+    return options, [part for name, part in PARTS.items() if everything or name in options.parts]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["placement", "placement-hard", "planning", "prediction", "memory", "exactness", "peers", "families", "slowdown", "tight",
-                                         "overlap", "wd-solver", "convolutions", "concurrency", "operations", "overhead", "workspace", "papers"])
-    parser.add_argument("--torch", nargs="*", default=[], help="Python programs that have torch")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where `tight` may write")
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--batch", type=int, help="workspace: another batch than the paper's, where that would take hours")
-    parser.add_argument("--quick", action="store_true", help="workspace: without --batch-sizes all; concurrency: one small network, few settings, not recorded")
-    parser.add_argument("--name", help="concurrency: record as concurrency-NAME.json, for another machine's results beside this one's")
-    args = parser.parse_args()
-    busy = busy_share()
-    if busy > 0.2:
-        print(f"the machine is {100 * busy:.0f} % busy with something else: figures will be off", file=sys.stderr)
-    globals()[f"bench_{args.what.replace('-', '_')}"](args)
+    options, parts = options_from(sys.argv[1:])
+    os.environ.setdefault("PLIMSOLL_DATA", str(ROOT / "data"))
+    this = Run(options, parts)
+    if options.list:
+        return this.list_work()
+    doubts = [text for text, there in (("the work tree has changes that are not committed", this.source["dirty"]),
+                                       (f"{PROGRAM} was not built from this work tree", not built_here())) if there]
+    for doubt in doubts:
+        print(f"bench.py: {doubt}; the results will say so", file=sys.stderr)
+    if doubts and "all" in options.parts and not (options.dirty or options.quick):
+        raise SystemExit("bench.py: not measured; --dirty measures all the same")
+    with fresh_cache():
+        this.measure()
+    tables.write(this.folder, tables.QUICK if options.quick else tables.DOCS)
+    return 1 if this.failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

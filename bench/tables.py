@@ -1,214 +1,325 @@
 #!/usr/bin/env python3
-"""Turns bench/results/*.json into docs/results.md and into the table of the README, between its markers."""
+"""Turns bench/results/*.json into docs/results.md, docs/slowdown.svg and the tables of the README, between its markers.
+
+  bench/tables.py           writes them
+  bench/tables.py --check   fails where they are not what the results give
+
+A row tells of which commit it is: those older than the newest of their table, or of another machine, are marked with a star and named
+below it.
+"""
+import argparse
+import dataclasses
+import difflib
 import json
 import pathlib
 import re
+import statistics
+import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
-MIB = 1 << 20
+import records
+from records import RESULTS, ROOT, spread
+
+MIB, GIB = 1 << 20, 1 << 30
 
 
-def load(name):
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+@dataclasses.dataclass
+class Pages:
+    """Where the tables go."""
+    results: pathlib.Path
+    slowdown: pathlib.Path
+    readme: pathlib.Path | None
+
+
+DOCS = Pages(ROOT / "docs" / "results.md", ROOT / "docs" / "slowdown.svg", ROOT / "README.md")
+QUICK = Pages(ROOT / "runs" / "quick" / "results.md", ROOT / "runs" / "quick" / "slowdown.svg", None)
 
 
 def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(str(c) for c in row) + " |" for row in rows]) + "\n"
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [head, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
 
 
-def origin(result):
-    m = result["machine"]
-    by_commit = {}
-    for row in result["rows"]:
-        by_commit.setdefault(row.get("commit", m["commit"]), []).append(row.get("model"))
-    older = {c: dict.fromkeys(m for m in models if m) for c, models in by_commit.items() if c != m["commit"]}
-    older = "".join(f" {', '.join(models)}: of commit {c}." for c, models in older.items() if models)
-    return (f"{result['date']}, commit {m['commit']}; {m['cores']} cores, {m['device']}, {m['memory_mib'] / 1024:.0f} GiB. "
-            f"Again: `{result['command']}`.{older}\n")
+def percent(part, digits=1):
+    return f"{100 * part:.{digits}f} %"
 
 
-def placement():
-    r = load("placement")
-    if not r:
+def more(value, whole):
+    """By how much a value lies above another."""
+    return f"{100 * (value / whole - 1):+.1f} %"
+
+
+def middle(values, digits=1):
+    """Median and spread, where there is more than one."""
+    values = [v for v in values if v is not None]
+    if not values:
         return ""
-    over = lambda row, key: f"{100 * (row[key] / row['live'] - 1):.2f} %"
-    rows = [(x["model"], x["batch"], f"{x['baseline'] / MIB:.1f}", f"{x['live'] / MIB:.1f}", over(x, "offline"), over(x, "first_fit"), over(x, "best_fit"))
-            for x in r["rows"]]
-    exact = sum(x["offline"] == x["live"] for x in r["rows"])
-    return ("## Arena against live bytes\n\nPolicy `liveness`. Live: the largest sum of bytes alive in one step, which no placement can go below; the "
-            f"columns behind it say how much more the arena of a placement has. Offline placement needs nothing more in {exact} of {len(rows)} cases.\n\n"
-            + table(("network", "batch", "baseline MiB", "live MiB", "offline", "first fit (1 KB blocks)", "best fit"), rows) + "\n" + origin(r))
+    text = f"{statistics.median(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ± {percent(spread(values) / 2, 0)}"
 
 
-def placement_hard():
-    r = load("placement-hard")
-    if not r:
-        return ""
-    rows = [(x["problem"], x["buffers"], x["height"], x["lower_bound"], x["status"], f"{x['seconds']:.3f}", f"{x['spread_seconds']:.3f}",
-             f"{x['published_seconds']:.2f}") for x in r["rows"]]
-    return ("## MiniMalloc's hard problems\n\n`plimsoll place` with a capacity of 1048576; median and spread of five. The published seconds are those of "
-            "MiniMalloc's authors, on their machine.\n\n"
-            + table(("problem", "buffers", "height", "largest sum alive", "status", "seconds", "spread s", "published s"), rows) + "\n" + origin(r))
+def peaks_equal(x):
+    """Whether every run of a row had the peak that its plan predicted, to the byte."""
+    return x["predicted_peak"] == x["measured_peak"]
 
 
-def planning():
-    r = load("planning")
-    if not r:
-        return ""
-    rows = [(x["model"], x["batch"], " + ".join(m for m in (x.get("memory"), x.get("host_memory") and f"{x['host_memory']} host") if m) or "all", x["steps"], f"{x['plan_time_ms'] / 1000:.2f}", f"{x['spread_ms'] / 1000:.2f}", f"{x['command_seconds']:.2f}") for x in r["rows"]]
-    return ("## Planning time\n\nFrom the network to the verified plan, without measured costs; median and spread of five, of three in little memory. The command also finds the "
-            "least memory that would do, which plans again.\n\n" + table(("network", "batch", "memory", "steps", "plan s", "spread s", "whole command s"), rows) + "\n" + origin(r))
+def peaks(x, key):
+    return ", ".join(f"{b:,}" for b in dict.fromkeys(x[key]))
 
 
-def prediction():
-    r = load("prediction")
-    if not r:
-        return ""
-    rows = [(x["model"], x["batch"], f"{x['predicted_ms']:.1f}", f"{x['measured_ms']:.1f}", f"{100 * x['error']:+.1f} %",
-             "equal" if x["predicted_peak"] == x["measured_peak"] else f"{x['predicted_peak']} / {x['measured_peak']}") for x in r["rows"]]
-    return (f"## Predicted against measured\n\nStep time as predicted before the first step, and the median measured; peak bytes likewise. Median error "
-            f"{100 * r['median_error']:.1f} %, largest {100 * r['largest_error']:.1f} %.\n\n"
-            + table(("network", "batch", "predicted ms", "measured ms", "error", "peak"), rows) + "\n" + origin(r))
+# Of which commit a row is.
+
+class Ages:
+    """Marks what is older than the newest run of some results."""
+
+    def __init__(self, *results):
+        runs = [run for r in results for run in r.runs()]
+        self.newest = max(runs, key=lambda run: run["date"]) if runs else None
+
+    def mark(self, run):
+        """A star for another commit, or another machine."""
+        alike = run["commit"] == self.newest["commit"] and run["machine"]["device"] == self.newest["machine"]["device"]
+        return "" if alike else " \\*"
+
+    def named(self, results):
+        """The runs of these results that are marked, each with its cases."""
+        return [(run, [name for name, case in results.cases.items() if case.run == run]) for run in results.runs() if self.mark(run)]
 
 
-def memory():
-    r = load("memory")
-    if not r:
-        return ""
+def commit(run):
+    doubts = ["with changes that were not committed"] * bool(run.get("dirty")) + ["the program was not built here"] * (run.get("built_here") is False)
+    return f"commit {run['commit']}" + (f" ({'; '.join(doubts)})" if doubts else "")
+
+
+def on(machine):
+    there = [f"{machine['cores']} cores", machine["device"], f"{machine['memory_mib'] / 1024:.0f} GiB", machine.get("compiler")]
+    return ", ".join(filter(None, there))
+
+
+def origin(results):
+    """Below a table: when, of which commit, where, and how to measure it again."""
+    ages = Ages(results)
+    new = ages.newest
+    rounds = f"; {new['rounds']} round{'s' if new['rounds'] > 1 else ''}" if "rounds" in new else ""
+    busy = max((case.busy or 0 for case in results.cases.values()), default=0)
+    text = f"{new['date']}, {commit(new)}; {on(new['machine'])}{rounds}. Again: `{new['command']}`.\n"
+    if busy > 0.05:
+        text += f"\nOther programs took up to {percent(busy, 0)} of the processor time just before a case.\n"
+    for run, cases in ages.named(results):
+        where = "" if run["machine"]["device"] == new["machine"]["device"] else f"; {on(run['machine'])}"
+        text += f"\n\\* {commit(run)}, {run['date']}{where}: {', '.join(cases)}.\n"
+    return text
+
+
+class Section:
+    """A heading, what stands below it, and whose results it shows."""
+
+    def __init__(self, bench, title, body):
+        self.bench, self.title, self.body = bench, title, body
+
+    def text(self, title, results):
+        return f"## {title}\n\n{self.body(results).strip()}\n\n{origin(results)}"
+
+
+SECTIONS = []
+
+
+def section(bench, title):
+    def add(body):
+        SECTIONS.append(Section(bench, title, body))
+        return body
+    return add
+
+
+def named(rows, ages):
+    """Each row with what its first cells say: network, with a mark where it is older, and batch."""
+    return [(row, (f"{row['model']}{ages.mark(row['run'])}", row["batch"])) for row in rows]
+
+
+WAYS = ("eager nchw", "eager channels_last", "compiled nchw", "compiled channels_last")
+
+
+def peers_table(results, ages):
     rows = []
-    for x in r["rows"]:
+    for x, first in named(results.rows(), ages):
+        rate, failed = x["images_per_second"], x["failed"]
+        cell = lambda way: f"{rate[way]:.1f}" if way in rate else f"failed: {failed[way]}" if way in failed else "not measured"
+        fastest = lambda way: f"**{cell(way)}**" if way == x["fastest_peer"] else cell(way)
+        rows.append((*first, cell("plimsoll"), *map(fastest, WAYS), f"{x['ratio']:.2f}x" if x["ratio"] else ""))
+    return table(("network", "batch", "Plimsoll", *WAYS, "against the fastest"), rows)
+
+
+@section("peers", "Images per second against PyTorch")
+def peers(r):
+    versions = ", ".join(dict.fromkeys(x["torch"] for x in r.rows() if x["torch"])) or "none"
+    threads = ", ".join(dict.fromkeys(str(x["threads"]) for x in r.rows()))
+    worst = max((value, f"{x['model']}, {name}") for x in r.rows() for name, value in x["spread"].items())
+    text = (f"fp32, {threads} threads, forward + backward + SGD with momentum, synthetic data, in turns in one run; median of the rounds. PyTorch "
+            f"{versions}: as it is and with `torch.compile` (default mode), each with both layouts; its fastest is bold. The largest spread of any "
+            f"cell is {percent(worst[0], 0)} ({worst[1]}).\n\n{peers_table(r, Ages(r))}")
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
+        told = [x["compiler"].get(way, {}) for way in WAYS]
+        if any(told):
+            step = lambda way: f"{x['first_step_s'][way]:.0f}" + (" (from its cache)" if x["compiler"][way]["from_cache"] else "")
+            rows.append((*first, *(step(way) if way in x["compiler"] else "" for way in WAYS[2:]), sum(t.get("graph_breaks", 0) for t in told)))
+    if rows:
+        text += "\nCompiling is not in these rates. It takes PyTorch, with the first step, in seconds:\n\n"
+        text += table(("network", "batch", *WAYS[2:], "graph breaks"), rows)
+    return text
+
+
+@section("memory", "The whole process against its budget")
+def memory(r):
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
         limit = x.get("hard_limit_error") or f"{'finished' if x['survived'] else 'killed'} under {x['hard_limit'] / MIB:.0f} MiB"
-        rows.append((x["model"], x["batch"], f"{x['budget'] / MIB:.1f}", f"{x['process_peak'] / MIB:.1f}", f"{x['beyond_budget'] / MIB:.1f}", limit))
-    return ("## The whole process against its budget\n\nPeak resident size by the kernel's account (VmHWM), everything included: libraries, kernels' code, "
-            "batches being prepared. Hard limit: a control group with budget + 200 MiB.\n\n"
-            + table(("network", "batch", "budget MiB", "process peak MiB", "beyond MiB", "hard limit"), rows) + "\n" + origin(r))
+        rows.append((*first, f"{x['budget'] / MIB:.1f}", f"{x['process_peak'] / MIB:.1f}", f"{x['beyond_budget'] / MIB:.1f}", limit))
+    return ("Peak resident size by the kernel's account (VmHWM), everything included: libraries, kernels' code, batches being prepared. Hard "
+            "limit: a control group with budget + 200 MiB. One run each.\n\n"
+            + table(("network", "batch", "budget MiB", "process peak MiB", "beyond MiB", "hard limit"), rows))
 
 
-def exactness():
-    r = load("exactness")
-    if not r:
-        return ""
-    rows = [(x["model"], x["batch"], x["liveness"][:12], "all equal" if x["equal"] else "differ") for x in r["rows"]]
-    return ("## The same bits\n\nSHA-256 of the weights after 20 steps: `liveness`, again, `baseline`, and killed by `kill -9` and resumed.\n\n"
-            + table(("network", "batch", "sha256", "four runs"), rows) + "\n" + origin(r))
+def prediction_errors(rows, first):
+    """Predicted over measured step times less 1: of the first training of each network, or of the median of the later ones."""
+    pairs = [(x["predicted_ms"][:1], x["measured_ms"][:1]) if first else (x["predicted_ms"][1:], x["measured_ms"][1:]) for x in rows]
+    return [statistics.median(p) / statistics.median(m) - 1 for p, m in pairs if None not in p + m]
 
 
-def peers_rows(r):
+def errors_text(errors):
+    return f"median error {percent(statistics.median(map(abs, errors)))}, largest {percent(max(map(abs, errors)))}" if errors else "not measured"
+
+
+@section("prediction", "Predicted against measured")
+def prediction(r):
     rows = []
-    for x in r["rows"]:
-        rate = x["images_per_second"]
-        peers = sorted(k for k in rate if k != "plimsoll")
-        rows.append((f"{x['model']}", x["batch"], f"{rate['plimsoll']:.1f}", *(f"{rate[p]:.1f}" for p in peers), f"{x['ratio']:.2f}x"))
-    head = ("network", "batch", "Plimsoll", *sorted(k for k in r["rows"][0]["images_per_second"] if k != "plimsoll"), "against the fastest")
-    return head, rows
+    for x, first in named(r.rows(), Ages(r)):
+        error = lambda first: "".join(f"{100 * e:+.1f} %" for e in prediction_errors([x], first))
+        cells = lambda part: (middle(x["predicted_ms"][part]), middle(x["measured_ms"][part]))
+        rows.append((*first, *cells(slice(0, 1)), error(True), *cells(slice(1, None)), error(False),
+                     peaks(x, "predicted_peak"), peaks(x, "measured_peak")))
+    equal = sum(map(peaks_equal, r.rows()))
+    return (f"Step time as predicted before the first step of a training, and the median measured in it. First: with kernels just measured, on a "
+            f"machine that has never trained this network ({errors_text(prediction_errors(r.rows(), True))}). Later: the trainings after it, which "
+            f"know what it found ({errors_text(prediction_errors(r.rows(), False))}); median ± half the spread. Peak: bytes of the arena in use, as "
+            f"planned and as found while the steps ran; equal in {equal} of {len(rows)}.\n\n"
+            + table(("network", "batch", "first: predicted ms", "measured ms", "error", "later: predicted ms", "measured ms", "error",
+                     "predicted peak bytes", "measured peak bytes"), rows))
 
 
-def peers():
-    r = load("peers")
-    if not r:
-        return ""
-    head, rows = peers_rows(r)
-    spread = max(max(x["spread"].values()) for x in r["rows"])
-    return ("## Images per second against PyTorch\n\nfp32, 2 threads, forward + backward + SGD with momentum, synthetic data, in turns in one run; median "
-            f"of the rounds; the largest spread of any cell is {100 * spread:.0f} %.\n\n" + table(head, rows) + "\n" + origin(r))
+@section("placement", "Arena against live bytes")
+def placement(r):
+    over = lambda x, key: f"{100 * (x[key] / x['live'] - 1):.2f} %"
+    rows = [(*first, f"{x['baseline'] / MIB:.1f}", f"{x['live'] / MIB:.1f}", *(over(x, key) for key in ("offline", "first_fit", "best_fit")))
+            for x, first in named(r.rows(), Ages(r))]
+    exact = sum(x["offline"] == x["live"] for x in r.rows())
+    return ("Policy `liveness`. Live: the largest sum of bytes alive in one step, which no placement can go below; the columns behind it say how "
+            f"much more the arena of a placement has. Offline placement needs nothing more in {exact} of {len(rows)} cases.\n\n"
+            + table(("network", "batch", "baseline MiB", "live MiB", "offline", "first fit (1 KB blocks)", "best fit"), rows))
 
 
-def families():
-    r = load("families")
-    if not r:
-        return ""
-    text = ("## Where the time of a step goes\n\nBy op, from the trace of one step. GFLOP/s counts a multiply-add as two; Winograd kernels do a quarter "
-            "of the multiplications they are counted for, so they can exceed the machine's peak.\n\n")
-    rows = [(x["model"], x["op"], x["count"], f"{x['ms']:.1f}", f"{100 * x['share']:.1f} %", f"{x['gflops']:.0f}" if x["gflops"] >= 1 else "") for x in r["rows"]
-            if x["share"] >= 0.02]
-    return text + table(("network", "op", "steps", "ms", "share", "GFLOP/s"), rows) + "\n" + origin(r)
+@section("placement-hard", "MiniMalloc's hard problems")
+def placement_hard(r):
+    ages = Ages(r)
+    rows = [(x["problem"] + ages.mark(x["run"]), x["buffers"], x["height"], x["lower_bound"], x["status"], f"{x['seconds']:.3f}",
+             f"{x['spread_seconds']:.3f}", f"{x['published_seconds']:.2f}") for x in r.rows()]
+    return ("`plimsoll place` with a capacity of 1048576; median and spread of five. The published seconds are those of MiniMalloc's authors, on "
+            "their machine.\n\n"
+            + table(("problem", "buffers", "height", "largest sum alive", "status", "seconds", "spread s", "published s"), rows))
 
 
-def overlap():
-    r = load("overlap")
-    if not r:
-        return ""
-    names = ["vdnn:layers=all", "dymem", "superneurons", "auto"]
-
-    def cell(x, name):
-        plan = x["policies"].get(name)
-        if not plan:
-            return f"needs {x['least_bytes'] / MIB:.0f} MiB" if name == "auto" and "least_bytes" in x else "does not fit"
-        slower = f"{100 * (plan['step_ms'] / x['unlimited_ms'] - 1):+.1f} %"
-        return slower if plan["hidden"] is None else f"{slower}, {100 * plan['hidden']:.0f} % hidden"
-
-    rows = [(x["model"], x["batch"], f"{x['share']} %", *(cell(x, n) for n in names)) for x in r["rows"]]
-    return ("## How much of the copying hides behind compute\n\nSimulated: a K40c with 8 GB/s to the host, the papers' layers, a share of the memory that `liveness` needs. "
-            "How much slower the step is than with all of it, and which part of the time of the copies compute does not wait for (none given: nothing is copied).\n\n"
-            + table(("network", "batch", "memory", *names), rows) + "\n" + origin(r))
+@section("planning", "Planning time")
+def planning(r):
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
+        limits = " + ".join(filter(None, (x["memory"], x["host_memory"] and f"{x['host_memory']} host"))) or "all"
+        rows.append((*first, limits, x["steps"], f"{x['plan_time_ms'] / 1000:.2f}", f"{x['spread_ms'] / 1000:.2f}", f"{x['command_seconds']:.2f}"))
+    return ("From the network to the verified plan, without measured costs; median and spread of five, of three in little memory. The command "
+            "also finds the least memory that would do, which plans again.\n\n"
+            + table(("network", "batch", "memory", "steps", "plan s", "spread s", "whole command s"), rows))
 
 
-def tight():
-    r = load("tight")
-    if not r:
-        return ""
-    middle = lambda values: sorted(values)[len(values) // 2]
-    rows, peers = [], {}
-    for x in r["rows"]:
-        size = f"{x['budget'] / MIB:.0f}"
-        peak = "equal" if x["measured_peak"] == [x["predicted_peak"]] else f"{x['predicted_peak']} / {x['measured_peak']}"
-        rows.append((x["model"], x["batch"], size, x["tiers"].replace("--host-memory", "host").replace("--spill", ""), f"{x['predicted_peak'] / MIB:.0f}", peak,
-                     f"{middle(x['predicted_ms']):.0f}", f"{middle(x['measured_ms']):.0f}", f"{x['offload_bytes'] / MIB:.0f}", x["recompute_steps"]))
-        for name, y in x["torch"].items():
-            torch = f"{y['step_ms']:.0f}" if y["step_ms"] else y.get("error", "failed")
-            peers[(x["model"], x["batch"], name)] = (torch, f"{y['peak_bytes'] / MIB:.0f}" if y["peak_bytes"] else "")
-    text = ("## Training in little memory\n\nReal steps of `auto`, predicted before the first one. Peak: of the arena, predicted against measured. Out: copied out "
-            "of the arena in a step. ResNet 6-32-788-6 is 2498 layers deep, with images of 227 x 227.\n\n"
-            + table(("network", "batch", "budget MiB", "behind it", "peak MiB", "measured peak", "predicted ms", "measured ms", "out MiB", "run again"), rows))
-    if peers:
-        text += ("\nPyTorch on the same machine, which takes no budget: as it is, with `torch.utils.checkpoint`, and with saved tensors written to disk. Memory: "
-                 "the largest resident size beyond that of its libraries.\n\n"
-                 + table(("network", "batch", "PyTorch", "step ms", "memory MiB"), [(*k, *v) for k, v in peers.items()]))
-    return text + "\n" + origin(r)
+@section("exactness", "The same bits")
+def exactness(r):
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
+        alike = len(set(x["sha256"].values())) == 1
+        budget = f"{x['budget'] / MIB:.1f} of {x['arena'] / MIB:.1f}" if x["budget"] else ""
+        rows.append((*first, x.get("flags", ""), next(iter(x["sha256"].values()))[:12], ", ".join(x["sha256"]), budget, x["resumed_at"] or "",
+                     "all equal" if alike else "differ"))
+    return ("SHA-256 of the weights after 20 steps: by policy, again, by `auto` in less memory (with 8 GiB on the host behind it), and killed by "
+            "`kill -9` and resumed at the step that the checkpoint had.\n\n"
+            + table(("network", "batch", "flags", "sha256", "runs", "less memory MiB", "resumed at step", ""), rows))
 
 
-def median_of(values):
-    return sorted(values)[len(values) // 2]
+@section("families", "Where the time of a step goes")
+def families(r):
+    rows = [(first[0], x["op"], x["count"], f"{x['ms']:.1f}", percent(x["share"]), f"{x['gflops']:.0f}" if x["gflops"] >= 1 else "")
+            for x, first in named(r.rows(), Ages(r)) if x["share"] >= 0.02]
+    return ("By op, from the trace of one step. GFLOP/s counts a multiply-add as two; Winograd kernels do a quarter of the multiplications they "
+            "are counted for, so they can exceed the machine's peak.\n\n" + table(("network", "op", "steps", "ms", "share", "GFLOP/s"), rows))
 
 
-def slowdown():
-    r = load("slowdown")
-    if not r:
-        return ""
-    names = list(r["rows"][0]["predicted_ms"])
-    measured, predicted = [], []
-    for x in r["rows"]:
-        first = (x["model"], x["batch"], f"{x['share']} %", f"{x['budget'] / MIB:.0f}")
-        slower = lambda ms, whole: f"{100 * (ms / whole - 1):+.1f} %"
-        fits = lambda n: "does not fit" if n != "auto" or "least_bytes" not in x else f"needs {x['least_bytes'] / MIB:.0f} MiB"
-        predicted.append((*first, *(fits(n) if x["predicted_ms"][n] is None else slower(x["predicted_ms"][n], x["unlimited_predicted_ms"]) for n in names)))
-        measured.append((*first, *(slower(median_of(x["measured_ms"][n]), median_of(x["unlimited_ms"])) if x["measured_ms"].get(n)
-                                   else fits(n) if x["predicted_ms"][n] is None else "" for n in names)))
-    draw_slowdown(r)
+def tiers(text):
+    return text.replace("--host-memory", "host").replace("--spill", "").strip()
+
+
+@section("tight", "Training in little memory")
+def tight(r):
+    rows, torch = [], {}
+    for x, first in named(r.rows(), Ages(r)):
+        peak = "equal" if peaks_equal(x) else f"{peaks(x, 'measured_peak')} bytes, predicted {peaks(x, 'predicted_peak')}"
+        rows.append((*first, f"{x['budget'] / MIB:.0f}", tiers(x["tiers"]), f"{max(x['predicted_peak']) / MIB:.0f}", peak,
+                     middle(x["predicted_ms"], 0), middle(x["measured_ms"], 0), f"{x['offload_bytes'] / MIB:.0f}", x["recompute_steps"]))
+        for saving, y in x["torch"].items():  # the same for all budgets
+            ms = f"failed: {y['error']}" if "error" in y else middle(y["step_ms"], 0)
+            torch[first, saving] = (*first, saving, ms, f"{y['peak_bytes'] / MIB:.0f}" if y["peak_bytes"] else "", y.get("version", ""))
+    text = ("Real steps of `auto`, predicted before the first one; median ± half the spread where there were several rounds. Peak: of the arena, "
+            "predicted against measured. Out: copied out of the arena in a step. ResNet 6-32-788-6 is 2498 layers deep, with images of 227 x 227.\n\n"
+            + table(("network", "batch", "budget MiB", "behind it", "peak MiB", "measured peak", "predicted ms", "measured ms", "out MiB",
+                     "run again"), rows))
+    if torch:
+        text += ("\nPyTorch on the same machine, which takes no budget: as it is (eager), with `torch.utils.checkpoint`, and with saved tensors "
+                 "written to disk. Memory: the largest resident size beyond that of its libraries.\n\n"
+                 + table(("network", "batch", "PyTorch", "step ms", "memory MiB", "version"), torch.values()))
+    return text
+
+
+@section("slowdown", "Slowdown in less memory")
+def slowdown(r):
+    names = list(r.rows()[0]["predicted_ms"])
+    measured, predicted, spreads = [], [], []
+    for x, first in named(r.rows(), Ages(r)):
+        first = (*first, f"{x['share']} %", f"{x['budget'] / MIB:.0f}")
+        refused = lambda name: f"needs {x['least_bytes'] / MIB:.0f} MiB" if name == "auto" and "least_bytes" in x else "does not fit"
+        said, ms, whole = x["predicted_ms"], x["measured_ms"], statistics.median(x["unlimited_ms"])
+        predicted.append((*first, *(refused(n) if said[n] is None else more(said[n], x["unlimited_predicted_ms"]) for n in names)))
+        measured.append((*first, *(more(statistics.median(ms[n]), whole) if ms.get(n) else refused(n) if said[n] is None else "" for n in names)))
+        spreads += [spread(values) for values in (x["unlimited_ms"], *ms.values()) if len(values) > 1]
+    noise = "Each ran once"
+    if spreads:
+        noise = f"The spread of a step time over the rounds is {percent(statistics.median(spreads), 0)} in the median, {percent(max(spreads), 0)} at most"
     head = ("network", "batch", "memory", "MiB", *names)
-    return ("## Slowdown in less memory\n\nOf what `liveness` needs, with 8 GiB of host memory behind it; against the step with all of it, in turns in one run (medians; "
-            "policies but `auto` ran once). Copies and recomputations take the processor from compute here: with a computing thread on every core there is no other "
-            "engine, and the computing threads make the copies between two steps. The machine is shared: a measured value can be some 10 % off.\n\n"
-            "![slowdown](slowdown.svg)\n\nMeasured:\n\n" + table(head, measured) + "\nPredicted:\n\n" + table(head, predicted) + "\n" + origin(r))
+    return ("Of what `liveness` needs, with 8 GiB of host memory behind it; against the step with all of it, in turns in one run (medians; policies "
+            "but `auto` ran once). Copies and recomputations take the processor from compute here: with a computing thread on every core there is "
+            f"no other engine, and the computing threads make the copies between two steps. {noise}.\n\n"
+            f"![slowdown](slowdown.svg)\n\nMeasured:\n\n{table(head, measured)}\nPredicted:\n\n{table(head, predicted)}")
 
 
 def draw_slowdown(r):
-    """docs/slowdown.svg: a panel a network, a line a policy, measured slowdown over the share of memory."""
+    """A picture: a panel a network, a line a policy, measured slowdown over the share of memory."""
     networks = {}
-    for x in r["rows"]:
+    for x in r.rows():
         lines = networks.setdefault(f"{x['model']}, batch {x['batch']}", {})
         for policy, ms in x["measured_ms"].items():
             if ms:
-                lines.setdefault(policy, [(100, 0.0)]).append((x["share"], 100 * (median_of(ms) / median_of(x["unlimited_ms"]) - 1)))
-    colours = dict(zip(r["rows"][0]["predicted_ms"], ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")))
+                slower = statistics.median(ms) / statistics.median(x["unlimited_ms"]) - 1
+                lines.setdefault(policy, [(100, 0.0)]).append((x["share"], 100 * slower))
+    colours = dict(zip(r.rows()[0]["predicted_ms"], ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")))
     width, height, left, across = 270, 230, 46, 3
     parts = []
     for i, (network, lines) in enumerate(networks.items()):
         x0, y0 = i % across * width, i // across * height
-        values = [y for line in lines.values() for _, y in line]
+        values = [y for line in lines.values() for _, y in line] or [0.0]
         high, low = max(20.0, max(values) * 1.05), min(0.0, min(values))
         px = lambda share: x0 + left + (100 - share) / 80 * (width - left - 14)
         py = lambda y: y0 + 28 + (high - y) / (high - low) * (height - 66)
@@ -222,228 +333,226 @@ def draw_slowdown(r):
                          f'<text x="{x0 + left - 5}" y="{py(y) + 4:.0f}" text-anchor="end">{y:+d} %</text>')
         for policy, line in sorted(lines.items(), key=lambda entry: entry[0] == "auto"):  # auto on top
             points = " ".join(f"{px(s):.1f},{py(y):.1f}" for s, y in line)
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[policy]}" stroke-width="{3 if policy == "auto" else 1.5}"/>')
+            stroke = 3 if policy == "auto" else 1.5
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[policy]}" stroke-width="{stroke}"/>')
             parts += [f'<circle cx="{px(s):.1f}" cy="{py(y):.1f}" r="2.5" fill="{colours[policy]}"/>' for s, y in line]
     panels = len(networks)
     x0, y0 = panels % across * width + left, panels // across * height + 40  # the legend takes the place after the last panel
     for i, (policy, colour) in enumerate(colours.items()):
-        parts.append(f'<line x1="{x0}" y1="{y0 + 20 * i}" x2="{x0 + 24}" y2="{y0 + 20 * i}" stroke="{colour}" stroke-width="{3 if policy == "auto" else 1.5}"/>'
+        stroke = 3 if policy == "auto" else 1.5
+        parts.append(f'<line x1="{x0}" y1="{y0 + 20 * i}" x2="{x0 + 24}" y2="{y0 + 20 * i}" stroke="{colour}" stroke-width="{stroke}"/>'
                      f'<text x="{x0 + 32}" y="{y0 + 4 + 20 * i}">{policy}</text>')
-    parts.append(f'<text x="{x0}" y="{y0 + 20 * len(colours) + 14}">step time above that with all memory,</text>'
-                 f'<text x="{x0}" y="{y0 + 20 * len(colours) + 30}">over memory as a share of what</text>'
-                 f'<text x="{x0}" y="{y0 + 20 * len(colours) + 46}">liveness needs</text>')
+    told = ("step time above that with all memory,", "over memory as a share of what", "liveness needs")
+    parts += [f'<text x="{x0}" y="{y0 + 20 * len(colours) + 14 + 16 * i}">{line}</text>' for i, line in enumerate(told)]
     size = f"{across * width} {(panels // across + 1) * height}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-    (ROOT / "docs" / "slowdown.svg").write_text("\n".join([head, *parts]) + "</svg>\n")
+    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="12">'
+            '<rect width="100%" height="100%" fill="white"/>')
+    return "\n".join([head, *parts]) + "</svg>\n"
 
 
-def papers():
-    r = load("papers")
-    if not r:
-        return ""
-    rows = [(x["model"], x["what"], x["ours"], x["superneurons_model"], x["limited_by"], f"{x['host_bytes'] / (1 << 30):.0f}") for x in r["largest"]]
-    text = ("## The papers' tables\n\nSimulated: the papers' layer model on a K40c with 11.2 GiB, by formulas (docs say where). First the largest batch, and the depth of ResNet 6-32-N-6 at batch 16, "
-            "that `auto` fits with 107 GiB of host memory, beside what SuperNeurons' rules give when they are taken from its text literally (a checkpoint stays until its "
-            "copy is complete at the end of its layer). Table5 below takes `superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware`, with which a "
-            "checkpoint leaves as soon as it was used; `max --policy superneurons` takes that policy's defaults.\n\n"
-            + table(("network", "what", "auto", "SuperNeurons' rules, taken literally", "bounded by", "host GiB"), rows) + "\n")
-    if r.get("largest_of"):
-        text += f"These largest sizes are of commit {r['largest_of']['commit']}; what follows is newer.\n\n"
-    number = lambda v: "" if v is None else f"{v:.10g}"
-    cells = [(x["table"], x["row"], x["quantity"], number(x["paper"]), number(x["ours"]), x["unit"], x["note"]) for x in r["rows"]]
-    return text + table(("table", "row", "quantity", "paper", "ours", "unit", "note"), cells) + "\n" + origin(r)
+@section("overlap", "How much of the copying hides behind compute")
+def overlap(r):
+    names = ["vdnn:layers=all", "dymem", "superneurons", "auto"]
+
+    def cell(x, name):
+        plan = x["policies"].get(name)
+        if not plan:
+            return f"needs {x['least_bytes'] / MIB:.0f} MiB" if name == "auto" and "least_bytes" in x else "does not fit"
+        slower = more(plan["step_ms"], x["unlimited_ms"])
+        return slower if plan["hidden"] is None else f"{slower}, {percent(plan['hidden'], 0)} hidden"
+
+    rows = [(*first, f"{x['share']} %", *(cell(x, n) for n in names)) for x, first in named(r.rows(), Ages(r))]
+    return ("Simulated: a K40c with 8 GB/s to the host, the papers' layers, a share of the memory that `liveness` needs. How much slower the step "
+            "is than with all of it, and which part of the time of the copies compute does not wait for (none given: nothing is copied).\n\n"
+            + table(("network", "batch", "memory", *names), rows))
 
 
-def concurrency():
-    """This machine's, and those that were recorded on others under a name."""
-    names = ["concurrency"] + sorted(p.stem for p in RESULTS.glob("concurrency-*.json"))
-    return "\n".join(text for text in map(concurrency_on, names) if text)
+@section("wd-solver", "Dividing one workspace total among all ops")
+def wd_solver(r):
+    kinds = {}
+    for x in r.rows():
+        kinds.setdefault(x["instance"], []).append(x)
+    rows = [(name, f"{min(x['solve_ms'] for x in xs):.3f}", f"{max(x['solve_ms'] for x in xs):.3f}", f"{max(x['spread_ms'] for x in xs):.3f}",
+             f"{sum(x['exact'] for x in xs)} of {len(xs)}", f"{max(x['time_ms'] / x['lower_bound_ms'] - 1 for x in xs):.1e}")
+            for name, xs in kinds.items()]
+    return ("mu-cuDNN's WD, by our own solver: at 5, 20, 50 and 80 % of the bytes between what must be and what would be had, random instances with "
+            "three seeds. The paper's GLPK took 5.46 ms for 562 variables. In the last kind time and workspace are tied to each other, so that no "
+            "price tells configurations apart: the search stops early there and says so; the gap is to its proven bound.\n\n"
+            + table(("instance", "fastest ms", "slowest ms", "largest spread ms", "proven", "largest gap"), rows))
 
 
-def concurrency_on(name):
-    r = load(name)
-    if not r:
-        return ""
-    place = name.partition("-")[2]
-    text = (f"## Thread counts and ops side by side{', ' + place if place else ''}\n\nMedian step time, and half of what lies between the shortest and the longest of the rounds. Uniform settings are ops at once x threads each; recommended: one at a time, all cores. "
-            "`--inter-op auto` chooses by measured times with the strategies of the concurrency paper, then tries its choice against one op after another and keeps the faster; the columns of strategies are what it tries.\n\n")
+@section("convolutions", "Convolutions by micro-batch")
+def convolutions(r):
+    timed = [x for x in r.rows() if x.get("undivided_ms") and x.get("divided_ms")]
     rows = []
-    for x in r["rows"]:
-        ms, best, spread = x["step_ms"], x["best_uniform"], x["spread_ms"]
-        part = lambda key: f"{ms[key]:.1f} ± {spread[key] / 2:.1f}" if key in ms else ""
-        rows.append((x["model"], x["batch"], part(x["recommended"]), f"{best}: {part(best)}", part("strategies 1,2"), part("strategies 1,2,3"), part("auto"),
+    for workspace in dict.fromkeys(x["workspace"] for x in timed):
+        for what in ("forward", "backward_data", "backward_weights", "all"):
+            xs = [x for x in timed if x["workspace"] == workspace and what in (x["pass"], "all")]
+            undivided, divided = sum(x["undivided_ms"] for x in xs), sum(x["divided_ms"] for x in xs)
+            rows.append((workspace, what, len(xs), sum(x["configuration"] != x["undivided_configuration"] for x in xs), f"{undivided:.0f}",
+                         f"{divided:.0f}", f"{undivided / divided:.2f}x", f"{max(x['undivided_ms'] / x['divided_ms'] for x in xs):.2f}x"))
+    text = ("`bench/convolutions.csv`, layers of AlexNet, VGG and ResNet: the fastest kernel on the whole batch against the fastest division, both "
+            "run as a whole, in turn.")
+    if timed:
+        noise = statistics.median(x[f"{side}_spread_ms"] / x[f"{side}_ms"] for x in timed for side in ("undivided", "divided"))
+        text += f" The spread of a time is {percent(noise, 0)} in the median."
+    times = "; ".join(f"`{x['batch_sizes']}` {x['profile_seconds']:.0f} s" for x in r.rows() if "profile_seconds" in x)
+    if times:
+        text += f" Measuring all kernels of one layer (28x28, 128 channels, batch 32) takes: {times}."
+    head = ("limit", "pass", "ops", "divided", "undivided ms", "divided ms", "gain", "largest")
+    return f"{text}\n\n{table(head, rows)}" if rows else text
+
+
+@section("workspace", "Workspace and parts of the batch")
+def workspace(r):
+    ages = Ages(r)
+    rows, short = [], []
+    for x, first in {row["model"]: (row, first) for row, first in named(r.rows(), ages)}.values():
+        wr = [y for y in r.rows() if y["model"] == x["model"] and y["how"] == "WR"]
+        at = {(y["limit"] >> 20, y["sizes"]): y["measured"] for y in wr}
+        free = at[512, "undivided"]
+        as_fast = min((m for m in at.values() if m["convolution_ms"] <= 1.03 * free["convolution_ms"]), key=lambda m: m["largest_workspace"])
+        ratio = at[64, "undivided"]["convolution_ms"] / at[64, "powerOfTwo"]["convolution_ms"]
+        less = free["largest_workspace"] / as_fast["largest_workspace"] if as_fast["largest_workspace"] else None
+        short.append((*first, f"{ratio:.2f}x", f"{free['largest_workspace'] / MIB:.1f}", f"{as_fast['largest_workspace'] / MIB:.1f}",
+                      f"{less:.1f}x" if less else ""))
+    for x, first in named(r.rows(), ages):
+        each = x["limit"] if x["how"] == "WR" else x["limit"] // x["ops"]
+        base = next(y["measured"] for y in r.rows() if (y["model"], y["how"], y["sizes"], y["limit"]) == (x["model"], "WR", "undivided", each))
+        m = x["measured"]
+        rows.append((*first, f"{x['limit'] >> 20} MiB " + ("an op" if x["how"] == "WR" else "in all"), x["sizes"],
+                     f"{m['convolution_ms']:.0f}", f"{base['convolution_ms'] / m['convolution_ms']:.2f}x", f"{x['predicted']['convolution_ms']:.0f}",
+                     f"{m['step_ms']:.0f}", f"{base['step_ms'] / m['step_ms']:.2f}x", f"{m['largest_workspace'] / MIB:.1f}",
+                     f"{m['workspaces'] / MIB:.0f}", f"{x['profile_seconds']:.0f}"))
+    noise = max(x["spread"]["convolution_ms"] for x in r.rows())
+    return ("A limit on the workspace of each op (mu-cuDNN's WR), or of all convolutions and fully connected layers together (WD, the total being as "
+            "many times the limit as there are such ops), and which parts of the batch were measured; `all`: powers of two and multiples of an eighth "
+            "of the batch. Speed is against undivided at the same limit. Measured in turns"
+            + (f"; the largest spread of the convolutions' time is {percent(noise, 0)}" if noise else ", once each")
+            + "; profiling includes what stands before it in the list.\n\n"
+            "In short: convolutions within 64 MiB, in parts that are powers of two, against undivided; and the largest workspace of an op that is as "
+            "fast (within 3 %) as undivided ones within 512 MiB. The aims are 1.3x and 2.7x. What is chosen is never predicted to be slower than "
+            "undivided; where it was measured to be, within the noise or not, the column says so.\n\n"
+            + table(("network", "batch", "faster at 64 MiB", "largest MiB, undivided", "as fast with MiB", "less"), short) + "\n"
+            + table(("network", "batch", "workspace", "parts", "conv. ms", "faster", "predicted ms", "step ms", "faster", "largest MiB", "sum MiB",
+                     "profiled s"), rows))
+
+
+@section("concurrency", "Thread counts and ops side by side")
+def concurrency(r):
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
+        ms, best, half = x["step_ms"], x["best_uniform"], x["spread_ms"]
+        part = lambda key: f"{ms[key]:.1f} ± {half[key] / 2:.1f}" if key in ms else ""
+        rows.append((*first, part(x["recommended"]), f"{best}: {part(best)}", part("strategies 1,2"), part("strategies 1,2,3"), part("auto"),
                      f"{ms[x['recommended']] / ms['auto']:.2f}x", f"{ms[best] / ms['auto']:.2f}x"))
-    text += table(("network", "batch", "recommended ms", "best uniform ms", "Strategies 1-2 ms", "+ 3 ms", "auto (+ 4) ms", "over recommended", "over best uniform"), rows)
-    settings = list(dict.fromkeys(s for x in r["rows"] for s in x["step_ms"] if " x " in s))
-    rows = [(s, *(f"{x['step_ms'][s]:.1f} ({x['step_ms'][x['recommended']] / x['step_ms'][s]:.2f}x)" if s in x["step_ms"] else "" for x in r["rows"])) for s in settings]
-    text += ("\nEvery uniform setting (Table I): milliseconds, and the speed over the recommended one.\n\n" + table(("setting", *(x["model"] for x in r["rows"])), rows))
-    return text + "\n" + origin(r) + operations_on(f"operations-{place}" if place else "operations")
+    settings = list(dict.fromkeys(s for x in r.rows() for s in x["step_ms"] if " x " in s))
+    cell = lambda x, s: f"{x['step_ms'][s]:.1f} ({x['step_ms'][x['recommended']] / x['step_ms'][s]:.2f}x)" if s in x["step_ms"] else ""
+    return ("Median step time, and half of what lies between the shortest and the longest of the rounds. Uniform settings are ops at once x threads "
+            "each; recommended: one at a time, all cores. `--inter-op auto` chooses by measured times with the strategies of the concurrency paper, then "
+            "tries its choice against one op after another and keeps the faster; the columns of strategies are what it tries.\n\n"
+            + table(("network", "batch", "recommended ms", "best uniform ms", "Strategies 1-2 ms", "+ 3 ms", "auto (+ 4) ms", "over recommended",
+                     "over best uniform"), rows)
+            + "\nEvery uniform setting (Table I): milliseconds, and the speed over the recommended one.\n\n"
+            + table(("setting", *(x["model"] for x in r.rows())), [(s, *(cell(x, s) for x in r.rows())) for s in settings]))
 
 
-def operations_on(name):
-    r = load(name)
-    if not r:
-        return ""
+@section("operations", "Ops by thread count")
+def operations(r):
     text = ""
-    told = lambda what: [x for x in r["rows"] if x["what"] == what]
-    rows = [(x["pass"], x["input"], x["convolution"].split(", ")[1], x["best_threads"], f"{x['best_ms']:.2f}", f"{100 * (x['all_ms'] / x['best_ms'] - 1):.1f} %", f"{x['one_ms']:.2f}") for x in told("sizes")]
+    told = lambda what: [x for x in r.rows() if x["what"] == what]
+    rows = [(x["pass"], x["input"], x["convolution"].split(", ")[1], x["best_threads"], f"{x['best_ms']:.2f}",
+             percent(x["all_ms"] / x["best_ms"] - 1), f"{x['one_ms']:.2f}") for x in told("sizes")]
     if rows:
-        text += ("\nThe best thread count by the size of the input (Table II), each pass by its fastest kernel; inputs are batch, height, width, channels.\n\n"
-                 + table(("pass", "input", "filters", "best threads", "ms", "lost with all", "ms with one"), rows))
+        text += ("\nThe best thread count by the size of the input (Table II), each pass by its fastest kernel; inputs are batch, height, width, "
+                 "channels.\n\n" + table(("pass", "input", "filters", "best threads", "ms", "lost with all", "ms with one"), rows))
     pair = told("pair")
     if pair:
         text += (f"\nTwo ops that do not depend on each other (Table III): the gradients of {pair[0]['convolution']}"
                  + ("" if any(x["how"].startswith("second") for x in pair) else "; cores without second hardware threads") + ".\n\n"
-                 + table(("how", "threads each", "ms", "speed"), [(x["how"], x["threads"], f"{x['ms']:.2f}", f"{pair[0]['ms'] / x['ms']:.2f}x") for x in pair]))
-    rows = [(x["model"], x["cores"], x["ops"], x["interval"], "none was untried" if x["interval"] == 1 else f"{100 * x['accuracy']:.1f} %", f"{100 * x['lost']:.1f} %", x["tries"]) for x in told("accuracy") if not x["simulated"]]
+                 + table(("how", "threads each", "ms", "speed"),
+                         [(x["how"], x["threads"], f"{x['ms']:.2f}", f"{pair[0]['ms'] / x['ms']:.2f}x") for x in pair]))
+    accuracy = told("accuracy")
+    rows = [(x["model"], x["cores"], x["ops"], x["interval"], "none was untried" if x["interval"] == 1 else percent(x["accuracy"]),
+             percent(x["lost"]), x["tries"]) for x in accuracy if not x["simulated"]]
     if rows:
-        text += ("\nHill climbing over the thread counts of this machine (Table V): accuracy at the counts that were not tried, and time lost by its optimum.\n\n"
-                 + table(("network", "cores", "ops", "interval", "accuracy", "lost", "tries"), rows))
-    rows = [(x["model"], x["cores"], x["ops"], x["interval"], f"{100 * x['accuracy']:.1f} %", f"{100 * x['accuracy_of_all']:.1f} %", f"{100 * x['lost']:.1f} %", x["tries"])
-            for x in told("accuracy") if x["simulated"] and x["interval"] > 1]
+        text += ("\nHill climbing over the thread counts of this machine (Table V): accuracy at the counts that were not tried, and time lost by its "
+                 "optimum.\n\n" + table(("network", "cores", "ops", "interval", "accuracy", "lost", "tries"), rows))
+    rows = [(x["model"], x["cores"], x["ops"], x["interval"], percent(x["accuracy"]), percent(x["accuracy_of_all"]), percent(x["lost"]), x["tries"])
+            for x in accuracy if x["simulated"] and x["interval"] > 1]
     if rows:
-        text += ("\nSimulated: the same, with times extended to 16 cores by Amdahl's law and the memory's rate; accuracy at the counts up to where each climb ended, and at all.\n\n"
-                 + table(("network", "cores", "ops", "interval", "accuracy", "of all", "lost", "tries"), rows))
-    rows = [(x["model"], f"{x['one_thread_ms']:.1f}", f"{x['two_threads_ms']:.1f}", x["cores"], f"{x['recommended_ms']:.1f}", f"{x['recommended_ms'] / x['strategies12_ms']:.2f}x",
-             f"{x['recommended_ms'] / x['strategy3_ms']:.2f}x", f"{x['recommended_ms'] / x['chosen_ms']:.2f}x",
-             f"{x['uniform_inter']} x {x['uniform_intra']}: {x['recommended_ms'] / x['uniform_ms']:.2f}x") for x in told("cores")]
+        text += ("\nSimulated: the same, with times extended to 16 cores by Amdahl's law and the memory's rate; accuracy at the counts up to where each "
+                 "climb ended, and at all.\n\n" + table(("network", "cores", "ops", "interval", "accuracy", "of all", "lost", "tries"), rows))
+    speed = lambda x, key: f"{x['recommended_ms'] / x[key]:.2f}x"
+    rows = [(x["model"], f"{x['one_thread_ms']:.1f}", f"{x['two_threads_ms']:.1f}", x["cores"], f"{x['recommended_ms']:.1f}",
+             speed(x, "strategies12_ms"), speed(x, "strategy3_ms"), speed(x, "chosen_ms"),
+             f"{x['uniform_inter']} x {x['uniform_intra']}: {speed(x, 'uniform_ms')}") for x in told("cores")]
     if rows:
-        text += ("\nSimulated: the same steps on 16 cores, from the times of their ops measured with one and two threads, extended likewise. Chosen: what `auto` would choose there, of the strategies with bounds on the threads of an op, balanced counts, and uniform ones.\n\n"
-                 + table(("network", "one thread ms", "two threads ms", "cores", "recommended ms", "Strategies 1-2", "+ 3", "chosen", "best uniform"), rows))
+        text += ("\nSimulated: the same steps on 16 cores, from the times of their ops measured with one and two threads, extended likewise. Chosen: what "
+                 "`auto` would choose there, of the strategies with bounds on the threads of an op, balanced counts, and uniform ones.\n\n"
+                 + table(("network", "one thread ms", "two threads ms", "cores", "recommended ms", "Strategies 1-2", "+ 3", "chosen",
+                          "best uniform"), rows))
     study = told("regression")
     if study and study[0]["available"]:
-        rows = [(x["threads"], x["ops"], f"{100 * x['accuracy']:.1f} %", f"{x['r2']:.3f}") for x in study]
-        text += "\nLeast squares on hardware counters, cross-validated: time with so many threads, from counters and time with one.\n\n" + table(("threads", "ops", "accuracy", "R2"), rows)
+        rows = [(x["threads"], x["ops"], percent(x["accuracy"]), f"{x['r2']:.3f}") for x in study]
+        text += ("\nLeast squares on hardware counters, cross-validated: time with so many threads, from counters and time with one.\n\n"
+                 + table(("threads", "ops", "accuracy", "R2"), rows))
     elif study:
         text += f"\nThe regression models on hardware counters were not tried: this kernel gives no counters ({study[0]['why']}).\n"
-    return text + "\n" + origin(r)
+    return text
 
 
-def overhead():
-    r = load("overhead")
-    if not r:
-        return ""
-    cell = lambda x, name: f"{x['us_an_op'][name]:.2f} ({100 * x['share'][name]:.3f} %)"
-    rows = [(x["model"], x["batch"], x["ops"], f"{x['step_ms']:.1f}", cell(x, "serial"), cell(x, "one_core"), cell(x, "two_cores")) for x in r["rows"]]
-    return ("## What starting an op costs\n\nProcessor time of the executor itself, measured with kernels that do nothing, in microseconds an op and as a share of a real training step: one op after "
-            "another, and with two ops at once on one core and on two.\n\n"
-            + table(("network", "batch", "ops", "step ms", "serial", "two at once, one core", "two at once, two cores"), rows) + "\n" + origin(r))
+@section("overhead", "What starting an op costs")
+def overhead(r):
+    cell = lambda x, name: f"{x['us_an_op'][name]:.2f} ({percent(x['share'][name], 3)})"
+    rows = [(*first, x["ops"], f"{x['step_ms']:.1f}", *(cell(x, name) for name in ("serial", "one_core", "two_cores")))
+            for x, first in named(r.rows(), Ages(r))]
+    return ("Processor time of the executor itself, measured with kernels that do nothing, in microseconds an op and as a share of a real training "
+            "step: one op after another, and with two ops at once on one core and on two. One run each.\n\n"
+            + table(("network", "batch", "ops", "step ms", "serial", "two at once, one core", "two at once, two cores"), rows))
 
 
-def workspace():
-    r = load("workspace")
-    if not r:
-        return ""
-    rows, short = [], []
-    for model in dict.fromkeys(x["model"] for x in r["rows"]):
-        wr = [x for x in r["rows"] if x["model"] == model and x["how"] == "WR"]
-        at = {(x["limit"] >> 20, x["sizes"]): x["measured"] for x in wr}
-        free = at[512, "undivided"]
-        as_fast = min((x["measured"] for x in wr if x["measured"]["convolution_ms"] <= 1.03 * free["convolution_ms"]), key=lambda m: m["largest_workspace"])
-        ratio = at[64, "undivided"]["convolution_ms"] / at[64, "powerOfTwo"]["convolution_ms"]
-        short.append((model, wr[0]["batch"], f"{ratio:.2f}x", f"{free['largest_workspace'] / MIB:.1f}", f"{as_fast['largest_workspace'] / MIB:.1f}",
-                      f"{free['largest_workspace'] / as_fast['largest_workspace']:.1f}x"))
-    for x in r["rows"]:
-        each = x["limit"] if x["how"] == "WR" else x["limit"] // x_ops(x, r)
-        base = next(y for y in r["rows"] if (y["model"], y["how"], y["sizes"], y["limit"]) == (x["model"], "WR", "undivided", each))
-        m, b = x["measured"], base["measured"]
-        rows.append((x["model"], x["batch"], f"{x['limit'] >> 20} MiB " + ("an op" if x["how"] == "WR" else "in all"), x["sizes"],
-                     f"{m['convolution_ms']:.0f}", f"{b['convolution_ms'] / m['convolution_ms']:.2f}x", f"{x['predicted']['convolution_ms']:.0f}",
-                     f"{m['step_ms']:.0f}", f"{b['step_ms'] / m['step_ms']:.2f}x", f"{m['largest_workspace'] / MIB:.1f}", f"{m['workspaces'] / MIB:.0f}",
-                     f"{x['profile_seconds']:.0f}"))
-    return ("## Workspace and parts of the batch\n\nA limit on the workspace of each op (mu-cuDNN's WR), or of all convolutions and fully connected layers together "
-            "(WD, the total being as many times the limit as there are such ops), and which parts of the batch were measured; `all`: "
-            "powers of two and multiples of an eighth of the batch. Speed is against undivided at the same limit. Measured in turns; profiling includes what stands "
-            "before it in the list.\n\nIn short: convolutions within 64 MiB, in parts that are powers of two, against undivided; and the largest workspace of an op that is as fast "
-            "(within 3 %) as undivided ones within 512 MiB. The aims are 1.3x and 2.7x. What is chosen is never predicted to be slower than undivided; where it was measured "
-            "to be, within the noise or not, the column says so.\n\n"
-            + table(("network", "batch", "faster at 64 MiB", "largest MiB, undivided", "as fast with MiB", "less"), short) + "\n"
-            + table(("network", "batch", "workspace", "parts", "conv. ms", "faster", "predicted ms", "step ms", "faster", "largest MiB", "sum MiB", "profiled s"), rows)
-            + "\n" + origin(r))
+IN_PAPER = {"alexnet": "AlexNet", "vgg16": "VGG16", "inception4": "InceptionV4", "resnet50": "ResNet50", "resnet101": "ResNet101",
+            "resnet152": "ResNet152"}
 
 
-def x_ops(x, r):
-    """How many ops share the total of a WD row: all totals of a network are one of the limits times them."""
-    limits = sorted({y["limit"] for y in r["rows"] if y["model"] == x["model"] and y["how"] == "WR"})
-    totals = sorted({y["limit"] for y in r["rows"] if y["model"] == x["model"] and y["how"] == "WD"})
-    return totals[0] // limits[0]
-
-
-def readme_table():
-    r, m, p, q = load("peers"), load("memory"), load("prediction"), load("placement")
-    text = ""
-    if r:
-        head, rows = peers_rows(r)
-        machine = r["machine"]
-        text += f"Images per second, fp32, {machine['cores']} threads ({machine['device']}), the same work in turns:\n\n" + table(head, rows) + "\n"
+@section("largest", "The largest batches and depths")
+def largest(r):
+    ages = Ages(r)
+    tables = {(x["table"], x["row"], x["quantity"]): x for x in r.beside("papers").rows()}
     rows = []
-    if m:
-        worst = max(x["beyond_budget"] for x in m["rows"]) / MIB
-        rows.append(("whole process, libraries included (AlexNet 64, ResNet-50 16, VGG16 8)", f"within its budget + {worst:.0f} MiB"))
-    if p:
-        equal = sum(x["predicted_peak"] == x["measured_peak"] for x in p["rows"])
-        rows.append(("predicted peak = measured peak, to the byte", f"{equal} of {len(p['rows'])} networks"))
-        rows.append(("predicted against measured step time", f"median error {100 * p['median_error']:.0f} %, largest {100 * p['largest_error']:.0f} %"))
-    if q:
-        exact = sum(x["offline"] == x["live"] for x in q["rows"])
-        worst = max(x["first_fit"] / x["live"] - 1 for x in q["rows"])
-        rows.append(("arena = largest sum of live bytes", f"{exact} of {len(q['rows'])} plans (first fit wastes up to {100 * worst:.0f} %)"))
-    t = load("tight")
-    for x in (t["rows"] if t else []):
-        torch = next((y for name, y in x["torch"].items() if name.endswith("eager") and y["step_ms"]), None)
-        if not torch or not (x["model"], x["budget"] >> 20) in (("alexnet", 700), ("resnet:6-32-788-6", 2048)):
-            continue
-        middle = sorted(x["measured_ms"])[len(x["measured_ms"]) // 2]
-        rows.append((f"{x['model']}, batch {x['batch']}, in {x['budget'] >> 20} MiB (+ {x['tiers'].replace('--host-memory', 'host').replace('--spill', '').strip()})",
-                     f"{middle / 1000:.1f} s a step; PyTorch takes {torch['step_ms'] / 1000:.1f} s and {torch['peak_bytes'] / (1 << 30):.1f} GiB"))
-    return text + (table(("what", "measured"), rows) if rows else "")
+    for x in r.rows():
+        by_rules = tables.get(("table4", "SuperNeurons", "depth") if x["what"] == "depth" else ("table5", IN_PAPER[x["model"]], "SuperNeurons"), {})
+        known = lambda key: f"{by_rules[key]:.0f}" if by_rules.get(key) is not None else ""
+        rows.append((x["model"] + ages.mark(x["run"]), x["what"], x["ours"], x["limited_by"], f"{x['host_bytes'] / GIB:.0f}",
+                     known("ours"), known("paper")))
+    return ("Simulated: what `plimsoll max` fits by `auto` with the papers' layer model on a K40c with 11.2 GiB and 107 GiB of host memory, by formulas; "
+            "the depth is that of ResNet 6-32-N-6 at batch 16. Beside it what SuperNeurons' policy fits in tables 4 and 5 below, where table 4 gives "
+            "it any amount of host memory, and what its paper reports.\n\n"
+            + table(("network", "what", "auto", "bounded by", "host GiB", "SuperNeurons' policy", "its paper"), rows))
 
 
-def wd_solver():
-    r = load("wd-solver")
-    if not r:
-        return ""
-    kinds = {}
-    for x in r["rows"]:
-        kinds.setdefault(x["instance"], []).append(x)
-    rows = []
-    for name, xs in kinds.items():
-        rows.append((name, f"{min(x['solve_ms'] for x in xs):.3f}", f"{max(x['solve_ms'] for x in xs):.3f}", f"{sum(x['exact'] for x in xs)} of {len(xs)}",
-                     f"{max(x['time_ms'] / x['lower_bound_ms'] - 1 for x in xs):.1e}"))
-    return ("## Dividing one workspace total among all ops\n\nmu-cuDNN's WD, by our own solver: at 5, 20, 50 and 80 % of the bytes between what must be and what "
-            "would be had, random instances with three seeds. The paper's GLPK took 5.46 ms for 562 variables. In the last kind time and workspace are tied to each other, so that "
-            "no price tells configurations apart: the search stops early there and says so; the gap is to its proven bound.\n\n"
-            + table(("instance", "fastest ms", "slowest ms", "proven", "largest gap"), rows) + "\n" + origin(r))
+@section("papers", "The papers' tables")
+def papers(r):
+    ages = Ages(r)
+    number = lambda v: "" if v is None else f"{v:.10g}"
+    rows = [(x["table"] + ages.mark(x["run"]), x["row"], x["quantity"], number(x["paper"]), number(x["ours"]), x["unit"], x["note"])
+            for x in r.rows()]
+    return ("Simulated, by formulas (docs say where). Table5 takes `superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware`, with which "
+            "a checkpoint leaves as soon as it was used; `max --policy superneurons` takes that policy's defaults.\n\n"
+            + table(("table", "row", "quantity", "paper", "ours", "unit", "note"), rows))
 
 
-def convolutions():
-    r = load("convolutions")
-    if not r:
-        return ""
-    rows = []
-    for workspace in dict.fromkeys(x["workspace"] for x in r["rows"]):
-        for what in ("forward", "backward_data", "backward_weights", "all"):
-            xs = [x for x in r["rows"] if x["workspace"] == workspace and what in (x["pass"], "all") and x["undivided_ms"] and x["divided_ms"]]
-            undivided, divided = sum(x["undivided_ms"] for x in xs), sum(x["divided_ms"] for x in xs)
-            rows.append((workspace, what, len(xs), sum(x["configuration"] != x["undivided_configuration"] for x in xs), f"{undivided:.0f}", f"{divided:.0f}", f"{undivided / divided:.2f}x",
-                         f"{max(x['undivided_ms'] / x['divided_ms'] for x in xs):.2f}x"))
-    times = "; ".join(f"`{p['batch_sizes']}` {p['seconds']:.0f} s" for p in r["profiling"])
-    return ("## Convolutions by micro-batch\n\n`bench/convolutions.csv`, layers of AlexNet, VGG and ResNet: the fastest kernel on the whole batch against the fastest division, both "
-            f"run as a whole, in turn. Measuring all kernels of one layer (28x28, 128 channels, batch 32) takes: {times}.\n\n"
-            + table(("limit", "pass", "ops", "divided", "undivided ms", "divided ms", "gain", "largest"), rows) + "\n" + origin(r))
-
-
-def gpu():
+def gpu(folder):
     """What scripts/gpu_check has recorded, a section a GPU."""
-    names = sorted(p.stem for p in RESULTS.glob("gpu-*.json"))
-    if not names:
-        return ("## On a GPU\n\nNone was recorded yet. On a machine with an NVIDIA GPU `scripts/gpu_check --torch PYTHON` writes `bench/results/gpu-<name>.json`, "
-                "from which this section is made.\n")
-    return "\n".join(map(gpu_of, names))
+    paths = sorted(folder.glob("gpu-*.json"))
+    if not paths:
+        return ("## On a GPU\n\nNone was recorded yet. On a machine with an NVIDIA GPU `scripts/gpu_check --torch PYTHON` writes "
+                "`bench/results/gpu-<name>.json`, from which this section is made.\n")
+    return "\n".join(gpu_of(json.loads(path.read_text())) for path in paths)
 
 
-def gpu_of(name):
-    r = load(name)
+def gpu_of(r):
     numbers = {check: {item: values_of(record) for item, record in items.items()} for check, items in r["checks"].items()}
     text = f"## On a GPU: {r['gpu']}\n\n{r['device']}.\n"
     rate = lambda x: f"{x['torch_images_per_second']:.1f}" if "torch_images_per_second" in x else x.get("torch_error", "")
@@ -455,8 +564,8 @@ def gpu_of(name):
                      f"{x['images_per_second'] / x['torch_images_per_second']:.2f}x" if "torch_images_per_second" in x else "",
                      f"{less['images_per_second']:.1f}" if less else "", f"{less['share']:.0%}" if less else "", rate(less)))
     if rows:
-        text += ("\nImages per second, single precision, forward + backward + SGD with momentum; PyTorch's layout is the faster of its two. Then the same batch inside 12 GiB: "
-                 "the share of the speed that is kept, and PyTorch with no more memory than that.\n\n"
+        text += ("\nImages per second, single precision, forward + backward + SGD with momentum; PyTorch's layout is the faster of its two. Then the same "
+                 "batch inside 12 GiB: the share of the speed that is kept, and PyTorch with no more memory than that.\n\n"
                  + table(("network", "batch", "Plimsoll", "PyTorch", "compiled", "against eager", "in 12 GiB", "kept", "PyTorch in 12 GiB"), rows))
     verdict = {True: "right", False: "WRONG", None: ""}
     told = lambda check, row: check in ("speed", "tight", "compiled") and "values" in row
@@ -466,22 +575,120 @@ def gpu_of(name):
     if r["not_done"]:
         text += f"\nNot done, for lack of time: {', '.join(r['not_done'])}.\n"
     made = sorted({(record["date"], record["commit"]) for items in r["checks"].values() for record in items.values() if record["rows"]})
-    return text + "\n" + "; ".join(f"{date}, commit {commit}" for date, commit in made) + ". Again: `scripts/gpu_check`.\n"
+    return text + "\n" + "; ".join(f"{date}, commit {c}" for date, c in made) + ". Again: `scripts/gpu_check`.\n"
 
 
 def values_of(record):
     return {name: value for row in record["rows"] for name, value in row.get("values", {}).items()}
 
 
+# The pages.
+
+def readme_text(read):
+    """The README's tables; `read` gives the results of a bench. What is older than the newest of them is marked."""
+    peers, memory, prediction, placement, tight = shown = [read(name) for name in ("peers", "memory", "prediction", "placement", "tight")]
+    shown = [r for r in shown if r.cases]
+    ages = Ages(*shown)
+    marked = lambda text, r: text + (" \\*" if ages.named(r) else "")
+    text, rows = "", []
+    if peers.cases:
+        machine = peers.runs()[0]["machine"]
+        versions = ", ".join(dict.fromkeys(x["torch"] for x in peers.rows() if x["torch"]))
+        text += (f"Images per second, fp32, {machine['cores']} threads ({machine['device']}), the same work in turns with PyTorch {versions}:\n\n"
+                 f"{peers_table(peers, ages)}\n")
+    if memory.cases:
+        worst = max(x["beyond_budget"] for x in memory.rows()) / MIB
+        rows.append((marked("whole process, libraries included (AlexNet 64, ResNet-50 16, VGG16 8)", memory), f"within its budget + {worst:.0f} MiB"))
+    if prediction.cases:
+        equal = sum(map(peaks_equal, prediction.rows()))
+        rows.append((marked("predicted peak = measured peak, to the byte", prediction), f"{equal} of {len(prediction.cases)} networks"))
+        for name, first in (("the first training of a network", True), ("later trainings of it", False)):
+            errors = prediction_errors(prediction.rows(), first)
+            if errors:
+                rows.append((marked(f"predicted against measured step time, {name}", prediction), errors_text(errors)))
+    if placement.cases:
+        exact = sum(x["offline"] == x["live"] for x in placement.rows())
+        worst = max(x["first_fit"] / x["live"] - 1 for x in placement.rows())
+        rows.append((marked("arena = largest sum of live bytes", placement),
+                     f"{exact} of {len(placement.cases)} plans (first fit wastes up to {percent(worst, 0)})"))
+    for x in tight.rows():
+        eager = x["torch"].get("eager", {})
+        if eager.get("step_ms") and (x["model"], x["budget"] >> 20) in (("alexnet", 700), ("resnet:6-32-788-6", 2048)):
+            rows.append((f"{x['model']}, batch {x['batch']}, in {x['budget'] >> 20} MiB (+ {tiers(x['tiers'])}){ages.mark(x['run'])}",
+                         f"{statistics.median(x['measured_ms']) / 1000:.1f} s a step; PyTorch takes {statistics.median(eager['step_ms']) / 1000:.1f} s "
+                         f"and {eager['peak_bytes'] / GIB:.1f} GiB"))
+    text += table(("what", "measured"), rows) if rows else ""
+    if ages.newest:
+        older = any(ages.named(r) for r in shown)
+        text += f"\nMeasured at {commit(ages.newest)}" + ("; \\* older or on another machine, as docs/results.md says" if older else "") + ".\n"
+    return text
+
+
+def commits_text(shown):
+    """Of which commit each table is: `shown` has titles with their results."""
+    ages = Ages(*(r for _, r in shown))
+    rows = []
+    for title, r in shown:
+        new, old = Ages(r).newest, Ages(r).named(r)
+        older = "; ".join(f"{len(cases)} of {len(r.cases)} cases: {run['commit']}, {run['date']}" for run, cases in old)
+        rows.append((title + ages.mark(new), new["commit"], new["date"], older))
+    return (f"The newest results are of {commit(ages.newest)}. What is older, or of another machine, is marked with a star: here, and in "
+            f"each table beside the newest of it.\n\n" + table(("table", "commit", "date", "older in it"), rows))
+
+
+def pages_from(folder, to):
+    """Every page, with its text."""
+    read = lambda bench: records.Results.read(bench, folder)
+    shown, texts = [], []
+    for s in SECTIONS:
+        if s.bench == "largest":
+            texts.append(gpu(folder))
+        for bench in [s.bench, *sorted(p.stem for p in folder.glob(f"{s.bench}-*.json") if s.bench in ("concurrency", "operations"))]:
+            results = read(bench)
+            if results.cases:
+                place = bench[len(s.bench) + 1:]
+                title = f"{s.title}, {place}" if place else s.title
+                shown.append((title, results))
+                texts.append(s.text(title, results))
+    if not shown:
+        raise SystemExit(f"there are no results in {folder}")
+    pages = {to.results: "# Results\n\nGenerated by `bench/tables.py` from `bench/results/`; do not edit. `bench/bench.py all` measures all of it."
+                         f"\n\n{commits_text(shown)}\n" + "\n".join(texts)}
+    if read("slowdown").cases:
+        pages[to.slowdown] = draw_slowdown(read("slowdown"))
+    if to.readme:
+        between = lambda m: m.group(1) + readme_text(read) + m.group(2)
+        pages[to.readme] = re.sub(r"(<!-- results -->\n).*?(<!-- /results -->)", between, to.readme.read_text(), flags=re.S)
+    return pages
+
+
+def write(folder=RESULTS, to=DOCS):
+    for path, text in pages_from(folder, to).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def check(folder=RESULTS, to=DOCS):
+    """The number of pages that are not what the results give; says where."""
+    wrong = 0
+    for path, text in pages_from(folder, to).items():
+        there = path.read_text() if path.exists() else ""
+        if there != text:
+            wrong += 1
+            name = path.name
+            changes = list(difflib.unified_diff(there.splitlines(), text.splitlines(), name, f"{name}, by the results", lineterm="", n=0))
+            print("\n".join(line[:200] for line in changes[:12]), file=sys.stderr)
+            print(f"{name} is not what bench/results/ gives: run bench/tables.py", file=sys.stderr)
+    return wrong
+
+
 def main():
-    sections = [s for s in (peers(), memory(), prediction(), placement(), placement_hard(), planning(), exactness(), families(), tight(), slowdown(), overlap(),
-                            wd_solver(), convolutions(), workspace(), concurrency(), overhead(), gpu(), papers()) if s]
-    (ROOT / "docs" / "results.md").write_text("# Results\n\nGenerated by `bench/tables.py` from `bench/results/`; do not edit.\n\n" + "\n".join(sections))
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    text = re.sub(r"(<!-- results -->\n).*?(<!-- /results -->)", lambda m: m.group(1) + readme_table() + m.group(2), text, flags=re.S)
-    readme.write_text(text)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not what the results give")
+    if parser.parse_args().check:
+        return 1 if check() else 0
+    return write()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,7 +7,7 @@
 
 Prints a line of JSON that says what it is, then waits: for each line "run N" on standard input it runs N steps and prints
 {"step_ms": [...], "loss": ..., "peak_bytes": ...}; "quit" or the end of input ends it. So a driver can take turns between several of
-these and Plimsoll. Needs torch 1.13 or later, nothing else. The models are written out here so that they are the same work as the
+these and Plimsoll. What fails is a line too, {"error": ...}, and ends it. Needs torch 1.13 or later, nothing else. The models are written out here so that they are the same work as the
 zoo's: AlexNet has one tower, 227 x 227 images and LRN; ResNet-32 has the parameter-free shortcuts of He et al.
 
 --saving says what happens to what the backward pass wants: eager keeps it; checkpoint (torch.utils.checkpoint) keeps the inputs of
@@ -16,6 +16,9 @@ largest resident size of the process less what it had before the model was made:
 what PyTorch had allocated on the GPU; single precision in full unless --tf32, and cuDNN measures which kernels are fastest, as Plimsoll
 does. --memory is the most that PyTorch's allocator may hold on the GPU (what CUDA itself takes is not counted); where that is too little,
 "out of memory" is the last line of standard error.
+
+With --compile the first step compiles. Each answer then has "compiler": how often the graph broke, which would leave parts of the network
+as they were, and whether all of it came from the cache on disk of an earlier run, so that the first step tells little about compiling.
 """
 import argparse
 import json
@@ -206,6 +209,23 @@ class OnDisk:
         return tensor
 
 
+def sgd(parameters):
+    """In one pass over the parameters where this version can do that on this device."""
+    parameters = list(parameters)
+    try:
+        return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
+    except (TypeError, RuntimeError):
+        return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def compiler():
+    """What torch.compile has done so far."""
+    counters = torch._dynamo.utils.counters
+    kept = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    missed = counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"]
+    return {"graph_breaks": sum(counters["graph_break"].values()), "from_cache": kept > 0 and missed == 0}
+
+
 class Training:
     def __init__(self, model, batch, layout, saving, folder, device="cpu", compiled=False):
         self.before = resident("VmRSS")
@@ -221,7 +241,7 @@ class Training:
         self.labels = torch.randint(classes, (batch,)).to(device)
         if compiled:
             self.model = torch.compile(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.optimizer = sgd(self.model.parameters())
 
     def step(self):
         self.optimizer.zero_grad(set_to_none=True)
@@ -248,12 +268,12 @@ class Training:
         return resident("VmHWM") - self.before
 
 
+def say(value):
+    print(json.dumps(value), flush=True)
+
+
 def take_turns(args):
     training = Training(args.model, args.batch, args.layout, args.saving, args.folder, args.device, args.compile)
-
-    def say(value):
-        print(json.dumps(value), flush=True)
-
     say({"torch": torch.__version__, "model": args.model, "batch": args.batch, "layout": args.layout, "saving": args.saving,
          "threads": torch.get_num_threads()})
     for line in sys.stdin:
@@ -268,8 +288,8 @@ def take_turns(args):
             loss = training.step()
             step_ms.append((time.perf_counter() - start) * 1000)
         if loss is not None and not math.isfinite(loss):
-            sys.exit(f"the loss is {loss}: these times would mean nothing")
-        say({"step_ms": step_ms, "loss": loss, "peak_bytes": training.peak()})
+            raise ArithmeticError(f"the loss is {loss}: these times would mean nothing")
+        say({"step_ms": step_ms, "loss": loss, "peak_bytes": training.peak(), **({"compiler": compiler()} if args.compile else {})})
 
 
 def main():
@@ -294,7 +314,13 @@ def main():
     try:
         take_turns(args)
     except torch.cuda.OutOfMemoryError:
+        say({"error": "out of memory"})
         sys.exit("out of memory")
+    except Exception as error:
+        told = [line for line in str(error).splitlines() if line.strip()] or [""]
+        short = "out of memory" if isinstance(error, MemoryError) or "can't allocate memory" in str(error) else f"{type(error).__name__}: {told[0]}"
+        say({"error": short})
+        raise
 
 
 if __name__ == "__main__":
