@@ -56,11 +56,15 @@ struct DivisionCost {
   double ms_a_part = 0;  // for every part after the first
 };
 
+class OfferedKernels;  // cost/offered.h: what devices told of the kernels that a table was asked about
+
 // Costs in memory, filled from a database, by measuring, or by estimates. find never blocks or measures.
 class CostTable {
  public:
-  explicit CostTable(MachineRates rates = {}) : rates_(rates) {}
+  explicit CostTable(MachineRates rates = {});
   const MachineRates& rates() const { return rates_; }
+  // A table without costs that knows the same kernels.
+  CostTable unmeasured(MachineRates rates = {}) const;
 
   // A cost taken inside a step stands beside the one of the kernel alone: kernels are compared by the latter, since only those
   // that were chosen have the former, and steps are predicted by the former.
@@ -77,15 +81,19 @@ class CostTable {
 
   // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
   Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
-  // The entry of the kernel alone if there is one, else an estimate from the op's work and the kernel's kind. A configuration
-  // without an entry costs what its parts do, and the sums of a weight gradient made in parts.
-  Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;              // layouts as in the graph
+  // The entry of the kernel alone if there is one, else an estimate. A configuration without an entry costs what its parts do,
+  // and the sums of a weight gradient made in parts.
+  // By name, with the layouts that the graph's tensors have. The estimate is by what the device told of the kernel when the table
+  // was asked for its cost by KernelSpec, or it was noted; a kernel that the table has never seen is taken for an average one.
+  Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;
   Cost cost(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // layouts as it wants
+  void note(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // for several threads
 
  private:
   MachineRates rates_;
   std::map<CostKey, Cost> entries_, in_step_;
   std::set<OpPair> conflicts_;
+  std::shared_ptr<OfferedKernels> offered_;  // of copies, too: what a device tells of a kernel does not change
 };
 
 // Which micro-batches are worth measuring (the paper's batch-size policies): the batch alone; powers of two, and the batch;
