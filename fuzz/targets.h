@@ -17,7 +17,7 @@
 #include "models/catalog.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
-#include "plimsoll/convolutions.h"
+#include "plimsoll/kernels.h"
 #include "cost/cost_file.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "cores/side_by_side.h"
+#include "cores/core_options.h"
 #include "device/tier/tier.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/bytes.h"

@@ -7,7 +7,7 @@
 #include "device/divided.h"
 #include "plan/simulate.h"
 #include "plimsoll/ops.h"
-#include "plimsoll/passes.h"
+#include "passes/passes.h"
 
 namespace plimsoll {
 namespace {

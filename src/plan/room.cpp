@@ -1,7 +1,7 @@
 #include "plan/room.h"
 
 #include "base/by_id.h"
-#include "plan/live.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
 

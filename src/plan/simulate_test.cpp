@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "plimsoll/policy.h"
+#include "plan/policy.h"
 #include "plimsoll/verify.h"
 #include "tests/support/random_plan.h"
 
