@@ -1,5 +1,7 @@
 #include "cost/offered.h"
 
+#include <mutex>
+
 #include "cost/signature.h"
 #include "plimsoll/ops.h"
 
