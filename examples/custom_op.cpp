@@ -54,7 +54,8 @@ void register_swish() {
                .reference =
                    [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
                      map(in, out[0], [](double x, double) { return x * sigmoid(x); });
-                   }});
+                   },
+               .kind = LayerKind::activation});
   register_op({.name = "SwishBackward",
                .infer = like_first,
                .gradient = {},
@@ -69,7 +70,8 @@ void register_swish() {
                        const double s = sigmoid(x);
                        return dy * (s + x * s * (1 - s));
                      });
-                   }});
+                   },
+               .kind = LayerKind::activation});
 }
 
 }  // namespace

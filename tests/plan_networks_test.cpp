@@ -1,8 +1,8 @@
 // Plans of whole networks: the arena against the largest sum of live bytes, and how long planning takes.
 #include <gtest/gtest.h>
 
-#include <chrono>
 
+#include "base/clock.h"
 #include "passes/passes.h"
 #include "plan/policy.h"
 #include "plimsoll/autodiff.h"
@@ -12,10 +12,6 @@
 
 namespace plimsoll {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 struct Planned {
   Graph graph;
@@ -28,7 +24,7 @@ Planned plan_training(std::string_view model, int64_t batch, std::string_view pl
   std::vector<KernelChoice> kernels;
   for (const Op& op : result.graph.ops()) kernels.push_back({op.type->is_view ? "" : "reference", {}});
   const CostTable costs;
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const Route route = make_route(result.graph);
   result.plan = std::get<Plan>(find_policy("liveness")
                                    .plan({.graph = result.graph,
@@ -37,7 +33,7 @@ Planned plan_training(std::string_view model, int64_t batch, std::string_view pl
                                           .costs = costs,
                                           .device = {},
                                           .placement = std::string(placement)}));
-  result.seconds = seconds_since(start);
+  result.seconds = watch.seconds();
   return result;
 }
 
@@ -78,9 +74,9 @@ TEST(PlanNetworks, NoLayerKeepsAlexNetAndVggFromTrainingInTwoFifthsOfTheirMemory
 TEST(PlanNetworks, AResNetOf9167LayersIsPlannedInSeconds) {
   const Planned p = plan_training("resnet:6-32-788-6", 2);
   EXPECT_LT(static_cast<double>(p.plan.arena.count), 1.001 * static_cast<double>(p.plan.predicted.peak.count));
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   EXPECT_TRUE(verify(p.graph, p.plan).empty());
-  const double verify_seconds = seconds_since(start);
+  const double verify_seconds = watch.seconds();
   EXPECT_LT(p.seconds, 25) << "five times what it may take alone on a quiet machine";
   EXPECT_LT(verify_seconds, 5);
 }

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <vector>
 
+#include "base/statistics.h"
+#include "base/clock.h"
 #include "bench/concurrency/timed_op.h"
 #include "cost/bench.h"
 #include "kernels/layout.h"
@@ -66,9 +67,9 @@ double step_ms(const Pair& pair, const Device& device, int hardware_threads) {
   executor.initialize(1);
   std::vector<double> times;
   for (int i = 0; i < kRounds + 3; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     executor.run_step();
-    if (i >= 3) times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    if (i >= 3) times.push_back(watch.ms());
   }
   return median(times);
 }

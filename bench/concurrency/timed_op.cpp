@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/statistics.h"
 #include "cost/bench.h"
 
 namespace plimsoll::bench {

@@ -5,11 +5,12 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "base/statistics.h"
+#include "base/clock.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/error.h"
 #include "plimsoll/execute.h"
@@ -40,14 +41,13 @@ Measured measure(const Graph& graph, Plan plan, int cores) {
   std::vector<double> times;
   const double begun = processor_us();
   for (int i = 0; i < kRounds; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     executor.run_step();
-    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
+    times.push_back(1000 * watch.ms());
   }
   const double steps = static_cast<double>(plan.steps.size());
   const double processor = (processor_us() - begun) / kRounds / steps;
-  std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
-  return {times[kRounds / 2] / steps, processor};
+  return {median(std::move(times)) / steps, processor};
 }
 
 int run(const std::string& model) {

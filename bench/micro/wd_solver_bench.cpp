@@ -6,10 +6,10 @@
 // three kernels each; ten thousand in few and in many ops; and one where time and workspace are tied to each other, which
 // no price tells apart. With a network, also that of its convolutions, measured at powers of two (minutes the first time; the
 // benchmark database keeps it). Each at several totals between what must be and what would be had; every answer is checked.
-#include <chrono>
 #include <cstdio>
 #include <string>
 
+#include "base/clock.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
 #include "tests/support/random_candidates.h"
@@ -116,9 +116,9 @@ void measure(const Instance& instance, unsigned seed, double share) {
   WorkspaceDivision division;
   double spent = 0;
   for (int run = 0; run < 15 && (run < 3 || spent < 1000); ++run) {
-    const auto begun = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     division = *divide_workspace(instance.fronts, total);
-    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count());
+    times.push_back(watch.ms());
     spent += times.back();
   }
   check(instance.fronts, division, total);

@@ -60,12 +60,16 @@ struct DivisionCost {
   double ms_a_part = 0;  // for every part after the first
 };
 
+class OfferedKernels;  // cost/offered.h: what devices told of the kernels that a table was asked about
+
 // Costs in memory. They come from the database or from measuring; what is neither known nor measured is estimated when
 // asked for. Asking never measures and never waits.
 class CostTable {
  public:
-  explicit CostTable(MachineRates rates = {}) : rates_(rates) {}
+  explicit CostTable(MachineRates rates = {});
   const MachineRates& rates() const { return rates_; }
+  // A table without costs that knows the same kernels.
+  CostTable unmeasured(MachineRates rates = {}) const;
 
   // A kernel may have two costs: alone, and inside a training step. Kernels are compared by the first, since only
   // chosen kernels have the second. Steps are predicted by the second.
@@ -83,15 +87,19 @@ class CostTable {
 
   // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
   Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
-  // The cost of the kernel alone where it is known, else an estimate from the op's work and the kernel's kind. A
-  // configuration without an entry costs what its parts cost, and what dividing costs besides.
-  Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;              // layouts as in the graph
+  // The cost of the kernel alone where it is known, else an estimate. A configuration without an entry costs what its parts cost,
+  // and what dividing costs besides.
+  // By name: with the layouts that the graph's tensors have. The estimate follows from what the device told of the kernel, which
+  // the table keeps when it is asked by KernelSpec, or told by note(). A kernel that it has never seen counts as an average one.
+  Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;
   Cost cost(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // layouts as it wants
+  void note(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // for several threads
 
  private:
   MachineRates rates_;
   std::map<CostKey, Cost> entries_, in_step_;
   std::set<OpPair> conflicts_;
+  std::shared_ptr<OfferedKernels> offered_;  // of copies, too: what a device tells of a kernel does not change
 };
 
 // Which micro-batches are worth measuring (the paper's batch-size policies): the batch alone; powers of two, and the

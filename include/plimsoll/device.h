@@ -51,6 +51,9 @@ struct DeviceInfo {
   Bytes memory_available;   // when it was opened
   Bytes cache;              // the last before a device's own memory; 0 where the host's is what counts
   bool simulated = false;   // plans only
+  bool own_memory = false;      // an arena lies in memory that is not the host's: a plan may take all of it
+  bool asynchronous = false;    // run() of a kernel only asks for the work (open_queues)
+  bool lists_best_first = false;  // the first of an op's kernels is its library's choice for this very machine
   std::vector<TierInfo> tiers;  // what a plan may use, the fastest first; none unless the user gives it
 };
 
@@ -66,6 +69,18 @@ LayoutFamily family_named(std::string_view name);  // throws Error(invalid_input
 // whatever the spec says.
 inline const Layout kAnyLayout{"any"};
 
+// How a kernel computes its sums, as far as planning cares.
+enum class Algorithm : uint8_t { direct, gemm, fft, winograd };
+
+// What an estimate of a kernel's time is made of where it is not measured: the device knows its kernels.
+struct KernelEstimate {
+  double efficiency = 0.9;      // share of the machine's dense rate that its arithmetic reaches
+  double bandwidth = 1;         // share of the memory's rate that its traffic reaches
+  std::optional<double> flops;  // that it does; absent: the op's work
+  double extra_bytes = 0;       // memory traffic beyond the op's inputs and outputs
+  friend bool operator==(const KernelEstimate&, const KernelEstimate&) = default;
+};
+
 // One way to run one op. Only the specs of Reorder repeat the layouts that the graph's tensors have already.
 struct KernelSpec {
   std::string name;             // "jit_wino_4x3:avx512_core": unique among an op's kernels of one family
@@ -73,6 +88,9 @@ struct KernelSpec {
   std::vector<Layout> outputs;
   Bytes workspace;              // scratch during the op, 0 for most
   bool exact = true;            // the same bits on every run, in full single precision; --exact takes no others
+  Algorithm algorithm = Algorithm::direct;
+  bool last_resort = false;     // slow, and offered only where no other kernel will do: parts of the batch may do better
+  KernelEstimate estimate;
 };
 
 // A kernel that is ready for one step of a plan. Neither bind nor run allocates. Run reads and writes only what was
@@ -144,6 +162,9 @@ class Device {
   virtual std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                               int threads = 0) const = 0;
 
+  // Where a kernel runs a part of the batch, the part's first row lies at a multiple of so many bytes in every tensor.
+  virtual int64_t row_alignment(const Op&, std::string_view /*kernel*/) const { return 1; }
+
   virtual std::unique_ptr<Arena> take_arena(Bytes bytes) const = 0;  // throws Error(device_failure) with the size
 
   // For a device with memory of its own: how much is free there now, and how much of that an arena may take. The rest
@@ -180,6 +201,9 @@ struct DeviceListing {
   bool simulated = false;  // plans only
 };
 std::vector<DeviceListing> list_devices();
+// Of a device by its name, as Plan::device_name, which need not be there:
+bool is_simulated(std::string_view device);  // it only plans
+bool shares_cores(std::string_view device);  // several kernels may run at once, each on some of its cores
 
 // A kernel to run or to time, for the layouts that the graph's tensors have. `kernel` is a name of the device's, or a
 // configuration of such names (plan.h). Throws Error(invalid_input) for a name that is neither, and where the parts do

@@ -58,6 +58,7 @@ enum class LayerKind : uint8_t {
   fork,     // copies of one tensor for several readers; in layer models only
   join,     // a sum
   concat,
+  unset,    // nobody has said; register_op refuses it
 };
 std::string_view to_string(LayerKind kind);       // "conv", "fc", "pool", "bn", "act", "lrn", "dropout", "softmax", "fork", ...
 LayerKind layer_kind_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
@@ -101,7 +102,9 @@ struct OpType {
 
   BatchDivision division;  // impossible where rows depend on each other (batch normalization) or on their number (losses)
 
-  LayerKind kind = LayerKind::other;  // of the layer that such ops, forward or backward, come from
+  // Of the layer that such ops, forward or backward, come from. It must be given: some policies go by it, and never offload
+  // what ops of kind `other` read.
+  LayerKind kind = LayerKind::unset;
 };
 
 // The kind of the layer that an op comes from: its type's, or for the ops of a layer model their attribute "kind".
@@ -109,7 +112,7 @@ LayerKind layer_kind(const Op& op);
 // The rows of the batch that the op runs on, if it can run in parts; else 0.
 int64_t divisible_batch(const Graph& graph, const Op& op);
 
-// Registers a type; throws Error(invalid_input) when the name is taken. Built-in families are there already.
+// Registers a type. Throws Error(invalid_input) when the name is taken or the kind is not set. Built-in families are there already.
 const OpType& register_op(OpType type);
 // Throws Error(invalid_input) with the nearest known name.
 const OpType& op_type(std::string_view name);

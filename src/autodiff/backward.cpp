@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -11,12 +12,12 @@ namespace {
 
 // Ops from which one of `outputs` is computed.
 std::vector<bool> ancestors(const Graph& graph, std::span<const TensorId> outputs) {
-  std::vector<bool> seen(static_cast<size_t>(graph.op_count()), false);
+  ById<OpId, bool> seen(graph.op_count(), false);
   std::vector<OpId> open;
   const auto reach = [&](TensorId tensor) {
     const OpId producer = graph.tensor(tensor).producer;
-    if (!producer.valid() || seen[static_cast<size_t>(producer.index)]) return;
-    seen[static_cast<size_t>(producer.index)] = true;
+    if (!producer.valid() || seen[producer]) return;
+    seen[producer] = true;
     open.push_back(producer);
   };
   for (TensorId output : outputs) reach(output);
@@ -37,15 +38,15 @@ std::string unused_op_name(const Graph& graph, const std::string& stem) {
 }  // namespace
 
 Backward::Backward(Graph& graph, std::span<const TensorId> outputs, std::span<const TensorId> wanted)
-    : graph_(graph), leads_to_wanted_(static_cast<size_t>(graph.tensor_count()), false) {
-  const auto leads = [&](TensorId id) { return leads_to_wanted_[static_cast<size_t>(id.index)]; };
-  for (TensorId id : wanted) leads_to_wanted_[static_cast<size_t>(id.index)] = true;
+    : graph_(graph), leads_to_wanted_(graph.tensor_count(), false) {
+  const auto leads = [&](TensorId id) { return leads_to_wanted_[id]; };
+  for (TensorId id : wanted) leads_to_wanted_[id] = true;
   const std::vector<bool> relevant = ancestors(graph, outputs);
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     const Op& op = graph.op({i});
-    if (!relevant[static_cast<size_t>(i)] || std::none_of(op.inputs.begin(), op.inputs.end(), leads)) continue;
+    if (!relevant[at(i)] || std::none_of(op.inputs.begin(), op.inputs.end(), leads)) continue;
     ops_.push_back({i});
-    for (TensorId output : op.outputs) leads_to_wanted_[static_cast<size_t>(output.index)] = true;
+    for (TensorId output : op.outputs) leads_to_wanted_[output] = true;
   }
 }
 
@@ -81,7 +82,7 @@ void Backward::visit(OpId id) {
                 fmt::format("op '{}' ({}) has no gradient, and training needs one", op.name, op.type->name));
   }
   std::vector<bool> wanted;
-  for (TensorId input : op.inputs) wanted.push_back(leads_to_wanted_[static_cast<size_t>(input.index)]);
+  for (TensorId input : op.inputs) wanted.push_back(leads_to_wanted_[input]);
   const std::vector<TensorId> input_gradients = op.type->gradient(graph_, id, output_gradients, wanted);
   if (input_gradients.size() != op.inputs.size()) {
     throw Error(ErrorCode::internal, fmt::format("the gradient of op '{}' ({}) has {} entries for {} inputs", op.name,

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/by_id.h"
 #include "plimsoll/autodiff.h"
 
 namespace plimsoll {
@@ -26,7 +27,7 @@ class Backward {
 
  private:
   Graph& graph_;
-  std::vector<bool> leads_to_wanted_;  // by tensor: its gradient is needed by that of a wanted one
+  ById<TensorId, bool> leads_to_wanted_;  // by tensor: its gradient is needed by that of a wanted one
   std::vector<OpId> ops_;
   std::map<TensorId, TensorId> gradients_;
 };

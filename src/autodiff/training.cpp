@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/by_id.h"
 #include "autodiff/backward.h"
 #include "base/names.h"
 #include "plimsoll/autodiff.h"
@@ -46,8 +47,8 @@ void pair_statistics(Graph& graph) {
     if (op.type->state_outputs.empty()) continue;
     for (const InPlace& pair : op.type->in_place(graph, op)) {
       if (!pair.required) continue;
-      const TensorId before = op.inputs.at(static_cast<size_t>(pair.input));
-      const TensorId after = op.outputs.at(static_cast<size_t>(pair.output));
+      const TensorId before = op.inputs.at(at(pair.input));
+      const TensorId after = op.outputs.at(at(pair.output));
       for (State& state : graph.states) {
         if (state.after == before) state.after = after;
       }

@@ -4,11 +4,12 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <map>
 #include <numeric>
 
+#include "base/statistics.h"
+#include "base/clock.h"
 #include "cost/bench.h"
 #include "device/tensor_heap.h"
 #include "plan/placement/heap.h"
@@ -265,9 +266,9 @@ HeapRun time(Steps& steps, std::byte* residents, std::string name, int count, co
   steps.place_residents(residents);
   std::vector<double> times;
   for (int i = 0; i < kStepsBefore + count; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     step(i);
-    const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    const double ms = watch.ms();
     if (i >= kStepsBefore) times.push_back(ms);
   }
   run.spread_ms = half_interquartile_distance(times);

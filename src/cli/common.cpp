@@ -149,7 +149,7 @@ std::optional<BatchSizes> CommonFlags::batch_sizes() const {
 std::optional<Bytes> CommonFlags::memory_bytes() const { return bytes_of("--memory", memory); }
 
 Bytes CommonFlags::budget(const Device& device) const {
-  return memory_bytes().value_or(device.host_addressable() ? Bytes{INT64_MAX} : device.info().memory_available);
+  return memory_bytes().value_or(device.info().own_memory ? device.info().memory_available : Bytes{INT64_MAX});
 }
 
 TierOptions CommonFlags::tiers() const {

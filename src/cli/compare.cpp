@@ -2,10 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/statistics.h"
+#include "base/clock.h"
 #include "base/names.h"
 #include "cores/share_cores.h"
 #include "cli/checks.h"
@@ -59,12 +60,11 @@ double measure_step_ms(const Session& session, const Program& program, int steps
   std::vector<double> times;
   for (int i = 0; i <= steps; ++i) {
     inputs.write(executor);
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     executor.run_step();
-    if (i > 0) times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    if (i > 0) times.push_back(watch.ms());
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  return median(std::move(times));
 }
 
 struct CompareFlags : CommonFlags {

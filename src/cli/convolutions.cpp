@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
@@ -137,15 +137,14 @@ struct Sums {
 
 // What is measured is kept even when it is not brought to an end.
 int measure(Session& session, const std::vector<Convolution>& rows, BatchSizes batches, Progress& progress) {
-  auto saved = std::chrono::steady_clock::now();
+  Stopwatch since_saved;
   MeasureOptions options{.seconds_per_kernel = kSecondsPerKernel, .batches = batches};
   options.stop = [] { return interrupted.load(); };
   options.progress = [&](int done, int total, const std::string& what) {
     progress.update("measuring kernels", done, total, what);
-    const auto now = std::chrono::steady_clock::now();
-    if (now - saved < std::chrono::duration<double>(kSaveSeconds)) return;
+    if (since_saved.seconds() < kSaveSeconds) return;
     session.database->save(session.costs);
-    saved = now;
+    since_saved = {};
   };
   const int measured = measure_convolutions(rows, *session.device, session.costs, options);
   if (measured > 0) session.database->save(session.costs);

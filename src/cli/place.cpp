@@ -1,11 +1,11 @@
 // place: offsets for the buffers of a foreign problem.
 #include <fmt/format.h>
 
-#include <chrono>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/names.h"
 #include "cli/checks.h"
@@ -70,12 +70,12 @@ int place(const Flags& flags) {
   if (!flags.output.empty()) check_writable("--output", flags.output);
   const PlacementFile file = placement_file_from_csv(read_file(flags.file), flags.file);
 
-  const auto started = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const Placement placement = method.place(file.buffers, {.alignment = file.alignment,
                                                           .capacity = capacity.value_or(Bytes{0}),
                                                           .effort = std::numeric_limits<int64_t>::max() / 2,
                                                           .seconds = flags.timeout});
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  const double seconds = watch.seconds();
   const std::string_view status = status_of(placement, capacity);
   const bool done = status != "proven impossible" && status != "not found";
   if (done && !flags.output.empty()) write_file_atomically(flags.output, to_csv(file, placement));

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/clock.h"
+
 namespace plimsoll::cli {
 
 class Progress {
@@ -17,7 +19,6 @@ class Progress {
   void finish();  // leaves the last state of the bar as a line on a terminal; nothing elsewhere
 
  private:
-  using Clock = std::chrono::steady_clock;
   bool enabled_, terminal_, open_ = false;
   std::string label_;
   Clock::time_point begun_, drawn_;

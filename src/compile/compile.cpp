@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <set>
 #include <tuple>
 
+#include "base/clock.h"
 #include "base/parallel.h"
 #include "kernels/selection.h"
 #include "kernels/workspace_limits.h"
@@ -269,10 +269,6 @@ Attempt search(const Network& network, const Device& device, const CostTable& co
   return best;
 }
 
-double now_ms() {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // What every tensor in memory of its own needs.
 Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels, const CostTable& costs, const Device& device) {
   const Route route = make_route(graph);
@@ -282,7 +278,7 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
 }
 
 // The attempt that was taken; its plan is checked, whoever made it.
-Program program_of(Network network, Attempt found, const CompileOptions& options, double begun_ms) {
+Program program_of(Network network, Attempt found, const CompileOptions& options, const Stopwatch& watch) {
   Program program;
   program.network = std::move(network);
   program.network.graph = std::move(found.graph);
@@ -290,14 +286,14 @@ Program program_of(Network network, Attempt found, const CompileOptions& options
   program.family = found.layouts.family;
   program.policy = options.policy;
   Plan plan = std::get<Plan>(std::move(found.result));
-  plan.plan_time_ms = now_ms() - begun_ms;
+  plan.plan_time_ms = watch.ms();
   program.plan = check_plan(program.network.graph, std::move(plan));
   return program;
 }
 
-// The program of what was found for a network, or why there is none. `lower_bound`: that of the graph. `start_ms`: when planning began.
+// The program of what was found for a network, or why there is none. `lower_bound`: that of the graph. `watch`: since planning began.
 std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lower_bound, const Device& device, const CostTable& costs,
-                                       const CompileOptions& options, double start_ms) {
+                                       const CompileOptions& options, const Stopwatch& watch) {
   if (!found.feasible()) {
     Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
     infeasible.policy = options.policy;
@@ -305,7 +301,7 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
-  Program program = program_of(std::move(training), std::move(found), options, start_ms);
+  Program program = program_of(std::move(training), std::move(found), options, watch);
   program.lower_bound = lower_bound;
   program.baseline_peak = baseline_peak(program.network.graph, program.kernels, costs, device);
   return program;
@@ -317,24 +313,24 @@ bool has_tiers(const Device& device, const CompileOptions& options) { return !op
 
 std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
                                                    const CompileOptions& options) {
-  const double start = now_ms();
+  const Stopwatch watch;
   Network training = network;
   std::vector<PassReport> passes = run_fusion_passes(training, options.fusion);
   training = make_training_network(training, options.optimizer);
   const Bytes lower_bound = least_bytes(training.graph, has_tiers(device, options));
   Attempt found = search(training, device, costs, options);
-  auto result = take(std::move(found), std::move(training), lower_bound, device, costs, options, start);
+  auto result = take(std::move(found), std::move(training), lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
   return result;
 }
 
 std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device, const CostTable& costs,
                                                 const CompileOptions& options) {
-  const double start = now_ms();
+  const Stopwatch watch;
   const Bytes lower_bound = least_bytes(graph, has_tiers(device, options));
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
   Attempt found = make_attempt({std::move(graph), std::move(layouts)}, device, costs, options, {options.policy, true});
-  return take(std::move(found), {}, lower_bound, device, costs, options, start);
+  return take(std::move(found), {}, lower_bound, device, costs, options, watch);
 }
 
 namespace {
@@ -362,7 +358,7 @@ std::pair<int, Bytes> place_of(const Plan& plan, TensorId state) {
 
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
                                                      const CostTable& costs, const CompileOptions& options) {
-  const double start = now_ms();
+  const Stopwatch watch;
   Network evaluation = network;
   std::vector<PassReport> passes = run_fusion_passes(evaluation, options.fusion);
   Graph& graph = evaluation.graph;
@@ -397,7 +393,7 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
 
   Attempt found = search(evaluation, device, costs, pinned);
   if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
-  Program program = program_of(std::move(evaluation), std::move(found), options, start);
+  Program program = program_of(std::move(evaluation), std::move(found), options, watch);
   program.passes = std::move(passes);
   for (size_t i = 0; i < trained.states.size(); ++i) {
     if (place_of(training.plan, trained.states[i].before) != place_of(program.plan, program.network.graph.states[i].before)) {

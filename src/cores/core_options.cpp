@@ -32,7 +32,7 @@ CoreOptions choice_for(const CoreRequest& request, const CoreShape& machine) {
 
 CoreOptions core_options(std::string_view device, const CoreRequest& request, bool exact) {
   const bool plain = request.inter_op == 1 && request.intra_op == 0;
-  return core_options(device, request, exact, plain || device != "cpu" ? CoreShape{} : cpu::machine_topology().shape);
+  return core_options(device, request, exact, plain || !shares_cores(device) ? CoreShape{} : cpu::machine_topology().shape);
 }
 
 CoreOptions core_options(std::string_view device, const CoreRequest& request, bool exact, const CoreShape& machine) {
@@ -41,7 +41,7 @@ CoreOptions core_options(std::string_view device, const CoreRequest& request, bo
                                                       request.strategies ? "strategies" : "climb-interval"));
   }
   if (request.inter_op == 1 && request.intra_op == 0) return {.cores = request.threads, .intra_op = request.threads};
-  if (device != "cpu") {
+  if (!shares_cores(device)) {
     throw Error(ErrorCode::unsupported, fmt::format("--inter-op and --intra-op: device '{}' runs one op at a time", device));
   }
   if (request.inter_op == 0) {

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 
+#include "base/clock.h"
 #include "cost/signature.h"
 #include "device/divided.h"
 #include "plimsoll/ops.h"
@@ -152,27 +152,9 @@ double OpBench::run() {
     queues_->synchronize(end_);
     return queues_->ms_between(begin_, end_);
   }
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   kernel_->run();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-namespace {
-double quantile(const std::vector<double>& sorted, double q) {
-  const double at = q * static_cast<double>(sorted.size() - 1);
-  const size_t low = static_cast<size_t>(at);
-  const size_t high = std::min(low + 1, sorted.size() - 1);
-  return sorted[low] + (sorted[high] - sorted[low]) * (at - static_cast<double>(low));
-}
-}  // namespace
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : quantile(values, 0.5);
-}
-double half_interquartile_distance(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : (quantile(values, 0.75) - quantile(values, 0.25)) / 2;
+  return watch.ms();
 }
 
 }  // namespace plimsoll

@@ -50,7 +50,4 @@ class OpBench {
   int sets_ = 0, next_ = 0;
 };
 
-double median(std::vector<double> values);
-double half_interquartile_distance(std::vector<double> values);
-
 }  // namespace plimsoll

@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "base/statistics.h"
 #include "cost/bench.h"
 #include "cost/measure.h"
 #include "cost/signature.h"
@@ -110,7 +111,7 @@ class Lister {
         if (keys_.insert(key).second) jobs_.list.push_back({&graph, &op, rows, group_, spec, std::move(key)});
       }
     }
-    return has_workspaces || (!all.empty() && std::all_of(all.begin(), all.end(), is_last_resort));
+    return has_workspaces || (!all.empty() && std::all_of(all.begin(), all.end(), [](const KernelSpec& spec) { return spec.last_resort; }));
   }
 
   const Device& device_;

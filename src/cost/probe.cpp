@@ -84,7 +84,7 @@ double believable(const ProbeRuns& runs, int threads, double least, Rate rate) {
 TimedRun timed(const Device& device, const Graph& graph, OpId op, int threads) {
   const std::vector<KernelSpec> specs = device.kernels(graph, graph.op(op), LayoutFamily::plain);
   const auto exact = std::find_if(specs.begin(), specs.end(), [](const KernelSpec& spec) { return spec.exact; });
-  const KernelSpec& spec = exact == specs.end() ? specs.at(0) : *exact;  // others are told apart by estimates (table.cpp)
+  const KernelSpec& spec = exact == specs.end() ? specs.at(0) : *exact;  // the others by KernelEstimate
   const auto bench = std::make_shared<OpBench>(device, isolate(graph, graph.op(op), spec), threads);
   const std::shared_ptr<Arena> arena = device.take_arena(bench->bytes(1));
   bench->place(arena->base(), 1);

@@ -23,10 +23,6 @@ std::string part_signature(const Graph& graph, const Op& op, const KernelSpec& k
 // What running an op in parts costs beside the parts.
 DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates, std::span<const Layout> outputs = {});
 
-// CUDA's own convolution, for what cuDNN does not take. Where that is so because the whole has more than 2^31 elements, parts which
-// cuDNN takes are many times as fast.
-inline bool is_last_resort(const KernelSpec& kernel) { return kernel.name == "own:direct"; }
-
 // The signature of a Reorder, also where the graph has none yet.
 std::string reorder_signature(const Shape& shape, DType dtype, const Layout& from, const Layout& to);
 

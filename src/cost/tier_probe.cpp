@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <exception>
-#include <numeric>
 #include <thread>
 #include <vector>
 
+#include "base/statistics.h"
+#include "base/clock.h"
 #include "cost/probe.h"
 #include "device/tier/staged.h"
 #include "device/tier/turns.h"
@@ -18,8 +18,6 @@
 namespace plimsoll {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int64_t kCopyBytes = 8 << 20;
 constexpr int64_t kCopies = 8;  // places that the copies go round, so that they come from memory and not from a cache
 constexpr int kRounds = 5;      // of computing alone, beside copies out, and beside copies in, in turn
@@ -28,29 +26,15 @@ constexpr int64_t kSmallBytes = kSlotAlignment;
 constexpr int64_t kProductSize = 512;  // about a millisecond of dense work, as a step's convolutions are
 constexpr double kMostShare = 0.95;
 
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
-// A small copy is short, and long only where it waits for a processor, which its median does not tell.
-double mean(const std::vector<double>& values) {
-  return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
 // Mean milliseconds of a run, over a time of `ms` or until `done`.
 double mean_ms(const TimedRun& run, double ms) {
-  const Clock::time_point start = Clock::now();
+  const Stopwatch watch;
   int runs = 0;
-  for (double spent = 0; spent < ms || runs < 2; spent = ms_since(start)) {
+  for (double spent = 0; spent < ms || runs < 2; spent = watch.ms()) {
     run();
     ++runs;
   }
-  return ms_since(start) / runs;
+  return watch.ms() / runs;
 }
 
 // Copies in one direction, over and over, in a thread of its own as long as it lives.
@@ -62,9 +46,9 @@ class Copying {
           try {
             for (size_t i = 0; !stop_; i = (i + 1) % slots.size()) {
               std::byte* at = memory + static_cast<int64_t>(i) * slots[i]->bytes;
-              const Clock::time_point start = Clock::now();
+              const Stopwatch watch;
               out ? channel.write(*slots[i], at) : channel.read(*slots[i], at);
-              times_.push_back(ms_since(start));
+              times_.push_back(watch.ms());
               busy_ms_ += times_.back();
             }
             timespec used{};
@@ -162,9 +146,9 @@ TierInfo probe_together(const Device& device, Tier& tier, std::byte* memory, int
   const std::unique_ptr<Channel> channel = tier.open_channel(device.info().threads);
   const auto timed = [&](bool out, int64_t bytes, int64_t place) {
     Slot& slot = tier.slot({place * bytes}, {bytes});
-    const Clock::time_point start = Clock::now();
+    const Stopwatch watch;
     out ? channel->write(slot, memory + place * bytes) : channel->read(slot, memory + place * bytes);
-    return ms_since(start);
+    return watch.ms();
   };
   std::vector<double> small_ms, copy_ms[2];
   for (int round = 0; round < kRounds; ++round) {
@@ -187,7 +171,7 @@ TierInfo probe_together(const Device& device, Tier& tier, std::byte* memory, int
 }  // namespace
 
 bool copies_beside_compute(const Device& device, const Tier& tier) {
-  return !device.host_addressable() || !tier.is_memory() || device.info().threads < device.info().cores.cores;
+  return device.info().asynchronous || !tier.is_memory() || device.info().threads < device.info().cores.cores;
 }
 
 TierInfo probe_tier(const Device& device, Tier& tier) {
@@ -199,7 +183,7 @@ TierInfo probe_tier(const Device& device, Tier& tier) {
   tier.reserve({kCopies * copy});
   const std::unique_ptr<Arena> arena = device.take_arena({kCopies * copy + kStayAlignment});
   std::byte* const memory = arena->base() + kStayAlignment;  // as tensors lie: not at the start of a page
-  if (!device.host_addressable() && !tier.memory().empty()) return probe_queued(device, tier, memory, copy, info);
+  if (device.info().asynchronous && !tier.memory().empty()) return probe_queued(device, tier, memory, copy, info);
   if (!copies_beside_compute(device, tier)) return probe_together(device, tier, memory, copy, info);
   const std::shared_ptr<Tier> staged = device.host_addressable() ? nullptr : stage(device, tier);
   const std::unique_ptr<Channel> channel = staged ? staged->open_channel() : tier.open_channel();
@@ -234,6 +218,7 @@ TierInfo probe_tier(const Device& device, Tier& tier) {
     }
     write_all(slots);
   }
+  // A small copy is short, and long only where it waits for a processor, which its median does not tell.
   const double latency_ms = mean(small_ms);
   info.latency_us = 1000 * latency_ms;
   auto rate = [&](const std::vector<double>& ms) {

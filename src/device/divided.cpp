@@ -152,14 +152,13 @@ std::string why_not_divisible(const Graph& graph, const Op& op) {
   return inputs.empty() ? trouble(op.outputs, division.outputs) : inputs;
 }
 
-bool may_begin_at(const Graph& graph, const Op& op, std::string_view kernel, int64_t row, const KernelSpec* layouts) {
-  constexpr int64_t kAlignment = 16;
-  if (!kernel.starts_with("cudnn:")) return true;
+bool is_aligned_at(const Graph& graph, const Op& op, int64_t row, int64_t alignment, const KernelSpec* layouts) {
+  if (alignment <= 1) return true;
   auto aligned = [&](const std::vector<TensorId>& ids, const std::vector<int>& divided, const std::vector<Layout>* as) {
     return std::all_of(divided.begin(), divided.end(), [&](int i) {
       const Tensor& tensor = graph.tensor(ids[static_cast<size_t>(i)]);
       const Layout& layout = as != nullptr ? as->at(static_cast<size_t>(i)) : tensor.layout;
-      return (row_bytes(tensor, layout) * row).count % kAlignment == 0;
+      return (row_bytes(tensor, layout) * row).count % alignment == 0;
     });
   };
   const BatchDivision& division = op.type->division;
@@ -188,9 +187,9 @@ std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, co
   }
   int64_t rows = 0;
   for (const MicroBatch& part : parts) {
-    if (!may_begin_at(graph, op, part.kernel, rows)) {
-      throw Error(ErrorCode::unsupported, fmt::format("op '{}' cannot run by '{}': row {} of a tensor is at no multiple of 16 bytes, which '{}' needs",
-                                                      op.name, kernel, rows, part.kernel));
+    if (const int64_t alignment = device.row_alignment(op, part.kernel); !is_aligned_at(graph, op, rows, alignment)) {
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}' cannot run by '{}': row {} of a tensor is at no multiple of {} bytes, which '{}' needs",
+                                                      op.name, kernel, rows, alignment, part.kernel));
     }
     rows += part.batch;
   }

@@ -22,9 +22,9 @@ bool is_divisible(const Layout& layout);
 // Why the op cannot run in parts with the layouts that its tensors have; empty where it can.
 std::string why_not_divisible(const Graph& graph, const Op& op);
 
-// Whether a part that begins at this row of the batch lies as the kernel needs it: cuDNN reads four floats at once, so its parts
-// begin at multiples of 16 bytes. `layouts`: those that the tensors will have; absent: as they are.
-bool may_begin_at(const Graph& graph, const Op& op, std::string_view kernel, int64_t row, const KernelSpec* layouts = nullptr);
+// Whether this row of the batch begins at a multiple of `alignment` bytes in every divided tensor (Device::row_alignment).
+// `layouts`: those that the tensors will have; absent: as they are.
+bool is_aligned_at(const Graph& graph, const Op& op, int64_t row, int64_t alignment, const KernelSpec* layouts = nullptr);
 
 // Workspace of a configuration beside its largest part's: where later parts put their sums.
 // `outputs`: the layouts that the outputs will have; empty: as they are.

@@ -109,7 +109,11 @@ class ReferenceDevice : public Device {
 
   std::vector<KernelSpec> kernels(const Graph&, const Op& op, LayoutFamily) const override {
     expect_reference(op);
-    KernelSpec spec{.name = "reference", .inputs = {}, .outputs = {}, .workspace = {}};
+    KernelSpec spec{.name = "reference",
+                    .inputs = {},
+                    .outputs = {},
+                    .workspace = {},
+                    .estimate = {.efficiency = 0.004, .bandwidth = 0.02}};
     spec.inputs.resize(op.inputs.size());
     spec.outputs.resize(op.outputs.size());
     return {spec};

@@ -36,7 +36,6 @@ class ConcurrentDriver final : public Driver {
   void rest() noexcept override { engines_->rest(); }
 
  private:
-  using Clock = CopyEngine::Clock;
   void find_order();
   void find_conflicts();
   void make_teams();

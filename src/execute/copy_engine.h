@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "device/tier/tier.h"
 #include "plimsoll/execute.h"
 
@@ -32,7 +32,6 @@ struct Copy {
 
 class CopyEngine {
  public:
-  using Clock = std::chrono::steady_clock;
   // `describe` says what a copy is about when it fails. `made`, where it is given, is told of every copy that is done or given
   // up.
   CopyEngine(Tier& tier, std::vector<Copy> copies, std::function<std::string(int32_t move)> describe,

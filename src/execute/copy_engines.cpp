@@ -54,7 +54,7 @@ CopyEngines::CopyEngines(ReadyPlan& ready, std::function<void(int32_t)> made) : 
   }
 }
 
-void CopyEngines::begin(CopyEngine::Clock::time_point origin) {
+void CopyEngines::begin(Clock::time_point origin) {
   for (auto& engine : engines_) engine->begin_round(origin);
 }
 

@@ -17,7 +17,7 @@ class CopyEngines {
   // With `made`, copies are started by submit() alone, in any order, and `made` is told of each that is done or given up.
   explicit CopyEngines(ReadyPlan& ready, std::function<void(int32_t move)> made = {});
 
-  void begin(CopyEngine::Clock::time_point origin);
+  void begin(Clock::time_point origin);
   // Starts copies, and waits for some. Waiting throws what stopped an engine, when all of them are at rest.
   void start(const CopyRange& range) { engines_[place(range.route)]->release(range.end); }
   void wait(const CopyRange& range);

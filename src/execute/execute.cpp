@@ -132,7 +132,7 @@ struct Executor::Impl {
       std::shared_ptr<Tier> tier = find_tier(memory, use.tier.name);
       if (!tier) memory.tiers.push_back(tier = open_tier(use, ready.device, ready.options));
       tier->reserve(use.used);
-      if (!ready.device.host_addressable()) tier->pin(ready.device);
+      if (ready.device.info().asynchronous) tier->pin(ready.device);
       ready.tiers.push_back(std::move(tier));
     }
   }

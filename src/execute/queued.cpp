@@ -158,7 +158,7 @@ void QueuedDriver::run(std::vector<KernelRefused>* refused) {
     queues_->synchronize();
     return;
   }
-  const CopyEngine::Clock::time_point now = CopyEngine::Clock::now();
+  const Clock::time_point now = Clock::now();
   for (const Lane& lane : lanes_) {
     if (lane.engine) lane.engine->begin_round(now);
   }

@@ -1,7 +1,7 @@
 // Runs the steps of a plan one after another; copies run beside them, and are started and waited for between two steps.
-#include <chrono>
 #include <optional>
 
+#include "base/clock.h"
 #include "execute/copy_engines.h"
 #include "execute/driver.h"
 #include "execute/memory_check.h"
@@ -17,7 +17,7 @@ class SerialDriver final : public Driver {
   }
 
   void run(std::vector<KernelRefused>*) override {
-    start_ = CopyEngine::Clock::now();
+    start_ = Clock::now();
     engines_.begin(start_);
     if (measuring_) meter_.begin();
     if (check_) {
@@ -79,12 +79,12 @@ class SerialDriver final : public Driver {
     if (measuring_) meter_.end(step);
   }
 
-  double now_ms() const { return std::chrono::duration<double, std::milli>(CopyEngine::Clock::now() - start_).count(); }
+  double now_ms() const { return std::chrono::duration<double, std::milli>(Clock::now() - start_).count(); }
 
   ReadyPlan& ready_;
   std::optional<MemoryCheck> check_;
   bool measuring_ = true;
-  CopyEngine::Clock::time_point start_;
+  Clock::time_point start_;
   CopyEngines engines_;  // the first to go: they copy between what stands above
 };
 

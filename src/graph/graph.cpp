@@ -60,7 +60,7 @@ ParsedLayout parse(const Layout& layout, size_t rank) {
 
 std::vector<int64_t> blocks_of(const ParsedLayout& parsed, size_t rank) {
   std::vector<int64_t> blocks(rank, 1);
-  for (auto [dim, block] : parsed.inner_blocks) blocks[static_cast<size_t>(dim)] *= block;
+  for (auto [dim, block] : parsed.inner_blocks) blocks[at(dim)] *= block;
   return blocks;
 }
 
@@ -76,13 +76,13 @@ std::vector<std::vector<int64_t>> offset_parts(const Shape& shape, const Layout&
   for (size_t i = parsed.inner_blocks.size(); i-- > 0;) {
     const auto [dim, block] = parsed.inner_blocks[i];
     const size_t d = static_cast<size_t>(dim);
-    for (int64_t x = 0; x < shape[d]; ++x) part[d][static_cast<size_t>(x)] += x / inner_divisor[d] % block * stride;
+    for (int64_t x = 0; x < shape[d]; ++x) part[d][at(x)] += x / inner_divisor[d] % block * stride;
     inner_divisor[d] *= block;
     stride *= block;
   }
   for (size_t i = rank; i-- > 0;) {
     const size_t d = static_cast<size_t>(parsed.order[i]);
-    for (int64_t x = 0; x < shape[d]; ++x) part[d][static_cast<size_t>(x)] += x / blocks[d] * stride;
+    for (int64_t x = 0; x < shape[d]; ++x) part[d][at(x)] += x / blocks[d] * stride;
     stride *= (shape[d] + blocks[d] - 1) / blocks[d];
   }
   return part;
@@ -94,21 +94,21 @@ template <class Body>
 void for_each_row_piece(const Shape& shape, const Layout& layout, int64_t first, int64_t count, Body body) {
   const auto part = offset_parts(shape, layout);
   const size_t last = shape.size() - 1;
-  std::vector<int64_t> at(shape.size(), 0);
+  std::vector<int64_t> index(shape.size(), 0);
   for (int64_t rest = first, d = static_cast<int64_t>(last); d >= 0; --d) {
-    at[static_cast<size_t>(d)] = rest % shape[static_cast<size_t>(d)];
-    rest /= shape[static_cast<size_t>(d)];
+    index[at(d)] = rest % shape[at(d)];
+    rest /= shape[at(d)];
   }
   for (int64_t done = 0; done < count;) {
     int64_t base = 0;
-    for (size_t d = 0; d < last; ++d) base += part[d][static_cast<size_t>(at[d])];
-    const int64_t length = std::min(shape[last] - at[last], count - done);
-    body(done, base, std::span<const int64_t>(part[last]).subspan(static_cast<size_t>(at[last]), static_cast<size_t>(length)));
+    for (size_t d = 0; d < last; ++d) base += part[d][at(index[d])];
+    const int64_t length = std::min(shape[last] - index[last], count - done);
+    body(done, base, std::span<const int64_t>(part[last]).subspan(static_cast<size_t>(index[last]), static_cast<size_t>(length)));
     done += length;
-    at[last] = 0;
+    index[last] = 0;
     for (size_t d = last; d-- > 0;) {
-      if (++at[d] < shape[d]) break;
-      at[d] = 0;
+      if (++index[d] < shape[d]) break;
+      index[d] = 0;
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/by_id.h"
 #include "base/json_reader.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/ops.h"
@@ -184,7 +185,7 @@ class GraphReader {
     const JsonReader outputs = r.member("outputs");
     op.outputs = ids(outputs);
     for (size_t i = 0; i < op.outputs.size(); ++i) {
-      OpId& producer = tensors_[static_cast<size_t>(op.outputs[i].index)].producer;
+      OpId& producer = tensors_[at(op.outputs[i])].producer;
       if (producer.valid()) outputs.item(i).fail(fmt::format("'{}' is made by two ops", outputs.item(i).text()));
       producer = id;
     }

@@ -5,30 +5,32 @@
 #include <functional>
 #include <queue>
 
+#include "base/by_id.h"
+
 namespace plimsoll {
 
 std::vector<OpId> topological_order(const Graph& graph) {
-  std::vector<std::vector<int32_t>> users(static_cast<size_t>(graph.op_count()));
-  std::vector<int> waiting(static_cast<size_t>(graph.op_count()), 0);
+  ById<OpId, std::vector<int32_t>> users(graph.op_count());
+  ById<OpId, int> waiting(graph.op_count(), 0);
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     for (TensorId input : graph.op({i}).inputs) {
       const OpId producer = graph.tensor(input).producer;
       if (!producer.valid()) continue;
-      users[static_cast<size_t>(producer.index)].push_back(i);
-      ++waiting[static_cast<size_t>(i)];
+      users[producer].push_back(i);
+      ++waiting[OpId{i}];
     }
   }
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> ready;
   for (int32_t i = 0; i < graph.op_count(); ++i) {
-    if (waiting[static_cast<size_t>(i)] == 0) ready.push(i);
+    if (waiting[OpId{i}] == 0) ready.push(i);
   }
   std::vector<OpId> order;
   while (!ready.empty()) {
     const int32_t i = ready.top();
     ready.pop();
     order.push_back({i});
-    for (int32_t user : users[static_cast<size_t>(i)]) {
-      if (--waiting[static_cast<size_t>(user)] == 0) ready.push(user);
+    for (int32_t user : users[OpId{i}]) {
+      if (--waiting[OpId{user}] == 0) ready.push(user);
     }
   }
   if (static_cast<int32_t>(order.size()) != graph.op_count()) {

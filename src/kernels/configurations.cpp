@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/by_id.h"
 #include "base/names.h"
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
@@ -100,7 +101,7 @@ class Coverage {
     if (!(divided() < whole_score_)) {
       made.parts = {*whole_};
     } else {
-      for (int64_t left = batch_; left > 0; left -= made.parts.back().batch) made.parts.push_back(*last_[static_cast<size_t>(left)]);
+      for (int64_t left = batch_; left > 0; left -= made.parts.back().batch) made.parts.push_back(*last_[at(left)]);
       std::stable_sort(made.parts.begin(), made.parts.end(), [](const MicroKernel& a, const MicroKernel& b) {
         return a.batch != b.batch ? a.batch > b.batch : a.kernel < b.kernel;
       });

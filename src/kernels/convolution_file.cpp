@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <charconv>
 
+#include "base/csv.h"
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
 
@@ -20,19 +20,6 @@ constexpr int64_t Convolution::*kFields[kColumns] = {
     &Convolution::width,         &Convolution::height,    &Convolution::channels,   &Convolution::batch,        &Convolution::filters,
     &Convolution::kernel_width,  &Convolution::kernel_height, &Convolution::pad_width,  &Convolution::pad_height, &Convolution::stride_width,
     &Convolution::stride_height};
-
-std::string_view trim(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
-}
-
-// A piece of a foreign file as a message can show it.
-std::string shown(std::string_view text) {
-  std::string result;
-  for (const char c : text.substr(0, 40)) result += c >= ' ' && c <= '~' ? c : '?';
-  return text.size() > 40 ? result + "..." : result;
-}
 
 int64_t least(size_t column) { return column >= kPadWidth && column < kStrideWidth ? 0 : 1; }
 
@@ -69,97 +56,35 @@ std::optional<std::string> shape_fault(const Convolution& c) {
 
 class Reader {
  public:
-  Reader(std::string_view text, const std::string& file_name) : text_(text), file_name_(file_name) {
-    if (text_.starts_with("\xef\xbb\xbf")) text_.remove_prefix(3);
-  }
+  Reader(std::string_view text, const std::string& file_name) : csv_(text, file_name, kMostFields) {}
 
   std::vector<Convolution> read() {
-    if (!next_line()) refuse("expected a header with the columns width, height, channels, batch, ..., but the file is empty");
-    read_header();
-    while (next_line()) {
-      if (!trim(line_text_).empty()) read_row();
+    csv_.read_header(kConvolutionColumns, "width, height, channels, batch, ...", [&](size_t place, std::string_view name) {
+      csv_.refuse_place(place, fmt::format("unknown column '{}'; known: {}", shown(name), fmt::join(kConvolutionColumns, ", ")));
+    });
+    for (size_t column = 0; column < kNeeded; ++column) {
+      if (!csv_.has(column)) csv_.refuse(fmt::format("no column '{}'", kConvolutionColumns[column]));
     }
-    if (rows_.empty()) refuse("there is a header but no convolution");
+    while (csv_.next_row()) read_row();
+    if (rows_.empty()) csv_.refuse("there is a header but no convolution");
     return std::move(rows_);
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw Error(ErrorCode::invalid_input, fmt::format("{}, line {}: {}", file_name_, line_, what));
-  }
-  [[noreturn]] void refuse_field(size_t place, const std::string& what) const {
-    throw Error(ErrorCode::invalid_input, fmt::format("{}, line {}, column {}: {}", file_name_, line_, place + 1, what));
-  }
-
-  bool next_line() {
-    if (at_ >= text_.size()) {
-      if (line_ == 0) line_ = 1;
-      return false;
-    }
-    const size_t end = std::min(text_.find('\n', at_), text_.size());
-    line_text_ = text_.substr(at_, end - at_);
-    at_ = end + 1;
-    ++line_;
-    fields_.clear();
-    for (size_t begin = 0; fields_.size() <= kMostFields;) {
-      const size_t comma = std::min(line_text_.find(',', begin), line_text_.size());
-      fields_.push_back(trim(line_text_.substr(begin, comma - begin)));
-      if (comma == line_text_.size()) break;
-      begin = comma + 1;
-    }
-    return true;
-  }
-
-  void read_header() {
-    place_.fill(kNowhere);
-    for (size_t f = 0; f < fields_.size(); ++f) {
-      size_t column = 0;
-      while (column < kColumns && kConvolutionColumns[column] != fields_[f]) ++column;
-      if (column == kColumns) {
-        refuse_field(f, fmt::format("unknown column '{}'; known: {}", shown(fields_[f]), fmt::join(kConvolutionColumns, ", ")));
-      }
-      if (place_[column] != kNowhere) refuse_field(f, fmt::format("two columns '{}'", kConvolutionColumns[column]));
-      place_[column] = f;
-    }
-    for (size_t column = 0; column < kNeeded; ++column) {
-      if (place_[column] == kNowhere) refuse(fmt::format("no column '{}'", kConvolutionColumns[column]));
-    }
-    columns_ = fields_.size();
-  }
-
   void read_row() {
-    if (fields_.size() != columns_) {
-      refuse(fmt::format("{} columns where the header has {}", fields_.size() > kMostFields ? "too many" : std::to_string(fields_.size()), columns_));
-    }
-    if (rows_.size() == kMostConvolutions) refuse(fmt::format("more than {} convolutions", kMostConvolutions));
+    if (rows_.size() == kMostConvolutions) csv_.refuse(fmt::format("more than {} convolutions", kMostConvolutions));
     Convolution row;
     for (size_t column = 0; column < kColumns; ++column) {
-      if (place_[column] != kNowhere) field(row, column) = number(column);
+      if (!csv_.has(column)) continue;
+      const int64_t value = csv_.number(column);
+      if (const auto fault = number_fault(column, value)) csv_.refuse_field(column, *fault);
+      field(row, column) = value;
     }
-    if (const auto fault = shape_fault(row)) refuse(*fault);
+    if (const auto fault = shape_fault(row)) csv_.refuse(*fault);
     rows_.push_back(row);
   }
 
-  int64_t number(size_t column) const {
-    const size_t place = place_[column];
-    const std::string_view text = fields_[place];
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error == std::errc::invalid_argument || end != text.data() + text.size()) {
-      refuse_field(place, fmt::format("{} '{}' is not a whole number", kConvolutionColumns[column], shown(text)));
-    }
-    if (error != std::errc{}) refuse_field(place, fmt::format("{} '{}' is more than a 64-bit number holds", kConvolutionColumns[column], shown(text)));
-    if (const auto fault = number_fault(column, value)) refuse_field(place, *fault);
-    return value;
-  }
-
-  static constexpr size_t kNowhere = SIZE_MAX;
-  std::string_view text_;
-  const std::string& file_name_;
-  size_t at_ = 0, line_ = 0, columns_ = 0;
-  std::string_view line_text_;
-  std::vector<std::string_view> fields_;
-  std::array<size_t, kColumns> place_{};
+  CsvReader csv_;
   std::vector<Convolution> rows_;
 };
 

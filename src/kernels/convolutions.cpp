@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/statistics.h"
 #include "cost/bench.h"
 #include "cost/signature.h"
 #include "device/divided.h"

@@ -14,6 +14,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/by_id.h"
 #include "plimsoll/kernels.h"
 
 namespace plimsoll {
@@ -52,7 +53,7 @@ struct Edge {
 
 void add_hull(const Items& items, int32_t of, std::vector<Edge>& edges, std::vector<int32_t>& hull) {
   const auto rate = [&](int32_t a, int32_t b) {
-    const Item &from = items[static_cast<size_t>(a)], &to = items[static_cast<size_t>(b)];
+    const Item &from = items[at(a)], &to = items[at(b)];
     return (from.ms - to.ms) / static_cast<double>(to.bytes - from.bytes);
   };
   hull.clear();
@@ -84,21 +85,21 @@ Relaxation relax(const std::vector<Items>& classes, int64_t total) {
   }
   // Rates fall along a hull, so a class's edges stay in their order.
   std::stable_sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.rate > b.rate; });
-  size_t at = 0;
-  for (; at < edges.size(); ++at) {
-    const Items& items = classes[static_cast<size_t>(edges[at].of)];
-    int32_t& chosen = relaxed.choice[static_cast<size_t>(edges[at].of)];
-    const Item &from = items[static_cast<size_t>(chosen)], &to = items[static_cast<size_t>(edges[at].to)];
+  size_t next = 0;
+  for (; next < edges.size(); ++next) {
+    const Items& items = classes[at(edges[next].of)];
+    int32_t& chosen = relaxed.choice[at(edges[next].of)];
+    const Item &from = items[at(chosen)], &to = items[at(edges[next].to)];
     if (relaxed.bytes + to.bytes - from.bytes > total) {
-      relaxed.lambda = edges[at].rate;
+      relaxed.lambda = edges[next].rate;
       break;
     }
     relaxed.bytes += to.bytes - from.bytes;
     relaxed.ms += to.ms - from.ms;
-    chosen = edges[at].to;
+    chosen = edges[next].to;
   }
   relaxed.bound = relaxed.ms - relaxed.lambda * static_cast<double>(total - relaxed.bytes);
-  relaxed.left.assign(edges.begin() + static_cast<std::ptrdiff_t>(at), edges.end());
+  relaxed.left.assign(edges.begin() + static_cast<std::ptrdiff_t>(next), edges.end());
   return relaxed;
 }
 
@@ -112,14 +113,14 @@ struct Choice {
 Choice fill(const std::vector<Items>& classes, const Relaxation& relaxed, int64_t total) {
   Choice choice{relaxed.choice, relaxed.bytes, relaxed.ms};
   for (const Edge& edge : relaxed.left) {
-    const Items& items = classes[static_cast<size_t>(edge.of)];
-    int32_t& chosen = choice.item[static_cast<size_t>(edge.of)];
-    const int64_t room = items[static_cast<size_t>(chosen)].bytes + total - choice.bytes;
+    const Items& items = classes[at(edge.of)];
+    int32_t& chosen = choice.item[at(edge.of)];
+    const int64_t room = items[at(chosen)].bytes + total - choice.bytes;
     const auto beyond = std::upper_bound(items.begin(), items.end(), room, [](int64_t bytes, const Item& item) { return bytes < item.bytes; });
     const int32_t best = static_cast<int32_t>(beyond - items.begin()) - 1;
     if (best <= chosen) continue;
-    choice.bytes += items[static_cast<size_t>(best)].bytes - items[static_cast<size_t>(chosen)].bytes;
-    choice.ms += items[static_cast<size_t>(best)].ms - items[static_cast<size_t>(chosen)].ms;
+    choice.bytes += items[at(best)].bytes - items[at(chosen)].bytes;
+    choice.ms += items[at(best)].ms - items[at(chosen)].ms;
     chosen = best;
   }
   return choice;
@@ -178,7 +179,7 @@ class Search {
   void open_classes() {
     for (size_t k = 0; k < classes_.size(); ++k) {
       const Items& items = classes_[k];
-      const Item& base = items[static_cast<size_t>(relaxed_.choice[k])];
+      const Item& base = items[at(relaxed_.choice[k])];
       const double least = base.ms + relaxed_.lambda * static_cast<double>(base.bytes);
       Open open{.of = k};
       for (size_t i = 0; i < items.size(); ++i) {
@@ -311,7 +312,7 @@ std::optional<WorkspaceDivision> divide_workspace(std::span<const std::vector<Co
   search.run();
   WorkspaceDivision division{.exact = search.exact(), .lower_bound_ms = search.bound()};
   for (size_t k = 0; k < fronts.size(); ++k) {
-    division.chosen.push_back(classes[k][static_cast<size_t>(search.best().item[k])].index);
+    division.chosen.push_back(classes[k][at(search.best().item[k])].index);
     division.time_ms += fronts[k][division.chosen.back()].time_ms;
     division.workspace += fronts[k][division.chosen.back()].workspace;
   }

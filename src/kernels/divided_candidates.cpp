@@ -2,6 +2,7 @@
 // (mu-cuDNN's WR for every limit at once), so that a search under any limit finds its fastest among them.
 #include <algorithm>
 
+#include "base/by_id.h"
 #include "cost/signature.h"
 #include "device/divided.h"
 #include "kernels/layout_search.h"
@@ -46,7 +47,7 @@ class OfferedParts {
       const Op& op = part.graph.op(part.op);
       const int64_t rows = divisible_batch(part.graph, op);
       for (const KernelSpec& spec : specs) {
-        if (!same_layouts(spec, layouts) || is_last_resort(spec)) continue;
+        if (!same_layouts(spec, layouts) || spec.last_resort) continue;
         candidates[rows].push_back({spec.name, rows, costs_.cost(part.graph, op, spec).time_ms, part_workspace(spec.workspace)});
       }
     }
@@ -81,21 +82,21 @@ bool is_settled(const KernelSpec& spec) {
 
 bool rows_lie_apart(const Op& op, const KernelSpec& spec) {
   auto all = [](const std::vector<int>& divided, const std::vector<Layout>& layouts) {
-    return std::all_of(divided.begin(), divided.end(), [&](int i) { return is_divisible(layouts[static_cast<size_t>(i)]); });
+    return std::all_of(divided.begin(), divided.end(), [&](int i) { return is_divisible(layouts[at(i)]); });
   };
   return all(op.type->division.inputs, spec.inputs) && all(op.type->division.outputs, spec.outputs);
 }
 
-bool is_by_cudnn(const MicroKernel& part) { return part.kernel.starts_with("cudnn:"); }
-
-// Where cuDNN makes parts, all of them end where another may begin.
-void drop_unaligned(const Graph& graph, const Op& op, const KernelSpec& layouts, int64_t batch, MicroBatchKernels& candidates) {
-  const bool cudnn = std::any_of(candidates.begin(), candidates.end(), [&](const auto& entry) {
-    return entry.first < batch && std::any_of(entry.second.begin(), entry.second.end(), is_by_cudnn);
-  });
-  if (!cudnn) return;
+// All parts end where any other may begin.
+void drop_unaligned(const Device& device, const Graph& graph, const Op& op, const KernelSpec& layouts, int64_t batch,
+                    MicroBatchKernels& candidates) {
+  int64_t alignment = 1;
+  for (const auto& [rows, kernels] : candidates) {
+    if (rows >= batch) continue;
+    for (const MicroKernel& part : kernels) alignment = std::max(alignment, device.row_alignment(op, part.kernel));
+  }
   std::erase_if(candidates, [&](const auto& entry) {
-    return entry.first < batch && !may_begin_at(graph, op, "cudnn:", entry.first, &layouts);
+    return entry.first < batch && !is_aligned_at(graph, op, entry.first, alignment, &layouts);
   });
 }
 
@@ -115,8 +116,8 @@ bool same_layouts(const KernelSpec& a, const KernelSpec& b) {
 void KernelCandidates::add_divided(const Op& op, LayoutFamily family, std::vector<Item>& items) {
   const int64_t batch = divisible_batch(graph_, op);
   const BatchSizes sizes = batch_sizes_.value_or(BatchSizes::power_of_two);
-  // cuDNN does not take the whole of what has more than 2^31 elements: parts of it are worth estimating.
-  const bool slow = !items.empty() && std::all_of(items.begin(), items.end(), [](const Item& item) { return is_last_resort(item.spec); });
+  // A library may refuse the whole for its size, as cuDNN does from 2^31 elements: parts of it are worth estimating.
+  const bool slow = !items.empty() && std::all_of(items.begin(), items.end(), [](const Item& item) { return item.spec.last_resort; });
   if (batch < 2 || sizes == BatchSizes::undivided || (!batch_sizes_ && costs_.entries().empty() && !slow)) return;
   const bool spacious = std::any_of(items.begin(), items.end(), [](const Item& item) { return item.spec.workspace.count > 0; });
   if (!spacious && !slow) return;
@@ -142,7 +143,7 @@ void KernelCandidates::add_divided(const Op& op, LayoutFamily family, std::vecto
       if (std::vector<MicroKernel> known = measured_parts(graph_, op, layouts, n, costs_); !known.empty()) candidates.emplace(n, std::move(known));
     }
     if (candidates.size() < 2 && (batch_sizes_ || slow)) offered.add_to(candidates, layouts, batch);
-    drop_unaligned(graph_, op, layouts, batch, candidates);
+    drop_unaligned(device_, graph_, op, layouts, batch, candidates);
     if (candidates.size() < 2) continue;
     const DivisionCost division = division_cost(graph_, op, costs_.rates(), layouts.outputs);
     for (const Configuration& configuration : pareto_front(candidates, batch, division)) {
@@ -174,8 +175,9 @@ std::optional<KernelCandidates::Item> KernelCandidates::assemble(const Op& op, L
     if (!result) result = Item{*spec, 0, -1, true};
     result->time_ms += static_cast<double>(end - begin) * costs_.cost(part.graph, small, *spec).time_ms;
     most = std::max(most, part_workspace(spec->workspace));
-    if (begin > 0 && !may_begin_at(graph_, op, parts[begin].kernel, row, &result->spec)) return std::nullopt;
-    if (end - begin > 1 && !may_begin_at(graph_, op, parts[begin].kernel, row + parts[begin].batch, &result->spec)) return std::nullopt;
+    const int64_t alignment = device_.row_alignment(op, parts[begin].kernel);
+    if (begin > 0 && !is_aligned_at(graph_, op, row, alignment, &result->spec)) return std::nullopt;
+    if (end - begin > 1 && !is_aligned_at(graph_, op, row + parts[begin].batch, alignment, &result->spec)) return std::nullopt;
     row += static_cast<int64_t>(end - begin) * parts[begin].batch;
   }
   if (left != 0 || !rows_lie_apart(op, result->spec)) return std::nullopt;

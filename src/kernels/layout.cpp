@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "base/by_id.h"
 #include "cost/signature.h"
 #include "graph/topological_order.h"
 #include "kernels/layout_search.h"
@@ -49,18 +50,17 @@ class Rewrite {
   Rewrite(Graph& graph, const LayoutAssignment& assignment) : graph_(graph), assignment_(assignment) {}
 
   void run(std::span<const OpId> order) {
-    const std::vector<std::optional<Layout>> outside = outside_layouts(graph_, assignment_.made);
+    const ById<TensorId, std::optional<Layout>> outside = outside_layouts(graph_, assignment_.made);
     made_by_producer_.resize(outside.size());
-    for (size_t t = 0; t < outside.size(); ++t) {
-      const TensorId id{static_cast<int32_t>(t)};
-      const Layout& made = assignment_.made[t];
+    for (TensorId id : outside.ids()) {
+      const Layout& made = assignment_.made[id];
       graph_.tensor(id).layout = made;
-      made_by_producer_[t] = id;
-      if (outside[t] && graph_.tensor(id).producer.valid() && !same_layout(*outside[t], made))
-        hand_out(id, *outside[t]);
+      made_by_producer_[id] = id;
+      if (outside[id] && graph_.tensor(id).producer.valid() && !same_layout(*outside[id], made))
+        hand_out(id, *outside[id]);
     }
     for (OpId id : order) {
-      const KernelSpec& kernel = assignment_.kernels[static_cast<size_t>(id.index)];
+      const KernelSpec& kernel = assignment_.kernels[id];
       for (size_t i = 0; i < kernel.inputs.size(); ++i) {
         const TensorId input = graph_.op(id).inputs[i];
         const TensorId wanted = in_layout(input, kernel.inputs[i], id);
@@ -85,11 +85,11 @@ class Rewrite {
     graph_.tensor(made).producer = producer;
     graph_.tensor(id).producer = reorder;
     if (graph_.tensor(made).role == Role::output) graph_.tensor(made).role = Role::activation;
-    made_by_producer_[static_cast<size_t>(id.index)] = made;
+    made_by_producer_[id] = made;
   }
 
   TensorId in_layout(TensorId id, const Layout& wanted, OpId reader) {
-    const TensorId made = made_by_producer_[static_cast<size_t>(id.index)];
+    const TensorId made = made_by_producer_[id];
     if (same_layout(graph_.tensor(made).layout, wanted)) return made;
     if (same_layout(graph_.tensor(id).layout, wanted)) return id;
     const Phase phase = graph_.op(reader).phase;
@@ -125,7 +125,7 @@ class Rewrite {
 
   Graph& graph_;
   const LayoutAssignment& assignment_;
-  std::vector<TensorId> made_by_producer_;  // by tensor: itself, but for those that were handed out
+  ById<TensorId, TensorId> made_by_producer_;  // by tensor: itself, but for those that were handed out
   std::map<std::tuple<int32_t, std::string, Phase>, TensorId> copies_;
 };
 
@@ -133,6 +133,7 @@ class Rewrite {
 KernelSpec reorder_kernel(const Graph& graph, const Op& op, const Device& device, const CostTable& costs,
                           LayoutFamily family, const LayoutOptions& options) {
   std::vector<KernelSpec> specs = device.kernels(graph, op, family);
+  for (const KernelSpec& spec : specs) costs.note(graph, op, spec);
   if (auto pin = options.pinned_kernels.find(op.name); pin != options.pinned_kernels.end()) {
     for (KernelSpec& spec : specs) {
       if (spec.name == pin->second) return std::move(spec);
@@ -152,7 +153,7 @@ KernelSpec reorder_kernel(const Graph& graph, const Op& op, const Device& device
 LayoutResult choose_layouts(Graph& graph, const Device& device, const CostTable& given_costs,
                             const LayoutOptions& options) {
   // By rule means by rates that are the same on every run, and nothing measured.
-  const CostTable fixed_costs;
+  const CostTable fixed_costs = given_costs.unmeasured();
   const CostTable& costs = options.exact ? fixed_costs : given_costs;
   for (const Op& op : graph.ops()) {
     if (op.type->name == "Reorder") {

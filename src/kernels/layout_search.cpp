@@ -8,6 +8,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/by_id.h"
 #include "cost/signature.h"
 #include "plimsoll/ops.h"
 
@@ -19,13 +20,11 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // Row-major is written in one way, so that equal layouts are equal texts.
 Layout canonical(const Layout& layout) { return layout.is_plain() ? Layout{} : layout; }
 
-bool is_winograd(const KernelSpec& spec) { return spec.name.find("wino") != std::string::npos; }
-
 class Search {
  public:
   Search(const Graph& graph, KernelCandidates& candidates, LayoutFamily family, const LayoutOptions& options)
       : graph_(graph), candidates_(candidates), family_(family), options_(options), readers_(graph.readers()) {
-    const size_t tensors = static_cast<size_t>(graph.tensor_count());
+    const int32_t tensors = graph.tensor_count();
     made_.resize(tensors);
     decided_.assign(tensors, true);
     state_before_.resize(tensors);
@@ -34,28 +33,26 @@ class Search {
       const Tensor& before = graph.tensor(state.before);
       if (auto pin = options.pinned.find(before.name); pin != options.pinned.end()) {
         storage_elements(before.shape, pin->second);  // throws where the tag does not fit the rank
-        made_[at(state.before)] = canonical(pin->second);
+        made_[state.before] = canonical(pin->second);
       } else {
-        decided_[at(state.before)] = false;
+        decided_[state.before] = false;
       }
-      if (state.after != state.before) state_before_[at(state.after)] = state.before;
+      if (state.after != state.before) state_before_[state.after] = state.before;
     }
-    for (TensorId id : graph.outputs) is_output_[at(id)] = true;
+    for (TensorId id : graph.outputs) is_output_[id] = true;
     allowed_.resize(candidates.class_count());
   }
 
   LayoutAssignment run(std::span<const OpId> order) {
     LayoutAssignment result;
     result.family = family_;
-    result.kernels.resize(static_cast<size_t>(graph_.op_count()));
-    for (OpId id : order) result.kernels[static_cast<size_t>(id.index)] = choose(id, result.time_ms);
+    result.kernels.resize(graph_.op_count());
+    for (OpId id : order) result.kernels[id] = choose(id, result.time_ms);
     result.made = std::move(made_);
     return result;
   }
 
  private:
-  static size_t at(TensorId id) { return static_cast<size_t>(id.index); }
-
   // The kernels that the options allow: of those with the same layouts the fastest.
   const std::vector<const KernelCandidates::Item*>& allowed(OpId id) {
     if (options_.pinned_kernels.empty()) {
@@ -127,7 +124,7 @@ class Search {
     };
     for (size_t i : open) {
       if (i >= op.inputs.size()) continue;
-      add_choice(made_[at(op.inputs[i])]);  // plain where a state is not decided
+      add_choice(made_[op.inputs[i]]);  // plain where a state is not decided
       if (op.type->changes_state) break;    // the parameter decides
     }
     if (choices.empty()) choices.push_back({});
@@ -155,17 +152,17 @@ class Search {
 
   // What the layout that the tensor must have outside the step is; nothing where it is free.
   std::optional<Layout> outside(TensorId id) const {
-    if (is_output_[at(id)]) return Layout{};
-    const TensorId before = state_before_[at(id)];
-    return before.valid() && decided_[at(before)] ? std::optional(made_[at(before)]) : std::nullopt;
+    if (is_output_[id]) return Layout{};
+    const TensorId before = state_before_[id];
+    return before.valid() && decided_[before] ? std::optional(made_[before]) : std::nullopt;
   }
 
   double input_ms(OpId op, TensorId id, const Layout& wanted, Phase phase) {
-    if (!decided_[at(id)]) return future_ms(id, wanted, op);
-    if (same_layout(made_[at(id)], wanted)) return 0;
+    if (!decided_[id]) return future_ms(id, wanted, op);
+    if (same_layout(made_[id], wanted)) return 0;
     if (std::optional<Layout> must = outside(id); must && same_layout(*must, wanted)) return 0;
     if (copies_.contains({id.index, canonical(wanted).tag, phase})) return 0;
-    return reorder_ms(id, made_[at(id)], wanted);
+    return reorder_ms(id, made_[id], wanted);
   }
 
   // What it will cost others that a state is laid out so: its other readers, and its gradient.
@@ -225,12 +222,12 @@ class Search {
     for (OpId reader_id : readers_[at(id)]) {
       const Op& reader = graph_.op(reader_id);
       if (!reader.type->changes_state && outputs_differ_) {
-        double& most = next[static_cast<size_t>(reader.phase)];
+        double& most = next[at(reader.phase)];
         most = std::max(most, reading_ms(reader_id, id, layout));
       }
       if (fixed && !has_kernel_for(reader_id, id, layout)) return kNever;
       if (reader.type->changes_state && graph_.tensor(reader.inputs[0]).shape == graph_.tensor(id).shape) {
-        total += reorder_ms(id, layout, made_[at(reader.inputs[0])]);
+        total += reorder_ms(id, layout, made_[reader.inputs[0]]);
       }
     }
     return total + next[0] + next[1] + next[2];
@@ -266,8 +263,8 @@ class Search {
       if (!same_layout(spec.inputs[in], spec.outputs[out])) return false;
       // A state is updated where it lies, not in a copy.
       const TensorId id = op.inputs[in];
-      if (state_before_[at(op.outputs[out])] == id && decided_[at(id)] &&
-          !same_layout(made_[at(id)], spec.inputs[in])) {
+      if (state_before_[op.outputs[out]] == id && decided_[id] &&
+          !same_layout(made_[id], spec.inputs[in])) {
         return false;
       }
     }
@@ -329,21 +326,21 @@ class Search {
   void take(const Op& op, const KernelSpec& spec, double& time_ms) {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       const TensorId id = op.inputs[i];
-      if (!decided_[at(id)]) {
-        decided_[at(id)] = true;
-        made_[at(id)] = canonical(spec.inputs[i]);
+      if (!decided_[id]) {
+        decided_[id] = true;
+        made_[id] = canonical(spec.inputs[i]);
         continue;
       }
       time_ms += input_ms({}, id, spec.inputs[i], op.phase);
-      if (!same_layout(made_[at(id)], spec.inputs[i]))
+      if (!same_layout(made_[id], spec.inputs[i]))
         copies_.insert({id.index, canonical(spec.inputs[i]).tag, op.phase});
     }
     for (size_t i = 0; i < op.outputs.size(); ++i) {
-      made_[at(op.outputs[i])] = canonical(spec.outputs[i]);
-      const TensorId before = state_before_[at(op.outputs[i])];
-      if (before.valid() && !decided_[at(before)]) {
-        decided_[at(before)] = true;
-        made_[at(before)] = canonical(spec.outputs[i]);
+      made_[op.outputs[i]] = canonical(spec.outputs[i]);
+      const TensorId before = state_before_[op.outputs[i]];
+      if (before.valid() && !decided_[before]) {
+        decided_[before] = true;
+        made_[before] = canonical(spec.outputs[i]);
       }
       if (std::optional<Layout> must = outside(op.outputs[i]))
         time_ms += reorder_ms(op.outputs[i], spec.outputs[i], *must);
@@ -355,10 +352,10 @@ class Search {
   LayoutFamily family_;
   const LayoutOptions& options_;
   std::vector<std::vector<OpId>> readers_;
-  std::vector<Layout> made_;
-  std::vector<char> decided_;           // by tensor: false for a state that nobody has read yet
-  std::vector<TensorId> state_before_;  // by tensor that a state becomes
-  std::vector<char> is_output_;
+  ById<TensorId, Layout> made_;
+  ById<TensorId, char> decided_;           // by tensor: false for a state that nobody has read yet
+  ById<TensorId, TensorId> state_before_;  // by tensor that a state becomes
+  ById<TensorId, char> is_output_;
   bool outputs_differ_ = false;  // among the kernels of the op being decided: only then do its readers matter
   std::set<std::tuple<int32_t, std::string, Phase>> copies_;
   std::vector<std::optional<std::vector<const KernelCandidates::Item*>>> allowed_;  // by class of ops
@@ -369,14 +366,14 @@ class Search {
 
 bool can_reorder(DType dtype) { return dtype == DType::f32 || dtype == DType::f64; }
 
-std::vector<std::optional<Layout>> outside_layouts(const Graph& graph, const std::vector<Layout>& made) {
-  std::vector<std::optional<Layout>> result(made.size());
+ById<TensorId, std::optional<Layout>> outside_layouts(const Graph& graph, const ById<TensorId, Layout>& made) {
+  ById<TensorId, std::optional<Layout>> result(made.size());
   for (const State& state : graph.states) {
     if (state.after != state.before) {
-      result[static_cast<size_t>(state.after.index)] = made[static_cast<size_t>(state.before.index)];
+      result[state.after] = made[state.before];
     }
   }
-  for (TensorId id : graph.outputs) result[static_cast<size_t>(id.index)] = Layout{};
+  for (TensorId id : graph.outputs) result[id] = Layout{};
   return result;
 }
 
@@ -392,7 +389,7 @@ KernelCandidates::KernelCandidates(const Graph& graph, const Device& device, con
 
 const std::vector<KernelCandidates::Item>& KernelCandidates::of(OpId id, LayoutFamily family) {
   std::optional<std::vector<Item>>& place =
-      items_[static_cast<size_t>(family)][static_cast<size_t>(class_of_op_[static_cast<size_t>(id.index)])];
+      items_[at(family)][at(class_of_op_[id])];
   if (place) return *place;
   const Op& op = graph_.op(id);
   std::vector<Item> items;
@@ -414,7 +411,7 @@ const std::vector<KernelCandidates::Item>& KernelCandidates::of(OpId id, LayoutF
 }
 
 bool KernelCandidates::is_allowed(const Item& item, bool divide) const {
-  return (divide || !item.divided) && (!exact_ || (item.spec.exact && !is_winograd(item.spec)));
+  return (divide || !item.divided) && (!exact_ || (item.spec.exact && item.spec.algorithm != Algorithm::winograd));
 }
 
 double KernelCandidates::reorder_ms(const Tensor& tensor, const Layout& from, const Layout& to) {

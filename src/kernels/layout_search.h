@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/by_id.h"
 #include "kernels/layout.h"
 
 namespace plimsoll {
@@ -39,10 +40,9 @@ class KernelCandidates {
   // The item of that name, which may be a configuration that `of` has not; none where the device has no such kernels.
   std::vector<const Item*> named(OpId op, LayoutFamily family, const std::string& kernel);
   bool is_allowed(const Item& item, bool divide) const;
-  // Whether the device's best guess first is worth more than the least workspace, where estimates do not tell kernels apart:
-  // where the library guesses for the machine at hand.
-  bool is_in_order() const { return !device_.host_addressable() && !device_.info().simulated; }
-  size_t class_of(OpId op) const { return static_cast<size_t>(class_of_op_[static_cast<size_t>(op.index)]); }
+  // Whether the first of kernels that estimates do not tell apart is taken, rather than the one with the least workspace.
+  bool is_in_order() const { return device_.info().lists_best_first; }
+  size_t class_of(OpId op) const { return at(class_of_op_[op]); }
   size_t class_count() const { return items_[0].size(); }
   double reorder_ms(const Tensor& tensor, const Layout& from, const Layout& to);
 
@@ -56,15 +56,15 @@ class KernelCandidates {
   std::optional<BatchSizes> batch_sizes_;
   bool exact_ = false;
   std::deque<Item> assembled_;
-  std::vector<int> class_of_op_;
+  ById<OpId, int> class_of_op_;
   std::array<std::vector<std::optional<std::vector<Item>>>, 3> items_;  // by family, class
   std::map<std::string, double> reorder_ms_;
 };
 
 struct LayoutAssignment {
   LayoutFamily family = LayoutFamily::plain;
-  std::vector<Layout> made;         // by tensor: as its producer makes it, or as it comes from outside
-  std::vector<KernelSpec> kernels;  // by op: the chosen kernel and the layouts that it will see; "" for views
+  ById<TensorId, Layout> made;         // by tensor: as its producer makes it, or as it comes from outside
+  ById<OpId, KernelSpec> kernels;  // by op: the chosen kernel and the layouts that it will see; "" for views
   double time_ms = 0;               // kernels and reorders
 };
 
@@ -75,7 +75,7 @@ LayoutAssignment assign_layouts(const Graph& graph, std::span<const OpId> order,
 
 // The layouts that a tensor must have for the world outside the step: plain for outputs, the state's own for what a
 // state becomes. None for the others.
-std::vector<std::optional<Layout>> outside_layouts(const Graph& graph, const std::vector<Layout>& made);
+ById<TensorId, std::optional<Layout>> outside_layouts(const Graph& graph, const ById<TensorId, Layout>& made);
 
 bool same_layouts(const KernelSpec& a, const KernelSpec& b);
 bool can_reorder(DType dtype);  // masks and indices stay as their producer makes them

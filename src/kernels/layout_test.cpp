@@ -2,10 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <functional>
 #include <random>
 
+#include "base/clock.h"
 #include "cost/signature.h"
 #include "kernels/layout.h"
 #include "ops/reference.h"
@@ -47,7 +47,7 @@ class FakeDevice : public Device {
 // Ops with the reading pattern of a network's, and no arithmetic.
 OpType shape_only(std::string name,
                   std::function<std::vector<TensorSpec>(const Attributes&, std::span<const Tensor* const>)> infer) {
-  OpType type{.name = std::move(name), .infer = std::move(infer)};
+  OpType type{.name = std::move(name), .infer = std::move(infer), .kind = LayerKind::other};
   type.work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 0); };
   return type;
 }
@@ -437,9 +437,9 @@ TEST(Layouts, AreChosenOnce) {
 TEST(Layouts, AskTheDeviceOncePerSignature) {
   TestNet net = make_net(4000);
   const FakeDevice device(cpu_like);
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   choose_layouts(net.graph, device, CostTable{}, {});
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = watch.seconds();
   EXPECT_LT(device.calls, 3 * 14);
   EXPECT_LT(seconds, 5) << "for " << net.graph.op_count() << " ops";
   RecordProperty("seconds", fmt::format("{:.3f}", seconds));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 #include "kernels/workspace_limits.h"
 
@@ -30,6 +31,7 @@ Bytes largest(const LaidOut& laid) {
 KernelSelection::KernelSelection(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
     : network_(network),
       device_(device),
+      fixed_costs_(costs.unmeasured()),
       costs_(options.exact ? fixed_costs_ : costs),
       options_(options),
       each_(options.kernels.empty() ? options.workspace : Bytes{INT64_MAX}),
@@ -113,7 +115,7 @@ Infeasible KernelSelection::over_limit(bool divide) {
   auto total_of = [](const LaidOut& laid) {
     Bytes sum;
     for (OpId op{0}; op.index < laid.graph.op_count(); ++op.index) {
-      if (counts_in_total(laid.graph.op(op))) sum += laid.layouts.kernels[static_cast<size_t>(op.index)].workspace;
+      if (counts_in_total(laid.graph.op(op))) sum += laid.layouts.kernels[at(op)].workspace;
     }
     return sum;
   };
@@ -132,7 +134,7 @@ Infeasible KernelSelection::over_limit(bool divide) {
   const bool total = result.flag == "--workspace-total";
   for (OpId id{0}; id.index < least.graph.op_count(); ++id.index) {
     const Op& op = least.graph.op(id);
-    const Bytes workspace = least.layouts.kernels[static_cast<size_t>(id.index)].workspace;
+    const Bytes workspace = least.layouts.kernels[at(id)].workspace;
     if (total ? workspace.count == 0 || !counts_in_total(op) : workspace <= each_) continue;
     result.needs.push_back({.tensor = op.name, .bytes = workspace, .workspace = true});
   }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "base/by_id.h"
 #include "base/names.h"
 #include "models/catalog.h"
 #include "plimsoll/ops.h"
@@ -234,28 +235,27 @@ std::vector<ModelListing> list_models() {
 int64_t layer_count(const Network& network) {
   const Graph& graph = network.graph;
   std::set<std::string_view> layers;
-  std::vector<int> uses(static_cast<size_t>(graph.tensor_count()), 0);
-  std::vector<TensorId> seen_as(uses.size());  // what a view shows
-  for (size_t i = 0; i < seen_as.size(); ++i) seen_as[i] = {static_cast<int32_t>(i)};
+  ById<TensorId, int> uses(graph.tensor_count(), 0);
+  ById<TensorId, TensorId> seen_as(uses.size());  // what a view shows
+  for (TensorId id : seen_as.ids()) seen_as[id] = id;
   for (const Op& op : graph.ops()) {
     if (op.phase != Phase::forward || op.inputs.empty()) continue;
     const TensorId data = op.inputs[0];
     if (op.type->is_view) {
-      seen_as[static_cast<size_t>(op.outputs[0].index)] = seen_as[static_cast<size_t>(data.index)];
+      seen_as[op.outputs[0]] = seen_as[data];
       continue;
     }
     if (graph.tensor(data).role == Role::hyperparameter) continue;  // draws random numbers: data, not a layer
     for (std::string_view layer : split(op.layer, '+')) layers.insert(layer);
     std::set<TensorId> read;
-    for (TensorId id : op.inputs) read.insert(seen_as[static_cast<size_t>(id.index)]);
-    for (TensorId id : read) ++uses[static_cast<size_t>(id.index)];
+    for (TensorId id : op.inputs) read.insert(seen_as[id]);
+    for (TensorId id : read) ++uses[id];
   }
   int64_t forks = 0;
-  for (size_t i = 0; i < uses.size(); ++i) {
-    const Tensor& t = graph.tensors()[i];
-    const bool value =
-        t.role == Role::activation || (t.role == Role::input && TensorId{static_cast<int32_t>(i)} == network.data);
-    if (value && uses[i] > 1) ++forks;
+  for (TensorId id : uses.ids()) {
+    const Tensor& t = graph.tensor(id);
+    const bool value = t.role == Role::activation || (t.role == Role::input && id == network.data);
+    if (value && uses[id] > 1) ++forks;
   }
   return static_cast<int64_t>(layers.size()) + forks;
 }

@@ -81,6 +81,6 @@ OpType bias_backward() {
 
 }  // namespace
 
-std::vector<OpType> bias_ops() { return {bias_forward(), bias_backward()}; }
+std::vector<OpType> bias_ops() { return of_kind(LayerKind::other, {bias_forward(), bias_backward()}); }
 
 }  // namespace plimsoll

@@ -30,6 +30,6 @@ OpType constant() {
 
 }  // namespace
 
-std::vector<OpType> constant_ops() { return {constant()}; }
+std::vector<OpType> constant_ops() { return of_kind(LayerKind::other, {constant()}); }
 
 }  // namespace plimsoll

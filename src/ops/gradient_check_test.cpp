@@ -40,6 +40,7 @@ const char* wrong_square() {
           [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
             for_each_element(out[0], [&](int64_t i) { store(out[0], i, load(in[0], i) * load(in[0], i)); });
           },
+      .kind = LayerKind::other,
   });
   return "WrongSquare";
 }

@@ -104,6 +104,7 @@ std::vector<OpType> random_ops() {
   };
   std::vector<OpType> types = of_kind(LayerKind::dropout, {std::move(forward), dropout("DropoutBackward")});
   types.push_back(random_normal());
+  types.back().kind = LayerKind::other;
   return types;
 }
 

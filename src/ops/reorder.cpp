@@ -30,6 +30,6 @@ OpType reorder() {
 
 }  // namespace
 
-std::vector<OpType> reorder_ops() { return {reorder()}; }
+std::vector<OpType> reorder_ops() { return of_kind(LayerKind::other, {reorder()}); }
 
 }  // namespace plimsoll

@@ -48,6 +48,6 @@ OpType reshape() {
 
 }  // namespace
 
-std::vector<OpType> reshape_ops() { return {reshape()}; }
+std::vector<OpType> reshape_ops() { return of_kind(LayerKind::other, {reshape()}); }
 
 }  // namespace plimsoll

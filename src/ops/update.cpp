@@ -142,6 +142,6 @@ OpType adam_update() {
 
 }  // namespace
 
-std::vector<OpType> update_ops() { return {sgd_update(), adam_update()}; }
+std::vector<OpType> update_ops() { return of_kind(LayerKind::other, {sgd_update(), adam_update()}); }
 
 }  // namespace plimsoll

@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "base/by_id.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
 
@@ -45,21 +46,20 @@ std::vector<StepOp> training_step(std::string_view model, const ModelInput& inpu
   how.name = optimizer;
   const Network network = make_training_network(build_model(model, input), how);
   const Graph& graph = network.graph;
-  std::vector<int32_t> made_by(static_cast<size_t>(graph.tensor_count()),
-                               -1);  // what the tensor, or what it views, comes from
+  ById<TensorId, int32_t> made_by(graph.tensor_count(), -1);  // what the tensor, or what it views, comes from
   std::vector<StepOp> ops;
   for (const Op& op : graph.ops()) {
     std::set<int32_t> after;
     for (TensorId t : op.inputs) {
-      if (const int32_t from = made_by[static_cast<size_t>(t.index)]; from >= 0) after.insert(from);
+      if (const int32_t from = made_by[t]; from >= 0) after.insert(from);
     }
     int32_t self = static_cast<int32_t>(ops.size());
     if (op.type->is_view) {
-      self = made_by[static_cast<size_t>(op.inputs[0].index)];
+      self = made_by[op.inputs[0]];
     } else {
       ops.push_back({op.type->name, op.type->work ? op.type->work(graph, op) : Work{}, {after.begin(), after.end()}});
     }
-    for (TensorId t : op.outputs) made_by[static_cast<size_t>(t.index)] = self;
+    for (TensorId t : op.outputs) made_by[t] = self;
   }
   return ops;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "papers/layer_model.h"
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -37,8 +38,6 @@ struct Layer {
 
 constexpr size_t kStates = 3;
 
-size_t at(int i) { return static_cast<size_t>(i); }
-
 bool from_nothing(const Graph& graph, const Op& op) {
   return std::all_of(op.inputs.begin(), op.inputs.end(),
                      [&](TensorId t) { return graph.tensor(t).role == Role::hyperparameter; });
@@ -58,7 +57,7 @@ class Lowering {
       throw Error(ErrorCode::unsupported, fmt::format("'{}' has {} losses; the papers' layer model has one", from_.name,
                                                       network.objectives.size()));
     }
-    seen_.resize(static_cast<size_t>(from_.tensor_count()));
+    seen_.resize(from_.tensor_count());
     see_input(network.data);
     for (const Op& op : from_.ops()) {
       if (op.phase == Phase::forward) read(op);
@@ -77,7 +76,7 @@ class Lowering {
   }
 
  private:
-  Seen& seen(TensorId t) { return seen_[static_cast<size_t>(t.index)]; }
+  Seen& seen(TensorId t) { return seen_[t]; }
 
   void see_input(TensorId t) {
     seen(t) = {static_cast<int>(values_.size()), from_.tensor(t).shape};
@@ -382,7 +381,7 @@ class Lowering {
 
   const Graph& from_;
   const LayerModelOptions& options_;
-  std::vector<Seen> seen_;  // by tensor of the network
+  ById<TensorId, Seen> seen_;  // by tensor of the network
   std::vector<Value> values_;
   std::vector<Layer> layers_;
   std::vector<TensorId> sources_;  // by value

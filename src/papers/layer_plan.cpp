@@ -3,6 +3,7 @@
 #include <memory>
 #include <set>
 
+#include "base/by_id.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
 #include "plimsoll/cost.h"
@@ -14,7 +15,7 @@ namespace plimsoll {
 
 int LayerPlan::peak_step() const {
   int step = 1;
-  for (StepIndex s = 0; s < plan.predicted.peak_step; ++s) step += plan.steps[static_cast<size_t>(s)].recompute ? 0 : 1;
+  for (StepIndex s = 0; s < plan.predicted.peak_step; ++s) step += plan.steps[at(s)].recompute ? 0 : 1;
   return step;
 }
 

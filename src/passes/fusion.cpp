@@ -5,10 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <string>
 
+#include "base/by_id.h"
+#include "base/clock.h"
 #include "base/names.h"
 #include "passes/passes.h"
 #include "passes/rebuilder.h"
@@ -33,36 +34,35 @@ class View {
  public:
   explicit View(const Network& network)
       : graph(network.graph),
-        uses_(static_cast<size_t>(graph.tensor_count()), 0),
+        uses_(graph.tensor_count(), 0),
         reader_(uses_.size()),
         kept_(uses_.size(), false) {
     for (int32_t i = 0; i < graph.op_count(); ++i) {
       for (TensorId id : graph.op({i}).inputs) {
-        ++uses_[static_cast<size_t>(id.index)];
-        reader_[static_cast<size_t>(id.index)] = {i};
+        ++uses_[id];
+        reader_[id] = {i};
       }
     }
-    for (TensorId id : graph.outputs) kept_[static_cast<size_t>(id.index)] = true;
-    for (const State& state : graph.states) kept_[static_cast<size_t>(state.after.index)] = true;
-    for (const Objective& objective : network.objectives) kept_[static_cast<size_t>(objective.loss.index)] = true;
+    for (TensorId id : graph.outputs) kept_[id] = true;
+    for (const State& state : graph.states) kept_[state.after] = true;
+    for (const Objective& objective : network.objectives) kept_[objective.loss] = true;
   }
 
   // The op that reads `tensor` if nothing else does, once, and the tensor is wanted for nothing else; if it is of
   // `type`.
   OpId only_reader(TensorId tensor, std::string_view type) const {
-    const size_t at = static_cast<size_t>(tensor.index);
-    if (uses_[at] != 1 || kept_[at]) return {};
-    const Op& reader = graph.op(reader_[at]);
-    return reader.type->name == type && reader.phase == Phase::forward ? reader_[at] : OpId{};
+    if (uses_[tensor] != 1 || kept_[tensor]) return {};
+    const Op& reader = graph.op(reader_[tensor]);
+    return reader.type->name == type && reader.phase == Phase::forward ? reader_[tensor] : OpId{};
   }
-  bool is_read(TensorId tensor) const { return uses_[static_cast<size_t>(tensor.index)] > 0; }
+  bool is_read(TensorId tensor) const { return uses_[tensor] > 0; }
 
   const Graph& graph;
 
  private:
-  std::vector<int> uses_;
-  std::vector<OpId> reader_;
-  std::vector<bool> kept_;
+  ById<TensorId, int> uses_;
+  ById<TensorId, OpId> reader_;
+  ById<TensorId, bool> kept_;
 };
 
 bool is_activated(const Op& op) { return op.attributes.text("activation", "none") != "none"; }
@@ -139,14 +139,14 @@ constexpr FusionPass kFusionPasses[] = {
 std::vector<Rewrite> find_rewrites(const Network& network, const FusionPass& pass) {
   const Graph& graph = network.graph;
   const View view(network);
-  std::vector<bool> taken(static_cast<size_t>(graph.op_count()), false);
-  auto is_taken = [&](OpId id) { return taken[static_cast<size_t>(id.index)]; };
+  ById<OpId, bool> taken(graph.op_count(), false);
+  auto is_taken = [&](OpId id) { return taken[id]; };
   std::vector<Rewrite> rewrites;
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     if (is_taken({i})) continue;
     std::optional<Rewrite> rewrite = pass.match(view, {i});
     if (!rewrite || std::any_of(rewrite->chain.begin(), rewrite->chain.end(), is_taken)) continue;
-    for (OpId id : rewrite->chain) taken[static_cast<size_t>(id.index)] = true;
+    for (OpId id : rewrite->chain) taken[id] = true;
     rewrites.push_back(std::move(*rewrite));
   }
   return rewrites;
@@ -175,17 +175,17 @@ void fuse(Rebuilder& rebuilder, const Graph& before, const Rewrite& rewrite) {
 
 void rewrite(Network& network, const std::vector<Rewrite>& rewrites) {
   const Graph before = std::move(network.graph);
-  std::vector<const Rewrite*> ends_at(static_cast<size_t>(before.op_count()), nullptr);
-  std::vector<bool> gone(ends_at.size(), false);
+  ById<OpId, const Rewrite*> ends_at(before.op_count(), nullptr);
+  ById<OpId, bool> gone(ends_at.size(), false);
   for (const Rewrite& r : rewrites) {
-    ends_at[static_cast<size_t>(r.chain.back().index)] = &r;
-    for (OpId id : r.chain) gone[static_cast<size_t>(id.index)] = true;
+    ends_at[r.chain.back()] = &r;
+    for (OpId id : r.chain) gone[id] = true;
   }
   Rebuilder rebuilder(before);
   for (int32_t i = 0; i < before.op_count(); ++i) {
-    if (const Rewrite* fused = ends_at[static_cast<size_t>(i)]) {
+    if (const Rewrite* fused = ends_at[OpId{i}]) {
       fuse(rebuilder, before, *fused);
-    } else if (!gone[static_cast<size_t>(i)]) {
+    } else if (!gone[OpId{i}]) {
       rebuilder.copy({i});
     }
   }
@@ -203,7 +203,7 @@ constexpr std::string_view kSplitPass = "split_fully_connected";
 // `action` changes the network and returns how many rewrites it made.
 template <class Action>
 PassReport run_pass(Network& network, std::string_view name, const Action& action) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const int rewrites = action();
   if (rewrites > 0) {
     try {
@@ -212,8 +212,7 @@ PassReport run_pass(Network& network, std::string_view name, const Action& actio
       throw Error(ErrorCode::internal, fmt::format("after pass '{}': {}", name, error.what()));
     }
   }
-  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-  return {std::string(name), rewrites, time.count()};
+  return {std::string(name), rewrites, watch.ms()};
 }
 
 }  // namespace

@@ -1,18 +1,19 @@
 #include "passes/rebuilder.h"
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 
 Rebuilder::Rebuilder(const Graph& before, const std::map<TensorId, RowBounds>& split)
     : before_(before),
-      new_ids_(static_cast<size_t>(before.tensor_count())),
-      new_op_(static_cast<size_t>(before.op_count())) {
+      new_ids_(before.tensor_count()),
+      new_op_(before.op_count()) {
   after_.name = before.name;
   for (int32_t i = 0; i < before.tensor_count(); ++i) {
     const Tensor& t = before.tensor({i});
     if (t.producer.valid()) continue;
-    std::vector<TensorId>& parts = new_ids_[static_cast<size_t>(i)];
+    std::vector<TensorId>& parts = new_ids_[TensorId{i}];
     if (const auto bounds = split.find({i}); bounds != split.end()) {
       add_blocks(t, bounds->second, parts);
       continue;
@@ -37,7 +38,7 @@ void Rebuilder::copy(OpId id) {
   const Op& op = before_.op(id);
   replace({id}, op.type->name, op.name, op.layer, map(op.inputs), op.attributes, op.outputs, op.phase);
   if (!op.forward.valid()) return;
-  after_.op(new_op_[static_cast<size_t>(id.index)]).forward = new_op_[static_cast<size_t>(op.forward.index)];
+  after_.op(new_op_[id]).forward = new_op_[op.forward];
 }
 
 void Rebuilder::replace(const std::vector<OpId>& replaced, const std::string& type, std::string name, std::string layer,
@@ -51,9 +52,9 @@ void Rebuilder::replace(const std::vector<OpId>& replaced, const std::string& ty
     const TensorId id = after_.output(op, i);
     after_.tensor(id).role = before_.tensor(outputs[i]).role;
     after_.tensor(id).layout = before_.tensor(outputs[i]).layout;
-    new_ids_[static_cast<size_t>(outputs[i].index)] = {id};
+    new_ids_[outputs[i]] = {id};
   }
-  for (OpId id : replaced) new_op_[static_cast<size_t>(id.index)] = op;
+  for (OpId id : replaced) new_op_[id] = op;
 }
 
 TensorId Rebuilder::map(TensorId old) const { return old.valid() ? parts(old).at(0) : TensorId{}; }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/by_id.h"
 #include "plimsoll/autodiff.h"
 
 namespace plimsoll {
@@ -27,7 +28,7 @@ class Rebuilder {
   Graph& graph() { return after_; }  // to add ops whose outputs are new
   TensorId map(TensorId old) const;  // of a tensor that is not split
   std::vector<TensorId> map(const std::vector<TensorId>& old) const;
-  const std::vector<TensorId>& parts(TensorId old) const { return new_ids_[static_cast<size_t>(old.index)]; }
+  const std::vector<TensorId>& parts(TensorId old) const { return new_ids_[old]; }
   bool is_taken(const std::string& op_name) const;  // in either graph
 
   // Puts the graph into the network that `before` was taken from, and all that it names.
@@ -38,8 +39,8 @@ class Rebuilder {
 
   const Graph& before_;
   Graph after_;
-  std::vector<std::vector<TensorId>> new_ids_;  // several for what is split
-  std::vector<OpId> new_op_;
+  ById<TensorId, std::vector<TensorId>> new_ids_;  // several for what is split
+  ById<OpId, OpId> new_op_;
 };
 
 }  // namespace plimsoll

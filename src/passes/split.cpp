@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -13,18 +14,17 @@ namespace {
 constexpr int64_t kRows = 16;  // a block has a multiple of these: kernels work on as many at once
 
 // The states that may be split at all: read by one op and wanted for nothing else.
-std::vector<bool> splittable_states(const Network& network) {
+ById<TensorId, bool> splittable_states(const Network& network) {
   const Graph& graph = network.graph;
-  std::vector<int> uses(static_cast<size_t>(graph.tensor_count()), 0);
+  ById<TensorId, int> uses(graph.tensor_count(), 0);
   for (const Op& op : graph.ops()) {
-    for (TensorId id : op.inputs) ++uses[static_cast<size_t>(id.index)];
+    for (TensorId id : op.inputs) ++uses[id];
   }
-  for (TensorId id : graph.outputs) ++uses[static_cast<size_t>(id.index)];
-  std::vector<bool> result(uses.size(), false);
+  for (TensorId id : graph.outputs) ++uses[id];
+  ById<TensorId, bool> result(uses.size(), false);
   for (const State& state : graph.states) {
     const Tensor& t = graph.tensor(state.before);
-    const size_t i = static_cast<size_t>(state.before.index);
-    result[i] = uses[i] == 1 && state.after == state.before && t.role == Role::parameter && t.layout.is_plain() &&
+    result[state.before] = uses[state.before] == 1 && state.after == state.before && t.role == Role::parameter && t.layout.is_plain() &&
                 !t.block.is_block();
   }
   return result;
@@ -73,12 +73,12 @@ RowBounds row_bounds(int64_t rows, Bytes bytes, const FusionOptions& options) {
 int split_fully_connected(Network& network, const FusionOptions& options) {
   std::map<TensorId, RowBounds> split;
   std::map<OpId, RowBounds> layers;
-  const std::vector<bool> splittable = splittable_states(network);
+  const ById<TensorId, bool> splittable = splittable_states(network);
   for (int32_t i = 0; i < network.graph.op_count(); ++i) {
     const Op& op = network.graph.op({i});
     if (op.type->name != "FullyConnectedForward" || op.phase != Phase::forward) continue;
     const auto states = std::span(op.inputs).subspan(1);
-    if (!std::all_of(states.begin(), states.end(), [&](TensorId s) { return splittable[static_cast<size_t>(s.index)]; }))
+    if (!std::all_of(states.begin(), states.end(), [&](TensorId s) { return splittable[s]; }))
       continue;
     const Tensor& weights = network.graph.tensor(op.inputs[1]);
     const RowBounds bounds = row_bounds(weights.shape[0], weights.bytes(), options);

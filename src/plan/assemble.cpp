@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <tuple>
 
+#include "base/by_id.h"
+#include "base/clock.h"
 #include "base/names.h"
 #include "plan/placement/mobility.h"
 #include "plimsoll/ops.h"
@@ -13,14 +14,12 @@
 namespace plimsoll {
 namespace {
 
-size_t at(TensorId id) { return static_cast<size_t>(id.index); }
-
 std::vector<Step> make_steps(const PolicyInput& input) {
   std::vector<Step> steps;
   steps.reserve(input.route.order.size());
   for (OpId id : input.route.order) {
-    const KernelChoice choice = static_cast<size_t>(id.index) < input.kernels.size()
-                                    ? input.kernels[static_cast<size_t>(id.index)]
+    const KernelChoice choice = at(id) < input.kernels.size()
+                                    ? input.kernels[at(id)]
                                     : KernelChoice{};
     steps.push_back({.op = id,
                      .kernel = choice.kernel,
@@ -37,13 +36,13 @@ bool reads(const Op& op, TensorId tensor) {
 
 // With keep_everything: a buffer's first tensor is there from the start, each stays until another takes its bytes.
 LiveRange widen(const PolicyInput& input, const Liveness& liveness, const SharedBuffer& buffer, TensorId tensor) {
-  LiveRange range = liveness.tensors[at(tensor)];
+  LiveRange range = liveness.tensors[tensor];
   if (buffer.tensors[0] == tensor) range.first = 0;
-  const StepIndex lost = liveness.overwritten_at[at(tensor)];
+  const StepIndex lost = liveness.overwritten_at[tensor];
   if (lost < 0) {
     range.last = std::max<StepIndex>(liveness.steps - 1, 0);
   } else {
-    range.last = reads(input.graph.op(input.route.order[static_cast<size_t>(lost)]), tensor) ? lost : lost - 1;
+    range.last = reads(input.graph.op(input.route.order[at(lost)]), tensor) ? lost : lost - 1;
   }
   return range;
 }
@@ -72,14 +71,14 @@ Infeasible explain_infeasible(const PolicyInput& input, const Plan& plan, bool p
   result.proven = proven;
   result.step = plan.predicted.peak_step;
   if (!plan.steps.empty()) {
-    const Op& op = input.graph.op(plan.steps[static_cast<size_t>(result.step)].op);
+    const Op& op = input.graph.op(plan.steps[at(result.step)].op);
     result.op = op.name;
     result.layer = op.layer;
   }
   std::vector<Bytes> counted;  // places, so that what shares bytes is named once
   for (const Stay* stay : live_at(plan, result.step)) {
     if (stay->is_workspace()) {
-      const Op& op = input.graph.op(plan.steps[static_cast<size_t>(stay->first)].op);
+      const Op& op = input.graph.op(plan.steps[at(stay->first)].op);
       result.needs.push_back({op.name, Role::activation, stay->bytes, true});
       continue;
     }
@@ -94,7 +93,7 @@ Infeasible explain_infeasible(const PolicyInput& input, const Plan& plan, bool p
 
 PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, const Liveness& liveness,
                           const AssembleOptions& options) {
-  const auto started = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const PlacementMethod method = find_placement(input.placement);
 
   Plan plan;
@@ -126,7 +125,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
   }
   std::vector<StepIndex> workspace_steps;
   for (StepIndex s = 0; s < liveness.steps; ++s) {
-    const Bytes bytes = align_up(plan.steps[static_cast<size_t>(s)].workspace, kStayAlignment);
+    const Bytes bytes = align_up(plan.steps[at(s)].workspace, kStayAlignment);
     if (bytes.count <= 0) continue;
     workspace_steps.push_back(s);
     problem.push_back({options.keep_everything ? 0 : s, options.keep_everything ? end + 1 : s + 1, bytes});
@@ -142,7 +141,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
   for (size_t b = 0; b < liveness.buffers.size(); ++b) {
     const SharedBuffer& buffer = liveness.buffers[b];
     for (TensorId t : buffer.tensors) {
-      const LiveRange range = options.keep_everything ? widen(input, liveness, buffer, t) : liveness.tensors[at(t)];
+      const LiveRange range = options.keep_everything ? widen(input, liveness, buffer, t) : liveness.tensors[t];
       plan.stays.push_back({.tensor = t,
                             .offset = offset_of[b],
                             .bytes = align_up(input.graph.tensor(t).bytes(), kStayAlignment),
@@ -166,7 +165,7 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
   const Peak peak = live_peak(plan);
   plan.predicted.peak = peak.bytes;
   plan.predicted.peak_step = peak.step;
-  plan.plan_time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - started).count();
+  plan.plan_time_ms = watch.ms();
   if (plan.arena > input.budget) return explain_infeasible(input, plan, placement.proven_optimal);
   return plan;
 }

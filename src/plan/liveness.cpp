@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr StepIndex kForever = std::numeric_limits<StepIndex>::max();
-
-size_t at(TensorId id) { return static_cast<size_t>(id.index); }
 
 class Analysis {
  public:
@@ -26,11 +25,11 @@ class Analysis {
     for (StepIndex s = 0; s < result_.steps; ++s) place_outputs(s);
     check_states();
     for (SharedBuffer& buffer : result_.buffers) {
-      buffer.range = buffer.is_state ? LiveRange{0, end()} : result_.tensors[at(buffer.tensors[0])];
+      buffer.range = buffer.is_state ? LiveRange{0, end()} : result_.tensors[buffer.tensors[0]];
       for (TensorId t : buffer.tensors) {
         buffer.bytes = std::max(buffer.bytes, align_up(graph_.tensor(t).bytes(), kStayAlignment));
-        buffer.range.first = std::min(buffer.range.first, result_.tensors[at(t)].first);
-        buffer.range.last = std::max(buffer.range.last, result_.tensors[at(t)].last);
+        buffer.range.first = std::min(buffer.range.first, result_.tensors[t].first);
+        buffer.range.last = std::max(buffer.range.last, result_.tensors[t].last);
       }
     }
     return std::move(result_);
@@ -40,21 +39,21 @@ class Analysis {
   StepIndex end() const { return std::max<StepIndex>(result_.steps - 1, 0); }
 
   void find_ranges() {
-    const size_t count = static_cast<size_t>(graph_.tensor_count());
+    const int32_t count = graph_.tensor_count();
     result_.steps = static_cast<StepIndex>(route_.order.size());
     result_.tensors.resize(count);
     result_.buffer_of.assign(count, -1);
     result_.overwritten_at.assign(count, -1);
     needed_until_.assign(count, 0);
     for (StepIndex s = 0; s < result_.steps; ++s) {
-      const Op& op = graph_.op(route_.order[static_cast<size_t>(s)]);
-      for (TensorId t : op.outputs) result_.tensors[at(t)] = {s, s};
-      for (TensorId t : op.inputs) result_.tensors[at(t)].last = s;
+      const Op& op = graph_.op(route_.order[at(s)]);
+      for (TensorId t : op.outputs) result_.tensors[t] = {s, s};
+      for (TensorId t : op.inputs) result_.tensors[t].last = s;
     }
-    for (size_t i = 0; i < count; ++i) needed_until_[i] = result_.tensors[i].last;
+    for (TensorId t : needed_until_.ids()) needed_until_[t] = result_.tensors[t].last;
     auto keep = [&](TensorId t) {
-      result_.tensors[at(t)].last = end();
-      needed_until_[at(t)] = kForever;
+      result_.tensors[t].last = end();
+      needed_until_[t] = kForever;
     };
     for (TensorId t : graph_.outputs) keep(t);
     for (const State& state : graph_.states) keep(state.after);
@@ -63,33 +62,33 @@ class Analysis {
   int32_t add_buffer(TensorId first, bool is_state) {
     const int32_t index = static_cast<int32_t>(result_.buffers.size());
     result_.buffers.push_back({.tensors = {first}, .bytes = {}, .range = {}, .is_state = is_state});
-    buffer_needed_until_.push_back(needed_until_[at(first)]);
+    buffer_needed_until_.push_back(needed_until_[first]);
     present_from_.push_back(0);
-    result_.buffer_of[at(first)] = index;
+    result_.buffer_of[first] = index;
     return index;
   }
 
   void make_state_buffers() {
     for (const State& state : graph_.states) {
-      if (result_.buffer_of[at(state.before)] < 0) add_buffer(state.before, true);
+      if (result_.buffer_of[state.before] < 0) add_buffer(state.before, true);
     }
   }
 
   void make_other_source_buffers() {
-    for (int32_t i = 0; i < graph_.tensor_count(); ++i) {
-      if (!graph_.tensor({i}).producer.valid() && result_.buffer_of[static_cast<size_t>(i)] < 0) add_buffer({i}, false);
+    for (TensorId id : result_.tensors.ids()) {
+      if (!graph_.tensor(id).producer.valid() && result_.buffer_of[id] < 0) add_buffer(id, false);
     }
   }
 
   void place_outputs(StepIndex step) {
-    const Op& op = graph_.op(route_.order[static_cast<size_t>(step)]);
+    const Op& op = graph_.op(route_.order[at(step)]);
     const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
     // What must share comes first, so that a choice never takes what is demanded.
     for (const InPlace& pair : pairs) {
       if (pair.required) place_required(op, pair, step);
     }
     for (size_t o = 0; o < op.outputs.size(); ++o) {
-      if (result_.buffer_of[at(op.outputs[o])] >= 0) continue;
+      if (result_.buffer_of[op.outputs[o]] >= 0) continue;
       const int32_t taken = options_.in_place ? find_dying_input(op, pairs, o, step) : -1;
       if (taken >= 0) {
         overwrite(taken, op.outputs[o], step);
@@ -100,15 +99,15 @@ class Analysis {
   }
 
   void place_required(const Op& op, const InPlace& pair, StepIndex step) {
-    const TensorId in = op.inputs.at(static_cast<size_t>(pair.input));
-    const TensorId out = op.outputs.at(static_cast<size_t>(pair.output));
-    const int32_t buffer = result_.buffer_of[at(in)];
+    const TensorId in = op.inputs.at(at(pair.input));
+    const TensorId out = op.outputs.at(at(pair.output));
+    const int32_t buffer = result_.buffer_of[in];
     if (op.type->is_view) {
       join(buffer, out);
       return;
     }
     for (TensorId member : present(buffer)) {
-      if (needed_until_[at(member)] <= step) continue;
+      if (needed_until_[member] <= step) continue;
       throw Error(ErrorCode::invalid_input,
                   fmt::format("graph '{}': op '{}' overwrites '{}', which is still needed after it", graph_.name,
                               op.name, graph_.tensor(member).name));
@@ -120,12 +119,12 @@ class Analysis {
   int32_t find_dying_input(const Op& op, const std::vector<InPlace>& pairs, size_t o, StepIndex step) const {
     const Tensor& out = graph_.tensor(op.outputs[o]);
     for (const InPlace& pair : pairs) {
-      if (pair.required || static_cast<size_t>(pair.output) != o) continue;
-      const TensorId id = op.inputs.at(static_cast<size_t>(pair.input));
+      if (pair.required || at(pair.output) != o) continue;
+      const TensorId id = op.inputs.at(at(pair.input));
       const Tensor& in = graph_.tensor(id);
-      const int32_t buffer = result_.buffer_of[at(id)];
-      if (result_.buffers[static_cast<size_t>(buffer)].is_state) continue;
-      if (buffer_needed_until_[static_cast<size_t>(buffer)] > step) continue;
+      const int32_t buffer = result_.buffer_of[id];
+      if (result_.buffers[at(buffer)].is_state) continue;
+      if (buffer_needed_until_[at(buffer)] > step) continue;
       if (in.bytes() != out.bytes() || in.dtype != out.dtype || in.layout != out.layout) continue;
       if (may_overwrite_all(op, pairs, o, buffer)) return buffer;
     }
@@ -135,39 +134,39 @@ class Analysis {
   // Every input that lies in `buffer` is one that output `o` may overwrite, and no other output has taken it.
   bool may_overwrite_all(const Op& op, const std::vector<InPlace>& pairs, size_t o, int32_t buffer) const {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      if (result_.buffer_of[at(op.inputs[i])] != buffer) continue;
+      if (result_.buffer_of[op.inputs[i]] != buffer) continue;
       const bool allowed = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
-        return static_cast<size_t>(p.output) == o && static_cast<size_t>(p.input) == i;
+        return at(p.output) == o && at(p.input) == i;
       });
       if (!allowed) return false;
     }
     return std::none_of(op.outputs.begin(), op.outputs.end(),
-                        [&](TensorId t) { return result_.buffer_of[at(t)] == buffer; });
+                        [&](TensorId t) { return result_.buffer_of[t] == buffer; });
   }
 
   // What lies in the buffer now: one tensor and its views.
   std::span<const TensorId> present(int32_t buffer) const {
-    return std::span(result_.buffers[static_cast<size_t>(buffer)].tensors)
-        .subspan(present_from_[static_cast<size_t>(buffer)]);
+    return std::span(result_.buffers[at(buffer)].tensors)
+        .subspan(present_from_[at(buffer)]);
   }
 
   void overwrite(int32_t buffer, TensorId by, StepIndex step) {
-    for (TensorId member : present(buffer)) result_.overwritten_at[at(member)] = step;
-    present_from_[static_cast<size_t>(buffer)] = result_.buffers[static_cast<size_t>(buffer)].tensors.size();
-    buffer_needed_until_[static_cast<size_t>(buffer)] = 0;
+    for (TensorId member : present(buffer)) result_.overwritten_at[member] = step;
+    present_from_[at(buffer)] = result_.buffers[at(buffer)].tensors.size();
+    buffer_needed_until_[at(buffer)] = 0;
     join(buffer, by);
   }
 
   void join(int32_t buffer, TensorId tensor) {
-    result_.buffers[static_cast<size_t>(buffer)].tensors.push_back(tensor);
-    result_.buffer_of[at(tensor)] = buffer;
-    StepIndex& needed = buffer_needed_until_[static_cast<size_t>(buffer)];
-    needed = std::max(needed, needed_until_[at(tensor)]);
+    result_.buffers[at(buffer)].tensors.push_back(tensor);
+    result_.buffer_of[tensor] = buffer;
+    StepIndex& needed = buffer_needed_until_[at(buffer)];
+    needed = std::max(needed, needed_until_[tensor]);
   }
 
   void check_states() const {
     for (const State& state : graph_.states) {
-      if (result_.buffer_of[at(state.before)] == result_.buffer_of[at(state.after)]) continue;
+      if (result_.buffer_of[state.before] == result_.buffer_of[state.after]) continue;
       throw Error(ErrorCode::invalid_input,
                   fmt::format("graph '{}': state '{}' leaves the step as '{}', which no op writes in its place",
                               graph_.name, graph_.tensor(state.before).name, graph_.tensor(state.after).name));
@@ -178,7 +177,7 @@ class Analysis {
   const Route& route_;
   const LivenessOptions& options_;
   Liveness result_;
-  std::vector<StepIndex> needed_until_;  // by tensor: its last reader, kForever for what must be there at the end
+  ById<TensorId, StepIndex> needed_until_;  // by tensor: its last reader, kForever for what must be there at the end
   std::vector<StepIndex> buffer_needed_until_;  // the largest of the tensors that lie there now
   std::vector<size_t> present_from_;            // by buffer: the first of its tensors that nothing has overwritten
 };
@@ -191,19 +190,19 @@ Liveness find_liveness(const Graph& graph, const Route& route, const LivenessOpt
 
 std::vector<TensorId> live_before(const Graph& graph, const Liveness& liveness, StepIndex step) {
   std::vector<TensorId> result;
-  for (size_t i = 0; i < liveness.tensors.size(); ++i) {
-    const LiveRange& range = liveness.tensors[i];
-    const bool from_outside = !graph.tensors()[i].producer.valid();
-    if ((range.first < step || from_outside) && range.last >= step) result.push_back({static_cast<int32_t>(i)});
+  for (TensorId id : liveness.tensors.ids()) {
+    const LiveRange& range = liveness.tensors[id];
+    const bool from_outside = !graph.tensor(id).producer.valid();
+    if ((range.first < step || from_outside) && range.last >= step) result.push_back(id);
   }
   return result;
 }
 
 std::vector<TensorId> live_after(const Liveness& liveness, StepIndex step) {
   std::vector<TensorId> result;
-  for (size_t i = 0; i < liveness.tensors.size(); ++i) {
-    const LiveRange& range = liveness.tensors[i];
-    if (range.first <= step && range.last > step) result.push_back({static_cast<int32_t>(i)});
+  for (TensorId id : liveness.tensors.ids()) {
+    const LiveRange& range = liveness.tensors[id];
+    if (range.first <= step && range.last > step) result.push_back(id);
   }
   return result;
 }

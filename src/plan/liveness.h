@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "base/by_id.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
 #include "plan/route.h"
@@ -31,10 +32,10 @@ struct SharedBuffer {
 };
 
 struct Liveness {
-  std::vector<LiveRange> tensors;         // by tensor
-  std::vector<int32_t> buffer_of;         // by tensor
+  ById<TensorId, LiveRange> tensors;
+  ById<TensorId, int32_t> buffer_of;      // a place in `buffers`
   std::vector<SharedBuffer> buffers;      // those of the states first, in the order of graph.states
-  std::vector<StepIndex> overwritten_at;  // by tensor: the step that takes its bytes; -1: none
+  ById<TensorId, StepIndex> overwritten_at;  // the step that takes its bytes; -1: none
   StepIndex steps = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "base/by_id.h"
 #include "plan/assemble.h"
 
 namespace plimsoll {
@@ -11,12 +12,10 @@ namespace {
 
 constexpr int64_t kEffort = 3'000'000;  // of a placement: policies make many
 
-size_t at(int32_t i) { return static_cast<size_t>(i); }
-
 class PlanMaker {
  public:
-  PlanMaker(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, const Schedule& schedule)
-      : input_(input), graph_(input.graph), timeline_(frame), decisions_(decisions), schedule_(schedule) {}
+  PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions, const Schedule& schedule)
+      : input_(input), graph_(input.graph), timeline_(timeline), decisions_(decisions), schedule_(schedule) {}
 
   Plan make(std::string_view policy) {
     plan_.graph_name = graph_.name;
@@ -237,9 +236,9 @@ class PlanMaker {
 
 }  // namespace
 
-Plan make_plan(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, const Schedule& schedule,
+Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions, const Schedule& schedule,
                std::string_view policy) {
-  return PlanMaker(input, frame, decisions, schedule).make(policy);
+  return PlanMaker(input, timeline, decisions, schedule).make(policy);
 }
 
 }  // namespace plimsoll

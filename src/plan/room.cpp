@@ -1,6 +1,7 @@
 #include "plan/room.h"
 
 #include "base/by_id.h"
+#include "plimsoll/plan.h"
 
 namespace plimsoll {
 

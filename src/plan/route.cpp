@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <numeric>
 #include <queue>
+#include <utility>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
-
-size_t at(OpId id) { return static_cast<size_t>(id.index); }
-size_t at(TensorId id) { return static_cast<size_t>(id.index); }
 
 bool only_changes_layout(const Graph& graph, const Op& op) {
   if (op.inputs.size() != 1 || op.outputs.size() != 1) return false;
@@ -23,8 +22,8 @@ bool only_changes_layout(const Graph& graph, const Op& op) {
 
 // Ops that gain nothing by running early and whose result only takes room: reorders, views, and what is made from
 // nothing or from states and scalars alone (constants, noise). They run right before their first reader.
-std::vector<bool> find_late_ops(const Graph& graph, const std::vector<std::vector<OpId>>& readers) {
-  std::vector<bool> late(static_cast<size_t>(graph.op_count()), false);
+ById<OpId, bool> find_late_ops(const Graph& graph, const std::vector<std::vector<OpId>>& readers) {
+  ById<OpId, bool> late(graph.op_count(), false);
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     const Op& op = graph.op({i});
     if (op.phase == Phase::update || op.type->changes_state || !op.type->state_outputs.empty()) continue;
@@ -34,7 +33,7 @@ std::vector<bool> find_late_ops(const Graph& graph, const std::vector<std::vecto
     const bool from_nothing = std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId t) {
       return !graph.tensor(t).producer.valid() && graph.tensor(t).role != Role::input;
     });
-    late[static_cast<size_t>(i)] = from_nothing || op.type->is_view || only_changes_layout(graph, op);
+    late[OpId{i}] = from_nothing || op.type->is_view || only_changes_layout(graph, op);
   }
   return late;
 }
@@ -57,11 +56,11 @@ class Router {
  private:
   using Key = std::pair<int64_t, int32_t>;  // rank, then creation order
 
-  bool is_late(OpId id) const { return late_[at(id)]; }
+  bool is_late(OpId id) const { return late_[id]; }
 
   void find_view_roots() {
-    view_root_.resize(static_cast<size_t>(graph_.tensor_count()));
-    for (int32_t i = 0; i < graph_.tensor_count(); ++i) view_root_[static_cast<size_t>(i)] = {i};
+    view_root_.resize(graph_.tensor_count());
+    for (TensorId id : view_root_.ids()) view_root_[id] = id;
     // A view may be listed before what it views, so follow each chain to its end.
     for (int32_t i = 0; i < graph_.tensor_count(); ++i) {
       TensorId t{i};
@@ -70,7 +69,7 @@ class Router {
         if (!producer.valid() || !graph_.op(producer).type->is_view) break;
         t = graph_.op(producer).inputs[0];
       }
-      view_root_[static_cast<size_t>(i)] = t;
+      view_root_[TensorId{i}] = t;
     }
   }
 
@@ -93,36 +92,31 @@ class Router {
     for (int32_t i = 0; i < graph_.op_count(); ++i) {
       if (is_late({i})) continue;
       for (TensorId out : graph_.op({i}).outputs)
-        for_each_reader(out, [&](OpId reader) { next_[static_cast<size_t>(i)].push_back(reader); });
+        for_each_reader(out, [&](OpId reader) { next_[OpId{i}].push_back(reader); });
     }
     find_overwrites();
     // Each follower once, the first mention keeps its place.
-    std::vector<int32_t> seen(count, -1);
-    for (size_t i = 0; i < count; ++i) {
-      auto fresh = [&](OpId id) {
-        const bool first = seen[at(id)] != static_cast<int32_t>(i);
-        seen[at(id)] = static_cast<int32_t>(i);
-        return !first;
-      };
-      next_[i].erase(std::remove_if(next_[i].begin(), next_[i].end(), fresh), next_[i].end());
-      for (OpId id : next_[i]) ++waiting_[at(id)];
+    ById<OpId, OpId> last_seen_by(count);
+    for (OpId before : next_.ids()) {
+      std::erase_if(next_[before], [&](OpId id) { return std::exchange(last_seen_by[id], before) == before; });
+      for (OpId id : next_[before]) ++waiting_[id];
     }
   }
 
   // An op that must write into an input's bytes comes after everyone else who reads them.
   void find_overwrites() {
     overwrites_.resize(late_.size());
-    std::vector<std::vector<TensorId>> members(static_cast<size_t>(graph_.tensor_count()));
-    for (int32_t i = 0; i < graph_.tensor_count(); ++i) members[at(view_root_[static_cast<size_t>(i)])].push_back({i});
+    ById<TensorId, std::vector<TensorId>> members(graph_.tensor_count());
+    for (TensorId id : members.ids()) members[view_root_[id]].push_back(id);
     for (int32_t i = 0; i < graph_.op_count(); ++i) {
       const Op& op = graph_.op({i});
       if (op.type->is_view || !op.type->in_place) continue;
       for (const InPlace& pair : op.type->in_place(graph_, op)) {
         if (!pair.required) continue;
-        for (TensorId member : members[at(view_root_[at(op.inputs.at(static_cast<size_t>(pair.input)))])]) {
-          overwrites_[static_cast<size_t>(i)].push_back(member);
+        for (TensorId member : members[view_root_[op.inputs.at(at(pair.input))]]) {
+          overwrites_[OpId{i}].push_back(member);
           for (OpId reader : readers_[at(member)]) {
-            if (reader.index != i && !is_late(reader)) next_[at(reader)].push_back({i});
+            if (reader.index != i && !is_late(reader)) next_[reader].push_back({i});
           }
         }
       }
@@ -133,10 +127,10 @@ class Router {
   void rank_forward() {
     position_.assign(late_.size(), -1);
     auto counts = [&](OpId id) { return !is_late(id) && graph_.op(id).phase == Phase::forward; };
-    std::vector<int32_t> waiting(late_.size(), 0);
+    ById<OpId, int32_t> waiting(late_.size(), 0);
     for (int32_t i = 0; i < graph_.op_count(); ++i) {
       if (!counts({i})) continue;
-      for (OpId id : next_[static_cast<size_t>(i)]) ++waiting[at(id)];
+      for (OpId id : next_[OpId{i}]) ++waiting[id];
     }
     struct Visit {
       OpId op;
@@ -144,30 +138,29 @@ class Router {
     };
     std::vector<Visit> path;
     for (int32_t root = 0; root < graph_.op_count(); ++root) {
-      if (!counts({root}) || waiting[static_cast<size_t>(root)] > 0 || position_[static_cast<size_t>(root)] >= 0)
-        continue;
+      if (!counts({root}) || waiting[OpId{root}] > 0 || position_[OpId{root}] >= 0) continue;
       path.push_back({{root}});
-      position_[static_cast<size_t>(root)] = forward_count_++;
+      position_[OpId{root}] = forward_count_++;
       while (!path.empty()) {
         Visit& visit = path.back();
-        if (visit.next == next_[at(visit.op)].size()) {
+        if (visit.next == next_[visit.op].size()) {
           path.pop_back();
           continue;
         }
-        const OpId follower = next_[at(visit.op)][visit.next++];
-        if (!counts(follower) || --waiting[at(follower)] > 0) continue;
-        position_[at(follower)] = forward_count_++;
+        const OpId follower = next_[visit.op][visit.next++];
+        if (!counts(follower) || --waiting[follower] > 0) continue;
+        position_[follower] = forward_count_++;
         path.push_back({follower});
       }
     }
   }
 
   int64_t backward_rank(OpId forward) const {
-    int64_t position = position_[at(forward)];
+    int64_t position = position_[forward];
     if (position < 0) {  // a late op stands where its first reader stands
       for (TensorId out : graph_.op(forward).outputs) {
         for_each_reader(out, [&](OpId reader) {
-          const int64_t p = position_[at(reader)];
+          const int64_t p = position_[reader];
           if (p >= 0 && (position < 0 || p < position)) position = p;
         });
       }
@@ -177,27 +170,27 @@ class Router {
 
   void rank_backward() {
     rank_.assign(late_.size(), 0);
-    std::vector<int32_t> waiting = waiting_;
+    ById<OpId, int32_t> waiting = waiting_;
     std::vector<OpId> ready;
     for (int32_t i = 0; i < graph_.op_count(); ++i) {
       const Op& op = graph_.op({i});
-      int64_t& rank = rank_[static_cast<size_t>(i)];
+      int64_t& rank = rank_[OpId{i}];
       rank = op.phase == Phase::update    ? -1
-             : op.phase == Phase::forward ? position_[static_cast<size_t>(i)]
+             : op.phase == Phase::forward ? position_[OpId{i}]
              : op.forward.valid()         ? backward_rank(op.forward)
                                           : forward_count_;
       if (op.phase == Phase::forward && rank < 0) rank = forward_count_;
-      if (!is_late({i}) && waiting[static_cast<size_t>(i)] == 0) ready.push_back({i});
+      if (!is_late({i}) && waiting[OpId{i}] == 0) ready.push_back({i});
     }
     // Backward ops without a mark (sums of gradients) run right after the last of their inputs.
     while (!ready.empty()) {
       const OpId id = ready.back();
       ready.pop_back();
-      for (OpId follower : next_[at(id)]) {
+      for (OpId follower : next_[id]) {
         const Op& op = graph_.op(follower);
         if (op.phase == Phase::backward && !op.forward.valid())
-          rank_[at(follower)] = std::max(rank_[at(follower)], rank_[at(id)]);
-        if (--waiting[at(follower)] == 0) ready.push_back(follower);
+          rank_[follower] = std::max(rank_[follower], rank_[id]);
+        if (--waiting[follower] == 0) ready.push_back(follower);
       }
     }
   }
@@ -208,15 +201,15 @@ class Router {
     for (int32_t i = 0; i < graph_.op_count(); ++i) {
       if (is_late({i})) continue;
       ++expected;
-      if (waiting_[static_cast<size_t>(i)] == 0) ready.emplace(rank_[static_cast<size_t>(i)], i);
+      if (waiting_[OpId{i}] == 0) ready.emplace(rank_[OpId{i}], i);
     }
     while (!ready.empty()) {
       const OpId id{ready.top().second};
       ready.pop();
       emit(id);
       --expected;
-      for (OpId follower : next_[at(id)]) {
-        if (--waiting_[at(follower)] == 0) ready.emplace(rank_[at(follower)], follower.index);
+      for (OpId follower : next_[id]) {
+        if (--waiting_[follower] == 0) ready.emplace(rank_[follower], follower.index);
       }
     }
     if (expected > 0) report_cycle();
@@ -227,13 +220,13 @@ class Router {
 
   // Runs `id` after the late ops that it needs, and after the late readers of what it overwrites.
   void emit(OpId id) {
-    if (emitted_[at(id)]) return;
-    emitted_[at(id)] = true;
+    if (emitted_[id]) return;
+    emitted_[id] = true;
     for (TensorId input : graph_.op(id).inputs) {
       const OpId producer = graph_.tensor(input).producer;
       if (producer.valid() && is_late(producer)) emit(producer);
     }
-    for (TensorId lost : overwrites_[at(id)]) {
+    for (TensorId lost : overwrites_[id]) {
       for (OpId reader : readers_[at(lost)]) {
         if (is_late(reader)) emit(reader);
       }
@@ -243,7 +236,7 @@ class Router {
 
   [[noreturn]] void report_cycle() const {
     int32_t i = 0;
-    while (is_late({i}) || emitted_[static_cast<size_t>(i)]) ++i;
+    while (is_late({i}) || emitted_[OpId{i}]) ++i;
     throw Error(
         ErrorCode::invalid_input,
         fmt::format("graph '{}': op '{}' can never run: it waits for its own result, or it overwrites what an op "
@@ -253,14 +246,14 @@ class Router {
 
   const Graph& graph_;
   std::vector<std::vector<OpId>> readers_;  // by tensor
-  std::vector<bool> late_;
-  std::vector<bool> emitted_;
-  std::vector<TensorId> view_root_;
-  std::vector<std::vector<OpId>> next_;            // late ops left out, edges through them joined
-  std::vector<int32_t> waiting_;                   // number of different ops that come before
-  std::vector<std::vector<TensorId>> overwrites_;  // by op: tensors whose bytes it must take
-  std::vector<int64_t> position_;                  // of forward ops in depth-first order
-  std::vector<int64_t> rank_;
+  ById<OpId, bool> late_;
+  ById<OpId, bool> emitted_;
+  ById<TensorId, TensorId> view_root_;
+  ById<OpId, std::vector<OpId>> next_;            // late ops left out, edges through them joined
+  ById<OpId, int32_t> waiting_;                   // number of different ops that come before
+  ById<OpId, std::vector<TensorId>> overwrites_;  // by op: tensors whose bytes it must take
+  ById<OpId, int64_t> position_;                  // of forward ops in depth-first order
+  ById<OpId, int64_t> rank_;
   int64_t forward_count_ = 0;
   Route route_;
 };

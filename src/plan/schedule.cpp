@@ -2,16 +2,17 @@
 
 #include <algorithm>
 
+#include "base/by_id.h"
+
 namespace plimsoll {
 namespace {
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 bool contains(const std::vector<int32_t>& list, int32_t value) { return std::find(list.begin(), list.end(), value) != list.end(); }
 }  // namespace
 
-Decisions keep_everything(const ValueTimeline& frame) {
-  return {.gaps = std::vector<Choice>(at(frame.gap_total), kKeep),
-          .home = std::vector<int8_t>(frame.values.size(), -1),
-          .retain = std::vector<bool>(frame.values.size(), true)};
+Decisions keep_everything(const ValueTimeline& timeline) {
+  return {.gaps = std::vector<Choice>(at(timeline.gap_total), kKeep),
+          .home = std::vector<int8_t>(timeline.values.size(), -1),
+          .retain = std::vector<bool>(timeline.values.size(), true)};
 }
 
 void Scheduler::run(const Decisions& decisions, Schedule& schedule, const TensorCache* cache) {
@@ -77,13 +78,13 @@ void Scheduler::run_step(int32_t s) {
     if (before >= 0 && decisions_->home[at(before)] >= 0) copy_out(v, decisions_->home[at(before)]);
   }
   for (int32_t v : step.inputs) {
-    if (residence_[at(v)] >= 0) settle(v, next_use_[at(v)]);
+    if (residence_[at(v)] >= 0) begin_gap(v, next_use_[at(v)]);
   }
-  for (int32_t v : step.outputs) settle(v, 0);
+  for (int32_t v : step.outputs) begin_gap(v, 0);
 }
 
 // Decides about an open value after a use, at the start of its gap.
-void Scheduler::settle(int32_t v, int32_t gap) {
+void Scheduler::begin_gap(int32_t v, int32_t gap) {
   const TimelineValue& value = timeline_.values[at(v)];
   if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && (value.is_output || slot_[at(v)] < 0)) return;
   const Choice choice = decisions_->gaps[at(value.first_gap + gap)];

@@ -1,7 +1,7 @@
 // From decisions about values to a schedule: which steps run, recomputations among them, when each value is in the arena, and
-// when it is copied out and in. No offsets yet: draft.h gives them.
+// when it is copied out and in. No offsets yet: make_plan.h gives them.
 //
-// A decision is made for every gap of every value (frame.h): keep it in the arena, let its bytes go, or copy it to a tier.
+// A decision is made for every gap of every value (value_timeline.h): keep it in the arena, let its bytes go, or copy it to a tier.
 // What is wanted and not in the arena is brought back on demand: from the tier that has it, else by running its producer
 // again, whose own inputs are brought back in the same way. SuperNeurons, sections 3.3 and 3.4.
 #pragma once
@@ -24,7 +24,7 @@ struct Decisions {
   std::vector<bool> retain;      // by value: rebuilt on the way to another, it stays for its own next use (speed-centric);
                                  // else it goes at once and is rebuilt again (memory-centric)
 };
-Decisions keep_everything(const ValueTimeline& frame);
+Decisions keep_everything(const ValueTimeline& timeline);
 
 // A value is in the arena from the start of step `first` to the end of step `last` of the schedule.
 struct Residence {
@@ -44,9 +44,9 @@ struct ScheduledMove {
 };
 
 struct ScheduledStep {
-  int32_t step = 0;              // of the frame
+  int32_t step = 0;              // of the timeline
   bool recompute = false;
-  int32_t first_input = 0;       // in Schedule::inputs: the residences that it reads, in the order of the frame's list
+  int32_t first_input = 0;       // in Schedule::inputs: the residences that it reads, in the order of the timeline's list
 };
 
 struct Schedule {
@@ -75,7 +75,7 @@ struct TensorCache {
 // wants it, and goes out between its writer and the step after its last use.
 class Scheduler {
  public:
-  explicit Scheduler(const ValueTimeline& frame) : timeline_(frame) {}
+  explicit Scheduler(const ValueTimeline& timeline) : timeline_(timeline) {}
   void run(const Decisions& decisions, Schedule& schedule, const TensorCache* cache = nullptr);
   // Counts live bytes and their peak anew, for who changes when values are there.
   void count_live(Schedule& schedule);
@@ -91,7 +91,7 @@ class Scheduler {
   void open(int32_t value, int32_t written);
   void close(int32_t value);
   void copy_out(int32_t value, int8_t tier);
-  void settle(int32_t value, int32_t gap);
+  void begin_gap(int32_t value, int32_t gap);
   void end();
   void make_room(int32_t step, bool recompute);
   int64_t room_for(const TimelineStep& step, bool recompute) const;
@@ -104,14 +104,14 @@ class Scheduler {
   Schedule* out_ = nullptr;
   const TensorCache* cache_ = nullptr;
   int64_t live_ = 0;                  // with a cache: bytes of what is open
-  int32_t now_ = 0;                   // the step of the frame
+  int32_t now_ = 0;                   // the step of the timeline
   std::vector<int32_t> open_;         // with a cache: the values in the arena
   // By value.
   std::vector<size_t> place_in_open_;
   std::vector<int32_t> residence_;    // the open one; -1: not in the arena
   std::vector<int32_t> next_use_;     // how many uses are over
   std::vector<int8_t> slot_;          // the tier that holds it; -1: none
-  std::vector<int32_t> wanted_by_;    // the step of the frame that wants it now
+  std::vector<int32_t> wanted_by_;    // the step of the timeline that wants it now
   std::vector<int32_t> locks_;        // how many reruns in preparation want it
   std::vector<bool> transient_;       // in the arena only to rebuild another
   std::vector<bool> gone_;            // overwritten by the new value of its state
@@ -122,11 +122,11 @@ class Scheduler {
 // Spreads copies over time, so that they hide behind compute while the bytes alive stay within `limit`: copies out get time to
 // complete, copies in start early (without the limit's room they stay where they are). Updates residences, moves and live bytes.
 // `earliest`: by move, the first step that a copy in may run beside.
-void spread_copies(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+void spread_copies(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
                    const std::vector<int32_t>* earliest = nullptr);
 
 // The time of the step: engines side by side, as simulate.h does it for a plan.
 struct ScheduleTime { double total_ms = 0, stall_ms = 0; };
-ScheduleTime time_of(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule);
+ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Schedule& schedule);
 
 }  // namespace plimsoll

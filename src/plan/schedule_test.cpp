@@ -24,14 +24,14 @@ std::vector<TierInfo> two_tiers(std::mt19937_64& random) {
           {.name = "disk", .capacity = 1_GiB, .out_gb_per_s = rate(), .in_gb_per_s = rate(), .latency_us = 5}};
 }
 
-Decisions random_decisions(const ValueTimeline& frame, std::mt19937_64& random, int tiers) {
-  Decisions decisions = keep_everything(frame);
+Decisions random_decisions(const ValueTimeline& timeline, std::mt19937_64& random, int tiers) {
+  Decisions decisions = keep_everything(timeline);
   const int eager = 1 + static_cast<int>(random() % 99);
   for (Choice& choice : decisions.gaps) {
     if (static_cast<int>(random() % 100) < eager) choice = static_cast<Choice>(1 + random() % static_cast<uint64_t>(tiers + 1));
   }
-  for (size_t v = 0; v < frame.values.size(); ++v) {
-    const TimelineValue& value = frame.values[v];
+  for (size_t v = 0; v < timeline.values.size(); ++v) {
+    const TimelineValue& value = timeline.values[v];
     decisions.retain[v] = random() % 2 == 0;
     if (value.producer < 0 && tiers > 0 && random() % 3 == 0) decisions.home[v] = static_cast<int8_t>(random() % static_cast<uint64_t>(tiers));
     // What comes from outside and has no home cannot come back; a gradient is not made twice.
@@ -59,10 +59,10 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     input.device.tiers.resize(static_cast<size_t>(tiers));
     input.placement = "best_fit";
     input.seconds = 0.002;
-    const ValueTimeline frame = make_timeline(input);
-    const Decisions decisions = random_decisions(frame, random, tiers);
+    const ValueTimeline timeline = make_timeline(input);
+    const Decisions decisions = random_decisions(timeline, random, tiers);
     Schedule schedule;
-    Scheduler(frame).run(decisions, schedule);
+    Scheduler(timeline).run(decisions, schedule);
     if (schedule.unrecoverable >= 0) continue;
     ++made;
     with_moves += schedule.moves.empty() ? 0 : 1;
@@ -71,15 +71,15 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     for (const double room : {0.0, 1.0, 1.3, 10.0}) {
       SCOPED_TRACE(room);
       Schedule spread = schedule;
-      if (room > 0) spread_copies(frame, input.device.tiers, static_cast<int64_t>(room * static_cast<double>(schedule.peak)), spread);
-      const Plan plan = make_plan(input, frame, decisions, spread, "test");
+      if (room > 0) spread_copies(timeline, input.device.tiers, static_cast<int64_t>(room * static_cast<double>(schedule.peak)), spread);
+      const Plan plan = make_plan(input, timeline, decisions, spread, "test");
       const auto violations = verify(graph, plan);
       ASSERT_TRUE(violations.empty()) << describe(violations);
       EXPECT_EQ(live_peak(plan).bytes.count, spread.peak);
       if (room == 1.0) {
         EXPECT_EQ(spread.peak, schedule.peak);
       }
-      EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(frame, input.device.tiers, spread).total_ms, 1e-6);
+      EXPECT_NEAR(testing::predicted(graph, plan, costs).step_time_ms, time_of(timeline, input.device.tiers, spread).total_ms, 1e-6);
     }
   }
   EXPECT_GT(made, 120);
@@ -96,9 +96,9 @@ TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
     const PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.05};
-    const ValueTimeline frame = make_timeline(input);
+    const ValueTimeline timeline = make_timeline(input);
     Schedule schedule;
-    Scheduler(frame).run(keep_everything(frame), schedule);
+    Scheduler(timeline).run(keep_everything(timeline), schedule);
     EXPECT_EQ(schedule.recomputations, 0);
     EXPECT_LE(schedule.peak, std::get<Plan>(find_policy("liveness").plan(input)).predicted.peak.count);
   }

@@ -1,6 +1,7 @@
 // When copies start and when they must be complete.
 #include <algorithm>
 
+#include "base/by_id.h"
 #include "plan/engines.h"
 #include "plan/schedule.h"
 
@@ -9,18 +10,16 @@
 namespace plimsoll {
 namespace {
 
-size_t at(int32_t i) { return static_cast<size_t>(i); }
-
 class Spreader {
  public:
-  Spreader(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+  Spreader(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
            const std::vector<int32_t>* earliest)
-      : timeline_(frame), tiers_(tiers), limit_(limit), schedule_(schedule), earliest_(earliest) {
+      : timeline_(timeline), tiers_(tiers), limit_(limit), schedule_(schedule), earliest_(earliest) {
     starts_.reserve(schedule.steps.size() + 1);
     double now = 0;
     for (const ScheduledStep& step : schedule.steps) {
       starts_.push_back(now);
-      now += frame.steps[at(step.step)].ms;
+      now += timeline.steps[at(step.step)].ms;
     }
     starts_.push_back(now);
     find_neighbours();
@@ -130,20 +129,20 @@ class Spreader {
 
 }  // namespace
 
-void spread_copies(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
+void spread_copies(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
                    const std::vector<int32_t>* earliest) {
-  if (!schedule.moves.empty()) Spreader(frame, tiers, limit, schedule, earliest).run();
+  if (!schedule.moves.empty()) Spreader(timeline, tiers, limit, schedule, earliest).run();
 }
 
-ScheduleTime time_of(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Schedule& schedule) {
+ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Schedule& schedule) {
   if (schedule.moves.empty()) return {schedule.compute_ms, 0};
   std::vector<double> step_ms;
   step_ms.reserve(schedule.steps.size());
-  for (const ScheduledStep& step : schedule.steps) step_ms.push_back(frame.steps[at(step.step)].ms);
+  for (const ScheduledStep& step : schedule.steps) step_ms.push_back(timeline.steps[at(step.step)].ms);
   std::vector<EngineMove> moves;
   moves.reserve(schedule.moves.size());
   for (const ScheduledMove& move : schedule.moves) {
-    const int64_t bytes = frame.values[at(schedule.residences[at(move.residence)].value)].copied_bytes;
+    const int64_t bytes = timeline.values[at(schedule.residences[at(move.residence)].value)].copied_bytes;
     moves.push_back({move.out, move.tier, bytes, move.after, move.before});
   }
   std::stable_sort(moves.begin(), moves.end(), [](const EngineMove& a, const EngineMove& b) {

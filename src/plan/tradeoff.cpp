@@ -4,18 +4,17 @@
 #include <cmath>
 #include <optional>
 
+#include "base/by_id.h"
 #include "plan/simulate.h"
 
 namespace plimsoll {
 namespace {
 
-size_t at(int32_t i) { return static_cast<size_t>(i); }
-
 constexpr size_t kStepsAChange = 150;      // so many changes are tried at once, for deep networks
 
 // Where a value lies when it is not in the arena; -1: nowhere, or in the slot of the state that it replaces.
-int8_t tier_of(const ValueTimeline& frame, const Decisions& decisions, size_t v) {
-  const TimelineValue& value = frame.values[v];
+int8_t tier_of(const ValueTimeline& timeline, const Decisions& decisions, size_t v) {
+  const TimelineValue& value = timeline.values[v];
   if (value.before >= 0 && decisions.home[at(value.before)] >= 0) return -1;
   if (decisions.home[v] >= 0) return decisions.home[v];
   for (int32_t g = 0; g < value.gap_count(); ++g) {
@@ -35,8 +34,8 @@ struct Change {
 
 class Descent {
  public:
-  Descent(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Decisions& start, const TradeoffOptions& options)
-      : timeline_(frame), tiers_(tiers), options_(options), decisions_(start), scheduler_(frame) {}
+  Descent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& start, const TradeoffOptions& options)
+      : timeline_(timeline), tiers_(tiers), options_(options), decisions_(start), scheduler_(timeline) {}
 
   std::vector<TradeoffPoint> run() {
     scheduler_.run(decisions_, schedule_);
@@ -201,10 +200,10 @@ class Descent {
     for (int32_t d = 0; d < steps; ++d) above_[at(d + 1)] = above_[at(d)] + (schedule_.live[at(d)] > target ? 1 : 0);
     start_ms_.assign(at(steps) + 1, 0);
     for (int32_t d = 0; d < steps; ++d) start_ms_[at(d + 1)] = start_ms_[at(d)] + timeline_.steps[at(schedule_.steps[at(d)].step)].ms;
-    frame_step_.assign(at(steps), 0);
+    timeline_step_.assign(at(steps), 0);
     for (int32_t d = 0, now = -1; d < steps; ++d) {
       if (!schedule_.steps[at(d)].recompute) now = schedule_.steps[at(d)].step;
-      frame_step_[at(d)] = now;
+      timeline_step_[at(d)] = now;
     }
     copy_ms_.assign(2 * tiers_.size(), 0);
     for (const ScheduledMove& move : schedule_.moves) {
@@ -253,8 +252,8 @@ class Descent {
       return;
     }
     if (value.at_end && to == static_cast<int32_t>(schedule_.steps.size())) return;
-    // The gap of the frame that this stretch lies in.
-    const int32_t seen = from < 0 ? -1 : frame_step_[at(from)];
+    // The gap of the timeline that this stretch lies in.
+    const int32_t seen = from < 0 ? -1 : timeline_step_[at(from)];
     const int32_t g = static_cast<int32_t>(std::upper_bound(value.uses.begin(), value.uses.end(), seen) - value.uses.begin());
     const int32_t gap = value.first_gap + g;
     const Choice now = decisions_.gaps[at(gap)];
@@ -272,7 +271,7 @@ class Descent {
       // A tier has it: it can be let go at no cost but a copy in.
       offer(gap, kDrop, copy_cost(schedule_.moves[at(std::max(residence.in, 0))].tier, value.bytes, false, idle), freed);
     } else if (options_.recompute && value.recomputable) {
-      offer(gap, kDrop, rebuild_cost(residence.value, frame_step_[at(std::min(to, static_cast<int32_t>(frame_step_.size()) - 1))]), freed);
+      offer(gap, kDrop, rebuild_cost(residence.value, timeline_step_[at(std::min(to, static_cast<int32_t>(timeline_step_.size()) - 1))]), freed);
     }
     for (size_t t = 0; t < tiers_.size(); ++t) {
       if (!tier_offered(t, value.bytes) || fetched_before) continue;
@@ -312,7 +311,7 @@ class Descent {
     return ms;
   }
 
-  // Its producer, and what that needs and is not there at that step of the frame.
+  // Its producer, and what that needs and is not there at that step of the timeline.
   double rebuild_cost(int32_t v, int32_t when) const {
     double ms = 0;
     int32_t left = 12;
@@ -353,7 +352,7 @@ class Descent {
   std::vector<Undo> undo_;
   std::vector<int32_t> above_;       // how many of the steps before this one are above the target
   std::vector<double> start_ms_;     // by step
-  std::vector<int32_t> frame_step_;  // by step: the last step of the frame that has begun
+  std::vector<int32_t> timeline_step_;  // by step: the last step of the timeline that has begun
   std::vector<double> copy_ms_;      // by engine: how long it is busy
   std::vector<int32_t> used_at_;     // by residence: its last use so far
 };
@@ -361,8 +360,8 @@ class Descent {
 // Walks up again: with every more memory, what costs most for its bytes is kept again, or moved where it was rebuilt.
 class Ascent {
  public:
-  Ascent(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points, bool within_room)
-      : timeline_(frame), tiers_(tiers), points_(points), within_room_(within_room || tiers.size() > 1), scheduler_(frame) {
+  Ascent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points, bool within_room)
+      : timeline_(timeline), tiers_(tiers), points_(points), within_room_(within_room || tiers.size() > 1), scheduler_(timeline) {
     by_peak_.resize(points.size());
     for (size_t i = 0; i < points.size(); ++i) by_peak_[i] = i;
     std::stable_sort(by_peak_.begin(), by_peak_.end(), [&](size_t a, size_t b) { return points[a].peak < points[b].peak; });
@@ -487,14 +486,14 @@ class Ascent {
 
 }  // namespace
 
-TierRoom::TierRoom(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Decisions& decisions) {
+TierRoom::TierRoom(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& decisions) {
   for (const TierInfo& tier : tiers) {
     if (tier.capacity.count > tiers[at(largest_)].capacity.count) largest_ = static_cast<int8_t>(left_.size());
     left_.push_back(tier.capacity.count);
   }
   if (tiers.empty()) return;
-  for (size_t v = 0; v < frame.values.size(); ++v) {
-    if (const int8_t tier = tier_of(frame, decisions, v); tier >= 0) take(tier, frame.values[v].bytes);
+  for (size_t v = 0; v < timeline.values.size(); ++v) {
+    if (const int8_t tier = tier_of(timeline, decisions, v); tier >= 0) take(tier, timeline.values[v].bytes);
   }
 }
 
@@ -511,14 +510,14 @@ bool TierRoom::overfull() const {
 
 int64_t TierRoom::slot_bytes(int64_t bytes) { return align_up(Bytes{bytes}, kSlotAlignment).count; }
 
-std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& frame, const std::vector<TierInfo>& tiers,
+std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries, bool within_room) {
-  return Ascent(frame, tiers, points, within_room).run(limits, tries);
+  return Ascent(timeline, tiers, points, within_room).run(limits, tries);
 }
 
-std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Decisions& start,
+std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& start,
                                          const TradeoffOptions& options) {
-  return Descent(frame, tiers, start, options).run();
+  return Descent(timeline, tiers, start, options).run();
 }
 
 }  // namespace plimsoll

@@ -2,6 +2,7 @@
 // each with the peak that it needs. The curve does not depend on any budget, so a larger budget can only choose among more.
 #pragma once
 
+#include "base/by_id.h"
 #include "plan/schedule.h"
 
 namespace plimsoll {
@@ -24,9 +25,9 @@ struct TradeoffPoint {
 // What the tiers have left beside these decisions. A slot is counted as if it were its value's own for the whole step.
 class TierRoom {
  public:
-  TierRoom(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Decisions& decisions);
-  bool has(int8_t tier, int64_t bytes) const { return slot_bytes(bytes) <= left_[static_cast<size_t>(tier)]; }
-  void take(int8_t tier, int64_t bytes) { left_[static_cast<size_t>(tier)] -= slot_bytes(bytes); }
+  TierRoom(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& decisions);
+  bool has(int8_t tier, int64_t bytes) const { return slot_bytes(bytes) <= left_[at(tier)]; }
+  void take(int8_t tier, int64_t bytes) { left_[at(tier)] -= slot_bytes(bytes); }
   // The first tier that has room; the largest when none has.
   int8_t first(int64_t bytes) const;
   bool overfull() const;
@@ -39,7 +40,7 @@ class TierRoom {
 
 // Walks down from `start`: among all gaps that lie across the steps with the most bytes alive, lets go the one that costs the
 // least time for the bytes that it frees, and so on until nothing more can be let go.
-std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& frame, const std::vector<TierInfo>& tiers, const Decisions& start,
+std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& start,
                                          const TradeoffOptions& options);
 
 // A point with the memory that its copies may spread over.
@@ -51,7 +52,7 @@ struct LimitedPoint {
 // Walks up again over `limits` (ascending): at each, the best of the points that fit is improved by single changes, at most
 // `tries` of them, starting from what was found for the limit below. So times only fall along the result, and what is found for
 // a limit does not depend on those above it.
-std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& frame, const std::vector<TierInfo>& tiers,
+std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries,
                                            bool within_room = false);
 

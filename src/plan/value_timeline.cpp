@@ -2,12 +2,11 @@
 
 #include <algorithm>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
-
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 class TimelineMaker {
  public:
@@ -97,7 +96,7 @@ class TimelineMaker {
       if (!only_for_state) add_once(step.recompute_inputs, timeline_.value_of[at(op.inputs[i].index)]);
     }
     for (const InPlace& pair : pairs) {
-      const TensorId in = op.inputs.at(static_cast<size_t>(pair.input)), out = op.outputs.at(static_cast<size_t>(pair.output));
+      const TensorId in = op.inputs.at(at(pair.input)), out = op.outputs.at(at(pair.output));
       const int32_t from = timeline_.value_of[at(in.index)], to = timeline_.value_of[at(out.index)];
       const Tensor &a = graph_.tensor(in), &b = graph_.tensor(out);
       if (!pair.required) {

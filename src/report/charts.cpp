@@ -7,6 +7,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -19,8 +20,6 @@ template <class... Args>
 void append(std::string& text, fmt::format_string<Args...> format, Args&&... args) {
   fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
 }
-
-size_t index_of(StepIndex step) { return static_cast<size_t>(step); }
 
 std::string op_text(const Graph& graph, const Plan& plan, size_t step) {
   const Op& op = graph.op(plan.steps[step].op);
@@ -52,7 +51,7 @@ class LiveKinds {
   void count(const std::vector<const Stay*>& here, int64_t sign) {
     if (here.empty()) return;
     const Stay& holder = **std::max_element(here.begin(), here.end(), [](const Stay* a, const Stay* b) { return a->bytes < b->bytes; });
-    now_[static_cast<size_t>(memory_kind(graph_, holder))] += sign * holder.bytes.count;
+    now_[at(memory_kind(graph_, holder))] += sign * holder.bytes.count;
   }
 
   const Graph& graph_;
@@ -105,7 +104,7 @@ void draw_step_axis(std::string& svg, const Graph& graph, const Plan& plan, doub
 }
 
 std::string stay_title(const Graph& graph, const Plan& plan, const Stay& stay) {
-  if (stay.is_workspace()) return fmt::format("workspace of {}\n{} at {}", op_text(graph, plan, index_of(stay.first)), to_string(stay.bytes), stay.offset.count);
+  if (stay.is_workspace()) return fmt::format("workspace of {}\n{} at {}", op_text(graph, plan, at(stay.first)), to_string(stay.bytes), stay.offset.count);
   const Tensor& tensor = graph.tensor(stay.tensor);
   return fmt::format("{} ({}, {})\n{} at offset {}\nsteps {} to {}", shortened(tensor.name), to_string(tensor.role), to_string(tensor.shape),
                      to_string(stay.bytes), stay.offset.count, stay.first, stay.last);
@@ -133,7 +132,7 @@ class CellPainter {
         const int kind = dominant(row, column);
         size_t end = column + 1;
         while (end < columns_ && dominant(row, end) == kind) ++end;
-        if (kind >= 0) append(path[static_cast<size_t>(kind)], "M{:.0f} {:.0f}h{:.0f}v{}H{:.0f}z", kLeft + side(column), side(row), side(end - column), kCell, kLeft + side(column));
+        if (kind >= 0) append(path[at(kind)], "M{:.0f} {:.0f}h{:.0f}v{}H{:.0f}z", kLeft + side(column), side(row), side(end - column), kCell, kLeft + side(column));
         column = end;
       }
     }
@@ -213,10 +212,10 @@ MemoryKind memory_kind(const Graph& graph, const Stay& stay) {
 
 std::string_view memory_kind_text(MemoryKind kind) {
   constexpr std::string_view kTexts[] = {"parameters", "optimizer state", "statistics", "inputs and outputs", "activations", "gradients", "workspace"};
-  return kTexts[static_cast<size_t>(kind)];
+  return kTexts[at(kind)];
 }
 
-char memory_kind_class(MemoryKind kind) { return "posiagw"[static_cast<size_t>(kind)]; }
+char memory_kind_class(MemoryKind kind) { return "posiagw"[at(kind)]; }
 
 std::vector<StepMemory> memory_by_step(const Graph& graph, const Plan& plan) {
   std::vector<const Stay*> by_first, by_last;
@@ -229,8 +228,8 @@ std::vector<StepMemory> memory_by_step(const Graph& graph, const Plan& plan) {
   const std::vector<Bytes> totals = live_bytes(plan);
   size_t begun = 0, ended = 0;
   for (size_t s = 0; s < result.size(); ++s) {
-    while (ended < by_last.size() && index_of(by_last[ended]->last) < s) live.end(*by_last[ended++]);
-    while (begun < by_first.size() && index_of(by_first[begun]->first) == s) live.begin(*by_first[begun++]);
+    while (ended < by_last.size() && at(by_last[ended]->last) < s) live.end(*by_last[ended++]);
+    while (begun < by_first.size() && at(by_first[begun]->first) == s) live.begin(*by_first[begun++]);
     result[s] = {live.now(), totals[s].count};
   }
   return result;
@@ -325,9 +324,9 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
   double total = 0;
   for (const EngineSpan& span : plan.predicted.timeline) {
     if (span.end_ms <= span.start_ms) continue;  // a view
-    const auto index = static_cast<size_t>(span.index);
+    const auto index = at(span.index);
     const std::string_view name = span.engine == 0 ? step_class(graph, plan.steps[index]) : "tc";
-    engines.at(static_cast<size_t>(span.engine)).push_back({span.start_ms, span.end_ms, index, index, {{name, span.end_ms - span.start_ms}}});
+    engines.at(at(span.engine)).push_back({span.start_ms, span.end_ms, index, index, {{name, span.end_ms - span.start_ms}}});
     total = std::max(total, span.end_ms);
   }
   for (size_t s = 0; s < records.size(); ++s) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "base/by_id.h"
 #include "base/names.h"
 #include "plimsoll/ops.h"
 
@@ -30,9 +31,9 @@ class Explainer {
  public:
   Explainer(const Program& program, const Device& device, const CostTable& costs)
       : graph_(program.network.graph), plan_(program.plan), family_(program.family), device_(device), costs_(costs) {
-    steps_of_.resize(graph_.ops().size());
-    for (size_t s = 0; s < plan_.steps.size(); ++s) steps_of_[index(plan_.steps[s].op)].push_back(static_cast<StepIndex>(s));
-    readers_ = graph_.readers();
+    steps_of_.resize(graph_.op_count());
+    for (size_t s = 0; s < plan_.steps.size(); ++s) steps_of_[plan_.steps[s].op].push_back(static_cast<StepIndex>(s));
+    readers_ = ById<TensorId, std::vector<OpId>>(graph_.readers());
   }
 
   std::string run(std::string_view name) {
@@ -45,14 +46,12 @@ class Explainer {
   }
 
  private:
-  template <class Id>
-  static size_t index(Id id) { return static_cast<size_t>(id.index); }
   template <class... Args>
   void line(fmt::format_string<Args...> format, Args&&... args) {
     fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
     text_ += '\n';
   }
-  std::string at(StepIndex step) const { return fmt::format("step {} ({})", step, graph_.op(plan_.steps[static_cast<size_t>(step)].op).name); }
+  std::string step_text(StepIndex step) const { return fmt::format("step {} ({})", step, graph_.op(plan_.steps[at(step)].op).name); }
   const std::string& name_of(const Stay& stay) const { return graph_.tensor(stay.tensor).name; }
 
   std::vector<std::string> known_names() const {
@@ -103,7 +102,7 @@ class Explainer {
       if (stay.tensor != id || stay.is_workspace()) continue;
       stays = true;
       at_peak = at_peak || (stay.first <= plan_.predicted.peak_step && plan_.predicted.peak_step <= stay.last);
-      line("  lies at offset {} ({} booked) from {} to {}", stay.offset.count, to_string(stay.bytes), at(stay.first), at(stay.last));
+      line("  lies at offset {} ({} booked) from {} to {}", stay.offset.count, to_string(stay.bytes), step_text(stay.first), step_text(stay.last));
       neighbours(stay);
     }
     if (!stays) line("  never lies in the arena: nothing in this plan needs it");
@@ -111,7 +110,7 @@ class Explainer {
     why_so_long(id, state == graph_.states.end() ? nullptr : &*state);
     moves(id);
     if (stays) {
-      line("  {} at the peak ({} of {})", at_peak ? "alive" : "not alive", at(plan_.predicted.peak_step), to_string(plan_.predicted.peak));
+      line("  {} at the peak ({} of {})", at_peak ? "alive" : "not alive", step_text(plan_.predicted.peak_step), to_string(plan_.predicted.peak));
     }
     text_ += '\n';
   }
@@ -125,9 +124,9 @@ class Explainer {
       if (view && (other.first != stay.last) && (other.last != stay.first)) {
         line("  shares its bytes with {} under another shape", name_of(other));
       } else if (other.last == stay.first) {
-        line("  in place: takes the bytes of {} at {}", name_of(other), at(stay.first));
+        line("  in place: takes the bytes of {} at {}", name_of(other), step_text(stay.first));
       } else if (other.first == stay.last) {
-        line("  in place: gives its bytes to {} at {}", name_of(other), at(stay.last));
+        line("  in place: gives its bytes to {} at {}", name_of(other), step_text(stay.last));
       } else {
         line("  shares its bytes with {}", name_of(other));
       }
@@ -136,12 +135,12 @@ class Explainer {
 
   void readers(TensorId id) {
     std::vector<StepIndex> steps;
-    for (OpId reader : readers_[index(id)]) steps.insert(steps.end(), steps_of_[index(reader)].begin(), steps_of_[index(reader)].end());
+    for (OpId reader : readers_[id]) steps.insert(steps.end(), steps_of_[reader].begin(), steps_of_[reader].end());
     std::sort(steps.begin(), steps.end());
     if (steps.empty()) return line("  no op reads it");
     std::string text;
-    for (size_t i = 0; i < steps.size() && i < kMostReaders; ++i) text += (i == 0 ? "" : ", ") + at(steps[i]);
-    if (steps.size() > kMostReaders) text += fmt::format(" and {} more, the last one {}", steps.size() - kMostReaders, at(steps.back()));
+    for (size_t i = 0; i < steps.size() && i < kMostReaders; ++i) text += (i == 0 ? "" : ", ") + step_text(steps[i]);
+    if (steps.size() > kMostReaders) text += fmt::format(" and {} more, the last one {}", steps.size() - kMostReaders, step_text(steps.back()));
     line("  read by {}", text);
   }
 
@@ -152,8 +151,8 @@ class Explainer {
     }
     if (last == nullptr) return;
     StepIndex needed = last->first;
-    for (OpId reader : readers_[index(id)]) {
-      for (StepIndex step : steps_of_[index(reader)]) needed = std::max(needed, step);
+    for (OpId reader : readers_[id]) {
+      for (StepIndex step : steps_of_[reader]) needed = std::max(needed, step);
     }
     const auto end = static_cast<StepIndex>(plan_.steps.size() - 1);
     if (state != nullptr && state->after == id) {
@@ -161,18 +160,18 @@ class Explainer {
     } else if (std::find(graph_.outputs.begin(), graph_.outputs.end(), id) != graph_.outputs.end()) {
       line("  stays to the end: it is read from outside after the step");
     } else if (last->last == needed) {
-      const Op& reader = graph_.op(plan_.steps[static_cast<size_t>(needed)].op);
+      const Op& reader = graph_.op(plan_.steps[at(needed)].op);
       const OpId producer = graph_.tensor(id).producer;
       const bool kept = reader.phase == Phase::backward && (!producer.valid() || graph_.op(producer).phase == Phase::forward);
-      if (readers_[index(id)].empty()) {
+      if (readers_[id].empty()) {
         line("  stays for one step: nothing reads it");
       } else {
-        line("  stays until its last reader, {}{}", at(needed), kept ? ", which is in the backward pass" : "");
+        line("  stays until its last reader, {}{}", step_text(needed), kept ? ", which is in the backward pass" : "");
       }
     } else if (last->last > needed) {
-      line("  last needed at {}, but policy {} keeps it until {}", at(needed), plan_.policy, last->last == end ? "the end" : at(last->last));
+      line("  last needed at {}, but policy {} keeps it until {}", step_text(needed), plan_.policy, last->last == end ? "the end" : step_text(last->last));
     } else {
-      line("  leaves before its last reader, {}", at(needed));
+      line("  leaves before its last reader, {}", step_text(needed));
     }
   }
 
@@ -185,15 +184,15 @@ class Explainer {
 
   void layer(std::string_view name) {
     std::vector<OpId> ops;
-    for (size_t i = 0; i < graph_.ops().size(); ++i) {
-      const std::vector<std::string> names = layer_names(graph_.ops()[i]);
-      if (!steps_of_[i].empty() && std::find(names.begin(), names.end(), name) != names.end()) ops.push_back({static_cast<int32_t>(i)});
+    for (OpId id : steps_of_.ids()) {
+      const std::vector<std::string> names = layer_names(graph_.op(id));
+      if (!steps_of_[id].empty() && std::find(names.begin(), names.end(), name) != names.end()) ops.push_back(id);
     }
     if (ops.empty()) return;
-    std::sort(ops.begin(), ops.end(), [&](OpId a, OpId b) { return steps_of_[index(a)].front() < steps_of_[index(b)].front(); });
+    std::sort(ops.begin(), ops.end(), [&](OpId a, OpId b) { return steps_of_[a].front() < steps_of_[b].front(); });
     double ms = 0;
     for (OpId id : ops) {
-      for (StepIndex step : steps_of_[index(id)]) ms += chosen(id, plan_.steps[static_cast<size_t>(step)]).time_ms;
+      for (StepIndex step : steps_of_[id]) ms += chosen(id, plan_.steps[at(step)]).time_ms;
     }
     line("layer {}{}: {} ops, predicted {:.4g} ms of a step's {:.4g} ms\n", name,
          graph_.op(ops.front()).layer == name ? "" : fmt::format(", fused into {}", graph_.op(ops.front()).layer), ops.size(), ms, plan_.predicted.step_time_ms);
@@ -212,8 +211,8 @@ class Explainer {
       }
     }
     const Step* last = nullptr;
-    for (StepIndex s : steps_of_[index(id)]) {
-      const Step& step = plan_.steps[static_cast<size_t>(s)];
+    for (StepIndex s : steps_of_[id]) {
+      const Step& step = plan_.steps[at(s)];
       last = &step;
       std::string text = fmt::format("step {} of {}", s, plan_.steps.size());
       if (step.recompute) text += ", a recomputation";
@@ -269,6 +268,7 @@ class Explainer {
         });
         if (known) continue;
         const bool so = lies_so(op, spec);
+        costs_.note(graph_, op, spec);
         const Cost cost = so ? costs_.cost(graph_, op, spec.name) : costs_.cost(graph_, op, spec);
         list.push_back({family, std::move(spec), cost, so});
       }
@@ -305,8 +305,8 @@ class Explainer {
   LayoutFamily family_;
   const Device& device_;
   const CostTable& costs_;
-  std::vector<std::vector<StepIndex>> steps_of_;  // by op
-  std::vector<std::vector<OpId>> readers_;        // by tensor
+  ById<OpId, std::vector<StepIndex>> steps_of_;
+  ById<TensorId, std::vector<OpId>> readers_;
   std::string text_;
 };
 

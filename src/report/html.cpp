@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 #include "report/charts.h"
 #include "report/report.h"
@@ -64,7 +65,7 @@ std::string header(const Program& program, const ReportFacts& facts) {
   html += card("budget", bounded ? to_string(plan.budget) : "none",
                facts.minimum ? fmt::format("{} would do", to_string(*facts.minimum)) : "");
   html += card("arena", to_string(plan.arena), fmt::format("policy {}, {} placement", plan.policy, plan.placement));
-  const Op& op = graph.op(plan.steps.at(static_cast<size_t>(plan.predicted.peak_step)).op);
+  const Op& op = graph.op(plan.steps.at(at(plan.predicted.peak_step)).op);
   html += card("peak", to_string(plan.predicted.peak), fmt::format("step {} of {}: {}{}", plan.predicted.peak_step, plan.steps.size(), shortened(op.name),
                                                                    op.layer.empty() ? "" : ", layer " + shortened(op.layer)));
   html += card("every tensor its own memory", to_string(program.baseline_peak),
@@ -100,7 +101,7 @@ std::string legend_line(std::string_view css, std::string_view text) {
 
 std::string kind_legend(const Graph& graph, const Plan& plan) {
   std::array<bool, kMemoryKinds> used{};
-  for (const Stay& stay : plan.stays) used[static_cast<size_t>(memory_kind(graph, stay))] = true;
+  for (const Stay& stay : plan.stays) used[at(memory_kind(graph, stay))] = true;
   std::string html;
   for (size_t k = 0; k < kMemoryKinds; ++k) {
     const auto kind = static_cast<MemoryKind>(k);
@@ -137,7 +138,7 @@ std::vector<Spent> time_by(const Graph& graph, const Plan& plan, std::span<const
   auto entry = [&](size_t s) -> Spent& { return sums[name_of(graph.op(plan.steps[s].op))]; };
   for (size_t s = 0; s < plan.steps.size(); ++s) ++entry(s).steps;
   for (const EngineSpan& span : plan.predicted.timeline) {
-    if (span.engine == 0) entry(static_cast<size_t>(span.index)).predicted_ms += span.end_ms - span.start_ms;
+    if (span.engine == 0) entry(at(span.index)).predicted_ms += span.end_ms - span.start_ms;
   }
   for (size_t s = 0; s < records.size(); ++s) entry(s).measured_ms += records[s].end_ms - records[s].start_ms;
   std::vector<Spent> list;
@@ -189,7 +190,7 @@ std::string surprises(const Graph& graph, const Plan& plan, std::span<const Step
   };
   std::vector<Gap> gaps;
   for (const EngineSpan& span : plan.predicted.timeline) {
-    const auto s = static_cast<size_t>(span.index);
+    const auto s = at(span.index);
     if (span.engine == 0 && s < records.size()) gaps.push_back({s, span.end_ms - span.start_ms, records[s].end_ms - records[s].start_ms});
   }
   std::stable_sort(gaps.begin(), gaps.end(), [](const Gap& a, const Gap& b) { return a.size() > b.size(); });

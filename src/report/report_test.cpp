@@ -122,5 +122,22 @@ TEST(Trace, HasARowForEachEngineAndABarForEachCopyAsMeasured) {
   }
 }
 
+// y takes x's place, so that the two megabytes that are booked are one.
+TEST(Trace, CountsBytesThatTwoTensorsShareOnce) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {262144}, DType::f32, Role::input);
+  const OpId first = graph.add_op("ReluForward", "first", "first", {x});
+  const OpId second = graph.add_op("ReluForward", "second", "second", {graph.output(first)});
+  Plan plan;
+  plan.steps = {{.op = first, .kernel = "own"}, {.op = second, .kernel = "own"}};
+  plan.stays = {{x, 0_B, 1_MiB, 0, 0}, {graph.output(first), 0_B, 1_MiB, 0, 1}, {graph.output(second), 1_MiB, 1_MiB, 1, 1}};
+  const std::vector<StepRecord> records{{1, 2}, {2, 3}};
+  std::vector<double> live;
+  for (const json& event : json::parse(trace_json(graph, plan, records)).at("traceEvents")) {
+    if (event.at("pid") == 2 && event.at("ph") == "C") live.push_back(event.at("args").at("MiB"));
+  }
+  EXPECT_EQ(live, (std::vector<double>{1, 2}));
+}
+
 }  // namespace
 }  // namespace plimsoll

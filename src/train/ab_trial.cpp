@@ -2,20 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include "base/statistics.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr int kBlocks = 6;        // three of each
 constexpr int kStepsOfBlock = 5;  // the first warms up
-
-double median(std::vector<double> times) {
-  if (times.empty()) return 0;
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
-}
 
 }  // namespace
 

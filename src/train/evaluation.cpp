@@ -31,7 +31,7 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
       const Graph& graph = program->network.graph;
       program->plan = check_plan(graph, uniform({graph, device, costs, cores}, program->plan));
       step_ = std::make_unique<TrainingStep>(std::move(*program), device, options, memory);
-      if (device.host_addressable()) break;
+      if (!device.info().asynchronous) break;
       // What the device's library refuses is known only when it is asked: now rather than after an epoch.
       const std::vector<KernelRefused> refusals = step_->executor().rehearse();
       if (refusals.empty()) break;

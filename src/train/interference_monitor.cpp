@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/statistics.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -13,12 +14,6 @@ namespace {
 constexpr double kSlower = 1.03;     // than what was predicted for one after another
 constexpr int kStepsWatched = 6;     // before a correction
 constexpr int kMostCorrections = 3;
-
-double median(std::vector<double>& times) {
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
-}
 
 }  // namespace
 

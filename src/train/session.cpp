@@ -7,10 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <map>
 
+#include "base/clock.h"
 #include "base/names.h"
 #include "cost/measure.h"
 #include "cost/probe.h"
@@ -27,8 +27,6 @@ namespace {
 
 constexpr int kCalibrationRuns = 5;
 constexpr double kCalibrationSeconds = 6;  // no further run is begun after this
-
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 Cost summarize(std::vector<double> times) {
   std::sort(times.begin(), times.end());
@@ -220,8 +218,8 @@ CheckedPlan calibrate(Session& session, const Program& program) {
   inputs.write(executor);
   executor.run_step();  // first touch, first use of every kernel
   std::vector<std::vector<double>> times(program.plan->steps.size());
-  const double begun = now_s();
-  for (int run = 0; run < kCalibrationRuns && (run == 0 || now_s() - begun < kCalibrationSeconds); ++run) {
+  const Stopwatch watch;
+  for (int run = 0; run < kCalibrationRuns && (run == 0 || watch.seconds() < kCalibrationSeconds); ++run) {
     inputs.write(executor);
     executor.run_step();
     const std::vector<double> now = compute_times(serial, executor);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/statistics.h"
 #include "cores/share_cores.h"
 #include "plan/simulate.h"
 #include "plimsoll/ops.h"
@@ -89,9 +90,9 @@ bool ThreadClimb::record(std::span<const double> step_ms) {
   for (size_t k = 0; k < kinds_.size(); ++k) {
     std::vector<double> all;
     for (size_t s : kinds_[k].steps) all.push_back(step_ms[s]);
-    std::nth_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2), all.end());
+    const double usual = median(std::move(all));
     double& best = kinds_[k].best_ms;
-    best = tried_ == 0 ? all[all.size() / 2] : std::min(best, all[all.size() / 2]);
+    best = tried_ == 0 ? usual : std::min(best, usual);
     times[k] = best;
   }
   if (++tried_ < tries_) return false;

@@ -102,7 +102,7 @@ void correct_costs(Session& session, const Program& program, const Executor& exe
 }
 
 Bytes default_budget(const Device& device, Bytes host_memory) {
-  if (!device.host_addressable()) return device.info().memory_available;  // memory of its own, less what it needs itself
+  if (device.info().own_memory) return device.info().memory_available;  // less what it needs itself
   const int64_t free = std::max<int64_t>(0, device.info().memory_available.count - host_memory.count);
   return {std::max<int64_t>(free / 2, static_cast<int64_t>(static_cast<double>(free) * kHostShare) - kHostReserve.count)};
 }

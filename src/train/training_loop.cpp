@@ -1,23 +1,15 @@
 #include "train/training_loop.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "base/statistics.h"
+#include "base/clock.h"
 #include "train/resume.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr size_t kTimesKept = 4096;
-
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 }  // namespace
 
@@ -31,14 +23,14 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, Loader& loader, const Tra
 }
 
 DoneEvent TrainingLoop::run() {
-  const double begun = now_s();
+  const Stopwatch watch;
   while (place_.step < total_steps_ && !stopped_) run_epoch();
   if (parts_.evaluation != nullptr && !stopped_ && !done_.accuracy) {  // nothing was left to do
     done_.accuracy = parts_.evaluation->run(parts_.data, parts_.options.seed).accuracy;
   }
   done_.interrupted = stopped_;
   done_.step = place_.step;
-  done_.training_seconds = now_s() - begun;
+  done_.training_seconds = watch.seconds();
   const double images = static_cast<double>(done_.steps * parts_.options.batch);
   done_.images_per_second = step_seconds_ > 0 ? images / step_seconds_ : 0;
   done_.step_time_ms = median(std::move(times_));
@@ -46,7 +38,7 @@ DoneEvent TrainingLoop::run() {
 }
 
 void TrainingLoop::run_epoch() {
-  const double begun = now_s();
+  const Stopwatch watch;
   EpochSums sums;
   while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
     run_step(sums);
@@ -58,7 +50,7 @@ void TrainingLoop::run_epoch() {
     if (parts_.options.checkpoint) save();
     return;
   }
-  finish_epoch(sums, begun);
+  finish_epoch(sums, watch);
   ++place_.epoch;
   place_.batch_in_epoch = 0;
   ++done_.epochs;
@@ -67,7 +59,7 @@ void TrainingLoop::run_epoch() {
 void TrainingLoop::run_step(EpochSums& sums) {
   const TrainOptions& options = parts_.options;
   const bool settled_before = is_settled();
-  const double begun = now_s();
+  const Stopwatch watch;
   const double lr = learning_rate(options.schedule, place_.step, per_epoch_, total_steps_);
   parts_.training_step.feed(loader_.next());
   loader_.release();
@@ -94,7 +86,7 @@ void TrainingLoop::run_step(EpochSums& sums) {
   } else {
     times_[times_at_++ % kTimesKept] = ms;
   }
-  const double seconds = now_s() - begun;
+  const double seconds = watch.seconds();
   step_seconds_ += seconds;
   if (parts_.after_step) parts_.after_step();
   if (parts_.listener.step) {
@@ -108,7 +100,7 @@ void TrainingLoop::run_step(EpochSums& sums) {
   }
 }
 
-void TrainingLoop::finish_epoch(const EpochSums& sums, double seconds_begun) {
+void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
   const TrainOptions& options = parts_.options;
   EpochEvent event{.epoch = place_.epoch + 1, .epochs = last_epoch_, .step = place_.step};
   if (sums.seen > 0) {
@@ -122,7 +114,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, double seconds_begun) {
     event.test_accuracy = done_.accuracy = result.accuracy;
   }
   if (options.checkpoint && saved_at_step_ != place_.step) save();
-  event.seconds = now_s() - seconds_begun;
+  event.seconds = watch.seconds();
   if (parts_.listener.epoch) parts_.listener.epoch(event);
 }
 

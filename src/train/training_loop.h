@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/clock.h"
 #include "plimsoll/data.h"
 #include "plimsoll/train.h"
 #include "plimsoll/training_step.h"
@@ -46,7 +47,7 @@ class TrainingLoop {
   };
   void run_epoch();
   void run_step(EpochSums& sums);
-  void finish_epoch(const EpochSums& sums, double seconds_begun);
+  void finish_epoch(const EpochSums& sums, const Stopwatch& watch);
   void save();
   bool is_settled() const { return !parts_.settled || parts_.settled(); }
   bool asked_to_stop() const { return parts_.listener.stop && parts_.listener.stop(); }

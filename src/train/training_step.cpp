@@ -3,18 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <tuple>
 
 #include "base/by_id.h"
+#include "base/clock.h"
 #include "base/names.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr int64_t kChunk = 1 << 20;  // of a checkpoint
-
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 template <class T>
 void write_scalar(Executor& executor, TensorId id, T value) {
@@ -94,10 +92,10 @@ double TrainingStep::run(double learning_rate) {
   write_scalar(*executor_, learning_rate_, static_cast<float>(learning_rate));
   write_scalar(*executor_, step_number_, number_);
   write_scalar(*executor_, seed_tensor_, static_cast<int64_t>(seed_));
-  const double start = now_s();
+  const Stopwatch watch;
   executor_->run_step();
   ++number_;
-  return now_s() - start;
+  return watch.seconds();
 }
 
 double TrainingStep::loss() const {

@@ -90,7 +90,7 @@ std::optional<KernelSpec> random_configuration(const Device& device, const Graph
     const MicroOp micro = micro_op(graph, op, rows);
     std::vector<KernelSpec> kernels;
     for (KernelSpec& offered : device.kernels(micro.graph, micro.graph.op(micro.op), family)) {
-      if (fits(offered, spec) && may_begin_at(graph, op, offered.name, batch - left)) kernels.push_back(std::move(offered));
+      if (fits(offered, spec) && is_aligned_at(graph, op, batch - left, device.row_alignment(op, offered.name))) kernels.push_back(std::move(offered));
     }
     if (kernels.empty()) return std::nullopt;
     const KernelSpec& kernel = kernels[random() % kernels.size()];

@@ -59,6 +59,21 @@ TEST(CudaChoice, OfKernelsThatEstimatesDoNotTellApartTheDevicesFirstIsTaken) {
             device->kernels(graph, graph.op(conv), LayoutFamily::plain).at(0).name);
 }
 
+// Offers algorithms of these names for every convolution.
+class AlgorithmsByName final : public FakeDoor {
+ public:
+  std::vector<cuda::ConvolutionAlgorithm> algorithms(const cuda::Convolution&, bool tf32) override {
+    std::vector<cuda::ConvolutionAlgorithm> list;
+    for (const char* name : {"winograd_nonfused", "winograd", "implicit_precomp_gemm", "implicit_gemm", "fft", "fft_tiling",
+                             "algo_0", "algo_1", "algo_3"}) {
+      const int number = static_cast<int>(list.size());
+      list.push_back({.name = name, .number = number, .tf32 = false, .deterministic = true, .workspace = {}});
+      if (tf32) list.push_back({.name = name, .number = number, .tf32 = true, .deterministic = true, .workspace = {}});
+    }
+    return list;
+  }
+};
+
 TEST(CudaChoice, EstimatesRankAlgorithmsByTheirKindInEachPass) {
   Graph graph;
   const TensorId x = graph.add_source("x", {16, 64, 56, 56}, DType::f32, Role::input);
@@ -69,8 +84,18 @@ TEST(CudaChoice, EstimatesRankAlgorithmsByTheirKindInEachPass) {
   back.set("kernel", std::vector<int64_t>{3, 3});
   const OpId weights = graph.add_op("ConvBackwardWeights", "weights", "", {x, graph.output(forward)}, back);
   const CostTable table({.gflops = 1e4, .memory_gb_per_s = 1e3, .launch_us = 3});
+  const auto library = cuda::open_behind(std::make_shared<AlgorithmsByName>(), "cuda:0", true);
+  const auto without = std::make_shared<FakeDoor>();
+  without->limit_elements(1);
+  const auto ours = cuda::open_behind(without, "cuda:0", false);
   for (const OpId id : {forward, weights}) {
-    const auto ms = [&](const std::string& kernel) { return table.cost(graph, graph.op(id), kernel).time_ms; };
+    std::vector<KernelSpec> kernels = library->kernels(graph, graph.op(id), LayoutFamily::plain);
+    kernels.push_back(ours->kernels(graph, graph.op(id), LayoutFamily::plain).at(0));
+    const auto ms = [&](const std::string& kernel) {
+      const auto spec = std::find_if(kernels.begin(), kernels.end(), [&](const KernelSpec& one) { return one.name == kernel; });
+      if (spec == kernels.end()) throw Error(ErrorCode::internal, kernel);
+      return table.cost(graph, graph.op(id), *spec).time_ms;
+    };
     const std::string gemm = id == forward ? "cudnn:implicit_precomp_gemm" : "cudnn:algo_1";
     EXPECT_LT(ms("cudnn:winograd_nonfused"), ms(gemm));
     EXPECT_LT(ms(gemm + ":tf32"), ms("cudnn:winograd_nonfused"));

@@ -27,19 +27,20 @@ inline std::vector<TensorSpec> of_shape(const Attributes& a, std::span<const Ten
 inline void register_test_ops() {
   static const bool done = [] {
     auto may = [](int input) { return std::vector<InPlace>{{0, input}}; };
-    register_op({.name = "TestMix", .infer = of_shape});
+    register_op({.name = "TestMix", .infer = of_shape, .kind = LayerKind::other});
     register_op(
-        {.name = "TestMap", .infer = like_first, .in_place = [may](const Graph&, const Op&) { return may(0); }, .division = {{0}, {0}}});
+        {.name = "TestMap", .infer = like_first, .in_place = [may](const Graph&, const Op&) { return may(0); }, .division = {{0}, {0}}, .kind = LayerKind::other});
     register_op({.name = "TestMapBackward", .infer = like_first, .in_place = [](const Graph&, const Op&) {
                    return std::vector<InPlace>{{0, 0}, {0, 1}};
-                 }});
+                 }, .kind = LayerKind::other});
     register_op({.name = "TestView",
                  .infer = of_shape,
                  .in_place =
                      [](const Graph&, const Op&) {
                        return std::vector<InPlace>{{0, 0, true}};
                      },
-                 .is_view = true});
+                 .is_view = true,
+                 .kind = LayerKind::other});
     register_op(
         {.name = "TestNorm",
          .infer =
@@ -50,7 +51,8 @@ inline void register_test_ops() {
              [](const Graph&, const Op&) {
                return std::vector<InPlace>{{0, 0}, {1, 1, true}};
              },
-         .state_outputs = {1}});
+         .state_outputs = {1},
+         .kind = LayerKind::other});
     register_op({.name = "TestUpdate",
                  .infer =
                      [](const Attributes&, std::span<const Tensor* const> in) {
@@ -60,7 +62,8 @@ inline void register_test_ops() {
                      [](const Graph&, const Op&) {
                        return std::vector<InPlace>{{0, 0, true}};
                      },
-                 .changes_state = true});
+                 .changes_state = true,
+                 .kind = LayerKind::other});
     return true;
   }();
   (void)done;

@@ -149,7 +149,8 @@ TEST(CpuDevice, RunsAnOpOfTheUsersOwnByItsReference) {
                          for (int i = 0; i < 3; ++i) {
                            static_cast<float*>(out[0].data)[i] = -static_cast<float*>(in[0].data)[i];
                          }
-                       }});
+                       },
+                   .kind = LayerKind::activation});
   Graph graph;
   const TensorId x = graph.add_source("x", {3}, DType::f32, Role::input);
   const Op& op = graph.op(graph.add_op(type.name, "n", "n", {x}));

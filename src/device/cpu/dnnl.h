@@ -78,6 +78,9 @@ struct Implementation {
 
   const dnnl_memory_desc_t& memory(dnnl_query_t query, int index = 0) const;
   Bytes workspace() const;
+  // What oneDNN tells by the name alone: whether it multiplies matrices, and whether those are tiles laid out for that.
+  bool is_gemm() const { return name.find("gemm") != std::string::npos; }
+  bool is_tiled_gemm() const { return name.find("brgemm") != std::string::npos; }
 };
 // Every implementation of an operation descriptor (which is read during the call only), best guess first; empty when
 // there is none. The slow reference ones are left out, and those for older processors where newer exist.

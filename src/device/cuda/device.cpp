@@ -135,7 +135,10 @@ class CudaDevice final : public Device {
              .threads = 1,
              .memory_total = facts.total,
              .memory_available = available(facts),
-             .cache = facts.cache};
+             .cache = facts.cache,
+             .own_memory = true,
+             .asynchronous = true,
+             .lists_best_first = true};
   }
 
   const DeviceInfo& info() const override { return info_; }
@@ -156,6 +159,11 @@ class CudaDevice final : public Device {
   std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel, int) const override {
     if (op.type->is_view) return std::make_unique<NoKernel>();
     return factory_of(op).make(context_, graph, op, kernel);
+  }
+
+  int64_t row_alignment(const Op& op, std::string_view kernel) const override {
+    int64_t (*const alignment)(std::string_view) = op.type->is_view ? nullptr : factory_of(op).row_alignment;
+    return alignment == nullptr ? 1 : alignment(kernel);
   }
 
   std::unique_ptr<Arena> take_arena(Bytes bytes) const override {

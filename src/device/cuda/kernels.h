@@ -27,6 +27,7 @@ struct KernelFactory {
   // As Device::kernels and Device::make_kernel.
   std::vector<KernelSpec> (*specs)(const Context&, const Graph&, const Op&, LayoutFamily);
   std::unique_ptr<Kernel> (*make)(const Context&, const Graph&, const Op&, std::string_view kernel);
+  int64_t (*row_alignment)(std::string_view kernel) = nullptr;  // absent: 1
 };
 using NamedFactory = std::pair<std::string_view, KernelFactory>;  // op type, its factory
 
@@ -39,6 +40,8 @@ std::vector<NamedFactory> random_kernels();
 std::vector<NamedFactory> pool_kernels();  // and LRN
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> loss_kernels();
+
+inline constexpr double kTf32Speed = 3;  // of tensor cores, by what full multiply-adds reach
 
 // What all kernels share: pointers, a workspace of fixed size, and that they only ask the compute queue.
 class CudaKernel : public Kernel {

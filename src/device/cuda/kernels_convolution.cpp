@@ -17,6 +17,36 @@ using Pass = Convolution::Pass;
 
 constexpr std::string_view kLibrary = "cudnn:", kTf32 = ":tf32", kDirect = "own:direct";
 
+// cuDNN's algorithms, as its documents and its users rank them; not measured by us. Weight gradients sum over the whole batch
+// into few elements, which occupies fewer of a GPU's processors and does Winograd's transforms for less work.
+struct KnownAlgorithm {
+  std::string_view name;
+  Algorithm algorithm;
+  double data, weights;  // share of the dense rate: forward and backward to the data; backward to the weights
+};
+constexpr KnownAlgorithm kKnown[] = {
+    {"winograd_nonfused", Algorithm::winograd, 0.9, 0.7},
+    {"winograd", Algorithm::winograd, 0.8, 0.6},
+    {"implicit_precomp_gemm", Algorithm::gemm, 0.7, 0.7},
+    {"algo_1", Algorithm::gemm, 0.7, 0.55},  // the same kind of kernel in the backward passes
+    {"algo_0", Algorithm::direct, 0.4, 0.3},  // sums by atomic additions
+    {"fft", Algorithm::fft, 0.3, 0.25},      // pays for large windows only
+    {"fft_tiling", Algorithm::fft, 0.3, 0.25},
+    {"implicit_gemm", Algorithm::gemm, 0.35, 0.35},
+};
+constexpr KnownAlgorithm kOther{"", Algorithm::direct, 0.4, 0.4};
+constexpr double kDirectEfficiency = 0.02;
+
+const KnownAlgorithm& known_algorithm(std::string_view name) {
+  for (const KnownAlgorithm& known : kKnown) {
+    if (known.name == name) return known;
+  }
+  return kOther;
+}
+
+// cuDNN reads four floats at once.
+int64_t row_alignment(std::string_view kernel) { return kernel == kDirect ? 1 : 16; }
+
 // The convolution that an op comes down to: which of its tensors are the large image, the weights and the small image.
 struct Roles {
   Pass pass = Pass::forward;
@@ -247,29 +277,34 @@ std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const 
   const Bytes bias_room =
       roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), family_layout(family, 4))) : Bytes{};
   std::vector<KernelSpec> list;
-  auto add = [&](std::string name, Bytes workspace, bool exact) {
+  auto add = [&](std::string name, Bytes workspace) -> KernelSpec& {
     KernelSpec spec = family_spec(graph, op, family, std::move(name), std::max(workspace, bias_room));
     const Layout weights = weights_layout(family, graph.tensor(roles.w).shape.size());
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (op.inputs[i] == roles.w) spec.inputs[i] = weights;
     }
     if (op.outputs[0] == roles.w) spec.outputs[0] = weights;
-    spec.exact = exact;
-    list.push_back(std::move(spec));
+    return list.emplace_back(std::move(spec));
   };
   for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution_of(graph, op, roles, last))) {
-    add(name_of(a), a.workspace, a.deterministic && !a.tf32);
+    const KnownAlgorithm& known = known_algorithm(a.name);
+    KernelSpec& spec = add(name_of(a), a.workspace);
+    spec.exact = a.deterministic && !a.tf32;
+    spec.algorithm = known.algorithm;
+    spec.estimate.efficiency = (a.tf32 ? kTf32Speed : 1) * (roles.pass == Pass::backward_weights ? known.weights : known.data);
   }
   // Slow: where there is nothing else that is exact.
-  if (std::none_of(list.begin(), list.end(), [](const KernelSpec& spec) { return spec.exact; }))
-    add(std::string(kDirect), {}, true);
+  if (std::none_of(list.begin(), list.end(), [](const KernelSpec& spec) { return spec.exact; })) {
+    KernelSpec& spec = add(std::string(kDirect), {});
+    spec.last_resort = true;
+    spec.estimate.efficiency = kDirectEfficiency;
+  }
   return list;
 }
 
 std::unique_ptr<Kernel> make(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
   require_f32(graph, op);
   if (kernel == kDirect) return std::make_unique<DirectKernel>(context, graph, op);
-  if (!kernel.starts_with(kLibrary)) throw_no_kernel(op, kernel);
   return std::make_unique<CudnnKernel>(context, graph, op, kernel);
 }
 
@@ -279,7 +314,7 @@ std::vector<NamedFactory> convolution_kernels() {
   std::vector<NamedFactory> list;
   for (const char* type : {"ConvForward", "ConvBackwardData", "ConvBackwardWeights", "ConvTransposeForward",
                            "ConvTransposeBackwardData", "ConvTransposeBackwardWeights"}) {
-    list.push_back({type, {specs, make}});
+    list.push_back({type, {specs, make, row_alignment}});
   }
   return list;
 }

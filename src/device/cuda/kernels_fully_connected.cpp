@@ -78,6 +78,8 @@ std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const 
       list.push_back(family_spec(graph, op, family, std::string(name) + std::string(tf32 ? kTf32 : ""),
                                  std::max(prepared.workspace(), bias_room)));
       list.back().exact = !tf32;
+      list.back().algorithm = Algorithm::gemm;
+      list.back().estimate = {.efficiency = tf32 ? kTf32Speed * 0.8 : 0.8};
     };
     if (best) add(kBest, *best);
     if (lean) add(kLean, *lean);

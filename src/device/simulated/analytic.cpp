@@ -52,7 +52,8 @@ AnalyticKernel gemm(const Convolution& c) {
           .workspace = {4 * columns},
           .flops = direct_flops(c),
           .efficiency = 0.6,
-          .extra_bytes = 8.0 * static_cast<double>(columns * c.groups * c.batch)};
+          .extra_bytes = 8.0 * static_cast<double>(columns * c.groups * c.batch),
+          .algorithm = Algorithm::gemm};
 }
 
 // Everything in the frequency domain, images padded to a power of two, or cut into overlapping tiles of 32x32. Groups
@@ -72,7 +73,8 @@ AnalyticKernel fft(const Convolution& c, bool tiled) {
           .workspace = {maps * points * 8},
           .flops = groups * (transforms + products),
           .efficiency = 0.6,
-          .extra_bytes = groups * 16.0 * static_cast<double>(maps * points)};
+          .extra_bytes = groups * 16.0 * static_cast<double>(maps * points),
+          .algorithm = Algorithm::fft};
 }
 
 // F(4x4, 3x3): 36 products a tile and a pair of maps instead of 144, between transforms that pass through memory.
@@ -86,7 +88,8 @@ AnalyticKernel winograd(const Convolution& c) {
           .flops = groups * (72.0 * static_cast<double>(tiles) * static_cast<double>(in * out) +
                              8.0 * static_cast<double>(elements)),
           .efficiency = 0.6,
-          .extra_bytes = groups * 8.0 * static_cast<double>(elements)};
+          .extra_bytes = groups * 8.0 * static_cast<double>(elements),
+          .algorithm = Algorithm::winograd};
 }
 
 }  // namespace
@@ -99,7 +102,7 @@ std::vector<AnalyticKernel> analytic_kernels(const Graph& graph, const Op& op) {
     return {{.name = "analytic", .workspace = {}, .flops = flops, .efficiency = dense ? 0.5 : 1}};
   }
   std::vector<AnalyticKernel> kernels{
-      {.name = "analytic_implicit_gemm", .workspace = {}, .flops = direct_flops(c), .efficiency = 0.45}};
+      {.name = "analytic_implicit_gemm", .workspace = {}, .flops = direct_flops(c), .efficiency = 0.45, .algorithm = Algorithm::gemm}};
   if (c.kernel_h * c.kernel_w > 1) kernels.push_back(gemm(c));
   const int64_t kernel = std::max(c.kernel_h, c.kernel_w);
   if (c.unit_stride && kernel > 1) {
@@ -108,16 +111,6 @@ std::vector<AnalyticKernel> analytic_kernels(const Graph& graph, const Op& op) {
     if (c.kernel_h == 3 && c.kernel_w == 3) kernels.push_back(winograd(c));
   }
   return kernels;
-}
-
-bool is_analytic(std::string_view kernel) { return kernel.starts_with("analytic") || kernel == "layer"; }
-
-AnalyticKernel analytic_kernel(const Graph& graph, const Op& op, std::string_view kernel) {
-  std::vector<AnalyticKernel> kernels = analytic_kernels(graph, op);
-  for (AnalyticKernel& k : kernels) {
-    if (k.name == kernel) return std::move(k);
-  }
-  return std::move(kernels.front());
 }
 
 }  // namespace plimsoll

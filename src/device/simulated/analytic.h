@@ -4,9 +4,9 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "plimsoll/device.h"
 #include "plimsoll/graph.h"
 
 namespace plimsoll {
@@ -17,13 +17,10 @@ struct AnalyticKernel {
   double flops = 0;  // that it does, at `efficiency` of the machine's dense rate
   double efficiency = 1;
   double extra_bytes = 0;  // memory traffic beyond the op's inputs and outputs
+  Algorithm algorithm = Algorithm::direct;
 };
 
 // For a convolution the algorithms that take it, the one without workspace first; for any other op the one "analytic".
 std::vector<AnalyticKernel> analytic_kernels(const Graph& graph, const Op& op);
-
-bool is_analytic(std::string_view kernel);
-// The one of that name; for a name that does not fit the op, the first.
-AnalyticKernel analytic_kernel(const Graph& graph, const Op& op, std::string_view kernel);
 
 }  // namespace plimsoll

@@ -55,6 +55,7 @@ class SimulatedDevice : public Device {
              .memory_total = m.memory,
              .memory_available = m.usable,
              .simulated = true,
+             .own_memory = true,
              .tiers = {{.name = "host",
                         .capacity = kHostMemory,
                         .out_gb_per_s = m.bus_gb_per_s,
@@ -67,7 +68,13 @@ class SimulatedDevice : public Device {
   std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily) const override {
     std::vector<KernelSpec> specs;
     for (AnalyticKernel& kernel : analytic_kernels(graph, op)) {
-      KernelSpec spec{.name = std::move(kernel.name), .inputs = {}, .outputs = {}, .workspace = kernel.workspace};
+      KernelSpec spec{
+          .name = std::move(kernel.name),
+          .inputs = {},
+          .outputs = {},
+          .workspace = kernel.workspace,
+          .algorithm = kernel.algorithm,
+          .estimate = {.efficiency = kernel.efficiency, .flops = kernel.flops, .extra_bytes = kernel.extra_bytes}};
       spec.inputs.resize(op.inputs.size());
       spec.outputs.resize(op.outputs.size());
       specs.push_back(std::move(spec));

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/by_id.h"
+
 namespace plimsoll {
 namespace {
 
@@ -17,8 +19,8 @@ struct Piece {
 PlacementProblem make_part(const PlacementProblem& problem, std::vector<int32_t> items) {
   std::vector<int32_t> times;
   for (int32_t i : items) {
-    times.push_back(problem.items[static_cast<size_t>(i)].lower);
-    times.push_back(problem.items[static_cast<size_t>(i)].upper);
+    times.push_back(problem.items[at(i)].lower);
+    times.push_back(problem.items[at(i)].upper);
   }
   std::sort(times.begin(), times.end());
   times.erase(std::unique(times.begin(), times.end()), times.end());
@@ -27,7 +29,7 @@ PlacementProblem make_part(const PlacementProblem& problem, std::vector<int32_t>
   };
   PlacementProblem part;
   for (int32_t i : items) {
-    PlacementItem item = problem.items[static_cast<size_t>(i)];
+    PlacementItem item = problem.items[at(i)];
     item.lower = number(item.lower);
     item.upper = number(item.upper);
     part.items.push_back(item);
@@ -41,7 +43,7 @@ PlacementProblem make_part(const PlacementProblem& problem, std::vector<int32_t>
 Decomposition decompose(const PlacementProblem& problem) {
   Decomposition result;
   result.offsets.assign(problem.items.size(), -1);
-  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[static_cast<size_t>(i)]; };
+  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[at(i)]; };
 
   std::vector<Piece> pieces(1);
   for (size_t i = 0; i < problem.items.size(); ++i) pieces[0].items.push_back(static_cast<int32_t>(i));
@@ -63,7 +65,7 @@ Decomposition decompose(const PlacementProblem& problem) {
       for (size_t p = begin; p < end; ++p) {
         const int32_t i = piece.items[p];
         if (item(i).lower == lower && item(i).upper == reach) {
-          result.offsets[static_cast<size_t>(i)] = rest.base;
+          result.offsets[at(i)] = rest.base;
           rest.base += item(i).size;
         } else {
           rest.items.push_back(i);

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "base/by_id.h"
+
 namespace plimsoll {
 namespace {
 
@@ -33,7 +35,7 @@ void GreedyPlacer::find_pressure() {
     size_t k = 0;
     while ((2 << k) <= it.length()) ++k;
     pressure_[i] =
-        std::max(levels[k][static_cast<size_t>(it.lower)], levels[k][static_cast<size_t>(it.upper - (1 << k))]);
+        std::max(levels[k][at(it.lower)], levels[k][at(it.upper - (1 << k))]);
   }
 }
 
@@ -42,8 +44,8 @@ int64_t GreedyPlacer::pairs_within(int32_t length) const {
   std::vector<int32_t> begins(static_cast<size_t>(problem_.times) + 1, 0), ends = begins;
   for (const PlacementItem& it : problem_.items) {
     if (it.length() > length) continue;
-    ++begins[static_cast<size_t>(it.lower)];
-    ++ends[static_cast<size_t>(it.upper)];
+    ++begins[at(it.lower)];
+    ++ends[at(it.upper)];
   }
   int64_t alive = 0, pairs = 0;
   for (size_t t = 0; t < begins.size(); ++t) {
@@ -83,8 +85,8 @@ void GreedyPlacer::find_neighbours() {
   neighbours_.resize(first_neighbour_.back());
   std::vector<size_t> next(first_neighbour_.begin(), first_neighbour_.end() - 1);
   for_each_pair([&](int32_t i, int32_t other) {
-    neighbours_[next[static_cast<size_t>(i)]++] = other;
-    neighbours_[next[static_cast<size_t>(other)]++] = i;
+    neighbours_[next[at(i)]++] = other;
+    neighbours_[next[at(other)]++] = i;
   });
 }
 
@@ -114,7 +116,7 @@ Skyline GreedyPlacer::place_long(const std::vector<int32_t>& order, std::vector<
   for (int32_t i : order) {
     if (!is_long(i)) continue;
     const int64_t offset = skyline.largest(item(i).lower, item(i).upper);
-    offsets[static_cast<size_t>(i)] = offset;
+    offsets[at(i)] = offset;
     skyline.set(item(i).lower, item(i).upper, offset + item(i).size);
   }
   return skyline;
@@ -149,29 +151,29 @@ int64_t GreedyPlacer::place_short(const std::vector<int32_t>& order, const Skyli
                                   std::vector<int64_t>& offsets) const {
   rooms_.resize(count());
   for (int32_t i : order) {
-    if (is_long(i) || offsets[static_cast<size_t>(i)] >= 0) continue;
-    Room& room = rooms_[static_cast<size_t>(i)];
+    if (is_long(i) || offsets[at(i)] >= 0) continue;
+    Room& room = rooms_[at(i)];
     room.lowest = skyline.largest(item(i).lower, item(i).upper);
     room.size = item(i).size;
     room.taken.clear();
   }
   auto tell = [&](int32_t i) {
-    const int64_t begin = offsets[static_cast<size_t>(i)], end = begin + item(i).size;
+    const int64_t begin = offsets[at(i)], end = begin + item(i).size;
     looks_ += static_cast<int64_t>(neighbours(i).size());
     for (int32_t other : neighbours(i)) {
-      if (offsets[static_cast<size_t>(other)] < 0) rooms_[static_cast<size_t>(other)].take(begin, end);
+      if (offsets[at(other)] < 0) rooms_[at(other)].take(begin, end);
     }
   };
   int64_t height = skyline.largest(0, problem_.times);
   for (int32_t i : order) {
-    if (is_long(i) || offsets[static_cast<size_t>(i)] < 0) continue;
-    height = std::max(height, offsets[static_cast<size_t>(i)] + item(i).size);
+    if (is_long(i) || offsets[at(i)] < 0) continue;
+    height = std::max(height, offsets[at(i)] + item(i).size);
     tell(i);
   }
   for (int32_t i : order) {
-    if (is_long(i) || offsets[static_cast<size_t>(i)] >= 0) continue;
-    offsets[static_cast<size_t>(i)] = rooms_[static_cast<size_t>(i)].lowest;
-    height = std::max(height, offsets[static_cast<size_t>(i)] + item(i).size);
+    if (is_long(i) || offsets[at(i)] >= 0) continue;
+    offsets[at(i)] = rooms_[at(i)].lowest;
+    height = std::max(height, offsets[at(i)] + item(i).size);
     tell(i);
   }
   return height;

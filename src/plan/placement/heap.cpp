@@ -6,6 +6,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "base/by_id.h"
+
 namespace plimsoll {
 
 void Heap::add(int64_t offset, int64_t size) {
@@ -86,7 +88,6 @@ std::vector<int64_t> place_on_heap(const PlacementProblem& problem, Heap::Fit fi
   }
   std::vector<int64_t> offsets(items.size(), 0);
   Heap heap;
-  auto at = [](int32_t i) { return static_cast<size_t>(i); };
   visit_in_time_order(
       items, [&](int32_t i) { offsets[at(i)] = heap.take(items[at(i)].size, fit); },
       [&](int32_t i) { heap.give_back(offsets[at(i)], items[at(i)].size); });

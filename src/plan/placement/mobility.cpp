@@ -2,12 +2,11 @@
 
 #include <set>
 
+#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
-
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 class Groups {
  public:

@@ -2,11 +2,12 @@
 // orders; where that does not reach the goal the part itself is placed so, and bundles for heights between. What is
 // left is searched, always in the part that reaches highest.
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <numeric>
 #include <span>
 
+#include "base/by_id.h"
+#include "base/clock.h"
 #include "plan/placement/bundle.h"
 #include "plan/placement/decompose.h"
 #include "plan/placement/greedy.h"
@@ -17,7 +18,6 @@
 namespace plimsoll {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr size_t kSearchItems = 2000;         // of more, only bundles are searched
 constexpr int64_t kGreedyLooks = 40'000'000;  // pairs of items that greedy orders may look at
 constexpr int kMendingPasses = 30;
@@ -108,7 +108,7 @@ class PartPlacer {
       try_order(order);
       if (height_ <= goal) return;
       std::stable_partition(order.begin(), order.end(), [&](int32_t i) {
-        return offsets[static_cast<size_t>(i)] + problem_.items[static_cast<size_t>(i)].size > goal;
+        return offsets[at(i)] + problem_.items[at(i)].size > goal;
       });
     }
   }
@@ -171,7 +171,7 @@ class PartPlacer {
       }
       if (placer.height() > part_target) return more;
       for (size_t p = 0; p < part.problem.items.size(); ++p) {
-        pieces.offsets[static_cast<size_t>(part.problem.buffer[p])] = part.base + placer.offsets()[p];
+        pieces.offsets[at(part.problem.buffer[p])] = part.base + placer.offsets()[p];
       }
     }
     take(bundles.offsets_of_items(problem_, pieces.offsets));
@@ -223,7 +223,7 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   for (const Part& part : parts) {
     proven = std::max(proven, part.proven());
     for (size_t p = 0; p < part.part.problem.items.size(); ++p) {
-      pieces.offsets[static_cast<size_t>(part.part.problem.buffer[p])] = part.part.base + part.placer.offsets()[p];
+      pieces.offsets[at(part.part.problem.buffer[p])] = part.part.base + part.placer.offsets()[p];
     }
   }
   Placement placement = make_placement(problem, pieces.offsets, buffers.size());

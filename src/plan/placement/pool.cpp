@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/by_id.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -43,7 +44,6 @@ Bytes fit_pool_size(Bytes init, Bytes squeeze_gap, Bytes beta, const std::functi
 
 Placement place_gtbm(const std::vector<Buffer>& buffers, const PlacementOptions& options) {
   const PlacementProblem problem = make_problem(buffers, options.alignment);
-  auto at = [](int32_t i) { return static_cast<size_t>(i); };
   auto size = [&](int32_t i) { return problem.items[at(i)].size; };
   auto mobility = [&](int32_t i) { return buffers[at(problem.buffer[at(i)])].mobility; };
   std::vector<int64_t> offsets(problem.items.size(), 0);

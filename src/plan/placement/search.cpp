@@ -5,10 +5,12 @@
 #include <numeric>
 #include <tuple>
 
+#include "base/by_id.h"
+#include "base/clock.h"
+
 namespace plimsoll {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 
 // Keys of states that were searched in vain. Forgets what another key of the same slot overwrites.
 class Failures {
@@ -99,7 +101,6 @@ class Search {
   };                                          // of waiting_
   using Place = std::pair<int64_t, int32_t>;  // an offset, and at equal offsets a rank
 
-  static size_t at(int32_t i) { return static_cast<size_t>(i); }
   const PlacementItem& item(int32_t i) const { return problem_.items[at(i)]; }
   int64_t top(int32_t i) const { return offset_[at(i)] + item(i).size; }
   Place place_of(int32_t i) const { return {offset_[at(i)], rank_[at(i)]}; }
@@ -272,8 +273,8 @@ std::vector<std::vector<int32_t>> make_orders(const PlacementProblem& problem) {
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) > key(b); });
     orders.push_back(std::move(order));
   };
-  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[static_cast<size_t>(i)]; };
-  auto total = [&](int32_t i) { return pressure[static_cast<size_t>(i)]; };
+  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[at(i)]; };
+  auto total = [&](int32_t i) { return pressure[at(i)]; };
   auto width = [&](int32_t i) { return item(i).duration; };
   auto area = [&](int32_t i) { return static_cast<double>(item(i).size) * static_cast<double>(item(i).duration); };
   auto sections = [&](int32_t i) { return item(i).length(); };

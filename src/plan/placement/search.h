@@ -1,11 +1,11 @@
 // Exact search for a placement of at most a given height.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "base/clock.h"
 #include "plan/placement/problem.h"
 
 namespace plimsoll {
@@ -23,7 +23,7 @@ class PlacementSearch {
   ~PlacementSearch();
 
   struct Limits {
-    std::chrono::steady_clock::time_point deadline;
+    Clock::time_point deadline;
     int64_t effort = 0;  // items looked at, at least: the same on every machine
   };
   enum class Outcome { found, none, stopped };  // none: no placement within the capacity exists

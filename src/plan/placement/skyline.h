@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/by_id.h"
+
 namespace plimsoll {
 
 class Skyline {
@@ -22,8 +24,8 @@ class Skyline {
     int64_t largest = 0;
     int64_t all = -1;  // every time below this node has this height; -1: they differ
   };
-  const Node& node(int32_t i) const { return nodes_[static_cast<size_t>(i)]; }
-  Node& node(int32_t i) { return nodes_[static_cast<size_t>(i)]; }
+  const Node& node(int32_t i) const { return nodes_[at(i)]; }
+  Node& node(int32_t i) { return nodes_[at(i)]; }
 
   int64_t largest(int32_t i, int32_t begin, int32_t end, int32_t lower, int32_t upper) const {
     if (upper <= begin || end <= lower) return 0;

@@ -2,11 +2,12 @@
 // chooses the fastest point that fits. So more memory is never predicted slower. What any other policy offers for this budget
 // is judged beside it.
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <optional>
 #include <set>
 
+#include "base/by_id.h"
+#include "base/clock.h"
 #include "base/parallel.h"
 #include "plan/assemble.h"
 #include "plan/make_plan.h"
@@ -126,9 +127,9 @@ class AutoPlanner {
     Decisions decisions = keep_everything(timeline_);
     for (size_t s = 0; s < input_.state_homes.size(); ++s) {
       if (input_.state_homes[s] < 0) continue;
-      const int32_t v = timeline_.value_of[static_cast<size_t>(input_.graph.states[s].before.index)];
-      const TimelineValue& value = timeline_.values[static_cast<size_t>(v)];
-      decisions.home[static_cast<size_t>(v)] = input_.state_homes[s];
+      const int32_t v = timeline_.value_of[at(input_.graph.states[s].before)];
+      const TimelineValue& value = timeline_.values[at(v)];
+      decisions.home[at(v)] = input_.state_homes[s];
       std::fill_n(decisions.gaps.begin() + value.first_gap, value.gap_count(), kDrop);
     }
     return decisions;
@@ -151,13 +152,13 @@ class AutoPlanner {
     // Whether it is. What is dropped stays during the forward pass: fetched to rebuild another, it would wait for its own backward use.
     auto let_go = [&](int32_t v, Choice choice) {
       bool any = false;
-      const TimelineValue& value = timeline_.values[static_cast<size_t>(v)];
+      const TimelineValue& value = timeline_.values[at(v)];
       for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
-        const int32_t from = g == 0 ? value.producer : value.uses[static_cast<size_t>(g - 1)];
-        if (value.uses[static_cast<size_t>(g)] - from < 2) continue;  // it would have to be back at once
-        const OpId reader = timeline_.steps[static_cast<size_t>(value.uses[static_cast<size_t>(g)])].op;
+        const int32_t from = g == 0 ? value.producer : value.uses[at(g - 1)];
+        if (value.uses[at(g)] - from < 2) continue;  // it would have to be back at once
+        const OpId reader = timeline_.steps[at(value.uses[at(g)])].op;
         if (choice == kDrop && value.producer >= 0 && input_.graph.op(reader).phase == Phase::forward) continue;
-        decisions.gaps[static_cast<size_t>(value.first_gap + g)] = choice;
+        decisions.gaps[at(value.first_gap + g)] = choice;
         any = true;
       }
       return any;
@@ -178,12 +179,12 @@ class AutoPlanner {
     move_states(false);
     for (const TimelineStep& step : timeline_.steps) {
       int rebuilt = 1;
-      for (int32_t w : step.recompute_inputs) rebuilt += chain[static_cast<size_t>(w)];
+      for (int32_t w : step.recompute_inputs) rebuilt += chain[at(w)];
       for (int32_t v : step.outputs) {
-        const TimelineValue& value = timeline_.values[static_cast<size_t>(v)];
+        const TimelineValue& value = timeline_.values[at(v)];
         if (value.bytes == 0) continue;
         const int8_t tier = room.first(value.bytes);
-        const TierInfo& to = tiers[static_cast<size_t>(tier)];
+        const TierInfo& to = tiers[at(tier)];
         const double copies = copy_ms(to, Move::Direction::out, {value.bytes}) + copy_ms(to, Move::Direction::in, {value.bytes});
         const bool drop = extreme.recompute && value.recomputable && rebuilt <= kLongestChain && step.ms < copies;
         const Choice out = static_cast<Choice>(kOffload + tier);
@@ -193,7 +194,7 @@ class AutoPlanner {
         const bool copied = gone ? !drop : rebuilt > kLongestChain;
         if (copied && !gone) room.take(tier, value.bytes);
         decisions.gaps[static_cast<size_t>(value.first_gap) + value.uses.size()] = copied ? out : kDrop;  // for who rebuilds another
-        chain[static_cast<size_t>(v)] = copied ? 0 : rebuilt;
+        chain[at(v)] = copied ? 0 : rebuilt;
       }
     }
     move_states(true);
@@ -263,7 +264,7 @@ PolicyInput without_tiers(PolicyInput input) {
 }  // namespace
 
 PlanOrInfeasible plan_auto(const PolicyInput& input) {
-  const auto started = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   PolicyInput quick = input;
   quick.explain = false;
   // Not even where nothing waits or runs twice.
@@ -308,7 +309,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     }
   }
   if (Plan* plan = std::get_if<Plan>(&best)) {
-    plan->plan_time_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - started).count();
+    plan->plan_time_ms = watch.ms();
   }
   return best;
 }

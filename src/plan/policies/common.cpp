@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/by_id.h"
 #include "base/names.h"
 #include "plan/assemble.h"
 #include "plan/policies/policies.h"
@@ -10,7 +11,6 @@
 
 namespace plimsoll {
 namespace {
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 }  // namespace
 
 std::string option(const PolicyInput& input, const std::string& name, std::vector<std::string> known) {
@@ -22,16 +22,16 @@ std::string option(const PolicyInput& input, const std::string& name, std::vecto
   return found->second;
 }
 
-std::vector<ForwardValue> forward_values(const PolicyInput& input, const ValueTimeline& frame) {
+std::vector<ForwardValue> forward_values(const PolicyInput& input, const ValueTimeline& timeline) {
   std::vector<ForwardValue> list;
-  for (int32_t v = 0; v < static_cast<int32_t>(frame.values.size()); ++v) {
-    const TimelineValue& value = frame.values[at(v)];
+  for (int32_t v = 0; v < static_cast<int32_t>(timeline.values.size()); ++v) {
+    const TimelineValue& value = timeline.values[at(v)];
     if (value.producer < 0 || value.state >= 0 || value.bytes == 0) continue;
-    const Op& op = input.graph.op(frame.steps[at(value.producer)].op);
+    const Op& op = input.graph.op(timeline.steps[at(value.producer)].op);
     if (op.phase != Phase::forward) continue;
     int32_t forward = 0;
     while (forward < static_cast<int32_t>(value.uses.size()) &&
-           input.graph.op(frame.steps[at(value.uses[at(forward)])].op).phase == Phase::forward) {
+           input.graph.op(timeline.steps[at(value.uses[at(forward)])].op).phase == Phase::forward) {
       ++forward;
     }
     list.push_back({v, layer_kind(op), value.first_gap + forward, forward < static_cast<int32_t>(value.uses.size())});
@@ -39,10 +39,10 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const ValueTi
   return list;
 }
 
-PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, const Schedule& schedule,
+PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions, const Schedule& schedule,
                              std::string_view policy) {
   if (schedule.unrecoverable >= 0) {
-    const std::string& name = input.graph.tensor(frame.values[at(schedule.unrecoverable)].tensor).name;
+    const std::string& name = input.graph.tensor(timeline.values[at(schedule.unrecoverable)].tensor).name;
     return Infeasible{.policy = std::string(policy),
                       .budget = input.budget,
                       .minimum = {INT64_MAX},
@@ -50,10 +50,10 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& fram
   }
   const int64_t peak = schedule.live.empty() ? 0 : *std::max_element(schedule.live.begin(), schedule.live.end());
   if ((peak > input.budget.count && !input.explain) ||
-      (peak <= input.budget.count && time_of(frame, input.device.tiers, schedule).total_ms >= input.faster_than_ms)) {
+      (peak <= input.budget.count && time_of(timeline, input.device.tiers, schedule).total_ms >= input.faster_than_ms)) {
     return Infeasible{.policy = std::string(policy), .budget = input.budget, .minimum = {peak}};
   }
-  Plan plan = make_plan(input, frame, decisions, schedule, policy);
+  Plan plan = make_plan(input, timeline, decisions, schedule, policy);
   if (plan.arena > input.budget) return explain_infeasible(input, plan, false);
   for (const TierUse& use : plan.tiers) {
     if (use.used <= use.tier.capacity) continue;
@@ -67,7 +67,7 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& fram
   return plan;
 }
 
-PlanOrInfeasible finish_spread(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, const Schedule& schedule,
+PlanOrInfeasible finish_spread(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions, const Schedule& schedule,
                                std::string_view policy, const std::vector<int32_t>* earliest) {
   const bool fits = schedule.unrecoverable < 0 && schedule.peak <= input.budget.count;
   if (fits && !schedule.moves.empty()) {
@@ -75,12 +75,12 @@ PlanOrInfeasible finish_spread(const PolicyInput& input, const ValueTimeline& fr
       const int64_t limit = percent == 100 ? input.budget.count : input.budget.count / 100 * percent;
       if (limit < schedule.peak) break;
       Schedule spread = schedule;
-      spread_copies(frame, input.device.tiers, limit, spread, earliest);
-      PlanOrInfeasible plan = finish_plan(input, frame, decisions, spread, policy);
+      spread_copies(timeline, input.device.tiers, limit, spread, earliest);
+      PlanOrInfeasible plan = finish_plan(input, timeline, decisions, spread, policy);
       if (std::holds_alternative<Plan>(plan)) return plan;
     }
   }
-  return finish_plan(input, frame, decisions, schedule, policy);
+  return finish_plan(input, timeline, decisions, schedule, policy);
 }
 
 bool needs_less(const Infeasible& a, const Infeasible& b) {

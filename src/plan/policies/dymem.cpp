@@ -3,13 +3,12 @@
 // layers' freely (Algorithm 2); what is not enough room waits. Placement "gtbm" is its pool (section 3.3).
 #include <algorithm>
 
+#include "base/by_id.h"
 #include "plan/policies/policies.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
-
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 class Dymem {
  public:
@@ -55,7 +54,7 @@ class Dymem {
       if (schedule_.moves[m].out) continue;
       const auto next = std::upper_bound(convolutions.begin(), convolutions.end(), schedule_.moves[m].before);
       const auto index = next - convolutions.begin() - 1 - ahead;
-      earliest_[m] = index >= 0 ? convolutions[static_cast<size_t>(index)] : 0;
+      earliest_[m] = index >= 0 ? convolutions[at(index)] : 0;
     }
   }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/by_id.h"
 #include "plan/assemble.h"
 #include "plan/liveness.h"
 #include "plan/policies/policies.h"
@@ -9,8 +10,6 @@
 
 namespace plimsoll {
 namespace {
-
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 PlanOrInfeasible run(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, std::string_view name) {
   Schedule schedule;

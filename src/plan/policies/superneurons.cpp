@@ -10,13 +10,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/by_id.h"
 #include "plan/policies/policies.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
-
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 bool is_checkpoint(LayerKind kind) {
   switch (kind) {
@@ -160,7 +159,7 @@ class SuperNeurons {
   // At the backward step of a checkpoint that was copied out, the one before it comes in; the last one, before the first
   // backward step.
   void prefetch_by_checkpoint() {
-    std::vector<int32_t> backward_of(timeline_.steps.size(), -1);  // by forward step of the frame: the schedule's first backward step
+    std::vector<int32_t> backward_of(timeline_.steps.size(), -1);  // by forward step of the timeline: the schedule's first backward step
     int32_t first_backward = -1;
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
       const ScheduledStep& s = schedule_.steps[at(d)];

@@ -5,13 +5,12 @@
 //   layers=dyn    the fastest of: nothing, conv, all, that fits
 #include <algorithm>
 
+#include "base/by_id.h"
 #include "plan/policies/policies.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
-
-size_t at(int32_t i) { return static_cast<size_t>(i); }
 
 class Vdnn {
  public:
