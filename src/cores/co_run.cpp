@@ -341,7 +341,7 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
       consider(policy);
     }
   }
-  // Equal counts for all, too: what a user would set by hand. They keep nothing apart.
+  // Equal counts for all, too: what a user would set by hand. They know no conflicts.
   if (!allowed.co_run || (avoid != nullptr && avoid->count() > 0)) return best;
   const bool second = allowed.second_threads && machine.cores.hardware_threads > 1;
   for (int inter = 2; inter <= std::min(kMostAtOnce, 2 * cores); ++inter) {

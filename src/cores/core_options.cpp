@@ -12,7 +12,8 @@ namespace {
 
 // Cores are whole ones: their second hardware threads are Strategy 4's.
 CoreOptions choice_for(const CoreRequest& request, const CoreShape& machine) {
-  const int cores = request.threads > 0 ? request.threads : std::max(machine.cores, 1);
+  const int processors = std::max(machine.cores, 1) * std::max(machine.hardware_threads, 1);
+  const int cores = request.threads > 0 ? std::min(request.threads, processors) : std::max(machine.cores, 1);
   const Strategies strategies = request.strategies.value_or(Strategies{});
   const bool has_second = cores == machine.cores && machine.hardware_threads > 1;
   CoreOptions options{.cores = cores, .intra_op = cores, .choose = true, .strategies = strategies,
@@ -24,6 +25,10 @@ CoreOptions choice_for(const CoreRequest& request, const CoreShape& machine) {
                                        "hardware threads to use; it goes on without",
                                        machine.cores, cores)
                          : "--strategies 4: the cores here have one hardware thread each; it goes on without";
+  }
+  if (request.threads > processors) {
+    options.notice += fmt::format("{}--threads {}: the process may use {} processors, and --inter-op auto shares these",
+                                  options.notice.empty() ? "" : "; ", request.threads, processors);
   }
   return options;
 }

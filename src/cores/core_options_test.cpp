@@ -23,6 +23,10 @@ TEST(CoreOptions, SecondHardwareThreadsAreUsedWhereEveryCoreHasOne) {
   EXPECT_THAT(core_options("cpu", {.threads = 2, .inter_op = 0, .strategies = Strategies{}}, false, two_each).notice,
               HasSubstr("only with all of the machine's 4 cores, not with 2 threads"));
   EXPECT_EQ(core_options("cpu", {.inter_op = 0, .strategies = strategies_named("1,3")}, false, two_each).hardware_threads, 1);
+  const CoreOptions many = core_options("cpu", {.threads = 9, .inter_op = 0}, false, one_each);
+  EXPECT_EQ(many.cores, 4);
+  EXPECT_EQ(many.intra_op, 4);
+  EXPECT_THAT(many.notice, HasSubstr("--threads 9: the process may use 4 processors"));
   EXPECT_EQ(core_options("cpu", any, false, {.cores = 68, .hardware_threads = 4}).climb_interval, 4);
 }
 

@@ -50,7 +50,7 @@ TEST(ShareCores, AutoLeavesAloneWhatASecondThreadMakesTwiceAsFastAndWhatIsNotMea
   const CoreCase twice(2);
   CoreCase unknown(1);
   unknown.costs = CostTable();
-  for (const CoreCase* c : {&twice, &unknown}) {
+  for (const CoreCase* c : {&twice, &std::as_const(unknown)}) {
     const ChosenThreads chosen = c->choose();
     EXPECT_EQ(chosen.plan.cores, CoreSharing{});
     EXPECT_EQ(chosen.narrowed, 0);

@@ -36,7 +36,7 @@ struct ClimbOptions {
 };
 
 // Climbs to the shortest time of one op: more threads by steps of x until the time rises or the cores are all taken,
-// apart (as long as there are caches for it) and together. Needs at most 2C/x tries when C is no less than 4x.
+// spread (as long as there are caches for it) and close. Needs at most 2C/x tries when C is no less than 4x.
 class HillClimb {
  public:
   explicit HillClimb(const ClimbOptions& options);
