@@ -165,7 +165,7 @@ class Peers(InFolder):
     def torch(self, script):
         """A program in place of Python, that speaks as torch_bench.py does."""
         path = self.folder / "python"
-        path.write_text("#!/bin/sh\necho '{\"torch\": \"9.9\"}'\nwhile read -r word count; do\n" + script + "\ndone\n")
+        path.write_text("#!/bin/sh\necho '{\"torch\": \"9.9\", \"threads\": 2}'\nwhile read -r word count; do\n" + script + "\ndone\n")
         path.chmod(0o755)
         return str(path)
 
@@ -203,7 +203,7 @@ class Peers(InFolder):
     def test_one_that_dies_in_a_later_round_has_no_rate(self):
         row, _ = self.peers("""asked=$((asked + 1))
             case "$asked $*" in
-            "3 "*channels_last*) exit 1 ;;
+            "4 "*channels_last*) exit 1 ;;
             *) echo '{"step_ms": [40]}' ;;
             esac""")
         self.assertEqual({"plimsoll", "eager nchw", "compiled nchw"}, set(row["images_per_second"]))

@@ -151,10 +151,10 @@ def peers_table(results, ages):
 @section("peers", "Images per second against PyTorch")
 def peers(r):
     versions = ", ".join(dict.fromkeys(x["torch"] for x in r.rows() if x["torch"])) or "none"
-    threads = ", ".join(dict.fromkeys(str(x["threads"]) for x in r.rows()))
+    threads = ", ".join(dict.fromkeys(str(x["threads"]) for x in r.rows() if x["threads"])) or "no"
     worst = max((value, f"{x['model']}, {name}") for x in r.rows() for name, value in x["spread"].items())
-    text = (f"fp32, {threads} threads, forward + backward + SGD with momentum, synthetic data, in turns in one run; median of the rounds. PyTorch "
-            f"{versions}: as it is and with `torch.compile` (default mode), each with both layouts; its fastest is bold. The largest spread of any "
+    text = (f"fp32, forward + backward + SGD with momentum, synthetic data, in turns in one run; median of the rounds. PyTorch {versions}, with "
+            f"{threads} threads, by its own choice: as it is and with `torch.compile` (default mode), each with both layouts; its fastest is bold. The largest spread of any "
             f"cell is {percent(worst[0], 0)} ({worst[1]}).\n\n{peers_table(r, Ages(r))}")
     rows = []
     for x, first in named(r.rows(), Ages(r)):
@@ -594,7 +594,7 @@ def readme_text(read):
     if peers.cases:
         machine = peers.runs()[0]["machine"]
         versions = ", ".join(dict.fromkeys(x["torch"] for x in peers.rows() if x["torch"]))
-        text += (f"Images per second, fp32, {machine['cores']} threads ({machine['device']}), the same work in turns with PyTorch {versions}:\n\n"
+        text += (f"Images per second, fp32, {machine['cores']} cores ({machine['device']}), the same work in turns with PyTorch {versions}:\n\n"
                  f"{peers_table(peers, ages)}\n")
     if memory.cases:
         worst = max(x["beyond_budget"] for x in memory.rows()) / MIB
