@@ -74,6 +74,12 @@ class Tables(InFolder):
         self.assertIn("| 64 | 64, 128 |", results)
         self.assertIn("1 of 2 networks", readme)
 
+    def test_a_peak_that_was_not_measured_is_not_claimed(self):
+        self.store("prediction", one=(NEW, [predicted("one", measured_peak=())]))
+        results, readme = self.written()
+        self.assertIn("| 64 | not measured |", results)
+        self.assertNotIn("measured peak,", readme)
+
     def test_errors_of_first_and_later_trainings_are_told_apart(self):
         self.store("prediction", one=(NEW, [predicted("one", (10, 10, 10), (20, 8, 12))]))
         _, readme = self.written()
