@@ -107,10 +107,16 @@ def source():
 
 
 @functools.cache
+def configured():
+    """What CMake was told of the folder of the program, where it is a build folder."""
+    path = pathlib.Path(PROGRAM).parent / "CMakeCache.txt"
+    entries = [line.partition("=") for line in path.read_text().splitlines() if "=" in line] if path.exists() else []
+    return {name.partition(":")[0]: value for name, _, value in entries}
+
+
 def built_here():
     """Whether the folder of the program builds this work tree."""
-    cache = pathlib.Path(PROGRAM).parent / "CMakeCache.txt"
-    return "PLIMSOLL" not in os.environ or (cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" in cache.read_text())
+    return "PLIMSOLL" not in os.environ or configured().get("CMAKE_HOME_DIRECTORY") == str(ROOT)
 
 
 def build(target):
@@ -130,9 +136,9 @@ def build(target):
 
 
 def compiler():
-    cache = pathlib.Path(PROGRAM).parent / "CMakeCache.txt"
-    found = [line.partition("=")[2] for line in (cache.read_text().splitlines() if cache.exists() else []) if line.startswith("CMAKE_CXX_COMPILER:")]
-    return run([found[0], "--version"]).stdout.partition("\n")[0] if found else ""
+    """With its version, and what it was to make."""
+    there = configured()
+    return f"{run([there['CMAKE_CXX_COMPILER'], '--version']).stdout.partition(chr(10))[0]}, {there['CMAKE_BUILD_TYPE']}" if there else ""
 
 
 def machine():
@@ -236,10 +242,11 @@ class TorchPeer:
     def __init__(self, python, model, batch, layout, *more, patience=1800):
         self.patience = patience  # seconds for an answer: compiling is slow
         self.errors = tempfile.TemporaryFile("w+")
-        command = [python, ROOT / "bench/peers/torch_bench.py", model, batch, layout, "--threads", cores(), *more]
+        command = [python, ROOT / "bench/peers/torch_bench.py", model, batch, layout, *more]
         self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
                                         preexec_fn=self.first_to_go)
-        self.version = self.answer()["torch"]
+        hello = self.answer()
+        self.version, self.threads = hello["torch"], hello["threads"]
 
     @staticmethod
     def first_to_go():
@@ -280,7 +287,8 @@ class Contest:
             "compiled channels_last": ["channels_last", "--compile"]}
 
     def __init__(self, o, model, batch):
-        self.o, self.peers, self.failed, self.first_step_s, self.usual_ms, self.compiler, self.versions = o, {}, {}, {}, {}, {}, set()
+        self.o, self.peers, self.failed = o, {}, {}
+        self.first_step_s, self.usual_ms, self.compiler, self.versions, self.threads = {}, {}, {}, set(), None
         for way, words in self.WAYS.items() if o.torch else ():
             self.attempt(way, lambda: self.enter(way, TorchPeer(o.torch, model, batch, *words)))
 
@@ -297,6 +305,7 @@ class Contest:
         self.usual_ms[way] = peer.run(1)[0]
         self.peers[way] = peer
         self.versions.add(peer.version)
+        self.threads = peer.threads
         if "compiler" in peer.last:
             self.compiler[way] = peer.last["compiler"]
 
@@ -326,7 +335,7 @@ def peers(o, model, batch):
     times = {name: ms for name, ms in times.items() if name not in contest.failed}
     rate = {name: batch * 1000 / statistics.median(ms) for name, ms in times.items()}
     fastest = max((name for name in rate if name != "plimsoll"), key=rate.get, default=None)
-    row = {"model": model, "batch": batch, "threads": cores(), "torch": ", ".join(contest.versions), "images_per_second": rate, "step_ms": times,
+    row = {"model": model, "batch": batch, "threads": contest.threads, "torch": ", ".join(contest.versions), "images_per_second": rate, "step_ms": times,
            "spread": {name: spread(ms) for name, ms in times.items()}, "failed": contest.failed, "first_step_s": contest.first_step_s,
            "compiler": contest.compiler, "fastest_peer": fastest, "ratio": rate["plimsoll"] / rate[fastest] if fastest else None}
     print(f"  {', '.join(f'{name} {r:.1f}' for name, r in rate.items())} images/s" + (f"; {row['ratio']:.2f}x" if fastest else ""), flush=True)
@@ -398,7 +407,7 @@ class HardLimit:
             time.sleep(0.1)
 
 
-@part("memory", 3, [("alexnet", 64), ("resnet50", 16), ("vgg16", 8)], [("lenet", 32)])
+@part("memory", 2, [("alexnet", 64), ("resnet50", 16), ("vgg16", 8)], [("lenet", 32)])
 def memory(o, model, batch):
     """The process's peak against its budget, also under a hard limit (root, cgroup v1 or v2)."""
     slack = 200 << 20
@@ -461,7 +470,7 @@ def planning(o, model, batch, memory, host):
              "spread_ms": max(times) - min(times), "command_seconds": statistics.median(wall)}]
 
 
-@part("exactness", 3, [("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"),
+@part("exactness", 2, [("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"),
                        ("densenet:depth=40,growth=12", 8, "synthetic")], [("lenet", 32, "digits")])
 def exactness(o, model, batch, data):
     """Weights after 20 steps: policies, budgets, again, and killed and resumed."""
@@ -519,7 +528,7 @@ TIGHT = {  # size, and budgets with what stands behind them; a share is one of w
 }
 
 
-@part("tight", 22, list(TIGHT)[:3], [("resnet32", 8)], repeated=True)
+@part("tight", 26, list(TIGHT)[:3], [("resnet32", 8)], repeated=True)
 def tight(o, model, batch):
     """Training for real in little memory, beside PyTorch as it is, with checkpoints, and with saved tensors on disk."""
     size, budgets = TIGHT[model, batch]
@@ -555,7 +564,7 @@ def tight(o, model, batch):
     return rows
 
 
-@part("overlap", 10, [("alexnet", 200), ("vgg16", 32), ("resnet50", 32), ("inception4", 32), ("densenet121", 32)], [("alexnet", 16)])
+@part("overlap", 6, [("alexnet", 200), ("vgg16", 32), ("resnet50", 32), ("inception4", 32), ("densenet121", 32)], [("alexnet", 16)])
 def overlap(o, model, batch):
     """How much of the copying hides behind compute, by policy (simulated)."""
     device, names, rows = ["--device", "k40c", "--lowering", "paper"], ["vdnn:layers=all", "dymem", "superneurons", "auto"], []
@@ -695,7 +704,7 @@ def size_flags(images):
     return ["--data", f"mnist:{folder}"]
 
 
-@part("concurrency", 18, CONCURRENCY, QUICK_CONCURRENCY, repeated=True)
+@part("concurrency", 24, CONCURRENCY, QUICK_CONCURRENCY, repeated=True)
 def concurrency(o, model, batch):
     """Every uniform setting of ops at once and threads each against --inter-op auto by strategies.
 
@@ -738,7 +747,7 @@ def operations(o, *models):
     return printed_by(("concurrency_bench", "bench/concurrency_bench"), *words)
 
 
-@part("overhead", 4, CONCURRENCY, QUICK_CONCURRENCY)
+@part("overhead", 3, CONCURRENCY, QUICK_CONCURRENCY)
 def overhead(o, model, batch):
     """What starting a step of a plan costs, with kernels that do nothing, as a share of a training step."""
     idle = printed_by(("side_by_side_bench", "bench/micro/side_by_side_bench"), model)[0]
@@ -754,13 +763,13 @@ def paper_tables():
     return [(name,) for name in ([t["name"] for t in plimsoll("reproduce")] if there else records.Results.read("papers").cases)]
 
 
-@part("papers", 40, paper_tables, [("figure10",), ("layers",)])
+@part("papers", 15, paper_tables, [("figure10",), ("layers",)])
 def papers(o, table):
     """The papers' tables, theirs beside ours (simulated)."""
     return plimsoll("reproduce", table)
 
 
-@part("largest", 30, [*((model, "batch") for model in ("alexnet", "vgg16", "inception4", "resnet50", "resnet101", "resnet152")),
+@part("largest", 12, [*((model, "batch") for model in ("alexnet", "vgg16", "inception4", "resnet50", "resnet101", "resnet152")),
                       ("resnet:6-32-N-6", "depth")], [("alexnet", "batch")])
 def largest(o, model, what):
     """The largest batches and depths that `auto` fits on the papers' GPU (simulated)."""

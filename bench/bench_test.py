@@ -74,6 +74,12 @@ class Tables(InFolder):
         self.assertIn("| 64 | 64, 128 |", results)
         self.assertIn("1 of 2 networks", readme)
 
+    def test_a_peak_that_was_not_measured_is_not_claimed(self):
+        self.store("prediction", one=(NEW, [predicted("one", measured_peak=())]))
+        results, readme = self.written()
+        self.assertIn("| 64 | not measured |", results)
+        self.assertNotIn("measured peak,", readme)
+
     def test_errors_of_first_and_later_trainings_are_told_apart(self):
         self.store("prediction", one=(NEW, [predicted("one", (10, 10, 10), (20, 8, 12))]))
         _, readme = self.written()
@@ -165,7 +171,7 @@ class Peers(InFolder):
     def torch(self, script):
         """A program in place of Python, that speaks as torch_bench.py does."""
         path = self.folder / "python"
-        path.write_text("#!/bin/sh\necho '{\"torch\": \"9.9\"}'\nwhile read -r word count; do\n" + script + "\ndone\n")
+        path.write_text("#!/bin/sh\necho '{\"torch\": \"9.9\", \"threads\": 2}'\nwhile read -r word count; do\n" + script + "\ndone\n")
         path.chmod(0o755)
         return str(path)
 
@@ -203,7 +209,7 @@ class Peers(InFolder):
     def test_one_that_dies_in_a_later_round_has_no_rate(self):
         row, _ = self.peers("""asked=$((asked + 1))
             case "$asked $*" in
-            "3 "*channels_last*) exit 1 ;;
+            "4 "*channels_last*) exit 1 ;;
             *) echo '{"step_ms": [40]}' ;;
             esac""")
         self.assertEqual({"plimsoll", "eager nchw", "compiled nchw"}, set(row["images_per_second"]))

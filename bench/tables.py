@@ -57,13 +57,14 @@ def middle(values, digits=1):
     return text if len(values) == 1 else f"{text} ± {percent(spread(values) / 2, 0)}"
 
 
-def peaks_equal(x):
-    """Whether every run of a row had the peak that its plan predicted, to the byte."""
-    return x["predicted_peak"] == x["measured_peak"]
-
-
 def peaks(x, key):
-    return ", ".join(f"{b:,}" for b in dict.fromkeys(x[key]))
+    return ", ".join(f"{b:,}" for b in dict.fromkeys(x[key])) or "not measured"
+
+
+def equal_peaks(rows):
+    """Of how many rows every run had the peak that its plan predicted, to the byte; empty where none was measured."""
+    measured = [x for x in rows if x["measured_peak"]]
+    return f"{sum(x['predicted_peak'] == x['measured_peak'] for x in measured)} of {len(measured)}" if measured else ""
 
 
 # Of which commit a row is.
@@ -151,10 +152,10 @@ def peers_table(results, ages):
 @section("peers", "Images per second against PyTorch")
 def peers(r):
     versions = ", ".join(dict.fromkeys(x["torch"] for x in r.rows() if x["torch"])) or "none"
-    threads = ", ".join(dict.fromkeys(str(x["threads"]) for x in r.rows()))
+    threads = ", ".join(dict.fromkeys(str(x["threads"]) for x in r.rows() if x["threads"])) or "no"
     worst = max((value, f"{x['model']}, {name}") for x in r.rows() for name, value in x["spread"].items())
-    text = (f"fp32, {threads} threads, forward + backward + SGD with momentum, synthetic data, in turns in one run; median of the rounds. PyTorch "
-            f"{versions}: as it is and with `torch.compile` (default mode), each with both layouts; its fastest is bold. The largest spread of any "
+    text = (f"fp32, forward + backward + SGD with momentum, synthetic data, in turns in one run; median of the rounds. PyTorch {versions}, with "
+            f"{threads} threads, by its own choice: as it is and with `torch.compile` (default mode), each with both layouts; its fastest is bold. The largest spread of any "
             f"cell is {percent(worst[0], 0)} ({worst[1]}).\n\n{peers_table(r, Ages(r))}")
     rows = []
     for x, first in named(r.rows(), Ages(r)):
@@ -197,11 +198,11 @@ def prediction(r):
         cells = lambda part: (middle(x["predicted_ms"][part]), middle(x["measured_ms"][part]))
         rows.append((*first, *cells(slice(0, 1)), error(True), *cells(slice(1, None)), error(False),
                      peaks(x, "predicted_peak"), peaks(x, "measured_peak")))
-    equal = sum(map(peaks_equal, r.rows()))
+    equal = f"; equal in {equal_peaks(r.rows())}" if equal_peaks(r.rows()) else ""
     return (f"Step time as predicted before the first step of a training, and the median measured in it. First: with kernels just measured, on a "
             f"machine that has never trained this network ({errors_text(prediction_errors(r.rows(), True))}). Later: the trainings after it, which "
             f"know what it found ({errors_text(prediction_errors(r.rows(), False))}); median ± half the spread. Peak: bytes of the arena in use, as "
-            f"planned and as found while the steps ran; equal in {equal} of {len(rows)}.\n\n"
+            f"planned and as found while the steps ran{equal}.\n\n"
             + table(("network", "batch", "first: predicted ms", "measured ms", "error", "later: predicted ms", "measured ms", "error",
                      "predicted peak bytes", "measured peak bytes"), rows))
 
@@ -267,15 +268,14 @@ def tiers(text):
 def tight(r):
     rows, torch = [], {}
     for x, first in named(r.rows(), Ages(r)):
-        peak = "equal" if peaks_equal(x) else f"{peaks(x, 'measured_peak')} bytes, predicted {peaks(x, 'predicted_peak')}"
-        rows.append((*first, f"{x['budget'] / MIB:.0f}", tiers(x["tiers"]), f"{max(x['predicted_peak']) / MIB:.0f}", peak,
+        rows.append((*first, f"{x['budget'] / MIB:.0f}", tiers(x["tiers"]), peaks(x, "predicted_peak"), peaks(x, "measured_peak"),
                      middle(x["predicted_ms"], 0), middle(x["measured_ms"], 0), f"{x['offload_bytes'] / MIB:.0f}", x["recompute_steps"]))
         for saving, y in x["torch"].items():  # the same for all budgets
             ms = f"failed: {y['error']}" if "error" in y else middle(y["step_ms"], 0)
             torch[first, saving] = (*first, saving, ms, f"{y['peak_bytes'] / MIB:.0f}" if y["peak_bytes"] else "", y.get("version", ""))
     text = ("Real steps of `auto`, predicted before the first one; median ± half the spread where there were several rounds. Peak: of the arena, "
             "predicted against measured. Out: copied out of the arena in a step. ResNet 6-32-788-6 is 2498 layers deep, with images of 227 x 227.\n\n"
-            + table(("network", "batch", "budget MiB", "behind it", "peak MiB", "measured peak", "predicted ms", "measured ms", "out MiB",
+            + table(("network", "batch", "budget MiB", "behind it", "predicted peak bytes", "measured peak bytes", "predicted ms", "measured ms", "out MiB",
                      "run again"), rows))
     if torch:
         text += ("\nPyTorch on the same machine, which takes no budget: as it is (eager), with `torch.utils.checkpoint`, and with saved tensors "
@@ -594,14 +594,14 @@ def readme_text(read):
     if peers.cases:
         machine = peers.runs()[0]["machine"]
         versions = ", ".join(dict.fromkeys(x["torch"] for x in peers.rows() if x["torch"]))
-        text += (f"Images per second, fp32, {machine['cores']} threads ({machine['device']}), the same work in turns with PyTorch {versions}:\n\n"
+        text += (f"Images per second, fp32, {machine['cores']} cores ({machine['device']}), the same work in turns with PyTorch {versions}:\n\n"
                  f"{peers_table(peers, ages)}\n")
     if memory.cases:
         worst = max(x["beyond_budget"] for x in memory.rows()) / MIB
         rows.append((marked("whole process, libraries included (AlexNet 64, ResNet-50 16, VGG16 8)", memory), f"within its budget + {worst:.0f} MiB"))
     if prediction.cases:
-        equal = sum(map(peaks_equal, prediction.rows()))
-        rows.append((marked("predicted peak = measured peak, to the byte", prediction), f"{equal} of {len(prediction.cases)} networks"))
+        if equal_peaks(prediction.rows()):
+            rows.append((marked("predicted peak = measured peak, to the byte", prediction), f"{equal_peaks(prediction.rows())} networks"))
         for name, first in (("the first training of a network", True), ("later trainings of it", False)):
             errors = prediction_errors(prediction.rows(), first)
             if errors:

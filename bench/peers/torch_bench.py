@@ -297,7 +297,7 @@ def main():
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("batch", type=int)
     parser.add_argument("layout", choices=("nchw", "channels_last"))
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, help="default: PyTorch's own choice")
     parser.add_argument("--saving", choices=("eager", "checkpoint", "disk"), default="eager")
     parser.add_argument("--folder", help="where --saving disk writes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -310,7 +310,8 @@ def main():
         if args.memory:
             torch.cuda.set_per_process_memory_fraction(min(1.0, args.memory / torch.cuda.get_device_properties(0).total_memory))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
-    torch.set_num_threads(args.threads)
+    if args.threads:
+        torch.set_num_threads(args.threads)
     try:
         take_turns(args)
     except torch.cuda.OutOfMemoryError:
