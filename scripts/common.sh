@@ -1,13 +1,13 @@
 # What ./plimsoll and ./test share: finding and installing what is missing, and building. Sourced, not run.
 
 # One Debian package a line, with the file or command that shows that it is there.
-plimsoll_packages() {
+plimsoll_packages() {  # to build and run the program
   cat <<'LIST'
 g++ command:g++
 cmake command:cmake
 ninja-build command:ninja
 pkg-config command:pkg-config
-libdnnl-dev file:/usr/include/dnnl.hpp
+libdnnl-dev file:/usr/include/oneapi/dnnl/dnnl.h
 libfmt-dev file:/usr/include/fmt/format.h
 nlohmann-json3-dev file:/usr/include/nlohmann/json.hpp
 libcli11-dev file:/usr/include/CLI/CLI.hpp
@@ -19,14 +19,19 @@ libxxhash-dev file:/usr/include/xxhash.h
 libturbojpeg0-dev file:/usr/include/turbojpeg.h
 libspng-dev file:/usr/include/spng.h
 liburing-dev file:/usr/include/liburing.h
+LIST
+}
+plimsoll_test_packages() {  # beside them, for the tests
+  cat <<'LIST'
 libgtest-dev file:/usr/include/gtest/gtest.h
 coinor-libcbc-dev file:/usr/include/coin/Cbc_C_Interface.h
 libgmock-dev file:/usr/include/gmock/gmock.h
 LIST
 }
 
+# plimsoll_missing LIST...: those of these lists that are not there.
 plimsoll_missing() {
-  plimsoll_packages | while read -r package sign; do
+  for list; do "$list"; done | while read -r package sign; do
     case "$sign" in
       command:*) command -v "${sign#command:}" >/dev/null 2>&1 || echo "$package" ;;
       file:*) [ -e "${sign#file:}" ] || echo "$package" ;;
@@ -34,9 +39,10 @@ plimsoll_missing() {
   done
 }
 
-# Installs what is missing. As root or with sudo that asks nothing (or a terminal to ask at); else prints the line to run.
+# plimsoll_install LIST...: installs what of these lists is missing. As root or with sudo that asks nothing (or a terminal to ask at);
+# else prints the line to run.
 plimsoll_install() {
-  missing=$(plimsoll_missing | tr '\n' ' ')
+  missing=$(plimsoll_missing "$@" | tr '\n' ' ')
   [ -z "$missing" ] && return 0
   if ! command -v apt-get >/dev/null 2>&1; then
     echo "plimsoll: these Debian packages (or their like) are needed: $missing" >&2
@@ -54,7 +60,7 @@ plimsoll_install() {
   fi
   echo "plimsoll: installing $missing" >&2
   log=$(mktemp)
-  if ! { $as_root apt-get update && DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
+  if ! { $as_root apt-get update && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
     tail -n 20 "$log" >&2
     rm -f "$log"
     echo "plimsoll: the installation failed; by hand: apt-get update && apt-get install -y $missing" >&2

@@ -75,6 +75,7 @@ struct Initializer {
   double scale = 0;  // normal: the standard deviation; uniform: half the width
   friend bool operator==(const Initializer&, const Initializer&) = default;
 };
+std::string_view to_string(Initializer::Kind kind);
 
 // Where a pass has split a tensor along its first dimension: which rows of the whole this one is. Files and people know the
 // whole; only the graph of a step knows blocks.

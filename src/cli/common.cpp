@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -26,6 +28,17 @@ int exit_code(ErrorCode code) {
   }
   return kFailure;
 }
+
+namespace {
+std::atomic<bool> signalled{false};
+extern "C" void on_interrupt(int signal) {
+  signalled = true;
+  std::signal(signal, SIG_DFL);
+}
+}  // namespace
+
+void catch_interrupt(int signal) { std::signal(signal, on_interrupt); }
+bool interrupted() { return signalled; }
 
 void CommonFlags::add_to(CLI::App& command, bool model_required) {
   auto* model_option = command.add_option("MODEL", model, "Network, with options in its name: resnet50, resnet:6-32-788-6, "

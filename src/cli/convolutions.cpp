@@ -1,7 +1,6 @@
 // convolutions: which kernels, on how much of the batch at a time, for a table of shapes.
 #include <fmt/format.h>
 
-#include <atomic>
 #include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -22,15 +21,10 @@ using nlohmann::json;
 constexpr double kSaveSeconds = 15;
 constexpr double kSecondsPerKernel = 0.1, kSecondsPerPair = 0.6;
 
-struct Flags {
+struct ConvolutionsFlags {
   std::string file, workspace = "64MiB", batches = "powerOfTwo", device = "cpu", json;
   int threads = 0;
 };
-
-std::atomic<bool> interrupted{false};
-void on_interrupt(int) {
-  if (interrupted.exchange(true)) std::_Exit(kInterrupted);
-}
 
 // A choice and what it took: as a whole where that was measured, else what its parts add up to.
 struct Timed {
@@ -139,7 +133,7 @@ struct Sums {
 int measure(Session& session, const std::vector<Convolution>& rows, BatchSizes batches, Progress& progress) {
   Stopwatch since_saved;
   MeasureOptions options{.seconds_per_kernel = kSecondsPerKernel, .batches = batches};
-  options.stop = [] { return interrupted.load(); };
+  options.stop = interrupted;
   options.progress = [&](int done, int total, const std::string& what) {
     progress.update("measuring kernels", done, total, what);
     if (since_saved.seconds() < kSaveSeconds) return;
@@ -152,7 +146,7 @@ int measure(Session& session, const std::vector<Convolution>& rows, BatchSizes b
   return measured;
 }
 
-int convolutions(const Flags& flags) {
+int convolutions(const ConvolutionsFlags& flags) {
   JsonLines out(flags.json);
   const BatchSizes batches = batch_sizes_named(flags.batches);
   Bytes limit;
@@ -164,7 +158,7 @@ int convolutions(const Flags& flags) {
   const std::vector<Convolution> rows = convolutions_from_csv(read_file(flags.file), flags.file);
   Session session = open_session(flags.device, flags.threads);
   for (const std::string& notice : session.notices) complain(notice);
-  std::signal(SIGINT, on_interrupt);
+  catch_interrupt(SIGINT);
   const BusyMeter busy;
   Progress progress;
   const int measured = measure(session, rows, batches, progress);
@@ -177,7 +171,7 @@ int convolutions(const Flags& flags) {
   const int64_t total = static_cast<int64_t>(rows.size() * std::size(kConvolutionPasses));
   for (const Convolution& row : rows) {
     for (ConvolutionPass pass : kConvolutionPasses) {
-      if (interrupted) {
+      if (interrupted()) {
         say(out, "interrupted; what was measured is kept");
         return kInterrupted;
       }
@@ -206,7 +200,7 @@ int convolutions(const Flags& flags) {
 }  // namespace
 
 Run add_convolutions(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ConvolutionsFlags>();
   CLI::App* command = app.add_subcommand("convolutions", "Choose kernels and micro-batches for a table of convolutions, within a limit of workspace");
   command->footer(
       "The file has a header that names the columns width, height, channels, batch, filters, kernel_width, kernel_height,\n"

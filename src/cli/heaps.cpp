@@ -13,11 +13,11 @@
 namespace plimsoll::cli {
 namespace {
 
-struct Flags : CommonFlags {
+struct HeapsFlags : CommonFlags {
   int steps = 10;
 };
 
-int run_heaps(const Flags& flags, const CLI::App& command) {
+int run_heaps(const HeapsFlags& flags, const CLI::App& command) {
   for (const char* flag : {"--policy", "--host-memory", "--spill", "--peer"}) {
     if (command.count(flag) == 0) continue;
     throw Error(ErrorCode::invalid_input, fmt::format("{}: heaps are compared for policy liveness, whose plans move nothing; leave it out", flag));
@@ -55,7 +55,7 @@ int run_heaps(const Flags& flags, const CLI::App& command) {
 }  // namespace
 
 Run add_heaps(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<HeapsFlags>();
   CLI::App* command = app.add_subcommand("heaps", "Run training steps with memory taken tensor by tensor, by a heap, and by the plan");
   command->footer(
       "SuperNeurons' table 2, for real: the same kernels in the same order, and every tensor and workspace gets its place from\n"

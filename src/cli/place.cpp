@@ -15,7 +15,7 @@
 namespace plimsoll::cli {
 namespace {
 
-struct Flags {
+struct PlaceFlags {
   std::string file, capacity, method = "offline", output, json;
   double timeout = 60;
 };
@@ -54,7 +54,7 @@ std::optional<double> unusable_free_share(const std::vector<Buffer>& buffers, co
   return time > 0 ? std::optional<double>(sum / time) : std::nullopt;
 }
 
-int place(const Flags& flags) {
+int place(const PlaceFlags& flags) {
   JsonLines out(flags.json);
   const std::vector<PlacementMethod> methods = placement_methods();
   const PlacementMethod& method = find_method(methods, flags.method);
@@ -105,7 +105,7 @@ int place(const Flags& flags) {
 }  // namespace
 
 Run add_place(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<PlaceFlags>();
   CLI::App* command = app.add_subcommand("place", "Give the buffers of a file offsets, so that those alive together never overlap");
   command->footer(
       "The file has a header that names the columns id, lower, upper and size, in any order, and a buffer a line, alive in\n"

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <csignal>
 #include <memory>
@@ -28,12 +27,6 @@ namespace plimsoll::cli {
 namespace {
 
 using nlohmann::json;
-
-std::atomic<bool> interrupted{false};
-extern "C" void on_profile_interrupt(int signal) {
-  interrupted = true;
-  std::signal(signal, SIG_DFL);
-}
 
 ModelInput input_of(const CommonFlags& flags) {
   return {.batch = flags.batch > 0 ? flags.batch : 32, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
@@ -264,16 +257,16 @@ int run_profile(const ProfileFlags& flags) {
     session.costs = CostTable(*session.database->rates());
   }
   CompileOptions options = compile_options(flags, session);
-  std::signal(SIGINT, on_profile_interrupt);
+  catch_interrupt(SIGINT);
   const BusyMeter busy;
   Progress progress;
   const MeasureOptions measuring{.batches = batches, .every = flags.every, .threads = threads, .progress = [&](int done, int total, const std::string& what) {
                                    progress.update("measuring kernels", done, total, what);
-                                 }, .stop = [] { return interrupted.load(); }};
+                                 }, .stop = interrupted};
   int measured = 0;
   for (const Network& one : networks) measured += measure_missing(session, one, options, measuring, beside);
   progress.finish();
-  if (interrupted) {
+  if (interrupted()) {
     say(out, fmt::format("interrupted; {} measurements are kept", measured));
     return kInterrupted;
   }

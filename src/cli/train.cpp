@@ -1,7 +1,6 @@
 // train: the whole way from a network's name to trained weights.
 #include <fmt/format.h>
 
-#include <atomic>
 #include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -22,13 +21,6 @@ namespace plimsoll::cli {
 namespace {
 
 using nlohmann::json;
-
-std::atomic<bool> interrupted{false};
-
-extern "C" void on_interrupt(int signal) {
-  interrupted = true;
-  std::signal(signal, SIG_DFL);  // a second one ends the process at once
-}
 
 // The settings of `plimsoll train` without a model: a small residual network on the bundled digits, in a budget that is a
 // fraction of what every tensor in memory of its own would need.
@@ -280,7 +272,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
                {"train_accuracy", e.train_accuracy}, {"test_loss", e.test_loss ? json(*e.test_loss) : json(nullptr)},
                {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)}, {"seconds", e.seconds}});
   };
-  listener.stop = [] { return interrupted.load(); };
+  listener.stop = interrupted;
   struct Recorded {
     Program program;
     std::vector<StepRecord> steps;
@@ -294,8 +286,8 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
       say(out, fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags.trace));
     };
   }
-  std::signal(SIGINT, on_interrupt);
-  std::signal(SIGTERM, on_interrupt);
+  catch_interrupt(SIGINT);
+  catch_interrupt(SIGTERM);
 
   const auto result = train(options, listener);
   progress.finish();

@@ -10,7 +10,7 @@ namespace plimsoll {
 namespace {
 
 constexpr double kDone = 1e-9;  // ms left that are none
-constexpr int kMostAtOnce = 8;  // of uniform settings
+constexpr int kMostUniform = 8;  // of uniform settings
 constexpr double kSlacks[] = {0.5, 0.7, 0.85, 1, 1.1, 1.25, 1.5, 2};  // of balanced counts
 
 struct Running {
@@ -344,7 +344,7 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
   // Equal counts for all, too: what a user would set by hand. They know no conflicts.
   if (!allowed.co_run || (avoid != nullptr && avoid->count() > 0)) return best;
   const bool second = allowed.second_threads && machine.cores.hardware_threads > 1;
-  for (int inter = 2; inter <= std::min(kMostAtOnce, 2 * cores); ++inter) {
+  for (int inter = 2; inter <= std::min(kMostUniform, 2 * cores); ++inter) {
     for (int intra : {cores / inter, second ? cores : 0}) {
       if (intra < 1 || inter * intra > cores * (second ? machine.cores.hardware_threads : 1)) continue;
       CoPolicy policy = allowed;

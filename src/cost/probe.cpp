@@ -14,7 +14,7 @@ namespace plimsoll {
 namespace {
 
 constexpr double kRunsMs = 20;  // of one size: as many runs as fit, at least two
-constexpr int kMostRuns = 5;
+constexpr int kProbeRuns = 5;
 constexpr double kSizesMs = 150;  // spent on the sizes so far: a slow device gets no larger ones
 constexpr int kLaunches = 50;
 constexpr double kWaitsMs[] = {5, 20, 80, 200};  // before each further try
@@ -42,7 +42,7 @@ double gflops(const ProbeRuns& runs, int threads, bool roughly) {
   double rate = 0, spent_ms = 0;
   const int64_t largest = roughly ? 256 : 1024;
   for (int64_t n = 64; n <= largest && spent_ms < kSizesMs; n *= 2) {
-    const Shortest time = shortest(runs.product(n, threads), kMostRuns);
+    const Shortest time = shortest(runs.product(n, threads), kProbeRuns);
     rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / (time.ms * 1e6));
     spent_ms += time.spent_ms;
     if (8 * time.ms > kSizesMs) break;
@@ -54,7 +54,7 @@ double memory_gb_per_s(const ProbeRuns& runs, int threads, bool roughly) {
   double rate = 0, spent_ms = 0;
   const int64_t largest = int64_t{1} << (roughly ? 20 : 24);
   for (int64_t elements = int64_t{1} << 16; elements <= largest; elements *= 16) {
-    const Shortest time = shortest(runs.relu(elements, threads), kMostRuns);
+    const Shortest time = shortest(runs.relu(elements, threads), kProbeRuns);
     rate = 8.0 * static_cast<double>(elements) / (time.ms * 1e6);  // the last is out of the caches
     spent_ms += time.spent_ms;
     if (16 * time.ms > kSizesMs || spent_ms >= kSizesMs) break;

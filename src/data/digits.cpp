@@ -12,10 +12,10 @@
 namespace plimsoll {
 namespace {
 
-constexpr int kSide = 8;
-constexpr int kPixels = kSide * kSide;
+constexpr int kDigitSide = 8;
+constexpr int kPixels = kDigitSide * kDigitSide;
 constexpr int kWhite = 16;
-constexpr int kClasses = 10;
+constexpr int kDigitClasses = 10;
 constexpr const char* kFileName = "digits.csv.gz";
 
 // In the folder that PLIMSOLL_DATA names; else beside or above the program, as an installation or a build has it; else
@@ -52,9 +52,9 @@ class Digits : public DataSet {
     order_ = split_order(count);
     info_ = {.name = "digits",
              .channels = 1,
-             .height = kSide,
-             .width = kSide,
-             .classes = kClasses,
+             .height = kDigitSide,
+             .width = kDigitSide,
+             .classes = kDigitClasses,
              .train_count = split_train_count(count),
              .mean = {0.30526F},
              .stddev = {0.37605F}};
@@ -70,7 +70,7 @@ class Digits : public DataSet {
     const int64_t position = split == Split::train ? index : info_.train_count + index;
     const size_t row = static_cast<size_t>(order_.at(static_cast<size_t>(position)));
     image.channels = 1;
-    image.height = image.width = kSide;
+    image.height = image.width = kDigitSide;
     image.maximum = kWhite;
     image.label = table_.labels[row];
     const auto begin = table_.pixels.begin() + static_cast<ptrdiff_t>(row * kPixels);
@@ -102,7 +102,7 @@ DigitsTable parse_digits_csv(std::string_view text, const std::string& file_name
       if (column > 0 && (at == row_end || *at++ != ',')) fail(fmt::format("65 numbers with commas, found {}", column));
       unsigned value = 0;
       const auto [number_end, status] = std::from_chars(at, row_end, value);
-      if (status != std::errc() || (column < kPixels ? value > kWhite : value >= kClasses)) {
+      if (status != std::errc() || (column < kPixels ? value > kWhite : value >= kDigitClasses)) {
         fail(column < kPixels ? fmt::format("a pixel of 0..16 in column {}", column + 1)
                               : "a label of 0..9 in column 65");
       }

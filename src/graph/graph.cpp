@@ -182,6 +182,15 @@ std::string_view to_string(Phase phase) {
   return "?";
 }
 
+std::string_view to_string(Initializer::Kind kind) {
+  switch (kind) {
+    case Initializer::Kind::constant: return "constant";
+    case Initializer::Kind::normal: return "normal";
+    case Initializer::Kind::uniform: return "uniform";
+  }
+  return "?";
+}
+
 int64_t element_count(const Shape& shape) {
   int64_t count = 1;
   for (int64_t d : shape) count *= d;

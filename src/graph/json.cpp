@@ -23,18 +23,6 @@ constexpr Phase kPhases[] = {Phase::forward, Phase::backward, Phase::update};
 constexpr Initializer::Kind kKinds[] = {Initializer::Kind::constant, Initializer::Kind::normal,
                                         Initializer::Kind::uniform};
 
-std::string_view to_string(Initializer::Kind kind) {
-  switch (kind) {
-    case Initializer::Kind::constant:
-      return "constant";
-    case Initializer::Kind::normal:
-      return "normal";
-    case Initializer::Kind::uniform:
-      return "uniform";
-  }
-  return "?";
-}
-
 // The value of the list whose name stands there.
 template <class Value, size_t N>
 Value named(const JsonReader& r, const Value (&values)[N]) {
@@ -245,8 +233,8 @@ class GraphReader {
         const Tensor& t = graph.tensor(op.outputs[o]);
         if (t.shape == specs[o].shape && t.dtype == specs[o].dtype) continue;
         place.fail(fmt::format("op '{}' ({}) makes '{}' of {} {}, not {} {}", op.name, op.type->name, t.name,
-                               plimsoll::to_string(specs[o].shape), plimsoll::to_string(specs[o].dtype), plimsoll::to_string(t.shape),
-                               plimsoll::to_string(t.dtype)));
+                               to_string(specs[o].shape), to_string(specs[o].dtype), to_string(t.shape),
+                               to_string(t.dtype)));
       }
     }
   }

@@ -140,17 +140,17 @@ struct Open {
   double loss = kInfinity;  // the least rate of the smaller ways: ms lost a byte
 };
 
-struct Entry {
+struct Combination {
   int64_t bytes = 0;
   double ms = 0;
   uint32_t from = 0;  // in the list before
   int32_t item = 0;
 };
-using List = std::vector<Entry>;  // bytes ascending, ms strictly descending
+using List = std::vector<Combination>;  // bytes ascending, ms strictly descending
 
-class Search {
+class DivisionSearch {
  public:
-  Search(const std::vector<Items>& classes, int64_t total)
+  DivisionSearch(const std::vector<Items>& classes, int64_t total)
       : classes_(classes), total_(total), relaxed_(relax(classes, total)), best_(fill(classes, relaxed_, total)) {}
 
   void run() {
@@ -240,7 +240,7 @@ class Search {
         ++a;
         continue;
       }
-      const Entry made{list[b].bytes + way.bytes, list[b].ms + way.ms, b, way.item};
+      const Combination made{list[b].bytes + way.bytes, list[b].ms + way.ms, b, way.item};
       ++b;
       if (!(made.ms < least) || !may_win(bound(made.bytes, made.ms, next))) continue;
       least = made.ms;
@@ -248,7 +248,7 @@ class Search {
     }
   }
 
-  static void push(List& sum, const Entry& entry) {
+  static void push(List& sum, const Combination& entry) {
     if (!sum.empty() && sum.back().bytes == entry.bytes) {
       sum.back() = entry;  // faster at the same bytes
     } else {
@@ -260,7 +260,7 @@ class Search {
   void cut(List& list, size_t next) {
     exact_ = false;
     std::vector<double> bounds;
-    for (const Entry& entry : list) bounds.push_back(bound(entry.bytes, entry.ms, next));
+    for (const Combination& entry : list) bounds.push_back(bound(entry.bytes, entry.ms, next));
     std::vector<double> order = bounds;
     const auto middle = order.begin() + static_cast<std::ptrdiff_t>(kMostInList / 8);
     std::nth_element(order.begin(), middle, order.end());
@@ -273,12 +273,12 @@ class Search {
 
   // An entry that fits, later classes as in the relaxation, is a whole choice.
   void take_best(const List& list) {
-    const auto beyond = std::upper_bound(list.begin(), list.end(), total_, [](int64_t bytes, const Entry& entry) { return bytes < entry.bytes; });
+    const auto beyond = std::upper_bound(list.begin(), list.end(), total_, [](int64_t bytes, const Combination& entry) { return bytes < entry.bytes; });
     if (beyond == list.begin() || !((beyond - 1)->ms < best_.ms)) return;
     best_ = {relaxed_.choice, (beyond - 1)->bytes, (beyond - 1)->ms};
     size_t at = static_cast<size_t>(beyond - 1 - list.begin());
     for (size_t k = steps_.size(); k-- > 0;) {
-      const Entry& entry = steps_[k][at];
+      const Combination& entry = steps_[k][at];
       best_.item[open_[k].of] = entry.item;
       at = entry.from;
     }
@@ -308,7 +308,7 @@ std::optional<WorkspaceDivision> divide_workspace(std::span<const std::vector<Co
     least += classes.back()[0].bytes;
   }
   if (least > total.count) return std::nullopt;
-  Search search(classes, total.count);
+  DivisionSearch search(classes, total.count);
   search.run();
   WorkspaceDivision division{.exact = search.exact(), .lower_bound_ms = search.bound()};
   for (size_t k = 0; k < fronts.size(); ++k) {

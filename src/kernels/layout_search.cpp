@@ -20,9 +20,9 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // Row-major is written in one way, so that equal layouts are equal texts.
 Layout canonical(const Layout& layout) { return layout.is_plain() ? Layout{} : layout; }
 
-class Search {
+class LayoutSearch {
  public:
-  Search(const Graph& graph, KernelCandidates& candidates, LayoutFamily family, const LayoutOptions& options)
+  LayoutSearch(const Graph& graph, KernelCandidates& candidates, LayoutFamily family, const LayoutOptions& options)
       : graph_(graph), candidates_(candidates), family_(family), options_(options), readers_(graph.readers()) {
     const int32_t tensors = graph.tensor_count();
     made_.resize(tensors);
@@ -436,7 +436,7 @@ double KernelCandidates::reorder_ms(const Tensor& tensor, const Layout& from, co
 
 LayoutAssignment assign_layouts(const Graph& graph, std::span<const OpId> order, KernelCandidates& candidates, LayoutFamily family,
                                 const LayoutOptions& options) {
-  return Search(graph, candidates, family, options).run(order);
+  return LayoutSearch(graph, candidates, family, options).run(order);
 }
 
 }  // namespace plimsoll

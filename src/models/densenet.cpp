@@ -8,7 +8,7 @@
 namespace plimsoll {
 namespace {
 
-TensorId conv(Builder& net, const std::string& layer, TensorId x, int64_t channels, int64_t kernel) {
+TensorId same_conv(Builder& net, const std::string& layer, TensorId x, int64_t channels, int64_t kernel) {
   return net.conv(layer, x, {.channels = channels, .kernel = kernel, .padding = kernel / 2, .bias = false});
 }
 
@@ -17,10 +17,10 @@ TensorId dense_block(Builder& net, const std::string& at, TensorId x, int64_t la
     const std::string layer = fmt::format("{}.denselayer{}.", at, i);
     TensorId y = net.relu(layer + "relu1", net.batch_norm(layer + "norm1", x));
     if (bottleneck) {
-      y = net.batch_norm(layer + "norm2", conv(net, layer + "conv1", y, 4 * growth, 1));
-      y = conv(net, layer + "conv2", net.relu(layer + "relu2", y), growth, 3);
+      y = net.batch_norm(layer + "norm2", same_conv(net, layer + "conv1", y, 4 * growth, 1));
+      y = same_conv(net, layer + "conv2", net.relu(layer + "relu2", y), growth, 3);
     } else {
-      y = conv(net, layer + "conv1", y, growth, 3);
+      y = same_conv(net, layer + "conv1", y, growth, 3);
     }
     x = net.concat(layer + "concat", {x, y});
   }
@@ -28,7 +28,7 @@ TensorId dense_block(Builder& net, const std::string& at, TensorId x, int64_t la
 }
 
 TensorId transition(Builder& net, const std::string& at, TensorId x, int64_t channels) {
-  x = conv(net, at + ".conv", net.relu(at + ".relu", net.batch_norm(at + ".norm", x)), channels, 1);
+  x = same_conv(net, at + ".conv", net.relu(at + ".relu", net.batch_norm(at + ".norm", x)), channels, 1);
   return net.avg_pool(at + ".pool", x, {});
 }
 
@@ -75,7 +75,7 @@ Network build_cifar_densenet(const ModelRequest& request) {
   }
   Builder net(request.name, request.input);
   net.conv_init.kind = WeightInit::Kind::kaiming_fan_in;
-  const TensorId x = conv(net, "features.conv0", net.data(), 16, 3);
+  const TensorId x = same_conv(net, "features.conv0", net.data(), 16, 3);
   return finish(std::move(net), x, std::vector<int64_t>(3, (depth - 4) / 3), growth, false);
 }
 

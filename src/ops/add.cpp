@@ -5,18 +5,11 @@
 #include <algorithm>
 
 #include "ops/families.h"
+#include "ops/layer_inputs.h"
 #include "ops/reference.h"
 
 namespace plimsoll {
 namespace {
-
-bool has_relu(const Attributes& attributes) {
-  const std::string activation = attributes.text("activation", "none");
-  if (activation != "none" && activation != "relu") {
-    throw Error(ErrorCode::invalid_input, fmt::format("activation is '{}'; 'none' or 'relu' is expected", activation));
-  }
-  return activation == "relu";
-}
 
 OpType add() {
   return {

@@ -14,18 +14,11 @@
 #include <cstring>
 
 #include "ops/families.h"
+#include "ops/layer_inputs.h"
 #include "ops/reference.h"
 
 namespace plimsoll {
 namespace {
-
-bool has_relu(const Attributes& attributes) {
-  const std::string activation = attributes.text("activation", "none");
-  if (activation != "none" && activation != "relu") {
-    throw Error(ErrorCode::invalid_input, fmt::format("activation is '{}'; 'none' or 'relu' is expected", activation));
-  }
-  return activation == "relu";
-}
 
 bool is_training(const Attributes& attributes) { return attributes.integer("training", 1) != 0; }
 
@@ -105,7 +98,7 @@ std::vector<TensorId> gradient(Graph& graph, OpId id, std::span<const TensorId> 
   return result;
 }
 
-void run_forward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+void run_batch_norm_forward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
   const Channels channels(in[0].shape);
   const bool relu = has_relu(op.attributes), training = is_training(op.attributes), residual = in.size() == 6;
   const double epsilon = op.attributes.real("epsilon", 1e-5), momentum = op.attributes.real("momentum", 0.1);
@@ -154,7 +147,7 @@ std::vector<TensorSpec> infer_backward(const Attributes& attributes, std::span<c
   return out;
 }
 
-void run_backward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+void run_batch_norm_backward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
   const Channels channels(in[0].shape);
   const bool relu = has_relu(op.attributes), residual = out.size() == 4;
   const double n = static_cast<double>(channels.elements_each());
@@ -195,7 +188,7 @@ std::vector<OpType> batch_norm_ops() {
           },
       .work = [](const Graph& graph,
                  const Op& op) { return elementwise_work(graph, op, is_training(op.attributes) ? 7 : 2); },
-      .reference = run_forward,
+      .reference = run_batch_norm_forward,
       .state_outputs = {3, 4},
   };
   OpType backward{
@@ -210,7 +203,7 @@ std::vector<OpType> batch_norm_ops() {
             return pairs;
           },
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 11); },
-      .reference = run_backward,
+      .reference = run_batch_norm_backward,
   };
   return of_kind(LayerKind::batch_norm, {std::move(forward), std::move(backward)});
 }

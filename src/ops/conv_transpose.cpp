@@ -66,7 +66,7 @@ ConvShape shape_of(const Attributes& attributes, const Shape& x, const Shape& w)
   return shape_of(attributes, x[0], weights, window_from_x(attributes, weights.kernel, {x[2], x[3]}));
 }
 
-OpType forward_op() {
+OpType conv_transpose_forward_op() {
   return {
       .name = "ConvTransposeForward",
       .infer =
@@ -101,7 +101,7 @@ OpType forward_op() {
   };
 }
 
-OpType backward_data_op() {
+OpType conv_transpose_backward_data_op() {
   return {
       .name = "ConvTransposeBackwardData",
       .infer =
@@ -124,7 +124,7 @@ OpType backward_data_op() {
   };
 }
 
-OpType backward_weights_op() {
+OpType conv_transpose_backward_weights_op() {
   return {
       .name = "ConvTransposeBackwardWeights",
       .infer =
@@ -156,8 +156,9 @@ OpType backward_weights_op() {
 }  // namespace
 
 std::vector<OpType> conv_transpose_ops() {
-  return of_kind(LayerKind::convolution, {in_parts(forward_op(), {{0}, {0}}), in_parts(backward_data_op(), {{0}, {0}}),
-                                          in_parts(backward_weights_op(), {{0, 1}, {}})});
+  return of_kind(LayerKind::convolution, {in_parts(conv_transpose_forward_op(), {{0}, {0}}),
+                                          in_parts(conv_transpose_backward_data_op(), {{0}, {0}}),
+                                          in_parts(conv_transpose_backward_weights_op(), {{0, 1}, {}})});
 }
 
 }  // namespace plimsoll

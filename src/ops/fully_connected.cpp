@@ -55,7 +55,7 @@ void combine_rows(int64_t count, int64_t length, int64_t columns, Factor factor,
   }
 }
 
-OpType forward_op() {
+OpType fully_connected_forward_op() {
   return {
       .name = "FullyConnectedForward",
       .infer =
@@ -89,7 +89,7 @@ OpType forward_op() {
   };
 }
 
-OpType backward_data_op() {
+OpType fully_connected_backward_data_op() {
   return {
       .name = "FullyConnectedBackwardData",
       .infer =
@@ -117,7 +117,7 @@ OpType backward_data_op() {
   };
 }
 
-OpType backward_weights_op() {
+OpType fully_connected_backward_weights_op() {
   return {
       .name = "FullyConnectedBackwardWeights",
       .infer =
@@ -152,8 +152,9 @@ OpType backward_weights_op() {
 }  // namespace
 
 std::vector<OpType> fully_connected_ops() {
-  return of_kind(LayerKind::fully_connected, {in_parts(forward_op(), {{0}, {0}}), in_parts(backward_data_op(), {{0}, {0}}),
-                                          in_parts(backward_weights_op(), {{0, 1}, {}})});
+  return of_kind(LayerKind::fully_connected, {in_parts(fully_connected_forward_op(), {{0}, {0}}),
+                                              in_parts(fully_connected_backward_data_op(), {{0}, {0}}),
+                                              in_parts(fully_connected_backward_weights_op(), {{0, 1}, {}})});
 }
 
 }  // namespace plimsoll

@@ -28,7 +28,7 @@ Lrn settings(const Attributes& attributes) {
   return lrn;
 }
 
-void expect_channels(const Tensor& x) {
+void expect_lrn_channels(const Tensor& x) {
   if (x.shape.size() >= 2) return;
   throw Error(ErrorCode::invalid_input,
               fmt::format("'{}' is {}; two or more dimensions are expected, the second of them channels", x.name,
@@ -62,7 +62,7 @@ std::vector<double> scales(const Lrn& lrn, const TensorView& x, const std::vecto
   return result;
 }
 
-void run_forward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+void run_lrn_forward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
   const Lrn lrn = settings(op.attributes);
   for_each_line(in[0].shape, [&](const std::vector<int64_t>& line) {
     const std::vector<double> s = scales(lrn, in[0], line);
@@ -70,7 +70,7 @@ void run_forward(const Op& op, std::span<const TensorView> in, std::span<const T
   });
 }
 
-void run_backward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+void run_lrn_backward(const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
   const Lrn lrn = settings(op.attributes);
   for_each_line(in[0].shape, [&](const std::vector<int64_t>& line) {
     const int64_t channels = static_cast<int64_t>(line.size());
@@ -98,7 +98,7 @@ std::vector<OpType> lrn_ops() {
       .infer =
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 1);
-            expect_channels(*in[0]);
+            expect_lrn_channels(*in[0]);
             settings(attributes);
             return std::vector<TensorSpec>{{in[0]->shape, in[0]->dtype}};
           },
@@ -114,14 +114,14 @@ std::vector<OpType> lrn_ops() {
           [](const Graph& graph, const Op& op) {
             return elementwise_work(graph, op, 2 * static_cast<double>(settings(op.attributes).size) + 20);
           },
-      .reference = run_forward,
+      .reference = run_lrn_forward,
   };
   OpType backward{
       .name = "LrnBackward",
       .infer =
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 2);
-            expect_channels(*in[0]);
+            expect_lrn_channels(*in[0]);
             expect_same_shape(*in[0], *in[1]);
             expect_same_dtype(*in[0], *in[1]);
             settings(attributes);
@@ -133,9 +133,10 @@ std::vector<OpType> lrn_ops() {
           [](const Graph& graph, const Op& op) {
             return elementwise_work(graph, op, 4 * static_cast<double>(settings(op.attributes).size) + 30);
           },
-      .reference = run_backward,
+      .reference = run_lrn_backward,
   };
-  return of_kind(LayerKind::lrn, {in_parts(std::move(forward), {{0}, {0}}), in_parts(std::move(backward), {{0, 1}, {0}})});
+  return of_kind(LayerKind::lrn,
+                 {in_parts(std::move(forward), {{0}, {0}}), in_parts(std::move(backward), {{0, 1}, {0}})});
 }
 
 }  // namespace plimsoll

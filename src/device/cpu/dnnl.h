@@ -94,6 +94,9 @@ std::optional<Implementation> find_implementation(const_dnnl_op_desc_t operation
 // Throws Error(unsupported) that names the op and the tensor where one of them is larger.
 void expect_countable(const Graph& graph, const Op& op);
 
+// What a layer with weights computes.
+enum class Pass { forward, backward_data, backward_weights };
+
 // A tensor of an op: its i-th input or output.
 struct Slot {
   bool is_output = false;

@@ -13,8 +13,6 @@
 namespace plimsoll::cpu {
 namespace {
 
-enum class Pass { forward, backward_data, backward_weights };
-
 // The convolution that an op comes down to: x and y are its small ends, whichever of the op's tensors they are.
 struct Convolution {
   Pass pass = Pass::forward;
@@ -26,7 +24,7 @@ struct Convolution {
   dnnl_dims_t stride = {1, 1}, dilation = {0, 0}, padding_begin = {0, 0}, padding_end = {0, 0};
 };
 
-Convolution read(const Op& op) {
+Convolution read_convolution(const Op& op) {
   const std::string& type = op.type->name;
   const Attributes& a = op.attributes;
   Convolution c;
@@ -225,10 +223,10 @@ void add_specs(const Graph& graph, const Op& op, const Convolution& c, Layouts l
   }
 }
 
-std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
+std::vector<KernelSpec> convolution_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
   expect_countable(graph, op);
   const ThreadCount scope(threads);
-  const Convolution c = read(op);
+  const Convolution c = read_convolution(op);
   std::vector<KernelSpec> result;
   for (const Layouts& layouts : candidate_layouts(graph, op, c, family)) {
     add_specs(graph, op, c, layouts, false, result);
@@ -262,9 +260,9 @@ std::optional<Implementation> find(const Graph& graph, const Op& op, const Convo
   return std::nullopt;
 }
 
-std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
+std::unique_ptr<Kernel> make_convolution(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
   const ThreadCount scope(threads);
-  const Convolution c = read(op);
+  const Convolution c = read_convolution(op);
   const std::string name(kernel.substr(0, kernel.find('@')));
   const Layouts layouts{tensor_at(graph, op, c.x).layout, tensor_at(graph, op, c.y).layout,
                         tensor_at(graph, op, c.weights).layout};
@@ -297,7 +295,7 @@ std::vector<NamedFactory> dnnl_convolution_kernels() {
   std::vector<NamedFactory> result;
   for (std::string_view type : {"ConvForward", "ConvBackwardData", "ConvBackwardWeights", "ConvTransposeForward",
                                 "ConvTransposeBackwardData", "ConvTransposeBackwardWeights"}) {
-    result.push_back({type, {specs, make}});
+    result.push_back({type, {convolution_specs, make_convolution}});
   }
   return result;
 }

@@ -8,8 +8,6 @@
 namespace plimsoll::cpu {
 namespace {
 
-enum class Pass { forward, backward_data, backward_weights };
-
 struct FullyConnected {
   Pass pass = Pass::forward;
   bool relu = false;
@@ -17,7 +15,7 @@ struct FullyConnected {
   std::optional<Slot> bias;
 };
 
-FullyConnected read(const Op& op) {
+FullyConnected read_fully_connected(const Op& op) {
   FullyConnected f;
   f.relu = op.attributes.text("activation", "none") == "relu";
   if (op.type->name == "FullyConnectedForward") {
@@ -76,10 +74,10 @@ KernelEstimate estimate(const Graph& graph, const Op& op, const FullyConnected& 
 }
 
 // Row-major weights first: every optimizer and checkpoint has them so. Then what each implementation would rather have.
-std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily, int threads) {
+std::vector<KernelSpec> fully_connected_specs(const Graph& graph, const Op& op, LayoutFamily, int threads) {
   expect_countable(graph, op);
   const ThreadCount scope(threads);
-  const FullyConnected f = read(op);
+  const FullyConnected f = read_fully_connected(op);
   std::vector<KernelSpec> result;
   for (const std::optional<Layout>& wanted : {std::optional<Layout>(Layout{}), std::optional<Layout>()}) {
     const dnnl_inner_product_desc_t operation = make_operation(graph, op, f, wanted);
@@ -102,9 +100,9 @@ std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily, in
   return result;
 }
 
-std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
+std::unique_ptr<Kernel> make_fully_connected(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
   const ThreadCount scope(threads);
-  const FullyConnected f = read(op);
+  const FullyConnected f = read_fully_connected(op);
   const Layout& weights = tensor_at(graph, op, f.weights).layout;
   const dnnl_inner_product_desc_t operation = make_operation(graph, op, f, weights);
   const std::string_view name = kernel.substr(0, kernel.find('@'));
@@ -134,9 +132,9 @@ std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view 
 }  // namespace
 
 std::vector<NamedFactory> dnnl_fully_connected_kernels() {
-  return {{"FullyConnectedForward", {specs, make}},
-          {"FullyConnectedBackwardData", {specs, make}},
-          {"FullyConnectedBackwardWeights", {specs, make}}};
+  return {{"FullyConnectedForward", {fully_connected_specs, make_fully_connected}},
+          {"FullyConnectedBackwardData", {fully_connected_specs, make_fully_connected}},
+          {"FullyConnectedBackwardWeights", {fully_connected_specs, make_fully_connected}}};
 }
 
 }  // namespace plimsoll::cpu

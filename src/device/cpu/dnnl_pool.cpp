@@ -59,7 +59,7 @@ bool index_fits(const Graph& graph, const Pool& pool, const Implementation& one,
 
 bool needs_own(const Pool& pool) { return !pool.max && pool.count_padding && pool.overhangs(); }
 
-std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
+std::vector<KernelSpec> pool_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
   expect_countable(graph, op);
   const ThreadCount scope(threads);
   const Pool pool = read_pool(graph, op);
@@ -81,7 +81,7 @@ std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily fam
   return result;
 }
 
-std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
+std::unique_ptr<Kernel> make_pool(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
   const ThreadCount scope(threads);
   const Pool pool = read_pool(graph, op);
   if (kernel == "own") return make_own_pool(graph, op, threads);
@@ -142,10 +142,10 @@ Pool read_pool(const Graph& graph, const Op& op) {
 }
 
 std::vector<NamedFactory> dnnl_pool_kernels() {
-  return {{"MaxPoolForward", {specs, make}},
-          {"MaxPoolBackward", {specs, make}},
-          {"AvgPoolForward", {specs, make}},
-          {"AvgPoolBackward", {specs, make}}};
+  return {{"MaxPoolForward", {pool_specs, make_pool}},
+          {"MaxPoolBackward", {pool_specs, make_pool}},
+          {"AvgPoolForward", {pool_specs, make_pool}},
+          {"AvgPoolBackward", {pool_specs, make_pool}}};
 }
 
 }  // namespace plimsoll::cpu

@@ -45,7 +45,7 @@ bool is_copy(const Tensor& from, const Tensor& to) {
   return from.layout == to.layout || (from.layout.is_plain() && to.layout.is_plain());
 }
 
-std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily, int threads) {
+std::vector<KernelSpec> reorder_specs(const Graph& graph, const Op& op, LayoutFamily, int threads) {
   expect_countable(graph, op);
   const ThreadCount scope(threads);
   const Tensor &from = tensor_at(graph, op, input(0)), &to = tensor_at(graph, op, output(0));
@@ -57,7 +57,7 @@ std::vector<KernelSpec> specs(const Graph& graph, const Op& op, LayoutFamily, in
   return {spec};
 }
 
-std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
+std::unique_ptr<Kernel> make_reorder(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
   if (kernel != "reorder") {
     throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Reorder): no kernel '{}'", op.name, kernel));
   }
@@ -72,6 +72,6 @@ std::unique_ptr<Kernel> make(const Graph& graph, const Op& op, std::string_view 
 
 }  // namespace
 
-std::vector<NamedFactory> reorder_kernels() { return {{"Reorder", {specs, make}}}; }
+std::vector<NamedFactory> reorder_kernels() { return {{"Reorder", {reorder_specs, make_reorder}}}; }
 
 }  // namespace plimsoll::cpu

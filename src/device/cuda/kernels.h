@@ -15,6 +15,9 @@
 
 namespace plimsoll::cuda {
 
+// Ends the names of kernels that round their factors to TF32.
+inline constexpr std::string_view kTf32 = ":tf32";
+
 struct Context {
   std::shared_ptr<Door> door;
   bool tf32 = false;

@@ -100,7 +100,8 @@ class BatchNormBackwardKernel final : public BatchNorm {
 };
 
 template <class K>
-std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+std::vector<KernelSpec> batch_norm_specs(const Context& context, const Graph& graph, const Op& op,
+                                         LayoutFamily family) {
   std::vector<KernelSpec> list = own_specs(context, graph, op, family);
   Tensor x = graph.tensor(op.inputs[0]);
   x.layout = list[0].inputs[0];
@@ -112,8 +113,8 @@ std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const 
 }  // namespace
 
 std::vector<NamedFactory> batch_norm_kernels() {
-  return {{"BatchNormForward", {specs<BatchNormForwardKernel>, make_own<BatchNormForwardKernel>}},
-          {"BatchNormBackward", {specs<BatchNormBackwardKernel>, make_own<BatchNormBackwardKernel>}}};
+  return {{"BatchNormForward", {batch_norm_specs<BatchNormForwardKernel>, make_own<BatchNormForwardKernel>}},
+          {"BatchNormBackward", {batch_norm_specs<BatchNormBackwardKernel>, make_own<BatchNormBackwardKernel>}}};
 }
 
 }  // namespace plimsoll::cuda

@@ -15,7 +15,7 @@ namespace {
 
 using Pass = Convolution::Pass;
 
-constexpr std::string_view kLibrary = "cudnn:", kTf32 = ":tf32", kDirect = "own:direct";
+constexpr std::string_view kLibrary = "cudnn:", kDirect = "own:direct";
 
 // cuDNN's algorithms, as its documents and its users rank them; not measured by us. Weight gradients sum over the whole batch
 // into few elements, which occupies fewer of a GPU's processors and does Winograd's transforms for less work.
@@ -271,7 +271,8 @@ class DirectKernel final : public ConvolutionKernel {
   DirectShape shape_{};
 };
 
-std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& graph, const Op& op,
+                                          LayoutFamily family) {
   const Roles roles = roles_of(op);
   const bool last = family == LayoutFamily::channels_last;
   const Bytes bias_room =
@@ -302,7 +303,8 @@ std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const 
   return list;
 }
 
-std::unique_ptr<Kernel> make(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
+std::unique_ptr<Kernel> make_convolution(const Context& context, const Graph& graph, const Op& op,
+                                         std::string_view kernel) {
   require_f32(graph, op);
   if (kernel == kDirect) return std::make_unique<DirectKernel>(context, graph, op);
   return std::make_unique<CudnnKernel>(context, graph, op, kernel);
@@ -314,7 +316,7 @@ std::vector<NamedFactory> convolution_kernels() {
   std::vector<NamedFactory> list;
   for (const char* type : {"ConvForward", "ConvBackwardData", "ConvBackwardWeights", "ConvTransposeForward",
                            "ConvTransposeBackwardData", "ConvTransposeBackwardWeights"}) {
-    list.push_back({type, {specs, make, row_alignment}});
+    list.push_back({type, {convolution_specs, make_convolution, row_alignment}});
   }
   return list;
 }

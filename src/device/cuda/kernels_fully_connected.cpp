@@ -8,7 +8,7 @@ namespace plimsoll::cuda {
 namespace {
 
 constexpr Bytes kMostWorkspace = 32_MiB;
-constexpr std::string_view kBest = "cublaslt", kLean = "cublaslt:no_workspace", kTf32 = ":tf32";
+constexpr std::string_view kBest = "cublaslt", kLean = "cublaslt:no_workspace";
 
 Product product_of(const Graph& graph, const Op& op) {
   const Shape &a = graph.tensor(op.inputs[0]).shape, &b = graph.tensor(op.inputs[1]).shape;
@@ -65,7 +65,8 @@ class FullyConnectedKernel final : public CudaKernel {
   Pieces pieces_;
 };
 
-std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
+std::vector<KernelSpec> fully_connected_specs(const Context& context, const Graph& graph, const Op& op,
+                                              LayoutFamily family) {
   std::vector<KernelSpec> list;
   const Bytes bias_room = is_weights(op) && op.outputs.size() > 1 ? room_for(bias_pieces(graph, op)) : Bytes{};
   Product product = product_of(graph, op);
@@ -87,7 +88,8 @@ std::vector<KernelSpec> specs(const Context& context, const Graph& graph, const 
   return list;
 }
 
-std::unique_ptr<Kernel> make(const Context& context, const Graph& graph, const Op& op, std::string_view kernel) {
+std::unique_ptr<Kernel> make_fully_connected(const Context& context, const Graph& graph, const Op& op,
+                                             std::string_view kernel) {
   require_f32(graph, op);
   return std::make_unique<FullyConnectedKernel>(context, graph, op, kernel);
 }
@@ -95,9 +97,9 @@ std::unique_ptr<Kernel> make(const Context& context, const Graph& graph, const O
 }  // namespace
 
 std::vector<NamedFactory> fully_connected_kernels() {
-  return {{"FullyConnectedForward", {specs, make}},
-          {"FullyConnectedBackwardData", {specs, make}},
-          {"FullyConnectedBackwardWeights", {specs, make}}};
+  return {{"FullyConnectedForward", {fully_connected_specs, make_fully_connected}},
+          {"FullyConnectedBackwardData", {fully_connected_specs, make_fully_connected}},
+          {"FullyConnectedBackwardWeights", {fully_connected_specs, make_fully_connected}}};
 }
 
 }  // namespace plimsoll::cuda

@@ -7,7 +7,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kPasses = 64;  // over all items: enough for real problems; pyramids would need one a step
+constexpr int64_t kMostLooks = 64;  // over all items: enough for real problems; pyramids would need one a step
 
 struct Piece {
   std::vector<int32_t> items;  // by lower
@@ -49,7 +49,7 @@ Decomposition decompose(const PlacementProblem& problem) {
   for (size_t i = 0; i < problem.items.size(); ++i) pieces[0].items.push_back(static_cast<int32_t>(i));
   std::stable_sort(pieces[0].items.begin(), pieces[0].items.end(),
                    [&](int32_t a, int32_t b) { return item(a).lower < item(b).lower; });
-  int64_t looks = kPasses * static_cast<int64_t>(problem.items.size());
+  int64_t looks = kMostLooks * static_cast<int64_t>(problem.items.size());
   while (!pieces.empty()) {
     const Piece piece = std::move(pieces.back());
     pieces.pop_back();
