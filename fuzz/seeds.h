@@ -90,7 +90,7 @@ inline std::string safetensors_seed() {
 inline std::string saved_plan_seed() {
   Program program;
   program.network.graph = example_graph();
-  program.plan = example_plan(program.network.graph);
+  program.plan = check_plan(program.network.graph, example_plan(program.network.graph));
   return to_json({.model = "resnet20", .input = {.channels = 3, .height = 32, .width = 32, .classes = 10}, .optimizer = {}}, program);
 }
 
@@ -100,7 +100,9 @@ inline std::string train_options_seed() {
   Program program;
   program.network.graph = example_graph();
   program.kernels.resize(static_cast<size_t>(program.network.graph.op_count()), {"reference", {}});
-  program.plan.budget = 5_MiB;
+  Plan plan = example_plan(program.network.graph);
+  plan.budget = 5_MiB;
+  program.plan = check_plan(program.network.graph, std::move(plan));
   TrainingState state = state_to_save(options, program, "key");
   state.step = 37;
   state.epoch = 3;

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "device/tier/tier.h"
 #include "plimsoll/device.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"

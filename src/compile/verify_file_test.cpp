@@ -85,7 +85,7 @@ std::vector<TierInfo> some_tiers() {
 
 // Two steps at once on two cores of two hardware threads, some pairs kept apart, the last ready first.
 void run_at_once(Saved& saved) {
-  Plan& plan = saved.program.plan;
+  Plan plan = saved.program.plan;
   saved.request.inter_op = plan.cores.inter_op = 2;
   saved.request.intra_op = 1;
   plan.cores.cores = 2;
@@ -102,7 +102,7 @@ void run_at_once(Saved& saved) {
   }
   const std::set<std::pair<OpId, OpId>> pairs{std::minmax(plan.steps[2].op, plan.steps[3].op), std::minmax(plan.steps[4].op, plan.steps[6].op)};
   plan.cores.conflicts.assign(pairs.begin(), pairs.end());
-  plan.predicted = simulate(saved.program.network.graph, plan);
+  saved.program.plan = check_plan(saved.program.network.graph, std::move(plan));
 }
 
 std::vector<Saved> saved_plans(const Device& device) {
@@ -118,7 +118,7 @@ std::vector<Saved> saved_plans(const Device& device) {
   tight.model = "lenet";
   tight.input = {.batch = 8};
   CompileOptions with_tiers{.policy = "auto", .tiers = some_tiers()};
-  tight.memory = {std::get<Program>(compile_training(build_model("lenet", tight.input), device, CostTable{}, {.policy = "liveness"})).plan.arena.count * 7 / 10};
+  tight.memory = {std::get<Program>(compile_training(build_model("lenet", tight.input), device, CostTable{}, {.policy = "liveness"})).plan->arena.count * 7 / 10};
   plans.push_back(compiled("tight", device, tight, with_tiers));
   PlanRequest again = tight;
   again.memory = {INT64_MAX};

@@ -1,3 +1,4 @@
+#include "device/tier/tier.h"
 #include "plimsoll/execute.h"
 
 #include <fmt/format.h>

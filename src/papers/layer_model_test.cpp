@@ -5,6 +5,7 @@
 #include <set>
 
 #include "plan/liveness.h"
+#include "plan/policy.h"
 #include "papers/layer_model.h"
 #include "plan/route.h"
 #include "plimsoll/models.h"

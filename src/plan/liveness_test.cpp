@@ -27,7 +27,7 @@ struct Builder {
     return find_liveness(graph, make_route(graph), options);
   }
   bool share(const Liveness& l, TensorId a, TensorId b) const {
-    return l.buffer_of[static_cast<size_t>(a.index)] == l.buffer_of[static_cast<size_t>(b.index)];
+    return l.buffer_of[a] == l.buffer_of[b];
   }
 };
 
@@ -37,9 +37,9 @@ TEST(Liveness, ATensorLivesFromItsWriterToItsLastReader) {
   const TensorId y = b.mix("a", {data}), z = b.mix("b", {y}), end = b.mix("c", {z, y});
   b.graph.outputs = {end};
   const Liveness l = b.analyze();
-  EXPECT_EQ(l.tensors[0], (LiveRange{0, 0}));
-  EXPECT_EQ(l.tensors[1], (LiveRange{0, 2}));
-  EXPECT_EQ(l.tensors[2], (LiveRange{1, 2}));
+  EXPECT_EQ(l.tensors[TensorId{0}], (LiveRange{0, 0}));
+  EXPECT_EQ(l.tensors[TensorId{1}], (LiveRange{0, 2}));
+  EXPECT_EQ(l.tensors[TensorId{2}], (LiveRange{1, 2}));
   EXPECT_EQ(live_before(b.graph, l, 0), (std::vector<TensorId>{data}));
   EXPECT_EQ(live_after(l, 0), (std::vector<TensorId>{y}));
   EXPECT_EQ(live_before(b.graph, l, 2), (std::vector<TensorId>{y, z}));

@@ -79,7 +79,7 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
       if (room == 1.0) {
         EXPECT_EQ(spread.peak, schedule.peak);
       }
-      EXPECT_NEAR(testing::predicted(graph, plan, costs).step_time_ms, time_of(timeline, input.device.tiers, spread).total_ms, 1e-6);
+      EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(timeline, input.device.tiers, spread).total_ms, 1e-6);
     }
   }
   EXPECT_GT(made, 120);

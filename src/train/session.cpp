@@ -18,6 +18,7 @@
 #include "plan/placement/placement.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
+#include "device/tier/tier.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/ops.h"
 #include "train/sample_inputs.h"

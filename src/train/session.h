@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "device/tier/tier.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 
+#include "plimsoll/compile.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 

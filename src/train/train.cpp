@@ -1,3 +1,4 @@
+#include "device/tier/tier.h"
 #include "plimsoll/train.h"
 
 #include <fmt/format.h>

@@ -72,7 +72,7 @@ inline Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
 
 }  // namespace fake
 
-class FakeDoor final : public cuda::Door {
+class FakeDoor : public cuda::Door {
  public:
   using Queue = cuda::Queue;
   using Event = cuda::Event;
@@ -388,8 +388,8 @@ class FakeDoor final : public cuda::Door {
     Bytes workspace() const override { return algorithm_.workspace; }
     void run(const void* a, const void* b, const void*, void* out, void* workspace) override {
       using namespace cuda;
-      const char* const name = c_.pass == Convolution::Pass::forward         ? "cudnnConvolutionForward"
-                               : c_.pass == Convolution::Pass::backward_data ? "cudnnConvolutionBackwardData"
+      const char* const name = c_.pass == cuda::Convolution::Pass::forward         ? "cudnnConvolutionForward"
+                               : c_.pass == cuda::Convolution::Pass::backward_data ? "cudnnConvolutionBackwardData"
                                                                              : "cudnnConvolutionBackwardFilter";
       door_.count(name);
       if (door_.refused_.contains(algorithm_.name)) {
@@ -427,14 +427,14 @@ class FakeDoor final : public cuda::Door {
         if (bytes > 0) std::memset(workspace, 0xff, bytes);
         door.spend(algorithm.name);
         switch (c.pass) {
-          case Convolution::Pass::forward:
+          case cuda::Convolution::Pass::forward:
             all(DirectForward{.y = y, .x = p, .weights = q, .bias = nullptr, .d = shape, .relu = false},
                 c.n * c.k * c.oh * c.ow);
             break;
-          case Convolution::Pass::backward_data:
+          case cuda::Convolution::Pass::backward_data:
             all(DirectBackwardData{.dx = y, .dy = p, .weights = q, .bias = nullptr, .d = shape}, c.n * c.c * c.h * c.w);
             break;
-          case Convolution::Pass::backward_weights:
+          case cuda::Convolution::Pass::backward_weights:
             all(DirectBackwardWeights{.dw = y, .x = p, .dy = q, .d = shape}, c.k * shape.group_c * c.r * c.s);
             break;
         }

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "device/cuda/device.h"
+#include "device/tier/tier.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/execute.h"

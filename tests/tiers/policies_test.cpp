@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cores/relax_reuse.h"
+#include "device/tier/tier.h"
 #include "plimsoll/execute.h"
 #include "plan/simulate.h"
 #include "plimsoll/verify.h"
