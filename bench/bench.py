@@ -251,7 +251,8 @@ class TorchPeer:
     @staticmethod
     def first_to_go():
         """Where memory runs out, the system ends this process rather than another one."""
-        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+        with contextlib.suppress(OSError):
+            pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
 
     def answer(self):
         ready, _, _ = select.select([self.process.stdout], [], [], self.patience)
