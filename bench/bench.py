@@ -854,7 +854,7 @@ class Run:
             seconds = [s for p, _, s in work if p is part]
             total += sum(seconds)
             print(f"{part.name:<15} {len(seconds):>3} cases {sum(seconds) / 60:>6.0f} min   {part.about}")
-        print(f"{'':<25} {total / 60:>6.0f} min in all, and what compiling takes PyTorch")
+        print(f"{'':<25} {total / 60:>6.0f} min in all")
 
 
 def options_from(arguments):
