@@ -251,7 +251,8 @@ class TorchPeer:
     @staticmethod
     def first_to_go():
         """Where memory runs out, the system ends this process rather than another one."""
-        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+        with contextlib.suppress(OSError):
+            pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
 
     def answer(self):
         ready, _, _ = select.select([self.process.stdout], [], [], self.patience)
@@ -853,7 +854,7 @@ class Run:
             seconds = [s for p, _, s in work if p is part]
             total += sum(seconds)
             print(f"{part.name:<15} {len(seconds):>3} cases {sum(seconds) / 60:>6.0f} min   {part.about}")
-        print(f"{'':<25} {total / 60:>6.0f} min in all, and what compiling takes PyTorch")
+        print(f"{'':<25} {total / 60:>6.0f} min in all")
 
 
 def options_from(arguments):
