@@ -188,7 +188,7 @@ std::vector<std::byte> train(const Device& device, const Graph& graph, const Pla
 
 std::string violations(const Graph& graph, const Plan& plan) {
   std::string text;
-  for (const Violation& v : verify(graph, plan, 5)) text += v.message + "\n";
+  for (const Violation& v : verify_safety(graph, plan, 5)) text += v.message + "\n";
   return text;
 }
 

@@ -90,7 +90,7 @@ TEST(PlanJson, ErrorsSayThePlaceAndWhatWasExpected) {
   EXPECT_EQ(error_of(replaced(text, "\"arena\": ", "\"arena\": -"), c.graph),
             fmt::format("arena: an integer of at least 0 was expected, not -{}", c.plan.arena.count));
   EXPECT_EQ(error_of(replaced(text, " \"steps\": ", " \"cores\": {\"inter_op\": -1},\n \"steps\": "), c.graph),
-            "cores.inter_op: an integer from 0 to 2147483647 was expected, not -1");
+            "cores.inter_op: an integer from 1 to 4096 was expected, not -1");
   EXPECT_EQ(error_of(replaced(text, "\"version\": 2", "\"version\": 1"), c.graph),
             "version: version 2 was expected; a plan of another version must be made again, by `plimsoll plan --save`");
   EXPECT_EQ(error_of(replaced(text, "\"policy\": \"liveness\"", "\"policy\": 7"), c.graph),

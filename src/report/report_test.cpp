@@ -133,7 +133,8 @@ TEST(Trace, CountsBytesThatTwoTensorsShareOnce) {
   plan.stays = {{x, 0_B, 1_MiB, 0, 0}, {graph.output(first), 0_B, 1_MiB, 0, 1}, {graph.output(second), 1_MiB, 1_MiB, 1, 1}};
   const std::vector<StepRecord> records{{1, 2}, {2, 3}};
   std::vector<double> live;
-  for (const json& event : json::parse(trace_json(graph, plan, records)).at("traceEvents")) {
+  const json trace = json::parse(trace_json(graph, plan, records));
+  for (const json& event : trace.at("traceEvents")) {
     if (event.at("pid") == 2 && event.at("ph") == "C") live.push_back(event.at("args").at("MiB"));
   }
   EXPECT_EQ(live, (std::vector<double>{1, 2}));

@@ -165,6 +165,7 @@ class Checker {
     for (int32_t i : ends_[static_cast<size_t>(step)]) {
       if (stay(i).bytes.count > 0) {
         auto it = present_by_offset_.find(stay(i).offset.count);
+        if (it == present_by_offset_.end()) continue;  // enough was found before it began
         std::erase(it->second, i);
         if (it->second.empty()) present_by_offset_.erase(it);
       }
