@@ -86,6 +86,10 @@ TEST(PlanNetworks, ATierThatIsTooSmallIsFilledAndTheNextTakesTheRest) {
   std::vector<KernelChoice> kernels;
   for (const Op& op : graph.ops()) kernels.push_back({op.type->is_view ? "" : "reference", {}});
   const CostTable costs;
+  const std::unique_ptr<Device> device = open_reference_device();
+  for (const Op& op : graph.ops()) {
+    if (!op.type->is_view) costs.note(graph, op, device->kernels(graph, op, LayoutFamily::plain).at(0));
+  }
   const Route route = make_route(graph);
   auto plan_with = [&](std::vector<TierInfo> tiers, Bytes budget) {
     PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .budget = budget};

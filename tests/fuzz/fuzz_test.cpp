@@ -93,7 +93,7 @@ TEST(Seeds, AreValid) {
   }
   const Graph graph = graph_from_json(to_json(example_graph()));
   for (const std::string& plan : seeds("plan")) {
-    for (const Violation& violation : verify(graph, plan_from_json(plan, graph))) ADD_FAILURE() << violation.message;
+    for (const Violation& violation : verify_safety(graph, plan_from_json(plan, graph))) ADD_FAILURE() << violation.message;
   }
   EXPECT_EQ(saved_plan_from_json(saved_plan_seed()).request.model, "resnet20");
   for (const std::string& name : seeds("model_name")) EXPECT_NO_THROW(parse_model_name(name)) << name;

@@ -217,7 +217,7 @@ void loosen_some(Problem& problem, Plan& plan) {
   RelaxedStays loose = problem.draw(3) == 0 ? relaxation.without_reuse() : relaxation.with_reuse_distance(static_cast<StepIndex>(problem.draw(20)));
   plan.stays = std::move(loose.stays);
   plan.arena = plan.budget = loose.arena;
-  ASSERT_EQ(text_of(verify(problem.graph(), plan, 3)), "");
+  ASSERT_EQ(text_of(verify_safety(problem.graph(), plan, 3)), "");
 }
 
 // The same plan with steps side by side: 2 to 4 at once, on as many cores, which some steps want all of, in the plan's order or
