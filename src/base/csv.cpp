@@ -8,7 +8,7 @@
 namespace plimsoll {
 namespace {
 
-std::string_view trim(std::string_view text) {
+std::string_view trim_blanks(std::string_view text) {
   const size_t begin = text.find_first_not_of(" \t\r");
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
@@ -47,7 +47,7 @@ bool CsvReader::next_line() {
   fields_.clear();
   for (size_t begin = 0; fields_.size() <= most_fields_;) {
     const size_t comma = std::min(line_text_.find(',', begin), line_text_.size());
-    fields_.push_back(trim(line_text_.substr(begin, comma - begin)));
+    fields_.push_back(trim_blanks(line_text_.substr(begin, comma - begin)));
     if (comma == line_text_.size()) break;
     begin = comma + 1;
   }
@@ -66,7 +66,7 @@ bool CsvReader::note_column(size_t place) {
 bool CsvReader::next_row() {
   do {
     if (!next_line()) return false;
-  } while (trim(line_text_).empty());
+  } while (trim_blanks(line_text_).empty());
   if (fields_.size() != columns_) {
     refuse(fmt::format("{} columns where the header has {}", fields_.size() > most_fields_ ? "too many" : std::to_string(fields_.size()),
                        columns_));

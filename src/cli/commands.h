@@ -17,6 +17,11 @@
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
 
+namespace plimsoll {
+struct CompileOptions;
+struct Session;
+}  // namespace plimsoll
+
 namespace plimsoll::cli {
 
 // What the process returns; design.md.
@@ -69,6 +74,9 @@ struct CommonFlags {
   Bytes budget(const Device& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
 };
+
+// What the flags say of compiling for the session's device.
+CompileOptions compile_options(const CommonFlags& flags, const Session& session);
 
 // Writes JSON lines to the file that --json names, or to standard output for "-". Does nothing without the flag.
 class JsonLines {

@@ -13,6 +13,7 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "plimsoll/verify.h"
+#include "train/session.h"
 
 namespace plimsoll::cli {
 
@@ -163,6 +164,15 @@ std::optional<Bytes> CommonFlags::memory_bytes() const { return bytes_of("--memo
 
 Bytes CommonFlags::budget(const Device& device) const {
   return memory_bytes().value_or(device.info().own_memory ? device.info().memory_available : Bytes{INT64_MAX});
+}
+
+CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
+  CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
+  options.memory = flags.budget(*session.device);
+  options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
+  options.workspace_total = flags.workspace_total_bytes();
+  options.batch_sizes = flags.batch_sizes();
+  return options;
 }
 
 TierOptions CommonFlags::tiers() const {

@@ -32,15 +32,6 @@ ModelInput input_of(const CommonFlags& flags) {
   return {.batch = flags.batch > 0 ? flags.batch : 32, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
 }
 
-CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
-  CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
-  options.memory = flags.budget(*session.device);
-  options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
-  options.workspace_total = flags.workspace_total_bytes();
-  options.batch_sizes = flags.batch_sizes();
-  return options;
-}
-
 // The network's own training step, or with --lowering paper the papers' layers of it.
 std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session, const CompileOptions& options) {
   return flags.lowered() ? compile_layers(network, {}, *session.device, session.costs, options)

@@ -7,8 +7,6 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kLeastComputeSpeed = 0.05;  // however many copies run beside it, on engines of their own
-
 class Engines {
  public:
   Engines(std::span<const double> step_ms, std::span<const EngineMove> moves, std::span<const TierInfo> tiers,

@@ -9,6 +9,8 @@
 
 namespace plimsoll {
 
+inline constexpr double kLeastComputeSpeed = 0.05;  // however many copies run beside it, on engines of their own
+
 struct EngineMove {
   bool out = false;
   int32_t tier = 0;

@@ -7,6 +7,7 @@
 
 #include "base/by_id.h"
 #include "plan/dependencies.h"
+#include "plan/engines.h"
 #include "plan/simulate.h"
 #include "plimsoll/ops.h"
 
@@ -14,7 +15,6 @@ namespace plimsoll {
 namespace {
 
 constexpr double kDone = 1e-9;                // ms left that are none
-constexpr double kLeastComputeSpeed = 0.05;  // however many copies run beside it, on engines of their own
 constexpr int32_t kNone = -1;
 
 // From one event (a step or a copy ends) to the next, everything makes progress at a constant rate.
