@@ -1,5 +1,5 @@
-// Convolutions of one's own, without a network: measures the kernels of two layers, asks for the fastest way to run each pass
-// within 1 MiB of workspace, divides one total among all passes, and runs one of the choices.
+// Convolutions of one's own, without a network: measures the kernels of two layers, asks for the fastest way to run
+// each pass within 1 MiB of workspace, divides one total among all passes, and runs one of the choices.
 #include <cstdio>
 #include <vector>
 
@@ -22,8 +22,9 @@ int main() {
     for (ConvolutionPass pass : kConvolutionPasses) {
       const auto choice = fastest_convolution(layer, pass, *device, costs, 1_MiB, BatchSizes::power_of_two);
       if (!choice) return 1;
-      std::printf("%-28s %-17s %7.3f ms %10s  %s\n", to_string(layer).c_str(), std::string(to_string(pass)).c_str(), choice->configuration.time_ms,
-                  to_string(choice->configuration.workspace).c_str(), choice->kernel.name.c_str());
+      std::printf("%-28s %-17s %7.3f ms %10s  %s\n", to_string(layer).c_str(), std::string(to_string(pass)).c_str(),
+                  choice->configuration.time_ms, to_string(choice->configuration.workspace).c_str(),
+                  choice->kernel.name.c_str());
     }
   }
 
@@ -42,7 +43,8 @@ int main() {
   std::printf("6 MiB for all: %.3f ms with %s\n", division->time_ms, to_string(division->workspace).c_str());
 
   // Running a choice: tensors in the layouts that it wants, then bind and run.
-  const auto choice = fastest_convolution(layers[0], ConvolutionPass::forward, *device, costs, 1_MiB, BatchSizes::power_of_two);
+  const auto choice =
+      fastest_convolution(layers[0], ConvolutionPass::forward, *device, costs, 1_MiB, BatchSizes::power_of_two);
   Graph graph = convolution_graph(layers[0]);
   const Op& op = graph.op(convolution_op(ConvolutionPass::forward));
   for (size_t i = 0; i < op.inputs.size(); ++i) graph.tensor(op.inputs[i]).layout = choice->kernel.inputs[i];
@@ -51,7 +53,9 @@ int main() {
   if (kernel->workspace() > 1_MiB) return 1;
   const std::unique_ptr<Arena> arena = device->take_arena(16_MiB);
   Bytes used;
-  const auto place = [&](Bytes bytes) -> void* { return arena->base() + std::exchange(used, align_up(used + bytes, 64)).count; };
+  const auto place = [&](Bytes bytes) -> void* {
+    return arena->base() + std::exchange(used, align_up(used + bytes, 64)).count;
+  };
   void* const inputs[] = {place(graph.tensor(op.inputs[0]).bytes()), place(graph.tensor(op.inputs[1]).bytes())};
   void* const outputs[] = {place(graph.tensor(op.outputs[0]).bytes())};
   kernel->bind(inputs, outputs, place(kernel->workspace()));

@@ -91,12 +91,16 @@ inline std::string saved_plan_seed() {
   Program program;
   program.network.graph = example_graph();
   program.plan = check_plan(program.network.graph, example_plan(program.network.graph));
-  return to_json({.model = "resnet20", .input = {.channels = 3, .height = 32, .width = 32, .classes = 10}, .optimizer = {}}, program);
+  return to_json(
+      {.model = "resnet20", .input = {.channels = 3, .height = 32, .width = 32, .classes = 10}, .optimizer = {}},
+      program);
 }
 
 inline std::string train_options_seed() {
-  TrainOptions options{.model = "resnet20", .data = "synthetic:100", .batch = 8, .memory = 5_MiB, .steps = 100, .image_size = 32};
-  options.schedule = {.name = "step", .lr = 0.1, .min_lr = 1e-5, .decay_epochs = 3, .warmup_epochs = 2, .warmup_lr = 0.01};
+  TrainOptions options{
+      .model = "resnet20", .data = "synthetic:100", .batch = 8, .memory = 5_MiB, .steps = 100, .image_size = 32};
+  options.schedule = {
+      .name = "step", .lr = 0.1, .min_lr = 1e-5, .decay_epochs = 3, .warmup_epochs = 2, .warmup_lr = 0.01};
   Program program;
   program.network.graph = example_graph();
   program.kernels.resize(static_cast<size_t>(program.network.graph.op_count()), {"reference", {}});
@@ -114,15 +118,18 @@ inline std::string costs_seed() {
   DeviceInfo device;
   device.key = "cpu";
   CostTable table;
-  table.put({"ConvForward(8x3x4x4 f32)->(8x2x4x4 f32)", "jit:avx512_core", 0}, {.source = Cost::Source::measured, .time_ms = 1.5, .spread_ms = 0.25, .runs = 5, .workspace = 4_KiB});
-  table.put({"ConvForward(8x3x4x4 f32)->(8x2x4x4 f32)", "gemm:jit@4*2", 2}, {.source = Cost::Source::in_step, .time_ms = 2, .spread_ms = 0, .runs = 1});
+  table.put({"ConvForward(8x3x4x4 f32)->(8x2x4x4 f32)", "jit:avx512_core", 0},
+            {.source = Cost::Source::measured, .time_ms = 1.5, .spread_ms = 0.25, .runs = 5, .workspace = 4_KiB});
+  table.put({"ConvForward(8x3x4x4 f32)->(8x2x4x4 f32)", "gemm:jit@4*2", 2},
+            {.source = Cost::Source::in_step, .time_ms = 2, .spread_ms = 0, .runs = 1});
   return costs_to_json(table, device);
 }
 
 inline std::vector<std::string> seeds(std::string_view target) {
   using namespace std::string_literals;
   if (target == "costs") return {costs_seed()};
-  if (target == "configuration") return {"jit:avx512_core@abcd", "a@16*3+b@8", "a@1*4096", "jit_wino_4x3:avx512_core@abcd@16*3+gemm:jit@acdb@1"};
+  if (target == "configuration")
+    return {"jit:avx512_core@abcd", "a@16*3+b@8", "a@1*4096", "jit_wino_4x3:avx512_core@abcd@16*3+gemm:jit@acdb@1"};
   if (target == "size") return {"1.5GiB", "512 MB", "64k", "1000", "1e9", "9223372036854775807", " 3.25tb"};
   if (target == "digits") return {digits_seed()};
   if (target == "gzip") return {gzip_seed()};
@@ -144,7 +151,8 @@ inline std::vector<std::string> seeds(std::string_view target) {
   }
   if (target == "saved_plan") return {saved_plan_seed()};
   if (target == "model_name") {
-    return {"resnet:6-32-788-6", "densenet:depth=40,growth=12", "mlp:256-128", "vgg16:dropout=0.5", "dcgan:z=100,width=64", "lenet"};
+    return {"resnet:6-32-788-6", "densenet:depth=40,growth=12", "mlp:256-128",
+            "vgg16:dropout=0.5", "dcgan:z=100,width=64",        "lenet"};
   }
   if (target == "data_spec") return {"digits", "mnist:/data/mnist", "cifar10:.", "images:a:b", "synthetic:1000"};
   if (target == "placement") {
@@ -152,9 +160,10 @@ inline std::vector<std::string> seeds(std::string_view target) {
             "size,id,upper,lower,alignment,offset\r\n100,x,9223372036854775807,0,64,0\r\n7,y,5,4,64,128\r\n"};
   }
   if (target == "convolutions") {
-    return {"width,height,channels,batch,filters,kernel_width,kernel_height,pad_width,pad_height,stride_width,stride_height\n"
-            "56,56,64,32,64,3,3,1,1,1,1\n700,161,1,4,32,20,5,0,0,2,2\n",
-            "batch, kernel_height,kernel_width,filters,channels,height,width\r\n8,3,5,16,4,20,30\r\n"};
+    return {
+        "width,height,channels,batch,filters,kernel_width,kernel_height,pad_width,pad_height,stride_width,stride_height\n"
+        "56,56,64,32,64,3,3,1,1,1,1\n700,161,1,4,32,20,5,0,0,2,2\n",
+        "batch, kernel_height,kernel_width,filters,channels,height,width\r\n8,3,5,16,4,20,30\r\n"};
   }
   if (target == "train_options") return {train_options_seed()};
   return {};

@@ -12,24 +12,23 @@
 #include <string_view>
 
 #include "base/files.h"
+#include "compile/plan_file.h"
+#include "cost/cost_file.h"
 #include "data/decode.h"
 #include "data/sources.h"
 #include "models/catalog.h"
+#include "plan/placement/placement_file.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
-#include "plimsoll/kernels.h"
-#include "cost/cost_file.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
-#include "plan/placement/placement_file.h"
+#include "plimsoll/kernels.h"
 #include "plimsoll/plan.h"
 #include "plimsoll/verify.h"
-#include "compile/plan_file.h"
 #include "train/resume.h"
 #include "train/safetensors.h"
 
 namespace plimsoll::fuzz {
-
 
 // Two layers and an update: every role, a fan-out and a state.
 inline Graph example_graph() {
@@ -74,8 +73,8 @@ inline Plan example_plan(const Graph& graph) {
   return plan;
 }
 
-// The same with all that a plan can have: a parameter that lies in a tier between steps, an activation that leaves and comes
-// back, and one that is made again.
+// The same with all that a plan can have: a parameter that lies in a tier between steps, an activation that leaves and
+// comes back, and one that is made again.
 inline Plan example_plan_with_moves(const Graph& graph) {
   Plan plan = example_plan(graph);
   plan.cores.inter_op = 2;
@@ -271,7 +270,8 @@ inline void read_train_options(std::string_view input) {
   accept_or_refuse([&] {
     const TrainingState state = training_state_from_json(input);
     const TrainOptions options = saved_options(state);
-    require(options.schedule.lr >= 0 && options.schedule.min_lr >= 0 && options.schedule.warmup_lr >= 0, "a negative rate");
+    require(options.schedule.lr >= 0 && options.schedule.min_lr >= 0 && options.schedule.warmup_lr >= 0,
+            "a negative rate");
     require(options.schedule.decay_epochs > 0 && options.image_size >= 0 && options.classes >= 0, "a negative number");
     check_place(state, 10, "x");
     CompileOptions compile;
@@ -288,12 +288,14 @@ inline void read_placement(std::string_view input) {
       for (size_t j = 0; j < i; ++j) {
         const Buffer &a = file.buffers[i], &b = file.buffers[j];
         if (a.upper <= b.lower || b.upper <= a.lower || a.bytes.count == 0 || b.bytes.count == 0) continue;
-        require(placement.offsets[i] + a.bytes <= placement.offsets[j] || placement.offsets[j] + b.bytes <= placement.offsets[i],
+        require(placement.offsets[i] + a.bytes <= placement.offsets[j] ||
+                    placement.offsets[j] + b.bytes <= placement.offsets[i],
                 "two buffers on one byte");
       }
     }
     const std::string text = to_csv(file, placement);
-    require(to_csv(placement_file_from_csv(text, "x.csv"), placement) == text, "a problem that changes when it is read back");
+    require(to_csv(placement_file_from_csv(text, "x.csv"), placement) == text,
+            "a problem that changes when it is read back");
   });
 }
 
@@ -303,10 +305,12 @@ inline void read_convolutions(std::string_view input) {
     const std::vector<Convolution> rows = convolutions_from_csv(input, "x.csv");
     require(!rows.empty() && rows.size() <= kMostConvolutions, "a table of another size");
     std::string text;
-    for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) text += std::string(i == 0 ? "" : ",") + std::string(kConvolutionColumns[i]);
+    for (size_t i = 0; i < std::size(kConvolutionColumns); ++i)
+      text += std::string(i == 0 ? "" : ",") + std::string(kConvolutionColumns[i]);
     for (const Convolution& row : rows) {
       check(row);
-      for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) text += (i == 0 ? "\n" : ",") + std::to_string(field(row, i));
+      for (size_t i = 0; i < std::size(kConvolutionColumns); ++i)
+        text += (i == 0 ? "\n" : ",") + std::to_string(field(row, i));
     }
     require(convolutions_from_csv(text, "x.csv") == rows, "a table that changes when it is read back");
   });
@@ -316,7 +320,8 @@ inline void read_convolutions(std::string_view input) {
 inline void read_configuration(std::string_view input) {
   accept_or_refuse([&] {
     const std::vector<MicroBatch> parts = parts_of(input);
-    for (const MicroBatch& part : parts) require(part.batch > 0 && !part.kernel.empty(), "a part without rows or kernel");
+    for (const MicroBatch& part : parts)
+      require(part.batch > 0 && !part.kernel.empty(), "a part without rows or kernel");
     require(parts.empty() || parts_of(configuration_name(parts)) == parts, "parts that change when they are read back");
   });
 }
@@ -329,12 +334,14 @@ inline void read_costs(std::string_view input) {
     const CostTable table = costs_from_json(input, "x.json", device);
     for (const auto* list : {&table.entries(), &table.in_step_entries()}) {
       for (const auto& [key, cost] : *list) {
-        require(cost.time_ms > 0 && cost.time_ms <= 1e9 && cost.workspace.count <= int64_t{1} << 50, "a cost that cannot be");
+        require(cost.time_ms > 0 && cost.time_ms <= 1e9 && cost.workspace.count <= int64_t{1} << 50,
+                "a cost that cannot be");
         require(!key.signature.empty() && !key.kernel.empty(), "a cost of nothing");
       }
     }
     const std::string text = costs_to_json(table, device);
-    require(costs_to_json(costs_from_json(text, "x.json", device), device) == text, "costs that change when they are read back");
+    require(costs_to_json(costs_from_json(text, "x.json", device), device) == text,
+            "costs that change when they are read back");
     CostTable other;
     merge_costs(table, other);
     require(merge_costs(table, other) == 0, "costs that are added twice");

@@ -26,6 +26,7 @@ plimsoll_test_packages() {  # beside them, for the tests
 libgtest-dev file:/usr/include/gtest/gtest.h
 coinor-libcbc-dev file:/usr/include/coin/Cbc_C_Interface.h
 libgmock-dev file:/usr/include/gmock/gmock.h
+python3 command:python3
 LIST
 }
 

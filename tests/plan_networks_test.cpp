@@ -1,7 +1,6 @@
 // Plans of whole networks: the arena against the largest sum of live bytes, and how long planning takes.
 #include <gtest/gtest.h>
 
-
 #include "base/clock.h"
 #include "passes/passes.h"
 #include "plan/policy.h"
@@ -92,7 +91,12 @@ TEST(PlanNetworks, ATierThatIsTooSmallIsFilledAndTheNextTakesTheRest) {
   }
   const Route route = make_route(graph);
   auto plan_with = [&](std::vector<TierInfo> tiers, Bytes budget) {
-    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .budget = budget};
+    PolicyInput input{.graph = graph,
+                      .route = route,
+                      .kernels = kernels,
+                      .costs = costs,
+                      .device = {.name = "cpu"},
+                      .budget = budget};
     input.device.tiers = std::move(tiers);
     return find_policy("auto").plan(input);
   };

@@ -2,11 +2,10 @@
 //
 //   concurrency_bench MODEL BATCH [CHANNELS SIZE CLASSES]...     more models: separated by "--"
 //
-// "sizes", "pair": single convolutions, as in Tables II and III.
-// "accuracy": the hill-climbing model with interval x against the times of the counts that it did not try (Table V); on the
-// simulated cores, too.
-// "cores": the step on 16 simulated cores, by the measured times of one and two threads, extended by a law.
-// "regression": the study that the concurrency paper rejects: least squares on hardware counters, cross-validated.
+// "sizes", "pair": single convolutions, as in Tables II and III. "accuracy": the hill-climbing model with interval x
+// against the times of the counts that it did not try (Table V); on the simulated cores, too. "cores": the step on 16
+// simulated cores, by the measured times of one and two threads, extended by a law. "regression": the study that the
+// concurrency paper rejects: least squares on hardware counters, cross-validated.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,14 +19,14 @@
 
 #include "bench/concurrency/convolutions.h"
 #include "bench/concurrency/timed_op.h"
-#include "papers/scaling.h"
-#include "cost/signature.h"
-#include "plimsoll/compile.h"
+#include "cores/share_cores.h"
 #include "cores/strategies.h"
+#include "cost/signature.h"
+#include "papers/scaling.h"
 #include "plan/dependencies.h"
+#include "plimsoll/compile.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "cores/share_cores.h"
 
 namespace plimsoll::bench {
 namespace {
@@ -38,7 +37,8 @@ struct Request {
 };
 
 constexpr int kSimulatedCores = 16;
-constexpr double kWorthTelling = 0.1;  // ms with one thread: of shorter ops nothing is seen but what starting threads takes
+constexpr double kWorthTelling =
+    0.1;  // ms with one thread: of shorter ops nothing is seen but what starting threads takes
 
 struct OpTimes {
   std::string key;
@@ -83,8 +83,8 @@ std::vector<OpTimes> time_steps(const Program& program, const Device& device, Co
     try {
       for (int threads = 1; threads <= device.info().threads; ++threads) {
         const bool count = threads == 1 && counters.why_not().empty();
-        times.ms.push_back(
-            time_op(device, graph, op, {.name = step.kernel, .inputs = {}, .outputs = {}}, threads, &counters, count ? &times.features : nullptr));
+        times.ms.push_back(time_op(device, graph, op, {.name = step.kernel, .inputs = {}, .outputs = {}}, threads,
+                                   &counters, count ? &times.features : nullptr));
       }
     } catch (const Error& error) {
       std::fprintf(stderr, "%s is left out: %s\n", op.name.c_str(), error.what());
@@ -95,7 +95,8 @@ std::vector<OpTimes> time_steps(const Program& program, const Device& device, Co
   return result;
 }
 
-// How well a climb with each interval tells the times that it did not take, and what its optimum loses; by threads of `ops`.
+// How well a climb with each interval tells the times that it did not take, and what its optimum loses; by threads of
+// `ops`.
 void report_accuracy(const std::string& model, const std::vector<std::vector<double>>& ops, bool simulated) {
   if (ops.empty()) return;
   const int most = static_cast<int>(ops[0].size());
@@ -108,14 +109,16 @@ void report_accuracy(const std::string& model, const std::vector<std::vector<dou
       while (const auto next = climb.next()) climb.record(ms[static_cast<size_t>(next->threads - 1)]);
       const double n = static_cast<double>(ops.size());
       const auto actual = [&](int p) { return ms[static_cast<size_t>(p - 1)]; };
-      accuracy += interpolation_accuracy(climb.curve(), actual, climb.curve().most_threads()) / n;  // beyond it nobody goes
+      accuracy +=
+          interpolation_accuracy(climb.curve(), actual, climb.curve().most_threads()) / n;  // beyond it nobody goes
       accuracy_of_all += interpolation_accuracy(climb.curve(), actual, most) / n;
       lost += (climb.curve().best_ms() / *std::min_element(ms.begin(), ms.end()) - 1) / n;
       tries = std::max(tries, climb.tries());
     }
-    fmt::print("{{\"what\": \"accuracy\", \"simulated\": {}, \"model\": \"{}\", \"cores\": {}, \"ops\": {}, \"interval\": {}, \"accuracy\": {:.4f}, \"accuracy_of_all\": {:.4f}, "
-               "\"lost\": {:.4f}, \"tries\": {}}}\n",
-               simulated, model, most, ops.size(), interval, accuracy, accuracy_of_all, lost, tries);
+    fmt::print(
+        "{{\"what\": \"accuracy\", \"simulated\": {}, \"model\": \"{}\", \"cores\": {}, \"ops\": {}, \"interval\": {}, \"accuracy\": {:.4f}, \"accuracy_of_all\": {:.4f}, "
+        "\"lost\": {:.4f}, \"tries\": {}}}\n",
+        simulated, model, most, ops.size(), interval, accuracy, accuracy_of_all, lost, tries);
   }
 }
 
@@ -156,10 +159,12 @@ std::vector<CoTask> tasks_of(const Program& program,
 }
 
 // The plan's steps with the measured times, on 16 cores that there are not.
-void report_cores(const std::string& model, const Program& program, const std::vector<OpTimes>& ops, const MachineRates& rates) {
+void report_cores(const std::string& model, const Program& program, const std::vector<OpTimes>& ops,
+                  const MachineRates& rates) {
   if (ops.empty() || ops[0].ms.size() < 2) return;
   constexpr int kCores = kSimulatedCores;
-  const double memory = rates.memory_gb_per_s * kCores / 4;  // a server's cores share more channels than two of them use
+  const double memory =
+      rates.memory_gb_per_s * kCores / 4;  // a server's cores share more channels than two of them use
   const ScalingLaw law{.memory_gb_per_s = memory, .thread_ms = 0.0005};
   std::map<std::string, const OpTimes*> by_key;
   std::vector<std::vector<double>> extended;
@@ -185,10 +190,11 @@ void report_cores(const std::string& model, const Program& program, const std::v
   const ChosenSchedule chosen = best_schedule(tasks, machine, {.co_run = true});
   const int inter[] = {1, 2, 3, 4, 6, 8}, intra[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16};
   const UniformSetting uniform = all_uniform_settings(tasks, machine, inter, intra).front();
-  fmt::print("{{\"what\": \"cores\", \"simulated\": true, \"model\": \"{}\", \"cores\": {}, \"one_thread_ms\": {:.3f}, \"two_threads_ms\": {:.3f}, \"recommended_ms\": {:.3f}, "
-             "\"strategies12_ms\": {:.3f}, \"strategy3_ms\": {:.3f}, \"chosen_ms\": {:.3f}, \"uniform_ms\": {:.3f}, \"uniform_inter\": {}, \"uniform_intra\": {}}}\n",
-             model, kCores, one_thread_ms, two_threads_ms, recommended, strategies12, strategy3, chosen.schedule.total_ms, uniform.total_ms, uniform.inter_op,
-             uniform.intra_op);
+  fmt::print(
+      "{{\"what\": \"cores\", \"simulated\": true, \"model\": \"{}\", \"cores\": {}, \"one_thread_ms\": {:.3f}, \"two_threads_ms\": {:.3f}, \"recommended_ms\": {:.3f}, "
+      "\"strategies12_ms\": {:.3f}, \"strategy3_ms\": {:.3f}, \"chosen_ms\": {:.3f}, \"uniform_ms\": {:.3f}, \"uniform_inter\": {}, \"uniform_intra\": {}}}\n",
+      model, kCores, one_thread_ms, two_threads_ms, recommended, strategies12, strategy3, chosen.schedule.total_ms,
+      uniform.total_ms, uniform.inter_op, uniform.intra_op);
 }
 
 void report_regression(const std::vector<OpTimes>& ops, const Counters& counters) {
@@ -232,7 +238,8 @@ int run(int argc, char** argv) {
   database.save(costs);
   std::vector<OpTimes> all;
   for (const Request& request : wanted) {
-    const auto result = compile_training(build_model(request.model, request.input), *device, costs, {.policy = "liveness"});
+    const auto result =
+        compile_training(build_model(request.model, request.input), *device, costs, {.policy = "liveness"});
     if (std::holds_alternative<Infeasible>(result)) {
       std::fprintf(stderr, "%s does not fit\n", request.model.c_str());
       continue;

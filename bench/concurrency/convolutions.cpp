@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "base/statistics.h"
 #include "base/clock.h"
+#include "base/statistics.h"
 #include "bench/concurrency/timed_op.h"
 #include "cost/bench.h"
 #include "kernels/layout.h"
@@ -20,10 +20,25 @@
 namespace plimsoll::bench {
 namespace {
 
-// The inputs are the paper's; it does not say which filters. These are Inception-v3's, which has no 17x17x384: that takes the first's.
+// The inputs are the paper's; it does not say which filters. These are Inception-v3's, which has no 17x17x384: that
+// takes the first's.
 const Convolution kConvolutions[] = {
-    {.width = 8, .height = 8, .channels = 384, .batch = 32, .filters = 384, .kernel_width = 3, .kernel_height = 1, .pad_width = 1},
-    {.width = 17, .height = 17, .channels = 384, .batch = 32, .filters = 384, .kernel_width = 3, .kernel_height = 1, .pad_width = 1},
+    {.width = 8,
+     .height = 8,
+     .channels = 384,
+     .batch = 32,
+     .filters = 384,
+     .kernel_width = 3,
+     .kernel_height = 1,
+     .pad_width = 1},
+    {.width = 17,
+     .height = 17,
+     .channels = 384,
+     .batch = 32,
+     .filters = 384,
+     .kernel_width = 3,
+     .kernel_height = 1,
+     .pad_width = 1},
     {.width = 8, .height = 8, .channels = 2048, .batch = 32, .filters = 384, .kernel_width = 1, .kernel_height = 1},
 };
 constexpr int kRounds = 15;
@@ -46,7 +61,8 @@ Pair make_pair(const Convolution& convolution, const Device& device, const CostT
       TensorId& mine = known[static_cast<size_t>(id.index)];
       if (!mine.valid()) {
         const Tensor& tensor = all.tensor(id);
-        mine = graph.add_source(tensor.name, tensor.shape, tensor.dtype, Role::parameter);  // what its first reader wants is its layout
+        mine = graph.add_source(tensor.name, tensor.shape, tensor.dtype,
+                                Role::parameter);  // what its first reader wants is its layout
       }
       inputs.push_back(mine);
     }
@@ -55,7 +71,9 @@ Pair make_pair(const Convolution& convolution, const Device& device, const CostT
   const LayoutResult layouts = choose_layouts(graph, device, costs);
   const Route route = make_route(graph);
   // Every tensor has bytes of its own, so that nothing but the cores stands between the two.
-  PlanOrInfeasible found = find_policy("baseline").plan({.graph = graph, .route = route, .kernels = layouts.kernels, .costs = costs, .device = device.info()});
+  PlanOrInfeasible found =
+      find_policy("baseline")
+          .plan({.graph = graph, .route = route, .kernels = layouts.kernels, .costs = costs, .device = device.info()});
   return {std::move(graph), std::get<Plan>(std::move(found))};
 }
 
@@ -84,12 +102,14 @@ void report_input_sizes(const Device& device, CostTable& costs) {
       const auto choice = fastest_convolution(convolution, pass, device, costs, {INT64_MAX}, BatchSizes::undivided);
       if (!choice) continue;
       std::vector<double> ms;
-      for (int threads = 1; threads <= device.info().threads; ++threads) ms.push_back(time_op(device, graph, graph.op(convolution_op(pass)), choice->kernel, threads));
+      for (int threads = 1; threads <= device.info().threads; ++threads)
+        ms.push_back(time_op(device, graph, graph.op(convolution_op(pass)), choice->kernel, threads));
       const auto best = std::min_element(ms.begin(), ms.end());
-      fmt::print("{{\"what\": \"sizes\", \"pass\": \"{}\", \"input\": \"{},{},{},{}\", \"convolution\": \"{}\", \"kernel\": \"{}\", \"best_threads\": {}, \"best_ms\": {:.4f}, "
-                 "\"all_ms\": {:.4f}, \"one_ms\": {:.4f}}}\n",
-                 to_string(pass), convolution.batch, convolution.height, convolution.width, convolution.channels, to_string(convolution), choice->kernel.name,
-                 best - ms.begin() + 1, *best, ms.back(), ms.front());
+      fmt::print(
+          "{{\"what\": \"sizes\", \"pass\": \"{}\", \"input\": \"{},{},{},{}\", \"convolution\": \"{}\", \"kernel\": \"{}\", \"best_threads\": {}, \"best_ms\": {:.4f}, "
+          "\"all_ms\": {:.4f}, \"one_ms\": {:.4f}}}\n",
+          to_string(pass), convolution.batch, convolution.height, convolution.width, convolution.channels,
+          to_string(convolution), choice->kernel.name, best - ms.begin() + 1, *best, ms.back(), ms.front());
       std::fflush(stdout);
     }
   }
@@ -100,8 +120,8 @@ void report_pair(const Device& device, CostTable& costs) {
   const CoreShape cores = device.info().cores;
   Pair pair = make_pair(convolution, device, costs);
   auto report = [&](const char* how, int threads, int hardware_threads) {
-    fmt::print("{{\"what\": \"pair\", \"convolution\": \"{}\", \"how\": \"{}\", \"threads\": {}, \"ms\": {:.4f}}}\n", to_string(convolution), how, threads,
-               step_ms(pair, device, hardware_threads));
+    fmt::print("{{\"what\": \"pair\", \"convolution\": \"{}\", \"how\": \"{}\", \"threads\": {}, \"ms\": {:.4f}}}\n",
+               to_string(convolution), how, threads, step_ms(pair, device, hardware_threads));
     std::fflush(stdout);
   };
   for (Step& step : pair.plan.steps) step.threads = cores.cores;

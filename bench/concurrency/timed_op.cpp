@@ -12,9 +12,11 @@ constexpr int kMostRuns = 25;
 constexpr int64_t kBeyondCaches = int64_t{96} << 20;  // bytes that pass between two uses of the same buffers
 }  // namespace
 
-double time_op(const Device& device, const Graph& graph, const Op& op, const KernelSpec& kernel, int threads, Counters* counters, Row* features) {
+double time_op(const Device& device, const Graph& graph, const Op& op, const KernelSpec& kernel, int threads,
+               Counters* counters, Row* features) {
   OpBench bench(device, isolate(graph, op, kernel), threads);
-  const int sets = static_cast<int>(std::clamp<int64_t>(kBeyondCaches / std::max<int64_t>(bench.set_bytes().count, 1) + 1, 1, 64));
+  const int sets =
+      static_cast<int>(std::clamp<int64_t>(kBeyondCaches / std::max<int64_t>(bench.set_bytes().count, 1) + 1, 1, 64));
   const auto arena = device.take_arena(bench.bytes(sets));
   bench.place(arena->base(), sets);
   bench.run();

@@ -10,6 +10,7 @@
 namespace plimsoll::bench {
 
 // With `features`, appends what the counters say of a run, by instructions, and the time.
-double time_op(const Device& device, const Graph& graph, const Op& op, const KernelSpec& kernel, int threads, Counters* counters = nullptr, Row* features = nullptr);
+double time_op(const Device& device, const Graph& graph, const Op& op, const KernelSpec& kernel, int threads,
+               Counters* counters = nullptr, Row* features = nullptr);
 
 }  // namespace plimsoll::bench

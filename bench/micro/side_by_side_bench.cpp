@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "base/statistics.h"
 #include "base/clock.h"
+#include "base/statistics.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/error.h"
 #include "plimsoll/execute.h"

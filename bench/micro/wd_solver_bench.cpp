@@ -2,10 +2,11 @@
 //
 //   ninja -C build wd_solver_bench && build/bench/micro/wd_solver_bench [NETWORK BATCH]
 //
-// Instances: as many variables (configurations on the fronts) as the paper's ResNet-50 has, 562 over 53 convolutions with
-// three kernels each; ten thousand in few and in many ops; and one where time and workspace are tied to each other, which
-// no price tells apart. With a network, also that of its convolutions, measured at powers of two (minutes the first time; the
-// benchmark database keeps it). Each at several totals between what must be and what would be had; every answer is checked.
+// Instances: as many variables (configurations on the fronts) as the paper's ResNet-50 has, 562 over 53 convolutions
+// with three kernels each; ten thousand in few and in many ops; and one where time and workspace are tied to each
+// other, which no price tells apart. With a network, also that of its convolutions, measured at powers of two (minutes
+// the first time; the benchmark database keeps it). Each at several totals between what must be and what would be had;
+// every answer is checked.
 #include <cstdio>
 #include <string>
 
@@ -35,7 +36,8 @@ size_t variables(const Fronts& fronts) {
 Fronts fronts_with(std::mt19937& random, size_t ops, size_t wanted) {
   Fronts fronts = likely_fronts(random, static_cast<int>(ops), 64, 5, BatchSizes::power_of_two);
   while (variables(fronts) > wanted) {
-    auto& largest = *std::max_element(fronts.begin(), fronts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    auto& largest = *std::max_element(fronts.begin(), fronts.end(),
+                                      [](const auto& a, const auto& b) { return a.size() < b.size(); });
     largest.erase(largest.begin() + static_cast<std::ptrdiff_t>(largest.size() / 2));
   }
   return fronts;
@@ -44,7 +46,8 @@ Fronts fronts_with(std::mt19937& random, size_t ops, size_t wanted) {
 // As networks are: few different ops, each several times.
 Fronts repeated(std::mt19937& random, const Fronts& different, size_t ops) {
   Fronts fronts;
-  for (size_t i = 0; i < ops; ++i) fronts.push_back(i < different.size() ? different[i] : different[random() % different.size()]);
+  for (size_t i = 0; i < ops; ++i)
+    fronts.push_back(i < different.size() ? different[i] : different[random() % different.size()]);
   return fronts;
 }
 
@@ -53,7 +56,8 @@ Fronts tied_fronts(std::mt19937& random, int ops, int points) {
   for (auto& front : fronts) {
     for (int i = 0; i < points; ++i) {
       const int64_t bytes = static_cast<int64_t>(random() % (1 << 20));
-      front.push_back({{}, static_cast<double>((1 << 21) - bytes + static_cast<int64_t>(random() % 64)) / 1024, Bytes{bytes}});
+      front.push_back(
+          {{}, static_cast<double>((1 << 21) - bytes + static_cast<int64_t>(random() % 64)) / 1024, Bytes{bytes}});
     }
   }
   return fronts;
@@ -77,12 +81,14 @@ Instance of_network(const std::string& model, int64_t batch) {
   options.progress = [](int done, int total, const std::string& what) {
     if (done % 50 == 0) std::fprintf(stderr, "measuring %d/%d %s\n", done, total, what.c_str());
   };
-  if (measure_convolutions(convolutions, *session.device, session.costs, options) > 0) session.database->save(session.costs);
+  if (measure_convolutions(convolutions, *session.device, session.costs, options) > 0)
+    session.database->save(session.costs);
   Instance instance{model + ", batch " + std::to_string(batch) + ", measured", {}};
   for (const Convolution& convolution : convolutions) {
     for (ConvolutionPass pass : kConvolutionPasses) {
       instance.fronts.emplace_back();
-      for (ConvolutionChoice& choice : convolution_front(convolution, pass, *session.device, session.costs, options.batches)) {
+      for (ConvolutionChoice& choice :
+           convolution_front(convolution, pass, *session.device, session.costs, options.batches)) {
         instance.fronts.back().push_back(std::move(choice.configuration));
       }
     }
@@ -123,11 +129,12 @@ void measure(const Instance& instance, unsigned seed, double share) {
   }
   check(instance.fronts, division, total);
   std::sort(times.begin(), times.end());
-  std::printf("{\"instance\": \"%s\", \"seed\": %u, \"ops\": %zu, \"variables\": %zu, \"share\": %g, \"solve_ms\": %.4f, \"spread_ms\": %.4f, "
-              "\"exact\": %s, \"time_ms\": %.6f, \"lower_bound_ms\": %.6f, \"total_bytes\": %lld, \"used_bytes\": %lld}\n",
-              instance.name.c_str(), seed, instance.fronts.size(), variables(instance.fronts), share, times[times.size() / 2],
-              times[times.size() * 3 / 4] - times[times.size() / 4], division.exact ? "true" : "false", division.time_ms, division.lower_bound_ms,
-              static_cast<long long>(total.count), static_cast<long long>(division.workspace.count));
+  std::printf(
+      "{\"instance\": \"%s\", \"seed\": %u, \"ops\": %zu, \"variables\": %zu, \"share\": %g, \"solve_ms\": %.4f, \"spread_ms\": %.4f, "
+      "\"exact\": %s, \"time_ms\": %.6f, \"lower_bound_ms\": %.6f, \"total_bytes\": %lld, \"used_bytes\": %lld}\n",
+      instance.name.c_str(), seed, instance.fronts.size(), variables(instance.fronts), share, times[times.size() / 2],
+      times[times.size() * 3 / 4] - times[times.size() / 4], division.exact ? "true" : "false", division.time_ms,
+      division.lower_bound_ms, static_cast<long long>(total.count), static_cast<long long>(division.workspace.count));
   std::fflush(stdout);
 }
 

@@ -15,16 +15,16 @@
 namespace plimsoll {
 
 struct OptimizerOptions {
-  std::string name = "sgd";    // sgd, adam, adamw
-  double momentum = 0.9;       // sgd
-  bool nesterov = false;       // sgd
-  double weight_decay = 0;     // as in PyTorch: added to the gradient (sgd, adam), decoupled (adamw)
+  std::string name = "sgd";  // sgd, adam, adamw
+  double momentum = 0.9;     // sgd
+  bool nesterov = false;     // sgd
+  double weight_decay = 0;   // as in PyTorch: added to the gradient (sgd, adam), decoupled (adamw)
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  // adam, adamw
 };
 
 // A loss and the parameters that it trains. A classifier has one objective; a GAN has two.
 struct Objective {
-  TensorId loss;                     // a scalar
+  TensorId loss;  // a scalar
   std::vector<TensorId> parameters;
 };
 
@@ -32,8 +32,8 @@ struct Objective {
 struct Network {
   Graph graph;
   std::vector<Objective> objectives;
-  TensorId data, labels;             // inputs that the trainer fills before each step; labels are invalid where there are none
-  TensorId correct;                  // an output: how many of the batch were answered rightly; invalid where nothing is right or wrong
+  TensorId data, labels;  // inputs that the trainer fills before each step; labels are invalid where there are none
+  TensorId correct;  // an output: how many of the batch were answered rightly; invalid where nothing is right or wrong
 };
 
 // Appends the backward ops of `loss`. Returns the gradient of each tensor of `wanted`; an invalid id where the loss

@@ -19,8 +19,14 @@ struct Bytes {
   friend constexpr Bytes operator+(Bytes a, Bytes b) { return {a.count + b.count}; }
   friend constexpr Bytes operator-(Bytes a, Bytes b) { return {a.count - b.count}; }
   friend constexpr Bytes operator*(Bytes a, int64_t n) { return {a.count * n}; }
-  constexpr Bytes& operator+=(Bytes b) { count += b.count; return *this; }
-  constexpr Bytes& operator-=(Bytes b) { count -= b.count; return *this; }
+  constexpr Bytes& operator+=(Bytes b) {
+    count += b.count;
+    return *this;
+  }
+  constexpr Bytes& operator-=(Bytes b) {
+    count -= b.count;
+    return *this;
+  }
 };
 
 // The smallest multiple of `alignment` that is not less than `bytes`.

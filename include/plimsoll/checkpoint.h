@@ -63,7 +63,6 @@ struct TrainingState {
   std::optional<SavedCores> cores;
 
   std::string weights_sha256;  // set by save_checkpoint: of the bytes of parameters and statistics, in their order
-
 };
 
 std::string to_json(const TrainingState& state);

@@ -27,31 +27,36 @@ struct FusionOptions {
   Bytes block_bytes = 32_MiB;
 };
 // What a pass did.
-struct PassReport { std::string name; int rewrites = 0; double time_ms = 0; };
+struct PassReport {
+  std::string name;
+  int rewrites = 0;
+  double time_ms = 0;
+};
 
 struct CompileOptions {
-  Bytes memory{INT64_MAX};        // the arena's budget
+  Bytes memory{INT64_MAX};  // the arena's budget
   std::string policy = "auto";
   std::string placement = "offline";
-  std::vector<TierInfo> tiers;    // what the plan may use behind the arena; empty: the device's own
+  std::vector<TierInfo> tiers;      // what the plan may use behind the arena; empty: the device's own
   std::vector<int8_t> state_homes;  // as in PolicyInput
   OptimizerOptions optimizer;
-  bool exact = false;             // kernels by rule, the same whatever the budget and the measured times
-  Bytes workspace{INT64_MAX};     // the most that one op may use beside its tensors
-  std::optional<Bytes> workspace_total;   // the most that those of all convolutions and fully connected layers add up to
+  bool exact = false;                    // kernels by rule, the same whatever the budget and the measured times
+  Bytes workspace{INT64_MAX};            // the most that one op may use beside its tensors
+  std::optional<Bytes> workspace_total;  // the most that those of all convolutions and fully connected layers add up to
   // Sizes of the parts that a batch may be divided into, where dividing is predicted to be faster or saves workspace.
   // Absent: powers of two whose costs are measured. When given, costs that are not measured are estimated.
   std::optional<BatchSizes> batch_sizes;
   std::optional<LayoutFamily> family;
-  std::map<std::string, std::string, std::less<>> kernels;  // by op name: repeat these choices
-  std::map<std::string, Layout, std::less<>> state_layouts; // pinned layouts of states, by name
+  std::map<std::string, std::string, std::less<>> kernels;   // by op name: repeat these choices
+  std::map<std::string, Layout, std::less<>> state_layouts;  // pinned layouts of states, by name
   FusionOptions fusion;
-  bool first_that_fits = false;   // whether there is a plan is the question, not how fast it is
-  bool least_memory = false;      // do not fit `memory`: find the least that would do, whatever the kernels
+  bool first_that_fits = false;  // whether there is a plan is the question, not how fast it is
+  bool least_memory = false;     // do not fit `memory`: find the least that would do, whatever the kernels
 };
 
-// A plan that was verified and simulated for its graph, and that nobody can change any more. Who wants another plan changes a copy
-// (`Plan plan = *checked`) and has it checked. Copies share the plan: it lies at one address for as long as one of them lives.
+// A plan that was verified and simulated for its graph, and that nobody can change any more. Who wants another plan
+// changes a copy (`Plan plan = *checked`) and has it checked. Copies share the plan: it lies at one address for as long
+// as one of them lives.
 class CheckedPlan {
  public:
   CheckedPlan() = default;  // of no steps, for the graph without ops
@@ -66,19 +71,20 @@ class CheckedPlan {
   std::shared_ptr<const Plan> plan_;
 };
 
-// The one way to such a plan. Predicts peak, time and traffic from the plan alone, then verifies all of it. Throws Error(internal)
-// with the first violations when the plan is not safe.
+// The one way to such a plan. Predicts peak, time and traffic from the plan alone, then verifies all of it. Throws
+// Error(internal) with the first violations when the plan is not safe.
 CheckedPlan check_plan(const Graph& graph, Plan plan);
 
-// What a network was compiled to: the graph of one step, the kernel of each op, and the plan by which an executor runs them.
+// What a network was compiled to: the graph of one step, the kernel of each op, and the plan by which an executor runs
+// them.
 struct Program {
   Network network;                    // of the training step: fused, with its gradients and updates, laid out
   std::vector<KernelChoice> kernels;  // by op index
   LayoutFamily family = LayoutFamily::plain;
-  std::string policy;                 // that was asked for; plan->policy made the plan: auto takes whatever is best
+  std::string policy;  // that was asked for; plan->policy made the plan: auto takes whatever is best
   CheckedPlan plan;
-  Bytes lower_bound;                  // no plan needs less (least_bytes)
-  Bytes baseline_peak;                // what the baseline policy needs for the same graph
+  Bytes lower_bound;    // no plan needs less (least_bytes)
+  Bytes baseline_peak;  // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;
 };
 
@@ -88,11 +94,12 @@ struct Program {
 std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
                                                    const CompileOptions& options);
 // A training step whose layouts and kernels stand: `kernels` by op index, empty names for views. Nothing is rewritten.
-std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device, const CostTable& costs,
-                                                const CompileOptions& options);
+std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device,
+                                                const CostTable& costs, const CompileOptions& options);
 // The program of an evaluation: the forward pass alone. The states of `training` keep their offsets, so both share an
 // arena.
-std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
-                                                     const CostTable& costs, const CompileOptions& options);
+std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training,
+                                                     const Device& device, const CostTable& costs,
+                                                     const CompileOptions& options);
 
 }  // namespace plimsoll

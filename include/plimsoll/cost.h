@@ -7,8 +7,8 @@
 
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -24,8 +24,8 @@ namespace plimsoll {
 struct CostKey {
   std::string signature;  // of the op: type, attributes, shapes, dtypes and layouts of inputs and outputs; no names
   std::string kernel;
-  int threads = 0;        // 0: all of the device's
-  bool spread = false;    // with fewer threads than the device has: on cores that share no cache
+  int threads = 0;      // 0: all of the device's
+  bool spread = false;  // with fewer threads than the device has: on cores that share no cache
   friend auto operator<=>(const CostKey&, const CostKey&) = default;
 };
 // The signature of an op with the layouts that its tensors have in the graph.
@@ -42,7 +42,7 @@ struct Cost {
   double time_ms = 0;    // median
   double spread_ms = 0;  // half the distance between the quartiles
   int runs = 0;
-  Bytes workspace{-1};   // of the kernel; negative where it was not noted
+  Bytes workspace{-1};  // of the kernel; negative where it was not noted
 };
 
 // Rates for estimates; probed once on a device, stated for a simulated one.
@@ -74,7 +74,7 @@ class CostTable {
   // A kernel may have two costs: alone, and inside a training step. Kernels are compared by the first, since only
   // chosen kernels have the second. Steps are predicted by the second.
   void put(const CostKey& key, const Cost& cost);
-  std::optional<Cost> find(const CostKey& key) const;          // of the kernel alone
+  std::optional<Cost> find(const CostKey& key) const;  // of the kernel alone
   std::optional<Cost> find_in_step(const CostKey& key) const;
   const std::map<CostKey, Cost>& in_step_entries() const { return in_step_; }
   const std::map<CostKey, Cost>& entries() const { return entries_; }
@@ -82,18 +82,20 @@ class CostTable {
   // Pairs of ops, by signature, that training found slower at the same time than one after another. The lesser
   // signature first.
   using OpPair = std::pair<std::string, std::string>;
-  void add_conflict(std::string a, std::string b) { conflicts_.insert(a < b ? OpPair(std::move(a), std::move(b)) : OpPair(std::move(b), std::move(a))); }
+  void add_conflict(std::string a, std::string b) {
+    conflicts_.insert(a < b ? OpPair(std::move(a), std::move(b)) : OpPair(std::move(b), std::move(a)));
+  }
   const std::set<OpPair>& conflicts() const { return conflicts_; }
 
   // What a step with this kernel is predicted to take: as measured in a step, else alone, else estimated.
   Cost predict(const Graph& graph, const Op& op, const std::string& kernel, int threads = 0) const;
-  // The cost of the kernel alone where it is known, else an estimate. A configuration without an entry costs what its parts cost,
-  // and what dividing costs besides.
-  // By name: with the layouts that the graph's tensors have. The estimate follows from what the device told of the kernel, which
-  // the table keeps when it is asked by KernelSpec, or told by note(). A kernel that it has never seen counts as an average one.
+  // The cost of the kernel alone where it is known, else an estimate. A configuration without an entry costs what its
+  // parts cost, and what dividing costs besides. By name: with the layouts that the graph's tensors have. The estimate
+  // follows from what the device told of the kernel, which the table keeps when it is asked by KernelSpec, or told by
+  // note(). A kernel that it has never seen counts as an average one.
   Cost cost(const Graph& graph, const Op& op, const std::string& kernel) const;
-  Cost cost(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // layouts as it wants
-  void note(const Graph& graph, const Op& op, const KernelSpec& kernel) const;               // for several threads
+  Cost cost(const Graph& graph, const Op& op, const KernelSpec& kernel) const;  // layouts as it wants
+  void note(const Graph& graph, const Op& op, const KernelSpec& kernel) const;  // for several threads
 
  private:
   MachineRates rates_;
@@ -111,12 +113,13 @@ std::vector<int64_t> micro_batch_sizes(BatchSizes sizes, int64_t batch);  // asc
 
 struct MeasureOptions {
   double seconds_per_kernel = 0.15;  // at most, after one warm-up run; at least three runs
-  Bytes memory{INT64_MAX};           // for buffers; the device's available memory bounds it too. What needs more is left out
-  BatchSizes batches = BatchSizes::undivided;  // also at these micro-batches, for ops that run in parts and have workspaces
-  int64_t every = 1;                 // with `all`: only powers of two and multiples of it
-  std::vector<int> threads = {0};    // by each of these counts; 0: all of the device's
+  Bytes memory{INT64_MAX};  // for buffers; the device's available memory bounds it too. What needs more is left out
+  BatchSizes batches =
+      BatchSizes::undivided;       // also at these micro-batches, for ops that run in parts and have workspaces
+  int64_t every = 1;               // with `all`: only powers of two and multiples of it
+  std::vector<int> threads = {0};  // by each of these counts; 0: all of the device's
   std::function<void(int done, int total, const std::string& what)> progress;
-  std::function<bool()> stop;        // asked between kernels
+  std::function<bool()> stop;  // asked between kernels
 };
 // Times every kernel of every family that the graph's ops could use and that the table lacks, on buffers that are cold
 // in the cache as they would be in a step. Returns how many were measured.
@@ -130,9 +133,9 @@ class CostDatabase {
   static std::filesystem::path default_path();
   CostDatabase(const std::filesystem::path& path, const DeviceInfo& device);
   ~CostDatabase();
-  CostTable load();                       // all entries and pairs of this device, and its rates if they were probed
+  CostTable load();  // all entries and pairs of this device, and its rates if they were probed
   std::optional<MachineRates> rates();
-  void save(const CostTable& table);      // one transaction; the newer of each source stays
+  void save(const CostTable& table);  // one transaction; the newer of each source stays
   void save(const MachineRates& rates);
   // Forgets what training found out about sharing this device's cores: times inside a step with fewer threads, and
   // conflicts. The next training finds it out anew.
@@ -140,8 +143,8 @@ class CostDatabase {
   // The rates of a tier, by a key that says which ("disk 8:1 /mnt/fast"); name and capacity are not kept.
   std::optional<TierInfo> tier_rates(const std::string& key);
   void save(const std::string& key, const TierInfo& tier);
-  bool is_kept() const;                   // false: in memory, or the last saving failed; `notice` says why
-  const std::string& notice() const;      // empty when nothing happened that a user should know
+  bool is_kept() const;               // false: in memory, or the last saving failed; `notice` says why
+  const std::string& notice() const;  // empty when nothing happened that a user should know
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

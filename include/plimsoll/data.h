@@ -60,9 +60,10 @@ class DataSet {
 };
 
 struct DataOptions {
-  int64_t channels = 0, height = 0, width = 0;  // what the network takes; 0: as the data has it, 3x224x224 for image folders
-  int64_t classes = 0;                          // synthetic only; 0: 10
-  uint64_t seed = 0;                            // of synthetic images and of splits that a folder does not give
+  int64_t channels = 0, height = 0,
+          width = 0;    // what the network takes; 0: as the data has it, 3x224x224 for image folders
+  int64_t classes = 0;  // synthetic only; 0: 10
+  uint64_t seed = 0;    // of synthetic images and of splits that a folder does not give
 };
 
 // "kind[:DIR]": digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR, synthetic[:COUNT]. Throws
@@ -70,7 +71,9 @@ struct DataOptions {
 // what it should be.
 std::shared_ptr<const DataSet> open_data(std::string_view spec, const DataOptions& options = {});
 
-struct DataListing { std::string name, description; };
+struct DataListing {
+  std::string name, description;
+};
 std::vector<DataListing> list_data();
 
 // The order of a split's samples in an epoch: a permutation of 0..count-1.
@@ -80,11 +83,11 @@ struct LoaderOptions {
   Split split = Split::train;
   int64_t batch = 32;
   uint64_t seed = 0;
-  Augmentation augmentation;     // of Split::train; none unless said: DataInfo has what is usual
-  int64_t epoch = 0;             // where to begin
-  int64_t first_batch = 0;       // in that epoch
-  int threads = 1;               // that prepare batches beside the training
-  int queue = 0;                 // batches prepared at most; each costs its bytes. 0: two, one where a batch is over 32 MiB
+  Augmentation augmentation;  // of Split::train; none unless said: DataInfo has what is usual
+  int64_t epoch = 0;          // where to begin
+  int64_t first_batch = 0;    // in that epoch
+  int threads = 1;            // that prepare batches beside the training
+  int queue = 0;  // batches prepared at most; each costs its bytes. 0: two, one where a batch is over 32 MiB
 };
 
 // Valid until the next call of release() or next().
@@ -92,8 +95,8 @@ struct Batch {
   std::span<const float> data;      // batch x channels x height x width, row-major
   std::span<const int32_t> labels;  // -1 for the rows that fill up the last batch of an evaluation
   int64_t epoch = 0;
-  int64_t index = 0;                // in the epoch
-  int64_t count = 0;                // rows with a sample
+  int64_t index = 0;  // in the epoch
+  int64_t count = 0;  // rows with a sample
 };
 
 // Batches one after another, epoch after epoch without end. Training shuffles every epoch and drops a last batch that

@@ -20,11 +20,11 @@ class Tier;
 
 // Memory behind the arena, with engines of its own that copy in and out beside compute.
 struct TierInfo {
-  std::string name;             // "host", "disk", "peer"
+  std::string name;  // "host", "disk", "peer"
   Bytes capacity;
-  double out_gb_per_s = 0;      // arena to tier
-  double in_gb_per_s = 0;       // tier to arena
-  double latency_us = 0;        // of a copy, before its first byte
+  double out_gb_per_s = 0;  // arena to tier
+  double in_gb_per_s = 0;   // tier to arena
+  double latency_us = 0;    // of a copy, before its first byte
   // The share of compute's speed that a running copy takes, 0 to 1. At 1 there is no engine beside compute: the
   // computing threads themselves copy, all together, between two steps.
   double compute_share = 0;
@@ -46,15 +46,15 @@ struct DeviceInfo {
   std::string description;  // "2 threads, AVX-512, oneDNN 2.6.3"
   std::string key;          // everything that a measured time depends on: library version, instruction set, threads
   int threads = 1;
-  CoreShape cores;          // that the process may use
-  Bytes memory_total;       // of the machine
-  Bytes memory_available;   // when it was opened
-  Bytes cache;              // the last before a device's own memory; 0 where the host's is what counts
-  bool simulated = false;   // plans only
-  bool own_memory = false;      // an arena lies in memory that is not the host's: a plan may take all of it
-  bool asynchronous = false;    // run() of a kernel only asks for the work (open_queues)
+  CoreShape cores;                // that the process may use
+  Bytes memory_total;             // of the machine
+  Bytes memory_available;         // when it was opened
+  Bytes cache;                    // the last before a device's own memory; 0 where the host's is what counts
+  bool simulated = false;         // plans only
+  bool own_memory = false;        // an arena lies in memory that is not the host's: a plan may take all of it
+  bool asynchronous = false;      // run() of a kernel only asks for the work (open_queues)
   bool lists_best_first = false;  // the first of an op's kernels is its library's choice for this very machine
-  std::vector<TierInfo> tiers;  // what a plan may use, the fastest first; none unless the user gives it
+  std::vector<TierInfo> tiers;    // what a plan may use, the fastest first; none unless the user gives it
 };
 
 // How images lie in memory across a whole network. Choosing kernels compares the families and takes one.
@@ -83,13 +83,13 @@ struct KernelEstimate {
 
 // One way to run one op. Only the specs of Reorder repeat the layouts that the graph's tensors have already.
 struct KernelSpec {
-  std::string name;             // "jit_wino_4x3:avx512_core": unique among an op's kernels of one family
-  std::vector<Layout> inputs;   // as this kernel wants them; the layout pass inserts reorders where they differ
+  std::string name;            // "jit_wino_4x3:avx512_core": unique among an op's kernels of one family
+  std::vector<Layout> inputs;  // as this kernel wants them; the layout pass inserts reorders where they differ
   std::vector<Layout> outputs;
-  Bytes workspace;              // scratch during the op, 0 for most
-  bool exact = true;            // the same bits on every run, in full single precision; --exact takes no others
+  Bytes workspace;    // scratch during the op, 0 for most
+  bool exact = true;  // the same bits on every run, in full single precision; --exact takes no others
   Algorithm algorithm = Algorithm::direct;
-  bool last_resort = false;     // slow, and offered only where no other kernel will do: parts of the batch may do better
+  bool last_resort = false;  // slow, and offered only where no other kernel will do: parts of the batch may do better
   KernelEstimate estimate;
 };
 
@@ -132,10 +132,11 @@ class Queues {
   virtual void copy_in(std::byte* to, const std::byte* from_host, size_t bytes) = 0;
   virtual void fill(Queue queue, std::byte* at, int byte, size_t bytes) = 0;
   virtual void copy_within(std::byte* to, const std::byte* from, size_t bytes) = 0;  // the arena, in the compute queue
-  virtual void mark(Queue queue, Mark mark) = 0;   // is reached when all that was asked of the queue so far is done
-  virtual void wait(Queue queue, Mark mark) = 0;   // what is asked of the queue after this starts when the mark is reached
-  virtual void synchronize(Mark mark) = 0;         // the host waits until the mark is reached
-  virtual void synchronize() = 0;                  // until all three queues are empty
+  virtual void mark(Queue queue, Mark mark) = 0;  // is reached when all that was asked of the queue so far is done
+  virtual void wait(Queue queue,
+                    Mark mark) = 0;         // what is asked of the queue after this starts when the mark is reached
+  virtual void synchronize(Mark mark) = 0;  // the host waits until the mark is reached
+  virtual void synchronize() = 0;           // until all three queues are empty
   virtual double ms_between(Mark from, Mark to) = 0;  // both timed and reached
 
   // What is asked between begin_capture and end_capture is kept and not done. Each replay then asks for all of it at
@@ -209,7 +210,8 @@ bool shares_cores(std::string_view device);  // several kernels may run at once,
 // configuration of such names (plan.h). Throws Error(invalid_input) for a name that is neither, and where the parts do
 // not add up to the batch. Throws Error(unsupported) where the op or a layout cannot be divided, and where
 // Device::make_kernel does.
-std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, const Op& op, std::string_view kernel, int threads = 0);
+std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, const Op& op, std::string_view kernel,
+                                    int threads = 0);
 
 // The device that runs every op by its reference function, slowly, on plain layouts. It is the judge in tests. The one
 // kernel of each op is called "reference".

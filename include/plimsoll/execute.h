@@ -19,20 +19,24 @@ namespace plimsoll {
 
 // How to run a plan; what to run, and on how many cores, the plan says.
 struct ExecuteOptions {
-  // What the plan calls free is filled with NaN, and a kernel that writes what is not its own, or reads what is not there, is
-  // found by name (slow, and takes the arena twice: for tests). Where the device computes beside the host it is filled only.
+  // What the plan calls free is filled with NaN, and a kernel that writes what is not its own, or reads what is not
+  // there, is found by name (slow, and takes the arena twice: for tests). Where the device computes beside the host it
+  // is filled only.
   bool check_memory = false;
   bool record_times = false;  // take the time of every step and copy
-  bool capture = true;  // from the third training step on ask for each as a whole, where the device can (CUDA graphs); times are then of the second
+  bool capture =
+      true;  // from the third training step on ask for each as a whole, where the device can (CUDA graphs); times are then of the second
   std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
   std::string peer;             // the device whose memory is the peer tier, likewise
-  bool pin = true;              // threads to cores, for plans that share them (Plan::cores) and where the process has no others
+  bool pin = true;  // threads to cores, for plans that share them (Plan::cores) and where the process has no others
 };
 
-// What a plan's bytes lie in. What is not given is taken: an evaluation shares the training's arena, and its tiers by name.
+// What a plan's bytes lie in. What is not given is taken: an evaluation shares the training's arena, and its tiers by
+// name.
 struct Memory {
   Memory() = default;
-  Memory(std::shared_ptr<Arena> a, std::vector<std::shared_ptr<Tier>> t = {}) : arena(std::move(a)), tiers(std::move(t)) {}
+  Memory(std::shared_ptr<Arena> a, std::vector<std::shared_ptr<Tier>> t = {})
+      : arena(std::move(a)), tiers(std::move(t)) {}
   std::shared_ptr<Arena> arena;
   std::vector<std::shared_ptr<Tier>> tiers;
 };
@@ -41,7 +45,8 @@ struct Memory {
 class KernelRefused : public Error {
  public:
   KernelRefused(std::string op, std::string kernel, const std::string& why)
-      : Error(ErrorCode::device_failure, "op '" + op + "': kernel '" + kernel + "' was offered, but does not run: " + why),
+      : Error(ErrorCode::device_failure,
+              "op '" + op + "': kernel '" + kernel + "' was offered, but does not run: " + why),
         op_(std::move(op)),
         kernel_(std::move(kernel)) {}
   const std::string& op() const { return op_; }
@@ -51,17 +56,20 @@ class KernelRefused : public Error {
   std::string op_, kernel_;
 };
 
-struct StepRecord {           // of the last step whose times were taken
-  double start_ms = 0;        // since the start of the training step
+struct StepRecord {     // of the last step whose times were taken
+  double start_ms = 0;  // since the start of the training step
   double end_ms = 0;
-  int32_t core = 0;           // the first of those that it ran on, where steps run side by side; on second hardware threads, cores + it
+  int32_t core =
+      0;  // the first of those that it ran on, where steps run side by side; on second hardware threads, cores + it
 };
 
 class Executor {
  public:
-  // Verifies the plan (throws Error(internal)), takes the memory that is not given, prepares. Throws Error(invalid_input) where the
-  // plan was made for cores that the machine does not have. The graph, plan and device must outlive it.
-  Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options = {}, Memory memory = {});
+  // Verifies the plan (throws Error(internal)), takes the memory that is not given, prepares. Throws
+  // Error(invalid_input) where the plan was made for cores that the machine does not have. The graph, plan and device
+  // must outlive it.
+  Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options = {},
+           Memory memory = {});
   ~Executor();
 
   // Sources and outputs, as row-major elements in the tensor's dtype; converts layouts. Sizes must match.
@@ -74,21 +82,22 @@ class Executor {
   // and not on how a state is split.
   void initialize(uint64_t seed);
 
-  // When a copy to or from a tier fails, throws Error(device_failure) that names tensor, tier and place; the states are lost then,
-  // and every further step throws the same. When a kernel refuses to run, throws KernelRefused.
+  // When a copy to or from a tier fails, throws Error(device_failure) that names tensor, tier and place; the states are
+  // lost then, and every further step throws the same. When a kernel refuses to run, throws KernelRefused.
   void run_step();
-  // Runs the step on whatever lies there, leaves out kernels that refuse to run, and returns these. States mean nothing afterwards.
+  // Runs the step on whatever lies there, leaves out kernels that refuse to run, and returns these. States mean nothing
+  // afterwards.
   std::vector<KernelRefused> rehearse();
 
-  // The most bytes in use at once in the training steps run: by the addresses that kernels and copies were given, from the
-  // access that writes a value to the last that reads it. Not more than Prediction::peak, and the same where no stay is
-  // longer than its tensor is used.
+  // The most bytes in use at once in the training steps run: by the addresses that kernels and copies were given, from
+  // the access that writes a value to the last that reads it. Not more than Prediction::peak, and the same where no
+  // stay is longer than its tensor is used.
   Bytes measured_peak() const;
   Bytes arena_bytes() const;
-  bool is_captured() const;        // training steps are asked for as a whole (ExecuteOptions::capture)
+  bool is_captured() const;  // training steps are asked for as a whole (ExecuteOptions::capture)
   const Memory& memory() const;
-  std::span<const StepRecord> records() const;   // one a plan step; empty without record_times
-  std::span<const StepRecord> copies() const;    // one a move
+  std::span<const StepRecord> records() const;  // one a plan step; empty without record_times
+  std::span<const StepRecord> copies() const;   // one a move
 
  private:
   struct Impl;

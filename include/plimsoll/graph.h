@@ -1,14 +1,15 @@
 // The network as data: tensors and ops in SSA form.
 //
-// A tensor is written once, by one op (or it comes from outside: an input, a parameter, a state). An op reads tensors and
-// writes new ones. "Overwriting" is therefore never in the graph itself: an op may *allow* an output to take an input's
-// bytes (see ops.h), and a plan decides. A state that lives from step to step has two tensors, the one that a training
-// step finds and the one that it leaves:
+// A tensor is written once, by one op (or it comes from outside: an input, a parameter, a state). An op reads tensors
+// and writes new ones. "Overwriting" is therefore never in the graph itself: an op may *allow* an output to take an
+// input's bytes (see ops.h), and a plan decides. A state that lives from step to step has two tensors, the one that a
+// training step finds and the one that it leaves:
 //
 //     w ──┬──> ConvForward ──> ...            states: (w, w.next)   w.next takes w's bytes: the update op demands it
 //         └──> SgdUpdate ──> w.next
 //
-// Shapes are logical and row-major: images are N x C x H x W whatever their layout in memory; layout is a field of its own.
+// Shapes are logical and row-major: images are N x C x H x W whatever their layout in memory; layout is a field of its
+// own.
 #pragma once
 
 #include <compare>
@@ -46,9 +47,9 @@ int64_t element_count(const Shape& shape);
 std::string to_string(const Shape& shape);  // "64x3x224x224"
 
 // Where the elements of a tensor lie, written as oneDNN writes its tags: letters are dimensions from the outermost in,
-// a capital one is blocked, and the blocks follow: "abcd" is row-major NCHW, "acdb" channels last, "aBcd16b" 16 channels
-// innermost, "ABcd16b16a" a weight tile. Empty means row-major of whatever rank. Blocked dimensions are padded with zeros
-// up to a multiple of the block.
+// a capital one is blocked, and the blocks follow: "abcd" is row-major NCHW, "acdb" channels last, "aBcd16b" 16
+// channels innermost, "ABcd16b16a" a weight tile. Empty means row-major of whatever rank. Blocked dimensions are padded
+// with zeros up to a multiple of the block.
 struct Layout {
   std::string tag;
   bool is_plain() const;  // row-major, however written
@@ -77,12 +78,12 @@ struct Initializer {
 };
 std::string_view to_string(Initializer::Kind kind);
 
-// Where a pass has split a tensor along its first dimension: which rows of the whole this one is. Files and people know the
-// whole; only the graph of a step knows blocks.
+// Where a pass has split a tensor along its first dimension: which rows of the whole this one is. Files and people know
+// the whole; only the graph of a step knows blocks.
 struct RowBlock {
-  std::string whole;   // the whole's name: "fc.weight"; empty: the tensor is no block
-  int64_t first = 0;   // its first row is this row of the whole
-  int64_t rows = 0;    // of the whole
+  std::string whole;  // the whole's name: "fc.weight"; empty: the tensor is no block
+  int64_t first = 0;  // its first row is this row of the whole
+  int64_t rows = 0;   // of the whole
   bool is_block() const { return !whole.empty(); }
   friend bool operator==(const RowBlock&, const RowBlock&) = default;
 };
@@ -93,9 +94,9 @@ struct Tensor {
   DType dtype = DType::f32;
   Role role = Role::activation;
   Layout layout;
-  OpId producer;      // invalid: comes from outside
-  Initializer init;   // for parameters, optimizer states and statistics
-  RowBlock block;     // for states of split layers; named "fc.weight[0:512]"
+  OpId producer;     // invalid: comes from outside
+  Initializer init;  // for parameters, optimizer states and statistics
+  RowBlock block;    // for states of split layers; named "fc.weight[0:512]"
 
   Bytes bytes() const;  // storage, with the layout's padding
 };
@@ -103,8 +104,8 @@ Bytes storage_bytes(const Shape& shape, DType dtype, const Layout& layout);
 int64_t storage_elements(const Shape& shape, const Layout& layout);
 // The position, counted in elements from the start of the storage, of every element in row-major order.
 std::vector<int64_t> storage_offsets(const Shape& shape, const Layout& layout);
-// Copies elements [first, first + count) in row-major order from a dense run into their places in the storage, or back. Padding
-// is not touched. `element_bytes` is 1, 4 or 8 (bits cannot be copied so).
+// Copies elements [first, first + count) in row-major order from a dense run into their places in the storage, or back.
+// Padding is not touched. `element_bytes` is 1, 4 or 8 (bits cannot be copied so).
 void scatter_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
                       const std::byte* from, std::byte* storage);
 void gather_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
@@ -148,7 +149,7 @@ struct Op {
   std::string name;              // unique in the graph: "conv1/forward"
   std::string layer;             // the layer it came from: "conv1"; fused ops join them: "bn1+relu1"
   Phase phase = Phase::forward;
-  OpId forward;                  // backward ops: the forward op that this one differentiates, where there is one
+  OpId forward;  // backward ops: the forward op that this one differentiates, where there is one
   std::vector<TensorId> inputs;
   std::vector<TensorId> outputs;
   Attributes attributes;
@@ -171,8 +172,8 @@ class Graph {
   OpId add_op(std::string_view type, std::string name, std::string layer, std::vector<TensorId> inputs,
               Attributes attributes = {}, Phase phase = Phase::forward, std::vector<std::string> output_names = {});
 
-  // A graph from its lists as they are, for readers: only names are checked here (Error(invalid_input) on one that is there
-  // twice); the rest is check's.
+  // A graph from its lists as they are, for readers: only names are checked here (Error(invalid_input) on one that is
+  // there twice); the rest is check's.
   static Graph from_parts(std::string name, std::vector<Tensor> tensors, std::vector<Op> ops);
 
   const Tensor& tensor(TensorId id) const { return tensors_[static_cast<size_t>(id.index)]; }
@@ -209,20 +210,21 @@ struct WholeState {
   Role role = Role::parameter;
   std::vector<TensorId> parts;  // in the order of their rows: their elements are the whole's, one after the other
 };
-// In the order of the states, a split one at the place of its first block. Throws Error(invalid_input) that names the whole
-// when blocks overlap, leave rows out or do not belong together.
+// In the order of the states, a split one at the place of its first block. Throws Error(invalid_input) that names the
+// whole when blocks overlap, leave rows out or do not belong together.
 std::vector<WholeState> whole_states(const Graph& graph);
 std::string block_name(const RowBlock& block, int64_t rows);  // "fc.weight[0:512]"
 
 // Every structural rule: inputs exist and are written before they are read in some order (no cycle), names are unique,
-// states pair tensors of one size and the blocks of each make a whole, outputs exist. Throws Error(invalid_input) that names the first offender.
+// states pair tensors of one size and the blocks of each make a whole, outputs exist. Throws Error(invalid_input) that
+// names the first offender.
 void check(const Graph& graph);
 
 // A number that is equal for equal graphs (ops, shapes, attributes, layouts, names) and, but for chance, only for them.
 uint64_t fingerprint(const Graph& graph);
 
-std::string to_text(const Graph& graph);                 // one line an op, for people and for tests
-std::string to_json(const Graph& graph);                 // reads back to an equal graph
-Graph graph_from_json(std::string_view json);            // throws Error(corrupt_file) with the place
+std::string to_text(const Graph& graph);       // one line an op, for people and for tests
+std::string to_json(const Graph& graph);       // reads back to an equal graph
+Graph graph_from_json(std::string_view json);  // throws Error(corrupt_file) with the place
 
 }  // namespace plimsoll

@@ -61,19 +61,21 @@ using MicroBatchKernels = std::map<int64_t, std::vector<MicroKernel>>;
 // micro-batches larger than the batch are not looked at. Throws Error(invalid_input) for a batch below 1, and for an
 // entry with a time that is no number or negative, a negative workspace, or another batch than its place in the
 // candidates.
-std::optional<Configuration> fastest_within(const MicroBatchKernels& candidates, int64_t batch, Bytes limit, const DivisionCost& division = {});
+std::optional<Configuration> fastest_within(const MicroBatchKernels& candidates, int64_t batch, Bytes limit,
+                                            const DivisionCost& division = {});
 
 // The paper's desirable set, section III-C1: for every limit what fastest_within gives, workspace ascending, time
 // strictly descending. Nothing outside it can be part of a best division of workspace among ops.
-std::vector<Configuration> pareto_front(const MicroBatchKernels& candidates, int64_t batch, const DivisionCost& division = {});
+std::vector<Configuration> pareto_front(const MicroBatchKernels& candidates, int64_t batch,
+                                        const DivisionCost& division = {});
 
 // How a total of workspace is divided among ops, each with a segment of its own.
 struct WorkspaceDivision {
   std::vector<size_t> chosen;  // for each front, the index of its configuration
   double time_ms = 0;          // sum over the ops
   Bytes workspace;             // sum over the ops, at most the total
-  bool exact = false;          // proven that nothing is faster; false: the search was cut short, lower_bound_ms still holds
-  double lower_bound_ms = 0;   // nothing is faster than this
+  bool exact = false;  // proven that nothing is faster; false: the search was cut short, lower_bound_ms still holds
+  double lower_bound_ms = 0;  // nothing is faster than this
 };
 // The fastest choice of one configuration from every front whose workspaces add up to at most `total`: the paper's WD,
 // section III-C, solved as a multiple-choice knapsack. Nothing when not even the smallest fit, or when a front is
@@ -87,8 +89,9 @@ struct Convolution {
   int64_t stride_width = 1, stride_height = 1;
   friend bool operator==(const Convolution&, const Convolution&) = default;
 };
-inline constexpr std::string_view kConvolutionColumns[] = {"width",        "height",        "channels",  "batch",      "filters",     "kernel_width",
-                                                           "kernel_height", "pad_width", "pad_height", "stride_width", "stride_height"};
+inline constexpr std::string_view kConvolutionColumns[] = {"width",      "height",       "channels",      "batch",
+                                                           "filters",    "kernel_width", "kernel_height", "pad_width",
+                                                           "pad_height", "stride_width", "stride_height"};
 int64_t& field(Convolution& convolution, size_t column);  // by its place in kConvolutionColumns
 int64_t field(const Convolution& convolution, size_t column);
 // "256x56x56, 64 of 3x3, batch 32": for people.
@@ -103,7 +106,8 @@ std::vector<Convolution> convolutions_from_csv(std::string_view text, const std:
 inline constexpr size_t kMostConvolutions = 100'000;  // of a file
 
 enum class ConvolutionPass : uint8_t { forward, backward_data, backward_weights };
-inline constexpr ConvolutionPass kConvolutionPasses[] = {ConvolutionPass::forward, ConvolutionPass::backward_data, ConvolutionPass::backward_weights};
+inline constexpr ConvolutionPass kConvolutionPasses[] = {ConvolutionPass::forward, ConvolutionPass::backward_data,
+                                                         ConvolutionPass::backward_weights};
 std::string_view to_string(ConvolutionPass pass);
 
 // The three passes as ops of one graph: x, w -> y; dy, w -> dx; x, dy -> dw. No bias.
@@ -121,17 +125,18 @@ int measure_convolutions(std::span<const Convolution> convolutions, const Device
 // What runs a pass: a kernel for make_kernel of device.h, the layouts that its tensors must have, and what its parts
 // cost.
 struct ConvolutionChoice {
-  KernelSpec kernel;            // its name is that of a configuration where the batch is divided
+  KernelSpec kernel;  // its name is that of a configuration where the batch is divided
   Configuration configuration;
 };
 // The fastest kernel or configuration that the device offers, in any layouts, with a workspace of at most `limit` (WR).
 // Nothing where all need more.
-std::optional<ConvolutionChoice> fastest_convolution(const Convolution& convolution, ConvolutionPass pass, const Device& device, const CostTable& table,
-                                                     Bytes limit, BatchSizes batches);
+std::optional<ConvolutionChoice> fastest_convolution(const Convolution& convolution, ConvolutionPass pass,
+                                                     const Device& device, const CostTable& table, Bytes limit,
+                                                     BatchSizes batches);
 // For every limit what fastest_convolution gives, workspace ascending: what divide_workspace takes, for one total for
 // several (WD).
-std::vector<ConvolutionChoice> convolution_front(const Convolution& convolution, ConvolutionPass pass, const Device& device, const CostTable& table,
-                                                 BatchSizes batches);
+std::vector<ConvolutionChoice> convolution_front(const Convolution& convolution, ConvolutionPass pass,
+                                                 const Device& device, const CostTable& table, BatchSizes batches);
 
 // Two ways to run a pass, as a whole, in turn, on buffers that are cold in the cache as they would be in a training
 // step.
@@ -140,7 +145,7 @@ struct ConvolutionTimes {
   int runs = 0;
 };
 // Nothing where the machine lacks the memory, and on a simulated device, which runs nothing.
-std::optional<ConvolutionTimes> time_in_turn(const Convolution& convolution, ConvolutionPass pass, const Device& device, const KernelSpec& a,
-                                             const KernelSpec& b, double seconds);
+std::optional<ConvolutionTimes> time_in_turn(const Convolution& convolution, ConvolutionPass pass, const Device& device,
+                                             const KernelSpec& a, const KernelSpec& b, double seconds);
 
 }  // namespace plimsoll

@@ -28,7 +28,8 @@ struct ModelInput {
   int64_t batch = 32;
   int64_t channels = 0, height = 0, width = 0;
   int64_t classes = 0;
-  bool training = true;  // false: evaluation. Dropout does nothing, batch norm uses its running statistics, no state changes
+  bool training =
+      true;  // false: evaluation. Dropout does nothing, batch norm uses its running statistics, no state changes
 };
 
 // `name` may carry options: "resnet50", "resnet:6-32-788-6", "densenet:depth=40,growth=40". Throws Error(invalid_input)
@@ -38,7 +39,7 @@ Network build_model(std::string_view name, const ModelInput& input);
 struct ModelListing {
   std::string name;
   std::string description;
-  std::string options;       // "depth, growth"
+  std::string options;  // "depth, growth"
   ModelInput default_input;
 };
 std::vector<ModelListing> list_models();

@@ -58,9 +58,10 @@ enum class LayerKind : uint8_t {
   fork,     // copies of one tensor for several readers; in layer models only
   join,     // a sum
   concat,
-  unset,    // nobody has said; register_op refuses it
+  unset,  // nobody has said; register_op refuses it
 };
-std::string_view to_string(LayerKind kind);       // "conv", "fc", "pool", "bn", "act", "lrn", "dropout", "softmax", "fork", ...
+std::string_view to_string(
+    LayerKind kind);  // "conv", "fc", "pool", "bn", "act", "lrn", "dropout", "softmax", "fork", ...
 LayerKind layer_kind_named(std::string_view name);  // throws Error(invalid_input) with the nearest name
 
 // How an op runs in parts along the batch, which is the first dimension of its tensors. Each part works on some of the
@@ -94,16 +95,17 @@ struct OpType {
   // outputs. The two views of an in-place pair may be the same memory.
   std::function<void(const Op&, std::span<const TensorView> inputs, std::span<const TensorView> outputs)> reference;
 
-  bool is_view = false;         // moves no data: the output is the input under another shape (reshape)
-  bool changes_state = false;   // must run exactly once a step: optimizer updates
+  bool is_view = false;        // moves no data: the output is the input under another shape (reshape)
+  bool changes_state = false;  // must run exactly once a step: optimizer updates
   // Outputs that are the new values of running statistics. A recomputation leaves them alone, so that they advance once
   // a step.
   std::vector<int> state_outputs;
 
-  BatchDivision division;  // impossible where rows depend on each other (batch normalization) or on their number (losses)
+  BatchDivision
+      division;  // impossible where rows depend on each other (batch normalization) or on their number (losses)
 
-  // Of the layer that such ops, forward or backward, come from. It must be given: some policies go by it, and never offload
-  // what ops of kind `other` read.
+  // Of the layer that such ops, forward or backward, come from. It must be given: some policies go by it, and never
+  // offload what ops of kind `other` read.
   LayerKind kind = LayerKind::unset;
 };
 
@@ -112,7 +114,8 @@ LayerKind layer_kind(const Op& op);
 // The rows of the batch that the op runs on, if it can run in parts; else 0.
 int64_t divisible_batch(const Graph& graph, const Op& op);
 
-// Registers a type. Throws Error(invalid_input) when the name is taken or the kind is not set. Built-in families are there already.
+// Registers a type. Throws Error(invalid_input) when the name is taken or the kind is not set. Built-in families are
+// there already.
 const OpType& register_op(OpType type);
 // Throws Error(invalid_input) with the nearest known name.
 const OpType& op_type(std::string_view name);

@@ -1,5 +1,5 @@
-// The whole program of one training step, as data: what runs when, and where every byte lies. Made by a policy, judged by
-// verify.h, timed by simulate.h, run by execute.h; prints itself, and is saved and read back as JSON.
+// The whole program of one training step, as data: what runs when, and where every byte lies. Made by a policy, judged
+// by verify.h, timed by simulate.h, run by execute.h; prints itself, and is saved and read back as JSON.
 //
 //   offset
 //     |   +-------conv1/y-------+         stays: a tensor at [offset, offset + bytes) during steps [first, last]
@@ -35,30 +35,32 @@ enum class Affinity : uint8_t {
 
 struct Step {
   OpId op;
-  std::string kernel;               // by name, from Device::kernels, or a configuration of them; "" for a view, which runs nothing
-  int threads = 0;                  // 0: all
-  bool recompute = false;           // runs again what ran before; changes no state
+  std::string kernel;  // by name, from Device::kernels, or a configuration of them; "" for a view, which runs nothing
+  int threads = 0;     // 0: all
+  bool recompute = false;  // runs again what ran before; changes no state
   Bytes workspace;
   Affinity affinity = Affinity::close;
-  double time_ms = 0;               // what it takes when nothing runs beside it, as the planner's costs say
-  bool estimated = false;           // time_ms is an estimate, not a measurement
+  double time_ms = 0;      // what it takes when nothing runs beside it, as the planner's costs say
+  bool estimated = false;  // time_ms is an estimate, not a measurement
 };
 
 // How a plan shares the cores of a CPU among its steps.
 struct CoreSharing {
-  int inter_op = 1;           // at most so many steps run at once, each when what it depends on is done (plan/dependencies.h); 1: one after another
-  int cores = 0;              // that the plan was made for; 0: all that the device has, for every step
-  int cores_a_cache = 0;      // of them, so many share a last-level cache; 0: not known
-  int hardware_threads = 1;   // of a core that steps may use; 2: steps of Affinity::smt may run beside others on a core
-  double memory_gb_per_s = 0; // what steps that run at once share; 0: never short
-  double smt_speed = 1;       // what a core computes with two hardware threads, as a multiple of what it does with one
-  std::vector<std::pair<OpId, OpId>> conflicts;  // ops that never run at the same time, the lower number first, in order
-  std::vector<StepIndex> order;                  // of the ready steps, the first one here starts first; empty: the plan's order
+  int inter_op =
+      1;  // at most so many steps run at once, each when what it depends on is done (plan/dependencies.h); 1: one after another
+  int cores = 0;             // that the plan was made for; 0: all that the device has, for every step
+  int cores_a_cache = 0;     // of them, so many share a last-level cache; 0: not known
+  int hardware_threads = 1;  // of a core that steps may use; 2: steps of Affinity::smt may run beside others on a core
+  double memory_gb_per_s = 0;  // what steps that run at once share; 0: never short
+  double smt_speed = 1;        // what a core computes with two hardware threads, as a multiple of what it does with one
+  std::vector<std::pair<OpId, OpId>>
+      conflicts;                 // ops that never run at the same time, the lower number first, in order
+  std::vector<StepIndex> order;  // of the ready steps, the first one here starts first; empty: the plan's order
   friend bool operator==(const CoreSharing&, const CoreSharing&) = default;
 };
 
-// Which of the four strategies of Liu et al. (IPDPS 2019, section III-D) may be used when cores are shared, as the command line names
-// them: "1,2,3,4".
+// Which of the four strategies of Liu et al. (IPDPS 2019, section III-D) may be used when cores are shared, as the
+// command line names them: "1,2,3,4".
 struct Strategies {
   bool each_op = true, each_type = true, co_run = true, second_threads = true;
   friend bool operator==(const Strategies&, const Strategies&) = default;
@@ -66,8 +68,8 @@ struct Strategies {
 Strategies strategies_named(std::string_view list);  // throws Error(invalid_input) that names the one that there is not
 std::string to_string(const Strategies& strategies);
 
-// A kernel's name may be a configuration, as mu-cuDNN calls it (section III-A): the batch divided into parts that run one after
-// the other in one workspace, each by a kernel of its own. Parts are joined by "+"; "*" counts equal ones:
+// A kernel's name may be a configuration, as mu-cuDNN calls it (section III-A): the batch divided into parts that run
+// one after the other in one workspace, each by a kernel of its own. Parts are joined by "+"; "*" counts equal ones:
 // "jit_wino_4x3:avx512_core@16*3+jit:avx512_core@8" runs a batch of 56.
 struct MicroBatch {
   std::string kernel;
@@ -80,16 +82,18 @@ std::vector<MicroBatch> parts_of(std::string_view kernel);
 // Equal neighbours become one with a count. The plain name of a single part.
 std::string configuration_name(std::span<const MicroBatch> parts);
 
-// The kernel that runs an op, and what it needs beside the tensors. Lists of these are by the index of the op in the graph.
+// The kernel that runs an op, and what it needs beside the tensors. Lists of these are by the index of the op in the
+// graph.
 struct KernelChoice {
   std::string kernel;
   Bytes workspace;
 };
 
-// Tensor (or, with an invalid tensor, the workspace of step `first`) at [offset, offset + bytes) of the arena from the start
-// of step `first` to the end of step `last`, both included. Two stays may share a byte during one step in one case only: the
-// step's op allows the output, whose stay begins there, to take the place of the input, whose stay ends there: then both have
-// the same offset. A view (reshape) is the same bytes as what it views; their stays meet at any time, at the same offset.
+// Tensor (or, with an invalid tensor, the workspace of step `first`) at [offset, offset + bytes) of the arena from the
+// start of step `first` to the end of step `last`, both included. Two stays may share a byte during one step in one
+// case only: the step's op allows the output, whose stay begins there, to take the place of the input, whose stay ends
+// there: then both have the same offset. A view (reshape) is the same bytes as what it views; their stays meet at any
+// time, at the same offset.
 struct Stay {
   TensorId tensor;
   Bytes offset;
@@ -103,17 +107,18 @@ struct Stay {
 // Every slot begins at a multiple of it, so that a file can be read and written directly.
 inline constexpr int64_t kSlotAlignment = 4096;
 
-// A copy between the arena and slot [slot, slot + bytes) of an outside tier, on an engine that runs beside compute. It is
-// complete before step `before` starts (the number of steps: before the training step ends). A copy out may start when step
-// `after` is complete (-1: at once); a copy in when, besides, all copies out that must be complete before step `after` + 1 are.
+// A copy between the arena and slot [slot, slot + bytes) of an outside tier, on an engine that runs beside compute. It
+// is complete before step `before` starts (the number of steps: before the training step ends). A copy out may start
+// when step `after` is complete (-1: at once); a copy in when, besides, all copies out that must be complete before
+// step `after` + 1 are.
 //
 //   step      3      4      5      6
 //   stay   [ y is written, read ][ free ]
 //   move         (out: after 3, before 6)     y's bytes are its own up to step 5; whoever takes them begins at step 6, a
 //                                             copy into them with after = 5 included
 //
-// So between two steps first what must leave leaves, then what comes in may take its place. A slot that a copy in with `before`
-// = b reads may be written by a copy out with after >= b.
+// So between two steps first what must leave leaves, then what comes in may take its place. A slot that a copy in with
+// `before` = b reads may be written by a copy out with after >= b.
 struct Move {
   enum class Direction : uint8_t { out, in } direction = Direction::out;
   TensorId tensor;
@@ -124,10 +129,11 @@ struct Move {
   friend bool operator==(const Move&, const Move&) = default;
 };
 
-// A tensor that comes from outside (a state, an input) and lies in a tier between steps: the step finds it in this slot, and a
-// state is there again, with its new value, when the step is over. Without a home it lies in the arena from step 0.
+// A tensor that comes from outside (a state, an input) and lies in a tier between steps: the step finds it in this
+// slot, and a state is there again, with its new value, when the step is over. Without a home it lies in the arena from
+// step 0.
 struct Home {
-  TensorId tensor;           // State::before, or a graph input
+  TensorId tensor;  // State::before, or a graph input
   int tier = 0;
   Bytes slot;
   friend bool operator==(const Home&, const Home&) = default;
@@ -135,28 +141,29 @@ struct Home {
 
 struct TierUse {
   TierInfo tier;
-  Bytes used;                // the end of the highest slot
+  Bytes used;  // the end of the highest slot
   friend bool operator==(const TierUse&, const TierUse&) = default;
 };
 
-struct EngineSpan {          // one bar of the predicted timeline
-  int engine = 0;            // 0 compute; 1 + 2 * tier: copies out to it; 2 + 2 * tier: copies in from it
-  int32_t index = 0;         // step, or move
+struct EngineSpan {   // one bar of the predicted timeline
+  int engine = 0;     // 0 compute; 1 + 2 * tier: copies out to it; 2 + 2 * tier: copies in from it
+  int32_t index = 0;  // step, or move
   double start_ms = 0;
   double end_ms = 0;
 };
 
 struct Prediction {
-  Bytes peak;                // largest sum of live bytes over the steps
+  Bytes peak;  // largest sum of live bytes over the steps
   StepIndex peak_step = 0;
   double step_time_ms = 0;
   double estimated_share = 0;  // part of step_time_ms that comes from estimates rather than measurements, 0..1
-  // No plan of this graph with these kernels and thread counts is faster: every op once, and nothing waits. Of steps that run at
-  // once: neither the longest chain of ops that read each other's results, nor all their work on the cores takes longer.
+  // No plan of this graph with these kernels and thread counts is faster: every op once, and nothing waits. Of steps
+  // that run at once: neither the longest chain of ops that read each other's results, nor all their work on the cores
+  // takes longer.
   double lower_bound_ms = 0;
-  Bytes offload, prefetch;   // traffic of a step
-  double copy_ms = 0;        // how long the copy engines are busy
-  double stall_ms = 0;       // how long compute waits for them
+  Bytes offload, prefetch;  // traffic of a step
+  double copy_ms = 0;       // how long the copy engines are busy
+  double stall_ms = 0;      // how long compute waits for them
   int recompute_steps = 0;
   double recompute_ms = 0;
   std::vector<EngineSpan> timeline;
@@ -165,16 +172,16 @@ struct Prediction {
 struct Plan {
   std::string graph_name;
   uint64_t graph_fingerprint = 0;
-  std::string device_name;   // "cpu"
+  std::string device_name;  // "cpu"
   std::string device_key;
   std::string policy;
-  std::string placement;     // the name of the placement that gave the offsets
+  std::string placement;  // the name of the placement that gave the offsets
   Bytes budget;
-  Bytes arena;               // what the executor takes: the end of the highest stay
-  Bytes lower_bound;         // no plan of this graph needs less (least_bytes); 0: not said
-  std::vector<Step> steps;   // in an order in which they may run one after another
+  Bytes arena;              // what the executor takes: the end of the highest stay
+  Bytes lower_bound;        // no plan of this graph needs less (least_bytes); 0: not said
+  std::vector<Step> steps;  // in an order in which they may run one after another
   CoreSharing cores;
-  std::vector<Stay> stays;   // in order of first step, then offset
+  std::vector<Stay> stays;  // in order of first step, then offset
   std::vector<Move> moves;
   std::vector<Home> homes;
   std::vector<TierUse> tiers;  // what Move::tier and Home::tier count in
@@ -185,17 +192,23 @@ struct Plan {
 // "No plan fits": the least budget that would do, and what needs it.
 struct Infeasible {
   std::string policy;
-  std::string flag = {};     // the limit on workspace that no kernels keep, "--workspace" or "--workspace-total"; empty: memory is short
-  Bytes budget;              // that limit, or that of the memory
-  Bytes minimum;             // the least budget with which this policy finds a plan
-  Bytes lower_bound;         // no plan at all needs less (least_bytes)
-  bool proven = false;       // true: no plan of this policy exists below `minimum`; false: none was found
-  StepIndex step = 0;        // the step of that peak, its op and layer
+  std::string flag =
+      {};  // the limit on workspace that no kernels keep, "--workspace" or "--workspace-total"; empty: memory is short
+  Bytes budget;         // that limit, or that of the memory
+  Bytes minimum;        // the least budget with which this policy finds a plan
+  Bytes lower_bound;    // no plan at all needs less (least_bytes)
+  bool proven = false;  // true: no plan of this policy exists below `minimum`; false: none was found
+  StepIndex step = 0;   // the step of that peak, its op and layer
   std::string op, layer;
-  struct Need { std::string tensor; Role role = Role::activation; Bytes bytes; bool workspace = false; };
-  std::vector<Need> needs;   // what is live there, largest first
-  std::string tier;          // the tier that is too small; empty: the arena is
-  std::string suggestion;    // which flag to change: "raise --memory to 812.5 MiB, or lower --batch"
+  struct Need {
+    std::string tensor;
+    Role role = Role::activation;
+    Bytes bytes;
+    bool workspace = false;
+  };
+  std::vector<Need> needs;  // what is live there, largest first
+  std::string tier;         // the tier that is too small; empty: the arena is
+  std::string suggestion;   // which flag to change: "raise --memory to 812.5 MiB, or lower --batch"
 };
 std::string to_text(const Infeasible& infeasible);
 std::string raise_memory_to(Bytes enough);  // as a suggestion; rounded up, so that what it says is enough
@@ -203,18 +216,21 @@ std::string raise_memory_to(Bytes enough);  // as a suggestion; rounded up, so t
 // Bytes of the arena that lie in a stay, at every step. Bytes that stays share, in place or as a view, count once.
 std::vector<Bytes> live_bytes(const Plan& plan);
 // Most of them, and the (first) step where it is.
-struct Peak { Bytes bytes; StepIndex step = 0; };
+struct Peak {
+  Bytes bytes;
+  StepIndex step = 0;
+};
 Peak live_peak(const Plan& plan);
 // Stays alive at a step, largest first.
 std::vector<const Stay*> live_at(const Plan& plan, StepIndex step);
 
-// What every plan of this graph needs at some step, whatever its policy, kernels and layouts: what an op reads and writes, where it
-// does not overwrite it; and all states besides, unless a tier may take them.
+// What every plan of this graph needs at some step, whatever its policy, kernels and layouts: what an op reads and
+// writes, where it does not overwrite it; and all states besides, unless a tier may take them.
 Bytes least_bytes(const Graph& graph, bool states_may_leave);
 
-std::string to_json(const Plan& plan, const Graph& graph);   // tensors and ops by name
-// Throws Error(corrupt_file) with the place and what was expected; Error(invalid_input) that names both graphs when the plan
-// was made for another one.
+std::string to_json(const Plan& plan, const Graph& graph);  // tensors and ops by name
+// Throws Error(corrupt_file) with the place and what was expected; Error(invalid_input) that names both graphs when the
+// plan was made for another one.
 Plan plan_from_json(std::string_view json, const Graph& graph);
 
 }  // namespace plimsoll

@@ -38,46 +38,46 @@ struct TrainOptions {
   std::string model = "resnet20";
   std::string data = "digits";
   int64_t batch = 64;
-  std::optional<Bytes> memory;          // the arena; absent: what the machine has free, less a reserve
-  std::optional<Bytes> host_memory;     // beside the arena, for what leaves it; absent: none
+  std::optional<Bytes> memory;                 // the arena; absent: what the machine has free, less a reserve
+  std::optional<Bytes> host_memory;            // beside the arena, for what leaves it; absent: none
   std::optional<std::filesystem::path> spill;  // a folder for what leaves the arena; absent: none
-  std::optional<Bytes> spill_size;      // absent: what is free there, less a tenth
-  std::optional<std::string> peer;      // another GPU, whose memory what leaves the arena may go to; absent: none
-  std::optional<Bytes> peer_size;       // absent: what is free there
+  std::optional<Bytes> spill_size;             // absent: what is free there, less a tenth
+  std::optional<std::string> peer;  // another GPU, whose memory what leaves the arena may go to; absent: none
+  std::optional<Bytes> peer_size;   // absent: what is free there
   std::string policy = "auto";
   std::string placement = "offline";
   std::string device = "cpu";
-  int threads = 0;                      // cores in all; 0: all that the process may use
-  int inter_op = 1;                     // steps that run at once; 0: chosen by measured times, with the threads of every op
-  int intra_op = 0;                     // threads of every op; 0: all, divided among the steps that run at once
+  int threads = 0;   // cores in all; 0: all that the process may use
+  int inter_op = 1;  // steps that run at once; 0: chosen by measured times, with the threads of every op
+  int intra_op = 0;  // threads of every op; 0: all, divided among the steps that run at once
   std::optional<Strategies> strategies;  // what inter_op 0 may use; absent: all that the machine can
-  int climb_interval = 0;               // between the thread counts that inter_op 0 measures; 0: a sixteenth of the cores
-  int64_t epochs = 0;                   // 0: by steps; both 0: 1 epoch
-  int64_t steps = 0;                    // stop after this many steps in all
+  int climb_interval = 0;  // between the thread counts that inter_op 0 measures; 0: a sixteenth of the cores
+  int64_t epochs = 0;      // 0: by steps; both 0: 1 epoch
+  int64_t steps = 0;       // stop after this many steps in all
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   uint64_t seed = 0;
   bool exact = false;
   std::optional<Bytes> workspace, workspace_total;  // as in CompileOptions
   std::optional<BatchSizes> batch_sizes;            // as in CompileOptions; what of them is not known is measured
-  int64_t image_size = 0;               // 0: the data's own, or the model's default
-  int64_t classes = 0;                  // 0: the data's own; more than the data has are never right
+  int64_t image_size = 0;                           // 0: the data's own, or the model's default
+  int64_t classes = 0;                              // 0: the data's own; more than the data has are never right
   bool augment = true;
-  int workers = 1;                      // loader threads
-  int64_t evaluate_every = 1;           // epochs; 0: never
+  int workers = 1;                                  // loader threads
+  int64_t evaluate_every = 1;                       // epochs; 0: never
   std::optional<std::filesystem::path> checkpoint;  // saved at the end of every epoch, at the end, and on interruption
-  int64_t checkpoint_every = 0;         // steps between saves, besides; 0: none
+  int64_t checkpoint_every = 0;                     // steps between saves, besides; 0: none
   std::optional<std::filesystem::path> resume;
-  std::optional<std::filesystem::path> plan;        // run this saved plan; policy and placement are the plan's
-  std::string costs = "measured";       // measured: measure what the database lacks; estimated: do not
+  std::optional<std::filesystem::path> plan;  // run this saved plan; policy and placement are the plan's
+  std::string costs = "measured";             // measured: measure what the database lacks; estimated: do not
   bool check_memory = false;
 };
 
 struct StepEvent {
   int64_t step = 0, total_steps = 0, epoch = 0;
   double loss = 0, lr = 0;
-  double step_time_ms = 0;              // of this step, waiting for data included
-  double images_per_second = 0;         // over the last steps
+  double step_time_ms = 0;       // of this step, waiting for data included
+  double images_per_second = 0;  // over the last steps
 };
 struct EpochEvent {
   int64_t epoch = 0, epochs = 0, step = 0;
@@ -87,30 +87,31 @@ struct EpochEvent {
 };
 struct DoneEvent {
   bool interrupted = false;
-  int64_t steps = 0, epochs = 0;        // done now
-  int64_t step = 0;                     // steps done in all, those before a checkpoint included
-  double images_per_second = 0;         // of the steps alone: evaluation and saving not counted
-  double step_time_ms = 0;              // median of the compute of a step
-  double predicted_step_time_ms = 0;    // as predicted before the first step
+  int64_t steps = 0, epochs = 0;      // done now
+  int64_t step = 0;                   // steps done in all, those before a checkpoint included
+  double images_per_second = 0;       // of the steps alone: evaluation and saving not counted
+  double step_time_ms = 0;            // median of the compute of a step
+  double predicted_step_time_ms = 0;  // as predicted before the first step
   Bytes peak, budget, process_peak;
-  std::optional<Bytes> device;          // what the device's memory had free less at the end than before the arena was taken, where it tells
+  std::optional<Bytes>
+      device;  // what the device's memory had free less at the end than before the arena was taken, where it tells
   double loss = 0;
-  std::optional<double> accuracy;       // on the test set
+  std::optional<double> accuracy;  // on the test set
   std::string weights_sha256;
   double training_seconds = 0;
-  bool captured = false;                // steps were asked of the device as a whole (Executor::is_captured)
+  bool captured = false;  // steps were asked of the device as a whole (Executor::is_captured)
 };
 
 // Everything that happens, as it happens. All optional.
 struct TrainListener {
-  std::function<void(const std::string&)> notice;                               // a line for the user
+  std::function<void(const std::string&)> notice;                                       // a line for the user
   std::function<void(const std::string& what, int64_t done, int64_t total)> preparing;  // measuring kernels
   std::function<void(const Program&, const std::string& data_name)> planned;
   std::function<void(const StepEvent&)> step;
   std::function<void(const EpochEvent&)> epoch;
   // At the end: when each step, and each copy, of the last training step ran.
   std::function<void(const Program&, std::span<const StepRecord> steps, std::span<const StepRecord> copies)> recorded;
-  std::function<bool()> stop;                                                   // asked after every step
+  std::function<bool()> stop;  // asked after every step
 };
 
 // The network's input for this data, as train() builds it: a plan for it is the plan that train() would make.

@@ -27,7 +27,8 @@
 
 namespace plimsoll {
 
-// A parameter, a statistic or an optimizer's state by its name, with its elements row-major. A state that is split is whole here.
+// A parameter, a statistic or an optimizer's state by its name, with its elements row-major. A state that is split is
+// whole here.
 struct StateTensor {
   std::string name;
   Shape shape;
@@ -49,11 +50,16 @@ struct StateTensor {
  private:
   template <class T>
   static constexpr DType dtype_of() {
-    if constexpr (std::is_same_v<T, float>) return DType::f32;
-    else if constexpr (std::is_same_v<T, double>) return DType::f64;
-    else if constexpr (std::is_same_v<T, int32_t>) return DType::i32;
-    else if constexpr (std::is_same_v<T, int64_t>) return DType::i64;
-    else static_assert(std::is_same_v<T, uint8_t>);
+    if constexpr (std::is_same_v<T, float>)
+      return DType::f32;
+    else if constexpr (std::is_same_v<T, double>)
+      return DType::f64;
+    else if constexpr (std::is_same_v<T, int32_t>)
+      return DType::i32;
+    else if constexpr (std::is_same_v<T, int64_t>)
+      return DType::i64;
+    else
+      static_assert(std::is_same_v<T, uint8_t>);
     return DType::u8;
   }
   void expect(DType wanted) const;
@@ -61,8 +67,10 @@ struct StateTensor {
 
 class TrainingStep {
  public:
-  // Takes the memory that is not given: an arena of the plan's size, and of `arena` at least, for plans that it is to be swapped for.
-  TrainingStep(Program program, const Device& device, const ExecuteOptions& options = {}, Memory memory = {}, Bytes arena = {});
+  // Takes the memory that is not given: an arena of the plan's size, and of `arena` at least, for plans that it is to
+  // be swapped for.
+  TrainingStep(Program program, const Device& device, const ExecuteOptions& options = {}, Memory memory = {},
+               Bytes arena = {});
   ~TrainingStep();
 
   // Draws the states' first values, and begins with step number 0. They depend on the seed and the states' names only.
@@ -70,13 +78,14 @@ class TrainingStep {
   // Instead, where states come from elsewhere: the next step's number, which Adam depends on, and the seed of dropout.
   void start_at(int64_t step, uint64_t seed);
 
-  // Copies a batch into the arena, for the next run; the batch may be given back then. Throws Error(invalid_input) on another size.
+  // Copies a batch into the arena, for the next run; the batch may be given back then. Throws Error(invalid_input) on
+  // another size.
   void feed(const Batch& batch);
   void feed(std::span<const float> data, std::span<const int32_t> labels = {});
   // Runs the step on what it was fed with; returns its seconds. Throws as Executor::run_step does.
   double run(double learning_rate);
-  double loss() const;                    // of the last step: the mean over its batch, all objectives together
-  std::optional<double> correct() const;  // samples that were right; nothing where the network does not classify
+  double loss() const;                        // of the last step: the mean over its batch, all objectives together
+  std::optional<double> correct() const;      // samples that were right; nothing where the network does not classify
   int64_t number() const { return number_; }  // of the next step
 
   // The states, in the order of a checkpoint.
@@ -89,8 +98,8 @@ class TrainingStep {
   // Checks the checkpoint's bytes against their hash, then takes every state from it; throws Error(corrupt_file).
   void load(const Checkpoint& checkpoint);
 
-  // Goes on with another plan of the same graph, in the same memory. States keep their values, wherever the plan has them. Throws
-  // Error(invalid_input) where it is a plan for another graph; the old one stays then.
+  // Goes on with another plan of the same graph, in the same memory. States keep their values, wherever the plan has
+  // them. Throws Error(invalid_input) where it is a plan for another graph; the old one stays then.
   void swap(CheckedPlan plan);
   const Program& program() const { return *program_; }
   Executor& executor() { return *executor_; }  // until the next swap

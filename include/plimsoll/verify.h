@@ -18,39 +18,39 @@ inline constexpr int kMostThreads = 4096;
 
 struct Violation {
   enum class Rule : uint8_t {
-    wrong_graph,        // made for another graph
-    op_missing,         // an op never runs
-    op_repeated,        // an op runs twice and the second is not a recomputation
-    not_resident,       // a step reads or writes a tensor that is not in the arena then
-    wrong_value,        // it is in the arena, but does not hold its value (never written, or lost when it left)
-    overlap,            // two stays share a byte at one time
-    out_of_arena,       // a stay ends beyond the arena, or the arena beyond the budget
-    misaligned,         // an offset is not a multiple of kStayAlignment, or a slot of kSlotAlignment
-    wrong_size,         // a stay is smaller than its tensor, or a workspace than its step's
-    state_changed,      // a recomputation changes a state, or an update reads after it was overwritten
-    state_misplaced,    // at the end a state does not lie where the next step expects it
-    output_missing,     // an output of the graph is gone at the end
-    bad_move,           // a copy overlaps the use of its bytes, or brings what was never taken out
-    bad_index,          // a step, tensor or op that does not exist
-    bad_home,           // of what does not come from outside, a second one, or on another's bytes
-    out_of_tier,        // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
-    bad_threads,        // a step is to run by fewer than no threads, or by more than kMostThreads, or than the plan has cores
-    bad_cores,          // how steps share the cores makes no sense: their numbers, ops kept apart that do not exist, an order of others
-    bad_division,       // a kernel's name is no name and no configuration, or its parts do not make up the op's batch
-    bad_time,           // a step's time is negative or no number
-    wrong_prediction,   // what the plan predicts does not follow from its steps, stays, moves, tiers and times
-    wrong_bound,        // its lower bound is not what the graph needs at least
-    wrong_workspace,    // a step's workspace is not what its kernel asks for on the device, or there is no such kernel
-    wrong_request,      // the graph or the plan is not what the file says was asked for
-    edited,             // the file is not as it was saved
+    wrong_graph,      // made for another graph
+    op_missing,       // an op never runs
+    op_repeated,      // an op runs twice and the second is not a recomputation
+    not_resident,     // a step reads or writes a tensor that is not in the arena then
+    wrong_value,      // it is in the arena, but does not hold its value (never written, or lost when it left)
+    overlap,          // two stays share a byte at one time
+    out_of_arena,     // a stay ends beyond the arena, or the arena beyond the budget
+    misaligned,       // an offset is not a multiple of kStayAlignment, or a slot of kSlotAlignment
+    wrong_size,       // a stay is smaller than its tensor, or a workspace than its step's
+    state_changed,    // a recomputation changes a state, or an update reads after it was overwritten
+    state_misplaced,  // at the end a state does not lie where the next step expects it
+    output_missing,   // an output of the graph is gone at the end
+    bad_move,         // a copy overlaps the use of its bytes, or brings what was never taken out
+    bad_index,        // a step, tensor or op that does not exist
+    bad_home,         // of what does not come from outside, a second one, or on another's bytes
+    out_of_tier,      // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
+    bad_threads,  // a step is to run by fewer than no threads, or by more than kMostThreads, or than the plan has cores
+    bad_cores,  // how steps share the cores makes no sense: their numbers, ops kept apart that do not exist, an order of others
+    bad_division,      // a kernel's name is no name and no configuration, or its parts do not make up the op's batch
+    bad_time,          // a step's time is negative or no number
+    wrong_prediction,  // what the plan predicts does not follow from its steps, stays, moves, tiers and times
+    wrong_bound,       // its lower bound is not what the graph needs at least
+    wrong_workspace,   // a step's workspace is not what its kernel asks for on the device, or there is no such kernel
+    wrong_request,     // the graph or the plan is not what the file says was asked for
+    edited,            // the file is not as it was saved
   } rule;
   StepIndex step = -1;
   std::string message;  // names the step, the op, the tensors, the offsets
 };
 std::string_view to_string(Violation::Rule rule);
 
-// Every violation found, the earliest first; empty: the plan is safe, and what it claims is true. Claims are judged when it is safe.
-// Stops after `limit`.
+// Every violation found, the earliest first; empty: the plan is safe, and what it claims is true. Claims are judged
+// when it is safe. Stops after `limit`.
 std::vector<Violation> verify(const Graph& graph, const Plan& plan, size_t limit = 20);
 // Whether it is safe, whatever it claims.
 std::vector<Violation> verify_safety(const Graph& graph, const Plan& plan, size_t limit = 20);

@@ -106,7 +106,8 @@ def exact(bench, model):
 
     def judge(what, run):
         same = run["done"]["weights_sha256"] == free["done"]["weights_sha256"]
-        peak = run["done"]["peak_bytes"] == run["plan"]["peak_bytes"]
+        measured, predicted = run["done"]["peak_bytes"], run["plan"]["peak_bytes"]
+        peak = measured <= predicted  # less where a plan holds bytes longer than they are used
         text = ("same weights" if same else "OTHER WEIGHTS") + (", peak as predicted" if peak else ", OTHER PEAK")
         bench.row(what, text, same and peak, peak_bytes=run["done"]["peak_bytes"])
 

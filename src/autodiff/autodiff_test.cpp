@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "tests/support/interpreter.h"
 #include "plimsoll/models.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <map>
 
-#include "base/by_id.h"
 #include "autodiff/backward.h"
+#include "base/by_id.h"
 #include "base/names.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
@@ -92,8 +92,7 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
   const auto state = [&](std::string_view suffix) {
     RowBlock block = p.block;
     if (block.is_block()) block.whole += fmt::format(".{}", suffix);
-    const std::string name =
-        block.is_block() ? block_name(block, p.shape.at(0)) : fmt::format("{}.{}", p.name, suffix);
+    const std::string name = block.is_block() ? block_name(block, p.shape.at(0)) : fmt::format("{}.{}", p.name, suffix);
     states.push_back(graph.add_source(name, p.shape, p.dtype, Role::optimizer_state));
     graph.tensor(states.back()).block = block;
   };

@@ -1,5 +1,5 @@
-// A list with one element for every id, or every step, of a kind: indexed by the id itself, so that no number is cast and no
-// tensor's element is taken for an op's.
+// A list with one element for every id, or every step, of a kind: indexed by the id itself, so that no number is cast
+// and no tensor's element is taken for an op's.
 //
 //   ById<OpId, double> ms(graph.op_count());      ms[step.op] += 1;
 #pragma once
@@ -61,9 +61,13 @@ class ById : public std::vector<T> {
   explicit ById(List list) : List(std::move(list)) {}
 
   template <class Count>
-  void resize(Count count) { List::resize(plimsoll::at(count)); }
+  void resize(Count count) {
+    List::resize(plimsoll::at(count));
+  }
   template <class Count>
-  void assign(Count count, const T& value) { List::assign(plimsoll::at(count), value); }
+  void assign(Count count, const T& value) {
+    List::assign(plimsoll::at(count), value);
+  }
 
   Ids<Key> ids() const { return Ids<Key>(List::size()); }
   decltype(auto) operator[](Key key) { return List::operator[](plimsoll::at(key)); }

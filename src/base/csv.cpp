@@ -68,8 +68,8 @@ bool CsvReader::next_row() {
     if (!next_line()) return false;
   } while (trim_blanks(line_text_).empty());
   if (fields_.size() != columns_) {
-    refuse(fmt::format("{} columns where the header has {}", fields_.size() > most_fields_ ? "too many" : std::to_string(fields_.size()),
-                       columns_));
+    refuse(fmt::format("{} columns where the header has {}",
+                       fields_.size() > most_fields_ ? "too many" : std::to_string(fields_.size()), columns_));
   }
   return true;
 }
@@ -81,7 +81,8 @@ int64_t CsvReader::number(size_t column) const {
   if (error == std::errc::invalid_argument || end != text.data() + text.size()) {
     refuse_field(column, fmt::format("{} '{}' is not a whole number", known_[column], shown(text)));
   }
-  if (error != std::errc{}) refuse_field(column, fmt::format("{} '{}' is more than a 64-bit number holds", known_[column], shown(text)));
+  if (error != std::errc{})
+    refuse_field(column, fmt::format("{} '{}' is more than a 64-bit number holds", known_[column], shown(text)));
   return value;
 }
 

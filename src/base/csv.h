@@ -1,4 +1,5 @@
-// Tables in foreign files: fields between commas, one row a line, the first line names the columns. There are no quotes.
+// Tables in foreign files: fields between commas, one row a line, the first line names the columns. There are no
+// quotes.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,15 @@
 
 namespace plimsoll {
 
-// One pass over a file's text, which must outlive the reader. Refusals are Error(invalid_input) that name file, line and column.
+// One pass over a file's text, which must outlive the reader. Refusals are Error(invalid_input) that name file, line
+// and column.
 class CsvReader {
  public:
   // A line with more fields than `most_fields` is refused.
   CsvReader(std::string_view text, const std::string& file_name, size_t most_fields);
 
-  // Reads the header, in which each of the columns `known` may be, in any order. other(place, name) is called for every other name:
-  // it refuses the name, or returns, and that column is not read.
+  // Reads the header, in which each of the columns `known` may be, in any order. other(place, name) is called for every
+  // other name: it refuses the name, or returns, and that column is not read.
   template <class Other>
   void read_header(std::span<const std::string_view> known, const std::string& expected, const Other& other);
   bool has(size_t column) const { return place_[column].has_value(); }
@@ -30,7 +32,7 @@ class CsvReader {
   int64_t line() const { return line_; }
 
   [[noreturn]] void refuse(const std::string& what, ErrorCode code = ErrorCode::invalid_input) const;  // the line
-  [[noreturn]] void refuse_place(size_t place, const std::string& what) const;                         // a field of the line
+  [[noreturn]] void refuse_place(size_t place, const std::string& what) const;  // a field of the line
   [[noreturn]] void refuse_field(size_t column, const std::string& what) const { refuse_place(*place_[column], what); }
 
  private:
@@ -43,9 +45,9 @@ class CsvReader {
   size_t at_ = 0;
   int64_t line_ = 0;
   std::string_view line_text_;
-  std::vector<std::string_view> fields_;             // of the line, without blanks around them
+  std::vector<std::string_view> fields_;  // of the line, without blanks around them
   std::vector<std::string_view> known_;
-  std::vector<std::optional<size_t>> place_;         // by known column
+  std::vector<std::optional<size_t>> place_;  // by known column
   size_t columns_ = 0;
 };
 

@@ -45,10 +45,8 @@ ErrorCode code_of(int error) {
     case ENOTDIR:
     case EROFS:
     case ENAMETOOLONG:
-    case ELOOP:
-      return ErrorCode::invalid_input;
-    default:
-      return ErrorCode::device_failure;
+    case ELOOP: return ErrorCode::invalid_input;
+    default: return ErrorCode::device_failure;
   }
 }
 

@@ -16,7 +16,8 @@ constexpr int kMostThreads = 16;  // each holds memory of its own
 
 // Threads that may still be started.
 std::atomic<int>& spare_threads() {
-  static std::atomic<int> spare = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads) - 1;
+  static std::atomic<int> spare =
+      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads) - 1;
   return spare;
 }
 

@@ -20,7 +20,8 @@ TEST(Parallel, EveryPieceIsDoneOnce) {
 
 TEST(Parallel, WithinItself) {
   std::vector<std::atomic<int>> sums(20);
-  for_each_in_parallel(sums.size(), [&](size_t i) { for_each_in_parallel(i, [&](size_t j) { sums[i] += static_cast<int>(j); }); });
+  for_each_in_parallel(sums.size(),
+                       [&](size_t i) { for_each_in_parallel(i, [&](size_t j) { sums[i] += static_cast<int>(j); }); });
   for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(sums[i], static_cast<int>(i * (i - (i > 0)) / 2));
 }
 

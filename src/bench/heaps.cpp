@@ -8,12 +8,12 @@
 #include <map>
 #include <numeric>
 
-#include "base/statistics.h"
 #include "base/clock.h"
+#include "base/statistics.h"
 #include "cost/bench.h"
+#include "device/divided.h"
 #include "device/tensor_heap.h"
 #include "plan/placement/heap.h"
-#include "device/divided.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -285,8 +285,8 @@ std::vector<HeapRun> compare_heaps(const Program& program, const Device& device,
   std::vector<HeapRun> runs;
   for (const auto& heap : tensor_heaps(device)) {
     int64_t most = 0;
-    runs.push_back(time(steps, residents->base(), std::string(heap->name()), count,
-                        [&](int) { most = step_by(steps, *heap); }));
+    runs.push_back(
+        time(steps, residents->base(), std::string(heap->name()), count, [&](int) { most = step_by(steps, *heap); }));
     runs.back().allocations = steps.dynamic();
     runs.back().held = steps.resident_bytes() + Bytes{most};
   }
@@ -316,8 +316,8 @@ std::vector<HeapRun> compare_heaps(const Program& program, const Device& device,
   runs.push_back(time(steps, residents->base(), "plan", count, [&](int) { ask(), steps.wait(); }));
   runs.back().held = program.plan->arena;
   if (Queues* queues = steps.queues(); queues != nullptr && capture(*queues, ask)) {
-    runs.push_back(time(steps, residents->base(), "plan, captured", count,
-                        [&](int) { queues->replay(), steps.wait(); }));
+    runs.push_back(
+        time(steps, residents->base(), "plan, captured", count, [&](int) { queues->replay(), steps.wait(); }));
     runs.back().held = program.plan->arena;
   }
   return runs;

@@ -42,10 +42,11 @@ CLI::Validator whole_number(int64_t least, int64_t most) {
 }
 
 CLI::Validator count_or_auto(int64_t most) {
-  return check(fmt::format("1..{} or auto", most), fmt::format("a whole number from 1 to {}, or auto,", most), [=](const std::string& text) {
-    const auto value = parse<int64_t>(text);
-    return text == "auto" || (value && *value >= 1 && *value <= most);
-  });
+  return check(fmt::format("1..{} or auto", most), fmt::format("a whole number from 1 to {}, or auto,", most),
+               [=](const std::string& text) {
+                 const auto value = parse<int64_t>(text);
+                 return text == "auto" || (value && *value >= 1 && *value <= most);
+               });
 }
 
 CLI::Validator seed_number() {

@@ -68,7 +68,7 @@ struct CommonFlags {
   std::optional<Bytes> workspace_bytes() const, workspace_total_bytes() const;
   std::optional<BatchSizes> batch_sizes() const;
   OptimizerOptions optimizer_options() const;
-  bool lowered() const;  // --lowering paper; throws on another name
+  bool lowered() const;       // --lowering paper; throws on another name
   TierOptions tiers() const;  // --host-memory, --spill and --peer
   // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
   Bytes budget(const Device& device) const;
@@ -96,7 +96,8 @@ class JsonLines {
 inline constexpr std::string_view kDefaultData = "digits";
 std::string data_for(const std::string& model, int64_t batch);
 
-// Throws Error(invalid_input) that names the flag when a file could not be written there: before the work, not after it.
+// Throws Error(invalid_input) that names the flag when a file could not be written there: before the work, not after
+// it.
 void check_writable(std::string_view flag, const std::string& file);
 
 // From now on `signal` (SIGINT, SIGTERM) makes `interrupted` true. A second one ends the process at once.

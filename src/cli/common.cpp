@@ -42,30 +42,55 @@ void catch_interrupt(int signal) { std::signal(signal, on_interrupt); }
 bool interrupted() { return signalled; }
 
 void CommonFlags::add_to(CLI::App& command, bool model_required) {
-  auto* model_option = command.add_option("MODEL", model, "Network, with options in its name: resnet50, resnet:6-32-788-6, "
-                                                          "densenet:depth=40,growth=40. `plimsoll models` lists them")->check(not_empty());
+  auto* model_option = command
+                           .add_option("MODEL", model,
+                                       "Network, with options in its name: resnet50, resnet:6-32-788-6, "
+                                       "densenet:depth=40,growth=40. `plimsoll models` lists them")
+                           ->check(not_empty());
   if (model_required) model_option->required();
   command.add_option("-b,--batch,--batch-size", batch, "Images a step")->check(whole_number(1, 1 << 20));
-  command.add_option("--memory", memory, "Bytes that a training step may use, parameters included: 512MiB, 1.5GiB, 800MB")
+  command
+      .add_option("--memory", memory, "Bytes that a training step may use, parameters included: 512MiB, 1.5GiB, 800MB")
       ->type_name("SIZE");
-  command.add_option("--host-memory", host_memory, "Memory beside --memory that tensors may be moved to while they wait: 4GiB")->type_name("SIZE");
-  command.add_option("--spill", spill, "Folder on disk that tensors may be moved to while they wait, and how much of it (default: what is free, less a tenth)")
+  command
+      .add_option("--host-memory", host_memory,
+                  "Memory beside --memory that tensors may be moved to while they wait: 4GiB")
+      ->type_name("SIZE");
+  command
+      .add_option(
+          "--spill", spill,
+          "Folder on disk that tensors may be moved to while they wait, and how much of it (default: what is free, less a tenth)")
       ->type_name("DIR[:SIZE]");
-  command.add_option("--peer", peer, "Another GPU whose memory tensors may be moved to while they wait, and how much of it (default: what is free there): cuda:1=8GiB")
+  command
+      .add_option(
+          "--peer", peer,
+          "Another GPU whose memory tensors may be moved to while they wait, and how much of it (default: what is free there): cuda:1=8GiB")
       ->type_name("DEVICE[=SIZE]");
-  command.add_option("--policy", policy, "How memory is planned; `plimsoll policies` lists them")->capture_default_str();
-  command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit")->capture_default_str();
+  command.add_option("--policy", policy, "How memory is planned; `plimsoll policies` lists them")
+      ->capture_default_str();
+  command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit")
+      ->capture_default_str();
   command.add_option("--device", device, "Where it runs; `plimsoll devices` lists them")->capture_default_str();
-  command.add_option("--threads", threads, "Threads to compute with (default: all cores)")->check(whole_number(1, 4096));
-  command.add_option("--image-size", image_size, "Height and width of the images (default: the data's, or the network's)")
+  command.add_option("--threads", threads, "Threads to compute with (default: all cores)")
+      ->check(whole_number(1, 4096));
+  command
+      .add_option("--image-size", image_size, "Height and width of the images (default: the data's, or the network's)")
       ->check(whole_number(1, 1 << 16));
-  command.add_option("--num-classes", classes, "Classes (default: the data's, or the network's)")->check(whole_number(1, 1 << 24));
-  command.add_flag("--exact", exact, "Choose kernels by a fixed rule, so that neither the budget nor measured times change a bit of the result");
-  command.add_option("--json", json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
+  command.add_option("--num-classes", classes, "Classes (default: the data's, or the network's)")
+      ->check(whole_number(1, 1 << 24));
+  command.add_flag(
+      "--exact", exact,
+      "Choose kernels by a fixed rule, so that neither the budget nor measured times change a bit of the result");
+  command.add_option("--json", json, "Write JSON, one object a line, to FILE, or to standard output for '-'")
+      ->type_name("FILE")
+      ->check(not_empty());
 }
 
 void CommonFlags::add_lowering_to(CLI::App& command) {
-  command.add_option("--lowering", lowering, "native: the network's own ops; paper: the layer model of the papers' tables, without weights and inputs")
+  command
+      .add_option(
+          "--lowering", lowering,
+          "native: the network's own ops; paper: the layer model of the papers' tables, without weights and inputs")
       ->capture_default_str();
 }
 
@@ -78,26 +103,44 @@ bool CommonFlags::lowered() const {
 void CommonFlags::add_optimizer_to(CLI::App& command) {
   command.add_option("--optimizer,--opt", optimizer, "sgd, adam, adamw")->capture_default_str();
   command.add_option("--momentum", momentum, "Momentum of sgd")->capture_default_str()->check(number(0, 1));
-  command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")->capture_default_str()->check(number());
+  command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")
+      ->capture_default_str()
+      ->check(number());
   command.add_flag("--nesterov", nesterov, "Nesterov momentum for sgd");
 }
 
 void CommonFlags::add_sharing_to(CLI::App& command) {
-  command.add_option("--inter-op", inter_op, "Ops that run at once, at most; auto: chosen by measured times, with the threads of each op")
-      ->type_name("N|auto")->capture_default_str()->check(count_or_auto(kMostThreads));
+  command
+      .add_option("--inter-op", inter_op,
+                  "Ops that run at once, at most; auto: chosen by measured times, with the threads of each op")
+      ->type_name("N|auto")
+      ->capture_default_str()
+      ->check(count_or_auto(kMostThreads));
   command.add_option("--intra-op", intra_op, "Threads of every op (auto: all of --threads, divided by --inter-op)")
-      ->type_name("N|auto")->capture_default_str()->check(count_or_auto(kMostThreads));
-  command.add_option("--strategies", strategies,
-                     "What --inter-op auto may do: 1 a thread count for each op; 2 one for all ops of a type; 3 ops side by side; 4 small ops "
-                     "on the cores' second hardware threads (default: all that the machine can: 1,2,3,4)")
+      ->type_name("N|auto")
+      ->capture_default_str()
+      ->check(count_or_auto(kMostThreads));
+  command
+      .add_option(
+          "--strategies", strategies,
+          "What --inter-op auto may do: 1 a thread count for each op; 2 one for all ops of a type; 3 ops side by side; 4 small ops "
+          "on the cores' second hardware threads (default: all that the machine can: 1,2,3,4)")
       ->type_name("LIST");
-  command.add_option("--climb-interval", climb_interval, "Between the thread counts that --inter-op auto measures (default: a sixteenth of the cores, at least 1)")
-      ->type_name("N")->check(whole_number(1, kMostThreads));
+  command
+      .add_option(
+          "--climb-interval", climb_interval,
+          "Between the thread counts that --inter-op auto measures (default: a sixteenth of the cores, at least 1)")
+      ->type_name("N")
+      ->check(whole_number(1, kMostThreads));
 }
 
 CoreRequest CommonFlags::core_request() const {
   auto count = [](const std::string& text) { return text == "auto" ? 0 : std::stoi(text); };
-  CoreRequest options{.threads = threads, .inter_op = count(inter_op), .intra_op = count(intra_op), .strategies = {}, .climb_interval = climb_interval};
+  CoreRequest options{.threads = threads,
+                      .inter_op = count(inter_op),
+                      .intra_op = count(intra_op),
+                      .strategies = {},
+                      .climb_interval = climb_interval};
   if (!strategies) return options;
   try {
     options.strategies = strategies_named(*strategies);
@@ -136,11 +179,18 @@ std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::st
 }  // namespace
 
 void CommonFlags::add_workspace_to(CLI::App& command) {
-  command.add_option("--workspace", workspace, "The most workspace that any op may use: 64MiB (default: what is free at its step). Where no kernels keep it, there is no plan")->type_name("SIZE");
-  command.add_option("--workspace-total", workspace_total, "The most that the workspaces of all convolutions and fully connected layers add up to")
+  command
+      .add_option(
+          "--workspace", workspace,
+          "The most workspace that any op may use: 64MiB (default: what is free at its step). Where no kernels keep it, there is no plan")
       ->type_name("SIZE");
-  command.add_option("--batch-sizes", batch_sizes_name,
-                     "Parts that an op's batch may be divided into: undivided, powerOfTwo, all (default: powerOfTwo, where measured)");
+  command
+      .add_option("--workspace-total", workspace_total,
+                  "The most that the workspaces of all convolutions and fully connected layers add up to")
+      ->type_name("SIZE");
+  command.add_option(
+      "--batch-sizes", batch_sizes_name,
+      "Parts that an op's batch may be divided into: undivided, powerOfTwo, all (default: powerOfTwo, where measured)");
 }
 
 std::optional<Bytes> CommonFlags::workspace_bytes() const {
@@ -167,7 +217,11 @@ Bytes CommonFlags::budget(const Device& device) const {
 }
 
 CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
-  CompileOptions options{.policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .optimizer = flags.optimizer_options(), .exact = flags.exact};
+  CompileOptions options{.policy = flags.policy,
+                         .placement = flags.placement,
+                         .tiers = session.tiers,
+                         .optimizer = flags.optimizer_options(),
+                         .exact = flags.exact};
   options.memory = flags.budget(*session.device);
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
@@ -176,7 +230,11 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session)
 }
 
 TierOptions CommonFlags::tiers() const {
-  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory), .spill = {}, .spill_size = {}, .peer = {}, .peer_size = {}};
+  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory),
+                      .spill = {},
+                      .spill_size = {},
+                      .peer = {},
+                      .peer_size = {}};
   if (spill) parse_spill(*spill, options);
   if (peer) parse_peer(*peer, options);
   return options;
@@ -190,7 +248,8 @@ JsonLines::JsonLines(const std::string& target) {
     return;
   }
   file_ = std::fopen(target.c_str(), "w");
-  if (!file_) throw Error(ErrorCode::invalid_input, fmt::format("--json: cannot write '{}': {}", target, std::strerror(errno)));
+  if (!file_)
+    throw Error(ErrorCode::invalid_input, fmt::format("--json: cannot write '{}': {}", target, std::strerror(errno)));
 }
 
 JsonLines::~JsonLines() {
@@ -218,7 +277,8 @@ void check_writable(std::string_view flag, const std::string& file) {
   } else if (::access(folder.c_str(), W_OK) != 0) {
     problem = std::strerror(errno);
   }
-  if (!problem.empty()) throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write '{}': {}", flag, file, problem));
+  if (!problem.empty())
+    throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write '{}': {}", flag, file, problem));
 }
 
 void complain(std::string_view text) {

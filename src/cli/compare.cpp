@@ -5,12 +5,12 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "base/statistics.h"
 #include "base/clock.h"
 #include "base/names.h"
-#include "cores/share_cores.h"
+#include "base/statistics.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "cores/share_cores.h"
 #include "papers/layer_model.h"
 #include "plan/policy.h"
 #include "plimsoll/execute.h"
@@ -28,11 +28,13 @@ ModelInput input_of(const CommonFlags& flags, int64_t batch) {
   return {.batch = batch, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
 }
 
-// The network's own training step, or with --lowering paper the papers' layers of it; `states`: with weights and the batch.
-std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session, const CompileOptions& options,
-                                          bool states) {
-  return flags.lowered() ? compile_layers(network, {.weights = states, .input = states}, *session.device, session.costs, options)
-                         : compile_training(network, *session.device, session.costs, options);
+// The network's own training step, or with --lowering paper the papers' layers of it; `states`: with weights and the
+// batch.
+std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session,
+                                          const CompileOptions& options, bool states) {
+  return flags.lowered()
+             ? compile_layers(network, {.weights = states, .input = states}, *session.device, session.costs, options)
+             : compile_training(network, *session.device, session.costs, options);
 }
 
 Bytes used_of(const Plan& plan, std::string_view tier) {
@@ -78,13 +80,18 @@ int run_compare(const CompareFlags& flags) {
   Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   if (flags.run && session.device->info().simulated) {
-    throw Error(ErrorCode::invalid_input, fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
   }
-  if (flags.run && flags.lowered()) throw Error(ErrorCode::invalid_input, "--run: the papers' layer model is planned, never run; leave out --lowering paper");
+  if (flags.run && flags.lowered())
+    throw Error(ErrorCode::invalid_input,
+                "--run: the papers' layer model is planned, never run; leave out --lowering paper");
   const Bytes budget = flags.budget(*session.device);
-  say(out, fmt::format("{}, batch {}, {}{}", flags.model, batch, budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
+  say(out, fmt::format("{}, batch {}, {}{}", flags.model, batch,
+                       budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
                        session.device->info().simulated ? ", simulated" : ""));
-  say(out, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time", flags.run ? "     measured" : "", "copied out", "copied in", "again"));
+  say(out, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time",
+                       flags.run ? "     measured" : "", "copied out", "copied in", "again"));
   bool any = false;
   std::string told;  // the same for every policy
   for (const std::string& name : names) {
@@ -93,7 +100,8 @@ int run_compare(const CompareFlags& flags) {
     auto result = compile(flags, network, session, options, false);
     if (auto* infeasible = std::get_if<Infeasible>(&result)) {
       name_least_memory(*infeasible, network, *session.device, session.costs, options);
-      const std::string need = (infeasible->flag.empty() ? "needs " : fmt::format("needs {} ", infeasible->flag)) + to_string(infeasible->minimum);
+      const std::string need = (infeasible->flag.empty() ? "needs " : fmt::format("needs {} ", infeasible->flag)) +
+                               to_string(infeasible->minimum);
       say(out, fmt::format("{:<28} {:>11}", name, infeasible->minimum.count == INT64_MAX ? "cannot" : need));
       if (!infeasible->flag.empty()) told = to_text(*infeasible);
       json object = infeasible_json(*infeasible);
@@ -103,7 +111,8 @@ int run_compare(const CompareFlags& flags) {
     }
     any = true;
     Program& program = std::get<Program>(result);
-    const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
+    const SharedCores shared =
+        share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
     for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
     program.plan = check_plan(program.network.graph, shared.plan);
     const Prediction& p = program.plan->predicted;
@@ -116,8 +125,8 @@ int run_compare(const CompareFlags& flags) {
       measured = fmt::format(" {:>9.1f} ms", ms);
       object["measured_step_time_ms"] = ms;
     }
-    say(out, fmt::format("{:<28} {:>11} {:>9.1f} ms{} {:>11} {:>11} {:>8}", name, to_string(p.peak), p.step_time_ms, measured, to_string(p.offload), to_string(p.prefetch),
-                         p.recompute_steps));
+    say(out, fmt::format("{:<28} {:>11} {:>9.1f} ms{} {:>11} {:>11} {:>8}", name, to_string(p.peak), p.step_time_ms,
+                         measured, to_string(p.offload), to_string(p.prefetch), p.recompute_steps));
     out.write(object);
   }
   if (!told.empty()) complain(told);
@@ -139,7 +148,8 @@ struct Trial {
 
 class Largest {
  public:
-  explicit Largest(const MaxFlags& flags) : flags_(flags), session_(open_session(flags.device, flags.threads, flags.tiers())) {
+  explicit Largest(const MaxFlags& flags)
+      : flags_(flags), session_(open_session(flags.device, flags.threads, flags.tiers())) {
     for (const std::string& notice : session_.notices) complain(notice);
   }
 
@@ -148,7 +158,11 @@ class Largest {
     const std::string name = model == "resnet" ? "resnet:6-32-N-6" : model;
     const size_t at = name.find('N');
     if (at == std::string::npos) {
-      throw Error(ErrorCode::invalid_input, fmt::format("--what depth: write N in the network's name where its depth is: resnet:6-32-N-6, densenet:depth=N; '{}' has none", model));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format(
+              "--what depth: write N in the network's name where its depth is: resnet:6-32-N-6, densenet:depth=N; '{}' has none",
+              model));
     }
     return name.substr(0, at) + std::to_string(n) + name.substr(at + 1);
   }
@@ -170,7 +184,10 @@ class Largest {
       options.first_that_fits = true;
       const auto result = compile(flags_, network, session_, options, true);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
-        trial.limited_by = !infeasible->flag.empty() ? infeasible->flag : infeasible->tier.empty() ? "memory" : infeasible->tier == "host" ? "host memory" : infeasible->tier;
+        trial.limited_by = !infeasible->flag.empty()    ? infeasible->flag
+                           : infeasible->tier.empty()   ? "memory"
+                           : infeasible->tier == "host" ? "host memory"
+                                                        : infeasible->tier;
         return trial;
       }
       const Plan& plan = std::get<Program>(result).plan;
@@ -199,8 +216,16 @@ class Largest {
     }
     if (low == 0) {
       complain(fmt::format("not even {} 1 fits: limited by {}", flags_.what, refused.limited_by));
-      out.write({{"model", flags_.model}, {"policy", flags_.policy}, {"device", flags_.device}, {"simulated", session_.device->info().simulated},
-                 {"what", flags_.what}, {flags_.what, 0}, {"limited_by", refused.limited_by}, {"peak_bytes", nullptr}, {"host_bytes", nullptr}, {"step_time_ms", nullptr}});
+      out.write({{"model", flags_.model},
+                 {"policy", flags_.policy},
+                 {"device", flags_.device},
+                 {"simulated", session_.device->info().simulated},
+                 {"what", flags_.what},
+                 {flags_.what, 0},
+                 {"limited_by", refused.limited_by},
+                 {"peak_bytes", nullptr},
+                 {"host_bytes", nullptr},
+                 {"step_time_ms", nullptr}});
       return kInfeasible;
     }
     if (high > most) {
@@ -218,8 +243,15 @@ class Largest {
         high = middle;
       }
     }
-    json object = {{"model", flags_.model}, {"policy", flags_.policy}, {"device", flags_.device}, {"simulated", session_.device->info().simulated}, {"what", flags_.what},
-                   {"limited_by", refused.limited_by}, {"peak_bytes", best.peak.count}, {"host_bytes", best.host.count}, {"step_time_ms", best.step_time_ms}};
+    json object = {{"model", flags_.model},
+                   {"policy", flags_.policy},
+                   {"device", flags_.device},
+                   {"simulated", session_.device->info().simulated},
+                   {"what", flags_.what},
+                   {"limited_by", refused.limited_by},
+                   {"peak_bytes", best.peak.count},
+                   {"host_bytes", best.host.count},
+                   {"step_time_ms", best.step_time_ms}};
     std::string text;
     if (flags_.what == "depth") {
       const std::string model = with_depth(flags_.model, low);
@@ -231,9 +263,10 @@ class Largest {
       object["batch"] = low;
       text = fmt::format("batch {}", low);
     }
-    say(out, fmt::format("{}: {} fits, limited by {}; peak {}{}, predicted step {:.4g} ms{}", flags_.model, text, refused.limited_by, to_string(best.peak),
-                         best.host.count > 0 ? " and " + to_string(best.host) + " of host memory" : "", best.step_time_ms,
-                         session_.device->info().simulated ? ", simulated" : ""));
+    say(out, fmt::format("{}: {} fits, limited by {}; peak {}{}, predicted step {:.4g} ms{}", flags_.model, text,
+                         refused.limited_by, to_string(best.peak),
+                         best.host.count > 0 ? " and " + to_string(best.host) + " of host memory" : "",
+                         best.step_time_ms, session_.device->info().simulated ? ", simulated" : ""));
     out.write(object);
     return kDone;
   }
@@ -254,16 +287,21 @@ class Largest {
 
 Run add_compare(CLI::App& app) {
   auto flags = std::make_shared<CompareFlags>();
-  CLI::App* command = app.add_subcommand("compare", "Set all policies side by side: peak, step time, traffic, recomputations");
+  CLI::App* command =
+      app.add_subcommand("compare", "Set all policies side by side: peak, step time, traffic, recomputations");
   flags->add_to(*command, true);
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
   flags->add_lowering_to(*command);
   flags->add_workspace_to(*command);
   command->add_flag("--run", flags->run, "Run each plan too, and say what its step took");
-  command->add_option("--steps", flags->steps, "Steps to run of each, of which the median counts")->capture_default_str()->check(whole_number(1, 10000));
-  command->add_option("--policies", flags->only, "Only these, with their options: auto superneurons:recompute=speed")->type_name("NAME");
-  command->footer("Examples:\n  plimsoll compare resnet50 --batch 32 --memory 1GiB --host-memory 8GiB\n  plimsoll compare alexnet --batch 200 --lowering paper --device k40c --memory 900MiB");
+  command->add_option("--steps", flags->steps, "Steps to run of each, of which the median counts")
+      ->capture_default_str()
+      ->check(whole_number(1, 10000));
+  command->add_option("--policies", flags->only, "Only these, with their options: auto superneurons:recompute=speed")
+      ->type_name("NAME");
+  command->footer(
+      "Examples:\n  plimsoll compare resnet50 --batch 32 --memory 1GiB --host-memory 8GiB\n  plimsoll compare alexnet --batch 200 --lowering paper --device k40c --memory 900MiB");
   return [flags] { return run_compare(*flags); };
 }
 
@@ -274,11 +312,14 @@ Run add_max(CLI::App& app) {
   flags->add_optimizer_to(*command);
   flags->add_lowering_to(*command);
   flags->add_workspace_to(*command);
-  command->add_option("--what", flags->what, "batch, or depth: the N in the network's name, resnet:6-32-N-6")->capture_default_str();
+  command->add_option("--what", flags->what, "batch, or depth: the N in the network's name, resnet:6-32-N-6")
+      ->capture_default_str();
   command->add_option("--most", flags->most, "Look no further than this")->check(whole_number(1, 1 << 24));
-  command->footer("Examples:\n  plimsoll max resnet50 --memory 2GiB --host-memory 8GiB\n  plimsoll max resnet:6-32-N-6 --what depth --batch 16 --memory 11.2GiB --device k40c --lowering paper");
+  command->footer(
+      "Examples:\n  plimsoll max resnet50 --memory 2GiB --host-memory 8GiB\n  plimsoll max resnet:6-32-N-6 --what depth --batch 16 --memory 11.2GiB --device k40c --lowering paper");
   return [flags] {
-    if (flags->what != "batch" && flags->what != "depth") throw Error(ErrorCode::invalid_input, unknown_name("--what", flags->what, {"batch", "depth"}));
+    if (flags->what != "batch" && flags->what != "depth")
+      throw Error(ErrorCode::invalid_input, unknown_name("--what", flags->what, {"batch", "depth"}));
     policy_options(flags->policy);
     return Largest(*flags).run();
   };

@@ -58,7 +58,8 @@ std::optional<Timed> predicted(const std::optional<ConvolutionChoice>& choice) {
 
 Answer solve(const Convolution& row, ConvolutionPass pass, const Session& session, Bytes limit, BatchSizes batches) {
   Answer answer;
-  answer.undivided = predicted(fastest_convolution(row, pass, *session.device, session.costs, limit, BatchSizes::undivided));
+  answer.undivided =
+      predicted(fastest_convolution(row, pass, *session.device, session.costs, limit, BatchSizes::undivided));
   answer.divided = predicted(fastest_convolution(row, pass, *session.device, session.costs, limit, batches));
   const auto& either = answer.divided ? answer.divided : answer.undivided;
   if (!either) return answer;
@@ -96,7 +97,8 @@ json row_json(const Convolution& row, ConvolutionPass pass, const Answer& answer
   line["undivided_configuration"] = answer.undivided ? json(answer.undivided->choice.kernel.name) : json(nullptr);
   line["configuration"] = answer.divided ? json(answer.divided->choice.kernel.name) : json(nullptr);
   line["predicted_ms"] = answer.divided ? json(answer.divided->choice.configuration.time_ms) : json(nullptr);
-  if (answer.slower) line["rejected"] = {{"configuration", answer.slower->choice.kernel.name}, {"ms", answer.slower->ms}};
+  if (answer.slower)
+    line["rejected"] = {{"configuration", answer.slower->choice.kernel.name}, {"ms", answer.slower->ms}};
   return line;
 }
 
@@ -107,9 +109,11 @@ std::string cell(const std::optional<Timed>& timed) {
 
 void say_row(const JsonLines& out, const Convolution& row, ConvolutionPass pass, const Answer& answer) {
   const std::string head = pass == ConvolutionPass::forward ? to_string(row) : "";
-  const std::string gain = answer.undivided && answer.divided ? fmt::format("{:.2f}x", answer.undivided->ms / answer.divided->ms) : "-";
-  say(out, fmt::format("{:<44} {:<17} {} {} {:>7}  {}", head, to_string(pass), cell(answer.undivided), cell(answer.divided), gain,
-                       answer.divided ? answer.divided->choice.kernel.name : "") + (answer.too_large ? "  (estimated: too large to be measured here)" : ""));
+  const std::string gain =
+      answer.undivided && answer.divided ? fmt::format("{:.2f}x", answer.undivided->ms / answer.divided->ms) : "-";
+  say(out, fmt::format("{:<44} {:<17} {} {} {:>7}  {}", head, to_string(pass), cell(answer.undivided),
+                       cell(answer.divided), gain, answer.divided ? answer.divided->choice.kernel.name : "") +
+               (answer.too_large ? "  (estimated: too large to be measured here)" : ""));
 }
 
 struct Sums {
@@ -163,9 +167,10 @@ int convolutions(const ConvolutionsFlags& flags) {
   Progress progress;
   const int measured = measure(session, rows, batches, progress);
 
-  say(out, fmt::format("{} on {}, workspace at most {}, micro-batches {}; {} kernels measured now", flags.file, session.device->info().description,
-                       to_string(limit), to_string(batches), measured));
-  say(out, fmt::format("{:<44} {:<17} {:>23} {:>23} {:>7}  {}", "convolution", "pass", "undivided", "divided", "gain", "configuration"));
+  say(out, fmt::format("{} on {}, workspace at most {}, micro-batches {}; {} kernels measured now", flags.file,
+                       session.device->info().description, to_string(limit), to_string(batches), measured));
+  say(out, fmt::format("{:<44} {:<17} {:>23} {:>23} {:>7}  {}", "convolution", "pass", "undivided", "divided", "gain",
+                       "configuration"));
   Sums sums;
   int64_t done = 0;
   const int64_t total = static_cast<int64_t>(rows.size() * std::size(kConvolutionPasses));
@@ -185,15 +190,20 @@ int convolutions(const ConvolutionsFlags& flags) {
   }
   progress.finish();
   if (busy.others() > kTooBusy) {
-    complain(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead", 100 * busy.others()));
+    complain(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead",
+                         100 * busy.others()));
   }
-  std::string summary = fmt::format("{} passes, {} of them divided: {:.1f} ms undivided, {:.1f} ms divided", sums.passes, sums.divided, sums.undivided_ms, sums.divided_ms);
-  if (sums.divided_ms > 0) summary += fmt::format(", {:.2f}x ({})", sums.undivided_ms / sums.divided_ms, sums.measured ? "measured" : "predicted, not all was measured");
+  std::string summary = fmt::format("{} passes, {} of them divided: {:.1f} ms undivided, {:.1f} ms divided",
+                                    sums.passes, sums.divided, sums.undivided_ms, sums.divided_ms);
+  if (sums.divided_ms > 0)
+    summary += fmt::format(", {:.2f}x ({})", sums.undivided_ms / sums.divided_ms,
+                           sums.measured ? "measured" : "predicted, not all was measured");
   if (sums.too_large > 0) summary += fmt::format("; {} passes are too large to be measured here", sums.too_large);
   say(out, summary);
   if (sums.without == 0) return kDone;
-  complain(fmt::format("{} passes have no kernel with a workspace of at most {}; raise --workspace or allow smaller micro-batches", sums.without,
-                       to_string(limit)));
+  complain(fmt::format(
+      "{} passes have no kernel with a workspace of at most {}; raise --workspace or allow smaller micro-batches",
+      sums.without, to_string(limit)));
   return kInfeasible;
 }
 
@@ -201,7 +211,8 @@ int convolutions(const ConvolutionsFlags& flags) {
 
 Run add_convolutions(CLI::App& app) {
   auto flags = std::make_shared<ConvolutionsFlags>();
-  CLI::App* command = app.add_subcommand("convolutions", "Choose kernels and micro-batches for a table of convolutions, within a limit of workspace");
+  CLI::App* command = app.add_subcommand(
+      "convolutions", "Choose kernels and micro-batches for a table of convolutions, within a limit of workspace");
   command->footer(
       "The file has a header that names the columns width, height, channels, batch, filters, kernel_width, kernel_height,\n"
       "pad_width, pad_height, stride_width, stride_height (DeepBench's), and a convolution a line. Every kernel of the device\n"
@@ -211,11 +222,21 @@ Run add_convolutions(CLI::App& app) {
       "  plimsoll convolutions bench/convolutions.csv --workspace 64MiB\n"
       "  plimsoll convolutions layers.csv --workspace 8MiB --batch-sizes all --json -");
   command->add_option("FILE", flags->file, "The convolutions, CSV")->required()->check(not_empty());
-  command->add_option("--workspace", flags->workspace, "Scratch memory that one convolution may use: 8MiB, 512MiB, 0")->type_name("SIZE")->capture_default_str()->check(not_empty());
-  command->add_option("--batch-sizes", flags->batches, "Micro-batches to measure: undivided, powerOfTwo, all (slow)")->capture_default_str()->check(not_empty());
+  command->add_option("--workspace", flags->workspace, "Scratch memory that one convolution may use: 8MiB, 512MiB, 0")
+      ->type_name("SIZE")
+      ->capture_default_str()
+      ->check(not_empty());
+  command->add_option("--batch-sizes", flags->batches, "Micro-batches to measure: undivided, powerOfTwo, all (slow)")
+      ->capture_default_str()
+      ->check(not_empty());
   command->add_option("--device", flags->device, "Where it runs; `plimsoll devices` lists them")->capture_default_str();
-  command->add_option("--threads", flags->threads, "Threads to compute with (default: all cores)")->check(whole_number(1, 4096));
-  command->add_option("--json", flags->json, "Write JSON, one object a row and pass, to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
+  command->add_option("--threads", flags->threads, "Threads to compute with (default: all cores)")
+      ->check(whole_number(1, 4096));
+  command
+      ->add_option("--json", flags->json,
+                   "Write JSON, one object a row and pass, to FILE, or to standard output for '-'")
+      ->type_name("FILE")
+      ->check(not_empty());
   return [flags] { return convolutions(*flags); };
 }
 

@@ -24,13 +24,10 @@ struct Command {
   cli::Run (*add)(CLI::App&);
 };
 constexpr Command kCommands[] = {
-    {"train", cli::add_train},   {"plan", cli::add_plan},         {"verify", cli::add_verify},   {"profile", cli::add_profile},
-    {"models", cli::add_models}, {"policies", cli::add_policies}, {"devices", cli::add_devices},
-    {"compare", cli::add_compare},
-    {"max", cli::add_max},
-    {"reproduce", cli::add_reproduce},
-    {"place", cli::add_place},
-    {"convolutions", cli::add_convolutions},
+    {"train", cli::add_train},         {"plan", cli::add_plan},       {"verify", cli::add_verify},
+    {"profile", cli::add_profile},     {"models", cli::add_models},   {"policies", cli::add_policies},
+    {"devices", cli::add_devices},     {"compare", cli::add_compare}, {"max", cli::add_max},
+    {"reproduce", cli::add_reproduce}, {"place", cli::add_place},     {"convolutions", cli::add_convolutions},
     {"heaps", cli::add_heaps},
 };
 
@@ -99,7 +96,8 @@ int run(const cli::Run& command) {
 // Output that could not be written, to a full disk perhaps, is a failure whatever else went well.
 int after_output(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  cli::complain(fmt::format("standard output could not be written: {}", errno != 0 ? std::strerror(errno) : "unknown cause"));
+  cli::complain(
+      fmt::format("standard output could not be written: {}", errno != 0 ? std::strerror(errno) : "unknown cause"));
   return code == cli::kDone ? cli::kFailure : code;
 }
 

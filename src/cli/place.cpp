@@ -80,9 +80,14 @@ int place(const PlaceFlags& flags) {
   const bool done = status != "proven impossible" && status != "not found";
   if (done && !flags.output.empty()) write_file_atomically(flags.output, to_csv(file, placement));
 
-  nlohmann::json line{{"file", flags.file}, {"method", method.name}, {"buffers", file.buffers.size()},
-                      {"height", placement.height.count}, {"lower_bound", placement.lower_bound.count},
-                      {"proven_lower_bound", placement.proven_lower_bound.count}, {"status", status}, {"seconds", seconds}};
+  nlohmann::json line{{"file", flags.file},
+                      {"method", method.name},
+                      {"buffers", file.buffers.size()},
+                      {"height", placement.height.count},
+                      {"lower_bound", placement.lower_bound.count},
+                      {"proven_lower_bound", placement.proven_lower_bound.count},
+                      {"status", status},
+                      {"seconds", seconds}};
   const std::optional<double> unusable = unusable_free_share(file.buffers, placement);
   line["unusable_free"] = unusable ? nlohmann::json(*unusable) : nlohmann::json(nullptr);
   line["capacity"] = capacity ? nlohmann::json(capacity->count) : nlohmann::json(nullptr);
@@ -94,7 +99,11 @@ int place(const PlaceFlags& flags) {
   say(out, fmt::format("  lower bound {} (largest sum of live bytes)", placement.lower_bound.count));
   if (placement.proven_lower_bound > placement.lower_bound)
     say(out, fmt::format("  proven      no placement is lower than {}", placement.proven_lower_bound.count));
-  if (unusable) say(out, fmt::format("  fragments   {:.0f} % of what is free is of no use to another buffer of the largest size (U_f, on average)", 100 * *unusable));
+  if (unusable)
+    say(out,
+        fmt::format(
+            "  fragments   {:.0f} % of what is free is of no use to another buffer of the largest size (U_f, on average)",
+            100 * *unusable));
   say(out, fmt::format("  seconds     {:.3f}", seconds));
   say(out, fmt::format("  status      {}{}", status,
                        status == "not found" && method.name == "offline" ? "; raise --timeout to search on" : ""));
@@ -106,7 +115,8 @@ int place(const PlaceFlags& flags) {
 
 Run add_place(CLI::App& app) {
   auto flags = std::make_shared<PlaceFlags>();
-  CLI::App* command = app.add_subcommand("place", "Give the buffers of a file offsets, so that those alive together never overlap");
+  CLI::App* command =
+      app.add_subcommand("place", "Give the buffers of a file offsets, so that those alive together never overlap");
   command->footer(
       "The file has a header that names the columns id, lower, upper and size, in any order, and a buffer a line, alive in\n"
       "[lower, upper): MiniMalloc's format. Status: optimal (nothing lower exists), fits (inside the capacity), feasible (no\n"
@@ -116,11 +126,19 @@ Run add_place(CLI::App& app) {
       "  plimsoll place problem.csv --capacity 1048576             does it fit?\n"
       "  plimsoll place problem.csv --method best_fit --json -     what an allocator at run time would need");
   command->add_option("FILE", flags->file, "The problem, CSV")->required()->check(not_empty());
-  command->add_option("--capacity", flags->capacity, "Look for a placement of at most this height: bytes, or 1MiB, ...")->type_name("SIZE")->check(not_empty());
+  command->add_option("--capacity", flags->capacity, "Look for a placement of at most this height: bytes, or 1MiB, ...")
+      ->type_name("SIZE")
+      ->check(not_empty());
   command->add_option("--timeout", flags->timeout, "Seconds to search")->capture_default_str()->check(number());
-  command->add_option("--method", flags->method, "offline, first_fit, best_fit, gtbm")->capture_default_str()->check(not_empty());
-  command->add_option("--output", flags->output, "Write the CSV with a column `offset`, when the answer is a placement")->type_name("FILE")->check(not_empty());
-  command->add_option("--json", flags->json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
+  command->add_option("--method", flags->method, "offline, first_fit, best_fit, gtbm")
+      ->capture_default_str()
+      ->check(not_empty());
+  command->add_option("--output", flags->output, "Write the CSV with a column `offset`, when the answer is a placement")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command->add_option("--json", flags->json, "Write JSON, one object a line, to FILE, or to standard output for '-'")
+      ->type_name("FILE")
+      ->check(not_empty());
   return [flags] { return place(*flags); };
 }
 

@@ -8,10 +8,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
-#include "cores/share_cores.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "compile/plan_file.h"
+#include "compile/verify_file.h"
+#include "cores/share_cores.h"
 #include "cost/cost_file.h"
 #include "papers/layer_model.h"
 #include "plimsoll/train.h"
@@ -19,8 +21,6 @@
 #include "report/explain.h"
 #include "report/html.h"
 #include "report/report.h"
-#include "compile/plan_file.h"
-#include "compile/verify_file.h"
 #include "train/session.h"
 
 namespace plimsoll::cli {
@@ -29,11 +29,15 @@ namespace {
 using nlohmann::json;
 
 ModelInput input_of(const CommonFlags& flags) {
-  return {.batch = flags.batch > 0 ? flags.batch : 32, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
+  return {.batch = flags.batch > 0 ? flags.batch : 32,
+          .height = flags.image_size,
+          .width = flags.image_size,
+          .classes = flags.classes};
 }
 
 // The network's own training step, or with --lowering paper the papers' layers of it.
-std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session, const CompileOptions& options) {
+std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session,
+                                          const CompileOptions& options) {
   return flags.lowered() ? compile_layers(network, {}, *session.device, session.costs, options)
                          : compile_training(network, *session.device, session.costs, options);
 }
@@ -51,7 +55,11 @@ int run_plan(const PlanFlags& flags) {
   JsonLines out(flags.json);
   ModelInput input = input_of(flags);
   if (!flags.data.empty()) {
-    input = training_input({.model = flags.model, .data = flags.data, .batch = input.batch, .image_size = flags.image_size, .classes = flags.classes});
+    input = training_input({.model = flags.model,
+                            .data = flags.data,
+                            .batch = input.batch,
+                            .image_size = flags.image_size,
+                            .classes = flags.classes});
   }
   const Network network = build_model(flags.model, input);
   const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
@@ -71,11 +79,14 @@ int run_plan(const PlanFlags& flags) {
   for (const std::string& text : shared.notices) complain(text);
   program.plan = check_plan(program.network.graph, shared.plan);
   const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan->arena);
-  say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device, session.device->info().description));
-  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum), to_string(program.lower_bound)));
+  say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
+                       session.device->info().description));
+  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum",
+                                                         to_string(minimum), to_string(program.lower_bound)));
   json object = plan_json(program, minimum);
   if (flags.explain.empty()) {
-    say(out, fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
+    say(out, fmt::format("alive at the peak:\n{}",
+                         peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
   } else {
     const std::string text = explain(program, *session.device, session.costs, flags.explain);
     say(out, "\n" + text);
@@ -85,14 +96,30 @@ int run_plan(const PlanFlags& flags) {
   out.write(object);
   if (!flags.save.empty()) {
     const TierOptions tiers = flags.tiers();
-    save_plan(flags.save, {.model = flags.model, .input = input, .optimizer = options.optimizer, .exact = options.exact, .lowered = flags.lowered(),
-                           .memory = options.memory, .host_memory = tiers.host_memory, .spill_size = tiers.spill_size, .peer_size = tiers.peer_size,
-                           .threads = flags.threads, .inter_op = flags.core_request().inter_op, .intra_op = flags.core_request().intra_op}, program);
+    save_plan(flags.save,
+              {.model = flags.model,
+               .input = input,
+               .optimizer = options.optimizer,
+               .exact = options.exact,
+               .lowered = flags.lowered(),
+               .memory = options.memory,
+               .host_memory = tiers.host_memory,
+               .spill_size = tiers.spill_size,
+               .peer_size = tiers.peer_size,
+               .threads = flags.threads,
+               .inter_op = flags.core_request().inter_op,
+               .intra_op = flags.core_request().intra_op},
+              program);
     say(out, fmt::format("saved {}", flags.save));
   }
   if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
   if (!flags.report.empty()) {
-    write_file_atomically(flags.report, html_report(program, {.model = flags.model, .batch = input.batch, .device = fmt::format("{}: {}", flags.device, session.device->info().description), .minimum = minimum}));
+    write_file_atomically(
+        flags.report,
+        html_report(program, {.model = flags.model,
+                              .batch = input.batch,
+                              .device = fmt::format("{}: {}", flags.device, session.device->info().description),
+                              .minimum = minimum}));
     say(out, fmt::format("report: {} (open it in a browser)", flags.report));
   }
   return kDone;
@@ -105,7 +132,8 @@ std::string ask_device(const SavedPlan& saved, std::vector<Violation>& violation
     const CoreRequest cores{.threads = request.threads, .inter_op = request.inter_op, .intra_op = request.intra_op};
     const std::unique_ptr<Device> device =
         open_device(saved.plan.device_name, core_options(saved.plan.device_name, cores, request.exact).intra_op);
-    if (device->info().key != saved.plan.device_key) return fmt::format("'{}' here is another one ({})", saved.plan.device_name, device->info().key);
+    if (device->info().key != saved.plan.device_key)
+      return fmt::format("'{}' here is another one ({})", saved.plan.device_name, device->info().key);
     if (device->info().simulated || request.lowered) return fmt::format("'{}' runs nothing", saved.plan.device_name);
     for (Violation& v : verify_workspaces(saved.graph, saved.plan, *device)) violations.push_back(std::move(v));
     return {};
@@ -124,15 +152,21 @@ int run_verify(const std::string& file, const std::string& json_target) {
     list.push_back({{"rule", std::string(to_string(v.rule))}, {"step", v.step}, {"message", v.message}});
     say(out, fmt::format("{}: {}", to_string(v.rule), v.message));
   }
-  out.write({{"valid", violations.empty()}, {"graph", saved.graph.name}, {"policy", saved.plan.policy}, {"steps", saved.plan.steps.size()},
-             {"arena_bytes", saved.plan.arena.count}, {"violations", list}, {"kernels_asked", not_asked.empty()}, {"kernels_not_asked", not_asked}});
+  out.write({{"valid", violations.empty()},
+             {"graph", saved.graph.name},
+             {"policy", saved.plan.policy},
+             {"steps", saved.plan.steps.size()},
+             {"arena_bytes", saved.plan.arena.count},
+             {"violations", list},
+             {"kernels_asked", not_asked.empty()},
+             {"kernels_not_asked", not_asked}});
   if (!not_asked.empty()) say(out, fmt::format("the workspaces of its kernels were not judged: {}", not_asked));
   if (!violations.empty()) {
     say(out, fmt::format("{} is not valid", file));
     return kBadInput;
   }
-  say(out, fmt::format("{} is valid: {} steps of '{}' by policy {} in {}", file, saved.plan.steps.size(), saved.graph.name, saved.plan.policy,
-                       to_string(saved.plan.arena)));
+  say(out, fmt::format("{} is valid: {} steps of '{}' by policy {} in {}", file, saved.plan.steps.size(),
+                       saved.graph.name, saved.plan.policy, to_string(saved.plan.arena)));
   return kDone;
 }
 
@@ -150,7 +184,9 @@ std::vector<int> thread_counts(const std::string& text) {
     int count = 0;
     const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, count);
     if (error != std::errc() || stop != text.data() + end || count < 1 || count > kMostThreads) {
-      throw Error(ErrorCode::invalid_input, fmt::format("--threads-list: '{}' is not a list of numbers from 1 to {}, as in 1,2,4", text, kMostThreads));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("--threads-list: '{}' is not a list of numbers from 1 to {}, as in 1,2,4", text, kMostThreads));
     }
     counts.push_back(count);
     begin = end + 1;
@@ -167,24 +203,30 @@ json share_costs(const ProfileFlags& flags, Session& session, const JsonLines& o
     if (!session.database->rates()) session.database->save(others.rates());
     session.database->save(session.costs);
     told["imported"] = taken;
-    say(out, fmt::format("{}: {} costs taken, {} known before", flags.import_from, taken, others.entries().size() + others.in_step_entries().size() - static_cast<size_t>(taken)));
+    say(out, fmt::format("{}: {} costs taken, {} known before", flags.import_from, taken,
+                         others.entries().size() + others.in_step_entries().size() - static_cast<size_t>(taken)));
   }
   return told;
 }
 void export_costs(const ProfileFlags& flags, const Session& session, const JsonLines& out) {
   if (flags.export_to.empty()) return;
   write_file_atomically(flags.export_to, costs_to_json(session.costs, session.device->info()));
-  say(out, fmt::format("{}: {} costs of {}", flags.export_to, session.costs.entries().size() + session.costs.in_step_entries().size(),
-                       session.device->info().key));
+  say(out,
+      fmt::format("{}: {} costs of {}", flags.export_to,
+                  session.costs.entries().size() + session.costs.in_step_entries().size(), session.device->info().key));
 }
 
-// What is measured for: the network as `train` feeds it with --data. Without the flag, as `train` does without it, and as it is
-// usually fed, which is what `plan` plans for; the latter stands last.
+// What is measured for: the network as `train` feeds it with --data. Without the flag, as `train` does without it, and
+// as it is usually fed, which is what `plan` plans for; the latter stands last.
 std::vector<Network> networks_of(const ProfileFlags& flags) {
   std::vector<Network> networks;
   const ModelInput usual = input_of(flags);
   const std::string data = flags.data.empty() ? data_for(flags.model, usual.batch) : flags.data;
-  const TrainOptions training{.model = flags.model, .data = data, .batch = usual.batch, .image_size = flags.image_size, .classes = flags.classes};
+  const TrainOptions training{.model = flags.model,
+                              .data = data,
+                              .batch = usual.batch,
+                              .image_size = flags.image_size,
+                              .classes = flags.classes};
   if (flags.data.empty()) {
     try {
       networks.push_back(build_model(flags.model, training_input(training)));
@@ -205,7 +247,10 @@ std::vector<std::string> names_in(const std::string& list) {
     const size_t end = std::min(list.find(',', begin), list.size());
     names.push_back(list.substr(begin, end - begin));
     if (std::count(names.begin(), names.end(), names.back()) > 1) {
-      throw Error(ErrorCode::invalid_input, fmt::format("--device {}: '{}' is named twice; two measurements on one device would disturb each other", list, names.back()));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("--device {}: '{}' is named twice; two measurements on one device would disturb each other", list,
+                      names.back()));
     }
     begin = end + 1;
   }
@@ -230,8 +275,9 @@ int run_profile(const ProfileFlags& flags) {
   for (size_t i = 1; i < names.size(); ++i) {
     beside.push_back(others.emplace_back(open_device(names[i], flags.threads)).get());
     if (beside.back()->info().key == session.device->info().key) continue;
-    throw Error(ErrorCode::invalid_input, fmt::format("--device {}: '{}' ({}) and '{}' ({}) differ, so each is to be measured alone", flags.device, names[0],
-                                                      session.device->info().key, names[i], beside.back()->info().key));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--device {}: '{}' ({}) and '{}' ({}) differ, so each is to be measured alone",
+                            flags.device, names[0], session.device->info().key, names[i], beside.back()->info().key));
   }
   for (const std::string& notice : session.notices) complain(notice);
   json told = share_costs(flags, session, out);
@@ -251,9 +297,13 @@ int run_profile(const ProfileFlags& flags) {
   catch_interrupt(SIGINT);
   const BusyMeter busy;
   Progress progress;
-  const MeasureOptions measuring{.batches = batches, .every = flags.every, .threads = threads, .progress = [&](int done, int total, const std::string& what) {
-                                   progress.update("measuring kernels", done, total, what);
-                                 }, .stop = interrupted};
+  const MeasureOptions measuring{
+      .batches = batches,
+      .every = flags.every,
+      .threads = threads,
+      .progress = [&](int done, int total,
+                      const std::string& what) { progress.update("measuring kernels", done, total, what); },
+      .stop = interrupted};
   int measured = 0;
   for (const Network& one : networks) measured += measure_missing(session, one, options, measuring, beside);
   progress.finish();
@@ -265,14 +315,19 @@ int run_profile(const ProfileFlags& flags) {
   if (auto* program = std::get_if<Program>(&result)) {
     program->plan = calibrate(session, *program);
     if (busy.others() > kTooBusy) {
-      complain(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet",
-                           100 * busy.others()));
+      complain(fmt::format(
+          "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet",
+          100 * busy.others()));
     }
-    say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms", flags.model,
-                         input_of(flags).batch, measured, session.costs.entries().size(), program->plan->predicted.step_time_ms));
+    say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms",
+                         flags.model, input_of(flags).batch, measured, session.costs.entries().size(),
+                         program->plan->predicted.step_time_ms));
     export_costs(flags, session, out);
-    told.update({{"measured", measured}, {"known", session.costs.entries().size()}, {"step_time_ms", program->plan->predicted.step_time_ms},
-                 {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
+    told.update(
+        {{"measured", measured},
+         {"known", session.costs.entries().size()},
+         {"step_time_ms", program->plan->predicted.step_time_ms},
+         {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
     out.write(told);
     return kDone;
   }
@@ -296,12 +351,28 @@ Run add_plan(CLI::App& app) {
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
   flags->add_workspace_to(*command);
-  command->add_option("--data", flags->data, "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")->check(not_empty());
-  command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")->type_name("FILE")->check(not_empty());
-  command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")->type_name("FILE")->check(not_empty());
-  command->add_option("--report", flags->report, "Write a report with charts of memory and time: one HTML file that needs no network")->type_name("FILE.html")->check(not_empty());
-  command->add_option("--explain", flags->explain, "Say what the plan does with this tensor, op or layer, and why")->type_name("NAME")->check(not_empty());
-  command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")->capture_default_str()->check(whole_number(0, 1 << 20));
+  command
+      ->add_option(
+          "--data", flags->data,
+          "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")
+      ->check(not_empty());
+  command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command
+      ->add_option("--report", flags->report,
+                   "Write a report with charts of memory and time: one HTML file that needs no network")
+      ->type_name("FILE.html")
+      ->check(not_empty());
+  command->add_option("--explain", flags->explain, "Say what the plan does with this tensor, op or layer, and why")
+      ->type_name("NAME")
+      ->check(not_empty());
+  command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")
+      ->capture_default_str()
+      ->check(whole_number(0, 1 << 20));
   return [flags] { return run_plan(*flags); };
 }
 
@@ -312,7 +383,9 @@ Run add_verify(CLI::App& app) {
       "Example:\n"
       "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json && plimsoll verify plan.json");
   command->add_option("PLAN", *file, "A file written by `plimsoll plan --save`")->required()->check(not_empty());
-  command->add_option("--json", *json_target, "Write JSON to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
+  command->add_option("--json", *json_target, "Write JSON to FILE, or to standard output for '-'")
+      ->type_name("FILE")
+      ->check(not_empty());
   return [file, json_target] { return run_verify(*file, *json_target); };
 }
 
@@ -326,15 +399,29 @@ Run add_profile(CLI::App& app) {
       "  plimsoll profile resnet50 --batch 64 --batch-sizes powerOfTwo      parts of the batch too, for `--workspace`\n"
       "  plimsoll profile --export costs.json             nothing is measured without MODEL; elsewhere: profile --import costs.json");
   flags->add_to(*command, false);
-  command->get_option("--device")->description("Where it runs; several of one kind, cuda:0,cuda:1, share the measuring");
-  command->add_option("--data", flags->data, "Measure for images as this data gives them, as `train` feeds them: digits, mnist:DIR, synthetic, ... (default: for `train` and `plan` without --data)")->check(not_empty());
+  command->get_option("--device")
+      ->description("Where it runs; several of one kind, cuda:0,cuda:1, share the measuring");
+  command
+      ->add_option(
+          "--data", flags->data,
+          "Measure for images as this data gives them, as `train` feeds them: digits, mnist:DIR, synthetic, ... (default: for `train` and `plan` without --data)")
+      ->check(not_empty());
   command->add_flag("--again", flags->again, "Measure what the database has already, too");
   flags->add_optimizer_to(*command);
   flags->add_workspace_to(*command);
-  command->add_option("--every", flags->every, "With --batch-sizes all: only multiples of this, and powers of two")->check(whole_number(1, 1 << 20));
-  command->add_option("--threads-list", flags->threads_list, "Measure with each of these thread counts: 1,2 (default: --threads)")->check(not_empty());
-  command->add_option("--export", flags->export_to, "Write what the database knows of this device, for others of its kind")->type_name("FILE")->check(not_empty());
-  command->add_option("--import", flags->import_from, "First take what another machine of this kind has exported")->type_name("FILE")->check(not_empty());
+  command->add_option("--every", flags->every, "With --batch-sizes all: only multiples of this, and powers of two")
+      ->check(whole_number(1, 1 << 20));
+  command
+      ->add_option("--threads-list", flags->threads_list,
+                   "Measure with each of these thread counts: 1,2 (default: --threads)")
+      ->check(not_empty());
+  command
+      ->add_option("--export", flags->export_to, "Write what the database knows of this device, for others of its kind")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command->add_option("--import", flags->import_from, "First take what another machine of this kind has exported")
+      ->type_name("FILE")
+      ->check(not_empty());
   return [flags] { return run_profile(*flags); };
 }
 

@@ -13,30 +13,43 @@ namespace {
 
 std::string number(const std::optional<double>& value) { return value ? fmt::format("{:.7g}", *value) : "-"; }
 
-nlohmann::json json_number(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nlohmann::json(nullptr); }
+nlohmann::json json_number(const std::optional<double>& value) {
+  return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
+}
 
 void write(JsonLines& out, const std::vector<Finding>& findings) {
   std::string table;
   for (const Finding& f : findings) {
-    out.write({{"table", f.table}, {"row", f.row}, {"quantity", f.quantity}, {"paper", json_number(f.paper)}, {"ours", json_number(f.ours)},
-               {"unit", f.unit}, {"note", f.note}});
+    out.write({{"table", f.table},
+               {"row", f.row},
+               {"quantity", f.quantity},
+               {"paper", json_number(f.paper)},
+               {"ours", json_number(f.ours)},
+               {"unit", f.unit},
+               {"note", f.note}});
     if (out.to_stdout()) continue;
-    if (f.table != table) say(out, fmt::format("{}{:<24} {:<34} {:>12} {:>12}", table.empty() ? "" : "\n", f.table, "", "paper", "ours"));
+    if (f.table != table)
+      say(out, fmt::format("{}{:<24} {:<34} {:>12} {:>12}", table.empty() ? "" : "\n", f.table, "", "paper", "ours"));
     table = f.table;
-    say(out, fmt::format("  {:<22} {:<34} {:>12} {:>12} {}{}{}", f.row, f.quantity, number(f.paper), number(f.ours), f.unit,
-                         f.note.empty() ? "" : "  ", f.note));
+    say(out, fmt::format("  {:<22} {:<34} {:>12} {:>12} {}{}{}", f.row, f.quantity, number(f.paper), number(f.ours),
+                         f.unit, f.note.empty() ? "" : "  ", f.note));
   }
 }
 
 }  // namespace
 
 Run add_reproduce(CLI::App& app) {
-  struct Flags { std::string table, json; };
+  struct Flags {
+    std::string table, json;
+  };
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("reproduce", "Make the papers' tables again, theirs beside ours");
-  command->footer("Examples:\n  plimsoll reproduce                 which tables there are\n  plimsoll reproduce table1\n  plimsoll reproduce all --json -");
+  command->footer(
+      "Examples:\n  plimsoll reproduce                 which tables there are\n  plimsoll reproduce table1\n  plimsoll reproduce all --json -");
   command->add_option("TABLE", flags->table, "Which one, or all (default: list them)");
-  command->add_option("--json", flags->json, "Write JSON, one object a line, to FILE, or to standard output for '-'")->type_name("FILE")->check(not_empty());
+  command->add_option("--json", flags->json, "Write JSON, one object a line, to FILE, or to standard output for '-'")
+      ->type_name("FILE")
+      ->check(not_empty());
   return [flags] {
     JsonLines out(flags->json);
     if (flags->table.empty()) {

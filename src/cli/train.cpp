@@ -9,12 +9,12 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "compile/plan_file.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/train.h"
 #include "report/html.h"
 #include "report/report.h"
-#include "compile/plan_file.h"
 #include "train/resume.h"
 
 namespace plimsoll::cli {
@@ -22,8 +22,8 @@ namespace {
 
 using nlohmann::json;
 
-// The settings of `plimsoll train` without a model: a small residual network on the bundled digits, in a budget that is a
-// fraction of what every tensor in memory of its own would need.
+// The settings of `plimsoll train` without a model: a small residual network on the bundled digits, in a budget that is
+// a fraction of what every tensor in memory of its own would need.
 constexpr std::string_view kDefaultModel = "resnet20";
 constexpr std::string_view kDefaultMemory = "12MiB";
 constexpr int64_t kDefaultEpochs = 12;
@@ -57,7 +57,8 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
     if (!given(flag)) now = then;
   };
   if (given("--seed") && flags.seed != saved.seed) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} was trained with --seed {}, but --seed {} is asked for now", flags.resume, saved.seed, flags.seed));
+    throw Error(ErrorCode::invalid_input, fmt::format("{} was trained with --seed {}, but --seed {} is asked for now",
+                                                      flags.resume, saved.seed, flags.seed));
   }
   if (flags.model.empty()) options.model = saved.model;
   take("--data", options.data, saved.data);
@@ -100,22 +101,25 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   if (flags.checkpoint.empty()) options.checkpoint = flags.resume;
 }
 
-// A plan says what the network is, and how it is run: flags that were not given come from it, and those that were may not
-// say otherwise. (train() compares model, batch, memory and device, and the graph, in which the optimizer is.)
+// A plan says what the network is, and how it is run: flags that were not given come from it, and those that were may
+// not say otherwise. (train() compares model, batch, memory and device, and the graph, in which the optimizer is.)
 void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::App& command) {
   const SavedPlan saved = load_plan(flags.plan);
   auto given = [&](const char* name) { return command.count(name) > 0; };
   auto refuse = [&](const std::string& what) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} {}; make another plan, or leave the flag out", flags.plan, what));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{} {}; make another plan, or leave the flag out", flags.plan, what));
   };
   if (given("--policy") && flags.policy != saved.plan.policy) {
     refuse(fmt::format("is a plan by policy '{}', which --policy {} cannot change", saved.plan.policy, flags.policy));
   }
   if (given("--placement") && flags.placement != saved.plan.placement) {
-    refuse(fmt::format("has its offsets from placement '{}', which --placement {} cannot change", saved.plan.placement, flags.placement));
+    refuse(fmt::format("has its offsets from placement '{}', which --placement {} cannot change", saved.plan.placement,
+                       flags.placement));
   }
   if (flags.exact && !saved.request.exact) refuse("was made without --exact, so its kernels may be others");
-  if (given("--inter-op") || given("--intra-op") || given("--strategies")) refuse("says itself how many ops run at once, and with how many threads");
+  if (given("--inter-op") || given("--intra-op") || given("--strategies"))
+    refuse("says itself how many ops run at once, and with how many threads");
   options.inter_op = saved.request.inter_op;
   options.intra_op = saved.request.intra_op;
   options.policy = saved.plan.policy;
@@ -215,17 +219,26 @@ json done_json(const DoneEvent& d) {
 
 std::string done_text(const DoneEvent& d, const TrainOptions& options) {
   if (d.steps == 0 && !d.interrupted) {
-    return fmt::format("nothing to do: {} has done {} steps already; raise {} to go on", options.resume ? options.resume->string() : "the training",
-                       d.step, options.steps > 0 && d.step >= options.steps ? "--steps" : "--epochs");
+    return fmt::format("nothing to do: {} has done {} steps already; raise {} to go on",
+                       options.resume ? options.resume->string() : "the training", d.step,
+                       options.steps > 0 && d.step >= options.steps ? "--steps" : "--epochs");
   }
   return fmt::format("{}: {} steps in {:.1f} s, {:.4g} images/s; a step {:.3g} ms (predicted {:.3g} ms); peak {} of {}",
-                     d.interrupted ? "interrupted" : "done", d.steps, d.training_seconds, d.images_per_second, d.step_time_ms,
-                     d.predicted_step_time_ms, to_string(d.peak), d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
+                     d.interrupted ? "interrupted" : "done", d.steps, d.training_seconds, d.images_per_second,
+                     d.step_time_ms, d.predicted_step_time_ms, to_string(d.peak),
+                     d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
 }
 
 ReportFacts::Measured measured_facts(const DoneEvent& d) {
-  return {.steps = d.steps, .interrupted = d.interrupted, .step_time_ms = d.step_time_ms, .images_per_second = d.images_per_second,
-          .seconds = d.training_seconds, .loss = d.loss, .accuracy = d.accuracy, .peak = d.peak, .process_peak = d.process_peak};
+  return {.steps = d.steps,
+          .interrupted = d.interrupted,
+          .step_time_ms = d.step_time_ms,
+          .images_per_second = d.images_per_second,
+          .seconds = d.training_seconds,
+          .loss = d.loss,
+          .accuracy = d.accuracy,
+          .peak = d.peak,
+          .process_peak = d.process_peak};
 }
 
 int run_train(TrainFlags& flags, const CLI::App& command) {
@@ -255,22 +268,34 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
     out.write(event);
   };
   listener.step = [&](const StepEvent& e) {
-    progress.update(fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
-                    fmt::format("{:.4g} img/s, loss {:.4f}, lr {:.3g}, {}", e.images_per_second, e.loss, e.lr, memory_text));
+    progress.update(
+        fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
+        fmt::format("{:.4g} img/s, loss {:.4f}, lr {:.3g}, {}", e.images_per_second, e.loss, e.lr, memory_text));
     if (out.active()) {
-      out.write({{"event", "step"}, {"step", e.step}, {"epoch", e.epoch}, {"loss", e.loss}, {"lr", e.lr},
-                 {"step_time_ms", e.step_time_ms}, {"images_per_second", e.images_per_second}});
+      out.write({{"event", "step"},
+                 {"step", e.step},
+                 {"epoch", e.epoch},
+                 {"loss", e.loss},
+                 {"lr", e.lr},
+                 {"step_time_ms", e.step_time_ms},
+                 {"images_per_second", e.images_per_second}});
     }
   };
   listener.epoch = [&](const EpochEvent& e) {
     progress.finish();
-    std::string text = fmt::format("epoch {}/{}: train loss {:.4f}, accuracy {:.2f} %", e.epoch, e.epochs, e.train_loss, 100 * e.train_accuracy);
+    std::string text = fmt::format("epoch {}/{}: train loss {:.4f}, accuracy {:.2f} %", e.epoch, e.epochs, e.train_loss,
+                                   100 * e.train_accuracy);
     if (e.test_loss) text += fmt::format("; test loss {:.4f}", *e.test_loss);
     if (e.test_accuracy) text += fmt::format(", accuracy {:.2f} %", 100 * *e.test_accuracy);
     say(out, fmt::format("{} ({:.1f} s)", text, e.seconds));
-    out.write({{"event", "epoch"}, {"epoch", e.epoch}, {"step", e.step}, {"train_loss", e.train_loss},
-               {"train_accuracy", e.train_accuracy}, {"test_loss", e.test_loss ? json(*e.test_loss) : json(nullptr)},
-               {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)}, {"seconds", e.seconds}});
+    out.write({{"event", "epoch"},
+               {"epoch", e.epoch},
+               {"step", e.step},
+               {"train_loss", e.train_loss},
+               {"train_accuracy", e.train_accuracy},
+               {"test_loss", e.test_loss ? json(*e.test_loss) : json(nullptr)},
+               {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)},
+               {"seconds", e.seconds}});
   };
   listener.stop = interrupted;
   struct Recorded {
@@ -279,11 +304,13 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   };
   std::optional<Recorded> recorded;  // the report also tells what is known only when all is done
   if (!flags.trace.empty() || !flags.report.empty()) {
-    listener.recorded = [&](const Program& program, std::span<const StepRecord> records, std::span<const StepRecord> copies) {
+    listener.recorded = [&](const Program& program, std::span<const StepRecord> records,
+                            std::span<const StepRecord> copies) {
       if (!flags.report.empty()) recorded = Recorded{program, {records.begin(), records.end()}};
       if (flags.trace.empty()) return;
       write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, records, copies));
-      say(out, fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags.trace));
+      say(out,
+          fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags.trace));
     };
   }
   catch_interrupt(SIGINT);
@@ -301,10 +328,15 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   const DoneEvent& done = std::get<DoneEvent>(result);
   std::string text = done_text(done, options);
   if (done.accuracy) text += fmt::format("\ntest accuracy {:.2f} %", 100 * *done.accuracy);
-  if (options.checkpoint && done.steps > 0) text += fmt::format("\nsaved {}; go on with --resume {}", options.checkpoint->string(), options.checkpoint->string());
+  if (options.checkpoint && done.steps > 0)
+    text +=
+        fmt::format("\nsaved {}; go on with --resume {}", options.checkpoint->string(), options.checkpoint->string());
   if (recorded) {
     const Plan& plan = recorded->program.plan;
-    const ReportFacts facts{.model = options.model, .data = options.data, .batch = options.batch, .device = fmt::format("{}: {}", plan.device_name, plan.device_key),
+    const ReportFacts facts{.model = options.model,
+                            .data = options.data,
+                            .batch = options.batch,
+                            .device = fmt::format("{}: {}", plan.device_name, plan.device_key),
                             .measured = measured_facts(done)};
     write_file_atomically(flags.report, html_report(recorded->program, facts, recorded->steps));
     text += fmt::format("\nreport: {} (open it in a browser)", flags.report);
@@ -338,28 +370,69 @@ Run add_train(CLI::App& app) {
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
   flags->add_workspace_to(*command);
-  command->add_option("--data", flags->data, "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic")->check(not_empty());
-  command->add_option("--epochs", flags->epochs, "Passes over the training data")->check(whole_number(1, int64_t{1} << 30));
-  command->add_option("--steps", flags->steps, "Stop after this many steps in all")->check(whole_number(1, int64_t{1} << 40));
-  command->add_option("--lr", flags->lr, "Learning rate (default: 0.05 for sgd, 0.001 for adam)")->check(positive_number());
-  command->add_option("--sched", flags->schedule.name, "Learning-rate schedule: constant, step, cosine")->capture_default_str();
-  command->add_option("--warmup-epochs", flags->schedule.warmup_epochs, "Epochs of linear warm-up")->check(whole_number(0, int64_t{1} << 30));
-  command->add_option("--warmup-lr", flags->schedule.warmup_lr, "Learning rate that the warm-up begins with")->check(number());
+  command
+      ->add_option("--data", flags->data,
+                   "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic")
+      ->check(not_empty());
+  command->add_option("--epochs", flags->epochs, "Passes over the training data")
+      ->check(whole_number(1, int64_t{1} << 30));
+  command->add_option("--steps", flags->steps, "Stop after this many steps in all")
+      ->check(whole_number(1, int64_t{1} << 40));
+  command->add_option("--lr", flags->lr, "Learning rate (default: 0.05 for sgd, 0.001 for adam)")
+      ->check(positive_number());
+  command->add_option("--sched", flags->schedule.name, "Learning-rate schedule: constant, step, cosine")
+      ->capture_default_str();
+  command->add_option("--warmup-epochs", flags->schedule.warmup_epochs, "Epochs of linear warm-up")
+      ->check(whole_number(0, int64_t{1} << 30));
+  command->add_option("--warmup-lr", flags->schedule.warmup_lr, "Learning rate that the warm-up begins with")
+      ->check(number());
   command->add_option("--min-lr", flags->schedule.min_lr, "Where the cosine schedule ends")->check(number());
-  command->add_option("--decay-epochs", flags->schedule.decay_epochs, "Epochs between the decays of the step schedule")->check(whole_number(1, int64_t{1} << 30));
-  command->add_option("--decay-rate", flags->schedule.decay_rate, "Factor of a decay of the step schedule")->check(number(0, 1));
-  command->add_option("--seed", flags->seed, "Of weights, order, augmentation and dropout")->capture_default_str()->check(seed_number());
+  command->add_option("--decay-epochs", flags->schedule.decay_epochs, "Epochs between the decays of the step schedule")
+      ->check(whole_number(1, int64_t{1} << 30));
+  command->add_option("--decay-rate", flags->schedule.decay_rate, "Factor of a decay of the step schedule")
+      ->check(number(0, 1));
+  command->add_option("--seed", flags->seed, "Of weights, order, augmentation and dropout")
+      ->capture_default_str()
+      ->check(seed_number());
   command->add_flag("--no-augment", flags->no_augment, "No random flips and crops");
-  command->add_option("-j,--workers", flags->workers, "Threads that prepare batches")->capture_default_str()->check(whole_number(1, 256));
-  command->add_option("--evaluate-every", flags->evaluate_every, "Epochs between evaluations on the test set; 0: never")->capture_default_str()->check(whole_number(0, int64_t{1} << 30));
-  command->add_option("--checkpoint", flags->checkpoint, "Save here (safetensors) after every epoch, at the end and when interrupted")->type_name("FILE")->check(not_empty());
-  command->add_option("--checkpoint-every", flags->checkpoint_every, "Save every so many steps, besides")->check(whole_number(0, int64_t{1} << 40));
-  command->add_option("--resume", flags->resume, "Go on exactly where this checkpoint stopped; flags not given are taken from it")->type_name("FILE")->check(not_empty());
-  command->get_option("--resume")->excludes(command->add_option("--plan", flags->plan, "Run this plan, saved by `plimsoll plan --save`; it says model, batch, optimizer and policy")->type_name("FILE")->check(not_empty()));
-  command->add_option("--trace", flags->trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")->type_name("FILE")->check(not_empty());
-  command->add_option("--report", flags->report, "Write a report of the plan and the run, with charts: one HTML file that needs no network")->type_name("FILE.html")->check(not_empty());
-  command->add_option("--costs", flags->costs, "measured: time kernels that the database lacks; estimated: do not")->capture_default_str()->check(CLI::IsMember({"measured", "estimated"}));
-  command->add_flag("--check-memory", flags->check_memory, "Overwrite memory as soon as the plan says that it is free (slow; finds planning bugs)");
+  command->add_option("-j,--workers", flags->workers, "Threads that prepare batches")
+      ->capture_default_str()
+      ->check(whole_number(1, 256));
+  command->add_option("--evaluate-every", flags->evaluate_every, "Epochs between evaluations on the test set; 0: never")
+      ->capture_default_str()
+      ->check(whole_number(0, int64_t{1} << 30));
+  command
+      ->add_option("--checkpoint", flags->checkpoint,
+                   "Save here (safetensors) after every epoch, at the end and when interrupted")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command->add_option("--checkpoint-every", flags->checkpoint_every, "Save every so many steps, besides")
+      ->check(whole_number(0, int64_t{1} << 40));
+  command
+      ->add_option("--resume", flags->resume,
+                   "Go on exactly where this checkpoint stopped; flags not given are taken from it")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command->get_option("--resume")
+      ->excludes(
+          command
+              ->add_option("--plan", flags->plan,
+                           "Run this plan, saved by `plimsoll plan --save`; it says model, batch, optimizer and policy")
+              ->type_name("FILE")
+              ->check(not_empty()));
+  command->add_option("--trace", flags->trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command
+      ->add_option("--report", flags->report,
+                   "Write a report of the plan and the run, with charts: one HTML file that needs no network")
+      ->type_name("FILE.html")
+      ->check(not_empty());
+  command->add_option("--costs", flags->costs, "measured: time kernels that the database lacks; estimated: do not")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"measured", "estimated"}));
+  command->add_flag("--check-memory", flags->check_memory,
+                    "Overwrite memory as soon as the plan says that it is free (slow; finds planning bugs)");
   return [flags, command] { return run_train(*flags, *command); };
 }
 

@@ -19,7 +19,7 @@ struct Case {
   ModelInput input;
   const char* device;
   uint64_t seed;
-  double bus_gb_per_s;   // to the host's memory behind the arena
+  double bus_gb_per_s;  // to the host's memory behind the arena
   Bytes host = 1_GiB;
   int least_percent = 0;  // of what liveness needs: budgets below it are left out
 };
@@ -36,8 +36,8 @@ const Case kCases[] = {
     {"densenet:depth=13,growth=8", kPhotographs, "k40c", 3, 0.05, 1_GiB, 65},
 };
 
-// Every kernel of every op at a time of its own, whatever its work: what needs more workspace is faster or slower, and layouts
-// that suit one op do not suit the next.
+// Every kernel of every op at a time of its own, whatever its work: what needs more workspace is faster or slower, and
+// layouts that suit one op do not suit the next.
 CostTable random_costs(const Network& network, const Device& device, uint64_t seed) {
   Network training = network;
   run_fusion_passes(training, {});
@@ -49,7 +49,8 @@ CostTable random_costs(const Network& network, const Device& device, uint64_t se
     for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::blocked, LayoutFamily::channels_last}) {
       for (const KernelSpec& spec : device.kernels(training.graph, op, family)) {
         const CostKey key{op_signature(training.graph, op, spec), spec.name, 0};
-        if (!costs.find(key)) costs.put(key, {Cost::Source::measured, 0.01 + 0.0001 * static_cast<double>(random() % 5000), 0, 3});
+        if (!costs.find(key))
+          costs.put(key, {Cost::Source::measured, 0.01 + 0.0001 * static_cast<double>(random() % 5000), 0, 3});
       }
     }
   }
@@ -64,7 +65,11 @@ TEST_P(AutoPromises, ItIsNeverSlowerThanAnotherPolicyNorForMoreMemoryAndFitsWher
   const std::unique_ptr<Device> device = open_device(c.device, 1);
   const CostTable costs = random_costs(network, *device, c.seed);
   CompileOptions options;
-  options.tiers = {{.name = "host", .capacity = c.host, .out_gb_per_s = c.bus_gb_per_s, .in_gb_per_s = c.bus_gb_per_s, .latency_us = 2}};
+  options.tiers = {{.name = "host",
+                    .capacity = c.host,
+                    .out_gb_per_s = c.bus_gb_per_s,
+                    .in_gb_per_s = c.bus_gb_per_s,
+                    .latency_us = 2}};
   options.policy = "liveness";
   const Bytes most = std::get<Program>(compile_training(network, *device, costs, options)).plan->arena;
   double slowest_above = 0;

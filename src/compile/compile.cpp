@@ -27,7 +27,9 @@ struct Attempt {
   LayoutResult layouts;
   PlanOrInfeasible result;
   bool feasible() const { return std::holds_alternative<Plan>(result); }
-  bool has_kernels() const { return feasible() || std::get<Infeasible>(result).flag.empty(); }  // within the limits on workspace
+  bool has_kernels() const {
+    return feasible() || std::get<Infeasible>(result).flag.empty();
+  }  // within the limits on workspace
   const Plan& plan() const { return std::get<Plan>(result); }
 };
 
@@ -38,7 +40,8 @@ struct Wanted {
   double faster_than_ms = kAnyTime;
 };
 
-Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options, const Wanted& wanted) {
+Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
+                     const Wanted& wanted) {
   auto& [graph, layouts] = laid;
   const Route route = make_route(graph);
   DeviceInfo info = device.info();
@@ -68,7 +71,8 @@ class Flow {
 
   // Of use only where its step takes less than `faster_than_ms`.
   Attempt attempt(const Choice& choice, bool explain = false, double faster_than_ms = kAnyTime) {
-    if (const LaidOut* laid = lay_out(choice)) return make_attempt(*laid, device_, costs_, options_, {options_.policy, explain, faster_than_ms});
+    if (const LaidOut* laid = lay_out(choice))
+      return make_attempt(*laid, device_, costs_, options_, {options_.policy, explain, faster_than_ms});
     return {{}, {}, Infeasible{.flag = "--workspace"}};
   }
   Attempt over_limit(bool divide) {
@@ -84,7 +88,8 @@ class Flow {
     return place->second ? &*place->second : nullptr;
   }
 
-  // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they are those.
+  // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they
+  // are those.
   std::optional<Attempt> upgraded(const Attempt& attempt, bool divide, const std::string& policy) {
     const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
     std::optional<LaidOut> next =
@@ -93,8 +98,8 @@ class Flow {
     return make_attempt(std::move(*next), device_, costs_, options_, {policy});
   }
 
-  // What another policy makes of the choice, if faster kernels in its plan's free bytes could bring it below `ms`: at best each
-  // step runs by the fastest kernel, those that run again too.
+  // What another policy makes of the choice, if faster kernels in its plan's free bytes could bring it below `ms`: at
+  // best each step runs by the fastest kernel, those that run again too.
   Attempt attempt_by(const std::string& policy, const Choice& choice, double ms) {
     const LaidOut* laid = lay_out(choice);
     if (laid == nullptr) return {{}, {}, Infeasible{.flag = "--workspace"}};
@@ -118,10 +123,10 @@ class Flow {
   static constexpr double kMostRunsOfAStep = 3;  // in plans worth having
 };
 
-constexpr size_t kLimitsTried = 4;         // workspace limits between the largest and none
-constexpr double kRounding = 1 + 1e-9;     // of times that are equal
-constexpr int kUpgrades = 2;               // of the plan's free bytes with faster kernels
-constexpr int32_t kManyOps = 5000;         // for such a graph, the first plan that fits is taken: each takes seconds
+constexpr size_t kLimitsTried = 4;      // workspace limits between the largest and none
+constexpr double kRounding = 1 + 1e-9;  // of times that are equal
+constexpr int kUpgrades = 2;            // of the plan's free bytes with faster kernels
+constexpr int32_t kManyOps = 5000;      // for such a graph, the first plan that fits is taken: each takes seconds
 
 bool is_better(const Attempt& a, const Attempt& than) {
   // Where no plan fits: the one without kernels within the limits on workspace is further away.
@@ -139,9 +144,10 @@ bool is_free_of_charge(const Attempt& a) {
   return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
 }
 
-// Ways to choose kernels beside the first, which gave `layouts`: under smaller and smaller workspace limits, and every layout
-// family without workspace. They do not depend on the budget, nor on what comes of them.
-std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutResult& layouts, const CompileOptions& options, bool many) {
+// Ways to choose kernels beside the first, which gave `layouts`: under smaller and smaller workspace limits, and every
+// layout family without workspace. They do not depend on the budget, nor on what comes of them.
+std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutResult& layouts,
+                                  const CompileOptions& options, bool many) {
   std::vector<Choice> choices;
   if (!options.least_memory) {
     std::set<Bytes> sizes;
@@ -150,7 +156,8 @@ std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutR
     }
     const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
     const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
-    for (size_t i = between; i > 0; --i) choices.push_back({first.family, limits[(limits.size() - 1) * i / (between + 1)], first.divide});
+    for (size_t i = between; i > 0; --i)
+      choices.push_back({first.family, limits[(limits.size() - 1) * i / (between + 1)], first.divide});
     choices.push_back({first.family, 0_B, first.divide});
   }
   if (options.family) return choices;
@@ -170,12 +177,13 @@ void upgrade(Attempt& best, Flow& flow, bool divide, const std::string& policy) 
   }
 }
 
-// With the same kernels auto is as fast as any other policy. But another's plan leaves room at other steps, for other kernels:
-// what comes of each is judged beside `best`.
+// With the same kernels auto is as fast as any other policy. But another's plan leaves room at other steps, for other
+// kernels: what comes of each is judged beside `best`.
 void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choices) {
   std::vector<std::string> others;
   for (const Policy& policy : policies()) {
-    if (policy.name != "auto" && policy.name != "baseline" && policy.name != "caffe") others.emplace_back(policy.name);  // those two are liveness, and more
+    if (policy.name != "auto" && policy.name != "baseline" && policy.name != "caffe")
+      others.emplace_back(policy.name);  // those two are liveness, and more
   }
   const double ms = best.plan().predicted.step_time_ms;
   std::vector<std::optional<Attempt>> found(others.size());
@@ -192,9 +200,9 @@ void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choice
   }
 }
 
-// The fastest kernels, if with them nothing has to leave the arena or run twice. Else the other choices as well: what gives the
-// fastest step of those that fit. Then steps of the best get faster kernels again. Else infeasible, with the least memory that
-// any of them needs.
+// The fastest kernels, if with them nothing has to leave the arena or run twice. Else the other choices as well: what
+// gives the fastest step of those that fit. Then steps of the best get faster kernels again. Else infeasible, with the
+// least memory that any of them needs.
 Attempt search(const Network& network, Flow& flow, const CompileOptions& options, bool divide) {
   const bool pinned = options.exact || !options.kernels.empty();
   Choice chosen{.family = options.family, .limit = {options.least_memory && !pinned ? 0 : INT64_MAX}, .divide = divide};
@@ -220,7 +228,8 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     chosen = choices[best_index];
     if (best.feasible() && !many && !options.workspace_total) {
       upgrade(best, flow, divide, options.policy);
-      if (options.policy == "auto" && options.state_homes.empty() && !options.first_that_fits) upgrade_others(best, flow, choices);
+      if (options.policy == "auto" && options.state_homes.empty() && !options.first_that_fits)
+        upgrade_others(best, flow, choices);
     }
   }
   if (!best.feasible()) {
@@ -231,7 +240,8 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
 }
 
 // Kernels undivided, or in parts of fewer sizes, are choices as well: what is predicted fastest.
-Attempt search_sizes(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+Attempt search_sizes(const Network& network, const Device& device, const CostTable& costs,
+                     const CompileOptions& options) {
   Flow flow(network, device, costs, options);
   Attempt best = search(network, flow, options, true);
   const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided && !options.least_memory;
@@ -260,20 +270,25 @@ Bytes total_workspace(const Attempt& attempt) {
 // So is an equal share of a total for each op, where the sum fits.
 Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Attempt best = search_sizes(network, device, costs, options);
-  if (!options.workspace_total || options.exact || !options.kernels.empty() || options.least_memory || !best.has_kernels()) return best;
+  if (!options.workspace_total || options.exact || !options.kernels.empty() || options.least_memory ||
+      !best.has_kernels())
+    return best;
   CompileOptions shared = options;
   shared.workspace = std::min(options.workspace, share_of_total(network.graph, *options.workspace_total));
   shared.workspace_total.reset();
   Attempt other = search_sizes(network, device, costs, shared);
-  if (other.has_kernels() && total_workspace(other) <= *options.workspace_total && is_better(other, best)) best = std::move(other);
+  if (other.has_kernels() && total_workspace(other) <= *options.workspace_total && is_better(other, best))
+    best = std::move(other);
   return best;
 }
 
 // What every tensor in memory of its own needs.
-Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels, const CostTable& costs, const Device& device) {
+Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels, const CostTable& costs,
+                    const Device& device) {
   const Route route = make_route(graph);
-  const PlanOrInfeasible result = find_policy("baseline").plan(
-      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = device.info()});
+  const PlanOrInfeasible result =
+      find_policy("baseline")
+          .plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = device.info()});
   return std::get<Plan>(result).arena;
 }
 
@@ -291,9 +306,10 @@ Program program_of(Network network, Attempt found, const CompileOptions& options
   return program;
 }
 
-// The program of what was found for a network, or why there is none. `lower_bound`: that of the graph. `watch`: since planning began.
-std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lower_bound, const Device& device, const CostTable& costs,
-                                       const CompileOptions& options, const Stopwatch& watch) {
+// The program of what was found for a network, or why there is none. `lower_bound`: that of the graph. `watch`: since
+// planning began.
+std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lower_bound, const Device& device,
+                                       const CostTable& costs, const CompileOptions& options, const Stopwatch& watch) {
   if (!found.feasible()) {
     Infeasible infeasible = std::get<Infeasible>(std::move(found.result));
     infeasible.policy = options.policy;
@@ -307,7 +323,9 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
   return program;
 }
 
-bool has_tiers(const Device& device, const CompileOptions& options) { return !options.tiers.empty() || !device.info().tiers.empty(); }
+bool has_tiers(const Device& device, const CompileOptions& options) {
+  return !options.tiers.empty() || !device.info().tiers.empty();
+}
 
 }  // namespace
 
@@ -324,8 +342,8 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   return result;
 }
 
-std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device, const CostTable& costs,
-                                                const CompileOptions& options) {
+std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device,
+                                                const CostTable& costs, const CompileOptions& options) {
   const Stopwatch watch;
   const Bytes lower_bound = least_bytes(graph, has_tiers(device, options));
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
@@ -356,8 +374,9 @@ std::pair<int, Bytes> place_of(const Plan& plan, TensorId state) {
 
 }  // namespace
 
-std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training, const Device& device,
-                                                     const CostTable& costs, const CompileOptions& options) {
+std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training,
+                                                     const Device& device, const CostTable& costs,
+                                                     const CompileOptions& options) {
   const Stopwatch watch;
   Network evaluation = network;
   std::vector<PassReport> passes = run_fusion_passes(evaluation, options.fusion);
@@ -396,7 +415,8 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   Program program = program_of(std::move(evaluation), std::move(found), options, watch);
   program.passes = std::move(passes);
   for (size_t i = 0; i < trained.states.size(); ++i) {
-    if (place_of(training.plan, trained.states[i].before) != place_of(program.plan, program.network.graph.states[i].before)) {
+    if (place_of(training.plan, trained.states[i].before) !=
+        place_of(program.plan, program.network.graph.states[i].before)) {
       throw Error(ErrorCode::internal, fmt::format("state '{}' lies elsewhere in the evaluation than in the training",
                                                    trained.tensor(trained.states[i].before).name));
     }

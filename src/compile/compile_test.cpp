@@ -5,11 +5,11 @@
 
 #include <map>
 
+#include "kernels/workspace_limits.h"
 #include "papers/layer_model.h"
 #include "plan/placement/mobility.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "kernels/workspace_limits.h"
 #include "train/session.h"
 
 namespace plimsoll {
@@ -47,7 +47,8 @@ TEST(LayerModel, NoPlanNeedsLessThanItsLowerBound) {
 
 TEST(LayerModel, DymemsTransfersWithoutBarriersAreNoSlowerThanVdnnsWith) {
   const auto device = open_device("k40c");
-  for (const Case& one : {Case{"alexnet", 200}, {"vgg16", 32}, {"resnet50", 32}, {"inception4", 32}, {"densenet121", 32}}) {
+  for (const Case& one :
+       {Case{"alexnet", 200}, {"vgg16", 32}, {"resnet50", 32}, {"inception4", 32}, {"densenet121", 32}}) {
     const Network network = build_model(one.model, {.batch = one.batch});
     const auto whole = compile_layers(network, {}, *device, CostTable(), on_paper("liveness"));
     for (const int share : {60, 40}) {
@@ -57,13 +58,16 @@ TEST(LayerModel, DymemsTransfersWithoutBarriersAreNoSlowerThanVdnnsWith) {
       if (!std::holds_alternative<Program>(with)) continue;
       const auto without = compile_layers(network, {}, *device, CostTable(), on_paper("dymem", memory));
       ASSERT_TRUE(std::holds_alternative<Program>(without));
-      EXPECT_LE(std::get<Program>(without).plan->predicted.step_time_ms, std::get<Program>(with).plan->predicted.step_time_ms);
+      EXPECT_LE(std::get<Program>(without).plan->predicted.step_time_ms,
+                std::get<Program>(with).plan->predicted.step_time_ms);
     }
   }
 }
 
 // Such an op's output may lie where its input does, in the space of that.
-bool is_done_in_place(const Op& op) { return layer_kind(op) == LayerKind::activation || layer_kind(op) == LayerKind::join; }
+bool is_done_in_place(const Op& op) {
+  return layer_kind(op) == LayerKind::activation || layer_kind(op) == LayerKind::join;
+}
 
 // The pool has three spaces: movable from its low end, temporary from its high end, and beside it what is reclaimed.
 TEST(Gtbm, GroupsTheTensorsOfAPlanByMobility) {
@@ -98,7 +102,9 @@ TEST(LeastMemory, IsEnoughAndOneByteLessIsNotAndWhatDoesNotFitNamesIt) {
     const char *model, *device;
     int64_t batch, size;
   };
-  for (const One& one : {One{"densenet:depth=13,growth=6", "titan-x", 4, 32}, {"dcgan:width=8", "p100", 2, 64}, {"resnet20", "k40c", 2, 32}}) {
+  for (const One& one : {One{"densenet:depth=13,growth=6", "titan-x", 4, 32},
+                         {"dcgan:width=8", "p100", 2, 64},
+                         {"resnet20", "k40c", 2, 32}}) {
     SCOPED_TRACE(one.model);
     const auto device = open_device(one.device);
     const Network network = build_model(one.model, {.batch = one.batch, .height = one.size, .width = one.size});
@@ -121,7 +127,8 @@ TEST(LeastMemory, IsEnoughAndOneByteLessIsNotAndWhatDoesNotFitNamesIt) {
 TEST(WorkspaceTotal, IsNoSlowerThanALimitForEachOpWhoseSumItIs) {
   const auto device = open_device("cpu", 2);
   for (const std::string model : {"lenet", "vgg11"}) {
-    const Network network = build_model(model, {.batch = 4, .channels = model == "lenet" ? 1 : 3, .height = 32, .width = 32});
+    const Network network =
+        build_model(model, {.batch = 4, .channels = model == "lenet" ? 1 : 3, .height = 32, .width = 32});
     for (const Bytes limit : {16_KiB, 64_KiB, 1_MiB}) {
       SCOPED_TRACE(fmt::format("{} {}", model, limit.count));
       CompileOptions options{.policy = "liveness", .exact = true};
@@ -132,11 +139,13 @@ TEST(WorkspaceTotal, IsNoSlowerThanALimitForEachOpWhoseSumItIs) {
       options.workspace = {INT64_MAX};
       options.workspace_total = Bytes{};
       for (OpId op{0}; op.index < by_limit.network.graph.op_count(); ++op.index) {
-        if (counts_in_total(by_limit.network.graph.op(op))) *options.workspace_total += by_limit.kernels[static_cast<size_t>(op.index)].workspace;
+        if (counts_in_total(by_limit.network.graph.op(op)))
+          *options.workspace_total += by_limit.kernels[static_cast<size_t>(op.index)].workspace;
       }
       const auto total = compile_training(network, *device, CostTable(), options);
       ASSERT_TRUE(std::holds_alternative<Program>(total));
-      EXPECT_LE(std::get<Program>(total).plan->predicted.step_time_ms, by_limit.plan->predicted.step_time_ms * (1 + 1e-9));
+      EXPECT_LE(std::get<Program>(total).plan->predicted.step_time_ms,
+                by_limit.plan->predicted.step_time_ms * (1 + 1e-9));
     }
   }
 }

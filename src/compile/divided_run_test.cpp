@@ -19,7 +19,9 @@ namespace {
 constexpr int64_t kBatch = 12;
 
 // Convolutions of 3 x 3, for which a CPU with AVX-512 has Winograd kernels, whose workspace grows with the batch.
-Network small_network() { return build_model("resnet20", {.batch = kBatch, .channels = 3, .height = 16, .width = 16, .classes = 10}); }
+Network small_network() {
+  return build_model("resnet20", {.batch = kBatch, .channels = 3, .height = 16, .width = 16, .classes = 10});
+}
 
 bool has_winograd(const Device& device) { return device.info().key.find("avx512") != std::string::npos; }
 
@@ -56,7 +58,8 @@ std::vector<float> trained(const Program& program, const Device& device) {
 
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   double most = a.size() == b.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) most = std::max(most, static_cast<double>(std::abs(a[i] - b[i])));
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    most = std::max(most, static_cast<double>(std::abs(a[i] - b[i])));
   return most;
 }
 
@@ -104,7 +107,8 @@ CostTable costs_that_like_workspaces(const Device& device, const Graph& graph) {
       const Op& small = part.graph.op(part.op);
       for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
         for (const KernelSpec& spec : device.kernels(part.graph, small, family)) {
-          const double ms = spec.workspace.count > 0 ? 0.1 + 0.1 * static_cast<double>(rows) : static_cast<double>(rows);
+          const double ms =
+              spec.workspace.count > 0 ? 0.1 + 0.1 * static_cast<double>(rows) : static_cast<double>(rows);
           table.put({op_signature(part.graph, small, spec), spec.name, 0},
                     {.source = Cost::Source::measured, .time_ms = ms, .runs = 3, .workspace = spec.workspace});
         }
@@ -116,7 +120,8 @@ CostTable costs_that_like_workspaces(const Device& device, const Graph& graph) {
 
 TEST(DividedRun, IsNeverPredictedSlowerThanUndividedAtAnyBudgetAndFasterAtSome) {
   const auto device = open_device("cpu", kKernelThreads);
-  if (!has_winograd(*device)) GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
+  if (!has_winograd(*device))
+    GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
   const Network network = make_training_network(small_network(), {.momentum = 0.9});
   const CostTable costs = costs_that_like_workspaces(*device, network.graph);
   CompileOptions options{.optimizer = {.momentum = 0.9}};
@@ -152,7 +157,8 @@ Bytes workspaces(const Program& program, bool sum) {
 
 TEST(DividedRun, LimitsOnWorkspaceAreKeptAndATotalIsNoSlowerThanEqualShares) {
   const auto device = open_device("cpu", kKernelThreads);
-  if (!has_winograd(*device)) GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
+  if (!has_winograd(*device))
+    GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
   const Network network = make_training_network(small_network(), {});
   const CostTable costs = costs_that_like_workspaces(*device, network.graph);
   int64_t ops = 0;
@@ -179,7 +185,8 @@ TEST(DividedRun, LimitsOnWorkspaceAreKeptAndATotalIsNoSlowerThanEqualShares) {
 
 TEST(DividedRun, AResumedRunRepeatsConfigurationsWithoutTheirCosts) {
   const auto device = open_device("cpu", 2);
-  if (!has_winograd(*device)) GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
+  if (!has_winograd(*device))
+    GTEST_SKIP() << "without AVX-512 oneDNN has no kernel whose workspace grows with the batch";
   const Network network = make_training_network(small_network(), {});
   const CostTable costs = costs_that_like_workspaces(*device, network.graph);
   CompileOptions options;

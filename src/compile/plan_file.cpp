@@ -18,25 +18,25 @@ constexpr int kVersion = 2;  // 1 had no fingerprint, and plans without times
 
 json request_json(const PlanRequest& r) {
   json j = {{"model", r.model},
-          {"batch", r.input.batch},
-          {"channels", r.input.channels},
-          {"height", r.input.height},
-          {"width", r.input.width},
-          {"classes", r.input.classes},
-          {"exact", r.exact},
-          {"lowered", r.lowered},
-          {"memory", r.memory.count},
-          {"threads", r.threads},
-          {"inter_op", r.inter_op},
-          {"intra_op", r.intra_op},
-          {"optimizer",
-           {{"name", r.optimizer.name},
-            {"momentum", r.optimizer.momentum},
-            {"nesterov", r.optimizer.nesterov},
-            {"weight_decay", r.optimizer.weight_decay},
-            {"beta1", r.optimizer.beta1},
-            {"beta2", r.optimizer.beta2},
-            {"epsilon", r.optimizer.epsilon}}}};
+            {"batch", r.input.batch},
+            {"channels", r.input.channels},
+            {"height", r.input.height},
+            {"width", r.input.width},
+            {"classes", r.input.classes},
+            {"exact", r.exact},
+            {"lowered", r.lowered},
+            {"memory", r.memory.count},
+            {"threads", r.threads},
+            {"inter_op", r.inter_op},
+            {"intra_op", r.intra_op},
+            {"optimizer",
+             {{"name", r.optimizer.name},
+              {"momentum", r.optimizer.momentum},
+              {"nesterov", r.optimizer.nesterov},
+              {"weight_decay", r.optimizer.weight_decay},
+              {"beta1", r.optimizer.beta1},
+              {"beta2", r.optimizer.beta2},
+              {"epsilon", r.optimizer.epsilon}}}};
   if (r.host_memory) j["host_memory"] = r.host_memory->count;
   if (r.spill_size) j["spill_size"] = r.spill_size->count;
   if (r.peer_size) j["peer_size"] = r.peer_size->count;
@@ -55,9 +55,11 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
 }
 
 PlanRequest request_from(const JsonReader& r) {
-  r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "lowered", "memory", "threads", "inter_op", "intra_op",
-          "optimizer", "host_memory", "spill_size", "peer_size"});
-  auto bytes_of = [&](std::string_view name) { return r.has(name) ? std::optional(Bytes{r.member(name).integer(0)}) : std::nullopt; };
+  r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "lowered", "memory", "threads",
+          "inter_op", "intra_op", "optimizer", "host_memory", "spill_size", "peer_size"});
+  auto bytes_of = [&](std::string_view name) {
+    return r.has(name) ? std::optional(Bytes{r.member(name).integer(0)}) : std::nullopt;
+  };
   auto count_of = [&](std::string_view name) { return static_cast<int>(r.member(name).integer(0, kMostThreads)); };
   return {.model = r.member("model").text(),
           .input = {.batch = r.member("batch").integer(1, 1 << 24),
@@ -97,11 +99,11 @@ auto read_part(const JsonReader& file, std::string_view name, const Read& read) 
 
 std::string to_json(const PlanRequest& request, const Program& program) {
   json file = {{"format", kFormat},
-                     {"version", kVersion},
-                     {"request", request_json(request)},
-                     {"layout", std::string(to_string(program.family))},
-                     {"graph", json::parse(to_json(program.network.graph))},
-                     {"plan", json::parse(to_json(program.plan, program.network.graph))}};
+               {"version", kVersion},
+               {"request", request_json(request)},
+               {"layout", std::string(to_string(program.family))},
+               {"graph", json::parse(to_json(program.network.graph))},
+               {"plan", json::parse(to_json(program.plan, program.network.graph))}};
   file["fingerprint"] = fingerprint_of(file);
   return file.dump(1);
 }
@@ -117,7 +119,8 @@ SavedPlan saved_plan_from_json(std::string_view text) {
     throw Error(ErrorCode::corrupt_file, fmt::format("it is no saved plan: \"format\" should be \"{}\"", kFormat));
   }
   if (const JsonReader version = file.member("version"); version.integer(1) != kVersion) {
-    version.fail(fmt::format("version {} was expected; a plan of another version must be made again, by `plimsoll plan --save`", kVersion));
+    version.fail(fmt::format(
+        "version {} was expected; a plan of another version must be made again, by `plimsoll plan --save`", kVersion));
   }
   file.only({"format", "version", "fingerprint", "request", "layout", "graph", "plan"});
   SavedPlan saved;

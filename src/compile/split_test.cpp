@@ -26,8 +26,9 @@ class Training {
     options.fusion.split_above = split ? 1000_B : 1_GiB;
     options.fusion.block_bytes = 1_KiB;
     if (pinned != nullptr) pin(options, *pinned);
-    step_ = std::make_unique<TrainingStep>(std::get<Program>(compile_training(small_classifier(), *device_, CostTable(), options)), *device_,
-                                           ExecuteOptions{.check_memory = true});
+    step_ = std::make_unique<TrainingStep>(
+        std::get<Program>(compile_training(small_classifier(), *device_, CostTable(), options)), *device_,
+        ExecuteOptions{.check_memory = true});
     step_->initialize(3);
   }
 
@@ -36,13 +37,16 @@ class Training {
     for (int64_t step = first; step < end; ++step) {
       data_.resize(64);
       labels_ = {1, 3, 5, static_cast<int32_t>(step % 7)};
-      for (size_t i = 0; i < data_.size(); ++i) data_[i] = static_cast<float>((i * 37 + static_cast<size_t>(step) * 11) % 101) / 50 - 1;
+      for (size_t i = 0; i < data_.size(); ++i)
+        data_[i] = static_cast<float>((i * 37 + static_cast<size_t>(step) * 11) % 101) / 50 - 1;
       step_->feed(data_, labels_);
       step_->run(0.01);
     }
   }
   TrainingState state() const { return state_to_save({.model = "small"}, step_->program(), device_->info().key); }
-  void save(const std::filesystem::path& file) const { save_checkpoint(file, state(), step_->states(), step_->state_source()); }
+  void save(const std::filesystem::path& file) const {
+    save_checkpoint(file, state(), step_->states(), step_->state_source());
+  }
   void load(const std::filesystem::path& file) { step_->load(Checkpoint(file)); }
   std::string sha256() const { return step_->weights_sha256(); }
   const Graph& graph() const { return step_->program().network.graph; }

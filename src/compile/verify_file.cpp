@@ -6,10 +6,10 @@
 
 #include "device/divided.h"
 #include "kernels/layout.h"
+#include "passes/passes.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
 #include "plimsoll/ops.h"
-#include "passes/passes.h"
 
 namespace plimsoll {
 namespace {
@@ -20,7 +20,8 @@ constexpr double kTolerance = 1e-9;  // of a number: what another machine may ro
 
 class FileChecker {
  public:
-  FileChecker(const SavedPlan& saved, size_t limit) : saved_(saved), graph_(saved.graph), plan_(saved.plan), limit_(limit) {}
+  FileChecker(const SavedPlan& saved, size_t limit)
+      : saved_(saved), graph_(saved.graph), plan_(saved.plan), limit_(limit) {}
 
   std::vector<Violation> run() {
     found_ = verify(graph_, plan_, limit_);
@@ -45,7 +46,9 @@ class FileChecker {
   void check_extent() {
     Bytes arena;
     for (const Stay& stay : plan_.stays) arena = std::max(arena, stay.offset + stay.bytes);
-    if (plan_.arena != arena) report(Rule::wrong_size, fmt::format("the arena has {} bytes; its stays end at {}", plan_.arena.count, arena.count));
+    if (plan_.arena != arena)
+      report(Rule::wrong_size,
+             fmt::format("the arena has {} bytes; its stays end at {}", plan_.arena.count, arena.count));
     std::vector<Bytes> used(plan_.tiers.size());
     auto use = [&](int tier, TensorId tensor, Bytes slot) {
       Bytes& end = used[static_cast<size_t>(tier)];
@@ -55,8 +58,8 @@ class FileChecker {
     for (const Home& home : plan_.homes) use(home.tier, home.tensor, home.slot);
     for (size_t t = 0; t < used.size(); ++t) {
       if (plan_.tiers[t].used <= align_up(used[t], kSlotAlignment)) continue;
-      report(Rule::out_of_tier, fmt::format("tier '{}': {} bytes are used; its slots end at {}", plan_.tiers[t].tier.name,
-                                            plan_.tiers[t].used.count, used[t].count));
+      report(Rule::out_of_tier, fmt::format("tier '{}': {} bytes are used; its slots end at {}",
+                                            plan_.tiers[t].tier.name, plan_.tiers[t].used.count, used[t].count));
     }
   }
 
@@ -68,17 +71,26 @@ class FileChecker {
     const Prediction found = simulate(graph_, plan_);
     const Prediction& claimed = plan_.predicted;
     const std::tuple<std::string_view, double, double> numbers[] = {
-        {"step_time_ms", claimed.step_time_ms, found.step_time_ms}, {"estimated_share", claimed.estimated_share, found.estimated_share},
-        {"lower_bound_ms", claimed.lower_bound_ms, found.lower_bound_ms}, {"copy_ms", claimed.copy_ms, found.copy_ms},
-        {"stall_ms", claimed.stall_ms, found.stall_ms}, {"recompute_ms", claimed.recompute_ms, found.recompute_ms}};
+        {"step_time_ms", claimed.step_time_ms, found.step_time_ms},
+        {"estimated_share", claimed.estimated_share, found.estimated_share},
+        {"lower_bound_ms", claimed.lower_bound_ms, found.lower_bound_ms},
+        {"copy_ms", claimed.copy_ms, found.copy_ms},
+        {"stall_ms", claimed.stall_ms, found.stall_ms},
+        {"recompute_ms", claimed.recompute_ms, found.recompute_ms}};
     for (const auto& [field, said, is] : numbers) {
-      if (!same(said, is)) report(Rule::wrong_prediction, fmt::format("{} is said to be {}; run on paper it is {}", field, said, is));
+      if (!same(said, is))
+        report(Rule::wrong_prediction, fmt::format("{} is said to be {}; run on paper it is {}", field, said, is));
     }
     for (size_t i = 0; i < found.timeline.size(); ++i) {
       const EngineSpan &said = claimed.timeline[i], &is = found.timeline[i];
-      if (said.engine == is.engine && said.index == is.index && same(said.start_ms, is.start_ms) && same(said.end_ms, is.end_ms)) continue;
-      report(Rule::wrong_prediction, fmt::format("bar {} of the timeline is said to be {} on engine {} from {} to {} ms; run on paper it is {} on engine {} from {} to {} ms",
-                                                 i, said.index, said.engine, said.start_ms, said.end_ms, is.index, is.engine, is.start_ms, is.end_ms));
+      if (said.engine == is.engine && said.index == is.index && same(said.start_ms, is.start_ms) &&
+          same(said.end_ms, is.end_ms))
+        continue;
+      report(
+          Rule::wrong_prediction,
+          fmt::format(
+              "bar {} of the timeline is said to be {} on engine {} from {} to {} ms; run on paper it is {} on engine {} from {} to {} ms",
+              i, said.index, said.engine, said.start_ms, said.end_ms, is.index, is.engine, is.start_ms, is.end_ms));
     }
   }
 
@@ -86,36 +98,47 @@ class FileChecker {
 
   // --- what was asked for ---
 
-  void wrong_request(std::string_view field, const std::string& why) { report(Rule::wrong_request, fmt::format("request.{}: {}", field, why)); }
+  void wrong_request(std::string_view field, const std::string& why) {
+    report(Rule::wrong_request, fmt::format("request.{}: {}", field, why));
+  }
 
   void check_request() {
     const PlanRequest& request = saved_.request;
     if (plan_.graph_name != graph_.name) {
-      report(Rule::wrong_graph, fmt::format("the plan is for graph '{}', the file has '{}'", plan_.graph_name, graph_.name));
+      report(Rule::wrong_graph,
+             fmt::format("the plan is for graph '{}', the file has '{}'", plan_.graph_name, graph_.name));
     }
     if (plan_.budget != request.memory) {
-      wrong_request("memory", fmt::format("{} bytes were asked for, the plan's budget is {}", request.memory.count, plan_.budget.count));
+      wrong_request("memory", fmt::format("{} bytes were asked for, the plan's budget is {}", request.memory.count,
+                                          plan_.budget.count));
     }
     if (request.inter_op > 0 && plan_.cores.inter_op != request.inter_op) {
-      wrong_request("inter_op", fmt::format("{} were asked for, the plan runs {} steps at once", request.inter_op, plan_.cores.inter_op));
+      wrong_request("inter_op", fmt::format("{} were asked for, the plan runs {} steps at once", request.inter_op,
+                                            plan_.cores.inter_op));
     }
     const std::tuple<std::string_view, std::string_view, std::optional<Bytes>> capacities[] = {
-        {"host_memory", "host", request.host_memory}, {"spill_size", "disk", request.spill_size}, {"peer_size", "peer", request.peer_size}};
+        {"host_memory", "host", request.host_memory},
+        {"spill_size", "disk", request.spill_size},
+        {"peer_size", "peer", request.peer_size}};
     for (const auto& [field, tier, capacity] : capacities) {
       if (!capacity) continue;
-      const auto use = std::find_if(plan_.tiers.begin(), plan_.tiers.end(), [&](const TierUse& u) { return u.tier.name == tier; });
+      const auto use =
+          std::find_if(plan_.tiers.begin(), plan_.tiers.end(), [&](const TierUse& u) { return u.tier.name == tier; });
       if (use == plan_.tiers.end()) {
         wrong_request(field, fmt::format("the plan has no tier '{}'", tier));
       } else if (use->tier.capacity != *capacity) {
-        wrong_request(field, fmt::format("{} bytes were asked for, tier '{}' has {}", capacity->count, tier, use->tier.capacity.count));
+        wrong_request(field, fmt::format("{} bytes were asked for, tier '{}' has {}", capacity->count, tier,
+                                         use->tier.capacity.count));
       }
     }
   }
 
-  // The graph against that of what was asked for, before layouts. The papers' layer graphs are never run, and not judged.
+  // The graph against that of what was asked for, before layouts. The papers' layer graphs are never run, and not
+  // judged.
   void check_graph() {
     const PlanRequest& request = saved_.request;
-    const bool layers = std::all_of(graph_.ops().begin(), graph_.ops().end(), [](const Op& op) { return op.type->name.starts_with("Layer"); });
+    const bool layers = std::all_of(graph_.ops().begin(), graph_.ops().end(),
+                                    [](const Op& op) { return op.type->name.starts_with("Layer"); });
     if (layers != request.lowered) return wrong_request("lowered", "the graph is another than was asked for");
     if (layers) return;
     Graph expected;
@@ -130,7 +153,8 @@ class FileChecker {
     for (const Op& op : expected.ops()) check_op(expected, op);
     for (const Tensor& tensor : expected.tensors()) check_tensor(tensor);
     if (expected.states.size() != graph_.states.size()) {
-      wrong_request("optimizer", fmt::format("the graph has {} states; by what was asked for there are {}", graph_.states.size(), expected.states.size()));
+      wrong_request("optimizer", fmt::format("the graph has {} states; by what was asked for there are {}",
+                                             graph_.states.size(), expected.states.size()));
     }
   }
 
@@ -142,29 +166,38 @@ class FileChecker {
     const Shape& shape = graph_.tensor(id).shape;
     for (size_t d = 0; d < shape.size() && d < expected.shape.size(); ++d) {
       if (shape[d] == expected.shape[d]) continue;
-      wrong_request(kFields[d], fmt::format("'{}' has {} in the graph; by what was asked for {}", expected.name, shape[d], expected.shape[d]));
+      wrong_request(kFields[d], fmt::format("'{}' has {} in the graph; by what was asked for {}", expected.name,
+                                            shape[d], expected.shape[d]));
     }
   }
 
   void check_op(const Graph& expected_in, const Op& expected) {
     const OpId id = graph_.find_op(expected.name);
     const bool update = expected.phase == Phase::update;
-    if (!id.valid()) return wrong_request(update ? "optimizer" : "model", fmt::format("the graph has no op '{}'", expected.name));
+    if (!id.valid())
+      return wrong_request(update ? "optimizer" : "model", fmt::format("the graph has no op '{}'", expected.name));
     const Op& op = graph_.op(id);
     if (op.type != expected.type) {
-      return wrong_request(update ? "optimizer" : "model", fmt::format("op '{}' is a {} in the graph; by what was asked for a {}", op.name, op.type->name, expected.type->name));
+      return wrong_request(update ? "optimizer" : "model",
+                           fmt::format("op '{}' is a {} in the graph; by what was asked for a {}", op.name,
+                                       op.type->name, expected.type->name));
     }
     for (const auto& [name, value] : expected.attributes.items()) {
       const auto& items = op.attributes.items();
       const auto it = items.find(name);
       if (it != items.end() && it->second == value) continue;
-      wrong_request(update ? "optimizer." + name : "model", fmt::format("op '{}' has another '{}' in the graph than was asked for", op.name, name));
+      wrong_request(update ? "optimizer." + name : "model",
+                    fmt::format("op '{}' has another '{}' in the graph than was asked for", op.name, name));
     }
-    if (op.outputs.size() != expected.outputs.size()) return wrong_request("model", fmt::format("op '{}' has {} outputs in the graph", op.name, op.outputs.size()));
+    if (op.outputs.size() != expected.outputs.size())
+      return wrong_request("model", fmt::format("op '{}' has {} outputs in the graph", op.name, op.outputs.size()));
     for (size_t o = 0; o < op.outputs.size(); ++o) {
       if (graph_.tensor(op.outputs[o]).shape == expected_in.tensor(expected.outputs[o]).shape) continue;
-      wrong_request("model", fmt::format("op '{}' makes '{}' of another shape in the graph than was asked for (batch, classes or the model differ)", op.name,
-                                         graph_.tensor(op.outputs[o]).name));
+      wrong_request(
+          "model",
+          fmt::format(
+              "op '{}' makes '{}' of another shape in the graph than was asked for (batch, classes or the model differ)",
+              op.name, graph_.tensor(op.outputs[o]).name));
     }
   }
 
@@ -172,11 +205,14 @@ class FileChecker {
     const TensorId id = graph_.find_tensor(expected.name);
     if (!id.valid()) return wrong_request("model", fmt::format("the graph has no tensor '{}'", expected.name));
     const Tensor& tensor = graph_.tensor(id);
-    if (tensor.shape == expected.shape && tensor.dtype == expected.dtype && tensor.role == expected.role && tensor.init == expected.init &&
-        tensor.block == expected.block) {
+    if (tensor.shape == expected.shape && tensor.dtype == expected.dtype && tensor.role == expected.role &&
+        tensor.init == expected.init && tensor.block == expected.block) {
       return;
     }
-    wrong_request("model", fmt::format("tensor '{}' is another in the graph than was asked for (batch, classes or the model differ)", tensor.name));
+    wrong_request(
+        "model",
+        fmt::format("tensor '{}' is another in the graph than was asked for (batch, classes or the model differ)",
+                    tensor.name));
   }
 
   const SavedPlan& saved_;
@@ -202,7 +238,8 @@ std::vector<Violation> verify_workspaces(const Graph& graph, const Plan& plan, c
     try {
       const Bytes needed = make_kernel(device, graph, op, step.kernel, step.threads)->workspace();
       if (needed > step.workspace) {
-        wrong(fmt::format("kernel '{}' needs a workspace of {} bytes, the plan has {}", step.kernel, needed.count, step.workspace.count));
+        wrong(fmt::format("kernel '{}' needs a workspace of {} bytes, the plan has {}", step.kernel, needed.count,
+                          step.workspace.count));
       }
     } catch (const Error& error) {
       wrong(error.what());

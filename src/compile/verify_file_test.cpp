@@ -1,5 +1,5 @@
-// Every number, switch and text of saved plans is edited, each alone. An edit that the fingerprint is not made anew for is seen by the
-// fingerprint; one by an editor who does that must break a rule, or be harmless by name.
+// Every number, switch and text of saved plans is edited, each alone. An edit that the fingerprint is not made anew for
+// is seen by the fingerprint; one by an editor who does that must break a rule, or be harmless by name.
 #include "compile/verify_file.h"
 
 #include <fmt/format.h>
@@ -76,11 +76,14 @@ Saved compiled(const std::string& name, const Device& device, PlanRequest reques
 }
 
 PlanRequest small_request() {
-  return {.model = "mlp:hidden=16", .input = {.batch = 4, .channels = 1, .height = 8, .width = 8, .classes = 10}, .optimizer = {}};
+  return {.model = "mlp:hidden=16",
+          .input = {.batch = 4, .channels = 1, .height = 8, .width = 8, .classes = 10},
+          .optimizer = {}};
 }
 
 std::vector<TierInfo> some_tiers() {
-  return {{.name = "host", .capacity = 1_MiB, .out_gb_per_s = 1, .in_gb_per_s = 2, .latency_us = 3, .compute_share = 0.25}};
+  return {
+      {.name = "host", .capacity = 1_MiB, .out_gb_per_s = 1, .in_gb_per_s = 2, .latency_us = 3, .compute_share = 0.25}};
 }
 
 // Two steps at once on two cores of two hardware threads, some pairs kept apart, the last ready first.
@@ -100,7 +103,8 @@ void run_at_once(Saved& saved) {
     step.threads = 1;
     if (s % 3 == 0) step.affinity = Affinity::smt;
   }
-  const std::set<std::pair<OpId, OpId>> pairs{std::minmax(plan.steps[2].op, plan.steps[3].op), std::minmax(plan.steps[4].op, plan.steps[6].op)};
+  const std::set<std::pair<OpId, OpId>> pairs{std::minmax(plan.steps[2].op, plan.steps[3].op),
+                                              std::minmax(plan.steps[4].op, plan.steps[6].op)};
   plan.cores.conflicts.assign(pairs.begin(), pairs.end());
   saved.program.plan = check_plan(saved.program.network.graph, std::move(plan));
 }
@@ -118,7 +122,10 @@ std::vector<Saved> saved_plans(const Device& device) {
   tight.model = "lenet";
   tight.input = {.batch = 8};
   CompileOptions with_tiers{.policy = "auto", .tiers = some_tiers()};
-  tight.memory = {std::get<Program>(compile_training(build_model("lenet", tight.input), device, CostTable{}, {.policy = "liveness"})).plan->arena.count * 7 / 10};
+  tight.memory = {std::get<Program>(
+                      compile_training(build_model("lenet", tight.input), device, CostTable{}, {.policy = "liveness"}))
+                      .plan->arena.count *
+                  7 / 10};
   plans.push_back(compiled("tight", device, tight, with_tiers));
   PlanRequest again = tight;
   again.memory = {INT64_MAX};
@@ -140,7 +147,8 @@ std::string judge(const json& file, const Device& device) {
   try {
     const SavedPlan saved = saved_plan_from_json(file.dump());
     for (const Violation& v : verify_file(saved, 1)) return fmt::format("{}: {}", to_string(v.rule), v.message);
-    for (const Violation& v : verify_workspaces(saved.graph, saved.plan, device, 1)) return fmt::format("{}: {}", to_string(v.rule), v.message);
+    for (const Violation& v : verify_workspaces(saved.graph, saved.plan, device, 1))
+      return fmt::format("{}: {}", to_string(v.rule), v.message);
     return {};
   } catch (const Error& error) {
     return error.what();
@@ -236,7 +244,8 @@ class Edits {
     fingerprint_anew(edited);
     if (!judge(edited, device_).empty()) return;
     ++accepted;
-    examples[pattern_of(leaf)].push_back(fmt::format("{}: {} from {} to {}", plan, leaf.to_string(), old.dump(), edited.at(leaf).dump()));
+    examples[pattern_of(leaf)].push_back(
+        fmt::format("{}: {} from {} to {}", plan, leaf.to_string(), old.dump(), edited.at(leaf).dump()));
   }
 
   const Device& device_;
@@ -255,7 +264,8 @@ TEST(VerifyFile, EveryEditBreaksARuleOrIsHarmlessByName) {
     for (const Step& step : plan.steps) divides |= !parts_of(step.kernel).empty();
   }
   for (const auto& [field, examples] : edits.examples) {
-    EXPECT_TRUE(kHarmless.contains(field)) << field << ": " << examples.size() << " edits are accepted, as " << examples[0] << " and " << examples.back();
+    EXPECT_TRUE(kHarmless.contains(field))
+        << field << ": " << examples.size() << " edits are accepted, as " << examples[0] << " and " << examples.back();
   }
   EXPECT_TRUE(moves);
   EXPECT_TRUE(homes);

@@ -39,7 +39,8 @@ Bytes largest_workspace(const Program& program) {
 Bytes sum_of_workspaces(const Program& program) {
   std::map<int32_t, Bytes> by_op;
   for (const Step& step : program.plan->steps) {
-    if (counts_in_total(program.network.graph.op(step.op))) by_op[step.op.index] = std::max(by_op[step.op.index], step.workspace);
+    if (counts_in_total(program.network.graph.op(step.op)))
+      by_op[step.op.index] = std::max(by_op[step.op.index], step.workspace);
   }
   Bytes sum;
   for (const auto& [op, bytes] : by_op) sum += bytes;
@@ -61,7 +62,8 @@ void expect_kept(const Device& device, const Case& net, const CostTable& costs, 
     for (const auto& need : infeasible->needs) EXPECT_GT(need.bytes, total ? 0_B : limit) << need.tensor;
     const std::string text = to_text(*infeasible);
     EXPECT_NE(text.find(infeasible->needs[0].tensor), std::string::npos) << text;
-    EXPECT_NE(text.find(fmt::format("raise {} to {}", infeasible->flag, infeasible->minimum.count)), std::string::npos) << text;
+    EXPECT_NE(text.find(fmt::format("raise {} to {}", infeasible->flag, infeasible->minimum.count)), std::string::npos)
+        << text;
     (total ? options.workspace_total.emplace() : options.workspace) = infeasible->minimum;
     result = compile_training(network, device, costs, options);
     if (const auto* again = std::get_if<Infeasible>(&result)) {
@@ -80,9 +82,11 @@ TEST(WorkspaceLimits, AreKeptByEveryOpOfAPlanOrRefused) {
   const auto device = open_device("cpu", 2);
   for (const Case& net : kCases) {
     for (bool exact : {false, true}) {
-      for (std::optional<BatchSizes> sizes : {std::optional<BatchSizes>(), std::optional(BatchSizes::power_of_two), std::optional(BatchSizes::undivided)}) {
+      for (std::optional<BatchSizes> sizes : {std::optional<BatchSizes>(), std::optional(BatchSizes::power_of_two),
+                                              std::optional(BatchSizes::undivided)}) {
         for (Bytes limit : {0_B, 20_KiB, 512_KiB}) {
-          SCOPED_TRACE(fmt::format("{} exact {} sizes {} limit {}", net.model, exact, sizes ? to_string(*sizes) : "-", limit.count));
+          SCOPED_TRACE(fmt::format("{} exact {} sizes {} limit {}", net.model, exact, sizes ? to_string(*sizes) : "-",
+                                   limit.count));
           CompileOptions options{.exact = exact, .batch_sizes = sizes};
           options.workspace = limit;
           expect_kept(*device, net, CostTable{}, options);
@@ -112,8 +116,8 @@ TEST(WorkspaceLimits, HoldTogetherAndWithABudget) {
   }
 }
 
-// As if measured: what each kernel and part takes, by chance within a factor of three of an estimate; some reorders are far slower
-// within a step than anybody would think.
+// As if measured: what each kernel and part takes, by chance within a factor of three of an estimate; some reorders are
+// far slower within a step than anybody would think.
 CostTable random_costs(const Device& device, const Graph& graph, uint32_t seed) {
   std::mt19937 draw(seed);
   std::uniform_real_distribution<double> power(-1, 1);
@@ -145,7 +149,8 @@ void slow_reorders(const Program& program, CostTable& costs, uint32_t seed) {
   for (const Step& step : program.plan->steps) {
     const Op& op = graph.op(step.op);
     if (op.type->name != "Reorder" || draw() % 2 == 0) continue;
-    costs.put({op_signature(graph, op), step.kernel, 0}, {.source = Cost::Source::in_step, .time_ms = 0.1 * static_cast<double>(1 + draw() % 9), .runs = 5});
+    costs.put({op_signature(graph, op), step.kernel, 0},
+              {.source = Cost::Source::in_step, .time_ms = 0.1 * static_cast<double>(1 + draw() % 9), .runs = 5});
   }
 }
 
@@ -156,8 +161,9 @@ double step_ms(const Result& result) {
 
 TEST(WorkspaceLimits, MoreChoiceIsNeverPredictedSlower) {
   const auto device = open_device("cpu", 2);
-  const Case nets[] = {{"resnet20", {.batch = 5, .channels = 3, .height = 12, .width = 12, .classes = 10}},
-                       {"densenet:depth=10,growth=12", {.batch = 6, .channels = 3, .height = 16, .width = 16, .classes = 10}}};
+  const Case nets[] = {
+      {"resnet20", {.batch = 5, .channels = 3, .height = 12, .width = 12, .classes = 10}},
+      {"densenet:depth=10,growth=12", {.batch = 6, .channels = 3, .height = 16, .width = 16, .classes = 10}}};
   uint32_t seed = 1;
   for (const Case& net : nets) {
     const Network network = build_model(net.model, net.input);

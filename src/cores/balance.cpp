@@ -1,5 +1,5 @@
-// Threads by the whole step rather than op by op. On all cores every op is at its fastest and the step need not be: a chain of ops
-// that each gain little from the last cores leaves work undone that could have run beside it.
+// Threads by the whole step rather than op by op. On all cores every op is at its fastest and the step need not be: a
+// chain of ops that each gain little from the last cores leaves work undone that could have run beside it.
 //
 //   threads   16 | dx3 |dw3| dx2 |dw2| dx1 |dw1|       each op as fast as it can be, one after another
 //             12 | dx3  | dx2  | dx1  |
@@ -18,7 +18,7 @@ constexpr size_t kRoundsOfAChain = 16;  // of a long one that share of the ops g
 struct Width {
   int threads = 1;
   double ms = 0;
-  int wider = 0;      // none
+  int wider = 0;  // none
   double wider_ms = 0;
   double worth = -1;  // of that: milliseconds gained for each millisecond of a core that it takes more
 

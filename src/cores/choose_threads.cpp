@@ -50,7 +50,8 @@ class StepCurves {
         put({k, Affinity::close}, all_ms * cold->time_ms / alone->time_ms);
       }
     }
-    if (!one_known) curve.put({1, Affinity::spread}, all_ms * kImpossible);  // not measured: with all threads, or not at all
+    if (!one_known)
+      curve.put({1, Affinity::spread}, all_ms * kImpossible);  // not measured: with all threads, or not at all
     return curve;
   }
 
@@ -98,7 +99,8 @@ struct OpThreads {
 };
 
 // Equal threads whenever an op runs: what is computed again must be the same bits.
-std::map<OpId, OpThreads> threads_of_ops(const Plan& plan, const Tasks& tasks, const CoSchedule& schedule, StepCurves& curves, int cores) {
+std::map<OpId, OpThreads> threads_of_ops(const Plan& plan, const Tasks& tasks, const CoSchedule& schedule,
+                                         StepCurves& curves, int cores) {
   std::map<OpId, OpThreads> result;
   for (const CoSpan& span : schedule.spans) {
     const Step& step = plan.steps[static_cast<size_t>(tasks.steps[static_cast<size_t>(span.task)])];
@@ -107,7 +109,8 @@ std::map<OpId, OpThreads> threads_of_ops(const Plan& plan, const Tasks& tasks, c
     if (span.threads < cores && curves.can_run(step, span.threads)) op.threads = span.threads;
     if (span.second) {
       op.affinity = Affinity::smt;
-    } else if (op.threads > 1 && curve.time_ms({span.threads, Affinity::spread}) < curve.time_ms({span.threads, Affinity::close})) {
+    } else if (op.threads > 1 &&
+               curve.time_ms({span.threads, Affinity::spread}) < curve.time_ms({span.threads, Affinity::close})) {
       op.affinity = Affinity::spread;
     }
     result.try_emplace(step.op, op);
@@ -139,7 +142,8 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
   Plan candidate = serial(input, relaxed);
   Tasks tasks = tasks_of(input.graph, candidate);
   StepCurves curves(input);
-  for (size_t i = 0; i < tasks.tasks.size(); ++i) tasks.tasks[i].curve = curves.of(candidate.steps[static_cast<size_t>(tasks.steps[i])]);
+  for (size_t i = 0; i < tasks.tasks.size(); ++i)
+    tasks.tasks[i].curve = curves.of(candidate.steps[static_cast<size_t>(tasks.steps[i])]);
   chosen.measured = curves.measured() || cores < 2;
   if (!chosen.measured) return chosen;
   const std::vector<OpPair> conflicted = conflicts_of(input.graph, candidate, input.costs, conflicts);
@@ -148,7 +152,8 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
   const Strategies& use = input.options.strategies;
   const ChosenSchedule best = best_schedule(
       tasks.tasks, machine,
-      {.by_type = use.each_type, .each_op = use.each_op, .co_run = use.co_run, .second_threads = use.second_threads}, &avoid);
+      {.by_type = use.each_type, .each_op = use.each_op, .co_run = use.co_run, .second_threads = use.second_threads},
+      &avoid);
   if (best.schedule.total_ms > chosen.serial_ms * kWorthIt) return chosen;
 
   ChosenThreads shared = chosen;
@@ -168,12 +173,14 @@ std::string to_text(const ChosenThreads& chosen) {
   }
   const int inter_op = chosen.plan.cores.inter_op;
   if (inter_op == 1 && chosen.narrowed == 0) {
-    return fmt::format("--inter-op auto: one op after another with all threads, {:.4g} ms a step; nothing is predicted to be faster",
-                       chosen.serial_ms);
+    return fmt::format(
+        "--inter-op auto: one op after another with all threads, {:.4g} ms a step; nothing is predicted to be faster",
+        chosen.serial_ms);
   }
-  return fmt::format("--inter-op auto: up to {} ops at once, {} with fewer threads{}: {:.4g} ms a step predicted instead of {:.4g}",
-                     inter_op, chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
-                     chosen.plan.predicted.step_time_ms, chosen.serial_ms);
+  return fmt::format(
+      "--inter-op auto: up to {} ops at once, {} with fewer threads{}: {:.4g} ms a step predicted instead of {:.4g}",
+      inter_op, chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
+      chosen.plan.predicted.step_time_ms, chosen.serial_ms);
 }
 
 }  // namespace plimsoll

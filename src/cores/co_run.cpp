@@ -9,8 +9,8 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kDone = 1e-9;  // ms left that are none
-constexpr int kMostUniform = 8;  // of uniform settings
+constexpr double kDone = 1e-9;                                        // ms left that are none
+constexpr int kMostUniform = 8;                                       // of uniform settings
 constexpr double kSlacks[] = {0.5, 0.7, 0.85, 1, 1.1, 1.25, 1.5, 2};  // of balanced counts
 
 struct Running {
@@ -91,8 +91,8 @@ class CoRunner {
   int idle_cores() const { return static_cast<int>(std::count(on_core_.begin(), on_core_.end(), 0)); }
 
   bool may_join(int32_t i) const {
-    return avoid_ == nullptr ||
-           std::none_of(running_.begin(), running_.end(), [&](const Running& r) { return avoid_->conflict(r.task, i); });
+    return avoid_ == nullptr || std::none_of(running_.begin(), running_.end(),
+                                             [&](const Running& r) { return avoid_->conflict(r.task, i); });
   }
 
   // What is left of those that run, as the curves say; interference is not known beforehand.
@@ -112,7 +112,8 @@ class CoRunner {
       if (static_cast<int>(running_.size()) >= policy_.inter_op) return false;
       return start(0, chosen(ready_[0]), false);
     }
-    if (!way_ms_.empty()) return start_first(idle_cores(), [this](int32_t i) { return way_ms_[static_cast<size_t>(i)]; });
+    if (!way_ms_.empty())
+      return start_first(idle_cores(), [this](int32_t i) { return way_ms_[static_cast<size_t>(i)]; });
     if (running_.empty()) return policy_.co_run ? start_longest(cores_) : start(0, chosen(ready_[0]), false);
     const int idle = policy_.co_run ? idle_cores() : 0;
     if (idle > 0 && (start_beside(idle) || start_longest(idle))) return true;

@@ -221,8 +221,8 @@ TEST(BestSchedule, IsNeverPredictedSlowerThanOneOpAfterTheOther) {
   EXPECT_EQ(serial.schedule.most_at_once, 1);
 }
 
-// A chain of ops that gain little from more than four cores, and beside each of them one that nobody waits for: as many cores for the
-// chain as it gains from, and the rest for the others. Equal counts for all waste one or the other.
+// A chain of ops that gain little from more than four cores, and beside each of them one that nobody waits for: as many
+// cores for the chain as it gains from, and the rest for the others. Equal counts for all waste one or the other.
 TEST(BestSchedule, GivesAChainAndWhatHangsOnItDifferentCounts) {
   const CoMachine machine{.cores = {.cores = 16}};
   std::vector<CoTask> tasks;
@@ -245,11 +245,14 @@ TEST(Balanced, StartsFromTheLeastWork) {
   EXPECT_TRUE(balanced_threads({}, 4, 1).empty());
 }
 
-// Nothing stands beside a chain, so each of its ops gets the count with which it is fastest; ops that do not depend on each other keep one.
+// Nothing stands beside a chain, so each of its ops gets the count with which it is fastest; ops that do not depend on
+// each other keep one.
 TEST(Balanced, OpsOfAChainGetTheirFastestCountsAndIndependentOnesOneThread) {
   std::vector<CoTask> chain, loose;
   for (int32_t i = 0; i < 30; ++i) {
-    chain.push_back({.type = 0, .curve = law(20, 0, 0.5, 8), .after = i == 0 ? std::vector<int32_t>{} : std::vector<int32_t>{i - 1}});
+    chain.push_back({.type = 0,
+                     .curve = law(20, 0, 0.5, 8),
+                     .after = i == 0 ? std::vector<int32_t>{} : std::vector<int32_t>{i - 1}});
     loose.push_back({.type = 0, .curve = law(20, 0, 0.5, 8), .after = {}});
   }
   for (int threads : balanced_threads(chain, 8, 0.5)) EXPECT_EQ(threads, 6);
@@ -258,7 +261,8 @@ TEST(Balanced, OpsOfAChainGetTheirFastestCountsAndIndependentOnesOneThread) {
 
 TEST(Strategies, AreNamedByNumber) {
   EXPECT_EQ(strategies_named("1,2,3,4"), Strategies{});
-  EXPECT_EQ(strategies_named("3,1"), (Strategies{.each_op = true, .each_type = false, .co_run = true, .second_threads = false}));
+  EXPECT_EQ(strategies_named("3,1"),
+            (Strategies{.each_op = true, .each_type = false, .co_run = true, .second_threads = false}));
   EXPECT_EQ(to_string(strategies_named("4,2")), "2,4");
   for (const char* bad : {"", "5", "1,", "0", "1;2", "12", "all"}) {
     try {
@@ -273,15 +277,18 @@ TEST(Strategies, AreNamedByNumber) {
 // Two ops of one type, whose optima differ, then many small ones that need not wait.
 TEST(Strategies, EachCanBeSwitchedOff) {
   std::vector<CoTask> tasks;
-  tasks.push_back({.type = 0, .curve = ThreadCurve::of(std::vector<double>{8, 4, 5, 6})});                  // 2 threads are best
+  tasks.push_back({.type = 0, .curve = ThreadCurve::of(std::vector<double>{8, 4, 5, 6})});  // 2 threads are best
   tasks.push_back({.type = 0, .curve = ThreadCurve::of(std::vector<double>{40, 20, 15, 10}), .after = {0}});  // 4 are
   for (int i = 0; i < 4; ++i) tasks.push_back({.type = 1, .curve = ThreadCurve::of(std::vector<double>{1, 1.5, 2, 3})});
   const CoMachine machine{.cores = {.cores = 4, .hardware_threads = 2}, .throughput = {1, 1.5}};
   auto best = [&](bool each_op, bool each_type, bool co_run, bool second) {
-    return best_schedule(tasks, machine, {.by_type = each_type, .each_op = each_op, .co_run = co_run, .second_threads = second}).schedule;
+    return best_schedule(tasks, machine,
+                         {.by_type = each_type, .each_op = each_op, .co_run = co_run, .second_threads = second})
+        .schedule;
   };
   auto threads_of = [](const CoSchedule& schedule, int32_t task) {
-    return std::find_if(schedule.spans.begin(), schedule.spans.end(), [&](const CoSpan& s) { return s.task == task; })->threads;
+    return std::find_if(schedule.spans.begin(), schedule.spans.end(), [&](const CoSpan& s) { return s.task == task; })
+        ->threads;
   };
   EXPECT_EQ(threads_of(best(true, false, false, false), 0), 2);
   EXPECT_EQ(threads_of(best(false, true, false, false), 0), 4);
@@ -293,8 +300,9 @@ TEST(Strategies, EachCanBeSwitchedOff) {
   const CoSchedule without = best(true, true, true, false);
   EXPECT_TRUE(std::none_of(without.spans.begin(), without.spans.end(), [](const CoSpan& s) { return s.second; }));
   double last = 1e9;  // every further strategy may be used, and need not
-  for (const CoSchedule& schedule : {best(false, false, false, false), best(false, true, false, false), best(true, true, false, false),
-                                     best(true, true, true, false), best(true, true, true, true)}) {
+  for (const CoSchedule& schedule :
+       {best(false, false, false, false), best(false, true, false, false), best(true, true, false, false),
+        best(true, true, true, false), best(true, true, true, true)}) {
     EXPECT_LE(schedule.total_ms, last);
     last = schedule.total_ms;
   }

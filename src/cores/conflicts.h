@@ -14,8 +14,9 @@ namespace plimsoll {
 using OpPair = std::pair<OpId, OpId>;  // the lower number first
 using OpPairs = std::set<OpPair>;
 
-// The pairs among the plan's ops that run something which are in `found`, or whose signatures are conflicts by the costs, in
-// order: CoreSharing::conflicts.
-std::vector<OpPair> conflicts_of(const Graph& graph, const Plan& plan, const CostTable& costs, const OpPairs& found = {});
+// The pairs among the plan's ops that run something which are in `found`, or whose signatures are conflicts by the
+// costs, in order: CoreSharing::conflicts.
+std::vector<OpPair> conflicts_of(const Graph& graph, const Plan& plan, const CostTable& costs,
+                                 const OpPairs& found = {});
 
 }  // namespace plimsoll

@@ -9,7 +9,8 @@ namespace {
 using testing::HasSubstr;
 
 TEST(CoreOptions, SecondHardwareThreadsAreUsedWhereEveryCoreHasOne) {
-  const CoreShape two_each{.cores = 4, .cores_a_cache = 4, .hardware_threads = 2}, one_each{.cores = 4, .cores_a_cache = 4};
+  const CoreShape two_each{.cores = 4, .cores_a_cache = 4, .hardware_threads = 2},
+      one_each{.cores = 4, .cores_a_cache = 4};
   const CoreRequest any{.inter_op = 0}, asked{.inter_op = 0, .strategies = Strategies{}};
   const CoreOptions found = core_options("cpu", any, false, two_each);
   EXPECT_EQ(found.cores, 4);  // and not 8: second threads are for Strategy 4
@@ -22,7 +23,8 @@ TEST(CoreOptions, SecondHardwareThreadsAreUsedWhereEveryCoreHasOne) {
             "--strategies 4: the cores here have one hardware thread each; it goes on without");
   EXPECT_THAT(core_options("cpu", {.threads = 2, .inter_op = 0, .strategies = Strategies{}}, false, two_each).notice,
               HasSubstr("only with all of the machine's 4 cores, not with 2 threads"));
-  EXPECT_EQ(core_options("cpu", {.inter_op = 0, .strategies = strategies_named("1,3")}, false, two_each).hardware_threads, 1);
+  EXPECT_EQ(
+      core_options("cpu", {.inter_op = 0, .strategies = strategies_named("1,3")}, false, two_each).hardware_threads, 1);
   const CoreOptions many = core_options("cpu", {.threads = 9, .inter_op = 0}, false, one_each);
   EXPECT_EQ(many.cores, 4);
   EXPECT_EQ(many.intra_op, 4);

@@ -8,7 +8,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kWorthTelling = 0.95;  // of the time within the budget
+constexpr double kWorthTelling = 0.95;                                        // of the time within the budget
 constexpr StepIndex kReuseDistances[] = {2, 8, 32, 128, 512, INT32_MAX / 2};  // what is tried
 
 bool may_run_at_once(const CoreOptions& options) {
@@ -22,12 +22,14 @@ struct Relaxation {
   double ms = 0;  // of a step with them
 };
 
-// Reuse distances up to the first that is about as good as nothing taken over at all: that one, and the best for which there is room.
+// Reuse distances up to the first that is about as good as nothing taken over at all: that one, and the best for which
+// there is room.
 struct Found {
   Relaxation last, best;
 };
 template <class TimeOf>
-Found search(const ReuseRelaxation& relaxation, const Plan& plan, const Relaxation& packed, double least_ms, const TimeOf& time_ms) {
+Found search(const ReuseRelaxation& relaxation, const Plan& plan, const Relaxation& packed, double least_ms,
+             const TimeOf& time_ms) {
   Found found{packed, packed};
   for (StepIndex distance : kReuseDistances) {
     found.last.stays = relaxation.with_reuse_distance(distance);
@@ -61,8 +63,9 @@ RelaxedPlan relax(const CoreInput& input, const Plan& plan) {
     result.plan.arena = found.best.stays.arena;
   }
   if (found.last.stays.arena > plan.budget && found.last.ms <= found.best.ms * kWorthTelling) {
-    result.notice = fmt::format("ops that run at once wait for each other's bytes in so little memory: {}, and steps would be up to {:.0f} % shorter",
-                                raise_memory_to(found.last.stays.arena), 100 * (1 - found.last.ms / found.best.ms));
+    result.notice = fmt::format(
+        "ops that run at once wait for each other's bytes in so little memory: {}, and steps would be up to {:.0f} % shorter",
+        raise_memory_to(found.last.stays.arena), 100 * (1 - found.last.ms / found.best.ms));
   }
   return result;
 }

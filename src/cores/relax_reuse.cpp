@@ -72,7 +72,8 @@ class Together {
 
 }  // namespace
 
-ReuseRelaxation::ReuseRelaxation(const Graph& graph, const Plan& plan) : plan_(plan), fixed_(end_of_states(graph, plan)) {
+ReuseRelaxation::ReuseRelaxation(const Graph& graph, const Plan& plan)
+    : plan_(plan), fixed_(end_of_states(graph, plan)) {
   const std::vector<Mobility> mobility = mobility_for(find_placement(plan.placement), graph, plan.steps);
   Together together(plan.stays);
   std::map<size_t, size_t> number;  // of the group
@@ -101,7 +102,8 @@ RelaxedStays ReuseRelaxation::with_reuse_distance(StepIndex steps) const {
     buffers.push_back(group.buffer);
     buffers.back().upper = std::max(group.buffer.upper, std::min(last, group.buffer.upper + steps));
   }
-  const Placement placement = find_placement(plan_.placement).place(buffers, {.alignment = kStayAlignment, .effort = 0});
+  const Placement placement =
+      find_placement(plan_.placement).place(buffers, {.alignment = kStayAlignment, .effort = 0});
   return placed(placement.offsets, placement.height);
 }
 
@@ -118,7 +120,8 @@ RelaxedStays ReuseRelaxation::without_reuse() const {
 RelaxedStays ReuseRelaxation::placed(const std::vector<Bytes>& offsets, Bytes height) const {
   RelaxedStays result{plan_.stays, fixed_ + height};
   for (size_t g = 0; g < groups_.size(); ++g) {
-    for (size_t i : groups_[g].stays) result.stays[i].offset = fixed_ + offsets[g] + (plan_.stays[i].offset - groups_[g].begin);
+    for (size_t i : groups_[g].stays)
+      result.stays[i].offset = fixed_ + offsets[g] + (plan_.stays[i].offset - groups_[g].begin);
   }
   std::sort(result.stays.begin(), result.stays.end(), [](const Stay& a, const Stay& b) {
     return std::tie(a.first, a.offset, a.tensor, a.last) < std::tie(b.first, b.offset, b.tensor, b.last);

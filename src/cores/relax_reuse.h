@@ -1,6 +1,6 @@
-// Bytes that are taken over later. Which bytes a tensor gets makes no difference to steps that run one after another, so a
-// placement packs them as tightly as it can; but of steps that run side by side, whoever takes bytes waits for all who used them
-// before, though it reads nothing of theirs.
+// Bytes that are taken over later. Which bytes a tensor gets makes no difference to steps that run one after another,
+// so a placement packs them as tightly as it can; but of steps that run side by side, whoever takes bytes waits for all
+// who used them before, though it reads nothing of theirs.
 //
 //   packed     | a |  c |        c = h(x) waits for b = g(a)
 //                | b  |
@@ -11,8 +11,8 @@
 
 #include <vector>
 
-#include "plimsoll/graph.h"
 #include "plan/placement/placement.h"
+#include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {
@@ -22,12 +22,13 @@ struct RelaxedStays {
   Bytes arena;              // the end of the highest
 };
 
-// The stays of a plan at other offsets. What lies upon each other at one time because it is the same bytes (views, outputs in the
-// place of inputs) stays together, and so do the states, which all plans of a network agree on.
+// The stays of a plan at other offsets. What lies upon each other at one time because it is the same bytes (views,
+// outputs in the place of inputs) stays together, and so do the states, which all plans of a network agree on.
 class ReuseRelaxation {
  public:
   ReuseRelaxation(const Graph& graph, const Plan& plan);
-  // By the plan's placement, such that bytes are taken over only by steps that are more than `steps` after the last that used them.
+  // By the plan's placement, such that bytes are taken over only by steps that are more than `steps` after the last
+  // that used them.
   RelaxedStays with_reuse_distance(StepIndex steps) const;
   // Nothing is taken over.
   RelaxedStays without_reuse() const;

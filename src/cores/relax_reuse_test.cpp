@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <tuple>
 
-#include "plimsoll/compile.h"
 #include "plan/dependencies.h"
+#include "plimsoll/compile.h"
 #include "plimsoll/models.h"
 #include "plimsoll/verify.h"
 #include "tests/support/random_plan.h"
@@ -38,7 +38,9 @@ Plan with(Plan plan, const RelaxedStays& loose) {
   plan.arena = plan.budget = loose.arena;
   return plan;
 }
-Plan relaxed(const Graph& graph, const Plan& plan, StepIndex steps) { return with(plan, ReuseRelaxation(graph, plan).with_reuse_distance(steps)); }
+Plan relaxed(const Graph& graph, const Plan& plan, StepIndex steps) {
+  return with(plan, ReuseRelaxation(graph, plan).with_reuse_distance(steps));
+}
 
 TEST(RelaxReuse, StepsWaitLessForEachOther) {
   const Program program = program_of("resnet20");
@@ -58,8 +60,8 @@ TEST(RelaxReuse, StepsWaitLessForEachOther) {
 bool meet(const Stay& x, const Stay& y) { return x.first <= y.last && y.first <= x.last; }
 bool lie_upon(const Stay& x, const Stay& y) { return x.offset < y.offset + y.bytes && y.offset < x.offset + x.bytes; }
 
-// Stays that lie upon each other at different times are linked by others that do at one time: nothing is taken over but by the
-// rules of ops. The states, at the bottom, are what they are.
+// Stays that lie upon each other at different times are linked by others that do at one time: nothing is taken over but
+// by the rules of ops. The states, at the bottom, are what they are.
 TEST(RelaxReuse, ApartNothingIsTakenOver) {
   const Program program = program_of("lenet");
   const Graph& graph = program.network.graph;
@@ -87,7 +89,9 @@ TEST(RelaxReuse, ApartNothingIsTakenOver) {
   EXPECT_GT(strangers(program.plan), 20);
   EXPECT_GT(strangers(with(program.plan, relaxation.with_reuse_distance(2))), 0);
   EXPECT_EQ(strangers(with(program.plan, relaxation.without_reuse())), 0);
-  EXPECT_EQ(strangers(with(program.plan, relaxation.with_reuse_distance(static_cast<StepIndex>(program.plan->steps.size())))), 0);
+  EXPECT_EQ(
+      strangers(with(program.plan, relaxation.with_reuse_distance(static_cast<StepIndex>(program.plan->steps.size())))),
+      0);
 }
 
 TEST(RelaxReuse, GoesByThePlansOwnPlacement) {
@@ -107,7 +111,8 @@ TEST(RelaxReuse, KeepsTheStatesWhereTheyAre) {
   auto offset_of = [](const Plan& p, TensorId id) {
     return std::find_if(p.stays.begin(), p.stays.end(), [&](const Stay& s) { return s.tensor == id; })->offset;
   };
-  for (const State& state : graph.states) EXPECT_EQ(offset_of(plan, state.before), offset_of(program.plan, state.before));
+  for (const State& state : graph.states)
+    EXPECT_EQ(offset_of(plan, state.before), offset_of(program.plan, state.before));
 }
 
 TEST(RelaxReuse, RandomPlansStayValid) {
@@ -116,7 +121,8 @@ TEST(RelaxReuse, RandomPlansStayValid) {
     Plan plan = testing::RandomPlan(graph, seed, seed % 2 == 0).make();
     ASSERT_TRUE(verify(graph, plan).empty());
     if (seed % 5 == 0) plan.placement = "best_fit";
-    const Plan loose = seed % 3 == 0 ? with(plan, ReuseRelaxation(graph, plan).without_reuse()) : relaxed(graph, plan, static_cast<StepIndex>(seed % 60));
+    const Plan loose = seed % 3 == 0 ? with(plan, ReuseRelaxation(graph, plan).without_reuse())
+                                     : relaxed(graph, plan, static_cast<StepIndex>(seed % 60));
     ASSERT_EQ(loose.stays.size(), plan.stays.size());
     const auto violations = verify(graph, loose);
     ASSERT_TRUE(violations.empty()) << "seed " << seed << ": " << violations[0].message;

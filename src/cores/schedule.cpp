@@ -30,7 +30,8 @@ int usable_cores(const CoreInput& input, int cores) {
   return std::max(1, std::min(cores, machine.cores * std::max(machine.hardware_threads, 1)));
 }
 
-void take_schedule(const CoreInput& input, Plan& plan, const Tasks& tasks, const CoMachine& machine, const CoSchedule& schedule) {
+void take_schedule(const CoreInput& input, Plan& plan, const Tasks& tasks, const CoMachine& machine,
+                   const CoSchedule& schedule) {
   plan.cores.cores_a_cache = input.device.info().cores.cores_a_cache;
   plan.cores.hardware_threads = machine.cores.hardware_threads;
   plan.cores.memory_gb_per_s = machine.memory_gb_per_s;
@@ -46,12 +47,15 @@ Uniform uniform_of(const CoreInput& input) {
     const int workers = std::clamp(options.cores, 2, kMostAtOnce);
     return {workers, 1, {.cores = {.cores = workers}, .memory_gb_per_s = memory}};
   }
-  return {options.inter_op, options.intra_op, {.cores = {.cores = usable_cores(input, options.cores)}, .memory_gb_per_s = memory}};
+  return {options.inter_op,
+          options.intra_op,
+          {.cores = {.cores = usable_cores(input, options.cores)}, .memory_gb_per_s = memory}};
 }
 
 CoSchedule schedule_of(const Plan& plan, Tasks& tasks, const Uniform& uniform) {
   for (size_t i = 0; i < tasks.tasks.size(); ++i) {
-    tasks.tasks[i].curve.put({uniform.threads, Affinity::spread}, plan.steps[static_cast<size_t>(tasks.steps[i])].time_ms);
+    tasks.tasks[i].curve.put({uniform.threads, Affinity::spread},
+                             plan.steps[static_cast<size_t>(tasks.steps[i])].time_ms);
   }
   return co_run(tasks.tasks, uniform.machine, {.inter_op = uniform.inter_op, .intra_op = uniform.threads});
 }
@@ -64,7 +68,8 @@ Plan uniform(const CoreInput& input, const Plan& plan) {
   const CoSchedule schedule = schedule_of(result, tasks, how);
   result.cores.inter_op = how.inter_op;
   result.cores.cores = how.machine.cores.cores;
-  for (StepIndex s : tasks.steps) result.steps[static_cast<size_t>(s)].threads = how.threads < result.cores.cores ? how.threads : 0;
+  for (StepIndex s : tasks.steps)
+    result.steps[static_cast<size_t>(s)].threads = how.threads < result.cores.cores ? how.threads : 0;
   take_schedule(input, result, tasks, how.machine, schedule);
   return result;
 }

@@ -37,7 +37,8 @@ SharedCores share_cores(const CoreInput& input, const Plan& plan) {
 }
 
 bool shares_cores(const Plan& plan) {
-  return plan.cores.inter_op > 1 || std::any_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.threads != 0; });
+  return plan.cores.inter_op > 1 ||
+         std::any_of(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.threads != 0; });
 }
 
 bool fits(const Graph& graph, const Device& device, const Step& step, int threads) {

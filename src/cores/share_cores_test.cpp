@@ -11,8 +11,8 @@
 namespace plimsoll {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::CoreCase;
+using ::testing::HasSubstr;
 
 // What every plan of the stage keeps to.
 void expect_whole(const CoreCase& c, const Plan& plan) {
@@ -73,7 +73,8 @@ TEST(ShareCores, ThereIsRoomMadeWithinTheBudgetForStepsSideBySide) {
   EXPECT_LT(plan.predicted.step_time_ms, 0.8 * packed.predicted.step_time_ms);
   for (const Plan* each : {&packed, &relaxed.plan, &plan}) {
     expect_whole(c, *each);
-    for (const State& state : c.input.graph.states) EXPECT_EQ(offset_of(*each, state.before), offset_of(c.serial, state.before));
+    for (const State& state : c.input.graph.states)
+      EXPECT_EQ(offset_of(*each, state.before), offset_of(c.serial, state.before));
   }
 }
 
@@ -155,14 +156,17 @@ TEST(ShareCores, ConflictsArePairsOfOpsByWhatWasFoundAndByTheirSignatures) {
 }
 
 TEST(ShareCores, OnlyTheStrategiesThatAreAskedForAreUsed) {
-  for (const auto& [strategies, inter_op] : {std::pair("1,2", 1), {"3", 2}, {"4", 1}}) {  // there are no second hardware threads here
-    EXPECT_EQ(CoreCase(1.1, {.strategies = strategies_named(strategies)}).choose().plan.cores.inter_op, inter_op) << strategies;
+  for (const auto& [strategies, inter_op] :
+       {std::pair("1,2", 1), {"3", 2}, {"4", 1}}) {  // there are no second hardware threads here
+    EXPECT_EQ(CoreCase(1.1, {.strategies = strategies_named(strategies)}).choose().plan.cores.inter_op, inter_op)
+        << strategies;
   }
 }
 
 // A step beside another, on the same core: only with second hardware threads.
 TEST(ShareCores, SmallOpsRunOnSecondHardwareThreads) {
-  const CoreCase c(2, {.strategies = strategies_named("1,2,4"), .hardware_threads = 2});  // nothing is to be had from cores of their own
+  const CoreCase c(2, {.strategies = strategies_named("1,2,4"),
+                       .hardware_threads = 2});  // nothing is to be had from cores of their own
   const ChosenThreads chosen = c.choose();
   EXPECT_GT(chosen.smt, 0);
   EXPECT_GE(chosen.plan.cores.inter_op, 2);

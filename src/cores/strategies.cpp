@@ -15,10 +15,12 @@ Strategies strategies_named(std::string_view list) {
     const size_t end = std::min(list.find(',', begin), list.size());
     const std::string_view name = list.substr(begin, end - begin);
     if (name.size() != 1 || name[0] < '1' || name[0] > '4') {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("'{}' is no strategy; there are 1 (threads of each op), 2 (of each op type), 3 (ops side by side) and "
-                              "4 (small ops on second hardware threads), as in 1,2,3",
-                              name));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format(
+              "'{}' is no strategy; there are 1 (threads of each op), 2 (of each op type), 3 (ops side by side) and "
+              "4 (small ops on second hardware threads), as in 1,2,3",
+              name));
     }
     *by_number[name[0] - '1'] = true;
     begin = end + 1;

@@ -92,9 +92,10 @@ std::vector<int> fastest_threads(std::span<const CoTask> tasks);
 // Strategy 2: one count for all ops of a type, that of its largest instance (in time).
 std::vector<int> threads_by_type(std::span<const CoTask> tasks);
 
-// Beyond the paper: threads with which neither the longest chain of ops nor all their work on the cores is long. From the count with the
-// least work each, the ops of the longest chain that gain most for what they take more get the next count that is faster, until the
-// chain takes no more than `slack` times the work on all cores (after CPA: Radulescu and van Gemund, ICPP 2001).
+// Beyond the paper: threads with which neither the longest chain of ops nor all their work on the cores is long. From
+// the count with the least work each, the ops of the longest chain that gain most for what they take more get the next
+// count that is faster, until the chain takes no more than `slack` times the work on all cores (after CPA: Radulescu
+// and van Gemund, ICPP 2001).
 std::vector<int> balanced_threads(std::span<const CoTask> tasks, int cores, double slack);
 
 struct Candidate {
@@ -147,7 +148,8 @@ struct CoPolicy {
   int most_threads = 0;  // of an op; 0: all cores. Fewer leave cores for others
   int inter_op = 0;      // not 0: uniform settings instead, so many ops at once,
   int intra_op = 0;      // each with so many threads, on the cores that have the fewest
-  std::vector<int> threads = {};  // of each op, where not empty, instead of what 1 to 4 say: of those that fit, the one with the longest way to the end starts
+  std::vector<int> threads =
+      {};  // of each op, where not empty, instead of what 1 to 4 say: of those that fit, the one with the longest way to the end starts
 };
 
 struct CoSpan {
@@ -167,8 +169,9 @@ struct CoSchedule {
 CoSchedule co_run(std::span<const CoTask> tasks, const CoMachine& machine, const CoPolicy& policy,
                   const Interference* avoid = nullptr, Interference* found = nullptr);
 
-// The four strategies, with each of several limits on the threads of an op, balanced counts, and equal counts for all ops: the schedule that is
-// predicted to be the shortest, and how it came about. Never longer than one op after the other.
+// The four strategies, with each of several limits on the threads of an op, balanced counts, and equal counts for all
+// ops: the schedule that is predicted to be the shortest, and how it came about. Never longer than one op after the
+// other.
 struct ChosenSchedule {
   CoPolicy policy;
   CoSchedule schedule;

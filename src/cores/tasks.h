@@ -1,5 +1,5 @@
-// The steps of a plan as the tasks that co_run schedules: those that run something, with the steps that they wait for. Copies
-// stand between them as edges alone.
+// The steps of a plan as the tasks that co_run schedules: those that run something, with the steps that they wait for.
+// Copies stand between them as edges alone.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,5 @@
-// The time of one op by the number of its threads and where they run: what the performance model of the cores is made of.
+// The time of one op by the number of its threads and where they run: what the performance model of the cores is made
+// of.
 #pragma once
 
 #include <compare>

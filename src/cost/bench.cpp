@@ -15,8 +15,8 @@ namespace plimsoll {
 namespace {
 
 constexpr int64_t kAlignment = 4096;
-// Of a device's cache, filled before each run: then nothing of the last run is in it, and it takes the device longer than the
-// host takes to ask for the kernel (60 us on an H100), so that the kernel does not wait for the host.
+// Of a device's cache, filled before each run: then nothing of the last run is in it, and it takes the device longer
+// than the host takes to ask for the kernel (60 us on an H100), so that the kernel does not wait for the host.
 constexpr int64_t kFlushes = 4;
 
 // Values that a network could have: floats in [0.25, 1) (no denormals, positive for square roots), labels and indices

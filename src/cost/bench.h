@@ -31,8 +31,8 @@ class OpBench {
   // Empties less of the cache where there is no room to empty all of it.
   void keep_within(Bytes limit);
 
-  // `base` has bytes(sets) bytes. Fills every input with values that a network could have. On a device with queues the kernel
-  // runs once: what it needs is loaded then, which takes many times as long as it does.
+  // `base` has bytes(sets) bytes. Fills every input with values that a network could have. On a device with queues the
+  // kernel runs once: what it needs is loaded then, which takes many times as long as it does.
   void place(std::byte* base, int sets);
   // Runs on the next set and returns the milliseconds.
   double run();

@@ -15,7 +15,7 @@ constexpr std::string_view kFormat = "plimsoll costs";
 constexpr int64_t kVersion = 1;
 constexpr int64_t kMostThreadsOfACost = 4096;
 constexpr double kMostRate = 1e12;
-constexpr double kMostMs = 1e9;                        // eleven days
+constexpr double kMostMs = 1e9;  // eleven days
 constexpr int64_t kMostWorkspace = int64_t{1} << 50;
 
 std::string_view name_of(Cost::Source source) { return source == Cost::Source::in_step ? "in_step" : "measured"; }
@@ -49,10 +49,11 @@ void read_entry(const JsonReader& r, CostTable& table) {
   if (source.text() != "measured" && source.text() != "in_step") source.expected("\"measured\" or \"in_step\"");
   // "apart" is what "spread" is called in files of earlier versions.
   const auto is_true = [&](const char* name) { return r.has(name) && r.member(name).boolean(); };
-  const CostKey key{.signature = r.member("signature").text(),
-                    .kernel = kernel.text(),
-                    .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0,
-                    .spread = is_true("spread") || is_true("apart")};
+  const CostKey key{
+      .signature = r.member("signature").text(),
+      .kernel = kernel.text(),
+      .threads = r.has("threads") ? static_cast<int>(r.member("threads").integer(0, kMostThreadsOfACost)) : 0,
+      .spread = is_true("spread") || is_true("apart")};
   if (source.text() == "in_step" ? table.find_in_step(key).has_value() : table.find(key).has_value()) {
     r.fail(fmt::format("kernel '{}' of '{}' has two costs of one kind", key.kernel, key.signature));
   }
@@ -82,11 +83,12 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
     }
   }
   const MachineRates& rates = table.rates();
-  ordered_json document = {{"format", kFormat},
-                           {"version", kVersion},
-                           {"device", device.key},
-                           {"rates", {{"gflops", rates.gflops}, {"memory_gb_per_s", rates.memory_gb_per_s}, {"launch_us", rates.launch_us}}},
-                           {"entries", std::move(entries)}};
+  ordered_json document = {
+      {"format", kFormat},
+      {"version", kVersion},
+      {"device", device.key},
+      {"rates", {{"gflops", rates.gflops}, {"memory_gb_per_s", rates.memory_gb_per_s}, {"launch_us", rates.launch_us}}},
+      {"entries", std::move(entries)}};
   if (!table.conflicts().empty()) document["interference"] = table.conflicts();
   return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
@@ -100,7 +102,8 @@ CostTable costs_from_json(std::string_view json, const std::string& file, const 
     r.member("version").integer(kVersion, kVersion);
     const std::string& key = r.member("device").text();
     if (key != device.key) {
-      throw Error(ErrorCode::invalid_input, fmt::format("these are costs of another device ('{}'); this is '{}'", key, device.key));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("these are costs of another device ('{}'); this is '{}'", key, device.key));
     }
     const JsonReader rates = r.member("rates"), entries = r.member("entries");
     rates.only({"gflops", "memory_gb_per_s", "launch_us"});

@@ -10,8 +10,8 @@
 namespace plimsoll {
 
 std::string costs_to_json(const CostTable& table, const DeviceInfo& device);
-// `file` is named in errors. Throws Error(corrupt_file) with the place and what was expected; Error(invalid_input) that names
-// both where the costs are of another device than `device`.
+// `file` is named in errors. Throws Error(corrupt_file) with the place and what was expected; Error(invalid_input) that
+// names both where the costs are of another device than `device`.
 CostTable costs_from_json(std::string_view json, const std::string& file, const DeviceInfo& device);
 
 // Adds what `into` lacks: what was measured here stays. Returns how many were added.

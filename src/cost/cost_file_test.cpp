@@ -16,9 +16,12 @@ DeviceInfo device(std::string key) {
 
 CostTable some_costs() {
   CostTable table({.gflops = 200, .memory_gb_per_s = 12.5, .launch_us = 3});
-  table.put({"ConvForward(8x3)", "jit", 0}, {.source = Cost::Source::measured, .time_ms = 1.25, .spread_ms = 0.01, .runs = 7, .workspace = 64_KiB});
-  table.put({"ConvForward(8x3)", "jit", 1}, {.source = Cost::Source::measured, .time_ms = 2.5, .spread_ms = 0, .runs = 3, .workspace = 0_B});
-  table.put({"ConvForward(8x3)", "jit@4*2", 0}, {.source = Cost::Source::in_step, .time_ms = 1e-9, .spread_ms = 0.5, .runs = 1});
+  table.put({"ConvForward(8x3)", "jit", 0},
+            {.source = Cost::Source::measured, .time_ms = 1.25, .spread_ms = 0.01, .runs = 7, .workspace = 64_KiB});
+  table.put({"ConvForward(8x3)", "jit", 1},
+            {.source = Cost::Source::measured, .time_ms = 2.5, .spread_ms = 0, .runs = 3, .workspace = 0_B});
+  table.put({"ConvForward(8x3)", "jit@4*2", 0},
+            {.source = Cost::Source::in_step, .time_ms = 1e-9, .spread_ms = 0.5, .runs = 1});
   table.put({"Relu", "own", 0}, {.source = Cost::Source::estimated, .time_ms = 9});
   return table;
 }
@@ -64,23 +67,29 @@ TEST(CostFile, TellsThreadsThatShareNoCacheFromThoseThatDo) {
 
 TEST(CostFile, OfAnotherDeviceIsRefusedByName) {
   const std::string text = costs_to_json(some_costs(), device("there"));
-  EXPECT_EQ(error_of(text, "here", ErrorCode::invalid_input), "costs.json: these are costs of another device ('there'); this is 'here'");
+  EXPECT_EQ(error_of(text, "here", ErrorCode::invalid_input),
+            "costs.json: these are costs of another device ('there'); this is 'here'");
 }
 
 TEST(CostFile, ErrorsSayThePlaceAndWhatWasExpected) {
   const std::string text = costs_to_json(some_costs(), device("here"));
   const ErrorCode corrupt = ErrorCode::corrupt_file;
   EXPECT_THAT(error_of(text.substr(0, text.size() / 2), "here", corrupt), HasSubstr("costs.json: "));
-  EXPECT_THAT(error_of(replaced(text, "1.25", "-1.25"), "here", corrupt), HasSubstr("entries[0].time_ms: a time above 0 and at most 1e+09 ms was expected"));
-  EXPECT_THAT(error_of(replaced(text, "\"jit\"", "\"jit@4\""), "here", corrupt), HasSubstr("entries[0].kernel: 'jit@4' names no kernel"));
-  EXPECT_THAT(error_of(replaced(text, "\"in_step\"", "\"dreamt\""), "here", corrupt), HasSubstr("\"measured\" or \"in_step\" was expected"));
+  EXPECT_THAT(error_of(replaced(text, "1.25", "-1.25"), "here", corrupt),
+              HasSubstr("entries[0].time_ms: a time above 0 and at most 1e+09 ms was expected"));
+  EXPECT_THAT(error_of(replaced(text, "\"jit\"", "\"jit@4\""), "here", corrupt),
+              HasSubstr("entries[0].kernel: 'jit@4' names no kernel"));
+  EXPECT_THAT(error_of(replaced(text, "\"in_step\"", "\"dreamt\""), "here", corrupt),
+              HasSubstr("\"measured\" or \"in_step\" was expected"));
   EXPECT_THAT(error_of(replaced(text, "plimsoll costs", "other costs"), "here", corrupt), HasSubstr("format"));
   EXPECT_THAT(error_of("[]", "here", corrupt), HasSubstr("costs.json: "));
 }
 
 TEST(CostFile, ImpossibleCostsAreRefusedByFileAndEntry) {
   const std::string text = costs_to_json(some_costs(), device("here"));
-  auto refused = [&](const std::string& from, const std::string& to) { return error_of(replaced(text, from, to), "here", ErrorCode::corrupt_file); };
+  auto refused = [&](const std::string& from, const std::string& to) {
+    return error_of(replaced(text, from, to), "here", ErrorCode::corrupt_file);
+  };
   for (const char* time : {"0", "0.0", "1e308", "-0.0", "1e300"}) {
     EXPECT_THAT(refused("1.25", time), HasSubstr("costs.json: entries[0].time_ms: a time above 0")) << time;
   }
@@ -89,7 +98,8 @@ TEST(CostFile, ImpossibleCostsAreRefusedByFileAndEntry) {
   EXPECT_THAT(refused("65536", "4611686018427387904"), HasSubstr("costs.json: entries[0].workspace"));
   EXPECT_THAT(refused("\"ConvForward(8x3)\"", "\"\""), HasSubstr("costs.json: entries[0].signature"));
   EXPECT_THAT(refused("\"jit\"", "\"\""), HasSubstr("costs.json: entries[0].kernel"));
-  EXPECT_THAT(refused("\"threads\": 1,", ""), HasSubstr("costs.json: entries[1]: kernel 'jit' of 'ConvForward(8x3)' has two costs of one kind"));
+  EXPECT_THAT(refused("\"threads\": 1,", ""),
+              HasSubstr("costs.json: entries[1]: kernel 'jit' of 'ConvForward(8x3)' has two costs of one kind"));
   EXPECT_THAT(refused("200.0", "1e300"), HasSubstr("costs.json: rates.gflops"));
 }
 

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kApplicationId = 0x504c4d53;  // "PLMS" in the file's header
-constexpr int64_t kSchemaVersion = 4;  // 2: tiers; 3: workspaces; 4: interference
+constexpr int64_t kSchemaVersion = 4;           // 2: tiers; 3: workspaces; 4: interference
 
 constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS costs (
@@ -84,8 +84,8 @@ bool is_sane(const MachineRates& rates) {
 
 bool is_sane(const TierInfo& tier) {
   auto positive = [](double x) { return std::isfinite(x) && x > 0; };
-  return positive(tier.out_gb_per_s) && positive(tier.in_gb_per_s) && std::isfinite(tier.latency_us) && tier.latency_us >= 0 &&
-         tier.compute_share >= 0 && tier.compute_share <= 1;
+  return positive(tier.out_gb_per_s) && positive(tier.in_gb_per_s) && std::isfinite(tier.latency_us) &&
+         tier.latency_us >= 0 && tier.compute_share >= 0 && tier.compute_share <= 1;
 }
 
 // Opens and checks; throws SqliteError, which is corrupt where the file is no cost database.
@@ -105,7 +105,8 @@ std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
   }
   if (!connection->is_read_only() && version < kSchemaVersion) {
     SqliteTransaction transaction(*connection);
-    if (version == 1 || version == 2) connection->run("ALTER TABLE costs ADD COLUMN workspace INTEGER NOT NULL DEFAULT -1");
+    if (version == 1 || version == 2)
+      connection->run("ALTER TABLE costs ADD COLUMN workspace INTEGER NOT NULL DEFAULT -1");
     connection->run(kSchema);
     connection->run(fmt::format("PRAGMA application_id = {}", kApplicationId));
     connection->run(fmt::format("PRAGMA user_version = {}", kSchemaVersion));
@@ -113,13 +114,15 @@ std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
   }
   // A query that names every column fails on tables of another form.
   const bool has_workspaces = version >= 3 || !connection->is_read_only();
-  connection->run(fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at{} FROM costs LIMIT 1",
-                              has_workspaces ? ",workspace" : ""));
+  connection->run(
+      fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at{} FROM costs LIMIT 1",
+                  has_workspaces ? ",workspace" : ""));
   connection->run("SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates LIMIT 1");
   if (version >= 2 || !connection->is_read_only()) {
     connection->run("SELECT device,tier,out_gb_per_s,in_gb_per_s,latency_us,compute_share,saved_at FROM tiers LIMIT 1");
   }
-  if (version >= 4 || !connection->is_read_only()) connection->run("SELECT device,first,second,saved_at FROM interference LIMIT 1");
+  if (version >= 4 || !connection->is_read_only())
+    connection->run("SELECT device,first,second,saved_at FROM interference LIMIT 1");
   return connection;
 }
 
@@ -150,12 +153,19 @@ struct CostDatabase::Impl {
       SqliteConnection source(path, SqliteConnection::Mode::read_only);
       const int64_t version = source.integer("PRAGMA user_version");
       if (version < 1 || version > kSchemaVersion) return;
-      SqliteStatement rows(source, fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,{} FROM costs",
-                                               version < 3 ? "-1" : "workspace"));
+      SqliteStatement rows(
+          source,
+          fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,{} FROM costs",
+                      version < 3 ? "-1" : "workspace"));
       SqliteStatement put(*connection, kPutCost);
       while (rows.step()) {
         put.bind(rows.text(0)).bind(rows.text(1)).bind(rows.text(2)).bind(rows.integer(3)).bind(rows.integer(4));
-        put.bind(rows.real(5)).bind(rows.real(6)).bind(rows.integer(7)).bind(rows.integer(8)).bind(rows.integer(9)).step();
+        put.bind(rows.real(5))
+            .bind(rows.real(6))
+            .bind(rows.integer(7))
+            .bind(rows.integer(8))
+            .bind(rows.integer(9))
+            .step();
         put.reset();
       }
       SqliteStatement rates(source, "SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates");
@@ -284,8 +294,9 @@ const std::string& CostDatabase::notice() const { return impl_->notice; }
 CostTable CostDatabase::load() {
   CostTable table(rates().value_or(MachineRates{}));
   impl_->with_connection("read from", [&](SqliteConnection& connection) {
-    SqliteStatement rows(connection,
-                         "SELECT signature,kernel,threads,source,time_ms,spread_ms,runs,workspace FROM costs WHERE device=?");
+    SqliteStatement rows(
+        connection,
+        "SELECT signature,kernel,threads,source,time_ms,spread_ms,runs,workspace FROM costs WHERE device=?");
     rows.bind(impl_->device_key);
     while (rows.step()) {
       const int64_t source = rows.integer(3);

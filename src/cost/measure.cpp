@@ -32,8 +32,8 @@ constexpr double kHopeless = 6;           // times the best: the first run was e
 struct Job {
   const Graph* graph = nullptr;
   const Op* op = nullptr;
-  int64_t rows = 0;   // of the batch, where it is a part; 0: the op as it is
-  int group = 0;      // kernels of one op, batch and thread count are compared on the way
+  int64_t rows = 0;  // of the batch, where it is a part; 0: the op as it is
+  int group = 0;     // kernels of one op, batch and thread count are compared on the way
   KernelSpec spec;
   CostKey key;
 };
@@ -111,7 +111,8 @@ class Lister {
         if (keys_.insert(key).second) jobs_.list.push_back({&graph, &op, rows, group_, spec, std::move(key)});
       }
     }
-    return has_workspaces || (!all.empty() && std::all_of(all.begin(), all.end(), [](const KernelSpec& spec) { return spec.last_resort; }));
+    return has_workspaces || (!all.empty() && std::all_of(all.begin(), all.end(),
+                                                          [](const KernelSpec& spec) { return spec.last_resort; }));
   }
 
   const Device& device_;
@@ -168,7 +169,8 @@ Cost time_kernel(OpBench& bench, double seconds, double best_ms) {
 // Devices of one kind take the next group from one list, so that kernels that are compared run on one device.
 class Measuring {
  public:
-  Measuring(const std::vector<Job>& jobs, CostTable& table, const MeasureOptions& options) : jobs_(jobs), table_(table), options_(options) {}
+  Measuring(const std::vector<Job>& jobs, CostTable& table, const MeasureOptions& options)
+      : jobs_(jobs), table_(table), options_(options) {}
 
   void run(const Device& device) {
     const Bytes limit = std::min(options_.memory, Bytes{device.info().memory_available.count / 10 * 8});
@@ -203,7 +205,8 @@ class Measuring {
     if (options_.progress) {
       const std::string rows = job.rows > 0 ? fmt::format(", {} rows", job.rows) : "";
       const std::string threads = job.key.threads > 0 ? fmt::format(", {} threads", job.key.threads) : "";
-      options_.progress(done_, static_cast<int>(jobs_.size()), fmt::format("{} by {}{}{}", job.op->name, job.spec.name, rows, threads));
+      options_.progress(done_, static_cast<int>(jobs_.size()),
+                        fmt::format("{} by {}{}{}", job.op->name, job.spec.name, rows, threads));
     }
     ++done_;
     return true;
@@ -215,7 +218,8 @@ class Measuring {
     ++measured_;
   }
 
-  std::optional<Cost> measure(const Device& device, const Job& job, Bytes limit, std::unique_ptr<Arena>& arena, double& best_ms) const {
+  std::optional<Cost> measure(const Device& device, const Job& job, Bytes limit, std::unique_ptr<Arena>& arena,
+                              double& best_ms) const {
     bool placed = false;  // from here on it is the kernel that fails
     try {
       OpBench bench(device, isolate(*job.graph, *job.op, job.spec), job.key.threads);
@@ -233,7 +237,8 @@ class Measuring {
       if (best_ms <= 0 || cost.time_ms < best_ms) best_ms = cost.time_ms;
       return cost;
     } catch (const Error& error) {
-      // A kernel or buffers that this machine has not: the estimate stands. One that it does not run is never to be chosen.
+      // A kernel or buffers that this machine has not: the estimate stands. One that it does not run is never to be
+      // chosen.
       if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::device_failure) throw;
       if (!placed) return std::nullopt;
       if (error.code() == ErrorCode::device_failure && !still_works(device)) throw;
@@ -258,12 +263,14 @@ int measure_costs(const Graph& graph, const Device& device, CostTable& table, co
   return measure_costs(graph, std::span(&alone, 1), table, options);
 }
 
-int measure_costs(const Graph& graph, std::span<const Device* const> devices, CostTable& table, const MeasureOptions& options) {
+int measure_costs(const Graph& graph, std::span<const Device* const> devices, CostTable& table,
+                  const MeasureOptions& options) {
   const DeviceInfo& first = devices[0]->info();
   for (const Device* other : devices) {
     if (other->info().key == first.key) continue;
-    throw Error(ErrorCode::invalid_input, fmt::format("devices '{}' ({}) and '{}' ({}) differ: what one measures says nothing of the other",
-                                                      first.name, first.key, other->info().name, other->info().key));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("devices '{}' ({}) and '{}' ({}) differ: what one measures says nothing of the other",
+                            first.name, first.key, other->info().name, other->info().key));
   }
   if (first.simulated) return 0;
   const Jobs all = Lister(*devices[0], table, options).run(graph);

@@ -71,15 +71,21 @@ TEST(Estimate, IsByWhatTheDeviceToldOfTheKernelAndRemembersItByName) {
   Graph g;
   const TensorId x = g.add_source("x", {16, 64, 56, 56}, DType::f32, Role::input);
   const TensorId w = g.add_source("w", {64, 64, 3, 3}, DType::f32, Role::parameter);
-  const Op& conv = g.op(g.add_op("ConvForward", "conv", "conv", {x, w}, {{"padding", std::vector<int64_t>{1, 1, 1, 1}}}));
+  const Op& conv =
+      g.op(g.add_op("ConvForward", "conv", "conv", {x, w}, {{"padding", std::vector<int64_t>{1, 1, 1, 1}}}));
   const CostTable table({.gflops = 1000, .memory_gb_per_s = 1000, .launch_us = 0});
   const double flops = conv.type->work(g, conv).flops;
-  EXPECT_NEAR(table.cost(g, conv, std::string("told")).time_ms, flops / (1e9 * KernelEstimate{}.efficiency), 1e-9);  // not yet: an average one
+  EXPECT_NEAR(table.cost(g, conv, std::string("told")).time_ms, flops / (1e9 * KernelEstimate{}.efficiency),
+              1e-9);  // not yet: an average one
   KernelSpec told{.name = "told", .inputs = {{}, {}}, .outputs = {{}}, .estimate = {.efficiency = 0.25}};
   EXPECT_NEAR(table.cost(g, conv, told).time_ms, flops / (1e9 * 0.25), 1e-9);
   EXPECT_EQ(table.cost(g, conv, std::string("told")).time_ms, table.cost(g, conv, told).time_ms);
-  EXPECT_EQ(table.unmeasured(table.rates()).cost(g, conv, std::string("told")).time_ms, table.cost(g, conv, told).time_ms);
-  const KernelSpec slow_traffic{.name = "s", .inputs = {{}, {}}, .outputs = {{}}, .estimate = {.bandwidth = 0.001, .flops = 1, .extra_bytes = 1e6}};
+  EXPECT_EQ(table.unmeasured(table.rates()).cost(g, conv, std::string("told")).time_ms,
+            table.cost(g, conv, told).time_ms);
+  const KernelSpec slow_traffic{.name = "s",
+                                .inputs = {{}, {}},
+                                .outputs = {{}},
+                                .estimate = {.bandwidth = 0.001, .flops = 1, .extra_bytes = 1e6}};
   const double bytes = conv.type->work(g, conv).bytes;
   EXPECT_NEAR(table.cost(g, conv, slow_traffic).time_ms, (bytes + 1e6) / (1e9 * 0.001), 1e-6);
 }
@@ -127,9 +133,11 @@ TEST(Estimate, RowMajorWeightsAreSlowForFewRows) {
     const bool data = std::string(type) == "FullyConnectedBackwardData";
     const TensorId x = one.add_source("x", {rows, data ? 1000 : 4096}, DType::f32, Role::input);
     const TensorId w = one.add_source("w", {1000, 4096}, DType::f32, Role::parameter);
-    return least_ms(one, one.add_op(type, "fc", "fc", {x, w}), LayoutFamily::plain, [&](const KernelSpec& spec) {
-             return spec.algorithm == Algorithm::gemm && (spec.name == "x64:gemm:jit") == turns;
-           }).value();
+    return least_ms(one, one.add_op(type, "fc", "fc", {x, w}), LayoutFamily::plain,
+                    [&](const KernelSpec& spec) {
+                      return spec.algorithm == Algorithm::gemm && (spec.name == "x64:gemm:jit") == turns;
+                    })
+        .value();
   };
   const char *forward = "FullyConnectedForward", *data = "FullyConnectedBackwardData";
   EXPECT_GT(ms(64, forward, true), 2 * ms(64, forward, false));
@@ -226,7 +234,8 @@ TEST(Measure, TimesAReorderInTheLayoutsThatItHas) {
 // Kernels that wait as long as their names say.
 class WaitingDevice : public Device {
  public:
-  explicit WaitingDevice(std::vector<std::string> milliseconds, std::string key = "waiting") : kernels_(std::move(milliseconds)) {
+  explicit WaitingDevice(std::vector<std::string> milliseconds, std::string key = "waiting")
+      : kernels_(std::move(milliseconds)) {
     info_.name = "waiting";
     info_.key = std::move(key);
     info_.memory_available = 1_GiB;
@@ -332,16 +341,17 @@ TEST(Probe, FindsPlausibleRatesInAFractionOfASecond) {
   }
 }
 
-// A machine of 100 GFLOP/s, 10 GB/s and 4 us an op for each thread, up to two of them, in a time of its own. While it is
-// busy, which lasts `busy_ms` from the start, every run of two threads takes `late_ms` longer.
+// A machine of 100 GFLOP/s, 10 GB/s and 4 us an op for each thread, up to two of them, in a time of its own. While it
+// is busy, which lasts `busy_ms` from the start, every run of two threads takes `late_ms` longer.
 class FakeMachine {
  public:
   FakeMachine(double busy_ms, double late_ms) : busy_ms_(busy_ms), late_ms_(late_ms) {}
 
   ProbeRuns runs() {
-    return {.product = [this](int64_t n, int threads) { return run(2e-8 * std::pow(n, 3), threads); },
-            .relu = [this](int64_t elements, int threads) { return run(8e-7 * static_cast<double>(elements), threads); },
-            .wait = [this](double ms) { now_ms_ += ms; }};
+    return {
+        .product = [this](int64_t n, int threads) { return run(2e-8 * std::pow(n, 3), threads); },
+        .relu = [this](int64_t elements, int threads) { return run(8e-7 * static_cast<double>(elements), threads); },
+        .wait = [this](double ms) { now_ms_ += ms; }};
   }
   double now_ms() const { return now_ms_; }
 
@@ -372,10 +382,13 @@ TEST(Probe, FirstRunsThatLoadForLongDoNotCount) {
   const ProbeRuns fast = machine.runs();
   auto loading = [](const auto& make) {
     return [make](int64_t size, int threads) -> TimedRun {
-      return [run = make(size, threads), loaded = false]() mutable { return run() + (std::exchange(loaded, true) ? 0 : 300); };
+      return [run = make(size, threads), loaded = false]() mutable {
+        return run() + (std::exchange(loaded, true) ? 0 : 300);
+      };
     };
   };
-  const MachineRates rates = probe_rates({.product = loading(fast.product), .relu = loading(fast.relu), .wait = fast.wait}, 2);
+  const MachineRates rates =
+      probe_rates({.product = loading(fast.product), .relu = loading(fast.relu), .wait = fast.wait}, 2);
   EXPECT_NEAR(rates.gflops, 200, 2);
   EXPECT_NEAR(rates.memory_gb_per_s, 20, 1);
   EXPECT_NEAR(rates.launch_us, 4, 0.1);

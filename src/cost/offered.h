@@ -14,7 +14,8 @@ namespace plimsoll {
 class OfferedKernels {
  public:
   void note(const Graph& graph, const Op& op, const KernelSpec& kernel);
-  // Of a kernel that was not noted for such an op: half of the dense rate for products and convolutions, all of it else.
+  // Of a kernel that was not noted for such an op: half of the dense rate for products and convolutions, all of it
+  // else.
   KernelEstimate estimate(const Graph& graph, const Op& op, const std::string& kernel) const;
 
  private:

@@ -126,7 +126,8 @@ MachineRates probe_rates(const ProbeRuns& runs, int threads) {
 }
 
 MachineRates probe_rates(const Device& device) {
-  return device.info().simulated ? simulated::rates(device.info().name) : probe_rates(runs_on(device), device.info().threads);
+  return device.info().simulated ? simulated::rates(device.info().name)
+                                 : probe_rates(runs_on(device), device.info().threads);
 }
 
 }  // namespace plimsoll

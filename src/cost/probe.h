@@ -27,11 +27,11 @@ MachineRates probe_rates(const ProbeRuns& runs, int threads);
 // The device's own kernels, timed.
 ProbeRuns runs_on(const Device& device);
 
-// Rates of a tier that was just opened: each direction while the device computes, since copies are for that; the latency of a
-// small copy; and what computing loses meanwhile. A fraction of a second; takes up to 32 MiB of the tier.
+// Rates of a tier that was just opened: each direction while the device computes, since copies are for that; the
+// latency of a small copy; and what computing loses meanwhile. A fraction of a second; takes up to 32 MiB of the tier.
 TierInfo probe_tier(const Device& device, Tier& tier);
-// Whether a thread of its own copies. Where a computing thread sits on every core it would take the place of one, and all the
-// others would wait for that one.
+// Whether a thread of its own copies. Where a computing thread sits on every core it would take the place of one, and
+// all the others would wait for that one.
 bool copies_beside_compute(const Device& device, const Tier& tier);
 
 }  // namespace plimsoll

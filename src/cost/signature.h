@@ -21,7 +21,8 @@ std::string signature_without_layouts(const Graph& graph, const Op& op);
 std::string part_signature(const Graph& graph, const Op& op, const KernelSpec& kernel, int64_t rows);
 
 // What running an op in parts costs beside the parts.
-DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates, std::span<const Layout> outputs = {});
+DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates,
+                           std::span<const Layout> outputs = {});
 
 // The signature of a Reorder, also where the graph has none yet.
 std::string reorder_signature(const Shape& shape, DType dtype, const Layout& from, const Layout& to);

@@ -72,9 +72,12 @@ Cost divided_cost(const CostTable& table, const Graph& graph, const Op& op, cons
 }  // namespace
 
 // A part's sum is read, what is there is read and written; and one more call.
-DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates, std::span<const Layout> outputs) {
+DivisionCost division_cost(const Graph& graph, const Op& op, const MachineRates& rates,
+                           std::span<const Layout> outputs) {
   const Bytes summed = summing_workspace(graph, op, outputs);
-  const double adding_ms = summed.count > 0 ? 3 * static_cast<double>(summed.count) / (rates.memory_gb_per_s * 1e6) + rates.launch_us / 1e3 : 0;
+  const double adding_ms =
+      summed.count > 0 ? 3 * static_cast<double>(summed.count) / (rates.memory_gb_per_s * 1e6) + rates.launch_us / 1e3
+                       : 0;
   return {.workspace = summed, .ms_a_part = adding_ms + rates.launch_us / 1e3};
 }
 
@@ -86,7 +89,9 @@ CostTable CostTable::unmeasured(MachineRates rates) const {
   return result;
 }
 
-void CostTable::note(const Graph& graph, const Op& op, const KernelSpec& kernel) const { offered_->note(graph, op, kernel); }
+void CostTable::note(const Graph& graph, const Op& op, const KernelSpec& kernel) const {
+  offered_->note(graph, op, kernel);
+}
 
 void CostTable::put(const CostKey& key, const Cost& cost) {
   (cost.source == Cost::Source::in_step ? in_step_ : entries_)[key] = cost;
@@ -110,7 +115,8 @@ std::optional<Cost> CostTable::find(const CostKey& key) const {
 }
 
 Cost CostTable::cost(const Graph& graph, const Op& op, const std::string& kernel) const {
-  if (const std::vector<MicroBatch> parts = parts_of(kernel); !parts.empty()) return divided_cost(*this, graph, op, kernel, parts);
+  if (const std::vector<MicroBatch> parts = parts_of(kernel); !parts.empty())
+    return divided_cost(*this, graph, op, kernel, parts);
   if (!entries_.empty()) {
     if (auto known = find({op_signature(graph, op), kernel, 0})) return *known;
     // A kernel that takes any layout is measured on one: row-major.

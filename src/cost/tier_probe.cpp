@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/statistics.h"
 #include "base/clock.h"
+#include "base/statistics.h"
 #include "cost/probe.h"
 #include "device/tier/staged.h"
 #include "device/tier/turns.h"
@@ -85,7 +85,11 @@ class Copying {
 class QueuedProbe {
  public:
   QueuedProbe(const Device& device, std::byte* arena, std::span<std::byte> host)
-      : queues_(device.open_queues()), arena_(arena), host_(host), begin_(queues_->make_mark(true)), end_(queues_->make_mark(true)) {}
+      : queues_(device.open_queues()),
+        arena_(arena),
+        host_(host),
+        begin_(queues_->make_mark(true)),
+        end_(queues_->make_mark(true)) {}
 
   // Asks for copies of `bytes` each, one after the other.
   void ask(bool out, int64_t bytes, int64_t copies) {
@@ -194,7 +198,8 @@ TierInfo probe_tier(const Device& device, Tier& tier) {
   std::vector<Slot*> small_slots;
   for (int64_t i = 0; i < kCopies; ++i) small_slots.push_back(&tier.slot({i * kSmallBytes}, {kSmallBytes}));
   const auto write_all = [&](std::span<Slot* const> list) {  // small ones and large ones lie in the same place
-    for (size_t i = 0; i < list.size(); ++i) channel->write(*list[i], memory + static_cast<int64_t>(i) * list[i]->bytes);
+    for (size_t i = 0; i < list.size(); ++i)
+      channel->write(*list[i], memory + static_cast<int64_t>(i) * list[i]->bytes);
   };
   write_all(slots);
   std::vector<double> small_ms, copy_ms[2], lost, processor;

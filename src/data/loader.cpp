@@ -51,7 +51,8 @@ struct Loader::Impl {
   void make_slots(size_t count, size_t elements, size_t rows) {
     constexpr size_t kPage = 4096, kLine = 64;
     const auto whole = [](size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; };
-    const size_t data_bytes = whole(elements * sizeof(float), kLine), label_bytes = whole(rows * sizeof(int32_t), kLine);
+    const size_t data_bytes = whole(elements * sizeof(float), kLine),
+                 label_bytes = whole(rows * sizeof(int32_t), kLine);
     region_bytes = whole(count * (data_bytes + label_bytes), kPage);
     region.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, region_bytes)));
     if (!region) {
@@ -95,8 +96,7 @@ struct Loader::Impl {
       data->read(options.split, sample, side, scratch.image);
       prepare(scratch.image, data->info(), training ? &options.augmentation : nullptr,
               {.seed = options.seed, .epoch = epoch, .sample = sample}, scratch,
-              slot.data.subspan(static_cast<size_t>(row * sample_elements),
-                                           static_cast<size_t>(sample_elements)));
+              slot.data.subspan(static_cast<size_t>(row * sample_elements), static_cast<size_t>(sample_elements)));
       slot.labels[static_cast<size_t>(row)] = scratch.image.label;
     }
     std::fill(slot.data.begin() + slot.count * sample_elements, slot.data.end(), 0.0F);
@@ -157,8 +157,8 @@ Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options
 
   const int64_t batch_elements = options.batch * impl.sample_elements;
   const int automatic = batch_elements * int64_t{sizeof(float)} > kLargeBatch ? 1 : 2;
-  impl.make_slots(static_cast<size_t>(options.queue > 0 ? options.queue : automatic), static_cast<size_t>(batch_elements),
-                  static_cast<size_t>(options.batch));
+  impl.make_slots(static_cast<size_t>(options.queue > 0 ? options.queue : automatic),
+                  static_cast<size_t>(batch_elements), static_cast<size_t>(options.batch));
   try {
     for (int i = 0; i < std::max(1, options.threads); ++i) impl.threads.emplace_back([&impl] { impl.work(); });
   } catch (const std::system_error& error) {

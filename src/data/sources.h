@@ -13,12 +13,12 @@
 
 namespace plimsoll {
 
-// "kind[:ARGUMENT]", taken apart. Throws Error(invalid_input) on a kind that there is not, with the nearest, and on an argument
-// that is missing, too many, or no count; whether a folder is there is judged when it is opened.
+// "kind[:ARGUMENT]", taken apart. Throws Error(invalid_input) on a kind that there is not, with the nearest, and on an
+// argument that is missing, too many, or no count; whether a folder is there is judged when it is opened.
 struct DataSpec {
   std::string kind;
-  std::string folder;          // mnist, cifar10, cifar100, images
-  int64_t count = 10240;       // synthetic
+  std::string folder;     // mnist, cifar10, cifar100, images
+  int64_t count = 10240;  // synthetic
 };
 DataSpec parse_data_spec(std::string_view spec);
 

@@ -17,12 +17,14 @@ constexpr std::string_view kCpu = "cpu";
 }
 
 std::shared_ptr<Tier> Device::open_peer(std::string_view name, std::optional<Bytes>) const {
-  throw Error(ErrorCode::invalid_input, fmt::format("device '{}' has no peers, so --peer {} gives it nothing", info().name, name));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("device '{}' has no peers, so --peer {} gives it nothing", info().name, name));
 }
 
 std::unique_ptr<Device> open_device(std::string_view name, int threads) {
   if (threads < 0 || threads > 4096) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} threads; give a number from 1 to 4096, or 0 for all", threads));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{} threads; give a number from 1 to 4096, or 0 for all", threads));
   }
   if (name == kCpu) return cpu::open_cpu(threads);
   if (auto device = cuda::open(name)) return device;
@@ -40,7 +42,8 @@ bool is_simulated(std::string_view device) {
 }
 
 std::vector<DeviceListing> list_devices() {
-  std::vector<DeviceListing> devices{{.name = std::string(kCpu), .available = true, .description = cpu::open_cpu(0)->info().description}};
+  std::vector<DeviceListing> devices{
+      {.name = std::string(kCpu), .available = true, .description = cpu::open_cpu(0)->info().description}};
   for (DeviceListing& device : cuda::list()) devices.push_back(std::move(device));
   for (DeviceListing& device : simulated::list()) devices.push_back(std::move(device));
   return devices;

@@ -38,7 +38,8 @@ std::unique_ptr<Kernel> make_sum(const Device& device, const Tensor& tensor, int
 
 class DividedKernel final : public Kernel {
  public:
-  DividedKernel(const Device& device, const Graph& graph, const Op& op, const std::vector<MicroBatch>& parts, int threads)
+  DividedKernel(const Device& device, const Graph& graph, const Op& op, const std::vector<MicroBatch>& parts,
+                int threads)
       : division_(op.type->division) {
     std::map<std::pair<std::string, int64_t>, size_t> made;
     Bytes most;
@@ -52,7 +53,8 @@ class DividedKernel final : public Kernel {
       parts_.push_back({place->second, part.batch});
     }
     workspace_ = most;
-    for (TensorId id : op.inputs) input_rows_.push_back(rows_of(graph.tensor(id), division_.inputs, input_rows_.size()));
+    for (TensorId id : op.inputs)
+      input_rows_.push_back(rows_of(graph.tensor(id), division_.inputs, input_rows_.size()));
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       const Tensor& tensor = graph.tensor(op.outputs[i]);
       output_rows_.push_back(rows_of(tensor, division_.outputs, i));
@@ -112,7 +114,8 @@ class DividedKernel final : public Kernel {
   static Bytes rows_of(const Tensor& tensor, const std::vector<int>& divided, size_t i) {
     return listed(divided, i) ? row_bytes(tensor) : Bytes{};
   }
-  static void shift(const std::vector<void*>& whole, const std::vector<Bytes>& rows, int64_t row, std::vector<void*>& part) {
+  static void shift(const std::vector<void*>& whole, const std::vector<Bytes>& rows, int64_t row,
+                    std::vector<void*>& part) {
     for (size_t i = 0; i < whole.size(); ++i) {
       part[i] = whole[i] == nullptr ? nullptr : static_cast<std::byte*>(whole[i]) + (rows[i] * row).count;
     }
@@ -137,13 +140,16 @@ bool is_divisible(const Layout& layout) {
 
 std::string why_not_divisible(const Graph& graph, const Op& op) {
   const BatchDivision& division = op.type->division;
-  if (divisible_batch(graph, op) == 0) return fmt::format("ops of type {} do not run in parts of the batch", op.type->name);
+  if (divisible_batch(graph, op) == 0)
+    return fmt::format("ops of type {} do not run in parts of the batch", op.type->name);
   auto trouble = [&](const std::vector<TensorId>& ids, const std::vector<int>& divided) -> std::string {
     for (int i : divided) {
       const Tensor& tensor = graph.tensor(ids[static_cast<size_t>(i)]);
-      const bool whole_bytes = tensor.dtype != DType::bit || element_count({tensor.shape.begin() + 1, tensor.shape.end()}) % 8 == 0;
+      const bool whole_bytes =
+          tensor.dtype != DType::bit || element_count({tensor.shape.begin() + 1, tensor.shape.end()}) % 8 == 0;
       if (!is_divisible(tensor.layout) || !whole_bytes) {
-        return fmt::format("the rows of '{}' do not lie one after the other in layout '{}'", tensor.name, tensor.layout.tag);
+        return fmt::format("the rows of '{}' do not lie one after the other in layout '{}'", tensor.name,
+                           tensor.layout.tag);
       }
     }
     return "";
@@ -179,7 +185,8 @@ Bytes summing_workspace(const Graph& graph, const Op& op, std::span<const Layout
   return sum;
 }
 
-std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, const Op& op, std::string_view kernel, int threads) {
+std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, const Op& op, std::string_view kernel,
+                                    int threads) {
   const std::vector<MicroBatch> parts = parts_of(kernel);
   if (parts.empty()) return device.make_kernel(graph, op, kernel, threads);
   if (const std::string why = why_not_divisible(graph, op); !why.empty()) {
@@ -188,13 +195,16 @@ std::unique_ptr<Kernel> make_kernel(const Device& device, const Graph& graph, co
   int64_t rows = 0;
   for (const MicroBatch& part : parts) {
     if (const int64_t alignment = device.row_alignment(op, part.kernel); !is_aligned_at(graph, op, rows, alignment)) {
-      throw Error(ErrorCode::unsupported, fmt::format("op '{}' cannot run by '{}': row {} of a tensor is at no multiple of {} bytes, which '{}' needs",
-                                                      op.name, kernel, rows, alignment, part.kernel));
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("op '{}' cannot run by '{}': row {} of a tensor is at no multiple of {} bytes, which '{}' needs",
+                      op.name, kernel, rows, alignment, part.kernel));
     }
     rows += part.batch;
   }
   if (const int64_t batch = divisible_batch(graph, op); rows != batch) {
-    throw Error(ErrorCode::invalid_input, fmt::format("the parts of '{}' have {} rows, op '{}' has {}", kernel, rows, op.name, batch));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("the parts of '{}' have {} rows, op '{}' has {}", kernel, rows, op.name, batch));
   }
   return std::make_unique<DividedKernel>(device, graph, op, parts, threads);
 }

@@ -4,8 +4,8 @@
 //               | a          | a           | b                where its rows begin
 //        y  [            |             |             ]
 //
-// What is a sum over the batch (a weight gradient) the first part writes; the others write beside it, and are added. So it
-// differs from the undivided one by rounding; what belongs to rows is made as a network of that batch makes it.
+// What is a sum over the batch (a weight gradient) the first part writes; the others write beside it, and are added. So
+// it differs from the undivided one by rounding; what belongs to rows is made as a network of that batch makes it.
 #pragma once
 
 #include <memory>
@@ -22,9 +22,10 @@ bool is_divisible(const Layout& layout);
 // Why the op cannot run in parts with the layouts that its tensors have; empty where it can.
 std::string why_not_divisible(const Graph& graph, const Op& op);
 
-// Whether this row of the batch begins at a multiple of `alignment` bytes in every divided tensor (Device::row_alignment).
-// `layouts`: those that the tensors will have; absent: as they are.
-bool is_aligned_at(const Graph& graph, const Op& op, int64_t row, int64_t alignment, const KernelSpec* layouts = nullptr);
+// Whether this row of the batch begins at a multiple of `alignment` bytes in every divided tensor
+// (Device::row_alignment). `layouts`: those that the tensors will have; absent: as they are.
+bool is_aligned_at(const Graph& graph, const Op& op, int64_t row, int64_t alignment,
+                   const KernelSpec* layouts = nullptr);
 
 // Workspace of a configuration beside its largest part's: where later parts put their sums.
 // `outputs`: the layouts that the outputs will have; empty: as they are.

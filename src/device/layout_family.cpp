@@ -7,12 +7,9 @@ namespace plimsoll {
 
 std::string_view to_string(LayoutFamily family) {
   switch (family) {
-    case LayoutFamily::plain:
-      return "plain";
-    case LayoutFamily::channels_last:
-      return "channels_last";
-    case LayoutFamily::blocked:
-      return "blocked";
+    case LayoutFamily::plain: return "plain";
+    case LayoutFamily::channels_last: return "channels_last";
+    case LayoutFamily::blocked: return "blocked";
   }
   return "?";
 }

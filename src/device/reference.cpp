@@ -62,7 +62,7 @@ class ReferenceKernel : public Kernel {
  private:
   Op op_;
   std::vector<TensorView> inputs_, outputs_;
-  std::vector<std::vector<std::byte>> scratch_;  // where a recomputation's state outputs go, to be forgotten
+  std::vector<std::vector<std::byte>> scratch_;        // where a recomputation's state outputs go, to be forgotten
   std::vector<std::pair<size_t, size_t>> stands_for_;  // an old state that a recomputation lacks, and the output for it
 };
 

@@ -28,7 +28,8 @@ class Binder {
       if (stay.is_workspace() && kernels[place(stay.first)]) result_.steps[stay.first].workspace.at = address(stay);
     }
     for (const Move& move : plan_.moves) {
-      const StepIndex step = is_out(move) ? std::max<StepIndex>(move.after, 0) : std::min(move.before, last_step(plan_));
+      const StepIndex step =
+          is_out(move) ? std::max<StepIndex>(move.after, 0) : std::min(move.before, last_step(plan_));
       result_.copies.push_back(region(move.tensor, stays_.at(move.tensor, step)));
     }
     bind_rest();
@@ -45,8 +46,9 @@ class Binder {
     KernelBinding& binding = result_.steps[s];
     binding.workspace.bytes = kernel.workspace();
     if (binding.workspace.bytes > step.workspace) {
-      throw Error(ErrorCode::internal, fmt::format("step {} ({}): kernel '{}' needs {} of workspace but the plan has {}", s, op.name,
-                                                   step.kernel, to_string(binding.workspace.bytes), to_string(step.workspace)));
+      throw Error(ErrorCode::internal,
+                  fmt::format("step {} ({}): kernel '{}' needs {} of workspace but the plan has {}", s, op.name,
+                              step.kernel, to_string(binding.workspace.bytes), to_string(step.workspace)));
     }
     const RecomputeOperands unused(graph_, op, step.recompute);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
@@ -83,7 +85,8 @@ class Binder {
 
 }  // namespace
 
-StaysOfTensors::StaysOfTensors(const Graph& graph, const Plan& plan) : graph_(graph), plan_(plan), stays_(graph.tensor_count()) {
+StaysOfTensors::StaysOfTensors(const Graph& graph, const Plan& plan)
+    : graph_(graph), plan_(plan), stays_(graph.tensor_count()) {
   for (size_t i = 0; i < plan.stays.size(); ++i) {
     if (!plan.stays[i].is_workspace()) stays_[plan.stays[i].tensor].push_back(static_cast<int32_t>(i));
   }
@@ -94,14 +97,16 @@ const Stay& StaysOfTensors::at(TensorId tensor, StepIndex step) const {
     const Stay& stay = plan_.stays[place(i)];
     if (stay.first <= step && step <= stay.last) return stay;
   }
-  throw Error(ErrorCode::internal, fmt::format("tensor '{}' is not in the arena at step {}", graph_.tensor(tensor).name, step));
+  throw Error(ErrorCode::internal,
+              fmt::format("tensor '{}' is not in the arena at step {}", graph_.tensor(tensor).name, step));
 }
 
 const Stay& StaysOfTensors::at_rest(TensorId tensor) const {
   return at(tensor, graph_.tensor(tensor).producer.valid() ? last_step(plan_) : 0);
 }
 
-Bindings make_bindings(const Graph& graph, const Plan& plan, Arena& arena, std::span<const std::unique_ptr<Kernel>> kernels) {
+Bindings make_bindings(const Graph& graph, const Plan& plan, Arena& arena,
+                       std::span<const std::unique_ptr<Kernel>> kernels) {
   return Binder(graph, plan, arena).run(kernels);
 }
 

@@ -1,5 +1,5 @@
-// What the kernels and copies of a plan are given: where in the arena they read and write, and how many bytes. Here stays
-// become addresses, once; everything that runs afterwards uses these.
+// What the kernels and copies of a plan are given: where in the arena they read and write, and how many bytes. Here
+// stays become addresses, once; everything that runs afterwards uses these.
 #pragma once
 
 #include <memory>
@@ -32,7 +32,7 @@ struct Bindings {
   std::byte* arena = nullptr;
   Bytes arena_bytes;
   ById<StepIndex, KernelBinding> steps;
-  std::vector<Region> copies;   // by move
+  std::vector<Region> copies;  // by move
   // What the arena holds between two training steps: what comes from outside before a step, and what it leaves.
   std::vector<Region> found, left;
 };
@@ -43,7 +43,8 @@ class StaysOfTensors {
   StaysOfTensors(const Graph& graph, const Plan& plan);
   // The tensor's stay at this step; throws Error(internal) where it has none.
   const Stay& at(TensorId tensor, StepIndex step) const;
-  // Where its elements are between training steps: what comes from outside as the step finds it, other tensors as it leaves them.
+  // Where its elements are between training steps: what comes from outside as the step finds it, other tensors as it
+  // leaves them.
   const Stay& at_rest(TensorId tensor) const;
 
  private:
@@ -53,7 +54,8 @@ class StaysOfTensors {
 };
 
 // `kernels`: one a step, null for a view.
-Bindings make_bindings(const Graph& graph, const Plan& plan, Arena& arena, std::span<const std::unique_ptr<Kernel>> kernels);
+Bindings make_bindings(const Graph& graph, const Plan& plan, Arena& arena,
+                       std::span<const std::unique_ptr<Kernel>> kernels);
 // Gives the kernel its pointers.
 void bind(Kernel& kernel, const KernelBinding& binding);
 

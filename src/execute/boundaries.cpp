@@ -54,8 +54,8 @@ BoundaryTable make_boundaries(const Plan& plan) {
 std::string describe_copy(const Graph& graph, const Plan& plan, int32_t index) {
   const Move& move = plan.moves[place(index)];
   const Tensor& tensor = graph.tensor(move.tensor);
-  return fmt::format("copying '{}' ({}) {} the {} tier", tensor.name, to_string(tensor.bytes()), is_out(move) ? "to" : "from",
-                     plan.tiers[place(move.tier)].tier.name);
+  return fmt::format("copying '{}' ({}) {} the {} tier", tensor.name, to_string(tensor.bytes()),
+                     is_out(move) ? "to" : "from", plan.tiers[place(move.tier)].tier.name);
 }
 
 }  // namespace plimsoll

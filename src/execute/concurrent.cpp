@@ -59,7 +59,8 @@ ConcurrentDriver::ConcurrentDriver(ReadyPlan& ready)
       core_map_(cores_, cores_a_cache(ready), second_threads_),
       finished_(place(dependencies_.count())) {
   const int all = std::max(ready.device.info().threads, 1);
-  for (const Step& step : ready.plan.steps) cores_of_.push_back(std::clamp(step.threads > 0 ? step.threads : all, 1, cores_));
+  for (const Step& step : ready.plan.steps)
+    cores_of_.push_back(std::clamp(step.threads > 0 ? step.threads : all, 1, cores_));
   to_complete_.reserve(unmet_.size());
   find_order();
   find_conflicts();
@@ -113,7 +114,8 @@ void ConcurrentDriver::make_teams() {
       shapes.push_back({.threads = size, .cores = {all.begin() + first, all.begin() + first + size}});
     }
   }
-  std::vector<int> processors = ready_.options.pin ? cpu::processors_of_cores(cores_, second_threads_) : std::vector<int>{};
+  std::vector<int> processors =
+      ready_.options.pin ? cpu::processors_of_cores(cores_, second_threads_) : std::vector<int>{};
   running_.resize(shapes.size());
   for (Running& r : running_) r.places.reserve(all.size());
   teams_ = std::make_unique<Teams>(shapes, std::move(processors),

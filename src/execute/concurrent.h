@@ -5,16 +5,16 @@
 //                                                                        crosses it out of what others wait for,
 //   a copy is made   ──> the same                                        starts what is ready, looks at the list again
 //
-// One thread at a time processes completions, and nobody waits for it: who comes meanwhile raises a count and goes on. So a
-// step costs a few atomic operations, no lock, no allocation; and what starts next is decided with all in view.
+// One thread at a time processes completions, and nobody waits for it: who comes meanwhile raises a count and goes on.
+// So a step costs a few atomic operations, no lock, no allocation; and what starts next is decided with all in view.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <exception>
 #include <memory>
-#include <span>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "execute/copy_engines.h"
@@ -69,20 +69,20 @@ class ConcurrentDriver final : public Driver {
   const std::vector<Erasure> erasures_;
   const Dependencies dependencies_;
   const int32_t steps_, moves_;
-  const int cores_, at_once_;  // at_once_: steps
-  const bool second_threads_;  // of cores, for steps whose affinity they are
-  ById<StepIndex, int> cores_of_;             // how many cores a step needs
-  ById<StepIndex, int32_t> rank_;             // of the ready ones, that with the lowest starts
-  std::vector<StepIndex> step_at_;            // by rank
+  const int cores_, at_once_;                          // at_once_: steps
+  const bool second_threads_;                          // of cores, for steps whose affinity they are
+  ById<StepIndex, int> cores_of_;                      // how many cores a step needs
+  ById<StepIndex, int32_t> rank_;                      // of the ready ones, that with the lowest starts
+  std::vector<StepIndex> step_at_;                     // by rank
   ById<StepIndex, std::vector<StepIndex>> conflicts_;  // never at the same time
 
   // Of who processes completions.
   Clock::time_point start_;
-  std::vector<int32_t> unmet_;   // by node
+  std::vector<int32_t> unmet_;         // by node
   std::vector<uint64_t> ready_steps_;  // a bit a rank
   std::vector<int32_t> to_complete_;
   CoreMap core_map_;
-  struct Running {             // by worker
+  struct Running {  // by worker
     int32_t step = -1;
     double ends_ms = 0;  // expected
     std::vector<int> places;

@@ -119,11 +119,9 @@ TEST(SideBySide, TheCpuTrainsToTheSameWeightsForTheSameThreads) {
         Plan plan = serial;
         plan.cores.inter_op = at_once;
         plan.cores.cores = 2;
-        EXPECT_EQ(train(*device, graph, plan, {}).states, expected.states)
-            << model << ", " << mix << ", " << at_once;
+        EXPECT_EQ(train(*device, graph, plan, {}).states, expected.states) << model << ", " << mix << ", " << at_once;
         plan.cores.cores = 3;
-        EXPECT_EQ(train(*device, graph, plan, {.pin = false}).states, expected.states)
-            << model << ", " << mix;
+        EXPECT_EQ(train(*device, graph, plan, {.pin = false}).states, expected.states) << model << ", " << mix;
       }
     }
   }
@@ -188,7 +186,8 @@ TEST(SideBySide, NeverMoreStepsAtOnceThanAskedForNorThreadsThanCores) {
       plan.cores.inter_op = at_once;
       plan.cores.cores = cores;
       std::mt19937 random(3);
-      for (Step& step : plan.steps) step.threads = kThreadSanitizer ? 1 : 1 + static_cast<int>(random() % static_cast<unsigned>(cores));
+      for (Step& step : plan.steps)
+        step.threads = kThreadSanitizer ? 1 : 1 + static_cast<int>(random() % static_cast<unsigned>(cores));
       Executor executor(program.network.graph, plan, device);
       const auto kernels =
           std::count_if(plan.steps.begin(), plan.steps.end(), [](const Step& s) { return !s.kernel.empty(); });

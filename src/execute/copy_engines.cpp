@@ -31,7 +31,8 @@ CopyEngines::CopyEngines(ReadyPlan& ready, std::function<void(int32_t)> made) : 
   const Plan& plan = ready.plan;
   const bool check_memory = ready.options.check_memory;
   // Which copy in is the last of a slot is known where they run in order.
-  const std::vector<bool> last = check_memory && !made ? last_readers(plan) : std::vector<bool>(plan.moves.size(), false);
+  const std::vector<bool> last =
+      check_memory && !made ? last_readers(plan) : std::vector<bool>(plan.moves.size(), false);
   auto describe = [&graph = ready.graph, &plan](int32_t move) { return describe_copy(graph, plan, move); };
   for (const CopyRoute& route : ready.boundaries.routes) {
     Tier& tier = *ready.tiers[place(route.tier)];

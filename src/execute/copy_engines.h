@@ -12,9 +12,9 @@ namespace plimsoll {
 
 class CopyEngines {
  public:
-  // With memory checks, an arrival finds its place full of NaN, and a slot is closed after its last copy in.
-  // Where a tier has no engine beside compute, all threads of the device copy together when a copy is started.
-  // With `made`, copies are started by submit() alone, in any order, and `made` is told of each that is done or given up.
+  // With memory checks, an arrival finds its place full of NaN, and a slot is closed after its last copy in. Where a
+  // tier has no engine beside compute, all threads of the device copy together when a copy is started. With `made`,
+  // copies are started by submit() alone, in any order, and `made` is told of each that is done or given up.
   explicit CopyEngines(ReadyPlan& ready, std::function<void(int32_t move)> made = {});
 
   void begin(Clock::time_point origin);

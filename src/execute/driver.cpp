@@ -10,7 +10,8 @@ bool has_several_thread_counts(const ReadyPlan& ready) {
   int least = 0, most = 0;
   for (size_t s = 0; s < ready.steps(); ++s) {
     if (!ready.kernels[s]) continue;
-    const int threads = ready.plan.steps[s].threads > 0 ? ready.plan.steps[s].threads : std::max(ready.device.info().threads, 1);
+    const int threads =
+        ready.plan.steps[s].threads > 0 ? ready.plan.steps[s].threads : std::max(ready.device.info().threads, 1);
     least = least == 0 ? threads : std::min(least, threads);
     most = std::max(most, threads);
   }

@@ -1,5 +1,5 @@
-// A driver runs the steps and copies of a plan that was made ready. There are three, and make_driver takes the one that a plan
-// and its device need:
+// A driver runs the steps and copies of a plan that was made ready. There are three, and make_driver takes the one that
+// a plan and its device need:
 //
 //   serial      one step after another; copies run beside, and are started and waited for between two steps
 //   concurrent  steps and copies start as soon as they are ready: what they depend on is done, and their cores are free
@@ -9,11 +9,11 @@
 #include <memory>
 #include <vector>
 
+#include "device/tier/tier.h"
 #include "execute/bindings.h"
 #include "execute/boundaries.h"
 #include "execute/peak_meter.h"
 #include "plimsoll/execute.h"
-#include "device/tier/tier.h"
 
 namespace plimsoll {
 
@@ -35,8 +35,8 @@ struct ReadyPlan {
 class Driver {
  public:
   virtual ~Driver() = default;
-  // A training step; all of it is done on return. Throws what a kernel, a copy or a check threw; kernels that refuse to run are
-  // left out where somebody wants to know them.
+  // A training step; all of it is done on return. Throws what a kernel, a copy or a check threw; kernels that refuse to
+  // run are left out where somebody wants to know them.
   virtual void run(std::vector<KernelRefused>* refused) = 0;
   virtual void rest() noexcept = 0;  // after a failure: until nothing runs any more
   virtual bool is_captured() const { return false; }

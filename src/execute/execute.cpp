@@ -1,5 +1,5 @@
-#include "device/tier/tier.h"
 #include "plimsoll/execute.h"
+#include "device/tier/tier.h"
 
 #include <fmt/format.h>
 #include <xxhash.h>
@@ -42,7 +42,8 @@ void draw(std::span<float> chunk, const Initializer& init, const RandomStream& s
   const int64_t count = static_cast<int64_t>(chunk.size());
 #pragma omp parallel for schedule(static) if (count > kWorthThreads)
   for (int64_t i = 0; i < count; ++i) {
-    const double unit = init.kind == Initializer::Kind::normal ? stream.normal(first + i) : 2 * stream.uniform(first + i) - 1;
+    const double unit =
+        init.kind == Initializer::Kind::normal ? stream.normal(first + i) : 2 * stream.uniform(first + i) - 1;
     chunk[static_cast<size_t>(i)] = static_cast<float>(init.mean + init.scale * unit);
   }
 }
@@ -60,13 +61,15 @@ std::shared_ptr<Tier> open_tier(const TierUse& use, const Device& device, const 
   if (use.tier.name == "host") return open_host_tier(capacity);
   if (use.tier.name == "disk") {
     if (options.spill.empty()) {
-      throw Error(ErrorCode::invalid_input, fmt::format("the plan keeps {} on disk; name a folder with --spill", to_string(use.used)));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("the plan keeps {} on disk; name a folder with --spill", to_string(use.used)));
     }
     return open_disk_tier(options.spill, capacity);
   }
   if (use.tier.name == "peer") {
     if (options.peer.empty()) {
-      throw Error(ErrorCode::invalid_input, fmt::format("the plan keeps {} on another GPU; name it with --peer", to_string(use.used)));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("the plan keeps {} on another GPU; name it with --peer", to_string(use.used)));
     }
     return device.open_peer(options.peer, capacity);
   }
@@ -77,11 +80,15 @@ std::shared_ptr<Tier> open_tier(const TierUse& use, const Device& device, const 
 void check_cores(const Plan& plan, const DeviceInfo& device) {
   const CoreSharing& cores = plan.cores;
   const int threads_here = std::max(device.cores.hardware_threads, 1);
-  if (cores.hardware_threads <= threads_here && cores.cores * cores.hardware_threads <= device.cores.cores * threads_here) return;
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("the plan was made for {} cores with {} hardware threads each; this machine lets the process use {} with {}: plan "
-                          "again here",
-                          cores.cores, cores.hardware_threads, device.cores.cores, threads_here));
+  if (cores.hardware_threads <= threads_here &&
+      cores.cores * cores.hardware_threads <= device.cores.cores * threads_here)
+    return;
+  throw Error(
+      ErrorCode::invalid_input,
+      fmt::format(
+          "the plan was made for {} cores with {} hardware threads each; this machine lets the process use {} with {}: plan "
+          "again here",
+          cores.cores, cores.hardware_threads, device.cores.cores, threads_here));
 }
 
 std::vector<std::unique_ptr<Kernel>> make_kernels(const Graph& graph, const Plan& plan, const Device& device) {
@@ -105,13 +112,15 @@ struct Executor::Impl {
   std::unique_ptr<Driver> driver;  // the first to go: it runs what stands above
 
   Impl(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options, Memory m)
-      : memory(std::move(m)), ready{.graph = graph, .plan = plan, .device = device, .options = options}, stays(graph, plan) {
+      : memory(std::move(m)),
+        ready{.graph = graph, .plan = plan, .device = device, .options = options},
+        stays(graph, plan) {
     require_valid(graph, plan);
     check_cores(plan, device.info());
     if (!memory.arena) memory.arena = device.take_arena(plan.arena);
     if (memory.arena->bytes() < plan.arena) {
-      throw Error(ErrorCode::internal, fmt::format("the arena has {} but the plan needs {}", to_string(memory.arena->bytes()),
-                                                   to_string(plan.arena)));
+      throw Error(ErrorCode::internal, fmt::format("the arena has {} but the plan needs {}",
+                                                   to_string(memory.arena->bytes()), to_string(plan.arena)));
     }
     take_tiers();
     ready.kernels = make_kernels(graph, plan, device);
@@ -144,13 +153,14 @@ struct Executor::Impl {
     const int64_t size = element_bytes(tensor);
     const int64_t count = static_cast<int64_t>(bytes) / size;
     if (static_cast<int64_t>(bytes) % size != 0 || first < 0 || first + count > element_count(tensor.shape)) {
-      throw Error(ErrorCode::internal, fmt::format("elements {} to {} of tensor '{}' ({}) do not exist", first, first + count,
-                                                   tensor.name, to_string(tensor.shape)));
+      throw Error(ErrorCode::internal, fmt::format("elements {} to {} of tensor '{}' ({}) do not exist", first,
+                                                   first + count, tensor.name, to_string(tensor.shape)));
     }
   }
 };
 
-Executor::Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options, Memory memory)
+Executor::Executor(const Graph& graph, const Plan& plan, const Device& device, const ExecuteOptions& options,
+                   Memory memory)
     : impl_(std::make_unique<Impl>(graph, plan, device, options, std::move(memory))) {}
 Executor::~Executor() = default;
 

@@ -103,9 +103,10 @@ void MemoryCheck::expect_inputs(StepIndex step) const {
   for (const Region& input : bindings_.steps[step].inputs) {
     const int64_t at = find_poison(input);
     if (at < 0) continue;
-    throw Error(ErrorCode::internal, fmt::format("{} reads '{}', but bytes [{}, {}) of the arena, which are its, hold no value: they are "
-                                                 "filled as free bytes are, and nobody wrote them since",
-                                                 who(step), graph_.tensor(input.tensor).name, at, at + 4));
+    throw Error(ErrorCode::internal,
+                fmt::format("{} reads '{}', but bytes [{}, {}) of the arena, which are its, hold no value: they are "
+                            "filled as free bytes are, and nobody wrote them since",
+                            who(step), graph_.tensor(input.tensor).name, at, at + 4));
   }
 }
 
@@ -113,10 +114,12 @@ void MemoryCheck::expect_outputs(StepIndex step) const {
   for (const Region& output : bindings_.steps[step].outputs) {
     const int64_t at = find_poison(output);
     if (at < 0) continue;
-    throw Error(ErrorCode::internal,
-                fmt::format("{} leaves what lies in free bytes in bytes [{}, {}) of the arena, which are those of '{}': it reads bytes that "
-                            "it was not given, or does not write all of its output",
-                            who(step), at, at + 4, graph_.tensor(output.tensor).name));
+    throw Error(
+        ErrorCode::internal,
+        fmt::format(
+            "{} leaves what lies in free bytes in bytes [{}, {}) of the arena, which are those of '{}': it reads bytes that "
+            "it was not given, or does not write all of its output",
+            who(step), at, at + 4, graph_.tensor(output.tensor).name));
   }
 }
 
@@ -126,7 +129,8 @@ void MemoryCheck::expect_others_unchanged(StepIndex step) {
   for (const Region& output : binding.outputs) own.push_back(range(output));
   own.push_back(range(binding.workspace));
   for (const auto& [begin, end] : without({{0, plan_.arena.count}}, united(own))) {
-    if (std::memcmp(bindings_.arena + begin, copy_.data() + begin, place(end - begin)) != 0) tell_stray_write(begin, end, step);
+    if (std::memcmp(bindings_.arena + begin, copy_.data() + begin, place(end - begin)) != 0)
+      tell_stray_write(begin, end, step);
   }
   auto keep = [&](const Region& region) {
     if (region.at != nullptr) std::copy(region.at, region.end(), copy_.data() + range(region).first);
@@ -146,8 +150,10 @@ void MemoryCheck::expect_free_at_end() const {
         last = stay.last;
         owner = whose(at, stay.last);
       }
-      throw Error(ErrorCode::internal, fmt::format("byte {} of the arena was written after the last step that may use it, {}, where it is {}",
-                                                   at, who(last), owner));
+      throw Error(
+          ErrorCode::internal,
+          fmt::format("byte {} of the arena was written after the last step that may use it, {}, where it is {}", at,
+                      who(last), owner));
     }
   }
 }
@@ -160,8 +166,9 @@ void MemoryCheck::tell_stray_write(int64_t begin, int64_t end, StepIndex step) c
   for (int64_t at = last; at < end && whose(at, step) == whose(first, step) && at < first + 4096; ++at) {
     if (differs(at)) last = at + 1;
   }
-  throw Error(ErrorCode::internal, fmt::format("{} wrote bytes [{}, {}) of the arena, which are not its to write: they are {}", who(step), first,
-                                               last, whose(first, step)));
+  throw Error(ErrorCode::internal,
+              fmt::format("{} wrote bytes [{}, {}) of the arena, which are not its to write: they are {}", who(step),
+                          first, last, whose(first, step)));
 }
 
 int64_t MemoryCheck::find_poison(const Region& region) const {

@@ -1,4 +1,5 @@
-// Memory checks, for tests: what the plan calls free is filled with NaN, and who touches what is not its own is found by name.
+// Memory checks, for tests: what the plan calls free is filled with NaN, and who touches what is not its own is found
+// by name.
 //
 //   before a training step   everything in the plan's stays is filled, but what comes from outside
 //   between two steps        what the last one was the last to use is filled
@@ -7,7 +8,8 @@
 //   after a kernel           every byte of the arena that is not the kernel's to write is what it was (one step after another)
 //   after a training step    what is free then is still filled (steps side by side)
 //
-// The NaN has all bits set, which no arithmetic makes of numbers. So a training that diverges is not taken for a wrong plan.
+// The NaN has all bits set, which no arithmetic makes of numbers. So a training that diverges is not taken for a wrong
+// plan.
 #pragma once
 
 #include <cstddef>
@@ -33,16 +35,17 @@ class MemoryCheck {
   std::span<const Range> dying(StepIndex step) const { return dying_[step]; }
   std::span<const Range> free_at_start() const { return free_at_start_; }
 
-  // Of an arena that the host may read and write. All throw Error(internal) that names step, op, kernel, bytes and whose they are.
+  // Of an arena that the host may read and write. All throw Error(internal) that names step, op, kernel, bytes and
+  // whose they are.
   void begin();                               // before a training step
   void expect_inputs(StepIndex step) const;   // before a kernel
   void expect_outputs(StepIndex step) const;  // after it
   void expect_free_at_end() const;            // after a training step
 
   // Where steps run one after another, the arena is compared with a copy of it.
-  void remember();               // after begin()
+  void remember();  // after begin()
   void fill_dying(StepIndex step);
-  void arriving(int32_t move);   // a copy in begins: its bytes change at any time
+  void arriving(int32_t move);  // a copy in begins: its bytes change at any time
   void arrived(int32_t move);
   void expect_others_unchanged(StepIndex step);
 
@@ -60,7 +63,7 @@ class MemoryCheck {
   const Bindings& bindings_;
   ById<StepIndex, std::vector<Range>> dying_;
   std::vector<Range> free_at_start_, free_at_end_;
-  std::vector<std::byte> copy_;   // of the arena as it should be
+  std::vector<std::byte> copy_;  // of the arena as it should be
   std::vector<Range> arriving_;
 };
 

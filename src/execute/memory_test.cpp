@@ -1,5 +1,5 @@
-// What a training step does in the arena, judged while it runs: the bytes in use are those that kernels and copies were given, and
-// a kernel that touches what is not its own is found by name.
+// What a training step does in the arena, judged while it runs: the bytes in use are those that kernels and copies were
+// given, and a kernel that touches what is not its own is found by name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -177,7 +177,8 @@ class MemoryChecks : public testing::Test {
   }
   const Stay& stay_of_output(StepIndex s) const {
     const TensorId output = graph().op(plan().steps[place(s)].op).outputs[0];
-    return *std::find_if(plan().stays.begin(), plan().stays.end(), [&](const Stay& stay) { return stay.tensor == output; });
+    return *std::find_if(plan().stays.begin(), plan().stays.end(),
+                         [&](const Stay& stay) { return stay.tensor == output; });
   }
   const Graph& graph() const { return program_.network.graph; }
   const Plan& plan() const { return program_.plan; }
@@ -212,20 +213,24 @@ TEST_F(MemoryChecks, FindAKernelThatWritesBeyondItsOutput) {
     *past = std::byte{static_cast<unsigned char>(~static_cast<unsigned>(*past))};
   });
   const std::string text = error_of(device);
-  EXPECT_THAT(text, AllOf(HasSubstr("step " + std::to_string(step()) + " ('" + op().name + "', kernel 'reference') wrote"),
-                          HasSubstr("[" + std::to_string(end) + ", " + std::to_string(end + 1) + ")"), HasSubstr("they are ")));
+  EXPECT_THAT(
+      text, AllOf(HasSubstr("step " + std::to_string(step()) + " ('" + op().name + "', kernel 'reference') wrote"),
+                  HasSubstr("[" + std::to_string(end) + ", " + std::to_string(end + 1) + ")"), HasSubstr("they are ")));
 }
 
 TEST_F(MemoryChecks, TellWhoseBytesAKernelOverwrites) {
-  const WrongDevice device(op().name, nullptr, [](const WrongDevice::Given& given) { *static_cast<float*>(given.inputs[0]) += 1; });
-  EXPECT_THAT(error_of(device), AllOf(HasSubstr("'" + op().name + "'"), HasSubstr("those of '" + graph().tensor(op().inputs[0]).name + "'")));
+  const WrongDevice device(op().name, nullptr,
+                           [](const WrongDevice::Given& given) { *static_cast<float*>(given.inputs[0]) += 1; });
+  EXPECT_THAT(error_of(device), AllOf(HasSubstr("'" + op().name + "'"),
+                                      HasSubstr("those of '" + graph().tensor(op().inputs[0]).name + "'")));
 }
 
 TEST_F(MemoryChecks, FindAKernelThatReadsFreeBytes) {
   // Some bytes that no stay has while the op runs.
   std::vector<bool> taken(place(plan().arena.count));
   for (const Stay& stay : plan().stays) {
-    if (stay.first <= step() && step() <= stay.last) std::fill_n(taken.begin() + stay.offset.count, stay.bytes.count, true);
+    if (stay.first <= step() && step() <= stay.last)
+      std::fill_n(taken.begin() + stay.offset.count, stay.bytes.count, true);
   }
   const auto free = std::find(taken.begin(), taken.end(), false);
   ASSERT_NE(free, taken.end());
@@ -241,7 +246,8 @@ TEST_F(MemoryChecks, FindAKernelThatReadsFreeBytes) {
     const int64_t at = stay_of_output(step()).offset.count + 12;
     EXPECT_THAT(error_of(device, inter_op),
                 AllOf(HasSubstr("'" + op().name + "'"), HasSubstr("reads bytes that it was not given"),
-                      HasSubstr("[" + std::to_string(at) + ", " + std::to_string(at + 4) + ")"), HasSubstr(graph().tensor(op().outputs[0]).name)));
+                      HasSubstr("[" + std::to_string(at) + ", " + std::to_string(at + 4) + ")"),
+                      HasSubstr(graph().tensor(op().outputs[0]).name)));
   }
 }
 
@@ -251,7 +257,8 @@ TEST_F(MemoryChecks, FindAKernelThatLeavesSomeOfItsOutputOut) {
     const WrongDevice device(
         op().name, [&](const WrongDevice::Given& given) { before = static_cast<float*>(given.outputs[0])[5]; },
         [&](const WrongDevice::Given& given) { static_cast<float*>(given.outputs[0])[5] = before; });
-    EXPECT_THAT(error_of(device, inter_op), AllOf(HasSubstr("'" + op().name + "'"), HasSubstr("does not write all of its output")));
+    EXPECT_THAT(error_of(device, inter_op),
+                AllOf(HasSubstr("'" + op().name + "'"), HasSubstr("does not write all of its output")));
   }
 }
 
@@ -290,8 +297,10 @@ TEST(Cores, APlanForMoreThanTheMachineHasIsRefusedByName) {
     return "";
   };
   EXPECT_EQ(text({.cores = 16, .cores_a_cache = 16, .hardware_threads = 2}), "");
-  EXPECT_THAT(text({.cores = 2, .cores_a_cache = 2, .hardware_threads = 1}),
-              HasSubstr("the plan was made for 16 cores with 2 hardware threads each; this machine lets the process use 2 with 1"));
+  EXPECT_THAT(
+      text({.cores = 2, .cores_a_cache = 2, .hardware_threads = 1}),
+      HasSubstr(
+          "the plan was made for 16 cores with 2 hardware threads each; this machine lets the process use 2 with 1"));
   EXPECT_THAT(text({.cores = 16, .cores_a_cache = 16, .hardware_threads = 1}), HasSubstr("16 with 1"));
 }
 

@@ -204,8 +204,7 @@ class Moves : public testing::TestWithParam<Setting> {};
 
 TEST_P(Moves, GiveTheSameWeightsAsAPlanThatKeepsEverything) {
   const Setting& setting = GetParam();
-  const std::unique_ptr<Device> device =
-      setting.cpu ? open_device("cpu", kKernelThreads) : open_reference_device();
+  const std::unique_ptr<Device> device = setting.cpu ? open_device("cpu", kKernelThreads) : open_reference_device();
   const Program program = program_of(*device, setting.model, setting.optimizer, setting.family);
   const Graph& graph = program.network.graph;
   const std::vector<std::byte> expected = train(*device, graph, program.plan, {});

@@ -1,5 +1,6 @@
-// Measures the most bytes of the arena that are in use at once, from what kernels and copies were given (bindings.h) and from
-// when each of them began and ended. Nothing here reads a stay: what a plan predicts is compared with what was done.
+// Measures the most bytes of the arena that are in use at once, from what kernels and copies were given (bindings.h)
+// and from when each of them began and ended. Nothing here reads a stay: what a plan predicts is compared with what was
+// done.
 //
 //   A byte is in use from the moment when the access begins that writes a value there, to the moment when the last access that
 //   reads this value ends. A value that an access reads and replaces in its place stays in use through it.

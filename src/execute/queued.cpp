@@ -1,10 +1,10 @@
 // Runs a plan on a device that computes beside the host: a training step is asked for at once, kernels and copies in
-// three queues that marks order as the plan says, and the host waits at its end. Between two steps the compute queue waits where
-// a thread would (boundaries.h).
+// three queues that marks order as the plan says, and the host waits at its end. Between two steps the compute queue
+// waits where a thread would (boundaries.h).
 //
-// A step is the same every time, so from the third on it is captured: kept by the device and asked for as a whole, which
-// spares the host hundreds of calls. The first loads what kernels need, the second tells the times. Where the host itself
-// copies, a step cannot be kept.
+// A step is the same every time, so from the third on it is captured: kept by the device and asked for as a whole,
+// which spares the host hundreds of calls. The first loads what kernels need, the second tells the times. Where the
+// host itself copies, a step cannot be kept.
 //
 //   tiers in host memory, pinned: the device copies by itself
 //   other tiers (disk): threads copy piece by piece through pinned buffers, and the host waits for them at boundaries
@@ -61,7 +61,9 @@ class QueuedDriver final : public Driver {
   bool capture();
   void forget_sums();
   void keep_times();
-  int32_t move_of(const CopyRange& range, int32_t k) const { return ready_.boundaries.routes[place(range.route)].moves[place(k)]; }
+  int32_t move_of(const CopyRange& range, int32_t k) const {
+    return ready_.boundaries.routes[place(range.route)].moves[place(k)];
+  }
 
   ReadyPlan& ready_;
   std::optional<MemoryCheck> check_;
@@ -200,7 +202,8 @@ bool QueuedDriver::capture() {
 void QueuedDriver::forget_sums() {
   for (size_t r = 0; r < lanes_.size(); ++r) {
     if (ready_.boundaries.routes[r].direction == Move::Direction::in) continue;
-    for (const Transfer& t : lanes_[r].transfers) std::fill(t.slot->known.begin(), t.slot->known.end(), Slot::kWithoutSum);
+    for (const Transfer& t : lanes_[r].transfers)
+      std::fill(t.slot->known.begin(), t.slot->known.end(), Slot::kWithoutSum);
   }
 }
 
@@ -287,7 +290,8 @@ void QueuedDriver::measure(const CopyRange& range, bool starts) {
 }
 
 void QueuedDriver::fill(std::span<const MemoryCheck::Range> ranges) {
-  for (const auto& [begin, end] : ranges) queues_->fill(Queue::compute, ready_.bindings.arena + begin, kPoison, place(end - begin));
+  for (const auto& [begin, end] : ranges)
+    queues_->fill(Queue::compute, ready_.bindings.arena + begin, kPoison, place(end - begin));
 }
 
 void QueuedDriver::keep_times() {

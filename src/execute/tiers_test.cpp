@@ -6,9 +6,9 @@
 #include <functional>
 
 #include "plimsoll/error.h"
-#include "train/session.h"
 #include "tests/support/sanitizer.h"
 #include "tests/support/temporary_folder.h"
+#include "train/session.h"
 
 namespace plimsoll {
 namespace {
@@ -66,11 +66,13 @@ TEST(Tiers, AreProbedOnceAndKeptByFileSystemAndFolder) {
   if (const int cores = session.device->info().cores.cores; cores > 1 && !kThreadSanitizer) {
     EXPECT_TRUE(session.tiers[0].beside_compute() && session.tiers[1].beside_compute());
     for (const TierInfo& tier : open_session("cpu", cores, options).tiers) {
-      EXPECT_EQ(tier.beside_compute(), tier.name == "disk") << "no core is left for a thread that copies to " << tier.name;
+      EXPECT_EQ(tier.beside_compute(), tier.name == "disk")
+          << "no core is left for a thread that copies to " << tier.name;
     }
   }
   // What a database holds is not probed again.
-  const double share = session.tiers[0].name == "host" ? session.tiers[0].compute_share : session.tiers[1].compute_share;
+  const double share =
+      session.tiers[0].name == "host" ? session.tiers[0].compute_share : session.tiers[1].compute_share;
   session.database->save(
       "host",
       {.name = "", .capacity = {}, .out_gb_per_s = 77, .in_gb_per_s = 78, .latency_us = 3, .compute_share = share});

@@ -15,7 +15,7 @@ namespace {
 
 // A layout tag taken apart: the order of the outer dimensions and the inner blocks.
 struct ParsedLayout {
-  std::vector<int> order;                            // dimension at each outer position
+  std::vector<int> order;                             // dimension at each outer position
   std::vector<std::pair<int, int64_t>> inner_blocks;  // (dimension, block), outermost first
 };
 
@@ -72,7 +72,8 @@ std::vector<std::vector<int64_t>> offset_parts(const Shape& shape, const Layout&
   std::vector<std::vector<int64_t>> part(rank);
   for (size_t d = 0; d < rank; ++d) part[d].assign(static_cast<size_t>(shape[d]), 0);
   int64_t stride = 1;
-  std::vector<int64_t> inner_divisor(rank, 1);  // coordinate / divisor % block is the coordinate inside the next block out
+  std::vector<int64_t> inner_divisor(rank,
+                                     1);  // coordinate / divisor % block is the coordinate inside the next block out
   for (size_t i = parsed.inner_blocks.size(); i-- > 0;) {
     const auto [dim, block] = parsed.inner_blocks[i];
     const size_t d = static_cast<size_t>(dim);
@@ -88,8 +89,8 @@ std::vector<std::vector<int64_t>> offset_parts(const Shape& shape, const Layout&
   return part;
 }
 
-// Walks elements [first, first + count) as pieces of rows along the last dimension: body(elements done, offset of the row,
-// offsets within the row).
+// Walks elements [first, first + count) as pieces of rows along the last dimension: body(elements done, offset of the
+// row, offsets within the row).
 template <class Body>
 void for_each_row_piece(const Shape& shape, const Layout& layout, int64_t first, int64_t count, Body body) {
   const auto part = offset_parts(shape, layout);
@@ -103,7 +104,8 @@ void for_each_row_piece(const Shape& shape, const Layout& layout, int64_t first,
     int64_t base = 0;
     for (size_t d = 0; d < last; ++d) base += part[d][at(index[d])];
     const int64_t length = std::min(shape[last] - index[last], count - done);
-    body(done, base, std::span<const int64_t>(part[last]).subspan(static_cast<size_t>(index[last]), static_cast<size_t>(length)));
+    body(done, base,
+         std::span<const int64_t>(part[last]).subspan(static_cast<size_t>(index[last]), static_cast<size_t>(length)));
     done += length;
     index[last] = 0;
     for (size_t d = last; d-- > 0;) {
@@ -251,7 +253,8 @@ void scatter_elements(const Shape& shape, const Layout& layout, int64_t element_
   }
   for_each_row_piece(shape, layout, first, count, [&](int64_t done, int64_t base, std::span<const int64_t> parts) {
     for (size_t i = 0; i < parts.size(); ++i) {
-      copy_element(storage + (base + parts[i]) * element_bytes, from + (done + static_cast<int64_t>(i)) * element_bytes, element_bytes);
+      copy_element(storage + (base + parts[i]) * element_bytes, from + (done + static_cast<int64_t>(i)) * element_bytes,
+                   element_bytes);
     }
   });
 }
@@ -264,7 +267,8 @@ void gather_elements(const Shape& shape, const Layout& layout, int64_t element_b
   }
   for_each_row_piece(shape, layout, first, count, [&](int64_t done, int64_t base, std::span<const int64_t> parts) {
     for (size_t i = 0; i < parts.size(); ++i) {
-      copy_element(to + (done + static_cast<int64_t>(i)) * element_bytes, storage + (base + parts[i]) * element_bytes, element_bytes);
+      copy_element(to + (done + static_cast<int64_t>(i)) * element_bytes, storage + (base + parts[i]) * element_bytes,
+                   element_bytes);
     }
   });
 }
@@ -284,7 +288,9 @@ double Attributes::real(std::string_view name) const {
   return attribute<double>(items_, name, "a number");
 }
 double Attributes::real(std::string_view name, double otherwise) const { return has(name) ? real(name) : otherwise; }
-const std::string& Attributes::text(std::string_view name) const { return attribute<std::string>(items_, name, "a text"); }
+const std::string& Attributes::text(std::string_view name) const {
+  return attribute<std::string>(items_, name, "a text");
+}
 std::string Attributes::text(std::string_view name, std::string_view otherwise) const {
   return has(name) ? text(name) : std::string(otherwise);
 }
@@ -331,7 +337,8 @@ OpId Graph::add_op(std::string_view type, std::string name, std::string layer, s
   } catch (const Error& error) {
     std::vector<std::string> shapes;
     for (const Tensor* t : input_tensors) shapes.push_back(fmt::format("{} {}", t->name, to_string(t->shape)));
-    throw Error(error.code(), fmt::format("op '{}' ({}) on ({}): {}", name, type, fmt::join(shapes, ", "), error.what()));
+    throw Error(error.code(),
+                fmt::format("op '{}' ({}) on ({}): {}", name, type, fmt::join(shapes, ", "), error.what()));
   }
   const OpId id{op_count()};
   if (!op_names_.emplace(name, id).second) {
@@ -449,7 +456,8 @@ class GraphChecker {
       for (TensorId output : op.outputs) {
         if (!exists(output)) fail(fmt::format("an output of op '{}' does not exist", op.name));
         if (graph_.tensor(output).producer != id) {
-          fail(fmt::format("tensor '{}' is an output of '{}' but has another producer", graph_.tensor(output).name, op.name));
+          fail(fmt::format("tensor '{}' is an output of '{}' but has another producer", graph_.tensor(output).name,
+                           op.name));
         }
       }
     }

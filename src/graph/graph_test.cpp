@@ -22,7 +22,7 @@ TEST(Layout, OffsetsFollowTheTag) {
   EXPECT_EQ(offsets[2], 1);    // c 1, h 0
   EXPECT_EQ(offsets[32], 32);  // c 16, h 0: the second block
   const auto weights = storage_offsets({32, 32, 1, 1}, {"ABcd16b16a"});
-  EXPECT_EQ(weights[1], 16);   // b is the outer of the inner pair
+  EXPECT_EQ(weights[1], 16);  // b is the outer of the inner pair
   EXPECT_EQ(weights[32], 1);
   EXPECT_EQ(std::set<int64_t>(weights.begin(), weights.end()).size(), weights.size());
 }
@@ -36,10 +36,13 @@ TEST(Layout, ScatterAndGatherAgreeWithTheOffsets) {
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i + 1);
     for (int64_t first = 0; first < 600; first += 13) {  // in pieces that cut rows
       scatter_elements(shape, layout, 4, first, std::min<int64_t>(13, 600 - first),
-                       reinterpret_cast<const std::byte*>(rows.data() + first), reinterpret_cast<std::byte*>(storage.data()));
+                       reinterpret_cast<const std::byte*>(rows.data() + first),
+                       reinterpret_cast<std::byte*>(storage.data()));
     }
-    for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(storage[static_cast<size_t>(offsets[i])], rows[i]) << tag << " " << i;
-    gather_elements(shape, layout, 4, 101, 7, reinterpret_cast<const std::byte*>(storage.data()), reinterpret_cast<std::byte*>(back.data()));
+    for (size_t i = 0; i < rows.size(); ++i)
+      ASSERT_EQ(storage[static_cast<size_t>(offsets[i])], rows[i]) << tag << " " << i;
+    gather_elements(shape, layout, 4, 101, 7, reinterpret_cast<const std::byte*>(storage.data()),
+                    reinterpret_cast<std::byte*>(back.data()));
     for (size_t i = 0; i < 7; ++i) EXPECT_EQ(back[i], rows[101 + i]);
   }
 }
@@ -52,7 +55,8 @@ TEST(Graph, NamesTheOpAndTheShapesWhenTheyDoNotFit) {
     graph.add_op("ReluBackward", "r", "r", {a, b});
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "op 'r' (ReluBackward) on (a 2x3, b 3x2): 'a' is 2x3 but 'b' is 3x2; they must be equal");
+    EXPECT_STREQ(error.what(),
+                 "op 'r' (ReluBackward) on (a 2x3, b 3x2): 'a' is 2x3 but 'b' is 3x2; they must be equal");
   }
 }
 
@@ -75,9 +79,12 @@ TEST(Graph, RefusesTensorsThatSizesCannotCount) {
   }
   const TensorId x = graph.add_source("x", {1 << 20, 1 << 20}, DType::f32, Role::input);
   EXPECT_EQ(graph.tensor(x).bytes(), Bytes{int64_t{1} << 42});
-  EXPECT_EQ(message_of([&] { graph.add_op("Concat", "c", "c", {x, x}, {{"axis", int64_t{0}}}); }),
-            "op 'c' (Concat): its output 'c:0' has the shape 2097152x1048576: a tensor has at most 2^40 elements; lower "
-            "--batch, --image-size or --num-classes");
+  EXPECT_EQ(
+      message_of([&] {
+        graph.add_op("Concat", "c", "c", {x, x}, {{"axis", int64_t{0}}});
+      }),
+      "op 'c' (Concat): its output 'c:0' has the shape 2097152x1048576: a tensor has at most 2^40 elements; lower "
+      "--batch, --image-size or --num-classes");
 }
 
 }  // namespace

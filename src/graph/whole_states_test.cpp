@@ -61,7 +61,8 @@ TEST(WholeStates, BlocksThatMakeNoWholeAreRefusedByName) {
     return std::string("no error");
   };
   EXPECT_EQ(refusal({{0, 2, 5}, {2, 4, 5}}), "graph 'g': the blocks of 'w' have 4 rows of 5");
-  EXPECT_THAT(refusal({{0, 2, 5}, {3, 5, 5}}), HasSubstr("the blocks of 'w' leave no place to 'w[3:5]': rows to 2 are there"));
+  EXPECT_THAT(refusal({{0, 2, 5}, {3, 5, 5}}),
+              HasSubstr("the blocks of 'w' leave no place to 'w[3:5]': rows to 2 are there"));
   EXPECT_THAT(refusal({{0, 3, 5}, {2, 5, 5}}), HasSubstr("leave no place to 'w[2:5]'"));
   EXPECT_THAT(refusal({{0, 3, 5}, {3, 5, 6}}), HasSubstr("do not belong together: 'w[3:5]'"));
   EXPECT_THAT(refusal({{0, 5, 5}}, "w"), HasSubstr("there are two states 'w'"));

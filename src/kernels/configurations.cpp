@@ -1,7 +1,7 @@
-// WR and the desirable set. The workspace of a configuration is that of its largest part, so it is one of the candidates's: kernels
-// come in by workspace, least first, and the fastest division of the batch is kept up to date. That is the paper's DP
-// T*(n) = min(t(n), min over n' of T*(n') + T*(n - n')), with one pass over n for each kernel that comes in rather than one
-// over all pairs for each limit.
+// WR and the desirable set. The workspace of a configuration is that of its largest part, so it is one of the
+// candidates's: kernels come in by workspace, least first, and the fastest division of the batch is kept up to date.
+// That is the paper's DP T*(n) = min(t(n), min over n' of T*(n') + T*(n - n')), with one pass over n for each kernel
+// that comes in rather than one over all pairs for each limit.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,17 +37,21 @@ void check(const MicroBatchKernels& candidates, int64_t batch, const DivisionCos
   }
   for (const auto& [size, kernels] : candidates) {
     for (const MicroKernel& kernel : kernels) {
-      if (kernel.batch == size && size >= 1 && kernel.time_ms >= 0 && std::isfinite(kernel.time_ms) && kernel.workspace.count >= 0) {
+      if (kernel.batch == size && size >= 1 && kernel.time_ms >= 0 && std::isfinite(kernel.time_ms) &&
+          kernel.workspace.count >= 0) {
         continue;
       }
-      throw Error(ErrorCode::invalid_input, fmt::format("candidates entry '{}' at micro-batch {}: batch {}, {} ms and {} bytes make no sense", kernel.kernel,
-                                                        size, kernel.batch, kernel.time_ms, kernel.workspace.count));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("candidates entry '{}' at micro-batch {}: batch {}, {} ms and {} bytes make no sense",
+                              kernel.kernel, size, kernel.batch, kernel.time_ms, kernel.workspace.count));
     }
   }
 }
 
-// Least workspace first. Of the kernels of one micro-batch, those that are neither faster nor smaller than another are left out.
-std::vector<Entry> list_entries(const MicroBatchKernels& candidates, int64_t batch, Bytes limit, const DivisionCost& division) {
+// Least workspace first. Of the kernels of one micro-batch, those that are neither faster nor smaller than another are
+// left out.
+std::vector<Entry> list_entries(const MicroBatchKernels& candidates, int64_t batch, Bytes limit,
+                                const DivisionCost& division) {
   std::vector<Entry> entries;
   std::vector<const MicroKernel*> kernels;
   for (const auto& [size, all] : candidates) {
@@ -67,14 +71,16 @@ std::vector<Entry> list_entries(const MicroBatchKernels& candidates, int64_t bat
       entries.push_back({(kernel->workspace + extra).count, kernel, !whole});
     }
   }
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.workspace < b.workspace; });
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return a.workspace < b.workspace; });
   return entries;
 }
 
 // The fastest ways to cover every number of samples with the kernels that came in so far, each as often as wanted.
 class Coverage {
  public:
-  Coverage(int64_t batch, double ms_a_part) : batch_(batch), ms_a_part_(ms_a_part), scores_(static_cast<size_t>(batch) + 1) {
+  Coverage(int64_t batch, double ms_a_part)
+      : batch_(batch), ms_a_part_(ms_a_part), scores_(static_cast<size_t>(batch) + 1) {
     scores_[0] = {0, 0};
     last_.resize(scores_.size(), nullptr);
   }
@@ -116,8 +122,8 @@ class Coverage {
   double ms_a_part_;
   Score whole_score_;
   const MicroKernel* whole_ = nullptr;
-  std::vector<Score> scores_;              // by samples covered
-  std::vector<const MicroKernel*> last_;   // of the best cover of so many: one of its parts
+  std::vector<Score> scores_;             // by samples covered
+  std::vector<const MicroKernel*> last_;  // of the best cover of so many: one of its parts
 };
 
 void add_up(Configuration& made, const DivisionCost& division) {
@@ -133,7 +139,8 @@ void add_up(Configuration& made, const DivisionCost& division) {
 
 }  // namespace
 
-std::optional<Configuration> fastest_within(const MicroBatchKernels& candidates, int64_t batch, Bytes limit, const DivisionCost& division) {
+std::optional<Configuration> fastest_within(const MicroBatchKernels& candidates, int64_t batch, Bytes limit,
+                                            const DivisionCost& division) {
   check(candidates, batch, division);
   Coverage coverage(batch, division.ms_a_part);
   for (const Entry& entry : list_entries(candidates, batch, limit, division)) coverage.add(entry);
@@ -143,9 +150,11 @@ std::optional<Configuration> fastest_within(const MicroBatchKernels& candidates,
   return made;
 }
 
-std::vector<Configuration> pareto_front(const MicroBatchKernels& candidates, int64_t batch, const DivisionCost& division) {
+std::vector<Configuration> pareto_front(const MicroBatchKernels& candidates, int64_t batch,
+                                        const DivisionCost& division) {
   check(candidates, batch, division);
-  const std::vector<Entry> entries = list_entries(candidates, batch, Bytes{std::numeric_limits<int64_t>::max()}, division);
+  const std::vector<Entry> entries =
+      list_entries(candidates, batch, Bytes{std::numeric_limits<int64_t>::max()}, division);
   Coverage coverage(batch, division.ms_a_part);
   std::vector<Configuration> front;
   double reached = std::numeric_limits<double>::infinity();

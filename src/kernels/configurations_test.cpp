@@ -2,8 +2,8 @@
 
 #include <functional>
 
-#include "tests/support/random_candidates.h"
 #include "plimsoll/error.h"
+#include "tests/support/random_candidates.h"
 
 namespace plimsoll {
 namespace {
@@ -22,7 +22,8 @@ Configuration added_up(std::vector<MicroKernel> parts, const DivisionCost& divis
 }
 
 // Every multiset of candidates entries that covers the batch.
-void for_every_configuration(const MicroBatchKernels& candidates, int64_t batch, const DivisionCost& division, const std::function<void(const Configuration&)>& see) {
+void for_every_configuration(const MicroBatchKernels& candidates, int64_t batch, const DivisionCost& division,
+                             const std::function<void(const Configuration&)>& see) {
   std::vector<MicroKernel> entries, parts;
   for (const auto& [size, kernels] : candidates) entries.insert(entries.end(), kernels.begin(), kernels.end());
   std::function<void(size_t, int64_t)> go = [&](size_t from, int64_t left) {
@@ -38,16 +39,19 @@ void for_every_configuration(const MicroBatchKernels& candidates, int64_t batch,
 }
 
 // Whether a configuration is what it says: entries of the candidates that cover the batch, added up.
-void expect_honest(const Configuration& made, const MicroBatchKernels& candidates, int64_t batch, const DivisionCost& division) {
+void expect_honest(const Configuration& made, const MicroBatchKernels& candidates, int64_t batch,
+                   const DivisionCost& division) {
   int64_t covered = 0;
   for (const MicroKernel& part : made.parts) {
     covered += part.batch;
     ASSERT_TRUE(candidates.contains(part.batch));
-    EXPECT_NE(std::find(candidates.at(part.batch).begin(), candidates.at(part.batch).end(), part), candidates.at(part.batch).end());
+    EXPECT_NE(std::find(candidates.at(part.batch).begin(), candidates.at(part.batch).end(), part),
+              candidates.at(part.batch).end());
   }
   EXPECT_EQ(covered, batch);
   EXPECT_EQ(made, added_up(made.parts, division));
-  EXPECT_TRUE(std::is_sorted(made.parts.begin(), made.parts.end(), [](const auto& a, const auto& b) { return a.batch > b.batch; }));
+  EXPECT_TRUE(std::is_sorted(made.parts.begin(), made.parts.end(),
+                             [](const auto& a, const auto& b) { return a.batch > b.batch; }));
 }
 
 DivisionCost random_division(std::mt19937& random) {
@@ -96,7 +100,9 @@ TEST(ParetoFront, KeepsWhatNoConfigurationBeats) {
       EXPECT_GT(front[i - 1].time_ms, front[i].time_ms);
     }
     for_every_configuration(candidates, batch, division, [&](const Configuration& c) {
-      EXPECT_TRUE(std::any_of(front.begin(), front.end(), [&](const Configuration& f) { return f.time_ms <= c.time_ms && f.workspace <= c.workspace; }));
+      EXPECT_TRUE(std::any_of(front.begin(), front.end(), [&](const Configuration& f) {
+        return f.time_ms <= c.time_ms && f.workspace <= c.workspace;
+      }));
     });
   }
 }
@@ -112,7 +118,8 @@ std::vector<std::pair<int64_t, double>> desirable_sets(const MicroBatchKernels& 
     }
     for (int64_t part = 1; part <= n / 2; ++part) {
       for (const Point& a : desirable[static_cast<size_t>(part)]) {
-        for (const Point& b : desirable[static_cast<size_t>(n - part)]) all.emplace_back(std::max(a.first, b.first), a.second + b.second);
+        for (const Point& b : desirable[static_cast<size_t>(n - part)])
+          all.emplace_back(std::max(a.first, b.first), a.second + b.second);
       }
     }
     std::sort(all.begin(), all.end());
@@ -129,7 +136,8 @@ TEST(ParetoFront, IsThePapersDesirableSet) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const int64_t batch = 16 + static_cast<int64_t>(random() % 33);
-    const MicroBatchKernels candidates = seed % 2 == 0 ? wild_candidates(random, batch, 3) : likely_candidates(random, batch, 4, BatchSizes::all);
+    const MicroBatchKernels candidates =
+        seed % 2 == 0 ? wild_candidates(random, batch, 3) : likely_candidates(random, batch, 4, BatchSizes::all);
     std::vector<std::pair<int64_t, double>> ours;
     for (const Configuration& c : pareto_front(candidates, batch)) ours.emplace_back(c.workspace.count, c.time_ms);
     EXPECT_EQ(ours, desirable_sets(candidates, batch));
@@ -140,14 +148,17 @@ TEST(ParetoFront, HoldsWhatIsFastestWithinEveryLimit) {
   for (unsigned seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    const MicroBatchKernels candidates = likely_candidates(random, 256, 6, seed % 2 == 0 ? BatchSizes::all : BatchSizes::power_of_two);
+    const MicroBatchKernels candidates =
+        likely_candidates(random, 256, 6, seed % 2 == 0 ? BatchSizes::all : BatchSizes::power_of_two);
     const DivisionCost division{Bytes{4096}, in_grains(0.125)};
     const std::vector<Configuration> front = pareto_front(candidates, 256, division);
     ASSERT_FALSE(front.empty());
     for (size_t i = 0; i < front.size(); ++i) {
       EXPECT_EQ(fastest_within(candidates, 256, front[i].workspace, division)->time_ms, front[i].time_ms);
       const Bytes less = front[i].workspace - Bytes{1};
-      if (i > 0) { EXPECT_EQ(fastest_within(candidates, 256, less, division)->time_ms, front[i - 1].time_ms); }
+      if (i > 0) {
+        EXPECT_EQ(fastest_within(candidates, 256, less, division)->time_ms, front[i - 1].time_ms);
+      }
     }
     EXPECT_FALSE(fastest_within(candidates, 256, front[0].workspace - Bytes{1}, division));
   }
@@ -174,7 +185,8 @@ TEST(FastestWithin, IsNeverSlowerWithMoreBatchSizes) {
 }
 
 TEST(FastestWithin, DividesWhenTheFastKernelFitsOnAPartOnly) {
-  const MicroBatchKernels candidates{{64, {{"direct", 64, 100, 0_B}, {"winograd", 64, 60, 87_MiB}}}, {16, {{"winograd", 16, 16, 33_MiB}}}};
+  const MicroBatchKernels candidates{{64, {{"direct", 64, 100, 0_B}, {"winograd", 64, 60, 87_MiB}}},
+                                     {16, {{"winograd", 16, 16, 33_MiB}}}};
   const auto small = fastest_within(candidates, 64, 64_MiB);
   ASSERT_TRUE(small);
   EXPECT_EQ(small->parts, std::vector<MicroKernel>(4, {"winograd", 16, 16, 33_MiB}));
@@ -193,7 +205,8 @@ TEST(BatchSizes, AreThoseOfThePolicies) {
   EXPECT_EQ(micro_batch_sizes(BatchSizes::power_of_two, 48), (std::vector<int64_t>{1, 2, 4, 8, 16, 32, 48}));
   EXPECT_EQ(micro_batch_sizes(BatchSizes::power_of_two, 8), (std::vector<int64_t>{1, 2, 4, 8}));
   EXPECT_EQ(micro_batch_sizes(BatchSizes::all, 5), (std::vector<int64_t>{1, 2, 3, 4, 5}));
-  for (BatchSizes sizes : {BatchSizes::undivided, BatchSizes::power_of_two, BatchSizes::all}) EXPECT_EQ(batch_sizes_named(to_string(sizes)), sizes);
+  for (BatchSizes sizes : {BatchSizes::undivided, BatchSizes::power_of_two, BatchSizes::all})
+    EXPECT_EQ(batch_sizes_named(to_string(sizes)), sizes);
 }
 
 std::string message_of(const std::function<void()>& what) {
@@ -213,9 +226,13 @@ TEST(BatchSizes, RefuseAnUnknownName) {
 
 TEST(FastestWithin, RefusesMenusThatMakeNoSense) {
   EXPECT_EQ(message_of([] { fastest_within({}, 0, 1_MiB); }), "a batch of 0 cannot be divided");
-  EXPECT_EQ(message_of([] { fastest_within({{4, {{"direct", 2, 1, 0_B}}}}, 8, 1_MiB); }),
+  EXPECT_EQ(message_of([] {
+              fastest_within({{4, {{"direct", 2, 1, 0_B}}}}, 8, 1_MiB);
+            }),
             "candidates entry 'direct' at micro-batch 4: batch 2, 1 ms and 0 bytes make no sense");
-  EXPECT_EQ(message_of([] { pareto_front({{4, {{"direct", 4, NAN, 0_B}}}}, 8); }),
+  EXPECT_EQ(message_of([] {
+              pareto_front({{4, {{"direct", 4, NAN, 0_B}}}}, 8);
+            }),
             "candidates entry 'direct' at micro-batch 4: batch 4, nan ms and 0 bytes make no sense");
   EXPECT_EQ(message_of([] { pareto_front({}, 8, {0_B, -1}); }), "dividing a batch cannot cost less than nothing");
 }

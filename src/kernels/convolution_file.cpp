@@ -17,9 +17,9 @@ constexpr size_t kMostFields = 64;
 constexpr int64_t kLargest = int64_t{1} << 20, kMostElements = int64_t{1} << 40;
 
 constexpr int64_t Convolution::*kFields[kColumns] = {
-    &Convolution::width,         &Convolution::height,    &Convolution::channels,   &Convolution::batch,        &Convolution::filters,
-    &Convolution::kernel_width,  &Convolution::kernel_height, &Convolution::pad_width,  &Convolution::pad_height, &Convolution::stride_width,
-    &Convolution::stride_height};
+    &Convolution::width,      &Convolution::height,       &Convolution::channels,      &Convolution::batch,
+    &Convolution::filters,    &Convolution::kernel_width, &Convolution::kernel_height, &Convolution::pad_width,
+    &Convolution::pad_height, &Convolution::stride_width, &Convolution::stride_height};
 
 int64_t least(size_t column) { return column >= kPadWidth && column < kStrideWidth ? 0 : 1; }
 
@@ -28,7 +28,9 @@ std::optional<std::string> number_fault(size_t column, int64_t value) {
   return fmt::format("{} {} is not in {} to {}", kConvolutionColumns[column], value, least(column), kLargest);
 }
 
-int64_t output_size(int64_t image, int64_t pad, int64_t kernel, int64_t stride) { return (image + 2 * pad - kernel) / stride + 1; }
+int64_t output_size(int64_t image, int64_t pad, int64_t kernel, int64_t stride) {
+  return (image + 2 * pad - kernel) / stride + 1;
+}
 
 std::optional<std::string> tensor_fault(std::string_view tensor, std::array<int64_t, 4> shape) {
   int64_t elements = 1;
@@ -45,7 +47,8 @@ std::optional<std::string> shape_fault(const Convolution& c) {
     return fmt::format("kernel_width {} is more than the padded width {}", c.kernel_width, c.width + 2 * c.pad_width);
   }
   if (c.kernel_height > c.height + 2 * c.pad_height) {
-    return fmt::format("kernel_height {} is more than the padded height {}", c.kernel_height, c.height + 2 * c.pad_height);
+    return fmt::format("kernel_height {} is more than the padded height {}", c.kernel_height,
+                       c.height + 2 * c.pad_height);
   }
   const int64_t out_width = output_size(c.width, c.pad_width, c.kernel_width, c.stride_width);
   const int64_t out_height = output_size(c.height, c.pad_height, c.kernel_height, c.stride_height);
@@ -59,9 +62,11 @@ class Reader {
   Reader(std::string_view text, const std::string& file_name) : csv_(text, file_name, kMostFields) {}
 
   std::vector<Convolution> read() {
-    csv_.read_header(kConvolutionColumns, "width, height, channels, batch, ...", [&](size_t place, std::string_view name) {
-      csv_.refuse_place(place, fmt::format("unknown column '{}'; known: {}", shown(name), fmt::join(kConvolutionColumns, ", ")));
-    });
+    csv_.read_header(
+        kConvolutionColumns, "width, height, channels, batch, ...", [&](size_t place, std::string_view name) {
+          csv_.refuse_place(
+              place, fmt::format("unknown column '{}'; known: {}", shown(name), fmt::join(kConvolutionColumns, ", ")));
+        });
     for (size_t column = 0; column < kNeeded; ++column) {
       if (!csv_.has(column)) csv_.refuse(fmt::format("no column '{}'", kConvolutionColumns[column]));
     }
@@ -95,11 +100,14 @@ int64_t field(const Convolution& convolution, size_t column) { return convolutio
 
 void check(const Convolution& convolution) {
   std::optional<std::string> fault;
-  for (size_t column = 0; column < kColumns && !fault; ++column) fault = number_fault(column, field(convolution, column));
+  for (size_t column = 0; column < kColumns && !fault; ++column)
+    fault = number_fault(column, field(convolution, column));
   if (!fault) fault = shape_fault(convolution);
   if (fault) throw Error(ErrorCode::invalid_input, fmt::format("convolution: {}", *fault));
 }
 
-std::vector<Convolution> convolutions_from_csv(std::string_view text, const std::string& file_name) { return Reader(text, file_name).read(); }
+std::vector<Convolution> convolutions_from_csv(std::string_view text, const std::string& file_name) {
+  return Reader(text, file_name).read();
+}
 
 }  // namespace plimsoll

@@ -21,21 +21,28 @@ constexpr int64_t kBeyondCaches = int64_t{96} << 20;  // bytes that pass between
 
 std::string text_of(const Convolution& convolution) {
   std::string text;
-  for (size_t i = 0; i < std::size(kConvolutionColumns); ++i) text += fmt::format("{}{}", i == 0 ? "" : "x", field(convolution, i));
+  for (size_t i = 0; i < std::size(kConvolutionColumns); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : "x", field(convolution, i));
   return text;
 }
 
 // The three passes, their names ending in `suffix`.
 void add_convolution(Graph& graph, const Convolution& c, const std::string& suffix) {
   check(c);
-  Builder net("convolution", {.batch = c.batch, .channels = c.channels, .height = c.height, .width = c.width, .classes = 1}, false);
-  net.conv("conv", net.data(), {.channels = c.filters, .kernel = {c.kernel_height, c.kernel_width}, .stride = {c.stride_height, c.stride_width},
-                                .padding = {c.pad_height, c.pad_width}, .bias = false});
+  Builder net("convolution",
+              {.batch = c.batch, .channels = c.channels, .height = c.height, .width = c.width, .classes = 1}, false);
+  net.conv("conv", net.data(),
+           {.channels = c.filters,
+            .kernel = {c.kernel_height, c.kernel_width},
+            .stride = {c.stride_height, c.stride_width},
+            .padding = {c.pad_height, c.pad_width},
+            .bias = false});
   const Op& forward = net.graph().op({0});
   const TensorId x = graph.add_source("x" + suffix, net.shape(forward.inputs[0]), DType::f32, Role::activation);
   const TensorId w = graph.add_source("w" + suffix, net.shape(forward.inputs[1]), DType::f32, Role::activation);
   const OpId conv = graph.add_op(forward.type->name, "conv" + suffix, "conv" + suffix, {x, w}, forward.attributes);
-  const TensorId dy = graph.add_source("dy" + suffix, graph.tensor(graph.output(conv)).shape, DType::f32, Role::gradient);
+  const TensorId dy =
+      graph.add_source("dy" + suffix, graph.tensor(graph.output(conv)).shape, DType::f32, Role::gradient);
   const auto gradient = graph.op(conv).type->gradient;
   gradient(graph, conv, std::span(&dy, 1), {true, false});
   gradient(graph, conv, std::span(&dy, 1), {false, true});
@@ -56,7 +63,8 @@ std::string layouts_of(const KernelSpec& spec) {
   return key;
 }
 
-DivisionCost division_cost(const Graph& graph, const Op& op, ConvolutionPass pass, const KernelSpec& spec, const MachineRates& rates) {
+DivisionCost division_cost(const Graph& graph, const Op& op, ConvolutionPass pass, const KernelSpec& spec,
+                           const MachineRates& rates) {
   if (pass != ConvolutionPass::backward_weights) return {};
   const Tensor& dw = graph.tensor(op.outputs[0]);
   const Bytes bytes = align_up(storage_bytes(dw.shape, dw.dtype, spec.outputs.at(0)), kStayAlignment);
@@ -68,7 +76,8 @@ struct Priced {
   bool measured = false;
 };
 
-std::vector<Choices> list_choices(const Convolution& convolution, ConvolutionPass pass, const Device& device, const CostTable& table, BatchSizes batches) {
+std::vector<Choices> list_choices(const Convolution& convolution, ConvolutionPass pass, const Device& device,
+                                  const CostTable& table, BatchSizes batches) {
   std::map<std::string, Choices> groups;
   std::map<std::string, std::vector<Priced>> kernels;
   bool any_measured = false;
@@ -92,7 +101,8 @@ std::vector<Choices> list_choices(const Convolution& convolution, ConvolutionPas
         const bool measured = known && known->source != Cost::Source::estimated;
         any_measured = any_measured || measured;
         kernels[key].push_back({{spec.name, size, known ? known->time_ms : table.cost(graph, op, spec).time_ms,
-                                 size < convolution.batch ? part_workspace(spec.workspace) : spec.workspace}, measured});
+                                 size < convolution.batch ? part_workspace(spec.workspace) : spec.workspace},
+                                measured});
       }
     }
   }
@@ -128,9 +138,11 @@ std::string_view to_string(ConvolutionPass pass) {
 }
 
 std::string to_string(const Convolution& c) {
-  std::string text = fmt::format("{}x{}x{}, {} of {}x{}", c.channels, c.height, c.width, c.filters, c.kernel_height, c.kernel_width);
+  std::string text =
+      fmt::format("{}x{}x{}, {} of {}x{}", c.channels, c.height, c.width, c.filters, c.kernel_height, c.kernel_width);
   if (c.stride_height != 1 || c.stride_width != 1) {
-    text += c.stride_height == c.stride_width ? fmt::format(" /{}", c.stride_height) : fmt::format(" /{}x{}", c.stride_height, c.stride_width);
+    text += c.stride_height == c.stride_width ? fmt::format(" /{}", c.stride_height)
+                                              : fmt::format(" /{}x{}", c.stride_height, c.stride_width);
   }
   return text + fmt::format(", batch {}", c.batch);
 }
@@ -150,15 +162,28 @@ std::vector<Convolution> convolutions_of(const Graph& graph) {
     if (op.type->name != "ConvForward") continue;
     const Shape &x = graph.tensor(op.inputs[0]).shape, &w = graph.tensor(op.inputs[1]).shape;
     const std::vector<int64_t> one{1, 1}, none{0, 0, 0, 0};
-    const std::vector<int64_t> stride = op.attributes.integers("stride", one), padding = op.attributes.integers("padding", none);
-    if (w.size() != 4 || op.attributes.integers("dilation", one) != one || padding[0] != padding[2] || padding[1] != padding[3]) continue;
-    list.push_back({.width = x[3], .height = x[2], .channels = x[1], .batch = x[0], .filters = w[0], .kernel_width = w[3], .kernel_height = w[2],
-                    .pad_width = padding[1], .pad_height = padding[0], .stride_width = stride[1], .stride_height = stride[0]});
+    const std::vector<int64_t> stride = op.attributes.integers("stride", one),
+                               padding = op.attributes.integers("padding", none);
+    if (w.size() != 4 || op.attributes.integers("dilation", one) != one || padding[0] != padding[2] ||
+        padding[1] != padding[3])
+      continue;
+    list.push_back({.width = x[3],
+                    .height = x[2],
+                    .channels = x[1],
+                    .batch = x[0],
+                    .filters = w[0],
+                    .kernel_width = w[3],
+                    .kernel_height = w[2],
+                    .pad_width = padding[1],
+                    .pad_height = padding[0],
+                    .stride_width = stride[1],
+                    .stride_height = stride[0]});
   }
   return list;
 }
 
-int measure_convolutions(std::span<const Convolution> convolutions, const Device& device, CostTable& table, const MeasureOptions& options) {
+int measure_convolutions(std::span<const Convolution> convolutions, const Device& device, CostTable& table,
+                         const MeasureOptions& options) {
   Graph all;
   for (const Convolution& convolution : convolutions) {
     const std::string name = " " + text_of(convolution);
@@ -167,18 +192,20 @@ int measure_convolutions(std::span<const Convolution> convolutions, const Device
   return measure_costs(all, device, table, options);
 }
 
-std::optional<ConvolutionChoice> fastest_convolution(const Convolution& convolution, ConvolutionPass pass, const Device& device, const CostTable& table,
-                                                     Bytes limit, BatchSizes batches) {
+std::optional<ConvolutionChoice> fastest_convolution(const Convolution& convolution, ConvolutionPass pass,
+                                                     const Device& device, const CostTable& table, Bytes limit,
+                                                     BatchSizes batches) {
   std::optional<ConvolutionChoice> best;
   for (const Choices& choices : list_choices(convolution, pass, device, table, batches)) {
     std::optional<Configuration> made = fastest_within(choices.candidates, convolution.batch, limit, choices.division);
-    if (made && (!best || made->time_ms < best->configuration.time_ms)) best = make_choice(choices.spec, std::move(*made));
+    if (made && (!best || made->time_ms < best->configuration.time_ms))
+      best = make_choice(choices.spec, std::move(*made));
   }
   return best;
 }
 
-std::vector<ConvolutionChoice> convolution_front(const Convolution& convolution, ConvolutionPass pass, const Device& device, const CostTable& table,
-                                                 BatchSizes batches) {
+std::vector<ConvolutionChoice> convolution_front(const Convolution& convolution, ConvolutionPass pass,
+                                                 const Device& device, const CostTable& table, BatchSizes batches) {
   std::vector<ConvolutionChoice> all, front;
   for (const Choices& choices : list_choices(convolution, pass, device, table, batches)) {
     for (Configuration& made : pareto_front(choices.candidates, convolution.batch, choices.division)) {
@@ -190,13 +217,14 @@ std::vector<ConvolutionChoice> convolution_front(const Convolution& convolution,
     return x.workspace != y.workspace ? x.workspace < y.workspace : x.time_ms < y.time_ms;
   });
   for (ConvolutionChoice& choice : all) {
-    if (front.empty() || choice.configuration.time_ms < front.back().configuration.time_ms) front.push_back(std::move(choice));
+    if (front.empty() || choice.configuration.time_ms < front.back().configuration.time_ms)
+      front.push_back(std::move(choice));
   }
   return front;
 }
 
-std::optional<ConvolutionTimes> time_in_turn(const Convolution& convolution, ConvolutionPass pass, const Device& device, const KernelSpec& a,
-                                             const KernelSpec& b, double seconds) {
+std::optional<ConvolutionTimes> time_in_turn(const Convolution& convolution, ConvolutionPass pass, const Device& device,
+                                             const KernelSpec& a, const KernelSpec& b, double seconds) {
   if (device.info().simulated) return std::nullopt;
   const Graph graph = convolution_graph(convolution);
   const Op& op = graph.op(convolution_op(pass));
@@ -221,7 +249,10 @@ std::optional<ConvolutionTimes> time_in_turn(const Convolution& convolution, Con
     }
   }
   const auto cost = [](const std::vector<double>& t) {
-    return Cost{.source = Cost::Source::measured, .time_ms = median(t), .spread_ms = half_interquartile_distance(t), .runs = static_cast<int>(t.size())};
+    return Cost{.source = Cost::Source::measured,
+                .time_ms = median(t),
+                .spread_ms = half_interquartile_distance(t),
+                .runs = static_cast<int>(t.size())};
   };
   return ConvolutionTimes{cost(times[0]), cost(times[1]), static_cast<int>(times[0].size())};
 }

@@ -1,4 +1,5 @@
-// WD: one configuration an op, least time, workspaces within a total. A multiple-choice knapsack, solved in three stages:
+// WD: one configuration an op, least time, workspaces within a total. A multiple-choice knapsack, solved in three
+// stages:
 //
 //   time                     1. The relaxation, where an op may mix two configurations: hulls' edges by time saved per byte,
 //    | o                        until the total is used up. That prices a byte (lambda) and proves a lower bound.
@@ -7,8 +8,8 @@
 //    |    o  `-o             3. Ops with several left, the least decided first: lists of (workspace, time) that nothing
 //    +------------- bytes       beats, each entry kept only while its bound says that it may still win.
 //
-// The bound of an entry, all later ops at their choice of stage 1: bytes left over save at most the best rate of the later
-// ops' larger configurations, bytes too many cost at least the least rate of their smaller ones.
+// The bound of an entry, all later ops at their choice of stage 1: bytes left over save at most the best rate of the
+// later ops' larger configurations, bytes too many cost at least the least rate of their smaller ones.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -103,20 +104,21 @@ Relaxation relax(const std::vector<Items>& classes, int64_t total) {
   return relaxed;
 }
 
-struct Choice {
+struct PartChoice {
   std::vector<int32_t> item;
   int64_t bytes = 0;
   double ms = 0;
 };
 
 // Fills what the relaxation left free, class by class in the order of their next edges.
-Choice fill(const std::vector<Items>& classes, const Relaxation& relaxed, int64_t total) {
-  Choice choice{relaxed.choice, relaxed.bytes, relaxed.ms};
+PartChoice fill(const std::vector<Items>& classes, const Relaxation& relaxed, int64_t total) {
+  PartChoice choice{relaxed.choice, relaxed.bytes, relaxed.ms};
   for (const Edge& edge : relaxed.left) {
     const Items& items = classes[at(edge.of)];
     int32_t& chosen = choice.item[at(edge.of)];
     const int64_t room = items[at(chosen)].bytes + total - choice.bytes;
-    const auto beyond = std::upper_bound(items.begin(), items.end(), room, [](int64_t bytes, const Item& item) { return bytes < item.bytes; });
+    const auto beyond = std::upper_bound(items.begin(), items.end(), room,
+                                         [](int64_t bytes, const Item& item) { return bytes < item.bytes; });
     const int32_t best = static_cast<int32_t>(beyond - items.begin()) - 1;
     if (best <= chosen) continue;
     choice.bytes += items[at(best)].bytes - items[at(chosen)].bytes;
@@ -135,8 +137,8 @@ struct Open {
     double above = 0;  // how much the price is above the class's least
     int32_t item = 0;
   };
-  std::vector<Way> ways;  // bytes ascending
-  double gain = 0;        // the best rate of the larger ways: ms saved a byte
+  std::vector<Way> ways;    // bytes ascending
+  double gain = 0;          // the best rate of the larger ways: ms saved a byte
   double loss = kInfinity;  // the least rate of the smaller ways: ms lost a byte
 };
 
@@ -168,7 +170,7 @@ class DivisionSearch {
     }
   }
 
-  const Choice& best() const { return best_; }
+  const PartChoice& best() const { return best_; }
   bool exact() const { return exact_; }
   double bound() const { return exact_ ? best_.ms : std::min(best_.ms, relaxed_.bound); }
 
@@ -194,7 +196,9 @@ class DivisionSearch {
       }
       if (open.ways.size() > 1) open_.push_back(std::move(open));
     }
-    const auto doubt = [&](const Open& open) { return std::min(relaxed_.lambda - open.gain, open.loss - relaxed_.lambda); };
+    const auto doubt = [&](const Open& open) {
+      return std::min(relaxed_.lambda - open.gain, open.loss - relaxed_.lambda);
+    };
     std::stable_sort(open_.begin(), open_.end(), [&](const Open& a, const Open& b) { return doubt(a) < doubt(b); });
     gain_after_.assign(open_.size() + 1, 0);
     loss_after_.assign(open_.size() + 1, kInfinity);
@@ -273,7 +277,8 @@ class DivisionSearch {
 
   // An entry that fits, later classes as in the relaxation, is a whole choice.
   void take_best(const List& list) {
-    const auto beyond = std::upper_bound(list.begin(), list.end(), total_, [](int64_t bytes, const Combination& entry) { return bytes < entry.bytes; });
+    const auto beyond = std::upper_bound(list.begin(), list.end(), total_,
+                                         [](int64_t bytes, const Combination& entry) { return bytes < entry.bytes; });
     if (beyond == list.begin() || !((beyond - 1)->ms < best_.ms)) return;
     best_ = {relaxed_.choice, (beyond - 1)->bytes, (beyond - 1)->ms};
     size_t at = static_cast<size_t>(beyond - 1 - list.begin());
@@ -287,7 +292,7 @@ class DivisionSearch {
   const std::vector<Items>& classes_;
   int64_t total_;
   Relaxation relaxed_;
-  Choice best_;
+  PartChoice best_;
   std::vector<Open> open_;
   std::vector<double> gain_after_, loss_after_;  // over the classes from here on
   std::vector<int64_t> shrink_after_;

@@ -11,12 +11,14 @@ namespace {
 
 using Fronts = std::vector<std::vector<Configuration>>;
 
-std::vector<std::vector<Configuration>> wild_fronts(std::mt19937& random, int ops, int points, int64_t most_bytes, int most_grains) {
+std::vector<std::vector<Configuration>> wild_fronts(std::mt19937& random, int ops, int points, int64_t most_bytes,
+                                                    int most_grains) {
   Fronts fronts(static_cast<size_t>(ops));
   for (auto& front : fronts) {
     const int count = 1 + static_cast<int>(random() % static_cast<unsigned>(points));
     for (int i = 0; i < count; ++i) {
-      front.push_back({{}, static_cast<double>(1 + random() % static_cast<unsigned>(most_grains)) / 1024,
+      front.push_back({{},
+                       static_cast<double>(1 + random() % static_cast<unsigned>(most_grains)) / 1024,
                        Bytes{static_cast<int64_t>(random() % static_cast<uint64_t>(most_bytes + 1))}});
     }
   }
@@ -26,14 +28,17 @@ std::vector<std::vector<Configuration>> wild_fronts(std::mt19937& random, int op
 Bytes smallest(const Fronts& fronts) {
   Bytes sum;
   for (const auto& front : fronts) {
-    sum += std::min_element(front.begin(), front.end(), [](auto& a, auto& b) { return a.workspace < b.workspace; })->workspace;
+    sum += std::min_element(front.begin(), front.end(), [](auto& a, auto& b) {
+             return a.workspace < b.workspace;
+           })->workspace;
   }
   return sum;
 }
 Bytes of_the_fastest(const Fronts& fronts) {
   Bytes sum;
   for (const auto& front : fronts) {
-    sum += std::min_element(front.begin(), front.end(), [](auto& a, auto& b) { return a.time_ms < b.time_ms; })->workspace;
+    sum +=
+        std::min_element(front.begin(), front.end(), [](auto& a, auto& b) { return a.time_ms < b.time_ms; })->workspace;
   }
   return sum;
 }
@@ -67,7 +72,8 @@ TEST(DivideWorkspace, IsTheFastestOfAllDivisions) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     // Few different values make ties; many, near misses.
-    const Fronts fronts = wild_fronts(random, 1 + static_cast<int>(random() % 6), 5, seed % 3 == 0 ? 6 : 100000, seed % 2 == 0 ? 8 : 100000);
+    const Fronts fronts = wild_fronts(random, 1 + static_cast<int>(random() % 6), 5, seed % 3 == 0 ? 6 : 100000,
+                                      seed % 2 == 0 ? 8 : 100000);
     const Bytes total{static_cast<int64_t>(random() % static_cast<uint64_t>(of_the_fastest(fronts).count + 2))};
     const auto division = divide_workspace(fronts, total);
     const double best = by_trying_all(fronts, total);
@@ -88,7 +94,8 @@ TEST(DivideWorkspace, IsExactWhereTimeAndWorkspaceGoTogether) {
     for (auto& front : fronts) {
       for (int i = 0; i < 5; ++i) {
         const int64_t bytes = static_cast<int64_t>(random() % 10000);
-        front.push_back({{}, static_cast<double>(20000 - bytes + static_cast<int64_t>(random() % 3)) / 1024, Bytes{bytes}});
+        front.push_back(
+            {{}, static_cast<double>(20000 - bytes + static_cast<int64_t>(random() % 3)) / 1024, Bytes{bytes}});
       }
     }
     const Bytes total{(smallest(fronts).count + of_the_fastest(fronts).count) / 2};
@@ -106,7 +113,8 @@ double by_quanta(const Fronts& fronts, int64_t total) {
     std::vector<double> next(best.size(), INFINITY);
     for (const Configuration& c : front) {
       for (int64_t b = c.workspace.count; b <= total; ++b) {
-        next[static_cast<size_t>(b)] = std::min(next[static_cast<size_t>(b)], best[static_cast<size_t>(b - c.workspace.count)] + c.time_ms);
+        next[static_cast<size_t>(b)] =
+            std::min(next[static_cast<size_t>(b)], best[static_cast<size_t>(b - c.workspace.count)] + c.time_ms);
       }
     }
     best = std::move(next);
@@ -149,7 +157,8 @@ double by_cbc(const Fronts& fronts, Bytes total) {
     const std::vector<double> weights(ones.size(), 1.0);
     Cbc_addRow(model, "", static_cast<int>(ones.size()), ones.data(), weights.data(), 'E', 1);
   }
-  Cbc_addRow(model, "", static_cast<int>(columns.size()), columns.data(), bytes.data(), 'L', static_cast<double>(total.count));
+  Cbc_addRow(model, "", static_cast<int>(columns.size()), columns.data(), bytes.data(), 'L',
+             static_cast<double>(total.count));
   Cbc_setAllowableGap(model, 0);
   Cbc_setAllowableFractionGap(model, 0);
   Cbc_solve(model);
@@ -169,7 +178,8 @@ TEST(DivideWorkspace, AgreesWithCbc) {
                     : seed % 3 == 1 ? likely_fronts(random, ops, 32, 4, BatchSizes::power_of_two)
                                     : curved_fronts(random, ops, 6);
     const Bytes least = smallest(fronts), most = of_the_fastest(fronts);
-    const Bytes total = least + Bytes{static_cast<int64_t>(static_cast<double>((most - least).count) * static_cast<double>(random() % 1000) / 1000)};
+    const Bytes total = least + Bytes{static_cast<int64_t>(static_cast<double>((most - least).count) *
+                                                           static_cast<double>(random() % 1000) / 1000)};
     const auto division = divide_workspace(fronts, total);
     ASSERT_TRUE(division);
     expect_honest(*division, fronts, total);
@@ -195,7 +205,8 @@ TEST(DivideWorkspace, LosesNothingWhenOnlyFrontsAreLookedAt) {
                {{1, 3}, {1, 1}}, {{2, 2}, {1, 1}}, {{1, 1}, {1, 3}}, {{1, 1}, {2, 2}}, {{2, 1}, {1, 2}}}) {
         for (const MicroKernel& a : candidates.at(sizes.first)) {
           for (const MicroKernel& b : candidates.at(sizes.second)) {
-            all[k].push_back({{}, a.time_ms * counts.first + b.time_ms * counts.second, std::max(a.workspace, b.workspace)});
+            all[k].push_back(
+                {{}, a.time_ms * counts.first + b.time_ms * counts.second, std::max(a.workspace, b.workspace)});
           }
         }
       }
@@ -203,7 +214,9 @@ TEST(DivideWorkspace, LosesNothingWhenOnlyFrontsAreLookedAt) {
     const Bytes total{static_cast<int64_t>(random() % static_cast<uint64_t>(of_the_fastest(all).count + 1))};
     const auto pruned = divide_workspace(fronts, total);
     ASSERT_EQ(pruned.has_value(), total >= smallest(fronts));
-    if (pruned) { EXPECT_EQ(pruned->time_ms, by_trying_all(all, total)); }
+    if (pruned) {
+      EXPECT_EQ(pruned->time_ms, by_trying_all(all, total));
+    }
   }
 }
 
@@ -220,7 +233,8 @@ TEST(DivideWorkspace, IsNeverSlowerThanEqualShares) {
     }
     for (int64_t share = 1 << 14; share < int64_t{1} << 28; share *= 4) {
       double shares_ms = 0;
-      for (const MicroBatchKernels& candidates : candidates) shares_ms += fastest_within(candidates, 64, Bytes{share})->time_ms;
+      for (const MicroBatchKernels& candidates : candidates)
+        shares_ms += fastest_within(candidates, 64, Bytes{share})->time_ms;
       const auto division = divide_workspace(fronts, Bytes{share * ops});
       ASSERT_TRUE(division);
       EXPECT_LE(division->time_ms, shares_ms);

@@ -1,5 +1,6 @@
-// Kernels that run in parts of the batch, as further items of the candidates: for each set of layouts the desirable configurations
-// (mu-cuDNN's WR for every limit at once), so that a search under any limit finds its fastest among them.
+// Kernels that run in parts of the batch, as further items of the candidates: for each set of layouts the desirable
+// configurations (mu-cuDNN's WR for every limit at once), so that a search under any limit finds its fastest among
+// them.
 #include <algorithm>
 
 #include "base/by_id.h"
@@ -24,10 +25,12 @@ bool is_plain_name(const std::string& kernel) {
 }
 
 // What the table knows of parts of that many rows with these layouts.
-std::vector<MicroKernel> measured_parts(const Graph& graph, const Op& op, const KernelSpec& layouts, int64_t rows, const CostTable& costs) {
+std::vector<MicroKernel> measured_parts(const Graph& graph, const Op& op, const KernelSpec& layouts, int64_t rows,
+                                        const CostTable& costs) {
   std::vector<MicroKernel> result;
   const std::string signature = part_signature(graph, op, layouts, rows);
-  for (auto it = costs.entries().lower_bound({signature, "", 0}); it != costs.entries().end() && it->first.signature == signature; ++it) {
+  for (auto it = costs.entries().lower_bound({signature, "", 0});
+       it != costs.entries().end() && it->first.signature == signature; ++it) {
     const Cost& cost = it->second;
     if (it->first.threads != 0 || cost.workspace.count < 0 || !is_plain_name(it->first.kernel)) continue;
     result.push_back({it->first.kernel, rows, cost.time_ms, part_workspace(cost.workspace)});
@@ -48,7 +51,8 @@ class OfferedParts {
       const int64_t rows = divisible_batch(part.graph, op);
       for (const KernelSpec& spec : specs) {
         if (!same_layouts(spec, layouts) || spec.last_resort) continue;
-        candidates[rows].push_back({spec.name, rows, costs_.cost(part.graph, op, spec).time_ms, part_workspace(spec.workspace)});
+        candidates[rows].push_back(
+            {spec.name, rows, costs_.cost(part.graph, op, spec).time_ms, part_workspace(spec.workspace)});
       }
     }
   }
@@ -77,7 +81,8 @@ class OfferedParts {
 
 bool is_settled(const KernelSpec& spec) {
   auto open = [](const Layout& layout) { return layout.tag == kAnyLayout.tag; };
-  return std::none_of(spec.inputs.begin(), spec.inputs.end(), open) && std::none_of(spec.outputs.begin(), spec.outputs.end(), open);
+  return std::none_of(spec.inputs.begin(), spec.inputs.end(), open) &&
+         std::none_of(spec.outputs.begin(), spec.outputs.end(), open);
 }
 
 bool rows_lie_apart(const Op& op, const KernelSpec& spec) {
@@ -117,9 +122,11 @@ void KernelCandidates::add_divided(const Op& op, LayoutFamily family, std::vecto
   const int64_t batch = divisible_batch(graph_, op);
   const BatchSizes sizes = batch_sizes_.value_or(BatchSizes::power_of_two);
   // A library may refuse the whole for its size, as cuDNN does from 2^31 elements: parts of it are worth estimating.
-  const bool slow = !items.empty() && std::all_of(items.begin(), items.end(), [](const Item& item) { return item.spec.last_resort; });
+  const bool slow =
+      !items.empty() && std::all_of(items.begin(), items.end(), [](const Item& item) { return item.spec.last_resort; });
   if (batch < 2 || sizes == BatchSizes::undivided || (!batch_sizes_ && costs_.entries().empty() && !slow)) return;
-  const bool spacious = std::any_of(items.begin(), items.end(), [](const Item& item) { return item.spec.workspace.count > 0; });
+  const bool spacious =
+      std::any_of(items.begin(), items.end(), [](const Item& item) { return item.spec.workspace.count > 0; });
   if (!spacious && !slow) return;
   if (sizes == BatchSizes::all && batch > kMostMicroBatches) return;
   const std::vector<int64_t> rows = micro_batch_sizes(sizes, batch);
@@ -140,7 +147,8 @@ void KernelCandidates::add_divided(const Op& op, LayoutFamily family, std::vecto
     if (!has_workspaces && !slow) continue;
     for (int64_t n : rows) {
       if (n >= batch) continue;
-      if (std::vector<MicroKernel> known = measured_parts(graph_, op, layouts, n, costs_); !known.empty()) candidates.emplace(n, std::move(known));
+      if (std::vector<MicroKernel> known = measured_parts(graph_, op, layouts, n, costs_); !known.empty())
+        candidates.emplace(n, std::move(known));
     }
     if (candidates.size() < 2 && (batch_sizes_ || slow)) offered.add_to(candidates, layouts, batch);
     drop_unaligned(device_, graph_, op, layouts, batch, candidates);
@@ -156,7 +164,8 @@ void KernelCandidates::add_divided(const Op& op, LayoutFamily family, std::vecto
   }
 }
 
-std::optional<KernelCandidates::Item> KernelCandidates::assemble(const Op& op, LayoutFamily family, const std::string& kernel) const {
+std::optional<KernelCandidates::Item> KernelCandidates::assemble(const Op& op, LayoutFamily family,
+                                                                 const std::string& kernel) const {
   const std::vector<MicroBatch> parts = parts_of(kernel);
   if (parts.empty() || divisible_batch(graph_, op) == 0) return std::nullopt;
   std::optional<Item> result;
@@ -177,7 +186,8 @@ std::optional<KernelCandidates::Item> KernelCandidates::assemble(const Op& op, L
     most = std::max(most, part_workspace(spec->workspace));
     const int64_t alignment = device_.row_alignment(op, parts[begin].kernel);
     if (begin > 0 && !is_aligned_at(graph_, op, row, alignment, &result->spec)) return std::nullopt;
-    if (end - begin > 1 && !is_aligned_at(graph_, op, row + parts[begin].batch, alignment, &result->spec)) return std::nullopt;
+    if (end - begin > 1 && !is_aligned_at(graph_, op, row + parts[begin].batch, alignment, &result->spec))
+      return std::nullopt;
     row += static_cast<int64_t>(end - begin) * parts[begin].batch;
   }
   if (left != 0 || !rows_lie_apart(op, result->spec)) return std::nullopt;
@@ -186,13 +196,15 @@ std::optional<KernelCandidates::Item> KernelCandidates::assemble(const Op& op, L
   return result;
 }
 
-std::vector<const KernelCandidates::Item*> KernelCandidates::named(OpId id, LayoutFamily family, const std::string& kernel) {
+std::vector<const KernelCandidates::Item*> KernelCandidates::named(OpId id, LayoutFamily family,
+                                                                   const std::string& kernel) {
   std::vector<const Item*> result;
   for (const Item& item : of(id, family)) {
     if (item.spec.name == kernel) result.push_back(&item);
   }
   if (!result.empty()) return result;
-  if (std::optional<Item> item = assemble(graph_.op(id), family, kernel)) result.push_back(&assembled_.emplace_back(std::move(*item)));
+  if (std::optional<Item> item = assemble(graph_.op(id), family, kernel))
+    result.push_back(&assembled_.emplace_back(std::move(*item)));
   return result;
 }
 

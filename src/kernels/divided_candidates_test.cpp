@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "cost/signature.h"
-#include "kernels/layout_search.h"
 #include "device/divided.h"
+#include "kernels/layout_search.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
 #include "tests/support/error_text.h"
@@ -23,7 +23,8 @@ class TwoKernels : public Device {
   const DeviceInfo& info() const override { return info_; }
   std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily) const override {
     auto spec = [&](std::string name, Bytes workspace) {
-      return KernelSpec{std::move(name), std::vector<Layout>(op.inputs.size()), std::vector<Layout>(op.outputs.size()), workspace};
+      return KernelSpec{std::move(name), std::vector<Layout>(op.inputs.size()), std::vector<Layout>(op.outputs.size()),
+                        workspace};
     };
     if (divisible_batch(graph, op) == 0) return {spec("only", {})};
     return {spec("direct", {}), spec("fast", fast_workspace(divisible_batch(graph, op)))};
@@ -125,8 +126,9 @@ TEST(DividedCandidates, APinnedConfigurationIsRepeatedWhateverTheCosts) {
   }
   for (const char* wrong : {"fast@4+direct@2", "slow@4*2", "fast@4+direct@8"}) {
     options.pinned_kernels["forward"] = wrong;
-    EXPECT_THAT(testing::error_text(ErrorCode::unsupported, [&] { chosen(e, e.forward, CostTable{}, options); }),
-                ::testing::HasSubstr(std::string("is to run by kernel '") + wrong + "', which this device does not offer"));
+    EXPECT_THAT(
+        testing::error_text(ErrorCode::unsupported, [&] { chosen(e, e.forward, CostTable{}, options); }),
+        ::testing::HasSubstr(std::string("is to run by kernel '") + wrong + "', which this device does not offer"));
   }
 }
 

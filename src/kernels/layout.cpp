@@ -27,7 +27,9 @@ LayoutAssignment cheapest_family(const Graph& graph, std::span<const OpId> order
   if (options.exact) families = {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain};
   if (options.family) families = {*options.family};
   std::optional<LayoutAssignment> best;
-  auto rank = [&](const LayoutAssignment& a) { return std::pair(excess(a, options.asked_limit), options.exact ? 0 : a.time_ms); };
+  auto rank = [&](const LayoutAssignment& a) {
+    return std::pair(excess(a, options.asked_limit), options.exact ? 0 : a.time_ms);
+  };
   std::optional<Error> first_error;
   for (LayoutFamily family : families) {
     try {

@@ -79,10 +79,12 @@ class LayoutSearch {
   std::vector<const KernelCandidates::Item*> fastest_allowed(const std::vector<KernelCandidates::Item>& items) const {
     std::vector<const KernelCandidates::Item*> result;  // by layouts
     const bool divide = options_.batch_sizes != BatchSizes::undivided;
-    const Bytes limit = options_.exact ? options_.asked_limit : std::min(options_.workspace_limit, options_.asked_limit);
+    const Bytes limit =
+        options_.exact ? options_.asked_limit : std::min(options_.workspace_limit, options_.asked_limit);
     for (const KernelCandidates::Item& item : items) {
       if (!candidates_.is_allowed(item, divide) || item.spec.workspace > limit) continue;
-      auto same = std::find_if(result.begin(), result.end(), [&](const auto* other) { return other->layouts == item.layouts; });
+      auto same =
+          std::find_if(result.begin(), result.end(), [&](const auto* other) { return other->layouts == item.layouts; });
       if (same == result.end()) {
         result.push_back(&item);
       } else if (is_better(item.time_ms, item.spec, (*same)->time_ms, (*same)->spec)) {
@@ -98,7 +100,8 @@ class LayoutSearch {
     return result;
   }
 
-  // Of two that take the same time, the one with less workspace; or the one that stands first, where the device knows best.
+  // Of two that take the same time, the one with less workspace; or the one that stands first, where the device knows
+  // best.
   bool is_better(double ms, const KernelSpec& spec, double than_ms, const KernelSpec& than) const {
     if (ms != than_ms) return ms < than_ms;
     return !candidates_.is_in_order() && spec.workspace < than.workspace;
@@ -124,8 +127,8 @@ class LayoutSearch {
     };
     for (size_t i : open) {
       if (i >= op.inputs.size()) continue;
-      add_choice(made_[op.inputs[i]]);  // plain where a state is not decided
-      if (op.type->changes_state) break;    // the parameter decides
+      add_choice(made_[op.inputs[i]]);    // plain where a state is not decided
+      if (op.type->changes_state) break;  // the parameter decides
     }
     if (choices.empty()) choices.push_back({});
     const Shape& shape = tensor_at(op, open[0]).shape;
@@ -263,8 +266,7 @@ class LayoutSearch {
       if (!same_layout(spec.inputs[in], spec.outputs[out])) return false;
       // A state is updated where it lies, not in a copy.
       const TensorId id = op.inputs[in];
-      if (state_before_[op.outputs[out]] == id && decided_[id] &&
-          !same_layout(made_[id], spec.inputs[in])) {
+      if (state_before_[op.outputs[out]] == id && decided_[id] && !same_layout(made_[id], spec.inputs[in])) {
         return false;
       }
     }
@@ -332,8 +334,7 @@ class LayoutSearch {
         continue;
       }
       time_ms += input_ms({}, id, spec.inputs[i], op.phase);
-      if (!same_layout(made_[id], spec.inputs[i]))
-        copies_.insert({id.index, canonical(spec.inputs[i]).tag, op.phase});
+      if (!same_layout(made_[id], spec.inputs[i])) copies_.insert({id.index, canonical(spec.inputs[i]).tag, op.phase});
     }
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       made_[op.outputs[i]] = canonical(spec.outputs[i]);
@@ -377,7 +378,8 @@ ById<TensorId, std::optional<Layout>> outside_layouts(const Graph& graph, const 
   return result;
 }
 
-KernelCandidates::KernelCandidates(const Graph& graph, const Device& device, const CostTable& costs, std::optional<BatchSizes> batch_sizes, bool exact)
+KernelCandidates::KernelCandidates(const Graph& graph, const Device& device, const CostTable& costs,
+                                   std::optional<BatchSizes> batch_sizes, bool exact)
     : graph_(graph), device_(device), costs_(costs), batch_sizes_(batch_sizes), exact_(exact) {
   std::unordered_map<std::string, int> classes;
   for (const Op& op : graph.ops()) {
@@ -388,15 +390,15 @@ KernelCandidates::KernelCandidates(const Graph& graph, const Device& device, con
 }
 
 const std::vector<KernelCandidates::Item>& KernelCandidates::of(OpId id, LayoutFamily family) {
-  std::optional<std::vector<Item>>& place =
-      items_[at(family)][at(class_of_op_[id])];
+  std::optional<std::vector<Item>>& place = items_[at(family)][at(class_of_op_[id])];
   if (place) return *place;
   const Op& op = graph_.op(id);
   std::vector<Item> items;
   if (!op.type->is_view) {
     for (KernelSpec& spec : device_.kernels(graph_, op, family)) {
       const double ms = costs_.cost(graph_, op, spec).time_ms;
-      auto same = std::find_if(items.begin(), items.end(), [&](const Item& item) { return same_layouts(item.spec, spec); });
+      auto same =
+          std::find_if(items.begin(), items.end(), [&](const Item& item) { return same_layouts(item.spec, spec); });
       const int layouts = same == items.end() ? static_cast<int>(items.size()) : same->layouts;
       items.push_back({std::move(spec), ms, layouts});
     }
@@ -434,8 +436,8 @@ double KernelCandidates::reorder_ms(const Tensor& tensor, const Layout& from, co
   return place->second;
 }
 
-LayoutAssignment assign_layouts(const Graph& graph, std::span<const OpId> order, KernelCandidates& candidates, LayoutFamily family,
-                                const LayoutOptions& options) {
+LayoutAssignment assign_layouts(const Graph& graph, std::span<const OpId> order, KernelCandidates& candidates,
+                                LayoutFamily family, const LayoutOptions& options) {
   return LayoutSearch(graph, candidates, family, options).run(order);
 }
 

@@ -26,21 +26,22 @@ namespace plimsoll {
 class KernelCandidates {
  public:
   struct Item {
-    KernelSpec spec;      // the name is a configuration where the batch is divided
+    KernelSpec spec;  // the name is a configuration where the batch is divided
     double time_ms = 0;
-    int layouts = 0;      // the same number: the same layouts, in one op and family
+    int layouts = 0;  // the same number: the same layouts, in one op and family
     bool divided = false;
   };
 
   // With `exact`, what may be chosen by rule alone: no parts, and is_allowed() tells which items.
-  KernelCandidates(const Graph& graph, const Device& device, const CostTable& costs, std::optional<BatchSizes> batch_sizes = {},
-             bool exact = false);
+  KernelCandidates(const Graph& graph, const Device& device, const CostTable& costs,
+                   std::optional<BatchSizes> batch_sizes = {}, bool exact = false);
   // Never empty; empty for views. Throws Error(unsupported) as the device does.
   const std::vector<Item>& of(OpId op, LayoutFamily family);
   // The item of that name, which may be a configuration that `of` has not; none where the device has no such kernels.
   std::vector<const Item*> named(OpId op, LayoutFamily family, const std::string& kernel);
   bool is_allowed(const Item& item, bool divide) const;
-  // Whether the first of kernels that estimates do not tell apart is taken, rather than the one with the least workspace.
+  // Whether the first of kernels that estimates do not tell apart is taken, rather than the one with the least
+  // workspace.
   bool is_in_order() const { return device_.info().lists_best_first; }
   size_t class_of(OpId op) const { return at(class_of_op_[op]); }
   size_t class_count() const { return items_[0].size(); }
@@ -63,15 +64,15 @@ class KernelCandidates {
 
 struct LayoutAssignment {
   LayoutFamily family = LayoutFamily::plain;
-  ById<TensorId, Layout> made;         // by tensor: as its producer makes it, or as it comes from outside
+  ById<TensorId, Layout> made;     // by tensor: as its producer makes it, or as it comes from outside
   ById<OpId, KernelSpec> kernels;  // by op: the chosen kernel and the layouts that it will see; "" for views
-  double time_ms = 0;               // kernels and reorders
+  double time_ms = 0;              // kernels and reorders
 };
 
 // Throws Error(unsupported) where the family cannot do it: no kernel, no pinned kernel, or none that fits a mask's
 // layout.
-LayoutAssignment assign_layouts(const Graph& graph, std::span<const OpId> order, KernelCandidates& candidates, LayoutFamily family,
-                                const LayoutOptions& options);
+LayoutAssignment assign_layouts(const Graph& graph, std::span<const OpId> order, KernelCandidates& candidates,
+                                LayoutFamily family, const LayoutOptions& options);
 
 // The layouts that a tensor must have for the world outside the step: plain for outputs, the state's own for what a
 // state becomes. None for the others.

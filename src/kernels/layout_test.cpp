@@ -430,8 +430,9 @@ TEST(Layouts, AreChosenOnce) {
   TestNet net = make_net(2);
   const FakeDevice device(cpu_like);
   choose_layouts(net.graph, device, CostTable{}, {.family = LayoutFamily::blocked});
-  EXPECT_THAT(testing::error_text(ErrorCode::invalid_input, [&] { choose_layouts(net.graph, device, CostTable{}, {}); }),
-              ::testing::MatchesRegex("the layouts of graph '.*' are chosen already: it has the op '.*/reorder'"));
+  EXPECT_THAT(
+      testing::error_text(ErrorCode::invalid_input, [&] { choose_layouts(net.graph, device, CostTable{}, {}); }),
+      ::testing::MatchesRegex("the layouts of graph '.*' are chosen already: it has the op '.*/reorder'"));
 }
 
 TEST(Layouts, AskTheDeviceOncePerSignature) {

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "base/by_id.h"
-#include "plimsoll/ops.h"
 #include "kernels/workspace_limits.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -28,7 +28,8 @@ Bytes largest(const LaidOut& laid) {
 
 }  // namespace
 
-KernelSelection::KernelSelection(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
+KernelSelection::KernelSelection(const Network& network, const Device& device, const CostTable& costs,
+                                 const CompileOptions& options)
     : network_(network),
       device_(device),
       fixed_costs_(costs.unmeasured()),
@@ -57,7 +58,8 @@ LaidOut KernelSelection::lay_out(const Choice& choice, Bytes asked) {
 // Divides the total, where there is one.
 bool KernelSelection::keep_limits(LaidOut& laid, const Choice& choice) {
   if (largest(laid) > each_) return false;
-  return !total_ || divide_total(laid.graph, candidates_, laid.layouts, choice.divide, *total_, std::min(choice.limit, each_));
+  return !total_ ||
+         divide_total(laid.graph, candidates_, laid.layouts, choice.divide, *total_, std::min(choice.limit, each_));
 }
 
 std::optional<LaidOut> KernelSelection::choose(const Choice& choice) {
@@ -66,7 +68,8 @@ std::optional<LaidOut> KernelSelection::choose(const Choice& choice) {
   auto consider = [&](const Choice& how, Bytes asked) {
     LaidOut laid = lay_out(how, asked);
     widest = std::max(widest, largest(laid));
-    if (keep_limits(laid, choice) && (!best || laid.layouts.estimated_ms < best->layouts.estimated_ms)) best = std::move(laid);
+    if (keep_limits(laid, choice) && (!best || laid.layouts.estimated_ms < best->layouts.estimated_ms))
+      best = std::move(laid);
   };
   consider(choice, each_);
   if (total_) {  // layouts that suit the fastest kernels, those that an equal share gives every op, and the smallest
@@ -74,7 +77,8 @@ std::optional<LaidOut> KernelSelection::choose(const Choice& choice) {
     if (part < std::min(choice.limit, each_)) consider({choice.family, part, choice.divide}, each_);
     // The total is divided among kernels of the same layouts, so those that suit every smaller limit are tried.
     const Bytes most = std::min({choice.limit, each_, *total_, widest});
-    for (Bytes limit = kSmallestLimit; limit < most; limit = {limit.count * 2}) consider({choice.family, limit, choice.divide}, each_);
+    for (Bytes limit = kSmallestLimit; limit < most; limit = {limit.count * 2})
+      consider({choice.family, limit, choice.divide}, each_);
     consider({choice.family, 0_B, choice.divide}, each_);
   }
   // The cheapest family may need too much for its reorders, or for its smallest kernels.
@@ -91,9 +95,11 @@ std::optional<LaidOut> KernelSelection::choose(const Choice& choice) {
   return best;
 }
 
-std::optional<LaidOut> KernelSelection::upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room) {
+std::optional<LaidOut> KernelSelection::upgrade(const LaidOut& laid, bool divide,
+                                                const std::function<Bytes(OpId)>& room) {
   LaidOut next = laid;
-  const int changed = choose_within(next.graph, candidates_, next.layouts, divide, [&](OpId op) { return std::min(room(op), each_); });
+  const int changed =
+      choose_within(next.graph, candidates_, next.layouts, divide, [&](OpId op) { return std::min(room(op), each_); });
   if (changed == 0) return std::nullopt;
   return next;
 }
@@ -120,7 +126,8 @@ Infeasible KernelSelection::over_limit(bool divide) {
     return sum;
   };
   auto least_by = [&](auto measure) {
-    return *std::min_element(all.begin(), all.end(), [&](const LaidOut& a, const LaidOut& b) { return measure(a) < measure(b); });
+    return *std::min_element(all.begin(), all.end(),
+                             [&](const LaidOut& a, const LaidOut& b) { return measure(a) < measure(b); });
   };
   LaidOut least = least_by(largest);
   Infeasible result{.policy = options_.policy, .flag = "--workspace", .budget = each_, .minimum = largest(least)};
@@ -138,14 +145,16 @@ Infeasible KernelSelection::over_limit(bool divide) {
     if (total ? workspace.count == 0 || !counts_in_total(op) : workspace <= each_) continue;
     result.needs.push_back({.tensor = op.name, .bytes = workspace, .workspace = true});
   }
-  std::stable_sort(result.needs.begin(), result.needs.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  std::stable_sort(result.needs.begin(), result.needs.end(),
+                   [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   if (!result.needs.empty()) {
     const Op& op = least.graph.op(least.graph.find_op(result.needs[0].tensor));
     result.op = op.name;
     result.layer = op.layer;
   }
   result.suggestion = fmt::format("raise {} to {}", result.flag, result.minimum.count);
-  if (!options_.exact && options_.batch_sizes == BatchSizes::undivided) result.suggestion += ", or let --batch-sizes divide the batch";
+  if (!options_.exact && options_.batch_sizes == BatchSizes::undivided)
+    result.suggestion += ", or let --batch-sizes divide the batch";
   return result;
 }
 

@@ -27,10 +27,11 @@ class KernelSelection {
   // Kernels that the options pin are repeated, whatever their workspaces.
   KernelSelection(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options);
 
-  // Every op within --workspace, all convolutions and fully connected layers together within --workspace-total. Nothing where no
-  // family of layouts keeps them.
+  // Every op within --workspace, all convolutions and fully connected layers together within --workspace-total. Nothing
+  // where no family of layouts keeps them.
   std::optional<LaidOut> choose(const Choice& choice);
-  // The same layouts with the fastest kernels within room(op), and within --workspace; nothing where it has those already.
+  // The same layouts with the fastest kernels within room(op), and within --workspace; nothing where it has those
+  // already.
   std::optional<LaidOut> upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room);
   // Which limit is too low, the least that would do, and the ops that need it; for who got nothing.
   Infeasible over_limit(bool divide);

@@ -32,14 +32,17 @@ int32_t known_ops(const Graph& graph) {
   return count;
 }
 
-const KernelCandidates::Item* find(const std::vector<const KernelCandidates::Item*>& items, const KernelChoice& choice) {
-  const auto it = std::find_if(items.begin(), items.end(), [&](const auto* item) { return item->spec.name == choice.kernel; });
+const KernelCandidates::Item* find(const std::vector<const KernelCandidates::Item*>& items,
+                                   const KernelChoice& choice) {
+  const auto it =
+      std::find_if(items.begin(), items.end(), [&](const auto* item) { return item->spec.name == choice.kernel; });
   return it == items.end() ? nullptr : *it;
 }
 
 }  // namespace
 
-std::vector<const KernelCandidates::Item*> interchangeable(const Graph& graph, OpId id, KernelCandidates& candidates, LayoutFamily family, bool divide) {
+std::vector<const KernelCandidates::Item*> interchangeable(const Graph& graph, OpId id, KernelCandidates& candidates,
+                                                           LayoutFamily family, bool divide) {
   std::vector<const KernelCandidates::Item*> result;
   const Op& op = graph.op(id);
   if (op.type->is_view) return result;
@@ -53,7 +56,8 @@ std::vector<const KernelCandidates::Item*> interchangeable(const Graph& graph, O
   return result;
 }
 
-int choose_within(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide, const std::function<Bytes(OpId)>& room) {
+int choose_within(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide,
+                  const std::function<Bytes(OpId)>& room) {
   int changed = 0;
   for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
     const auto items = interchangeable(graph, op, candidates, layouts.family, divide);
@@ -81,7 +85,8 @@ Bytes share_of_total(const Graph& graph, Bytes total) {
   return {total.count / std::max<int64_t>(ops, 1)};
 }
 
-bool divide_total(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide, Bytes total, Bytes each) {
+bool divide_total(const Graph& graph, KernelCandidates& candidates, LayoutResult& layouts, bool divide, Bytes total,
+                  Bytes each) {
   std::vector<OpId> ops;
   std::vector<const KernelCandidates::Item*> before;
   std::vector<std::vector<const KernelCandidates::Item*>> choices;
@@ -99,7 +104,8 @@ bool divide_total(const Graph& graph, KernelCandidates& candidates, LayoutResult
     for (const KernelCandidates::Item* item : items) least = std::min(least, item->spec.workspace);
     std::erase_if(items, [&](const auto* item) { return item->spec.workspace > std::max(each, least); });
     std::vector<Configuration> front;
-    for (const KernelCandidates::Item* item : items) front.push_back({.time_ms = item->time_ms, .workspace = item->spec.workspace});
+    for (const KernelCandidates::Item* item : items)
+      front.push_back({.time_ms = item->time_ms, .workspace = item->spec.workspace});
     ops.push_back(op);
     choices.push_back(std::move(items));
     fronts.push_back(std::move(front));

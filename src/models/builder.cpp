@@ -66,17 +66,10 @@ TensorId Builder::source(const std::string& name, const Shape& shape, Role role,
 TensorId Builder::weight(const std::string& layer, const Shape& shape, const WeightInit& init, Fan fan) {
   Initializer start{Initializer::Kind::normal, 0, init.deviation};
   switch (init.kind) {
-    case WeightInit::Kind::uniform_fan_in:
-      start = {Initializer::Kind::uniform, 0, 1 / std::sqrt(fan.in)};
-      break;
-    case WeightInit::Kind::kaiming_fan_in:
-      start.scale = std::sqrt(2.0 / static_cast<double>(fan.in));
-      break;
-    case WeightInit::Kind::kaiming_fan_out:
-      start.scale = std::sqrt(2.0 / static_cast<double>(fan.out));
-      break;
-    case WeightInit::Kind::normal:
-      break;
+    case WeightInit::Kind::uniform_fan_in: start = {Initializer::Kind::uniform, 0, 1 / std::sqrt(fan.in)}; break;
+    case WeightInit::Kind::kaiming_fan_in: start.scale = std::sqrt(2.0 / static_cast<double>(fan.in)); break;
+    case WeightInit::Kind::kaiming_fan_out: start.scale = std::sqrt(2.0 / static_cast<double>(fan.out)); break;
+    case WeightInit::Kind::normal: break;
   }
   return source(layer + ".weight", shape, Role::parameter, start);
 }

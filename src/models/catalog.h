@@ -31,7 +31,8 @@ struct ModelName {
   std::string_view kind;  // "resnet"
   ModelOptions options;
 };
-// Throws Error(invalid_input) for a network or an option that there is not, with the nearest, and for one without a value.
+// Throws Error(invalid_input) for a network or an option that there is not, with the nearest, and for one without a
+// value.
 ModelName parse_model_name(std::string_view name);
 
 struct ModelRequest {

@@ -45,23 +45,47 @@ const std::vector<Entry>& entries() {
       {"resnet50", "ResNet of 50 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
       {"resnet101", "ResNet of 101 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
       {"resnet152", "ResNet of 152 layers for ImageNet, bottlenecks", {}, 3, 224, 1000, build_resnet},
-      {"resnet", "ResNet with a-b-c-d bottlenecks: depth 3(a+b+c+d)+2", {"blocks"}, 3, 224, 1000, build_resnet,
+      {"resnet",
+       "ResNet with a-b-c-d bottlenecks: depth 3(a+b+c+d)+2",
+       {"blocks"},
+       3,
+       224,
+       1000,
+       build_resnet,
        "resnet:6-32-788-6"},
       {"resnet20", "ResNet of 20 layers for CIFAR", {"bn"}, 3, 32, 10, build_cifar_resnet, "resnet32:bn=0"},
       {"resnet32", "ResNet of 32 layers for CIFAR", {"bn"}, 3, 32, 10, build_cifar_resnet, "resnet32:bn=0"},
       {"resnet44", "ResNet of 44 layers for CIFAR", {"bn"}, 3, 32, 10, build_cifar_resnet, "resnet32:bn=0"},
       {"resnet56", "ResNet of 56 layers for CIFAR", {"bn"}, 3, 32, 10, build_cifar_resnet, "resnet32:bn=0"},
       {"resnet110", "ResNet of 110 layers for CIFAR", {"bn"}, 3, 32, 10, build_cifar_resnet, "resnet32:bn=0"},
-      {"inception3", "Inception v3 without the auxiliary classifier", {"dropout"}, 3, 299, 1000, build_inception3,
+      {"inception3",
+       "Inception v3 without the auxiliary classifier",
+       {"dropout"},
+       3,
+       299,
+       1000,
+       build_inception3,
        "inception3:dropout=0.5"},
       {"inception4", "Inception v4", {"dropout"}, 3, 299, 1000, build_inception4, "inception4:dropout=0.2"},
       {"densenet121", "DenseNet of 121 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
       {"densenet161", "DenseNet of 161 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
       {"densenet169", "DenseNet of 169 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
       {"densenet201", "DenseNet of 201 layers for ImageNet", {}, 3, 224, 1000, build_densenet},
-      {"densenet", "DenseNet for CIFAR, without bottlenecks", {"depth", "growth"}, 3, 32, 10, build_cifar_densenet,
+      {"densenet",
+       "DenseNet for CIFAR, without bottlenecks",
+       {"depth", "growth"},
+       3,
+       32,
+       10,
+       build_cifar_densenet,
        "densenet:depth=40,growth=12"},
-      {"dcgan", "DCGAN: generator and discriminator in one step", {"z", "width"}, 3, 64, 1, build_dcgan,
+      {"dcgan",
+       "DCGAN: generator and discriminator in one step",
+       {"z", "width"},
+       3,
+       64,
+       1,
+       build_dcgan,
        "dcgan:z=100,width=64"},
   };
   return list;
@@ -205,8 +229,10 @@ ModelName parse_model_name(std::string_view name) {
 Network build_model(std::string_view name, const ModelInput& input) {
   ModelName parsed = parse_model_name(name);
   const Entry& entry = find_entry(parsed.kind);
-  ModelRequest request{
-      .name = std::string(name), .kind = entry.name, .input = fill_in(entry, input), .options = std::move(parsed.options)};
+  ModelRequest request{.name = std::string(name),
+                       .kind = entry.name,
+                       .input = fill_in(entry, input),
+                       .options = std::move(parsed.options)};
   try {
     return entry.build(request);
   } catch (const Error& error) {

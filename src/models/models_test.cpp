@@ -1,5 +1,5 @@
-#include "base/clock.h"
 #include "plimsoll/models.h"
+#include "base/clock.h"
 
 #include <gtest/gtest.h>
 

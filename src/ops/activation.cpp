@@ -33,7 +33,10 @@ std::vector<OpType> make(const Activation& f) {
             const OpId back = add_backward(graph, backward_name, id, "backward", {dy[0], op.outputs[0]}, op.attributes);
             return std::vector<TensorId>{graph.output(back)};
           },
-      .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{{0, 0}}; },
+      .in_place =
+          [](const Graph&, const Op&) {
+            return std::vector<InPlace>{{0, 0}};
+          },
       .work = [flops](const Graph& graph, const Op& op) { return elementwise_work(graph, op, flops); },
       .reference =
           [f](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
@@ -50,7 +53,10 @@ std::vector<OpType> make(const Activation& f) {
             return std::vector<TensorSpec>{{in[0]->shape, in[0]->dtype}};
           },
       .gradient = {},
-      .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{{0, 0}, {0, 1}}; },
+      .in_place =
+          [](const Graph&, const Op&) {
+            return std::vector<InPlace>{{0, 0}, {0, 1}};
+          },
       .work = [flops](const Graph& graph, const Op& op) { return elementwise_work(graph, op, flops); },
       .reference =
           [f](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
@@ -68,8 +74,10 @@ std::vector<OpType> make(const Activation& f) {
 std::vector<OpType> activation_ops() {
   const Activation kinds[] = {
       {"Relu", [](double x, double) { return x > 0 ? x : 0; }, [](double y, double) { return y > 0 ? 1.0 : 0.0; }, 1},
-      {"LeakyRelu", [](double x, double s) { return x > 0 ? x : s * x; }, [](double y, double s) { return y > 0 ? 1.0 : s; }, 2},
-      {"Sigmoid", [](double x, double) { return 1 / (1 + std::exp(-x)); }, [](double y, double) { return y * (1 - y); }, 10},
+      {"LeakyRelu", [](double x, double s) { return x > 0 ? x : s * x; },
+       [](double y, double s) { return y > 0 ? 1.0 : s; }, 2},
+      {"Sigmoid", [](double x, double) { return 1 / (1 + std::exp(-x)); }, [](double y, double) { return y * (1 - y); },
+       10},
       {"Tanh", [](double x, double) { return std::tanh(x); }, [](double y, double) { return 1 - y * y; }, 10},
   };
   std::vector<OpType> types;

@@ -123,8 +123,9 @@ OpType conv_backward_weights_op() {
 }  // namespace
 
 std::vector<OpType> conv_ops() {
-  return of_kind(LayerKind::convolution, {in_parts(conv_forward_op(), {{0}, {0}}), in_parts(conv_backward_data_op(), {{0}, {0}}),
-                                          in_parts(conv_backward_weights_op(), {{0, 1}, {}})});
+  return of_kind(LayerKind::convolution,
+                 {in_parts(conv_forward_op(), {{0}, {0}}), in_parts(conv_backward_data_op(), {{0}, {0}}),
+                  in_parts(conv_backward_weights_op(), {{0, 1}, {}})});
 }
 
 }  // namespace plimsoll

@@ -7,23 +7,23 @@
 
 namespace plimsoll {
 
-std::vector<OpType> activation_ops();  // activation.cpp: ReLU, leaky ReLU, sigmoid, tanh
-std::vector<OpType> add_ops();         // add.cpp
-std::vector<OpType> batch_norm_ops();  // batch_norm.cpp
-std::vector<OpType> bias_ops();        // bias.cpp
-std::vector<OpType> concat_ops();      // concat.cpp: Concat, Slice
-std::vector<OpType> constant_ops();    // constant.cpp
-std::vector<OpType> conv_ops();        // conv.cpp
+std::vector<OpType> activation_ops();       // activation.cpp: ReLU, leaky ReLU, sigmoid, tanh
+std::vector<OpType> add_ops();              // add.cpp
+std::vector<OpType> batch_norm_ops();       // batch_norm.cpp
+std::vector<OpType> bias_ops();             // bias.cpp
+std::vector<OpType> concat_ops();           // concat.cpp: Concat, Slice
+std::vector<OpType> constant_ops();         // constant.cpp
+std::vector<OpType> conv_ops();             // conv.cpp
 std::vector<OpType> conv_transpose_ops();   // conv_transpose.cpp
 std::vector<OpType> fully_connected_ops();  // fully_connected.cpp
-std::vector<OpType> layer_model_ops();  // layer_model.cpp: the layers of the papers' tables
-std::vector<OpType> loss_ops();        // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
-std::vector<OpType> lrn_ops();         // lrn.cpp
-std::vector<OpType> pool_ops();        // pool.cpp: max and average
-std::vector<OpType> random_ops();      // random.cpp: dropout, RandomNormal
-std::vector<OpType> reorder_ops();     // reorder.cpp
-std::vector<OpType> reshape_ops();     // reshape.cpp
-std::vector<OpType> update_ops();      // update.cpp: SGD, Adam
+std::vector<OpType> layer_model_ops();      // layer_model.cpp: the layers of the papers' tables
+std::vector<OpType> loss_ops();     // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
+std::vector<OpType> lrn_ops();      // lrn.cpp
+std::vector<OpType> pool_ops();     // pool.cpp: max and average
+std::vector<OpType> random_ops();   // random.cpp: dropout, RandomNormal
+std::vector<OpType> reorder_ops();  // reorder.cpp
+std::vector<OpType> reshape_ops();  // reshape.cpp
+std::vector<OpType> update_ops();   // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     activation_ops,

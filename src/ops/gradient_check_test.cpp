@@ -4,8 +4,8 @@
 
 #include <atomic>
 
-#include "tests/support/interpreter.h"
 #include "ops/reference.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll {
 namespace {

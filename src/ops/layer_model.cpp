@@ -101,7 +101,9 @@ OpType update() {
 
 }  // namespace
 
-std::string_view to_string(LayerKind kind) { return kind == LayerKind::unset ? "unset" : kKindNames[static_cast<size_t>(kind)]; }
+std::string_view to_string(LayerKind kind) {
+  return kind == LayerKind::unset ? "unset" : kKindNames[static_cast<size_t>(kind)];
+}
 
 LayerKind layer_kind_named(std::string_view name) {
   for (size_t i = 0; i < std::size(kKindNames); ++i) {

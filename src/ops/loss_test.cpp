@@ -62,7 +62,10 @@ TEST(SoftmaxCrossEntropy, NamesWhatDoesNotFit) {
               HasSubstr("'in1' is i64; labels are i32"));
   EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, kLabels}, {{"label_smoothing", 1.5}}),
               HasSubstr("label_smoothing is 1.5; it lies in [0, 1)"));
-  EXPECT_EQ(testing::error_text(ErrorCode::invalid_input, [] { run_op("SoftmaxCrossEntropyForward", {kLogits, {{4}, {0, 1, 2, 3}, DType::i32}}); }),
+  EXPECT_EQ(testing::error_text(ErrorCode::invalid_input,
+                                [] {
+                                  run_op("SoftmaxCrossEntropyForward", {kLogits, {{4}, {0, 1, 2, 3}, DType::i32}});
+                                }),
             "row 3 has the label 3, but there are 3 classes");
 }
 

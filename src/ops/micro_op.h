@@ -5,8 +5,8 @@
 
 namespace plimsoll {
 
-// An op of a graph as it is in a network whose batch is smaller: its tensors' rows cut to `batch`, weights as they are, layouts
-// kept. So its signature, and with it its costs, are those of that network.
+// An op of a graph as it is in a network whose batch is smaller: its tensors' rows cut to `batch`, weights as they are,
+// layouts kept. So its signature, and with it its costs, are those of that network.
 struct MicroOp {
   Graph graph;
   OpId op;

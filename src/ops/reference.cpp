@@ -73,7 +73,8 @@ OpId add_backward(Graph& graph, std::string_view type, OpId forward, std::string
   }
   std::string name = fmt::format("{}/{}", stem, suffix);
   for (int i = 2; graph.find_op(name).valid(); ++i) name = fmt::format("{}/{}.{}", stem, suffix, i);
-  const OpId id = graph.add_op(type, name, graph.op(forward).layer, std::move(inputs), std::move(attributes), Phase::backward);
+  const OpId id =
+      graph.add_op(type, name, graph.op(forward).layer, std::move(inputs), std::move(attributes), Phase::backward);
   graph.op(id).forward = forward;
   return id;
 }

@@ -17,10 +17,11 @@ struct Registry {
 
   const OpType& add(OpType type) {
     if (type.kind == LayerKind::unset) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("op type '{}' has no kind: set OpType::kind to that of its layer, such as LayerKind::activation, "
-                              "or to LayerKind::other",
-                              type.name));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("op type '{}' has no kind: set OpType::kind to that of its layer, such as LayerKind::activation, "
+                      "or to LayerKind::other",
+                      type.name));
     }
     auto [it, added] = types.emplace(type.name, nullptr);
     if (!added) throw Error(ErrorCode::invalid_input, fmt::format("there is already an op type '{}'", type.name));

@@ -14,14 +14,9 @@ T* elements(const TensorView& view) {
 template <class Body>
 void with_floating_type(const TensorView& view, Body body) {
   switch (view.dtype) {
-    case DType::f32:
-      body(float{});
-      return;
-    case DType::f64:
-      body(double{});
-      return;
-    default:
-      throw Error(ErrorCode::internal, "a floating tensor is expected");
+    case DType::f32: body(float{}); return;
+    case DType::f64: body(double{}); return;
+    default: throw Error(ErrorCode::internal, "a floating tensor is expected");
   }
 }
 

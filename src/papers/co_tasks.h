@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "papers/scaling.h"
 #include "cores/strategies.h"
+#include "papers/scaling.h"
 #include "plimsoll/models.h"
 
 namespace plimsoll {

@@ -116,13 +116,13 @@ void add_outcome(std::vector<Finding>& rows, const std::string& table, const Pap
       "simulated; two hardware threads do 1.03 times the work of one (Table III)");
   add("all four", network.all, o.recommended / o.with4, "x", "simulated; as the paper states them");
   add("auto", network.all, o.recommended / o.chosen, "x",
-      !o.policy.threads.empty() ? "simulated; threads by the longest chain of ops and all their work"
-                                : fmt::format("simulated; of the bounds tried, at most {} threads an op give the shortest step",
-                                              o.policy.most_threads == 0 ? kCores : o.policy.most_threads));
+      !o.policy.threads.empty()
+          ? "simulated; threads by the longest chain of ops and all their work"
+          : fmt::format("simulated; of the bounds tried, at most {} threads an op give the shortest step",
+                        o.policy.most_threads == 0 ? kCores : o.policy.most_threads));
   add("best uniform setting", network.manual, o.recommended / o.manual.total_ms, "x",
       fmt::format("simulated; exhaustive: {} ops at once, {} threads each", o.manual.inter_op, o.manual.intra_op));
-  add("auto, over the best uniform", network.all / network.manual, o.manual.total_ms / o.chosen, "x",
-      "simulated");
+  add("auto, over the best uniform", network.all / network.manual, o.manual.total_ms / o.chosen, "x", "simulated");
   add("ops at once, Strategy 3", network.together3, o.together3, "ops",
       "simulated; mean over starts and ends, as in Figure 4");
   add("ops at once, Strategies 3 and 4", network.together4, o.together4, "ops", "simulated; mean over starts and ends");
@@ -177,7 +177,8 @@ std::vector<Finding> concurrency_table1() {
       const std::string note = fitted_note(setting.speedup[n], base / ms);
       rows.push_back({"concurrency-table1", row, "speedup", setting.speedup[n], base / ms, "x",
                       misprint ? fmt::format("{}; the paper prints 1.21, its times give 1.08", note) : note});
-      rows.push_back({"concurrency-table1", row, "time of a step", setting.ms[n], ms, "ms", fitted_note(setting.ms[n], ms)});
+      rows.push_back(
+          {"concurrency-table1", row, "time of a step", setting.ms[n], ms, "ms", fitted_note(setting.ms[n], ms)});
     }
   }
   return rows;
@@ -276,9 +277,8 @@ std::vector<Finding> concurrency_table5() {
             100 * interpolation_accuracy(curve, actual, curve.most_threads()) / static_cast<double>(tasks.size());
         beyond += 100 * interpolation_accuracy(curve, actual, kCores) / static_cast<double>(tasks.size());
       }
-      rows.push_back(
-          {"concurrency-table5", all[n].name, fmt::format("accuracy, interval {}", intervals[i]), paper[n][i], climbed,
-           "%", interpolation_note(paper[n][i], climbed)});
+      rows.push_back({"concurrency-table5", all[n].name, fmt::format("accuracy, interval {}", intervals[i]),
+                      paper[n][i], climbed, "%", interpolation_note(paper[n][i], climbed)});
       rows.push_back({"concurrency-table5", all[n].name, fmt::format("up to 68 threads, interval {}", intervals[i]),
                       std::nullopt, beyond, "%",
                       "simulated; with the counts beyond the optimum, which no strategy uses"});

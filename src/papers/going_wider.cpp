@@ -106,8 +106,8 @@ struct Framework {
 constexpr Framework kFrameworks[] = {
     {"Caffe", "caffe"}, {"MXNet", "mxnet:recompute=mirror"}, {"Torch", "torch"}, {"TensorFlow", "tensorflow"}};
 
-// What the policy keeps, and why that gives another number than the paper's. MXNet and TensorFlow begin where liveness alone
-// ends.
+// What the policy keeps, and why that gives another number than the paper's. MXNet and TensorFlow begin where liveness
+// alone ends.
 std::string reason(std::string_view framework, std::optional<double> paper, int64_t ours, int64_t by_liveness) {
   const bool mxnet = framework == "MXNet";
   if (framework == "Caffe") {
@@ -118,15 +118,17 @@ std::string reason(std::string_view framework, std::optional<double> paper, int6
     return fmt::format("every layer's output and gradient stays; {}", kNoWorkspaces);
   }
   if (framework == "Torch") {
-    return fmt::format("outputs stay to the end, gradients only while they are read; Torch's modules keep theirs unless "
-                       "they are shared, and {}",
-                       kNoWorkspaces);
+    return fmt::format(
+        "outputs stay to the end, gradients only while they are read; Torch's modules keep theirs unless "
+        "they are shared, and {}",
+        kNoWorkspaces);
   }
   const std::string rule = mxnet ? "what cheap layers make is computed again"
                                  : "whatever must is swapped to the host, as soon as it was used";
   if (!paper) return rule;
   if (*paper < static_cast<double>(by_liveness)) {
-    return fmt::format("{}; the paper's is less than liveness alone gives, {}, where {}", rule, by_liveness, kNoWorkspaces);
+    return fmt::format("{}; the paper's is less than liveness alone gives, {}, where {}", rule, by_liveness,
+                       kNoWorkspaces);
   }
   return fmt::format("{}; the paper's lies between liveness alone, {}, and this: it {} less", rule, by_liveness,
                      mxnet ? "computed" : "swapped");
@@ -140,15 +142,20 @@ struct Measured {
   std::optional<double> frameworks[4];
   double superneurons;
 };
-constexpr Measured kNetworks[] = {{"AlexNet", "alexnet", 227, {768, 768, 1024, 1408}, 1792},
-                                 {"VGG16", "vgg16", 224, {48, 64, 48, 80}, 224},
-                                 {"InceptionV4", "inception4", 299, {16, {}, {}, 64}, 240},
-                                 {"ResNet50", "resnet50", 227, {24, 80, 32, 128}, 384},
-                                 {"ResNet101", "resnet101", 227, {16, 48, 16, 80}, 256},
-                                 {"ResNet152", "resnet152", 227, {16, 32, 16, 48}, 176}};
+constexpr Measured kNetworks[] = {
+    {"AlexNet", "alexnet", 227, {768, 768, 1024, 1408}, 1792}, {"VGG16", "vgg16", 224, {48, 64, 48, 80}, 224},
+    {"InceptionV4", "inception4", 299, {16, {}, {}, 64}, 240}, {"ResNet50", "resnet50", 227, {24, 80, 32, 128}, 384},
+    {"ResNet101", "resnet101", 227, {16, 48, 16, 80}, 256},    {"ResNet152", "resnet152", 227, {16, 32, 16, 48}, 176}};
 
-Finding row_of_table5(const Measured& n, std::string quantity, std::optional<double> paper, int64_t ours, std::string note) {
-  return {"table5", n.name, std::move(quantity), paper, static_cast<double>(ours), "images", "simulated: " + std::move(note)};
+Finding row_of_table5(const Measured& n, std::string quantity, std::optional<double> paper, int64_t ours,
+                      std::string note) {
+  return {"table5",
+          n.name,
+          std::move(quantity),
+          paper,
+          static_cast<double>(ours),
+          "images",
+          "simulated: " + std::move(note)};
 }
 std::function<LayerPlanRequest(int64_t)> requests(const Measured& n, const std::string& policy, Bytes host) {
   return [&n, policy, host](int64_t b) { return request_for(n.model, b, n.size, policy, host); };
@@ -171,7 +178,8 @@ std::vector<Finding> superneurons_table5() {
         "checkpoint leaves as soon as it was used" +
             std::string(bounded < unbounded ? "; bound by the host, where FORKs' copies lie as well" : ""));
     add("SuperNeurons, host memory unlimited", {}, unbounded, "checkpoints may take any amount of host memory");
-    add("bound by the largest layer", {}, bound_by_largest_layer(n.model, n.size), "no plan of these layers has a larger batch");
+    add("bound by the largest layer", {}, bound_by_largest_layer(n.model, n.size),
+        "no plan of these layers has a larger batch");
     const int64_t by_liveness = largest(request("liveness", kHost), 4, 8);
     for (size_t f = 0; f < std::size(kFrameworks); ++f) {
       const int64_t ours = largest(request(kFrameworks[f].policy, kHost), 4, 8);
@@ -190,9 +198,10 @@ std::vector<Finding> superneurons_table5_by_auto() {
     const int64_t by_superneurons = largest(requests(n, kCostAware, kHost), 4, 8);
     const int64_t unlimited =
         largest_by_auto(requests(n, "auto", kUnlimited), by_superneurons, bound_by_largest_layer(n.model, n.size));
-    return std::vector<Finding>{row_of_table5(n, "auto", {}, largest_by_auto(requests(n, "auto", kHost), by_superneurons, unlimited),
-                                              "11.2 GiB, 107 GiB of host memory, weights there too; found to 1 %"),
-                                row_of_table5(n, "auto, host memory unlimited", {}, unlimited, "weights on the host too; found to 1 %")};
+    return std::vector<Finding>{
+        row_of_table5(n, "auto", {}, largest_by_auto(requests(n, "auto", kHost), by_superneurons, unlimited),
+                      "11.2 GiB, 107 GiB of host memory, weights there too; found to 1 %"),
+        row_of_table5(n, "auto, host memory unlimited", {}, unlimited, "weights on the host too; found to 1 %")};
   });
 }
 
@@ -215,8 +224,8 @@ int64_t bound_by_weights() {
   return 4 + (kUsable.count - of_four) * 4 / (of_eight - of_four);
 }
 
-// With the weights on the host too, its memory alone bounds the depth: deeper until less than 1 % of it would be left. These
-// plans have up to a hundred thousand steps, so few are made.
+// With the weights on the host too, its memory alone bounds the depth: deeper until less than 1 % of it would be left.
+// These plans have up to a hundred thousand steps, so few are made.
 int64_t deepest_with_weights_moved(int64_t n) {
   int64_t low = 1, high = 0;  // fits, does not fit; 0: not known
   while (n - low > low / kPrecision) {
@@ -235,8 +244,13 @@ int64_t deepest_with_weights_moved(int64_t n) {
 }
 
 Finding row_of_table4(const char* row, std::optional<double> paper, int64_t n, std::string note) {
-  return {"table4", row, "depth", paper, n > 0 ? std::optional(static_cast<double>(depth_of(n))) : std::nullopt,
-          "layers", "simulated: " + std::move(note)};
+  return {"table4",
+          row,
+          "depth",
+          paper,
+          n > 0 ? std::optional(static_cast<double>(depth_of(n))) : std::nullopt,
+          "layers",
+          "simulated: " + std::move(note)};
 }
 
 int64_t deepest_by(const std::string& policy, int64_t bound) {

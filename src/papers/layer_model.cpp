@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "papers/layer_model.h"
 #include "base/by_id.h"
+#include "papers/layer_model.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -293,18 +293,15 @@ class Lowering {
     switch (layer.kind) {
       case LayerKind::convolution:
       case LayerKind::fully_connected:
-      case LayerKind::batch_norm:
-        return inputs_of(layer);
+      case LayerKind::batch_norm: return inputs_of(layer);
       case LayerKind::pool:
       case LayerKind::activation:
       case LayerKind::lrn:
         if (!in_place) reads = inputs_of(layer);
         reads.push_back(layer.y[0]);
         return reads;
-      case LayerKind::softmax:
-        return {layer.y[0]};
-      default:
-        return {};
+      case LayerKind::softmax: return {layer.y[0]};
+      default: return {};
     }
   }
 
@@ -322,16 +319,13 @@ class Lowering {
       case LayerKind::activation:
       case LayerKind::lrn:
       case LayerKind::softmax:
-      case LayerKind::fork:
-        in_dy = 0;
-        break;
+      case LayerKind::fork: in_dy = 0; break;
       case LayerKind::join:
         for (size_t i = shapes.size(); i-- > 0;) {
           if (shapes[i] == values_[at(layer.output)].shape) in_dy = static_cast<int>(i);
         }
         break;
-      default:
-        break;
+      default: break;
     }
     if (in_dy > 0) std::rotate(shapes.begin(), shapes.begin() + in_dy, shapes.begin() + in_dy + 1);
     const bool heavy = layer.kind == LayerKind::convolution || layer.kind == LayerKind::fully_connected;
@@ -398,8 +392,9 @@ std::vector<KernelChoice> layer_kernels(const Graph& graph) {
   return std::vector<KernelChoice>(static_cast<size_t>(graph.op_count()), KernelChoice{"layer", {}});
 }
 
-std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& lowering, const Device& device,
-                                                 const CostTable& costs, const CompileOptions& options) {
+std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& lowering,
+                                                 const Device& device, const CostTable& costs,
+                                                 const CompileOptions& options) {
   Graph graph = lower_to_layers(network, lowering);
   std::vector<KernelChoice> kernels = layer_kernels(graph);
   return compile_graph(std::move(graph), std::move(kernels), device, costs, options);

@@ -1,4 +1,5 @@
-// The papers' layer model: a network as SuperNeurons and Dymem count its memory, for their tables and for plans beside theirs.
+// The papers' layer model: a network as SuperNeurons and Dymem count its memory, for their tables and for plans beside
+// theirs.
 //
 //   one op a layer forward, one backward        native graph                     layer model
 //   CONV  reads x, dY, makes dX                 ConvBackwardData, ...Weights     one LayerBackward "conv"
@@ -22,9 +23,9 @@
 #include <variant>
 #include <vector>
 
+#include "plimsoll/autodiff.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/plan.h"
-#include "plimsoll/autodiff.h"
 
 namespace plimsoll {
 
@@ -34,15 +35,17 @@ struct LayerModelOptions {
   bool input = false;          // the batch is an input, read by the first layers forward and backward
 };
 
-// `network` is a forward network with one loss. Tensors are called "<layer>/y", "<layer>/dx", with a number where there are
-// several. Throws Error(unsupported) that names the op for which there is no layer in the model.
+// `network` is a forward network with one loss. Tensors are called "<layer>/y", "<layer>/dx", with a number where there
+// are several. Throws Error(unsupported) that names the op for which there is no layer in the model.
 Graph lower_to_layers(const Network& network, const LayerModelOptions& options = {});
 
 // The kernel "layer", without workspace, for every op of such a graph.
 std::vector<KernelChoice> layer_kernels(const Graph& graph);
 
-// The program of that graph, which no device runs. `options` as for compile_training; nothing is fused, and no optimizer is added.
-std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& lowering, const Device& device,
-                                                 const CostTable& costs, const CompileOptions& options);
+// The program of that graph, which no device runs. `options` as for compile_training; nothing is fused, and no
+// optimizer is added.
+std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& lowering,
+                                                 const Device& device, const CostTable& costs,
+                                                 const CompileOptions& options);
 
 }  // namespace plimsoll

@@ -4,9 +4,9 @@
 #include <numeric>
 #include <set>
 
+#include "papers/layer_model.h"
 #include "plan/liveness.h"
 #include "plan/policy.h"
-#include "papers/layer_model.h"
 #include "plan/route.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"

@@ -18,9 +18,9 @@ struct LayerPlanRequest {
   std::string policy;
   LayerModelOptions lowering = {};
   Bytes budget{INT64_MAX};
-  Bytes host{INT64_MAX};  // memory behind the arena
-  std::string device = {};       // a simulated one, "k40c", whose times count; none: neither layers nor copies take time
-  bool states_stay = false;      // auto leaves weights and what belongs to them in the arena, as all other policies do
+  Bytes host{INT64_MAX};     // memory behind the arena
+  std::string device = {};   // a simulated one, "k40c", whose times count; none: neither layers nor copies take time
+  bool states_stay = false;  // auto leaves weights and what belongs to them in the arena, as all other policies do
   bool first_that_fits = false;  // as in PolicyInput
 };
 

@@ -44,7 +44,8 @@ struct Division {
   double within_shares(Bytes share, BatchSizes batches) const {
     double ms = 0;
     for (const Convolution& convolution : convolutions) {
-      for (ConvolutionPass pass : kConvolutionPasses) ms += fastest_convolution(convolution, pass, device, costs, share, batches)->configuration.time_ms;
+      for (ConvolutionPass pass : kConvolutionPasses)
+        ms += fastest_convolution(convolution, pass, device, costs, share, batches)->configuration.time_ms;
     }
     return ms;
   }
@@ -71,17 +72,21 @@ std::vector<Finding> ucudnn_division() {
   const Division alexnet{*device, convolutions_of(build_model("alexnet", {.batch = 256}).graph)};
   const Division resnet{*device, convolutions_of(build_model("resnet50", {.batch = 32}).graph)};
   std::vector<Finding> rows{
-      {table, "AlexNet", "kernels", 15, static_cast<double>(alexnet.kernels()), "", "three a convolution: forward, data, filter"},
+      {table, "AlexNet", "kernels", 15, static_cast<double>(alexnet.kernels()), "",
+       "three a convolution: forward, data, filter"},
       {table, "ResNet-50", "kernels", 159, static_cast<double>(resnet.kernels()), "", "5,088 MiB by 32 MiB a kernel"}};
   const double shares_ms = alexnet.within_shares(8_MiB, BatchSizes::undivided);
   const double total_ms = divide_workspace(alexnet.fronts(BatchSizes::all), 120_MiB)->time_ms;
-  rows.push_back({table, "AlexNet, 120 MiB", "speed-up of WD over undivided WR", 1.38, shares_ms / total_ms, "x", simulated});
+  rows.push_back(
+      {table, "AlexNet, 120 MiB", "speed-up of WD over undivided WR", 1.38, shares_ms / total_ms, "x", simulated});
   const double resnet_shares_ms = resnet.within_shares(16_MiB, BatchSizes::undivided);
   const auto resnet_fronts = resnet.fronts(BatchSizes::power_of_two);
   size_t variables = 0;
   for (const auto& front : resnet_fronts) variables += front.size();
-  rows.push_back({table, "ResNet-50, 2,544 MiB", "speed-up of WD over undivided WR", 1.14, resnet_shares_ms / divide_workspace(resnet_fronts, 2544_MiB)->time_ms, "x", simulated});
-  rows.push_back({table, "ResNet-50", "variables", 562, static_cast<double>(variables), "", simulated + "; powers of two"});
+  rows.push_back({table, "ResNet-50, 2,544 MiB", "speed-up of WD over undivided WR", 1.14,
+                  resnet_shares_ms / divide_workspace(resnet_fronts, 2544_MiB)->time_ms, "x", simulated});
+  rows.push_back(
+      {table, "ResNet-50", "variables", 562, static_cast<double>(variables), "", simulated + "; powers of two"});
   return rows;
 }
 

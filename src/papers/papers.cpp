@@ -31,7 +31,8 @@ std::vector<PaperTable> paper_tables() {
       {"concurrency-figure3", "concurrency control, figures 3 and 4: the four strategies on a simulated Xeon Phi",
        concurrency_figure3},
       {"concurrency-16-cores", "concurrency control: the four strategies on 16 simulated cores", concurrency_16_cores},
-      {"ucudnn-division", "mu-cuDNN, section IV-D: one workspace total for all convolutions of a network", ucudnn_division},
+      {"ucudnn-division", "mu-cuDNN, section IV-D: one workspace total for all convolutions of a network",
+       ucudnn_division},
   };
 }
 

@@ -23,11 +23,13 @@ ThreadCurve scaled_curve(const Work& work, const ScalingLaw& law, int most) {
   return ThreadCurve::of(ms);
 }
 
-ThreadCurve extended_curve(double one_thread_ms, double two_threads_ms, double bytes, double measured_gb_per_s, const ScalingLaw& law, int most) {
+ThreadCurve extended_curve(double one_thread_ms, double two_threads_ms, double bytes, double measured_gb_per_s,
+                           const ScalingLaw& law, int most) {
   constexpr double kBusy = 0.9;  // of the time, the memory: then it is what two threads wait for
   const double moving_ms = seconds_to_ms(bytes, measured_gb_per_s);
   const double waited_ms = moving_ms > kBusy * two_threads_ms ? std::max(0.0, two_threads_ms - one_thread_ms / 2) : 0;
-  const double parallel = std::clamp(2 * (one_thread_ms - two_threads_ms + waited_ms + law.thread_ms), 0.0, one_thread_ms);
+  const double parallel =
+      std::clamp(2 * (one_thread_ms - two_threads_ms + waited_ms + law.thread_ms), 0.0, one_thread_ms);
   const double serial = one_thread_ms - parallel;
   const double memory_ms = std::min(seconds_to_ms(bytes, law.memory_gb_per_s), two_threads_ms);
   std::vector<double> ms;

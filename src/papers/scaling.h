@@ -21,9 +21,11 @@ struct ScalingLaw {
 // Points for 1..most threads, each on a core of its own.
 ThreadCurve scaled_curve(const Work& work, const ScalingLaw& law, int most);
 
-// From times measured with one and two threads on a machine whose cores together move `measured_gb_per_s`: the serial part and
-// the parallel one follow from the two, the rest from the law. What two threads waited there for memory is not serial.
-ThreadCurve extended_curve(double one_thread_ms, double two_threads_ms, double bytes, double measured_gb_per_s, const ScalingLaw& law, int most);
+// From times measured with one and two threads on a machine whose cores together move `measured_gb_per_s`: the serial
+// part and the parallel one follow from the two, the rest from the law. What two threads waited there for memory is not
+// serial.
+ThreadCurve extended_curve(double one_thread_ms, double two_threads_ms, double bytes, double measured_gb_per_s,
+                           const ScalingLaw& law, int most);
 
 // The curve whose shortest time is `best_ms`, with `best_threads`: T(p) = serial + work / p + thread p, where work =
 // thread p*^2 follows from the optimum and serial >= 0 from the time. Where the optimum is `most`, work is the least

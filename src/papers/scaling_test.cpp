@@ -49,7 +49,8 @@ TEST(Scaling, TheCurveWithAnOptimumHasIt) {
 }
 
 TEST(Scaling, ByWorkNothingIsFasterThanTheMemoryOfAllCores) {
-  const ScalingLaw law{.gflops_a_core = 100, .gb_per_s_a_core = 10, .memory_gb_per_s = 40, .serial_share = 0, .start_ms = 0.1};
+  const ScalingLaw law{
+      .gflops_a_core = 100, .gb_per_s_a_core = 10, .memory_gb_per_s = 40, .serial_share = 0, .start_ms = 0.1};
   const ThreadCurve curve = scaled_curve({.flops = 1e9, .bytes = 400e6}, law, 32);
   EXPECT_NEAR(curve.time_ms(1), 0.1 + 40, 1e-9);   // one core moves 400 MB in 40 ms
   EXPECT_NEAR(curve.time_ms(32), 0.1 + 10, 1e-9);  // all of them in 10

@@ -125,7 +125,7 @@ std::vector<Finding> superneurons_table3() {
     int64_t size;
     std::optional<double> without, with;  // the cache
   };
-  const Batch batches[] = {{256, 2.56, 0},   {384, 3.72, 0},     {512, 4.88, 0}, {640, 6.03, 0},
+  const Batch batches[] = {{256, 2.56, 0}, {384, 3.72, 0},     {512, 4.88, 0}, {640, 6.03, 0},
                            {896, 8.35, 0}, {1024, 9.50, 0.88}, {1792, {}, {}}};
   constexpr double kGB = 1e9;
   std::vector<Finding> rows;
@@ -148,7 +148,7 @@ std::vector<Finding> superneurons_table3() {
         traffic.count > 0 ? "more than 11.2 GiB are wanted without it"
         : paper == 0      ? fmt::format("everything fits 11.2 GiB, with a peak of {}", peak)
                           : fmt::format("a peak of {} fits 11.2 GiB; the paper's program has convolution workspaces "
-                                        "besides, which are not counted here",
+                                             "besides, which are not counted here",
                                         peak));
   }
   return rows;

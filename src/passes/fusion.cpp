@@ -33,10 +33,7 @@ struct Rewrite {
 class View {
  public:
   explicit View(const Network& network)
-      : graph(network.graph),
-        uses_(graph.tensor_count(), 0),
-        reader_(uses_.size()),
-        kept_(uses_.size(), false) {
+      : graph(network.graph), uses_(graph.tensor_count(), 0), reader_(uses_.size()), kept_(uses_.size(), false) {
     for (int32_t i = 0; i < graph.op_count(); ++i) {
       for (TensorId id : graph.op({i}).inputs) {
         ++uses_[id];

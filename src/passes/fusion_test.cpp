@@ -282,25 +282,13 @@ Network random_network(uint64_t seed) {
     const std::string number = std::to_string(i);
     switch (draw(8)) {
       case 0:
-      case 1:
-        pool.push_back(b.norm("bn" + number, x));
-        break;
+      case 1: pool.push_back(b.norm("bn" + number, x)); break;
       case 2:
-      case 3:
-        pool.push_back(b.relu("relu" + number, x));
-        break;
-      case 4:
-        pool.push_back(b.add("add" + number, x, y));
-        break;
-      case 5:
-        pool.push_back(b.add("add" + number, y, x));
-        break;
-      case 6:
-        pool.push_back(b.weighted("ConvForward", "conv" + number, x, {4, 4, 1, 1}));
-        break;
-      case 7:
-        pool.push_back(b.one("TanhForward", "tanh" + number, {x}));
-        break;
+      case 3: pool.push_back(b.relu("relu" + number, x)); break;
+      case 4: pool.push_back(b.add("add" + number, x, y)); break;
+      case 5: pool.push_back(b.add("add" + number, y, x)); break;
+      case 6: pool.push_back(b.weighted("ConvForward", "conv" + number, x, {4, 4, 1, 1})); break;
+      case 7: pool.push_back(b.one("TanhForward", "tanh" + number, {x})); break;
     }
     if (draw(10) == 0) b.network.graph.outputs.push_back(pool.back());
   }

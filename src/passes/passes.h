@@ -1,4 +1,5 @@
-// Graph -> graph before autodiff, from one list through one wrapper that names, times, can switch off, and checks each pass.
+// Graph -> graph before autodiff, from one list through one wrapper that names, times, can switch off, and checks each
+// pass.
 #pragma once
 
 #include <string_view>
@@ -9,9 +10,9 @@
 
 namespace plimsoll {
 
-// Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU) in a forward network, before autodiff: the
-// fused ops' own gradients give the fused backward ops. Then splits large fully connected layers. Results stay equal up to
-// rounding. Checked after each pass.
+// Fuses what runs better together (BN + add + ReLU, convolution + ReLU, add + ReLU) in a forward network, before
+// autodiff: the fused ops' own gradients give the fused backward ops. Then splits large fully connected layers. Results
+// stay equal up to rounding. Checked after each pass.
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
 std::vector<std::string_view> fusion_pass_names();
 

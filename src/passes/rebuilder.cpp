@@ -6,9 +6,7 @@
 namespace plimsoll {
 
 Rebuilder::Rebuilder(const Graph& before, const std::map<TensorId, RowBounds>& split)
-    : before_(before),
-      new_ids_(before.tensor_count()),
-      new_op_(before.op_count()) {
+    : before_(before), new_ids_(before.tensor_count()), new_op_(before.op_count()) {
   after_.name = before.name;
   for (int32_t i = 0; i < before.tensor_count(); ++i) {
     const Tensor& t = before.tensor({i});
@@ -46,8 +44,8 @@ void Rebuilder::replace(const std::vector<OpId>& replaced, const std::string& ty
                         const std::vector<TensorId>& outputs, Phase phase) {
   std::vector<std::string> names;
   for (TensorId id : outputs) names.push_back(before_.tensor(id).name);
-  const OpId op = after_.add_op(type, std::move(name), std::move(layer), std::move(inputs), attributes, phase,
-                                std::move(names));
+  const OpId op =
+      after_.add_op(type, std::move(name), std::move(layer), std::move(inputs), attributes, phase, std::move(names));
   for (size_t i = 0; i < outputs.size(); ++i) {
     const TensorId id = after_.output(op, i);
     after_.tensor(id).role = before_.tensor(outputs[i]).role;

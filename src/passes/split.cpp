@@ -24,8 +24,8 @@ ById<TensorId, bool> splittable_states(const Network& network) {
   ById<TensorId, bool> result(uses.size(), false);
   for (const State& state : graph.states) {
     const Tensor& t = graph.tensor(state.before);
-    result[state.before] = uses[state.before] == 1 && state.after == state.before && t.role == Role::parameter && t.layout.is_plain() &&
-                !t.block.is_block();
+    result[state.before] = uses[state.before] == 1 && state.after == state.before && t.role == Role::parameter &&
+                           t.layout.is_plain() && !t.block.is_block();
   }
   return result;
 }
@@ -40,9 +40,9 @@ void add_blocks(Rebuilder& rebuilder, const Graph& before, OpId id, const RowBou
     const std::string rows = fmt::format("[{}:{}]", bounds[i], bounds[i + 1]);
     std::vector<TensorId> inputs{rebuilder.map(op.inputs[0])};
     for (size_t k = 1; k < op.inputs.size(); ++k) inputs.push_back(rebuilder.parts(op.inputs[k])[i]);
-    const OpId block = rebuilder.graph().add_op(op.type->name, fmt::format("{}{}{}", stem, rows, end), op.layer,
-                                                std::move(inputs), op.attributes, op.phase,
-                                                {before.tensor(op.outputs[0]).name + rows});
+    const OpId block =
+        rebuilder.graph().add_op(op.type->name, fmt::format("{}{}{}", stem, rows, end), op.layer, std::move(inputs),
+                                 op.attributes, op.phase, {before.tensor(op.outputs[0]).name + rows});
     results.push_back(rebuilder.graph().output(block));
   }
   rebuilder.replace({id}, "Concat", stem + "/join", op.layer, std::move(results), {{"axis", int64_t{1}}}, op.outputs,
@@ -78,8 +78,7 @@ int split_fully_connected(Network& network, const FusionOptions& options) {
     const Op& op = network.graph.op({i});
     if (op.type->name != "FullyConnectedForward" || op.phase != Phase::forward) continue;
     const auto states = std::span(op.inputs).subspan(1);
-    if (!std::all_of(states.begin(), states.end(), [&](TensorId s) { return splittable[s]; }))
-      continue;
+    if (!std::all_of(states.begin(), states.end(), [&](TensorId s) { return splittable[s]; })) continue;
     const Tensor& weights = network.graph.tensor(op.inputs[1]);
     const RowBounds bounds = row_bounds(weights.shape[0], weights.bytes(), options);
     if (bounds.empty()) continue;

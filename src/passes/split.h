@@ -7,8 +7,8 @@
 //                                        +------------> FullyConn. -----+--> Concat --> y
 //                                        +-- ...                        |
 //
-// Autodiff then gives each block a gradient and an update of its own, and the gradient of x as a sum over the blocks. The
-// layer keeps its name, and files know the weights whole (whole_states in graph.h).
+// Autodiff then gives each block a gradient and an update of its own, and the gradient of x as a sum over the blocks.
+// The layer keeps its name, and files know the weights whole (whole_states in graph.h).
 #pragma once
 
 #include "passes/passes.h"

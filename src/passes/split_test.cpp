@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "passes/passes.h"
-#include "tests/support/interpreter.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll {
 namespace {
@@ -49,8 +49,8 @@ Network two_layers() {
   const TensorId w2 = parameter("fc2.weight", {17, 40});
   x = graph.output(graph.add_op("FullyConnectedForward", "fc2/forward", "fc2", {x, w2}));
   const TensorId target = graph.add_source("target", {3, 17}, DType::f64, Role::input);
-  const TensorId loss =
-      graph.output(graph.add_op("MeanSquaredErrorForward", "loss/forward", "loss", {x, target}, {}, Phase::forward, {"loss"}));
+  const TensorId loss = graph.output(
+      graph.add_op("MeanSquaredErrorForward", "loss/forward", "loss", {x, target}, {}, Phase::forward, {"loss"}));
   graph.outputs.push_back(loss);
   network.objectives.push_back({loss, {w1, b1, w2}});
   return network;
@@ -70,8 +70,7 @@ TEST(Split, ALayerBecomesABlockOfRowsEachAndAConcat) {
   EXPECT_THAT(lines, ElementsAre("fc1+relu1[0:16]/forward FullyConnectedForward fc1+relu1 relu",
                                  "fc1+relu1[16:32]/forward FullyConnectedForward fc1+relu1 relu",
                                  "fc1+relu1[32:40]/forward FullyConnectedForward fc1+relu1 relu",
-                                 "fc1+relu1/join Concat fc1+relu1 ",
-                                 "fc2[0:16]/forward FullyConnectedForward fc2 ",
+                                 "fc1+relu1/join Concat fc1+relu1 ", "fc2[0:16]/forward FullyConnectedForward fc2 ",
                                  "fc2[16:17]/forward FullyConnectedForward fc2 ", "fc2/join Concat fc2 ",
                                  "loss/forward MeanSquaredErrorForward loss "));
   const Tensor& block = network.graph.tensor(network.graph.find_tensor("fc1.weight[16:32]"));
@@ -133,8 +132,8 @@ TEST(Split, StepsEqualThoseOfTheWholeNetwork) {
 TEST(Split, WeightsThatSeveralOpsReadStayWhole) {
   Network network = two_layers();
   Graph& graph = network.graph;
-  const TensorId again = graph.output(graph.add_op("FullyConnectedForward", "again", "again",
-                                                   {network.data, graph.find_tensor("fc1.weight")}));
+  const TensorId again = graph.output(
+      graph.add_op("FullyConnectedForward", "again", "again", {network.data, graph.find_tensor("fc1.weight")}));
   graph.outputs.push_back(again);
   EXPECT_EQ(split_fully_connected(network, kSmall), 1);
   EXPECT_TRUE(network.graph.find_tensor("fc1.weight").valid());

@@ -18,14 +18,9 @@ std::vector<Step> make_steps(const PolicyInput& input) {
   std::vector<Step> steps;
   steps.reserve(input.route.order.size());
   for (OpId id : input.route.order) {
-    const KernelChoice choice = at(id) < input.kernels.size()
-                                    ? input.kernels[at(id)]
-                                    : KernelChoice{};
-    steps.push_back({.op = id,
-                     .kernel = choice.kernel,
-                     .threads = 0,
-                     .recompute = false,
-                     .workspace = choice.workspace});
+    const KernelChoice choice = at(id) < input.kernels.size() ? input.kernels[at(id)] : KernelChoice{};
+    steps.push_back(
+        {.op = id, .kernel = choice.kernel, .threads = 0, .recompute = false, .workspace = choice.workspace});
   }
   return steps;
 }

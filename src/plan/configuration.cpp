@@ -11,7 +11,8 @@ namespace {
 
 [[noreturn]] void refuse(std::string_view name, std::string_view why) {
   constexpr size_t kShown = 200;
-  throw Error(ErrorCode::invalid_input, fmt::format("'{}' names no kernel and no configuration of kernels: {}", name.substr(0, kShown), why));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' names no kernel and no configuration of kernels: {}", name.substr(0, kShown), why));
 }
 
 bool is_number(std::string_view text) {
@@ -24,7 +25,8 @@ size_t find_batch(std::string_view part) {
   if (at == std::string_view::npos) return at;
   const std::string_view tail = part.substr(at + 1);
   const size_t star = tail.find('*');
-  const bool is_batch = is_number(tail.substr(0, star)) && (star == std::string_view::npos || is_number(tail.substr(star + 1)));
+  const bool is_batch =
+      is_number(tail.substr(0, star)) && (star == std::string_view::npos || is_number(tail.substr(star + 1)));
   return is_batch ? at : std::string_view::npos;
 }
 

@@ -33,13 +33,16 @@ nlohmann::ordered_json cores_to_json(const CoreSharing& cores, const NamePairs& 
 }
 
 CoreSharing cores_from_json(const JsonReader& r, NamePairs& conflicts, std::string_view more) {
-  r.only({"inter_op", "cores", "cores_a_cache", "hardware_threads", "memory_gb_per_s", "smt_speed", "conflicts", "order", more});
+  r.only({"inter_op", "cores", "cores_a_cache", "hardware_threads", "memory_gb_per_s", "smt_speed", "conflicts",
+          "order", more});
   auto number = [&](std::string_view name, double least) {
     const double value = r.member(name).number();
     if (value < least) r.member(name).expected(least > 0 ? "a number of at least 1" : "a number that is not negative");
     return value;
   };
-  auto count = [&](std::string_view name, int64_t least, int64_t most) { return static_cast<int>(r.member(name).integer(least, most)); };
+  auto count = [&](std::string_view name, int64_t least, int64_t most) {
+    return static_cast<int>(r.member(name).integer(least, most));
+  };
   CoreSharing cores{.inter_op = count("inter_op", 1, kMostThreads),
                     .cores = count("cores", 0, kMostThreads),
                     .cores_a_cache = count("cores_a_cache", 0, kMostThreads),

@@ -94,8 +94,7 @@ class Finder {
       const Stay& stay = plan.stays[i];
       std::vector<int32_t>* list = stay.is_workspace() ? nullptr : &stays_of_[stay.tensor];
       if (list != nullptr) list->push_back(static_cast<int32_t>(i));
-      if (list == nullptr && !plan.steps.empty())
-        workspace_of_[stay.first] = static_cast<int32_t>(i);
+      if (list == nullptr && !plan.steps.empty()) workspace_of_[stay.first] = static_cast<int32_t>(i);
     }
   }
 
@@ -187,7 +186,7 @@ class Finder {
   AccessHistory arena_;
   std::vector<AccessHistory> tiers_;
   ById<TensorId, std::vector<int32_t>> stays_of_;  // by tensor
-  ById<StepIndex, int32_t> workspace_of_;           // by step
+  ById<StepIndex, int32_t> workspace_of_;          // by step
   std::vector<int32_t>* used_ = nullptr;
 };
 

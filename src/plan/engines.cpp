@@ -70,7 +70,8 @@ class Engines {
     return now + ms;
   }
 
-  // An engine takes copies in the order in which they may start. Where there is none beside compute, `now` is when they are done.
+  // An engine takes copies in the order in which they may start. Where there is none beside compute, `now` is when they
+  // are done.
   void start_moves(size_t step, double& now, bool out) {
     for (int32_t k = first_[step]; k < first_[step + 1]; ++k) {
       const int32_t i = order_[static_cast<size_t>(k)];
@@ -98,17 +99,17 @@ class Engines {
   std::span<const EngineMove> moves_;
   std::span<const TierInfo> tiers_;
   std::vector<EngineSpan>* timeline_;
-  std::vector<int32_t> first_, order_;     // moves by the step after which they start
-  std::vector<double> complete_before_;    // by step: when the last move that it waits for is complete
-  std::vector<double> free_at_;            // by engine
-  std::vector<Copy> copies_;               // those that slow compute down and may still run
+  std::vector<int32_t> first_, order_;   // moves by the step after which they start
+  std::vector<double> complete_before_;  // by step: when the last move that it waits for is complete
+  std::vector<double> free_at_;          // by engine
+  std::vector<Copy> copies_;             // those that slow compute down and may still run
   EngineTimes result_;
 };
 
 }  // namespace
 
-EngineTimes run_engines(std::span<const double> step_ms, std::span<const EngineMove> moves, std::span<const TierInfo> tiers,
-                        std::vector<EngineSpan>* timeline) {
+EngineTimes run_engines(std::span<const double> step_ms, std::span<const EngineMove> moves,
+                        std::span<const TierInfo> tiers, std::vector<EngineSpan>* timeline) {
   return Engines(step_ms, moves, tiers, timeline).run();
 }
 

@@ -1,5 +1,6 @@
-// Engines side by side: one that computes, and for each tier one that copies out and one that copies in. The rules are those of
-// Move (plan.h). What simulate.h tells of a plan, and what a planner asks of a schedule that has no offsets yet.
+// Engines side by side: one that computes, and for each tier one that copies out and one that copies in. The rules are
+// those of Move (plan.h). What simulate.h tells of a plan, and what a planner asks of a schedule that has no offsets
+// yet.
 #pragma once
 
 #include <span>
@@ -23,7 +24,7 @@ struct EngineTimes {
 };
 
 // With a timeline: a span for every step and every move.
-EngineTimes run_engines(std::span<const double> step_ms, std::span<const EngineMove> moves, std::span<const TierInfo> tiers,
-                        std::vector<EngineSpan>* timeline = nullptr);
+EngineTimes run_engines(std::span<const double> step_ms, std::span<const EngineMove> moves,
+                        std::span<const TierInfo> tiers, std::vector<EngineSpan>* timeline = nullptr);
 
 }  // namespace plimsoll

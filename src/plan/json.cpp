@@ -15,10 +15,12 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 constexpr std::string_view kFormat = "plimsoll plan";
-constexpr int64_t kVersion = 2;  // 1 had no times of steps, and said nothing of the cores but how many steps run at once
+constexpr int64_t kVersion =
+    2;  // 1 had no times of steps, and said nothing of the cores but how many steps run at once
 
 std::string other_version(int64_t mine) {
-  return fmt::format("version {} was expected; a plan of another version must be made again, by `plimsoll plan --save`", mine);
+  return fmt::format("version {} was expected; a plan of another version must be made again, by `plimsoll plan --save`",
+                     mine);
 }
 
 std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
@@ -167,7 +169,8 @@ class PlanReader {
     plan_.cores = cores_from_json(r, conflicts);
     for (const auto& [a, b] : conflicts) plan_.cores.conflicts.emplace_back(op(a, r), op(b, r));
     for (const StepIndex step : plan_.cores.order) {
-      if (step > last_step()) r.member("order").fail(fmt::format("the plan has steps 0 to {}, not {}", last_step(), step));
+      if (step > last_step())
+        r.member("order").fail(fmt::format("the plan has steps 0 to {}, not {}", last_step(), step));
     }
   }
 
@@ -236,9 +239,8 @@ class PlanReader {
   }
 
   void read_prediction(const JsonReader& r) {
-    r.only(
-        {"peak", "peak_step", "step_time_ms", "estimated_share", "lower_bound_ms", "offload", "prefetch", "copy_ms", "stall_ms",
-         "recompute_steps", "recompute_ms", "timeline"});
+    r.only({"peak", "peak_step", "step_time_ms", "estimated_share", "lower_bound_ms", "offload", "prefetch", "copy_ms",
+            "stall_ms", "recompute_steps", "recompute_ms", "timeline"});
     Prediction& p = plan_.predicted;
     p.peak = bytes(r.member("peak"));
     p.peak_step = step_index(r.member("peak_step"), 0, last_step());

@@ -135,9 +135,8 @@ class Analysis {
   bool may_overwrite_all(const Op& op, const std::vector<InPlace>& pairs, size_t o, int32_t buffer) const {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (result_.buffer_of[op.inputs[i]] != buffer) continue;
-      const bool allowed = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
-        return at(p.output) == o && at(p.input) == i;
-      });
+      const bool allowed = std::any_of(pairs.begin(), pairs.end(),
+                                       [&](const InPlace& p) { return at(p.output) == o && at(p.input) == i; });
       if (!allowed) return false;
     }
     return std::none_of(op.outputs.begin(), op.outputs.end(),
@@ -146,8 +145,7 @@ class Analysis {
 
   // What lies in the buffer now: one tensor and its views.
   std::span<const TensorId> present(int32_t buffer) const {
-    return std::span(result_.buffers[at(buffer)].tensors)
-        .subspan(present_from_[at(buffer)]);
+    return std::span(result_.buffers[at(buffer)].tensors).subspan(present_from_[at(buffer)]);
   }
 
   void overwrite(int32_t buffer, TensorId by, StepIndex step) {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/by_id.h"
+#include "plan/route.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
-#include "plan/route.h"
 
 namespace plimsoll {
 
@@ -33,8 +33,8 @@ struct SharedBuffer {
 
 struct Liveness {
   ById<TensorId, LiveRange> tensors;
-  ById<TensorId, int32_t> buffer_of;      // a place in `buffers`
-  std::vector<SharedBuffer> buffers;      // those of the states first, in the order of graph.states
+  ById<TensorId, int32_t> buffer_of;         // a place in `buffers`
+  std::vector<SharedBuffer> buffers;         // those of the states first, in the order of graph.states
   ById<TensorId, StepIndex> overwritten_at;  // the step that takes its bytes; -1: none
   StepIndex steps = 0;
 };

@@ -26,9 +26,7 @@ struct Builder {
   Liveness analyze(const LivenessOptions& options = {}) const {
     return find_liveness(graph, make_route(graph), options);
   }
-  bool share(const Liveness& l, TensorId a, TensorId b) const {
-    return l.buffer_of[a] == l.buffer_of[b];
-  }
+  bool share(const Liveness& l, TensorId a, TensorId b) const { return l.buffer_of[a] == l.buffer_of[b]; }
 };
 
 TEST(Liveness, ATensorLivesFromItsWriterToItsLastReader) {
@@ -101,7 +99,8 @@ TEST(Simulate, CopiesRunBesideComputeAndAStepWaitsForThem) {
   for (int i = 0; i < 4; ++i) t = b.mix("m" + std::to_string(i), {t});
   Plan plan;
   for (OpId id : make_route(b.graph).order) plan.steps.push_back({.op = id, .kernel = "k"});
-  plan.tiers = {{.tier = {.name = "host", .capacity = 1_MiB, .out_gb_per_s = 0.001, .in_gb_per_s = 0.001}}};  // 4000 bytes: 4 ms
+  plan.tiers = {
+      {.tier = {.name = "host", .capacity = 1_MiB, .out_gb_per_s = 0.001, .in_gb_per_s = 0.001}}};  // 4000 bytes: 4 ms
   CostTable costs;
   for (const Op& op : b.graph.ops())
     costs.put({op_signature(b.graph, op), "k", 0}, {Cost::Source::measured, 1.0, 0, 3});

@@ -14,7 +14,8 @@ constexpr int64_t kEffort = 3'000'000;  // of a placement: policies make many
 
 class PlanMaker {
  public:
-  PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions, const Schedule& schedule)
+  PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
+            const Schedule& schedule)
       : input_(input), graph_(input.graph), timeline_(timeline), decisions_(decisions), schedule_(schedule) {}
 
   Plan make(std::string_view policy) {
@@ -50,7 +51,8 @@ class PlanMaker {
     for (const ScheduledStep& s : schedule_.steps) {
       const OpId op = timeline_.steps[at(s.step)].op;
       const KernelChoice choice = at(op.index) < input_.kernels.size() ? input_.kernels[at(op.index)] : KernelChoice{};
-      plan_.steps.push_back({.op = op, .kernel = choice.kernel, .threads = 0, .recompute = s.recompute, .workspace = choice.workspace});
+      plan_.steps.push_back(
+          {.op = op, .kernel = choice.kernel, .threads = 0, .recompute = s.recompute, .workspace = choice.workspace});
     }
   }
 
@@ -84,7 +86,8 @@ class PlanMaker {
     }
     for (size_t r = 0; r < schedule_.residences.size(); ++r) {
       const TimelineValue& value = timeline_.values[at(schedule_.residences[r].value)];
-      if (value.state >= 0 && state_offset[at(value.state)] >= 0) places_[at(place_of_[r])].offset = state_offset[at(value.state)];
+      if (value.state >= 0 && state_offset[at(value.state)] >= 0)
+        places_[at(place_of_[r])].offset = state_offset[at(value.state)];
     }
     const PlacementMethod method = find_placement(input_.placement);
     const std::vector<Mobility> mobility = mobility_for(method, graph_, plan_.steps);
@@ -92,7 +95,8 @@ class PlanMaker {
     std::vector<int32_t> asked;
     for (size_t p = 0; p < places_.size(); ++p) {
       if (places_[p].offset >= 0) continue;
-      problem.push_back({places_[p].first, places_[p].last + 1, {places_[p].bytes}, mobility[at(places_[p].tensor.index)]});
+      problem.push_back(
+          {places_[p].first, places_[p].last + 1, {places_[p].bytes}, mobility[at(places_[p].tensor.index)]});
       asked.push_back(static_cast<int32_t>(p));
     }
     std::vector<int32_t> workspaces;
@@ -103,8 +107,8 @@ class PlanMaker {
       workspaces.push_back(d);
     }
     plan_.placement = method.name;
-    const Placement placement =
-        method.place(problem, {.alignment = kStayAlignment, .capacity = {}, .effort = kEffort, .seconds = input_.seconds});
+    const Placement placement = method.place(
+        problem, {.alignment = kStayAlignment, .capacity = {}, .effort = kEffort, .seconds = input_.seconds});
     for (size_t i = 0; i < asked.size(); ++i) places_[at(asked[i])].offset = bottom + placement.offsets[i].count;
     for (size_t i = 0; i < workspaces.size(); ++i) {
       plan_.stays.push_back({.tensor = {},
@@ -200,17 +204,20 @@ class PlanMaker {
                              .after = move.after,
                              .before = move.before});
     }
-    std::stable_sort(plan_.moves.begin(), plan_.moves.end(),
-                     [](const Move& a, const Move& b) { return std::tie(a.after, a.before) < std::tie(b.after, b.before); });
+    std::stable_sort(plan_.moves.begin(), plan_.moves.end(), [](const Move& a, const Move& b) {
+      return std::tie(a.after, a.before) < std::tie(b.after, b.before);
+    });
   }
 
-  // A slot is a value's own from the copy out to the end of its last copy in, and one step longer: a copy out into it may start
-  // as soon as the step before is complete.
+  // A slot is a value's own from the copy out to the end of its last copy in, and one step longer: a copy out into it
+  // may start as soon as the step before is complete.
   int64_t place_slots(int8_t tier, int64_t bottom) {
     std::map<int32_t, std::pair<int32_t, int32_t>> spans;
     for (const ScheduledMove& move : schedule_.moves) {
       const int32_t v = schedule_.residences[at(move.residence)].value;
-      if (move.tier != tier || (slot_of_[at(v)] >= 0 && (decisions_.home[at(v)] >= 0 || timeline_.values[at(v)].before >= 0))) continue;
+      if (move.tier != tier ||
+          (slot_of_[at(v)] >= 0 && (decisions_.home[at(v)] >= 0 || timeline_.values[at(v)].before >= 0)))
+        continue;
       auto [it, fresh] = spans.try_emplace(v, move.after + 1, move.before + 1);
       it->second.first = std::min(it->second.first, move.after + 1);
       it->second.second = std::max(it->second.second, move.before + 1);
@@ -230,14 +237,14 @@ class PlanMaker {
   const Schedule& schedule_;
   Plan plan_;
   std::vector<Place> places_;
-  std::vector<int32_t> place_of_;   // by residence
-  std::vector<int64_t> slot_of_;    // by value
+  std::vector<int32_t> place_of_;  // by residence
+  std::vector<int64_t> slot_of_;   // by value
 };
 
 }  // namespace
 
-Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions, const Schedule& schedule,
-               std::string_view policy) {
+Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
+               const Schedule& schedule, std::string_view policy) {
   return PlanMaker(input, timeline, decisions, schedule).make(policy);
 }
 

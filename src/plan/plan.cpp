@@ -100,7 +100,8 @@ Bytes least_bytes(const Graph& graph, bool states_may_leave) {
     };
     for (TensorId id : op.inputs) count(id);
     for (size_t o = 0; o < op.outputs.size(); ++o) {
-      const bool over = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) { return static_cast<size_t>(p.output) == o; });
+      const bool over =
+          std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) { return static_cast<size_t>(p.output) == o; });
       if (!over) count(op.outputs[o]);
     }
     most = std::max(most, sum);
@@ -119,7 +120,8 @@ std::vector<const Stay*> live_at(const Plan& plan, StepIndex step) {
 
 std::string raise_memory_to(Bytes enough) {
   const double mib = static_cast<double>((enough.count * 10 + (1 << 20) - 1) >> 20) / 10;
-  return "raise --memory to " + (enough < 1_MiB ? fmt::format("{} bytes", enough.count) : fmt::format("{:.1f}MiB", mib));
+  return "raise --memory to " +
+         (enough < 1_MiB ? fmt::format("{} bytes", enough.count) : fmt::format("{:.1f}MiB", mib));
 }
 
 std::string to_text(const Infeasible& infeasible) {

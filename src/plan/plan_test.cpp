@@ -49,12 +49,19 @@ TEST(PlanJson, ReadsBackToAnEqualPlan) {
     c.plan.steps[0].estimated = true;
     c.plan.cores.inter_op = static_cast<int>(seed % 3) + 1;
     if (seed % 3 > 0) {
-      c.plan.cores = {.inter_op = 2, .cores = 4, .cores_a_cache = 2, .hardware_threads = 2, .memory_gb_per_s = 12.5, .smt_speed = 1.25,
-                      .conflicts = {{OpId{0}, OpId{2}}, {OpId{1}, OpId{2}}}, .order = {2, 1, 0}};
+      c.plan.cores = {.inter_op = 2,
+                      .cores = 4,
+                      .cores_a_cache = 2,
+                      .hardware_threads = 2,
+                      .memory_gb_per_s = 12.5,
+                      .smt_speed = 1.25,
+                      .conflicts = {{OpId{0}, OpId{2}}, {OpId{1}, OpId{2}}},
+                      .order = {2, 1, 0}};
     }
     c.plan.moves.push_back({Move::Direction::in, {1}, 1, 64_B, -1, 1});
     c.plan.homes.push_back({{1}, 1, 64_B});
-    c.plan.tiers = {{.tier = {"host", 1_MiB, 8, 7.5, 10, 0.25}, .used = 4_KiB}, {.tier = {"disk", 1_GiB, 2, 2, 50, 0}, .used = 8_KiB}};
+    c.plan.tiers = {{.tier = {"host", 1_MiB, 8, 7.5, 10, 0.25}, .used = 4_KiB},
+                    {.tier = {"disk", 1_GiB, 2, 2, 50, 0}, .used = 8_KiB}};
     c.plan.predicted.timeline = {{0, 0, 0.125, 1.5}, {2, 0, 1e-9, 3}};
     const std::string text = to_json(c.plan, c.graph);
     const Plan again = plan_from_json(text, c.graph);
@@ -159,8 +166,8 @@ TEST(Plan, BytesSharedInPlaceCountOnceInThePeak) {
 TEST(Plan, LiveBytesAreThoseThatLieInAStayHoweverManyShareThem) {
   Plan plan;
   plan.steps.resize(5);
-  plan.stays = {{{0}, 0_B, 128_B, 0, 1},  {{1}, 0_B, 128_B, 1, 1}, {{2}, 192_B, 128_B, 1, 2}, {{3}, 64_B, 128_B, 2, 2},
-                {{4}, 0_B, 256_B, 3, 3},  {{2}, 192_B, 128_B, 3, 3}, {{5}, 64_B, 0_B, 0, 4}};
+  plan.stays = {{{0}, 0_B, 128_B, 0, 1}, {{1}, 0_B, 128_B, 1, 1},   {{2}, 192_B, 128_B, 1, 2}, {{3}, 64_B, 128_B, 2, 2},
+                {{4}, 0_B, 256_B, 3, 3}, {{2}, 192_B, 128_B, 3, 3}, {{5}, 64_B, 0_B, 0, 4}};
   EXPECT_EQ(live_bytes(plan), (std::vector<Bytes>{128_B, 256_B, 256_B, 320_B, 0_B}));
   EXPECT_EQ(live_peak(plan).bytes, 320_B);
   EXPECT_EQ(live_peak(plan).step, 3);
@@ -175,8 +182,10 @@ TEST(Plan, LiveBytesAgreeWithMarkingEveryByte) {
     plan.steps.resize(1 + random() % 12);
     for (uint64_t i = random() % 30; i > 0; --i) {
       const StepIndex first = static_cast<StepIndex>(random() % plan.steps.size());
-      const StepIndex last = first + static_cast<StepIndex>(random() % (plan.steps.size() - static_cast<size_t>(first)));
-      plan.stays.push_back({{0}, {static_cast<int64_t>(random() % 40)}, {static_cast<int64_t>(random() % 20)}, first, last});
+      const StepIndex last =
+          first + static_cast<StepIndex>(random() % (plan.steps.size() - static_cast<size_t>(first)));
+      plan.stays.push_back(
+          {{0}, {static_cast<int64_t>(random() % 40)}, {static_cast<int64_t>(random() % 20)}, first, last});
     }
     std::vector<Bytes> expected;
     for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {

@@ -1,5 +1,5 @@
-// A policy makes a Plan from a graph with layouts and kernels chosen, its costs, and a budget. It only decides; the verifier,
-// the simulator and the executor know nothing of policies.
+// A policy makes a Plan from a graph with layouts and kernels chosen, its costs, and a budget. It only decides; the
+// verifier, the simulator and the executor know nothing of policies.
 #pragma once
 
 #include <functional>
@@ -25,14 +25,15 @@ struct PolicyInput {
   DeviceInfo device;
   Bytes budget{INT64_MAX};
   std::string placement = "offline";
-  double seconds = 10;  // for policies and placements that search
+  double seconds = 10;               // for policies and placements that search
   double faster_than_ms = kAnyTime;  // a plan that is not predicted to be faster is of no use and need not be placed
-  bool first_that_fits = false;  // the question is whether a plan exists, not which is fast
+  bool first_that_fits = false;      // the question is whether a plan exists, not which is fast
   bool explain = true;  // false: an answer that does not fit says no more than `minimum`, its live bytes, not placed
-  // By index of graph.states: the tier where it lies between steps, -1 the arena; empty: the policy decides. An evaluation finds the
-  // states where the training leaves them. Only liveness (all in the arena) and auto heed it.
+  // By index of graph.states: the tier where it lies between steps, -1 the arena; empty: the policy decides. An
+  // evaluation finds the states where the training leaves them. Only liveness (all in the arena) and auto heed it.
   std::vector<int8_t> state_homes = {};
-  std::map<std::string, std::string> options = {};  // of the policy: "superneurons:recompute=speed" has {recompute, speed}
+  std::map<std::string, std::string> options =
+      {};  // of the policy: "superneurons:recompute=speed" has {recompute, speed}
 };
 
 using PlanOrInfeasible = std::variant<Plan, Infeasible>;
@@ -41,14 +42,18 @@ struct Policy {
   std::string_view name;
   std::string_view description;  // one line, with the paper
   PlanOrInfeasible (*plan)(const PolicyInput&);
-  std::string_view options = {}; // "offload=checkpoints|conv|none recompute=...": what may follow the name, the default first
+  std::string_view options =
+      {};  // "offload=checkpoints|conv|none recompute=...": what may follow the name, the default first
 };
 
-// baseline: every tensor its own memory. liveness: a tensor's bytes are free after its last reader. auto: the best there is.
+// baseline: every tensor its own memory. liveness: a tensor's bytes are free after its last reader. auto: the best
+// there is.
 std::vector<Policy> policies();
-// The policy of a spec "name" or "name:option=value,option=value"; throws Error(invalid_input) with the nearest known name.
+// The policy of a spec "name" or "name:option=value,option=value"; throws Error(invalid_input) with the nearest known
+// name.
 const Policy& find_policy(std::string_view spec);
-// The options of a spec; throws Error(invalid_input) on one that the policy does not have, and on a value that it does not know.
+// The options of a spec; throws Error(invalid_input) on one that the policy does not have, and on a value that it does
+// not know.
 std::map<std::string, std::string> policy_options(std::string_view spec);
 
 }  // namespace plimsoll

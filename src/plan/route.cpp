@@ -188,8 +188,7 @@ class Router {
       ready.pop_back();
       for (OpId follower : next_[id]) {
         const Op& op = graph_.op(follower);
-        if (op.phase == Phase::backward && !op.forward.valid())
-          rank_[follower] = std::max(rank_[follower], rank_[id]);
+        if (op.phase == Phase::backward && !op.forward.valid()) rank_[follower] = std::max(rank_[follower], rank_[id]);
         if (--waiting[follower] == 0) ready.push_back(follower);
       }
     }

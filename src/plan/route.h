@@ -1,6 +1,6 @@
-// The order in which the ops of a step run: SuperNeurons' Algorithm 1 (Dymem's Algorithm 1): depth first, a join waits for
-// all of its inputs. Backward ops follow in the reverse order of the forward ops that they differentiate; an update runs as
-// soon as its gradient is there, so that gradients live shortly.
+// The order in which the ops of a step run: SuperNeurons' Algorithm 1 (Dymem's Algorithm 1): depth first, a join waits
+// for all of its inputs. Backward ops follow in the reverse order of the forward ops that they differentiate; an update
+// runs as soon as its gradient is there, so that gradients live shortly.
 #pragma once
 
 #include <vector>

@@ -6,7 +6,9 @@
 
 namespace plimsoll {
 namespace {
-bool contains(const std::vector<int32_t>& list, int32_t value) { return std::find(list.begin(), list.end(), value) != list.end(); }
+bool contains(const std::vector<int32_t>& list, int32_t value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
 }  // namespace
 
 Decisions keep_everything(const ValueTimeline& timeline) {
@@ -21,7 +23,8 @@ void Scheduler::run(const Decisions& decisions, Schedule& schedule, const Tensor
   cache_ = cache;
   live_ = 0;
   start();
-  for (now_ = 0; now_ < static_cast<int32_t>(timeline_.steps.size()) && schedule.unrecoverable < 0; ++now_) run_step(now_);
+  for (now_ = 0; now_ < static_cast<int32_t>(timeline_.steps.size()) && schedule.unrecoverable < 0; ++now_)
+    run_step(now_);
   if (schedule.unrecoverable >= 0) return;
   end();
   share_places();
@@ -223,8 +226,8 @@ int64_t Scheduler::room_for(const TimelineStep& step, bool recompute) const {
     const bool takes_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& pair) {
       if (pair.output != v) return false;
       const TimelineValue& input = timeline_.values[at(pair.input)];
-      return pair.required || (!recompute && input.state < 0 && !input.at_end && !input.uses.empty() && input.uses.back() == now_ &&
-                               slot_[at(pair.input)] < 0);
+      return pair.required || (!recompute && input.state < 0 && !input.at_end && !input.uses.empty() &&
+                               input.uses.back() == now_ && slot_[at(pair.input)] < 0);
     });
     if (!takes_place) bytes += timeline_.values[at(v)].bytes;
   }
@@ -247,8 +250,9 @@ void Scheduler::make_room(int32_t s, bool recompute) {
       if (!may_leave(v)) continue;
       const TimelineValue& value = timeline_.values[at(v)];
       const int32_t used = next_use_[at(v)];
-      const int64_t key = cache_->farthest ? (used < static_cast<int32_t>(value.uses.size()) ? value.uses[at(used)] : INT32_MAX)
-                                           : -static_cast<int64_t>(out_->residences[at(residence_[at(v)])].last);
+      const int64_t key = cache_->farthest
+                              ? (used < static_cast<int32_t>(value.uses.size()) ? value.uses[at(used)] : INT32_MAX)
+                              : -static_cast<int64_t>(out_->residences[at(residence_[at(v)])].last);
       if (victim < 0 || key > rank || (key == rank && v < victim)) {
         victim = v;
         rank = key;
@@ -263,7 +267,8 @@ void Scheduler::make_room(int32_t s, bool recompute) {
 void Scheduler::end() {
   const int32_t last = std::max<int32_t>(static_cast<int32_t>(out_->steps.size()) - 1, 0);
   for (size_t v = 0; v < residence_.size(); ++v) {
-    if (residence_[v] >= 0 && timeline_.values[v].at_end && (timeline_.values[v].is_output || slot_[v] < 0)) out_->residences[at(residence_[v])].last = last;
+    if (residence_[v] >= 0 && timeline_.values[v].at_end && (timeline_.values[v].is_output || slot_[v] < 0))
+      out_->residences[at(residence_[v])].last = last;
   }
   for (ScheduledMove& move : out_->moves) {
     if (move.out) move.before = out_->residences[at(move.residence)].last + 1;

@@ -1,9 +1,9 @@
-// From decisions about values to a schedule: which steps run, recomputations among them, when each value is in the arena, and
-// when it is copied out and in. No offsets yet: make_plan.h gives them.
+// From decisions about values to a schedule: which steps run, recomputations among them, when each value is in the
+// arena, and when it is copied out and in. No offsets yet: make_plan.h gives them.
 //
-// A decision is made for every gap of every value (value_timeline.h): keep it in the arena, let its bytes go, or copy it to a tier.
-// What is wanted and not in the arena is brought back on demand: from the tier that has it, else by running its producer
-// again, whose own inputs are brought back in the same way. SuperNeurons, sections 3.3 and 3.4.
+// A decision is made for every gap of every value (value_timeline.h): keep it in the arena, let its bytes go, or copy
+// it to a tier. What is wanted and not in the arena is brought back on demand: from the tier that has it, else by
+// running its producer again, whose own inputs are brought back in the same way. SuperNeurons, sections 3.3 and 3.4.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ using Choice = int8_t;
 inline constexpr Choice kKeep = 0, kDrop = 1, kOffload = 2;
 
 struct Decisions {
-  std::vector<Choice> gaps;      // by gap
-  std::vector<int8_t> home;      // by value: -1 the arena, else the tier where a value from outside lies between steps
-  std::vector<bool> retain;      // by value: rebuilt on the way to another, it stays for its own next use (speed-centric);
-                                 // else it goes at once and is rebuilt again (memory-centric)
+  std::vector<Choice> gaps;  // by gap
+  std::vector<int8_t> home;  // by value: -1 the arena, else the tier where a value from outside lies between steps
+  std::vector<bool> retain;  // by value: rebuilt on the way to another, it stays for its own next use (speed-centric);
+                             // else it goes at once and is rebuilt again (memory-centric)
 };
 Decisions keep_everything(const ValueTimeline& timeline);
 
@@ -30,10 +30,10 @@ Decisions keep_everything(const ValueTimeline& timeline);
 struct Residence {
   int32_t value = -1;
   int32_t first = 0, last = 0;
-  int32_t written = -1;          // the step that writes it; -1: a copy brings it, or it is there from the start
-  int32_t in_place_of = -1;      // it begins in the bytes of this residence, which ends at that step
-  bool overwritten = false;      // another begins in its bytes
-  int32_t out = -1, in = -1;     // the copies of it
+  int32_t written = -1;       // the step that writes it; -1: a copy brings it, or it is there from the start
+  int32_t in_place_of = -1;   // it begins in the bytes of this residence, which ends at that step
+  bool overwritten = false;   // another begins in its bytes
+  int32_t out = -1, in = -1;  // the copies of it
 };
 
 struct ScheduledMove {
@@ -44,9 +44,9 @@ struct ScheduledMove {
 };
 
 struct ScheduledStep {
-  int32_t step = 0;              // of the timeline
+  int32_t step = 0;  // of the timeline
   bool recompute = false;
-  int32_t first_input = 0;       // in Schedule::inputs: the residences that it reads, in the order of the timeline's list
+  int32_t first_input = 0;  // in Schedule::inputs: the residences that it reads, in the order of the timeline's list
 };
 
 struct Schedule {
@@ -54,25 +54,25 @@ struct Schedule {
   std::vector<int32_t> inputs;
   std::vector<Residence> residences;
   std::vector<ScheduledMove> moves;
-  std::vector<int64_t> live;     // by step: bytes in the arena, workspace included
+  std::vector<int64_t> live;  // by step: bytes in the arena, workspace included
   int64_t peak = 0;
   int32_t peak_step = 0;
-  double compute_ms = 0;         // recomputations included
+  double compute_ms = 0;  // recomputations included
   int32_t recomputations = 0;
-  int32_t unrecoverable = -1;            // what is wanted and can no longer be brought back; -1: the schedule is complete
+  int32_t unrecoverable = -1;  // what is wanted and can no longer be brought back; -1: the schedule is complete
 };
 
-// A cache of tensors in the arena (SuperNeurons, section 3.3.2 and Algorithm 2): nothing moves while everything fits; when it does
-// not, what the running step does not want (is not locked) goes to the tier, the least recently used first, or, since a planner
-// knows the future, what is wanted last.
+// A cache of tensors in the arena (SuperNeurons, section 3.3.2 and Algorithm 2): nothing moves while everything fits;
+// when it does not, what the running step does not want (is not locked) goes to the tier, the least recently used
+// first, or, since a planner knows the future, what is wanted last.
 struct TensorCache {
-  int64_t limit = INT64_MAX;     // bytes in the arena
+  int64_t limit = INT64_MAX;  // bytes in the arena
   int8_t tier = 0;
-  bool farthest = false;         // else LRU
+  bool farthest = false;  // else LRU
 };
 
-// Follows the decisions. Copies are where they must be, not yet where they hide best: each comes in right before the step that
-// wants it, and goes out between its writer and the step after its last use.
+// Follows the decisions. Copies are where they must be, not yet where they hide best: each comes in right before the
+// step that wants it, and goes out between its writer and the step after its last use.
 class Scheduler {
  public:
   explicit Scheduler(const ValueTimeline& timeline) : timeline_(timeline) {}
@@ -103,30 +103,32 @@ class Scheduler {
   const Decisions* decisions_ = nullptr;
   Schedule* out_ = nullptr;
   const TensorCache* cache_ = nullptr;
-  int64_t live_ = 0;                  // with a cache: bytes of what is open
-  int32_t now_ = 0;                   // the step of the timeline
-  std::vector<int32_t> open_;         // with a cache: the values in the arena
+  int64_t live_ = 0;           // with a cache: bytes of what is open
+  int32_t now_ = 0;            // the step of the timeline
+  std::vector<int32_t> open_;  // with a cache: the values in the arena
   // By value.
   std::vector<size_t> place_in_open_;
-  std::vector<int32_t> residence_;    // the open one; -1: not in the arena
-  std::vector<int32_t> next_use_;     // how many uses are over
-  std::vector<int8_t> slot_;          // the tier that holds it; -1: none
-  std::vector<int32_t> wanted_by_;    // the step of the timeline that wants it now
-  std::vector<int32_t> locks_;        // how many reruns in preparation want it
-  std::vector<bool> transient_;       // in the arena only to rebuild another
-  std::vector<bool> gone_;            // overwritten by the new value of its state
+  std::vector<int32_t> residence_;                       // the open one; -1: not in the arena
+  std::vector<int32_t> next_use_;                        // how many uses are over
+  std::vector<int8_t> slot_;                             // the tier that holds it; -1: none
+  std::vector<int32_t> wanted_by_;                       // the step of the timeline that wants it now
+  std::vector<int32_t> locks_;                           // how many reruns in preparation want it
+  std::vector<bool> transient_;                          // in the arena only to rebuild another
+  std::vector<bool> gone_;                               // overwritten by the new value of its state
   std::vector<int32_t> written_, written_at_, scratch_;  // residences by the step that writes them
   std::vector<std::pair<int32_t, size_t>> stack_;  // reruns in preparation: the step, and how many inputs are there
 };
 
-// Spreads copies over time, so that they hide behind compute while the bytes alive stay within `limit`: copies out get time to
-// complete, copies in start early (without the limit's room they stay where they are). Updates residences, moves and live bytes.
-// `earliest`: by move, the first step that a copy in may run beside.
+// Spreads copies over time, so that they hide behind compute while the bytes alive stay within `limit`: copies out get
+// time to complete, copies in start early (without the limit's room they stay where they are). Updates residences,
+// moves and live bytes. `earliest`: by move, the first step that a copy in may run beside.
 void spread_copies(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
                    const std::vector<int32_t>* earliest = nullptr);
 
 // The time of the step: engines side by side, as simulate.h does it for a plan.
-struct ScheduleTime { double total_ms = 0, stall_ms = 0; };
+struct ScheduleTime {
+  double total_ms = 0, stall_ms = 0;
+};
 ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Schedule& schedule);
 
 }  // namespace plimsoll

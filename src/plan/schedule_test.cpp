@@ -20,7 +20,12 @@ std::string describe(const std::vector<Violation>& violations) {
 
 std::vector<TierInfo> two_tiers(std::mt19937_64& random) {
   auto rate = [&] { return 0.0001 * static_cast<double>(1 + random() % 1000); };
-  return {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = rate(), .in_gb_per_s = rate(), .latency_us = 1, .compute_share = 0.3},
+  return {{.name = "host",
+           .capacity = 1_GiB,
+           .out_gb_per_s = rate(),
+           .in_gb_per_s = rate(),
+           .latency_us = 1,
+           .compute_share = 0.3},
           {.name = "disk", .capacity = 1_GiB, .out_gb_per_s = rate(), .in_gb_per_s = rate(), .latency_us = 5}};
 }
 
@@ -28,12 +33,14 @@ Decisions random_decisions(const ValueTimeline& timeline, std::mt19937_64& rando
   Decisions decisions = keep_everything(timeline);
   const int eager = 1 + static_cast<int>(random() % 99);
   for (Choice& choice : decisions.gaps) {
-    if (static_cast<int>(random() % 100) < eager) choice = static_cast<Choice>(1 + random() % static_cast<uint64_t>(tiers + 1));
+    if (static_cast<int>(random() % 100) < eager)
+      choice = static_cast<Choice>(1 + random() % static_cast<uint64_t>(tiers + 1));
   }
   for (size_t v = 0; v < timeline.values.size(); ++v) {
     const TimelineValue& value = timeline.values[v];
     decisions.retain[v] = random() % 2 == 0;
-    if (value.producer < 0 && tiers > 0 && random() % 3 == 0) decisions.home[v] = static_cast<int8_t>(random() % static_cast<uint64_t>(tiers));
+    if (value.producer < 0 && tiers > 0 && random() % 3 == 0)
+      decisions.home[v] = static_cast<int8_t>(random() % static_cast<uint64_t>(tiers));
     // What comes from outside and has no home cannot come back; a gradient is not made twice.
     const bool stays = (value.producer < 0 && decisions.home[v] < 0) || value.state >= 0;
     for (int32_t g = 0; g < value.gap_count(); ++g) {
@@ -49,7 +56,8 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
   for (uint64_t seed = 1; seed <= 400; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     std::mt19937_64 random(seed);
-    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 28), .updates = seed % 7 != 0});
+    const Graph graph =
+        testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 28), .updates = seed % 7 != 0});
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
@@ -71,7 +79,9 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     for (const double room : {0.0, 1.0, 1.3, 10.0}) {
       SCOPED_TRACE(room);
       Schedule spread = schedule;
-      if (room > 0) spread_copies(timeline, input.device.tiers, static_cast<int64_t>(room * static_cast<double>(schedule.peak)), spread);
+      if (room > 0)
+        spread_copies(timeline, input.device.tiers, static_cast<int64_t>(room * static_cast<double>(schedule.peak)),
+                      spread);
       const Plan plan = make_plan(input, timeline, decisions, spread, "test");
       const auto violations = verify(graph, plan);
       ASSERT_TRUE(violations.empty()) << describe(violations);
@@ -79,7 +89,8 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
       if (room == 1.0) {
         EXPECT_EQ(spread.peak, schedule.peak);
       }
-      EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(timeline, input.device.tiers, spread).total_ms, 1e-6);
+      EXPECT_NEAR(simulate(graph, plan, costs).step_time_ms, time_of(timeline, input.device.tiers, spread).total_ms,
+                  1e-6);
     }
   }
   EXPECT_GT(made, 120);
@@ -95,7 +106,8 @@ TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
-    const PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.05};
+    const PolicyInput input{
+        .graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.05};
     const ValueTimeline timeline = make_timeline(input);
     Schedule schedule;
     Scheduler(timeline).run(keep_everything(timeline), schedule);

@@ -66,7 +66,8 @@ Prediction simulate(const Graph& graph, const Plan& plan) {
     (move.direction == Move::Direction::out ? result.offload : result.prefetch) += graph.tensor(move.tensor).bytes();
   }
   const bool at_once = plan.cores.inter_op > 1;
-  const EngineTimes times = at_once ? run_on_cores(graph, plan, result.timeline) : run_one_by_one(graph, plan, result.timeline);
+  const EngineTimes times =
+      at_once ? run_on_cores(graph, plan, result.timeline) : run_one_by_one(graph, plan, result.timeline);
   result.step_time_ms = times.total_ms;
   result.stall_ms = times.stall_ms;
   result.copy_ms = times.copy_ms;

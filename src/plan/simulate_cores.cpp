@@ -14,16 +14,22 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kDone = 1e-9;                // ms left that are none
+constexpr double kDone = 1e-9;  // ms left that are none
 constexpr int32_t kNone = -1;
 
 // From one event (a step or a copy ends) to the next, everything makes progress at a constant rate.
 class CoreRun {
  public:
   CoreRun(const Graph& graph, const Plan& plan, std::vector<EngineSpan>& timeline)
-      : graph_(graph), plan_(plan), timeline_(timeline), dependencies_(find_dependencies(graph, plan)),
-        steps_(static_cast<int32_t>(plan.steps.size())), rank_(plan.steps.size()), conflicts_(graph.op_count()),
-        on_core_(static_cast<size_t>(cores_of(plan)), 0), engines_(2 * plan.tiers.size()) {}
+      : graph_(graph),
+        plan_(plan),
+        timeline_(timeline),
+        dependencies_(find_dependencies(graph, plan)),
+        steps_(static_cast<int32_t>(plan.steps.size())),
+        rank_(plan.steps.size()),
+        conflicts_(graph.op_count()),
+        on_core_(static_cast<size_t>(cores_of(plan)), 0),
+        engines_(2 * plan.tiers.size()) {}
 
   EngineTimes run() {
     rank_steps();
@@ -65,7 +71,9 @@ class CoreRun {
 
   const Step& step(StepIndex s) const { return plan_.steps[static_cast<size_t>(s)]; }
   const Move& move(int32_t i) const { return plan_.moves[static_cast<size_t>(i)]; }
-  const TierInfo& tier_of(int32_t move_index) const { return plan_.tiers[static_cast<size_t>(move(move_index).tier)].tier; }
+  const TierInfo& tier_of(int32_t move_index) const {
+    return plan_.tiers[static_cast<size_t>(move(move_index).tier)].tier;
+  }
 
   void rank_steps() {
     order_ = plan_.cores.order;
@@ -81,7 +89,8 @@ class CoreRun {
   void make_ready(int32_t node) {
     if (node >= steps_) {
       const Move& m = move(node - steps_);
-      engines_[2 * static_cast<size_t>(m.tier) + (m.direction == Move::Direction::out ? 0 : 1)].waiting.push_back(node - steps_);
+      engines_[2 * static_cast<size_t>(m.tier) + (m.direction == Move::Direction::out ? 0 : 1)].waiting.push_back(
+          node - steps_);
       ++copying_;
     } else if (step(node).kernel.empty() || graph_.op(step(node).op).type->is_view) {
       timeline_.push_back({0, node, now_, now_});
@@ -128,7 +137,8 @@ class CoreRun {
   bool may_start(StepIndex s, bool others_wait) const {
     const int cores = cores_of(plan_, step(s));
     const bool beside = cores > with(0);
-    if (beside && (step(s).affinity != Affinity::smt || plan_.cores.hardware_threads < 2 || cores > with(1))) return false;
+    if (beside && (step(s).affinity != Affinity::smt || plan_.cores.hardware_threads < 2 || cores > with(1)))
+      return false;
     const std::vector<OpId>& apart = conflicts_[step(s).op];
     for (const Running& r : running_) {
       if (std::find(apart.begin(), apart.end(), step(r.step).op) != apart.end()) return false;
@@ -143,7 +153,11 @@ class CoreRun {
   }
 
   void start(StepIndex s) {
-    Running r{.step = s, .cores = {}, .left_ms = step(s).time_ms, .ends_ms = now_ + step(s).time_ms, .span = timeline_.size()};
+    Running r{.step = s,
+              .cores = {},
+              .left_ms = step(s).time_ms,
+              .ends_ms = now_ + step(s).time_ms,
+              .span = timeline_.size()};
     const int cores = cores_of(plan_, step(s)), on_each = cores > with(0) ? 1 : 0;
     for (size_t c = 0; c < on_core_.size() && static_cast<int>(r.cores.size()) < cores; ++c) {
       if (on_core_[c] == on_each) r.cores.push_back(c);
@@ -190,7 +204,8 @@ class CoreRun {
     std::vector<double> wanted, rates;
     for (const Running& r : running_) {
       double speed = 0;
-      for (size_t core : r.cores) speed += on_core_[core] < 2 ? 1 : std::min(1.0, plan_.cores.smt_speed / on_core_[core]);
+      for (size_t core : r.cores)
+        speed += on_core_[core] < 2 ? 1 : std::min(1.0, plan_.cores.smt_speed / on_core_[core]);
       rates.push_back(speed / static_cast<double>(r.cores.size()));
       wanted.push_back(step(r.step).time_ms > 0 ? bytes_of(r.step) / step(r.step).time_ms : 0);
     }
@@ -245,10 +260,10 @@ class CoreRun {
   std::vector<StepIndex> order_;
   ById<StepIndex, int32_t> rank_;
   ById<OpId, std::vector<OpId>> conflicts_;
-  std::vector<int> on_core_;     // steps
-  std::vector<Engine> engines_;  // 2 * tier: out; 2 * tier + 1: in
-  std::vector<int32_t> unmet_;   // by node
-  std::set<int32_t> ready_;      // steps, by rank
+  std::vector<int> on_core_;      // steps
+  std::vector<Engine> engines_;   // 2 * tier: out; 2 * tier + 1: in
+  std::vector<int32_t> unmet_;    // by node
+  std::set<int32_t> ready_;       // steps, by rank
   std::vector<int32_t> instant_;  // views that are ready
   std::vector<Running> running_;
   int copying_ = 0;  // copies that run or wait for their engine

@@ -19,7 +19,8 @@ struct Fork {
     testing::register_test_ops();
     graph.name = "fork";
     auto mix = [&](const std::string& name, std::vector<TensorId> inputs) {
-      return graph.output(graph.add_op("TestMix", name, name, std::move(inputs), {{"shape", Shape{250}}}, Phase::forward, {name + "/y"}));
+      return graph.output(graph.add_op("TestMix", name, name, std::move(inputs), {{"shape", Shape{250}}},
+                                       Phase::forward, {name + "/y"}));
     };
     const TensorId data = graph.add_source("data", {250}, DType::f32, Role::input);
     const TensorId a = mix("a", {data}), b = mix("b", {data});
@@ -27,7 +28,9 @@ struct Fork {
     const Route route = make_route(graph);
     const std::vector<KernelChoice> kernels(3, {"k", {}});
     const CostTable costs;
-    plan = std::get<Plan>(find_policy("baseline").plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}}));
+    plan = std::get<Plan>(
+        find_policy("baseline")
+            .plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}}));
     plan.cores = {.inter_op = 2, .cores = 2};
     const double times[] = {a_ms, b_ms, c_ms};
     for (Step& step : plan.steps) {

@@ -102,7 +102,8 @@ class Spreader {
       Residence& residence = schedule_.residences[at(move.residence)];
       const double start = std::min(starts_[at(move.before)], next_start[at(move.tier)]) - ms_of(move);
       // The last step that starts no later than the copy.
-      int32_t first = static_cast<int32_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
+      int32_t first =
+          static_cast<int32_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
       first = std::max(first, earliest_ == nullptr ? 0 : (*earliest_)[at(m)]);
       if (const int32_t previous = previous_[at(move.residence)]; previous >= 0) {
         first = std::max(first, schedule_.residences[at(previous)].last + 1);
@@ -123,8 +124,8 @@ class Spreader {
   int64_t limit_;
   Schedule& schedule_;
   const std::vector<int32_t>* earliest_;
-  std::vector<double> starts_;              // by step, were there no copies to wait for; one more for the end
-  std::vector<int32_t> next_, previous_;    // by residence: of the same value
+  std::vector<double> starts_;            // by step, were there no copies to wait for; one more for the end
+  std::vector<int32_t> next_, previous_;  // by residence: of the same value
 };
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr size_t kStepsAChange = 150;      // so many changes are tried at once, for deep networks
+constexpr size_t kStepsAChange = 150;  // so many changes are tried at once, for deep networks
 
 // Where a value lies when it is not in the arena; -1: nowhere, or in the slot of the state that it replaces.
 int8_t tier_of(const ValueTimeline& timeline, const Decisions& decisions, size_t v) {
@@ -27,14 +27,15 @@ int8_t tier_of(const ValueTimeline& timeline, const Decisions& decisions, size_t
 // One change of the decisions.
 struct Change {
   enum class Kind : uint8_t { gap, retain, home } kind = Kind::gap;
-  int32_t index = 0;       // gap or value
-  Choice choice = kDrop;   // of a gap; of a home: the tier
-  double score = 0;        // cost a byte and step, the less the better
+  int32_t index = 0;      // gap or value
+  Choice choice = kDrop;  // of a gap; of a home: the tier
+  double score = 0;       // cost a byte and step, the less the better
 };
 
 class Descent {
  public:
-  Descent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& start, const TradeoffOptions& options)
+  Descent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& start,
+          const TradeoffOptions& options)
       : timeline_(timeline), tiers_(tiers), options_(options), decisions_(start), scheduler_(timeline) {}
 
   std::vector<TradeoffPoint> run() {
@@ -64,7 +65,8 @@ class Descent {
       std::vector<Change> changes = list_changes(target);
       if (changes.empty()) return false;
       // Several at once where there is much to do: those that fit side by side are taken in order of their score.
-      const size_t batch = std::max<size_t>(1, std::min<size_t>(changes.size(), timeline_.steps.size() / kStepsAChange));
+      const size_t batch =
+          std::max<size_t>(1, std::min<size_t>(changes.size(), timeline_.steps.size() / kStepsAChange));
       size_t n = std::min(batch, changes.size());
       std::partial_sort(changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(n), changes.end(),
                         [](const Change& a, const Change& b) { return a.score < b.score; });
@@ -90,10 +92,12 @@ class Descent {
     size_t kept = 0;
     for (size_t i = 0; i < n; ++i) {
       const Change& change = changes[i];
-      const bool home = change.kind == Change::Kind::home, copied = home || (change.kind == Change::Kind::gap && change.choice >= kOffload);
+      const bool home = change.kind == Change::Kind::home,
+                 copied = home || (change.kind == Change::Kind::gap && change.choice >= kOffload);
       if (copied) {
         const int8_t tier = static_cast<int8_t>(home ? change.choice : change.choice - kOffload);
-        const int64_t bytes = timeline_.values[at(home ? change.index : timeline_.value_of_gap[at(change.index)])].bytes;
+        const int64_t bytes =
+            timeline_.values[at(home ? change.index : timeline_.value_of_gap[at(change.index)])].bytes;
         if (kept > 0 && !room.has(tier, bytes)) continue;
         room.take(tier, bytes);
       }
@@ -181,16 +185,18 @@ class Descent {
   }
 
   bool is_blocked(Change::Kind kind, int32_t index, Choice choice) const {
-    return std::any_of(blocked_.begin(), blocked_.end(), [&](const Change& c) {
-      return c.kind == kind && c.index == index && c.choice == choice;
-    });
+    return std::any_of(blocked_.begin(), blocked_.end(),
+                       [&](const Change& c) { return c.kind == kind && c.index == index && c.choice == choice; });
   }
 
-  bool tier_allowed(size_t t) const { return options_.tiers.empty() || (t < options_.tiers.size() && options_.tiers[t]); }
+  bool tier_allowed(size_t t) const {
+    return options_.tiers.empty() || (t < options_.tiers.size() && options_.tiers[t]);
+  }
   // Where no tier has room, any may be tried: slots that are not in use at the same time share their place.
   bool tier_offered(size_t t, int64_t bytes) const {
     if (options_.within_room && !room_->has(static_cast<int8_t>(t), bytes)) return false;
-    return tier_allowed(t) && (tiers_.size() < 2 || room_->has(static_cast<int8_t>(t), bytes) || !room_->has(room_->first(bytes), bytes));
+    return tier_allowed(t) &&
+           (tiers_.size() < 2 || room_->has(static_cast<int8_t>(t), bytes) || !room_->has(room_->first(bytes), bytes));
   }
 
   // Every idle stretch of a residence across steps that are above the target, with the ways to end it.
@@ -199,7 +205,8 @@ class Descent {
     above_.assign(at(steps) + 1, 0);
     for (int32_t d = 0; d < steps; ++d) above_[at(d + 1)] = above_[at(d)] + (schedule_.live[at(d)] > target ? 1 : 0);
     start_ms_.assign(at(steps) + 1, 0);
-    for (int32_t d = 0; d < steps; ++d) start_ms_[at(d + 1)] = start_ms_[at(d)] + timeline_.steps[at(schedule_.steps[at(d)].step)].ms;
+    for (int32_t d = 0; d < steps; ++d)
+      start_ms_[at(d + 1)] = start_ms_[at(d)] + timeline_.steps[at(schedule_.steps[at(d)].step)].ms;
     timeline_step_.assign(at(steps), 0);
     for (int32_t d = 0, now = -1; d < steps; ++d) {
       if (!schedule_.steps[at(d)].recompute) now = schedule_.steps[at(d)].step;
@@ -215,7 +222,9 @@ class Descent {
     changes_.clear();
     for (size_t r = 0; r < schedule_.residences.size(); ++r) {
       const Residence& residence = schedule_.residences[r];
-      used_at_[r] = residence.written >= 0 ? residence.written : residence.written < 0 && residence.in < 0 ? -1 : residence.first;
+      used_at_[r] = residence.written >= 0                      ? residence.written
+                    : residence.written < 0 && residence.in < 0 ? -1
+                                                                : residence.first;
     }
     for (int32_t d = 0; d < steps; ++d) {
       const ScheduledStep& scheduled = schedule_.steps[at(d)];
@@ -254,7 +263,8 @@ class Descent {
     if (value.at_end && to == static_cast<int32_t>(schedule_.steps.size())) return;
     // The gap of the timeline that this stretch lies in.
     const int32_t seen = from < 0 ? -1 : timeline_step_[at(from)];
-    const int32_t g = static_cast<int32_t>(std::upper_bound(value.uses.begin(), value.uses.end(), seen) - value.uses.begin());
+    const int32_t g =
+        static_cast<int32_t>(std::upper_bound(value.uses.begin(), value.uses.end(), seen) - value.uses.begin());
     const int32_t gap = value.first_gap + g;
     const Choice now = decisions_.gaps[at(gap)];
     const bool fetched_before = schedule_.residences[at(r)].in >= 0;
@@ -269,13 +279,18 @@ class Descent {
     const double idle = start_ms_[at(to)] - start_ms_[at(from + 1)];
     if (fetched_before || decisions_.home[at(residence.value)] >= 0) {
       // A tier has it: it can be let go at no cost but a copy in.
-      offer(gap, kDrop, copy_cost(schedule_.moves[at(std::max(residence.in, 0))].tier, value.bytes, false, idle), freed);
+      offer(gap, kDrop, copy_cost(schedule_.moves[at(std::max(residence.in, 0))].tier, value.bytes, false, idle),
+            freed);
     } else if (options_.recompute && value.recomputable) {
-      offer(gap, kDrop, rebuild_cost(residence.value, timeline_step_[at(std::min(to, static_cast<int32_t>(timeline_step_.size()) - 1))]), freed);
+      offer(gap, kDrop,
+            rebuild_cost(residence.value,
+                         timeline_step_[at(std::min(to, static_cast<int32_t>(timeline_step_.size()) - 1))]),
+            freed);
     }
     for (size_t t = 0; t < tiers_.size(); ++t) {
       if (!tier_offered(t, value.bytes) || fetched_before) continue;
-      offer(gap, static_cast<Choice>(kOffload + static_cast<int>(t)), copy_cost(static_cast<int8_t>(t), value.bytes, true, idle), freed);
+      offer(gap, static_cast<Choice>(kOffload + static_cast<int>(t)),
+            copy_cost(static_cast<int8_t>(t), value.bytes, true, idle), freed);
     }
   }
 
@@ -289,16 +304,19 @@ class Descent {
     for (size_t t = 0; t < tiers_.size(); ++t) {
       if (!tier_offered(t, value.bytes) || is_blocked(Change::Kind::home, owner, static_cast<Choice>(t))) continue;
       const double uses = static_cast<double>(timeline_.values[at(owner)].uses.size());
-      const double ms = uses * copy_cost(static_cast<int8_t>(t), value.bytes, true, start_ms_.back() / std::max(uses, 1.0));
+      const double ms =
+          uses * copy_cost(static_cast<int8_t>(t), value.bytes, true, start_ms_.back() / std::max(uses, 1.0));
       changes_.push_back({Change::Kind::home, owner, static_cast<Choice>(t), (ms + 1e-6) / freed});
     }
   }
 
   void offer(int32_t gap, Choice choice, double ms, double freed) {
-    if (!is_blocked(Change::Kind::gap, gap, choice)) changes_.push_back({Change::Kind::gap, gap, choice, (ms + 1e-6) / freed});
+    if (!is_blocked(Change::Kind::gap, gap, choice))
+      changes_.push_back({Change::Kind::gap, gap, choice, (ms + 1e-6) / freed});
   }
 
-  // What a copy out and in costs: what it takes from compute, what does not fit the gap, and what the engine has no time for.
+  // What a copy out and in costs: what it takes from compute, what does not fit the gap, and what the engine has no
+  // time for.
   double copy_cost(int8_t tier, int64_t bytes, bool also_out, double idle) const {
     const double in = one_copy_ms(tier, false, bytes), out = also_out ? one_copy_ms(tier, true, bytes) : 0;
     const double total = start_ms_.back();
@@ -325,7 +343,8 @@ class Descent {
     for (int32_t w : step.recompute_inputs) {
       const TimelineValue& input = timeline_.values[at(w)];
       if (!input.recomputable) continue;
-      const int32_t g = static_cast<int32_t>(std::lower_bound(input.uses.begin(), input.uses.end(), when) - input.uses.begin());
+      const int32_t g =
+          static_cast<int32_t>(std::lower_bound(input.uses.begin(), input.uses.end(), when) - input.uses.begin());
       if (decisions_.gaps[at(input.first_gap + g)] == kDrop) {
         // Where it is wanted soon for itself, it is rebuilt anyway.
         add_rebuild(w, when, ms, left, g < static_cast<int32_t>(input.uses.size()) ? 0.25 * weight : weight);
@@ -336,7 +355,8 @@ class Descent {
   void keep_point() {
     trial_ = schedule_;
     spread_copies(timeline_, tiers_, schedule_.peak, trial_);
-    points_.push_back({decisions_, schedule_.peak, time_of(timeline_, tiers_, trial_).total_ms, !schedule_.moves.empty()});
+    points_.push_back(
+        {decisions_, schedule_.peak, time_of(timeline_, tiers_, trial_).total_ms, !schedule_.moves.empty()});
   }
 
   const ValueTimeline& timeline_;
@@ -350,21 +370,27 @@ class Descent {
   std::vector<TradeoffPoint> points_;
   std::vector<Change> changes_, blocked_;
   std::vector<Undo> undo_;
-  std::vector<int32_t> above_;       // how many of the steps before this one are above the target
-  std::vector<double> start_ms_;     // by step
+  std::vector<int32_t> above_;          // how many of the steps before this one are above the target
+  std::vector<double> start_ms_;        // by step
   std::vector<int32_t> timeline_step_;  // by step: the last step of the timeline that has begun
-  std::vector<double> copy_ms_;      // by engine: how long it is busy
-  std::vector<int32_t> used_at_;     // by residence: its last use so far
+  std::vector<double> copy_ms_;         // by engine: how long it is busy
+  std::vector<int32_t> used_at_;        // by residence: its last use so far
 };
 
 // Walks up again: with every more memory, what costs most for its bytes is kept again, or moved where it was rebuilt.
 class Ascent {
  public:
-  Ascent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points, bool within_room)
-      : timeline_(timeline), tiers_(tiers), points_(points), within_room_(within_room || tiers.size() > 1), scheduler_(timeline) {
+  Ascent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points,
+         bool within_room)
+      : timeline_(timeline),
+        tiers_(tiers),
+        points_(points),
+        within_room_(within_room || tiers.size() > 1),
+        scheduler_(timeline) {
     by_peak_.resize(points.size());
     for (size_t i = 0; i < points.size(); ++i) by_peak_[i] = i;
-    std::stable_sort(by_peak_.begin(), by_peak_.end(), [&](size_t a, size_t b) { return points[a].peak < points[b].peak; });
+    std::stable_sort(by_peak_.begin(), by_peak_.end(),
+                     [&](size_t a, size_t b) { return points[a].peak < points[b].peak; });
   }
 
   std::vector<LimitedPoint> run(const std::vector<int64_t>& limits, int tries) {
@@ -444,7 +470,8 @@ class Ascent {
       const TimelineValue& value = timeline_.values[v];
       if (value.bytes == 0) continue;
       if (!best_.decisions.retain[v] && value.recomputable) {
-        list.push_back({-1, static_cast<int32_t>(v), kKeep, timeline_.steps[at(value.producer)].ms / static_cast<double>(value.bytes)});
+        list.push_back({-1, static_cast<int32_t>(v), kKeep,
+                        timeline_.steps[at(value.producer)].ms / static_cast<double>(value.bytes)});
       }
       for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
         const int32_t gap = value.first_gap + g;
@@ -453,9 +480,11 @@ class Ascent {
         const double rebuild = value.recomputable ? timeline_.steps[at(value.producer)].ms : 0;
         double copy = 0;
         for (size_t t = 0; t < tiers_.size(); ++t) {
-          const double ms = copy_ms(tiers_[t], Move::Direction::out, {value.bytes}) + copy_ms(tiers_[t], Move::Direction::in, {value.bytes});
+          const double ms = copy_ms(tiers_[t], Move::Direction::out, {value.bytes}) +
+                            copy_ms(tiers_[t], Move::Direction::in, {value.bytes});
           if (choice == kDrop && value.recomputable && best_.decisions.home[v] < 0) {
-            list.push_back({gap, -1, static_cast<Choice>(kOffload + static_cast<int>(t)), (rebuild - 0.2 * ms) / static_cast<double>(value.bytes)});
+            list.push_back({gap, -1, static_cast<Choice>(kOffload + static_cast<int>(t)),
+                            (rebuild - 0.2 * ms) / static_cast<double>(value.bytes)});
           }
           if (choice == static_cast<Choice>(kOffload + static_cast<int>(t))) copy = ms;
         }
@@ -463,11 +492,15 @@ class Ascent {
           list.push_back({gap, -1, kDrop, (0.5 * copy - rebuild) / static_cast<double>(value.bytes)});
         }
         // Kept, if there is room all the way.
-        const int32_t from = g == 0 ? (value.producer < 0 ? 0 : step_of[at(value.producer)]) : step_of[at(value.uses[at(g - 1)])];
+        const int32_t from =
+            g == 0 ? (value.producer < 0 ? 0 : step_of[at(value.producer)]) : step_of[at(value.uses[at(g - 1)])];
         const int32_t to = step_of[at(value.uses[at(g)])];
         bool room = true;
-        for (int32_t d = from + 1; d < to && room; ++d) room = schedule_.live[at(d)] + value.bytes <= limit || schedule_.steps[at(d)].recompute;
-        if (room) list.push_back({gap, -1, kKeep, std::max({rebuild, 0.5 * copy, 1e-9}) * 2 / static_cast<double>(value.bytes)});
+        for (int32_t d = from + 1; d < to && room; ++d)
+          room = schedule_.live[at(d)] + value.bytes <= limit || schedule_.steps[at(d)].recompute;
+        if (room)
+          list.push_back(
+              {gap, -1, kKeep, std::max({rebuild, 0.5 * copy, 1e-9}) * 2 / static_cast<double>(value.bytes)});
       }
     }
     std::stable_sort(list.begin(), list.end(), [](const Toggle& a, const Toggle& b) { return a.gain > b.gain; });
@@ -511,12 +544,13 @@ bool TierRoom::overfull() const {
 int64_t TierRoom::slot_bytes(int64_t bytes) { return align_up(Bytes{bytes}, kSlotAlignment).count; }
 
 std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
-                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries, bool within_room) {
+                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits,
+                                           int tries, bool within_room) {
   return Ascent(timeline, tiers, points, within_room).run(limits, tries);
 }
 
-std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& start,
-                                         const TradeoffOptions& options) {
+std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
+                                         const Decisions& start, const TradeoffOptions& options) {
   return Descent(timeline, tiers, start, options).run();
 }
 

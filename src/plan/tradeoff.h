@@ -1,5 +1,6 @@
-// The trade-off between memory and time, as a curve: decisions from "keep everything" down to the least memory that was found,
-// each with the peak that it needs. The curve does not depend on any budget, so a larger budget can only choose among more.
+// The trade-off between memory and time, as a curve: decisions from "keep everything" down to the least memory that was
+// found, each with the peak that it needs. The curve does not depend on any budget, so a larger budget can only choose
+// among more.
 #pragma once
 
 #include "base/by_id.h"
@@ -9,17 +10,18 @@ namespace plimsoll {
 
 struct TradeoffOptions {
   bool recompute = true;
-  std::vector<bool> tiers;         // which may be used; empty: all
-  bool within_room = false;        // of one tier too; else only that of several is divided, and who asks sees what did not fit
-  bool states_may_move = true;     // parameters and what belongs to them may lie in a tier between steps
-  size_t effort = 20'000'000;      // at most so many steps are scheduled on the way: some seconds
+  std::vector<bool> tiers;  // which may be used; empty: all
+  bool within_room =
+      false;  // of one tier too; else only that of several is divided, and who asks sees what did not fit
+  bool states_may_move = true;  // parameters and what belongs to them may lie in a tier between steps
+  size_t effort = 20'000'000;   // at most so many steps are scheduled on the way: some seconds
 };
 
 struct TradeoffPoint {
   Decisions decisions;
-  int64_t peak = 0;                // bytes in the arena with copies where they must be
-  double ms = 0;                   // of the step, copies spread within that peak
-  bool copies = false;             // whether anything is copied out or in
+  int64_t peak = 0;     // bytes in the arena with copies where they must be
+  double ms = 0;        // of the step, copies spread within that peak
+  bool copies = false;  // whether anything is copied out or in
 };
 
 // What the tiers have left beside these decisions. A slot is counted as if it were its value's own for the whole step.
@@ -38,10 +40,10 @@ class TierRoom {
   int8_t largest_ = 0;
 };
 
-// Walks down from `start`: among all gaps that lie across the steps with the most bytes alive, lets go the one that costs the
-// least time for the bytes that it frees, and so on until nothing more can be let go.
-std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& start,
-                                         const TradeoffOptions& options);
+// Walks down from `start`: among all gaps that lie across the steps with the most bytes alive, lets go the one that
+// costs the least time for the bytes that it frees, and so on until nothing more can be let go.
+std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
+                                         const Decisions& start, const TradeoffOptions& options);
 
 // A point with the memory that its copies may spread over.
 struct LimitedPoint {
@@ -49,11 +51,11 @@ struct LimitedPoint {
   int64_t limit = 0;
   double ms = 0;
 };
-// Walks up again over `limits` (ascending): at each, the best of the points that fit is improved by single changes, at most
-// `tries` of them, starting from what was found for the limit below. So times only fall along the result, and what is found for
-// a limit does not depend on those above it.
+// Walks up again over `limits` (ascending): at each, the best of the points that fit is improved by single changes, at
+// most `tries` of them, starting from what was found for the limit below. So times only fall along the result, and what
+// is found for a limit does not depend on those above it.
 std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
-                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits, int tries,
-                                           bool within_room = false);
+                                           const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits,
+                                           int tries, bool within_room = false);
 
 }  // namespace plimsoll

@@ -69,8 +69,9 @@ class TimelineMaker {
       note_in_place(op, step);
     }
     step.latest_first = step.inputs;
-    std::stable_sort(step.latest_first.begin(), step.latest_first.end(),
-                     [&](int32_t a, int32_t b) { return timeline_.values[at(a)].producer > timeline_.values[at(b)].producer; });
+    std::stable_sort(step.latest_first.begin(), step.latest_first.end(), [&](int32_t a, int32_t b) {
+      return timeline_.values[at(a)].producer > timeline_.values[at(b)].producer;
+    });
     for (int32_t v : step.inputs) timeline_.values[at(v)].uses.push_back(index);
     timeline_.compute_ms += step.ms;
     timeline_.steps.push_back(std::move(step));

@@ -50,7 +50,8 @@ class LiveKinds {
   }
   void count(const std::vector<const Stay*>& here, int64_t sign) {
     if (here.empty()) return;
-    const Stay& holder = **std::max_element(here.begin(), here.end(), [](const Stay* a, const Stay* b) { return a->bytes < b->bytes; });
+    const Stay& holder =
+        **std::max_element(here.begin(), here.end(), [](const Stay* a, const Stay* b) { return a->bytes < b->bytes; });
     now_[at(memory_kind(graph_, holder))] += sign * holder.bytes.count;
   }
 
@@ -83,8 +84,8 @@ void draw_byte_axis(std::string& svg, int64_t most, double top, double height) {
   while (most / interval > 5) interval *= 2;
   for (int64_t bytes = 0; bytes <= most; bytes += interval) {
     const double y = top + height * (1 - static_cast<double>(bytes) / static_cast<double>(most));
-    append(svg, "<path class=\"grid\" d=\"M{} {:.1f}h{}\"/><text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n", kLeft, y, kPlot,
-           kLeft - 6, y + 4, bytes == 0 ? "0" : to_string(Bytes{bytes}));
+    append(svg, "<path class=\"grid\" d=\"M{} {:.1f}h{}\"/><text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n",
+           kLeft, y, kPlot, kLeft - 6, y + 4, bytes == 0 ? "0" : to_string(Bytes{bytes}));
   }
 }
 
@@ -92,26 +93,33 @@ void draw_step_axis(std::string& svg, const Graph& graph, const Plan& plan, doub
   const StepAxis axis(plan);
   const double interval = nice_interval(axis.steps, 12);
   for (double step = 0; step < axis.steps; step += interval) {
-    append(svg, "<path class=\"tick\" d=\"M{:.1f} {}v4\"/><text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.0f}</text>\n", axis.x(step),
-           bottom, axis.x(step), bottom + 16, step);
+    append(
+        svg,
+        "<path class=\"tick\" d=\"M{:.1f} {}v4\"/><text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.0f}</text>\n",
+        axis.x(step), bottom, axis.x(step), bottom + 16, step);
   }
   append(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">step</text>\n", kLeft + kPlot, bottom + 30);
-  const auto backward = std::find_if(plan.steps.begin(), plan.steps.end(), [&](const Step& s) { return graph.op(s.op).phase == Phase::backward; });
+  const auto backward = std::find_if(plan.steps.begin(), plan.steps.end(),
+                                     [&](const Step& s) { return graph.op(s.op).phase == Phase::backward; });
   if (backward == plan.steps.end() || backward == plan.steps.begin()) return;
   const double x = axis.x(static_cast<double>(backward - plan.steps.begin()));
-  append(svg, "<path class=\"phase\" d=\"M{:.1f} {}V{}\"/><text x=\"{:.1f}\" y=\"{}\" text-anchor=\"end\">forward</text>"
-              "<text x=\"{:.1f}\" y=\"{}\">backward</text>\n", x, top, bottom, x - 6, bottom + 30, x + 6, bottom + 30);
+  append(svg,
+         "<path class=\"phase\" d=\"M{:.1f} {}V{}\"/><text x=\"{:.1f}\" y=\"{}\" text-anchor=\"end\">forward</text>"
+         "<text x=\"{:.1f}\" y=\"{}\">backward</text>\n",
+         x, top, bottom, x - 6, bottom + 30, x + 6, bottom + 30);
 }
 
 std::string stay_title(const Graph& graph, const Plan& plan, const Stay& stay) {
-  if (stay.is_workspace()) return fmt::format("workspace of {}\n{} at {}", op_text(graph, plan, at(stay.first)), to_string(stay.bytes), stay.offset.count);
+  if (stay.is_workspace())
+    return fmt::format("workspace of {}\n{} at {}", op_text(graph, plan, at(stay.first)), to_string(stay.bytes),
+                       stay.offset.count);
   const Tensor& tensor = graph.tensor(stay.tensor);
-  return fmt::format("{} ({}, {})\n{} at offset {}\nsteps {} to {}", shortened(tensor.name), to_string(tensor.role), to_string(tensor.shape),
-                     to_string(stay.bytes), stay.offset.count, stay.first, stay.last);
+  return fmt::format("{} ({}, {})\n{} at offset {}\nsteps {} to {}", shortened(tensor.name), to_string(tensor.role),
+                     to_string(tensor.shape), to_string(stay.bytes), stay.offset.count, stay.first, stay.last);
 }
 
-// Stays that are too small for a rectangle of their own, painted together on a grid of small cells: a cell takes the colour of
-// what covers most of it.
+// Stays that are too small for a rectangle of their own, painted together on a grid of small cells: a cell takes the
+// colour of what covers most of it.
 class CellPainter {
  public:
   void add(MemoryKind kind, double x0, double x1, double y0, double y1) {
@@ -121,7 +129,8 @@ class CellPainter {
       const double tall = std::max(0.0, std::min(y1, side(row + 1)) - std::max(y0, side(row)));
       for (size_t column = first; column <= last; ++column) {
         const double wide = std::max(0.0, std::min(x1 - kLeft, side(column + 1)) - std::max(x0 - kLeft, side(column)));
-        cover_[(row * columns_ + column) * kMemoryKinds + static_cast<size_t>(kind)] += static_cast<float>(tall * wide / (kCell * kCell));
+        cover_[(row * columns_ + column) * kMemoryKinds + static_cast<size_t>(kind)] +=
+            static_cast<float>(tall * wide / (kCell * kCell));
       }
     }
   }
@@ -132,13 +141,17 @@ class CellPainter {
         const int kind = dominant(row, column);
         size_t end = column + 1;
         while (end < columns_ && dominant(row, end) == kind) ++end;
-        if (kind >= 0) append(path[at(kind)], "M{:.0f} {:.0f}h{:.0f}v{}H{:.0f}z", kLeft + side(column), side(row), side(end - column), kCell, kLeft + side(column));
+        if (kind >= 0)
+          append(path[at(kind)], "M{:.0f} {:.0f}h{:.0f}v{}H{:.0f}z", kLeft + side(column), side(row),
+                 side(end - column), kCell, kLeft + side(column));
         column = end;
       }
     }
     std::string svg;
     for (size_t kind = 0; kind < kMemoryKinds; ++kind) {
-      if (!path[kind].empty()) append(svg, "<path class=\"{} many\" d=\"{}\"/>\n", memory_kind_class(static_cast<MemoryKind>(kind)), path[kind]);
+      if (!path[kind].empty())
+        append(svg, "<path class=\"{} many\" d=\"{}\"/>\n", memory_kind_class(static_cast<MemoryKind>(kind)),
+               path[kind]);
     }
     return svg;
   }
@@ -147,7 +160,9 @@ class CellPainter {
  private:
   static constexpr double kCell = 2;
   static double side(size_t cells) { return kCell * static_cast<double>(cells); }
-  static size_t cell(double at, size_t count) { return std::min(count - 1, static_cast<size_t>(std::max(0.0, at) / kCell)); }
+  static size_t cell(double at, size_t count) {
+    return std::min(count - 1, static_cast<size_t>(std::max(0.0, at) / kCell));
+  }
   int dominant(size_t row, size_t column) const {
     const float* cover = &cover_[(row * columns_ + column) * kMemoryKinds];
     const float* most = std::max_element(cover, cover + kMemoryKinds);
@@ -187,9 +202,11 @@ void draw_bars(std::string& svg, const std::vector<Bar>& bars, double ms_width, 
       for (const auto& [name, ms] : bars[i].by_class) group.by_class[name] += ms;
       ++i;
     }
-    const auto most = std::max_element(group.by_class.begin(), group.by_class.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-    append(svg, "<rect class=\"{}\" x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\"><title>{}</title></rect>\n", most->first,
-           kLeft + group.start * ms_width, y, std::max(0.3, (group.end - group.start) * ms_width), height, escape_html(title(group)));
+    const auto most = std::max_element(group.by_class.begin(), group.by_class.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    append(svg, "<rect class=\"{}\" x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\"><title>{}</title></rect>\n",
+           most->first, kLeft + group.start * ms_width, y, std::max(0.3, (group.end - group.start) * ms_width), height,
+           escape_html(title(group)));
   }
 }
 
@@ -211,7 +228,8 @@ MemoryKind memory_kind(const Graph& graph, const Stay& stay) {
 }
 
 std::string_view memory_kind_text(MemoryKind kind) {
-  constexpr std::string_view kTexts[] = {"parameters", "optimizer state", "statistics", "inputs and outputs", "activations", "gradients", "workspace"};
+  constexpr std::string_view kTexts[] = {"parameters",  "optimizer state", "statistics", "inputs and outputs",
+                                         "activations", "gradients",       "workspace"};
   return kTexts[at(kind)];
 }
 
@@ -240,7 +258,8 @@ std::string memory_chart(const Graph& graph, const Plan& plan) {
   const std::vector<StepMemory> memory = memory_by_step(graph, plan);
   const StepAxis axis(plan);
   const bool budget_near = plan.budget.count / 2 <= plan.arena.count;
-  const auto most = static_cast<int64_t>(1.08 * static_cast<double>(std::max({plan.arena.count, budget_near ? plan.budget.count : 0, int64_t{1}})));
+  const auto most = static_cast<int64_t>(
+      1.08 * static_cast<double>(std::max({plan.arena.count, budget_near ? plan.budget.count : 0, int64_t{1}})));
   auto y = [&](int64_t bytes) { return kBottom - kHeight * static_cast<double>(bytes) / static_cast<double>(most); };
 
   // No more columns than pixels; a column shows the largest of its steps.
@@ -249,8 +268,10 @@ std::string memory_chart(const Graph& graph, const Plan& plan) {
   for (size_t c = 0; c < columns; ++c) {
     const size_t begin = c * memory.size() / columns, end = (c + 1) * memory.size() / columns;
     begins.push_back(begin);
-    shown.push_back(static_cast<size_t>(std::max_element(memory.begin() + static_cast<ptrdiff_t>(begin), memory.begin() + static_cast<ptrdiff_t>(end),
-                                                         [](const StepMemory& a, const StepMemory& b) { return a.total < b.total; }) - memory.begin()));
+    shown.push_back(static_cast<size_t>(
+        std::max_element(memory.begin() + static_cast<ptrdiff_t>(begin), memory.begin() + static_cast<ptrdiff_t>(end),
+                         [](const StepMemory& a, const StepMemory& b) { return a.total < b.total; }) -
+        memory.begin()));
   }
   begins.push_back(memory.size());
 
@@ -261,10 +282,12 @@ std::string memory_chart(const Graph& graph, const Plan& plan) {
     std::string up, down;
     for (size_t c = 0; c < columns; ++c) {
       const int64_t ceiling = floor[c] + memory[shown[c]].by_kind[kind];
-      append(up, "{}{:.1f} {:.1f}H{:.1f}", c == 0 ? "M" : "L", axis.x(static_cast<double>(begins[c])), y(ceiling), axis.x(static_cast<double>(begins[c + 1])));
+      append(up, "{}{:.1f} {:.1f}H{:.1f}", c == 0 ? "M" : "L", axis.x(static_cast<double>(begins[c])), y(ceiling),
+             axis.x(static_cast<double>(begins[c + 1])));
     }
     for (size_t c = columns; c-- > 0;) {
-      append(down, "L{:.1f} {:.1f}H{:.1f}", axis.x(static_cast<double>(begins[c + 1])), y(floor[c]), axis.x(static_cast<double>(begins[c])));
+      append(down, "L{:.1f} {:.1f}H{:.1f}", axis.x(static_cast<double>(begins[c + 1])), y(floor[c]),
+             axis.x(static_cast<double>(begins[c])));
       floor[c] += memory[shown[c]].by_kind[kind];
     }
     append(svg, "<path class=\"{}\" d=\"{}{}z\"/>\n", memory_kind_class(static_cast<MemoryKind>(kind)), up, down);
@@ -272,15 +295,18 @@ std::string memory_chart(const Graph& graph, const Plan& plan) {
   draw_step_axis(svg, graph, plan, kTop, kBottom);
   append(svg, "<path class=\"arena\" d=\"M{} {:.1f}h{}\"/>\n", kLeft, y(plan.arena.count), kPlot);
   if (budget_near) append(svg, "<path class=\"budget\" d=\"M{} {:.1f}h{}\"/>\n", kLeft, y(plan.budget.count), kPlot);
-  append(svg, "<circle class=\"peak\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/>\n", axis.x(plan.predicted.peak_step + 0.5), y(plan.predicted.peak.count));
+  append(svg, "<circle class=\"peak\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/>\n", axis.x(plan.predicted.peak_step + 0.5),
+         y(plan.predicted.peak.count));
   for (size_t c = 0; c < columns; ++c) {  // what the pointer finds
     std::string title = fmt::format("{}\n{}", op_text(graph, plan, shown[c]), to_string(Bytes{memory[shown[c]].total}));
     for (size_t kind = 0; kind < kMemoryKinds; ++kind) {
       const Bytes bytes{memory[shown[c]].by_kind[kind]};
       if (bytes.count > 0) append(title, "\n{}: {}", memory_kind_text(static_cast<MemoryKind>(kind)), to_string(bytes));
     }
-    append(svg, "<rect class=\"hit\" x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\"><title>{}</title></rect>\n", axis.x(static_cast<double>(begins[c])),
-           kTop, axis.x(static_cast<double>(begins[c + 1])) - axis.x(static_cast<double>(begins[c])), kHeight, escape_html(title));
+    append(svg, "<rect class=\"hit\" x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\"><title>{}</title></rect>\n",
+           axis.x(static_cast<double>(begins[c])), kTop,
+           axis.x(static_cast<double>(begins[c + 1])) - axis.x(static_cast<double>(begins[c])), kHeight,
+           escape_html(title));
   }
   return svg + "</svg>\n";
 }
@@ -296,22 +322,29 @@ std::string memory_map(const Graph& graph, const Plan& plan) {
   };
   std::vector<Box> boxes;
   for (const Stay& stay : plan.stays) {
-    const double low = static_cast<double>(stay.offset.count), high = static_cast<double>((stay.offset + stay.bytes).count);
-    boxes.push_back({&stay, axis.x(stay.first), axis.x(stay.last + 1), kHeight * (1 - high / arena), kHeight * (1 - low / arena)});
+    const double low = static_cast<double>(stay.offset.count),
+                 high = static_cast<double>((stay.offset + stay.bytes).count);
+    boxes.push_back(
+        {&stay, axis.x(stay.first), axis.x(stay.last + 1), kHeight * (1 - high / arena), kHeight * (1 - low / arena)});
   }
-  const auto large_end = std::partition(boxes.begin(), boxes.end(), [](const Box& b) { return b.x1 - b.x0 >= 1 && b.y1 - b.y0 >= 1; });
+  const auto large_end =
+      std::partition(boxes.begin(), boxes.end(), [](const Box& b) { return b.x1 - b.x0 >= 1 && b.y1 - b.y0 >= 1; });
   std::stable_sort(boxes.begin(), large_end, [](const Box& a, const Box& b) { return a.area() > b.area(); });
   const size_t large = std::min(kMostRectangles, static_cast<size_t>(large_end - boxes.begin()));
 
   std::string svg = open_svg(kHeight + 36, "memory map");
   draw_byte_axis(svg, plan.arena.count > 0 ? plan.arena.count : 1, 0, kHeight);
   CellPainter small;
-  for (size_t i = large; i < boxes.size(); ++i) small.add(memory_kind(graph, *boxes[i].stay), boxes[i].x0, boxes[i].x1, boxes[i].y0, boxes[i].y1);
+  for (size_t i = large; i < boxes.size(); ++i)
+    small.add(memory_kind(graph, *boxes[i].stay), boxes[i].x0, boxes[i].x1, boxes[i].y0, boxes[i].y1);
   svg += small.paths();
   for (size_t i = 0; i < large; ++i) {
     const Box& box = boxes[i];
-    append(svg, "<rect class=\"{} stay\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"><title>{}</title></rect>\n",
-           memory_kind_class(memory_kind(graph, *box.stay)), box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0, escape_html(stay_title(graph, plan, *box.stay)));
+    append(
+        svg,
+        "<rect class=\"{} stay\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"><title>{}</title></rect>\n",
+        memory_kind_class(memory_kind(graph, *box.stay)), box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0,
+        escape_html(stay_title(graph, plan, *box.stay)));
   }
   draw_step_axis(svg, graph, plan, 0, kHeight);
   append(svg, "<path class=\"peakline\" d=\"M{:.1f} 0V{}\"/>\n", axis.x(plan.predicted.peak_step + 0.5), kHeight);
@@ -326,12 +359,17 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
     if (span.end_ms <= span.start_ms) continue;  // a view
     const auto index = at(span.index);
     const std::string_view name = span.engine == 0 ? step_class(graph, plan.steps[index]) : "tc";
-    engines.at(at(span.engine)).push_back({span.start_ms, span.end_ms, index, index, {{name, span.end_ms - span.start_ms}}});
+    engines.at(at(span.engine))
+        .push_back({span.start_ms, span.end_ms, index, index, {{name, span.end_ms - span.start_ms}}});
     total = std::max(total, span.end_ms);
   }
   for (size_t s = 0; s < records.size(); ++s) {
     if (records[s].end_ms <= records[s].start_ms) continue;
-    measured.push_back({records[s].start_ms, records[s].end_ms, s, s, {{step_class(graph, plan.steps[s]), records[s].end_ms - records[s].start_ms}}});
+    measured.push_back({records[s].start_ms,
+                        records[s].end_ms,
+                        s,
+                        s,
+                        {{step_class(graph, plan.steps[s]), records[s].end_ms - records[s].start_ms}}});
     total = std::max(total, records[s].end_ms);
   }
   if (total <= 0) return "";
@@ -343,7 +381,9 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
   };
   std::vector<Row> rows{{"predicted", &engines[0], true}};
   for (size_t e = 1; e < engines.size(); ++e) {
-    if (!engines[e].empty()) rows.push_back({fmt::format("{} {}", e % 2 == 1 ? "to" : "from", plan.tiers[(e - 1) / 2].tier.name), &engines[e], false});
+    if (!engines[e].empty())
+      rows.push_back(
+          {fmt::format("{} {}", e % 2 == 1 ? "to" : "from", plan.tiers[(e - 1) / 2].tier.name), &engines[e], false});
   }
   if (!measured.empty()) rows.push_back({"measured", &measured, true});
 
@@ -354,8 +394,10 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
     append(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLeft - 6, y + 20, rows[r].label);
     draw_bars(svg, *rows[r].bars, ms_width, y, 30, [&](const Bar& bar) {
       const double ms = bar.end - bar.start;
-      if (bar.first != bar.last) return fmt::format("{} {} to {}\n{:.4g} ms", rows[r].steps ? "steps" : "copies", bar.first, bar.last, ms);
-      if (rows[r].steps) return fmt::format("{}\n{:.4g} ms by {}", op_text(graph, plan, bar.first), ms, plan.steps[bar.first].kernel);
+      if (bar.first != bar.last)
+        return fmt::format("{} {} to {}\n{:.4g} ms", rows[r].steps ? "steps" : "copies", bar.first, bar.last, ms);
+      if (rows[r].steps)
+        return fmt::format("{}\n{:.4g} ms by {}", op_text(graph, plan, bar.first), ms, plan.steps[bar.first].kernel);
       return fmt::format("{}\n{:.4g} ms", shortened(graph.tensor(plan.moves[bar.first].tensor).name), ms);
     });
   }
@@ -363,8 +405,10 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
   while (total / interval < 5) interval /= 10;
   interval *= nice_interval(total / interval, 10);
   for (double ms = 0; ms <= total; ms += interval) {
-    append(svg, "<path class=\"tick\" d=\"M{:.1f} {}v4\"/><text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.4g}{}</text>\n", kLeft + ms * ms_width,
-           bottom, kLeft + ms * ms_width, bottom + 16, ms, ms == 0 ? " ms" : "");
+    append(
+        svg,
+        "<path class=\"tick\" d=\"M{:.1f} {}v4\"/><text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.4g}{}</text>\n",
+        kLeft + ms * ms_width, bottom, kLeft + ms * ms_width, bottom + 16, ms, ms == 0 ? " ms" : "");
   }
   return svg + "</svg>\n";
 }
@@ -387,7 +431,9 @@ std::string escape_html(std::string_view text) {
 
 std::string shortened(std::string_view text, size_t most) {
   if (text.size() <= most) return std::string(text);
-  auto inside = [&](size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U; };  // of a UTF-8 character
+  auto inside = [&](size_t at) {
+    return (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U;
+  };  // of a UTF-8 character
   size_t head = most / 2, tail = text.size() - most / 2;
   while (head > 0 && inside(head)) --head;
   while (tail < text.size() && inside(tail)) ++tail;

@@ -1,4 +1,5 @@
-// The pictures of a report, as inline SVG: pure functions of a plan. All share one width, so that steps stand below each other.
+// The pictures of a report, as inline SVG: pure functions of a plan. All share one width, so that steps stand below
+// each other.
 #pragma once
 
 #include <array>
@@ -19,8 +20,8 @@ MemoryKind memory_kind(const Graph& graph, const Stay& stay);
 std::string_view memory_kind_text(MemoryKind kind);  // "parameters"
 char memory_kind_class(MemoryKind kind);             // the CSS class that colours it
 
-// Live bytes of every step by kind. Bytes that several stays share, in place or as views, count once, for the kind of the
-// largest stay there. The total is that of live_bytes.
+// Live bytes of every step by kind. Bytes that several stays share, in place or as views, count once, for the kind of
+// the largest stay there. The total is that of live_bytes.
 struct StepMemory {
   std::array<int64_t, kMemoryKinds> by_kind{};
   int64_t total = 0;

@@ -19,8 +19,11 @@ constexpr size_t kMostReaders = 12, kMostKernels = 12;
 std::string cost_text(const Cost& cost) {
   switch (cost.source) {
     case Cost::Source::estimated: return fmt::format("{:.4g} ms, estimated", cost.time_ms);
-    case Cost::Source::measured: return fmt::format("{:.4g} ms, measured (+-{:.2g}, {} runs)", cost.time_ms, cost.spread_ms, cost.runs);
-    case Cost::Source::in_step: return fmt::format("{:.4g} ms, measured inside a training step (+-{:.2g}, {} runs)", cost.time_ms, cost.spread_ms, cost.runs);
+    case Cost::Source::measured:
+      return fmt::format("{:.4g} ms, measured (+-{:.2g}, {} runs)", cost.time_ms, cost.spread_ms, cost.runs);
+    case Cost::Source::in_step:
+      return fmt::format("{:.4g} ms, measured inside a training step (+-{:.2g}, {} runs)", cost.time_ms, cost.spread_ms,
+                         cost.runs);
   }
   return "";
 }
@@ -51,7 +54,9 @@ class Explainer {
     fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
     text_ += '\n';
   }
-  std::string step_text(StepIndex step) const { return fmt::format("step {} ({})", step, graph_.op(plan_.steps[at(step)].op).name); }
+  std::string step_text(StepIndex step) const {
+    return fmt::format("step {} ({})", step, graph_.op(plan_.steps[at(step)].op).name);
+  }
   const std::string& name_of(const Stay& stay) const { return graph_.tensor(stay.tensor).name; }
 
   std::vector<std::string> known_names() const {
@@ -82,7 +87,8 @@ class Explainer {
   void split_state(std::string_view name) {
     for (const WholeState& state : whole_states(graph_)) {
       if (state.name != name || !graph_.tensor(state.parts[0]).block.is_block()) continue;
-      line("{} {}, {} {}, lies in {} blocks of rows\n", to_string(state.role), name, to_string(state.shape), to_string(state.dtype), state.parts.size());
+      line("{} {}, {} {}, lies in {} blocks of rows\n", to_string(state.role), name, to_string(state.shape),
+           to_string(state.dtype), state.parts.size());
       for (TensorId part : state.parts) tensor(part);
     }
   }
@@ -90,19 +96,24 @@ class Explainer {
   void tensor(TensorId id) {
     const Tensor& t = graph_.tensor(id);
     line("tensor {}", t.name);
-    line("  {}, {} {}, layout {}, {}", to_string(t.role), to_string(t.shape), to_string(t.dtype), layout_text(t.layout), to_string(t.bytes()));
-    const auto state = std::find_if(graph_.states.begin(), graph_.states.end(), [&](const State& s) { return s.before == id || s.after == id; });
+    line("  {}, {} {}, layout {}, {}", to_string(t.role), to_string(t.shape), to_string(t.dtype), layout_text(t.layout),
+         to_string(t.bytes()));
+    const auto state = std::find_if(graph_.states.begin(), graph_.states.end(),
+                                    [&](const State& s) { return s.before == id || s.after == id; });
     if (t.producer.valid()) {
       line("  made by {} ({})", graph_.op(t.producer).name, graph_.op(t.producer).type->name);
     } else {
-      line("  comes from outside: {}", state != graph_.states.end() ? "it is there when the step begins, as the step before left it" : "it is written before the step begins");
+      line("  comes from outside: {}", state != graph_.states.end()
+                                           ? "it is there when the step begins, as the step before left it"
+                                           : "it is written before the step begins");
     }
     bool stays = false, at_peak = false;
     for (const Stay& stay : plan_.stays) {
       if (stay.tensor != id || stay.is_workspace()) continue;
       stays = true;
       at_peak = at_peak || (stay.first <= plan_.predicted.peak_step && plan_.predicted.peak_step <= stay.last);
-      line("  lies at offset {} ({} booked) from {} to {}", stay.offset.count, to_string(stay.bytes), step_text(stay.first), step_text(stay.last));
+      line("  lies at offset {} ({} booked) from {} to {}", stay.offset.count, to_string(stay.bytes),
+           step_text(stay.first), step_text(stay.last));
       neighbours(stay);
     }
     if (!stays) line("  never lies in the arena: nothing in this plan needs it");
@@ -110,7 +121,8 @@ class Explainer {
     why_so_long(id, state == graph_.states.end() ? nullptr : &*state);
     moves(id);
     if (stays) {
-      line("  {} at the peak ({} of {})", at_peak ? "alive" : "not alive", step_text(plan_.predicted.peak_step), to_string(plan_.predicted.peak));
+      line("  {} at the peak ({} of {})", at_peak ? "alive" : "not alive", step_text(plan_.predicted.peak_step),
+           to_string(plan_.predicted.peak));
     }
     text_ += '\n';
   }
@@ -118,9 +130,12 @@ class Explainer {
   // What lies in the same bytes while it does.
   void neighbours(const Stay& stay) {
     for (const Stay& other : plan_.stays) {
-      if (&other == &stay || other.is_workspace() || other.offset != stay.offset || other.first > stay.last || other.last < stay.first) continue;
+      if (&other == &stay || other.is_workspace() || other.offset != stay.offset || other.first > stay.last ||
+          other.last < stay.first)
+        continue;
       const OpId producer = graph_.tensor(stay.tensor).producer, its_producer = graph_.tensor(other.tensor).producer;
-      const bool view = (producer.valid() && graph_.op(producer).type->is_view) || (its_producer.valid() && graph_.op(its_producer).type->is_view);
+      const bool view = (producer.valid() && graph_.op(producer).type->is_view) ||
+                        (its_producer.valid() && graph_.op(its_producer).type->is_view);
       if (view && (other.first != stay.last) && (other.last != stay.first)) {
         line("  shares its bytes with {} under another shape", name_of(other));
       } else if (other.last == stay.first) {
@@ -140,7 +155,8 @@ class Explainer {
     if (steps.empty()) return line("  no op reads it");
     std::string text;
     for (size_t i = 0; i < steps.size() && i < kMostReaders; ++i) text += (i == 0 ? "" : ", ") + step_text(steps[i]);
-    if (steps.size() > kMostReaders) text += fmt::format(" and {} more, the last one {}", steps.size() - kMostReaders, step_text(steps.back()));
+    if (steps.size() > kMostReaders)
+      text += fmt::format(" and {} more, the last one {}", steps.size() - kMostReaders, step_text(steps.back()));
     line("  read by {}", text);
   }
 
@@ -162,14 +178,16 @@ class Explainer {
     } else if (last->last == needed) {
       const Op& reader = graph_.op(plan_.steps[at(needed)].op);
       const OpId producer = graph_.tensor(id).producer;
-      const bool kept = reader.phase == Phase::backward && (!producer.valid() || graph_.op(producer).phase == Phase::forward);
+      const bool kept =
+          reader.phase == Phase::backward && (!producer.valid() || graph_.op(producer).phase == Phase::forward);
       if (readers_[id].empty()) {
         line("  stays for one step: nothing reads it");
       } else {
         line("  stays until its last reader, {}{}", step_text(needed), kept ? ", which is in the backward pass" : "");
       }
     } else if (last->last > needed) {
-      line("  last needed at {}, but policy {} keeps it until {}", step_text(needed), plan_.policy, last->last == end ? "the end" : step_text(last->last));
+      line("  last needed at {}, but policy {} keeps it until {}", step_text(needed), plan_.policy,
+           last->last == end ? "the end" : step_text(last->last));
     } else {
       line("  leaves before its last reader, {}", step_text(needed));
     }
@@ -178,7 +196,8 @@ class Explainer {
   void moves(TensorId id) {
     for (const Move& move : plan_.moves) {
       if (move.tensor != id) continue;
-      line("  copied {} tier {} after step {}, before step {}", move.direction == Move::Direction::out ? "out to" : "back from", move.tier, move.after, move.before);
+      line("  copied {} tier {} after step {}, before step {}",
+           move.direction == Move::Direction::out ? "out to" : "back from", move.tier, move.after, move.before);
     }
   }
 
@@ -195,11 +214,14 @@ class Explainer {
       for (StepIndex step : steps_of_[id]) ms += chosen(id, plan_.steps[at(step)]).time_ms;
     }
     line("layer {}{}: {} ops, predicted {:.4g} ms of a step's {:.4g} ms\n", name,
-         graph_.op(ops.front()).layer == name ? "" : fmt::format(", fused into {}", graph_.op(ops.front()).layer), ops.size(), ms, plan_.predicted.step_time_ms);
+         graph_.op(ops.front()).layer == name ? "" : fmt::format(", fused into {}", graph_.op(ops.front()).layer),
+         ops.size(), ms, plan_.predicted.step_time_ms);
     for (OpId id : ops) op(id);
   }
 
-  Cost chosen(OpId id, const Step& step) const { return step.kernel.empty() ? Cost{} : costs_.predict(graph_, graph_.op(id), step.kernel, step.threads); }
+  Cost chosen(OpId id, const Step& step) const {
+    return step.kernel.empty() ? Cost{} : costs_.predict(graph_, graph_.op(id), step.kernel, step.threads);
+  }
 
   void op(OpId id) {
     const Op& o = graph_.op(id);
@@ -207,7 +229,8 @@ class Explainer {
     for (const auto& [label, ids] : {std::pair{"reads", &o.inputs}, std::pair{"writes", &o.outputs}}) {
       for (TensorId t : *ids) {
         const Tensor& tensor = graph_.tensor(t);
-        line("  {:<7} {} {} {}, layout {}, {}", label, tensor.name, to_string(tensor.shape), to_string(tensor.dtype), layout_text(tensor.layout), to_string(tensor.bytes()));
+        line("  {:<7} {} {} {}, layout {}, {}", label, tensor.name, to_string(tensor.shape), to_string(tensor.dtype),
+             layout_text(tensor.layout), to_string(tensor.bytes()));
       }
     }
     const Step* last = nullptr;
@@ -220,7 +243,8 @@ class Explainer {
       if (step.kernel.empty()) {
         line("  {}: a view, nothing runs", text);
       } else {
-        line("  {}: kernel {}, workspace {}, {}", text, step.kernel, to_string(step.workspace), cost_text(chosen(id, step)));
+        line("  {}: kernel {}, workspace {}, {}", text, step.kernel, to_string(step.workspace),
+             cost_text(chosen(id, step)));
       }
     }
     if (last == nullptr) {
@@ -242,7 +266,8 @@ class Explainer {
     auto same = [&](const std::vector<TensorId>& ids, const std::vector<Layout>& layouts) {
       for (size_t i = 0; i < ids.size() && i < layouts.size(); ++i) {
         const Layout& has = graph_.tensor(ids[i]).layout;
-        if (layouts[i].tag != kAnyLayout.tag && layouts[i] != has && !(layouts[i].is_plain() && has.is_plain())) return false;
+        if (layouts[i].tag != kAnyLayout.tag && layouts[i] != has && !(layouts[i].is_plain() && has.is_plain()))
+          return false;
       }
       return true;
     };
@@ -273,13 +298,15 @@ class Explainer {
         list.push_back({family, std::move(spec), cost, so});
       }
     }
-    std::stable_sort(list.begin(), list.end(), [](const Offer& a, const Offer& b) { return a.cost.time_ms < b.cost.time_ms; });
+    std::stable_sort(list.begin(), list.end(),
+                     [](const Offer& a, const Offer& b) { return a.cost.time_ms < b.cost.time_ms; });
     return list;
   }
 
   void alternatives(const Op& op, const Step& step) {
     const std::vector<Offer> list = offers(op);
-    const auto chosen = std::find_if(list.begin(), list.end(), [&](const Offer& o) { return o.spec.name == step.kernel && o.as_it_lies; });
+    const auto chosen = std::find_if(list.begin(), list.end(),
+                                     [&](const Offer& o) { return o.spec.name == step.kernel && o.as_it_lies; });
     if (list.size() == 1) return line("  the device offers no other kernel");
     line("  the device offers, each with its cost when it runs alone:");
     size_t width = 0;
@@ -293,9 +320,12 @@ class Explainer {
         why = "  <- chosen";
       } else if (chosen == list.end() || offer.cost.time_ms < chosen->cost.time_ms) {
         if (!offer.as_it_lies) why = "  other layouts: its neighbours would have to take them, or reorders be paid";
-        if (offer.spec.workspace > step.workspace) why += fmt::format("{} needs {} more workspace", why.empty() ? " " : ";", to_string(offer.spec.workspace - step.workspace));
+        if (offer.spec.workspace > step.workspace)
+          why += fmt::format("{} needs {} more workspace", why.empty() ? " " : ";",
+                             to_string(offer.spec.workspace - step.workspace));
       }
-      line("    {:<{}} {:<13} workspace {:>10}  {}{}", offer.spec.name, width, to_string(offer.family), to_string(offer.spec.workspace), cost_text(offer.cost), why);
+      line("    {:<{}} {:<13} workspace {:>10}  {}{}", offer.spec.name, width, to_string(offer.family),
+           to_string(offer.spec.workspace), cost_text(offer.cost), why);
     }
     if (list.size() > kMostKernels) line("    and {} slower ones", list.size() - kMostKernels);
   }

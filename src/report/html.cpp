@@ -47,7 +47,8 @@ std::string ms_text(double ms) {
   return ms >= 0.1 || ms == 0 ? fmt::format("{:.3g} ms", ms) : fmt::format("{:.3g} µs", 1000 * ms);
 }
 std::string rate_text(double images_per_second) {
-  return images_per_second >= 100 ? fmt::format("{:.0f} images/s", images_per_second) : fmt::format("{:.3g} images/s", images_per_second);
+  return images_per_second >= 100 ? fmt::format("{:.0f} images/s", images_per_second)
+                                  : fmt::format("{:.3g} images/s", images_per_second);
 }
 
 std::string card(std::string_view label, std::string_view value, std::string_view more = {}) {
@@ -59,38 +60,50 @@ std::string card(std::string_view label, std::string_view value, std::string_vie
 std::string header(const Program& program, const ReportFacts& facts) {
   const Plan& plan = program.plan;
   const Graph& graph = program.network.graph;
-  std::string html = fmt::format("<h1>{}, batch {}</h1>\n<p>{}{}</p>\n<div class=\"cards\">\n", escape_html(shortened(facts.model)), facts.batch,
-                                 escape_html(shortened(facts.device, 200)), facts.data.empty() ? "" : escape_html(", data " + shortened(facts.data)));
+  std::string html =
+      fmt::format("<h1>{}, batch {}</h1>\n<p>{}{}</p>\n<div class=\"cards\">\n", escape_html(shortened(facts.model)),
+                  facts.batch, escape_html(shortened(facts.device, 200)),
+                  facts.data.empty() ? "" : escape_html(", data " + shortened(facts.data)));
   const bool bounded = plan.budget.count != INT64_MAX;
   html += card("budget", bounded ? to_string(plan.budget) : "none",
                facts.minimum ? fmt::format("{} would do", to_string(*facts.minimum)) : "");
   html += card("arena", to_string(plan.arena), fmt::format("policy {}, {} placement", plan.policy, plan.placement));
   const Op& op = graph.op(plan.steps.at(at(plan.predicted.peak_step)).op);
-  html += card("peak", to_string(plan.predicted.peak), fmt::format("step {} of {}: {}{}", plan.predicted.peak_step, plan.steps.size(), shortened(op.name),
-                                                                   op.layer.empty() ? "" : ", layer " + shortened(op.layer)));
+  html += card("peak", to_string(plan.predicted.peak),
+               fmt::format("step {} of {}: {}{}", plan.predicted.peak_step, plan.steps.size(), shortened(op.name),
+                           op.layer.empty() ? "" : ", layer " + shortened(op.layer)));
   html += card("every tensor its own memory", to_string(program.baseline_peak),
-               fmt::format("{:.1f} times the arena", static_cast<double>(program.baseline_peak.count) / static_cast<double>(std::max<int64_t>(1, plan.arena.count))));
+               fmt::format("{:.1f} times the arena", static_cast<double>(program.baseline_peak.count) /
+                                                         static_cast<double>(std::max<int64_t>(1, plan.arena.count))));
   const double ms = plan.predicted.step_time_ms, estimated = plan.predicted.estimated_share;
-  std::string origin = estimated < 0.005 ? "from measured kernels" : fmt::format("{:.0f} % of it estimated", 100 * estimated);
-  if (facts.batch > 0 && ms > 0) origin = fmt::format("{}, {}", rate_text(1000.0 * static_cast<double>(facts.batch) / ms), origin);
+  std::string origin =
+      estimated < 0.005 ? "from measured kernels" : fmt::format("{:.0f} % of it estimated", 100 * estimated);
+  if (facts.batch > 0 && ms > 0)
+    origin = fmt::format("{}, {}", rate_text(1000.0 * static_cast<double>(facts.batch) / ms), origin);
   html += card("predicted step time", ms_text(ms), origin);
   if (const auto& m = facts.measured) {
     const std::string off = ms > 0 ? fmt::format(", prediction {:+.0f} %", 100 * (ms / m->step_time_ms - 1)) : "";
     if (m->step_time_ms > 0) html += card("measured step time", ms_text(m->step_time_ms), "median" + off);
     html += card("measured speed", rate_text(m->images_per_second),
                  fmt::format("{} steps in {:.1f} s{}", m->steps, m->seconds, m->interrupted ? ", interrupted" : ""));
-    html += card(m->accuracy ? "test accuracy" : "loss", m->accuracy ? fmt::format("{:.2f} %", 100 * *m->accuracy) : fmt::format("{:.4f}", m->loss),
+    html += card(m->accuracy ? "test accuracy" : "loss",
+                 m->accuracy ? fmt::format("{:.2f} %", 100 * *m->accuracy) : fmt::format("{:.4f}", m->loss),
                  m->accuracy ? fmt::format("training loss {:.4f}", m->loss) : "");
     html += card("measured peak", to_string(m->peak), fmt::format("whole process {}", to_string(m->process_peak)));
   }
-  html += card("layout", to_string(program.family), fmt::format("{} ops, {} tensors", graph.ops().size(), graph.tensors().size()));
-  if (plan.predicted.recompute_steps > 0) html += card("recomputed", fmt::format("{} steps", plan.predicted.recompute_steps));
-  if (!plan.moves.empty()) html += card("copied out of the arena", to_string(plan.predicted.offload), fmt::format("and {} back", to_string(plan.predicted.prefetch)));
+  html += card("layout", to_string(program.family),
+               fmt::format("{} ops, {} tensors", graph.ops().size(), graph.tensors().size()));
+  if (plan.predicted.recompute_steps > 0)
+    html += card("recomputed", fmt::format("{} steps", plan.predicted.recompute_steps));
+  if (!plan.moves.empty())
+    html += card("copied out of the arena", to_string(plan.predicted.offload),
+                 fmt::format("and {} back", to_string(plan.predicted.prefetch)));
   return html + "</div>\n";
 }
 
 std::string legend_item(std::string_view shape, std::string_view text) {
-  return fmt::format("<span><svg viewBox=\"0 0 18 11\" aria-hidden=\"true\">{}</svg>{}</span>\n", shape, escape_html(text));
+  return fmt::format("<span><svg viewBox=\"0 0 18 11\" aria-hidden=\"true\">{}</svg>{}</span>\n", shape,
+                     escape_html(text));
 }
 std::string legend_box(std::string_view css, std::string_view text) {
   return legend_item(fmt::format("<rect class=\"{}\" width=\"18\" height=\"11\"/>", css), text);
@@ -118,10 +131,13 @@ std::string memory_section(const Graph& graph, const Plan& plan) {
   } else if (plan.budget.count != INT64_MAX) {
     html += fmt::format("<span>budget {}, far above</span>", to_string(plan.budget));
   }
-  html += legend_item("<circle class=\"peak\" cx=\"9\" cy=\"5.5\" r=\"4\"/>", fmt::format("peak {} at step {}", to_string(plan.predicted.peak), plan.predicted.peak_step));
+  html += legend_item("<circle class=\"peak\" cx=\"9\" cy=\"5.5\" r=\"4\"/>",
+                      fmt::format("peak {} at step {}", to_string(plan.predicted.peak), plan.predicted.peak_step));
   html += "</div>\n" + memory_chart(graph, plan);
-  html += "<h2>Where every byte lies</h2>\n<p>A rectangle is a tensor: from its first step to its last, at its place in the arena. Point at one to see its name. "
-          "What is too small is drawn together, paler.</p>\n<div class=\"legend\">\n" + kind_legend(graph, plan);
+  html +=
+      "<h2>Where every byte lies</h2>\n<p>A rectangle is a tensor: from its first step to its last, at its place in the arena. Point at one to see its name. "
+      "What is too small is drawn together, paler.</p>\n<div class=\"legend\">\n" +
+      kind_legend(graph, plan);
   return html + legend_line("peakline", "step of the peak") + "</div>\n" + memory_map(graph, plan);
 }
 
@@ -167,15 +183,18 @@ std::string time_table(std::string_view what, std::vector<Spent> list, bool meas
     list.resize(kShownRows);
     list.push_back(std::move(rest));
   }
-  std::string html = fmt::format("<table><tr><th>{}</th><th class=\"n\">steps</th><th class=\"n\">predicted</th>{}<th></th></tr>\n", what,
-                                 measured ? "<th class=\"n\">measured</th>" : "");
+  std::string html =
+      fmt::format("<table><tr><th>{}</th><th class=\"n\">steps</th><th class=\"n\">predicted</th>{}<th></th></tr>\n",
+                  what, measured ? "<th class=\"n\">measured</th>" : "");
   for (size_t i = 0; i < list.size(); ++i) {
     const Spent& s = list[i];
-    html += fmt::format("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>", escape_html(shortened(s.name)), s.steps, ms_text(s.predicted_ms));
+    html += fmt::format("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>", escape_html(shortened(s.name)),
+                        s.steps, ms_text(s.predicted_ms));
     if (measured) html += fmt::format("<td class=\"n\">{}</td>", ms_text(s.measured_ms));
     html += "<td class=\"bar\">";
     if (i < bars) html += fmt::format("<div style=\"width:{:.1f}%\"></div>", 100 * s.predicted_ms / most);
-    if (i < bars && measured) html += fmt::format("<div class=\"measured\" style=\"width:{:.1f}%\"></div>", 100 * s.measured_ms / most);
+    if (i < bars && measured)
+      html += fmt::format("<div class=\"measured\" style=\"width:{:.1f}%\"></div>", 100 * s.measured_ms / most);
     html += "</td></tr>\n";
   }
   return html + "</table>\n";
@@ -191,33 +210,44 @@ std::string surprises(const Graph& graph, const Plan& plan, std::span<const Step
   std::vector<Gap> gaps;
   for (const EngineSpan& span : plan.predicted.timeline) {
     const auto s = at(span.index);
-    if (span.engine == 0 && s < records.size()) gaps.push_back({s, span.end_ms - span.start_ms, records[s].end_ms - records[s].start_ms});
+    if (span.engine == 0 && s < records.size())
+      gaps.push_back({s, span.end_ms - span.start_ms, records[s].end_ms - records[s].start_ms});
   }
   std::stable_sort(gaps.begin(), gaps.end(), [](const Gap& a, const Gap& b) { return a.size() > b.size(); });
   gaps.resize(std::min<size_t>(gaps.size(), 10));
   if (gaps.empty()) return "";
-  std::string html = "<details><summary>Steps whose prediction is furthest off</summary>\n<table><tr><th class=\"n\">step</th><th>op</th><th>kernel</th>"
-                     "<th class=\"n\">predicted</th><th class=\"n\">measured</th></tr>\n";
+  std::string html =
+      "<details><summary>Steps whose prediction is furthest off</summary>\n<table><tr><th class=\"n\">step</th><th>op</th><th>kernel</th>"
+      "<th class=\"n\">predicted</th><th class=\"n\">measured</th></tr>\n";
   for (const Gap& gap : gaps) {
     const Step& step = plan.steps[gap.step];
-    html += fmt::format("<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n", gap.step,
-                        escape_html(shortened(graph.op(step.op).name)), escape_html(shortened(step.kernel)), ms_text(gap.predicted_ms), ms_text(gap.measured_ms));
+    html += fmt::format(
+        "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
+        gap.step, escape_html(shortened(graph.op(step.op).name)), escape_html(shortened(step.kernel)),
+        ms_text(gap.predicted_ms), ms_text(gap.measured_ms));
   }
   return html + "</table></details>\n";
 }
 
 std::string time_section(const Graph& graph, const Plan& plan, std::span<const StepRecord> records) {
   const bool measured = !records.empty();
-  std::string html = "<h2>Time</h2>\n<div class=\"legend\">\n" + legend_box("tf", "forward") + legend_box("tb", "backward") + legend_box("tu", "update");
+  std::string html = "<h2>Time</h2>\n<div class=\"legend\">\n" + legend_box("tf", "forward") +
+                     legend_box("tb", "backward") + legend_box("tu", "update");
   if (plan.predicted.recompute_steps > 0) html += legend_box("tr", "recomputed");
   if (!plan.moves.empty()) html += legend_box("tc", "copies");
   html += "</div>\n" + timeline_chart(graph, plan, records);
-  if (measured) html += "<p>Measured: the last training step. In the tables below, the upper bar is predicted, the lower one measured.</p>\n";
-  html += time_table("phase", time_by(graph, plan, records, [](const Op& op) { return std::string(to_string(op.phase)); }), measured);
+  if (measured)
+    html +=
+        "<p>Measured: the last training step. In the tables below, the upper bar is predicted, the lower one measured.</p>\n";
+  html += time_table(
+      "phase", time_by(graph, plan, records, [](const Op& op) { return std::string(to_string(op.phase)); }), measured);
   html += "<div class=\"columns\"><div><h2>By op type</h2>\n";
   html += time_table("type", time_by(graph, plan, records, [](const Op& op) { return op.type->name; }), measured);
   html += "</div><div><h2>By layer</h2>\n";
-  html += time_table("layer", time_by(graph, plan, records, [](const Op& op) { return op.layer.empty() ? std::string("(none)") : op.layer; }), measured);
+  html += time_table(
+      "layer",
+      time_by(graph, plan, records, [](const Op& op) { return op.layer.empty() ? std::string("(none)") : op.layer; }),
+      measured);
   return html + "</div></div>\n" + (measured ? surprises(graph, plan, records) : "");
 }
 
@@ -225,26 +255,33 @@ std::string tensor_rows(const Graph& graph, std::span<const Stay* const> stays) 
   std::string html;
   for (const Stay* stay : stays) {
     const bool scratch = stay->is_workspace();
-    html += fmt::format("<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n", to_string(stay->bytes),
-                        memory_kind_text(memory_kind(graph, *stay)), scratch ? "(workspace)" : escape_html(shortened(graph.tensor(stay->tensor).name)),
-                        scratch ? "" : to_string(graph.tensor(stay->tensor).shape), stay->offset.count, fmt::format("{} to {}", stay->first, stay->last));
+    html += fmt::format(
+        "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
+        to_string(stay->bytes), memory_kind_text(memory_kind(graph, *stay)),
+        scratch ? "(workspace)" : escape_html(shortened(graph.tensor(stay->tensor).name)),
+        scratch ? "" : to_string(graph.tensor(stay->tensor).shape), stay->offset.count,
+        fmt::format("{} to {}", stay->first, stay->last));
   }
   return html;
 }
 
 std::string peak_section(const Graph& graph, const Plan& plan) {
   const std::vector<const Stay*> live = live_at(plan, plan.predicted.peak_step);
-  const std::string head = "<table><tr><th class=\"n\">bytes</th><th>role</th><th>tensor</th><th>shape</th><th class=\"n\">offset</th><th class=\"n\">steps</th></tr>\n";
-  const std::span<const Stay* const> all(live), first = all.first(std::min(all.size(), kShownTensors));
-  std::string html = fmt::format("<h2>Alive at the peak</h2>\n<p>{} tensors hold {} at step {}. A tensor that lies in the bytes of another one is listed, too.</p>\n", live.size(),
-                                 to_string(plan.predicted.peak), plan.predicted.peak_step);
+  const std::string head =
+      "<table><tr><th class=\"n\">bytes</th><th>role</th><th>tensor</th><th>shape</th><th class=\"n\">offset</th><th class=\"n\">steps</th></tr>\n";
+  const std::span<const Stay*const> all(live), first = all.first(std::min(all.size(), kShownTensors));
+  std::string html = fmt::format(
+      "<h2>Alive at the peak</h2>\n<p>{} tensors hold {} at step {}. A tensor that lies in the bytes of another one is listed, too.</p>\n",
+      live.size(), to_string(plan.predicted.peak), plan.predicted.peak_step);
   html += head + tensor_rows(graph, first) + "</table>\n";
   if (all.size() == first.size()) return html;
   const auto more = all.subspan(first.size(), std::min(all.size(), kMostTensors) - first.size());
   Bytes rest;
   for (const Stay* stay : all.subspan(first.size() + more.size())) rest += stay->bytes;
-  html += fmt::format("<details><summary>{} more</summary>\n{}{}</table>", all.size() - first.size(), head, tensor_rows(graph, more));
-  if (rest.count > 0) html += fmt::format("<p>and {} more of {} together</p>", all.size() - first.size() - more.size(), to_string(rest));
+  html += fmt::format("<details><summary>{} more</summary>\n{}{}</table>", all.size() - first.size(), head,
+                      tensor_rows(graph, more));
+  if (rest.count > 0)
+    html += fmt::format("<p>and {} more of {} together</p>", all.size() - first.size() - more.size(), to_string(rest));
   return html + "</details>\n";
 }
 
@@ -253,9 +290,10 @@ std::string peak_section(const Graph& graph, const Plan& plan) {
 std::string html_report(const Program& program, const ReportFacts& facts, std::span<const StepRecord> records) {
   const Graph& graph = program.network.graph;
   const Plan& plan = program.plan;
-  std::string html = fmt::format("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n"
-                                 "<title>{}: {}</title>\n<style>{}</style>\n</head>\n<body>\n",
-                                 escape_html(shortened(facts.model)), to_string(plan.arena), kStyle);
+  std::string html = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n"
+      "<title>{}: {}</title>\n<style>{}</style>\n</head>\n<body>\n",
+      escape_html(shortened(facts.model)), to_string(plan.arena), kStyle);
   html += header(program, facts);
   html += memory_section(graph, plan);
   html += time_section(graph, plan, records);

@@ -1,5 +1,5 @@
-// A plan, and a training run of it, as one HTML file to look at: charts of memory and time, and tables behind them. It needs
-// nothing but itself: no network, no other files.
+// A plan, and a training run of it, as one HTML file to look at: charts of memory and time, and tables behind them. It
+// needs nothing but itself: no network, no other files.
 #pragma once
 
 #include <optional>
@@ -14,11 +14,11 @@ namespace plimsoll {
 // What a plan does not know of itself.
 struct ReportFacts {
   std::string model;
-  std::string data;               // "" for a plan alone
+  std::string data;  // "" for a plan alone
   int64_t batch = 0;
-  std::string device;             // in words
-  std::optional<Bytes> minimum;   // the least budget of this policy
-  struct Measured {               // by a training run
+  std::string device;            // in words
+  std::optional<Bytes> minimum;  // the least budget of this policy
+  struct Measured {              // by a training run
     int64_t steps = 0;
     bool interrupted = false;
     double step_time_ms = 0;
@@ -31,7 +31,8 @@ struct ReportFacts {
   std::optional<Measured> measured;
 };
 
-// `records`: of the steps of a plan, as they ran last; empty where none ran. Some MB at most, however large the network.
+// `records`: of the steps of a plan, as they ran last; empty where none ran. Some MB at most, however large the
+// network.
 std::string html_report(const Program& program, const ReportFacts& facts, std::span<const StepRecord> records = {});
 
 }  // namespace plimsoll

@@ -41,22 +41,34 @@ void expect_balanced(const std::string& html) {
 
 TEST(HtmlReport, TellsTheFactsInOneFileThatNeedsNoOther) {
   const Program program = program_of("lenet");
-  const std::string html = html_report(program, {.model = "lenet", .batch = 4, .device = "cpu, 1 thread", .minimum = 3_MiB});
-  for (const std::string& text : {std::string("lenet, batch 4"), to_string(program.plan->arena), to_string(program.baseline_peak), std::string("3.00 MiB would do"),
+  const std::string html =
+      html_report(program, {.model = "lenet", .batch = 4, .device = "cpu, 1 thread", .minimum = 3_MiB});
+  for (const std::string& text : {std::string("lenet, batch 4"), to_string(program.plan->arena),
+                                  to_string(program.baseline_peak), std::string("3.00 MiB would do"),
                                   std::string("cpu, 1 thread"), std::string("liveness"), std::string("conv1.weight")}) {
     EXPECT_THAT(html, HasSubstr(text));
   }
-  for (const char* outside : {"http", "src=", "href", "url(", "@import", "nan", "inf "}) EXPECT_THAT(html, Not(HasSubstr(outside)));
+  for (const char* outside : {"http", "src=", "href", "url(", "@import", "nan", "inf "})
+    EXPECT_THAT(html, Not(HasSubstr(outside)));
   expect_balanced(html);
 }
 
 TEST(HtmlReport, ShowsWhatWasMeasuredBesideWhatWasPredicted) {
   const Program program = program_of("lenet");
   std::vector<StepRecord> records;
-  for (size_t s = 0; s < program.plan->steps.size(); ++s) records.push_back({static_cast<double>(s), static_cast<double>(s) + 0.75});
-  const std::string html = html_report(program, {.model = "lenet", .data = "digits", .batch = 4, .device = "cpu",
-                                                 .measured = ReportFacts::Measured{.steps = 7, .step_time_ms = 12.5, .images_per_second = 321, .accuracy = 0.875}}, records);
-  for (const char* text : {"12.5 ms", "321 images/s", "87.50 %", "7 steps", "data digits", ">measured<"}) EXPECT_THAT(html, HasSubstr(text));
+  for (size_t s = 0; s < program.plan->steps.size(); ++s)
+    records.push_back({static_cast<double>(s), static_cast<double>(s) + 0.75});
+  const std::string html = html_report(
+      program,
+      {.model = "lenet",
+       .data = "digits",
+       .batch = 4,
+       .device = "cpu",
+       .measured =
+           ReportFacts::Measured{.steps = 7, .step_time_ms = 12.5, .images_per_second = 321, .accuracy = 0.875}},
+      records);
+  for (const char* text : {"12.5 ms", "321 images/s", "87.50 %", "7 steps", "data digits", ">measured<"})
+    EXPECT_THAT(html, HasSubstr(text));
   expect_balanced(html);
 }
 
@@ -64,8 +76,10 @@ TEST(HtmlReport, AStepThatRunsNothingDoesNotDisturbTheTimeline) {
   const Program program = program_of("lenet");
   const Plan& plan = program.plan;
   std::vector<StepRecord> records;
-  for (size_t s = 0; s < plan.steps.size(); ++s) records.push_back({1.0 + static_cast<double>(s), 2.0 + static_cast<double>(s)});
-  const auto view = std::find_if(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.kernel.empty(); });
+  for (size_t s = 0; s < plan.steps.size(); ++s)
+    records.push_back({1.0 + static_cast<double>(s), 2.0 + static_cast<double>(s)});
+  const auto view =
+      std::find_if(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.kernel.empty(); });
   ASSERT_NE(view, plan.steps.end());
   records[static_cast<size_t>(view - plan.steps.begin())] = {};
   const std::string svg = timeline_chart(program.network.graph, plan, records);
@@ -93,14 +107,19 @@ TEST(HtmlReport, MemoryByStepAgreesWithTheStaysOneByOneAndWithThePeak) {
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
-    const Plan plan = std::get<Plan>(find_policy(seed % 2 == 0 ? "liveness" : "baseline").plan(
-        {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}}));
+    const Plan plan = std::get<Plan>(find_policy(seed % 2 == 0 ? "liveness" : "baseline")
+                                         .plan({.graph = graph,
+                                                .route = route,
+                                                .kernels = kernels,
+                                                .costs = costs,
+                                                .device = {.name = "cpu", .key = "k"}}));
     const auto memory = memory_by_step(graph, plan);
     const Peak peak = live_peak(plan);
     EXPECT_EQ(memory[static_cast<size_t>(peak.step)].total, peak.bytes.count) << "seed " << seed;
     for (size_t s = 0; s < memory.size(); ++s) {
       std::map<int64_t, int64_t> places;
-      for (const Stay* stay : live_at(plan, static_cast<StepIndex>(s))) places[stay->offset.count] = std::max(places[stay->offset.count], stay->bytes.count);
+      for (const Stay* stay : live_at(plan, static_cast<StepIndex>(s)))
+        places[stay->offset.count] = std::max(places[stay->offset.count], stay->bytes.count);
       int64_t sum = 0, kinds = 0;
       for (const auto& [offset, bytes] : places) sum += bytes;
       for (const int64_t bytes : memory[s].by_kind) kinds += bytes;
@@ -116,7 +135,13 @@ TEST(HtmlReport, StaysSmallForHugeNetworks) {
   const auto kernels = testing::random_kernels(graph, 5);
   const CostTable costs;
   Program program;
-  program.plan = check_plan(graph, std::get<Plan>(find_policy("liveness").plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu", .key = "k"}, .placement = "best_fit"})));
+  program.plan = check_plan(graph, std::get<Plan>(find_policy("liveness")
+                                                      .plan({.graph = graph,
+                                                             .route = route,
+                                                             .kernels = kernels,
+                                                             .costs = costs,
+                                                             .device = {.name = "cpu", .key = "k"},
+                                                             .placement = "best_fit"})));
   program.network.graph = std::move(graph);
   ASSERT_GT(program.plan->steps.size(), 5000u);
   const std::vector<StepRecord> records(program.plan->steps.size(), {.start_ms = 1, .end_ms = 2});

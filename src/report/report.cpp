@@ -39,7 +39,8 @@ std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, St
   for (const Stay* stay : live_at(plan, step)) sums[what_for(graph, *stay)] += stay->bytes;
   std::vector<MemoryShare> shares;
   for (auto& [what, bytes] : sums) shares.push_back({what, bytes});
-  std::stable_sort(shares.begin(), shares.end(), [](const MemoryShare& a, const MemoryShare& b) { return a.bytes > b.bytes; });
+  std::stable_sort(shares.begin(), shares.end(),
+                   [](const MemoryShare& a, const MemoryShare& b) { return a.bytes > b.bytes; });
   return shares;
 }
 
@@ -57,25 +58,31 @@ std::string plan_text(const Program& program, int64_t batch) {
   auto line = [&](std::string_view name, std::string value) { text += fmt::format("  {:<10} {}\n", name, value); };
   line("budget", plan.budget.count == INT64_MAX ? "none" : to_string(plan.budget));
   line("arena", fmt::format("{} by policy {} ({} placement), {}", to_string(plan.arena),
-                            program.policy.starts_with(plan.policy) ? program.policy : fmt::format("{}, which took {}", program.policy, plan.policy),
+                            program.policy.starts_with(plan.policy)
+                                ? program.policy
+                                : fmt::format("{}, which took {}", program.policy, plan.policy),
                             plan.placement, is_safe(program) ? "verified" : "not safe"));
-  line("peak", fmt::format("{} at {}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step)));
+  line("peak",
+       fmt::format("{} at {}", to_string(plan.predicted.peak), step_label(graph, plan, plan.predicted.peak_step)));
   std::vector<std::string> shares;
   for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) {
     if (share.bytes.count >= 1024) shares.push_back(fmt::format("{} {}", plural(share.what), to_string(share.bytes)));
   }
   line("of which", fmt::format("{}", fmt::join(shares, ", ")));
-  line("baseline", fmt::format("would need {} (every tensor its own memory): {:.1f}x", to_string(program.baseline_peak),
-                               static_cast<double>(program.baseline_peak.count) / static_cast<double>(plan.arena.count)));
+  line("baseline",
+       fmt::format("would need {} (every tensor its own memory): {:.1f}x", to_string(program.baseline_peak),
+                   static_cast<double>(program.baseline_peak.count) / static_cast<double>(plan.arena.count)));
   const double ms = plan.predicted.step_time_ms;
   std::string time = fmt::format("{:.3g} ms a step", ms);
   if (batch > 0 && ms > 0) time += fmt::format(", {:.4g} images/s", 1000.0 * static_cast<double>(batch) / ms);
   const double estimated = plan.predicted.estimated_share;
-  time += is_simulated(plan.device_name)  ? " (simulated: by formulas, for a machine that is not there)"
-          : estimated < 0.005 ? " (from measured kernels)"
-                              : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
+  time += is_simulated(plan.device_name) ? " (simulated: by formulas, for a machine that is not there)"
+          : estimated < 0.005
+              ? " (from measured kernels)"
+              : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
   line("predicted", time);
-  if (ms > plan.predicted.lower_bound_ms * 1.005) line("", fmt::format("no order of these kernels takes less than {:.3g} ms", plan.predicted.lower_bound_ms));
+  if (ms > plan.predicted.lower_bound_ms * 1.005)
+    line("", fmt::format("no order of these kernels takes less than {:.3g} ms", plan.predicted.lower_bound_ms));
   return text;
 }
 
@@ -133,10 +140,12 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
                      {"bytes", stay->bytes.count}});
   }
   json shares = json::object();
-  for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step)) shares[share.what] = share.bytes.count;
+  for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step))
+    shares[share.what] = share.bytes.count;
   json tiers = json::array();
   for (const TierUse& use : plan.tiers) {
-    tiers.push_back({{"name", use.tier.name}, {"used_bytes", use.used.count}, {"capacity_bytes", use.tier.capacity.count}});
+    tiers.push_back(
+        {{"name", use.tier.name}, {"used_bytes", use.used.count}, {"capacity_bytes", use.tier.capacity.count}});
   }
   const WorkspaceUse use = workspace_use(graph, plan);
   return {{"feasible", true},
@@ -188,10 +197,10 @@ json infeasible_json(const Infeasible& infeasible) {
   }
   return {{"feasible", false},
           {"policy", infeasible.policy},
-          {"flag", !infeasible.flag.empty()         ? infeasible.flag
-                   : infeasible.tier.empty()        ? "--memory"
-                   : infeasible.tier == "disk"      ? "--spill"
-                                                    : "--host-memory"},
+          {"flag", !infeasible.flag.empty()    ? infeasible.flag
+                   : infeasible.tier.empty()   ? "--memory"
+                   : infeasible.tier == "disk" ? "--spill"
+                                               : "--host-memory"},
           {"budget_bytes", infeasible.budget.count},
           {"minimum_bytes", infeasible.minimum.count},
           {"lower_bound_bytes", infeasible.lower_bound.count},

@@ -20,8 +20,8 @@ struct MemoryShare {
 };
 std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, StepIndex step);
 
-// "budget 24 MiB, peak 18.2 MiB at ...", what holds the peak, what baseline would need, the predicted time. `batch` is for
-// images per second; 0 leaves them out.
+// "budget 24 MiB, peak 18.2 MiB at ...", what holds the peak, what baseline would need, the predicted time. `batch` is
+// for images per second; 0 leaves them out.
 std::string plan_text(const Program& program, int64_t batch);
 
 // Every tensor alive at the peak, largest first, at most `most`.
@@ -31,8 +31,8 @@ std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most)
 nlohmann::json plan_json(const Program& program, std::optional<Bytes> minimum);
 nlohmann::json infeasible_json(const Infeasible& infeasible);
 
-// A timeline in Chrome's trace format, one thread an engine, plus a counter of live bytes: predicted where `records` is empty,
-// else measured beside it.
+// A timeline in Chrome's trace format, one thread an engine, plus a counter of live bytes: predicted where `records` is
+// empty, else measured beside it.
 std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records,
                        std::span<const StepRecord> copies = {});
 

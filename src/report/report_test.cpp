@@ -60,7 +60,8 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
       if (event.at("pid") != process) continue;
       if (event.at("ph") == "C") {
         ASSERT_LT(counters.size(), live.size());
-        EXPECT_DOUBLE_EQ(event.at("args").at("MiB").get<double>() * 1048576, static_cast<double>(live[counters.size()].count));
+        EXPECT_DOUBLE_EQ(event.at("args").at("MiB").get<double>() * 1048576,
+                         static_cast<double>(live[counters.size()].count));
         counters.push_back(event.at("ts"));
       }
       if (event.at("ph") != "X") continue;
@@ -130,7 +131,8 @@ TEST(Trace, CountsBytesThatTwoTensorsShareOnce) {
   const OpId second = graph.add_op("ReluForward", "second", "second", {graph.output(first)});
   Plan plan;
   plan.steps = {{.op = first, .kernel = "own"}, {.op = second, .kernel = "own"}};
-  plan.stays = {{x, 0_B, 1_MiB, 0, 0}, {graph.output(first), 0_B, 1_MiB, 0, 1}, {graph.output(second), 1_MiB, 1_MiB, 1, 1}};
+  plan.stays = {
+      {x, 0_B, 1_MiB, 0, 0}, {graph.output(first), 0_B, 1_MiB, 0, 1}, {graph.output(second), 1_MiB, 1_MiB, 1, 1}};
   const std::vector<StepRecord> records{{1, 2}, {2, 3}};
   std::vector<double> live;
   const json trace = json::parse(trace_json(graph, plan, records));

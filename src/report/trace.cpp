@@ -1,5 +1,6 @@
-// A plan's steps and copies over time, as chrome://tracing and Perfetto read them: one process for what was predicted, one for what
-// was measured, in each a row for compute (or for every core), a row for every engine that copies, and a counter of live bytes.
+// A plan's steps and copies over time, as chrome://tracing and Perfetto read them: one process for what was predicted,
+// one for what was measured, in each a row for compute (or for every core), a row for every engine that copies, and a
+// counter of live bytes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,7 +52,8 @@ class Trace {
   int row_of(const StepRecord& record) const { return is_side_by_side() ? kFirstCoreRow + record.core : 0; }
 
   void name_process(int process, std::string_view name) {
-    events_.push_back({{"ph", "M"}, {"pid", process}, {"tid", 0}, {"name", "process_name"}, {"args", {{"name", name}}}});
+    events_.push_back(
+        {{"ph", "M"}, {"pid", process}, {"tid", 0}, {"name", "process_name"}, {"args", {{"name", name}}}});
     if (!is_side_by_side()) name_row(process, 0, "compute");
     for (size_t t = 0; t < plan_.tiers.size(); ++t) {
       name_row(process, static_cast<int>(2 * t + 1), "to " + plan_.tiers[t].tier.name);
@@ -60,7 +62,8 @@ class Trace {
   }
 
   void name_row(int process, int row, std::string_view name) {
-    events_.push_back({{"ph", "M"}, {"pid", process}, {"tid", row}, {"name", "thread_name"}, {"args", {{"name", name}}}});
+    events_.push_back(
+        {{"ph", "M"}, {"pid", process}, {"tid", row}, {"name", "thread_name"}, {"args", {{"name", name}}}});
   }
 
   void add_steps(int process, const ById<StepIndex, StepRecord>& records) {
@@ -86,16 +89,25 @@ class Trace {
                        {"ts", record.start_ms * 1000},
                        {"dur", std::max(0.0, record.end_ms - record.start_ms) * 1000},
                        {"args",
-                        {{"step", index}, {"op", op.type->name}, {"layer", op.layer}, {"kernel", step.kernel},
-                         {"workspace_bytes", step.workspace.count}, {"recompute", step.recompute}, {"threads", step.threads},
+                        {{"step", index},
+                         {"op", op.type->name},
+                         {"layer", op.layer},
+                         {"kernel", step.kernel},
+                         {"workspace_bytes", step.workspace.count},
+                         {"recompute", step.recompute},
+                         {"threads", step.threads},
                          {"gflop", op.type->work ? op.type->work(graph_, op).flops / 1e9 : 0.0}}}});
   }
 
   void add_copy(int process, int engine, int32_t index, double start_ms, double end_ms) {
     const Move& move = plan_.moves[at(index)];
     const Tensor& tensor = graph_.tensor(move.tensor);
-    events_.push_back({{"ph", "X"}, {"pid", process}, {"tid", engine}, {"name", tensor.name},
-                       {"ts", start_ms * 1000}, {"dur", (end_ms - start_ms) * 1000},
+    events_.push_back({{"ph", "X"},
+                       {"pid", process},
+                       {"tid", engine},
+                       {"name", tensor.name},
+                       {"ts", start_ms * 1000},
+                       {"dur", (end_ms - start_ms) * 1000},
                        {"args", {{"tier", move.tier}, {"bytes", tensor.bytes().count}}}});
   }
 
@@ -104,7 +116,10 @@ class Trace {
     double now_ms = 0;
     for (StepIndex step : records.ids()) {
       if (takes_time(step)) now_ms = records[step].start_ms;
-      events_.push_back({{"ph", "C"}, {"pid", process}, {"name", "live MiB"}, {"ts", now_ms * 1000},
+      events_.push_back({{"ph", "C"},
+                         {"pid", process},
+                         {"name", "live MiB"},
+                         {"ts", now_ms * 1000},
                          {"args", {{"MiB", static_cast<double>(live_[step].count) / 1048576.0}}}});
       if (takes_time(step)) now_ms = records[step].end_ms;
     }
@@ -115,14 +130,16 @@ class Trace {
     ById<StepIndex, StepRecord> records(plan_.steps.size());
     std::vector<EngineSpan> spans = plan_.predicted.timeline;
     std::erase_if(spans, [](const EngineSpan& span) { return span.engine != 0; });
-    std::stable_sort(spans.begin(), spans.end(), [](const EngineSpan& a, const EngineSpan& b) { return a.start_ms < b.start_ms; });
+    std::stable_sort(spans.begin(), spans.end(),
+                     [](const EngineSpan& a, const EngineSpan& b) { return a.start_ms < b.start_ms; });
     std::vector<double> free_from(at(std::max(plan_.cores.inter_op, 1)), 0);
     for (const EngineSpan& span : spans) {
       StepRecord& record = records[span.index];
       record = {span.start_ms, span.end_ms};
       if (!takes_time(span.index)) continue;
       constexpr double kRounding = 1e-9;
-      auto core = std::find_if(free_from.begin(), free_from.end(), [&](double ms) { return ms <= span.start_ms + kRounding; });
+      auto core =
+          std::find_if(free_from.begin(), free_from.end(), [&](double ms) { return ms <= span.start_ms + kRounding; });
       if (core == free_from.end()) core = std::min_element(free_from.begin(), free_from.end());
       record.core = static_cast<int32_t>(core - free_from.begin());
       *core = span.end_ms;
@@ -138,7 +155,8 @@ class Trace {
 
 }  // namespace
 
-std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records, std::span<const StepRecord> copies) {
+std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records,
+                       std::span<const StepRecord> copies) {
   Trace trace(graph, plan);
   trace.add_predicted();
   if (!records.empty()) trace.add_measured(records, copies);

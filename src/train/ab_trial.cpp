@@ -22,8 +22,9 @@ std::optional<PlanChange> AbTrial::after_step(double step_ms) {
   serial_now_ = over_ ? serial_ms < chosen_ms : !serial_now_;
   PlanChange change{serial_now_ ? serial_ : chosen_, {}};
   if (over_ && serial_now_) {
-    change.notice = fmt::format("--inter-op auto: as chosen a step took {:.4g} ms, one op after another with all threads {:.4g}: it goes on so",
-                                chosen_ms, serial_ms);
+    change.notice = fmt::format(
+        "--inter-op auto: as chosen a step took {:.4g} ms, one op after another with all threads {:.4g}: it goes on so",
+        chosen_ms, serial_ms);
   }
   return change;
 }

@@ -8,8 +8,8 @@
 namespace plimsoll {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::CoreCase;
+using ::testing::HasSubstr;
 
 // Runs a trial over steps that take so long as chosen and one after another: the plan and the notice that it ends with.
 PlanChange try_out(const CheckedPlan& chosen, const CheckedPlan& serial, double chosen_ms, double serial_ms) {

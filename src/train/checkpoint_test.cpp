@@ -10,8 +10,8 @@
 #include "base/files.h"
 #include "base/sha256.h"
 #include "plimsoll/error.h"
-#include "train/safetensors.h"
 #include "tests/support/temporary_folder.h"
+#include "train/safetensors.h"
 
 namespace plimsoll {
 namespace {
@@ -314,8 +314,11 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
   EXPECT_EQ(message("\"momentum\":0.9", "\"momentum\":7", ErrorCode::corrupt_file),
             "training state: field 'optimizer.momentum': expected a number from 0 to 1, not 7");
   for (const char* field : {"step", "epoch", "batch_in_epoch", "total_steps"}) {
-    EXPECT_EQ(message(fmt::format("\"{}\":0", field), fmt::format("\"{}\":4611686018427387904", field), ErrorCode::corrupt_file),
-              fmt::format("training state: field '{}': expected a whole number up to 1099511627776, not 4611686018427387904", field));
+    EXPECT_EQ(
+        message(fmt::format("\"{}\":0", field), fmt::format("\"{}\":4611686018427387904", field),
+                ErrorCode::corrupt_file),
+        fmt::format("training state: field '{}': expected a whole number up to 1099511627776, not 4611686018427387904",
+                    field));
   }
   EXPECT_EQ(message("\"batch\":0", "\"batch\":20000000", ErrorCode::corrupt_file),
             "training state: field 'batch': expected a whole number up to 16777216, not 20000000");

@@ -9,8 +9,12 @@
 
 namespace plimsoll {
 
-CoreTuner::CoreTuner(Session& session, const Graph& graph, const CheckedPlan& plan, const CoreOptions& options, bool measure, Notice notice)
-    : session_(session), input_{graph, *session.device, session.costs, options}, notice_(std::move(notice)), plan_(plan) {
+CoreTuner::CoreTuner(Session& session, const Graph& graph, const CheckedPlan& plan, const CoreOptions& options,
+                     bool measure, Notice notice)
+    : session_(session),
+      input_{graph, *session.device, session.costs, options},
+      notice_(std::move(notice)),
+      plan_(plan) {
   const RelaxedPlan relaxed = relax(input_, plan);
   if (!relaxed.notice.empty()) notice_(relaxed.notice);
   plans_ = {plan, check_plan(graph, relaxed.plan)};
@@ -80,8 +84,9 @@ bool CoreTuner::watch(const Executor& executor) {
     return false;
   }
   const auto pairs = monitor_->found();
-  const bool fresh = std::any_of(pairs.begin(), pairs.end(),
-                                 [&](const CostTable::OpPair& pair) { return !session_.costs.conflicts().contains(pair); });
+  const bool fresh = std::any_of(pairs.begin(), pairs.end(), [&](const CostTable::OpPair& pair) {
+    return !session_.costs.conflicts().contains(pair);
+  });
   if (fresh && busy_.others() <= kTooBusy) {
     for (const auto& [a, b] : pairs) session_.costs.add_conflict(a, b);
     session_.database->save(session_.costs);
@@ -102,9 +107,10 @@ void CoreTuner::finish() {
   measured_ = false;
   session_.database->save(session_.costs);
   if (busy_.others() <= kTooBusy) return;
-  notice_(fmt::format("other processes kept the machine {:.0f} % busy while thread counts were measured, so these times mislead; when it "
-                      "is quiet, `plimsoll profile MODEL --again` forgets them",
-                      100 * busy_.others()));
+  notice_(fmt::format(
+      "other processes kept the machine {:.0f} % busy while thread counts were measured, so these times mislead; when it "
+      "is quiet, `plimsoll profile MODEL --again` forgets them",
+      100 * busy_.others()));
 }
 
 }  // namespace plimsoll

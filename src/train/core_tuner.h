@@ -1,5 +1,5 @@
-// Looks after how a training's steps share the cores, from step to step: measures thread counts, chooses by them, and corrects what
-// was chosen. It holds plans and orders one of them; the training swaps to it between two steps.
+// Looks after how a training's steps share the cores, from step to step: measures thread counts, chooses by them, and
+// corrects what was chosen. It holds plans and orders one of them; the training swaps to it between two steps.
 #pragma once
 
 #include <functional>
@@ -16,12 +16,15 @@ namespace plimsoll {
 class CoreTuner {
  public:
   using Notice = std::function<void(const std::string&)>;
-  // `plan`: one step after another. Makes the first choice, or, where `measure` and something is not known, leaves it until it is.
-  // The session and the graph must outlive it.
-  CoreTuner(Session& session, const Graph& graph, const CheckedPlan& plan, const CoreOptions& options, bool measure, Notice notice);
+  // `plan`: one step after another. Makes the first choice, or, where `measure` and something is not known, leaves it
+  // until it is. The session and the graph must outlive it.
+  CoreTuner(Session& session, const Graph& graph, const CheckedPlan& plan, const CoreOptions& options, bool measure,
+            Notice notice);
 
   const CheckedPlan& plan() const { return plan_; }  // that the training is to run by
-  Bytes arena() const { return std::max(plans_.serial->arena, plans_.relaxed->arena); }  // enough for any plan that may come
+  Bytes arena() const {
+    return std::max(plans_.serial->arena, plans_.relaxed->arena);
+  }  // enough for any plan that may come
   // After every training step that the executor has run by plan(). True: there is another plan() now.
   bool after_step(const Executor& executor);
   // The plan is the one to go on with, not one that is being tried.

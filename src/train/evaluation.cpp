@@ -9,12 +9,15 @@
 
 namespace plimsoll {
 
-std::shared_ptr<void> pin_batches(Loader& loader, const Device& device, const std::function<void(const std::string&)>& notice) {
+std::shared_ptr<void> pin_batches(Loader& loader, const Device& device,
+                                  const std::function<void(const std::string&)>& notice) {
   try {
     return device.pin(loader.buffer());
   } catch (const Error& error) {
     if (error.code() != ErrorCode::device_failure) throw;
-    if (notice) notice(fmt::format("batches are copied to the device more slowly, from memory that is not pinned: {}", error.what()));
+    if (notice)
+      notice(fmt::format("batches are copied to the device more slowly, from memory that is not pinned: {}",
+                         error.what()));
     return nullptr;
   }
 }
@@ -36,13 +39,15 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
       const std::vector<KernelRefused> refusals = step_->executor().rehearse();
       if (refusals.empty()) break;
       for (const KernelRefused& refusal : refusals) {
-        if (!refused.emplace(refusal.op(), refusal.kernel()).second) throw KernelRefused(refusal);  // it is offered all the same
+        if (!refused.emplace(refusal.op(), refusal.kernel()).second)
+          throw KernelRefused(refusal);  // it is offered all the same
       }
       step_.reset();
       continue;
     }
     const Infeasible& infeasible = std::get<Infeasible>(result);
-    if (!infeasible.flag.empty()) throw Error(ErrorCode::infeasible, fmt::format("evaluation: {}; or set --evaluate-every 0", to_text(infeasible)));
+    if (!infeasible.flag.empty())
+      throw Error(ErrorCode::infeasible, fmt::format("evaluation: {}; or set --evaluate-every 0", to_text(infeasible)));
     if (input.batch == 1) {
       throw Error(ErrorCode::infeasible,
                   fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",

@@ -1,4 +1,5 @@
-// The evaluation of a training: its own program in the training's arena, at the largest batch that fits beside the states.
+// The evaluation of a training: its own program in the training's arena, at the largest batch that fits beside the
+// states.
 #pragma once
 
 #include <functional>
@@ -14,16 +15,17 @@
 
 namespace plimsoll {
 
-// Makes the loader's batches such that the device copies from them at its full speed, for as long as the result lives. Where the
-// system refuses, copies are slower, and `notice` is told why.
-std::shared_ptr<void> pin_batches(Loader& loader, const Device& device, const std::function<void(const std::string&)>& notice = {});
+// Makes the loader's batches such that the device copies from them at its full speed, for as long as the result lives.
+// Where the system refuses, copies are slower, and `notice` is told why.
+std::shared_ptr<void> pin_batches(Loader& loader, const Device& device,
+                                  const std::function<void(const std::string&)>& notice = {});
 
 class Evaluation {
  public:
   // Throws Error(infeasible) when not even one image fits. The device must outlive it.
   Evaluation(std::string_view model, ModelInput input, const Program& training, const Device& device,
-             const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options,
-             const Memory& memory, const CoreOptions& cores = {});
+             const CostTable& costs, const CompileOptions& compile, const ExecuteOptions& options, const Memory& memory,
+             const CoreOptions& cores = {});
 
   struct Result {
     double loss = 0;

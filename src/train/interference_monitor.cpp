@@ -11,8 +11,8 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kSlower = 1.03;     // than what was predicted for one after another
-constexpr int kStepsWatched = 6;     // before a correction
+constexpr double kSlower = 1.03;  // than what was predicted for one after another
+constexpr int kStepsWatched = 6;  // before a correction
 constexpr int kMostCorrections = 3;
 
 }  // namespace
@@ -52,7 +52,8 @@ OpPairs InterferenceMonitor::slow_pairs(std::span<const StepRecord> records) con
 std::set<CostTable::OpPair> InterferenceMonitor::found() const {
   std::set<CostTable::OpPair> pairs;
   for (const auto& [a, b] : conflicts_) {
-    std::string first = op_signature(input_.graph, input_.graph.op(a)), second = op_signature(input_.graph, input_.graph.op(b));
+    std::string first = op_signature(input_.graph, input_.graph.op(a)),
+                second = op_signature(input_.graph, input_.graph.op(b));
     if (second < first) std::swap(first, second);
     pairs.emplace(std::move(first), std::move(second));
   }
@@ -86,14 +87,17 @@ PlanChange InterferenceMonitor::correct(int fresh, double usual_ms, double all_s
     ChosenThreads chosen = choose_threads(input_, plans_.serial, plans_.relaxed, conflicts_);
     if (chosen.plan.cores.inter_op > 1) {
       const double ms = chosen.plan.predicted.step_time_ms;
-      return {check_plan(input_.graph, std::move(chosen.plan)),
-              fmt::format("{} pairs of ops were slower side by side than one after another, and do not meet any more: {:.4g} ms a step predicted", fresh,
-                          ms)};
+      return {
+          check_plan(input_.graph, std::move(chosen.plan)),
+          fmt::format(
+              "{} pairs of ops were slower side by side than one after another, and do not meet any more: {:.4g} ms a step predicted",
+              fresh, ms)};
     }
   }
   over_ = true;
   return {check_plan(input_.graph, serial(input_, plans_.serial)),
-          fmt::format("side by side a step took {:.4g} ms; one op after another {:.4g} are predicted: back to that", usual_ms, all_serial_ms)};
+          fmt::format("side by side a step took {:.4g} ms; one op after another {:.4g} are predicted: back to that",
+                      usual_ms, all_serial_ms)};
 }
 
 }  // namespace plimsoll

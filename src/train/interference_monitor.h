@@ -1,6 +1,6 @@
-// Looks on while a training runs steps side by side, and takes back what was chosen where measured times say otherwise. Ops that took
-// longer together than they would have one after another with all threads become conflicts, and the threads are chosen anew; when the
-// whole step is slower than that, nothing runs side by side any more.
+// Looks on while a training runs steps side by side, and takes back what was chosen where measured times say otherwise.
+// Ops that took longer together than they would have one after another with all threads become conflicts, and the
+// threads are chosen anew; when the whole step is slower than that, nothing runs side by side any more.
 #pragma once
 
 #include <map>
@@ -38,10 +38,10 @@ class InterferenceMonitor {
 
   const CoreInput input_;
   const CorePlans plans_;
-  CheckedPlan plan_;                // that the training runs by
-  std::vector<double> serial_ms_;   // of each step with all threads, as the costs have it
-  std::vector<double> times_;       // of the training steps with this plan
-  std::map<OpPair, int> slow_;      // in how many of them
+  CheckedPlan plan_;               // that the training runs by
+  std::vector<double> serial_ms_;  // of each step with all threads, as the costs have it
+  std::vector<double> times_;      // of the training steps with this plan
+  std::map<OpPair, int> slow_;     // in how many of them
   OpPairs conflicts_;
   int steps_ = 0, corrections_ = 0;
   bool over_ = false;

@@ -8,8 +8,8 @@
 namespace plimsoll {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::CoreCase;
+using ::testing::HasSubstr;
 
 // What a step took when each of its ops takes `ms` and starts with its neighbour.
 std::vector<StepRecord> in_pairs(const Plan& plan, double ms) {
@@ -23,7 +23,9 @@ std::vector<StepRecord> in_pairs(const Plan& plan, double ms) {
   return records;
 }
 
-InterferenceMonitor monitor_of(const CoreCase& c, const CheckedPlan& chosen) { return {c.input, {c.serial, c.serial}, chosen}; }
+InterferenceMonitor monitor_of(const CoreCase& c, const CheckedPlan& chosen) {
+  return {c.input, {c.serial, c.serial}, chosen};
+}
 
 TEST(InterferenceMonitor, WhatTurnsOutSlowerSideBySideIsTakenBack) {
   const CoreCase c(1.1);
@@ -65,7 +67,9 @@ TEST(InterferenceMonitor, PairsThatAnEarlierTrainingFoundSlowDoNotMeet) {
   ASSERT_EQ(c.costs.conflicts(), found);
   plan = c.chosen_plan();
   const Graph& graph = c.input.graph;
-  auto signature = [&](const EngineSpan& s) { return op_signature(graph, graph.op(plan->steps[static_cast<size_t>(s.index)].op)); };
+  auto signature = [&](const EngineSpan& s) {
+    return op_signature(graph, graph.op(plan->steps[static_cast<size_t>(s.index)].op));
+  };
   for (const EngineSpan& a : plan->predicted.timeline) {
     for (const EngineSpan& b : plan->predicted.timeline) {
       if (&a == &b || a.start_ms >= b.end_ms - 1e-9 || b.start_ms >= a.end_ms - 1e-9) continue;

@@ -22,7 +22,8 @@ double learning_rate(const ScheduleOptions& options, int64_t step, int64_t steps
   steps_per_epoch = std::max<int64_t>(1, steps_per_epoch);
   const int64_t warmup = options.warmup_epochs * steps_per_epoch;
   if (step < warmup) {
-    return options.warmup_lr + (options.lr - options.warmup_lr) * static_cast<double>(step + 1) / static_cast<double>(warmup);
+    return options.warmup_lr +
+           (options.lr - options.warmup_lr) * static_cast<double>(step + 1) / static_cast<double>(warmup);
   }
   if (options.name == "step") {
     const int64_t decays = step / steps_per_epoch / std::max<int64_t>(1, options.decay_epochs);

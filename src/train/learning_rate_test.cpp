@@ -34,7 +34,8 @@ TEST(Schedule, NamesTheNearestOfAnUnknownOne) {
     check(ScheduleOptions{.name = "cosin"});
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "unknown learning-rate schedule 'cosin'; did you mean 'cosine'? known: constant, step, cosine");
+    EXPECT_STREQ(error.what(),
+                 "unknown learning-rate schedule 'cosin'; did you mean 'cosine'? known: constant, step, cosine");
   }
 }
 

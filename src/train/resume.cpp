@@ -192,12 +192,14 @@ std::string other_device_text(std::string_view saved_key, const DeviceInfo& devi
   const auto [then, rest_then] = parts(saved_key);
   const auto [now, rest_now] = parts(device.key);
   if (rest_then == rest_now && !then.empty() && !now.empty()) {
-    return fmt::format("threads of an op: {} before this checkpoint, {} now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op {} "
-                       "repeats them",
-                       then, now, then);
+    return fmt::format(
+        "threads of an op: {} before this checkpoint, {} now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op {} "
+        "repeats them",
+        then, now, then);
   }
-  return fmt::format("the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in the last bits",
-                     saved_key);
+  return fmt::format(
+      "the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in the last bits",
+      saved_key);
 }
 
 void check_place(const TrainingState& saved, int64_t batches_per_epoch, const std::filesystem::path& file) {
@@ -219,7 +221,8 @@ void pin(CompileOptions& compile, const TrainingState& saved) {
   compile.family = family_named(saved.layout_family);
 }
 
-std::optional<Plan> saved_cores(const CoreInput& input, const Plan& plan, const Plan& relaxed, const TrainingState& saved) {
+std::optional<Plan> saved_cores(const CoreInput& input, const Plan& plan, const Plan& relaxed,
+                                const TrainingState& saved) {
   const Graph& graph = input.graph;
   std::optional<SavedCores> cores = saved.cores;
   const bool old = !cores;

@@ -13,7 +13,8 @@ namespace plimsoll {
 
 // What was asked for and what was compiled from it; where the training is, is the caller's to add. How the
 // cores are shared is left out where it is not settled, but tried out: who resumes chooses anew.
-TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key, bool settled = true);
+TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key,
+                            bool settled = true);
 
 // The options of the training that this state is of. Throws Error(corrupt_file) that names the setting that is no
 // possible one and what was expected.
@@ -30,8 +31,10 @@ void check_place(const TrainingState& saved, int64_t batches_per_epoch, const st
 
 // Lets a compilation repeat what the checkpoint's run was compiled to.
 void pin(CompileOptions& compile, const TrainingState& saved);
-// The plan with the threads and cores of the checkpoint's run; nothing where that chose none. `plan` runs one step after another,
-// `relaxed` has the offsets for steps that run at once. Throws Error(corrupt_file) that names the setting that is no possible one.
-std::optional<Plan> saved_cores(const CoreInput& input, const Plan& plan, const Plan& relaxed, const TrainingState& saved);
+// The plan with the threads and cores of the checkpoint's run; nothing where that chose none. `plan` runs one step
+// after another, `relaxed` has the offsets for steps that run at once. Throws Error(corrupt_file) that names the
+// setting that is no possible one.
+std::optional<Plan> saved_cores(const CoreInput& input, const Plan& plan, const Plan& relaxed,
+                                const TrainingState& saved);
 
 }  // namespace plimsoll

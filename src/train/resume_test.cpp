@@ -12,8 +12,8 @@
 namespace plimsoll {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::CoreCase;
+using ::testing::HasSubstr;
 
 std::string refusal(const std::function<void()>& action) {
   try {
@@ -116,9 +116,11 @@ TEST(Resume, RefusesAPlaceThatTheDataDoesNotHave) {
 TEST(Resume, SaysWhenOpsHaveOtherThreadsThanBefore) {
   DeviceInfo device;
   device.key = "oneDNN 3.1 avx512 1 threads, Intel(R) Xeon(R)";
-  EXPECT_EQ(other_device_text("oneDNN 3.1 avx512 2 threads, Intel(R) Xeon(R)", device),
-            "threads of an op: 2 before this checkpoint, 1 now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op 2 repeats them");
-  EXPECT_THAT(other_device_text("oneDNN 2.9 avx512 2 threads, Intel(R) Xeon(R)", device), HasSubstr("is from another device (oneDNN 2.9"));
+  EXPECT_EQ(
+      other_device_text("oneDNN 3.1 avx512 2 threads, Intel(R) Xeon(R)", device),
+      "threads of an op: 2 before this checkpoint, 1 now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op 2 repeats them");
+  EXPECT_THAT(other_device_text("oneDNN 2.9 avx512 2 threads, Intel(R) Xeon(R)", device),
+              HasSubstr("is from another device (oneDNN 2.9"));
   EXPECT_THAT(other_device_text("cudnn", device), HasSubstr("is from another device (cudnn)"));
 }
 
@@ -189,7 +191,8 @@ TEST(Resume, ThreadCountsOfOldCheckpointsAreReadFromTheSettings) {
   EXPECT_EQ(plan.steps.front().threads, 0);
   for (const auto& [name, value] : {std::pair("inter_op_chosen", "0"), {"inter_op_chosen", "many"}}) {
     state.settings[name] = value;
-    EXPECT_THAT(refusal([&] { saved_cores(c.input, c.serial, c.serial, state); }), HasSubstr("expected a number from 1 to 4096"));
+    EXPECT_THAT(refusal([&] { saved_cores(c.input, c.serial, c.serial, state); }),
+                HasSubstr("expected a number from 1 to 4096"));
   }
 }
 
@@ -203,15 +206,18 @@ TEST(Resume, CoresThatNoTrainingHasAreRefusedByTheirPlace) {
     return refusal([&] { training_state_from_json(broken.dump()); });
   };
   EXPECT_EQ(refused("/inter_op", 3), "");
-  EXPECT_THAT(refused("/inter_op", 0), HasSubstr("training state: cores.inter_op: an integer from 1 to 4096 was expected, not 0"));
+  EXPECT_THAT(refused("/inter_op", 0),
+              HasSubstr("training state: cores.inter_op: an integer from 1 to 4096 was expected, not 0"));
   EXPECT_THAT(refused("/hardware_threads", 65), HasSubstr("cores.hardware_threads"));
   EXPECT_THAT(refused("/smt_speed", 0.5), HasSubstr("cores.smt_speed: a number of at least 1"));
   EXPECT_THAT(refused("/memory_gb_per_s", -1), HasSubstr("cores.memory_gb_per_s"));
   EXPECT_THAT(refused("/conflicts", {{"a"}}), HasSubstr("two ops were expected"));
   EXPECT_THAT(refused("/order/0", -1), HasSubstr("cores.order[0]"));
   EXPECT_THAT(refused("/ops", 1), HasSubstr("cores.ops: an object"));
-  EXPECT_THAT(refused(("/ops/" + op).c_str(), {{"threads", 4097}, {"affinity", "close"}}), HasSubstr("threads: an integer from 0 to 4096"));
-  EXPECT_THAT(refused(("/ops/" + op).c_str(), {{"threads", 1}, {"affinity", "near"}}), HasSubstr("\"close\", \"spread\" or \"smt\""));
+  EXPECT_THAT(refused(("/ops/" + op).c_str(), {{"threads", 4097}, {"affinity", "close"}}),
+              HasSubstr("threads: an integer from 0 to 4096"));
+  EXPECT_THAT(refused(("/ops/" + op).c_str(), {{"threads", 1}, {"affinity", "near"}}),
+              HasSubstr("\"close\", \"spread\" or \"smt\""));
   EXPECT_THAT(refused("/more", 1), HasSubstr("\"more\" is not known here"));
 }
 

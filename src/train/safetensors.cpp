@@ -115,18 +115,12 @@ class HeaderReader {
   bool wrong(std::string_view found) {
     switch (place_) {
       case Place::outside:
-      case Place::done:
-        corrupt(file_name_, fmt::format("header: is {}; expected an object", found));
-      case Place::top:
-        return fail("is {}; expected an object", found);
-      case Place::metadata:
-        return fail("has {} for '{}'; expected a text", found, key_);
-      case Place::tensor:
-        return fail("has {} for {}", found, key_);
-      case Place::shape:
-        return fail("has {} in shape; expected whole numbers", found);
-      case Place::offsets:
-        return fail("has {} in data_offsets; expected whole numbers", found);
+      case Place::done: corrupt(file_name_, fmt::format("header: is {}; expected an object", found));
+      case Place::top: return fail("is {}; expected an object", found);
+      case Place::metadata: return fail("has {} for '{}'; expected a text", found, key_);
+      case Place::tensor: return fail("has {} for {}", found, key_);
+      case Place::shape: return fail("has {} in shape; expected whole numbers", found);
+      case Place::offsets: return fail("has {} in data_offsets; expected whole numbers", found);
     }
     return false;
   }

@@ -1,5 +1,5 @@
-// What a step reads from outside, for who only wants to know how long it takes: pixels between -1 and 1, all else zero. Written
-// before every step, since in it other tensors take these bytes over: labels would be whatever lay there last.
+// What a step reads from outside, for who only wants to know how long it takes: pixels between -1 and 1, all else zero.
+// Written before every step, since in it other tensors take these bytes over: labels would be whatever lay there last.
 #pragma once
 
 #include <cstddef>

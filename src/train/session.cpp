@@ -14,11 +14,11 @@
 #include "base/names.h"
 #include "cost/measure.h"
 #include "cost/probe.h"
+#include "device/tier/tier.h"
 #include "passes/passes.h"
 #include "plan/placement/placement.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
-#include "device/tier/tier.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/ops.h"
 #include "train/sample_inputs.h"
@@ -90,7 +90,8 @@ constexpr Bytes kProbedHostMemory = 256_MiB;  // for a moment, and only the firs
 
 void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key) {
   std::optional<TierInfo> info = session.database->tier_rates(key);
-  if (info && info->beside_compute() != copies_beside_compute(*session.device, *tier)) info.reset();  // another version's
+  if (info && info->beside_compute() != copies_beside_compute(*session.device, *tier))
+    info.reset();  // another version's
   if (!info) {
     const BusyMeter busy;
     info = probe_tier(*session.device, *tier);
@@ -105,8 +106,10 @@ void add_tiers(Session& session, const TierOptions& options) {
   const DeviceInfo& device = session.device->info();
   session.tiers = device.tiers;
   if (device.simulated) {
-    if (options.peer) throw Error(ErrorCode::invalid_input, fmt::format("--peer: the simulated device '{}' has no peers", device.name));
-    if (options.spill) throw Error(ErrorCode::invalid_input, fmt::format("--spill: the simulated device '{}' has no disk", device.name));
+    if (options.peer)
+      throw Error(ErrorCode::invalid_input, fmt::format("--peer: the simulated device '{}' has no peers", device.name));
+    if (options.spill)
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill: the simulated device '{}' has no disk", device.name));
     for (TierInfo& tier : session.tiers) {
       if (options.host_memory && tier.name == "host") tier.capacity = *options.host_memory;
     }
@@ -124,7 +127,8 @@ void add_tiers(Session& session, const TierOptions& options) {
   if (options.spill) {
     const Bytes room = options.spill_size ? *options.spill_size : spill_room(*options.spill);
     if (const Bytes free{spill_room(*options.spill).count / 9 * 10}; room > free) {
-      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}:{}: only {} are free there", options.spill->string(), to_string(room), to_string(free)));
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}:{}: only {} are free there",
+                                                        options.spill->string(), to_string(room), to_string(free)));
     }
     add_tier(session, open_disk_tier(*options.spill, room), key_of(*options.spill));
     session.spill = *options.spill;
@@ -168,8 +172,8 @@ Session open_session(std::string_view name, int threads, const TierOptions& tier
   return session;
 }
 
-int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure,
-                    std::span<const Device* const> beside) {
+int measure_missing(Session& session, const Network& network, const CompileOptions& options,
+                    const MeasureOptions& measure, std::span<const Device* const> beside) {
   Network fused = network;
   run_fusion_passes(fused, options.fusion);
   const Network training = make_training_network(fused, options.optimizer);
@@ -201,12 +205,14 @@ Bytes minimum_memory(const Network& network, const Device& device, const CostTab
   return least;
 }
 
-void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs,
+                       const CompileOptions& options) {
   if (options.policy != "auto" || !infeasible.flag.empty() || !infeasible.tier.empty()) return;
   const Bytes least = minimum_memory(network, device, costs, options);
   if (least <= infeasible.budget || least >= infeasible.minimum) return;
   const std::string before = raise_memory_to(infeasible.minimum);
-  if (infeasible.suggestion.starts_with(before)) infeasible.suggestion.replace(0, before.size(), raise_memory_to(least));
+  if (infeasible.suggestion.starts_with(before))
+    infeasible.suggestion.replace(0, before.size(), raise_memory_to(least));
   infeasible.minimum = least;
 }
 
@@ -214,7 +220,8 @@ CheckedPlan calibrate(Session& session, const Program& program) {
   const Graph& graph = program.network.graph;
   Plan serial = program.plan;
   serial.cores.inter_op = 1;  // what a step takes, and not what it takes beside others
-  Executor executor(graph, serial, *session.device, {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer});
+  Executor executor(graph, serial, *session.device,
+                    {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer});
   const SampleInputs inputs(graph);
   inputs.write(executor);
   executor.run_step();  // first touch, first use of every kernel
@@ -254,7 +261,8 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
     const Step& step = program.plan->steps[s];
     if (step.kernel.empty()) continue;
     const int threads = step.threads == session.device->info().threads ? 0 : step.threads;
-    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, threads, threads != 0 && step.affinity == Affinity::spread}];
+    auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, threads,
+                        threads != 0 && step.affinity == Affinity::spread}];
     all.insert(all.end(), times[s].begin(), times[s].end());
   }
   for (auto& [key, all] : pooled) {

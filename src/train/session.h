@@ -25,25 +25,27 @@ struct Session {
   std::vector<std::string> notices;  // for the user
 };
 
-// Opens the device and its database; probes the machine's speed, and that of the tiers which the user gives, when the database
-// does not know it.
+// Opens the device and its database; probes the machine's speed, and that of the tiers which the user gives, when the
+// database does not know it.
 Session open_session(std::string_view device, int threads, const TierOptions& tiers = {});
 
-// Throws Error(invalid_input) with the nearest name where there is no policy or placement of this name: before any measuring.
+// Throws Error(invalid_input) with the nearest name where there is no policy or placement of this name: before any
+// measuring.
 void check_choices(std::string_view policy, std::string_view placement);
 
 // Measures the kernels that the steps of `network` could use and that the table lacks, and saves them.
 // `beside`: further devices like the session's, which measure their share at the same time.
-int measure_missing(Session& session, const Network& network, const CompileOptions& options, const MeasureOptions& measure,
-                    std::span<const Device* const> beside = {});
+int measure_missing(Session& session, const Network& network, const CompileOptions& options,
+                    const MeasureOptions& measure, std::span<const Device* const> beside = {});
 
 // The least arena with which the policy finds a plan, whatever the kernels.
 Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options);
 // What did not fit names the least that any search has found, not only the one that ended so.
-void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options);
+void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs,
+                       const CompileOptions& options);
 
-// Runs a program's step a few times on meaningless values, one op after another, records what each op takes inside a step, and keeps
-// it in the table and the database. Returns the program's plan with these times.
+// Runs a program's step a few times on meaningless values, one op after another, records what each op takes inside a
+// step, and keeps it in the table and the database. Returns the program's plan with these times.
 CheckedPlan calibrate(Session& session, const Program& program);
 
 // What each step of the executor's last one took, less what the copies beside it took from it.

@@ -24,8 +24,14 @@ CoreShape shape_of(const DeviceInfo& device, bool pinned) {
 
 }  // namespace
 
-ThreadClimb::ThreadClimb(const Graph& graph, const Plan& plan, const Device& device, CostTable& costs, int interval, bool pinned)
-    : graph_(graph), plan_(plan), device_(device), costs_(costs), cores_(shape_of(device.info(), pinned)), profiling_(0, {}) {
+ThreadClimb::ThreadClimb(const Graph& graph, const Plan& plan, const Device& device, CostTable& costs, int interval,
+                         bool pinned)
+    : graph_(graph),
+      plan_(plan),
+      device_(device),
+      costs_(costs),
+      cores_(shape_of(device.info(), pinned)),
+      profiling_(0, {}) {
   std::map<std::pair<std::string, std::string>, size_t> numbers;
   for (size_t s = 0; s < plan.steps.size(); ++s) {
     const Step& step = plan.steps[s];
@@ -52,9 +58,8 @@ CostKey ThreadClimb::key(const Kind& kind, ThreadCase at) const {
 std::optional<double> ThreadClimb::known(const Kind& kind, ThreadCase at) const {
   if (const auto cost = costs_.find_in_step(key(kind, at))) return cost->time_ms;
   if (at.threads >= cores_.cores) return std::nullopt;
-  const bool can_run = std::all_of(kind.steps.begin(), kind.steps.end(), [&](size_t s) {
-    return fits(graph_, device_, plan_.steps[s], at.threads);
-  });
+  const bool can_run = std::all_of(kind.steps.begin(), kind.steps.end(),
+                                   [&](size_t s) { return fits(graph_, device_, plan_.steps[s], at.threads); });
   return can_run ? std::nullopt : std::optional(kImpossible);
 }
 

@@ -22,9 +22,10 @@ namespace plimsoll {
 
 class ThreadClimb {
  public:
-  // `plan`: one step after another. What `costs` knows is not measured again. Threads that are not `pinned` are neither close nor
-  // spread. All but the plan must outlive it.
-  ThreadClimb(const Graph& graph, const Plan& plan, const Device& device, CostTable& costs, int interval, bool pinned = true);
+  // `plan`: one step after another. What `costs` knows is not measured again. Threads that are not `pinned` are neither
+  // close nor spread. All but the plan must outlive it.
+  ThreadClimb(const Graph& graph, const Plan& plan, const Device& device, CostTable& costs, int interval,
+              bool pinned = true);
 
   bool done() const { return profiling_.done(); }
   int open_kinds() const { return open_kinds_; }  // ops that differ, and of which there is something to try

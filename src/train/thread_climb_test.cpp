@@ -66,7 +66,8 @@ int climb(ThreadClimb& climb, const Program& program, int cores) {
 }
 
 TEST(ThreadClimb, FindsEveryOpsOptimumWithinTwoCByXSteps) {
-  for (const auto& [cores, cores_a_cache, interval] : {std::tuple{16, 1, 3}, {16, 2, 1}, {16, 4, 3}, {68, 2, 3}, {16, 16, 1}}) {
+  for (const auto& [cores, cores_a_cache, interval] :
+       {std::tuple{16, 1, 3}, {16, 2, 1}, {16, 4, 3}, {68, 2, 3}, {16, 16, 1}}) {
     SCOPED_TRACE(testing::Message() << cores << " cores, " << cores_a_cache << " a cache, interval " << interval);
     const Machine machine(cores, cores_a_cache);
     const Program program = program_of(machine);
@@ -104,7 +105,8 @@ TEST(ThreadClimb, ThreadsThatAreNotPinnedAreNotMeasuredSpread) {
     ThreadClimb climbing(program.network.graph, program.plan, machine, costs, 1, pinned);
     climb(climbing, program, 16);
     const auto& entries = costs.in_step_entries();
-    EXPECT_EQ(std::any_of(entries.begin(), entries.end(), [](const auto& entry) { return entry.first.spread; }), pinned);
+    EXPECT_EQ(std::any_of(entries.begin(), entries.end(), [](const auto& entry) { return entry.first.spread; }),
+              pinned);
   }
 }
 

@@ -1,5 +1,5 @@
-#include "device/tier/tier.h"
 #include "plimsoll/train.h"
+#include "device/tier/tier.h"
 
 #include <fmt/format.h>
 
@@ -8,27 +8,27 @@
 #include <fstream>
 #include <set>
 
+#include "compile/plan_file.h"
+#include "compile/verify_file.h"
+#include "cores/share_cores.h"
+#include "kernels/workspace_limits.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/verify.h"
-#include "kernels/workspace_limits.h"
-#include "compile/plan_file.h"
-#include "compile/verify_file.h"
-#include "train/resume.h"
-#include "train/evaluation.h"
-#include "train/session.h"
 #include "train/core_tuner.h"
-#include "cores/share_cores.h"
+#include "train/evaluation.h"
+#include "train/resume.h"
+#include "train/session.h"
 #include "train/training_loop.h"
 
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kStepsToCorrect = 5;        // fewer tell too little about the usual step
+constexpr int64_t kStepsToCorrect = 5;  // fewer tell too little about the usual step
 constexpr double kPredictionTolerance = 0.1;
-constexpr double kHostShare = 0.85;           // of the free memory, when no budget is given
-constexpr Bytes kMeasuringRoom = 64_MiB;      // beyond the budget, for buffers while kernels are measured
+constexpr double kHostShare = 0.85;       // of the free memory, when no budget is given
+constexpr Bytes kMeasuringRoom = 64_MiB;  // beyond the budget, for buffers while kernels are measured
 constexpr Bytes kHostReserve = 512_MiB;
 
 // The largest resident size that the process has had, by the kernel's account.
@@ -51,7 +51,8 @@ ModelInput default_input_of(std::string_view model) {
 
 // Images that have no size of their own come in the network's size.
 std::shared_ptr<const DataSet> open_for(const TrainOptions& options) {
-  DataOptions wanted{.channels = 0, .height = options.image_size, .width = options.image_size, .classes = 0, .seed = options.seed};
+  DataOptions wanted{
+      .channels = 0, .height = options.image_size, .width = options.image_size, .classes = 0, .seed = options.seed};
   const std::string_view kind = std::string_view(options.data).substr(0, options.data.find(':'));
   if (kind == "synthetic" || kind == "images") {
     const ModelInput usual = default_input_of(options.model);
@@ -67,8 +68,8 @@ std::shared_ptr<const DataSet> open_for(const TrainOptions& options) {
 
 ModelInput input_for(const TrainOptions& options, const DataInfo& data) {
   if (options.classes > 0 && options.classes < data.classes) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("{} has {} classes; {} are too few: raise --num-classes", data.name, data.classes, options.classes));
+    throw Error(ErrorCode::invalid_input, fmt::format("{} has {} classes; {} are too few: raise --num-classes",
+                                                      data.name, data.classes, options.classes));
   }
   return {.batch = options.batch,
           .channels = data.channels,
@@ -82,7 +83,8 @@ bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
   for (const Step& step : program.plan->steps) {
     if (step.kernel.empty()) continue;
-    const auto cost = costs.find_in_step({op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.affinity == Affinity::spread});
+    const auto cost = costs.find_in_step(
+        {op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.affinity == Affinity::spread});
     if (!cost) return true;
   }
   return false;
@@ -105,7 +107,8 @@ void correct_costs(Session& session, const Program& program, const Executor& exe
 Bytes default_budget(const Device& device, Bytes host_memory) {
   if (device.info().own_memory) return device.info().memory_available;  // less what it needs itself
   const int64_t free = std::max<int64_t>(0, device.info().memory_available.count - host_memory.count);
-  return {std::max<int64_t>(free / 2, static_cast<int64_t>(static_cast<double>(free) * kHostShare) - kHostReserve.count)};
+  return {
+      std::max<int64_t>(free / 2, static_cast<int64_t>(static_cast<double>(free) * kHostShare) - kHostReserve.count)};
 }
 
 // What a training begins from, besides its options: nothing, a checkpoint, or a saved plan.
@@ -118,7 +121,8 @@ void check_names(const TrainOptions& options) {
   check(options.schedule);
   check_choices(options.policy, options.placement);
   if (options.resume && options.plan) {
-    throw Error(ErrorCode::invalid_input, "--resume and --plan: a resumed training repeats its own kernels; give one of them");
+    throw Error(ErrorCode::invalid_input,
+                "--resume and --plan: a resumed training repeats its own kernels; give one of them");
   }
 }
 
@@ -143,12 +147,14 @@ Beginning begin(TrainOptions& options) {
   return beginning;
 }
 
-// A saved plan is run as it is: what is compiled for it is the graph alone, in which its kernels and layouts are pinned.
+// A saved plan is run as it is: what is compiled for it is the graph alone, in which its kernels and layouts are
+// pinned.
 void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& options, const DeviceInfo& device) {
   const std::string file = options.plan->string();
   if (saved.plan.device_key != device.key) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({})", file,
-                                                      saved.plan.device_name, saved.plan.device_key, device.name, device.key));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({})", file, saved.plan.device_name,
+                            saved.plan.device_key, device.name, device.key));
   }
   if (options.memory && *options.memory < saved.plan.arena) {
     throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}", file, to_string(saved.plan.arena),
@@ -167,15 +173,16 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
 CompileOptions compile_options(const TrainOptions& options, const Beginning& beginning, const Session& session,
                                const std::function<void(const std::string&)>& notice) {
   const DeviceInfo& device = session.device->info();
-  CompileOptions compile{.memory = options.memory ? *options.memory : default_budget(*session.device, options.host_memory.value_or(0_B)),
-                         .policy = options.policy,
-                         .placement = options.placement,
-                         .tiers = session.tiers,
-                         .optimizer = options.optimizer,
-                         .exact = options.exact,
-                         .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
-                         .workspace_total = options.workspace_total,
-                         .batch_sizes = options.batch_sizes};
+  CompileOptions compile{
+      .memory = options.memory ? *options.memory : default_budget(*session.device, options.host_memory.value_or(0_B)),
+      .policy = options.policy,
+      .placement = options.placement,
+      .tiers = session.tiers,
+      .optimizer = options.optimizer,
+      .exact = options.exact,
+      .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
+      .workspace_total = options.workspace_total,
+      .batch_sizes = options.batch_sizes};
   if (beginning.plan) pin(compile, *beginning.plan, options, device);
   if (!beginning.checkpoint) return compile;
   const TrainingState& saved = beginning.checkpoint->state();
@@ -187,7 +194,8 @@ CompileOptions compile_options(const TrainOptions& options, const Beginning& beg
   return compile;
 }
 
-// Kernels that are repeated are not chosen within --workspace and its like; what differs from them is told, never silent.
+// Kernels that are repeated are not chosen within --workspace and its like; what differs from them is told, never
+// silent.
 std::string unkept_limits(const TrainOptions& options, const Program& program, std::string_view origin) {
   std::string text;
   auto tell = [&](const std::string& what) { text += fmt::format("{}{}", text.empty() ? "" : "; ", what); };
@@ -204,15 +212,18 @@ std::string unkept_limits(const TrainOptions& options, const Program& program, s
     op_of_most = graph.op(id).name;
   }
   if (options.workspace && most > *options.workspace) {
-    tell(fmt::format("--workspace {} is not kept: '{}' takes {}", to_string(*options.workspace), op_of_most, to_string(most)));
+    tell(fmt::format("--workspace {} is not kept: '{}' takes {}", to_string(*options.workspace), op_of_most,
+                     to_string(most)));
   }
   if (options.workspace_total && sum > *options.workspace_total) {
-    tell(fmt::format("--workspace-total {} is not kept: {} are taken", to_string(*options.workspace_total), to_string(sum)));
+    tell(fmt::format("--workspace-total {} is not kept: {} are taken", to_string(*options.workspace_total),
+                     to_string(sum)));
   }
   if (options.batch_sizes && (*options.batch_sizes != BatchSizes::undivided || divided)) {
     tell(fmt::format("--batch-sizes {} changes nothing", to_string(*options.batch_sizes)));
   }
-  return text.empty() ? text : fmt::format("{}'s kernels are kept, so that results stay exactly the same: {}", origin, text);
+  return text.empty() ? text
+                      : fmt::format("{}'s kernels are kept, so that results stay exactly the same: {}", origin, text);
 }
 
 // Measures the kernels that the database lacks. Returns an answer when no plan fits: then it is not worth measuring.
@@ -234,11 +245,14 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   };
   const int measured = measure_missing(session, network, compile, measuring);
   if (measured > 0) {
-    notice(session.database->is_kept() ? fmt::format("measured {} kernels; kept in {}", measured, CostDatabase::default_path().string())
-                                       : fmt::format("measured {} kernels, for this run only: {}", measured, session.database->notice()));
+    notice(session.database->is_kept()
+               ? fmt::format("measured {} kernels; kept in {}", measured, CostDatabase::default_path().string())
+               : fmt::format("measured {} kernels, for this run only: {}", measured, session.database->notice()));
     if (busy.others() > kTooBusy) {
-      notice(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "
-                         "with `plimsoll profile {} --batch {} --again`", 100 * busy.others(), options.model, options.batch));
+      notice(fmt::format(
+          "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "
+          "with `plimsoll profile {} --batch {} --again`",
+          100 * busy.others(), options.model, options.batch));
     }
   }
   if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
@@ -247,15 +261,18 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
 
 using Refusals = std::set<std::pair<std::string, std::string>>;  // ops and kernels
 
-// Runs the step once on meaningless values: what the library of a device with memory of its own refuses to run is known only when
-// it is asked. Returns the memory, for the training to go on in; nothing where the plan must be made again, without what was refused.
-std::optional<Memory> rehearse(const Session& session, const Program& program, Refusals& known, const std::function<void(const std::string&)>& notice) {
+// Runs the step once on meaningless values: what the library of a device with memory of its own refuses to run is known
+// only when it is asked. Returns the memory, for the training to go on in; nothing where the plan must be made again,
+// without what was refused.
+std::optional<Memory> rehearse(const Session& session, const Program& program, Refusals& known,
+                               const std::function<void(const std::string&)>& notice) {
   Executor executor(program.network.graph, program.plan, *session.device,
                     {.capture = false, .spill = session.spill, .peer = session.peer});
   const std::vector<KernelRefused> refused = executor.rehearse();
   if (refused.empty()) return executor.memory();
   for (const KernelRefused& refusal : refused) {
-    if (!known.emplace(refusal.op(), refusal.kernel()).second) throw KernelRefused(refusal);  // it is offered all the same
+    if (!known.emplace(refusal.op(), refusal.kernel()).second)
+      throw KernelRefused(refusal);  // it is offered all the same
   }
   const std::string others = refused.size() > 1 ? fmt::format(" ({} more are refused)", refused.size() - 1) : "";
   notice(fmt::format("{}{}; planned again without it", refused[0].what(), others));
@@ -263,17 +280,25 @@ std::optional<Memory> rehearse(const Session& session, const Program& program, R
 }
 
 // Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
-void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options) {
+void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options, const Device& device) {
   const std::string file = options.plan->string();
   if (saved.plan.graph_fingerprint != program.plan->graph_fingerprint) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("{} was made for another graph: '{}' {:016x}, but '{}' here is {:016x}; images, classes, optimizer and "
-                            "its settings must be those that `plan` was told, with --data and the others", file,
-                            saved.plan.graph_name, saved.plan.graph_fingerprint, program.network.graph.name,
-                            program.plan->graph_fingerprint));
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format(
+            "{} was made for another graph: '{}' {:016x}, but '{}' here is {:016x}; images, classes, optimizer and "
+            "its settings must be those that `plan` was told, with --data and the others",
+            file, saved.plan.graph_name, saved.plan.graph_fingerprint, program.network.graph.name,
+            program.plan->graph_fingerprint));
   }
-  if (const auto violations = verify_file(saved, 1); !violations.empty()) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} is not valid: {}", file, violations[0].message));
+  std::vector<Violation> violations = verify_workspaces(saved.graph, saved.plan, device, 1);
+  for (Violation& violation : verify_file(saved)) violations.push_back(std::move(violation));
+  if (!violations.empty()) {
+    // That the file was edited says less than what is wrong with it.
+    const auto telling = std::find_if(violations.begin(), violations.end(),
+                                      [](const Violation& v) { return v.rule != Violation::Rule::edited; });
+    const Violation& first = telling == violations.end() ? violations.front() : *telling;
+    throw Error(ErrorCode::invalid_input, fmt::format("{} is not valid: {}", file, first.message));
   }
   Plan plan = saved.plan;
   if (options.memory) plan.budget = *options.memory;
@@ -287,7 +312,8 @@ auto naming_plan(const TrainOptions& options, const Action& action) {
   try {
     return action();
   } catch (const Error& error) {
-    if (options.plan) throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", options.plan->string(), error.what()));
+    if (options.plan)
+      throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", options.plan->string(), error.what()));
     throw;
   }
 }
@@ -321,10 +347,10 @@ class Training {
   const CoreOptions cores_;
   Session session_;
   CompileOptions compile_;
-  Bytes free_before_;                           // of the device's memory, before the arena was taken
+  Bytes free_before_;  // of the device's memory, before the arena was taken
   Program program_;
-  Memory memory_;                               // that was taken already
-  std::unique_ptr<CoreTuner> tuner_;            // none: the plan stays as it is
+  Memory memory_;                     // that was taken already
+  std::unique_ptr<CoreTuner> tuner_;  // none: the plan stays as it is
   double predicted_ms_ = 0;
 };
 
@@ -344,13 +370,19 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
       input_(input_for(options_, data_->info())),
       network_(build_model(options_.model, input_)),
       cores_(core_options(options_.device,
-                          {.threads = options_.threads, .inter_op = options_.inter_op, .intra_op = options_.intra_op,
-                           .strategies = options_.strategies, .climb_interval = options_.climb_interval},
+                          {.threads = options_.threads,
+                           .inter_op = options_.inter_op,
+                           .intra_op = options_.intra_op,
+                           .strategies = options_.strategies,
+                           .climb_interval = options_.climb_interval},
                           options_.exact)) {
   notice_(cores_.notice);
   session_ = open_session(options_.device, cores_.intra_op,
-                          {.host_memory = options_.host_memory, .spill = options_.spill, .spill_size = options_.spill_size,
-                           .peer = options_.peer, .peer_size = options_.peer_size});
+                          {.host_memory = options_.host_memory,
+                           .spill = options_.spill,
+                           .spill_size = options_.spill_size,
+                           .peer = options_.peer,
+                           .peer_size = options_.peer_size});
   for (const std::string& text : session_.notices) notice_(text);
   compile_ = compile_options(options_, beginning_, session_, notice_);
 }
@@ -358,13 +390,15 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
 // To a plan of one step after another, with measured costs; or of the saved plan.
 std::optional<Infeasible> Training::plan() {
   if (measures() && !options_.exact && compile_.kernels.empty()) {
-    if (auto infeasible = measure_kernels(session_, network_, compile_, options_, listener_, notice_)) return infeasible;
+    if (auto infeasible = measure_kernels(session_, network_, compile_, options_, listener_, notice_))
+      return infeasible;
   }
   const auto now = session_.device->memory_now();  // less than when it was opened: kernels were loaded since
   if (now) free_before_ = now->free;
   if (now && !options_.memory && !beginning_.plan) compile_.memory = std::min(compile_.memory, now->available);
   if (auto infeasible = compile()) return infeasible;
-  if (!compile_.kernels.empty()) notice_(unkept_limits(options_, program_, beginning_.plan ? "the plan" : "the checkpoint"));
+  if (!compile_.kernels.empty())
+    notice_(unkept_limits(options_, program_, beginning_.plan ? "the plan" : "the checkpoint"));
   if (measures() && !beginning_.plan && needs_calibration(program_, session_.costs)) {
     memory_ = {};
     program_.plan = calibrate(session_, program_);
@@ -375,13 +409,14 @@ std::optional<Infeasible> Training::plan() {
 // Until the device refuses no kernel of the plan.
 std::optional<Infeasible> Training::compile() {
   for (Refusals refused;;) {
-    auto compiled = naming_plan(options_, [&] { return compile_training(network_, *session_.device, session_.costs, compile_); });
+    auto compiled =
+        naming_plan(options_, [&] { return compile_training(network_, *session_.device, session_.costs, compile_); });
     if (auto* infeasible = std::get_if<Infeasible>(&compiled)) {
       name_least_memory(*infeasible, network_, *session_.device, session_.costs, compile_);
       return *infeasible;
     }
     program_ = std::get<Program>(std::move(compiled));
-    if (beginning_.plan) use_plan(program_, *beginning_.plan, options_);
+    if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, *session_.device);
     if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;
     if (auto rehearsed = rehearse(session_, program_, refused, notice_)) {
       memory_ = std::move(*rehearsed);
@@ -390,8 +425,8 @@ std::optional<Infeasible> Training::compile() {
   }
 }
 
-// Lets steps run side by side, where that was asked for. A saved plan says itself how; a resumed training repeats what it chose. A
-// choice is looked after from step to step: then the arena is large enough for every plan that may come.
+// Lets steps run side by side, where that was asked for. A saved plan says itself how; a resumed training repeats what
+// it chose. A choice is looked after from step to step: then the arena is large enough for every plan that may come.
 void Training::share_cores() {
   if (beginning_.plan) return;
   const Graph& graph = program_.network.graph;
@@ -407,7 +442,8 @@ void Training::share_cores() {
     if (auto plan = saved_cores(input, program_.plan, relaxed.plan, beginning_.checkpoint->state())) {
       notice_(relaxed.notice);
       if (const auto violations = verify_safety(graph, *plan, 1); !violations.empty()) {
-        throw Error(ErrorCode::corrupt_file, fmt::format("{}: its cores make no plan: {}", options_.resume->string(), violations[0].message));
+        throw Error(ErrorCode::corrupt_file,
+                    fmt::format("{}: its cores make no plan: {}", options_.resume->string(), violations[0].message));
       }
       program_.plan = check_plan(graph, std::move(*plan));
       return;
@@ -419,9 +455,10 @@ void Training::share_cores() {
 
 TrainingStep Training::make_step() {
   return naming_plan(options_, [&] {
-    return TrainingStep(program_, *session_.device,
-                        {.check_memory = options_.check_memory, .record_times = true, .spill = session_.spill, .peer = session_.peer},
-                        std::move(memory_), tuner_ ? tuner_->arena() : Bytes{});
+    return TrainingStep(
+        program_, *session_.device,
+        {.check_memory = options_.check_memory, .record_times = true, .spill = session_.spill, .peer = session_.peer},
+        std::move(memory_), tuner_ ? tuner_->arena() : Bytes{});
   });
 }
 
@@ -439,8 +476,12 @@ TrainingPlace Training::begin_states(TrainingStep& step) const {
 }
 
 Loader Training::make_loader(const TrainingPlace& place) const {
-  LoaderOptions loading{.split = Split::train, .batch = options_.batch, .seed = options_.seed, .epoch = place.epoch,
-                        .first_batch = place.batch_in_epoch, .threads = options_.workers};
+  LoaderOptions loading{.split = Split::train,
+                        .batch = options_.batch,
+                        .seed = options_.seed,
+                        .epoch = place.epoch,
+                        .first_batch = place.batch_in_epoch,
+                        .threads = options_.workers};
   if (options_.augment) loading.augmentation = data_->info().augmentation;
   return Loader(data_, loading);
 }
@@ -448,9 +489,10 @@ Loader Training::make_loader(const TrainingPlace& place) const {
 std::optional<Evaluation> Training::make_evaluation(const Executor& executor) const {
   std::optional<Evaluation> evaluation;
   if (options_.evaluate_every > 0 && data_->info().test_count > 0 && program_.network.labels.valid()) {
-    evaluation.emplace(options_.model, input_, program_, *session_.device, session_.costs, compile_,
-                       ExecuteOptions{.check_memory = options_.check_memory, .spill = session_.spill, .peer = session_.peer},
-                       executor.memory(), cores_);
+    evaluation.emplace(
+        options_.model, input_, program_, *session_.device, session_.costs, compile_,
+        ExecuteOptions{.check_memory = options_.check_memory, .spill = session_.spill, .peer = session_.peer},
+        executor.memory(), cores_);
   }
   return evaluation;
 }
@@ -465,8 +507,12 @@ DoneEvent Training::train(TrainingStep& step) {
     program_.plan = tuner_->plan();
     step.swap(program_.plan);
   };
-  const TrainingParts parts{.options = options_, .listener = listener_, .data = data_, .program = program_,
-                            .device_key = session_.device->info().key, .training_step = step,
+  const TrainingParts parts{.options = options_,
+                            .listener = listener_,
+                            .data = data_,
+                            .program = program_,
+                            .device_key = session_.device->info().key,
+                            .training_step = step,
                             .evaluation = evaluation ? &*evaluation : nullptr,
                             .after_step = tuner_ ? std::function<void()>(swap_plans) : nullptr,
                             .settled = [&] { return !tuner_ || tuner_->settled(); }};
@@ -479,7 +525,8 @@ void Training::complete(DoneEvent& done, const Executor& executor) {
   if (tuner_) tuner_->finish();
   done.budget = program_.plan->budget;
   done.predicted_step_time_ms = predicted_ms_;
-  if (measures() && done.steps >= kStepsToCorrect && std::abs(predicted_ms_ / done.step_time_ms - 1) > kPredictionTolerance) {
+  if (measures() && done.steps >= kStepsToCorrect &&
+      std::abs(predicted_ms_ / done.step_time_ms - 1) > kPredictionTolerance) {
     correct_costs(session_, program_, executor, done.step_time_ms);
   }
   done.peak = executor.measured_peak();

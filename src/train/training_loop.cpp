@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "base/statistics.h"
 #include "base/clock.h"
+#include "base/statistics.h"
 #include "train/resume.h"
 
 namespace plimsoll {
@@ -124,7 +124,8 @@ void TrainingLoop::save() {
   state.step = place_.step;
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;
-  save_checkpoint(*parts_.options.checkpoint, state, parts_.training_step.states(), parts_.training_step.state_source());
+  save_checkpoint(*parts_.options.checkpoint, state, parts_.training_step.states(),
+                  parts_.training_step.state_source());
   saved_at_step_ = place_.step;
 }
 

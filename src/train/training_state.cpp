@@ -121,7 +121,8 @@ SavedCores saved_cores_from(const JsonReader& r) {
   for (const auto& [name, value] : ops.raw().items()) {
     const JsonReader op = ops.member(name);
     op.only({"threads", "affinity"});
-    cores.ops[name] = {static_cast<int>(op.member("threads").integer(0, kMostThreads)), affinity_from_json(op.member("affinity"))};
+    cores.ops[name] = {static_cast<int>(op.member("threads").integer(0, kMostThreads)),
+                       affinity_from_json(op.member("affinity"))};
   }
   return cores;
 }

@@ -27,7 +27,8 @@ float read_scalar(const Executor& executor, TensorId id) {
 void expect_size(const Graph& graph, TensorId id, size_t given, const char* what) {
   const int64_t wanted = id.valid() ? element_count(graph.tensor(id).shape) : 0;
   if (static_cast<int64_t>(given) == wanted) return;
-  throw Error(ErrorCode::invalid_input, fmt::format("a batch of '{}' has {} {}, not {}", graph.name, wanted, what, given));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("a batch of '{}' has {} {}, not {}", graph.name, wanted, what, given));
 }
 
 // Where a tensor lies between training steps: tier (-1: the arena), place and layout.
@@ -35,9 +36,11 @@ using RestingPlace = std::tuple<int, int64_t, Layout>;
 ById<TensorId, RestingPlace> resting_places(const Graph& graph, const Plan& plan) {
   ById<TensorId, RestingPlace> places(graph.tensor_count());
   for (const Stay& stay : plan.stays) {
-    if (!stay.is_workspace() && stay.first == 0) places[stay.tensor] = {-1, stay.offset.count, graph.tensor(stay.tensor).layout};
+    if (!stay.is_workspace() && stay.first == 0)
+      places[stay.tensor] = {-1, stay.offset.count, graph.tensor(stay.tensor).layout};
   }
-  for (const Home& home : plan.homes) places[home.tensor] = {home.tier, home.slot.count, graph.tensor(home.tensor).layout};
+  for (const Home& home : plan.homes)
+    places[home.tensor] = {home.tier, home.slot.count, graph.tensor(home.tensor).layout};
   return places;
 }
 
@@ -45,10 +48,12 @@ ById<TensorId, RestingPlace> resting_places(const Graph& graph, const Plan& plan
 
 void StateTensor::expect(DType wanted) const {
   if (dtype == wanted) return;
-  throw Error(ErrorCode::invalid_input, fmt::format("'{}' has elements of type {}, not {}", name, to_string(dtype), to_string(wanted)));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' has elements of type {}, not {}", name, to_string(dtype), to_string(wanted)));
 }
 
-TrainingStep::TrainingStep(Program program, const Device& device, const ExecuteOptions& options, Memory memory, Bytes arena)
+TrainingStep::TrainingStep(Program program, const Device& device, const ExecuteOptions& options, Memory memory,
+                           Bytes arena)
     : device_(device), options_(options), program_(std::make_unique<Program>(std::move(program))) {
   const Plan& plan = program_->plan;
   if (!memory.arena) memory.arena = device.take_arena(std::max(plan.arena, arena));
@@ -78,7 +83,9 @@ void TrainingStep::start_at(int64_t step, uint64_t seed) {
   seed_ = seed;
 }
 
-void TrainingStep::feed(const Batch& batch) { feed(batch.data, program_->network.labels.valid() ? batch.labels : std::span<const int32_t>()); }
+void TrainingStep::feed(const Batch& batch) {
+  feed(batch.data, program_->network.labels.valid() ? batch.labels : std::span<const int32_t>());
+}
 
 void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> labels) {
   const Network& network = program_->network;
@@ -129,10 +136,12 @@ StateTensor TrainingStep::state(std::string_view name) const {
 void TrainingStep::set_state(const StateTensor& state) {
   const size_t i = find_state(state.name);
   const CheckpointTensor& mine = states_[i];
-  if (state.shape != mine.shape || state.dtype != mine.dtype || static_cast<int64_t>(state.elements.size()) != mine.bytes().count) {
+  if (state.shape != mine.shape || state.dtype != mine.dtype ||
+      static_cast<int64_t>(state.elements.size()) != mine.bytes().count) {
     throw Error(ErrorCode::invalid_input,
-                fmt::format("state '{}' is {} {} with {} bytes, not {} {} with {}", mine.name, to_string(mine.shape), to_string(mine.dtype),
-                            mine.bytes().count, to_string(state.shape), to_string(state.dtype), state.elements.size()));
+                fmt::format("state '{}' is {} {} with {} bytes, not {} {} with {}", mine.name, to_string(mine.shape),
+                            to_string(mine.dtype), mine.bytes().count, to_string(state.shape), to_string(state.dtype),
+                            state.elements.size()));
   }
   write_state(i, {}, state.elements);
 }
@@ -155,12 +164,15 @@ void TrainingStep::for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, 
 }
 
 void TrainingStep::read_state(size_t i, Bytes offset, std::span<std::byte> into) const {
-  for_each_part(i, offset, into, [&](TensorId part, int64_t first, std::span<std::byte> elements) { executor_->read(part, first, elements); });
+  for_each_part(i, offset, into, [&](TensorId part, int64_t first, std::span<std::byte> elements) {
+    executor_->read(part, first, elements);
+  });
 }
 
 void TrainingStep::write_state(size_t i, Bytes offset, std::span<const std::byte> from) {
-  for_each_part(i, offset, from,
-                [&](TensorId part, int64_t first, std::span<const std::byte> elements) { executor_->write(part, first, elements); });
+  for_each_part(i, offset, from, [&](TensorId part, int64_t first, std::span<const std::byte> elements) {
+    executor_->write(part, first, elements);
+  });
 }
 
 TensorSource TrainingStep::state_source() const {
@@ -198,8 +210,9 @@ std::vector<StateTensor> TrainingStep::states_that_move(const Plan& next) const 
 void TrainingStep::swap(CheckedPlan plan) {
   const Plan& now = program_->plan;
   if (plan->graph_fingerprint != now.graph_fingerprint) {
-    throw Error(ErrorCode::invalid_input, fmt::format("the plan is for another graph: '{}' {:016x}, but '{}' {:016x} is trained here",
-                                                      plan->graph_name, plan->graph_fingerprint, now.graph_name, now.graph_fingerprint));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("the plan is for another graph: '{}' {:016x}, but '{}' {:016x} is trained here",
+                            plan->graph_name, plan->graph_fingerprint, now.graph_name, now.graph_fingerprint));
   }
   const std::vector<StateTensor> moved = states_that_move(plan);
   executor_ = std::make_unique<Executor>(program_->network.graph, plan, device_, options_, executor_->memory());

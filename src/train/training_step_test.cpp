@@ -109,8 +109,9 @@ TEST(TrainingStep, RefusesAPlanForAnotherGraphAndGoesOn) {
   const auto device = open_device("cpu", 1);
   TrainingStep step(program_of(*device, {.policy = "liveness"}), *device);
   step.initialize(3);
-  EXPECT_THAT(message_of([&] { step.swap(program_of(*device, {.policy = "liveness", .optimizer = {.name = "adam"}}).plan); }),
-              HasSubstr("the plan is for another graph"));
+  EXPECT_THAT(
+      message_of([&] { step.swap(program_of(*device, {.policy = "liveness", .optimizer = {.name = "adam"}}).plan); }),
+      HasSubstr("the plan is for another graph"));
   run(step, 0, 1);
 }
 

@@ -1,5 +1,5 @@
-// Whether what a plan claims follows from what is in it. Nothing here runs a plan on paper: each bar of the predicted timeline is
-// held against the rules of plan.h, with the other bars as they stand.
+// Whether what a plan claims follows from what is in it. Nothing here runs a plan on paper: each bar of the predicted
+// timeline is held against the rules of plan.h, with the other bars as they stand.
 #include <cmath>
 #include <map>
 #include <set>
@@ -13,7 +13,7 @@ namespace {
 
 using Rule = Violation::Rule;
 
-constexpr double kTolerance = 1e-9;           // of the step's time: what rounding may do to sums of that size
+constexpr double kTolerance = 1e-9;          // of the step's time: what rounding may do to sums of that size
 constexpr double kLeastComputeSpeed = 0.05;  // however many copies run beside it
 
 // What a copy takes on an engine that does nothing else.
@@ -25,13 +25,19 @@ double copy_takes(const TierInfo& tier, const Move& move, Bytes bytes) {
 class ClaimChecker {
  public:
   ClaimChecker(const Graph& graph, const Plan& plan, Findings& findings)
-      : graph_(graph), plan_(plan), predicted_(plan.predicted), findings_(findings), steps_(plan.steps.size()), moves_(plan.moves.size()) {}
+      : graph_(graph),
+        plan_(plan),
+        predicted_(plan.predicted),
+        findings_(findings),
+        steps_(plan.steps.size()),
+        moves_(plan.moves.size()) {}
 
   void run() {
     const Bytes least = least_bytes(graph_, !plan_.tiers.empty());
     if (plan_.lower_bound.count != 0 && plan_.lower_bound != least) {
-      findings_.report(Rule::wrong_bound, -1,
-                       fmt::format("lower_bound is {} bytes; the graph needs at least {}", plan_.lower_bound.count, least.count));
+      findings_.report(
+          Rule::wrong_bound, -1,
+          fmt::format("lower_bound is {} bytes; the graph needs at least {}", plan_.lower_bound.count, least.count));
     }
     check_times();
     check_cores();
@@ -71,17 +77,22 @@ class ClaimChecker {
   void check_cores() {
     const CoreSharing& cores = plan_.cores;
     auto bad = [&](StepIndex s, std::string message) { findings_.report(Rule::bad_cores, s, std::move(message)); };
-    if (!std::isfinite(cores.memory_gb_per_s) || cores.memory_gb_per_s < 0) bad(-1, fmt::format("the cores share {} GB/s", cores.memory_gb_per_s));
+    if (!std::isfinite(cores.memory_gb_per_s) || cores.memory_gb_per_s < 0)
+      bad(-1, fmt::format("the cores share {} GB/s", cores.memory_gb_per_s));
     const double most_speed = cores.hardware_threads;
     if (!(cores.smt_speed >= 1 && cores.smt_speed <= most_speed)) {
-      bad(-1, fmt::format("a core with {} hardware threads computes {} times as fast with them", cores.hardware_threads, cores.smt_speed));
+      bad(-1, fmt::format("a core with {} hardware threads computes {} times as fast with them", cores.hardware_threads,
+                          cores.smt_speed));
     }
     for (StepIndex s = 0; s < count(); ++s) {
       if (cores.cores > 0 && step(s).threads > cores.cores) {
-        findings_.report(Rule::bad_threads, s, fmt::format("{} is to run by {} threads on {} cores", findings_.where(s), step(s).threads, cores.cores));
+        findings_.report(
+            Rule::bad_threads, s,
+            fmt::format("{} is to run by {} threads on {} cores", findings_.where(s), step(s).threads, cores.cores));
       }
       if (step(s).affinity == Affinity::smt && cores.hardware_threads < 2) {
-        bad(s, fmt::format("{} may run on second hardware threads, and the cores have {} each", findings_.where(s), cores.hardware_threads));
+        bad(s, fmt::format("{} may run on second hardware threads, and the cores have {} each", findings_.where(s),
+                           cores.hardware_threads));
       }
     }
   }
@@ -92,14 +103,17 @@ class ClaimChecker {
     for (const Step& s : plan_.steps) most = std::max(most, s.threads);
     return most * plan_.cores.inter_op;
   }
-  int cores_of(StepIndex s) const { return step(s).threads > 0 ? std::min(step(s).threads, cores_in_all()) : cores_in_all(); }
+  int cores_of(StepIndex s) const {
+    return step(s).threads > 0 ? std::min(step(s).threads, cores_in_all()) : cores_in_all();
+  }
 
   // --- the prediction ---
 
   bool predicts() const {
     const Prediction& p = predicted_;
-    return !p.timeline.empty() || p.step_time_ms != 0 || p.estimated_share != 0 || p.lower_bound_ms != 0 || p.offload.count != 0 ||
-           p.prefetch.count != 0 || p.copy_ms != 0 || p.stall_ms != 0 || p.recompute_steps != 0 || p.recompute_ms != 0;
+    return !p.timeline.empty() || p.step_time_ms != 0 || p.estimated_share != 0 || p.lower_bound_ms != 0 ||
+           p.offload.count != 0 || p.prefetch.count != 0 || p.copy_ms != 0 || p.stall_ms != 0 ||
+           p.recompute_steps != 0 || p.recompute_ms != 0;
   }
 
   void check_prediction() {
@@ -197,26 +211,31 @@ class ClaimChecker {
     for (const EngineSpan& span : predicted_.timeline) {
       const size_t items = span.engine == 0 ? plan_.steps.size() : plan_.moves.size();
       if (span.engine < 0 || span.index < 0 || static_cast<size_t>(span.index) >= items) {
-        wrong(-1, fmt::format("the timeline has a bar of {} on engine {}, which does not exist", span.index, span.engine));
+        wrong(-1,
+              fmt::format("the timeline has a bar of {} on engine {}, which does not exist", span.index, span.engine));
         continue;
       }
       Bar& bar = span.engine == 0 ? steps_[span.index] : moves_[static_cast<size_t>(span.index)];
       if (bar.seen) wrong(-1, fmt::format("the timeline has {} twice on engine {}", span.index, span.engine));
       bar = {span.start_ms, span.end_ms, true};
       if (!std::isfinite(bar.start) || !std::isfinite(bar.end) || bar.start < 0 || bar.end < bar.start) {
-        wrong(-1, fmt::format("the timeline has {} on engine {} from {} to {} ms", span.index, span.engine, bar.start, bar.end));
+        wrong(-1, fmt::format("the timeline has {} on engine {} from {} to {} ms", span.index, span.engine, bar.start,
+                              bar.end));
       }
       if (span.engine == 0) continue;
       const Move& m = plan_.moves[static_cast<size_t>(span.index)];
       const int engine = 2 * m.tier + (m.direction == Move::Direction::out ? 1 : 2);
-      if (span.engine != engine) wrong(m.after, fmt::format("{} is on engine {} of the timeline, not on {}", findings_.what(m), span.engine, engine));
+      if (span.engine != engine)
+        wrong(m.after,
+              fmt::format("{} is on engine {} of the timeline, not on {}", findings_.what(m), span.engine, engine));
     }
     for (StepIndex s = 0; s < count(); ++s) {
       if (!steps_[s].seen) wrong(s, fmt::format("{} is missing in the timeline", findings_.where(s)));
       end_ms_ = std::max(end_ms_, steps_[s].end);
     }
     for (size_t i = 0; i < moves_.size(); ++i) {
-      if (!moves_[i].seen) wrong(plan_.moves[i].after, fmt::format("{} is missing in the timeline", findings_.what(plan_.moves[i])));
+      if (!moves_[i].seen)
+        wrong(plan_.moves[i].after, fmt::format("{} is missing in the timeline", findings_.what(plan_.moves[i])));
       end_ms_ = std::max(end_ms_, moves_[i].end);
     }
     scale_ = std::max(end_ms_, work_ms_);
@@ -234,10 +253,12 @@ class ClaimChecker {
       const Move& m = plan_.moves[static_cast<size_t>(span.index)];
       const double takes = copy_takes(tier_of(m), m, graph_.tensor(m.tensor).bytes());
       if (!same(span.end_ms - span.start_ms, takes)) {
-        wrong(m.after, fmt::format("{} takes {} ms in the timeline and {} ms by its tier", findings_.what(m), span.end_ms - span.start_ms, takes));
+        wrong(m.after, fmt::format("{} takes {} ms in the timeline and {} ms by its tier", findings_.what(m),
+                                   span.end_ms - span.start_ms, takes));
       }
       double& free = free_at[span.engine];
-      if (!before(free, span.start_ms)) wrong(m.after, fmt::format("{} starts while its engine copies", findings_.what(m)));
+      if (!before(free, span.start_ms))
+        wrong(m.after, fmt::format("{} starts while its engine copies", findings_.what(m)));
       free = span.end_ms;
     }
   }
@@ -261,7 +282,8 @@ class ClaimChecker {
       }
     }
     double done(double at) const {
-      auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), at, [](double ms, const Piece& p) { return ms < p.start; });
+      auto piece =
+          std::upper_bound(pieces_.begin(), pieces_.end(), at, [](double ms, const Piece& p) { return ms < p.start; });
       if (piece != pieces_.begin()) --piece;
       return piece->done + (at - piece->start) * piece->speed;
     }
@@ -282,7 +304,8 @@ class ClaimChecker {
       const Move& m = plan_.moves[i];
       starting[m.after + 1].push_back(i);
       ending[m.before].push_back(i);
-      if (tier_of(m).beside_compute() && tier_of(m).compute_share > 0) speed.add(moves_[i].start, moves_[i].end, tier_of(m).compute_share);
+      if (tier_of(m).beside_compute() && tier_of(m).compute_share > 0)
+        speed.add(moves_[i].start, moves_[i].end, tier_of(m).compute_share);
     }
     speed.prepare();
     double now = 0, stalled = 0;
@@ -299,10 +322,12 @@ class ClaimChecker {
       if (s == count()) break;
       const Bar& bar = steps_[s];
       if (!same(bar.start, now)) {
-        wrong(s, fmt::format("{} starts at {} ms in the timeline; it could at {} ms", findings_.where(s), bar.start, now));
+        wrong(s,
+              fmt::format("{} starts at {} ms in the timeline; it could at {} ms", findings_.where(s), bar.start, now));
       }
       if (const double done = speed.done(bar.end) - speed.done(bar.start); !same(done, step(s).time_ms)) {
-        wrong(s, fmt::format("{} has {} ms of compute in the timeline and takes {}", findings_.where(s), done, step(s).time_ms));
+        wrong(s, fmt::format("{} has {} ms of compute in the timeline and takes {}", findings_.where(s), done,
+                             step(s).time_ms));
       }
       now = bar.end;
     }
@@ -316,14 +341,16 @@ class ClaimChecker {
       if (m.direction != direction) continue;
       double& free = free_at_[{m.tier, direction}];
       if (!same(moves_[i].start, std::max(now, free))) {
-        wrong(m.after, fmt::format("{} starts at {} ms in the timeline; it could at {} ms", findings_.what(m), moves_[i].start, std::max(now, free)));
+        wrong(m.after, fmt::format("{} starts at {} ms in the timeline; it could at {} ms", findings_.what(m),
+                                   moves_[i].start, std::max(now, free)));
       }
       free = moves_[i].end;
       if (!tier_of(m).beside_compute()) now = free;
     }
   }
 
-  // Several at once: nothing starts before what it reads is made, is faster than alone, or has more cores than there are.
+  // Several at once: nothing starts before what it reads is made, is faster than alone, or has more cores than there
+  // are.
   void check_steps_at_once() {
     ById<TensorId, double> made(graph_.tensor_count(), 0.0);
     for (StepIndex s = 0; s < count(); ++s) {
@@ -337,12 +364,13 @@ class ClaimChecker {
       }
       for (TensorId id : op.inputs) {
         if (before(made[id], bar.start)) continue;
-        wrong(s, fmt::format("{} starts at {} ms in the timeline; '{}', which it reads, is made at {} ms", findings_.where(s), bar.start,
-                             graph_.tensor(id).name, made[id]));
+        wrong(s, fmt::format("{} starts at {} ms in the timeline; '{}', which it reads, is made at {} ms",
+                             findings_.where(s), bar.start, graph_.tensor(id).name, made[id]));
       }
       for (TensorId id : op.outputs) made[id] = is_empty(id) ? 0 : bar.end;
       if (!before(step(s).time_ms, bar.end - bar.start)) {
-        wrong(s, fmt::format("{} has {} ms in the timeline and takes {}", findings_.where(s), bar.end - bar.start, step(s).time_ms));
+        wrong(s, fmt::format("{} has {} ms in the timeline and takes {}", findings_.where(s), bar.end - bar.start,
+                             step(s).time_ms));
       }
     }
     check_who_meets();
@@ -363,7 +391,8 @@ class ClaimChecker {
       events.push_back({steps_[s].start + kTolerance * scale_, true, s});  // who ends goes first
       events.push_back({steps_[s].end, false, s});
     }
-    std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return std::pair(a.at, a.starts) < std::pair(b.at, b.starts); });
+    std::sort(events.begin(), events.end(),
+              [](const Event& a, const Event& b) { return std::pair(a.at, a.starts) < std::pair(b.at, b.starts); });
     const std::set<std::pair<OpId, OpId>> conflicts(plan_.cores.conflicts.begin(), plan_.cores.conflicts.end());
     std::vector<StepIndex> running;
     int held = 0;
@@ -375,14 +404,17 @@ class ClaimChecker {
       }
       for (StepIndex other : running) {
         if (conflicts.contains(std::minmax(step(other).op, step(event.step).op))) {
-          wrong(event.step, fmt::format("{} runs in the timeline beside {}, which it is kept apart from", findings_.where(event.step), findings_.where(other)));
+          wrong(event.step, fmt::format("{} runs in the timeline beside {}, which it is kept apart from",
+                                        findings_.where(event.step), findings_.where(other)));
         }
       }
       running.push_back(event.step);
       held += cores_of(event.step);
-      if (static_cast<int>(running.size()) > plan_.cores.inter_op || held > cores_in_all() * plan_.cores.hardware_threads) {
-        wrong(event.step, fmt::format("{} is in the timeline one of {} steps at once, on {} cores; there are {}, for {} steps", findings_.where(event.step),
-                                      running.size(), held, cores_in_all(), plan_.cores.inter_op));
+      if (static_cast<int>(running.size()) > plan_.cores.inter_op ||
+          held > cores_in_all() * plan_.cores.hardware_threads) {
+        wrong(event.step,
+              fmt::format("{} is in the timeline one of {} steps at once, on {} cores; there are {}, for {} steps",
+                          findings_.where(event.step), running.size(), held, cores_in_all(), plan_.cores.inter_op));
       }
     }
   }
@@ -399,6 +431,8 @@ class ClaimChecker {
 
 }  // namespace
 
-void check_claims(const Graph& graph, const Plan& plan, Findings& findings) { ClaimChecker(graph, plan, findings).run(); }
+void check_claims(const Graph& graph, const Plan& plan, Findings& findings) {
+  ClaimChecker(graph, plan, findings).run();
+}
 
 }  // namespace plimsoll

@@ -69,7 +69,12 @@ TEST(Claims, EveryFieldOfAPredictionIsJudged) {
       {"a bar's start", wrong, [](Plan& p) { p.predicted.timeline[2].start_ms -= 0.001; }},
       {"a bar's end", wrong, [](Plan& p) { p.predicted.timeline[2].end_ms += 0.001; }},
       {"a bar's item", wrong, [](Plan& p) { p.predicted.timeline[2].index = p.predicted.timeline[1].index; }},
-      {"a copy's engine", wrong, [](Plan& p) { std::find_if(p.predicted.timeline.begin(), p.predicted.timeline.end(), [](const EngineSpan& s) { return s.engine > 0; })->engine ^= 3; }},
+      {"a copy's engine", wrong,
+       [](Plan& p) {
+         std::find_if(p.predicted.timeline.begin(), p.predicted.timeline.end(), [](const EngineSpan& s) {
+           return s.engine > 0;
+         })->engine ^= 3;
+       }},
       {"a bar is missing", wrong, [](Plan& p) { p.predicted.timeline.pop_back(); }},
       {"all bars are missing", wrong, [](Plan& p) { p.predicted.timeline.clear(); }},
       {"a step's time", wrong, [](Plan& p) { p.steps[0].time_ms *= 1.01; }},
@@ -88,10 +93,13 @@ TEST(Claims, EveryFieldOfAPredictionIsJudged) {
 TEST(Claims, HowCoresAreSharedIsJudged) {
   const std::vector<Edit> edits{
       {"threads above the cores", Rule::bad_threads, [](Plan& p) { p.steps[0].threads = 3; }},
-      {"second hardware threads of cores that have one", Rule::bad_cores, [](Plan& p) { p.steps[0].affinity = Affinity::smt; }},
-      {"a speed of second hardware threads that there are not", Rule::bad_cores, [](Plan& p) { p.cores.smt_speed = 1.25; }},
+      {"second hardware threads of cores that have one", Rule::bad_cores,
+       [](Plan& p) { p.steps[0].affinity = Affinity::smt; }},
+      {"a speed of second hardware threads that there are not", Rule::bad_cores,
+       [](Plan& p) { p.cores.smt_speed = 1.25; }},
       {"memory that is no number", Rule::bad_cores, [](Plan& p) { p.cores.memory_gb_per_s = std::nan(""); }},
-      {"a step begins before what it reads is made", Rule::wrong_prediction, [](Plan& p) {
+      {"a step begins before what it reads is made", Rule::wrong_prediction,
+       [](Plan& p) {
          for (EngineSpan& span : p.predicted.timeline) {
            if (span.engine == 0 && static_cast<size_t>(span.index) == p.steps.size() - 1) span.start_ms = 0;
          }
@@ -107,11 +115,26 @@ TEST(Claims, NumbersOfCoresThatCannotBeUsedAreNotSafe) {
       {"cores", [](Plan& p) { p.cores.cores = -1; }},
       {"cores_a_cache", [](Plan& p) { p.cores.cores_a_cache = -1; }},
       {"hardware_threads", [](Plan& p) { p.cores.hardware_threads = 0; }},
-      {"an op that there is not", [](Plan& p) { p.cores.conflicts = {{OpId{0}, OpId{1000}}}; }},
-      {"a pair twice", [](Plan& p) { p.cores.conflicts = {{OpId{0}, OpId{1}}, {OpId{0}, OpId{1}}}; }},
-      {"a pair the wrong way round", [](Plan& p) { p.cores.conflicts = {{OpId{1}, OpId{0}}}; }},
-      {"an op and itself", [](Plan& p) { p.cores.conflicts = {{OpId{1}, OpId{1}}}; }},
-      {"an order that leaves steps out", [](Plan& p) { p.cores.order = {0, 1}; }},
+      {"an op that there is not",
+       [](Plan& p) {
+         p.cores.conflicts = {{OpId{0}, OpId{1000}}};
+       }},
+      {"a pair twice",
+       [](Plan& p) {
+         p.cores.conflicts = {{OpId{0}, OpId{1}}, {OpId{0}, OpId{1}}};
+       }},
+      {"a pair the wrong way round",
+       [](Plan& p) {
+         p.cores.conflicts = {{OpId{1}, OpId{0}}};
+       }},
+      {"an op and itself",
+       [](Plan& p) {
+         p.cores.conflicts = {{OpId{1}, OpId{1}}};
+       }},
+      {"an order that leaves steps out",
+       [](Plan& p) {
+         p.cores.order = {0, 1};
+       }},
       {"an order with a step twice", [](Plan& p) {
          for (StepIndex s = 0; s < static_cast<StepIndex>(p.steps.size()); ++s) p.cores.order.push_back(s);
          p.cores.order[0] = 1;
@@ -130,7 +153,8 @@ TEST(Claims, WhatIsSimulatedIsTrueOfRandomPlans) {
     const Graph graph = testing::random_graph(seed, {.forward_ops = 12});
     Plan plan = testing::random_plan(graph, seed);
     for (size_t s = 0; s < plan.steps.size(); ++s) {
-      if (!graph.op(plan.steps[s].op).type->is_view) plan.steps[s].time_ms = 0.001 * static_cast<double>(1 + s * seed % 17);
+      if (!graph.op(plan.steps[s].op).type->is_view)
+        plan.steps[s].time_ms = 0.001 * static_cast<double>(1 + s * seed % 17);
     }
     for (TierUse& use : plan.tiers) {
       use.tier.out_gb_per_s = 0.0001 * static_cast<double>(seed % 7);

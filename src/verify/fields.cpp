@@ -20,8 +20,9 @@ class FieldChecker {
     for (StepIndex s = 0; s < step_count_; ++s) check_step(s);
     check_cores();
     if (plan_.cores.inter_op < 1 || plan_.cores.inter_op > kMostThreads) {
-      findings_.report(Rule::bad_threads, -1,
-                       fmt::format("{} steps are to run at once; 1 to {} are possible", plan_.cores.inter_op, kMostThreads));
+      findings_.report(
+          Rule::bad_threads, -1,
+          fmt::format("{} steps are to run at once; 1 to {} are possible", plan_.cores.inter_op, kMostThreads));
     }
     for (size_t i = 0; i < plan_.stays.size(); ++i) check_stay(i);
     for (size_t i = 0; i < plan_.moves.size(); ++i) check_move(i);
@@ -61,18 +62,20 @@ class FieldChecker {
   void check_cores() {
     const CoreSharing& cores = plan_.cores;
     auto bad = [&](std::string message) { findings_.report(Rule::bad_cores, -1, std::move(message)); };
-    if (cores.cores < 0 || cores.cores > kMostThreads || cores.cores_a_cache < 0 || cores.cores_a_cache > kMostThreads ||
-        cores.hardware_threads < 1 || cores.hardware_threads > kMostHardwareThreads) {
+    if (cores.cores < 0 || cores.cores > kMostThreads || cores.cores_a_cache < 0 ||
+        cores.cores_a_cache > kMostThreads || cores.hardware_threads < 1 ||
+        cores.hardware_threads > kMostHardwareThreads) {
       bad(fmt::format("the plan is for {} cores, of which {} share a cache, with {} hardware threads each", cores.cores,
                       cores.cores_a_cache, cores.hardware_threads));
     }
     for (size_t i = 0; i < cores.conflicts.size(); ++i) {
       const auto& [a, b] = cores.conflicts[i];
       if (a.index < 0 || b.index < 0 || a.index >= graph_.op_count() || b.index >= graph_.op_count()) {
-        bad(fmt::format("pair {} that never runs at once is of ops {} and {}, the graph has {}", i, a.index, b.index, graph_.op_count()));
+        bad(fmt::format("pair {} that never runs at once is of ops {} and {}, the graph has {}", i, a.index, b.index,
+                        graph_.op_count()));
       } else if (b < a || a == b || (i > 0 && !(cores.conflicts[i - 1] < cores.conflicts[i]))) {
-        bad(fmt::format("pair {} that never runs at once, '{}' and '{}', is there twice, or not in order", i, graph_.op(a).name,
-                        graph_.op(b).name));
+        bad(fmt::format("pair {} that never runs at once, '{}' and '{}', is there twice, or not in order", i,
+                        graph_.op(a).name, graph_.op(b).name));
       }
     }
     if (cores.order.empty()) return;
@@ -80,7 +83,8 @@ class FieldChecker {
     std::sort(order.begin(), order.end());
     bool every_step = order.size() == plan_.steps.size();
     for (size_t i = 0; i < order.size(); ++i) every_step = every_step && order[i] == static_cast<StepIndex>(i);
-    if (!every_step) bad(fmt::format("the order in which steps start does not name each of the {} steps once", step_count_));
+    if (!every_step)
+      bad(fmt::format("the order in which steps start does not name each of the {} steps once", step_count_));
   }
 
   void check_division(StepIndex s, const Op& op, const std::string& kernel) {

@@ -387,7 +387,8 @@ class Checker {
     for (TensorId id : graph_.inputs) {
       const std::vector<int32_t>& stays = stays_of_[static_cast<size_t>(id.index)];
       if (has_home_[static_cast<size_t>(id.index)] || (!stays.empty() && stay(stays[0]).first == 0)) continue;
-      report(Rule::not_resident, 0, fmt::format("input '{}' is not in the arena when the step starts", tensor(id).name));
+      report(Rule::not_resident, 0,
+             fmt::format("input '{}' is not in the arena when the step starts", tensor(id).name));
     }
     for (const State& state : graph_.states) {
       if (has_home_[static_cast<size_t>(state.before.index)]) continue;  // judged with the slots
@@ -451,56 +452,31 @@ std::vector<int32_t> find_same_bytes(const Graph& graph) {
 
 std::string_view to_string(Violation::Rule rule) {
   switch (rule) {
-    case Rule::wrong_graph:
-      return "wrong_graph";
-    case Rule::op_missing:
-      return "op_missing";
-    case Rule::op_repeated:
-      return "op_repeated";
-    case Rule::not_resident:
-      return "not_resident";
-    case Rule::wrong_value:
-      return "wrong_value";
-    case Rule::overlap:
-      return "overlap";
-    case Rule::out_of_arena:
-      return "out_of_arena";
-    case Rule::misaligned:
-      return "misaligned";
-    case Rule::wrong_size:
-      return "wrong_size";
-    case Rule::state_changed:
-      return "state_changed";
-    case Rule::state_misplaced:
-      return "state_misplaced";
-    case Rule::output_missing:
-      return "output_missing";
-    case Rule::bad_move:
-      return "bad_move";
-    case Rule::bad_index:
-      return "bad_index";
-    case Rule::bad_threads:
-      return "bad_threads";
-    case Rule::bad_cores:
-      return "bad_cores";
-    case Rule::bad_division:
-      return "bad_division";
-    case Rule::bad_time:
-      return "bad_time";
-    case Rule::wrong_prediction:
-      return "wrong_prediction";
-    case Rule::wrong_bound:
-      return "wrong_bound";
-    case Rule::wrong_workspace:
-      return "wrong_workspace";
-    case Rule::wrong_request:
-      return "wrong_request";
-    case Rule::edited:
-      return "edited";
-    case Rule::bad_home:
-      return "bad_home";
-    case Rule::out_of_tier:
-      return "out_of_tier";
+    case Rule::wrong_graph: return "wrong_graph";
+    case Rule::op_missing: return "op_missing";
+    case Rule::op_repeated: return "op_repeated";
+    case Rule::not_resident: return "not_resident";
+    case Rule::wrong_value: return "wrong_value";
+    case Rule::overlap: return "overlap";
+    case Rule::out_of_arena: return "out_of_arena";
+    case Rule::misaligned: return "misaligned";
+    case Rule::wrong_size: return "wrong_size";
+    case Rule::state_changed: return "state_changed";
+    case Rule::state_misplaced: return "state_misplaced";
+    case Rule::output_missing: return "output_missing";
+    case Rule::bad_move: return "bad_move";
+    case Rule::bad_index: return "bad_index";
+    case Rule::bad_threads: return "bad_threads";
+    case Rule::bad_cores: return "bad_cores";
+    case Rule::bad_division: return "bad_division";
+    case Rule::bad_time: return "bad_time";
+    case Rule::wrong_prediction: return "wrong_prediction";
+    case Rule::wrong_bound: return "wrong_bound";
+    case Rule::wrong_workspace: return "wrong_workspace";
+    case Rule::wrong_request: return "wrong_request";
+    case Rule::edited: return "edited";
+    case Rule::bad_home: return "bad_home";
+    case Rule::out_of_tier: return "out_of_tier";
   }
   return "?";
 }

@@ -59,11 +59,14 @@ TEST(Verify, SeesDivisionsThatDoNotMakeUpTheBatch) {
   };
   EXPECT_EQ(error_of("a@4+b@2"), "");
   EXPECT_EQ(error_of("a@1*6"), "");
-  EXPECT_EQ(error_of("a@4+b@3"), "bad_division: step 0 ('relu'): the parts of 'a@4+b@3' do not make up the 6 rows of the batch");
-  EXPECT_EQ(error_of("a@9000000000000000000*2"),
-            "bad_division: step 0 ('relu'): the parts of 'a@9000000000000000000*2' do not make up the 6 rows of the batch");
-  EXPECT_EQ(error_of("a@6"), "bad_division: step 0 ('relu'): 'a@6' names no kernel and no configuration of kernels: a configuration has "
-                             "at least two parts");
+  EXPECT_EQ(error_of("a@4+b@3"),
+            "bad_division: step 0 ('relu'): the parts of 'a@4+b@3' do not make up the 6 rows of the batch");
+  EXPECT_EQ(
+      error_of("a@9000000000000000000*2"),
+      "bad_division: step 0 ('relu'): the parts of 'a@9000000000000000000*2' do not make up the 6 rows of the batch");
+  EXPECT_EQ(error_of("a@6"),
+            "bad_division: step 0 ('relu'): 'a@6' names no kernel and no configuration of kernels: a configuration has "
+            "at least two parts");
 }
 
 TEST(Verify, SeesMoreStepsAtOnceThanAnyMachineRuns) {

@@ -1,5 +1,5 @@
-// A training step takes no memory from the heap, however many ops and copies it has: not to run them one after another, nor to
-// start them side by side. Kernels that do nothing: what libraries do inside theirs is their own.
+// A training step takes no memory from the heap, however many ops and copies it has: not to run them one after another,
+// nor to start them side by side. Kernels that do nothing: what libraries do inside theirs is their own.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -28,8 +28,12 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 // Every form, so that none comes from one allocator and goes back to another.
 void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
 void* operator new[](std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }
-void* operator new[](std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   if (counting) ++allocations;
   return std::malloc(bytes);
@@ -75,7 +79,8 @@ TEST(Allocations, NoneInATrainingStep) {
   const Plan whole = std::get<Program>(compile_training(network, *device, CostTable(), options)).plan;
   options.policy = "vdnn:layers=all";
   options.memory = {whole.arena.count * 3 / 4};
-  options.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 4, .in_gb_per_s = 4, .latency_us = 10, .compute_share = 0.1}};
+  options.tiers = {
+      {.name = "host", .capacity = 1_GiB, .out_gb_per_s = 4, .in_gb_per_s = 4, .latency_us = 10, .compute_share = 0.1}};
   for (const double share : {0.1, 1.0}) {  // copies beside compute, and between two steps
     options.tiers[0].compute_share = share;
     const Program program = std::get<Program>(compile_training(network, *device, CostTable(), options));

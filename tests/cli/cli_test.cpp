@@ -32,11 +32,14 @@ TEST_F(Cli, HelpTeaches) {
   for (const char* word : {"train", "plan", "verify", "profile", "models", "policies", "devices", "Exit codes"}) {
     EXPECT_THAT(help.out, HasSubstr(word));
   }
-  for (const char* code : {"0  done", "2  bad usage", "3  no plan", "4  the device", "5  interrupted"}) EXPECT_THAT(help.out, HasSubstr(code));
-  for (const char* command : {"train", "plan", "verify", "profile", "models", "policies", "devices", "place", "convolutions"}) {
+  for (const char* code : {"0  done", "2  bad usage", "3  no plan", "4  the device", "5  interrupted"})
+    EXPECT_THAT(help.out, HasSubstr(code));
+  for (const char* command :
+       {"train", "plan", "verify", "profile", "models", "policies", "devices", "place", "convolutions"}) {
     const Outcome outcome = run(std::string(command) + " --help");
     EXPECT_EQ(outcome.code, 0);
-    EXPECT_THAT(outcome.out.substr(outcome.out.rfind("\nExample") + 1), testing::AllOf(testing::StartsWith("Example"), HasSubstr(std::string("plimsoll ") + command + " ")));
+    EXPECT_THAT(outcome.out.substr(outcome.out.rfind("\nExample") + 1),
+                testing::AllOf(testing::StartsWith("Example"), HasSubstr(std::string("plimsoll ") + command + " ")));
   }
 }
 
@@ -61,7 +64,8 @@ TEST_F(Cli, RefusesNumbersThatAreNone) {
     for (const char* value : {"-1", "18446744073709551616", "1.5", "''", "nan"}) {
       const Outcome outcome = run(std::string("train lenet ") + flag + " " + value);
       EXPECT_EQ(outcome.code, 2) << flag << " " << value;
-      EXPECT_THAT(outcome.err, testing::StartsWith(std::string("plimsoll: ") + flag + ": a whole number from ")) << value;
+      EXPECT_THAT(outcome.err, testing::StartsWith(std::string("plimsoll: ") + flag + ": a whole number from "))
+          << value;
       EXPECT_LT(outcome.err.size(), 140u);
     }
   }
@@ -81,18 +85,22 @@ TEST_F(Cli, RefusesEmptyNames) {
 }
 
 TEST_F(Cli, OutputThatCannotBeWrittenIsAFailure) {
-  for (const char* arguments : {"models", "--help", "--version", "plan lenet --batch 4", "plan lenet --batch 4 --json -"}) {
-    const int status = std::system((std::string(PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/full 2> " + path("err")).c_str());
+  for (const char* arguments :
+       {"models", "--help", "--version", "plan lenet --batch 4", "plan lenet --batch 4 --json -"}) {
+    const int status = std::system(
+        (std::string(PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/full 2> " + path("err")).c_str());
     EXPECT_EQ(WEXITSTATUS(status), 4) << arguments;
     EXPECT_THAT(slurp(path("err")), HasSubstr("No space left on device")) << arguments;
   }
 }
 
 TEST_F(Cli, MessagesThatCannotBeWrittenDoNotChangeTheExitCode) {
-  const std::pair<const char*, int> cases[] = {{"trian", 2}, {"plan lenet --memory 1KiB", 3}, {"verify nowhere.json", 2}, {"profile mlp --batch 2", 0}};
+  const std::pair<const char*, int> cases[] = {
+      {"trian", 2}, {"plan lenet --memory 1KiB", 3}, {"verify nowhere.json", 2}, {"profile mlp --batch 2", 0}};
   for (const auto& [arguments, code] : cases) {
     for (const char* closed : {"2> /dev/full", "2>&-"}) {
-      const int status = std::system((std::string(PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/null " + closed).c_str());
+      const int status =
+          std::system((std::string(PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/null " + closed).c_str());
       EXPECT_TRUE(WIFEXITED(status)) << arguments << closed;
       EXPECT_EQ(WEXITSTATUS(status), code) << arguments << closed;
     }
@@ -100,8 +108,11 @@ TEST_F(Cli, MessagesThatCannotBeWrittenDoNotChangeTheExitCode) {
 }
 
 TEST_F(Cli, MessagesDoNotEndUpInFilesWhenStandardErrorIsClosed) {
-  const std::string arguments = "train mlp --data digits --batch 16 --steps 40 --evaluate-every 0 --costs estimated --json " + path("json") + " --checkpoint " + path("c.safetensors");
-  const int status = std::system((std::string("exec " PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/null <&- 2>&-").c_str());
+  const std::string arguments =
+      "train mlp --data digits --batch 16 --steps 40 --evaluate-every 0 --costs estimated --json " + path("json") +
+      " --checkpoint " + path("c.safetensors");
+  const int status = std::system(
+      (std::string("exec " PLIMSOLL_BINARY_DIR "/plimsoll ") + arguments + " > /dev/null <&- 2>&-").c_str());
   EXPECT_EQ(WEXITSTATUS(status), 0);
   std::istringstream lines(slurp(path("json")));
   for (std::string line; std::getline(lines, line);) EXPECT_TRUE(json::accept(line)) << line;
@@ -143,7 +154,8 @@ TEST_F(Cli, RefusesHugeImagesAndBatchesWithTheirShapes) {
     for (const char* command : {"plan ", "train --data synthetic:64 "}) {
       const Outcome outcome = run(std::string(command) + network + " --image-size 65536");
       EXPECT_EQ(outcome.code, 2) << command << network << outcome.err;
-      EXPECT_THAT(outcome.err, testing::AllOf(testing::ContainsRegex("op '.*x(65536x65536|4294967296)[: ]"), HasSubstr("--image-size")));
+      EXPECT_THAT(outcome.err, testing::AllOf(testing::ContainsRegex("op '.*x(65536x65536|4294967296)[: ]"),
+                                              HasSubstr("--image-size")));
     }
   }
   EXPECT_EQ(run("plan resnet18 --batch 1048576").code, 2);
@@ -202,19 +214,28 @@ TEST_F(Cli, PlanJsonSaysOfThePlanWhatTheSavedPlanHolds) {
   EXPECT_GT(object.at("lower_bound_bytes"), weights);
   EXPECT_GT(object.at("step_time_ms"), 0);
   EXPECT_GT(object.at("plan_time_ms"), 0);
-  for (const char* field : {"offload_bytes", "prefetch_bytes", "recompute_steps"}) EXPECT_EQ(object.at(field), 0) << field << ": all of it fits";
+  for (const char* field : {"offload_bytes", "prefetch_bytes", "recompute_steps"})
+    EXPECT_EQ(object.at(field), 0) << field << ": all of it fits";
 }
 
 TEST_F(Cli, ASavedPlanVerifiesAndRuns) {
   ASSERT_EQ(run("plan lenet --batch 8 --num-classes 10 --memory 64MiB --save " + path("plan.json")).code, 0);
   EXPECT_EQ(run("verify " + path("plan.json")).code, 0);
-  ASSERT_EQ(run("plan resnet20 --data digits --batch 64 --memory 32MiB --policy liveness --save " + path("digits.json")).code, 0);
-  const std::string with_plan = "train resnet20 --data digits --batch 64 --steps 2 --evaluate-every 0 --costs estimated --plan " + path("digits.json");
+  ASSERT_EQ(
+      run("plan resnet20 --data digits --batch 64 --memory 32MiB --policy liveness --save " + path("digits.json")).code,
+      0);
+  const std::string with_plan =
+      "train resnet20 --data digits --batch 64 --steps 2 --evaluate-every 0 --costs estimated --plan " +
+      path("digits.json");
   const Outcome ran = run(with_plan);
   EXPECT_EQ(ran.code, 0) << ran.err;
   EXPECT_EQ(run(with_plan + " --memory 1MiB").code, 3);
-  EXPECT_EQ(run("train --steps 2 --evaluate-every 0 --memory 40MiB --policy liveness --costs estimated --plan " + path("digits.json")).code, 0);
-  const Outcome other = run("train resnet32 --data digits --batch 64 --steps 2 --costs estimated --plan " + path("digits.json"));
+  EXPECT_EQ(run("train --steps 2 --evaluate-every 0 --memory 40MiB --policy liveness --costs estimated --plan " +
+                path("digits.json"))
+                .code,
+            0);
+  const Outcome other =
+      run("train resnet32 --data digits --batch 64 --steps 2 --costs estimated --plan " + path("digits.json"));
   EXPECT_EQ(other.code, 2);
   EXPECT_THAT(other.err, HasSubstr("is a plan for resnet20"));
   json plan = json::parse(slurp(path("plan.json")));
@@ -252,7 +273,8 @@ TEST_F(Cli, AChangedPlanIsRefusedBeforeItRuns) {
   const json plan = json::parse(slurp(path("plan.json")));
   const std::tuple<const char*, json, const char*, const char*> cases[] = {
       {"/plan/steps/0/kernel", "nonsense", "kernel 'nonsense'", "kernel 'nonsense'"},
-      {"/plan/steps/0/threads", 2000000000, "bad_threads: step 0 is to run by 2000000000 threads", "2000000000 threads"},
+      {"/plan/steps/0/threads", 2000000000, "bad_threads: step 0 is to run by 2000000000 threads",
+       "2000000000 threads"},
       {"/plan/stays/3/offset", 1 << 30, "out_of_arena", "ends beyond the arena"},
       {"/plan/graph/fingerprint", "0123456789abcdef", "the plan was made for graph", "the plan was made for graph"},
       {"/request/batch", "x", "request.batch: an integer from 1 to 16777216 was expected, not \"x\"", "request.batch"},
@@ -267,7 +289,8 @@ TEST_F(Cli, AChangedPlanIsRefusedBeforeItRuns) {
     if (verified != nullptr) {
       const Outcome outcome = run("verify " + path("changed.json"));
       EXPECT_EQ(outcome.code, 2) << place;
-      EXPECT_THAT(outcome.out + outcome.err, testing::AllOf(HasSubstr("changed.json"), HasSubstr(verified), testing::Not(HasSubstr("exception"))));
+      EXPECT_THAT(outcome.out + outcome.err,
+                  testing::AllOf(HasSubstr("changed.json"), HasSubstr(verified), testing::Not(HasSubstr("exception"))));
     }
     const Outcome outcome = run("train --steps 1 --costs estimated --plan " + path("changed.json"));
     EXPECT_EQ(outcome.code, 2) << place;
@@ -280,7 +303,8 @@ TEST_F(Cli, AChangedPlanIsRefusedBeforeItRuns) {
 }
 
 TEST_F(Cli, TrainJsonEndsWithDone) {
-  const Outcome outcome = run("train lenet --data digits --batch 16 --steps 5 --memory 64MiB --threads 1 --costs estimated --json -");
+  const Outcome outcome =
+      run("train lenet --data digits --batch 16 --steps 5 --memory 64MiB --threads 1 --costs estimated --json -");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const auto lines = outcome.lines();
   EXPECT_EQ(lines.front().at("event"), "plan");
@@ -293,7 +317,8 @@ TEST_F(Cli, TrainJsonEndsWithDone) {
   EXPECT_EQ(done.at("peak_bytes"), lines.front().at("peak_bytes")) << "as planned";
   EXPECT_GT(done.at("process_peak_bytes"), done.at("peak_bytes"));
   EXPECT_EQ(done.at("predicted_step_time_ms"), lines.front().at("step_time_ms"));
-  const double step_ms = done.at("step_time_ms"), images_per_second = done.at("images_per_second"), seconds = done.at("training_seconds");
+  const double step_ms = done.at("step_time_ms"), images_per_second = done.at("images_per_second"),
+               seconds = done.at("training_seconds");
   EXPECT_GT(step_ms, 0);
   EXPECT_LT(step_ms, 1000 * seconds);
   EXPECT_GE(images_per_second, 5 * 16 / seconds) << "evaluation and saving are not counted";
@@ -305,7 +330,9 @@ TEST_F(Cli, TrainJsonEndsWithDone) {
 }
 
 TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
-  const std::string flags = "train lenet --data digits --batch 16 --steps 3000 --memory 64MiB --exact --costs estimated --threads 1 --evaluate-every 0 --json " + path("json") + " ";
+  const std::string flags =
+      "train lenet --data digits --batch 16 --steps 3000 --memory 64MiB --exact --costs estimated --threads 1 --evaluate-every 0 --json " +
+      path("json") + " ";
   ASSERT_EQ(run(flags).code, 0);
   auto sha_of = [&] {
     std::ifstream in(path("json"));
@@ -330,10 +357,11 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
   }
 }
 
-// Without --exact kernels are chosen by their costs and the budget. The checkpoint pins those that were, so neither new costs
-// nor another budget change a bit of what follows.
+// Without --exact kernels are chosen by their costs and the budget. The checkpoint pins those that were, so neither new
+// costs nor another budget change a bit of what follows.
 TEST_F(Cli, GoesOnExactlyAfterKillWithKernelsThatWereChosenByCost) {
-  const std::string flags = "train lenet --data digits --batch 16 --steps 2000 --threads 1 --evaluate-every 0 --costs estimated --memory 64MiB ";
+  const std::string flags =
+      "train lenet --data digits --batch 16 --steps 2000 --threads 1 --evaluate-every 0 --costs estimated --memory 64MiB ";
   const auto kernels_in = [&](const char* checkpoint) {
     const std::string bytes = slurp(path(checkpoint));
     uint64_t length = 0;
@@ -350,23 +378,29 @@ TEST_F(Cli, GoesOnExactlyAfterKillWithKernelsThatWereChosenByCost) {
   ::kill(child, SIGKILL);
   wait(child);
   fs::remove_all(folder_ / "cache");
-  const Outcome resumed = run("train --costs measured --evaluate-every 0 --memory 3MiB --json - --resume " + path("c.safetensors"));
+  const Outcome resumed =
+      run("train --costs measured --evaluate-every 0 --memory 3MiB --json - --resume " + path("c.safetensors"));
   ASSERT_EQ(resumed.code, 0) << resumed.err;
   ASSERT_EQ(kernels_in("c.safetensors"), kernels_in("whole.safetensors"));
   EXPECT_EQ(sha_of(resumed), sha_of(whole));
 }
 
 TEST_F(Cli, ResumingWhatIsDoneSaysSo) {
-  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 5 --costs estimated --checkpoint " + path("c.safetensors")).code, 0);
+  ASSERT_EQ(
+      run("train mlp --data digits --batch 16 --steps 5 --costs estimated --checkpoint " + path("c.safetensors")).code,
+      0);
   for (const char* more : {"", " --steps 3"}) {
     const Outcome outcome = run("train --evaluate-every 0 --resume " + path("c.safetensors") + more);
     EXPECT_EQ(outcome.code, 0);
-    EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("c.safetensors has done 5 steps already; raise --steps"), testing::Not(HasSubstr("peak 0 B"))));
+    EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("c.safetensors has done 5 steps already; raise --steps"),
+                                            testing::Not(HasSubstr("peak 0 B"))));
   }
 }
 
 TEST_F(Cli, RefusesACheckpointOfAnImpossibleTraining) {
-  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --costs estimated --checkpoint " + path("c.safetensors")).code, 0);
+  ASSERT_EQ(
+      run("train mlp --data digits --batch 16 --steps 2 --costs estimated --checkpoint " + path("c.safetensors")).code,
+      0);
   const std::string whole = slurp(path("c.safetensors"));
   const std::tuple<const char*, const char*, const char*> cases[] = {
       {"\\\"learning_rate\\\":0.05", "\\\"learning_rate\\\":-0.5", "field 'learning_rate': expected a number from 0"},
@@ -401,7 +435,8 @@ TEST_F(Cli, SaysWhenMeasuredTimesCannotBeKept) {
   ::setenv("PLIMSOLL_CACHE", path("file/cache").c_str(), 1);
   const Outcome outcome = run("train mlp --data digits --batch 16 --steps 2 --evaluate-every 0");
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("kernels, for this run only: "), testing::Not(HasSubstr("kept in"))));
+  EXPECT_THAT(outcome.err,
+              testing::AllOf(HasSubstr("kernels, for this run only: "), testing::Not(HasSubstr("kept in"))));
 }
 
 TEST_F(Cli, TheDefaultLearnsTheDigitsBelowWhatBaselineNeeds) {
@@ -414,7 +449,9 @@ TEST_F(Cli, TheDefaultLearnsTheDigitsBelowWhatBaselineNeeds) {
 }
 
 TEST_F(Cli, ResumesWithTheSeedOfTheCheckpoint) {
-  const std::string flags = "train mlp --data synthetic:640 --image-size 8 --batch 16 --threads 1 --exact --costs estimated --evaluate-every 0 --seed 7 --json " + path("json") + " ";
+  const std::string flags =
+      "train mlp --data synthetic:640 --image-size 8 --batch 16 --threads 1 --exact --costs estimated --evaluate-every 0 --seed 7 --json " +
+      path("json") + " ";
   auto sha_of = [&] {
     std::ifstream in(path("json"));
     std::string line, last;
@@ -424,7 +461,8 @@ TEST_F(Cli, ResumesWithTheSeedOfTheCheckpoint) {
   ASSERT_EQ(run(flags + "--steps 30").code, 0);
   const std::string whole = sha_of();
   ASSERT_EQ(run(flags + "--steps 10 --checkpoint " + path("c.safetensors")).code, 0);
-  const std::string more = "train --steps 30 --evaluate-every 0 --costs estimated --json " + path("json") + " --resume " + path("c.safetensors");
+  const std::string more = "train --steps 30 --evaluate-every 0 --costs estimated --json " + path("json") +
+                           " --resume " + path("c.safetensors");
   ASSERT_EQ(run(more).code, 0);
   EXPECT_EQ(sha_of(), whole);
   EXPECT_EQ(run(more + " --seed 8").code, 2);
@@ -439,20 +477,28 @@ TEST_F(Cli, FindsBadOutputPathsBeforeTheWork) {
 }
 
 TEST_F(Cli, RefusesACheckpointWithFlippedBits) {
-  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --memory 64MiB --costs estimated --checkpoint " + path("c.safetensors")).code, 0);
+  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --memory 64MiB --costs estimated --checkpoint " +
+                path("c.safetensors"))
+                .code,
+            0);
   std::string bytes = slurp(path("c.safetensors"));
   bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
   std::ofstream(path("f.safetensors")) << bytes;
-  const Outcome outcome = run("train mlp --data digits --batch 16 --steps 4 --costs estimated --resume " + path("f.safetensors"));
+  const Outcome outcome =
+      run("train mlp --data digits --batch 16 --steps 4 --costs estimated --resume " + path("f.safetensors"));
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("f.safetensors"));
 }
 
 TEST_F(Cli, SaysWhichFileIsDamagedAndHow) {
-  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --memory 64MiB --costs estimated --checkpoint " + path("c.safetensors")).code, 0);
+  ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --memory 64MiB --costs estimated --checkpoint " +
+                path("c.safetensors"))
+                .code,
+            0);
   const std::string whole = slurp(path("c.safetensors"));
   std::ofstream(path("t.safetensors")) << whole.substr(0, whole.size() - 100);
-  const Outcome outcome = run("train mlp --data digits --batch 16 --steps 4 --costs estimated --resume " + path("t.safetensors"));
+  const Outcome outcome =
+      run("train mlp --data digits --batch 16 --steps 4 --costs estimated --resume " + path("t.safetensors"));
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("t.safetensors"));
   const Outcome absent = run("train mlp --data mnist:" + path("nowhere"));
@@ -462,9 +508,14 @@ TEST_F(Cli, SaysWhichFileIsDamagedAndHow) {
 
 TEST_F(Cli, ReportsInHtmlThatNeedsNothingElse) {
   ASSERT_EQ(run("plan lenet --batch 8 --memory 64MiB --report " + path("plan.html")).code, 0);
-  EXPECT_THAT(slurp(path("plan.html")), testing::AllOf(HasSubstr("lenet, batch 8"), HasSubstr("would do"), HasSubstr("</html>"), testing::Not(HasSubstr("http"))));
-  ASSERT_EQ(run("train lenet --data digits --batch 16 --steps 3 --memory 64MiB --costs estimated --report " + path("train.html")).code, 0);
-  EXPECT_THAT(slurp(path("train.html")), testing::AllOf(HasSubstr("data digits"), HasSubstr("measured step time"), HasSubstr("accuracy")));
+  EXPECT_THAT(slurp(path("plan.html")), testing::AllOf(HasSubstr("lenet, batch 8"), HasSubstr("would do"),
+                                                       HasSubstr("</html>"), testing::Not(HasSubstr("http"))));
+  ASSERT_EQ(run("train lenet --data digits --batch 16 --steps 3 --memory 64MiB --costs estimated --report " +
+                path("train.html"))
+                .code,
+            0);
+  EXPECT_THAT(slurp(path("train.html")),
+              testing::AllOf(HasSubstr("data digits"), HasSubstr("measured step time"), HasSubstr("accuracy")));
   const Outcome nowhere = run("plan lenet --batch 8 --report " + path("absent/plan.html"));
   EXPECT_NE(nowhere.code, 0);
   EXPECT_THAT(nowhere.err, HasSubstr("absent"));
@@ -474,7 +525,8 @@ TEST_F(Cli, ExplainsATensorAnOpAndALayer) {
   const Outcome tensor = run("plan lenet --batch 8 --explain conv1.weight");
   EXPECT_EQ(tensor.code, 0) << tensor.err;
   EXPECT_THAT(tensor.out, testing::AllOf(HasSubstr("tensor conv1.weight"), HasSubstr("read by")));
-  EXPECT_THAT(run("plan lenet --batch 8 --explain conv1").out, testing::AllOf(HasSubstr("layer conv1"), HasSubstr("the device offers")));
+  EXPECT_THAT(run("plan lenet --batch 8 --explain conv1").out,
+              testing::AllOf(HasSubstr("layer conv1"), HasSubstr("the device offers")));
   const Outcome wrong = run("plan lenet --batch 8 --explain conv1.wieght");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_THAT(wrong.err, HasSubstr("did you mean 'conv1.weight'?"));
@@ -529,7 +581,8 @@ TEST_F(Cli, PlaceGivesOffsetsAndTellsImpossibleFromNotFound) {
   outcome = run("place " + problem);
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("problem.csv, line 2: upper 3"));
-  for (const char* wrong : {"--capacity 0", "--capacity 12q", "--timeout -1", "--timeout nan", "--method worst_fit", "--output /nowhere/x.csv"}) {
+  for (const char* wrong : {"--capacity 0", "--capacity 12q", "--timeout -1", "--timeout nan", "--method worst_fit",
+                            "--output /nowhere/x.csv"}) {
     outcome = run("place " + hard + " " + wrong);
     EXPECT_EQ(outcome.code, 2) << wrong << ": " << outcome.err;
   }

@@ -5,15 +5,17 @@
 namespace plimsoll::testing {
 namespace {
 
+using nlohmann::json;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
-using nlohmann::json;
 
 class ConvolutionsCommand : public Cli {
  protected:
   std::string table(const std::string& rows) {
     const std::string file = path("layers.csv");
-    std::ofstream(file) << "width,height,channels,batch,filters,kernel_width,kernel_height,pad_width,pad_height,stride_width,stride_height\n" << rows;
+    std::ofstream(file)
+        << "width,height,channels,batch,filters,kernel_width,kernel_height,pad_width,pad_height,stride_width,stride_height\n"
+        << rows;
     return file;
   }
 };

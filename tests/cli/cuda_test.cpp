@@ -22,14 +22,16 @@ class Cuda : public Cli {
     ::setenv("PLIMSOLL_CUDA_MODULE", PLIMSOLL_BINARY_DIR "/libplimsoll_cuda_fake.so", 1);
   }
   void TearDown() override {
-    for (const char* name : {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES", "PLIMSOLL_FAKE_REFUSE",
-                             "PLIMSOLL_FAKE_CAPABILITY", "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS"}) {
+    for (const char* name :
+         {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES", "PLIMSOLL_FAKE_REFUSE",
+          "PLIMSOLL_FAKE_CAPABILITY", "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS"}) {
       ::unsetenv(name);
     }
     Cli::TearDown();
   }
   static std::string train(const std::string& more) {
-    return "train lenet --data digits --batch 4 --device cuda:0 --exact --costs estimated --evaluate-every 0 --json - " + more;
+    return "train lenet --data digits --batch 4 --device cuda:0 --exact --costs estimated --evaluate-every 0 --json - " +
+           more;
   }
   static nlohmann::json done(const Outcome& outcome) {
     for (const nlohmann::json& line : outcome.lines()) {
@@ -107,7 +109,8 @@ class GpuCheck : public Cuda {
   // What a packed build is, and in place of what a machine with a GPU has: nvidia-smi, and a Python with PyTorch.
   void SetUp() override {
     Cuda::SetUp();
-    if (std::system("python3 -c '' 2> /dev/null") != 0) GTEST_SKIP() << "gpu_check is a Python script, and there is no python3";
+    if (std::system("python3 -c '' 2> /dev/null") != 0)
+      GTEST_SKIP() << "gpu_check is a Python script, and there is no python3";
     ::setenv("PLIMSOLL_FAKE_DEVICES", "2", 1);
     namespace fs = std::filesystem;
     fs::create_directories(folder_ / "packed" / "lib");
@@ -117,7 +120,8 @@ class GpuCheck : public Cuda {
     }
     std::ofstream(folder_ / "packed" / "commit") << "abcdef0\n";
     tool("nvidia-smi", "echo 'Fake GPU, 9.0'");
-    // As torch_bench.py speaks, but for libraries of Plimsoll's, which PyTorch must not get, and for memory that is too little.
+    // As torch_bench.py speaks, but for libraries of Plimsoll's, which PyTorch must not get, and for memory that is too
+    // little.
     tool("torch_python", R"(
 if [ "$1" = -c ]; then echo; exit; fi
 case "$LD_LIBRARY_PATH" in *packed*) echo 'PyTorch has our libraries' >&2; exit 1;; esac
@@ -136,8 +140,10 @@ done)");
   }
   Outcome check(const std::string& flags) const {
     const std::string tools = (folder_ / "tools").string();
-    const std::string command = "PATH=" + tools + ":$PATH PYTHONDONTWRITEBYTECODE=1 python3 " PLIMSOLL_SOURCE_DIR "/scripts/gpu_check --tiny --torch " + tools +
-                                "/torch_python --results " + folder_.string() + " " + flags + " > " + path("out") + " 2> " + path("err");
+    const std::string command =
+        "PATH=" + tools +
+        ":$PATH PYTHONDONTWRITEBYTECODE=1 python3 " PLIMSOLL_SOURCE_DIR "/scripts/gpu_check --tiny --torch " + tools +
+        "/torch_python --results " + folder_.string() + " " + flags + " > " + path("out") + " 2> " + path("err");
     const int status = std::system(command.c_str());
     return {WEXITSTATUS(status), slurp(path("out")), slurp(path("err"))};
   }
@@ -150,10 +156,11 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   const nlohmann::json all = results();
   EXPECT_EQ(all.at("commit"), "abcdef0");
   EXPECT_TRUE(all.at("not_done").empty());
-  for (const char* name : {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight", "slowdown", "fill", "twelve", "heaps",
-                           "workspace", "largest", "tf32", "compiled"}) {
+  for (const char* name : {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight",
+                           "slowdown", "fill", "twelve", "heaps", "workspace", "largest", "tf32", "compiled"}) {
     int rows = 0;
-    for (const auto& [item, record] : all.at("checks").at(name).items()) rows += static_cast<int>(record.at("rows").size());
+    for (const auto& [item, record] : all.at("checks").at(name).items())
+      rows += static_cast<int>(record.at("rows").size());
     EXPECT_GT(rows, 0) << name;
   }
   EXPECT_THAT(outcome.out, HasSubstr("test_tests_conformance"));
@@ -182,7 +189,8 @@ TEST_F(GpuCheck, SaysWhatThereWasNoTimeForAndGoesOnWithIt) {
 }
 
 TEST_F(Cuda, KeepsALimitOnWorkspaces) {
-  const std::string limited = "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 3 --lr 0.01 --workspace ";
+  const std::string limited =
+      "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 3 --lr 0.01 --workspace ";
   const Outcome whole = run(train("--steps 3 --lr 0.01"));
   const Outcome kept = run(limited + "2KiB");
   ASSERT_EQ(kept.code, 0) << kept.err;
@@ -202,7 +210,8 @@ class CudaCalls : public Cuda {
     const auto device = cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(), "cuda:0", false);
     CostDatabase database(CostDatabase::default_path(), device->info());
     database.save(MachineRates{});
-    database.save("host", TierInfo{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 10});
+    database.save("host",
+                  TierInfo{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 10, .in_gb_per_s = 10, .latency_us = 10});
   }
   std::map<std::string, int> counted(const std::string& arguments) {
     const std::string file = path("calls");
@@ -227,7 +236,8 @@ TEST_F(CudaCalls, ATrainingTakesTheGpusMemoryOnceAndTellsHowMuchItTook) {
   ASSERT_FALSE(end.is_null()) << last_.err;
   const int64_t arena = last_.lines().front().at("arena_bytes").get<int64_t>();
   EXPECT_EQ(end.at("device_bytes").get<int64_t>(), arena + 4096);
-  const Outcome cpu = run("train lenet --data digits --batch 4 --steps 1 --costs estimated --evaluate-every 0 --json -");
+  const Outcome cpu =
+      run("train lenet --data digits --batch 4 --steps 1 --costs estimated --evaluate-every 0 --json -");
   EXPECT_TRUE(done(cpu).at("device_bytes").is_null());
 }
 
@@ -243,10 +253,12 @@ TEST_F(CudaCalls, AnyCallThatFailsLeavesTheLastCheckpointGood) {
   const auto calls = counted(train("--steps 1"));
   const nlohmann::json whole = done(run(train("--steps 4")));
   ASSERT_FALSE(whole.is_null());
-  for (const char* call : {"cudaLaunchKernel", "cudnnConvolutionForward", "cudnnConvolutionBackwardData", "cublasLtMatmul", "cudaEventRecord"}) {
+  for (const char* call : {"cudaLaunchKernel", "cudnnConvolutionForward", "cudnnConvolutionBackwardData",
+                           "cublasLtMatmul", "cudaEventRecord"}) {
     SCOPED_TRACE(call);
     std::filesystem::remove(file);
-    ::setenv("PLIMSOLL_FAKE_FAIL", (std::string(call) + ":" + std::to_string(calls.at(call) + 1)).c_str(), 1);  // in the second step
+    ::setenv("PLIMSOLL_FAKE_FAIL", (std::string(call) + ":" + std::to_string(calls.at(call) + 1)).c_str(),
+             1);  // in the second step
     const Outcome failed = run(train("--steps 4 --checkpoint-every 1 --checkpoint " + file));
     ::unsetenv("PLIMSOLL_FAKE_FAIL");
     EXPECT_EQ(failed.code, 4) << failed.err;
@@ -260,9 +272,12 @@ TEST_F(CudaCalls, AnyCallThatFailsLeavesTheLastCheckpointGood) {
 
 TEST_F(Cuda, AnAlgorithmThatIsRefusedIsNamedAndThePlanMadeWithoutIt) {
   ::setenv("PLIMSOLL_FAKE_REFUSE", "implicit_precomp_gemm", 1);
-  const Outcome trained = run("train lenet --data digits --batch 4 --device cuda:0 --exact --costs estimated --steps 3 --epochs 1 --json -");
+  const Outcome trained = run(
+      "train lenet --data digits --batch 4 --device cuda:0 --exact --costs estimated --steps 3 --epochs 1 --json -");
   EXPECT_EQ(trained.code, 0) << trained.err;
-  EXPECT_THAT(trained.err, HasSubstr("kernel 'cudnn:implicit_precomp_gemm' was offered, but does not run: cudnnConvolutionForward refuses"));
+  EXPECT_THAT(
+      trained.err,
+      HasSubstr("kernel 'cudnn:implicit_precomp_gemm' was offered, but does not run: cudnnConvolutionForward refuses"));
   EXPECT_THAT(trained.err, HasSubstr("planned again without it"));
   EXPECT_FALSE(done(trained).is_null());
 }
@@ -280,7 +295,8 @@ TEST_F(Cuda, AnAlgorithmThatIsRefusedToAResumedTrainingEndsItAsTheDevicesFailure
 
 TEST_F(Cuda, TheDefaultBudgetLeavesWhatKernelsTookWhenTheyWereMeasured) {
   ::setenv("PLIMSOLL_FAKE_LOADS", "64", 1);  // MiB, of each algorithm
-  const std::string measured = "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --steps 2 --json - ";
+  const std::string measured =
+      "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --steps 2 --json - ";
   const nlohmann::json own = done(run(measured));
   ASSERT_FALSE(own.is_null()) << slurp(path("err"));
   EXPECT_LE(own.at("budget_bytes").get<int64_t>(), (int64_t{2} << 30) - (int64_t{64} << 20));
@@ -299,7 +315,8 @@ TEST_F(Cuda, BatchesThatCannotBePinnedAreCopiedAllTheSame) {
 
 TEST_F(Cuda, APlanHasTheBudgetThatTrainingHas) {
   const int64_t free = int64_t{2} << 30;
-  EXPECT_EQ(run("plan lenet --batch 4 --device cuda:0 --json -").lines().front().at("budget_bytes").get<int64_t>(), free);
+  EXPECT_EQ(run("plan lenet --batch 4 --device cuda:0 --json -").lines().front().at("budget_bytes").get<int64_t>(),
+            free);
   EXPECT_THAT(run("compare lenet --batch 4 --device cuda:0 --policies auto").out, HasSubstr("budget 2.00 GiB"));
   EXPECT_TRUE(run("plan lenet --batch 4 --json -").lines().front().at("budget_bytes").is_null());
 }
@@ -308,12 +325,14 @@ TEST_F(Cuda, HeapsRefusesWhatItWouldNotHeed) {
   for (const char* flag : {"--policy auto", "--host-memory 1GiB", "--spill /tmp", "--peer cuda:1"}) {
     const Outcome outcome = run(std::string("heaps lenet --batch 2 --device cuda:0 ") + flag);
     EXPECT_EQ(outcome.code, 2) << flag;
-    EXPECT_THAT(outcome.err, HasSubstr(std::string(flag).substr(0, std::string(flag).find(' ')) + ": heaps are compared for policy liveness"));
+    EXPECT_THAT(outcome.err, HasSubstr(std::string(flag).substr(0, std::string(flag).find(' ')) +
+                                       ": heaps are compared for policy liveness"));
   }
 }
 
 TEST_F(Cuda, KeepsALimitOnTheSumOfWorkspaces) {
-  const std::string limited = "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 2 --costs estimated --workspace-total ";
+  const std::string limited =
+      "train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json - --steps 2 --costs estimated --workspace-total ";
   const Outcome whole = run(limited + "1GiB");
   ASSERT_EQ(whole.code, 0) << whole.err;
   const int64_t taken = whole.lines().front().at("workspaces_bytes").get<int64_t>();

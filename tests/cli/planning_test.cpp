@@ -30,14 +30,16 @@ TEST_F(Cli, CompareSaysOfEveryPolicyWhatPlanSays) {
     EXPECT_EQ(rows[i].at("policy"), names[i]);
     const json plan = run("plan" + what + " --policy " + names[i]).lines().at(0);
     EXPECT_THAT(keys_of(rows[i]), ::testing::IsSupersetOf(keys_of(plan))) << names[i];
-    for (const char* field : {"feasible", "peak_bytes", "arena_bytes", "step_time_ms", "offload_bytes", "prefetch_bytes", "recompute_steps", "steps"}) {
+    for (const char* field : {"feasible", "peak_bytes", "arena_bytes", "step_time_ms", "offload_bytes",
+                              "prefetch_bytes", "recompute_steps", "steps"}) {
       EXPECT_EQ(rows[i].at(field), plan.at(field)) << names[i] << " " << field;
     }
   }
 }
 
 TEST_F(Cli, CompareTellsWhatDoesNotFit) {
-  const Outcome outcome = run("compare alexnet --batch 200 --image-size 227 --lowering paper --device k40c --memory 1300MiB --policies baseline liveness superneurons --json -");
+  const Outcome outcome = run(
+      "compare alexnet --batch 200 --image-size 227 --lowering paper --device k40c --memory 1300MiB --policies baseline liveness superneurons --json -");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::vector<json> rows = outcome.lines();
   ASSERT_EQ(rows.size(), 3u);
@@ -67,7 +69,8 @@ TEST_F(Cli, PlansThePapersLayers) {
 }
 
 TEST_F(Cli, MaxFindsTheLargestBatchOfTable5) {
-  const Outcome outcome = run("max vgg16 --what batch --lowering paper --device k40c --policy superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware --json -");
+  const Outcome outcome = run(
+      "max vgg16 --what batch --lowering paper --device k40c --policy superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware --json -");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   ASSERT_EQ(outcome.lines().size(), 1u);
   const json object = outcome.lines()[0];
@@ -76,14 +79,18 @@ TEST_F(Cli, MaxFindsTheLargestBatchOfTable5) {
   EXPECT_LE(object.at("peak_bytes"), 12'025'908'428);
   EXPECT_GT(object.at("peak_bytes"), 11'900'000'000) << "one image more does not fit";
   EXPECT_GT(object.at("host_bytes"), 0);
-  const json limited = run("max alexnet --what batch --lowering paper --device k40c --host-memory 64MiB --policy superneurons:cache=off,recompute=none --json -").lines().at(0);
+  const json limited =
+      run("max alexnet --what batch --lowering paper --device k40c --host-memory 64MiB --policy superneurons:cache=off,recompute=none --json -")
+          .lines()
+          .at(0);
   EXPECT_EQ(limited.at("limited_by"), "host memory");
   EXPECT_LE(limited.at("host_bytes"), 64 << 20);
   EXPECT_GT(limited.at("batch"), 1);
 }
 
 TEST_F(Cli, MaxFindsTheDepthOfTable4) {
-  const Outcome outcome = run("max resnet:6-32-N-6 --what depth --batch 16 --image-size 227 --lowering paper --device k40c --policy torch --json -");
+  const Outcome outcome = run(
+      "max resnet:6-32-N-6 --what depth --batch 16 --image-size 227 --lowering paper --device k40c --policy torch --json -");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const json object = outcome.lines().at(0);
   EXPECT_EQ(object.at("depth"), 191);
@@ -91,17 +98,21 @@ TEST_F(Cli, MaxFindsTheDepthOfTable4) {
   EXPECT_EQ(object.at("limited_by"), "memory");
   EXPECT_LE(object.at("peak_bytes"), 12'025'908'428);
   EXPECT_EQ(object.at("host_bytes"), 0);
-  const Outcome none = run("max resnet:6-32-N-6 --what depth --batch 16 --lowering paper --device k40c --memory 1GiB --policy caffe --json -");
+  const Outcome none = run(
+      "max resnet:6-32-N-6 --what depth --batch 16 --lowering paper --device k40c --memory 1GiB --policy caffe --json -");
   EXPECT_EQ(none.code, 3);
   EXPECT_EQ(none.lines().at(0).at("depth"), 0);
   EXPECT_EQ(none.lines().at(0).at("limited_by"), "memory");
 }
 
 // The papers' values as they print them, ours as the layer model gives them.
-void expect_rows(const std::vector<json>& rows, const std::string& table, const std::map<std::pair<std::string, std::string>, std::pair<json, json>>& expected) {
+void expect_rows(const std::vector<json>& rows, const std::string& table,
+                 const std::map<std::pair<std::string, std::string>, std::pair<json, json>>& expected) {
   size_t found = 0;
   for (const json& row : rows) {
-    EXPECT_THAT(keys_of(row), ::testing::UnorderedElementsAre("table", "row", "quantity", "paper", "ours", "unit", "note")) << row;
+    EXPECT_THAT(keys_of(row),
+                ::testing::UnorderedElementsAre("table", "row", "quantity", "paper", "ours", "unit", "note"))
+        << row;
     EXPECT_EQ(row.at("table"), table);
     const std::string note = row.at("note");
     EXPECT_THAT(note, ::testing::StartsWith("simulated: "));

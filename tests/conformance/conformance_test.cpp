@@ -44,8 +44,8 @@ std::vector<std::string> device_names() {
   return names;
 }
 
-// "cuda_on_the_host" has CUDA's kernels behind a door that runs them on the host: what they compute, not what a GPU makes of
-// it. Others are opened once: that takes a GPU a while.
+// "cuda_on_the_host" has CUDA's kernels behind a door that runs them on the host: what they compute, not what a GPU
+// makes of it. Others are opened once: that takes a GPU a while.
 std::shared_ptr<const Device> open(const std::string& name) {
   if (name == "cuda_on_the_host") {
     return cuda::open_behind(std::make_shared<plimsoll::testing::FakeDoor>(kSeed), "cuda:0", true);
@@ -57,7 +57,8 @@ std::shared_ptr<const Device> open(const std::string& name) {
 }
 
 std::string test_name(std::string device) {
-  std::replace_if(device.begin(), device.end(), [](char c) { return c == ':' || c == '+'; }, '_');
+  std::replace_if(
+      device.begin(), device.end(), [](char c) { return c == ':' || c == '+'; }, '_');
   return device;
 }
 
@@ -98,8 +99,9 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
           const Outcome outcome = judge(*device, subject, spec);
           ++kernels;
           refused += outcome.refused;
-          EXPECT_THAT(outcome.failures, ::testing::IsEmpty()) << one.type << " " << one.text << ", " << to_string(family)
-                                                            << ", kernel " << spec.name << ", seed " << kSeed;
+          EXPECT_THAT(outcome.failures, ::testing::IsEmpty())
+              << one.type << " " << one.text << ", " << to_string(family) << ", kernel " << spec.name << ", seed "
+              << kSeed;
         }
       }
     }
@@ -140,9 +142,13 @@ std::string device_and_type(const ::testing::TestParamInfo<std::tuple<std::strin
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Conformance,
-                         ::testing::Combine(::testing::ValuesIn(device_names()), ::testing::ValuesIn(types_of_cases(true))), device_and_type);
+                         ::testing::Combine(::testing::ValuesIn(device_names()),
+                                            ::testing::ValuesIn(types_of_cases(true))),
+                         device_and_type);
 INSTANTIATE_TEST_SUITE_P(Devices, KernelNames,
-                         ::testing::Combine(::testing::ValuesIn(device_names()), ::testing::ValuesIn(types_of_cases(false))), device_and_type);
+                         ::testing::Combine(::testing::ValuesIn(device_names()),
+                                            ::testing::ValuesIn(types_of_cases(false))),
+                         device_and_type);
 
 class DeviceConformance : public ::testing::TestWithParam<std::string> {};
 
@@ -195,7 +201,8 @@ TEST(ConformanceSuite, HasACaseForEveryOpType) {
   std::set<std::string> untested;
   const std::set<std::string> tested = tested_types();
   for (const std::string& name : known_types()) {
-    if (!op_type(name).reference && !op_type(name).is_view) continue;  // it is planned, never run: a layer of a paper's model
+    if (!op_type(name).reference && !op_type(name).is_view)
+      continue;  // it is planned, never run: a layer of a paper's model
     if (tested.count(name) == 0) untested.insert(name);
   }
   EXPECT_THAT(untested, ::testing::IsEmpty());

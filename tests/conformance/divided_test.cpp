@@ -1,5 +1,5 @@
-// Kernels by configuration against the reference: every op that runs in parts, in every layout family, at odd batches and in
-// uneven parts by different kernels.
+// Kernels by configuration against the reference: every op that runs in parts, in every layout family, at odd batches
+// and in uneven parts by different kernels.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,8 +28,11 @@ class Dividing : public Device {
  public:
   explicit Dividing(const Device& whole) : whole_(whole) {}
   const DeviceInfo& info() const override { return whole_.info(); }
-  std::vector<KernelSpec> kernels(const Graph& g, const Op& op, LayoutFamily f) const override { return whole_.kernels(g, op, f); }
-  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel, int threads) const override {
+  std::vector<KernelSpec> kernels(const Graph& g, const Op& op, LayoutFamily f) const override {
+    return whole_.kernels(g, op, f);
+  }
+  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
+                                      int threads) const override {
     return plimsoll::make_kernel(whole_, graph, op, kernel, threads);
   }
   std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return whole_.take_arena(bytes); }
@@ -78,8 +81,8 @@ bool fits(const KernelSpec& offered, const KernelSpec& spec) {
 }
 
 // A division of the batch at random, each part by any kernel for these layouts; nothing where none runs a part.
-std::optional<KernelSpec> random_configuration(const Device& device, const Graph& graph, const Op& op, const KernelSpec& spec,
-                                               LayoutFamily family, std::mt19937_64& random) {
+std::optional<KernelSpec> random_configuration(const Device& device, const Graph& graph, const Op& op,
+                                               const KernelSpec& spec, LayoutFamily family, std::mt19937_64& random) {
   const int64_t batch = divisible_batch(graph, op);
   std::vector<MicroBatch> parts;
   Bytes most;
@@ -90,7 +93,8 @@ std::optional<KernelSpec> random_configuration(const Device& device, const Graph
     const MicroOp micro = micro_op(graph, op, rows);
     std::vector<KernelSpec> kernels;
     for (KernelSpec& offered : device.kernels(micro.graph, micro.graph.op(micro.op), family)) {
-      if (fits(offered, spec) && is_aligned_at(graph, op, batch - left, device.row_alignment(op, offered.name))) kernels.push_back(std::move(offered));
+      if (fits(offered, spec) && is_aligned_at(graph, op, batch - left, device.row_alignment(op, offered.name)))
+        kernels.push_back(std::move(offered));
     }
     if (kernels.empty()) return std::nullopt;
     const KernelSpec& kernel = kernels[random() % kernels.size()];
@@ -128,7 +132,8 @@ TEST_P(DividedOn, IsWhatTheReferenceGivesWhateverThePartsAndKernels) {
           if (!divided) continue;
           ++judged[one.type];
           EXPECT_THAT(judge(dividing, subject, *divided).failures, ::testing::IsEmpty())
-              << one.type << " " << one.text << ", " << to_string(family) << ", " << divided->name << ", seed " << kSeed;
+              << one.type << " " << one.text << ", " << to_string(family) << ", " << divided->name << ", seed "
+              << kSeed;
         }
       }
     }
@@ -153,7 +158,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, DividedOn, ::testing::ValuesIn(device_names())
 });
 
 // The storage of the first output by a kernel, from equal inputs.
-std::vector<std::byte> result_of(const Device& device, const Subject& subject, const Graph& graph, const std::string& kernel) {
+std::vector<std::byte> result_of(const Device& device, const Subject& subject, const Graph& graph,
+                                 const std::string& kernel) {
   const Op& op = graph.op(subject.op);
   const auto made = plimsoll::make_kernel(device, graph, op, kernel);
   std::vector<std::vector<std::byte>> storage;
@@ -178,9 +184,9 @@ std::vector<std::byte> result_of(const Device& device, const Subject& subject, c
   return {first, first + graph.tensor(op.outputs[0]).bytes().count};
 }
 
-// Rows do not know of each other, so a part by the same kernel gives their very bits. Not so where oneDNN shares out the work by
-// the number of rows: where pooling windows overlap, their gradients are then added in another order, and products of
-// matrices may be cut into other blocks.
+// Rows do not know of each other, so a part by the same kernel gives their very bits. Not so where oneDNN shares out
+// the work by the number of rows: where pooling windows overlap, their gradients are then added in another order, and
+// products of matrices may be cut into other blocks.
 TEST(Divided, GivesTheSameBitsAsTheWholeWhereTheKernelIsTheSameAndNothingIsSummedOverTheBatch) {
   const auto device = open_device("cpu", 2);
   std::map<std::string, int> equal, other;
@@ -208,7 +214,9 @@ TEST(Divided, GivesTheSameBitsAsTheWholeWhereTheKernelIsTheSameAndNothingIsSumme
     }
   }
   for (const auto& [kind, count] : other) {
-    EXPECT_THAT(kind, ::testing::AnyOf(::testing::HasSubstr("PoolBackward"), ::testing::HasSubstr("gemm"), ::testing::HasSubstr("brg"))) << count << " of " << count + equal[kind];
+    EXPECT_THAT(kind, ::testing::AnyOf(::testing::HasSubstr("PoolBackward"), ::testing::HasSubstr("gemm"),
+                                       ::testing::HasSubstr("brg")))
+        << count << " of " << count + equal[kind];
   }
   EXPECT_GT(equal.size(), 20u);
 }
@@ -233,7 +241,8 @@ TEST(Divided, WhatCannotBeDividedIsRefusedWithTheReason) {
   EXPECT_THAT(error_of(conv, "gemm:jit@4"), ::testing::HasSubstr("at least two parts"));
   EXPECT_THAT(error_of(conv, "nobody@2*2"), ::testing::HasSubstr("nobody"));
   graph.tensor(x).layout = {"bacd"};
-  EXPECT_THAT(error_of(conv, "gemm:jit@2*2"), ::testing::HasSubstr("the rows of 'x' do not lie one after the other in layout 'bacd'"));
+  EXPECT_THAT(error_of(conv, "gemm:jit@2*2"),
+              ::testing::HasSubstr("the rows of 'x' do not lie one after the other in layout 'bacd'"));
   EXPECT_TRUE(is_divisible({"aBcd16b"}));
   EXPECT_TRUE(is_divisible({"acdb"}));
   EXPECT_TRUE(is_divisible({}));

@@ -13,8 +13,8 @@ namespace {
 constexpr size_t kGuard = 4096;
 constexpr std::byte kGuardByte{0xA5}, kGarbage{0xFF};  // as floats, 0xFF bytes are NaN
 
-// Bytes with guards on both sides, 64-byte aligned. Where the host cannot address the device's memory they lie in an arena of
-// their own too, which upload and download keep equal.
+// Bytes with guards on both sides, 64-byte aligned. Where the host cannot address the device's memory they lie in an
+// arena of their own too, which upload and download keep equal.
 class Buffer {
  public:
   Buffer(const Device& device, size_t size)
@@ -96,7 +96,7 @@ bool padding_is_zero(const Tensor& tensor, std::vector<std::byte> storage) {
 double tolerance_of(const std::string& kernel) {
   // Of a configuration, the least exact part counts.
   const auto has = [&](std::string_view part) { return kernel.find(part) != std::string::npos; };
-  if (has(":tf32")) return 5e-3;  // inputs have 10 bits behind the point
+  if (has(":tf32")) return 5e-3;       // inputs have 10 bits behind the point
   if (has("cudnn:wino")) return 2e-4;  // tiles of 6x6, whose transforms amplify rounding
   if (has("wino") || has("fft")) return 5e-5;
   return has("cudnn:") || has("cublaslt") ? 2e-5 : 5e-6;  // libraries that sum in single precision
@@ -156,7 +156,8 @@ class Bench {
       in.push_back(inputs_.back()->place());
     }
     for (size_t i = 0; i < op_.outputs.size(); ++i) {
-      outputs_.push_back(std::make_unique<Buffer>(device, static_cast<size_t>(graph.tensor(op_.outputs[i]).bytes().count)));
+      outputs_.push_back(
+          std::make_unique<Buffer>(device, static_cast<size_t>(graph.tensor(op_.outputs[i]).bytes().count)));
       out.push_back(outputs_.back()->place());
     }
     std::vector<InPlace> pairs;

@@ -8,9 +8,9 @@
 
 #include "cost/signature.h"
 #include "device/cuda/device.h"
-#include "plimsoll/compile.h"
 #include "device/divided.h"
 #include "kernels/layout.h"
+#include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
@@ -54,7 +54,8 @@ TEST(CudaChoice, OfKernelsThatEstimatesDoNotTellApartTheDevicesFirstIsTaken) {
   graph.inputs = {x};
   graph.states = {{w, w}};
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
-  const LayoutResult result = choose_layouts(graph, *device, CostTable(), {.family = LayoutFamily::plain, .exact = true});
+  const LayoutResult result =
+      choose_layouts(graph, *device, CostTable(), {.family = LayoutFamily::plain, .exact = true});
   EXPECT_EQ(result.kernels[static_cast<size_t>(conv.index)].kernel,
             device->kernels(graph, graph.op(conv), LayoutFamily::plain).at(0).name);
 }
@@ -64,8 +65,8 @@ class AlgorithmsByName final : public FakeDoor {
  public:
   std::vector<cuda::ConvolutionAlgorithm> algorithms(const cuda::Convolution&, bool tf32) override {
     std::vector<cuda::ConvolutionAlgorithm> list;
-    for (const char* name : {"winograd_nonfused", "winograd", "implicit_precomp_gemm", "implicit_gemm", "fft", "fft_tiling",
-                             "algo_0", "algo_1", "algo_3"}) {
+    for (const char* name : {"winograd_nonfused", "winograd", "implicit_precomp_gemm", "implicit_gemm", "fft",
+                             "fft_tiling", "algo_0", "algo_1", "algo_3"}) {
       const int number = static_cast<int>(list.size());
       list.push_back({.name = name, .number = number, .tf32 = false, .deterministic = true, .workspace = {}});
       if (tf32) list.push_back({.name = name, .number = number, .tf32 = true, .deterministic = true, .workspace = {}});
@@ -92,14 +93,16 @@ TEST(CudaChoice, EstimatesRankAlgorithmsByTheirKindInEachPass) {
     std::vector<KernelSpec> kernels = library->kernels(graph, graph.op(id), LayoutFamily::plain);
     kernels.push_back(ours->kernels(graph, graph.op(id), LayoutFamily::plain).at(0));
     const auto ms = [&](const std::string& kernel) {
-      const auto spec = std::find_if(kernels.begin(), kernels.end(), [&](const KernelSpec& one) { return one.name == kernel; });
+      const auto spec =
+          std::find_if(kernels.begin(), kernels.end(), [&](const KernelSpec& one) { return one.name == kernel; });
       if (spec == kernels.end()) throw Error(ErrorCode::internal, kernel);
       return table.cost(graph, graph.op(id), *spec).time_ms;
     };
     const std::string gemm = id == forward ? "cudnn:implicit_precomp_gemm" : "cudnn:algo_1";
     EXPECT_LT(ms("cudnn:winograd_nonfused"), ms(gemm));
     EXPECT_LT(ms(gemm + ":tf32"), ms("cudnn:winograd_nonfused"));
-    for (const char* slower : {"cudnn:fft", "cudnn:fft_tiling", "cudnn:implicit_gemm", "cudnn:algo_0", "cudnn:algo_3"}) {
+    for (const char* slower :
+         {"cudnn:fft", "cudnn:fft_tiling", "cudnn:implicit_gemm", "cudnn:algo_0", "cudnn:algo_3"}) {
       EXPECT_LT(ms(gemm), ms(slower)) << slower;
       EXPECT_LT(5 * ms(slower), ms("own:direct")) << slower;
     }
@@ -113,8 +116,9 @@ CostTable liking(const Device& device, const Graph& graph, std::initializer_list
     if (op.type->is_view || op.type->name == "Reorder") continue;
     for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last}) {
       for (const KernelSpec& spec : device.kernels(graph, op, family)) {
-        const bool liked =
-            std::any_of(names.begin(), names.end(), [&](std::string_view name) { return spec.name.find(name) != std::string::npos; });
+        const bool liked = std::any_of(names.begin(), names.end(), [&](std::string_view name) {
+          return spec.name.find(name) != std::string::npos;
+        });
         table.put({op_signature(graph, op, spec), spec.name, 0},
                   {.source = Cost::Source::measured, .time_ms = liked ? 0.001 : 1, .runs = 3});
       }
@@ -180,7 +184,8 @@ TEST(CudaChoice, PartsByCudnnBeginAtMultiplesOf16Bytes) {
   EXPECT_EQ(Example({8, 3, 5, 5}).kernel(*device, limited), "cudnn:implicit_gemm");
   const Example e({8, 3, 5, 5});
   EXPECT_NO_THROW(make_kernel(*device, e.graph, e.graph.op(e.conv), "cudnn:implicit_gemm@4*2"));
-  EXPECT_NO_THROW(make_kernel(*device, e.graph, e.graph.op(e.conv), "cudnn:implicit_gemm@4+cudnn:implicit_gemm@3+own:direct@1"));
+  EXPECT_NO_THROW(
+      make_kernel(*device, e.graph, e.graph.op(e.conv), "cudnn:implicit_gemm@4+cudnn:implicit_gemm@3+own:direct@1"));
   try {
     make_kernel(*device, e.graph, e.graph.op(e.conv), "cudnn:implicit_gemm@2*4");
     ADD_FAILURE() << "it was made";
@@ -203,7 +208,8 @@ TEST(CudaChoice, AKernelThatRefusesToRunIsNamedAndNotOfferedAgain) {
         ADD_FAILURE() << "the step ran";
       } catch (const KernelRefused& refusal) {
         EXPECT_EQ(refusal.code(), ErrorCode::device_failure);
-        EXPECT_THAT(refusal.what(), HasSubstr("op '" + refusal.op() + "': kernel 'cudnn:implicit_precomp_gemm' was offered"));
+        EXPECT_THAT(refusal.what(),
+                    HasSubstr("op '" + refusal.op() + "': kernel 'cudnn:implicit_precomp_gemm' was offered"));
         EXPECT_THAT(refusal.what(), HasSubstr("cudnnConvolutionForward refuses"));
       }
     }

@@ -67,9 +67,12 @@ TEST(CudaDevice, NamesTheCallThatRefusesTheArena) {
 
 TEST(CudaDevice, NamesTheOpThatItCannotRun) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
-  register_op({.name = "CudaTestNothing", .infer = [](const Attributes&, std::span<const Tensor* const> in) {
-                 return std::vector<TensorSpec>{{in[0]->shape, in[0]->dtype}};
-               }, .kind = LayerKind::other});
+  register_op({.name = "CudaTestNothing",
+               .infer =
+                   [](const Attributes&, std::span<const Tensor* const> in) {
+                     return std::vector<TensorSpec>{{in[0]->shape, in[0]->dtype}};
+                   },
+               .kind = LayerKind::other});
   Graph graph;
   const TensorId x = graph.add_source("x", {4}, DType::f32, Role::activation);
   const TensorId d = graph.add_source("d", {4}, DType::f64, Role::activation);

@@ -316,8 +316,8 @@ class FakeDoor : public cuda::Door {
     return 1e-3 * (static_cast<EventState*>(to)->at_ms - static_cast<EventState*>(from)->at_ms);
   }
 
-  // As CUDA does it: a queue is within a capture from when it waits for an event of it, compute must wait for all of them
-  // at the end, and whatever breaks these rules spoils the capture. Launched, everything is asked for anew.
+  // As CUDA does it: a queue is within a capture from when it waits for an event of it, compute must wait for all of
+  // them at the end, and whatever breaks these rules spoils the capture. Launched, everything is asked for anew.
   void begin_capture() override {
     const std::lock_guard lock(mutex_);
     call("cudaStreamBeginCapture");
@@ -390,10 +390,11 @@ class FakeDoor : public cuda::Door {
       using namespace cuda;
       const char* const name = c_.pass == cuda::Convolution::Pass::forward         ? "cudnnConvolutionForward"
                                : c_.pass == cuda::Convolution::Pass::backward_data ? "cudnnConvolutionBackwardData"
-                                                                             : "cudnnConvolutionBackwardFilter";
+                                                                                   : "cudnnConvolutionBackwardFilter";
       door_.count(name);
       if (door_.refused_.contains(algorithm_.name)) {
-        throw Error(ErrorCode::unsupported, std::string(name) + " refuses the algorithm " + algorithm_.name + " after all (fake)");
+        throw Error(ErrorCode::unsupported,
+                    std::string(name) + " refuses the algorithm " + algorithm_.name + " after all (fake)");
       }
       const int64_t group_c = c_.c / c_.groups;
       const bool last = c_.channels_last;

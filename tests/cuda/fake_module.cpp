@@ -50,7 +50,8 @@ PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) {
       throw plimsoll::Error(plimsoll::ErrorCode::unsupported, why);
     }
   }
-  if (const std::string loads = environment("PLIMSOLL_FAKE_LOADS"); !loads.empty()) door->loads({std::stoll(loads) << 20});
+  if (const std::string loads = environment("PLIMSOLL_FAKE_LOADS"); !loads.empty())
+    door->loads({std::stoll(loads) << 20});
   door->keep_calls(environment("PLIMSOLL_FAKE_CALLS"));
   return door.release();
 }

@@ -1,5 +1,5 @@
-// Measuring on a device with a clock of its own: what a first run loads does not count, nothing of the last run is in the
-// cache, and a kernel that fails is told from a device that fails.
+// Measuring on a device with a clock of its own: what a first run loads does not count, nothing of the last run is in
+// the cache, and a kernel that fails is told from a device that fails.
 #include "plimsoll/cost.h"
 
 #include <gmock/gmock.h>
@@ -43,8 +43,8 @@ TEST(CudaMeasure, WhatAFirstRunLoadsDoesNotCount) {
   const auto device = cuda::open_behind(door, "cuda:0", false);
   CostTable table;
   measure_costs(e.graph, *device, table);
-  for (const auto& [kernel, ms] :
-       {std::pair("cudnn:fft", 4.0), std::pair("cudnn:implicit_precomp_gemm", 2.0), std::pair("cudnn:implicit_gemm", 3.0)}) {
+  for (const auto& [kernel, ms] : {std::pair("cudnn:fft", 4.0), std::pair("cudnn:implicit_precomp_gemm", 2.0),
+                                   std::pair("cudnn:implicit_gemm", 3.0)}) {
     const auto cost = e.cost(*device, table, kernel);
     ASSERT_TRUE(cost.has_value()) << kernel;
     EXPECT_GE(cost->runs, 3) << kernel;
@@ -95,7 +95,8 @@ TEST(CudaMeasure, AKernelThatRefusesIsNeverTheFastestAndNotOfferedAgain) {
   measure_costs(e.graph, *device, table);
   ASSERT_TRUE(e.cost(*device, table, "cudnn:fft").has_value());
   EXPECT_GT(e.cost(*device, table, "cudnn:fft")->time_ms, 1000);
-  for (const KernelSpec& spec : device->kernels(e.graph, e.graph.op(e.conv), LayoutFamily::plain)) EXPECT_NE(spec.name, "cudnn:fft");
+  for (const KernelSpec& spec : device->kernels(e.graph, e.graph.op(e.conv), LayoutFamily::plain))
+    EXPECT_NE(spec.name, "cudnn:fft");
 }
 
 TEST(CudaMeasure, AFailureThatEndsAllWorkIsToldByTheCallThatFailedFirst) {

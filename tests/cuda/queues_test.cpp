@@ -18,9 +18,9 @@
 #include "plimsoll/models.h"
 #include "plimsoll/verify.h"
 #include "tests/cuda/fake_door.h"
+#include "tests/support/mixing_device.h"
 #include "tests/support/random_plan.h"
 #include "tests/support/temporary_folder.h"
-#include "tests/support/mixing_device.h"
 
 namespace plimsoll {
 namespace {
@@ -31,17 +31,21 @@ using ::testing::IsEmpty;
 using testing::MixingDevice;
 using Content = std::vector<std::vector<std::byte>>;
 
-constexpr uint64_t kSteps = 4;  // two that are asked for one by one, then two as a whole, where nothing goes by way of a disk
+constexpr uint64_t kSteps =
+    4;  // two that are asked for one by one, then two as a whole, where nothing goes by way of a disk
 
 // The CUDA device with noise for kernels, asked of its compute queue.
 class QueuedMixing final : public Device {
  public:
   QueuedMixing(std::shared_ptr<FakeDoor> door, const Graph& graph, const std::vector<KernelChoice>& kernels)
-      : door_(std::move(door)), cuda_(cuda::open_behind(door_, "cuda:0", false, [this](int device) {
-          peer_ = std::make_shared<FakeDoor>(static_cast<uint64_t>(device));
-          peer_->as_device(device);
-          return peer_;
-        })), mixing_(graph, kernels) {}
+      : door_(std::move(door)),
+        cuda_(cuda::open_behind(door_, "cuda:0", false,
+                                [this](int device) {
+                                  peer_ = std::make_shared<FakeDoor>(static_cast<uint64_t>(device));
+                                  peer_->as_device(device);
+                                  return peer_;
+                                })),
+        mixing_(graph, kernels) {}
 
   const DeviceInfo& info() const override { return cuda_->info(); }
   std::vector<KernelSpec> kernels(const Graph&, const Op&, LayoutFamily) const override { return {}; }
@@ -98,7 +102,8 @@ std::vector<std::byte> source(const Graph& graph, TensorId id, uint64_t step) {
 }
 
 struct Problem {
-  Problem(Graph g, Plan p, std::vector<KernelChoice> k) : graph(std::move(g)), plan(std::move(p)), kernels(std::move(k)) {}
+  Problem(Graph g, Plan p, std::vector<KernelChoice> k)
+      : graph(std::move(g)), plan(std::move(p)), kernels(std::move(k)) {}
   explicit Problem(uint64_t seed, bool disk = true)
       : graph(testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 9)})),
         plan(disk ? testing::RandomPlan(graph, seed).make() : testing::RandomPlan(graph, seed).without_disk().make()) {
@@ -178,7 +183,8 @@ TEST(Queues, OrderPlansThatPoliciesMakeForGpus) {
       const Program& program = std::get<Program>(result);
       Problem problem(program.network.graph, program.plan, program.kernels);
       moving += !program.plan->moves.empty();
-      const Content expected = contents(problem, MixingDevice(problem.graph, problem.kernels), {.spill = folder.path()});
+      const Content expected =
+          contents(problem, MixingDevice(problem.graph, problem.kernels), {.spill = folder.path()});
       for (const bool check_memory : {false, true}) {
         const auto door = std::make_shared<FakeDoor>(7);
         const QueuedMixing device(door, problem.graph, problem.kernels);
@@ -202,9 +208,11 @@ TEST(Queues, AStepWaitsForTheDeviceAsOftenAsTheOneBefore) {
     const auto calls = [&](const char* name) { return door->calls().contains(name) ? door->calls().at(name) : 0; };
     std::vector<std::tuple<int, int, int>> all;  // allocations, and waits of the host for queues and events
     for (int step = 0; step < 8; ++step) {
-      const int taken = calls("cudaMalloc"), queues = calls("cudaStreamSynchronize"), events = calls("cudaEventSynchronize");
+      const int taken = calls("cudaMalloc"), queues = calls("cudaStreamSynchronize"),
+                events = calls("cudaEventSynchronize");
       executor.run_step();
-      all.emplace_back(calls("cudaMalloc") - taken, calls("cudaStreamSynchronize") - queues, calls("cudaEventSynchronize") - events);
+      all.emplace_back(calls("cudaMalloc") - taken, calls("cudaStreamSynchronize") - queues,
+                       calls("cudaEventSynchronize") - events);
     }
     for (size_t step = 1; step < all.size(); ++step) EXPECT_EQ(all[step], all[0]) << step;
     EXPECT_EQ(std::get<0>(all[0]), 0);
@@ -297,7 +305,8 @@ TEST(Queues, AStepThatCannotBeCapturedRunsAllTheSame) {
       return probe->calls().count("cudaStreamWaitEvent") > 0 ? probe->calls().at("cudaStreamWaitEvent") : 0;
     };
     door->fail("cudaStreamWaitEvent", waits(2) + 1);
-    EXPECT_EQ(contents(problem, QueuedMixing(door, problem.graph, problem.kernels), {.spill = folder.path()}), expected);
+    EXPECT_EQ(contents(problem, QueuedMixing(door, problem.graph, problem.kernels), {.spill = folder.path()}),
+              expected);
     EXPECT_EQ(door->captures(), 0);
     EXPECT_THAT(door->conflicts(), IsEmpty());
     ++struck;

@@ -6,12 +6,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "bench/heaps.h"
 #include "device/cuda/device.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
-#include "bench/heaps.h"
 #include "tests/cuda/fake_door.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/write_inputs.h"
@@ -69,7 +69,8 @@ TEST(CudaHeaps, AllGiveTheSameResult) {
     EXPECT_EQ(run.digest, runs.front().digest) << run.heap;
     EXPECT_EQ(run.allocations > 10, !run.heap.starts_with("plan")) << run.heap;
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"cudaMalloc", "cudaMallocAsync", "papers' heap", "plan", "plan, captured"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"cudaMalloc", "cudaMallocAsync", "papers' heap", "plan", "plan, captured"}));
   EXPECT_EQ(door->allocations(), 0u);
   EXPECT_EQ(door->calls().at("cudaMallocAsync"), door->calls().at("cudaFreeAsync"));
   EXPECT_LE(runs[3].held, runs[2].held);

@@ -1,4 +1,5 @@
-// What scripts/gpu_check runs inside 12 GiB of a GPU has a plan: found here on a simulated one, before a GPU's time is spent.
+// What scripts/gpu_check runs inside 12 GiB of a GPU has a plan: found here on a simulated one, before a GPU's time is
+// spent.
 #include <gtest/gtest.h>
 
 #include "plimsoll/compile.h"
@@ -30,9 +31,12 @@ TEST_P(LargePlans, FitTwelveGibibytes) {
 
 // Twice the batches of SuperNeurons' Table 5, and 2498 layers, where its Table 4 has 1920.
 INSTANTIATE_TEST_SUITE_P(Networks, LargePlans,
-                         testing::Values(Large{"alexnet", 3584}, Large{"vgg16", 448}, Large{"inception4", 480}, Large{"resnet50", 768},
-                                         Large{"resnet101", 512}, Large{"resnet152", 352}, Large{"resnet:6-32-788-6", 16}),
-                         [](const auto& info) { return std::string(info.param.model).substr(0, std::string(info.param.model).find(':')); });
+                         testing::Values(Large{"alexnet", 3584}, Large{"vgg16", 448}, Large{"inception4", 480},
+                                         Large{"resnet50", 768}, Large{"resnet101", 512}, Large{"resnet152", 352},
+                                         Large{"resnet:6-32-788-6", 16}),
+                         [](const auto& info) {
+                           return std::string(info.param.model).substr(0, std::string(info.param.model).find(':'));
+                         });
 
 }  // namespace
 }  // namespace plimsoll

@@ -14,7 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 
 TrainOptions small_run(const std::string& model = "resnet20") {
-  TrainOptions options{.model = model, .data = "digits", .batch = 16, .memory = 512_MiB, .policy = "liveness", .steps = 20};
+  TrainOptions options{
+      .model = model, .data = "digits", .batch = 16, .memory = 512_MiB, .policy = "liveness", .steps = 20};
   options.schedule.lr = 0.05;
   options.threads = 1;  // a busy machine makes spinning teams of threads many times slower
   options.costs = "estimated";
@@ -31,7 +32,9 @@ DoneEvent run(const TrainOptions& options, const TrainListener& listener = {}) {
 
 class Folder {
  public:
-  Folder() : path_(fs::temp_directory_path() / ("plimsoll_train_" + std::to_string(::getpid()))) { fs::create_directories(path_); }
+  Folder() : path_(fs::temp_directory_path() / ("plimsoll_train_" + std::to_string(::getpid()))) {
+    fs::create_directories(path_);
+  }
   ~Folder() { fs::remove_all(path_); }
   fs::path operator/(const char* name) const { return path_ / name; }
 
@@ -60,14 +63,20 @@ TEST(Train, ReadsNothingThatThePlanCallsDead) {
   }
 }
 
+// What is measured is what kernels use: under baseline less than what the plan holds.
 TEST(Train, PeaksAtTheByteThatWasPredicted) {
   for (const char* policy : {"baseline", "liveness", "auto"}) {
     TrainOptions options = small_run();
     options.policy = policy;
     options.steps = 2;
     Bytes predicted;
-    const DoneEvent done = run(options, {.planned = [&](const Program& p, const std::string&) { predicted = p.plan->predicted.peak; }});
-    EXPECT_EQ(done.peak, predicted) << policy;
+    const DoneEvent done =
+        run(options, {.planned = [&](const Program& p, const std::string&) { predicted = p.plan->predicted.peak; }});
+    if (policy == std::string_view("baseline")) {
+      EXPECT_LT(done.peak, predicted);
+    } else {
+      EXPECT_EQ(done.peak, predicted) << policy;
+    }
   }
 }
 
@@ -79,7 +88,8 @@ TEST(Train, ResumesBitForBitFromTheMiddleOfAnEpoch) {
 
   options.checkpoint = folder / "half.safetensors";
   int64_t seen = 0;
-  const DoneEvent first = run(options, {.step = [&](const StepEvent& e) { seen = e.step; }, .stop = [&] { return seen == 97; }});
+  const DoneEvent first =
+      run(options, {.step = [&](const StepEvent& e) { seen = e.step; }, .stop = [&] { return seen == 97; }});
   EXPECT_TRUE(first.interrupted);
   options.resume = options.checkpoint;
   const DoneEvent second = run(options);

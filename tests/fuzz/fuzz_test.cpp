@@ -36,23 +36,15 @@ void damage(std::string& input, const std::vector<std::string>& seeds, std::mt19
     case 1:
       if (!input.empty()) input[at] = static_cast<char>(random());
       break;
-    case 2:
-      input.resize(at);
-      break;
-    case 3:
-      input.erase(at, length);
-      break;
-    case 4:
-      input.insert(at, input.substr(at, length));
-      break;
+    case 2: input.resize(at); break;
+    case 3: input.erase(at, length); break;
+    case 4: input.insert(at, input.substr(at, length)); break;
     case 5: {
       const std::string_view extreme = kExtremes[random() % std::size(kExtremes)];
       input.replace(at, std::min(extreme.size(), input.size() - at), extreme);
       break;
     }
-    case 6:
-      input.insert(at, kExtremes[random() % std::size(kExtremes)]);
-      break;
+    case 6: input.insert(at, kExtremes[random() % std::size(kExtremes)]); break;
     case 7: {
       const std::string& other = seeds[random() % seeds.size()];
       input = input.substr(0, at) + other.substr(below(other.size()));
@@ -93,7 +85,8 @@ TEST(Seeds, AreValid) {
   }
   const Graph graph = graph_from_json(to_json(example_graph()));
   for (const std::string& plan : seeds("plan")) {
-    for (const Violation& violation : verify_safety(graph, plan_from_json(plan, graph))) ADD_FAILURE() << violation.message;
+    for (const Violation& violation : verify_safety(graph, plan_from_json(plan, graph)))
+      ADD_FAILURE() << violation.message;
   }
   EXPECT_EQ(saved_plan_from_json(saved_plan_seed()).request.model, "resnet20");
   for (const std::string& name : seeds("model_name")) EXPECT_NO_THROW(parse_model_name(name)) << name;

@@ -12,12 +12,9 @@ void write_elements(Executor& executor, const Graph& graph, TensorId id, const s
     executor.write(id, std::as_bytes(std::span(elements)));
   };
   switch (graph.tensor(id).dtype) {
-    case DType::i32:
-      return write(int32_t{});
-    case DType::i64:
-      return write(int64_t{});
-    default:
-      return write(float{});
+    case DType::i32: return write(int32_t{});
+    case DType::i64: return write(int64_t{});
+    default: return write(float{});
   }
 }
 

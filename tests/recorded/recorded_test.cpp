@@ -1,6 +1,6 @@
 // Whole training steps against PyTorch: losses, every gradient, and every parameter and state after two steps.
-#include "tests/support/interpreter.h"
 #include "tests/recorded/compare.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll::recorded {
 namespace {

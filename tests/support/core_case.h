@@ -31,8 +31,11 @@ inline CostTable costs_of(const Program& program, double one_thread_ms) {
 struct CoreCase {
   explicit CoreCase(double one_thread_ms) : CoreCase(one_thread_ms, CoreOptions{}) {}
   CoreCase(double one_thread_ms, const CoreOptions& options)
-      : device(open_device("cpu", 2)), program(resnet20_program(*device)), costs(costs_of(program, one_thread_ms)),
-        input{program.network.graph, *device, costs, options}, serial(check_plan(input.graph, plimsoll::serial(input, program.plan))) {}
+      : device(open_device("cpu", 2)),
+        program(resnet20_program(*device)),
+        costs(costs_of(program, one_thread_ms)),
+        input{program.network.graph, *device, costs, options},
+        serial(check_plan(input.graph, plimsoll::serial(input, program.plan))) {}
   CoreCase(const CoreCase&) = delete;
 
   ChosenThreads choose(const OpPairs& conflicts = {}) const { return choose_threads(input, serial, serial, conflicts); }

@@ -9,7 +9,8 @@
 
 namespace plimsoll::testing {
 
-// The message of the Error that `action` throws. Fails the test where the Error has another code, and where there is none.
+// The message of the Error that `action` throws. Fails the test where the Error has another code, and where there is
+// none.
 template <class Action>
 std::string error_text(ErrorCode code, const Action& action) {
   try {

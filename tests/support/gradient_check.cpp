@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/support/interpreter.h"
 #include "plimsoll/autodiff.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll {
 namespace {

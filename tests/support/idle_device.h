@@ -11,7 +11,9 @@ namespace plimsoll {
 class PretendDevice : public Device {
  public:
   const DeviceInfo& info() const override { return info_; }
-  std::vector<KernelSpec> kernels(const Graph& g, const Op& op, LayoutFamily family) const override { return reference_->kernels(g, op, family); }
+  std::vector<KernelSpec> kernels(const Graph& g, const Op& op, LayoutFamily family) const override {
+    return reference_->kernels(g, op, family);
+  }
   std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return reference_->take_arena(bytes); }
   void write(std::byte* to, std::span<const std::byte> from) const override { reference_->write(to, from); }
   void read(std::span<std::byte> to, const std::byte* from) const override { reference_->read(to, from); }
@@ -27,7 +29,9 @@ class PretendDevice : public Device {
 
 class IdleDevice final : public PretendDevice {
  public:
-  std::unique_ptr<Kernel> make_kernel(const Graph&, const Op&, std::string_view, int) const override { return std::make_unique<Idle>(); }
+  std::unique_ptr<Kernel> make_kernel(const Graph&, const Op&, std::string_view, int) const override {
+    return std::make_unique<Idle>();
+  }
 
  private:
   class Idle final : public Kernel {

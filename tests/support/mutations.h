@@ -81,14 +81,21 @@ inline const std::vector<Mutation>& mutations() {
     };
   };
   static const std::vector<Mutation> list{
-      {"parts that are not the batch", {Rule::bad_division}, division([](int64_t batch, Random& random) {
+      {"parts that are not the batch",
+       {Rule::bad_division},
+       division([](int64_t batch, Random& random) {
          const int64_t other = batch + 1 + static_cast<int64_t>(pick(random, 3));
          return random() % 2 ? fmt::format("k@{}+k@1", other) : fmt::format("k@1*{}", other);
-       }), true},
-      {"a division that is nonsense", {Rule::bad_division}, division([](int64_t, Random& random) {
-         static const std::vector<std::string> names = {"k@", "k@2+", "k@0*2", "+", "k@2", "@1*2", "k@-1+k@2", "k@1*99999999999999999999"};
+       }),
+       true},
+      {"a division that is nonsense",
+       {Rule::bad_division},
+       division([](int64_t, Random& random) {
+         static const std::vector<std::string> names = {"k@",  "k@2+", "k@0*2",    "+",
+                                                        "k@2", "@1*2", "k@-1+k@2", "k@1*99999999999999999999"};
          return names[1 + pick(random, names.size() - 1)];
-       }), true},
+       }),
+       true},
       {"a stay begins later", lost, stay([](const Graph&, Plan&, Stay& s, Random& random) {
          if (s.first == s.last) return false;
          s.first += 1 + static_cast<StepIndex>(pick(random, 2) * pick(random, static_cast<size_t>(s.last - s.first)));

@@ -151,7 +151,8 @@ inline void expect_like_reference(const OpCase& test) {
 
   for (LayoutFamily family : {LayoutFamily::plain, LayoutFamily::channels_last, LayoutFamily::blocked}) {
     for (int threads : {1, 2}) {
-      if (threads > 1 && bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs) < 32_KiB) continue;  // all run serially
+      if (threads > 1 && bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs) < 32_KiB)
+        continue;  // all run serially
       SCOPED_TRACE(std::string(to_string(family)) + ", " + std::to_string(threads) + " threads");
       const auto device = open_device("cpu", threads);
       for (const KernelSpec& spec : device->kernels(graph, op, family)) {

@@ -1,4 +1,5 @@
-// Random candidates and fronts for tests and benchmarks. Times are multiples of 1/1024 ms, so that their sums are exact.
+// Random candidates and fronts for tests and benchmarks. Times are multiples of 1/1024 ms, so that their sums are
+// exact.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,8 @@ namespace plimsoll {
 inline double in_grains(double ms) { return std::max(1.0, std::round(ms * 1024)) / 1024; }
 
 // Kernels without any pattern: some micro-batches have none.
-inline MicroBatchKernels wild_candidates(std::mt19937& random, int64_t batch, int kernels, BatchSizes sizes = BatchSizes::all) {
+inline MicroBatchKernels wild_candidates(std::mt19937& random, int64_t batch, int kernels,
+                                         BatchSizes sizes = BatchSizes::all) {
   std::uniform_int_distribution<int> count(0, kernels), workspace(0, 9), grains(1, 9000);
   MicroBatchKernels candidates;
   for (int64_t size : micro_batch_sizes(sizes, batch)) {
@@ -25,7 +27,8 @@ inline MicroBatchKernels wild_candidates(std::mt19937& random, int64_t batch, in
   return candidates;
 }
 
-// As convolutions are: a slow kernel without workspace, and faster ones with fixed costs whose workspaces grow with the batch.
+// As convolutions are: a slow kernel without workspace, and faster ones with fixed costs whose workspaces grow with the
+// batch.
 inline MicroBatchKernels likely_candidates(std::mt19937& random, int64_t batch, int kernels, BatchSizes sizes) {
   std::uniform_real_distribution<double> unit(0, 1);
   const double work = std::exp(unit(random) * 4 - 3);  // ms a sample
@@ -36,14 +39,16 @@ inline MicroBatchKernels likely_candidates(std::mt19937& random, int64_t batch, 
     const int64_t each = k == 0 ? 0 : static_cast<int64_t>(std::exp(unit(random) * 7 + 8));
     for (int64_t size : micro_batch_sizes(sizes, batch)) {
       const double noise = 1 + 0.05 * unit(random);
-      candidates[size].push_back({"k" + std::to_string(k), size, in_grains((fixed + work * static_cast<double>(size) / speed) * noise),
-                            Bytes{(base + each * size) / 64 * 64}});
+      candidates[size].push_back({"k" + std::to_string(k), size,
+                                  in_grains((fixed + work * static_cast<double>(size) / speed) * noise),
+                                  Bytes{(base + each * size) / 64 * 64}});
     }
   }
   return candidates;
 }
 
-inline std::vector<std::vector<Configuration>> likely_fronts(std::mt19937& random, int ops, int64_t batch, int kernels, BatchSizes sizes) {
+inline std::vector<std::vector<Configuration>> likely_fronts(std::mt19937& random, int ops, int64_t batch, int kernels,
+                                                             BatchSizes sizes) {
   std::vector<std::vector<Configuration>> fronts;
   for (int i = 0; i < ops; ++i) fronts.push_back(pareto_front(likely_candidates(random, batch, kernels, sizes), batch));
   return fronts;

@@ -28,11 +28,18 @@ inline void register_test_ops() {
   static const bool done = [] {
     auto may = [](int input) { return std::vector<InPlace>{{0, input}}; };
     register_op({.name = "TestMix", .infer = of_shape, .kind = LayerKind::other});
-    register_op(
-        {.name = "TestMap", .infer = like_first, .in_place = [may](const Graph&, const Op&) { return may(0); }, .division = {{0}, {0}}, .kind = LayerKind::other});
-    register_op({.name = "TestMapBackward", .infer = like_first, .in_place = [](const Graph&, const Op&) {
-                   return std::vector<InPlace>{{0, 0}, {0, 1}};
-                 }, .kind = LayerKind::other});
+    register_op({.name = "TestMap",
+                 .infer = like_first,
+                 .in_place = [may](const Graph&, const Op&) { return may(0); },
+                 .division = {{0}, {0}},
+                 .kind = LayerKind::other});
+    register_op({.name = "TestMapBackward",
+                 .infer = like_first,
+                 .in_place =
+                     [](const Graph&, const Op&) {
+                       return std::vector<InPlace>{{0, 0}, {0, 1}};
+                     },
+                 .kind = LayerKind::other});
     register_op({.name = "TestView",
                  .infer = of_shape,
                  .in_place =

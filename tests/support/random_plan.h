@@ -14,7 +14,8 @@ namespace plimsoll::testing {
 
 class RandomPlan {
  public:
-  RandomPlan(const Graph& graph, uint64_t seed, bool in_parts = false) : graph_(graph), random_(seed), in_parts_(in_parts) {}
+  RandomPlan(const Graph& graph, uint64_t seed, bool in_parts = false)
+      : graph_(graph), random_(seed), in_parts_(in_parts) {}
 
   RandomPlan& without_disk() {
     tiers_used_ = 1;

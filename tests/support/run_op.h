@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/interpreter.h"
 #include "plimsoll/ops.h"
+#include "tests/support/interpreter.h"
 
 namespace plimsoll {
 

@@ -1,5 +1,5 @@
-// Under ThreadSanitizer kernels run in one thread each: it does not see how OpenMP's threads wait for each other, and takes
-// every one of their meetings for a race.
+// Under ThreadSanitizer kernels run in one thread each: it does not see how OpenMP's threads wait for each other, and
+// takes every one of their meetings for a race.
 #pragma once
 
 namespace plimsoll {

@@ -14,13 +14,16 @@ namespace plimsoll {
 class WrappedDevice : public Device {
  public:
   explicit WrappedDevice(std::unique_ptr<Device> inner) : inner_(std::move(inner)), info_(inner_->info()) {}
-  WrappedDevice(std::unique_ptr<Device> inner, CoreShape cores) : WrappedDevice(std::move(inner)) { info_.cores = cores; }
+  WrappedDevice(std::unique_ptr<Device> inner, CoreShape cores) : WrappedDevice(std::move(inner)) {
+    info_.cores = cores;
+  }
 
   const DeviceInfo& info() const override { return info_; }
   std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const override {
     return inner_->kernels(graph, op, family);
   }
-  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel, int threads) const override {
+  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
+                                      int threads) const override {
     return inner_->make_kernel(graph, op, kernel, threads);
   }
   std::unique_ptr<Arena> take_arena(Bytes bytes) const override { return inner_->take_arena(bytes); }
@@ -34,7 +37,8 @@ class WrappedDevice : public Device {
 
 // Enough cores for any plan of the tests.
 inline std::unique_ptr<Device> with_many_cores(std::unique_ptr<Device> device) {
-  return std::make_unique<WrappedDevice>(std::move(device), CoreShape{.cores = 64, .cores_a_cache = 64, .hardware_threads = 2});
+  return std::make_unique<WrappedDevice>(std::move(device),
+                                         CoreShape{.cores = 64, .cores_a_cache = 64, .hardware_threads = 2});
 }
 
 // Does something wrong before or after the kernel of one op runs, with the pointers that the kernel was given.
@@ -50,7 +54,8 @@ class WrongDevice final : public WrappedDevice {
         op_(std::move(op)),
         before_(std::move(before)),
         after_(std::move(after)) {}
-  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel, int threads) const override {
+  std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
+                                      int threads) const override {
     auto right = WrappedDevice::make_kernel(graph, op, kernel, threads);
     if (op.name != op_) return right;
     return std::make_unique<Wrong>(std::move(right), before_, after_);

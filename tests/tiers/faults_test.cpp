@@ -15,8 +15,8 @@
 #include "device/tier/fault.h"
 #include "plimsoll/execute.h"
 #include "tests/support/error_text.h"
-#include "tests/support/random_plan.h"
 #include "tests/support/mixing_device.h"
+#include "tests/support/random_plan.h"
 #include "tests/support/temporary_folder.h"
 
 namespace plimsoll {

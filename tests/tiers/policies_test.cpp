@@ -12,14 +12,14 @@
 
 #include "cores/relax_reuse.h"
 #include "device/tier/tier.h"
-#include "plimsoll/execute.h"
 #include "plan/simulate.h"
+#include "plimsoll/execute.h"
 #include "plimsoll/verify.h"
+#include "tests/support/mixing_device.h"
 #include "tests/support/mutations.h"
 #include "tests/support/paper_run.h"
 #include "tests/support/random_plan.h"
 #include "tests/support/sanitizer.h"
-#include "tests/support/mixing_device.h"
 #include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
@@ -148,7 +148,9 @@ class Problem {
                                 .out_gb_per_s = between(1e-5, 1e-1),
                                 .in_gb_per_s = between(1e-5, 1e-1),
                                 .latency_us = between(0.1, 1000),
-                                .compute_share = draw(3) == 0 ? 1.0 : draw(2) == 0 ? 0.0 : between(0.01, 0.9)});
+                                .compute_share = draw(3) == 0   ? 1.0
+                                                 : draw(2) == 0 ? 0.0
+                                                                : between(0.01, 0.9)});
     }
   }
 
@@ -214,15 +216,17 @@ class Problem {
 // Other offsets for the same stays.
 void loosen_some(Problem& problem, Plan& plan) {
   const ReuseRelaxation relaxation(problem.graph(), plan);
-  RelaxedStays loose = problem.draw(3) == 0 ? relaxation.without_reuse() : relaxation.with_reuse_distance(static_cast<StepIndex>(problem.draw(20)));
+  RelaxedStays loose = problem.draw(3) == 0 ? relaxation.without_reuse()
+                                            : relaxation.with_reuse_distance(static_cast<StepIndex>(problem.draw(20)));
   plan.stays = std::move(loose.stays);
   plan.arena = plan.budget = loose.arena;
   ASSERT_EQ(text_of(verify_safety(problem.graph(), plan, 3)), "");
 }
 
-// The same plan with steps side by side: 2 to 4 at once, on as many cores, which some steps want all of, in the plan's order or
-// in any other.
-void run_side_by_side(Problem& problem, Plan plan, const Content& expected, const MixingDevice& device, const fs::path& spill) {
+// The same plan with steps side by side: 2 to 4 at once, on as many cores, which some steps want all of, in the plan's
+// order or in any other.
+void run_side_by_side(Problem& problem, Plan plan, const Content& expected, const MixingDevice& device,
+                      const fs::path& spill) {
   if (problem.draw(2) == 0) loosen_some(problem, plan);
   plan.cores.inter_op = static_cast<int>(2 + problem.draw(3));
   ExecuteOptions options{.check_memory = problem.draw(2) == 0, .spill = spill};
@@ -234,7 +238,8 @@ void run_side_by_side(Problem& problem, Plan plan, const Content& expected, cons
   if (problem.draw(2) == 0) {
     plan.cores.order.resize(plan.steps.size());
     std::iota(plan.cores.order.begin(), plan.cores.order.end(), 0);
-    for (size_t s = plan.steps.size(); s > 1; --s) std::swap(plan.cores.order[s - 1], plan.cores.order[problem.draw(s)]);
+    for (size_t s = plan.steps.size(); s > 1; --s)
+      std::swap(plan.cores.order[s - 1], plan.cores.order[problem.draw(s)]);
   }
   SCOPED_TRACE(fmt::format("{} at once on {} cores", plan.cores.inter_op, plan.cores.cores));
   ASSERT_EQ(run_for_real(problem.graph(), plan, device, options, problem.memory(plan)), expected);
@@ -291,8 +296,9 @@ void check_run(const Policy& policy, Problem& problem, Bytes most, const Content
   ASSERT_EQ(counted_peak(*plan), plan->predicted.peak);
   const bool check_memory = problem.draw(3) == 0;
   Bytes peak;
-  ASSERT_EQ(run_for_real(graph, *plan, device, {.check_memory = check_memory, .spill = spill}, problem.memory(*plan), &peak),
-            expected);
+  ASSERT_EQ(
+      run_for_real(graph, *plan, device, {.check_memory = check_memory, .spill = spill}, problem.memory(*plan), &peak),
+      expected);
   if (!holds_longer_than_used(policy)) ++(peak == plan->predicted.peak ? seen.exact : seen.looser);
   ASSERT_FALSE(device.overrun());
   run_side_by_side(problem, *plan, expected, device, spill);
@@ -367,7 +373,8 @@ TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
   if (graphs < 200) return;
   for (const Policy& policy : policies())
     EXPECT_GT(seen.by_policy.find(policy.name)->second, static_cast<int>(graphs) * 2 / 3) << policy.name;
-  for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes}) EXPECT_GT(count, static_cast<int>(graphs) * 3 / 10);
+  for (const int count : {seen.tight, seen.moving, seen.recomputing, seen.homes})
+    EXPECT_GT(count, static_cast<int>(graphs) * 3 / 10);
   EXPECT_GT(seen.two_tiers, static_cast<int>(graphs) / 20);
   EXPECT_GT(seen.exact, 9 * seen.looser);
 }
@@ -383,7 +390,8 @@ TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
 }
 
 TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
-  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1), graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 1000);
+  const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1),
+                 graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 1000);
   const TemporaryFolder folder;
   for (uint64_t seed = first; seed < first + graphs; ++seed) {
     Problem problem(seed);

@@ -83,7 +83,8 @@ class MappedArena final : public Arena {
     mapped_bytes_ = static_cast<size_t>(align_up(bytes, kHugePage).count) + kHugePage;
     int error = injected(TierOperation::arena);
     if (error == 0) {
-      mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      mapped_ =
+          mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (mapped_ == MAP_FAILED) error = errno;
     }
     if (error != 0) {
@@ -184,12 +185,9 @@ class CpuDevice final : public Device {
 Layout family_layout(LayoutFamily family, size_t rank) {
   if (rank != 4) return {};
   switch (family) {
-    case LayoutFamily::channels_last:
-      return {"acdb"};
-    case LayoutFamily::blocked:
-      return {"aBcd16b"};
-    case LayoutFamily::plain:
-      break;
+    case LayoutFamily::channels_last: return {"acdb"};
+    case LayoutFamily::blocked: return {"aBcd16b"};
+    case LayoutFamily::plain: break;
   }
   return {};
 }

@@ -26,14 +26,10 @@ dnnl_status_t observed(dnnl_status_t status) {
 
 dnnl_data_type_t data_type(DType dtype) {
   switch (dtype) {
-    case DType::f32:
-      return dnnl_f32;
-    case DType::i32:
-      return dnnl_s32;
-    case DType::u8:
-      return dnnl_u8;
-    default:
-      throw Error(ErrorCode::unsupported, fmt::format("oneDNN has no tensors of {}", to_string(dtype)));
+    case DType::f32: return dnnl_f32;
+    case DType::i32: return dnnl_s32;
+    case DType::u8: return dnnl_u8;
+    default: throw Error(ErrorCode::unsupported, fmt::format("oneDNN has no tensors of {}", to_string(dtype)));
   }
 }
 
@@ -245,24 +241,15 @@ std::string dnnl_version_text() {
 
 std::string dnnl_instruction_set() {
   switch (dnnl_get_effective_cpu_isa()) {
-    case dnnl_cpu_isa_sse41:
-      return "sse41";
-    case dnnl_cpu_isa_avx:
-      return "avx";
-    case dnnl_cpu_isa_avx2:
-      return "avx2";
-    case dnnl_cpu_isa_avx2_vnni:
-      return "avx2_vnni";
-    case dnnl_cpu_isa_avx512_core:
-      return "avx512_core";
-    case dnnl_cpu_isa_avx512_core_vnni:
-      return "avx512_core_vnni";
-    case dnnl_cpu_isa_avx512_core_bf16:
-      return "avx512_core_bf16";
-    case dnnl_cpu_isa_avx512_core_amx:
-      return "avx512_core_amx";
-    default:
-      return fmt::format("isa_{:x}", static_cast<unsigned>(dnnl_get_effective_cpu_isa()));
+    case dnnl_cpu_isa_sse41: return "sse41";
+    case dnnl_cpu_isa_avx: return "avx";
+    case dnnl_cpu_isa_avx2: return "avx2";
+    case dnnl_cpu_isa_avx2_vnni: return "avx2_vnni";
+    case dnnl_cpu_isa_avx512_core: return "avx512_core";
+    case dnnl_cpu_isa_avx512_core_vnni: return "avx512_core_vnni";
+    case dnnl_cpu_isa_avx512_core_bf16: return "avx512_core_bf16";
+    case dnnl_cpu_isa_avx512_core_amx: return "avx512_core_amx";
+    default: return fmt::format("isa_{:x}", static_cast<unsigned>(dnnl_get_effective_cpu_isa()));
   }
 }
 

@@ -1,8 +1,9 @@
 // The one door to oneDNN: its errors become ours, its memory descriptors our layouts, its primitives our kernels.
 // Nothing outside the files dnnl*.cpp and reorder.cpp sees oneDNN.
 //
-// Scratch memory is the caller's, so that a plan knows of it. Two things oneDNN still allocates while it runs: some hundred
-// bytes to keep its books, and, in its "gemm" implementations, buffers for packed matrices (0.1 to 7 MiB, outside any arena).
+// Scratch memory is the caller's, so that a plan knows of it. Two things oneDNN still allocates while it runs: some
+// hundred bytes to keep its books, and, in its "gemm" implementations, buffers for packed matrices (0.1 to 7 MiB,
+// outside any arena).
 #pragma once
 
 #include <oneapi/dnnl/dnnl.h>
@@ -25,8 +26,8 @@ namespace plimsoll::cpu {
 
 void check_dnnl(dnnl_status_t status, const char* call);
 
-// Test hook: the n-th guarded call from now fails with out of memory (1: the next); 0 turns it off. Returns whether what
-// was asked for before has failed.
+// Test hook: the n-th guarded call from now fails with out of memory (1: the next); 0 turns it off. Returns whether
+// what was asked for before has failed.
 bool fail_dnnl_call(int n);
 
 std::string dnnl_version_text();     // "2.6.3"
@@ -90,8 +91,8 @@ std::optional<Implementation> find_implementation(const_dnnl_op_desc_t operation
                                                   const PrimitiveAttributes& attributes = {},
                                                   const Implementation* forward_hint = nullptr);
 
-// oneDNN counts the pixels of a batch and the elements of an image in 32 bits, and divides by what is left of larger ones.
-// Throws Error(unsupported) that names the op and the tensor where one of them is larger.
+// oneDNN counts the pixels of a batch and the elements of an image in 32 bits, and divides by what is left of larger
+// ones. Throws Error(unsupported) that names the op and the tensor where one of them is larger.
 void expect_countable(const Graph& graph, const Op& op);
 
 // What a layer with weights computes.

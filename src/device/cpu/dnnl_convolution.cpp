@@ -153,12 +153,9 @@ std::vector<Layouts> candidate_layouts(const Graph& graph, const Op& op, const C
   const Layout plain = family_layout(LayoutFamily::plain, 4), last = family_layout(LayoutFamily::channels_last, 4);
   const Layout blocked = family_layout(LayoutFamily::blocked, 4);
   switch (family) {
-    case LayoutFamily::plain:
-      return {{plain, plain, {}}};
-    case LayoutFamily::channels_last:
-      return {{last, last, {}}};
-    case LayoutFamily::blocked:
-      break;
+    case LayoutFamily::plain: return {{plain, plain, {}}};
+    case LayoutFamily::channels_last: return {{last, last, {}}};
+    case LayoutFamily::blocked: break;
   }
   std::vector<Layouts> result;
   const bool few_x = tensor_at(graph, op, c.x).shape[1] < 8, few_y = tensor_at(graph, op, c.y).shape[1] < 8;
@@ -181,7 +178,8 @@ double winograd_efficiency(const Graph& graph, const Op& op, const Convolution& 
   return larger[2] * larger[3] <= 64 ? 0.6 * full : full;
 }
 
-KernelEstimate estimate(const Graph& graph, const Op& op, const Convolution& c, const Implementation& one, bool winograd) {
+KernelEstimate estimate(const Graph& graph, const Op& op, const Convolution& c, const Implementation& one,
+                        bool winograd) {
   if (winograd) return {.efficiency = winograd_efficiency(graph, op, c)};
   const bool weights = c.pass == Pass::backward_weights;
   if (one.is_gemm()) return {.efficiency = weights ? 0.4 : 0.5};

@@ -65,9 +65,10 @@ const dnnl_memory_desc_t& weights_memory(const FullyConnected& f, const Implemen
   return one.memory(f.pass == Pass::backward_weights ? dnnl_query_diff_weights_md : dnnl_query_weights_md);
 }
 
-// The plain product turns row-major weights over on every forward pass, which costs the more the fewer rows use them: measured
-// 4 % of the dense rate at 16 rows of 4096 and 20 % at 64. The other products are as fast as the tiled one.
-KernelEstimate estimate(const Graph& graph, const Op& op, const FullyConnected& f, const Implementation& one, bool row_major) {
+// The plain product turns row-major weights over on every forward pass, which costs the more the fewer rows use them:
+// measured 4 % of the dense rate at 16 rows of 4096 and 20 % at 64. The other products are as fast as the tiled one.
+KernelEstimate estimate(const Graph& graph, const Op& op, const FullyConnected& f, const Implementation& one,
+                        bool row_major) {
   if (!one.is_gemm()) return {.efficiency = f.pass == Pass::backward_weights ? 0.8 : 0.9};
   if (f.pass != Pass::forward || one.is_tiled_gemm() || !row_major) return {.efficiency = 0.8};
   return {.efficiency = std::min(0.5, 0.003 * static_cast<double>(graph.tensor(op.inputs[0]).shape[0]))};

@@ -24,12 +24,9 @@ struct Image {
   }
   int64_t at(int64_t n, int64_t c, int64_t p) const {  // position in the storage
     switch (order) {
-      case Order::plain:
-        return (n * channels + c) * pixels + p;
-      case Order::channels_last:
-        return (n * pixels + p) * channels + c;
-      case Order::blocked:
-        return ((n * blocks() + c / 16) * pixels + p) * 16 + c % 16;
+      case Order::plain: return (n * channels + c) * pixels + p;
+      case Order::channels_last: return (n * pixels + p) * channels + c;
+      case Order::blocked: return ((n * blocks() + c / 16) * pixels + p) * 16 + c % 16;
     }
     return 0;
   }

@@ -262,12 +262,9 @@ class RowWalk {
 template <class Pass>
 void apply_over_channels(const Image& image, int parts, const Pass& pass) {
   switch (image.order) {
-    case Image::Order::plain:
-      return PlaneWalk<1>(image, parts).apply_only(pass);
-    case Image::Order::blocked:
-      return PlaneWalk<16>(image, parts).apply_only(pass);
-    case Image::Order::channels_last:
-      return RowWalk(image, parts).apply_only(pass);
+    case Image::Order::plain: return PlaneWalk<1>(image, parts).apply_only(pass);
+    case Image::Order::blocked: return PlaneWalk<16>(image, parts).apply_only(pass);
+    case Image::Order::channels_last: return RowWalk(image, parts).apply_only(pass);
   }
 }
 
@@ -279,12 +276,9 @@ inline int64_t channel_scratch(const Image& image, int parts) {
 template <class Pass>
 void sum_over_channels(const Image& image, int parts, const Pass& pass, double* scratch) {
   switch (image.order) {
-    case Image::Order::plain:
-      return PlaneWalk<1>(image, parts).run(pass, scratch);
-    case Image::Order::blocked:
-      return PlaneWalk<16>(image, parts).run(pass, scratch);
-    case Image::Order::channels_last:
-      return RowWalk(image, parts).run(pass, scratch);
+    case Image::Order::plain: return PlaneWalk<1>(image, parts).run(pass, scratch);
+    case Image::Order::blocked: return PlaneWalk<16>(image, parts).run(pass, scratch);
+    case Image::Order::channels_last: return RowWalk(image, parts).run(pass, scratch);
   }
 }
 

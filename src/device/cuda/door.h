@@ -125,8 +125,8 @@ class Door {
   virtual void synchronize(Queue queue) = 0;
   virtual double elapsed_ms(Event from, Event to) = 0;  // both reached, both timed
 
-  // What is asked of compute from here on, and of queues that wait for its events, is kept and not done. All of it must be
-  // waited for by compute at the end; null where it could not be kept, with everything as it was before.
+  // What is asked of compute from here on, and of queues that wait for its events, is kept and not done. All of it must
+  // be waited for by compute at the end; null where it could not be kept, with everything as it was before.
   virtual void begin_capture() = 0;
   virtual Captured end_capture() noexcept = 0;
   virtual void launch_captured(Captured captured) = 0;  // asked of compute

@@ -17,8 +17,8 @@ using Pass = Convolution::Pass;
 
 constexpr std::string_view kLibrary = "cudnn:", kDirect = "own:direct";
 
-// cuDNN's algorithms, as its documents and its users rank them; not measured by us. Weight gradients sum over the whole batch
-// into few elements, which occupies fewer of a GPU's processors and does Winograd's transforms for less work.
+// cuDNN's algorithms, as its documents and its users rank them; not measured by us. Weight gradients sum over the whole
+// batch into few elements, which occupies fewer of a GPU's processors and does Winograd's transforms for less work.
 struct KnownAlgorithm {
   std::string_view name;
   Algorithm algorithm;
@@ -28,9 +28,9 @@ constexpr KnownAlgorithm kKnown[] = {
     {"winograd_nonfused", Algorithm::winograd, 0.9, 0.7},
     {"winograd", Algorithm::winograd, 0.8, 0.6},
     {"implicit_precomp_gemm", Algorithm::gemm, 0.7, 0.7},
-    {"algo_1", Algorithm::gemm, 0.7, 0.55},  // the same kind of kernel in the backward passes
+    {"algo_1", Algorithm::gemm, 0.7, 0.55},   // the same kind of kernel in the backward passes
     {"algo_0", Algorithm::direct, 0.4, 0.3},  // sums by atomic additions
-    {"fft", Algorithm::fft, 0.3, 0.25},      // pays for large windows only
+    {"fft", Algorithm::fft, 0.3, 0.25},       // pays for large windows only
     {"fft_tiling", Algorithm::fft, 0.3, 0.25},
     {"implicit_gemm", Algorithm::gemm, 0.35, 0.35},
 };
@@ -292,7 +292,8 @@ std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& g
     KernelSpec& spec = add(name_of(a), a.workspace);
     spec.exact = a.deterministic && !a.tf32;
     spec.algorithm = known.algorithm;
-    spec.estimate.efficiency = (a.tf32 ? kTf32Speed : 1) * (roles.pass == Pass::backward_weights ? known.weights : known.data);
+    spec.estimate.efficiency =
+        (a.tf32 ? kTf32Speed : 1) * (roles.pass == Pass::backward_weights ? known.weights : known.data);
   }
   // Slow: where there is nothing else that is exact.
   if (std::none_of(list.begin(), list.end(), [](const KernelSpec& spec) { return spec.exact; })) {

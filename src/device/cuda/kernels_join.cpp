@@ -103,11 +103,8 @@ class ReorderKernel final : public CudaKernel {
     to_ = place_in(op, y);
     switch (x.dtype) {
       case DType::f32:
-      case DType::i32:
-        break;
-      case DType::u8:
-        words_ = false;
-        break;
+      case DType::i32: break;
+      case DType::u8: words_ = false; break;
       default:
         throw Error(ErrorCode::unsupported, fmt::format("op '{}' (Reorder): '{}' is {}; CUDA reorders f32, i32 and u8",
                                                         op.name, x.name, to_string(x.dtype)));

@@ -43,8 +43,10 @@ Module load() {
     return module;
   }
   if (found.empty()) {
-    module.availability.reason = fmt::format("{} is not beside the program, nor in ../lib: configure with -DPLIMSOLL_CUDA=ON where "
-                                             "the CUDA toolkit is, and keep that file with the program", kFile);
+    module.availability.reason = fmt::format(
+        "{} is not beside the program, nor in ../lib: configure with -DPLIMSOLL_CUDA=ON where "
+        "the CUDA toolkit is, and keep that file with the program",
+        kFile);
     return module;
   }
   void* const handle = dlopen(found.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays loaded: its threads may outlive a device

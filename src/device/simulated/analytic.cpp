@@ -101,8 +101,11 @@ std::vector<AnalyticKernel> analytic_kernels(const Graph& graph, const Op& op) {
     const double flops = op.type->work ? op.type->work(graph, op).flops : 0;
     return {{.name = "analytic", .workspace = {}, .flops = flops, .efficiency = dense ? 0.5 : 1}};
   }
-  std::vector<AnalyticKernel> kernels{
-      {.name = "analytic_implicit_gemm", .workspace = {}, .flops = direct_flops(c), .efficiency = 0.45, .algorithm = Algorithm::gemm}};
+  std::vector<AnalyticKernel> kernels{{.name = "analytic_implicit_gemm",
+                                       .workspace = {},
+                                       .flops = direct_flops(c),
+                                       .efficiency = 0.45,
+                                       .algorithm = Algorithm::gemm}};
   if (c.kernel_h * c.kernel_w > 1) kernels.push_back(gemm(c));
   const int64_t kernel = std::max(c.kernel_h, c.kernel_w);
   if (c.unit_stride && kernel > 1) {

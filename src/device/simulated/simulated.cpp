@@ -30,8 +30,16 @@ constexpr Machine kMachines[] = {
     {"p100", "NVIDIA P100-SXM2, 16 GB", 1, 10609, 732, 16_GiB, 15_GiB, 5, 8},
     {"v100", "NVIDIA V100-SXM2, 16 GB", 1, 15670, 900, 16_GiB, 15_GiB, 4, 8},
     {"h100", "NVIDIA H100-SXM5, 80 GB", 1, 66900, 3350, 80_GiB, 78_GiB, 3, 50},
-    {"knl", "Intel Xeon Phi 7250: 68 cores of 4 hardware threads, 16 GB of MCDRAM before the host's memory", 272, 5222,
-     400, 16_GiB, 15_GiB, 10, 80, {.cores = 68, .cores_a_cache = 2, .hardware_threads = 4}},
+    {"knl",
+     "Intel Xeon Phi 7250: 68 cores of 4 hardware threads, 16 GB of MCDRAM before the host's memory",
+     272,
+     5222,
+     400,
+     16_GiB,
+     15_GiB,
+     10,
+     80,
+     {.cores = 68, .cores_a_cache = 2, .hardware_threads = 4}},
 };
 // What the hosts of SuperNeurons' tables give to offloading.
 constexpr Bytes kHostMemory = 107_GiB;

@@ -302,9 +302,8 @@ class DiskTier final : public Tier {
     if (::ftruncate(spill_.file, reserved_.count) != 0) error = errno;  // give back what it took of the disk
     throw Error(
         ErrorCode::device_failure,
-        fmt::format(
-            "--spill {}: a file of {} is needed there: {}; {} are free. Name another folder or raise --memory",
-            folder_.string(), to_string(bytes), std::strerror(error), to_string(free)));
+        fmt::format("--spill {}: a file of {} is needed there: {}; {} are free. Name another folder or raise --memory",
+                    folder_.string(), to_string(bytes), std::strerror(error), to_string(free)));
   }
 
   std::unique_ptr<Channel> open_channel(int) override {
@@ -371,7 +370,8 @@ void parse_spill(std::string_view text, TierOptions& options) {
     } catch (const Error& error) {
       throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: {}", text, error.what()));
     }
-    if (options.spill_size->count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: '{}' is no room at all", text, size));
+    if (options.spill_size->count <= 0)
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: '{}' is no room at all", text, size));
     text = text.substr(0, colon);
   }
   if (text.empty() || !fs::is_directory(fs::path(text), ignored)) {
@@ -388,7 +388,8 @@ void parse_peer(std::string_view text, TierOptions& options) {
     } catch (const Error& error) {
       throw Error(ErrorCode::invalid_input, fmt::format("--peer {}: {}", text, error.what()));
     }
-    if (options.peer_size->count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("--peer {}: no room at all", text));
+    if (options.peer_size->count <= 0)
+      throw Error(ErrorCode::invalid_input, fmt::format("--peer {}: no room at all", text));
   }
   options.peer = std::string(text.substr(0, sign));
 }

@@ -1,5 +1,5 @@
-// The door to the system for memory, tiers and the threads that copy, where tests make calls fail. Copies run in threads
-// of their own, so a fault strikes in whichever thread comes to it.
+// The door to the system for memory, tiers and the threads that copy, where tests make calls fail. Copies run in
+// threads of their own, so a fault strikes in whichever thread comes to it.
 #pragma once
 
 #include <cstdint>

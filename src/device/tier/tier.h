@@ -36,8 +36,9 @@ struct Slot {
   int64_t bytes = 0;
   std::vector<uint64_t> sums;  // of each piece
   static constexpr uint8_t kWithoutSum = 2;
-  std::vector<uint8_t> known;  // by piece: 1 when it was written, so that its sum is right; kWithoutSum when a device wrote it
-  bool retired = false;        // nothing may read it before it is written again (memory checks)
+  std::vector<uint8_t>
+      known;  // by piece: 1 when it was written, so that its sum is right; kWithoutSum when a device wrote it
+  bool retired = false;  // nothing may read it before it is written again (memory checks)
 };
 
 // Copies between host-addressable memory and a tier; for one thread at a time. Does not allocate.
@@ -71,7 +72,8 @@ class Tier {
   // `threads`: as many as may share the work of a copy, those of the caller's OpenMP pool.
   virtual std::unique_ptr<Channel> open_channel(int threads = 1) = 0;
   virtual bool is_memory() const { return false; }  // copies wait for nothing but the processor
-  // What is reserved, where it has addresses for a device's queues to copy to and from (the host's memory, a peer's); else empty.
+  // What is reserved, where it has addresses for a device's queues to copy to and from (the host's memory, a peer's);
+  // else empty.
   virtual std::span<std::byte> memory() { return {}; }
   virtual bool is_host_memory() const { return true; }  // of the above
   // Pins that memory for a device; at most what is reserved, and again where more is since.

@@ -11,7 +11,7 @@ namespace plimsoll {
 
 void take_short_turns() {
   if (::sched_getscheduler(0) != SCHED_OTHER) return;  // somebody knows better
-  struct {  // sched_attr, which no header of the C library has
+  struct {                                             // sched_attr, which no header of the C library has
     uint32_t size = 48, policy = SCHED_OTHER;
     uint64_t flags = 0;
     int32_t nice = 0;

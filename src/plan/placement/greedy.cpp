@@ -34,8 +34,7 @@ void GreedyPlacer::find_pressure() {
     const PlacementItem& it = problem_.items[i];
     size_t k = 0;
     while ((2 << k) <= it.length()) ++k;
-    pressure_[i] =
-        std::max(levels[k][at(it.lower)], levels[k][at(it.upper - (1 << k))]);
+    pressure_[i] = std::max(levels[k][at(it.lower)], levels[k][at(it.upper - (1 << k))]);
   }
 }
 

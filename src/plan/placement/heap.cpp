@@ -113,7 +113,8 @@ std::vector<PlacementMethod> placement_methods() {
       {"offline", "sees all lifetimes at once: several greedy orders, then a search", place_offline},
       {"first_fit", "the papers' heap: the first hole that is large enough, 1 KB blocks", place_first_fit},
       {"best_fit", "a heap that takes the smallest hole that is large enough", place_best_fit},
-      {"gtbm", "Dymem's unified pool: movable tensors from its low end, temporary ones from its high end", place_gtbm, true},
+      {"gtbm", "Dymem's unified pool: movable tensors from its low end, temporary ones from its high end", place_gtbm,
+       true},
   };
 }
 

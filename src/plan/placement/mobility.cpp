@@ -25,8 +25,8 @@ class Groups {
     if (!producer.valid()) return Mobility::movable;
     const Op& op = graph_.op(producer);
     const LayerKind kind = layer_kind(op);
-    LayerFacts facts{.is_fc_softmax_dropout =
-                         kind == LayerKind::fully_connected || kind == LayerKind::softmax || kind == LayerKind::dropout};
+    LayerFacts facts{.is_fc_softmax_dropout = kind == LayerKind::fully_connected || kind == LayerKind::softmax ||
+                                              kind == LayerKind::dropout};
     const bool forward = op.phase == Phase::forward;
     std::set<int32_t> layers;
     bool next_reads = false;

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "plimsoll/graph.h"
 #include "plan/placement/placement.h"
+#include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
 
 namespace plimsoll {
@@ -22,8 +22,8 @@ inline Mobility classify_mobility(const LayerFacts& layer) {
   return Mobility::movable;
 }
 
-// By tensor, for the plan's steps in their order. A forward tensor's layers are the forward ops that read it, through views; a
-// gradient's are the forward ops whose backward steps read it. What comes from outside the step is movable.
+// By tensor, for the plan's steps in their order. A forward tensor's layers are the forward ops that read it, through
+// views; a gradient's are the forward ops whose backward steps read it. What comes from outside the step is movable.
 std::vector<Mobility> group_by_mobility(const Graph& graph, std::span<const Step> steps);
 
 }  // namespace plimsoll

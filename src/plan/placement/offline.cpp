@@ -107,9 +107,8 @@ class PartPlacer {
     for (int pass = 0; pass < kMendingPasses && looks_ < enough && height_ - goal < goal / 50; ++pass) {
       try_order(order);
       if (height_ <= goal) return;
-      std::stable_partition(order.begin(), order.end(), [&](int32_t i) {
-        return offsets[at(i)] + problem_.items[at(i)].size > goal;
-      });
+      std::stable_partition(order.begin(), order.end(),
+                            [&](int32_t i) { return offsets[at(i)] + problem_.items[at(i)].size > goal; });
     }
   }
 

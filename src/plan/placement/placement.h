@@ -8,9 +8,9 @@
 //   0 +---------+---------+    c meets both, so it lies above.
 //     0    1    2    3    4  step
 //
-// The problem is the static one of MiniMalloc: all lifetimes are known. `offline` sees them all; `first_fit` (the papers' heap
-// with its 1 KB blocks), `best_fit` and `gtbm` (Dymem's unified pool) take them in the order of time, as an allocator at run
-// time must.
+// The problem is the static one of MiniMalloc: all lifetimes are known. `offline` sees them all; `first_fit` (the
+// papers' heap with its 1 KB blocks), `best_fit` and `gtbm` (Dymem's unified pool) take them in the order of time, as
+// an allocator at run time must.
 #pragma once
 
 #include <span>
@@ -30,26 +30,27 @@ enum class Mobility : uint8_t {
 };
 
 struct Buffer {
-  int64_t lower = 0;   // alive in [lower, upper), any unit of time
+  int64_t lower = 0;  // alive in [lower, upper), any unit of time
   int64_t upper = 0;
   Bytes bytes;
   Mobility mobility = Mobility::movable;
 };
 
 struct PlacementOptions {
-  int64_t alignment = 64;     // of every offset
-  Bytes capacity{0};          // stop searching at this height or below; in any case at the lower bound
-  int64_t effort = 20'000'000; // the search's limit, counted in items looked at (some 50 million a second), so that the
-                              // same problem gets the same answer on every machine; heuristics run whatever it is
-  double seconds = 10.0;      // safety net: the search also ends here, on a machine that is far slower than that
+  int64_t alignment = 64;  // of every offset
+  Bytes capacity{0};       // stop searching at this height or below; in any case at the lower bound
+  int64_t effort =
+      20'000'000;         // the search's limit, counted in items looked at (some 50 million a second), so that the
+                          // same problem gets the same answer on every machine; heuristics run whatever it is
+  double seconds = 10.0;  // safety net: the search also ends here, on a machine that is far slower than that
 };
 
 struct Placement {
-  std::vector<Bytes> offsets;  // one a buffer
-  Bytes height;                // end of the highest buffer
-  Bytes lower_bound;           // largest sum of (aligned) bytes alive at one time
-  Bytes proven_lower_bound;    // no placement is lower: lower_bound, or more where the search has shown it
-  bool proven_optimal = false; // height == proven_lower_bound
+  std::vector<Bytes> offsets;   // one a buffer
+  Bytes height;                 // end of the highest buffer
+  Bytes lower_bound;            // largest sum of (aligned) bytes alive at one time
+  Bytes proven_lower_bound;     // no placement is lower: lower_bound, or more where the search has shown it
+  bool proven_optimal = false;  // height == proven_lower_bound
 };
 
 struct PlacementMethod {
@@ -72,11 +73,12 @@ double unusable_free_space(std::span<const Bytes> free_regions, Bytes request);
 // What a pool of the placement's height looks like from each time at which buffers begin or end, to the next.
 struct FragmentationAt {
   int64_t time = 0;
-  Bytes live, free;       // together the height
-  Bytes used;             // up to the end of the highest live buffer
-  Bytes largest_free;     // region
-  double unusable = 0;    // U_f of the request
+  Bytes live, free;     // together the height
+  Bytes used;           // up to the end of the highest live buffer
+  Bytes largest_free;   // region
+  double unusable = 0;  // U_f of the request
 };
-std::vector<FragmentationAt> fragmentation_over_time(const std::vector<Buffer>& buffers, const Placement& placement, Bytes request);
+std::vector<FragmentationAt> fragmentation_over_time(const std::vector<Buffer>& buffers, const Placement& placement,
+                                                     Bytes request);
 
 }  // namespace plimsoll

@@ -23,12 +23,14 @@ class Reader {
     csv_.read_header(kNames, "id, lower, upper and size", [&](size_t, std::string_view name) {
       if (name == "offset") return;
       if (name == "gaps") {
-        csv_.refuse("gaps in lifetimes (column 'gaps') are unsupported; make each piece a buffer of its own", ErrorCode::unsupported);
+        csv_.refuse("gaps in lifetimes (column 'gaps') are unsupported; make each piece a buffer of its own",
+                    ErrorCode::unsupported);
       }
       csv_.refuse(fmt::format("unknown column '{}'; known: id, lower, upper, size, alignment, offset", shown(name)));
     });
     for (size_t column : {kId, kLower, kUpper, kSize}) {
-      if (!csv_.has(column)) csv_.refuse(fmt::format("no column '{}'; expected id, lower, upper and size", kNames[column]));
+      if (!csv_.has(column))
+        csv_.refuse(fmt::format("no column '{}'; expected id, lower, upper and size", kNames[column]));
     }
     while (csv_.next_row()) read_row();
     return std::move(file_);
@@ -64,7 +66,8 @@ class Reader {
       csv_.refuse(fmt::format("alignment {} is not in 1 to {}", alignment, kLargestAlignment));
     }
     if (!file_.buffers.empty() && alignment != file_.alignment) {
-      csv_.refuse(fmt::format("alignment {} differs from {} above; buffers of different alignments are unsupported", alignment, file_.alignment),
+      csv_.refuse(fmt::format("alignment {} differs from {} above; buffers of different alignments are unsupported",
+                              alignment, file_.alignment),
                   ErrorCode::unsupported);
     }
     file_.alignment = alignment;

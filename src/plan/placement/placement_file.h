@@ -1,5 +1,5 @@
-// Placement problems of others, as MiniMalloc writes them: a header line that names the columns id, lower, upper and size
-// in any order, then a buffer a line, alive in the half-open interval [lower, upper).
+// Placement problems of others, as MiniMalloc writes them: a header line that names the columns id, lower, upper and
+// size in any order, then a buffer a line, alive in the half-open interval [lower, upper).
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ struct PlacementFile {
   int64_t alignment = 1;  // of a column of that name; it must be the same for all
 };
 
-// An `offset` column is ignored. Throws Error(invalid_input) naming file and line, and Error(unsupported) for gaps and for
-// alignments that differ.
+// An `offset` column is ignored. Throws Error(invalid_input) naming file and line, and Error(unsupported) for gaps and
+// for alignments that differ.
 PlacementFile placement_file_from_csv(std::string_view text, const std::string& file_name);
 
 // The columns id, lower, upper, size, offset.

@@ -223,7 +223,8 @@ TEST(Placement, RefusesWhatIsNoProblem) {
   };
   EXPECT_EQ(refusal({{0, 1, 7_B}, {0, 1, {-5}}}, 1), "buffer 1 has -5 bytes");
   EXPECT_EQ(refusal({{0, 1, 5_B}}, 0), "an alignment of 0 is not positive");
-  EXPECT_EQ(refusal({{0, 1, {INT64_MAX}}, {0, 1, {INT64_MAX}}}, 1), "the sizes of all buffers together are more than a 64-bit number holds");
+  EXPECT_EQ(refusal({{0, 1, {INT64_MAX}}, {0, 1, {INT64_MAX}}}, 1),
+            "the sizes of all buffers together are more than a 64-bit number holds");
   EXPECT_EQ(place_offline({}).height, 0_B);
 }
 

@@ -23,12 +23,9 @@ std::optional<int64_t> UnifiedPool::take(int64_t size, Mobility mobility) {
 
 void UnifiedPool::give_back(int64_t offset, int64_t size, Mobility mobility) {
   switch (mobility) {
-    case Mobility::reclaimed:
-      return incremental_.give_back(offset, size);
-    case Mobility::movable:
-      return low_.give_back(offset, size);
-    case Mobility::temporary:
-      return high_.give_back(size_ - offset - size, size);
+    case Mobility::reclaimed: return incremental_.give_back(offset, size);
+    case Mobility::movable: return low_.give_back(offset, size);
+    case Mobility::temporary: return high_.give_back(size_ - offset - size, size);
   }
 }
 

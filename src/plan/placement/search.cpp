@@ -11,7 +11,6 @@
 namespace plimsoll {
 namespace {
 
-
 // Keys of states that were searched in vain. Forgets what another key of the same slot overwrites.
 class Failures {
  public:

@@ -1,6 +1,6 @@
 // auto: the whole trade-off curve between memory and time is found first, without regard to the budget; the budget then
-// chooses the fastest point that fits. So more memory is never predicted slower. What any other policy offers for this budget
-// is judged beside it.
+// chooses the fastest point that fits. So more memory is never predicted slower. What any other policy offers for this
+// budget is judged beside it.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -12,19 +12,20 @@
 #include "plan/assemble.h"
 #include "plan/make_plan.h"
 #include "plan/policies/policies.h"
-#include "plan/tradeoff.h"
 #include "plan/simulate.h"
+#include "plan/tradeoff.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr size_t kManySteps = 20'000;
 constexpr double kRounding = 1 - 1e-9;  // of sums in another order
-constexpr int kLongestChain = 6;  // steps that run again for one value
+constexpr int kLongestChain = 6;        // steps that run again for one value
 
 class AutoPlanner {
  public:
-  explicit AutoPlanner(const PolicyInput& input) : input_(input), timeline_(make_timeline(input)), scheduler_(timeline_) {}
+  explicit AutoPlanner(const PolicyInput& input)
+      : input_(input), timeline_(make_timeline(input)), scheduler_(timeline_) {}
 
   PlanOrInfeasible plan() {
     if (std::optional<Plan> plan = input_.first_that_fits ? plan_extreme() : std::nullopt) return *std::move(plan);
@@ -42,7 +43,8 @@ class AutoPlanner {
     }
     std::vector<Found> found(ascents.size());
     for_each_in_parallel(ascents.size(), [&](size_t i) { found[i] = fastest_of(ascents[i]); });
-    const auto best = std::min_element(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.ms < b.ms; });
+    const auto best =
+        std::min_element(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.ms < b.ms; });
     return best->plan ? PlanOrInfeasible(*std::move(best->plan)) : smallest(input_);
   }
 
@@ -75,7 +77,8 @@ class AutoPlanner {
     if (ascent.points.empty()) return {};
     const std::vector<LimitedPoint> found =
         improve_tradeoff(timeline_, ascent.tiers, ascent.points, limits(ascent.points), tries(), ascent.within_room);
-    // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one before.
+    // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one
+    // before.
     for (size_t i = found.size(); i-- > 0;) {
       Plan plan = make(found[i].decisions, found[i].limit);
       if (plan.arena <= input_.budget && fits_tiers(plan)) return {std::move(plan), found[i].ms};
@@ -92,7 +95,8 @@ class AutoPlanner {
   }
 
   void find_points() {
-    TradeoffOptions options{.tiers = std::vector<bool>(input_.device.tiers.size(), false), .states_may_move = input_.state_homes.empty()};
+    TradeoffOptions options{.tiers = std::vector<bool>(input_.device.tiers.size(), false),
+                            .states_may_move = input_.state_homes.empty()};
     if (input_.first_that_fits) options.effort = 3'000'000;
     std::vector<TradeoffOptions> descents{options};  // without tiers first
     if (!input_.device.tiers.empty()) {
@@ -103,7 +107,8 @@ class AutoPlanner {
     }
     const size_t in_place = add_descents(descents);
     if (input_.device.tiers.empty()) return;
-    if (input_.state_homes.empty()) in_place_.assign(points_.begin(), points_.begin() + static_cast<std::ptrdiff_t>(in_place));
+    if (input_.state_homes.empty())
+      in_place_.assign(points_.begin(), points_.begin() + static_cast<std::ptrdiff_t>(in_place));
     for (const Extreme& extreme : extremes()) add_extreme(extreme);
   }
   void find_points_within_room() {
@@ -116,7 +121,9 @@ class AutoPlanner {
   size_t add_descents(const std::vector<TradeoffOptions>& descents) {
     const Decisions start = where_states_are();
     std::vector<std::vector<TradeoffPoint>> found(descents.size());
-    for_each_in_parallel(descents.size(), [&](size_t i) { found[i] = find_tradeoff(timeline_, input_.device.tiers, start, descents[i]); });
+    for_each_in_parallel(descents.size(), [&](size_t i) {
+      found[i] = find_tradeoff(timeline_, input_.device.tiers, start, descents[i]);
+    });
     for (std::vector<TradeoffPoint>& points : found) {
       points_.insert(points_.end(), points.begin(), points.end());
     }
@@ -134,8 +141,9 @@ class AutoPlanner {
     }
     return decisions;
   }
-  // The ends of what can be done: whatever waits, waits in the first tier that has room. With `states`, parameters and what belongs to them
-  // too; with `recompute`, what is made again sooner than copied is let go instead, which needs less of the tier.
+  // The ends of what can be done: whatever waits, waits in the first tier that has room. With `states`, parameters and
+  // what belongs to them too; with `recompute`, what is made again sooner than copied is let go instead, which needs
+  // less of the tier.
   struct Extreme {
     bool states, recompute;
   };
@@ -149,7 +157,8 @@ class AutoPlanner {
     const std::vector<TierInfo>& tiers = input_.device.tiers;
     Decisions decisions = where_states_are();
     std::vector<int> chain(timeline_.values.size(), 0);  // steps to run again for it
-    // Whether it is. What is dropped stays during the forward pass: fetched to rebuild another, it would wait for its own backward use.
+    // Whether it is. What is dropped stays during the forward pass: fetched to rebuild another, it would wait for its
+    // own backward use.
     auto let_go = [&](int32_t v, Choice choice) {
       bool any = false;
       const TimelineValue& value = timeline_.values[at(v)];
@@ -185,7 +194,8 @@ class AutoPlanner {
         if (value.bytes == 0) continue;
         const int8_t tier = room.first(value.bytes);
         const TierInfo& to = tiers[at(tier)];
-        const double copies = copy_ms(to, Move::Direction::out, {value.bytes}) + copy_ms(to, Move::Direction::in, {value.bytes});
+        const double copies =
+            copy_ms(to, Move::Direction::out, {value.bytes}) + copy_ms(to, Move::Direction::in, {value.bytes});
         const bool drop = extreme.recompute && value.recomputable && rebuilt <= kLongestChain && step.ms < copies;
         const Choice out = static_cast<Choice>(kOffload + tier);
         const bool gone = let_go(v, drop ? kDrop : out);
@@ -193,7 +203,8 @@ class AutoPlanner {
         if (!extreme.recompute || value.at_end || !value.recomputable) continue;
         const bool copied = gone ? !drop : rebuilt > kLongestChain;
         if (copied && !gone) room.take(tier, value.bytes);
-        decisions.gaps[static_cast<size_t>(value.first_gap) + value.uses.size()] = copied ? out : kDrop;  // for who rebuilds another
+        decisions.gaps[static_cast<size_t>(value.first_gap) + value.uses.size()] =
+            copied ? out : kDrop;  // for who rebuilds another
         chain[at(v)] = copied ? 0 : rebuilt;
       }
     }
@@ -246,7 +257,8 @@ class AutoPlanner {
   }
 
   static bool fits_tiers(const Plan& plan) {
-    return std::all_of(plan.tiers.begin(), plan.tiers.end(), [](const TierUse& t) { return t.used <= t.tier.capacity; });
+    return std::all_of(plan.tiers.begin(), plan.tiers.end(),
+                       [](const TierUse& t) { return t.used <= t.tier.capacity; });
   }
 
   const PolicyInput& input_;
@@ -272,7 +284,8 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     return Infeasible{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
   }
   // Where everything fits, nothing is faster.
-  const bool elsewhere = std::any_of(input.state_homes.begin(), input.state_homes.end(), [](int8_t home) { return home >= 0; });
+  const bool elsewhere =
+      std::any_of(input.state_homes.begin(), input.state_homes.end(), [](int8_t home) { return home >= 0; });
   std::optional<AutoPlanner> search;
   auto plan_by_search = [&](const PolicyInput& i) { return search ? search->smallest(i) : search.emplace(i).plan(); };
   PlanOrInfeasible best = elsewhere ? plan_by_search(input) : plan_liveness(quick);
@@ -291,14 +304,17 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     };
     consider(plan_by_search);
     int64_t states = 0;  // which the others keep in the arena
-    for (const State& state : input.graph.states) states += align_up(input.graph.tensor(state.before).bytes(), kStayAlignment).count;
+    for (const State& state : input.graph.states)
+      states += align_up(input.graph.tensor(state.before).bytes(), kStayAlignment).count;
     for (const Policy& policy : policies()) {
       if (states > input.budget.count) break;
       if (input.first_that_fits && (std::holds_alternative<Plan>(best) || input.route.order.size() > kManySteps)) break;
       if (!input.state_homes.empty()) break;
-      if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline && policy.plan != plan_caffe) {
+      if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline &&
+          policy.plan != plan_caffe) {
         consider(policy.plan);
-        if (!input.device.tiers.empty()) consider([plan = policy.plan](const PolicyInput& i) { return plan(without_tiers(i)); });
+        if (!input.device.tiers.empty())
+          consider([plan = policy.plan](const PolicyInput& i) { return plan(without_tiers(i)); });
       }
     }
     if (input.explain && std::holds_alternative<Infeasible>(best)) best = least(input);

@@ -6,18 +6,18 @@
 #include "base/names.h"
 #include "plan/assemble.h"
 #include "plan/policies/policies.h"
-#include "plimsoll/ops.h"
 #include "plan/simulate.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
-namespace {
-}  // namespace
+namespace {}  // namespace
 
 std::string option(const PolicyInput& input, const std::string& name, std::vector<std::string> known) {
   const auto found = input.options.find(name);
   if (found == input.options.end()) return known.front();
   if (std::find(known.begin(), known.end(), found->second) == known.end()) {
-    throw Error(ErrorCode::invalid_input, unknown_name(fmt::format("value of policy option {}", name), found->second, known));
+    throw Error(ErrorCode::invalid_input,
+                unknown_name(fmt::format("value of policy option {}", name), found->second, known));
   }
   return found->second;
 }
@@ -39,18 +39,20 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const ValueTi
   return list;
 }
 
-PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions, const Schedule& schedule,
-                             std::string_view policy) {
+PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
+                             const Schedule& schedule, std::string_view policy) {
   if (schedule.unrecoverable >= 0) {
     const std::string& name = input.graph.tensor(timeline.values[at(schedule.unrecoverable)].tensor).name;
-    return Infeasible{.policy = std::string(policy),
-                      .budget = input.budget,
-                      .minimum = {INT64_MAX},
-                      .suggestion = fmt::format("this policy lets '{}' go and cannot bring it back; choose another --policy", name)};
+    return Infeasible{
+        .policy = std::string(policy),
+        .budget = input.budget,
+        .minimum = {INT64_MAX},
+        .suggestion = fmt::format("this policy lets '{}' go and cannot bring it back; choose another --policy", name)};
   }
   const int64_t peak = schedule.live.empty() ? 0 : *std::max_element(schedule.live.begin(), schedule.live.end());
   if ((peak > input.budget.count && !input.explain) ||
-      (peak <= input.budget.count && time_of(timeline, input.device.tiers, schedule).total_ms >= input.faster_than_ms)) {
+      (peak <= input.budget.count &&
+       time_of(timeline, input.device.tiers, schedule).total_ms >= input.faster_than_ms)) {
     return Infeasible{.policy = std::string(policy), .budget = input.budget, .minimum = {peak}};
   }
   Plan plan = make_plan(input, timeline, decisions, schedule, policy);
@@ -60,15 +62,19 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& time
     Infeasible infeasible = explain_infeasible(input, plan, false);
     infeasible.minimum = plan.arena;
     infeasible.tier = use.tier.name;
-    infeasible.suggestion = fmt::format("tier '{}' needs {}, it has {}: give it more ({})", use.tier.name, to_string(use.used),
-                                        to_string(use.tier.capacity), use.tier.name == "disk" ? "--spill" : use.tier.name == "peer" ? "--peer" : "--host-memory");
+    infeasible.suggestion = fmt::format("tier '{}' needs {}, it has {}: give it more ({})", use.tier.name,
+                                        to_string(use.used), to_string(use.tier.capacity),
+                                        use.tier.name == "disk"   ? "--spill"
+                                        : use.tier.name == "peer" ? "--peer"
+                                                                  : "--host-memory");
     return infeasible;
   }
   return plan;
 }
 
-PlanOrInfeasible finish_spread(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions, const Schedule& schedule,
-                               std::string_view policy, const std::vector<int32_t>* earliest) {
+PlanOrInfeasible finish_spread(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
+                               const Schedule& schedule, std::string_view policy,
+                               const std::vector<int32_t>* earliest) {
   const bool fits = schedule.unrecoverable < 0 && schedule.peak <= input.budget.count;
   if (fits && !schedule.moves.empty()) {
     for (const int percent : {100, 99, 97, 94, 90, 85, 75}) {
@@ -94,8 +100,9 @@ void keep_better(const PolicyInput& input, PlanOrInfeasible& best, PlanOrInfeasi
   if (b != nullptr && b->predicted.timeline.empty()) predict(input.graph, *b, input.costs);
   bool better;
   if (a != nullptr && b != nullptr) {
-    better = a->predicted.step_time_ms != b->predicted.step_time_ms ? a->predicted.step_time_ms < b->predicted.step_time_ms
-                                                                    : a->arena < b->arena;
+    better = a->predicted.step_time_ms != b->predicted.step_time_ms
+                 ? a->predicted.step_time_ms < b->predicted.step_time_ms
+                 : a->arena < b->arena;
   } else if (a != nullptr || b != nullptr) {
     better = a != nullptr;
   } else {

@@ -1,6 +1,7 @@
-// Dymem (HPDC 2020): feature maps that convolutions, pools and activations read are copied out on a stream of their own, without
-// barriers (section 3.2.1); in the backward pass candidates are fetched ahead, no more than two convolutions' at a time, other
-// layers' freely (Algorithm 2); what is not enough room waits. Placement "gtbm" is its pool (section 3.3).
+// Dymem (HPDC 2020): feature maps that convolutions, pools and activations read are copied out on a stream of their
+// own, without barriers (section 3.2.1); in the backward pass candidates are fetched ahead, no more than two
+// convolutions' at a time, other layers' freely (Algorithm 2); what is not enough room waits. Placement "gtbm" is its
+// pool (section 3.3).
 #include <algorithm>
 
 #include "base/by_id.h"
@@ -13,7 +14,10 @@ namespace {
 class Dymem {
  public:
   explicit Dymem(const PolicyInput& input)
-      : input_(input), timeline_(make_timeline(input)), forward_(forward_values(input, timeline_)), scheduler_(timeline_) {}
+      : input_(input),
+        timeline_(make_timeline(input)),
+        forward_(forward_values(input, timeline_)),
+        scheduler_(timeline_) {}
 
   PlanOrInfeasible plan() {
     const int ahead = std::stoi(option(input_, "ahead", {"2", "1", "3", "4"}));
@@ -24,7 +28,8 @@ class Dymem {
       }
     }
     scheduler_.run(decisions, schedule_);
-    if (schedule_.unrecoverable >= 0 || schedule_.moves.empty()) return finish_plan(input_, timeline_, decisions, schedule_, "dymem");
+    if (schedule_.unrecoverable >= 0 || schedule_.moves.empty())
+      return finish_plan(input_, timeline_, decisions, schedule_, "dymem");
     find_earliest(ahead);
     return finish_spread(input_, timeline_, decisions, schedule_, "dymem", &earliest_);
   }
@@ -34,8 +39,9 @@ class Dymem {
     return std::any_of(value.uses.begin(), value.uses.end(), [&](int32_t s) {
       const Op& op = input_.graph.op(timeline_.steps[at(s)].op);
       const LayerKind kind = layer_kind(op);
-      return op.phase == Phase::forward && (kind == LayerKind::convolution || kind == LayerKind::pool || kind == LayerKind::activation ||
-                                            kind == LayerKind::batch_norm || kind == LayerKind::lrn);
+      return op.phase == Phase::forward &&
+             (kind == LayerKind::convolution || kind == LayerKind::pool || kind == LayerKind::activation ||
+              kind == LayerKind::batch_norm || kind == LayerKind::lrn);
     });
   }
 
@@ -45,7 +51,9 @@ class Dymem {
     OpId layer;
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
       const Op& op = input_.graph.op(timeline_.steps[at(schedule_.steps[at(d)].step)].op);
-      if (op.phase != Phase::backward || layer_kind(op) != LayerKind::convolution || (op.forward.valid() && op.forward == layer)) continue;
+      if (op.phase != Phase::backward || layer_kind(op) != LayerKind::convolution ||
+          (op.forward.valid() && op.forward == layer))
+        continue;
       layer = op.forward;
       convolutions.push_back(d);
     }

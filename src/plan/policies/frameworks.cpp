@@ -11,14 +11,15 @@
 namespace plimsoll {
 namespace {
 
-PlanOrInfeasible run(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions, std::string_view name) {
+PlanOrInfeasible run(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions,
+                     std::string_view name) {
   Schedule schedule;
   Scheduler(frame).run(decisions, schedule);
   return finish_plan(input, frame, decisions, schedule, name);
 }
 
-// Forward values between checkpoints are computed again. A checkpoint is every sqrt(n)-th place where only one value is alive
-// (Chen et al. 2016), with no such place every sqrt(n)-th value.
+// Forward values between checkpoints are computed again. A checkpoint is every sqrt(n)-th place where only one value is
+// alive (Chen et al. 2016), with no such place every sqrt(n)-th value.
 Decisions sublinear(const PolicyInput& input, const ValueTimeline& frame) {
   Decisions decisions = keep_everything(frame);
   const std::vector<ForwardValue> forward = forward_values(input, frame);
@@ -40,14 +41,15 @@ Decisions sublinear(const PolicyInput& input, const ValueTimeline& frame) {
 }
 
 bool is_cheap(LayerKind kind) {
-  return kind != LayerKind::convolution && kind != LayerKind::fully_connected && kind != LayerKind::softmax && kind != LayerKind::concat &&
-         kind != LayerKind::dropout;
+  return kind != LayerKind::convolution && kind != LayerKind::fully_connected && kind != LayerKind::softmax &&
+         kind != LayerKind::concat && kind != LayerKind::dropout;
 }
 
 }  // namespace
 
 PlanOrInfeasible plan_caffe(const PolicyInput& input) {
-  return assemble(input, "caffe", find_liveness(input.graph, input.route, {.in_place = false}), {.keep_everything = true});
+  return assemble(input, "caffe", find_liveness(input.graph, input.route, {.in_place = false}),
+                  {.keep_everything = true});
 }
 
 PlanOrInfeasible plan_torch(const PolicyInput& input) {
@@ -90,8 +92,9 @@ PlanOrInfeasible plan_tensorflow(const PolicyInput& input) {
   Decisions decisions = keep_everything(frame);
   std::vector<ForwardValue> forward = forward_values(input, frame);
   std::erase_if(forward, [](const ForwardValue& f) { return !f.has_backward_uses; });
-  std::stable_sort(forward.begin(), forward.end(),
-                   [&](const ForwardValue& a, const ForwardValue& b) { return frame.values[at(a.value)].producer < frame.values[at(b.value)].producer; });
+  std::stable_sort(forward.begin(), forward.end(), [&](const ForwardValue& a, const ForwardValue& b) {
+    return frame.values[at(a.value)].producer < frame.values[at(b.value)].producer;
+  });
   size_t low = 0, high = forward.size();
   auto swapped = [&](size_t count) {
     Decisions d = decisions;

@@ -33,14 +33,20 @@ struct Setting {
   LayerModelOptions lowering = {};
 };
 
-std::optional<Planned> plan_layers(const std::string& model, const ModelInput& input, const std::string& policy, const Setting& setting = {}) {
+std::optional<Planned> plan_layers(const std::string& model, const ModelInput& input, const std::string& policy,
+                                   const Setting& setting = {}) {
   Planned result{.graph = lower_to_layers(build_model(model, input), setting.lowering), .plan = {}};
   const std::unique_ptr<Device> device = open_device("k40c");
   const CostTable costs(probe_rates(*device));
   const Route route = make_route(result.graph);
   const std::vector<KernelChoice> kernels = layer_kernels(result.graph);
-  PolicyInput asked{.graph = result.graph, .route = route, .kernels = kernels, .costs = costs, .device = device->info(),
-                    .budget = setting.budget, .options = policy_options(policy)};
+  PolicyInput asked{.graph = result.graph,
+                    .route = route,
+                    .kernels = kernels,
+                    .costs = costs,
+                    .device = device->info(),
+                    .budget = setting.budget,
+                    .options = policy_options(policy)};
   asked.device.tiers.at(0).out_gb_per_s = setting.out_gb_per_s;
   asked.device.tiers.at(0).in_gb_per_s = setting.in_gb_per_s;
   PlanOrInfeasible answer = find_policy(policy).plan(asked);
@@ -55,8 +61,8 @@ std::optional<Planned> plan_layers(const std::string& model, const ModelInput& i
 //
 //   FC1 64  ACT1 64  FC2 32  ACT2 32  FC3 2.5  SOFTMAX 2.5      new in the backward pass: dFC3 32  dFC2 64  dFC1 16
 Planned plan_mlp(const std::string& policy, double budget_kib = 1 << 20) {
-  return *plan_layers("mlp:hidden=256-128", {.batch = 64, .channels = 1, .height = 8, .width = 8, .classes = 10}, policy,
-                      {.budget = {static_cast<int64_t>(budget_kib * kKiB)}});
+  return *plan_layers("mlp:hidden=256-128", {.batch = 64, .channels = 1, .height = 8, .width = 8, .classes = 10},
+                      policy, {.budget = {static_cast<int64_t>(budget_kib * kKiB)}});
 }
 
 TEST(KeepingRules, CaffeKeepsEveryBlobAndEveryGradient) {
@@ -69,7 +75,8 @@ TEST(KeepingRules, LivenessKeepsWhatIsReadAgain) {
 }
 
 TEST(KeepingRules, TorchKeepsOutputsToTheEndAndGradientsWhileTheyAreRead) {
-  EXPECT_EQ(plan_mlp("torch").peak_kib(), 64 + 64 + 32 + 32 + 2.5 + 32 + 64) << "FC2 backward: SOFTMAX's was overwritten";
+  EXPECT_EQ(plan_mlp("torch").peak_kib(), 64 + 64 + 32 + 32 + 2.5 + 32 + 64)
+      << "FC2 backward: SOFTMAX's was overwritten";
 }
 
 TEST(KeepingRules, MxnetComputesCheapLayersOrAllBetweenCheckpointsAgain) {
@@ -104,7 +111,8 @@ TEST(KeepingRules, VdnnCopiesTheInputsOfLayersAndDymemThoseOfSomeKinds) {
 
 // Starts of steps and copies in the predicted timeline.
 struct Timeline {
-  explicit Timeline(const Plan& plan) : starts(plan.steps.size() + 1, plan.predicted.step_time_ms), ends(plan.steps.size()), copies(plan.moves.size()) {
+  explicit Timeline(const Plan& plan)
+      : starts(plan.steps.size() + 1, plan.predicted.step_time_ms), ends(plan.steps.size()), copies(plan.moves.size()) {
     for (const EngineSpan& span : plan.predicted.timeline) {
       const size_t i = static_cast<size_t>(span.index);
       if (span.engine == 0) {
@@ -118,7 +126,8 @@ struct Timeline {
   // How many steps run while the copy does.
   int steps_beside(size_t copy) const {
     int count = 0;
-    for (size_t s = 0; s < ends.size(); ++s) count += starts[s] < copies[copy].end_ms - kNothing && ends[s] > copies[copy].start_ms + kNothing ? 1 : 0;
+    for (size_t s = 0; s < ends.size(); ++s)
+      count += starts[s] < copies[copy].end_ms - kNothing && ends[s] > copies[copy].start_ms + kNothing ? 1 : 0;
     return count;
   }
   static constexpr double kNothing = 1e-9;
@@ -126,13 +135,15 @@ struct Timeline {
   std::vector<EngineSpan> copies;
 };
 
-const std::pair<const char*, ModelInput> kConvolutional[] = {{"alexnet", {.batch = 32}}, {"resnet32", {.batch = 32}}, {"inception4", {.batch = 4}}};
+const std::pair<const char*, ModelInput> kConvolutional[] = {
+    {"alexnet", {.batch = 32}}, {"resnet32", {.batch = 32}}, {"inception4", {.batch = 4}}};
 
 TEST(Transfers, VdnnsCopiesAreDoneBeforeTheNextLayerBegins) {
   for (const auto& [model, input] : kConvolutional) {
     for (const char* layers : {"all", "conv"}) {
       SCOPED_TRACE(fmt::format("{} {}", model, layers));
-      const Planned p = *plan_layers(model, input, fmt::format("vdnn:layers={}", layers), {.out_gb_per_s = 0.5, .in_gb_per_s = 0.5});
+      const Planned p =
+          *plan_layers(model, input, fmt::format("vdnn:layers={}", layers), {.out_gb_per_s = 0.5, .in_gb_per_s = 0.5});
       const Timeline timeline(p.plan);
       ASSERT_GT(p.plan.moves.size(), 5u);
       EXPECT_GT(p.plan.predicted.stall_ms, 0) << "layers wait for slow copies";
@@ -168,7 +179,8 @@ TEST(Transfers, DymemsCopiesHaveNoBarrier) {
 
 // 61 ms of copies beside 106 ms of layers.
 TEST(Transfers, BarriersAreWhatAlexNetWaitsFor) {
-  const Planned barriers = *plan_layers("alexnet", {.batch = 32}, "vdnn:layers=all"), none = *plan_layers("alexnet", {.batch = 32}, "dymem");
+  const Planned barriers = *plan_layers("alexnet", {.batch = 32}, "vdnn:layers=all"),
+                none = *plan_layers("alexnet", {.batch = 32}, "dymem");
   EXPECT_GT(barriers.plan.predicted.stall_ms, 1);
   EXPECT_GT(none.plan.predicted.copy_ms, 50);
   EXPECT_EQ(none.plan.predicted.stall_ms, 0);
@@ -180,14 +192,19 @@ int most_convolutions_ahead(const Planned& p) {
   std::set<int32_t> layers;
   for (StepIndex s = 0; s < static_cast<StepIndex>(p.plan.steps.size()); ++s) {
     const Op& op = p.graph.op(p.plan.steps[static_cast<size_t>(s)].op);
-    if (op.phase == Phase::backward && layer_kind(op) == LayerKind::convolution && layers.insert(op.forward.index).second) first_of_layer.push_back(s);
+    if (op.phase == Phase::backward && layer_kind(op) == LayerKind::convolution &&
+        layers.insert(op.forward.index).second)
+      first_of_layer.push_back(s);
   }
   int64_t most = 0;
   for (const Move& move : p.plan.moves) {
     if (move.direction == Move::Direction::out) continue;
     const Op& reader = p.graph.op(p.plan.steps[static_cast<size_t>(move.before)].op);
-    if (layer_kind(reader) != LayerKind::convolution) continue;  // other layers' come freely within the last convolution's
-    most = std::max(most, static_cast<int64_t>(std::count_if(first_of_layer.begin(), first_of_layer.end(), [&](StepIndex s) { return s > move.after && s < move.before; })));
+    if (layer_kind(reader) != LayerKind::convolution)
+      continue;  // other layers' come freely within the last convolution's
+    most = std::max(
+        most, static_cast<int64_t>(std::count_if(first_of_layer.begin(), first_of_layer.end(),
+                                                 [&](StepIndex s) { return s > move.after && s < move.before; })));
   }
   return static_cast<int>(most);
 }
@@ -211,16 +228,19 @@ TEST(TensorCache, MovesNothingWhileEverythingFits) {
   const Bytes usable = open_device("k40c")->info().memory_available;
   for (int64_t batch = 256; batch <= 1024; batch += 128) {
     SCOPED_TRACE(batch);
-    const Planned cached = *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227}, "superneurons", {.budget = usable, .lowering = resident});
+    const Planned cached = *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227}, "superneurons",
+                                        {.budget = usable, .lowering = resident});
     EXPECT_TRUE(cached.plan.moves.empty());
     EXPECT_EQ(traffic(cached.plan.predicted), 0_B);
     EXPECT_EQ(cached.plan.predicted.recompute_steps, 0);
     const Planned without =
-        *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227}, "superneurons:cache=off,offload=conv,recompute=none", {.budget = usable, .lowering = resident});
+        *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227},
+                     "superneurons:cache=off,offload=conv,recompute=none", {.budget = usable, .lowering = resident});
     EXPECT_EQ(without.plan.predicted.offload.count, 4 * 650'080 * batch) << "CONV's outputs";
   }
   for (int64_t batch : {1536, 1792}) {
-    const Planned full = *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227}, "superneurons", {.budget = usable, .lowering = resident});
+    const Planned full = *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227}, "superneurons",
+                                      {.budget = usable, .lowering = resident});
     EXPECT_GT(traffic(full.plan.predicted), 0_B) << batch;
   }
 }
@@ -236,7 +256,8 @@ TEST(TensorCache, WhoKnowsTheFutureCopiesNoMoreThanLruOnThePapersNetworks) {
       SCOPED_TRACE(fmt::format("{} at {} %", model, percent));
       const Setting tight{.budget = {most.count * percent / 100}};
       const auto lru = plan_layers(model, input, "superneurons:cache=lru,recompute=none,prefetch=demand", tight);
-      const auto farthest = plan_layers(model, input, "superneurons:cache=farthest,recompute=none,prefetch=demand", tight);
+      const auto farthest =
+          plan_layers(model, input, "superneurons:cache=farthest,recompute=none,prefetch=demand", tight);
       if (!lru || !farthest) {
         EXPECT_EQ(lru.has_value(), farthest.has_value());
         continue;
@@ -257,7 +278,8 @@ TEST(TensorCache, WhoKnowsTheFutureCopiesLessThanLruOverRandomGraphs) {
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
-    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.01};
+    PolicyInput input{
+        .graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.01};
     input.device.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 1, .in_gb_per_s = 1, .latency_us = 1}};
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
     for (int percent : {90, 75, 60}) {

@@ -92,7 +92,8 @@ TEST(Policies, TheBudgetThatTheAnswerNamesIsEnough) {
     input.budget = why.minimum;
     ASSERT_TRUE(std::holds_alternative<Plan>(policy.plan(input)));
     EXPECT_LE(std::get<Plan>(policy.plan(input)).arena, why.minimum);
-    if (policy.name != "liveness" && policy.name != "baseline") continue;  // the others search, and may find better for a budget
+    if (policy.name != "liveness" && policy.name != "baseline")
+      continue;  // the others search, and may find better for a budget
     input.budget = why.minimum - 1_B;
     EXPECT_TRUE(std::holds_alternative<Infeasible>(policy.plan(input)));
   }
@@ -104,7 +105,8 @@ CostTable random_costs(const Graph& graph, const std::vector<KernelChoice>& kern
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     const std::string& kernel = kernels[static_cast<size_t>(i)].kernel;
     if (!kernel.empty()) {
-      costs.put({op_signature(graph, graph.op({i})), kernel, 0}, {Cost::Source::measured, 0.01 + 0.001 * static_cast<double>(random() % 5000), 0, 3});
+      costs.put({op_signature(graph, graph.op({i})), kernel, 0},
+                {Cost::Source::measured, 0.01 + 0.001 * static_cast<double>(random() % 5000), 0, 3});
     }
   }
   return costs;
@@ -114,14 +116,26 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
   int tight = 0, recomputing = 0, moving = 0;
   for (uint64_t seed = 1; seed <= 45; ++seed) {
     std::mt19937_64 random(seed);
-    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(5 + seed % 26), .updates = seed % 7 != 0});
+    const Graph graph =
+        testing::random_graph(seed, {.forward_ops = static_cast<int>(5 + seed % 26), .updates = seed % 7 != 0});
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs = random_costs(graph, kernels, random);
-    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.002};
+    PolicyInput input{.graph = graph,
+                      .route = route,
+                      .kernels = kernels,
+                      .costs = costs,
+                      .device = {.name = "cpu"},
+                      .seconds = 0.002};
     for (size_t t = 0; t < seed % 3; ++t) {
-      input.device.tiers.push_back({.name = t == 0 ? "host" : "disk", .capacity = 1_GiB, .out_gb_per_s = 0.0002, .in_gb_per_s = 0.0003,
-                                    .latency_us = 2, .compute_share = t > 0 ? 0.0 : seed % 2 == 0 ? 0.5 : 1.0});
+      input.device.tiers.push_back({.name = t == 0 ? "host" : "disk",
+                                    .capacity = 1_GiB,
+                                    .out_gb_per_s = 0.0002,
+                                    .in_gb_per_s = 0.0003,
+                                    .latency_us = 2,
+                                    .compute_share = t > 0           ? 0.0
+                                                     : seed % 2 == 0 ? 0.5
+                                                                     : 1.0});
     }
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
     double slowest_above = 0;
@@ -168,11 +182,17 @@ TEST(Policies, ATierMoreHoweverSmallNeverHurtsAuto) {
   int used = 0, feasible = 0;
   for (uint64_t seed = 1; seed <= 14; ++seed) {
     std::mt19937_64 random(seed);
-    const Graph graph = testing::random_graph(seed, {.forward_ops = static_cast<int>(5 + seed % 26), .updates = seed % 7 != 0});
+    const Graph graph =
+        testing::random_graph(seed, {.forward_ops = static_cast<int>(5 + seed % 26), .updates = seed % 7 != 0});
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs = random_costs(graph, kernels, random);
-    PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.002};
+    PolicyInput input{.graph = graph,
+                      .route = route,
+                      .kernels = kernels,
+                      .costs = costs,
+                      .device = {.name = "cpu"},
+                      .seconds = 0.002};
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
     for (int percent : {90, 75, 60, 45}) {
       input.budget = {most.count * percent / 100};
@@ -180,8 +200,12 @@ TEST(Policies, ATierMoreHoweverSmallNeverHurtsAuto) {
       const PlanOrInfeasible without = find_policy("auto").plan(input);
       for (const Bytes capacity : {4096_B, Bytes{most.count / 20}, Bytes{most.count / 4}}) {
         SCOPED_TRACE(fmt::format("seed {} at {} % with {}", seed, percent, to_string(capacity)));
-        input.device.tiers = {{.name = "host", .capacity = capacity, .out_gb_per_s = 0.002, .in_gb_per_s = 0.003,
-                               .latency_us = 2, .compute_share = 1}};
+        input.device.tiers = {{.name = "host",
+                               .capacity = capacity,
+                               .out_gb_per_s = 0.002,
+                               .in_gb_per_s = 0.003,
+                               .latency_us = 2,
+                               .compute_share = 1}};
         const PlanOrInfeasible with = find_policy("auto").plan(input);
         const Plan* plan = std::get_if<Plan>(&with);
         if (const Plan* alone = std::get_if<Plan>(&without)) {

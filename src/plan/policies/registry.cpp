@@ -13,23 +13,28 @@ constexpr Policy kPolicies[] = {
     {"auto", "the fastest of keep, recompute and copy for every tensor, and of all other policies", plan_auto},
     {"baseline", "every tensor its own memory during the whole step (SuperNeurons, section 3)", plan_baseline},
     {"liveness", "a tensor's bytes are free after its last reader (SuperNeurons, section 3.2)", plan_liveness},
-    {"superneurons", "liveness, tensor cache, offload and prefetch of checkpoints, cost-aware recomputation (SuperNeurons)",
+    {"superneurons",
+     "liveness, tensor cache, offload and prefetch of checkpoints, cost-aware recomputation (SuperNeurons)",
      plan_superneurons,
      "offload=checkpoints|conv|none recompute=cost-aware|speed|memory|none cache=on|lru|farthest|off release=drop|keep "
      "prefetch=spread|checkpoint|demand"},
-    {"vdnn", "offload and prefetch of layers' inputs with a barrier after every layer (vDNN)", plan_vdnn, "layers=dyn|all|conv"},
-    {"dymem", "offload and prefetch without barriers, candidates searched ahead, tensors grouped by mobility (Dymem)", plan_dymem,
-     "ahead=2|1|3|4"},
+    {"vdnn", "offload and prefetch of layers' inputs with a barrier after every layer (vDNN)", plan_vdnn,
+     "layers=dyn|all|conv"},
+    {"dymem", "offload and prefetch without barriers, candidates searched ahead, tensors grouped by mobility (Dymem)",
+     plan_dymem, "ahead=2|1|3|4"},
     {"caffe", "as Caffe keeps tensors: a blob of data and one of gradients for every layer", plan_caffe},
-    {"torch", "as Torch keeps tensors: all outputs of layers to the end, gradients only while they are read", plan_torch},
-    {"mxnet", "as MXNet keeps tensors: liveness, and cheap layers or all between checkpoints computed again", plan_mxnet,
-     "recompute=sublinear|mirror|none"},
-    {"tensorflow", "as TensorFlow keeps tensors: liveness, and long-lived tensors swapped out and fetched when read", plan_tensorflow},
+    {"torch", "as Torch keeps tensors: all outputs of layers to the end, gradients only while they are read",
+     plan_torch},
+    {"mxnet", "as MXNet keeps tensors: liveness, and cheap layers or all between checkpoints computed again",
+     plan_mxnet, "recompute=sublinear|mirror|none"},
+    {"tensorflow", "as TensorFlow keeps tensors: liveness, and long-lived tensors swapped out and fetched when read",
+     plan_tensorflow},
 };
 
 std::pair<std::string_view, std::string_view> split(std::string_view text, char at) {
   const size_t i = text.find(at);
-  return i == std::string_view::npos ? std::pair{text, std::string_view{}} : std::pair{text.substr(0, i), text.substr(i + 1)};
+  return i == std::string_view::npos ? std::pair{text, std::string_view{}}
+                                     : std::pair{text.substr(0, i), text.substr(i + 1)};
 }
 
 std::vector<std::string> words(std::string_view text, char at) {
@@ -73,12 +78,15 @@ std::map<std::string, std::string> policy_options(std::string_view spec) {
       if (known_name != name) continue;
       const std::vector<std::string> values = words(known_values, '|');
       if (std::find(values.begin(), values.end(), value) == values.end()) {
-        throw Error(ErrorCode::invalid_input, unknown_name(fmt::format("value of policy option {}", name), std::string(value), values));
+        throw Error(ErrorCode::invalid_input,
+                    unknown_name(fmt::format("value of policy option {}", name), std::string(value), values));
       }
       options[std::string(name)] = value;
       found = true;
     }
-    if (!found) throw Error(ErrorCode::invalid_input, unknown_name(fmt::format("option of policy {}", policy.name), std::string(name), names));
+    if (!found)
+      throw Error(ErrorCode::invalid_input,
+                  unknown_name(fmt::format("option of policy {}", policy.name), std::string(name), names));
   }
   return options;
 }

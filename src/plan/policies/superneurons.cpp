@@ -32,7 +32,10 @@ bool is_checkpoint(LayerKind kind) {
 class SuperNeurons {
  public:
   explicit SuperNeurons(const PolicyInput& input)
-      : input_(input), timeline_(make_timeline(input)), forward_(forward_values(input, timeline_)), scheduler_(timeline_) {
+      : input_(input),
+        timeline_(make_timeline(input)),
+        forward_(forward_values(input, timeline_)),
+        scheduler_(timeline_) {
     offload_ = option(input, "offload", {"checkpoints", "conv", "none"});
     recompute_ = option(input, "recompute", {"cost-aware", "speed", "memory", "none"});
     cache_ = option(input, "cache", {"on", "lru", "farthest", "off"});
@@ -47,7 +50,8 @@ class SuperNeurons {
     if (std::holds_alternative<Plan>(best)) return best;
     // The cache alone, if that is enough; with recomputation besides.
     if (offload_ != "none") {
-      const TensorCache lru{.limit = input_.budget.count, .farthest = false}, farthest{.limit = input_.budget.count, .farthest = true};
+      const TensorCache lru{.limit = input_.budget.count, .farthest = false},
+          farthest{.limit = input_.budget.count, .farthest = true};
       if (cache_ != "farthest") keep_better(input_, best, finish(keep_everything(timeline_), &lru));
       if (cache_ != "lru") keep_better(input_, best, finish(keep_everything(timeline_), &farthest));
     }
@@ -76,7 +80,8 @@ class SuperNeurons {
       if (offload && goes_out(f.kind)) {
         decisions.gaps[at(f.turning_gap)] = kOffload;
         decisions.retain[at(f.value)] = release_ == "keep";
-        if (release_ == "drop") std::fill(decisions.gaps.begin() + f.turning_gap + 1, decisions.gaps.begin() + tail + 1, kDrop);
+        if (release_ == "drop")
+          std::fill(decisions.gaps.begin() + f.turning_gap + 1, decisions.gaps.begin() + tail + 1, kDrop);
       } else if (recompute_ != "none" && !is_checkpoint(f.kind) && value.recomputable) {
         decisions.gaps[at(f.turning_gap)] = kDrop;
         decisions.retain[at(f.value)] = speed_centric;
@@ -85,8 +90,8 @@ class SuperNeurons {
     return decisions;
   }
 
-  // A segment is a run of layers between checkpoints: values that are rebuilt from one another. It is rebuilt once and kept when
-  // that needs no more than the layer that needs most; else for every backward step anew.
+  // A segment is a run of layers between checkpoints: values that are rebuilt from one another. It is rebuilt once and
+  // kept when that needs no more than the layer that needs most; else for every backward step anew.
   void decide_by_cost(Decisions& decisions, bool offload) {
     scheduler_.run(decide(offload, false), schedule_);
     if (schedule_.unrecoverable >= 0) return;
@@ -106,7 +111,8 @@ class SuperNeurons {
       }
     }
     // Its source, its layers' outputs, the gradient of the last, and the largest gradient that is new.
-    std::vector<int64_t> need(segment.size(), 0), last(segment.size(), -1), last_bytes(segment.size(), 0), gradient(segment.size(), 0);
+    std::vector<int64_t> need(segment.size(), 0), last(segment.size(), -1), last_bytes(segment.size(), 0),
+        gradient(segment.size(), 0);
     std::vector<std::vector<int32_t>> sources(segment.size());
     for (size_t v = 0; v < segment.size(); ++v) {
       if (segment[v] < 0) continue;
@@ -129,7 +135,8 @@ class SuperNeurons {
         if (segment[at(v)] < 0) continue;
         int64_t fresh = 0;
         for (int32_t o : step.outputs) {
-          const bool in_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& p) { return p.output == o && p.required; });
+          const bool in_place = std::any_of(step.in_place.begin(), step.in_place.end(),
+                                            [&](const TimelineInPlace& p) { return p.output == o && p.required; });
           if (!in_place) fresh += timeline_.values[at(o)].bytes;
         }
         gradient[at(root(v))] = std::max(gradient[at(root(v))], fresh);
@@ -156,10 +163,11 @@ class SuperNeurons {
     return finish_plan(input_, timeline_, decisions, schedule_, "superneurons");
   }
 
-  // At the backward step of a checkpoint that was copied out, the one before it comes in; the last one, before the first
-  // backward step.
+  // At the backward step of a checkpoint that was copied out, the one before it comes in; the last one, before the
+  // first backward step.
   void prefetch_by_checkpoint() {
-    std::vector<int32_t> backward_of(timeline_.steps.size(), -1);  // by forward step of the timeline: the schedule's first backward step
+    std::vector<int32_t> backward_of(timeline_.steps.size(),
+                                     -1);  // by forward step of the timeline: the schedule's first backward step
     int32_t first_backward = -1;
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
       const ScheduledStep& s = schedule_.steps[at(d)];

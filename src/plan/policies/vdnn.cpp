@@ -1,5 +1,5 @@
-// vDNN (MICRO 2016), as Dymem measures against it: the inputs of layers are copied out while the layer runs and come back while
-// the layer behind it runs backward; compute and copies wait for each other after every layer.
+// vDNN (MICRO 2016), as Dymem measures against it: the inputs of layers are copied out while the layer runs and come
+// back while the layer behind it runs backward; compute and copies wait for each other after every layer.
 //
 //   layers=all    the input of every layer      layers=conv   of convolutions alone
 //   layers=dyn    the fastest of: nothing, conv, all, that fits
@@ -15,7 +15,10 @@ namespace {
 class Vdnn {
  public:
   explicit Vdnn(const PolicyInput& input)
-      : input_(input), timeline_(make_timeline(input)), forward_(forward_values(input, timeline_)), scheduler_(timeline_) {}
+      : input_(input),
+        timeline_(make_timeline(input)),
+        forward_(forward_values(input, timeline_)),
+        scheduler_(timeline_) {}
 
   PlanOrInfeasible plan() {
     const std::string layers = option(input_, "layers", {"dyn", "all", "conv"});
@@ -41,14 +44,16 @@ class Vdnn {
   PlanOrInfeasible make(bool offload, bool conv_only) {
     Decisions decisions = keep_everything(timeline_);
     for (const ForwardValue& f : forward_) {
-      if (offload && f.has_backward_uses && is_layer_input(timeline_.values[at(f.value)], conv_only)) decisions.gaps[at(f.turning_gap)] = kOffload;
+      if (offload && f.has_backward_uses && is_layer_input(timeline_.values[at(f.value)], conv_only))
+        decisions.gaps[at(f.turning_gap)] = kOffload;
     }
     scheduler_.run(decisions, schedule_);
     if (schedule_.unrecoverable < 0) set_barriers();
     return finish_plan(input_, timeline_, decisions, schedule_, "vdnn");
   }
 
-  // Out: during the last layer that reads it forward, complete when that is. In: during the layer before the one that reads it.
+  // Out: during the last layer that reads it forward, complete when that is. In: during the layer before the one that
+  // reads it.
   void set_barriers() {
     for (ScheduledMove& move : schedule_.moves) {
       Residence& residence = schedule_.residences[at(move.residence)];

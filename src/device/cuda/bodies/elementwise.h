@@ -23,21 +23,11 @@ struct Activate {
   PLIMSOLL_BODY void run(int64_t i) const {
     const float v = x[i];
     switch (kind) {
-      case Activation::relu:
-        y[i] = v > 0 ? v : 0;
-        break;
-      case Activation::leaky_relu:
-        y[i] = v > 0 ? v : slope * v;
-        break;
-      case Activation::sigmoid:
-        y[i] = 1 / (1 + expf(-v));
-        break;
-      case Activation::tanh:
-        y[i] = tanhf(v);
-        break;
-      case Activation::none:
-        y[i] = v;
-        break;
+      case Activation::relu: y[i] = v > 0 ? v : 0; break;
+      case Activation::leaky_relu: y[i] = v > 0 ? v : slope * v; break;
+      case Activation::sigmoid: y[i] = 1 / (1 + expf(-v)); break;
+      case Activation::tanh: y[i] = tanhf(v); break;
+      case Activation::none: y[i] = v; break;
     }
   }
 };
@@ -52,21 +42,11 @@ struct ActivateBackward {
   PLIMSOLL_BODY void run(int64_t i) const {
     const float g = dy[i], v = y[i];
     switch (kind) {
-      case Activation::relu:
-        dx[i] = v > 0 ? g : 0;
-        break;
-      case Activation::leaky_relu:
-        dx[i] = v > 0 ? g : slope * g;
-        break;
-      case Activation::sigmoid:
-        dx[i] = g * v * (1 - v);
-        break;
-      case Activation::tanh:
-        dx[i] = g * (1 - v * v);
-        break;
-      case Activation::none:
-        dx[i] = g;
-        break;
+      case Activation::relu: dx[i] = v > 0 ? g : 0; break;
+      case Activation::leaky_relu: dx[i] = v > 0 ? g : slope * g; break;
+      case Activation::sigmoid: dx[i] = g * v * (1 - v); break;
+      case Activation::tanh: dx[i] = g * (1 - v * v); break;
+      case Activation::none: dx[i] = g; break;
     }
   }
 };

@@ -90,7 +90,11 @@ bool workspace_of(cudnnHandle_t handle, Pass pass, const Descriptors& d, int num
 class CudnnConvolution final : public Prepared {
  public:
   CudnnConvolution(cudnnHandle_t handle, const Convolution& c, const ConvolutionAlgorithm& algorithm)
-      : handle_(handle), pass_(c.pass), number_(algorithm.number), name_(algorithm.name), descriptors_(c, algorithm.tf32) {
+      : handle_(handle),
+        pass_(c.pass),
+        number_(algorithm.number),
+        name_(algorithm.name),
+        descriptors_(c, algorithm.tf32) {
     if (!workspace_of(handle, pass_, descriptors_, number_, workspace_)) {
       throw Error(ErrorCode::unsupported,
                   "cuDNN does not run the algorithm " + algorithm.name + " for this convolution");
@@ -198,8 +202,8 @@ std::vector<Candidate> every(Pass pass) {
   std::vector<Candidate> result;
   for (int i = 0; i < static_cast<int>(count); ++i) {
     const bool atomics = (pass == Pass::backward_data && i == CUDNN_CONVOLUTION_BWD_DATA_ALGO_0) ||
-                         (pass == Pass::backward_weights && (i == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 ||
-                                                             i == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3));
+                         (pass == Pass::backward_weights &&
+                          (i == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 || i == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3));
     result.push_back({.number = i, .deterministic = !atomics, .tensor_cores = false});
   }
   return result;

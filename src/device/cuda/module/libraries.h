@@ -6,7 +6,8 @@
 
 namespace plimsoll::cuda {
 
-// Workspaces of libraries begin at a multiple of 256 bytes, as if cudaMalloc had given them; those in the arena, at one of
+// Workspaces of libraries begin at a multiple of 256 bytes, as if cudaMalloc had given them; those in the arena, at one
+// of
 // 64. So we ask for some more, and begin where it suits them.
 inline constexpr size_t kWorkspaceAlignment = 256, kWorkspaceSlack = kWorkspaceAlignment - 64;
 inline Bytes with_slack(size_t bytes) { return {static_cast<int64_t>(bytes > 0 ? bytes + kWorkspaceSlack : 0)}; }
