@@ -74,12 +74,14 @@ Peak live_peak(const Plan& plan) {
 }
 
 Bytes least_bytes(const Graph& graph, bool states_may_leave) {
-  std::vector<TensorId> seen_as;  // what a view shows
-  for (int32_t i = 0; i < graph.tensor_count(); ++i) {
-    const OpId producer = graph.tensor({i}).producer;
-    const bool view = producer.valid() && graph.op(producer).type->is_view;
-    seen_as.push_back(view ? seen_as[static_cast<size_t>(graph.op(producer).inputs[0].index)] : TensorId{i});
-  }
+  // What a view shows. Its input may stand behind it in the list, where a reorder was put between them.
+  auto seen_as = [&](TensorId id) {
+    for (OpId by = graph.tensor(id).producer; by.valid() && graph.op(by).type->is_view;
+         by = graph.tensor(id).producer) {
+      id = graph.op(by).inputs[0];
+    }
+    return id;
+  };
   auto bytes = [&](TensorId id) { return storage_bytes(graph.tensor(id).shape, graph.tensor(id).dtype, {}); };
   std::set<int32_t> states, resident;  // as found, and as left, in the same bytes
   Bytes kept, most;
@@ -95,7 +97,7 @@ Bytes least_bytes(const Graph& graph, bool states_may_leave) {
     std::set<int32_t> counted;
     Bytes sum = kept;
     auto count = [&](TensorId id) {
-      const int32_t seen = seen_as[static_cast<size_t>(id.index)].index;
+      const int32_t seen = seen_as(id).index;
       if (resident.count(seen) == 0 && counted.insert(seen).second) sum += bytes(id);
     };
     for (TensorId id : op.inputs) count(id);
