@@ -124,9 +124,8 @@ class FileChecker {
       if (!capacity) continue;
       const auto use =
           std::find_if(plan_.tiers.begin(), plan_.tiers.end(), [&](const TierUse& u) { return u.tier.name == tier; });
-      if (use == plan_.tiers.end()) {
-        wrong_request(field, fmt::format("the plan has no tier '{}'", tier));
-      } else if (use->tier.capacity != *capacity) {
+      if (use == plan_.tiers.end()) continue;  // the plan does without it
+      if (use->tier.capacity != *capacity) {
         wrong_request(field, fmt::format("{} bytes were asked for, tier '{}' has {}", capacity->count, tier,
                                          use->tier.capacity.count));
       }

@@ -21,7 +21,8 @@ KernelEstimate OfferedKernels::estimate(const Graph& graph, const Op& op, const 
       if (const auto found = known->second.find(kernel); found != known->second.end()) return found->second;
     }
   }
-  return {};  // an average one
+  const bool dense = layer_kind(op) == LayerKind::convolution || layer_kind(op) == LayerKind::fully_connected;
+  return {.efficiency = dense ? 0.5 : 1};
 }
 
 }  // namespace plimsoll
