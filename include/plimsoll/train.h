@@ -102,7 +102,7 @@ struct DoneEvent {
   bool captured = false;  // steps were asked of the device as a whole (Executor::is_captured)
 };
 
-// Everything that happens, as it happens. All optional.
+// Everything that happens, as it happens. All optional. What one of them throws ends the training, after it was saved.
 struct TrainListener {
   std::function<void(const std::string&)> notice;                                       // a line for the user
   std::function<void(const std::string& what, int64_t done, int64_t total)> preparing;  // measuring kernels
@@ -111,7 +111,8 @@ struct TrainListener {
   std::function<void(const EpochEvent&)> epoch;
   // At the end: when each step, and each copy, of the last training step ran.
   std::function<void(const Program&, std::span<const StepRecord> steps, std::span<const StepRecord> copies)> recorded;
-  std::function<bool()> stop;  // asked after every step
+  std::function<bool()> stop;  // asked after every step; true ends the training, which saves where it has a checkpoint
+  std::function<bool()> save;  // asked after every step; true saves the checkpoint now, and goes on
 };
 
 // The network's input for this data, as train() builds it: a plan for it is the plan that train() would make.

@@ -2,9 +2,7 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -12,6 +10,7 @@
 #include "base/names.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "cli/interrupts.h"
 #include "plimsoll/verify.h"
 #include "train/session.h"
 
@@ -29,17 +28,6 @@ int exit_code(ErrorCode code) {
   }
   return kFailure;
 }
-
-namespace {
-std::atomic<bool> signalled{false};
-extern "C" void on_interrupt(int signal) {
-  signalled = true;
-  std::signal(signal, SIG_DFL);
-}
-}  // namespace
-
-void catch_interrupt(int signal) { std::signal(signal, on_interrupt); }
-bool interrupted() { return signalled; }
 
 void CommonFlags::add_to(CLI::App& command, bool model_required) {
   auto* model_option = command
@@ -260,6 +248,7 @@ void JsonLines::write(const nlohmann::json& object) {
   if (!file_) return;
   const std::string line = object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
+    if (to_stdout_ && errno == EPIPE) return note_output_closed();
     throw Error(ErrorCode::device_failure, fmt::format("--json: writing failed: {}", std::strerror(errno)));
   }
 }
@@ -290,7 +279,7 @@ void say(const JsonLines& json, std::string_view text) {
   std::FILE* out = json.to_stdout() ? stderr : stdout;
   std::fwrite(text.data(), 1, text.size(), out);
   if (text.empty() || text.back() != '\n') std::fputc('\n', out);
-  std::fflush(out);
+  if (std::fflush(out) != 0 && errno == EPIPE && out == stdout) note_output_closed();
 }
 
 }  // namespace plimsoll::cli

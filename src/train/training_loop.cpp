@@ -25,6 +25,7 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, Loader& loader, const Tra
 DoneEvent TrainingLoop::run() {
   const Stopwatch watch;
   while (place_.step < total_steps_ && !stopped_) run_epoch();
+  if (thrown_) std::rethrow_exception(thrown_);
   if (parts_.evaluation != nullptr && !stopped_ && !done_.accuracy) {  // nothing was left to do
     done_.accuracy = parts_.evaluation->run(parts_.data, parts_.options.seed).accuracy;
   }
@@ -42,9 +43,10 @@ void TrainingLoop::run_epoch() {
   EpochSums sums;
   while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
     run_step(sums);
-    stopped_ = asked_to_stop();
+    stopped_ = asked_to_stop() || thrown_;
     const int64_t every = parts_.options.checkpoint_every;
-    if (!stopped_ && parts_.options.checkpoint && every > 0 && place_.step % every == 0) save();
+    const bool due = asked_to_save() || (every > 0 && place_.step % every == 0);
+    if (!stopped_ && parts_.options.checkpoint && due) save();
   }
   if (stopped_) {
     if (parts_.options.checkpoint) save();
@@ -89,14 +91,21 @@ void TrainingLoop::run_step(EpochSums& sums) {
   const double seconds = watch.seconds();
   step_seconds_ += seconds;
   if (parts_.after_step) parts_.after_step();
-  if (parts_.listener.step) {
-    parts_.listener.step({.step = place_.step,
-                          .total_steps = total_steps_,
-                          .epoch = place_.epoch,
-                          .loss = done_.loss,
-                          .lr = lr,
-                          .step_time_ms = seconds * 1000,
-                          .images_per_second = static_cast<double>(options.batch * done_.steps) / step_seconds_});
+  tell_step({.step = place_.step,
+             .total_steps = total_steps_,
+             .epoch = place_.epoch,
+             .loss = done_.loss,
+             .lr = lr,
+             .step_time_ms = seconds * 1000,
+             .images_per_second = static_cast<double>(options.batch * done_.steps) / step_seconds_});
+}
+
+void TrainingLoop::tell_step(const StepEvent& event) {
+  if (!parts_.listener.step) return;
+  try {
+    parts_.listener.step(event);
+  } catch (...) {  // output that cannot be written, say: the work is saved first
+    thrown_ = std::current_exception();
   }
 }
 

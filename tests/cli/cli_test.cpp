@@ -357,6 +357,55 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
   }
 }
 
+// A training that would last for hours, with a step every few milliseconds.
+constexpr const char* kLongTraining =
+    "train mlp --data synthetic:100000 --image-size 8 --batch 16 --threads 1 --costs estimated --evaluate-every 0 ";
+
+TEST_F(Cli, AHangupSavesAndGoesOnWithACheckpointAndEndsWithoutOne) {
+  const auto start_and_hang_up = [&](const std::string& flags) {
+    const pid_t child = start(kLongTraining + flags + " --json " + path("json"));
+    while (slurp(path("json")).find("\"step\"") == std::string::npos)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ::kill(child, SIGHUP);
+    return child;
+  };
+  const Outcome without = wait(start_and_hang_up(""));
+  EXPECT_EQ(without.code, 5) << without.err;
+  EXPECT_THAT(without.out, HasSubstr("interrupted"));
+
+  const pid_t child = start_and_hang_up("--checkpoint " + path("c.safetensors"));
+  while (!fs::exists(path("c.safetensors"))) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ASSERT_EQ(::kill(child, SIGTERM), 0);
+  const Outcome with = wait(child);
+  EXPECT_EQ(with.code, 5) << with.err;
+  EXPECT_THAT(with.err, HasSubstr("SIGHUP: the terminal is gone; what was reached is saved, and training goes on"));
+}
+
+TEST_F(Cli, AClosedStandardOutputSavesAndIsAFailure) {
+  for (const char* flags : {"--json -", "--epochs 100 --data digits"}) {
+    fs::remove(path("c.safetensors"));
+    const std::string training = std::string(PLIMSOLL_BINARY_DIR "/plimsoll ") +
+                                 (flags[2] == 'j' ? kLongTraining : "train mlp --batch 16 --costs estimated ") + flags +
+                                 " --checkpoint " + path("c.safetensors") + " 2> " + path("err");
+    const std::string script = "bash -c '" + training + " | head -n 1 > /dev/null; exit ${PIPESTATUS[0]}'";
+    EXPECT_EQ(WEXITSTATUS(std::system(script.c_str())), 4) << slurp(path("err"));
+    EXPECT_THAT(slurp(path("err")), HasSubstr("standard output was closed"));
+    EXPECT_EQ(run("train --steps 1 --evaluate-every 0 --resume " + path("c.safetensors")).code, 0);
+  }
+}
+
+TEST_F(Cli, ASecondInterruptEndsAtOnce) {
+  const pid_t child = start(
+      "train alexnet --data synthetic:1000 --batch 32 --threads 1 --costs estimated --evaluate-every 0 --json " +
+      path("json"));
+  while (slurp(path("json")).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ::kill(child, SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // else the two are one
+  ::kill(child, SIGINT);
+  EXPECT_EQ(wait(child).code, -SIGINT);
+}
+
 // Without --exact kernels are chosen by their costs and the budget. The checkpoint pins those that were, so neither new
 // costs nor another budget change a bit of what follows.
 TEST_F(Cli, GoesOnExactlyAfterKillWithKernelsThatWereChosenByCost) {
