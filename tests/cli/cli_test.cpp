@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -597,6 +598,23 @@ TEST_F(Cli, ListsWhatThereIs) {
     }
     EXPECT_THAT(names, testing::IsSupersetOf(some)) << command;
     EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size()) << command << ": a name twice";
+  }
+}
+
+TEST_F(Cli, RefusesByNameWhatIsNoRegularFile) {
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_directories(path("images/cat"));
+  fs::create_directories(path("images/dog"));
+  ASSERT_EQ(::mkfifo(path("images/dog/1.jpg").c_str(), 0600), 0);
+  for (const std::string& arguments :
+       {"train --resume " + pipe, "train --plan " + pipe, "verify " + pipe, "profile --import " + pipe, "place " + pipe,
+        "convolutions " + pipe, "train alexnet --data images:" + path("images")}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_THAT(outcome.err, testing::AnyOf(HasSubstr(pipe + ": cannot read: it is a pipe, not a regular file"),
+                                            HasSubstr("dog/1.jpg: is no regular file but a pipe")))
+        << arguments;
   }
 }
 
