@@ -1,12 +1,11 @@
 #include <fmt/format.h>
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "base/names.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
@@ -259,15 +258,15 @@ void check_writable(std::string_view flag, const std::string& file) {
   const fs::path path(file), folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code ignored;
   std::string problem;
-  if (fs::is_directory(path, ignored)) {
-    problem = "it is a folder";
-  } else if (!fs::is_directory(folder, ignored)) {
-    problem = fmt::format("there is no folder '{}'", folder.string());
-  } else if (::access(folder.c_str(), W_OK) != 0) {
-    problem = std::strerror(errno);
-  }
+  if (fs::is_directory(path, ignored)) problem = "it is a folder";
+  else if (!fs::is_directory(folder, ignored)) problem = fmt::format("there is no folder '{}'", folder.string());
   if (!problem.empty())
     throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write '{}': {}", flag, file, problem));
+  try {
+    const AtomicFile begun(path);  // only this tells; what was begun is removed, and an old file stays
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", flag, error.what()));
+  }
 }
 
 void complain(std::string_view text) {

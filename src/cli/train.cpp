@@ -246,6 +246,8 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
   const TrainOptions options = options_from(flags, command);
+  if (flags.checkpoint.empty() && options.checkpoint)
+    check_writable("--resume, which is saved to again where --checkpoint names no other", options.checkpoint->string());
   JsonLines out(flags.json);
   Progress progress;
   TrainListener listener;

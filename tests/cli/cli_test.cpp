@@ -526,6 +526,25 @@ TEST_F(Cli, FindsBadOutputPathsBeforeTheWork) {
   }
 }
 
+TEST_F(Cli, FindsCheckpointsThatCannotBeWrittenBeforeAnyMeasuring) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"/dev/null", "--checkpoint: /dev/null: cannot write: it is a device"},
+      {"/proc/x", "--checkpoint: /proc/.x.partial: cannot create: No such file or directory"},
+      {folder_.string(), "it is a folder"},
+      {path(std::string(250, 'n').c_str()), "the name is too long"},
+      {path("absent/c.safetensors"), "there is no folder"},
+  };
+  for (const auto& [file, expected] : cases) {
+    const Outcome outcome = run("train mlp --data digits --batch 16 --steps 2 --checkpoint " + file);
+    EXPECT_EQ(outcome.code, 2) << file << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(expected));
+    EXPECT_FALSE(fs::exists(path("cache"))) << "nothing was measured";
+  }
+  std::ofstream(path("old")) << "old";
+  EXPECT_EQ(run("plan mlp --batch 16 --memory 1KiB --save " + path("old")).code, 3);
+  EXPECT_EQ(slurp(path("old")), "old");
+}
+
 TEST_F(Cli, RefusesACheckpointWithFlippedBits) {
   ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --memory 64MiB --costs estimated --checkpoint " +
                 path("c.safetensors"))
