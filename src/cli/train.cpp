@@ -247,7 +247,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   check_writable("--report", flags.report);
   const TrainOptions options = options_from(flags, command);
   if (flags.checkpoint.empty() && options.checkpoint)
-    check_writable("--resume, which is saved to again where --checkpoint names no other", options.checkpoint->string());
+    check_writable("--resume (without --checkpoint it is saved to again)", options.checkpoint->string());
   JsonLines out(flags.json);
   Progress progress;
   TrainListener listener;

@@ -465,6 +465,14 @@ TEST_F(Cli, RefusesACheckpointOfAnImpossibleTraining) {
     uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof length);
     std::string header = bytes.substr(8, length);
+    const auto replace = [&](const std::string& old, size_t count, const std::string& with) {
+      const size_t begin = header.find(old);
+      ASSERT_NE(begin, std::string::npos) << old;
+      header.replace(begin, count, with);
+    };
+    // Of the first version, whose header has no hash that would tell of the change first.
+    replace("\"plimsoll.header_sha256\"", std::string("\"plimsoll.header_sha256\":\"\",").size() + 64, "");
+    replace("\\\"format_version\\\":2", std::string("\\\"format_version\\\":2").size(), "\\\"format_version\\\":1");
     const size_t at = header.find(from);
     ASSERT_NE(at, std::string::npos) << from << header.substr(0, 2000);
     header.replace(at, std::string(from).size(), to);
