@@ -1,9 +1,12 @@
 #include "train/training_loop.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
 #include "base/statistics.h"
+#include "plimsoll/error.h"
 #include "train/resume.h"
 
 namespace plimsoll {
@@ -49,7 +52,7 @@ void TrainingLoop::run_epoch() {
     if (!stopped_ && parts_.options.checkpoint && due) save();
   }
   if (stopped_) {
-    if (parts_.options.checkpoint) save();
+    if (parts_.options.checkpoint) save_at_end();
     return;
   }
   finish_epoch(sums, watch);
@@ -122,12 +125,39 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
     event.test_loss = result.loss;
     event.test_accuracy = done_.accuracy = result.accuracy;
   }
-  if (options.checkpoint && saved_at_step_ != place_.step) save();
+  if (options.checkpoint && saved_at_step_ != place_.step) last ? save_at_end() : save();
   event.seconds = watch.seconds();
   if (parts_.listener.epoch) parts_.listener.epoch(event);
 }
 
+// A save that fails, on a full disk say, is not the end of the training: the file is as it was, and the next may succeed.
 void TrainingLoop::save() {
+  try {
+    write_checkpoint();
+  } catch (const Error& error) {
+    if (parts_.listener.notice) {
+      parts_.listener.notice(
+          fmt::format("{}; training goes on, and the next save tries again. {}", error.what(), saved_text()));
+    }
+  }
+}
+
+void TrainingLoop::save_at_end() {
+  try {
+    write_checkpoint();
+  } catch (const Error& error) {
+    throw Error(ErrorCode::device_failure,
+                fmt::format("{}; so step {}, where training ended, is not saved. {}", error.what(), place_.step,
+                            saved_text()));
+  }
+}
+
+std::string TrainingLoop::saved_text() const {
+  if (saved_at_step_ >= 0) return fmt::format("The checkpoint there is of step {}", saved_at_step_);
+  return "Nothing of this run is saved yet";
+}
+
+void TrainingLoop::write_checkpoint() {
   const bool end = place_.batch_in_epoch == per_epoch_;
   TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, is_settled());
   state.step = place_.step;

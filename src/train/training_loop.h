@@ -50,6 +50,9 @@ class TrainingLoop {
   void run_step(EpochSums& sums);
   void finish_epoch(const EpochSums& sums, const Stopwatch& watch);
   void save();
+  void save_at_end();
+  void write_checkpoint();
+  std::string saved_text() const;
   bool is_settled() const { return !parts_.settled || parts_.settled(); }
   void tell_step(const StepEvent& event);
   bool asked_to_stop() const { return parts_.listener.stop && parts_.listener.stop(); }

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -394,6 +395,36 @@ TEST_F(Cli, AClosedStandardOutputSavesAndIsAFailure) {
     EXPECT_THAT(slurp(path("err")), HasSubstr("standard output was closed"));
     EXPECT_EQ(run("train --steps 1 --evaluate-every 0 --resume " + path("c.safetensors")).code, 0);
   }
+}
+
+TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
+  const fs::path checkpoint = path("c.safetensors");
+  const auto limit_files_of = [](pid_t child, rlim_t bytes) {
+    const struct rlimit limit {
+      bytes, RLIM_INFINITY
+    };
+    return ::prlimit(child, RLIMIT_FSIZE, &limit, nullptr) == 0;
+  };
+  const auto wait_for = [](const auto& condition) {
+    for (int i = 0; i < 2000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return condition();
+  };
+  const std::string flags = kLongTraining + std::string("--checkpoint-every 20 --checkpoint ") + checkpoint.string();
+  pid_t child = start(flags);
+  ASSERT_TRUE(wait_for([&] { return fs::exists(checkpoint); }));
+  ASSERT_TRUE(limit_files_of(child, 4096));
+  EXPECT_TRUE(wait_for([&] {
+    return slurp(path("err")).find("File too large; training goes on, and the next save tries again. The checkpoint "
+                                   "there is of step ") != std::string::npos;
+  }));
+  const auto failed_at = fs::last_write_time(checkpoint);
+  ASSERT_TRUE(limit_files_of(child, RLIM_INFINITY));
+  EXPECT_TRUE(wait_for([&] { return fs::last_write_time(checkpoint) != failed_at; }));
+  ASSERT_TRUE(limit_files_of(child, 4096));
+  ::kill(child, SIGTERM);
+  const Outcome outcome = wait(child);
+  EXPECT_EQ(outcome.code, 4) << "the last save failed too";
+  EXPECT_EQ(run("train --steps 1 --evaluate-every 0 --resume " + checkpoint.string()).code, 0) << "it is whole";
 }
 
 TEST_F(Cli, ASecondInterruptEndsAtOnce) {
