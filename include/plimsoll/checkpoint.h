@@ -66,8 +66,9 @@ struct TrainingState {
 };
 
 std::string to_json(const TrainingState& state);
-// Throws Error(corrupt_file) that names the field and what was expected; Error(unsupported) for a newer format version.
-TrainingState training_state_from_json(std::string_view json);
+// Throws Error(corrupt_file) that names the field and what was expected, or that is not known; Error(unsupported) for a
+// newer format version. `version`: where to put the format version.
+TrainingState training_state_from_json(std::string_view json, int64_t* version = nullptr);
 
 struct CheckpointTensor {
   std::string name;
@@ -89,7 +90,7 @@ std::string save_checkpoint(const std::filesystem::path& file, const TrainingSta
 // The hash that a checkpoint of these tensors would have.
 std::string weights_sha256(std::span<const CheckpointTensor> tensors, const TensorSource& source);
 
-// A checkpoint open for reading; its header is checked whole before anything is read.
+// A checkpoint open for reading; its header is checked whole, against its hash, before anything is read.
 class Checkpoint {
  public:
   // Throws Error(invalid_input) when the file is not there, Error(corrupt_file) with file, place and what was expected.

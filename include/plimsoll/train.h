@@ -65,7 +65,9 @@ struct TrainOptions {
   bool augment = true;
   int workers = 1;                                  // loader threads
   int64_t evaluate_every = 1;                       // epochs; 0: never
-  std::optional<std::filesystem::path> checkpoint;  // saved at the end of every epoch, at the end, and on interruption
+  // Saved at the end of every epoch, at the end, and on interruption. A save that fails is said, and tried again at the
+  // next; only where the last one fails has the training failed.
+  std::optional<std::filesystem::path> checkpoint;
   int64_t checkpoint_every = 0;                     // steps between saves, besides; 0: none
   std::optional<std::filesystem::path> resume;
   std::optional<std::filesystem::path> plan;  // run this saved plan; policy and placement are the plan's
@@ -102,7 +104,7 @@ struct DoneEvent {
   bool captured = false;  // steps were asked of the device as a whole (Executor::is_captured)
 };
 
-// Everything that happens, as it happens. All optional.
+// Everything that happens, as it happens. All optional. What one of them throws ends the training, after it was saved.
 struct TrainListener {
   std::function<void(const std::string&)> notice;                                       // a line for the user
   std::function<void(const std::string& what, int64_t done, int64_t total)> preparing;  // measuring kernels
@@ -111,7 +113,8 @@ struct TrainListener {
   std::function<void(const EpochEvent&)> epoch;
   // At the end: when each step, and each copy, of the last training step ran.
   std::function<void(const Program&, std::span<const StepRecord> steps, std::span<const StepRecord> copies)> recorded;
-  std::function<bool()> stop;  // asked after every step
+  std::function<bool()> stop;  // asked after every step; true ends the training, which saves where it has a checkpoint
+  std::function<bool()> save;  // asked after every step; true saves the checkpoint now, and goes on
 };
 
 // The network's input for this data, as train() builds it: a plan for it is the plan that train() would make.

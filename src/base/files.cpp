@@ -54,6 +54,15 @@ ErrorCode code_of(int error) {
   throw Error(code_of(error), fmt::format("{}: cannot {}: {}", file.string(), operation, std::strerror(error)));
 }
 
+[[noreturn]] void throw_irregular(const std::filesystem::path& file, std::string_view operation, mode_t mode) {
+  throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot {}: it is a {}, not a regular file", file.string(),
+                                                    operation,
+                                                    S_ISFIFO(mode)   ? "pipe"
+                                                    : S_ISSOCK(mode) ? "socket"
+                                                    : S_ISDIR(mode)  ? "folder"
+                                                                     : "device"));
+}
+
 int open_again(const char* path, int flags, mode_t mode = 0) {
   int fd = -1;
   do {
@@ -112,17 +121,21 @@ FileFault::FileFault(FileOperation operation, int nth, int error) { fault = Faul
 FileFault::~FileFault() { fault.reset(); }
 bool FileFault::struck() const { return fault && fault->struck; }
 
+// A pipe, a socket or a device may keep its reader waiting for ever, and has no size.
 InputFile::InputFile(const std::filesystem::path& file) : path_(file) {
   const int error = injected(FileOperation::open);
-  if (error == 0) fd_ = open_again(file.c_str(), O_RDONLY);
+  if (error == 0) fd_ = open_again(file.c_str(), O_RDONLY | O_NONBLOCK);
+  if (fd_ < 0 && error == 0 && errno == ENXIO) throw_irregular(file, "read", S_IFSOCK);
   if (fd_ < 0) throw_failure(file, "open for reading", error != 0 ? error : errno);
   struct stat status {};
   const int stat_error = ::fstat(fd_, &status) < 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
-  if (stat_error != 0) {
-    ::close(fd_);
-    throw_failure(file, "read", stat_error);
+  if (stat_error == 0 && S_ISREG(status.st_mode)) {
+    size_ = status.st_size;
+    return;
   }
-  size_ = status.st_size;
+  ::close(fd_);
+  if (stat_error != 0) throw_failure(file, "read", stat_error);
+  throw_irregular(file, "read", status.st_mode);
 }
 
 InputFile::InputFile(InputFile&& other) noexcept
@@ -213,17 +226,26 @@ AtomicFile::AtomicFile(const std::filesystem::path& file) : path_(behind_links(f
   temporary_ = folder_of(path_) / fmt::format(".{}.partial", path_.filename().string());
   struct stat old {};
   const bool exists = ::stat(path_.c_str(), &old) == 0;
-  if (exists && !S_ISREG(old.st_mode)) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write: it is not a regular file", path_.string()));
-  }
+  if (exists && !S_ISREG(old.st_mode)) throw_irregular(path_, "write", old.st_mode);
   // The lock keeps two writers apart. Whoever gets it must see that the name still means this file: the writer before
   // may have given it its final name meanwhile.
   while (fd_ < 0) {
     if (const int error = injected(FileOperation::open)) throw_failure(temporary_, "create", error);
-    fd_ = open_again(temporary_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW, 0666);
+    fd_ = open_again(temporary_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (fd_ < 0 && errno == ENAMETOOLONG) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{}: cannot write: the name is too long, as it is first written under the name {}; choose "
+                              "a shorter one",
+                              path_.string(), temporary_.filename().string()));
+    }
+    if (fd_ < 0 && errno == ENXIO) throw_irregular(temporary_, "write", S_IFIFO);
     if (fd_ < 0) throw_failure(temporary_, "create", errno);
     struct stat mine {
     }, named{};
+    if (::fstat(fd_, &mine) == 0 && !S_ISREG(mine.st_mode)) {
+      ::close(fd_);
+      throw_irregular(temporary_, "write", mine.st_mode);
+    }
     if (::flock(fd_, LOCK_EX | LOCK_NB) < 0) {
       const int error = errno;
       ::close(fd_);
@@ -231,7 +253,7 @@ AtomicFile::AtomicFile(const std::filesystem::path& file) : path_(behind_links(f
                   fmt::format("{}: cannot write: {}", path_.string(),
                               error == EWOULDBLOCK ? "another process is writing it" : std::strerror(error)));
     }
-    if (::fstat(fd_, &mine) < 0 || ::stat(temporary_.c_str(), &named) < 0 || mine.st_ino != named.st_ino ||
+    if (::stat(temporary_.c_str(), &named) < 0 || mine.st_ino != named.st_ino ||
         mine.st_dev != named.st_dev) {
       ::close(fd_);
       fd_ = -1;

@@ -24,7 +24,8 @@ std::string read_gzip_file(const std::filesystem::path& file, Bytes limit = Byte
 std::string inflate_gzip(std::string_view compressed, const std::string& file_name,
                          Bytes limit = Bytes{int64_t{2} << 30});
 
-// A file open for reading at any place. Safe to read from several threads.
+// A file open for reading at any place. Safe to read from several threads. What is no regular file (a pipe, a socket, a
+// device) is refused by name: nothing that is read here waits for another process.
 class InputFile {
  public:
   explicit InputFile(const std::filesystem::path& file);

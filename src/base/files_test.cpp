@@ -124,7 +124,35 @@ TEST_F(Files, SaysWhenOnlyTheFoldersSyncFailedAndKeepsTheNewFile) {
 TEST_F(Files, ReportsARealFullDisk) {
   if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "there is no /dev/full";
   EXPECT_EQ(message_of([&] { write_file_atomically("/dev/full", "x"); }, ErrorCode::invalid_input),
-            "/dev/full: cannot write: it is not a regular file");
+            "/dev/full: cannot write: it is a device, not a regular file");
+}
+
+TEST_F(Files, RefusesByNameWhatIsNoRegularFileInsteadOfWaitingForIt) {
+  const fs::path pipe = folder_ / "pipe", socket = folder_ / "socket", loop = folder_ / "loop";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  ASSERT_EQ(::mknod(socket.c_str(), S_IFSOCK | 0600, 0), 0);
+  fs::create_symlink(loop, loop);
+  EXPECT_EQ(message_of([&] { read_file(pipe); }, ErrorCode::invalid_input),
+            pipe.string() + ": cannot read: it is a pipe, not a regular file");
+  EXPECT_EQ(message_of([&] { read_gzip_file("/dev/zero"); }, ErrorCode::invalid_input),
+            "/dev/zero: cannot read: it is a device, not a regular file");
+  EXPECT_EQ(message_of([&] { read_file(socket); }, ErrorCode::invalid_input),
+            socket.string() + ": cannot read: it is a socket, not a regular file");
+  EXPECT_EQ(message_of([&] { read_file(loop); }, ErrorCode::invalid_input),
+            loop.string() + ": cannot open for reading: Too many levels of symbolic links");
+  EXPECT_EQ(message_of([&] { AtomicFile{pipe}; }, ErrorCode::invalid_input),
+            pipe.string() + ": cannot write: it is a pipe, not a regular file");
+  const fs::path temporary = folder_ / ".a.partial";
+  ASSERT_EQ(::mkfifo(temporary.c_str(), 0600), 0);
+  EXPECT_EQ(message_of([&] { AtomicFile{folder_ / "a"}; }, ErrorCode::invalid_input),
+            temporary.string() + ": cannot write: it is a pipe, not a regular file");
+}
+
+TEST_F(Files, SaysWhenANameIsTooLongToBeWritten) {
+  const fs::path file = folder_ / std::string(250, 'n');
+  EXPECT_EQ(message_of([&] { AtomicFile{file}; }, ErrorCode::invalid_input),
+            file.string() + ": cannot write: the name is too long, as it is first written under the name ." +
+                std::string(250, 'n') + ".partial; choose a shorter one");
 }
 
 TEST_F(Files, LeavesTheOldFileWhenItIsNeverCommitted) {

@@ -100,10 +100,6 @@ std::string data_for(const std::string& model, int64_t batch);
 // it.
 void check_writable(std::string_view flag, const std::string& file);
 
-// From now on `signal` (SIGINT, SIGTERM) makes `interrupted` true. A second one ends the process at once.
-void catch_interrupt(int signal);
-bool interrupted();
-
 // "plimsoll: <text>" on standard error. Where that cannot be written there is nobody to tell, and it is no failure.
 void complain(std::string_view text);
 

@@ -1,17 +1,15 @@
 #include <fmt/format.h>
 
-#include <unistd.h>
-
-#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "base/names.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "cli/interrupts.h"
 #include "plimsoll/verify.h"
 #include "train/session.h"
 
@@ -29,17 +27,6 @@ int exit_code(ErrorCode code) {
   }
   return kFailure;
 }
-
-namespace {
-std::atomic<bool> signalled{false};
-extern "C" void on_interrupt(int signal) {
-  signalled = true;
-  std::signal(signal, SIG_DFL);
-}
-}  // namespace
-
-void catch_interrupt(int signal) { std::signal(signal, on_interrupt); }
-bool interrupted() { return signalled; }
 
 void CommonFlags::add_to(CLI::App& command, bool model_required) {
   auto* model_option = command
@@ -260,6 +247,7 @@ void JsonLines::write(const nlohmann::json& object) {
   if (!file_) return;
   const std::string line = object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
+    if (to_stdout_ && errno == EPIPE) return note_output_closed();
     throw Error(ErrorCode::device_failure, fmt::format("--json: writing failed: {}", std::strerror(errno)));
   }
 }
@@ -270,15 +258,15 @@ void check_writable(std::string_view flag, const std::string& file) {
   const fs::path path(file), folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code ignored;
   std::string problem;
-  if (fs::is_directory(path, ignored)) {
-    problem = "it is a folder";
-  } else if (!fs::is_directory(folder, ignored)) {
-    problem = fmt::format("there is no folder '{}'", folder.string());
-  } else if (::access(folder.c_str(), W_OK) != 0) {
-    problem = std::strerror(errno);
-  }
+  if (fs::is_directory(path, ignored)) problem = "it is a folder";
+  else if (!fs::is_directory(folder, ignored)) problem = fmt::format("there is no folder '{}'", folder.string());
   if (!problem.empty())
     throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write '{}': {}", flag, file, problem));
+  try {
+    const AtomicFile begun(path);  // only this tells; what was begun is removed, and an old file stays
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", flag, error.what()));
+  }
 }
 
 void complain(std::string_view text) {
@@ -290,7 +278,7 @@ void say(const JsonLines& json, std::string_view text) {
   std::FILE* out = json.to_stdout() ? stderr : stdout;
   std::fwrite(text.data(), 1, text.size(), out);
   if (text.empty() || text.back() != '\n') std::fputc('\n', out);
-  std::fflush(out);
+  if (std::fflush(out) != 0 && errno == EPIPE && out == stdout) note_output_closed();
 }
 
 }  // namespace plimsoll::cli

@@ -1,7 +1,6 @@
 // convolutions: which kernels, on how much of the batch at a time, for a table of shapes.
 #include <fmt/format.h>
 
-#include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +8,7 @@
 #include "base/files.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "cli/interrupts.h"
 #include "cli/progress.h"
 #include "plimsoll/kernels.h"
 #include "train/session.h"
@@ -137,7 +137,7 @@ struct Sums {
 int measure(Session& session, const std::vector<Convolution>& rows, BatchSizes batches, Progress& progress) {
   Stopwatch since_saved;
   MeasureOptions options{.seconds_per_kernel = kSecondsPerKernel, .batches = batches};
-  options.stop = interrupted;
+  options.stop = [] { return interrupted() || output_closed(); };
   options.progress = [&](int done, int total, const std::string& what) {
     progress.update("measuring kernels", done, total, what);
     if (since_saved.seconds() < kSaveSeconds) return;
@@ -162,7 +162,7 @@ int convolutions(const ConvolutionsFlags& flags) {
   const std::vector<Convolution> rows = convolutions_from_csv(read_file(flags.file), flags.file);
   Session session = open_session(flags.device, flags.threads);
   for (const std::string& notice : session.notices) complain(notice);
-  catch_interrupt(SIGINT);
+  catch_interrupts();
   const BusyMeter busy;
   Progress progress;
   const int measured = measure(session, rows, batches, progress);
@@ -176,7 +176,7 @@ int convolutions(const ConvolutionsFlags& flags) {
   const int64_t total = static_cast<int64_t>(rows.size() * std::size(kConvolutionPasses));
   for (const Convolution& row : rows) {
     for (ConvolutionPass pass : kConvolutionPasses) {
-      if (interrupted()) {
+      if (interrupted() || output_closed()) {
         say(out, "interrupted; what was measured is kept");
         return kInterrupted;
       }

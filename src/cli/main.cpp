@@ -14,6 +14,7 @@
 
 #include "base/names.h"
 #include "cli/commands.h"
+#include "cli/interrupts.h"
 
 namespace {
 
@@ -95,6 +96,10 @@ int run(const cli::Run& command) {
 
 // Output that could not be written, to a full disk perhaps, is a failure whatever else went well.
 int after_output(int code) {
+  if (cli::output_closed()) {
+    cli::complain("standard output was closed before all was written");
+    return cli::kFailure;
+  }
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
   cli::complain(
       fmt::format("standard output could not be written: {}", errno != 0 ? std::strerror(errno) : "unknown cause"));

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "cli/interrupts.h"
 #include "cli/progress.h"
 #include "compile/plan_file.h"
 #include "compile/verify_file.h"
@@ -294,7 +294,7 @@ int run_profile(const ProfileFlags& flags) {
     session.costs = CostTable(*session.database->rates());
   }
   CompileOptions options = compile_options(flags, session);
-  catch_interrupt(SIGINT);
+  catch_interrupts();
   const BusyMeter busy;
   Progress progress;
   const MeasureOptions measuring{

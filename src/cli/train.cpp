@@ -1,13 +1,13 @@
 // train: the whole way from a network's name to trained weights.
 #include <fmt/format.h>
 
-#include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
+#include "cli/interrupts.h"
 #include "cli/progress.h"
 #include "compile/plan_file.h"
 #include "plimsoll/checkpoint.h"
@@ -246,6 +246,8 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
   const TrainOptions options = options_from(flags, command);
+  if (flags.checkpoint.empty() && options.checkpoint)
+    check_writable("--resume (without --checkpoint it is saved to again)", options.checkpoint->string());
   JsonLines out(flags.json);
   Progress progress;
   TrainListener listener;
@@ -297,7 +299,12 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
                {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)},
                {"seconds", e.seconds}});
   };
-  listener.stop = interrupted;
+  listener.stop = [] { return interrupted() || output_closed(); };
+  listener.save = [&] {
+    const bool asked = save_requested();
+    if (asked) listener.notice("SIGHUP: the terminal is gone; what was reached is saved, and training goes on");
+    return asked;
+  };
   struct Recorded {
     Program program;
     std::vector<StepRecord> steps;
@@ -313,8 +320,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
           fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags.trace));
     };
   }
-  catch_interrupt(SIGINT);
-  catch_interrupt(SIGTERM);
+  catch_interrupts(options.checkpoint ? Hangup::saves : Hangup::stops);
 
   const auto result = train(options, listener);
   progress.finish();
@@ -343,6 +349,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   }
   say(out, text);
   out.write(done_json(done));
+  if (done.interrupted && output_closed()) complain(text);  // to whom it may still reach
   return done.interrupted ? kInterrupted : kDone;
 }
 
@@ -403,7 +410,7 @@ Run add_train(CLI::App& app) {
       ->check(whole_number(0, int64_t{1} << 30));
   command
       ->add_option("--checkpoint", flags->checkpoint,
-                   "Save here (safetensors) after every epoch, at the end and when interrupted")
+                   "Save here (safetensors) after every epoch, at the end, when interrupted and when the terminal hangs up")
       ->type_name("FILE")
       ->check(not_empty());
   command->add_option("--checkpoint-every", flags->checkpoint_every, "Save every so many steps, besides")

@@ -66,7 +66,7 @@ class Cifar : public DataSet {
  private:
   void add(CifarFiles& files, const std::filesystem::path& path) const {
     std::error_code ignored;
-    if (!std::filesystem::is_regular_file(path, ignored)) {
+    if (!std::filesystem::exists(path, ignored)) {
       throw Error(ErrorCode::invalid_input,
                   fmt::format("data 'cifar{}': there is no {} in {}; the binary version is needed", classes_,
                               path.filename().string(), path.parent_path().string()));

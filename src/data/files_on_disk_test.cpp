@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <spng.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <turbojpeg.h>
 #include <zlib.h>
 
@@ -112,6 +113,44 @@ class DataFiles : public testing::Test {
   const TemporaryFolder temporary_;
   const fs::path& folder_ = temporary_.path();
 };
+
+TEST_F(DataFiles, WhatNobodyCanReadToItsEndIsRefusedByName) {
+  write(folder_ / "cat" / "1.png", png(2, 2, picture(2, 2, 255, 0, 0)));
+  write(folder_ / "dog" / "1.png", png(2, 2, picture(2, 2, 0, 255, 0)));
+  const fs::path bad = folder_ / "dog" / "2.png";
+  ASSERT_EQ(::mkfifo(bad.c_str(), 0600), 0);
+  EXPECT_EQ(open_error("images", ErrorCode::invalid_input),
+            bad.string() + ": is no regular file but a pipe, a socket or a device; remove it, or name it without the "
+                           "ending of an image");
+  fs::remove(bad);
+  fs::create_symlink(bad, bad);
+  EXPECT_EQ(open_error("images", ErrorCode::invalid_input),
+            bad.string() + ": is a link that leads back to itself; remove it");
+  fs::remove(bad);
+  fs::create_symlink("nowhere", bad);
+  EXPECT_EQ(open_error("images", ErrorCode::invalid_input),
+            bad.string() + ": is a link to what is no file; remove it, or name it without the ending of an image");
+  fs::remove(bad);
+  for (const char* name : {"again", "once more"}) fs::create_directory_symlink("..", folder_ / "dog" / name);
+  EXPECT_EQ(open_error("images", ErrorCode::invalid_input),
+            path("dog/again") + ": is a link to a folder that it lies in; remove it");
+  fs::remove(folder_ / "dog" / "again");
+  fs::remove(folder_ / "dog" / "once more");
+  fs::create_symlink("bird", folder_ / "bird");
+  EXPECT_EQ(open_error("images", ErrorCode::invalid_input),
+            path("bird") + ": is a link that leads back to itself; remove it");
+}
+
+TEST_F(DataFiles, APipeInThePlaceOfADataFileIsRefusedByName) {
+  write_mnist();
+  fs::remove(folder_ / "t10k-labels-idx1-ubyte");
+  ASSERT_EQ(::mkfifo(path("t10k-labels-idx1-ubyte").c_str(), 0600), 0);
+  EXPECT_EQ(open_error("mnist", ErrorCode::invalid_input),
+            path("t10k-labels-idx1-ubyte") + ": cannot read: it is a pipe, not a regular file");
+  ASSERT_EQ(::mkfifo(path("data_batch_1.bin").c_str(), 0600), 0);
+  EXPECT_EQ(open_error("cifar10", ErrorCode::invalid_input),
+            path("data_batch_1.bin") + ": cannot read: it is a pipe, not a regular file");
+}
 
 TEST_F(DataFiles, MnistIsReadPlainAndCompressed) {
   write_mnist();

@@ -5,6 +5,7 @@
 //
 // Classes are the folders' names, sorted; images may lie deeper. Names that begin with a dot are left out.
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cctype>
@@ -21,6 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kDefaultSide = 224;
 constexpr int64_t kLargestFile = 256 << 20;
+constexpr size_t kDeepestFolder = 32;
 
 // A million paths in one piece of memory.
 struct Listing {
@@ -59,11 +61,20 @@ std::vector<fs::directory_entry> sorted_entries(const fs::path& folder) {
   return entries;
 }
 
+bool is_folder(const fs::directory_entry& entry) {
+  std::error_code error;
+  const bool folder = entry.is_directory(error);
+  if (error == std::errc::too_many_symbolic_link_levels) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{}: is a link that leads back to itself; remove it", entry.path().string()));
+  }
+  return folder;
+}
+
 std::vector<std::string> class_folders(const fs::path& root) {
   std::vector<std::string> names;
-  std::error_code ignored;
   for (const fs::directory_entry& entry : sorted_entries(root)) {
-    if (entry.is_directory(ignored)) names.push_back(entry.path().filename().string());
+    if (is_folder(entry)) names.push_back(entry.path().filename().string());
   }
   return names;
 }
@@ -82,15 +93,40 @@ FileKind kind_of(const fs::path& path) {
   return FileKind::other;
 }
 
-void add_images(Listing& listing, const fs::path& root, const std::string& below, int32_t label, int depth) {
-  std::error_code ignored;
+void check_regular(const fs::directory_entry& entry) {
+  std::error_code error;
+  if (entry.is_regular_file(error)) return;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("{}: {}; remove it, or name it without the ending of an image", entry.path().string(),
+                          entry.is_symlink() ? "is a link to what is no file"
+                                             : "is no regular file but a pipe, a socket or a device"));
+}
+
+// Of a folder, wherever links lead.
+using FolderId = std::pair<dev_t, ino_t>;
+FolderId folder_id(const fs::path& folder) {
+  struct stat status {};
+  return ::stat(folder.c_str(), &status) == 0 ? FolderId{status.st_dev, status.st_ino} : FolderId{};
+}
+
+// `above`: the folders that this one lies in, itself included.
+void add_images(Listing& listing, const fs::path& root, const std::string& below, int32_t label,
+                std::vector<FolderId>& above) {
   for (const fs::directory_entry& entry : sorted_entries(root / below)) {
     const std::string name = below + "/" + entry.path().filename().string();
-    if (entry.is_directory(ignored)) {
-      if (depth == 0)
+    if (is_folder(entry)) {
+      const FolderId id = folder_id(entry.path());
+      if (std::find(above.begin(), above.end(), id) != above.end()) {
+        throw Error(ErrorCode::invalid_input,
+                    fmt::format("{}: is a link to a folder that it lies in; remove it", entry.path().string()));
+      }
+      if (above.size() > kDeepestFolder)
         throw Error(ErrorCode::invalid_input, fmt::format("{}: folders lie too deep", entry.path().string()));
-      add_images(listing, root, name, label, depth - 1);
+      above.push_back(id);
+      add_images(listing, root, name, label, above);
+      above.pop_back();
     } else if (kind_of(entry.path()) == FileKind::image) {
+      check_regular(entry);
       listing.add(name, label);
     } else if (kind_of(entry.path()) == FileKind::unreadable_image) {
       throw Error(ErrorCode::unsupported, fmt::format("{}: only JPEG and PNG images are read", entry.path().string()));
@@ -108,7 +144,8 @@ Listing list_images(const fs::path& root, const std::vector<std::string>& classe
                   fmt::format("{}: is a class that the training images do not have", (root / name).string()));
     }
     const int64_t before = listing.count();
-    add_images(listing, root, name, static_cast<int32_t>(found - classes.begin()), 32);
+    std::vector<FolderId> above{folder_id(root), folder_id(root / name)};
+    add_images(listing, root, name, static_cast<int32_t>(found - classes.begin()), above);
     if (listing.count() == before) {
       throw Error(ErrorCode::invalid_input, fmt::format("{}: has no JPEG or PNG image", (root / name).string()));
     }

@@ -22,7 +22,7 @@ std::filesystem::path find_file(const std::filesystem::path& folder, const std::
   for (const std::string separator : {"-", "."}) {
     for (const char* suffix : {"", ".gz"}) {
       const std::filesystem::path file = folder / (stem + separator + ending + suffix);
-      if (std::filesystem::is_regular_file(file, ignored)) return file;
+      if (std::filesystem::exists(file, ignored)) return file;
     }
   }
   throw Error(ErrorCode::invalid_input, fmt::format("data 'mnist': there is no {}-{} or {}-{}.gz in {}", stem, ending,

@@ -19,6 +19,8 @@ constexpr size_t kHashLetters = 64;
 constexpr const char* kStateKey = "plimsoll";
 constexpr const char* kDataHashKey = "plimsoll.data_sha256";
 constexpr const char* kWeightsHashKey = "plimsoll.weights_sha256";
+constexpr const char* kHeaderHashKey = "plimsoll.header_sha256";
+constexpr int64_t kVersionWithHeaderHash = 2;
 
 constexpr std::pair<DType, const char*> kDTypes[] = {
     {DType::f32, "F32"}, {DType::f64, "F64"}, {DType::i32, "I32"}, {DType::i64, "I64"}, {DType::u8, "U8"}};
@@ -49,10 +51,22 @@ void for_each_chunk(std::span<const CheckpointTensor> tensors, const TensorSourc
   }
 }
 
-// Where in a header the text of this key begins.
-int64_t place_of(const std::string& header, const std::string& key) {
+// Where in a header the hash of this key begins; nothing where there is none.
+std::optional<size_t> place_of(std::string_view header, std::string_view key) {
   const std::string before = fmt::format("\"{}\":\"", key);
-  return static_cast<int64_t>(header.find(before + std::string(kHashLetters, '0')) + before.size());
+  const size_t found = header.find(before);
+  if (found == std::string::npos || found + before.size() + kHashLetters > header.size()) return std::nullopt;
+  return found + before.size();
+}
+
+void put_hash(std::string& header, std::string_view key, const std::string& hash) {
+  header.replace(place_of(header, key).value(), kHashLetters, hash);
+}
+
+// Of everything before the tensors' bytes, with zeros in the place of this very hash.
+std::string header_hash(std::string header) {
+  put_hash(header, kHeaderHashKey, std::string(kHashLetters, '0'));
+  return sha256_hex(header);
 }
 
 }  // namespace
@@ -65,8 +79,11 @@ std::string save_checkpoint(const std::filesystem::path& path, const TrainingSta
   std::vector<SafetensorsEntry> entries;
   for (const CheckpointTensor& t : tensors)
     entries.push_back({.name = t.name, .dtype = stored_dtype(t), .shape = t.shape});
-  const std::string header = make_safetensors_header(
-      entries, {{"format", "pt"}, {kStateKey, to_json(stored)}, {kDataHashKey, no_hash}, {kWeightsHashKey, no_hash}});
+  std::string header = make_safetensors_header(entries, {{"format", "pt"},
+                                                         {kStateKey, to_json(stored)},
+                                                         {kDataHashKey, no_hash},
+                                                         {kHeaderHashKey, no_hash},
+                                                         {kWeightsHashKey, no_hash}});
   if (static_cast<int64_t>(header.size()) - 8 > kLargestSafetensorsHeader) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("{}: its header would have {}; at most {} are possible", path.string(),
@@ -82,8 +99,10 @@ std::string save_checkpoint(const std::filesystem::path& path, const TrainingSta
     if (is_weight(tensor)) weights_hash.add(bytes);
   });
   const std::string weights = weights_hash.hex();
-  file.write_at(place_of(header, kDataHashKey), data_hash.hex());
-  file.write_at(place_of(header, kWeightsHashKey), weights);
+  put_hash(header, kDataHashKey, data_hash.hex());
+  put_hash(header, kWeightsHashKey, weights);
+  put_hash(header, kHeaderHashKey, header_hash(header));
+  file.write_at(0, header);
   file.commit();
   return weights;
 }
@@ -117,9 +136,37 @@ struct Checkpoint::Impl {
     const auto found = header.metadata.find(key);
     return found == header.metadata.end() ? "" : found->second;
   }
+  [[noreturn]] void corrupt(const std::string& what) const {
+    throw Error(ErrorCode::corrupt_file, fmt::format("{}: {}", name(), what));
+  }
+  bool is_ours() const {
+    return std::any_of(header.metadata.begin(), header.metadata.end(),
+                       [](const auto& entry) { return entry.first.starts_with(kStateKey); });
+  }
+  void check_header() const;
 };
 
+// Everything before the tensors is as it was written, and nothing in it has another name. Files of the first version
+// have no hash of it.
+void Checkpoint::Impl::check_header() const {
+  for (const auto& [key, value] : header.metadata) {
+    if (key == "format" || key == kStateKey || key == kDataHashKey || key == kWeightsHashKey || key == kHeaderHashKey)
+      continue;
+    corrupt(fmt::format("header: '{}' is not known in a checkpoint of Plimsoll: the file was damaged or edited", key));
+  }
+  for (const char* key : {kStateKey, kDataHashKey, kWeightsHashKey}) {
+    if (!header.metadata.contains(key)) corrupt(fmt::format("header: lacks '{}': the file was damaged", key));
+  }
+  if (!header.metadata.contains(kHeaderHashKey)) return;  // the state tells whether there must be one
+  std::string head(static_cast<size_t>(header.data_begin), '\0');
+  file.read(0, std::as_writable_bytes(std::span(head)));
+  if (!place_of(head, kHeaderHashKey) || header_hash(head) != metadata(kHeaderHashKey))
+    corrupt(fmt::format("header: is not what its SHA-256 says; expected {}: the file was damaged or edited",
+                        metadata(kHeaderHashKey).substr(0, kHashLetters)));
+}
+
 Checkpoint::Checkpoint(const std::filesystem::path& path) : impl_(std::make_unique<Impl>(path)) {
+  if (impl_->is_ours()) impl_->check_header();
   for (const SafetensorsEntry& entry : impl_->header.entries) {
     const auto* known =
         std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](auto& d) { return entry.dtype == d.second; });
@@ -133,7 +180,10 @@ Checkpoint::Checkpoint(const std::filesystem::path& path) : impl_(std::make_uniq
   const std::string state = impl_->metadata(kStateKey);
   if (state.empty()) return;
   try {
-    impl_->state = training_state_from_json(state);
+    int64_t version = 0;
+    impl_->state = training_state_from_json(state, &version);
+    if (version >= kVersionWithHeaderHash && !impl_->header.metadata.contains(kHeaderHashKey))
+      throw Error(ErrorCode::corrupt_file, fmt::format("header: lacks '{}': the file was damaged", kHeaderHashKey));
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", impl_->name(), error.what()));
   }

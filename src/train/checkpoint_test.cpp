@@ -182,6 +182,90 @@ TEST_F(Checkpoints, NoticeASingleFlippedBit) {
       std::string::npos);
 }
 
+TEST_F(Checkpoints, NoticeEveryFlippedBitOfTheHeader) {
+  const std::vector<CheckpointTensor> tensors{{.name = "w", .shape = {600}}, {.name = "s", .shape = {2}}};
+  save_checkpoint(file_, example_state(), tensors, fill);
+  const std::string whole = read_file(file_);
+  uint64_t length = 0;
+  std::memcpy(&length, whole.data(), sizeof length);
+  const size_t header = 8 + static_cast<size_t>(length);
+  std::fstream stream(file_, std::ios::in | std::ios::out | std::ios::binary);
+  const auto put = [&](size_t at, char byte) {
+    stream.seekp(static_cast<std::streamoff>(at));
+    stream.put(byte).flush();
+  };
+  const auto open = [&] {
+    const Checkpoint checkpoint(file_);
+    checkpoint.state();
+    checkpoint.check_contents();
+  };
+  open();
+  size_t flipped = 0;
+  for (size_t at = 0; at < whole.size(); at += at < header ? 1 : 97) {
+    for (int bit = 0; bit < 8; ++bit, ++flipped) {
+      put(at, static_cast<char>(whole[at] ^ (1 << bit)));
+      try {
+        open();
+        ADD_FAILURE() << "bit " << bit << " of byte " << at << ", near "
+                      << whole.substr(at - std::min<size_t>(at, 20), 40);
+      } catch (const Error& error) {
+        EXPECT_TRUE(std::string(error.what()).starts_with(file_.string() + ": ")) << error.what();
+      }
+    }
+    put(at, whole[at]);
+  }
+  EXPECT_GT(flipped, 8 * header);
+  open();
+}
+
+// As version 1 wrote them: without a hash of the header.
+std::string first_version(const TrainingState& state, std::vector<SafetensorsEntry> entries, const std::string& data) {
+  std::string json = to_json(state);
+  const std::string now = "\"format_version\":2";
+  json.replace(json.find(now), now.size(), "\"format_version\":1");
+  return make_safetensors_header(entries, {{"format", "pt"},
+                                           {"plimsoll", json},
+                                           {"plimsoll.data_sha256", sha256_hex(data)},
+                                           {"plimsoll.weights_sha256", sha256_hex(data)}}) +
+         data;
+}
+
+TEST_F(Checkpoints, OfTheFirstVersionAreStillRead) {
+  const std::vector<SafetensorsEntry> entries{{.name = "w", .dtype = "F32", .shape = {1}}};
+  const std::string old = first_version(example_state(), entries, "abcd");
+  write_file_atomically(file_, old);
+  const Checkpoint checkpoint(file_);
+  checkpoint.check_contents();
+  EXPECT_EQ(checkpoint.state().step, 123);
+  EXPECT_EQ(checkpoint.state().weights_sha256, sha256_hex("abcd"));
+}
+
+TEST_F(Checkpoints, RefuseNamesThatNothingReadsAndNewFilesWithoutTheirHash) {
+  save_checkpoint(file_, example_state(), std::vector<CheckpointTensor>{{.name = "w", .shape = {3}}}, fill);
+  const std::string whole = read_file(file_);
+  const auto message = [&](const std::string& from, const std::string& to) {
+    std::string changed = whole;
+    changed.replace(changed.find(from), from.size(), to);
+    write_file_atomically(file_, changed);
+    return message_of([&] { Checkpoint{file_}; }, ErrorCode::corrupt_file);
+  };
+  EXPECT_EQ(message("plimsoll.header_sha256", "plimsoll.heater_sha256"),
+            file_.string() +
+                ": header: 'plimsoll.heater_sha256' is not known in a checkpoint of Plimsoll: the file was damaged or edited");
+  EXPECT_EQ(message("\"plimsoll\":", "\"plimsolm\":"),
+            file_.string() +
+                ": header: 'plimsolm' is not known in a checkpoint of Plimsoll: the file was damaged or edited");
+  EXPECT_TRUE(message("\\\"step\\\":123", "\\\"step\\\":124")
+                  .starts_with(file_.string() + ": header: is not what its SHA-256 says; expected "));
+  std::vector<SafetensorsEntry> entries{{.name = "w", .dtype = "F32", .shape = {1}}};
+  write_file_atomically(file_, make_safetensors_header(entries, {{"plimsoll", to_json(example_state())},
+                                                                 {"plimsoll.data_sha256", sha256_hex("abcd")},
+                                                                 {"plimsoll.weights_sha256", sha256_hex("abcd")}}) +
+                                   "abcd");
+  EXPECT_EQ(message_of([&] { Checkpoint{file_}; }, ErrorCode::corrupt_file),
+            file_.string() + ": header: lacks 'plimsoll.header_sha256': the file was damaged");
+}
+
 TEST_F(Checkpoints, SayWhichTensorIsMissingOrAnother) {
   save_checkpoint(file_, {}, example_tensors(), fill);
   const Checkpoint checkpoint(file_);
@@ -304,7 +388,11 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
   };
   EXPECT_EQ(message("\"step\":0", "\"step\":\"0\"", ErrorCode::corrupt_file),
             "training state: field 'step': expected a whole number, not negative");
-  EXPECT_EQ(message("\"step\":0", "\"stop\":0", ErrorCode::corrupt_file), "training state: field 'step' is missing");
+  EXPECT_EQ(message("\"step\":0", "\"stop\":0", ErrorCode::corrupt_file),
+            "training state: field 'stop' is not known");
+  EXPECT_EQ(message("\"step\":0,", "", ErrorCode::corrupt_file), "training state: field 'step' is missing");
+  EXPECT_EQ(message("\"beta1\":", "\"beta3\":", ErrorCode::corrupt_file),
+            "training state: field 'optimizer.beta3' is not known");
   EXPECT_EQ(message("\"beta1\":0.9", "\"beta1\":null", ErrorCode::corrupt_file),
             "training state: field 'optimizer.beta1': expected a number");
   EXPECT_EQ(message("\"beta1\":0.9", "\"beta1\":1e999", ErrorCode::corrupt_file),
@@ -324,8 +412,8 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
             "training state: field 'batch': expected a whole number up to 16777216, not 20000000");
   EXPECT_EQ(message("\"kernels\":{}", "\"kernels\":{\"conv\":1}", ErrorCode::corrupt_file),
             "training state: field 'kernels.conv': expected a text");
-  EXPECT_EQ(message("\"format_version\":1", "\"format_version\":2", ErrorCode::unsupported),
-            "training state: has format version 2; this program reads up to 1");
+  EXPECT_EQ(message("\"format_version\":2", "\"format_version\":3", ErrorCode::unsupported),
+            "training state: has format version 3; this program reads up to 2");
   EXPECT_EQ(message_of([] { training_state_from_json("[]"); }, ErrorCode::corrupt_file),
             "training state: expected an object");
   EXPECT_TRUE(message_of([] { training_state_from_json("{"); }, ErrorCode::corrupt_file)

@@ -1,9 +1,12 @@
 #include "train/training_loop.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
 #include "base/statistics.h"
+#include "plimsoll/error.h"
 #include "train/resume.h"
 
 namespace plimsoll {
@@ -25,6 +28,7 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, Loader& loader, const Tra
 DoneEvent TrainingLoop::run() {
   const Stopwatch watch;
   while (place_.step < total_steps_ && !stopped_) run_epoch();
+  if (thrown_) std::rethrow_exception(thrown_);
   if (parts_.evaluation != nullptr && !stopped_ && !done_.accuracy) {  // nothing was left to do
     done_.accuracy = parts_.evaluation->run(parts_.data, parts_.options.seed).accuracy;
   }
@@ -42,12 +46,13 @@ void TrainingLoop::run_epoch() {
   EpochSums sums;
   while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
     run_step(sums);
-    stopped_ = asked_to_stop();
+    stopped_ = asked_to_stop() || thrown_;
     const int64_t every = parts_.options.checkpoint_every;
-    if (!stopped_ && parts_.options.checkpoint && every > 0 && place_.step % every == 0) save();
+    const bool due = asked_to_save() || (every > 0 && place_.step % every == 0);
+    if (!stopped_ && parts_.options.checkpoint && due) save();
   }
   if (stopped_) {
-    if (parts_.options.checkpoint) save();
+    if (parts_.options.checkpoint) save_at_end();
     return;
   }
   finish_epoch(sums, watch);
@@ -89,14 +94,21 @@ void TrainingLoop::run_step(EpochSums& sums) {
   const double seconds = watch.seconds();
   step_seconds_ += seconds;
   if (parts_.after_step) parts_.after_step();
-  if (parts_.listener.step) {
-    parts_.listener.step({.step = place_.step,
-                          .total_steps = total_steps_,
-                          .epoch = place_.epoch,
-                          .loss = done_.loss,
-                          .lr = lr,
-                          .step_time_ms = seconds * 1000,
-                          .images_per_second = static_cast<double>(options.batch * done_.steps) / step_seconds_});
+  tell_step({.step = place_.step,
+             .total_steps = total_steps_,
+             .epoch = place_.epoch,
+             .loss = done_.loss,
+             .lr = lr,
+             .step_time_ms = seconds * 1000,
+             .images_per_second = static_cast<double>(options.batch * done_.steps) / step_seconds_});
+}
+
+void TrainingLoop::tell_step(const StepEvent& event) {
+  if (!parts_.listener.step) return;
+  try {
+    parts_.listener.step(event);
+  } catch (...) {  // output that cannot be written, say: the work is saved first
+    thrown_ = std::current_exception();
   }
 }
 
@@ -113,12 +125,39 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
     event.test_loss = result.loss;
     event.test_accuracy = done_.accuracy = result.accuracy;
   }
-  if (options.checkpoint && saved_at_step_ != place_.step) save();
+  if (options.checkpoint && saved_at_step_ != place_.step) last ? save_at_end() : save();
   event.seconds = watch.seconds();
   if (parts_.listener.epoch) parts_.listener.epoch(event);
 }
 
+// A save that fails, on a full disk say, is not the end of the training: the file is as it was, and the next may succeed.
 void TrainingLoop::save() {
+  try {
+    write_checkpoint();
+  } catch (const Error& error) {
+    if (parts_.listener.notice) {
+      parts_.listener.notice(
+          fmt::format("{}; training goes on, and the next save tries again. {}", error.what(), saved_text()));
+    }
+  }
+}
+
+void TrainingLoop::save_at_end() {
+  try {
+    write_checkpoint();
+  } catch (const Error& error) {
+    throw Error(ErrorCode::device_failure,
+                fmt::format("{}; so step {}, where training ended, is not saved. {}", error.what(), place_.step,
+                            saved_text()));
+  }
+}
+
+std::string TrainingLoop::saved_text() const {
+  if (saved_at_step_ >= 0) return fmt::format("The checkpoint there is of step {}", saved_at_step_);
+  return "Nothing of this run is saved yet";
+}
+
+void TrainingLoop::write_checkpoint() {
   const bool end = place_.batch_in_epoch == per_epoch_;
   TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, is_settled());
   state.step = place_.step;

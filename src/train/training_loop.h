@@ -1,6 +1,7 @@
 // The steps of a training, epoch after epoch: feeds the step, evaluates, saves, and tells what happens.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -49,8 +50,13 @@ class TrainingLoop {
   void run_step(EpochSums& sums);
   void finish_epoch(const EpochSums& sums, const Stopwatch& watch);
   void save();
+  void save_at_end();
+  void write_checkpoint();
+  std::string saved_text() const;
   bool is_settled() const { return !parts_.settled || parts_.settled(); }
+  void tell_step(const StepEvent& event);
   bool asked_to_stop() const { return parts_.listener.stop && parts_.listener.stop(); }
+  bool asked_to_save() const { return parts_.listener.save && parts_.listener.save(); }
 
   const TrainingParts& parts_;
   Loader& loader_;
@@ -62,6 +68,7 @@ class TrainingLoop {
   double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;
   bool settled_ = false, stopped_ = false;
+  std::exception_ptr thrown_;  // by the listener
 };
 
 }  // namespace plimsoll

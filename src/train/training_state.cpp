@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/json_reader.h"
 #include "plan/cores_json.h"
@@ -14,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kFormatVersion = 1;
+constexpr int64_t kFormatVersion = 2;  // 1: without a hash of the file's header
 
 // One list of the fields for both directions.
 template <class State, class Visitor>
@@ -127,6 +128,25 @@ SavedCores saved_cores_from(const JsonReader& r) {
   return cores;
 }
 
+// A name that nothing reads is a field that was damaged, or one that a newer version would obey.
+void check_field_names(const json& object) {
+  std::set<std::string, std::less<>> known{"format_version", "cores", "weights_sha256"}, parents;
+  const TrainingState example;
+  visit_fields(example, [&](std::string_view path, const auto&) {
+    known.emplace(path);
+    if (const size_t dot = path.find('.'); dot != std::string_view::npos) parents.emplace(path.substr(0, dot));
+  });
+  const auto check = [&](const std::string& path) {
+    if (known.contains(path)) return;
+    throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}' is not known", path));
+  };
+  for (const auto& [key, value] : object.items()) {
+    if (!parents.contains(key)) check(key);
+    if (!parents.contains(key) || !value.is_object()) continue;
+    for (const auto& [inner, unused] : value.items()) check(fmt::format("{}.{}", key, inner));
+  }
+}
+
 // What no training can have: such a file would fail later and elsewhere, or be run for ever.
 void check_ranges(const TrainingState& s) {
   const auto whole = [](std::string_view path, int64_t value, int64_t most) {
@@ -166,7 +186,7 @@ std::string to_json(const TrainingState& state) {
   }
 }
 
-TrainingState training_state_from_json(std::string_view text) {
+TrainingState training_state_from_json(std::string_view text, int64_t* version_found) {
   json object;
   try {
     object = json::parse(text.begin(), text.end());
@@ -185,6 +205,8 @@ TrainingState training_state_from_json(std::string_view text) {
         ErrorCode::unsupported,
         fmt::format("training state: has format version {}; this program reads up to {}", version, kFormatVersion));
   }
+  if (version_found != nullptr) *version_found = version;
+  check_field_names(object);
   TrainingState state;
   visit_fields(state, [&](std::string_view path, auto& value) {
     const json* field = find(object, path, false);

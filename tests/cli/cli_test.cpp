@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -357,6 +359,85 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
   }
 }
 
+// A training that would last for hours, with a step every few milliseconds.
+constexpr const char* kLongTraining =
+    "train mlp --data synthetic:100000 --image-size 8 --batch 16 --threads 1 --costs estimated --evaluate-every 0 ";
+
+TEST_F(Cli, AHangupSavesAndGoesOnWithACheckpointAndEndsWithoutOne) {
+  const auto start_and_hang_up = [&](const std::string& flags) {
+    const pid_t child = start(kLongTraining + flags + " --json " + path("json"));
+    while (slurp(path("json")).find("\"step\"") == std::string::npos)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ::kill(child, SIGHUP);
+    return child;
+  };
+  const Outcome without = wait(start_and_hang_up(""));
+  EXPECT_EQ(without.code, 5) << without.err;
+  EXPECT_THAT(without.out, HasSubstr("interrupted"));
+
+  const pid_t child = start_and_hang_up("--checkpoint " + path("c.safetensors"));
+  while (!fs::exists(path("c.safetensors"))) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ASSERT_EQ(::kill(child, SIGTERM), 0);
+  const Outcome with = wait(child);
+  EXPECT_EQ(with.code, 5) << with.err;
+  EXPECT_THAT(with.err, HasSubstr("SIGHUP: the terminal is gone; what was reached is saved, and training goes on"));
+}
+
+TEST_F(Cli, AClosedStandardOutputSavesAndIsAFailure) {
+  for (const char* flags : {"--json -", "--epochs 100 --data digits"}) {
+    fs::remove(path("c.safetensors"));
+    const std::string training = std::string(PLIMSOLL_BINARY_DIR "/plimsoll ") +
+                                 (flags[2] == 'j' ? kLongTraining : "train mlp --batch 16 --costs estimated ") + flags +
+                                 " --checkpoint " + path("c.safetensors") + " 2> " + path("err");
+    const std::string script = "bash -c '" + training + " | head -n 1 > /dev/null; exit ${PIPESTATUS[0]}'";
+    EXPECT_EQ(WEXITSTATUS(std::system(script.c_str())), 4) << slurp(path("err"));
+    EXPECT_THAT(slurp(path("err")), HasSubstr("standard output was closed"));
+    EXPECT_EQ(run("train --steps 1 --evaluate-every 0 --resume " + path("c.safetensors")).code, 0);
+  }
+}
+
+TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
+  const fs::path checkpoint = path("c.safetensors");
+  const auto limit_files_of = [](pid_t child, rlim_t bytes) {
+    const struct rlimit limit {
+      bytes, RLIM_INFINITY
+    };
+    return ::prlimit(child, RLIMIT_FSIZE, &limit, nullptr) == 0;
+  };
+  const auto wait_for = [](const auto& condition) {
+    for (int i = 0; i < 2000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return condition();
+  };
+  const std::string flags = kLongTraining + std::string("--checkpoint-every 20 --checkpoint ") + checkpoint.string();
+  pid_t child = start(flags);
+  ASSERT_TRUE(wait_for([&] { return fs::exists(checkpoint); }));
+  ASSERT_TRUE(limit_files_of(child, 4096));
+  EXPECT_TRUE(wait_for([&] {
+    return slurp(path("err")).find("File too large; training goes on, and the next save tries again. The checkpoint "
+                                   "there is of step ") != std::string::npos;
+  }));
+  const auto failed_at = fs::last_write_time(checkpoint);
+  ASSERT_TRUE(limit_files_of(child, RLIM_INFINITY));
+  EXPECT_TRUE(wait_for([&] { return fs::last_write_time(checkpoint) != failed_at; }));
+  ASSERT_TRUE(limit_files_of(child, 4096));
+  ::kill(child, SIGTERM);
+  const Outcome outcome = wait(child);
+  EXPECT_EQ(outcome.code, 4) << "the last save failed too";
+  EXPECT_EQ(run("train --steps 1 --evaluate-every 0 --resume " + checkpoint.string()).code, 0) << "it is whole";
+}
+
+TEST_F(Cli, ASecondInterruptEndsAtOnce) {
+  const pid_t child = start(
+      "train alexnet --data synthetic:1000 --batch 32 --threads 1 --costs estimated --evaluate-every 0 --json " +
+      path("json"));
+  while (slurp(path("json")).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ::kill(child, SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // else the two are one
+  ::kill(child, SIGINT);
+  EXPECT_EQ(wait(child).code, -SIGINT);
+}
+
 // Without --exact kernels are chosen by their costs and the budget. The checkpoint pins those that were, so neither new
 // costs nor another budget change a bit of what follows.
 TEST_F(Cli, GoesOnExactlyAfterKillWithKernelsThatWereChosenByCost) {
@@ -415,6 +496,14 @@ TEST_F(Cli, RefusesACheckpointOfAnImpossibleTraining) {
     uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof length);
     std::string header = bytes.substr(8, length);
+    const auto replace = [&](const std::string& old, size_t count, const std::string& with) {
+      const size_t begin = header.find(old);
+      ASSERT_NE(begin, std::string::npos) << old;
+      header.replace(begin, count, with);
+    };
+    // Of the first version, whose header has no hash that would tell of the change first.
+    replace("\"plimsoll.header_sha256\"", std::string("\"plimsoll.header_sha256\":\"\",").size() + 64, "");
+    replace("\\\"format_version\\\":2", std::string("\\\"format_version\\\":2").size(), "\\\"format_version\\\":1");
     const size_t at = header.find(from);
     ASSERT_NE(at, std::string::npos) << from << header.substr(0, 2000);
     header.replace(at, std::string(from).size(), to);
@@ -474,6 +563,25 @@ TEST_F(Cli, FindsBadOutputPathsBeforeTheWork) {
     EXPECT_EQ(outcome.code, 2);
     EXPECT_THAT(outcome.err, HasSubstr(flag));
   }
+}
+
+TEST_F(Cli, FindsCheckpointsThatCannotBeWrittenBeforeAnyMeasuring) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"/dev/null", "--checkpoint: /dev/null: cannot write: it is a device"},
+      {"/proc/x", "--checkpoint: /proc/.x.partial: cannot create: No such file or directory"},
+      {folder_.string(), "it is a folder"},
+      {path(std::string(250, 'n').c_str()), "the name is too long"},
+      {path("absent/c.safetensors"), "there is no folder"},
+  };
+  for (const auto& [file, expected] : cases) {
+    const Outcome outcome = run("train mlp --data digits --batch 16 --steps 2 --checkpoint " + file);
+    EXPECT_EQ(outcome.code, 2) << file << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(expected));
+    EXPECT_FALSE(fs::exists(path("cache"))) << "nothing was measured";
+  }
+  std::ofstream(path("old")) << "old";
+  EXPECT_EQ(run("plan mlp --batch 16 --memory 1KiB --save " + path("old")).code, 3);
+  EXPECT_EQ(slurp(path("old")), "old");
 }
 
 TEST_F(Cli, RefusesACheckpointWithFlippedBits) {
@@ -548,6 +656,23 @@ TEST_F(Cli, ListsWhatThereIs) {
     }
     EXPECT_THAT(names, testing::IsSupersetOf(some)) << command;
     EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size()) << command << ": a name twice";
+  }
+}
+
+TEST_F(Cli, RefusesByNameWhatIsNoRegularFile) {
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_directories(path("images/cat"));
+  fs::create_directories(path("images/dog"));
+  ASSERT_EQ(::mkfifo(path("images/dog/1.jpg").c_str(), 0600), 0);
+  for (const std::string& arguments :
+       {"train --resume " + pipe, "train --plan " + pipe, "verify " + pipe, "profile --import " + pipe, "place " + pipe,
+        "convolutions " + pipe, "train alexnet --data images:" + path("images")}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_THAT(outcome.err, testing::AnyOf(HasSubstr(pipe + ": cannot read: it is a pipe, not a regular file"),
+                                            HasSubstr("dog/1.jpg: is no regular file but a pipe")))
+        << arguments;
   }
 }
 

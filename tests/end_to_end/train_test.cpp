@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
+#include <stdexcept>
 
+#include "base/files.h"
 #include "plimsoll/checkpoint.h"
 
 namespace plimsoll {
@@ -96,6 +99,56 @@ TEST(Train, ResumesBitForBitFromTheMiddleOfAnEpoch) {
   EXPECT_EQ(first.steps + second.steps, 120);
   EXPECT_EQ(second.weights_sha256, whole);
   EXPECT_EQ(Checkpoint(*options.checkpoint).state().weights_sha256, whole);
+}
+
+TEST(Train, GoesOnWhenASaveFailsAndSaysSo) {
+  const Folder folder;
+  TrainOptions options = small_run("mlp");
+  options.steps = 6;
+  options.checkpoint = folder / "c.safetensors";
+  options.checkpoint_every = 2;
+  std::vector<std::string> notices;
+  const TrainListener listener{.notice = [&](const std::string& text) { notices.push_back(text); }};
+  const FileFault fault(FileOperation::write, 1, ENOSPC);
+  const DoneEvent done = run(options, listener);
+  EXPECT_TRUE(fault.struck());
+  ASSERT_EQ(notices.size(), 1U);
+  EXPECT_EQ(notices[0], options.checkpoint->string() +
+                            ": cannot write: No space left on device; training goes on, and the next save tries again. "
+                            "Nothing of this run is saved yet");
+  const Checkpoint saved(*options.checkpoint);
+  EXPECT_EQ(saved.state().step, 6);
+  EXPECT_EQ(saved.state().weights_sha256, done.weights_sha256);
+}
+
+TEST(Train, FailsWhenTheLastSaveFailsAndKeepsTheOneBefore) {
+  const Folder folder;
+  TrainOptions options = small_run("mlp");
+  options.steps = 3;
+  options.checkpoint = folder / "c.safetensors";
+  options.checkpoint_every = 2;
+  const FileFault fault(FileOperation::rename, 2, ENOSPC);
+  try {
+    run(options);
+    ADD_FAILURE() << "nothing failed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::device_failure);
+    EXPECT_EQ(error.what(), options.checkpoint->string() +
+                                ": cannot rename the temporary file: No space left on device; so step 3, where training "
+                                "ended, is not saved. The checkpoint there is of step 2");
+  }
+  EXPECT_EQ(Checkpoint(*options.checkpoint).state().step, 2);
+}
+
+TEST(Train, SavesWhatWasReachedWhenTheListenerThrows) {
+  const Folder folder;
+  TrainOptions options = small_run("mlp");
+  options.checkpoint = folder / "c.safetensors";
+  const TrainListener listener{.step = [](const StepEvent& e) {
+    if (e.step == 3) throw std::runtime_error("the output is gone");
+  }};
+  EXPECT_THROW(run(options, listener), std::runtime_error);
+  EXPECT_EQ(Checkpoint(*options.checkpoint).state().step, 3);
 }
 
 TEST(Train, LearnsTheDigits) {

@@ -1,0 +1,69 @@
+#include "cli/interrupts.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+
+namespace plimsoll::cli {
+namespace {
+
+std::atomic<bool> was_interrupted{false}, wants_save{false}, is_closed{false};
+bool is_terminal[3] = {};  // by descriptor, before a hangup
+
+extern "C" void on_interrupt(int) {
+  was_interrupted = true;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_DFL);
+}
+extern "C" void on_hangup_that_saves(int) { wants_save = true; }
+// Writing to a closed pipe tells by its error which stream it was; only what another process sent is told here.
+extern "C" void on_closed_pipe(int, siginfo_t* info, void*) {
+  if (info->si_pid != ::getpid()) is_closed = true;
+}
+
+void handle(int signal, void (*action)(int)) {
+  struct sigaction handler {};
+  handler.sa_handler = action;
+  handler.sa_flags = SA_RESTART;
+  sigaction(signal, &handler, nullptr);
+}
+
+// Each write to a terminal that is gone would fail, which is no failure of the training.
+void leave_terminal() {
+  const int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  if (nowhere < 0) return;
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    if (is_terminal[stream]) ::dup2(nowhere, stream);
+  }
+  ::close(nowhere);
+}
+
+}  // namespace
+
+void catch_interrupts(Hangup hangup) {
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) is_terminal[stream] = ::isatty(stream) == 1;
+  handle(SIGINT, on_interrupt);
+  handle(SIGTERM, on_interrupt);
+  struct sigaction before {};
+  sigaction(SIGHUP, nullptr, &before);
+  const bool nohup = before.sa_handler == SIG_IGN;
+  if (!nohup) handle(SIGHUP, hangup == Hangup::saves ? on_hangup_that_saves : on_interrupt);
+  struct sigaction closed {};
+  closed.sa_sigaction = on_closed_pipe;
+  closed.sa_flags = SA_SIGINFO | SA_RESTART;
+  sigaction(SIGPIPE, &closed, nullptr);
+}
+
+bool interrupted() { return was_interrupted; }
+
+bool save_requested() {
+  if (!wants_save.exchange(false)) return false;
+  leave_terminal();
+  return true;
+}
+
+void note_output_closed() { is_closed = true; }
+bool output_closed() { return is_closed; }
+
+}  // namespace plimsoll::cli
