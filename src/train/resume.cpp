@@ -195,6 +195,15 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
   differ("data", kind(options.data), kind(saved.data));
 }
 
+int threads_of(std::string_view device_key) {
+  const size_t end = device_key.find(" threads, ");
+  if (end == std::string_view::npos) return 0;
+  const size_t begin = device_key.rfind(' ', end - 1) + 1;
+  int count = 0;
+  std::from_chars(device_key.data() + begin, device_key.data() + end, count);
+  return count;
+}
+
 std::string other_device_text(std::string_view saved_key, const DeviceInfo& device) {
   // "oneDNN 3.1 avx512 2 threads, Intel ...": where the numbers alone differ, that is what to tell.
   auto parts = [](std::string_view key) {

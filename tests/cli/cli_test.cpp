@@ -258,7 +258,13 @@ TEST_F(Cli, FlagsMayNotSayOtherwiseThanThePlan) {
       {"--policy baseline", "by policy 'liveness', which --policy baseline cannot change"},
       {"--placement best_fit", "which --placement best_fit cannot change"},
       {"--exact", "made without --exact"},
-      {"--momentum 0.5", "made for another graph"},
+      {"--momentum 0.5", "was made with --momentum 0.9, which --momentum 0.5 cannot change"},
+      {"--optimizer adam", "was made with --optimizer sgd, which --optimizer adam cannot change"},
+      {"--weight-decay 0.1", "was made with --weight-decay 0, which --weight-decay 0.1 cannot change"},
+      {"--nesterov", "was made with --nesterov false, which --nesterov true cannot change"},
+      {"--threads 7", ", which --threads 7 cannot change; make another plan, or leave the flag out"},
+      {"--inter-op 2", "with how many threads, without --inter-op"},
+      {"--device k40c", "was made with --device cpu, which --device k40c cannot change"},
       {"--batch 8", "with batch 16, not for mlp with batch 8"},
       {"--data synthetic", "made for another graph"},
       {"--resume c.safetensors", "--resume excludes --plan"},
@@ -302,6 +308,26 @@ TEST_F(Cli, AChangedPlanIsRefusedBeforeItRuns) {
   without.erase("request");
   std::ofstream(path("changed.json")) << without;
   EXPECT_THAT(run("verify " + path("changed.json")).err, HasSubstr("\"request\" is missing"));
+}
+
+TEST_F(Cli, APlanBringsTheThreadsThatItWasMadeFor) {
+  const std::string plan = "plan mlp --data digits --batch 16 --policy liveness --save " + path("plan.json");
+  const std::string train = "train --costs estimated --steps 1 --evaluate-every 0 --plan " + path("plan.json");
+  for (const char* flags : {" --threads 1", " --threads 3", " --threads 2 --inter-op 2", " --exact"}) {
+    ASSERT_EQ(run(plan + flags).code, 0) << flags;
+    EXPECT_EQ(run(train).code, 0) << flags;
+  }
+  ASSERT_EQ(run(plan + " --threads 1").code, 0);
+  const Outcome other = run(train + " --threads 2");
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("plan.json was made with --threads 1, which --threads 2 cannot change"));
+  EXPECT_EQ(run(train + " --threads 1").code, 0);
+
+  // Without the flag, a plan is made for the processors that there are, and run with as many threads elsewhere.
+  const std::string program = PLIMSOLL_BINARY_DIR "/plimsoll ";
+  ASSERT_EQ(std::system(("taskset -c 0 " + program + plan + " > /dev/null").c_str()), 0);
+  const Outcome elsewhere = run(train);
+  EXPECT_EQ(elsewhere.code, 0) << elsewhere.err;
 }
 
 TEST_F(Cli, TrainJsonEndsWithDone) {
