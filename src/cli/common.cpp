@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "autodiff/optimizers.h"
 #include "base/files.h"
 #include "base/names.h"
 #include "cli/checks.h"
@@ -89,7 +91,7 @@ bool CommonFlags::lowered() const {
 
 void CommonFlags::add_optimizer_to(CLI::App& command) {
   command.add_option("--optimizer,--opt", optimizer, "sgd, adam, adamw")->capture_default_str();
-  command.add_option("--momentum", momentum, "Momentum of sgd")->capture_default_str()->check(number(0, 1));
+  command.add_option("--momentum", momentum, "Momentum of sgd (default: 0.9)")->check(number(0, 1));
   command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")
       ->capture_default_str()
       ->check(number());
@@ -138,7 +140,27 @@ CoreRequest CommonFlags::core_request() const {
 }
 
 OptimizerOptions CommonFlags::optimizer_options() const {
-  return {.name = optimizer, .momentum = momentum, .nesterov = nesterov, .weight_decay = weight_decay};
+  OptimizerOptions options{.name = optimizer, .nesterov = nesterov, .weight_decay = weight_decay};
+  if (momentum) options.momentum = *momentum;
+  return options;
+}
+
+void check_momentum(const CommonFlags& flags, const std::string& optimizer) {
+  if (!flags.momentum || optimizer == "sgd") return;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("--momentum is of sgd; {} has none that could be set: leave the flag out", optimizer));
+}
+
+void CommonFlags::check() const {
+  check_choices(policy, placement);
+  plimsoll::check(optimizer_options());
+  lowered();
+  core_request();
+  memory_bytes();
+  tiers();
+  workspace_bytes();
+  workspace_total_bytes();
+  batch_sizes();
 }
 
 namespace {
@@ -157,6 +179,12 @@ std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::st
   try {
     const Bytes bytes = parse_bytes(*text);
     if (bytes.count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no memory at all", *text));
+    const bool has_unit = std::isdigit(static_cast<unsigned char>(text->back())) == 0 && text->back() != '.';
+    if (!has_unit && bytes < 4_KiB) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("'{0}' without a unit is {1}, too little for any tensor; say {0}GiB or {0}MiB", *text,
+                              bytes.count == 1 ? "1 byte" : fmt::format("{} bytes", bytes.count)));
+    }
     return bytes;
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", flag, error.what()));

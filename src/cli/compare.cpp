@@ -66,7 +66,20 @@ struct CompareFlags : CommonFlags {
   std::vector<std::string> only;
 };
 
+void check_can_run(const CompareFlags& flags) {
+  if (is_simulated(flags.device)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
+  }
+  if (flags.lowered())
+    throw Error(ErrorCode::invalid_input,
+                "--run: the papers' layer model is planned, never run; leave out --lowering paper");
+}
+
 int run_compare(const CompareFlags& flags) {
+  flags.check();
+  check_momentum(flags, flags.optimizer);
+  if (flags.run) check_can_run(flags);
   JsonLines out(flags.json);
   std::vector<std::string> names = flags.only;
   for (const std::string& name : names) policy_options(name);
@@ -79,13 +92,6 @@ int run_compare(const CompareFlags& flags) {
   if (!cores.notice.empty()) complain(cores.notice);
   Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
-  if (flags.run && session.device->info().simulated) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
-  }
-  if (flags.run && flags.lowered())
-    throw Error(ErrorCode::invalid_input,
-                "--run: the papers' layer model is planned, never run; leave out --lowering paper");
   const Bytes budget = flags.budget(*session.device);
   say(out, fmt::format("{}, batch {}, {}{}", flags.model, batch,
                        budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
@@ -321,6 +327,9 @@ Run add_max(CLI::App& app) {
     if (flags->what != "batch" && flags->what != "depth")
       throw Error(ErrorCode::invalid_input, unknown_name("--what", flags->what, {"batch", "depth"}));
     policy_options(flags->policy);
+    flags->check();
+    check_momentum(*flags, flags->optimizer);
+    build_model(flags->what == "depth" ? Largest::with_depth(flags->model, 1) : flags->model, input_of(*flags, 1));
     return Largest(*flags).run();
   };
 }

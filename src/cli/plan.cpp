@@ -15,6 +15,7 @@
 #include "compile/verify_file.h"
 #include "cores/share_cores.h"
 #include "cost/cost_file.h"
+#include "device/cpu/machine.h"
 #include "papers/layer_model.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
@@ -51,7 +52,8 @@ int run_plan(const PlanFlags& flags) {
   check_writable("--save", flags.save);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
-  check_choices(flags.policy, flags.placement);
+  flags.check();
+  check_momentum(flags, flags.optimizer);
   JsonLines out(flags.json);
   ModelInput input = input_of(flags);
   if (!flags.data.empty()) {
@@ -195,10 +197,10 @@ std::vector<int> thread_counts(const std::string& text) {
 }
 
 // What the database has, and what an import gave it.
-json share_costs(const ProfileFlags& flags, Session& session, const JsonLines& out) {
+json share_costs(const ProfileFlags& flags, const std::string& imported, Session& session, const JsonLines& out) {
   json told;
   if (!flags.import_from.empty()) {
-    const CostTable others = costs_from_json(read_file(flags.import_from), flags.import_from, session.device->info());
+    const CostTable others = costs_from_json(imported, flags.import_from, session.device->info());
     const int taken = merge_costs(others, session.costs);
     if (!session.database->rates()) session.database->save(others.rates());
     session.database->save(session.costs);
@@ -258,14 +260,17 @@ std::vector<std::string> names_in(const std::string& list) {
 }
 
 int run_profile(const ProfileFlags& flags) {
-  check_choices(flags.policy, flags.placement);
+  flags.check();
+  check_momentum(flags, flags.optimizer);
   check_writable("--export", flags.export_to);
   const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);
+  if (shares_cores(flags.device)) cpu::require_threads(*std::max_element(threads.begin(), threads.end()));
   const BatchSizes batches = flags.batch_sizes().value_or(BatchSizes::undivided);
   JsonLines out(flags.json);
   if (flags.model.empty() && flags.import_from.empty() && flags.export_to.empty()) {
     throw Error(ErrorCode::invalid_input, "profile: name a MODEL to measure, or a file with --import or --export");
   }
+  const std::string imported = flags.import_from.empty() ? "" : read_file(flags.import_from);
   std::vector<Network> networks;
   if (!flags.model.empty()) networks = networks_of(flags);
   const std::vector<std::string> names = names_in(flags.device);
@@ -280,7 +285,7 @@ int run_profile(const ProfileFlags& flags) {
                             flags.device, names[0], session.device->info().key, names[i], beside.back()->info().key));
   }
   for (const std::string& notice : session.notices) complain(notice);
-  json told = share_costs(flags, session, out);
+  json told = share_costs(flags, imported, session, out);
   if (networks.empty()) {
     export_costs(flags, session, out);
     told["known"] = session.costs.entries().size();

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "autodiff/optimizers.h"
 #include "base/files.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
@@ -202,6 +203,7 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
 }
 
 TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
+  flags.check();
   TrainOptions options;
   const bool bare = flags.model.empty() && flags.resume.empty() && flags.plan.empty();
   options.model = flags.model.empty() ? std::string(kDefaultModel) : flags.model;
@@ -245,6 +247,8 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.data = flags.data;
   if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
   if (!flags.plan.empty() && flags.resume.empty()) take_from_plan(flags, options, command);
+  check_momentum(flags, options.optimizer.name);
+  check(options.optimizer);
   if (options.data.empty()) options.data = bare ? std::string(kDefaultData) : data_for(options.model, options.batch);
   if (bare) {
     if (!flags.memory) options.memory = parse_bytes(kDefaultMemory);

@@ -610,6 +610,67 @@ TEST_F(Cli, FindsCheckpointsThatCannotBeWrittenBeforeAnyMeasuring) {
   EXPECT_EQ(slurp(path("old")), "old");
 }
 
+TEST_F(Cli, UsageErrorsComeBeforeAnyProbing) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"plan mlp --host-memory 3", "--host-memory: '3' without a unit is 3 bytes, too little for any tensor; say 3GiB or"},
+      {"plan mlp --memory 12", "--memory: '12' without a unit is 12 bytes"},
+      {"train mlp --spill " + folder_.string() + ":3", "is no room for any tensor; give a number and a unit"},
+      {"plan mlp --lowering papr", "unknown --lowering 'papr'; did you mean 'paper'?"},
+      {"plan mlp --memory 1GiBB", "--memory"},
+      {"plan mlp --optimizer sdg", "did you mean 'sgd'?"},
+      {"plan mlp --workspace x", "--workspace"},
+      {"plan mlp --optimizer adam --momentum 0.5", "--momentum is of sgd; adam has none"},
+      {"train mlp --optimizer adam --momentum 0.5", "--momentum is of sgd; adam has none"},
+      {"train mlp --optimizer adam --nesterov", "--nesterov is a form of sgd's momentum, which adam does not have"},
+      {"train mlp --nesterov --momentum 0", "--nesterov needs a --momentum above 0"},
+      {"profile mlp --batch-sizes som", "--batch-sizes"},
+      {"profile mlp --import " + path("absent"), "absent: cannot open for reading"},
+      {"compare mlp --run --device k40c", "--run: device 'k40c' is simulated"},
+      {"compare mlp --run --lowering paper", "--run: the papers' layer model is planned"},
+      {"compare mlp --host-memory x", "--host-memory"},
+      {"heaps mlp --device k40c", "device 'k40c' is simulated"},
+      {"heaps mlp --memory x", "--memory"},
+      {"max mlp --what depth", "--what depth: write N in the network's name"},
+      {"max mlpp", "did you mean 'mlp'?"},
+      {"convolutions " + path("absent"), "absent"},
+      {"train mlp --data digits --batch 5000", "too few for a batch of 5000: lower --batch"},
+      {"train mlp --data digits --batch 64 --epochs 3 --warmup-epochs 4",
+       "--warmup-epochs 4: an epoch has 22 steps and the training 66 in all"},
+      {"train mlp --data digits --batch 64 --steps 21 --warmup-epochs 1", "lower it, or raise --steps"},
+  };
+  for (const auto& [arguments, expected] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(expected)) << arguments;
+    EXPECT_FALSE(fs::exists(path("cache"))) << arguments << ": something was measured";
+    fs::remove_all(path("cache"));
+  }
+}
+
+TEST_F(Cli, ThreadsThatCannotBeStartedAreAClearFailure) {
+  for (const char* arguments : {"train mlp --steps 1 --threads 4096", "plan mlp --threads 4096",
+                                "profile mlp --threads-list 1,4096", "train mlp --threads 4096 --inter-op 2"}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 4) << arguments;
+    EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("threads were asked for, but the process may use"),
+                                            HasSubstr("lower --threads")));
+  }
+  std::string limited = "sh -c 'ulimit -u 4; exec " PLIMSOLL_BINARY_DIR "/plimsoll ";
+  if (::geteuid() == 0) {  // whom no limit on processes holds
+    if (std::system("setpriv --reuid 65534 --regid 65534 --clear-groups " PLIMSOLL_BINARY_DIR
+                    "/plimsoll --version > /dev/null 2>&1") != 0)
+      GTEST_SKIP() << "there is no setpriv, or nobody may not run the program";
+    limited = "setpriv --reuid 65534 --regid 65534 --clear-groups " + limited;
+  }
+  const int status =
+      std::system((limited + "train mlp --steps 1 --threads 40' > " + path("out") + " 2> " + path("err")).c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 4);
+  EXPECT_THAT(slurp(path("err")),
+              testing::AllOf(testing::StartsWith("plimsoll: 40 threads are needed, but the system lets this process "
+                                                 "start only "),
+                             HasSubstr("ulimit -u")));
+}
+
 TEST_F(Cli, RefusesACheckpointWithFlippedBits) {
   ASSERT_EQ(run("train mlp --data digits --batch 16 --steps 2 --memory 64MiB --costs estimated --checkpoint " +
                 path("c.safetensors"))
