@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include "autodiff/optimizers.h"
 #include "base/files.h"
 #include "base/names.h"
+#include "base/texts.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
@@ -297,8 +299,25 @@ void check_writable(std::string_view flag, const std::string& file) {
   }
 }
 
+namespace {
+
+// Words and messages that are longer than any of ours were written by somebody else; their beginning tells.
+std::string without_endless_words(std::string_view text) {
+  constexpr size_t kLongestWord = 400, kLongestText = 4000;
+  std::string shorter;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find_first_of(" \n", begin), text.size());
+    shorter += cut_text(text.substr(begin, end - begin), kLongestWord);
+    if (end < text.size()) shorter += text[end];
+    begin = end + 1;
+  }
+  return cut_text(shorter, kLongestText);
+}
+
+}  // namespace
+
 void complain(std::string_view text) {
-  const std::string line = fmt::format("plimsoll: {}\n", text);
+  const std::string line = fmt::format("plimsoll: {}\n", without_endless_words(text));
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

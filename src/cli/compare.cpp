@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/names.h"
 #include "base/statistics.h"
+#include "base/texts.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cores/share_cores.h"
@@ -269,10 +270,10 @@ class Largest {
       object["batch"] = low;
       text = fmt::format("batch {}", low);
     }
-    say(out, fmt::format("{}: {} fits, limited by {}; peak {}{}, predicted step {:.4g} ms{}", flags_.model, text,
+    say(out, fmt::format("{}: {} fits, limited by {}; peak {}{}, predicted step {}{}", flags_.model, text,
                          refused.limited_by, to_string(best.peak),
                          best.host.count > 0 ? " and " + to_string(best.host) + " of host memory" : "",
-                         best.step_time_ms, session_.device->info().simulated ? ", simulated" : ""));
+                         time_text(best.step_time_ms, 4), session_.device->info().simulated ? ", simulated" : ""));
     out.write(object);
     return kDone;
   }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/texts.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
@@ -44,9 +45,34 @@ std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Networ
 }
 
 struct PlanFlags : CommonFlags {
-  std::string save, trace, data, report, explain;
+  std::string save, trace, data, report, explain, costs = "estimated";
   int tensors = 10;
 };
+
+// Measures what the database lacks, as `train` does before it plans; false: it was interrupted.
+bool measure_for_plan(Session& session, const Network& network, const CompileOptions& options, const PlanFlags& flags) {
+  catch_interrupts();
+  Progress progress;
+  const MeasureOptions measuring{
+      .batches = flags.batch_sizes().value_or(BatchSizes::undivided),
+      .progress = [&](int done, int total,
+                      const std::string& what) { progress.update("measuring kernels", done, total, what); },
+      .stop = interrupted};
+  measure_missing(session, network, options, measuring);
+  return !interrupted();
+}
+
+void check_costs(const PlanFlags& flags) {
+  if (flags.costs == "estimated") return;
+  if (is_simulated(flags.device)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--costs measured: device '{}' is simulated, so nothing can be measured on it", flags.device));
+  }
+  if (flags.lowered()) {
+    throw Error(ErrorCode::invalid_input,
+                "--costs measured: the papers' layer model has no kernels to measure; leave out --lowering paper");
+  }
+}
 
 int run_plan(const PlanFlags& flags) {
   check_writable("--save", flags.save);
@@ -54,6 +80,7 @@ int run_plan(const PlanFlags& flags) {
   check_writable("--report", flags.report);
   flags.check();
   check_momentum(flags, flags.optimizer);
+  check_costs(flags);
   JsonLines out(flags.json);
   ModelInput input = input_of(flags);
   if (!flags.data.empty()) {
@@ -69,6 +96,10 @@ int run_plan(const PlanFlags& flags) {
   Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   const CompileOptions options = compile_options(flags, session);
+  if (flags.costs == "measured" && !measure_for_plan(session, network, options, flags)) {
+    say(out, "interrupted; what was measured is kept");
+    return kInterrupted;
+  }
   auto result = compile(flags, network, session, options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
     name_least_memory(*infeasible, network, *session.device, session.costs, options);
@@ -324,9 +355,9 @@ int run_profile(const ProfileFlags& flags) {
           "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet",
           100 * busy.others()));
     }
-    say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms",
+    say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {}",
                          flags.model, input_of(flags).batch, measured, session.costs.entries().size(),
-                         program->plan->predicted.step_time_ms));
+                         time_text(program->plan->predicted.step_time_ms, 4)));
     export_costs(flags, session, out);
     told.update(
         {{"measured", measured},
@@ -375,6 +406,11 @@ Run add_plan(CLI::App& app) {
   command->add_option("--explain", flags->explain, "Say what the plan does with this tensor, op or layer, and why")
       ->type_name("NAME")
       ->check(not_empty());
+  command
+      ->add_option("--costs", flags->costs,
+                   "measured: time kernels that the database lacks, as `train` does; estimated: do not")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"measured", "estimated"}));
   command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")
       ->capture_default_str()
       ->check(whole_number(0, 1 << 20));

@@ -6,6 +6,7 @@
 
 #include "autodiff/optimizers.h"
 #include "base/files.h"
+#include "base/texts.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
@@ -285,9 +286,9 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options) {
                        options.resume ? options.resume->string() : "the training", d.step,
                        options.steps > 0 && d.step >= options.steps ? "--steps" : "--epochs");
   }
-  return fmt::format("{}: {} steps in {:.1f} s, {:.4g} images/s; a step {:.3g} ms (predicted {:.3g} ms); peak {} of {}",
-                     d.interrupted ? "interrupted" : "done", d.steps, d.training_seconds, d.images_per_second,
-                     d.step_time_ms, d.predicted_step_time_ms, to_string(d.peak),
+  return fmt::format("{}: {} step{} in {:.1f} s, {}; a step {} (predicted {}); peak {} of {}",
+                     d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
+                     rate_text(d.images_per_second), time_text(d.step_time_ms), time_text(d.predicted_step_time_ms), to_string(d.peak),
                      d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
 }
 
@@ -334,7 +335,7 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   listener.step = [&](const StepEvent& e) {
     progress.update(
         fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
-        fmt::format("{:.4g} img/s, loss {:.4f}, lr {:.3g}, {}", e.images_per_second, e.loss, e.lr, memory_text));
+        fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}", number_text(e.images_per_second, 4), e.loss, e.lr, memory_text));
     if (out.active()) {
       out.write({{"event", "step"},
                  {"step", e.step},

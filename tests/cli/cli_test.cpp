@@ -140,6 +140,41 @@ TEST_F(Cli, NamesTheNearestOfUnknownNames) {
   }
 }
 
+TEST_F(Cli, MessagesSayWhatHappenedAndWhatToDo) {
+  const std::string long_text(5000, 'x');
+  const std::pair<std::string, const char*> cases[] = {
+      {"train mlp:hidden=-1", "option 'hidden': '-1' is no list of whole numbers from 1 on, with a '-' between two"},
+      {"plan mlp --batch 4 --batch 5", "--batch was given 2 times; give it once"},
+      {"plan mlp --batch", "--batch needs a value after it; `plimsoll plan --help` has examples"},
+      {"plan", "MODEL is missing; `plimsoll plan --help` has examples"},
+      {"plan vgg", "unknown model 'vgg'; did you mean vgg11"},
+      {"plan mlp --seed 3", "unknown argument '--seed'; it is a flag of train"},
+      {"--seed 3", "unknown argument '--seed'; it is a flag of train: plimsoll train --seed ..."},
+      {"plan " + long_text, "unknown model 'xxx"},
+      {"plan mlp --" + long_text, "unknown argument '--xxx"},
+      {"plan mlp --memory " + long_text, "--memory: 'xxx"},
+      {"train mlp --data " + long_text, "unknown data 'xxx"},
+      {"train --resume " + long_text, "xxx"},
+      {"plan mlp --policy " + long_text, "unknown policy 'xxx"},
+      {"plan mlp --costs measured --device k40c", "--costs measured: device 'k40c' is simulated"},
+      {"plan mlp --costs measured --lowering paper", "--costs measured: the papers' layer model"},
+  };
+  for (const auto& [arguments, expected] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_THAT(outcome.err, HasSubstr(expected)) << arguments;
+    EXPECT_LT(outcome.err.size(), 800U) << outcome.err;
+  }
+}
+
+TEST_F(Cli, PlansWithCostsThatItMeasures) {
+  const Outcome estimated = run("plan mlp --data digits --batch 16 --threads 1 --json -");
+  EXPECT_GT(estimated.lines().at(0).at("estimated_share").get<double>(), 0.5);
+  const Outcome measured = run("plan mlp --data digits --batch 16 --threads 1 --costs measured --json -");
+  EXPECT_EQ(measured.code, 0) << measured.err;
+  EXPECT_LT(measured.lines().at(0).at("estimated_share").get<double>(), 0.5);
+}
+
 TEST_F(Cli, RefusesImpossibleSizes) {
   for (const char* size : {"12GiBB", "-1", "0", "", "GiB", "1e400", "nan", "99999999999999999999GiB"}) {
     const Outcome outcome = run(std::string("plan lenet --batch 4 --memory '") + size + "'");
