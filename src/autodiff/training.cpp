@@ -82,8 +82,9 @@ void check(const OptimizerOptions& options) {
     throw Error(ErrorCode::invalid_input, unknown_name("optimizer", options.name, known));
   if (!options.nesterov) return;
   if (options.name != "sgd") {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("--nesterov is a form of sgd's momentum, which {} does not have; leave it out", options.name));
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("--nesterov is a form of sgd's momentum, which {} does not have; leave it out", options.name));
   }
   if (options.momentum == 0)
     throw Error(ErrorCode::invalid_input, "--nesterov needs a --momentum above 0; raise it, or leave --nesterov out");

@@ -13,10 +13,9 @@ namespace plimsoll {
 namespace {
 
 [[noreturn]] void bad_size(std::string_view text, std::string_view why) {
-  throw Error(
-      ErrorCode::invalid_input,
-      fmt::format("'{}' is not a size: {}; expected a number and a unit, as in 512MiB, 1.5GiB or 2GB",
-                  cut_text(text), why));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' is not a size: {}; expected a number and a unit, as in 512MiB, 1.5GiB or 2GB",
+                          cut_text(text), why));
 }
 
 std::string_view trim(std::string_view text) {

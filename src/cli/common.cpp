@@ -288,8 +288,10 @@ void check_writable(std::string_view flag, const std::string& file) {
   const fs::path path(file), folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code ignored;
   std::string problem;
-  if (fs::is_directory(path, ignored)) problem = "it is a folder";
-  else if (!fs::is_directory(folder, ignored)) problem = fmt::format("there is no folder '{}'", folder.string());
+  if (fs::is_directory(path, ignored))
+    problem = "it is a folder";
+  else if (!fs::is_directory(folder, ignored))
+    problem = fmt::format("there is no folder '{}'", folder.string());
   if (!problem.empty())
     throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write '{}': {}", flag, file, problem));
   try {

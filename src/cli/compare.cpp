@@ -77,68 +77,105 @@ void check_can_run(const CompareFlags& flags) {
                 "--run: the papers' layer model is planned, never run; leave out --lowering paper");
 }
 
-int run_compare(const CompareFlags& flags) {
-  flags.check();
-  check_momentum(flags, flags.optimizer);
-  if (flags.run) check_can_run(flags);
-  JsonLines out(flags.json);
-  std::vector<std::string> names = flags.only;
-  for (const std::string& name : names) policy_options(name);
-  if (names.empty()) {
-    for (const Policy& policy : policies()) names.emplace_back(policy.name);
+// Plans for one network by one policy after another, a row for each.
+class Comparison {
+ public:
+  explicit Comparison(const CompareFlags& flags)
+      : flags_(flags),
+        out_(flags.json),
+        names_(policies_to_compare(flags)),
+        batch_(flags.batch > 0 ? flags.batch : 32),
+        network_(build_model(flags.model, input_of(flags, batch_))),
+        cores_(core_options(flags.device, flags.core_request(), flags.exact)),
+        session_(open()) {}
+
+  int run() {
+    write_head();
+    bool any = false;
+    for (const std::string& name : names_) any = compare(name) || any;
+    if (!told_.empty()) complain(told_);
+    return any ? kDone : kInfeasible;
   }
-  const int64_t batch = flags.batch > 0 ? flags.batch : 32;
-  const Network network = build_model(flags.model, input_of(flags, batch));
-  const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
-  if (!cores.notice.empty()) complain(cores.notice);
-  Session session = open_session(flags.device, cores.intra_op, flags.tiers());
-  for (const std::string& notice : session.notices) complain(notice);
-  const Bytes budget = flags.budget(*session.device);
-  say(out, fmt::format("{}, batch {}, {}{}", flags.model, batch,
-                       budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
-                       session.device->info().simulated ? ", simulated" : ""));
-  say(out, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time",
-                       flags.run ? "     measured" : "", "copied out", "copied in", "again"));
-  bool any = false;
-  std::string told;  // the same for every policy
-  for (const std::string& name : names) {
-    CompileOptions options = compile_options(flags, session);
-    options.policy = name;
-    auto result = compile(flags, network, session, options, false);
-    if (auto* infeasible = std::get_if<Infeasible>(&result)) {
-      name_least_memory(*infeasible, network, *session.device, session.costs, options);
-      const std::string need = (infeasible->flag.empty() ? "needs " : fmt::format("needs {} ", infeasible->flag)) +
-                               to_string(infeasible->minimum);
-      say(out, fmt::format("{:<28} {:>11}", name, infeasible->minimum.count == INT64_MAX ? "cannot" : need));
-      if (!infeasible->flag.empty()) told = to_text(*infeasible);
-      json object = infeasible_json(*infeasible);
-      object["policy"] = name;
-      out.write(object);
-      continue;
+
+ private:
+  static std::vector<std::string> policies_to_compare(const CompareFlags& flags) {
+    std::vector<std::string> names = flags.only;
+    for (const std::string& name : names) policy_options(name);
+    if (names.empty()) {
+      for (const Policy& policy : policies()) names.emplace_back(policy.name);
     }
-    any = true;
-    Program& program = std::get<Program>(result);
-    const SharedCores shared =
-        share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
+    return names;
+  }
+
+  Session open() const {
+    if (!cores_.notice.empty()) complain(cores_.notice);
+    Session session = open_session(flags_.device, cores_.intra_op, flags_.tiers());
+    for (const std::string& notice : session.notices) complain(notice);
+    return session;
+  }
+
+  void write_head() const {
+    const Bytes budget = flags_.budget(*session_.device);
+    say(out_, fmt::format("{}, batch {}, {}{}", flags_.model, batch_,
+                          budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
+                          session_.device->info().simulated ? ", simulated" : ""));
+    say(out_, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time",
+                          flags_.run ? "     measured" : "", "copied out", "copied in", "again"));
+  }
+
+  // Whether it has a plan in this budget.
+  bool compare(const std::string& name) {
+    CompileOptions options = compile_options(flags_, session_);
+    options.policy = name;
+    auto result = compile(flags_, network_, session_, options, false);
+    if (auto* infeasible = std::get_if<Infeasible>(&result)) {
+      write_infeasible(name, *infeasible, options);
+      return false;
+    }
+    write_plan(name, std::get<Program>(result), options);
+    return true;
+  }
+
+  void write_infeasible(const std::string& name, Infeasible& infeasible, const CompileOptions& options) {
+    name_least_memory(infeasible, network_, *session_.device, session_.costs, options);
+    const std::string need = (infeasible.flag.empty() ? "needs " : fmt::format("needs {} ", infeasible.flag)) +
+                             to_string(infeasible.minimum);
+    say(out_, fmt::format("{:<28} {:>11}", name, infeasible.minimum.count == INT64_MAX ? "cannot" : need));
+    if (!infeasible.flag.empty()) told_ = to_text(infeasible);
+    json object = infeasible_json(infeasible);
+    object["policy"] = name;
+    out_.write(object);
+  }
+
+  void write_plan(const std::string& name, Program& program, const CompileOptions& options) {
+    const Graph& graph = program.network.graph;
+    const SharedCores shared = share_cores({graph, *session_.device, session_.costs, cores_}, program.plan);
     for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
-    program.plan = check_plan(program.network.graph, shared.plan);
+    program.plan = check_plan(graph, shared.plan);
     const Prediction& p = program.plan->predicted;
-    json object = plan_json(program, minimum_memory(network, *session.device, session.costs, options));
-    object["layers"] = layer_count(network);
+    json object = plan_json(program, minimum_memory(network_, *session_.device, session_.costs, options));
+    object["layers"] = layer_count(network_);
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
-    if (flags.run) {
-      const double ms = measure_step_ms(session, program, flags.steps);
+    if (flags_.run) {
+      const double ms = measure_step_ms(session_, program, flags_.steps);
       measured = fmt::format(" {:>9.1f} ms", ms);
       object["measured_step_time_ms"] = ms;
     }
-    say(out, fmt::format("{:<28} {:>11} {:>9.1f} ms{} {:>11} {:>11} {:>8}", name, to_string(p.peak), p.step_time_ms,
-                         measured, to_string(p.offload), to_string(p.prefetch), p.recompute_steps));
-    out.write(object);
+    say(out_, fmt::format("{:<28} {:>11} {:>9.1f} ms{} {:>11} {:>11} {:>8}", name, to_string(p.peak), p.step_time_ms,
+                          measured, to_string(p.offload), to_string(p.prefetch), p.recompute_steps));
+    out_.write(object);
   }
-  if (!told.empty()) complain(told);
-  return any ? kDone : kInfeasible;
-}
+
+  const CompareFlags& flags_;
+  JsonLines out_;
+  const std::vector<std::string> names_;
+  const int64_t batch_;
+  const Network network_;
+  const CoreOptions cores_;
+  Session session_;
+  std::string told_;  // what the last policy without a plan says of a flag: the same for every policy
+};
 
 struct MaxFlags : CommonFlags {
   std::string what = "batch";
@@ -153,6 +190,20 @@ struct Trial {
   double step_time_ms = 0;
 };
 
+// What `--what depth` varies: the N in the model's name; resnet alone means the papers' 6-32-N-6.
+std::string with_depth(const std::string& model, int64_t n) {
+  const std::string name = model == "resnet" ? "resnet:6-32-N-6" : model;
+  const size_t at = name.find('N');
+  if (at == std::string::npos) {
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format(
+            "--what depth: write N in the network's name where its depth is: resnet:6-32-N-6, densenet:depth=N; '{}' has none",
+            model));
+  }
+  return name.substr(0, at) + std::to_string(n) + name.substr(at + 1);
+}
+
 class Largest {
  public:
   explicit Largest(const MaxFlags& flags)
@@ -160,24 +211,41 @@ class Largest {
     for (const std::string& notice : session_.notices) complain(notice);
   }
 
-  // What `--what depth` varies: the N in the model's name; resnet alone means the papers' 6-32-N-6.
-  static std::string with_depth(const std::string& model, int64_t n) {
-    const std::string name = model == "resnet" ? "resnet:6-32-N-6" : model;
-    const size_t at = name.find('N');
-    if (at == std::string::npos) {
-      throw Error(
-          ErrorCode::invalid_input,
-          fmt::format(
-              "--what depth: write N in the network's name where its depth is: resnet:6-32-N-6, densenet:depth=N; '{}' has none",
-              model));
+  int run() {
+    JsonLines out(flags_.json);
+    search();
+    if (low_ == 0) {
+      write_nothing_fits(out);
+      return kInfeasible;
     }
-    return name.substr(0, at) + std::to_string(n) + name.substr(at + 1);
+    write_largest(out);
+    return kDone;
   }
 
-  Trial attempt(int64_t size) {
+ private:
+  // Grows until a size does not fit, then halves what is between it and the last that did.
+  void search() {
+    const int64_t most = flags_.most > 0 ? flags_.most : flags_.what == "depth" ? 4096 : 65536;
+    int64_t high = 1;  // does not fit
+    while (high <= most && attempt(high)) high = high < 8 ? high + 1 : high * 2;
+    if (low_ == 0) return;
+    if (high > most) {
+      high = most + 1;
+      refused_ = {false, fmt::format("the search (--most {})", most), {}, {}};
+    }
+    while (high - low_ > 1) {
+      const int64_t middle = low_ + (high - low_) / 2;
+      if (!attempt(middle)) high = middle;
+    }
+  }
+
+  // Whether this size fits; then it is the largest so far.
+  bool attempt(int64_t size) {
     const Trial trial = try_size(size);
     fmt::print(stderr, "  {} {}: {}\n", flags_.what, size, trial.fits ? "fits" : trial.limited_by);
-    return trial;
+    (trial.fits ? best_ : refused_) = trial;
+    if (trial.fits) low_ = size;
+    return trial.fits;
   }
 
   Trial try_size(int64_t size) {
@@ -206,79 +274,48 @@ class Largest {
     }
   }
 
-  int run() {
-    JsonLines out(flags_.json);
-    const int64_t most = flags_.most > 0 ? flags_.most : flags_.what == "depth" ? 4096 : 65536;
-    int64_t low = 0, high = 1;  // low fits, high does not
-    Trial best, refused;
-    while (high <= most) {
-      Trial trial = attempt(high);
-      if (!trial.fits) {
-        refused = trial;
-        break;
-      }
-      best = trial;
-      low = high;
-      high = high < 8 ? high + 1 : high * 2;
-    }
-    if (low == 0) {
-      complain(fmt::format("not even {} 1 fits: limited by {}", flags_.what, refused.limited_by));
-      out.write({{"model", flags_.model},
-                 {"policy", flags_.policy},
-                 {"device", flags_.device},
-                 {"simulated", session_.device->info().simulated},
-                 {"what", flags_.what},
-                 {flags_.what, 0},
-                 {"limited_by", refused.limited_by},
-                 {"peak_bytes", nullptr},
-                 {"host_bytes", nullptr},
-                 {"step_time_ms", nullptr}});
-      return kInfeasible;
-    }
-    if (high > most) {
-      high = most + 1;
-      refused = {false, fmt::format("the search (--most {})", most), {}, {}};
-    }
-    while (high - low > 1) {
-      const int64_t middle = low + (high - low) / 2;
-      Trial trial = attempt(middle);
-      if (trial.fits) {
-        best = trial;
-        low = middle;
-      } else {
-        refused = trial;
-        high = middle;
-      }
-    }
+  void write_nothing_fits(JsonLines& out) const {
+    complain(fmt::format("not even {} 1 fits: limited by {}", flags_.what, refused_.limited_by));
+    out.write({{"model", flags_.model},
+               {"policy", flags_.policy},
+               {"device", flags_.device},
+               {"simulated", session_.device->info().simulated},
+               {"what", flags_.what},
+               {flags_.what, 0},
+               {"limited_by", refused_.limited_by},
+               {"peak_bytes", nullptr},
+               {"host_bytes", nullptr},
+               {"step_time_ms", nullptr}});
+  }
+
+  void write_largest(JsonLines& out) const {
     json object = {{"model", flags_.model},
                    {"policy", flags_.policy},
                    {"device", flags_.device},
                    {"simulated", session_.device->info().simulated},
                    {"what", flags_.what},
-                   {"limited_by", refused.limited_by},
-                   {"peak_bytes", best.peak.count},
-                   {"host_bytes", best.host.count},
-                   {"step_time_ms", best.step_time_ms}};
+                   {"limited_by", refused_.limited_by},
+                   {"peak_bytes", best_.peak.count},
+                   {"host_bytes", best_.host.count},
+                   {"step_time_ms", best_.step_time_ms}};
     std::string text;
     if (flags_.what == "depth") {
-      const std::string model = with_depth(flags_.model, low);
+      const std::string model = with_depth(flags_.model, low_);
       const int64_t depth = resnet_depth(model);
-      object["n"] = low;
-      object["depth"] = depth > 0 ? depth : low;
-      text = depth > 0 ? fmt::format("depth {} ({})", depth, model) : fmt::format("N = {} ({})", low, model);
+      object["n"] = low_;
+      object["depth"] = depth > 0 ? depth : low_;
+      text = depth > 0 ? fmt::format("depth {} ({})", depth, model) : fmt::format("N = {} ({})", low_, model);
     } else {
-      object["batch"] = low;
-      text = fmt::format("batch {}", low);
+      object["batch"] = low_;
+      text = fmt::format("batch {}", low_);
     }
     say(out, fmt::format("{}: {} fits, limited by {}; peak {}{}, predicted step {}{}", flags_.model, text,
-                         refused.limited_by, to_string(best.peak),
-                         best.host.count > 0 ? " and " + to_string(best.host) + " of host memory" : "",
-                         time_text(best.step_time_ms, 4), session_.device->info().simulated ? ", simulated" : ""));
+                         refused_.limited_by, to_string(best_.peak),
+                         best_.host.count > 0 ? " and " + to_string(best_.host) + " of host memory" : "",
+                         time_text(best_.step_time_ms, 4), session_.device->info().simulated ? ", simulated" : ""));
     out.write(object);
-    return kDone;
   }
 
- private:
   // Layers with weights, as the papers count the depth of resnet:a-b-c-d; 0 for other networks.
   static int64_t resnet_depth(const std::string& model) {
     int64_t a = 0, b = 0, c = 0, d = 0;
@@ -288,6 +325,8 @@ class Largest {
 
   const MaxFlags& flags_;
   Session session_;
+  int64_t low_ = 0;  // the largest that fits
+  Trial best_, refused_;
 };
 
 }  // namespace
@@ -309,7 +348,12 @@ Run add_compare(CLI::App& app) {
       ->type_name("NAME");
   command->footer(
       "Examples:\n  plimsoll compare resnet50 --batch 32 --memory 1GiB --host-memory 8GiB\n  plimsoll compare alexnet --batch 200 --lowering paper --device k40c --memory 900MiB");
-  return [flags] { return run_compare(*flags); };
+  return [flags] {
+    flags->check();
+    check_momentum(*flags, flags->optimizer);
+    if (flags->run) check_can_run(*flags);
+    return Comparison(*flags).run();
+  };
 }
 
 Run add_max(CLI::App& app) {
@@ -330,7 +374,7 @@ Run add_max(CLI::App& app) {
     policy_options(flags->policy);
     flags->check();
     check_momentum(*flags, flags->optimizer);
-    build_model(flags->what == "depth" ? Largest::with_depth(flags->model, 1) : flags->model, input_of(*flags, 1));
+    build_model(flags->what == "depth" ? with_depth(flags->model, 1) : flags->model, input_of(*flags, 1));
     return Largest(*flags).run();
   };
 }

@@ -117,7 +117,8 @@ int run(const cli::Run& command) {
   } catch (const std::bad_alloc&) {
     cli::complain("the system has no more memory; lower --memory or --batch");
   } catch (const std::system_error& error) {
-    cli::complain(fmt::format("the system refused what was asked of it: {}; a limit (ulimit -a) may be too low", error.what()));
+    cli::complain(
+        fmt::format("the system refused what was asked of it: {}; a limit (ulimit -a) may be too low", error.what()));
   } catch (const std::exception& error) {
     cli::complain(fmt::format("internal error: {}", error.what()));
   }

@@ -65,13 +65,63 @@ bool measure_for_plan(Session& session, const Network& network, const CompileOpt
 void check_costs(const PlanFlags& flags) {
   if (flags.costs == "estimated") return;
   if (is_simulated(flags.device)) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("--costs measured: device '{}' is simulated, so nothing can be measured on it", flags.device));
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("--costs measured: device '{}' is simulated, so nothing can be measured on it", flags.device));
   }
   if (flags.lowered()) {
     throw Error(ErrorCode::invalid_input,
                 "--costs measured: the papers' layer model has no kernels to measure; leave out --lowering paper");
   }
+}
+
+// The network's input as --data gives it, or as it is usually fed.
+ModelInput planned_input(const PlanFlags& flags) {
+  const ModelInput usual = input_of(flags);
+  if (flags.data.empty()) return usual;
+  return training_input({.model = flags.model,
+                         .data = flags.data,
+                         .batch = usual.batch,
+                         .image_size = flags.image_size,
+                         .classes = flags.classes});
+}
+
+void save(const PlanFlags& flags, const ModelInput& input, const CompileOptions& options, const Program& program) {
+  const TierOptions tiers = flags.tiers();
+  save_plan(flags.save,
+            {.model = flags.model,
+             .input = input,
+             .optimizer = options.optimizer,
+             .exact = options.exact,
+             .lowered = flags.lowered(),
+             .memory = options.memory,
+             .host_memory = tiers.host_memory,
+             .spill_size = tiers.spill_size,
+             .peer_size = tiers.peer_size,
+             .threads = flags.threads,
+             .inter_op = flags.core_request().inter_op,
+             .intra_op = flags.core_request().intra_op},
+            program);
+}
+
+// What the plan is, to a person and as JSON.
+void tell_plan(const PlanFlags& flags, const Session& session, const Network& network, const ModelInput& input,
+               const Program& program, Bytes minimum, JsonLines& out) {
+  say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
+                       session.device->info().description));
+  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum",
+                                                         to_string(minimum), to_string(program.lower_bound)));
+  json object = plan_json(program, minimum);
+  if (flags.explain.empty()) {
+    say(out, fmt::format("alive at the peak:\n{}",
+                         peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
+  } else {
+    const std::string text = explain(program, *session.device, session.costs, flags.explain);
+    say(out, "\n" + text);
+    object["explanation"] = text;
+  }
+  object["layers"] = layer_count(network);
+  out.write(object);
 }
 
 int run_plan(const PlanFlags& flags) {
@@ -82,14 +132,7 @@ int run_plan(const PlanFlags& flags) {
   check_momentum(flags, flags.optimizer);
   check_costs(flags);
   JsonLines out(flags.json);
-  ModelInput input = input_of(flags);
-  if (!flags.data.empty()) {
-    input = training_input({.model = flags.model,
-                            .data = flags.data,
-                            .batch = input.batch,
-                            .image_size = flags.image_size,
-                            .classes = flags.classes});
-  }
+  const ModelInput input = planned_input(flags);
   const Network network = build_model(flags.model, input);
   const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
   if (!cores.notice.empty()) complain(cores.notice);
@@ -112,47 +155,18 @@ int run_plan(const PlanFlags& flags) {
   for (const std::string& text : shared.notices) complain(text);
   program.plan = check_plan(program.network.graph, shared.plan);
   const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan->arena);
-  say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
-                       session.device->info().description));
-  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum",
-                                                         to_string(minimum), to_string(program.lower_bound)));
-  json object = plan_json(program, minimum);
-  if (flags.explain.empty()) {
-    say(out, fmt::format("alive at the peak:\n{}",
-                         peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
-  } else {
-    const std::string text = explain(program, *session.device, session.costs, flags.explain);
-    say(out, "\n" + text);
-    object["explanation"] = text;
-  }
-  object["layers"] = layer_count(network);
-  out.write(object);
+  tell_plan(flags, session, network, input, program, minimum, out);
   if (!flags.save.empty()) {
-    const TierOptions tiers = flags.tiers();
-    save_plan(flags.save,
-              {.model = flags.model,
-               .input = input,
-               .optimizer = options.optimizer,
-               .exact = options.exact,
-               .lowered = flags.lowered(),
-               .memory = options.memory,
-               .host_memory = tiers.host_memory,
-               .spill_size = tiers.spill_size,
-               .peer_size = tiers.peer_size,
-               .threads = flags.threads,
-               .inter_op = flags.core_request().inter_op,
-               .intra_op = flags.core_request().intra_op},
-              program);
+    save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));
   }
   if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
   if (!flags.report.empty()) {
-    write_file_atomically(
-        flags.report,
-        html_report(program, {.model = flags.model,
-                              .batch = input.batch,
-                              .device = fmt::format("{}: {}", flags.device, session.device->info().description),
-                              .minimum = minimum}));
+    const ReportFacts facts{.model = flags.model,
+                            .batch = input.batch,
+                            .device = fmt::format("{}: {}", flags.device, session.device->info().description),
+                            .minimum = minimum};
+    write_file_atomically(flags.report, html_report(program, facts));
     say(out, fmt::format("report: {} (open it in a browser)", flags.report));
   }
   return kDone;
@@ -290,13 +304,75 @@ std::vector<std::string> names_in(const std::string& list) {
   return names;
 }
 
+// The devices that measure beside the session's own, which must be of its kind.
+std::vector<std::unique_ptr<Device>> open_beside(const ProfileFlags& flags, const std::vector<std::string>& names,
+                                                 const Session& session) {
+  std::vector<std::unique_ptr<Device>> others;
+  for (size_t i = 1; i < names.size(); ++i) {
+    others.push_back(open_device(names[i], flags.threads));
+    if (others.back()->info().key == session.device->info().key) continue;
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--device {}: '{}' ({}) and '{}' ({}) differ, so each is to be measured alone",
+                            flags.device, names[0], session.device->info().key, names[i], others.back()->info().key));
+  }
+  return others;
+}
+
+// Measures what the database lacks for these networks; returns how much that was.
+int measure(const ProfileFlags& flags, MeasureOptions measuring, Session& session, const std::vector<Network>& networks,
+            const std::vector<std::unique_ptr<Device>>& others) {
+  std::vector<const Device*> beside;
+  for (const std::unique_ptr<Device>& other : others) beside.push_back(other.get());
+  const CompileOptions options = compile_options(flags, session);
+  Progress progress;
+  measuring.progress = [&](int done, int total, const std::string& what) {
+    progress.update("measuring kernels", done, total, what);
+  };
+  measuring.stop = interrupted;
+  int measured = 0;
+  for (const Network& one : networks) measured += measure_missing(session, one, options, measuring, beside);
+  progress.finish();
+  return measured;
+}
+
+// What a step is predicted to take by what is known now; `told`: what the JSON line has so far.
+int predict(const ProfileFlags& flags, Session& session, const Network& network, int measured, const BusyMeter& busy,
+            json told, JsonLines& out) {
+  auto result = compile(flags, network, session, compile_options(flags, session));
+  auto* program = std::get_if<Program>(&result);
+  if (program == nullptr) {
+    complain(to_text(std::get<Infeasible>(result)));
+    out.write(infeasible_json(std::get<Infeasible>(result)));
+    return kInfeasible;
+  }
+  program->plan = calibrate(session, *program);
+  if (busy.others() > kTooBusy) {
+    complain(
+        fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; "
+                    "measure anew with --again when it is quiet",
+                    100 * busy.others()));
+  }
+  say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {}", flags.model,
+                       input_of(flags).batch, measured, session.costs.entries().size(),
+                       time_text(program->plan->predicted.step_time_ms, 4)));
+  export_costs(flags, session, out);
+  told.update(
+      {{"measured", measured},
+       {"known", session.costs.entries().size()},
+       {"step_time_ms", program->plan->predicted.step_time_ms},
+       {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
+  out.write(told);
+  return kDone;
+}
+
 int run_profile(const ProfileFlags& flags) {
   flags.check();
   check_momentum(flags, flags.optimizer);
   check_writable("--export", flags.export_to);
   const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);
   if (shares_cores(flags.device)) cpu::require_threads(*std::max_element(threads.begin(), threads.end()));
-  const BatchSizes batches = flags.batch_sizes().value_or(BatchSizes::undivided);
+  const MeasureOptions measuring{
+      .batches = flags.batch_sizes().value_or(BatchSizes::undivided), .every = flags.every, .threads = threads};
   JsonLines out(flags.json);
   if (flags.model.empty() && flags.import_from.empty() && flags.export_to.empty()) {
     throw Error(ErrorCode::invalid_input, "profile: name a MODEL to measure, or a file with --import or --export");
@@ -306,15 +382,7 @@ int run_profile(const ProfileFlags& flags) {
   if (!flags.model.empty()) networks = networks_of(flags);
   const std::vector<std::string> names = names_in(flags.device);
   Session session = open_session(names[0], flags.threads, flags.tiers());
-  std::vector<std::unique_ptr<Device>> others;
-  std::vector<const Device*> beside;
-  for (size_t i = 1; i < names.size(); ++i) {
-    beside.push_back(others.emplace_back(open_device(names[i], flags.threads)).get());
-    if (beside.back()->info().key == session.device->info().key) continue;
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("--device {}: '{}' ({}) and '{}' ({}) differ, so each is to be measured alone",
-                            flags.device, names[0], session.device->info().key, names[i], beside.back()->info().key));
-  }
+  const std::vector<std::unique_ptr<Device>> others = open_beside(flags, names, session);
   for (const std::string& notice : session.notices) complain(notice);
   json told = share_costs(flags, imported, session, out);
   if (networks.empty()) {
@@ -323,53 +391,19 @@ int run_profile(const ProfileFlags& flags) {
     out.write(told);
     return kDone;
   }
-  const Network& network = networks.back();
   if (flags.again) {
     session.database->save(probe_rates(*session.device));
     session.database->forget_sharing();
     session.costs = CostTable(*session.database->rates());
   }
-  CompileOptions options = compile_options(flags, session);
   catch_interrupts();
   const BusyMeter busy;
-  Progress progress;
-  const MeasureOptions measuring{
-      .batches = batches,
-      .every = flags.every,
-      .threads = threads,
-      .progress = [&](int done, int total,
-                      const std::string& what) { progress.update("measuring kernels", done, total, what); },
-      .stop = interrupted};
-  int measured = 0;
-  for (const Network& one : networks) measured += measure_missing(session, one, options, measuring, beside);
-  progress.finish();
+  const int measured = measure(flags, measuring, session, networks, others);
   if (interrupted()) {
     say(out, fmt::format("interrupted; {} measurements are kept", measured));
     return kInterrupted;
   }
-  auto result = compile(flags, network, session, options);
-  if (auto* program = std::get_if<Program>(&result)) {
-    program->plan = calibrate(session, *program);
-    if (busy.others() > kTooBusy) {
-      complain(fmt::format(
-          "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; measure anew with --again when it is quiet",
-          100 * busy.others()));
-    }
-    say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {}",
-                         flags.model, input_of(flags).batch, measured, session.costs.entries().size(),
-                         time_text(program->plan->predicted.step_time_ms, 4)));
-    export_costs(flags, session, out);
-    told.update(
-        {{"measured", measured},
-         {"known", session.costs.entries().size()},
-         {"step_time_ms", program->plan->predicted.step_time_ms},
-         {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
-    out.write(told);
-    return kDone;
-  }
-  complain(to_text(std::get<Infeasible>(result)));
-  out.write(infeasible_json(std::get<Infeasible>(result)));
-  return kInfeasible;
+  return predict(flags, session, networks.back(), measured, busy, std::move(told), out);
 }
 
 }  // namespace

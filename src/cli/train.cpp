@@ -288,8 +288,8 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options) {
   }
   return fmt::format("{}: {} step{} in {:.1f} s, {}; a step {} (predicted {}); peak {} of {}",
                      d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
-                     rate_text(d.images_per_second), time_text(d.step_time_ms), time_text(d.predicted_step_time_ms), to_string(d.peak),
-                     d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
+                     rate_text(d.images_per_second), time_text(d.step_time_ms), time_text(d.predicted_step_time_ms),
+                     to_string(d.peak), d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
 }
 
 ReportFacts::Measured measured_facts(const DoneEvent& d) {
@@ -304,6 +304,143 @@ ReportFacts::Measured measured_facts(const DoneEvent& d) {
           .process_peak = d.process_peak};
 }
 
+json step_json(const StepEvent& e) {
+  return {{"event", "step"},
+          {"step", e.step},
+          {"epoch", e.epoch},
+          {"loss", e.loss},
+          {"lr", e.lr},
+          {"step_time_ms", e.step_time_ms},
+          {"images_per_second", e.images_per_second}};
+}
+
+json epoch_json(const EpochEvent& e) {
+  return {{"event", "epoch"},
+          {"epoch", e.epoch},
+          {"step", e.step},
+          {"train_loss", e.train_loss},
+          {"train_accuracy", e.train_accuracy},
+          {"test_loss", e.test_loss ? json(*e.test_loss) : json(nullptr)},
+          {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)},
+          {"seconds", e.seconds}};
+}
+
+std::string epoch_text(const EpochEvent& e) {
+  std::string text = fmt::format("epoch {}/{}: train loss {:.4f}, accuracy {:.2f} %", e.epoch, e.epochs, e.train_loss,
+                                 100 * e.train_accuracy);
+  if (e.test_loss) text += fmt::format("; test loss {:.4f}", *e.test_loss);
+  if (e.test_accuracy) text += fmt::format(", accuracy {:.2f} %", 100 * *e.test_accuracy);
+  return fmt::format("{} ({:.1f} s)", text, e.seconds);
+}
+
+// Tells of a training while it goes on: to a person, as JSON lines, and in the files of --trace and --report.
+class Narrator {
+ public:
+  Narrator(const TrainFlags& flags, const TrainOptions& options) : flags_(flags), options_(options), out_(flags.json) {}
+
+  TrainListener listener() {
+    TrainListener listener;
+    listener.notice = [this](const std::string& text) {
+      progress_.finish();
+      complain(text);
+    };
+    listener.preparing = [this](const std::string& what, int64_t done, int64_t total) {
+      progress_.update("measuring kernels", done, total, what);
+    };
+    listener.planned = [this](const Program& program, const std::string& data) { tell_plan(program, data); };
+    listener.step = [this](const StepEvent& e) { tell_step(e); };
+    listener.epoch = [this](const EpochEvent& e) {
+      progress_.finish();
+      say(out_, epoch_text(e));
+      out_.write(epoch_json(e));
+    };
+    listener.stop = [] { return interrupted() || output_closed(); };
+    listener.save = [notice = listener.notice] {
+      const bool asked = save_requested();
+      if (asked) notice("SIGHUP: the terminal is gone; what was reached is saved, and training goes on");
+      return asked;
+    };
+    if (!flags_.trace.empty() || !flags_.report.empty()) {
+      listener.recorded = [this](const Program& program, std::span<const StepRecord> steps,
+                                 std::span<const StepRecord> copies) { keep_record(program, steps, copies); };
+    }
+    return listener;
+  }
+
+  void tell_infeasible(const Infeasible& infeasible) {
+    progress_.finish();
+    complain(to_text(infeasible));
+    json event = infeasible_json(infeasible);
+    event["event"] = "plan";
+    out_.write(event);
+  }
+
+  void tell_done(const DoneEvent& done) {
+    progress_.finish();
+    std::string text = done_text(done, options_);
+    if (done.accuracy) text += fmt::format("\ntest accuracy {:.2f} %", 100 * *done.accuracy);
+    if (options_.checkpoint && done.steps > 0) {
+      const std::string file = options_.checkpoint->string();
+      text += fmt::format("\nsaved {}; go on with --resume {}", file, file);
+    }
+    if (recorded_) {
+      write_report(done);
+      text += fmt::format("\nreport: {} (open it in a browser)", flags_.report);
+    }
+    say(out_, text);
+    out_.write(done_json(done));
+    if (done.interrupted && output_closed()) complain(text);  // to whom it may still reach
+  }
+
+ private:
+  struct Recorded {
+    Program program;
+    std::vector<StepRecord> steps;
+  };
+
+  void tell_plan(const Program& program, const std::string& data) {
+    progress_.finish();
+    say(out_, fmt::format("{} on {}, batch {}, device {}", options_.model, data, options_.batch, options_.device));
+    say(out_, plan_text(program, options_.batch));
+    memory_text_ = to_string(program.plan->arena);
+    json event = plan_json(program, {});
+    event["event"] = "plan";
+    out_.write(event);
+  }
+
+  void tell_step(const StepEvent& e) {
+    progress_.update(fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
+                     fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}", number_text(e.images_per_second, 4), e.loss,
+                                 e.lr, memory_text_));
+    if (out_.active()) out_.write(step_json(e));
+  }
+
+  void keep_record(const Program& program, std::span<const StepRecord> steps, std::span<const StepRecord> copies) {
+    if (!flags_.report.empty()) recorded_ = Recorded{program, {steps.begin(), steps.end()}};
+    if (flags_.trace.empty()) return;
+    write_file_atomically(flags_.trace, trace_json(program.network.graph, program.plan, steps, copies));
+    say(out_,
+        fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags_.trace));
+  }
+
+  void write_report(const DoneEvent& done) {
+    const Plan& plan = recorded_->program.plan;
+    const ReportFacts facts{.model = options_.model,
+                            .data = options_.data,
+                            .batch = options_.batch,
+                            .device = fmt::format("{}: {}", plan.device_name, plan.device_key),
+                            .measured = measured_facts(done)};
+    write_file_atomically(flags_.report, html_report(recorded_->program, facts, recorded_->steps));
+  }
+
+  const TrainFlags& flags_;
+  const TrainOptions& options_;
+  JsonLines out_;
+  Progress progress_;
+  std::string memory_text_;
+  std::optional<Recorded> recorded_;  // the report also tells what is known only when all is done
+};
+
 int run_train(TrainFlags& flags, const CLI::App& command) {
   check_writable("--checkpoint", flags.checkpoint);
   check_writable("--trace", flags.trace);
@@ -311,109 +448,91 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   const TrainOptions options = options_from(flags, command);
   if (flags.checkpoint.empty() && options.checkpoint)
     check_writable("--resume (without --checkpoint it is saved to again)", options.checkpoint->string());
-  JsonLines out(flags.json);
-  Progress progress;
-  TrainListener listener;
-  std::string memory_text;
-  int64_t planned_batch = options.batch;
-  listener.notice = [&](const std::string& text) {
-    progress.finish();
-    complain(text);
-  };
-  listener.preparing = [&](const std::string& what, int64_t done, int64_t total) {
-    progress.update("measuring kernels", done, total, what);
-  };
-  listener.planned = [&](const Program& program, const std::string& data_name) {
-    progress.finish();
-    say(out, fmt::format("{} on {}, batch {}, device {}", options.model, data_name, planned_batch, options.device));
-    say(out, plan_text(program, planned_batch));
-    memory_text = to_string(program.plan->arena);
-    json event = plan_json(program, {});
-    event["event"] = "plan";
-    out.write(event);
-  };
-  listener.step = [&](const StepEvent& e) {
-    progress.update(
-        fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
-        fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}", number_text(e.images_per_second, 4), e.loss, e.lr, memory_text));
-    if (out.active()) {
-      out.write({{"event", "step"},
-                 {"step", e.step},
-                 {"epoch", e.epoch},
-                 {"loss", e.loss},
-                 {"lr", e.lr},
-                 {"step_time_ms", e.step_time_ms},
-                 {"images_per_second", e.images_per_second}});
-    }
-  };
-  listener.epoch = [&](const EpochEvent& e) {
-    progress.finish();
-    std::string text = fmt::format("epoch {}/{}: train loss {:.4f}, accuracy {:.2f} %", e.epoch, e.epochs, e.train_loss,
-                                   100 * e.train_accuracy);
-    if (e.test_loss) text += fmt::format("; test loss {:.4f}", *e.test_loss);
-    if (e.test_accuracy) text += fmt::format(", accuracy {:.2f} %", 100 * *e.test_accuracy);
-    say(out, fmt::format("{} ({:.1f} s)", text, e.seconds));
-    out.write({{"event", "epoch"},
-               {"epoch", e.epoch},
-               {"step", e.step},
-               {"train_loss", e.train_loss},
-               {"train_accuracy", e.train_accuracy},
-               {"test_loss", e.test_loss ? json(*e.test_loss) : json(nullptr)},
-               {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)},
-               {"seconds", e.seconds}});
-  };
-  listener.stop = [] { return interrupted() || output_closed(); };
-  listener.save = [&] {
-    const bool asked = save_requested();
-    if (asked) listener.notice("SIGHUP: the terminal is gone; what was reached is saved, and training goes on");
-    return asked;
-  };
-  struct Recorded {
-    Program program;
-    std::vector<StepRecord> steps;
-  };
-  std::optional<Recorded> recorded;  // the report also tells what is known only when all is done
-  if (!flags.trace.empty() || !flags.report.empty()) {
-    listener.recorded = [&](const Program& program, std::span<const StepRecord> records,
-                            std::span<const StepRecord> copies) {
-      if (!flags.report.empty()) recorded = Recorded{program, {records.begin(), records.end()}};
-      if (flags.trace.empty()) return;
-      write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, records, copies));
-      say(out,
-          fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags.trace));
-    };
-  }
+  Narrator narrator(flags, options);
+  const TrainListener listener = narrator.listener();
   catch_interrupts(options.checkpoint ? Hangup::saves : Hangup::stops);
-
   const auto result = train(options, listener);
-  progress.finish();
   if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
-    complain(to_text(*infeasible));
-    json event = infeasible_json(*infeasible);
-    event["event"] = "plan";
-    out.write(event);
+    narrator.tell_infeasible(*infeasible);
     return kInfeasible;
   }
   const DoneEvent& done = std::get<DoneEvent>(result);
-  std::string text = done_text(done, options);
-  if (done.accuracy) text += fmt::format("\ntest accuracy {:.2f} %", 100 * *done.accuracy);
-  if (options.checkpoint && done.steps > 0)
-    text +=
-        fmt::format("\nsaved {}; go on with --resume {}", options.checkpoint->string(), options.checkpoint->string());
-  if (recorded) {
-    const Plan& plan = recorded->program.plan;
-    const ReportFacts facts{.model = options.model,
-                            .data = options.data,
-                            .batch = options.batch,
-                            .device = fmt::format("{}: {}", plan.device_name, plan.device_key),
-                            .measured = measured_facts(done)};
-    write_file_atomically(flags.report, html_report(recorded->program, facts, recorded->steps));
-    text += fmt::format("\nreport: {} (open it in a browser)", flags.report);
-  }
-  say(out, text);
-  out.write(done_json(done));
-  if (done.interrupted && output_closed()) complain(text);  // to whom it may still reach
+  narrator.tell_done(done);
   return done.interrupted ? kInterrupted : kDone;
+}
+
+// What is trained on, and how long.
+void add_data_to(CLI::App& command, TrainFlags& flags) {
+  command
+      .add_option("--data", flags.data,
+                  "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic")
+      ->check(not_empty());
+  command.add_option("--epochs", flags.epochs, "Passes over the training data")
+      ->check(whole_number(1, int64_t{1} << 30));
+  command.add_option("--steps", flags.steps, "Stop after this many steps in all")
+      ->check(whole_number(1, int64_t{1} << 40));
+}
+
+void add_learning_rate_to(CLI::App& command, TrainFlags& flags) {
+  command.add_option("--lr", flags.lr, "Learning rate (default: 0.05 for sgd, 0.001 for adam)")
+      ->check(positive_number());
+  command.add_option("--sched", flags.schedule.name, "Learning-rate schedule: constant, step, cosine")
+      ->capture_default_str();
+  command.add_option("--warmup-epochs", flags.schedule.warmup_epochs, "Epochs of linear warm-up")
+      ->check(whole_number(0, int64_t{1} << 30));
+  command.add_option("--warmup-lr", flags.schedule.warmup_lr, "Learning rate that the warm-up begins with")
+      ->check(number());
+  command.add_option("--min-lr", flags.schedule.min_lr, "Where the cosine schedule ends")->check(number());
+  command.add_option("--decay-epochs", flags.schedule.decay_epochs, "Epochs between the decays of the step schedule")
+      ->check(whole_number(1, int64_t{1} << 30));
+  command.add_option("--decay-rate", flags.schedule.decay_rate, "Factor of a decay of the step schedule")
+      ->check(number(0, 1));
+}
+
+// How batches are drawn and made, and how often what was learnt is judged.
+void add_batches_to(CLI::App& command, TrainFlags& flags) {
+  command.add_option("--seed", flags.seed, "Of weights, order, augmentation and dropout")
+      ->capture_default_str()
+      ->check(seed_number());
+  command.add_flag("--no-augment", flags.no_augment, "No random flips and crops");
+  command.add_option("-j,--workers", flags.workers, "Threads that prepare batches")
+      ->capture_default_str()
+      ->check(whole_number(1, 256));
+  command.add_option("--evaluate-every", flags.evaluate_every, "Epochs between evaluations on the test set; 0: never")
+      ->capture_default_str()
+      ->check(whole_number(0, int64_t{1} << 30));
+}
+
+// What a training begins with, and what it leaves.
+void add_files_to(CLI::App& command, TrainFlags& flags) {
+  command
+      .add_option(
+          "--checkpoint", flags.checkpoint,
+          "Save here (safetensors) after every epoch, at the end, when interrupted and when the terminal hangs up")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command.add_option("--checkpoint-every", flags.checkpoint_every, "Save every so many steps, besides")
+      ->check(whole_number(0, int64_t{1} << 40));
+  command
+      .add_option("--resume", flags.resume,
+                  "Go on exactly where this checkpoint stopped; flags not given are taken from it")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command.get_option("--resume")
+      ->excludes(
+          command
+              .add_option("--plan", flags.plan,
+                          "Run this plan, saved by `plimsoll plan --save`; it says model, batch, optimizer and policy")
+              ->type_name("FILE")
+              ->check(not_empty()));
+  command.add_option("--trace", flags.trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command
+      .add_option("--report", flags.report,
+                  "Write a report of the plan and the run, with charts: one HTML file that needs no network")
+      ->type_name("FILE.html")
+      ->check(not_empty());
 }
 
 }  // namespace
@@ -440,64 +559,10 @@ Run add_train(CLI::App& app) {
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
   flags->add_workspace_to(*command);
-  command
-      ->add_option("--data", flags->data,
-                   "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic")
-      ->check(not_empty());
-  command->add_option("--epochs", flags->epochs, "Passes over the training data")
-      ->check(whole_number(1, int64_t{1} << 30));
-  command->add_option("--steps", flags->steps, "Stop after this many steps in all")
-      ->check(whole_number(1, int64_t{1} << 40));
-  command->add_option("--lr", flags->lr, "Learning rate (default: 0.05 for sgd, 0.001 for adam)")
-      ->check(positive_number());
-  command->add_option("--sched", flags->schedule.name, "Learning-rate schedule: constant, step, cosine")
-      ->capture_default_str();
-  command->add_option("--warmup-epochs", flags->schedule.warmup_epochs, "Epochs of linear warm-up")
-      ->check(whole_number(0, int64_t{1} << 30));
-  command->add_option("--warmup-lr", flags->schedule.warmup_lr, "Learning rate that the warm-up begins with")
-      ->check(number());
-  command->add_option("--min-lr", flags->schedule.min_lr, "Where the cosine schedule ends")->check(number());
-  command->add_option("--decay-epochs", flags->schedule.decay_epochs, "Epochs between the decays of the step schedule")
-      ->check(whole_number(1, int64_t{1} << 30));
-  command->add_option("--decay-rate", flags->schedule.decay_rate, "Factor of a decay of the step schedule")
-      ->check(number(0, 1));
-  command->add_option("--seed", flags->seed, "Of weights, order, augmentation and dropout")
-      ->capture_default_str()
-      ->check(seed_number());
-  command->add_flag("--no-augment", flags->no_augment, "No random flips and crops");
-  command->add_option("-j,--workers", flags->workers, "Threads that prepare batches")
-      ->capture_default_str()
-      ->check(whole_number(1, 256));
-  command->add_option("--evaluate-every", flags->evaluate_every, "Epochs between evaluations on the test set; 0: never")
-      ->capture_default_str()
-      ->check(whole_number(0, int64_t{1} << 30));
-  command
-      ->add_option("--checkpoint", flags->checkpoint,
-                   "Save here (safetensors) after every epoch, at the end, when interrupted and when the terminal hangs up")
-      ->type_name("FILE")
-      ->check(not_empty());
-  command->add_option("--checkpoint-every", flags->checkpoint_every, "Save every so many steps, besides")
-      ->check(whole_number(0, int64_t{1} << 40));
-  command
-      ->add_option("--resume", flags->resume,
-                   "Go on exactly where this checkpoint stopped; flags not given are taken from it")
-      ->type_name("FILE")
-      ->check(not_empty());
-  command->get_option("--resume")
-      ->excludes(
-          command
-              ->add_option("--plan", flags->plan,
-                           "Run this plan, saved by `plimsoll plan --save`; it says model, batch, optimizer and policy")
-              ->type_name("FILE")
-              ->check(not_empty()));
-  command->add_option("--trace", flags->trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")
-      ->type_name("FILE")
-      ->check(not_empty());
-  command
-      ->add_option("--report", flags->report,
-                   "Write a report of the plan and the run, with charts: one HTML file that needs no network")
-      ->type_name("FILE.html")
-      ->check(not_empty());
+  add_data_to(*command, *flags);
+  add_learning_rate_to(*command, *flags);
+  add_batches_to(*command, *flags);
+  add_files_to(*command, *flags);
   command->add_option("--costs", flags->costs, "measured: time kernels that the database lacks; estimated: do not")
       ->capture_default_str()
       ->check(CLI::IsMember({"measured", "estimated"}));

@@ -179,8 +179,8 @@ std::string to_text(const ChosenThreads& chosen) {
         time_text(chosen.serial_ms, 4));
   }
   return fmt::format(
-      "--inter-op auto: up to {} ops at once, {} with fewer threads{}: {} a step predicted instead of {}",
-      inter_op, chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
+      "--inter-op auto: up to {} ops at once, {} with fewer threads{}: {} a step predicted instead of {}", inter_op,
+      chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
       time_text(chosen.plan.predicted.step_time_ms, 4), time_text(chosen.serial_ms, 4));
 }
 

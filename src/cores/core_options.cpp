@@ -77,9 +77,10 @@ CoreOptions core_options(std::string_view device, const CoreRequest& request, bo
   if (options.inter_op * options.intra_op > cores) {
     options.notice =
         options.inter_op == 1
-            ? fmt::format("--intra-op {}: every op runs with more threads than the {} core{} that the process has: they "
-                          "take turns on them, which is slower than --intra-op {}",
-                          options.intra_op, cores, cores == 1 ? "" : "s", cores)
+            ? fmt::format(
+                  "--intra-op {}: every op runs with more threads than the {} core{} that the process has: they "
+                  "take turns on them, which is slower than --intra-op {}",
+                  options.intra_op, cores, cores == 1 ? "" : "s", cores)
             : fmt::format("{} steps at once with {} thread{} each on {} core{}: those for which no core is free wait",
                           options.inter_op, options.intra_op, options.intra_op == 1 ? "" : "s", cores,
                           cores == 1 ? "" : "s");

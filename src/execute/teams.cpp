@@ -46,7 +46,8 @@ Teams::Teams(std::span<const Shape> shapes, std::vector<int> processors, std::fu
     worker->ids.resize(static_cast<size_t>(shape.threads));
     workers_.push_back(std::move(worker));
   }
-  const int needed = std::accumulate(shapes.begin(), shapes.end(), 0, [](int sum, const Shape& s) { return sum + s.threads; });
+  const int needed =
+      std::accumulate(shapes.begin(), shapes.end(), 0, [](int sum, const Shape& s) { return sum + s.threads; });
   if (const int startable = 1 + startable_threads(needed - 1); startable < needed) {
     throw Error(ErrorCode::device_failure,
                 fmt::format("steps side by side need {} threads, but the system lets this process start only {}; lower "

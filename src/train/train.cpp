@@ -370,10 +370,11 @@ void check_length(const TrainOptions& options, const DataInfo& data) {
                         : options.steps > 0                      ? std::min(options.steps, by_epochs)
                                                                  : by_epochs;
   if (options.resume || warmup == 0 || (warmup <= most_epochs && warmup * per_epoch <= steps)) return;
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("--warmup-epochs {}: an epoch has {} steps and the training {} in all, so the warm-up would not "
-                          "end; lower it, or raise --{}",
-                          warmup, per_epoch, steps, options.steps > 0 ? "steps" : "epochs"));
+  throw Error(
+      ErrorCode::invalid_input,
+      fmt::format("--warmup-epochs {}: an epoch has {} steps and the training {} in all, so the warm-up would not "
+                  "end; lower it, or raise --{}",
+                  warmup, per_epoch, steps, options.steps > 0 ? "steps" : "epochs"));
 }
 
 const TrainOptions& checked(const TrainOptions& options) {

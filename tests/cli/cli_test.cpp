@@ -461,9 +461,7 @@ TEST_F(Cli, AClosedStandardOutputSavesAndIsAFailure) {
 TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
   const fs::path checkpoint = path("c.safetensors");
   const auto limit_files_of = [](pid_t child, rlim_t bytes) {
-    const struct rlimit limit {
-      bytes, RLIM_INFINITY
-    };
+    const struct rlimit limit { bytes, RLIM_INFINITY };
     return ::prlimit(child, RLIMIT_FSIZE, &limit, nullptr) == 0;
   };
   const auto wait_for = [](const auto& condition) {
@@ -475,8 +473,10 @@ TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
   ASSERT_TRUE(wait_for([&] { return fs::exists(checkpoint); }));
   ASSERT_TRUE(limit_files_of(child, 4096));
   EXPECT_TRUE(wait_for([&] {
-    return slurp(path("err")).find("File too large; training goes on, and the next save tries again. The checkpoint "
-                                   "there is of step ") != std::string::npos;
+    return slurp(path("err"))
+               .find(
+                   "File too large; training goes on, and the next save tries again. The checkpoint "
+                   "there is of step ") != std::string::npos;
   }));
   const auto failed_at = fs::last_write_time(checkpoint);
   ASSERT_TRUE(limit_files_of(child, RLIM_INFINITY));
@@ -489,9 +489,9 @@ TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
 }
 
 TEST_F(Cli, ASecondInterruptEndsAtOnce) {
-  const pid_t child = start(
-      "train alexnet --data synthetic:1000 --batch 32 --threads 1 --costs estimated --evaluate-every 0 --json " +
-      path("json"));
+  const pid_t child =
+      start("train alexnet --data synthetic:1000 --batch 32 --threads 1 --costs estimated --evaluate-every 0 --json " +
+            path("json"));
   while (slurp(path("json")).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   ::kill(child, SIGINT);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // else the two are one
@@ -647,7 +647,8 @@ TEST_F(Cli, FindsCheckpointsThatCannotBeWrittenBeforeAnyMeasuring) {
 
 TEST_F(Cli, UsageErrorsComeBeforeAnyProbing) {
   const std::pair<std::string, const char*> cases[] = {
-      {"plan mlp --host-memory 3", "--host-memory: '3' without a unit is 3 bytes, too little for any tensor; say 3GiB or"},
+      {"plan mlp --host-memory 3",
+       "--host-memory: '3' without a unit is 3 bytes, too little for any tensor; say 3GiB or"},
       {"plan mlp --memory 12", "--memory: '12' without a unit is 12 bytes"},
       {"train mlp --spill " + folder_.string() + ":3", "is no room for any tensor; give a number and a unit"},
       {"plan mlp --lowering papr", "unknown --lowering 'papr'; did you mean 'paper'?"},

@@ -122,17 +122,19 @@ void require_threads(int threads) {
   const int processors = usable_processors();
   const int most = std::max(kSomeThreads, kThreadsAProcessor * processors);
   if (threads > most) {
-    throw Error(ErrorCode::device_failure,
-                fmt::format("{} threads were asked for, but the process may use {} processor{}; more than {} threads only "
-                            "wait for each other there: lower --threads",
-                            threads, processors, processors == 1 ? "" : "s", most));
+    throw Error(
+        ErrorCode::device_failure,
+        fmt::format("{} threads were asked for, but the process may use {} processor{}; more than {} threads only "
+                    "wait for each other there: lower --threads",
+                    threads, processors, processors == 1 ? "" : "s", most));
   }
   const int startable = 1 + startable_threads(threads - 1);
   if (startable < threads) {
-    throw Error(ErrorCode::device_failure,
-                fmt::format("{} threads are needed, but the system lets this process start only {}; lower --threads, or "
-                            "raise the limit (ulimit -u, or pids.max of the control group)",
-                            threads, startable));
+    throw Error(
+        ErrorCode::device_failure,
+        fmt::format("{} threads are needed, but the system lets this process start only {}; lower --threads, or "
+                    "raise the limit (ulimit -u, or pids.max of the control group)",
+                    threads, startable));
   }
 }
 

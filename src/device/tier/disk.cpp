@@ -371,8 +371,10 @@ void parse_spill(std::string_view text, TierOptions& options) {
       throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: {}", text, error.what()));
     }
     if (options.spill_size->count < kSlotAlignment)
-      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: '{}' is no room for any tensor; give a number and a "
-                                                        "unit, as in 20GiB", text, size));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("--spill {}: '{}' is no room for any tensor; give a number and a "
+                              "unit, as in 20GiB",
+                              text, size));
     text = text.substr(0, colon);
   }
   if (text.empty() || !fs::is_directory(fs::path(text), ignored)) {
