@@ -154,9 +154,11 @@ Beginning begin(TrainOptions& options) {
 void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& options, const DeviceInfo& device) {
   const std::string file = options.plan->string();
   if (saved.plan.device_key != device.key) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({})", file, saved.plan.device_name,
-                            saved.plan.device_key, device.name, device.key));
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({}); make one here with `plimsoll plan "
+                    "{} --save`",
+                    file, saved.plan.device_name, saved.plan.device_key, device.name, device.key, options.model));
   }
   if (options.memory && *options.memory < saved.plan.arena) {
     throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}", file, to_string(saved.plan.arena),
@@ -247,9 +249,10 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   };
   const int measured = measure_missing(session, network, compile, measuring);
   if (measured > 0) {
-    notice(session.database->is_kept()
-               ? fmt::format("measured {} kernels; kept in {}", measured, CostDatabase::default_path().string())
-               : fmt::format("measured {} kernels, for this run only: {}", measured, session.database->notice()));
+    notice(session.database->is_kept() ? fmt::format("measured {} kernel{}; kept in {}", measured,
+                                                     measured == 1 ? "" : "s", CostDatabase::default_path().string())
+                                       : fmt::format("measured {} kernel{}, for this run only: {}", measured,
+                                                     measured == 1 ? "" : "s", session.database->notice()));
     if (busy.others() > kTooBusy) {
       notice(fmt::format(
           "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "

@@ -629,7 +629,7 @@ TEST_F(Cli, FindsBadOutputPathsBeforeTheWork) {
 TEST_F(Cli, FindsCheckpointsThatCannotBeWrittenBeforeAnyMeasuring) {
   const std::pair<std::string, const char*> cases[] = {
       {"/dev/null", "--checkpoint: /dev/null: cannot write: it is a device"},
-      {"/proc/x", "--checkpoint: /proc/.x.partial: cannot create: No such file or directory"},
+      {"/proc/x", "--checkpoint: /proc/.x.partial: cannot create: "},
       {folder_.string(), "it is a folder"},
       {path(std::string(250, 'n').c_str()), "the name is too long"},
       {path("absent/c.safetensors"), "there is no folder"},
@@ -691,7 +691,7 @@ TEST_F(Cli, ThreadsThatCannotBeStartedAreAClearFailure) {
     EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("threads were asked for, but the process may use"),
                                             HasSubstr("lower --threads")));
   }
-  std::string limited = "sh -c 'ulimit -u 4; exec " PLIMSOLL_BINARY_DIR "/plimsoll ";
+  std::string limited = "prlimit --nproc=4 " PLIMSOLL_BINARY_DIR "/plimsoll ";
   if (::geteuid() == 0) {  // whom no limit on processes holds
     if (std::system("setpriv --reuid 65534 --regid 65534 --clear-groups " PLIMSOLL_BINARY_DIR
                     "/plimsoll --version > /dev/null 2>&1") != 0)
@@ -699,7 +699,7 @@ TEST_F(Cli, ThreadsThatCannotBeStartedAreAClearFailure) {
     limited = "setpriv --reuid 65534 --regid 65534 --clear-groups " + limited;
   }
   const int status =
-      std::system((limited + "train mlp --steps 1 --threads 40' > " + path("out") + " 2> " + path("err")).c_str());
+      std::system((limited + "train mlp --steps 1 --threads 40 > " + path("out") + " 2> " + path("err")).c_str());
   EXPECT_EQ(WEXITSTATUS(status), 4);
   EXPECT_THAT(slurp(path("err")),
               testing::AllOf(testing::StartsWith("plimsoll: 40 threads are needed, but the system lets this process "
