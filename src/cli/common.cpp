@@ -176,13 +176,17 @@ bool is_nothing(const std::string& text) {
   }
 }
 
-std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::string>& text) {
+constexpr Bytes kTensor = 64_B;  // no tensor in the arena takes less
+constexpr Bytes kSlot = 4_KiB;   // and in a tier
+
+// `least`: what is less and has no unit is a slip.
+std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::string>& text, Bytes least = kTensor) {
   if (!text) return std::nullopt;
   try {
     const Bytes bytes = parse_bytes(*text);
     if (bytes.count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no memory at all", *text));
     const bool has_unit = std::isdigit(static_cast<unsigned char>(text->back())) == 0 && text->back() != '.';
-    if (!has_unit && bytes < 4_KiB) {
+    if (!has_unit && bytes < least) {
       throw Error(ErrorCode::invalid_input,
                   fmt::format("'{0}' without a unit is {1}, too little for any tensor; say {0}GiB or {0}MiB", *text,
                               bytes.count == 1 ? "1 byte" : fmt::format("{} bytes", bytes.count)));
@@ -247,7 +251,7 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session)
 }
 
 TierOptions CommonFlags::tiers() const {
-  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory),
+  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory, kSlot),
                       .spill = {},
                       .spill_size = {},
                       .peer = {},
