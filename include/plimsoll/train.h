@@ -63,12 +63,12 @@ struct TrainOptions {
   int64_t image_size = 0;                           // 0: the data's own, or the model's default
   int64_t classes = 0;                              // 0: the data's own; more than the data has are never right
   bool augment = true;
-  int workers = 1;                                  // loader threads
-  int64_t evaluate_every = 1;                       // epochs; 0: never
+  int workers = 1;             // loader threads
+  int64_t evaluate_every = 1;  // epochs; 0: never
   // Saved at the end of every epoch, at the end, and on interruption. A save that fails is said, and tried again at the
   // next; only where the last one fails has the training failed.
   std::optional<std::filesystem::path> checkpoint;
-  int64_t checkpoint_every = 0;                     // steps between saves, besides; 0: none
+  int64_t checkpoint_every = 0;  // steps between saves, besides; 0: none
   std::optional<std::filesystem::path> resume;
   std::optional<std::filesystem::path> plan;  // run this saved plan; policy and placement are the plan's
   std::string costs = "measured";             // measured: measure what the database lacks; estimated: do not

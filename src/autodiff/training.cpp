@@ -4,6 +4,7 @@
 #include <map>
 
 #include "autodiff/backward.h"
+#include "autodiff/optimizers.h"
 #include "base/by_id.h"
 #include "base/names.h"
 #include "plimsoll/autodiff.h"
@@ -11,12 +12,6 @@
 
 namespace plimsoll {
 namespace {
-
-void expect_known_optimizer(const OptimizerOptions& options) {
-  const std::vector<std::string> known = {"sgd", "adam", "adamw"};
-  if (std::find(known.begin(), known.end(), options.name) != known.end()) return;
-  throw Error(ErrorCode::invalid_input, unknown_name("optimizer", options.name, known));
-}
 
 State& state_of(Graph& graph, TensorId before) {
   for (State& state : graph.states) {
@@ -81,9 +76,23 @@ std::map<TensorId, size_t> objective_of_parameters(const Network& network) {
 
 }  // namespace
 
+void check(const OptimizerOptions& options) {
+  const std::vector<std::string> known = {"sgd", "adam", "adamw"};
+  if (std::find(known.begin(), known.end(), options.name) == known.end())
+    throw Error(ErrorCode::invalid_input, unknown_name("optimizer", options.name, known));
+  if (!options.nesterov) return;
+  if (options.name != "sgd") {
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("--nesterov is a form of sgd's momentum, which {} does not have; leave it out", options.name));
+  }
+  if (options.momentum == 0)
+    throw Error(ErrorCode::invalid_input, "--nesterov needs a --momentum above 0; raise it, or leave --nesterov out");
+}
+
 void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,
                    TensorId learning_rate, TensorId step_number) {
-  expect_known_optimizer(options);
+  check(options);
   const Tensor p = graph.tensor(parameter);  // a copy: the tensor list grows below
   std::string layer = p.name;
   if (const OpId producer = graph.tensor(gradient).producer; producer.valid()) layer = graph.op(producer).layer;
@@ -125,7 +134,7 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
 }
 
 Network make_training_network(const Network& forward, const OptimizerOptions& options) {
-  expect_known_optimizer(options);
+  check(options);
   Network network = forward;
   Graph& graph = network.graph;
   const TensorId learning_rate = hyperparameter(graph, "learning_rate", DType::f32);

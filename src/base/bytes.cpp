@@ -6,15 +6,16 @@
 #include <charconv>
 #include <cmath>
 
+#include "base/texts.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
 namespace {
 
 [[noreturn]] void bad_size(std::string_view text, std::string_view why) {
-  throw Error(
-      ErrorCode::invalid_input,
-      fmt::format("'{}' is not a size: {}; expected a number and a unit, as in 512MiB, 1.5GiB or 2GB", text, why));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' is not a size: {}; expected a number and a unit, as in 512MiB, 1.5GiB or 2GB",
+                          cut_text(text), why));
 }
 
 std::string_view trim(std::string_view text) {
@@ -55,7 +56,7 @@ Bytes parse_bytes(std::string_view text) {
   if (status != std::errc()) bad_size(text, "it does not begin with a number");
   const std::string_view unit = trim({number_end, static_cast<size_t>(end - number_end)});
   const int64_t scale = unit_bytes(unit);
-  if (scale == 0) bad_size(text, fmt::format("unknown unit '{}'", unit));
+  if (scale == 0) bad_size(text, fmt::format("unknown unit '{}'", cut_text(unit, 20)));
 
   // Whole numbers are exact, however large.
   int64_t whole = 0;

@@ -55,12 +55,12 @@ ErrorCode code_of(int error) {
 }
 
 [[noreturn]] void throw_irregular(const std::filesystem::path& file, std::string_view operation, mode_t mode) {
-  throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot {}: it is a {}, not a regular file", file.string(),
-                                                    operation,
-                                                    S_ISFIFO(mode)   ? "pipe"
-                                                    : S_ISSOCK(mode) ? "socket"
-                                                    : S_ISDIR(mode)  ? "folder"
-                                                                     : "device"));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("{}: cannot {}: it is a {}, not a regular file", file.string(), operation,
+                          S_ISFIFO(mode)   ? "pipe"
+                          : S_ISSOCK(mode) ? "socket"
+                          : S_ISDIR(mode)  ? "folder"
+                                           : "device"));
 }
 
 int open_again(const char* path, int flags, mode_t mode = 0) {
@@ -233,10 +233,11 @@ AtomicFile::AtomicFile(const std::filesystem::path& file) : path_(behind_links(f
     if (const int error = injected(FileOperation::open)) throw_failure(temporary_, "create", error);
     fd_ = open_again(temporary_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd_ < 0 && errno == ENAMETOOLONG) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("{}: cannot write: the name is too long, as it is first written under the name {}; choose "
-                              "a shorter one",
-                              path_.string(), temporary_.filename().string()));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("{}: cannot write: the name is too long, as it is first written under the name {}; choose "
+                      "a shorter one",
+                      path_.string(), temporary_.filename().string()));
     }
     if (fd_ < 0 && errno == ENXIO) throw_irregular(temporary_, "write", S_IFIFO);
     if (fd_ < 0) throw_failure(temporary_, "create", errno);
@@ -253,8 +254,7 @@ AtomicFile::AtomicFile(const std::filesystem::path& file) : path_(behind_links(f
                   fmt::format("{}: cannot write: {}", path_.string(),
                               error == EWOULDBLOCK ? "another process is writing it" : std::strerror(error)));
     }
-    if (::stat(temporary_.c_str(), &named) < 0 || mine.st_ino != named.st_ino ||
-        mine.st_dev != named.st_dev) {
+    if (::stat(temporary_.c_str(), &named) < 0 || mine.st_ino != named.st_ino || mine.st_dev != named.st_dev) {
       ::close(fd_);
       fd_ = -1;
     }

@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/texts.h"
+
 namespace plimsoll {
 namespace {
+
+constexpr size_t kLongestName = 200;  // of what is compared
 
 // Letters to insert, remove, replace, or swap with their neighbour.
 size_t edit_distance(std::string_view a, std::string_view b) {
@@ -31,6 +35,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
+  if (name.size() > kLongestName) return {};
   std::string best;
   size_t best_distance = std::max<size_t>(1, name.size() / 3) + 1;
   for (const std::string& candidate : known) {
@@ -43,10 +48,32 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   return best;
 }
 
+namespace {
+
+constexpr size_t kMostWithOneBeginning = 8;
+
+// "vgg11, vgg13 or vgg16" for vgg; nothing where none or too many begin so.
+std::string names_that_begin(std::string_view with, const std::vector<std::string>& known) {
+  std::vector<std::string_view> found;
+  for (const std::string& name : known) {
+    if (with.size() >= 2 && name.starts_with(with)) found.push_back(name);
+  }
+  if (found.empty() || found.size() > kMostWithOneBeginning) return {};
+  const std::string_view last = found.back();
+  found.pop_back();
+  return found.empty() ? std::string(last) : fmt::format("{} or {}", fmt::join(found, ", "), last);
+}
+
+}  // namespace
+
 std::string unknown_name(std::string_view kind, std::string_view name, const std::vector<std::string>& known) {
-  std::string text = fmt::format("unknown {} '{}'", kind, name);
-  const std::string near = nearest_name(name, known);
-  if (!near.empty()) text += fmt::format("; did you mean '{}'?", near);
+  std::string text = fmt::format("unknown {} '{}'", kind, cut_text(name));
+  std::string near = nearest_name(name, known);
+  if (!near.empty()) {
+    text += fmt::format("; did you mean '{}'?", near);
+  } else if (near = names_that_begin(name, known); !near.empty()) {
+    text += fmt::format("; did you mean {}?", near);
+  }
   if (known.size() <= 24) text += fmt::format("{} known: {}", near.empty() ? ";" : "", fmt::join(known, ", "));
   return text;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <latch>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -62,6 +63,23 @@ void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work)
   for (const std::exception_ptr& exception : thrown) {
     if (exception) std::rethrow_exception(exception);
   }
+}
+
+int startable_threads(int wanted) {
+  static std::atomic<int> started = 0;  // so many could be, and live on in a library's pool perhaps
+  if (wanted <= started) return wanted;
+  std::latch end(1);
+  std::vector<std::thread> threads;
+  try {
+    const NoSignals no_signals;
+    while (static_cast<int>(threads.size()) < wanted) threads.emplace_back([&end] { end.wait(); });
+  } catch (const std::exception&) {  // of the system, or for want of memory: those that there are count
+  }
+  end.count_down();
+  for (std::thread& thread : threads) thread.join();
+  const int count = static_cast<int>(threads.size());
+  for (int before = started; before < count && !started.compare_exchange_weak(before, count);) continue;
+  return count;
 }
 
 }  // namespace plimsoll

@@ -41,5 +41,11 @@ TEST(Parallel, ThrowsWhatTheFirstPieceThrew) {
   EXPECT_EQ(done, 55);
 }
 
+TEST(Parallel, ThreadsThatTheSystemGivesCanBeStarted) {
+  EXPECT_EQ(startable_threads(0), 0);
+  EXPECT_EQ(startable_threads(5), 5);
+  EXPECT_EQ(startable_threads(3), 3);
+}
+
 }  // namespace
 }  // namespace plimsoll

@@ -55,7 +55,8 @@ struct CommonFlags {
   int climb_interval = 0;
   std::string lowering = "native";
   int64_t image_size = 0, classes = 0;
-  double momentum = 0.9, weight_decay = 0;
+  std::optional<double> momentum;  // nothing: 0.9
+  double weight_decay = 0;
   bool nesterov = false, exact = false;
   std::optional<std::string> workspace, workspace_total, batch_sizes_name;
 
@@ -68,12 +69,17 @@ struct CommonFlags {
   std::optional<Bytes> workspace_bytes() const, workspace_total_bytes() const;
   std::optional<BatchSizes> batch_sizes() const;
   OptimizerOptions optimizer_options() const;
+  // Throws what is wrong with any of these flags, naming it: before anything is opened, probed or measured.
+  void check() const;
   bool lowered() const;       // --lowering paper; throws on another name
   TierOptions tiers() const;  // --host-memory, --spill and --peer
   // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
   Bytes budget(const Device& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
 };
+
+// Throws Error(invalid_input) where --momentum was given for an optimizer that has none.
+void check_momentum(const CommonFlags& flags, const std::string& optimizer);
 
 // What the flags say of compiling for the session's device.
 CompileOptions compile_options(const CommonFlags& flags, const Session& session);

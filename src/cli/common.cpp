@@ -1,12 +1,16 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "autodiff/optimizers.h"
 #include "base/files.h"
 #include "base/names.h"
+#include "base/texts.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
@@ -89,7 +93,7 @@ bool CommonFlags::lowered() const {
 
 void CommonFlags::add_optimizer_to(CLI::App& command) {
   command.add_option("--optimizer,--opt", optimizer, "sgd, adam, adamw")->capture_default_str();
-  command.add_option("--momentum", momentum, "Momentum of sgd")->capture_default_str()->check(number(0, 1));
+  command.add_option("--momentum", momentum, "Momentum of sgd (default: 0.9)")->check(number(0, 1));
   command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")
       ->capture_default_str()
       ->check(number());
@@ -138,7 +142,27 @@ CoreRequest CommonFlags::core_request() const {
 }
 
 OptimizerOptions CommonFlags::optimizer_options() const {
-  return {.name = optimizer, .momentum = momentum, .nesterov = nesterov, .weight_decay = weight_decay};
+  OptimizerOptions options{.name = optimizer, .nesterov = nesterov, .weight_decay = weight_decay};
+  if (momentum) options.momentum = *momentum;
+  return options;
+}
+
+void check_momentum(const CommonFlags& flags, const std::string& optimizer) {
+  if (!flags.momentum || optimizer == "sgd") return;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("--momentum is of sgd; {} has none that could be set: leave the flag out", optimizer));
+}
+
+void CommonFlags::check() const {
+  check_choices(policy, placement);
+  plimsoll::check(optimizer_options());
+  lowered();
+  core_request();
+  memory_bytes();
+  tiers();
+  workspace_bytes();
+  workspace_total_bytes();
+  batch_sizes();
 }
 
 namespace {
@@ -152,11 +176,21 @@ bool is_nothing(const std::string& text) {
   }
 }
 
-std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::string>& text) {
+constexpr Bytes kTensor = 64_B;  // no tensor in the arena takes less
+constexpr Bytes kSlot = 4_KiB;   // and in a tier
+
+// `least`: what is less and has no unit is a slip.
+std::optional<Bytes> bytes_of(std::string_view flag, const std::optional<std::string>& text, Bytes least = kTensor) {
   if (!text) return std::nullopt;
   try {
     const Bytes bytes = parse_bytes(*text);
     if (bytes.count <= 0) throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no memory at all", *text));
+    const bool has_unit = std::isdigit(static_cast<unsigned char>(text->back())) == 0 && text->back() != '.';
+    if (!has_unit && bytes < least) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("'{0}' without a unit is {1}, too little for any tensor; say {0}GiB or {0}MiB", *text,
+                              bytes.count == 1 ? "1 byte" : fmt::format("{} bytes", bytes.count)));
+    }
     return bytes;
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", flag, error.what()));
@@ -217,7 +251,7 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session)
 }
 
 TierOptions CommonFlags::tiers() const {
-  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory),
+  TierOptions options{.host_memory = bytes_of("--host-memory", host_memory, kSlot),
                       .spill = {},
                       .spill_size = {},
                       .peer = {},
@@ -258,8 +292,10 @@ void check_writable(std::string_view flag, const std::string& file) {
   const fs::path path(file), folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code ignored;
   std::string problem;
-  if (fs::is_directory(path, ignored)) problem = "it is a folder";
-  else if (!fs::is_directory(folder, ignored)) problem = fmt::format("there is no folder '{}'", folder.string());
+  if (fs::is_directory(path, ignored))
+    problem = "it is a folder";
+  else if (!fs::is_directory(folder, ignored))
+    problem = fmt::format("there is no folder '{}'", folder.string());
   if (!problem.empty())
     throw Error(ErrorCode::invalid_input, fmt::format("{}: cannot write '{}': {}", flag, file, problem));
   try {
@@ -269,8 +305,25 @@ void check_writable(std::string_view flag, const std::string& file) {
   }
 }
 
+namespace {
+
+// Words and messages that are longer than any of ours were written by somebody else; their beginning tells.
+std::string without_endless_words(std::string_view text) {
+  constexpr size_t kLongestWord = 400, kLongestText = 4000;
+  std::string shorter;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find_first_of(" \n", begin), text.size());
+    shorter += cut_text(text.substr(begin, end - begin), kLongestWord);
+    if (end < text.size()) shorter += text[end];
+    begin = end + 1;
+  }
+  return cut_text(shorter, kLongestText);
+}
+
+}  // namespace
+
 void complain(std::string_view text) {
-  const std::string line = fmt::format("plimsoll: {}\n", text);
+  const std::string line = fmt::format("plimsoll: {}\n", without_endless_words(text));
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/names.h"
 #include "base/statistics.h"
+#include "base/texts.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cores/share_cores.h"
@@ -66,6 +67,16 @@ struct CompareFlags : CommonFlags {
   std::vector<std::string> only;
 };
 
+void check_can_run(const CompareFlags& flags) {
+  if (is_simulated(flags.device)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
+  }
+  if (flags.lowered())
+    throw Error(ErrorCode::invalid_input,
+                "--run: the papers' layer model is planned, never run; leave out --lowering paper");
+}
+
 // Plans for one network by one policy after another, a row for each.
 class Comparison {
  public:
@@ -79,7 +90,6 @@ class Comparison {
         session_(open()) {}
 
   int run() {
-    check_run();
     write_head();
     bool any = false;
     for (const std::string& name : names_) any = compare(name) || any;
@@ -102,18 +112,6 @@ class Comparison {
     Session session = open_session(flags_.device, cores_.intra_op, flags_.tiers());
     for (const std::string& notice : session.notices) complain(notice);
     return session;
-  }
-
-  void check_run() const {
-    if (!flags_.run) return;
-    if (session_.device->info().simulated) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags_.device));
-    }
-    if (flags_.lowered()) {
-      throw Error(ErrorCode::invalid_input,
-                  "--run: the papers' layer model is planned, never run; leave out --lowering paper");
-    }
   }
 
   void write_head() const {
@@ -191,6 +189,20 @@ struct Trial {
   Bytes peak, host;
   double step_time_ms = 0;
 };
+
+// What `--what depth` varies: the N in the model's name; resnet alone means the papers' 6-32-N-6.
+std::string with_depth(const std::string& model, int64_t n) {
+  const std::string name = model == "resnet" ? "resnet:6-32-N-6" : model;
+  const size_t at = name.find('N');
+  if (at == std::string::npos) {
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format(
+            "--what depth: write N in the network's name where its depth is: resnet:6-32-N-6, densenet:depth=N; '{}' has none",
+            model));
+  }
+  return name.substr(0, at) + std::to_string(n) + name.substr(at + 1);
+}
 
 class Largest {
  public:
@@ -297,25 +309,11 @@ class Largest {
       object["batch"] = low_;
       text = fmt::format("batch {}", low_);
     }
-    say(out, fmt::format("{}: {} fits, limited by {}; peak {}{}, predicted step {:.4g} ms{}", flags_.model, text,
+    say(out, fmt::format("{}: {} fits, limited by {}; peak {}{}, predicted step {}{}", flags_.model, text,
                          refused_.limited_by, to_string(best_.peak),
                          best_.host.count > 0 ? " and " + to_string(best_.host) + " of host memory" : "",
-                         best_.step_time_ms, session_.device->info().simulated ? ", simulated" : ""));
+                         time_text(best_.step_time_ms, 4), session_.device->info().simulated ? ", simulated" : ""));
     out.write(object);
-  }
-
-  // What `--what depth` varies: the N in the model's name; resnet alone means the papers' 6-32-N-6.
-  static std::string with_depth(const std::string& model, int64_t n) {
-    const std::string name = model == "resnet" ? "resnet:6-32-N-6" : model;
-    const size_t at = name.find('N');
-    if (at == std::string::npos) {
-      throw Error(
-          ErrorCode::invalid_input,
-          fmt::format(
-              "--what depth: write N in the network's name where its depth is: resnet:6-32-N-6, densenet:depth=N; '{}' has none",
-              model));
-    }
-    return name.substr(0, at) + std::to_string(n) + name.substr(at + 1);
   }
 
   // Layers with weights, as the papers count the depth of resnet:a-b-c-d; 0 for other networks.
@@ -350,7 +348,12 @@ Run add_compare(CLI::App& app) {
       ->type_name("NAME");
   command->footer(
       "Examples:\n  plimsoll compare resnet50 --batch 32 --memory 1GiB --host-memory 8GiB\n  plimsoll compare alexnet --batch 200 --lowering paper --device k40c --memory 900MiB");
-  return [flags] { return Comparison(*flags).run(); };
+  return [flags] {
+    flags->check();
+    check_momentum(*flags, flags->optimizer);
+    if (flags->run) check_can_run(*flags);
+    return Comparison(*flags).run();
+  };
 }
 
 Run add_max(CLI::App& app) {
@@ -369,6 +372,9 @@ Run add_max(CLI::App& app) {
     if (flags->what != "batch" && flags->what != "depth")
       throw Error(ErrorCode::invalid_input, unknown_name("--what", flags->what, {"batch", "depth"}));
     policy_options(flags->policy);
+    flags->check();
+    check_momentum(*flags, flags->optimizer);
+    build_model(flags->what == "depth" ? with_depth(flags->model, 1) : flags->model, input_of(*flags, 1));
     return Largest(*flags).run();
   };
 }

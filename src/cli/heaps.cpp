@@ -24,15 +24,17 @@ int run_heaps(const HeapsFlags& flags, const CLI::App& command) {
         ErrorCode::invalid_input,
         fmt::format("{}: heaps are compared for policy liveness, whose plans move nothing; leave it out", flag));
   }
+  flags.check();
+  check_momentum(flags, flags.optimizer);
+  if (is_simulated(flags.device)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("device '{}' is simulated: it plans, it does not run", flags.device));
+  }
   JsonLines out(flags.json);
   const int64_t batch = flags.batch > 0 ? flags.batch : 16;
   const Network network = build_model(
       flags.model, {.batch = batch, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes});
   const Session session = open_session(flags.device, flags.threads);
-  if (session.device->info().simulated) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("device '{}' is simulated: it plans, it does not run", flags.device));
-  }
   CompileOptions options{
       .policy = "liveness", .placement = flags.placement, .optimizer = flags.optimizer_options(), .exact = true};
   if (const auto memory = flags.memory_bytes()) options.memory = *memory;

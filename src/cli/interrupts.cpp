@@ -12,9 +12,10 @@ namespace {
 std::atomic<bool> was_interrupted{false}, wants_save{false}, is_closed{false};
 bool is_terminal[3] = {};  // by descriptor, before a hangup
 
+// A hangup comes from the shell and from the system at once, so a second one must not cut off what the first began.
 extern "C" void on_interrupt(int) {
   was_interrupted = true;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_DFL);
+  for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
 }
 extern "C" void on_hangup_that_saves(int) { wants_save = true; }
 // Writing to a closed pipe tells by its error which stream it was; only what another process sent is told here.

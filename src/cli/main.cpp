@@ -10,9 +10,11 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/names.h"
+#include "base/texts.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
 
@@ -33,12 +35,22 @@ constexpr Command kCommands[] = {
 };
 
 // What the user may have meant by an argument that nothing took.
-std::string suggestion(const CLI::App& command, const std::string& argument) {
+std::string suggestion(const CLI::App& app, const CLI::App& command, const std::string& argument) {
+  const std::string flag = argument.substr(0, argument.find('='));
+  std::vector<std::string> elsewhere;
+  for (const Command& other : kCommands) {
+    if (flag.starts_with("--") && app.get_subcommand(other.name)->get_option_no_throw(flag) != nullptr)
+      elsewhere.emplace_back(other.name);
+  }
+  if (!elsewhere.empty()) {
+    return fmt::format("; it is a flag of {}{}", fmt::join(elsewhere, ", "),
+                       &command == &app ? fmt::format(": plimsoll {} {} ...", elsewhere[0], flag) : "");
+  }
   std::vector<std::string> known;
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   }
-  const std::string near = nearest_name(argument.substr(0, argument.find('=')), known);
+  const std::string near = nearest_name(flag, known);
   return near.empty() ? "" : fmt::format("; did you mean '{}'?", near);
 }
 
@@ -59,7 +71,23 @@ std::optional<std::string> complaint(const CLI::App& app) {
     break;
   }
   const CLI::App& command = has_command ? *app.get_subcommands()[0] : app;
-  return fmt::format("unknown argument '{}'{}", first, suggestion(command, first));
+  return fmt::format("unknown argument '{}'{}", cut_text(first), suggestion(app, command, first));
+}
+
+// What the parser says, in our words.
+std::string parser_text(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string text = error.what(), kind = error.get_name();
+  const std::string name = text.substr(0, text.find_first_of(": "));
+  const bool has_command = !app.get_subcommands().empty();
+  const std::string help =
+      fmt::format("`plimsoll {}--help` has examples", has_command ? app.get_subcommands()[0]->get_name() + " " : "");
+  if (kind == "ArgumentMismatch" && text.find("At Most") != std::string::npos)
+    return fmt::format("{} was given {} times; give it once", name, text.substr(text.rfind(' ') + 1));
+  if (kind == "ArgumentMismatch" && text.ends_with("missing"))
+    return fmt::format("{} needs a value after it; {}", name, help);
+  if (kind == "RequiredError") return fmt::format("{} is missing; {}", name, help);
+  if (kind == "ExcludesError") return text + ": give one of them";
+  return text;
 }
 
 // The exit code when there is nothing to run: help was asked for, or the arguments are wrong.
@@ -76,7 +104,7 @@ std::optional<int> parse(CLI::App& app, int argc, char** argv) {
     return app.exit(asked);
   } catch (const CLI::ParseError& error) {
     const auto wrong = complaint(app);
-    return refuse(wrong ? *wrong : error.what());
+    return refuse(wrong ? *wrong : parser_text(app, error));
   }
 }
 
@@ -88,6 +116,9 @@ int run(const cli::Run& command) {
     return cli::exit_code(error.code());
   } catch (const std::bad_alloc&) {
     cli::complain("the system has no more memory; lower --memory or --batch");
+  } catch (const std::system_error& error) {
+    cli::complain(
+        fmt::format("the system refused what was asked of it: {}; a limit (ulimit -a) may be too low", error.what()));
   } catch (const std::exception& error) {
     cli::complain(fmt::format("internal error: {}", error.what()));
   }

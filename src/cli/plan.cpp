@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/texts.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
@@ -15,6 +16,7 @@
 #include "compile/verify_file.h"
 #include "cores/share_cores.h"
 #include "cost/cost_file.h"
+#include "device/cpu/machine.h"
 #include "papers/layer_model.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
@@ -43,9 +45,35 @@ std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Networ
 }
 
 struct PlanFlags : CommonFlags {
-  std::string save, trace, data, report, explain;
+  std::string save, trace, data, report, explain, costs = "estimated";
   int tensors = 10;
 };
+
+// Measures what the database lacks, as `train` does before it plans; false: it was interrupted.
+bool measure_for_plan(Session& session, const Network& network, const CompileOptions& options, const PlanFlags& flags) {
+  catch_interrupts();
+  Progress progress;
+  const MeasureOptions measuring{
+      .batches = flags.batch_sizes().value_or(BatchSizes::undivided),
+      .progress = [&](int done, int total,
+                      const std::string& what) { progress.update("measuring kernels", done, total, what); },
+      .stop = interrupted};
+  measure_missing(session, network, options, measuring);
+  return !interrupted();
+}
+
+void check_costs(const PlanFlags& flags) {
+  if (flags.costs == "estimated") return;
+  if (is_simulated(flags.device)) {
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("--costs measured: device '{}' is simulated, so nothing can be measured on it", flags.device));
+  }
+  if (flags.lowered()) {
+    throw Error(ErrorCode::invalid_input,
+                "--costs measured: the papers' layer model has no kernels to measure; leave out --lowering paper");
+  }
+}
 
 // The network's input as --data gives it, or as it is usually fed.
 ModelInput planned_input(const PlanFlags& flags) {
@@ -100,7 +128,9 @@ int run_plan(const PlanFlags& flags) {
   check_writable("--save", flags.save);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
-  check_choices(flags.policy, flags.placement);
+  flags.check();
+  check_momentum(flags, flags.optimizer);
+  check_costs(flags);
   JsonLines out(flags.json);
   const ModelInput input = planned_input(flags);
   const Network network = build_model(flags.model, input);
@@ -109,6 +139,10 @@ int run_plan(const PlanFlags& flags) {
   Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
   const CompileOptions options = compile_options(flags, session);
+  if (flags.costs == "measured" && !measure_for_plan(session, network, options, flags)) {
+    say(out, "interrupted; what was measured is kept");
+    return kInterrupted;
+  }
   auto result = compile(flags, network, session, options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
     name_least_memory(*infeasible, network, *session.device, session.costs, options);
@@ -208,10 +242,10 @@ std::vector<int> thread_counts(const std::string& text) {
 }
 
 // What the database has, and what an import gave it.
-json share_costs(const ProfileFlags& flags, Session& session, const JsonLines& out) {
+json share_costs(const ProfileFlags& flags, const std::string& imported, Session& session, const JsonLines& out) {
   json told;
   if (!flags.import_from.empty()) {
-    const CostTable others = costs_from_json(read_file(flags.import_from), flags.import_from, session.device->info());
+    const CostTable others = costs_from_json(imported, flags.import_from, session.device->info());
     const int taken = merge_costs(others, session.costs);
     if (!session.database->rates()) session.database->save(others.rates());
     session.database->save(session.costs);
@@ -318,9 +352,9 @@ int predict(const ProfileFlags& flags, Session& session, const Network& network,
                     "measure anew with --again when it is quiet",
                     100 * busy.others()));
   }
-  say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {:.4g} ms",
-                       flags.model, input_of(flags).batch, measured, session.costs.entries().size(),
-                       program->plan->predicted.step_time_ms));
+  say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {}", flags.model,
+                       input_of(flags).batch, measured, session.costs.entries().size(),
+                       time_text(program->plan->predicted.step_time_ms, 4)));
   export_costs(flags, session, out);
   told.update(
       {{"measured", measured},
@@ -332,22 +366,25 @@ int predict(const ProfileFlags& flags, Session& session, const Network& network,
 }
 
 int run_profile(const ProfileFlags& flags) {
-  check_choices(flags.policy, flags.placement);
+  flags.check();
+  check_momentum(flags, flags.optimizer);
   check_writable("--export", flags.export_to);
   const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);
+  if (shares_cores(flags.device)) cpu::require_threads(*std::max_element(threads.begin(), threads.end()));
   const MeasureOptions measuring{
       .batches = flags.batch_sizes().value_or(BatchSizes::undivided), .every = flags.every, .threads = threads};
   JsonLines out(flags.json);
   if (flags.model.empty() && flags.import_from.empty() && flags.export_to.empty()) {
     throw Error(ErrorCode::invalid_input, "profile: name a MODEL to measure, or a file with --import or --export");
   }
+  const std::string imported = flags.import_from.empty() ? "" : read_file(flags.import_from);
   std::vector<Network> networks;
   if (!flags.model.empty()) networks = networks_of(flags);
   const std::vector<std::string> names = names_in(flags.device);
   Session session = open_session(names[0], flags.threads, flags.tiers());
   const std::vector<std::unique_ptr<Device>> others = open_beside(flags, names, session);
   for (const std::string& notice : session.notices) complain(notice);
-  json told = share_costs(flags, session, out);
+  json told = share_costs(flags, imported, session, out);
   if (networks.empty()) {
     export_costs(flags, session, out);
     told["known"] = session.costs.entries().size();
@@ -403,6 +440,11 @@ Run add_plan(CLI::App& app) {
   command->add_option("--explain", flags->explain, "Say what the plan does with this tensor, op or layer, and why")
       ->type_name("NAME")
       ->check(not_empty());
+  command
+      ->add_option("--costs", flags->costs,
+                   "measured: time kernels that the database lacks, as `train` does; estimated: do not")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"measured", "estimated"}));
   command->add_option("--tensors", flags->tensors, "How many of the tensors alive at the peak to list")
       ->capture_default_str()
       ->check(whole_number(0, 1 << 20));

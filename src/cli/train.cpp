@@ -4,7 +4,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "autodiff/optimizers.h"
 #include "base/files.h"
+#include "base/texts.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
@@ -101,38 +103,96 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   if (flags.checkpoint.empty()) options.checkpoint = flags.resume;
 }
 
+// Refuses flags that a saved plan cannot obey, each by its name.
+class PlanContradictions {
+ public:
+  PlanContradictions(const std::string& file, const CLI::App& command) : file_(file), command_(command) {}
+
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} {}; make another plan, or leave the flag out", file_, what));
+  }
+  bool given(const char* flag) const { return command_.count(flag) > 0; }
+  template <class Value>
+  void check(const char* flag, const Value& asked, const Value& planned) const {
+    if (given(flag) && asked != planned)
+      refuse(fmt::format("was made with {0} {1}, which {0} {2} cannot change", flag, planned, asked));
+  }
+  // What the plan keeps in a tier needs this flag, with a size that is large enough.
+  void check_tier(const char* flag, const char* tier, const Plan& plan, const std::optional<Bytes>& asked) const {
+    for (const TierUse& use : plan.tiers) {
+      if (use.tier.name != tier || use.used.count == 0) continue;
+      if (!given(flag) && tier != std::string_view("host")) {
+        throw Error(ErrorCode::invalid_input,
+                    fmt::format("{} keeps {} outside the arena; say where with {}", file_, to_string(use.used), flag));
+      }
+      if (given(flag) && asked && *asked < use.used)
+        refuse(fmt::format("keeps {} there, more than {} {}", to_string(use.used), flag, to_string(*asked)));
+    }
+  }
+
+ private:
+  const std::string& file_;
+  const CLI::App& command_;
+};
+
+// Cores that the plan was made for, whatever this process may use.
+int cores_of(const SavedPlan& saved) {
+  if (saved.request.threads > 0) return saved.request.threads;
+  const bool one_at_a_time = saved.request.inter_op == 1 && saved.request.intra_op == 0;
+  return one_at_a_time ? threads_of(saved.plan.device_key) : saved.plan.cores.cores;
+}
+
+void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App& command) {
+  const PlanContradictions plan(flags.plan, command);
+  const PlanRequest& request = saved.request;
+  if (request.lowered) plan.refuse("is of the papers' layer model (plan --lowering paper), which is never run");
+  if (plan.given("--policy") && flags.policy != saved.plan.policy) {
+    plan.refuse(
+        fmt::format("is a plan by policy '{}', which --policy {} cannot change", saved.plan.policy, flags.policy));
+  }
+  if (plan.given("--placement") && flags.placement != saved.plan.placement) {
+    plan.refuse(fmt::format("has its offsets from placement '{}', which --placement {} cannot change",
+                            saved.plan.placement, flags.placement));
+  }
+  if (flags.exact && !request.exact) plan.refuse("was made without --exact, so its kernels may be others");
+  for (const char* flag : {"--inter-op", "--intra-op", "--strategies", "--climb-interval"}) {
+    if (plan.given(flag))
+      plan.refuse(fmt::format("says itself how many ops run at once, and with how many threads, without {}", flag));
+  }
+  const OptimizerOptions &asked = flags.optimizer_options(), &planned = request.optimizer;
+  plan.check("--device", flags.device, saved.plan.device_name);
+  plan.check("--optimizer", asked.name, planned.name);
+  plan.check("--momentum", asked.momentum, planned.momentum);
+  plan.check("--weight-decay", asked.weight_decay, planned.weight_decay);
+  plan.check("--nesterov", asked.nesterov, planned.nesterov);
+  if (const int threads = cores_of(saved); threads > 0) plan.check("--threads", flags.threads, threads);
+  if (request.input.height > 0) plan.check("--image-size", flags.image_size, request.input.height);
+  if (request.input.classes > 0) plan.check("--num-classes", flags.classes, request.input.classes);
+  const TierOptions tiers = flags.tiers();
+  plan.check_tier("--host-memory", "host", saved.plan, tiers.host_memory);
+  plan.check_tier("--spill", "disk", saved.plan, tiers.spill_size);
+  plan.check_tier("--peer", "peer", saved.plan, tiers.peer_size);
+}
+
 // A plan says what the network is, and how it is run: flags that were not given come from it, and those that were may
-// not say otherwise. (train() compares model, batch, memory and device, and the graph, in which the optimizer is.)
+// not say otherwise. (train() compares model, batch, memory and device, and the graph.)
 void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::App& command) {
   const SavedPlan saved = load_plan(flags.plan);
+  check_flags(flags, saved, command);
   auto given = [&](const char* name) { return command.count(name) > 0; };
-  auto refuse = [&](const std::string& what) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("{} {}; make another plan, or leave the flag out", flags.plan, what));
-  };
-  if (given("--policy") && flags.policy != saved.plan.policy) {
-    refuse(fmt::format("is a plan by policy '{}', which --policy {} cannot change", saved.plan.policy, flags.policy));
-  }
-  if (given("--placement") && flags.placement != saved.plan.placement) {
-    refuse(fmt::format("has its offsets from placement '{}', which --placement {} cannot change", saved.plan.placement,
-                       flags.placement));
-  }
-  if (flags.exact && !saved.request.exact) refuse("was made without --exact, so its kernels may be others");
-  if (given("--inter-op") || given("--intra-op") || given("--strategies"))
-    refuse("says itself how many ops run at once, and with how many threads");
+  options.threads = cores_of(saved);
   options.inter_op = saved.request.inter_op;
   options.intra_op = saved.request.intra_op;
+  if (options.inter_op > 1) options.intra_op = threads_of(saved.plan.device_key);
   options.policy = saved.plan.policy;
   options.placement = saved.plan.placement;
   options.exact = saved.request.exact;
-  const OptimizerOptions& optimizer = saved.request.optimizer;
-  if (!given("--optimizer")) options.optimizer.name = optimizer.name;
-  if (!given("--momentum")) options.optimizer.momentum = optimizer.momentum;
-  if (!given("--weight-decay")) options.optimizer.weight_decay = optimizer.weight_decay;
-  if (!given("--nesterov")) options.optimizer.nesterov = optimizer.nesterov;
+  options.optimizer = saved.request.optimizer;
+  options.device = saved.plan.device_name;
   if (!given("--lr")) options.schedule.lr = default_lr(options.optimizer.name);
-  if (!given("--device")) options.device = saved.plan.device_name;
-  if (!given("--threads")) options.threads = saved.request.threads;
+  if (!given("--host-memory")) options.host_memory = saved.request.host_memory;
+  if (!given("--spill")) options.spill_size = saved.request.spill_size;
+  if (!given("--peer")) options.peer_size = saved.request.peer_size;
   if (flags.model.empty()) options.model = saved.request.model;
   if (!given("--batch")) options.batch = saved.request.input.batch;
   const ModelInput& input = saved.request.input;
@@ -144,6 +204,7 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
 }
 
 TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
+  flags.check();
   TrainOptions options;
   const bool bare = flags.model.empty() && flags.resume.empty() && flags.plan.empty();
   options.model = flags.model.empty() ? std::string(kDefaultModel) : flags.model;
@@ -187,6 +248,8 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.data = flags.data;
   if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
   if (!flags.plan.empty() && flags.resume.empty()) take_from_plan(flags, options, command);
+  check_momentum(flags, options.optimizer.name);
+  check(options.optimizer);
   if (options.data.empty()) options.data = bare ? std::string(kDefaultData) : data_for(options.model, options.batch);
   if (bare) {
     if (!flags.memory) options.memory = parse_bytes(kDefaultMemory);
@@ -223,10 +286,10 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options) {
                        options.resume ? options.resume->string() : "the training", d.step,
                        options.steps > 0 && d.step >= options.steps ? "--steps" : "--epochs");
   }
-  return fmt::format("{}: {} steps in {:.1f} s, {:.4g} images/s; a step {:.3g} ms (predicted {:.3g} ms); peak {} of {}",
-                     d.interrupted ? "interrupted" : "done", d.steps, d.training_seconds, d.images_per_second,
-                     d.step_time_ms, d.predicted_step_time_ms, to_string(d.peak),
-                     d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
+  return fmt::format("{}: {} step{} in {:.1f} s, {}; a step {} (predicted {}); peak {} of {}",
+                     d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
+                     rate_text(d.images_per_second), time_text(d.step_time_ms), time_text(d.predicted_step_time_ms),
+                     to_string(d.peak), d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
 }
 
 ReportFacts::Measured measured_facts(const DoneEvent& d) {
@@ -292,12 +355,9 @@ class Narrator {
       out_.write(epoch_json(e));
     };
     listener.stop = [] { return interrupted() || output_closed(); };
-    listener.save = [this] {
+    listener.save = [notice = listener.notice] {
       const bool asked = save_requested();
-      if (asked) {
-        progress_.finish();
-        complain("SIGHUP: the terminal is gone; what was reached is saved, and training goes on");
-      }
+      if (asked) notice("SIGHUP: the terminal is gone; what was reached is saved, and training goes on");
       return asked;
     };
     if (!flags_.trace.empty() || !flags_.report.empty()) {
@@ -349,9 +409,9 @@ class Narrator {
   }
 
   void tell_step(const StepEvent& e) {
-    progress_.update(
-        fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
-        fmt::format("{:.4g} img/s, loss {:.4f}, lr {:.3g}, {}", e.images_per_second, e.loss, e.lr, memory_text_));
+    progress_.update(fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
+                     fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}", number_text(e.images_per_second, 4), e.loss,
+                                 e.lr, memory_text_));
     if (out_.active()) out_.write(step_json(e));
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/texts.h"
 #include "cores/schedule.h"
 #include "plan/simulate.h"
 #include "plimsoll/ops.h"
@@ -174,13 +175,13 @@ std::string to_text(const ChosenThreads& chosen) {
   const int inter_op = chosen.plan.cores.inter_op;
   if (inter_op == 1 && chosen.narrowed == 0) {
     return fmt::format(
-        "--inter-op auto: one op after another with all threads, {:.4g} ms a step; nothing is predicted to be faster",
-        chosen.serial_ms);
+        "--inter-op auto: one op after another with all threads, {} a step; nothing is predicted to be faster",
+        time_text(chosen.serial_ms, 4));
   }
   return fmt::format(
-      "--inter-op auto: up to {} ops at once, {} with fewer threads{}: {:.4g} ms a step predicted instead of {:.4g}",
-      inter_op, chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
-      chosen.plan.predicted.step_time_ms, chosen.serial_ms);
+      "--inter-op auto: up to {} ops at once, {} with fewer threads{}: {} a step predicted instead of {}", inter_op,
+      chosen.narrowed, chosen.smt > 0 ? fmt::format(", {} on second hardware threads", chosen.smt) : "",
+      time_text(chosen.plan.predicted.step_time_ms, 4), time_text(chosen.serial_ms, 4));
 }
 
 }  // namespace plimsoll

@@ -76,8 +76,14 @@ CoreOptions core_options(std::string_view device, const CoreRequest& request, bo
                       .inter_op = request.inter_op};
   if (options.inter_op * options.intra_op > cores) {
     options.notice =
-        fmt::format("{} steps at once with {} threads each on {} cores: those for which no core is free wait",
-                    options.inter_op, options.intra_op, cores);
+        options.inter_op == 1
+            ? fmt::format(
+                  "--intra-op {}: every op runs with more threads than the {} core{} that the process has: they "
+                  "take turns on them, which is slower than --intra-op {}",
+                  options.intra_op, cores, cores == 1 ? "" : "s", cores)
+            : fmt::format("{} steps at once with {} thread{} each on {} core{}: those for which no core is free wait",
+                          options.inter_op, options.intra_op, options.intra_op == 1 ? "" : "s", cores,
+                          cores == 1 ? "" : "s");
   }
   if (exact && request.intra_op == 0 && options.intra_op != cores) {
     options.notice += fmt::format(

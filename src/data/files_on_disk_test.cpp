@@ -120,8 +120,9 @@ TEST_F(DataFiles, WhatNobodyCanReadToItsEndIsRefusedByName) {
   const fs::path bad = folder_ / "dog" / "2.png";
   ASSERT_EQ(::mkfifo(bad.c_str(), 0600), 0);
   EXPECT_EQ(open_error("images", ErrorCode::invalid_input),
-            bad.string() + ": is no regular file but a pipe, a socket or a device; remove it, or name it without the "
-                           "ending of an image");
+            bad.string() +
+                ": is no regular file but a pipe, a socket or a device; remove it, or name it without the "
+                "ending of an image");
   fs::remove(bad);
   fs::create_symlink(bad, bad);
   EXPECT_EQ(open_error("images", ErrorCode::invalid_input),

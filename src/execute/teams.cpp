@@ -6,9 +6,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <numeric>
 #include <system_error>
 
 #include "base/no_signals.h"
+#include "base/parallel.h"
 #include "device/tier/fault.h"
 #include "plimsoll/error.h"
 
@@ -43,6 +45,14 @@ Teams::Teams(std::span<const Shape> shapes, std::vector<int> processors, std::fu
     worker->cores = shape.cores;
     worker->ids.resize(static_cast<size_t>(shape.threads));
     workers_.push_back(std::move(worker));
+  }
+  const int needed =
+      std::accumulate(shapes.begin(), shapes.end(), 0, [](int sum, const Shape& s) { return sum + s.threads; });
+  if (const int startable = 1 + startable_threads(needed - 1); startable < needed) {
+    throw Error(ErrorCode::device_failure,
+                fmt::format("steps side by side need {} threads, but the system lets this process start only {}; lower "
+                            "--threads or --inter-op, or raise the limit (ulimit -u)",
+                            needed, startable));
   }
   std::latch ready(std::max<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(workers_.size()) - 1, 0));
   const NoSignals quiet;

@@ -9,6 +9,7 @@
 
 #include "base/by_id.h"
 #include "base/names.h"
+#include "base/texts.h"
 #include "models/catalog.h"
 #include "plimsoll/ops.h"
 
@@ -206,6 +207,10 @@ std::vector<int64_t> ModelOptions::list(std::string_view name, std::vector<int64
   std::vector<int64_t> numbers;
   for (std::string_view part : split(it->second, '-')) {
     const std::optional<int64_t> value = parse_integer(part);
+    if (part.empty()) {
+      bad(fmt::format("option '{}': '{}' is no list of whole numbers from 1 on, with a '-' between two: 256-128", name,
+                      cut_text(it->second)));
+    }
     if (!value || *value < 1 || *value > 1'000'000) {
       bad(fmt::format("option '{}': '{}' in '{}' is not a number between 1 and 1000000", name, part, it->second));
     }

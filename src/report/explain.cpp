@@ -9,6 +9,7 @@
 
 #include "base/by_id.h"
 #include "base/names.h"
+#include "base/texts.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -18,12 +19,12 @@ constexpr size_t kMostReaders = 12, kMostKernels = 12;
 
 std::string cost_text(const Cost& cost) {
   switch (cost.source) {
-    case Cost::Source::estimated: return fmt::format("{:.4g} ms, estimated", cost.time_ms);
+    case Cost::Source::estimated: return time_text(cost.time_ms, 4) + ", estimated";
     case Cost::Source::measured:
-      return fmt::format("{:.4g} ms, measured (+-{:.2g}, {} runs)", cost.time_ms, cost.spread_ms, cost.runs);
+      return fmt::format("{}, measured (+-{:.2g} ms, {} runs)", time_text(cost.time_ms, 4), cost.spread_ms, cost.runs);
     case Cost::Source::in_step:
-      return fmt::format("{:.4g} ms, measured inside a training step (+-{:.2g}, {} runs)", cost.time_ms, cost.spread_ms,
-                         cost.runs);
+      return fmt::format("{}, measured inside a training step (+-{:.2g} ms, {} runs)", time_text(cost.time_ms, 4),
+                         cost.spread_ms, cost.runs);
   }
   return "";
 }
@@ -213,9 +214,9 @@ class Explainer {
     for (OpId id : ops) {
       for (StepIndex step : steps_of_[id]) ms += chosen(id, plan_.steps[at(step)]).time_ms;
     }
-    line("layer {}{}: {} ops, predicted {:.4g} ms of a step's {:.4g} ms\n", name,
+    line("layer {}{}: {} ops, predicted {} of a step's {}\n", name,
          graph_.op(ops.front()).layer == name ? "" : fmt::format(", fused into {}", graph_.op(ops.front()).layer),
-         ops.size(), ms, plan_.predicted.step_time_ms);
+         ops.size(), time_text(ms, 4), time_text(plan_.predicted.step_time_ms, 4));
     for (OpId id : ops) op(id);
   }
 

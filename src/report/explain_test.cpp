@@ -72,7 +72,7 @@ TEST_F(Explain, SaysWhereACostIsFrom) {
   CostTable costs;
   costs.put({op_signature(graph, op), step.kernel, 0},
             {.source = Cost::Source::measured, .time_ms = 1.25, .spread_ms = 0.5, .runs = 9});
-  EXPECT_THAT(explain(program, *device_, costs, op.name), HasSubstr("1.25 ms, measured (+-0.5, 9 runs)"));
+  EXPECT_THAT(explain(program, *device_, costs, op.name), HasSubstr("1.25 ms, measured (+-0.5 ms, 9 runs)"));
 }
 
 TEST_F(Explain, ALayerThatWasFusedIsFoundByItsOwnName) {

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/by_id.h"
+#include "base/texts.h"
 #include "plimsoll/ops.h"
 #include "report/charts.h"
 #include "report/report.h"
@@ -42,15 +43,6 @@ details { margin: 6px 0; } summary { cursor: pointer; color: var(--dim); } .colu
 @media (max-width: 900px) { .columns { grid-template-columns: 1fr; } }
 )";
 
-std::string ms_text(double ms) {
-  if (ms >= 1000) return fmt::format("{:.0f} ms", ms);
-  return ms >= 0.1 || ms == 0 ? fmt::format("{:.3g} ms", ms) : fmt::format("{:.3g} µs", 1000 * ms);
-}
-std::string rate_text(double images_per_second) {
-  return images_per_second >= 100 ? fmt::format("{:.0f} images/s", images_per_second)
-                                  : fmt::format("{:.3g} images/s", images_per_second);
-}
-
 std::string card(std::string_view label, std::string_view value, std::string_view more = {}) {
   std::string text = fmt::format("<div class=\"card\"><span>{}</span><b>{}</b>", label, escape_html(value));
   if (!more.empty()) text += fmt::format("<span>{}</span>", escape_html(more));
@@ -80,10 +72,10 @@ std::string header(const Program& program, const ReportFacts& facts) {
       estimated < 0.005 ? "from measured kernels" : fmt::format("{:.0f} % of it estimated", 100 * estimated);
   if (facts.batch > 0 && ms > 0)
     origin = fmt::format("{}, {}", rate_text(1000.0 * static_cast<double>(facts.batch) / ms), origin);
-  html += card("predicted step time", ms_text(ms), origin);
+  html += card("predicted step time", time_text(ms), origin);
   if (const auto& m = facts.measured) {
     const std::string off = ms > 0 ? fmt::format(", prediction {:+.0f} %", 100 * (ms / m->step_time_ms - 1)) : "";
-    if (m->step_time_ms > 0) html += card("measured step time", ms_text(m->step_time_ms), "median" + off);
+    if (m->step_time_ms > 0) html += card("measured step time", time_text(m->step_time_ms), "median" + off);
     html += card("measured speed", rate_text(m->images_per_second),
                  fmt::format("{} steps in {:.1f} s{}", m->steps, m->seconds, m->interrupted ? ", interrupted" : ""));
     html += card(m->accuracy ? "test accuracy" : "loss",
@@ -189,8 +181,8 @@ std::string time_table(std::string_view what, std::vector<Spent> list, bool meas
   for (size_t i = 0; i < list.size(); ++i) {
     const Spent& s = list[i];
     html += fmt::format("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>", escape_html(shortened(s.name)),
-                        s.steps, ms_text(s.predicted_ms));
-    if (measured) html += fmt::format("<td class=\"n\">{}</td>", ms_text(s.measured_ms));
+                        s.steps, time_text(s.predicted_ms));
+    if (measured) html += fmt::format("<td class=\"n\">{}</td>", time_text(s.measured_ms));
     html += "<td class=\"bar\">";
     if (i < bars) html += fmt::format("<div style=\"width:{:.1f}%\"></div>", 100 * s.predicted_ms / most);
     if (i < bars && measured)
@@ -224,7 +216,7 @@ std::string surprises(const Graph& graph, const Plan& plan, std::span<const Step
     html += fmt::format(
         "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
         gap.step, escape_html(shortened(graph.op(step.op).name)), escape_html(shortened(step.kernel)),
-        ms_text(gap.predicted_ms), ms_text(gap.measured_ms));
+        time_text(gap.predicted_ms), time_text(gap.measured_ms));
   }
   return html + "</table></details>\n";
 }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/by_id.h"
+#include "base/texts.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 
@@ -73,8 +74,8 @@ std::string plan_text(const Program& program, int64_t batch) {
        fmt::format("would need {} (every tensor its own memory): {:.1f}x", to_string(program.baseline_peak),
                    static_cast<double>(program.baseline_peak.count) / static_cast<double>(plan.arena.count)));
   const double ms = plan.predicted.step_time_ms;
-  std::string time = fmt::format("{:.3g} ms a step", ms);
-  if (batch > 0 && ms > 0) time += fmt::format(", {:.4g} images/s", 1000.0 * static_cast<double>(batch) / ms);
+  std::string time = time_text(ms) + " a step";
+  if (batch > 0 && ms > 0) time += ", " + rate_text(1000.0 * static_cast<double>(batch) / ms);
   const double estimated = plan.predicted.estimated_share;
   time += is_simulated(plan.device_name) ? " (simulated: by formulas, for a machine that is not there)"
           : estimated < 0.005
@@ -82,7 +83,7 @@ std::string plan_text(const Program& program, int64_t batch) {
               : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
   line("predicted", time);
   if (ms > plan.predicted.lower_bound_ms * 1.005)
-    line("", fmt::format("no order of these kernels takes less than {:.3g} ms", plan.predicted.lower_bound_ms));
+    line("", "no order of these kernels takes less than " + time_text(plan.predicted.lower_bound_ms));
   return text;
 }
 

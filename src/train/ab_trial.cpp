@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/statistics.h"
+#include "base/texts.h"
 
 namespace plimsoll {
 namespace {
@@ -23,8 +24,8 @@ std::optional<PlanChange> AbTrial::after_step(double step_ms) {
   PlanChange change{serial_now_ ? serial_ : chosen_, {}};
   if (over_ && serial_now_) {
     change.notice = fmt::format(
-        "--inter-op auto: as chosen a step took {:.4g} ms, one op after another with all threads {:.4g}: it goes on so",
-        chosen_ms, serial_ms);
+        "--inter-op auto: as chosen a step took {}, one op after another with all threads {}: it goes on so",
+        time_text(chosen_ms, 4), time_text(serial_ms, 4));
   }
   return change;
 }

@@ -249,12 +249,13 @@ TEST_F(Checkpoints, RefuseNamesThatNothingReadsAndNewFilesWithoutTheirHash) {
     write_file_atomically(file_, changed);
     return message_of([&] { Checkpoint{file_}; }, ErrorCode::corrupt_file);
   };
-  EXPECT_EQ(message("plimsoll.header_sha256", "plimsoll.heater_sha256"),
-            file_.string() +
-                ": header: 'plimsoll.heater_sha256' is not known in a checkpoint of Plimsoll: the file was damaged or edited");
-  EXPECT_EQ(message("\"plimsoll\":", "\"plimsolm\":"),
-            file_.string() +
-                ": header: 'plimsolm' is not known in a checkpoint of Plimsoll: the file was damaged or edited");
+  EXPECT_EQ(
+      message("plimsoll.header_sha256", "plimsoll.heater_sha256"),
+      file_.string() +
+          ": header: 'plimsoll.heater_sha256' is not known in a checkpoint of Plimsoll: the file was damaged or edited");
+  EXPECT_EQ(
+      message("\"plimsoll\":", "\"plimsolm\":"),
+      file_.string() + ": header: 'plimsolm' is not known in a checkpoint of Plimsoll: the file was damaged or edited");
   EXPECT_TRUE(message("\\\"step\\\":123", "\\\"step\\\":124")
                   .starts_with(file_.string() + ": header: is not what its SHA-256 says; expected "));
   std::vector<SafetensorsEntry> entries{{.name = "w", .dtype = "F32", .shape = {1}}};
@@ -388,8 +389,7 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
   };
   EXPECT_EQ(message("\"step\":0", "\"step\":\"0\"", ErrorCode::corrupt_file),
             "training state: field 'step': expected a whole number, not negative");
-  EXPECT_EQ(message("\"step\":0", "\"stop\":0", ErrorCode::corrupt_file),
-            "training state: field 'stop' is not known");
+  EXPECT_EQ(message("\"step\":0", "\"stop\":0", ErrorCode::corrupt_file), "training state: field 'stop' is not known");
   EXPECT_EQ(message("\"step\":0,", "", ErrorCode::corrupt_file), "training state: field 'step' is missing");
   EXPECT_EQ(message("\"beta1\":", "\"beta3\":", ErrorCode::corrupt_file),
             "training state: field 'optimizer.beta3' is not known");

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/statistics.h"
+#include "base/texts.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -90,14 +91,14 @@ PlanChange InterferenceMonitor::correct(int fresh, double usual_ms, double all_s
       return {
           check_plan(input_.graph, std::move(chosen.plan)),
           fmt::format(
-              "{} pairs of ops were slower side by side than one after another, and do not meet any more: {:.4g} ms a step predicted",
-              fresh, ms)};
+              "{} pairs of ops were slower side by side than one after another, and do not meet any more: {} a step predicted",
+              fresh, time_text(ms, 4))};
     }
   }
   over_ = true;
   return {check_plan(input_.graph, serial(input_, plans_.serial)),
-          fmt::format("side by side a step took {:.4g} ms; one op after another {:.4g} are predicted: back to that",
-                      usual_ms, all_serial_ms)};
+          fmt::format("side by side a step took {}; one op after another {} are predicted: back to that",
+                      time_text(usual_ms, 4), time_text(all_serial_ms, 4))};
 }
 
 }  // namespace plimsoll

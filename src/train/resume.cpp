@@ -70,10 +70,10 @@ std::optional<SavedCores> cores_of_settings(const Graph& graph, const Settings& 
 // Settings that `saved_options` and `saved_cores` take.
 void check_setting_names(const Settings& settings) {
   for (const auto& [name, value] : settings) {
-    constexpr std::string_view kKnown[] = {"image_size",     "classes",      "augment",  "warmup_epochs", "warmup_lr",
-                                           "min_lr",         "decay_rate",   "decay_epochs", "inter_op",  "intra_op",
-                                           "climb_interval", "strategies",   "host_memory",  "spill",     "spill_size",
-                                           "peer",           "peer_size",    "inter_op_chosen"};
+    constexpr std::string_view kKnown[] = {
+        "image_size",  "classes",      "augment",    "warmup_epochs", "warmup_lr",      "min_lr",
+        "decay_rate",  "decay_epochs", "inter_op",   "intra_op",      "climb_interval", "strategies",
+        "host_memory", "spill",        "spill_size", "peer",          "peer_size",      "inter_op_chosen"};
     if (std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown)) continue;
     if (name.starts_with("threads of ") || name.starts_with("affinity of ")) continue;
     throw Error(ErrorCode::corrupt_file, fmt::format("training state: setting '{}' is not known", name));
@@ -193,6 +193,15 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
   differ("optimizer", options.optimizer.name, saved.optimizer.name);
   auto kind = [](const std::string& data) { return data.substr(0, data.find(':')); };
   differ("data", kind(options.data), kind(saved.data));
+}
+
+int threads_of(std::string_view device_key) {
+  const size_t end = device_key.find(" threads, ");
+  if (end == std::string_view::npos) return 0;
+  const size_t begin = device_key.rfind(' ', end - 1) + 1;
+  int count = 0;
+  std::from_chars(device_key.data() + begin, device_key.data() + end, count);
+  return count;
 }
 
 std::string other_device_text(std::string_view saved_key, const DeviceInfo& device) {

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 
+#include "autodiff/optimizers.h"
 #include "compile/plan_file.h"
 #include "compile/verify_file.h"
 #include "cores/share_cores.h"
@@ -119,6 +120,7 @@ struct Beginning {
 
 void check_names(const TrainOptions& options) {
   check(options.schedule);
+  check(options.optimizer);
   check_choices(options.policy, options.placement);
   if (options.resume && options.plan) {
     throw Error(ErrorCode::invalid_input,
@@ -152,9 +154,11 @@ Beginning begin(TrainOptions& options) {
 void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& options, const DeviceInfo& device) {
   const std::string file = options.plan->string();
   if (saved.plan.device_key != device.key) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({})", file, saved.plan.device_name,
-                            saved.plan.device_key, device.name, device.key));
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({}); make one here with `plimsoll plan "
+                    "{} --save`",
+                    file, saved.plan.device_name, saved.plan.device_key, device.name, device.key, options.model));
   }
   if (options.memory && *options.memory < saved.plan.arena) {
     throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}", file, to_string(saved.plan.arena),
@@ -245,9 +249,10 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   };
   const int measured = measure_missing(session, network, compile, measuring);
   if (measured > 0) {
-    notice(session.database->is_kept()
-               ? fmt::format("measured {} kernels; kept in {}", measured, CostDatabase::default_path().string())
-               : fmt::format("measured {} kernels, for this run only: {}", measured, session.database->notice()));
+    notice(session.database->is_kept() ? fmt::format("measured {} kernel{}; kept in {}", measured,
+                                                     measured == 1 ? "" : "s", CostDatabase::default_path().string())
+                                       : fmt::format("measured {} kernel{}, for this run only: {}", measured,
+                                                     measured == 1 ? "" : "s", session.database->notice()));
     if (busy.others() > kTooBusy) {
       notice(fmt::format(
           "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "
@@ -354,6 +359,27 @@ class Training {
   double predicted_ms_ = 0;
 };
 
+// Data and schedule against each other, before anything is measured for them.
+void check_length(const TrainOptions& options, const DataInfo& data) {
+  const int64_t per_epoch = data.train_count / options.batch;
+  if (per_epoch < 1) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("data '{}' has {} training samples, too few for a batch of {}: lower --batch", data.name,
+                            data.train_count, options.batch));
+  }
+  const int64_t most_epochs = INT64_MAX / per_epoch, warmup = options.schedule.warmup_epochs;
+  const int64_t by_epochs = std::min(options.epochs > 0 ? options.epochs : 1, most_epochs) * per_epoch;
+  const int64_t steps = options.steps > 0 && options.epochs == 0 ? options.steps
+                        : options.steps > 0                      ? std::min(options.steps, by_epochs)
+                                                                 : by_epochs;
+  if (options.resume || warmup == 0 || (warmup <= most_epochs && warmup * per_epoch <= steps)) return;
+  throw Error(
+      ErrorCode::invalid_input,
+      fmt::format("--warmup-epochs {}: an epoch has {} steps and the training {} in all, so the warm-up would not "
+                  "end; lower it, or raise --{}",
+                  warmup, per_epoch, steps, options.steps > 0 ? "steps" : "epochs"));
+}
+
 const TrainOptions& checked(const TrainOptions& options) {
   check_names(options);
   return options;
@@ -376,6 +402,9 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
                            .strategies = options_.strategies,
                            .climb_interval = options_.climb_interval},
                           options_.exact)) {
+  check_length(options_, data_->info());
+  if (beginning_.checkpoint)
+    check_place(beginning_.checkpoint->state(), data_->info().train_count / options_.batch, *options_.resume);
   notice_(cores_.notice);
   session_ = open_session(options_.device, cores_.intra_op,
                           {.host_memory = options_.host_memory,
@@ -471,7 +500,6 @@ TrainingPlace Training::begin_states(TrainingStep& step) const {
   step.load(*beginning_.checkpoint);
   const TrainingState& saved = beginning_.checkpoint->state();
   step.start_at(saved.step, options_.seed);
-  check_place(saved, data_->info().train_count / options_.batch, *options_.resume);
   return {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
 }
 

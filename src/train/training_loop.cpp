@@ -146,9 +146,8 @@ void TrainingLoop::save_at_end() {
   try {
     write_checkpoint();
   } catch (const Error& error) {
-    throw Error(ErrorCode::device_failure,
-                fmt::format("{}; so step {}, where training ended, is not saved. {}", error.what(), place_.step,
-                            saved_text()));
+    throw Error(ErrorCode::device_failure, fmt::format("{}; so step {}, where training ended, is not saved. {}",
+                                                       error.what(), place_.step, saved_text()));
   }
 }
 

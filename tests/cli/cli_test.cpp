@@ -140,6 +140,41 @@ TEST_F(Cli, NamesTheNearestOfUnknownNames) {
   }
 }
 
+TEST_F(Cli, MessagesSayWhatHappenedAndWhatToDo) {
+  const std::string long_text(5000, 'x');
+  const std::pair<std::string, const char*> cases[] = {
+      {"train mlp:hidden=-1", "option 'hidden': '-1' is no list of whole numbers from 1 on, with a '-' between two"},
+      {"plan mlp --batch 4 --batch 5", "--batch was given 2 times; give it once"},
+      {"plan mlp --batch", "--batch needs a value after it; `plimsoll plan --help` has examples"},
+      {"plan", "MODEL is missing; `plimsoll plan --help` has examples"},
+      {"plan vgg", "unknown model 'vgg'; did you mean vgg11"},
+      {"plan mlp --seed 3", "unknown argument '--seed'; it is a flag of train"},
+      {"--seed 3", "unknown argument '--seed'; it is a flag of train: plimsoll train --seed ..."},
+      {"plan " + long_text, "unknown model 'xxx"},
+      {"plan mlp --" + long_text, "unknown argument '--xxx"},
+      {"plan mlp --memory " + long_text, "--memory: 'xxx"},
+      {"train mlp --data " + long_text, "unknown data 'xxx"},
+      {"train --resume " + long_text, "xxx"},
+      {"plan mlp --policy " + long_text, "unknown policy 'xxx"},
+      {"plan mlp --costs measured --device k40c", "--costs measured: device 'k40c' is simulated"},
+      {"plan mlp --costs measured --lowering paper", "--costs measured: the papers' layer model"},
+  };
+  for (const auto& [arguments, expected] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_THAT(outcome.err, HasSubstr(expected)) << arguments;
+    EXPECT_LT(outcome.err.size(), 800U) << outcome.err;
+  }
+}
+
+TEST_F(Cli, PlansWithCostsThatItMeasures) {
+  const Outcome estimated = run("plan mlp --data digits --batch 16 --threads 1 --json -");
+  EXPECT_GT(estimated.lines().at(0).at("estimated_share").get<double>(), 0.5);
+  const Outcome measured = run("plan mlp --data digits --batch 16 --threads 1 --costs measured --json -");
+  EXPECT_EQ(measured.code, 0) << measured.err;
+  EXPECT_LT(measured.lines().at(0).at("estimated_share").get<double>(), 0.5);
+}
+
 TEST_F(Cli, RefusesImpossibleSizes) {
   for (const char* size : {"12GiBB", "-1", "0", "", "GiB", "1e400", "nan", "99999999999999999999GiB"}) {
     const Outcome outcome = run(std::string("plan lenet --batch 4 --memory '") + size + "'");
@@ -258,7 +293,13 @@ TEST_F(Cli, FlagsMayNotSayOtherwiseThanThePlan) {
       {"--policy baseline", "by policy 'liveness', which --policy baseline cannot change"},
       {"--placement best_fit", "which --placement best_fit cannot change"},
       {"--exact", "made without --exact"},
-      {"--momentum 0.5", "made for another graph"},
+      {"--momentum 0.5", "was made with --momentum 0.9, which --momentum 0.5 cannot change"},
+      {"--optimizer adam", "was made with --optimizer sgd, which --optimizer adam cannot change"},
+      {"--weight-decay 0.1", "was made with --weight-decay 0, which --weight-decay 0.1 cannot change"},
+      {"--nesterov", "was made with --nesterov false, which --nesterov true cannot change"},
+      {"--threads 7", ", which --threads 7 cannot change; make another plan, or leave the flag out"},
+      {"--inter-op 2", "with how many threads, without --inter-op"},
+      {"--device k40c", "was made with --device cpu, which --device k40c cannot change"},
       {"--batch 8", "with batch 16, not for mlp with batch 8"},
       {"--data synthetic", "made for another graph"},
       {"--resume c.safetensors", "--resume excludes --plan"},
@@ -302,6 +343,26 @@ TEST_F(Cli, AChangedPlanIsRefusedBeforeItRuns) {
   without.erase("request");
   std::ofstream(path("changed.json")) << without;
   EXPECT_THAT(run("verify " + path("changed.json")).err, HasSubstr("\"request\" is missing"));
+}
+
+TEST_F(Cli, APlanBringsTheThreadsThatItWasMadeFor) {
+  const std::string plan = "plan mlp --data digits --batch 16 --policy liveness --save " + path("plan.json");
+  const std::string train = "train --costs estimated --steps 1 --evaluate-every 0 --plan " + path("plan.json");
+  for (const char* flags : {" --threads 1", " --threads 3", " --threads 2 --inter-op 2", " --exact"}) {
+    ASSERT_EQ(run(plan + flags).code, 0) << flags;
+    EXPECT_EQ(run(train).code, 0) << flags;
+  }
+  ASSERT_EQ(run(plan + " --threads 1").code, 0);
+  const Outcome other = run(train + " --threads 2");
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("plan.json was made with --threads 1, which --threads 2 cannot change"));
+  EXPECT_EQ(run(train + " --threads 1").code, 0);
+
+  // Without the flag, a plan is made for the processors that there are, and run with as many threads elsewhere.
+  const std::string program = PLIMSOLL_BINARY_DIR "/plimsoll ";
+  ASSERT_EQ(std::system(("taskset -c 0 " + program + plan + " > /dev/null").c_str()), 0);
+  const Outcome elsewhere = run(train);
+  EXPECT_EQ(elsewhere.code, 0) << elsewhere.err;
 }
 
 TEST_F(Cli, TrainJsonEndsWithDone) {
@@ -400,9 +461,7 @@ TEST_F(Cli, AClosedStandardOutputSavesAndIsAFailure) {
 TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
   const fs::path checkpoint = path("c.safetensors");
   const auto limit_files_of = [](pid_t child, rlim_t bytes) {
-    const struct rlimit limit {
-      bytes, RLIM_INFINITY
-    };
+    const struct rlimit limit { bytes, RLIM_INFINITY };
     return ::prlimit(child, RLIMIT_FSIZE, &limit, nullptr) == 0;
   };
   const auto wait_for = [](const auto& condition) {
@@ -414,8 +473,10 @@ TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
   ASSERT_TRUE(wait_for([&] { return fs::exists(checkpoint); }));
   ASSERT_TRUE(limit_files_of(child, 4096));
   EXPECT_TRUE(wait_for([&] {
-    return slurp(path("err")).find("File too large; training goes on, and the next save tries again. The checkpoint "
-                                   "there is of step ") != std::string::npos;
+    return slurp(path("err"))
+               .find(
+                   "File too large; training goes on, and the next save tries again. The checkpoint "
+                   "there is of step ") != std::string::npos;
   }));
   const auto failed_at = fs::last_write_time(checkpoint);
   ASSERT_TRUE(limit_files_of(child, RLIM_INFINITY));
@@ -428,9 +489,9 @@ TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
 }
 
 TEST_F(Cli, ASecondInterruptEndsAtOnce) {
-  const pid_t child = start(
-      "train alexnet --data synthetic:1000 --batch 32 --threads 1 --costs estimated --evaluate-every 0 --json " +
-      path("json"));
+  const pid_t child =
+      start("train alexnet --data synthetic:1000 --batch 32 --threads 1 --costs estimated --evaluate-every 0 --json " +
+            path("json"));
   while (slurp(path("json")).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   ::kill(child, SIGINT);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // else the two are one
@@ -568,7 +629,7 @@ TEST_F(Cli, FindsBadOutputPathsBeforeTheWork) {
 TEST_F(Cli, FindsCheckpointsThatCannotBeWrittenBeforeAnyMeasuring) {
   const std::pair<std::string, const char*> cases[] = {
       {"/dev/null", "--checkpoint: /dev/null: cannot write: it is a device"},
-      {"/proc/x", "--checkpoint: /proc/.x.partial: cannot create: No such file or directory"},
+      {"/proc/x", "--checkpoint: /proc/.x.partial: cannot create: "},
       {folder_.string(), "it is a folder"},
       {path(std::string(250, 'n').c_str()), "the name is too long"},
       {path("absent/c.safetensors"), "there is no folder"},
@@ -582,6 +643,68 @@ TEST_F(Cli, FindsCheckpointsThatCannotBeWrittenBeforeAnyMeasuring) {
   std::ofstream(path("old")) << "old";
   EXPECT_EQ(run("plan mlp --batch 16 --memory 1KiB --save " + path("old")).code, 3);
   EXPECT_EQ(slurp(path("old")), "old");
+}
+
+TEST_F(Cli, UsageErrorsComeBeforeAnyProbing) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"plan mlp --host-memory 3",
+       "--host-memory: '3' without a unit is 3 bytes, too little for any tensor; say 3GiB or"},
+      {"plan mlp --memory 12", "--memory: '12' without a unit is 12 bytes"},
+      {"train mlp --spill " + folder_.string() + ":3", "is no room for any tensor; give a number and a unit"},
+      {"plan mlp --lowering papr", "unknown --lowering 'papr'; did you mean 'paper'?"},
+      {"plan mlp --memory 1GiBB", "--memory"},
+      {"plan mlp --optimizer sdg", "did you mean 'sgd'?"},
+      {"plan mlp --workspace x", "--workspace"},
+      {"plan mlp --optimizer adam --momentum 0.5", "--momentum is of sgd; adam has none"},
+      {"train mlp --optimizer adam --momentum 0.5", "--momentum is of sgd; adam has none"},
+      {"train mlp --optimizer adam --nesterov", "--nesterov is a form of sgd's momentum, which adam does not have"},
+      {"train mlp --nesterov --momentum 0", "--nesterov needs a --momentum above 0"},
+      {"profile mlp --batch-sizes som", "--batch-sizes"},
+      {"profile mlp --import " + path("absent"), "absent: cannot open for reading"},
+      {"compare mlp --run --device k40c", "--run: device 'k40c' is simulated"},
+      {"compare mlp --run --lowering paper", "--run: the papers' layer model is planned"},
+      {"compare mlp --host-memory x", "--host-memory"},
+      {"heaps mlp --device k40c", "device 'k40c' is simulated"},
+      {"heaps mlp --memory x", "--memory"},
+      {"max mlp --what depth", "--what depth: write N in the network's name"},
+      {"max mlpp", "did you mean 'mlp'?"},
+      {"convolutions " + path("absent"), "absent"},
+      {"train mlp --data digits --batch 5000", "too few for a batch of 5000: lower --batch"},
+      {"train mlp --data digits --batch 64 --epochs 3 --warmup-epochs 4",
+       "--warmup-epochs 4: an epoch has 22 steps and the training 66 in all"},
+      {"train mlp --data digits --batch 64 --steps 21 --warmup-epochs 1", "lower it, or raise --steps"},
+  };
+  for (const auto& [arguments, expected] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(expected)) << arguments;
+    EXPECT_FALSE(fs::exists(path("cache"))) << arguments << ": something was measured";
+    fs::remove_all(path("cache"));
+  }
+}
+
+TEST_F(Cli, ThreadsThatCannotBeStartedAreAClearFailure) {
+  for (const char* arguments : {"train mlp --steps 1 --threads 4096", "plan mlp --threads 4096",
+                                "profile mlp --threads-list 1,4096", "train mlp --threads 4096 --inter-op 2"}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 4) << arguments;
+    EXPECT_THAT(outcome.err, testing::AllOf(HasSubstr("threads were asked for, but the process may use"),
+                                            HasSubstr("lower --threads")));
+  }
+  std::string limited = "prlimit --nproc=4 " PLIMSOLL_BINARY_DIR "/plimsoll ";
+  if (::geteuid() == 0) {  // whom no limit on processes holds
+    if (std::system("setpriv --reuid 65534 --regid 65534 --clear-groups " PLIMSOLL_BINARY_DIR
+                    "/plimsoll --version > /dev/null 2>&1") != 0)
+      GTEST_SKIP() << "there is no setpriv, or nobody may not run the program";
+    limited = "setpriv --reuid 65534 --regid 65534 --clear-groups " + limited;
+  }
+  const int status =
+      std::system((limited + "train mlp --steps 1 --threads 40 > " + path("out") + " 2> " + path("err")).c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 4);
+  EXPECT_THAT(slurp(path("err")),
+              testing::AllOf(testing::StartsWith("plimsoll: 40 threads are needed, but the system lets this process "
+                                                 "start only "),
+                             HasSubstr("ulimit -u")));
 }
 
 TEST_F(Cli, RefusesACheckpointWithFlippedBits) {

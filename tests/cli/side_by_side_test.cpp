@@ -29,7 +29,7 @@ TEST_F(Cli, RefusesCountsOfOpsAndThreadsThatMakeNoSense) {
   EXPECT_THAT(run("plan lenet --batch 4 --device k40c --inter-op 2").err, HasSubstr("'k40c' runs one op at a time"));
   const Outcome crowded = run(steps + "--threads 1 --inter-op 2 --intra-op 2 --evaluate-every 0");
   EXPECT_EQ(crowded.code, 0);
-  EXPECT_THAT(crowded.err, HasSubstr("2 steps at once with 2 threads each on 1 cores"));
+  EXPECT_THAT(crowded.err, HasSubstr("2 steps at once with 2 threads each on 1 core: "));
 }
 
 TEST_F(Cli, OpsThatRunSideBySideGiveTheSameWeights) {

@@ -133,9 +133,10 @@ TEST(Train, FailsWhenTheLastSaveFailsAndKeepsTheOneBefore) {
     ADD_FAILURE() << "nothing failed";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::device_failure);
-    EXPECT_EQ(error.what(), options.checkpoint->string() +
-                                ": cannot rename the temporary file: No space left on device; so step 3, where training "
-                                "ended, is not saved. The checkpoint there is of step 2");
+    EXPECT_EQ(error.what(),
+              options.checkpoint->string() +
+                  ": cannot rename the temporary file: No space left on device; so step 3, where training "
+                  "ended, is not saved. The checkpoint there is of step 2");
   }
   EXPECT_EQ(Checkpoint(*options.checkpoint).state().step, 2);
 }

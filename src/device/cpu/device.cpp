@@ -125,6 +125,7 @@ class CpuDevice final : public Device {
   explicit CpuDevice(int threads) {
     info_.name = "cpu";
     info_.threads = threads > 0 ? threads : usable_processors();
+    require_threads(info_.threads);
     info_.cores = machine_topology().shape;
     info_.key = fmt::format("oneDNN {} {} {} threads, {}", dnnl_version_text(), dnnl_instruction_set(), info_.threads,
                             processor_name());

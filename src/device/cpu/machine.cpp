@@ -10,6 +10,9 @@
 #include <sstream>
 #include <vector>
 
+#include "base/parallel.h"
+#include "plimsoll/error.h"
+
 namespace plimsoll::cpu {
 namespace {
 
@@ -112,6 +115,27 @@ int usable_processors(const std::string& root) {
           static_cast<double>(number_in(folder + "/cpu.cfs_period_us").value_or(0)));
   }
   return count;
+}
+
+void require_threads(int threads) {
+  constexpr int kSomeThreads = 64, kThreadsAProcessor = 16;
+  const int processors = usable_processors();
+  const int most = std::max(kSomeThreads, kThreadsAProcessor * processors);
+  if (threads > most) {
+    throw Error(
+        ErrorCode::device_failure,
+        fmt::format("{} threads were asked for, but the process may use {} processor{}; more than {} threads only "
+                    "wait for each other there: lower --threads",
+                    threads, processors, processors == 1 ? "" : "s", most));
+  }
+  const int startable = 1 + startable_threads(threads - 1);
+  if (startable < threads) {
+    throw Error(
+        ErrorCode::device_failure,
+        fmt::format("{} threads are needed, but the system lets this process start only {}; lower --threads, or "
+                    "raise the limit (ulimit -u, or pids.max of the control group)",
+                    threads, startable));
+  }
 }
 
 std::string processor_name(const std::string& root) {

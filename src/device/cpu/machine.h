@@ -21,6 +21,10 @@ MachineMemory machine_memory(const std::string& root = "");
 // Processors that the process may run on, by affinity and by the control group's quota.
 int usable_processors(const std::string& root = "");
 
+// Throws Error(device_failure) where so many threads are no use here, or more than the system lets the process start:
+// OpenMP would end the process then.
+void require_threads(int threads);
+
 // The cores that the process may run on, as hwloc sees them: those that share a last-level cache stand together.
 struct Topology {
   CoreShape shape;

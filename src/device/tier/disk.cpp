@@ -370,8 +370,11 @@ void parse_spill(std::string_view text, TierOptions& options) {
     } catch (const Error& error) {
       throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: {}", text, error.what()));
     }
-    if (options.spill_size->count <= 0)
-      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: '{}' is no room at all", text, size));
+    if (options.spill_size->count < kSlotAlignment)
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("--spill {}: '{}' is no room for any tensor; give a number and a "
+                              "unit, as in 20GiB",
+                              text, size));
     text = text.substr(0, colon);
   }
   if (text.empty() || !fs::is_directory(fs::path(text), ignored)) {
@@ -388,8 +391,9 @@ void parse_peer(std::string_view text, TierOptions& options) {
     } catch (const Error& error) {
       throw Error(ErrorCode::invalid_input, fmt::format("--peer {}: {}", text, error.what()));
     }
-    if (options.peer_size->count <= 0)
-      throw Error(ErrorCode::invalid_input, fmt::format("--peer {}: no room at all", text));
+    if (options.peer_size->count < kSlotAlignment)
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("--peer {}: that is no room for any tensor; give a number and a unit, as in 8GiB", text));
   }
   options.peer = std::string(text.substr(0, sign));
 }
