@@ -191,6 +191,10 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
   differ("model", options.model, saved.model);
   differ("batch", fmt::to_string(options.batch), fmt::to_string(saved.batch));
   differ("optimizer", options.optimizer.name, saved.optimizer.name);
+  const auto frozen = [](const std::vector<std::string>& patterns) {
+    return patterns.empty() ? std::string("nothing") : fmt::format("'{}'", fmt::join(patterns, "' '"));
+  };
+  differ("--freeze", frozen(options.optimizer.freeze), frozen(saved.optimizer.freeze));
   auto kind = [](const std::string& data) { return data.substr(0, data.find(':')); };
   differ("data", kind(options.data), kind(saved.data));
 }

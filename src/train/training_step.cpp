@@ -116,6 +116,11 @@ std::optional<double> TrainingStep::correct() const {
   return read_scalar(*executor_, program_->network.correct);
 }
 
+std::optional<double> TrainingStep::gradient_norm() const {
+  if (!program_->network.gradient_norm.valid()) return std::nullopt;
+  return read_scalar(*executor_, program_->network.gradient_norm);
+}
+
 size_t TrainingStep::find_state(std::string_view name) const {
   std::vector<std::string> names;
   for (size_t i = 0; i < states_.size(); ++i) {
@@ -144,6 +149,17 @@ void TrainingStep::set_state(const StateTensor& state) {
                             state.elements.size()));
   }
   write_state(i, {}, state.elements);
+}
+
+void TrainingStep::set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements) {
+  const size_t i = find_state(name);
+  const int64_t size = states_[i].bytes().count;
+  if (offset.count < 0 || offset.count > size || static_cast<int64_t>(elements.size()) > size - offset.count) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("state '{}' has {} bytes, not bytes {} to {}", name, size, offset.count,
+                            offset.count + static_cast<int64_t>(elements.size())));
+  }
+  write_state(i, offset, elements);
 }
 
 // Calls action(tensor, first element in it, bytes) for each part of state number `i` that has some of `bytes`.
