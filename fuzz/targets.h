@@ -2,6 +2,9 @@
 // what it promises. libFuzzer drives them (fuzz/), and tests/fuzz runs them over mutated samples.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -23,10 +26,12 @@
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/kernels.h"
+#include "plimsoll/models.h"
 #include "plimsoll/plan.h"
 #include "plimsoll/verify.h"
 #include "train/resume.h"
 #include "train/safetensors.h"
+#include "train/weights_file.h"
 
 namespace plimsoll::fuzz {
 
@@ -198,6 +203,31 @@ inline void read_safetensors(std::string_view input) {
   });
 }
 
+// A whole file of weights, as `train --weights` takes them for a small network.
+inline const Network& weights_network() {
+  static const Network network =
+      build_model("mlp:4", {.batch = 1, .channels = 1, .height = 2, .width = 2, .classes = 3});
+  return network;
+}
+inline void read_weights(std::string_view input) {
+  const int file = ::memfd_create("weights", 0);
+  const std::string path = "/proc/self/fd/" + std::to_string(file);
+  require(file >= 0 && ::write(file, input.data(), input.size()) == static_cast<ssize_t>(input.size()),
+          "no file in memory");
+  accept_or_refuse([&] {
+    const WeightsFile weights(path);
+    const WeightsMatch match = match_weights(weights, weights_network(), true);
+    to_text(match);
+    classes_of(weights, weights_network());
+    for (const auto& [name, entry] : match.taken) {
+      const Tensor& tensor = weights_network().graph.tensor(weights_network().graph.find_tensor(name));
+      std::vector<float> values(static_cast<size_t>(element_count(tensor.shape)));
+      weights.read(entry, 0, values);
+    }
+  });
+  ::close(file);
+}
+
 inline void read_training_state(std::string_view input) {
   accept_or_refuse([&] {
     const std::string text = to_json(training_state_from_json(input));
@@ -360,6 +390,7 @@ inline constexpr Target kTargets[] = {
     {"cifar", read_cifar},
     {"image", read_image},
     {"safetensors", read_safetensors},
+    {"weights", read_weights},
     {"training_state", read_training_state},
     {"graph", read_graph},
     {"plan", read_plan},

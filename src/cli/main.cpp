@@ -27,10 +27,13 @@ struct Command {
   cli::Run (*add)(CLI::App&);
 };
 constexpr Command kCommands[] = {
-    {"train", cli::add_train},         {"plan", cli::add_plan},       {"verify", cli::add_verify},
-    {"profile", cli::add_profile},     {"models", cli::add_models},   {"policies", cli::add_policies},
-    {"devices", cli::add_devices},     {"compare", cli::add_compare}, {"max", cli::add_max},
-    {"reproduce", cli::add_reproduce}, {"place", cli::add_place},     {"convolutions", cli::add_convolutions},
+    {"train", cli::add_train},     {"eval", cli::add_eval},
+    {"predict", cli::add_predict}, {"plan", cli::add_plan},
+    {"verify", cli::add_verify},   {"profile", cli::add_profile},
+    {"models", cli::add_models},   {"policies", cli::add_policies},
+    {"devices", cli::add_devices}, {"compare", cli::add_compare},
+    {"max", cli::add_max},         {"reproduce", cli::add_reproduce},
+    {"place", cli::add_place},     {"convolutions", cli::add_convolutions},
     {"heaps", cli::add_heaps},
 };
 

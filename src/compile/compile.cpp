@@ -17,6 +17,7 @@
 #include "plan/room.h"
 #include "plan/route.h"
 #include "plan/simulate.h"
+#include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -422,6 +423,28 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
     }
   }
   return program;
+}
+
+std::variant<Program, Infeasible> compile_inference(const Network& network, const Device& device,
+                                                    const CostTable& costs, const CompileOptions& options) {
+  const Stopwatch watch;
+  Network inference = network;
+  std::vector<PassReport> passes = run_fusion_passes(inference, options.fusion);
+  const TensorId logits = logits_of(inference);
+  if (!logits.valid()) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("'{}' does not classify, so it has no answers to give", network.graph.name));
+  }
+  inference.graph.tensor(logits).role = Role::output;
+  std::vector<TensorId>& outputs = inference.graph.outputs;
+  for (TensorId id : {inference.objectives[0].loss, inference.correct, logits}) {
+    if (std::find(outputs.begin(), outputs.end(), id) == outputs.end()) outputs.push_back(id);
+  }
+  const Bytes lower_bound = least_bytes(inference.graph, has_tiers(device, options));
+  Attempt found = search(inference, device, costs, options);
+  auto result = take(std::move(found), std::move(inference), lower_bound, device, costs, options, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
+  return result;
 }
 
 }  // namespace plimsoll
