@@ -16,6 +16,7 @@
 #include "plan/policy.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
+#include "plimsoll/train.h"
 #include "report/report.h"
 #include "train/sample_inputs.h"
 #include "train/session.h"
@@ -64,6 +65,7 @@ double measure_step_ms(const Session& session, const Program& program, int steps
 struct CompareFlags : CommonFlags {
   bool run = false;
   int steps = 5;
+  std::string data;
   std::vector<std::string> only;
 };
 
@@ -77,6 +79,16 @@ void check_can_run(const CompareFlags& flags) {
                 "--run: the papers' layer model is planned, never run; leave out --lowering paper");
 }
 
+// The network's input as --data gives it, or as it is usually fed.
+ModelInput planned_input(const CompareFlags& flags, int64_t batch) {
+  if (flags.data.empty()) return input_of(flags, batch);
+  return training_input({.model = flags.model,
+                         .data = flags.data,
+                         .batch = batch,
+                         .image_size = flags.image_size,
+                         .classes = flags.classes});
+}
+
 // Plans for one network by one policy after another, a row for each.
 class Comparison {
  public:
@@ -85,7 +97,7 @@ class Comparison {
         out_(flags.json),
         names_(policies_to_compare(flags)),
         batch_(flags.batch > 0 ? flags.batch : 32),
-        network_(build_model(flags.model, input_of(flags, batch_))),
+        network_(build_model(flags.model, planned_input(flags, batch_))),
         cores_(core_options(flags.device, flags.core_request(), flags.exact)),
         session_(open()) {}
 
@@ -340,6 +352,11 @@ Run add_compare(CLI::App& app) {
   flags->add_sharing_to(*command);
   flags->add_lowering_to(*command);
   flags->add_workspace_to(*command);
+  command
+      ->add_option(
+          "--data", flags->data,
+          "Compare for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")
+      ->check(not_empty());
   command->add_flag("--run", flags->run, "Run each plan too, and say what its step took");
   command->add_option("--steps", flags->steps, "Steps to run of each, of which the median counts")
       ->capture_default_str()
