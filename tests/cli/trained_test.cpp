@@ -140,9 +140,9 @@ TEST_F(Trained, EvalSaysWhatItLacks) {
   const Outcome damaged = run("eval --checkpoint " + c);
   EXPECT_EQ(damaged.code, 2);
   EXPECT_THAT(damaged.err, HasSubstr("the file was damaged"));
-  const Outcome none = run("eval --model autoencoder --checkpoint " + path("w.safetensors"));
+  const Outcome none = run("eval --model dcgan --checkpoint " + path("w.safetensors"));
   EXPECT_EQ(none.code, 2);
-  EXPECT_THAT(none.err, HasSubstr("'autoencoder' does not classify"));
+  EXPECT_THAT(none.err, HasSubstr("'dcgan' does not classify"));
 }
 
 TEST_F(Trained, PredictNamesClassesAndGoesOnAfterWhatItCannotRead) {
