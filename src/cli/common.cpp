@@ -321,8 +321,9 @@ void check_writable(std::string_view flag, const std::string& file) {
 
 namespace {
 
-// Words and messages that are longer than any of ours were written by somebody else; their beginning tells.
-std::string without_endless_words(std::string_view text) {
+// Words and messages that are longer than any of ours were written by somebody else; their beginning tells. What would
+// steer a terminal is no text.
+std::string readable(std::string_view text) {
   constexpr size_t kLongestWord = 400, kLongestText = 4000;
   std::string shorter;
   for (size_t begin = 0; begin < text.size();) {
@@ -331,13 +332,16 @@ std::string without_endless_words(std::string_view text) {
     if (end < text.size()) shorter += text[end];
     begin = end + 1;
   }
+  for (char& letter : shorter) {
+    if (std::iscntrl(static_cast<unsigned char>(letter)) != 0 && letter != '\n') letter = '?';
+  }
   return cut_text(shorter, kLongestText);
 }
 
 }  // namespace
 
 void complain(std::string_view text) {
-  const std::string line = fmt::format("plimsoll: {}\n", without_endless_words(text));
+  const std::string line = fmt::format("plimsoll: {}\n", readable(text));
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

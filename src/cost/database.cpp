@@ -220,6 +220,11 @@ struct CostDatabase::Impl {
     if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
     if (error) return use_memory(fmt::format("its folder cannot be made: {}", error.message()));
     if (fs::is_directory(path, error)) return use_memory("it is a folder");
+    for (const char* suffix : {"", "-journal", "-wal", "-shm"}) {  // a pipe would keep SQLite waiting for ever
+      const fs::path file = path.string() + suffix;
+      if (fs::exists(file, error) && !fs::is_regular_file(file, error))
+        return use_memory(fmt::format("'{}' is not a regular file", file.filename().string()));
+    }
     FolderLock lock(path.string() + ".lock");
     try {
       try {

@@ -231,6 +231,19 @@ TEST_F(Database, AFolderInItsPlaceMeansCostsInMemory) {
   EXPECT_TRUE(fs::is_directory(path));
 }
 
+TEST_F(Database, APipeInItsPlaceMeansCostsInMemoryAndNoWaiting) {
+  for (const char* suffix : {"", "-journal"}) {
+    const fs::path pipe = path.string() + suffix;
+    fs::create_directories(pipe.parent_path());
+    ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+    CostDatabase database(path, kDevice);
+    EXPECT_EQ(database.notice(), "the cost database '" + path.string() + "' cannot be used: '" +
+                                     pipe.filename().string() +
+                                     "' is not a regular file; costs are kept for this run only");
+    fs::remove(pipe);
+  }
+}
+
 TEST_F(Database, AFolderThatCannotBeMadeMeansCostsInMemory) {
   std::ofstream(folder / "file") << "x";
   CostDatabase database(folder / "file" / "cache" / "costs.sqlite", kDevice);

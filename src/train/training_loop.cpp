@@ -141,16 +141,23 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
   if (parts_.listener.epoch) parts_.listener.epoch(event);
 }
 
-// A save that fails, on a full disk say, is not the end of the training: the file is as it was, and the next may succeed.
+// A save that fails, on a full disk say, is not the end of the training: the file is as it was, and the next may
+// succeed. Of several that fail in a row the first is said.
 void TrainingLoop::save() {
   try {
     write_checkpoint();
+    if (save_failed_)
+      tell(fmt::format("{}: saved again, at step {}", parts_.options.checkpoint->string(), place_.step));
+    save_failed_ = false;
   } catch (const Error& error) {
-    if (parts_.listener.notice) {
-      parts_.listener.notice(
-          fmt::format("{}; training goes on, and the next save tries again. {}", error.what(), saved_text()));
-    }
+    if (!save_failed_)
+      tell(fmt::format("{}; training goes on, and the next save tries again. {}", error.what(), saved_text()));
+    save_failed_ = true;
   }
+}
+
+void TrainingLoop::tell(const std::string& text) const {
+  if (parts_.listener.notice) parts_.listener.notice(text);
 }
 
 void TrainingLoop::save_at_end() {

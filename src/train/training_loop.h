@@ -56,6 +56,7 @@ class TrainingLoop {
   void save_at_end();
   void write_checkpoint();
   std::string saved_text() const;
+  void tell(const std::string& text) const;
   bool is_settled() const { return !parts_.settled || parts_.settled(); }
   void tell_step(const StepEvent& event);
   bool asked_to_stop() const { return parts_.listener.stop && parts_.listener.stop(); }
@@ -70,7 +71,7 @@ class TrainingLoop {
   size_t times_at_ = 0;
   double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;
-  bool settled_ = false, stopped_ = false;
+  bool settled_ = false, stopped_ = false, save_failed_ = false;
   std::exception_ptr thrown_;  // by the listener
 };
 

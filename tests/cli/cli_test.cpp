@@ -422,7 +422,7 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
 
 // A training that would last for hours, with a step every few milliseconds.
 constexpr const char* kLongTraining =
-    "train mlp --data synthetic:100000 --image-size 8 --batch 16 --threads 1 --costs estimated --evaluate-every 0 ";
+    "train mlp --data synthetic:8000000 --image-size 8 --batch 16 --threads 1 --costs estimated --evaluate-every 0 ";
 
 TEST_F(Cli, AHangupSavesAndGoesOnWithACheckpointAndEndsWithoutOne) {
   const auto start_and_hang_up = [&](const std::string& flags) {
@@ -480,7 +480,8 @@ TEST_F(Cli, AFullDiskDuringASaveIsSaidAndTheNextSaveTriesAgain) {
   }));
   const auto failed_at = fs::last_write_time(checkpoint);
   ASSERT_TRUE(limit_files_of(child, RLIM_INFINITY));
-  EXPECT_TRUE(wait_for([&] { return fs::last_write_time(checkpoint) != failed_at; }));
+  EXPECT_TRUE(wait_for([&] { return slurp(path("err")).find("saved again, at step ") != std::string::npos; }));
+  EXPECT_NE(fs::last_write_time(checkpoint), failed_at);
   ASSERT_TRUE(limit_files_of(child, 4096));
   ::kill(child, SIGTERM);
   const Outcome outcome = wait(child);

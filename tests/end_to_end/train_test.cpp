@@ -112,7 +112,8 @@ TEST(Train, GoesOnWhenASaveFailsAndSaysSo) {
   const FileFault fault(FileOperation::write, 1, ENOSPC);
   const DoneEvent done = run(options, listener);
   EXPECT_TRUE(fault.struck());
-  ASSERT_EQ(notices.size(), 1U);
+  ASSERT_EQ(notices.size(), 2U);
+  EXPECT_EQ(notices[1], options.checkpoint->string() + ": saved again, at step 4");
   EXPECT_EQ(notices[0], options.checkpoint->string() +
                             ": cannot write: No space left on device; training goes on, and the next save tries again. "
                             "Nothing of this run is saved yet");
