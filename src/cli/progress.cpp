@@ -42,8 +42,7 @@ void Progress::update(const std::string& label, int64_t done, int64_t total, con
   const double share = total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0) : 0;
   const int filled = static_cast<int>(share * kBarWidth);
   const std::string text = fmt::format("{} {:3.0f}%|{}{}| {}/{} [{}<{}, {:.3g}/s] {}", label, share * 100,
-                                       std::string(static_cast<size_t>(filled), '#'),
-                                       std::string(static_cast<size_t>(kBarWidth - filled), ' '), done, total,
+                                       std::string(filled, '#'), std::string(kBarWidth - filled, ' '), done, total,
                                        clock_text(elapsed), rate > 0 ? clock_text(left) : "?", rate, extra);
   if (terminal_) {
     std::fputs(("\r\033[K" + text).c_str(), stderr);

@@ -90,7 +90,8 @@ PlanChange InterferenceMonitor::correct(int fresh, double usual_ms, double all_s
       return {
           check_plan(input_.graph, std::move(chosen.plan)),
           fmt::format(
-              "{} pairs of ops were slower side by side than one after another, and do not meet any more: {:.4g} ms a step predicted",
+              "{} pairs of ops were slower side by side than one after another, and do not meet any more: {:.4g} ms "
+              "a step predicted",
               fresh, ms)};
     }
   }
