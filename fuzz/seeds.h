@@ -41,7 +41,7 @@ inline std::string gzip_seed() {
 }
 
 inline std::vector<unsigned char> pattern(int count) {
-  std::vector<unsigned char> bytes(static_cast<size_t>(count));
+  std::vector<unsigned char> bytes(count);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i * i * 31 >> 3);
   return bytes;
 }
@@ -117,7 +117,7 @@ inline std::string train_options_seed() {
       .name = "step", .lr = 0.1, .min_lr = 1e-5, .decay_epochs = 3, .warmup_epochs = 2, .warmup_lr = 0.01};
   Program program;
   program.network.graph = example_graph();
-  program.kernels.resize(static_cast<size_t>(program.network.graph.op_count()), {"reference", {}});
+  program.kernels.resize(program.network.graph.op_count(), {"reference", {}});
   Plan plan = example_plan(program.network.graph);
   plan.budget = 5_MiB;
   program.plan = check_plan(program.network.graph, std::move(plan));

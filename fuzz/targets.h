@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/by_id.h"
 #include "base/files.h"
 #include "compile/plan_file.h"
 #include "cost/cost_file.h"
@@ -61,17 +62,16 @@ inline Plan example_plan(const Graph& graph) {
       .graph_name = graph.name, .graph_fingerprint = fingerprint(graph), .device_name = "cpu", .policy = "baseline"};
   const StepIndex last = graph.op_count() - 1;
   for (int32_t i = 0; i <= last; ++i) plan.steps.push_back({.op = {i}, .kernel = "reference"});
-  std::vector<Bytes> at(static_cast<size_t>(graph.tensor_count()));
-  for (int32_t i = 0; i < graph.tensor_count(); ++i) {
-    const Tensor& tensor = graph.tensor({i});
+  ById<TensorId, Bytes> offsets(graph.tensor_count());
+  for (TensorId id : offsets.ids()) {
+    const Tensor& tensor = graph.tensor(id);
     Bytes offset = plan.arena;
     for (const State& state : graph.states) {
-      if (state.after == TensorId{i} && state.before != state.after)
-        offset = at[static_cast<size_t>(state.before.index)];
+      if (state.after == id && state.before != state.after) offset = offsets[state.before];
     }
-    at[static_cast<size_t>(i)] = offset;
+    offsets[id] = offset;
     const StepIndex first = tensor.producer.valid() ? tensor.producer.index : 0;
-    plan.stays.push_back({{i}, offset, align_up(tensor.bytes(), 64), first, last});
+    plan.stays.push_back({id, offset, align_up(tensor.bytes(), 64), first, last});
     plan.arena = std::max(plan.arena, offset + align_up(tensor.bytes(), 64));
   }
   plan.budget = plan.arena;
@@ -159,10 +159,7 @@ inline void read_cifar(std::string_view input) {
       const int64_t count = cifar_record_count(classes, static_cast<int64_t>(input.size()), "x");
       const int64_t bytes = cifar_record_bytes(classes);
       for (int64_t i = 0; i < count; ++i) {
-        parse_cifar_record(
-            classes,
-            std::as_bytes(std::span(input)).subspan(static_cast<size_t>(i * bytes), static_cast<size_t>(bytes)), i, "x",
-            image);
+        parse_cifar_record(classes, std::as_bytes(std::span(input)).subspan(i * bytes, bytes), i, "x", image);
         require(image.label >= 0 && image.label < classes, "a label out of range");
       }
     });

@@ -1,6 +1,6 @@
 // From a network to a verified plan in one call. `train`, `plan` and callers of the C++ API go through here.
 //
-//   Network ──fusion──autodiff──> training step ──kernels, layouts──> route ──policy──> Plan ──verify, simulate──> Program
+//   Network ──fusion, autodiff──> training step ──kernels, layouts──> route ──policy──> Plan ──checks──> Program
 //
 // "No plan fits" is an answer, not an error: Infeasible says what is missing (plan.h).
 #pragma once

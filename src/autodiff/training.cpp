@@ -7,7 +7,6 @@
 
 #include "autodiff/backward.h"
 #include "autodiff/optimizers.h"
-#include "base/by_id.h"
 #include "base/names.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
@@ -44,8 +43,8 @@ void pair_statistics(Graph& graph) {
     if (op.type->state_outputs.empty()) continue;
     for (const InPlace& pair : op.type->in_place(graph, op)) {
       if (!pair.required) continue;
-      const TensorId before = op.inputs.at(at(pair.input));
-      const TensorId after = op.outputs.at(at(pair.output));
+      const TensorId before = op.inputs.at(pair.input);
+      const TensorId after = op.outputs.at(pair.output);
       for (State& state : graph.states) {
         if (state.after == before) state.after = after;
       }

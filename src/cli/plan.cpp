@@ -113,8 +113,8 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
                                                          to_string(minimum), to_string(program.lower_bound)));
   json object = plan_json(program, minimum);
   if (flags.explain.empty()) {
-    say(out, fmt::format("alive at the peak:\n{}",
-                         peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
+    say(out,
+        fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
   } else {
     const std::string text = explain(program, *session.device, session.costs, flags.explain);
     say(out, "\n" + text);
@@ -251,7 +251,7 @@ json share_costs(const ProfileFlags& flags, const std::string& imported, Session
     session.database->save(session.costs);
     told["imported"] = taken;
     say(out, fmt::format("{}: {} costs taken, {} known before", flags.import_from, taken,
-                         others.entries().size() + others.in_step_entries().size() - static_cast<size_t>(taken)));
+                         others.entries().size() + others.in_step_entries().size() - taken));
   }
   return told;
 }
@@ -319,8 +319,8 @@ std::vector<std::unique_ptr<Device>> open_beside(const ProfileFlags& flags, cons
 }
 
 // Measures what the database lacks for these networks; returns how much that was.
-int measure(const ProfileFlags& flags, MeasureOptions measuring, Session& session, const std::vector<Network>& networks,
-            const std::vector<std::unique_ptr<Device>>& others) {
+int measure_networks(const ProfileFlags& flags, MeasureOptions measuring, Session& session,
+                     const std::vector<Network>& networks, const std::vector<std::unique_ptr<Device>>& others) {
   std::vector<const Device*> beside;
   for (const std::unique_ptr<Device>& other : others) beside.push_back(other.get());
   const CompileOptions options = compile_options(flags, session);
@@ -398,7 +398,7 @@ int run_profile(const ProfileFlags& flags) {
   }
   catch_interrupts();
   const BusyMeter busy;
-  const int measured = measure(flags, measuring, session, networks, others);
+  const int measured = measure_networks(flags, measuring, session, networks, others);
   if (interrupted()) {
     say(out, fmt::format("interrupted; {} measurements are kept", measured));
     return kInterrupted;

@@ -43,10 +43,10 @@ void Progress::update(const std::string& label, int64_t done, int64_t total, con
   const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
   const double share = total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0) : 0;
   const int filled = static_cast<int>(share * kBarWidth);
-  const std::string text = fmt::format(
-      "{} {:3.0f}%|{}{}| {}/{} [{}<{}, {}/s] {}", label, share * 100, std::string(static_cast<size_t>(filled), '#'),
-      std::string(static_cast<size_t>(kBarWidth - filled), ' '), done, total, clock_text(elapsed),
-      rate > 0 ? clock_text(left) : "?", number_text(rate), extra);
+  const std::string text =
+      fmt::format("{} {:3.0f}%|{}{}| {}/{} [{}<{}, {}/s] {}", label, share * 100, std::string(filled, '#'),
+                  std::string(kBarWidth - filled, ' '), done, total, clock_text(elapsed),
+                  rate > 0 ? clock_text(left) : "?", number_text(rate), extra);
   if (terminal_) {
     std::fputs(("\r\033[K" + text).c_str(), stderr);
   } else {

@@ -515,12 +515,12 @@ void add_learning_rate_to(CLI::App& command, TrainFlags& flags) {
   command.add_option("--warmup-epochs", flags.schedule.warmup_epochs, "Epochs of linear warm-up")
       ->check(whole_number(0, int64_t{1} << 30));
   command.add_option("--warmup-lr", flags.schedule.warmup_lr, "Learning rate that the warm-up begins with")
-      ->check(number());
-  command.add_option("--min-lr", flags.schedule.min_lr, "Where the cosine schedule ends")->check(number());
+      ->check(cli::number());
+  command.add_option("--min-lr", flags.schedule.min_lr, "Where the cosine schedule ends")->check(cli::number());
   command.add_option("--decay-epochs", flags.schedule.decay_epochs, "Epochs between the decays of the step schedule")
       ->check(whole_number(1, int64_t{1} << 30));
   command.add_option("--decay-rate", flags.schedule.decay_rate, "Factor of a decay of the step schedule")
-      ->check(number(0, 1));
+      ->check(cli::number(0, 1));
 }
 
 // How batches are drawn and made, and how often what was learnt is judged.

@@ -94,7 +94,7 @@ class Flow {
   std::optional<Attempt> upgraded(const Attempt& attempt, bool divide, const std::string& policy) {
     const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
     std::optional<LaidOut> next =
-        upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[static_cast<size_t>(op.index)]; });
+        upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
     if (!next) return std::nullopt;
     return make_attempt(std::move(*next), device_, costs_, options_, {policy});
   }
@@ -263,7 +263,7 @@ Attempt search_sizes(const Network& network, const Device& device, const CostTab
 Bytes total_workspace(const Attempt& attempt) {
   Bytes sum;
   for (OpId op{0}; op.index < attempt.graph.op_count(); ++op.index) {
-    if (counts_in_total(attempt.graph.op(op))) sum += attempt.layouts.kernels[static_cast<size_t>(op.index)].workspace;
+    if (counts_in_total(attempt.graph.op(op))) sum += attempt.layouts.kernels[op.index].workspace;
   }
   return sum;
 }

@@ -78,13 +78,13 @@ TEST(Gtbm, GroupsTheTensorsOfAPlanByMobility) {
     options.placement = "gtbm";
     const auto result = compile_layers(build_model(model, {.batch = 4}), {}, *device, CostTable(), options);
     const Program& program = std::get<Program>(result);
-    const std::vector<Mobility> mobility = group_by_mobility(program.network.graph, program.plan->steps);
+    const ById<TensorId, Mobility> mobility = group_by_mobility(program.network.graph, program.plan->steps);
     std::map<Mobility, std::pair<Bytes, Bytes>> where;  // the lowest and the highest byte of each
     for (const Stay& stay : program.plan->stays) {
       if (stay.is_workspace()) continue;
       const Tensor& tensor = program.network.graph.tensor(stay.tensor);
       if (!tensor.producer.valid() || is_done_in_place(program.network.graph.op(tensor.producer))) continue;
-      const Mobility group = mobility[static_cast<size_t>(stay.tensor.index)];
+      const Mobility group = mobility[stay.tensor];
       auto& [low, high] = where.try_emplace(group, stay.offset, stay.offset + stay.bytes).first->second;
       low = std::min(low, stay.offset);
       high = std::max(high, stay.offset + stay.bytes);
@@ -140,7 +140,7 @@ TEST(WorkspaceTotal, IsNoSlowerThanALimitForEachOpWhoseSumItIs) {
       options.workspace_total = Bytes{};
       for (OpId op{0}; op.index < by_limit.network.graph.op_count(); ++op.index) {
         if (counts_in_total(by_limit.network.graph.op(op)))
-          *options.workspace_total += by_limit.kernels[static_cast<size_t>(op.index)].workspace;
+          *options.workspace_total += by_limit.kernels[op.index].workspace;
       }
       const auto total = compile_training(network, *device, CostTable(), options);
       ASSERT_TRUE(std::holds_alternative<Program>(total));

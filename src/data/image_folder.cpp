@@ -191,9 +191,8 @@ class ImageFolder : public DataSet {
   void read(Split split, int64_t index, int64_t smallest_side, Image& image) const override {
     const bool own_test = split == Split::test && order_.empty();
     const Listing& listing = own_test ? test_ : train_;
-    size_t i = static_cast<size_t>(index);
-    if (!order_.empty())
-      i = static_cast<size_t>(order_[split == Split::train ? i : i + static_cast<size_t>(info_.train_count)]);
+    size_t i = index;
+    if (!order_.empty()) i = order_[split == Split::train ? i : i + info_.train_count];
     const fs::path file = (own_test ? test_root_ : train_root_) / listing.name(i);
     decode_image(read_file(file, kLargestImageFile), file.string(), smallest_side, image);
     image.label = listing.labels[i];

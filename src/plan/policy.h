@@ -34,6 +34,9 @@ struct PolicyInput {
   std::vector<int8_t> state_homes = {};
   std::map<std::string, std::string> options =
       {};  // of the policy: "superneurons:recompute=speed" has {recompute, speed}
+
+  // Nothing where no kernels are chosen: planning by shapes alone.
+  KernelChoice kernel_of(OpId op) const { return op.index < std::ssize(kernels) ? kernels[op.index] : KernelChoice{}; }
 };
 
 using PlanOrInfeasible = std::variant<Plan, Infeasible>;

@@ -118,7 +118,8 @@ TEST(Resume, SaysWhenOpsHaveOtherThreadsThanBefore) {
   device.key = "oneDNN 3.1 avx512 1 threads, Intel(R) Xeon(R)";
   EXPECT_EQ(
       other_device_text("oneDNN 3.1 avx512 2 threads, Intel(R) Xeon(R)", device),
-      "threads of an op: 2 before this checkpoint, 1 now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op 2 repeats them");
+      "threads of an op: 2 before this checkpoint, 1 now: kernels are chosen anew for that, so results may differ in "
+      "the last bits; --intra-op 2 repeats them");
   EXPECT_THAT(other_device_text("oneDNN 2.9 avx512 2 threads, Intel(R) Xeon(R)", device),
               HasSubstr("is from another device (oneDNN 2.9"));
   EXPECT_THAT(other_device_text("cudnn", device), HasSubstr("is from another device (cudnn)"));

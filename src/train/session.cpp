@@ -246,7 +246,7 @@ std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
     for (size_t i = 0; i < executor.copies().size(); ++i) {
       const StepRecord& copy = executor.copies()[i];
       const double together = std::min(step.end_ms, copy.end_ms) - std::max(step.start_ms, copy.start_ms);
-      if (together > 0) ms -= together * plan.tiers[static_cast<size_t>(plan.moves[i].tier)].tier.compute_share;
+      if (together > 0) ms -= together * plan.tiers[plan.moves[i].tier].tier.compute_share;
     }
     times.push_back(std::max(ms, 0.05 * (step.end_ms - step.start_ms)));
   }

@@ -168,7 +168,7 @@ std::string unkept_limits(const TrainOptions& options, const Program& program, s
   bool divided = false;
   const Graph& graph = program.network.graph;
   for (OpId id{0}; id.index < graph.op_count(); ++id.index) {
-    const KernelChoice& kernel = program.kernels[static_cast<size_t>(id.index)];
+    const KernelChoice& kernel = program.kernels[id.index];
     divided = divided || !parts_of(kernel.kernel).empty();
     if (counts_in_total(graph.op(id))) sum += kernel.workspace;
     if (kernel.workspace <= most) continue;
@@ -215,8 +215,8 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
                                                      measured == 1 ? "" : "s", session.database->notice()));
     if (busy.others() > kTooBusy) {
       notice(fmt::format(
-          "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "
-          "with `plimsoll profile {} --batch {} --again`",
+          "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, "
+          "measure anew with `plimsoll profile {} --batch {} --again`",
           100 * busy.others(), options.model, options.batch));
     }
   }

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <span>
 
-#include "base/by_id.h"
 #include "base/clock.h"
 #include "plan/placement/bundle.h"
 #include "plan/placement/decompose.h"
@@ -108,7 +107,7 @@ class PartPlacer {
       try_order(order);
       if (height_ <= goal) return;
       std::stable_partition(order.begin(), order.end(),
-                            [&](int32_t i) { return offsets[at(i)] + problem_.items[at(i)].size > goal; });
+                            [&](int32_t i) { return offsets[i] + problem_.items[i].size > goal; });
     }
   }
 
@@ -170,7 +169,7 @@ class PartPlacer {
       }
       if (placer.height() > part_target) return more;
       for (size_t p = 0; p < part.problem.items.size(); ++p) {
-        pieces.offsets[at(part.problem.buffer[p])] = part.base + placer.offsets()[p];
+        pieces.offsets[part.problem.buffer[p]] = part.base + placer.offsets()[p];
       }
     }
     take(bundles.offsets_of_items(problem_, pieces.offsets));
@@ -222,7 +221,7 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   for (const Part& part : parts) {
     proven = std::max(proven, part.proven());
     for (size_t p = 0; p < part.part.problem.items.size(); ++p) {
-      pieces.offsets[at(part.part.problem.buffer[p])] = part.part.base + part.placer.offsets()[p];
+      pieces.offsets[part.part.problem.buffer[p]] = part.part.base + part.placer.offsets()[p];
     }
   }
   Placement placement = make_placement(problem, pieces.offsets, buffers.size());

@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 
-#include "base/by_id.h"
 #include "base/clock.h"
 #include "base/parallel.h"
 #include "plan/assemble.h"
@@ -134,9 +133,9 @@ class AutoPlanner {
     Decisions decisions = keep_everything(timeline_);
     for (size_t s = 0; s < input_.state_homes.size(); ++s) {
       if (input_.state_homes[s] < 0) continue;
-      const int32_t v = timeline_.value_of[at(input_.graph.states[s].before)];
-      const TimelineValue& value = timeline_.values[at(v)];
-      decisions.home[at(v)] = input_.state_homes[s];
+      const int32_t v = timeline_.value_of[input_.graph.states[s].before];
+      const TimelineValue& value = timeline_.values[v];
+      decisions.home[v] = input_.state_homes[s];
       std::fill_n(decisions.gaps.begin() + value.first_gap, value.gap_count(), kDrop);
     }
     return decisions;
@@ -161,13 +160,13 @@ class AutoPlanner {
     // own backward use.
     auto let_go = [&](int32_t v, Choice choice) {
       bool any = false;
-      const TimelineValue& value = timeline_.values[at(v)];
+      const TimelineValue& value = timeline_.values[v];
       for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
-        const int32_t from = g == 0 ? value.producer : value.uses[at(g - 1)];
-        if (value.uses[at(g)] - from < 2) continue;  // it would have to be back at once
-        const OpId reader = timeline_.steps[at(value.uses[at(g)])].op;
+        const int32_t from = g == 0 ? value.producer : value.uses[g - 1];
+        if (value.uses[g] - from < 2) continue;  // it would have to be back at once
+        const OpId reader = timeline_.steps[value.uses[g]].op;
         if (choice == kDrop && value.producer >= 0 && input_.graph.op(reader).phase == Phase::forward) continue;
-        decisions.gaps[at(value.first_gap + g)] = choice;
+        decisions.gaps[value.first_gap + g] = choice;
         any = true;
       }
       return any;
@@ -176,7 +175,7 @@ class AutoPlanner {
     // Optimizer states are wanted once a step, so they take what the others leave.
     auto move_states = [&](bool optimizer) {
       for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
-        const size_t i = static_cast<size_t>(v);
+        const size_t i = v;
         const TimelineValue& value = timeline_.values[i];
         if (value.producer >= 0 || value.bytes == 0 || !extreme.states || decisions.home[i] >= 0) continue;
         if ((input_.graph.tensor(value.tensor).role == Role::optimizer_state) != optimizer) continue;
@@ -188,12 +187,12 @@ class AutoPlanner {
     move_states(false);
     for (const TimelineStep& step : timeline_.steps) {
       int rebuilt = 1;
-      for (int32_t w : step.recompute_inputs) rebuilt += chain[at(w)];
+      for (int32_t w : step.recompute_inputs) rebuilt += chain[w];
       for (int32_t v : step.outputs) {
-        const TimelineValue& value = timeline_.values[at(v)];
+        const TimelineValue& value = timeline_.values[v];
         if (value.bytes == 0) continue;
         const int8_t tier = room.first(value.bytes);
-        const TierInfo& to = tiers[at(tier)];
+        const TierInfo& to = tiers[tier];
         const double copies =
             copy_ms(to, Move::Direction::out, {value.bytes}) + copy_ms(to, Move::Direction::in, {value.bytes});
         const bool drop = extreme.recompute && value.recomputable && rebuilt <= kLongestChain && step.ms < copies;
@@ -203,9 +202,8 @@ class AutoPlanner {
         if (!extreme.recompute || value.at_end || !value.recomputable) continue;
         const bool copied = gone ? !drop : rebuilt > kLongestChain;
         if (copied && !gone) room.take(tier, value.bytes);
-        decisions.gaps[static_cast<size_t>(value.first_gap) + value.uses.size()] =
-            copied ? out : kDrop;  // for who rebuilds another
-        chain[at(v)] = copied ? 0 : rebuilt;
+        decisions.gaps[value.first_gap + value.uses.size()] = copied ? out : kDrop;  // for who rebuilds another
+        chain[v] = copied ? 0 : rebuilt;
       }
     }
     move_states(true);

@@ -103,7 +103,7 @@ TEST(Policies, TheBudgetThatTheAnswerNamesIsEnough) {
 CostTable random_costs(const Graph& graph, const std::vector<KernelChoice>& kernels, std::mt19937_64& random) {
   CostTable costs;
   for (int32_t i = 0; i < graph.op_count(); ++i) {
-    const std::string& kernel = kernels[static_cast<size_t>(i)].kernel;
+    const std::string& kernel = kernels[i].kernel;
     if (!kernel.empty()) {
       costs.put({op_signature(graph, graph.op({i})), kernel, 0},
                 {Cost::Source::measured, 0.01 + 0.001 * static_cast<double>(random() % 5000), 0, 3});
