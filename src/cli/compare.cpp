@@ -97,9 +97,9 @@ int run_compare(const CompareFlags& flags) {
   for (const std::string& name : names) {
     CompileOptions options = compile_options(flags, session);
     options.policy = name;
+    options.name_minimum = true;
     auto result = compile(flags, network, session, options, false);
     if (auto* infeasible = std::get_if<Infeasible>(&result)) {
-      name_least_memory(*infeasible, network, *session.device, session.costs, options);
       const std::string need = (infeasible->flag.empty() ? "needs " : fmt::format("needs {} ", infeasible->flag)) +
                                to_string(infeasible->minimum);
       say(out, fmt::format("{:<28} {:>11}", name, infeasible->minimum.count == INT64_MAX ? "cannot" : need));
@@ -116,7 +116,7 @@ int run_compare(const CompareFlags& flags) {
     for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
     program.plan = check_plan(program.network.graph, shared.plan);
     const Prediction& p = program.plan->predicted;
-    json object = plan_json(program, minimum_memory(network, *session.device, session.costs, options));
+    json object = plan_json(program, program.minimum);
     object["layers"] = layer_count(network);
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;

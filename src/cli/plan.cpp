@@ -66,10 +66,10 @@ int run_plan(const PlanFlags& flags) {
   if (!cores.notice.empty()) complain(cores.notice);
   Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
-  const CompileOptions options = compile_options(flags, session);
+  CompileOptions options = compile_options(flags, session);
+  options.name_minimum = true;
   auto result = compile(flags, network, session, options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
-    name_least_memory(*infeasible, network, *session.device, session.costs, options);
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;
@@ -78,7 +78,7 @@ int run_plan(const PlanFlags& flags) {
   const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
   for (const std::string& text : shared.notices) complain(text);
   program.plan = check_plan(program.network.graph, shared.plan);
-  const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan->arena);
+  const Bytes minimum = *program.minimum;
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
                        session.device->info().description));
   say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum",

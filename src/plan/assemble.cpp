@@ -125,10 +125,10 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
     workspace_steps.push_back(s);
     problem.push_back({options.keep_everything ? 0 : s, options.keep_everything ? end + 1 : s + 1, bytes});
   }
-  PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .effort = 0, .seconds = input.seconds};
+  PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .effort = 0};
   Placement placement = method.place(problem, placing);
   if (!placement.proven_optimal && (input.explain || states_end + placement.lower_bound <= input.budget)) {
-    placing.effort = PlacementOptions{}.effort;
+    placing.effort = input.effort;
     placement = method.place(problem, placing);
   }
 

@@ -10,13 +10,18 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kEffort = 3'000'000;  // of a placement: policies make many
+constexpr int64_t kMostEffort = 3'000'000;  // of a placement: policies make many
 
 class PlanMaker {
  public:
   PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-            const Schedule& schedule)
-      : input_(input), graph_(input.graph), timeline_(timeline), decisions_(decisions), schedule_(schedule) {}
+            const Schedule& schedule, bool roughly)
+      : input_(input),
+        graph_(input.graph),
+        timeline_(timeline),
+        decisions_(decisions),
+        schedule_(schedule),
+        roughly_(roughly) {}
 
   Plan make(std::string_view policy) {
     plan_.graph_name = graph_.name;
@@ -107,8 +112,10 @@ class PlanMaker {
       workspaces.push_back(d);
     }
     plan_.placement = method.name;
-    const Placement placement = method.place(
-        problem, {.alignment = kStayAlignment, .capacity = {}, .effort = kEffort, .seconds = input_.seconds});
+    const Placement placement = method.place(problem, {.alignment = kStayAlignment,
+                                                       .capacity = {},
+                                                       .effort = std::min(input_.effort, kMostEffort),
+                                                       .roughly = roughly_});
     for (size_t i = 0; i < asked.size(); ++i) places_[at(asked[i])].offset = bottom + placement.offsets[i].count;
     for (size_t i = 0; i < workspaces.size(); ++i) {
       plan_.stays.push_back({.tensor = {},
@@ -235,6 +242,7 @@ class PlanMaker {
   const ValueTimeline& timeline_;
   const Decisions& decisions_;
   const Schedule& schedule_;
+  const bool roughly_;
   Plan plan_;
   std::vector<Place> places_;
   std::vector<int32_t> place_of_;  // by residence
@@ -244,8 +252,8 @@ class PlanMaker {
 }  // namespace
 
 Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-               const Schedule& schedule, std::string_view policy) {
-  return PlanMaker(input, timeline, decisions, schedule).make(policy);
+               const Schedule& schedule, std::string_view policy, bool roughly) {
+  return PlanMaker(input, timeline, decisions, schedule, roughly).make(policy);
 }
 
 }  // namespace plimsoll
