@@ -2,6 +2,7 @@
 #include "device/tier/tier.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -448,6 +449,7 @@ void Training::share_cores() {
 }
 
 TrainingStep Training::make_step() {
+  malloc_trim(0);  // what planning took and gave back stays with its threads otherwise, beside the budget
   return naming_plan(options_, [&] {
     return TrainingStep(
         program_, *session_.device,
