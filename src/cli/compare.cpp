@@ -173,7 +173,7 @@ class Largest {
     return trial;
   }
 
-  Trial try_size(int64_t size) {
+  Trial try_size(int64_t size, bool fast = false) {
     const bool depth = flags_.what == "depth";
     const std::string model = depth ? with_depth(flags_.model, size) : flags_.model;
     Trial trial;
@@ -181,7 +181,7 @@ class Largest {
       const int64_t batch = depth ? (flags_.batch > 0 ? flags_.batch : 16) : size;
       const Network network = build_model(model, input_of(flags_, batch));
       CompileOptions options = compile_options(flags_, session_);
-      options.first_that_fits = true;
+      options.first_that_fits = !fast;
       const auto result = compile(flags_, network, session_, options, true);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
         trial.limited_by = !infeasible->flag.empty()    ? infeasible->flag
@@ -243,6 +243,7 @@ class Largest {
         high = middle;
       }
     }
+    best = try_size(low, true);  // as `plan` plans it, and not only as what fits
     json object = {{"model", flags_.model},
                    {"policy", flags_.policy},
                    {"device", flags_.device},

@@ -68,7 +68,10 @@ int run_plan(const PlanFlags& flags) {
   for (const std::string& notice : session.notices) complain(notice);
   CompileOptions options = compile_options(flags, session);
   options.name_minimum = true;
-  auto result = compile(flags, network, session, options);
+  auto result = [&] {
+    const SlowNotice notice(fmt::format("planning {}, batch {}", flags.model, input.batch));
+    return compile(flags, network, session, options);
+  }();
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));

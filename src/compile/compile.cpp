@@ -497,9 +497,10 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
+  const Bytes baseline = baseline_peak(found.graph, found.layouts.kernels, costs, device);
   Program program = program_of(std::move(training), std::move(found), options, watch);
   program.lower_bound = lower_bound;
-  program.baseline_peak = baseline_peak(program.network.graph, program.kernels, costs, device);
+  program.baseline_peak = baseline;
   return program;
 }
 

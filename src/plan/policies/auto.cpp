@@ -66,6 +66,13 @@ class AutoPlanner {
   // The plan that needs the least arena. The least peak is not always it: what is cut into many short pieces leaves
   // holes between them.
   Plan least() {
+    for (const Extreme& extreme : extremes()) add_extreme(extreme);
+    std::vector<TradeoffPoint> some = points_with_room();
+    points_.clear();
+    for (const TradeoffPoint& point : some) {
+      Plan plan = make(point.decisions, point.peak, true);
+      if (plan.arena <= input_.budget) return plan;
+    }
     find_points();
     std::vector<TradeoffPoint> points = points_with_room();
     if (points.size() < points_.size()) {
@@ -74,15 +81,17 @@ class AutoPlanner {
     }
     std::stable_sort(points.begin(), points.end(),
                      [](const TradeoffPoint& a, const TradeoffPoint& b) { return a.peak < b.peak; });
-    const int64_t bound = make(points[0].decisions, points[0].peak, true).arena.count;
+    Plan first = make(points[0].decisions, points[0].peak, true);
+    if (first.arena <= input_.budget) return first;
+    const int64_t bound = first.arena.count;
     const auto above =
         std::find_if(points.begin() + 1, points.end(), [&](const TradeoffPoint& p) { return p.peak >= bound; });
     points.erase(above, points.end());
-    std::vector<TradeoffPoint> some;
     for (size_t i = 0, n = std::min(kPlacedRoughly, points.size()); i < n; ++i)
       some.push_back(points[i * (points.size() - 1) / std::max<size_t>(n - 1, 1)]);
     std::vector<int64_t> peaks;
     for (const TradeoffPoint& point : some) peaks.push_back(point.peak);
+    std::sort(peaks.begin(), peaks.end());
     const bool within_room = points.size() < points_.size();
     for (LimitedPoint& point : improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room))
       some.push_back({std::move(point.decisions), point.limit, point.ms, true});
