@@ -139,17 +139,17 @@ class Comparison {
   bool compare(const std::string& name) {
     CompileOptions options = compile_options(flags_, session_);
     options.policy = name;
+    options.name_minimum = true;
     auto result = compile(flags_, network_, session_, options, false);
-    if (auto* infeasible = std::get_if<Infeasible>(&result)) {
-      write_infeasible(name, *infeasible, options);
+    if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
+      write_infeasible(name, *infeasible);
       return false;
     }
-    write_plan(name, std::get<Program>(result), options);
+    write_plan(name, std::get<Program>(result));
     return true;
   }
 
-  void write_infeasible(const std::string& name, Infeasible& infeasible, const CompileOptions& options) {
-    name_least_memory(infeasible, network_, *session_.device, session_.costs, options);
+  void write_infeasible(const std::string& name, const Infeasible& infeasible) {
     const std::string need = (infeasible.flag.empty() ? "needs " : fmt::format("needs {} ", infeasible.flag)) +
                              to_string(infeasible.minimum);
     say(out_, fmt::format("{:<28} {:>11}", name, infeasible.minimum.count == INT64_MAX ? "cannot" : need));
@@ -159,13 +159,13 @@ class Comparison {
     out_.write(object);
   }
 
-  void write_plan(const std::string& name, Program& program, const CompileOptions& options) {
+  void write_plan(const std::string& name, Program& program) {
     const Graph& graph = program.network.graph;
     const SharedCores shared = share_cores({graph, *session_.device, session_.costs, cores_}, program.plan);
     for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
     program.plan = check_plan(graph, shared.plan);
     const Prediction& p = program.plan->predicted;
-    json object = plan_json(program, minimum_memory(network_, *session_.device, session_.costs, options));
+    json object = plan_json(program, program.minimum);
     object["layers"] = layer_count(network_);
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
@@ -230,6 +230,7 @@ class Largest {
       write_nothing_fits(out);
       return kInfeasible;
     }
+    best_ = try_size(low_, true);  // as `plan` plans it, and not only as what fits
     write_largest(out);
     return kDone;
   }
@@ -260,7 +261,7 @@ class Largest {
     return trial.fits;
   }
 
-  Trial try_size(int64_t size) {
+  Trial try_size(int64_t size, bool fast = false) {
     const bool depth = flags_.what == "depth";
     const std::string model = depth ? with_depth(flags_.model, size) : flags_.model;
     Trial trial;
@@ -268,7 +269,7 @@ class Largest {
       const int64_t batch = depth ? (flags_.batch > 0 ? flags_.batch : 16) : size;
       const Network network = build_model(model, input_of(flags_, batch));
       CompileOptions options = compile_options(flags_, session_);
-      options.first_that_fits = true;
+      options.first_that_fits = !fast;
       const auto result = compile(flags_, network, session_, options, true);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
         trial.limited_by = !infeasible->flag.empty()    ? infeasible->flag

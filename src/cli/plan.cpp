@@ -138,14 +138,17 @@ int run_plan(const PlanFlags& flags) {
   if (!cores.notice.empty()) complain(cores.notice);
   Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
-  const CompileOptions options = compile_options(flags, session);
+  CompileOptions options = compile_options(flags, session);
+  options.name_minimum = true;
   if (flags.costs == "measured" && !measure_for_plan(session, network, options, flags)) {
     say(out, "interrupted; what was measured is kept");
     return kInterrupted;
   }
-  auto result = compile(flags, network, session, options);
+  auto result = [&] {
+    const SlowNotice notice(fmt::format("planning {}, batch {}", flags.model, input.batch));
+    return compile(flags, network, session, options);
+  }();
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
-    name_least_memory(*infeasible, network, *session.device, session.costs, options);
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;
@@ -154,8 +157,7 @@ int run_plan(const PlanFlags& flags) {
   const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
   for (const std::string& text : shared.notices) complain(text);
   program.plan = check_plan(program.network.graph, shared.plan);
-  const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan->arena);
-  tell_plan(flags, session, network, input, program, minimum, out);
+  tell_plan(flags, session, network, input, program, *program.minimum, out);
   if (!flags.save.empty()) {
     save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));

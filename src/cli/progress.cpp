@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/no_signals.h"
 #include "base/texts.h"
 
 namespace plimsoll::cli {
@@ -68,6 +69,24 @@ void Progress::finish() {
   if (open_) std::fputs("\n", stderr);
   open_ = false;
   label_.clear();
+}
+
+SlowNotice::SlowNotice(std::string what) {
+  const NoSignals no_signals;
+  thread_ = std::thread([this, what = std::move(what)] {
+    std::unique_lock lock(mutex_);
+    if (over_.wait_for(lock, std::chrono::seconds(1), [this] { return done_; })) return;
+    std::fputs((what + " ...\n").c_str(), stderr);
+  });
+}
+
+SlowNotice::~SlowNotice() {
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+  }
+  over_.notify_all();
+  thread_.join();
 }
 
 }  // namespace plimsoll::cli

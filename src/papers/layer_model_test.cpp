@@ -25,8 +25,12 @@ Plan plan_with(std::string_view policy, const Graph& graph) {
   const Route route = make_route(graph);
   const auto kernels = layer_kernels(graph);
   const CostTable costs;
-  PlanOrInfeasible answer = find_policy(policy).plan(
-      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.5});
+  PlanOrInfeasible answer = find_policy(policy).plan({.graph = graph,
+                                                      .route = route,
+                                                      .kernels = kernels,
+                                                      .costs = costs,
+                                                      .device = {.name = "cpu"},
+                                                      .effort = 100'000});
   EXPECT_TRUE(std::holds_alternative<Plan>(answer));
   Plan plan = std::get<Plan>(std::move(answer));
   EXPECT_TRUE(verify(graph, plan).empty());

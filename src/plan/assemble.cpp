@@ -156,10 +156,10 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
     states_end += buffer.bytes;
   }
   const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
-    PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .effort = 0, .seconds = input.seconds};
+    PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .effort = 0};
     Placement placement = method.place(problem, placing);
     if (!placement.proven_optimal && (input.explain || states_end + placement.lower_bound <= input.budget)) {
-      placing.effort = PlacementOptions{}.effort;
+      placing.effort = input.effort;
       placement = method.place(problem, placing);
     }
     return placement;

@@ -9,13 +9,18 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kEffort = 3'000'000;  // of a placement: policies make many
+constexpr int64_t kMostEffort = 3'000'000;  // of a placement: policies make many
 
 class PlanMaker {
  public:
   PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-            const Schedule& schedule)
-      : input_(input), graph_(input.graph), timeline_(timeline), decisions_(decisions), schedule_(schedule) {}
+            const Schedule& schedule, bool roughly)
+      : input_(input),
+        graph_(input.graph),
+        timeline_(timeline),
+        decisions_(decisions),
+        schedule_(schedule),
+        roughly_(roughly) {}
 
   Plan make(std::string_view policy) {
     plan_ = begin_plan(input_, policy);
@@ -70,8 +75,10 @@ class PlanMaker {
       }
     }
     const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
-      return method.place(problem,
-                          {.alignment = kStayAlignment, .capacity = {}, .effort = kEffort, .seconds = input_.seconds});
+      return method.place(problem, {.alignment = kStayAlignment,
+                                    .capacity = {},
+                                    .effort = std::min(input_.effort, kMostEffort),
+                                    .roughly = roughly_});
     };
     place_regions(input_, {bottom}, place, false, places_, plan_);
   }
@@ -187,6 +194,7 @@ class PlanMaker {
   const ValueTimeline& timeline_;
   const Decisions& decisions_;
   const Schedule& schedule_;
+  const bool roughly_;
   Plan plan_;
   std::vector<ArenaRegion> places_;
   std::vector<int32_t> place_of_;  // by residence
@@ -196,8 +204,8 @@ class PlanMaker {
 }  // namespace
 
 Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-               const Schedule& schedule, std::string_view policy) {
-  return PlanMaker(input, timeline, decisions, schedule).make(policy);
+               const Schedule& schedule, std::string_view policy, bool roughly) {
+  return PlanMaker(input, timeline, decisions, schedule, roughly).make(policy);
 }
 
 }  // namespace plimsoll

@@ -66,7 +66,7 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     input.device.tiers = two_tiers(random);
     input.device.tiers.resize(tiers);
     input.placement = "best_fit";
-    input.seconds = 0.002;
+    input.effort = 100'000;
     const ValueTimeline timeline = make_timeline(input);
     const Decisions decisions = random_decisions(timeline, random, tiers);
     Schedule schedule;
@@ -106,8 +106,12 @@ TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
-    const PolicyInput input{
-        .graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.05};
+    const PolicyInput input{.graph = graph,
+                            .route = route,
+                            .kernels = kernels,
+                            .costs = costs,
+                            .device = {.name = "cpu"},
+                            .effort = 100'000};
     const ValueTimeline timeline = make_timeline(input);
     Schedule schedule;
     Scheduler(timeline).run(keep_everything(timeline), schedule);

@@ -166,7 +166,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
           {"peak_bytes", plan.predicted.peak.count},
           {"arena_bytes", plan.arena.count},
           {"lower_bound_bytes", program.lower_bound.count},
-          {"minimum_bytes", minimum ? json(std::min(*minimum, plan.arena).count) : json(nullptr)},
+          {"minimum_bytes", minimum ? json(minimum->count) : json(nullptr)},
           {"baseline_bytes", program.baseline_peak.count},
           {"step_time_ms", plan.predicted.step_time_ms},
           {"estimated_share", plan.predicted.estimated_share},

@@ -196,10 +196,7 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
                                           const std::function<void(const std::string&)>& notice) {
   const BusyMeter busy;
   auto first = compile_training(network, *session.device, session.costs, compile);
-  if (auto* infeasible = std::get_if<Infeasible>(&first)) {
-    name_least_memory(*infeasible, network, *session.device, session.costs, compile);
-    return std::move(*infeasible);
-  }
+  if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
   MeasureOptions measuring;
   measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
   measuring.batches = options.batch_sizes.value_or(BatchSizes::undivided);
@@ -407,10 +404,7 @@ std::optional<Infeasible> Training::compile() {
   for (Refusals refused;;) {
     auto compiled =
         naming_plan(options_, [&] { return compile_training(network_, *session_.device, session_.costs, compile_); });
-    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) {
-      name_least_memory(*infeasible, network_, *session_.device, session_.costs, compile_);
-      return *infeasible;
-    }
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
     program_ = std::get<Program>(std::move(compiled));
     if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, *session_.device);
     if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;

@@ -369,7 +369,8 @@ TEST(Verify, AnyShortenedOrShiftedStayOfARandomPlanIsSeen) {
     const CostTable costs;
     const Plan whole = std::get<Plan>(
         find_policy("liveness")
-            .plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {}, .seconds = 0.05}));
+            .plan(
+                {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {}, .effort = 100'000}));
     std::mt19937_64 random(seed);
     for (int n = 0; n < 20; ++n) {
       Plan plan = whole;

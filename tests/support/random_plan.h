@@ -346,7 +346,7 @@ class RandomPlan {
         problem.push_back({s, s + 1, align_up(plan_.steps[s].workspace, kStayAlignment)});
       }
     }
-    const Placement placement = place_offline(problem, {.alignment = kStayAlignment, .capacity = {}, .seconds = 0});
+    const Placement placement = place_offline(problem, {.alignment = kStayAlignment, .capacity = {}, .effort = 0});
     plan_.arena = placement.height;
     for (const Residence& r : residences_) {
       for (const auto& [t, first, last] : r.names) {
@@ -376,7 +376,7 @@ class RandomPlan {
           asked.push_back(&value);
         }
       }
-      const Placement placement = place_offline(problem, {.alignment = kSlotAlignment, .capacity = {}, .seconds = 0});
+      const Placement placement = place_offline(problem, {.alignment = kSlotAlignment, .capacity = {}, .effort = 0});
       TierUse& use = plan_.tiers[tier];
       for (size_t i = 0; i < asked.size(); ++i) {
         for (size_t m : asked[i]->moves) plan_.moves[m].slot = use.used + placement.offsets[i];

@@ -170,7 +170,7 @@ class Problem {
             .costs = costs_,
             .device = machine_,
             .budget = budget,
-            .seconds = 0.002};
+            .effort = 100'000};
   }
 
   // Some of a policy's options, by its own words for them.

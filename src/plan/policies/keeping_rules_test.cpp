@@ -278,8 +278,12 @@ TEST(TensorCache, WhoKnowsTheFutureCopiesLessThanLruOverRandomGraphs) {
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
-    PolicyInput input{
-        .graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.01};
+    PolicyInput input{.graph = graph,
+                      .route = route,
+                      .kernels = kernels,
+                      .costs = costs,
+                      .device = {.name = "cpu"},
+                      .effort = 100'000};
     input.device.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 1, .in_gb_per_s = 1, .latency_us = 1}};
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
     for (int percent : {90, 75, 60}) {

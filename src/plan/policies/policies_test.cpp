@@ -55,7 +55,7 @@ TEST(Policies, EveryPlanPassesTheVerifierAndLivenessNeverNeedsMoreThanBaseline) 
                                 .costs = costs,
                                 .device = {.name = "cpu"},
                                 .placement = std::string(method.name),
-                                .seconds = 0.05};
+                                .effort = 100'000};
         const PlanOrInfeasible answer = policy.plan(input);
         ASSERT_TRUE(std::holds_alternative<Plan>(answer));
         const Plan& plan = std::get<Plan>(answer);
@@ -126,7 +126,7 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
                       .kernels = kernels,
                       .costs = costs,
                       .device = {.name = "cpu"},
-                      .seconds = 0.002};
+                      .effort = 100'000};
     for (size_t t = 0; t < seed % 3; ++t) {
       input.device.tiers.push_back({.name = t == 0 ? "host" : "disk",
                                     .capacity = 1_GiB,
@@ -192,7 +192,7 @@ TEST(Policies, ATierMoreHoweverSmallNeverHurtsAuto) {
                       .kernels = kernels,
                       .costs = costs,
                       .device = {.name = "cpu"},
-                      .seconds = 0.002};
+                      .effort = 100'000};
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
     for (int percent : {90, 75, 60, 45}) {
       input.budget = {most.count * percent / 100};
