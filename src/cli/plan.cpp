@@ -167,7 +167,7 @@ int run_plan(const PlanFlags& flags) {
     const ReportFacts facts{.model = flags.model,
                             .batch = input.batch,
                             .device = fmt::format("{}: {}", flags.device, session.device->info().description),
-                            .minimum = minimum};
+                            .minimum = *program.minimum};
     write_file_atomically(flags.report, html_report(program, facts));
     say(out, fmt::format("report: {} (open it in a browser)", flags.report));
   }
