@@ -294,7 +294,9 @@ JsonLines::~JsonLines() {
 void JsonLines::write(const nlohmann::json& object) {
   if (!file_) return;
   const std::string line = object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
+  errno = 0;
+  std::fwrite(line.data(), 1, line.size(), file_);
+  if (std::fflush(file_) != 0 || std::ferror(file_) != 0) {
     if (to_stdout_ && errno == EPIPE) return note_output_closed();
     throw Error(ErrorCode::device_failure, fmt::format("--json: writing failed: {}", std::strerror(errno)));
   }
@@ -347,9 +349,11 @@ void complain(std::string_view text) {
 
 void say(const JsonLines& json, std::string_view text) {
   std::FILE* out = json.to_stdout() ? stderr : stdout;
+  errno = 0;
   std::fwrite(text.data(), 1, text.size(), out);
   if (text.empty() || text.back() != '\n') std::fputc('\n', out);
-  if (std::fflush(out) != 0 && errno == EPIPE && out == stdout) note_output_closed();
+  const bool failed = std::fflush(out) != 0 || std::ferror(out) != 0;
+  if (failed && errno == EPIPE && out == stdout) note_output_closed();
 }
 
 }  // namespace plimsoll::cli

@@ -426,8 +426,9 @@ constexpr const char* kLongTraining =
 
 TEST_F(Cli, AHangupSavesAndGoesOnWithACheckpointAndEndsWithoutOne) {
   const auto start_and_hang_up = [&](const std::string& flags) {
+    fs::remove(path("json"));
     const pid_t child = start(kLongTraining + flags + " --json " + path("json"));
-    while (slurp(path("json")).find("\"step\"") == std::string::npos)
+    while (slurp(path("json")).find("\"event\":\"step\"") == std::string::npos)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     ::kill(child, SIGHUP);
     return child;
@@ -494,8 +495,14 @@ TEST_F(Cli, ASecondInterruptEndsAtOnce) {
       start("train alexnet --data synthetic:1000 --batch 32 --threads 1 --costs estimated --evaluate-every 0 --json " +
             path("json"));
   while (slurp(path("json")).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const auto catches_interrupts = [&] {
+    const std::string status = slurp("/proc/" + std::to_string(child) + "/status");
+    const size_t at = status.find("SigCgt:");
+    return at != std::string::npos && (std::stoull(status.substr(at + 7), nullptr, 16) >> (SIGINT - 1) & 1) != 0;
+  };
+  EXPECT_TRUE(catches_interrupts());
   ::kill(child, SIGINT);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // else the two are one
+  while (catches_interrupts()) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // else the two are one
   ::kill(child, SIGINT);
   EXPECT_EQ(wait(child).code, -SIGINT);
 }
