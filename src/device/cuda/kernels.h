@@ -42,6 +42,7 @@ std::vector<NamedFactory> update_kernels();
 std::vector<NamedFactory> random_kernels();
 std::vector<NamedFactory> pool_kernels();  // and LRN
 std::vector<NamedFactory> batch_norm_kernels();
+std::vector<NamedFactory> clip_kernels();
 std::vector<NamedFactory> loss_kernels();
 
 inline constexpr double kTf32Speed = 3;  // of tensor cores, by what full multiply-adds reach

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "device/cuda/bodies/batch_norm.h"
+#include "device/cuda/bodies/clip.h"
 #include "device/cuda/bodies/elementwise.h"
 #include "device/cuda/bodies/loss.h"
 #include "device/cuda/bodies/random.h"
@@ -27,13 +28,13 @@ struct BodyList {
   }
 };
 
-using Bodies =
-    BodyList<Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, CopyRows, Sgd,
-             AdamFactors, Adam, Dropout, RandomNormal, MaxPool, MaxPoolBackward, AveragePool, AveragePoolBackward, Lrn,
-             LrnBackward, DirectForward, DirectBackwardData, DirectBackwardWeights, SumPieces<Values>,
-             SumPieces<Moments>, SumPieces<Gradients>, SumPiecesAcross<Values>, SumPiecesAcross<Moments>,
-             SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize, NormalizeBackward, SoftmaxTops,
-             SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, SoftmaxBackward, SumAll<SquaredError>,
-             SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward>;
+using Bodies = BodyList<Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, CopyRows,
+                        Sgd, AdamFactors, Adam, Dropout, RandomNormal, MaxPool, MaxPoolBackward, AveragePool,
+                        AveragePoolBackward, Lrn, LrnBackward, DirectForward, DirectBackwardData, DirectBackwardWeights,
+                        SumPieces<Values>, SumPieces<Moments>, SumPieces<Gradients>, SumPiecesAcross<Values>,
+                        SumPiecesAcross<Moments>, SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize,
+                        NormalizeBackward, SoftmaxTops, SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal,
+                        SoftmaxBackward, SumAll<SquaredError>, SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward,
+                        SigmoidErrorBackward, SumAll<Squared>, NormTotal, SquareNorm, ClipTotal, ScaleBy>;
 
 }  // namespace plimsoll::cuda

@@ -1,0 +1,59 @@
+// Clipping by the norm of all gradients (ops/clip.cpp).
+#pragma once
+
+#include "device/cuda/bodies/common.h"
+#include "device/cuda/bodies/loss.h"
+
+namespace plimsoll::cuda {
+
+struct Squared {
+  const float* x;
+  PLIMSOLL_BODY double term(int64_t i) const { return static_cast<double>(x[i]) * x[i]; }
+};
+struct NormTotal {  // one block
+  using Kind = EachBlock;
+  using Value = Sum;
+  float* norm;
+  const double* sums;
+  int64_t count;
+  PLIMSOLL_BODY Sum partial(int64_t, int thread) const {
+    Sum sum;
+    for (int64_t i = thread; i < count; i += kBlock) sum.a += sums[i];
+    return sum;
+  }
+  PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const { *norm = static_cast<float>(sqrt(sum.a)); }
+};
+struct SquareNorm {  // one element
+  using Kind = EachElement;
+  double* square;
+  const float* norm;
+  PLIMSOLL_BODY void run(int64_t) const { *square = static_cast<double>(*norm) * *norm; }
+};
+struct ClipTotal {  // one block
+  using Kind = EachBlock;
+  using Value = Sum;
+  float* scale;
+  float* total;
+  const double* squares;
+  int64_t count;
+  double max_norm;
+  PLIMSOLL_BODY Sum partial(int64_t, int thread) const {
+    Sum sum;
+    for (int64_t i = thread; i < count; i += kBlock) sum.a += squares[i];
+    return sum;
+  }
+  PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const {
+    const double norm = sqrt(sum.a), factor = max_norm / (norm + 1e-6);
+    *scale = static_cast<float>(factor >= 1 ? 1 : factor);  // what is no number stays none
+    *total = static_cast<float>(norm);
+  }
+};
+struct ScaleBy {
+  using Kind = EachElement;
+  float* y;
+  const float* x;
+  const float* scale;
+  PLIMSOLL_BODY void run(int64_t i) const { y[i] = *scale * x[i]; }
+};
+
+}  // namespace plimsoll::cuda
