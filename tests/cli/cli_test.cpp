@@ -795,6 +795,7 @@ TEST_F(Cli, RefusesByNameWhatIsNoRegularFile) {
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   fs::create_directories(path("images/cat"));
   fs::create_directories(path("images/dog"));
+  std::ofstream(path("images/cat/1.jpg")) << "never read";
   ASSERT_EQ(::mkfifo(path("images/dog/1.jpg").c_str(), 0600), 0);
   for (const std::string& arguments :
        {"train --resume " + pipe, "train --plan " + pipe, "verify " + pipe, "profile --import " + pipe, "place " + pipe,
