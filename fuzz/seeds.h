@@ -41,7 +41,7 @@ inline std::string gzip_seed() {
 }
 
 inline std::vector<unsigned char> pattern(int count) {
-  std::vector<unsigned char> bytes(static_cast<size_t>(count));
+  std::vector<unsigned char> bytes(count);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i * i * 31 >> 3);
   return bytes;
 }
@@ -87,6 +87,20 @@ inline std::string safetensors_seed() {
          std::string(24 + 8 + 5, 'd');
 }
 
+// Weights of every type, by names of ours and of others.
+inline std::string weights_seed() {
+  std::vector<SafetensorsEntry> entries;
+  const char* const dtypes[] = {"F32", "F16", "BF16", "F64"};
+  for (const State& state : weights_network().graph.states) {
+    const Tensor& t = weights_network().graph.tensor(state.before);
+    entries.push_back({.name = (entries.empty() ? "module." : "") + t.name,
+                       .dtype = dtypes[entries.size() % std::size(dtypes)],
+                       .shape = t.shape});
+  }
+  const std::string header = make_safetensors_header(entries, {{"format", "pt"}});
+  return header + std::string(static_cast<size_t>(entries.back().end), 'w');
+}
+
 inline std::string saved_plan_seed() {
   Program program;
   program.network.graph = example_graph();
@@ -103,7 +117,7 @@ inline std::string train_options_seed() {
       .name = "step", .lr = 0.1, .min_lr = 1e-5, .decay_epochs = 3, .warmup_epochs = 2, .warmup_lr = 0.01};
   Program program;
   program.network.graph = example_graph();
-  program.kernels.resize(static_cast<size_t>(program.network.graph.op_count()), {"reference", {}});
+  program.kernels.resize(program.network.graph.op_count(), {"reference", {}});
   Plan plan = example_plan(program.network.graph);
   plan.budget = 5_MiB;
   program.plan = check_plan(program.network.graph, std::move(plan));
@@ -143,7 +157,18 @@ inline std::vector<std::string> seeds(std::string_view target) {
             png_seed(SPNG_COLOR_TYPE_TRUECOLOR, 3), png_seed(SPNG_COLOR_TYPE_GRAYSCALE_ALPHA, 2)};
   }
   if (target == "safetensors") return {safetensors_seed()};
-  if (target == "training_state") return {to_json(TrainingState{.step = 3, .model = "resnet50"})};
+  if (target == "weights") return {weights_seed()};
+  if (target == "training_state") {
+    TrainingState fed{.step = 4, .model = "lenet", .optimizer = {.freeze = {"conv1.*"}, .clip_grad_norm = 2}};
+    fed.input = {.channels = 1,
+                 .height = 28,
+                 .width = 28,
+                 .classes = 2,
+                 .mean = {0.5},
+                 .stddev = {0.25},
+                 .class_names = {"cat", "dog"}};
+    return {to_json(TrainingState{.step = 3, .model = "resnet50"}), to_json(fed)};
+  }
   if (target == "graph") return {to_json(example_graph())};
   if (target == "plan") {
     const Graph graph = example_graph();

@@ -2,6 +2,9 @@
 // what it promises. libFuzzer drives them (fuzz/), and tests/fuzz runs them over mutated samples.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -11,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/by_id.h"
 #include "base/files.h"
 #include "compile/plan_file.h"
 #include "cost/cost_file.h"
@@ -23,10 +27,12 @@
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/kernels.h"
+#include "plimsoll/models.h"
 #include "plimsoll/plan.h"
 #include "plimsoll/verify.h"
 #include "train/resume.h"
 #include "train/safetensors.h"
+#include "train/weights_file.h"
 
 namespace plimsoll::fuzz {
 
@@ -56,17 +62,16 @@ inline Plan example_plan(const Graph& graph) {
       .graph_name = graph.name, .graph_fingerprint = fingerprint(graph), .device_name = "cpu", .policy = "baseline"};
   const StepIndex last = graph.op_count() - 1;
   for (int32_t i = 0; i <= last; ++i) plan.steps.push_back({.op = {i}, .kernel = "reference"});
-  std::vector<Bytes> at(static_cast<size_t>(graph.tensor_count()));
-  for (int32_t i = 0; i < graph.tensor_count(); ++i) {
-    const Tensor& tensor = graph.tensor({i});
+  ById<TensorId, Bytes> offsets(graph.tensor_count());
+  for (TensorId id : offsets.ids()) {
+    const Tensor& tensor = graph.tensor(id);
     Bytes offset = plan.arena;
     for (const State& state : graph.states) {
-      if (state.after == TensorId{i} && state.before != state.after)
-        offset = at[static_cast<size_t>(state.before.index)];
+      if (state.after == id && state.before != state.after) offset = offsets[state.before];
     }
-    at[static_cast<size_t>(i)] = offset;
+    offsets[id] = offset;
     const StepIndex first = tensor.producer.valid() ? tensor.producer.index : 0;
-    plan.stays.push_back({{i}, offset, align_up(tensor.bytes(), 64), first, last});
+    plan.stays.push_back({id, offset, align_up(tensor.bytes(), 64), first, last});
     plan.arena = std::max(plan.arena, offset + align_up(tensor.bytes(), 64));
   }
   plan.budget = plan.arena;
@@ -154,10 +159,7 @@ inline void read_cifar(std::string_view input) {
       const int64_t count = cifar_record_count(classes, static_cast<int64_t>(input.size()), "x");
       const int64_t bytes = cifar_record_bytes(classes);
       for (int64_t i = 0; i < count; ++i) {
-        parse_cifar_record(
-            classes,
-            std::as_bytes(std::span(input)).subspan(static_cast<size_t>(i * bytes), static_cast<size_t>(bytes)), i, "x",
-            image);
+        parse_cifar_record(classes, std::as_bytes(std::span(input)).subspan(i * bytes, bytes), i, "x", image);
         require(image.label >= 0 && image.label < classes, "a label out of range");
       }
     });
@@ -196,6 +198,31 @@ inline void read_safetensors(std::string_view input) {
       training_state_from_json(state->second);
     }
   });
+}
+
+// A whole file of weights, as `train --weights` takes them for a small network.
+inline const Network& weights_network() {
+  static const Network network =
+      build_model("mlp:4", {.batch = 1, .channels = 1, .height = 2, .width = 2, .classes = 3});
+  return network;
+}
+inline void read_weights(std::string_view input) {
+  const int file = ::memfd_create("weights", 0);
+  const std::string path = "/proc/self/fd/" + std::to_string(file);
+  require(file >= 0 && ::write(file, input.data(), input.size()) == static_cast<ssize_t>(input.size()),
+          "no file in memory");
+  accept_or_refuse([&] {
+    const WeightsFile weights(path);
+    const WeightsMatch match = match_weights(weights, weights_network(), true);
+    to_text(match);
+    classes_of(weights, weights_network());
+    for (const auto& [name, entry] : match.taken) {
+      const Tensor& tensor = weights_network().graph.tensor(weights_network().graph.find_tensor(name));
+      std::vector<float> values(static_cast<size_t>(element_count(tensor.shape)));
+      weights.read(entry, 0, values);
+    }
+  });
+  ::close(file);
 }
 
 inline void read_training_state(std::string_view input) {
@@ -360,6 +387,7 @@ inline constexpr Target kTargets[] = {
     {"cifar", read_cifar},
     {"image", read_image},
     {"safetensors", read_safetensors},
+    {"weights", read_weights},
     {"training_state", read_training_state},
     {"graph", read_graph},
     {"plan", read_plan},

@@ -106,9 +106,9 @@ void report_accuracy(const std::string& model, const std::vector<std::vector<dou
     int tries = 0;
     for (const std::vector<double>& ms : ops) {
       HillClimb climb({.interval = interval, .cores = {.cores = most, .cores_a_cache = 1}});
-      while (const auto next = climb.next()) climb.record(ms[static_cast<size_t>(next->threads - 1)]);
+      while (const auto next = climb.next()) climb.record(ms[next->threads - 1]);
       const double n = static_cast<double>(ops.size());
-      const auto actual = [&](int p) { return ms[static_cast<size_t>(p - 1)]; };
+      const auto actual = [&](int p) { return ms[p - 1]; };
       accuracy +=
           interpolation_accuracy(climb.curve(), actual, climb.curve().most_threads()) / n;  // beyond it nobody goes
       accuracy_of_all += interpolation_accuracy(climb.curve(), actual, most) / n;
@@ -141,7 +141,7 @@ std::vector<CoTask> tasks_of(const Program& program,
       open.pop_back();
       for (int32_t before : dependencies.before(node)) {
         if (!seen.insert(before).second) continue;
-        const int32_t task = task_of[static_cast<size_t>(before)];
+        const int32_t task = task_of[before];
         if (task >= 0)
           after.insert(task);
         else

@@ -1,4 +1,5 @@
 #include "bench/concurrency/convolutions.h"
+#include "base/by_id.h"
 
 #include <fmt/format.h>
 
@@ -53,12 +54,12 @@ Pair make_pair(const Convolution& convolution, const Device& device, const CostT
   const Graph all = convolution_graph(convolution);
   Graph graph;
   graph.name = "pair";
-  std::vector<TensorId> known(static_cast<size_t>(all.tensor_count()));
+  ById<TensorId, TensorId> known(all.tensor_count());
   for (ConvolutionPass pass : {ConvolutionPass::backward_weights, ConvolutionPass::backward_data}) {
     const Op& op = all.op(convolution_op(pass));
     std::vector<TensorId> inputs;
     for (TensorId id : op.inputs) {
-      TensorId& mine = known[static_cast<size_t>(id.index)];
+      TensorId& mine = known[id];
       if (!mine.valid()) {
         const Tensor& tensor = all.tensor(id);
         mine = graph.add_source(tensor.name, tensor.shape, tensor.dtype,

@@ -128,7 +128,7 @@ void run_case(benchmark::State& state, const Case& test, LayoutFamily family, bo
       for (int64_t i = 0; i < tensor.bytes().count / 4; ++i)
         values[i] = static_cast<float>(random() % 1000) * 0.01f - 3;
     }
-    if (tensor.dtype == DType::bit) std::memset(at, 0x5A, static_cast<size_t>(tensor.bytes().count));
+    if (tensor.dtype == DType::bit) std::memset(at, 0x5A, tensor.bytes().count);
     moved += tensor.bytes();
     at += align_up(tensor.bytes(), 4096).count;
   }
@@ -141,13 +141,13 @@ void run_case(benchmark::State& state, const Case& test, LayoutFamily family, bo
 
 // The yardstick: reads and writes `bytes` in all.
 void copy(benchmark::State& state) {
-  const size_t half = static_cast<size_t>(state.range(0)) / 2;
+  const size_t half = state.range(0) / 2;
   std::vector<std::byte> from(half, std::byte{1}), to(half, std::byte{2});
   const int count = threads();
   for (auto _ : state) {
 #pragma omp parallel for num_threads(count) schedule(static)
     for (int part = 0; part < count; ++part) {
-      const size_t n = half / static_cast<size_t>(count), begin = n * static_cast<size_t>(part);
+      const size_t n = half / count, begin = n * part;
       std::memcpy(to.data() + begin, from.data() + begin, n);
     }
     benchmark::ClobberMemory();

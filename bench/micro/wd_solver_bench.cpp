@@ -52,7 +52,7 @@ Fronts repeated(std::mt19937& random, const Fronts& different, size_t ops) {
 }
 
 Fronts tied_fronts(std::mt19937& random, int ops, int points) {
-  Fronts fronts(static_cast<size_t>(ops));
+  Fronts fronts(ops);
   for (auto& front : fronts) {
     for (int i = 0; i < points; ++i) {
       const int64_t bytes = static_cast<int64_t>(random() % (1 << 20));

@@ -20,6 +20,12 @@ struct OptimizerOptions {
   bool nesterov = false;     // sgd
   double weight_decay = 0;   // as in PyTorch: added to the gradient (sgd, adam), decoupled (adamw)
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  // adam, adamw
+  // Parameters that are not trained, by patterns of their names ("layer1.*"; * stands for anything, dots too): they get
+  // no gradient, no update and no optimizer state. Running statistics advance as ever, as in PyTorch.
+  std::vector<std::string> freeze;
+  // Above 0: where the norm of all gradients together is above this, they are scaled down to it, as by PyTorch's
+  // clip_grad_norm_. All gradients of an objective then live until the last is there.
+  double clip_grad_norm = 0;
 };
 
 // A loss and the parameters that it trains. A classifier has one objective; a GAN has two.
@@ -34,6 +40,7 @@ struct Network {
   std::vector<Objective> objectives;
   TensorId data, labels;  // inputs that the trainer fills before each step; labels are invalid where there are none
   TensorId correct;  // an output: how many of the batch were answered rightly; invalid where nothing is right or wrong
+  TensorId gradient_norm;  // an output: of all gradients, before they were clipped; invalid where they are not
 };
 
 // Appends the backward ops of `loss`. Returns the gradient of each tensor of `wanted`; an invalid id where the loss
@@ -55,7 +62,8 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
                    TensorId learning_rate, TensorId step_number);
 
 // The whole training step: the forward pass, the backward pass of every objective, an update of every parameter. Adds
-// the inputs "learning_rate" (f32 scalar) and "step_number" (i64 scalar, from 0) where they are not there yet.
+// the inputs "learning_rate" (f32 scalar) and "step_number" (i64 scalar, from 0) where they are not there yet. Throws
+// Error(invalid_input) where a pattern of `freeze` has no parameter, or nothing is left to train.
 Network make_training_network(const Network& forward, const OptimizerOptions& options);
 
 }  // namespace plimsoll

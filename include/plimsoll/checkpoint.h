@@ -36,6 +36,15 @@ struct SavedCores {
   friend bool operator==(const SavedCores&, const SavedCores&) = default;
 };
 
+// What the network is fed with, for those who use it without the training's data.
+struct SavedInput {
+  int64_t channels = 0, height = 0, width = 0, classes = 0;
+  std::vector<double> mean, stddev;      // per channel; black is 0 and white is 1
+  bool centre_crop = false;              // of an image, 7/8 of the largest middle part of the input's aspect is seen
+  std::vector<std::string> class_names;  // where the data has them
+  friend bool operator==(const SavedInput&, const SavedInput&) = default;
+};
+
 // Where a training is, and what it needs to be repeated bit for bit.
 struct TrainingState {
   int64_t step = 0;            // steps done: the next one's step_number
@@ -61,6 +70,7 @@ struct TrainingState {
   std::map<std::string, std::string, std::less<>> settings;       // anything else that changes the result
 
   std::optional<SavedCores> cores;
+  std::optional<SavedInput> input;
 
   std::string weights_sha256;  // set by save_checkpoint: of the bytes of parameters and statistics, in their order
 };

@@ -1,6 +1,6 @@
 // From a network to a verified plan in one call. `train`, `plan` and callers of the C++ API go through here.
 //
-//   Network ──fusion──autodiff──> training step ──kernels, layouts──> route ──policy──> Plan ──verify, simulate──> Program
+//   Network ──fusion, autodiff──> training step ──kernels, layouts──> route ──policy──> Plan ──checks──> Program
 //
 // "No plan fits" is an answer, not an error: Infeasible says what is missing (plan.h).
 #pragma once
@@ -51,7 +51,7 @@ struct CompileOptions {
   std::map<std::string, Layout, std::less<>> state_layouts;  // pinned layouts of states, by name
   FusionOptions fusion;
   bool first_that_fits = false;  // whether there is a plan is the question, not how fast it is
-  bool least_memory = false;     // do not fit `memory`: find the least that would do, whatever the kernels
+  bool name_minimum = false;     // in Program::minimum; takes a search of its own where everything would fit
 };
 
 // A plan that was verified and simulated for its graph, and that nobody can change any more. Who wants another plan
@@ -83,11 +83,17 @@ struct Program {
   LayoutFamily family = LayoutFamily::plain;
   std::string policy;  // that was asked for; plan->policy made the plan: auto takes whatever is best
   CheckedPlan plan;
-  Bytes lower_bound;    // no plan needs less (least_bytes)
-  Bytes baseline_peak;  // what the baseline policy needs for the same graph
+  Bytes lower_bound;             // no plan needs less (least_bytes)
+  std::optional<Bytes> minimum;  // the least memory with which there is a plan, as options.name_minimum asks
+  Bytes baseline_peak;           // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;
 };
 
+// Whether there is a plan, and the least memory with which there is one, follows from network, device and options alone:
+// not from `costs`, which a clock has told. Both come from one search, with the kernels that need the least workspace
+// (with options.exact or options.kernels, with those) and costs that are the same on every run. Within that, `costs`
+// choose the fastest.
+//
 // The program of a training step of `network`, which is a forward network. Where the workspaces of the fastest kernels
 // do not fit the budget, kernels with less workspace are tried, down to none. Steps that then have bytes left get
 // faster kernels again.
@@ -101,5 +107,10 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training,
                                                      const Device& device, const CostTable& costs,
                                                      const CompileOptions& options);
+
+// The program of a forward pass alone, for a classifier that was trained: `network` is built with
+// ModelInput::training false. Outputs are the loss, the number of right answers, and the scores (logits_of).
+std::variant<Program, Infeasible> compile_inference(const Network& network, const Device& device,
+                                                    const CostTable& costs, const CompileOptions& options);
 
 }  // namespace plimsoll

@@ -118,8 +118,8 @@ class Arena {
 // The compute queue does what was asked in that order. Copies between the arena and pinned host memory have a queue for
 // each direction. Marks order the queues among each other:
 //
-//   compute   [ step 3 ]m1[ step 4      ][ step 5 ]        mark(compute, m1); wait(out, m1); copy_out(...); mark(out, m2)
-//   out                 [ y leaves    ]m2                  wait(compute, m2) before step 6: y's bytes are free there
+//   compute   [ step 3 ]m1[ step 4      ][ step 5 ]      mark(compute, m1); wait(out, m1); copy_out(...); mark(out, m2)
+//   out                 [ y leaves    ]m2                wait(compute, m2) before step 6: y's bytes are free there
 //
 // It is for one thread at a time. Only synchronize waits, and only make_mark allocates.
 class Queues {

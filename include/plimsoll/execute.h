@@ -24,8 +24,9 @@ struct ExecuteOptions {
   // is filled only.
   bool check_memory = false;
   bool record_times = false;  // take the time of every step and copy
-  bool capture =
-      true;  // from the third training step on ask for each as a whole, where the device can (CUDA graphs); times are then of the second
+  // From the third training step on ask for each as a whole, where the device can (CUDA graphs). Times are then of the
+  // second.
+  bool capture = true;
   std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
   std::string peer;             // the device whose memory is the peer tier, likewise
   bool pin = true;  // threads to cores, for plans that share them (Plan::cores) and where the process has no others

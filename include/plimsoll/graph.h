@@ -176,10 +176,10 @@ class Graph {
   // there twice); the rest is check's.
   static Graph from_parts(std::string name, std::vector<Tensor> tensors, std::vector<Op> ops);
 
-  const Tensor& tensor(TensorId id) const { return tensors_[static_cast<size_t>(id.index)]; }
-  Tensor& tensor(TensorId id) { return tensors_[static_cast<size_t>(id.index)]; }
-  const Op& op(OpId id) const { return ops_[static_cast<size_t>(id.index)]; }
-  Op& op(OpId id) { return ops_[static_cast<size_t>(id.index)]; }
+  const Tensor& tensor(TensorId id) const { return tensors_[id.index]; }
+  Tensor& tensor(TensorId id) { return tensors_[id.index]; }
+  const Op& op(OpId id) const { return ops_[id.index]; }
+  Op& op(OpId id) { return ops_[id.index]; }
   std::span<const Tensor> tensors() const { return tensors_; }
   std::span<const Op> ops() const { return ops_; }
   int32_t tensor_count() const { return static_cast<int32_t>(tensors_.size()); }

@@ -16,8 +16,9 @@
 //
 //   std::vector<Convolution> layers = convolutions_from_csv(text, "layers.csv");
 //   measure_convolutions(layers, *device, costs, {.batches = BatchSizes::power_of_two});
-//   auto choice = fastest_convolution(layers[0], ConvolutionPass::forward, *device, costs, 64_MiB, BatchSizes::power_of_two);
-//   Graph graph = convolution_graph(layers[0]);       make_kernel(*device, ...) of device.h runs choice->kernel.name on it
+//   auto choice = fastest_convolution(layers[0], ConvolutionPass::forward, *device, costs, 64_MiB,
+//                                     BatchSizes::power_of_two);
+//   Graph graph = convolution_graph(layers[0]);  // make_kernel(*device, ...) of device.h runs choice->kernel.name
 #pragma once
 
 #include <cstdint>

@@ -50,6 +50,11 @@ std::vector<ModelListing> list_models();
 // training and one for testing, as well: here they are 513 and 565.
 int64_t layer_count(const Network& network);
 
+// The scores that a classifier answers with, a row a sample, before softmax: what its loss is computed from. Invalid
+// where the network does not classify. `head`: the names of the parameters of the layer that makes them.
+TensorId logits_of(const Network& network);
+std::vector<std::string> head_of(const Network& network);
+
 // Height and width; one number stands for both.
 struct Extent {
   int64_t h = 1, w = 1;

@@ -46,8 +46,8 @@ struct Step {
 
 // How a plan shares the cores of a CPU among its steps.
 struct CoreSharing {
-  int inter_op =
-      1;  // at most so many steps run at once, each when what it depends on is done (plan/dependencies.h); 1: one after another
+  // At most so many steps run at once, each when what it depends on is done (plan/dependencies.h). 1: one after another
+  int inter_op = 1;
   int cores = 0;             // that the plan was made for; 0: all that the device has, for every step
   int cores_a_cache = 0;     // of them, so many share a last-level cache; 0: not known
   int hardware_threads = 1;  // of a core that steps may use; 2: steps of Affinity::smt may run beside others on a core
@@ -114,8 +114,8 @@ inline constexpr int64_t kSlotAlignment = 4096;
 //
 //   step      3      4      5      6
 //   stay   [ y is written, read ][ free ]
-//   move         (out: after 3, before 6)     y's bytes are its own up to step 5; whoever takes them begins at step 6, a
-//                                             copy into them with after = 5 included
+//   move         (out: after 3, before 6)     y's bytes are its own up to step 5. Whoever takes them begins at step 6,
+//                                             a copy into them with after = 5 included.
 //
 // So between two steps first what must leave leaves, then what comes in may take its place. A slot that a copy in with
 // `before` = b reads may be written by a copy out with after >= b.

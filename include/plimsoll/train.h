@@ -70,6 +70,9 @@ struct TrainOptions {
   std::optional<std::filesystem::path> checkpoint;
   int64_t checkpoint_every = 0;  // steps between saves, besides; 0: none
   std::optional<std::filesystem::path> resume;
+  // Begin with the weights of this safetensors file, of ours, torchvision's or timm's networks, instead of drawn ones.
+  // Where `classes` is given, a last layer for another number of them is drawn.
+  std::optional<std::filesystem::path> weights;
   std::optional<std::filesystem::path> plan;  // run this saved plan; policy and placement are the plan's
   std::string costs = "measured";             // measured: measure what the database lacks; estimated: do not
   bool check_memory = false;
@@ -78,14 +81,18 @@ struct TrainOptions {
 struct StepEvent {
   int64_t step = 0, total_steps = 0, epoch = 0;
   double loss = 0, lr = 0;
-  double step_time_ms = 0;       // of this step, waiting for data included
-  double images_per_second = 0;  // over the last steps
+  double step_time_ms = 0;              // of this step, waiting for data included
+  double images_per_second = 0;         // over the last steps
+  std::optional<double> gradient_norm;  // before it was clipped, where it is
 };
 struct EpochEvent {
   int64_t epoch = 0, epochs = 0, step = 0;
   double train_loss = 0, train_accuracy = 0;
   std::optional<double> test_loss, test_accuracy;
   double seconds = 0;
+  double lr = 0;                        // of the last step
+  double images_per_second = 0;         // of the epoch's steps: evaluation and saving not counted
+  std::optional<double> gradient_norm;  // mean over the epoch's steps
 };
 struct DoneEvent {
   bool interrupted = false;

@@ -84,15 +84,18 @@ class TrainingStep {
   void feed(std::span<const float> data, std::span<const int32_t> labels = {});
   // Runs the step on what it was fed with; returns its seconds. Throws as Executor::run_step does.
   double run(double learning_rate);
-  double loss() const;                        // of the last step: the mean over its batch, all objectives together
-  std::optional<double> correct() const;      // samples that were right; nothing where the network does not classify
-  int64_t number() const { return number_; }  // of the next step
+  double loss() const;                          // of the last step: the mean over its batch, all objectives together
+  std::optional<double> correct() const;        // samples that were right; nothing where the network does not classify
+  std::optional<double> gradient_norm() const;  // before it was clipped; nothing where it is not
+  int64_t number() const { return number_; }    // of the next step
 
   // The states, in the order of a checkpoint.
   const std::vector<CheckpointTensor>& states() const { return states_; }
   // Throw Error(invalid_input) with the nearest name where there is none of this name, or it has another shape or type.
   StateTensor state(std::string_view name) const;
   void set_state(const StateTensor& state);
+  // The same for some of its elements, row-major from byte `offset` on, so that a large one is never held twice.
+  void set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements);
   TensorSource state_source() const;  // for save_checkpoint
   std::string weights_sha256() const;
   // Checks the checkpoint's bytes against their hash, then takes every state from it; throws Error(corrupt_file).

@@ -1,8 +1,10 @@
 // Judges a plan, sharing no code with what made it: it sees the plan and the graph, nothing else.
 //
-//   safe   every byte is where it is needed, and nobody else's: judged of every plan before it is executed, in release builds too
-//   true   the plan's prediction follows from its steps' times, its stays, copies and tiers. A plan that predicts nothing, as
-//          policies make them, claims nothing. What a saved plan claims besides is judged in compile/plan_file.h
+//   safe   every byte is where it is needed, and nobody else's. Judged of every plan before it is executed, in release
+//          builds too.
+//   true   the plan's prediction follows from its steps' times, its stays, copies and tiers. A plan that predicts
+//          nothing, as policies make them, claims nothing. What a saved plan claims besides is judged in
+//          compile/plan_file.h.
 #pragma once
 
 #include <string>
@@ -35,7 +37,7 @@ struct Violation {
     bad_home,         // of what does not come from outside, a second one, or on another's bytes
     out_of_tier,      // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
     bad_threads,  // a step is to run by fewer than no threads, or by more than kMostThreads, or than the plan has cores
-    bad_cores,  // how steps share the cores makes no sense: their numbers, ops kept apart that do not exist, an order of others
+    bad_cores,  // how steps share the cores makes no sense: their numbers, conflicts of no ops, an order of other steps
     bad_division,      // a kernel's name is no name and no configuration, or its parts do not make up the op's batch
     bad_time,          // a step's time is negative or no number
     wrong_prediction,  // what the plan predicts does not follow from its steps, stays, moves, tiers and times

@@ -233,7 +233,7 @@ TEST(TrainingNetwork, NoUpdateComesBeforeAnotherReaderOfTheOldValue) {
     const auto readers = g.readers();
     for (int32_t i = 0; i < g.op_count(); ++i) {
       if (!g.op({i}).type->changes_state) continue;
-      for (OpId reader : readers[static_cast<size_t>(g.op({i}).inputs[0].index)]) {
+      for (OpId reader : readers[g.op({i}).inputs[0].index]) {
         EXPECT_LE(reader.index, i) << g.op(reader).name << " reads what " << g.op({i}).name << " overwrote";
       }
     }
@@ -279,7 +279,7 @@ TEST(TrainingNetwork, TrainsEveryNetworkOfTheZoo) {
     for (int32_t i = 0; i < g.op_count(); ++i) {
       const Op& op = g.op({i});
       if (op.phase == Phase::forward || op.type->changes_state) continue;
-      const auto is_read = [&](TensorId out) { return !readers[static_cast<size_t>(out.index)].empty(); };
+      const auto is_read = [&](TensorId out) { return !readers[out.index].empty(); };
       EXPECT_TRUE(std::any_of(op.outputs.begin(), op.outputs.end(), is_read)) << op.name << " runs for nothing";
     }
   }

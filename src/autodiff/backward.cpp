@@ -44,7 +44,7 @@ Backward::Backward(Graph& graph, std::span<const TensorId> outputs, std::span<co
   const std::vector<bool> relevant = ancestors(graph, outputs);
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     const Op& op = graph.op({i});
-    if (!relevant[at(i)] || std::none_of(op.inputs.begin(), op.inputs.end(), leads)) continue;
+    if (!relevant[i] || std::none_of(op.inputs.begin(), op.inputs.end(), leads)) continue;
     ops_.push_back({i});
     for (TensorId output : op.outputs) leads_to_wanted_[output] = true;
   }

@@ -1,11 +1,12 @@
 #include <fmt/format.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "autodiff/backward.h"
 #include "autodiff/optimizers.h"
-#include "base/by_id.h"
 #include "base/names.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
@@ -42,8 +43,8 @@ void pair_statistics(Graph& graph) {
     if (op.type->state_outputs.empty()) continue;
     for (const InPlace& pair : op.type->in_place(graph, op)) {
       if (!pair.required) continue;
-      const TensorId before = op.inputs.at(at(pair.input));
-      const TensorId after = op.outputs.at(at(pair.output));
+      const TensorId before = op.inputs.at(pair.input);
+      const TensorId after = op.outputs.at(pair.output);
       for (State& state : graph.states) {
         if (state.after == before) state.after = after;
       }
@@ -72,6 +73,70 @@ std::map<TensorId, size_t> objective_of_parameters(const Network& network) {
     }
   }
   return objective_of;
+}
+
+// Takes the parameters that are not to be trained from the objectives. A block of a split layer goes with its whole.
+void leave_frozen(Network& network, const std::vector<std::string>& patterns) {
+  const auto name_of = [&](TensorId id) -> const std::string& {
+    const Tensor& tensor = network.graph.tensor(id);
+    return tensor.block.is_block() ? tensor.block.whole : tensor.name;
+  };
+  std::vector<std::string> names;
+  for (const Objective& objective : network.objectives) {
+    for (TensorId parameter : objective.parameters) names.push_back(name_of(parameter));
+  }
+  std::set<std::string> frozen;
+  for (const std::string& pattern : patterns) {
+    bool any = false;
+    for (const std::string& name : names) {
+      if (fnmatch(pattern.c_str(), name.c_str(), 0) != 0) continue;
+      frozen.insert(name);
+      any = true;
+    }
+    if (any) continue;
+    const std::string near = nearest_name(pattern, names);
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--freeze '{}': no parameter of {} has such a name; its parameters are called as '{}'",
+                            pattern, network.graph.name, near.empty() ? names.at(0) : near));
+  }
+  for (Objective& objective : network.objectives)
+    std::erase_if(objective.parameters, [&](TensorId id) { return frozen.contains(name_of(id)); });
+  if (!frozen.empty() && std::all_of(network.objectives.begin(), network.objectives.end(),
+                                     [](const Objective& o) { return o.parameters.empty(); })) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--freeze: all {} parameters of {} are frozen, so there is nothing to train", names.size(),
+                            network.graph.name));
+  }
+}
+
+// A parameter whose gradient is there, and which nothing but its update will read any more.
+struct ReadyUpdate {
+  TensorId parameter, gradient;
+};
+
+// The layer of the op that made a tensor, for ops that stand beside it.
+std::string layer_of(const Graph& graph, TensorId id) {
+  const OpId producer = graph.tensor(id).producer;
+  return producer.valid() ? graph.op(producer).layer : graph.tensor(id).name;
+}
+
+TensorId append_norm(Graph& graph, const ReadyUpdate& ready) {
+  const std::string name = graph.tensor(ready.parameter).name + "/gradient_norm";
+  const std::string layer = layer_of(graph, ready.gradient);
+  return graph.output(graph.add_op("GradientNorm", name, layer, {ready.gradient}, {}, Phase::backward));
+}
+
+// Scales all gradients of an objective by one factor. Returns the norm that they had together.
+TensorId append_clip(Graph& graph, std::vector<ReadyUpdate>& ready, const std::vector<TensorId>& norms, double max_norm,
+                     const std::string& name) {
+  const OpId clip = graph.add_op("ClipScale", name, name, norms, {{"max_norm", max_norm}}, Phase::backward);
+  for (ReadyUpdate& update : ready) {
+    const std::string scaled = graph.tensor(update.parameter).name + "/clip";
+    const std::string layer = layer_of(graph, update.gradient);
+    update.gradient = graph.output(
+        graph.add_op("ScaleGradient", scaled, layer, {update.gradient, graph.output(clip)}, {}, Phase::backward));
+  }
+  return graph.output(clip, 1);
 }
 
 }  // namespace
@@ -136,6 +201,7 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
 Network make_training_network(const Network& forward, const OptimizerOptions& options) {
   check(options);
   Network network = forward;
+  leave_frozen(network, options.freeze);
   Graph& graph = network.graph;
   const TensorId learning_rate = hyperparameter(graph, "learning_rate", DType::f32);
   TensorId step_number;
@@ -155,7 +221,11 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
   }
   add_output(graph, network.correct);
 
+  // Where gradients are clipped, the updates of an objective wait until all of its gradients are there.
+  std::vector<std::vector<ReadyUpdate>> waiting(network.objectives.size());
+  std::vector<std::vector<TensorId>> norms(network.objectives.size());
   for (size_t i = 0; i < network.objectives.size(); ++i) {
+    if (network.objectives[i].parameters.empty()) continue;
     const TensorId loss = network.objectives[i].loss;
     backwards[i].accumulate(loss, append_seed(graph, loss));
     const std::span<const OpId> ops = backwards[i].ops();
@@ -164,10 +234,27 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
       backwards[i].visit(*op);
       for (TensorId parameter : parameters) {
         if (--visits_left[parameter] > 0) continue;
-        const TensorId gradient = backwards[objective_of.at(parameter)].gradient(parameter);
-        if (gradient.valid()) append_update(graph, parameter, gradient, options, learning_rate, step_number);
+        const size_t owner = objective_of.at(parameter);
+        const TensorId gradient = backwards[owner].gradient(parameter);
+        if (!gradient.valid()) continue;
+        if (options.clip_grad_norm == 0) {
+          append_update(graph, parameter, gradient, options, learning_rate, step_number);
+          continue;
+        }
+        waiting[owner].push_back({parameter, gradient});
+        norms[owner].push_back(append_norm(graph, waiting[owner].back()));
       }
     }
+  }
+  for (size_t i = 0; i < waiting.size(); ++i) {
+    if (waiting[i].empty()) continue;
+    const bool one = waiting.size() == 1;
+    const std::string name = one ? "clip_grad_norm" : fmt::format("clip_grad_norm.{}", i);
+    const TensorId norm = append_clip(graph, waiting[i], norms[i], options.clip_grad_norm, name);
+    if (one) network.gradient_norm = norm;
+    add_output(graph, norm);
+    for (const ReadyUpdate& ready : waiting[i])
+      append_update(graph, ready.parameter, ready.gradient, options, learning_rate, step_number);
   }
   for (const auto& [parameter, objective] : objective_of) {
     if (backwards[objective].gradient(parameter).valid()) continue;

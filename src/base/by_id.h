@@ -6,25 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace plimsoll {
-
-// The place of an id (which has an `index`), an enumerator or a number in a list that has no type of its own.
-template <class Key>
-constexpr size_t at(Key key) {
-  if constexpr (requires { key.index; }) {
-    return static_cast<size_t>(key.index);
-  } else {
-    return static_cast<size_t>(key);
-  }
-}
-
-template <class Key>
-constexpr size_t place(Key key) {  // the same, where `at` is taken
-  return at(key);
-}
 
 // All ids, in order: for (TensorId id : Ids<TensorId>(graph.tensor_count())).
 template <class Key>
@@ -49,29 +35,28 @@ class Ids {
   int32_t count_;
 };
 
+// The key is an id (which has an `index`), an enumerator, or a number such as a StepIndex.
 template <class Key, class T>
 class ById : public std::vector<T> {
  public:
   using List = std::vector<T>;
   ById() = default;
-  template <class Count>
-  explicit ById(Count count) : List(plimsoll::at(count)) {}
-  template <class Count>
-  ById(Count count, const T& value) : List(plimsoll::at(count), value) {}
+  explicit ById(size_t count) : List(count) {}
+  ById(size_t count, const T& value) : List(count, value) {}
   explicit ById(List list) : List(std::move(list)) {}
 
-  template <class Count>
-  void resize(Count count) {
-    List::resize(plimsoll::at(count));
-  }
-  template <class Count>
-  void assign(Count count, const T& value) {
-    List::assign(plimsoll::at(count), value);
-  }
-
   Ids<Key> ids() const { return Ids<Key>(List::size()); }
-  decltype(auto) operator[](Key key) { return List::operator[](plimsoll::at(key)); }
-  decltype(auto) operator[](Key key) const { return List::operator[](plimsoll::at(key)); }
+  decltype(auto) operator[](Key key) { return List::operator[](place(key)); }
+  decltype(auto) operator[](Key key) const { return List::operator[](place(key)); }
+
+ private:
+  static constexpr size_t place(Key key) {
+    if constexpr (requires { key.index; }) {
+      return static_cast<size_t>(key.index);
+    } else {
+      return static_cast<size_t>(key);
+    }
+  }
 };
 
 }  // namespace plimsoll

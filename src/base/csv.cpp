@@ -57,7 +57,7 @@ bool CsvReader::next_line() {
 bool CsvReader::note_column(size_t place) {
   const auto name = std::find(known_.begin(), known_.end(), fields_[place]);
   if (name == known_.end()) return false;
-  std::optional<size_t>& known = place_[static_cast<size_t>(name - known_.begin())];
+  std::optional<size_t>& known = place_[name - known_.begin()];
   if (known) refuse_place(place, fmt::format("two columns '{}'", *name));
   known = place;
   return true;

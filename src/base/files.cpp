@@ -79,7 +79,7 @@ int write_all(int fd, const std::byte* bytes, size_t count, int64_t offset) {
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return written < 0 ? errno : ENOSPC;
     bytes += written;
-    count -= static_cast<size_t>(written);
+    count -= written;
     if (offset >= 0) offset += written;
   }
   return 0;
@@ -156,7 +156,7 @@ void InputFile::read(int64_t offset, std::span<std::byte> into) const {
                   fmt::format("{}: ends at byte {}; expected {} bytes at byte {}", path_.string(),
                               offset + static_cast<int64_t>(done), into.size(), offset));
     }
-    done += static_cast<size_t>(count);
+    done += count;
   }
 }
 
@@ -166,7 +166,7 @@ std::string read_file(const std::filesystem::path& file, Bytes limit) {
     throw Error(ErrorCode::invalid_input, fmt::format("{}: is {}; at most {} is expected", file.string(),
                                                       to_string(Bytes{input.size()}), to_string(limit)));
   }
-  std::string content(static_cast<size_t>(input.size()), '\0');
+  std::string content(input.size(), '\0');
   input.read(0, std::as_writable_bytes(std::span(content)));
   return content;
 }

@@ -35,7 +35,7 @@ struct RandomStream {
         {static_cast<uint32_t>(index), salt, static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)},
         {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   }
-  constexpr uint32_t bits(int64_t i) const { return block(i / 4)[static_cast<size_t>(i % 4)]; }
+  constexpr uint32_t bits(int64_t i) const { return block(i / 4)[i % 4]; }
 
   // Uniform in (0, 1): the middle of one of 2^32 equal intervals.
   constexpr double uniform(int64_t i) const { return (bits(i) + 0.5) * 0x1p-32; }
@@ -43,7 +43,7 @@ struct RandomStream {
   // Standard normal by Box and Muller: draws 2k and 2k+1 are the two coordinates of one point of the plane.
   double normal(int64_t i) const {
     const std::array<uint32_t, 4> four = block(i / 4);
-    const size_t pair = static_cast<size_t>(i % 4 / 2) * 2;
+    const size_t pair = i % 4 / 2 * 2;
     const double radius = std::sqrt(-2 * std::log((four[pair] + 0.5) * 0x1p-32));
     const double angle = 6.283185307179586476925 * ((four[pair + 1] + 0.5) * 0x1p-32);
     return radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));

@@ -28,7 +28,7 @@ struct Block {
   int64_t offset = INT64_MAX, end = 0;
   StepIndex first = INT32_MAX, last = -1;
   bool resident = false;  // there before the step and after it: parameters, states, inputs
-  size_t bytes() const { return static_cast<size_t>(end - offset); }
+  size_t bytes() const { return end - offset; }
 };
 
 struct Blocks {
@@ -95,8 +95,8 @@ class Steps {
         residents_.emplace_back(b, resident);
         resident += align_up(Bytes{static_cast<int64_t>(block.bytes())}, kStayAlignment).count;
       } else {
-        begins_[static_cast<size_t>(block.first)].push_back(b);
-        ends_[static_cast<size_t>(block.last)].push_back(b);
+        begins_[block.first].push_back(b);
+        ends_[block.last].push_back(b);
         ++dynamic_;
       }
     }
@@ -147,7 +147,7 @@ class Steps {
     uint64_t digest = 0;
     std::vector<std::byte> chunk(kChunk);
     for (int64_t done = 0; done < resident_bytes_.count; done += static_cast<int64_t>(kChunk)) {
-      const size_t part = std::min(kChunk, static_cast<size_t>(resident_bytes_.count - done));
+      const size_t part = std::min<size_t>(kChunk, resident_bytes_.count - done);
       device_.read(std::span(chunk).first(part), resident_ + done);
       digest = XXH3_64bits_withSeed(chunk.data(), part, digest);
     }
@@ -185,7 +185,7 @@ class Steps {
   }
   void write_over(std::byte* to, Bytes bytes, std::span<const std::byte> pattern) {
     for (int64_t done = 0; done < bytes.count; done += static_cast<int64_t>(pattern.size())) {
-      device_.write(to + done, pattern.first(std::min(pattern.size(), static_cast<size_t>(bytes.count - done))));
+      device_.write(to + done, pattern.first(std::min<size_t>(pattern.size(), bytes.count - done)));
     }
   }
 

@@ -30,6 +30,8 @@ int exit_code(ErrorCode code);
 
 using Run = std::function<int()>;
 Run add_train(CLI::App& app);
+Run add_eval(CLI::App& app);
+Run add_predict(CLI::App& app);
 Run add_plan(CLI::App& app);
 Run add_verify(CLI::App& app);
 Run add_profile(CLI::App& app);
@@ -56,8 +58,9 @@ struct CommonFlags {
   std::string lowering = "native";
   int64_t image_size = 0, classes = 0;
   std::optional<double> momentum;  // nothing: 0.9
-  double weight_decay = 0;
+  double weight_decay = 0, clip_grad_norm = 0;
   bool nesterov = false, exact = false;
+  std::vector<std::string> freeze;
   std::optional<std::string> workspace, workspace_total, batch_sizes_name;
 
   void add_to(CLI::App& command, bool model_required);

@@ -98,6 +98,16 @@ void CommonFlags::add_optimizer_to(CLI::App& command) {
       ->capture_default_str()
       ->check(number());
   command.add_flag("--nesterov", nesterov, "Nesterov momentum for sgd");
+  command
+      .add_option("--freeze", freeze,
+                  "Leave parameters of these names as they are, 'layer1.*' or 'conv1.weight'; may be given again")
+      ->type_name("PATTERN")
+      ->allow_extra_args(false)
+      ->check(not_empty());
+  command
+      .add_option("--clip-grad-norm", clip_grad_norm,
+                  "Scale the gradients down where the norm of all of them together is above this")
+      ->check(positive_number());
 }
 
 void CommonFlags::add_sharing_to(CLI::App& command) {
@@ -142,7 +152,11 @@ CoreRequest CommonFlags::core_request() const {
 }
 
 OptimizerOptions CommonFlags::optimizer_options() const {
-  OptimizerOptions options{.name = optimizer, .nesterov = nesterov, .weight_decay = weight_decay};
+  OptimizerOptions options{.name = optimizer,
+                           .nesterov = nesterov,
+                           .weight_decay = weight_decay,
+                           .freeze = freeze,
+                           .clip_grad_norm = clip_grad_norm};
   if (momentum) options.momentum = *momentum;
   return options;
 }

@@ -16,6 +16,7 @@
 #include "plan/policy.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
+#include "plimsoll/train.h"
 #include "report/report.h"
 #include "train/sample_inputs.h"
 #include "train/session.h"
@@ -64,6 +65,7 @@ double measure_step_ms(const Session& session, const Program& program, int steps
 struct CompareFlags : CommonFlags {
   bool run = false;
   int steps = 5;
+  std::string data;
   std::vector<std::string> only;
 };
 
@@ -77,6 +79,16 @@ void check_can_run(const CompareFlags& flags) {
                 "--run: the papers' layer model is planned, never run; leave out --lowering paper");
 }
 
+// The network's input as --data gives it, or as it is usually fed.
+ModelInput planned_input(const CompareFlags& flags, int64_t batch) {
+  if (flags.data.empty()) return input_of(flags, batch);
+  return training_input({.model = flags.model,
+                         .data = flags.data,
+                         .batch = batch,
+                         .image_size = flags.image_size,
+                         .classes = flags.classes});
+}
+
 // Plans for one network by one policy after another, a row for each.
 class Comparison {
  public:
@@ -85,7 +97,7 @@ class Comparison {
         out_(flags.json),
         names_(policies_to_compare(flags)),
         batch_(flags.batch > 0 ? flags.batch : 32),
-        network_(build_model(flags.model, input_of(flags, batch_))),
+        network_(build_model(flags.model, planned_input(flags, batch_))),
         cores_(core_options(flags.device, flags.core_request(), flags.exact)),
         session_(open()) {}
 
@@ -127,17 +139,17 @@ class Comparison {
   bool compare(const std::string& name) {
     CompileOptions options = compile_options(flags_, session_);
     options.policy = name;
+    options.name_minimum = true;
     auto result = compile(flags_, network_, session_, options, false);
-    if (auto* infeasible = std::get_if<Infeasible>(&result)) {
-      write_infeasible(name, *infeasible, options);
+    if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
+      write_infeasible(name, *infeasible);
       return false;
     }
-    write_plan(name, std::get<Program>(result), options);
+    write_plan(name, std::get<Program>(result));
     return true;
   }
 
-  void write_infeasible(const std::string& name, Infeasible& infeasible, const CompileOptions& options) {
-    name_least_memory(infeasible, network_, *session_.device, session_.costs, options);
+  void write_infeasible(const std::string& name, const Infeasible& infeasible) {
     const std::string need = (infeasible.flag.empty() ? "needs " : fmt::format("needs {} ", infeasible.flag)) +
                              to_string(infeasible.minimum);
     say(out_, fmt::format("{:<28} {:>11}", name, infeasible.minimum.count == INT64_MAX ? "cannot" : need));
@@ -147,13 +159,13 @@ class Comparison {
     out_.write(object);
   }
 
-  void write_plan(const std::string& name, Program& program, const CompileOptions& options) {
+  void write_plan(const std::string& name, Program& program) {
     const Graph& graph = program.network.graph;
     const SharedCores shared = share_cores({graph, *session_.device, session_.costs, cores_}, program.plan);
     for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
     program.plan = check_plan(graph, shared.plan);
     const Prediction& p = program.plan->predicted;
-    json object = plan_json(program, minimum_memory(network_, *session_.device, session_.costs, options));
+    json object = plan_json(program, program.minimum);
     object["layers"] = layer_count(network_);
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
@@ -218,6 +230,7 @@ class Largest {
       write_nothing_fits(out);
       return kInfeasible;
     }
+    best_ = try_size(low_, true);  // as `plan` plans it, and not only as what fits
     write_largest(out);
     return kDone;
   }
@@ -248,7 +261,7 @@ class Largest {
     return trial.fits;
   }
 
-  Trial try_size(int64_t size) {
+  Trial try_size(int64_t size, bool fast = false) {
     const bool depth = flags_.what == "depth";
     const std::string model = depth ? with_depth(flags_.model, size) : flags_.model;
     Trial trial;
@@ -256,7 +269,7 @@ class Largest {
       const int64_t batch = depth ? (flags_.batch > 0 ? flags_.batch : 16) : size;
       const Network network = build_model(model, input_of(flags_, batch));
       CompileOptions options = compile_options(flags_, session_);
-      options.first_that_fits = true;
+      options.first_that_fits = !fast;
       const auto result = compile(flags_, network, session_, options, true);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
         trial.limited_by = !infeasible->flag.empty()    ? infeasible->flag
@@ -340,6 +353,11 @@ Run add_compare(CLI::App& app) {
   flags->add_sharing_to(*command);
   flags->add_lowering_to(*command);
   flags->add_workspace_to(*command);
+  command
+      ->add_option(
+          "--data", flags->data,
+          "Compare for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")
+      ->check(not_empty());
   command->add_flag("--run", flags->run, "Run each plan too, and say what its step took");
   command->add_option("--steps", flags->steps, "Steps to run of each, of which the median counts")
       ->capture_default_str()

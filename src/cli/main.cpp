@@ -27,10 +27,13 @@ struct Command {
   cli::Run (*add)(CLI::App&);
 };
 constexpr Command kCommands[] = {
-    {"train", cli::add_train},         {"plan", cli::add_plan},       {"verify", cli::add_verify},
-    {"profile", cli::add_profile},     {"models", cli::add_models},   {"policies", cli::add_policies},
-    {"devices", cli::add_devices},     {"compare", cli::add_compare}, {"max", cli::add_max},
-    {"reproduce", cli::add_reproduce}, {"place", cli::add_place},     {"convolutions", cli::add_convolutions},
+    {"train", cli::add_train},     {"eval", cli::add_eval},
+    {"predict", cli::add_predict}, {"plan", cli::add_plan},
+    {"verify", cli::add_verify},   {"profile", cli::add_profile},
+    {"models", cli::add_models},   {"policies", cli::add_policies},
+    {"devices", cli::add_devices}, {"compare", cli::add_compare},
+    {"max", cli::add_max},         {"reproduce", cli::add_reproduce},
+    {"place", cli::add_place},     {"convolutions", cli::add_convolutions},
     {"heaps", cli::add_heaps},
 };
 
@@ -147,6 +150,15 @@ void occupy_standard_streams() {
   if (handle > STDERR_FILENO) ::close(handle);
 }
 
+// OpenMP's threads spin while they wait for each other, some milliseconds by default. On a machine that others use, too,
+// they keep the processor from the threads that they wait for. libgomp reads how long when it is loaded, so the program
+// begins once more. What the user has set stays.
+void spin_briefly(char** argv) {
+  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
+  ::setenv("GOMP_SPINCOUNT", "1000", 1);
+  ::execv("/proc/self/exe", argv);  // where that fails it goes on as it is
+}
+
 int run_program(int argc, char** argv) {
   CLI::App app{
       "Trains deep neural networks inside a stated amount of memory: plans every byte of a training step,\n"
@@ -180,6 +192,7 @@ int run_program(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  spin_briefly(argv);
   occupy_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
   try {

@@ -113,8 +113,8 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
                                                          to_string(minimum), to_string(program.lower_bound)));
   json object = plan_json(program, minimum);
   if (flags.explain.empty()) {
-    say(out, fmt::format("alive at the peak:\n{}",
-                         peak_tensors_text(program.network.graph, program.plan, static_cast<size_t>(flags.tensors))));
+    say(out,
+        fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
   } else {
     const std::string text = explain(program, *session.device, session.costs, flags.explain);
     say(out, "\n" + text);
@@ -138,14 +138,17 @@ int run_plan(const PlanFlags& flags) {
   if (!cores.notice.empty()) complain(cores.notice);
   Session session = open_session(flags.device, cores.intra_op, flags.tiers());
   for (const std::string& notice : session.notices) complain(notice);
-  const CompileOptions options = compile_options(flags, session);
+  CompileOptions options = compile_options(flags, session);
+  options.name_minimum = true;
   if (flags.costs == "measured" && !measure_for_plan(session, network, options, flags)) {
     say(out, "interrupted; what was measured is kept");
     return kInterrupted;
   }
-  auto result = compile(flags, network, session, options);
+  auto result = [&] {
+    const SlowNotice notice(fmt::format("planning {}, batch {}", flags.model, input.batch));
+    return compile(flags, network, session, options);
+  }();
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
-    name_least_memory(*infeasible, network, *session.device, session.costs, options);
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;
@@ -154,8 +157,7 @@ int run_plan(const PlanFlags& flags) {
   const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
   for (const std::string& text : shared.notices) complain(text);
   program.plan = check_plan(program.network.graph, shared.plan);
-  const Bytes minimum = std::min(minimum_memory(network, *session.device, session.costs, options), program.plan->arena);
-  tell_plan(flags, session, network, input, program, minimum, out);
+  tell_plan(flags, session, network, input, program, *program.minimum, out);
   if (!flags.save.empty()) {
     save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));
@@ -165,7 +167,7 @@ int run_plan(const PlanFlags& flags) {
     const ReportFacts facts{.model = flags.model,
                             .batch = input.batch,
                             .device = fmt::format("{}: {}", flags.device, session.device->info().description),
-                            .minimum = minimum};
+                            .minimum = *program.minimum};
     write_file_atomically(flags.report, html_report(program, facts));
     say(out, fmt::format("report: {} (open it in a browser)", flags.report));
   }
@@ -251,7 +253,7 @@ json share_costs(const ProfileFlags& flags, const std::string& imported, Session
     session.database->save(session.costs);
     told["imported"] = taken;
     say(out, fmt::format("{}: {} costs taken, {} known before", flags.import_from, taken,
-                         others.entries().size() + others.in_step_entries().size() - static_cast<size_t>(taken)));
+                         others.entries().size() + others.in_step_entries().size() - taken));
   }
   return told;
 }
@@ -319,8 +321,8 @@ std::vector<std::unique_ptr<Device>> open_beside(const ProfileFlags& flags, cons
 }
 
 // Measures what the database lacks for these networks; returns how much that was.
-int measure(const ProfileFlags& flags, MeasureOptions measuring, Session& session, const std::vector<Network>& networks,
-            const std::vector<std::unique_ptr<Device>>& others) {
+int measure_networks(const ProfileFlags& flags, MeasureOptions measuring, Session& session,
+                     const std::vector<Network>& networks, const std::vector<std::unique_ptr<Device>>& others) {
   std::vector<const Device*> beside;
   for (const std::unique_ptr<Device>& other : others) beside.push_back(other.get());
   const CompileOptions options = compile_options(flags, session);
@@ -398,7 +400,7 @@ int run_profile(const ProfileFlags& flags) {
   }
   catch_interrupts();
   const BusyMeter busy;
-  const int measured = measure(flags, measuring, session, networks, others);
+  const int measured = measure_networks(flags, measuring, session, networks, others);
   if (interrupted()) {
     say(out, fmt::format("interrupted; {} measurements are kept", measured));
     return kInterrupted;

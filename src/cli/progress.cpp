@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/no_signals.h"
 #include "base/texts.h"
 
 namespace plimsoll::cli {
@@ -43,10 +44,10 @@ void Progress::update(const std::string& label, int64_t done, int64_t total, con
   const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
   const double share = total > 0 ? std::clamp(static_cast<double>(done) / static_cast<double>(total), 0.0, 1.0) : 0;
   const int filled = static_cast<int>(share * kBarWidth);
-  const std::string text = fmt::format(
-      "{} {:3.0f}%|{}{}| {}/{} [{}<{}, {}/s] {}", label, share * 100, std::string(static_cast<size_t>(filled), '#'),
-      std::string(static_cast<size_t>(kBarWidth - filled), ' '), done, total, clock_text(elapsed),
-      rate > 0 ? clock_text(left) : "?", number_text(rate), extra);
+  const std::string text =
+      fmt::format("{} {:3.0f}%|{}{}| {}/{} [{}<{}, {}/s] {}", label, share * 100, std::string(filled, '#'),
+                  std::string(kBarWidth - filled, ' '), done, total, clock_text(elapsed),
+                  rate > 0 ? clock_text(left) : "?", number_text(rate), extra);
   if (terminal_) {
     std::fputs(("\r\033[K" + text).c_str(), stderr);
   } else {
@@ -68,6 +69,24 @@ void Progress::finish() {
   if (open_) std::fputs("\n", stderr);
   open_ = false;
   label_.clear();
+}
+
+SlowNotice::SlowNotice(std::string what) {
+  const NoSignals no_signals;
+  thread_ = std::thread([this, what = std::move(what)] {
+    std::unique_lock lock(mutex_);
+    if (over_.wait_for(lock, std::chrono::seconds(1), [this] { return done_; })) return;
+    std::fputs((what + " ...\n").c_str(), stderr);
+  });
+}
+
+SlowNotice::~SlowNotice() {
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+  }
+  over_.notify_all();
+  thread_.join();
 }
 
 }  // namespace plimsoll::cli

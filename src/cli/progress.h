@@ -2,8 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "base/clock.h"
 
@@ -23,6 +26,21 @@ class Progress {
   std::string label_;
   Clock::time_point begun_, drawn_;
   int64_t begun_at_ = 0;
+};
+
+// Says what takes so long, where it takes more than a second: a line on standard error.
+class SlowNotice {
+ public:
+  explicit SlowNotice(std::string what);
+  ~SlowNotice();
+  SlowNotice(const SlowNotice&) = delete;
+  SlowNotice& operator=(const SlowNotice&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool done_ = false;
+  std::thread thread_;
 };
 
 // 3725 s -> "1:02:05", 65 s -> "01:05".

@@ -11,7 +11,7 @@
 namespace plimsoll::cli {
 namespace {
 
-std::string number(const std::optional<double>& value) { return value ? fmt::format("{:.7g}", *value) : "-"; }
+std::string figure_text(const std::optional<double>& value) { return value ? fmt::format("{:.7g}", *value) : "-"; }
 
 nlohmann::json json_number(const std::optional<double>& value) {
   return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
@@ -31,8 +31,8 @@ void write(JsonLines& out, const std::vector<Finding>& findings) {
     if (f.table != table)
       say(out, fmt::format("{}{:<24} {:<34} {:>12} {:>12}", table.empty() ? "" : "\n", f.table, "", "paper", "ours"));
     table = f.table;
-    say(out, fmt::format("  {:<22} {:<34} {:>12} {:>12} {}{}{}", f.row, f.quantity, number(f.paper), number(f.ours),
-                         f.unit, f.note.empty() ? "" : "  ", f.note));
+    say(out, fmt::format("  {:<22} {:<34} {:>12} {:>12} {}{}{}", f.row, f.quantity, figure_text(f.paper),
+                         figure_text(f.ours), f.unit, f.note.empty() ? "" : "  ", f.note));
   }
 }
 

@@ -15,6 +15,8 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/train.h"
+#include "report/epoch_log.h"
+#include "report/event_file.h"
 #include "report/html.h"
 #include "report/report.h"
 #include "train/resume.h"
@@ -41,7 +43,7 @@ struct TrainFlags : CommonFlags {
   bool no_augment = false;
   int workers = 1;
   int64_t evaluate_every = 1, checkpoint_every = 0;
-  std::string checkpoint, resume, plan, trace, report, costs = "measured";
+  std::string checkpoint, resume, weights, plan, log_csv, tensorboard, trace, report, costs = "measured";
   bool check_memory = false;
 };
 
@@ -69,6 +71,8 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--momentum", options.optimizer.momentum, saved.optimizer.momentum);
   take("--weight-decay", options.optimizer.weight_decay, saved.optimizer.weight_decay);
   take("--nesterov", options.optimizer.nesterov, saved.optimizer.nesterov);
+  take("--freeze", options.optimizer.freeze, saved.optimizer.freeze);
+  take("--clip-grad-norm", options.optimizer.clip_grad_norm, saved.optimizer.clip_grad_norm);
   take("--lr", options.schedule.lr, saved.schedule.lr);
   take("--sched", options.schedule.name, saved.schedule.name);
   take("--warmup-epochs", options.schedule.warmup_epochs, saved.schedule.warmup_epochs);
@@ -165,6 +169,11 @@ void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App
   plan.check("--momentum", asked.momentum, planned.momentum);
   plan.check("--weight-decay", asked.weight_decay, planned.weight_decay);
   plan.check("--nesterov", asked.nesterov, planned.nesterov);
+  const auto listed = [](const std::vector<std::string>& patterns) {
+    return fmt::format("{}", fmt::join(patterns, " "));
+  };
+  plan.check("--freeze", listed(asked.freeze), listed(planned.freeze));
+  plan.check("--clip-grad-norm", asked.clip_grad_norm, planned.clip_grad_norm);
   if (const int threads = cores_of(saved); threads > 0) plan.check("--threads", flags.threads, threads);
   if (request.input.height > 0) plan.check("--image-size", flags.image_size, request.input.height);
   if (request.input.classes > 0) plan.check("--num-classes", flags.classes, request.input.classes);
@@ -244,6 +253,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.check_memory = flags.check_memory;
   if (!flags.checkpoint.empty()) options.checkpoint = flags.checkpoint;
   if (!flags.resume.empty()) options.resume = flags.resume;
+  if (!flags.weights.empty()) options.weights = flags.weights;
   if (!flags.plan.empty()) options.plan = flags.plan;
   options.data = flags.data;
   if (!flags.resume.empty()) take_from_checkpoint(flags, options, command);
@@ -311,7 +321,8 @@ json step_json(const StepEvent& e) {
           {"loss", e.loss},
           {"lr", e.lr},
           {"step_time_ms", e.step_time_ms},
-          {"images_per_second", e.images_per_second}};
+          {"images_per_second", e.images_per_second},
+          {"gradient_norm", e.gradient_norm ? json(*e.gradient_norm) : json(nullptr)}};
 }
 
 json epoch_json(const EpochEvent& e) {
@@ -322,7 +333,10 @@ json epoch_json(const EpochEvent& e) {
           {"train_accuracy", e.train_accuracy},
           {"test_loss", e.test_loss ? json(*e.test_loss) : json(nullptr)},
           {"test_accuracy", e.test_accuracy ? json(*e.test_accuracy) : json(nullptr)},
-          {"seconds", e.seconds}};
+          {"seconds", e.seconds},
+          {"lr", e.lr},
+          {"images_per_second", e.images_per_second},
+          {"gradient_norm", e.gradient_norm ? json(*e.gradient_norm) : json(nullptr)}};
 }
 
 std::string epoch_text(const EpochEvent& e) {
@@ -336,7 +350,10 @@ std::string epoch_text(const EpochEvent& e) {
 // Tells of a training while it goes on: to a person, as JSON lines, and in the files of --trace and --report.
 class Narrator {
  public:
-  Narrator(const TrainFlags& flags, const TrainOptions& options) : flags_(flags), options_(options), out_(flags.json) {}
+  Narrator(const TrainFlags& flags, const TrainOptions& options) : flags_(flags), options_(options), out_(flags.json) {
+    if (!flags.log_csv.empty()) epoch_log_.emplace(flags.log_csv, options.resume.has_value());
+    if (!flags.tensorboard.empty()) event_file_.emplace(flags.tensorboard);
+  }
 
   TrainListener listener() {
     TrainListener listener;
@@ -349,11 +366,7 @@ class Narrator {
     };
     listener.planned = [this](const Program& program, const std::string& data) { tell_plan(program, data); };
     listener.step = [this](const StepEvent& e) { tell_step(e); };
-    listener.epoch = [this](const EpochEvent& e) {
-      progress_.finish();
-      say(out_, epoch_text(e));
-      out_.write(epoch_json(e));
-    };
+    listener.epoch = [this](const EpochEvent& e) { tell_epoch(e); };
     listener.stop = [] { return interrupted() || output_closed(); };
     listener.save = [notice = listener.notice] {
       const bool asked = save_requested();
@@ -413,6 +426,25 @@ class Narrator {
                      fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}", number_text(e.images_per_second, 4), e.loss,
                                  e.lr, memory_text_));
     if (out_.active()) out_.write(step_json(e));
+    if (!event_file_) return;
+    std::vector<Scalar> scalars{{"step/loss", e.loss}, {"step/lr", e.lr}, {"step/time_ms", e.step_time_ms}};
+    if (e.gradient_norm) scalars.push_back({"step/gradient_norm", *e.gradient_norm});
+    event_file_->write(e.step, scalars);
+  }
+
+  void tell_epoch(const EpochEvent& e) {
+    progress_.finish();
+    say(out_, epoch_text(e));
+    out_.write(epoch_json(e));
+    if (epoch_log_) epoch_log_->write(e);
+    if (!event_file_) return;
+    std::vector<Scalar> scalars{{"loss/train", e.train_loss},
+                                {"accuracy/train", e.train_accuracy},
+                                {"lr", e.lr},
+                                {"images_per_second", e.images_per_second}};
+    if (e.test_loss) scalars.push_back({"loss/eval", *e.test_loss});
+    if (e.test_accuracy) scalars.push_back({"accuracy/eval", *e.test_accuracy});
+    event_file_->write(e.step, scalars);
   }
 
   void keep_record(const Program& program, std::span<const StepRecord> steps, std::span<const StepRecord> copies) {
@@ -436,6 +468,8 @@ class Narrator {
   const TrainFlags& flags_;
   const TrainOptions& options_;
   JsonLines out_;
+  std::optional<EpochLog> epoch_log_;
+  std::optional<EventFile> event_file_;
   Progress progress_;
   std::string memory_text_;
   std::optional<Recorded> recorded_;  // the report also tells what is known only when all is done
@@ -481,12 +515,12 @@ void add_learning_rate_to(CLI::App& command, TrainFlags& flags) {
   command.add_option("--warmup-epochs", flags.schedule.warmup_epochs, "Epochs of linear warm-up")
       ->check(whole_number(0, int64_t{1} << 30));
   command.add_option("--warmup-lr", flags.schedule.warmup_lr, "Learning rate that the warm-up begins with")
-      ->check(number());
-  command.add_option("--min-lr", flags.schedule.min_lr, "Where the cosine schedule ends")->check(number());
+      ->check(cli::number());
+  command.add_option("--min-lr", flags.schedule.min_lr, "Where the cosine schedule ends")->check(cli::number());
   command.add_option("--decay-epochs", flags.schedule.decay_epochs, "Epochs between the decays of the step schedule")
       ->check(whole_number(1, int64_t{1} << 30));
   command.add_option("--decay-rate", flags.schedule.decay_rate, "Factor of a decay of the step schedule")
-      ->check(number(0, 1));
+      ->check(cli::number(0, 1));
 }
 
 // How batches are drawn and made, and how often what was learnt is judged.
@@ -525,6 +559,24 @@ void add_files_to(CLI::App& command, TrainFlags& flags) {
                           "Run this plan, saved by `plimsoll plan --save`; it says model, batch, optimizer and policy")
               ->type_name("FILE")
               ->check(not_empty()));
+  command
+      .add_option(
+          "--weights", flags.weights,
+          "Begin with the weights of this safetensors file: ours, torchvision's or timm's; with --num-classes the "
+          "last layer may be a new one")
+      ->type_name("FILE")
+      ->check(not_empty())
+      ->excludes(command.get_option("--resume"));
+  command
+      .add_option("--log-csv", flags.log_csv,
+                  "Write a table with a line an epoch: losses, accuracies, learning rate, time; --resume adds to it")
+      ->type_name("FILE.csv")
+      ->check(not_empty());
+  command
+      .add_option("--tensorboard", flags.tensorboard,
+                  "Write losses, accuracies and learning rate for `tensorboard --logdir DIR`")
+      ->type_name("DIR")
+      ->check(not_empty());
   command.add_option("--trace", flags.trace, "Write a Chrome trace (Perfetto) of the plan and of the last step")
       ->type_name("FILE")
       ->check(not_empty());

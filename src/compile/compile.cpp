@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <tuple>
 
@@ -13,10 +15,12 @@
 #include "kernels/selection.h"
 #include "kernels/workspace_limits.h"
 #include "passes/passes.h"
+#include "plan/assemble.h"
 #include "plan/policy.h"
 #include "plan/room.h"
 #include "plan/route.h"
 #include "plan/simulate.h"
+#include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -38,6 +42,7 @@ struct Wanted {
   std::string policy;
   bool explain = false;
   double faster_than_ms = kAnyTime;
+  bool least_memory = false;
 };
 
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
@@ -56,6 +61,7 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
                                        .placement = options.placement,
                                        .faster_than_ms = wanted.faster_than_ms,
                                        .first_that_fits = options.first_that_fits,
+                                       .least_memory = wanted.least_memory,
                                        .explain = wanted.explain,
                                        .state_homes = options.state_homes,
                                        .options = policy_options(wanted.policy)});
@@ -93,7 +99,7 @@ class Flow {
   std::optional<Attempt> upgraded(const Attempt& attempt, bool divide, const std::string& policy) {
     const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
     std::optional<LaidOut> next =
-        upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[static_cast<size_t>(op.index)]; });
+        upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
     if (!next) return std::nullopt;
     return make_attempt(std::move(*next), device_, costs_, options_, {policy});
   }
@@ -149,17 +155,15 @@ bool is_free_of_charge(const Attempt& a) {
 std::vector<Choice> other_choices(Flow& flow, const Choice& first, const LayoutResult& layouts,
                                   const CompileOptions& options, bool many) {
   std::vector<Choice> choices;
-  if (!options.least_memory) {
-    std::set<Bytes> sizes;
-    for (const KernelChoice& choice : layouts.kernels) {
-      if (choice.workspace.count > 0) sizes.insert(choice.workspace);
-    }
-    const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
-    const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
-    for (size_t i = between; i > 0; --i)
-      choices.push_back({first.family, limits[(limits.size() - 1) * i / (between + 1)], first.divide});
-    choices.push_back({first.family, 0_B, first.divide});
+  std::set<Bytes> sizes;
+  for (const KernelChoice& choice : layouts.kernels) {
+    if (choice.workspace.count > 0) sizes.insert(choice.workspace);
   }
+  const std::vector<Bytes> limits(sizes.begin(), sizes.end());  // the last is as good as unlimited, which was tried
+  const size_t between = limits.empty() || many ? 0 : std::min(kLimitsTried, limits.size() - 1);
+  for (size_t i = between; i > 0; --i)
+    choices.push_back({first.family, limits[(limits.size() - 1) * i / (between + 1)], first.divide});
+  choices.push_back({first.family, 0_B, first.divide});
   if (options.family) return choices;
   const LaidOut* smallest = flow.lay_out({first.family, 0_B, first.divide});
   for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
@@ -204,10 +208,9 @@ void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choice
 // gives the fastest step of those that fit. Then steps of the best get faster kernels again. Else infeasible, with the
 // least memory that any of them needs.
 Attempt search(const Network& network, Flow& flow, const CompileOptions& options, bool divide) {
-  const bool pinned = options.exact || !options.kernels.empty();
-  Choice chosen{.family = options.family, .limit = {options.least_memory && !pinned ? 0 : INT64_MAX}, .divide = divide};
+  const bool one_only = options.exact || !options.kernels.empty();
+  Choice chosen{.family = options.family, .limit = {INT64_MAX}, .divide = divide};
   const bool many = network.graph.op_count() > kManyOps;
-  const bool one_only = pinned || (options.least_memory && (options.family || many));
   Attempt best = flow.attempt(chosen, one_only);
   if (!best.has_kernels()) return flow.over_limit(divide);
   if (!is_free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
@@ -234,7 +237,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   }
   if (!best.feasible()) {
     if (!one_only) best = flow.attempt(chosen, true);
-    if (!pinned) std::get<Infeasible>(best.result).proven = false;  // not over all choices of kernels
+    if (!one_only) std::get<Infeasible>(best.result).proven = false;  // not over all choices of kernels
   }
   return best;
 }
@@ -244,12 +247,12 @@ Attempt search_sizes(const Network& network, const Device& device, const CostTab
                      const CompileOptions& options) {
   Flow flow(network, device, costs, options);
   Attempt best = search(network, flow, options, true);
-  const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided && !options.least_memory;
+  const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
   if (options.exact || !options.kernels.empty() || (!divides(best) && !asked)) return best;
   auto consider = [&](Attempt other) {
     if (is_better(other, best)) best = std::move(other);
   };
-  if (options.batch_sizes == BatchSizes::all && !options.least_memory) {
+  if (options.batch_sizes == BatchSizes::all) {
     CompileOptions fewer = options;
     fewer.batch_sizes = BatchSizes::power_of_two;
     Flow flow_of_fewer(network, device, costs, fewer);
@@ -262,7 +265,7 @@ Attempt search_sizes(const Network& network, const Device& device, const CostTab
 Bytes total_workspace(const Attempt& attempt) {
   Bytes sum;
   for (OpId op{0}; op.index < attempt.graph.op_count(); ++op.index) {
-    if (counts_in_total(attempt.graph.op(op))) sum += attempt.layouts.kernels[static_cast<size_t>(op.index)].workspace;
+    if (counts_in_total(attempt.graph.op(op))) sum += attempt.layouts.kernels[op.index].workspace;
   }
   return sum;
 }
@@ -270,9 +273,7 @@ Bytes total_workspace(const Attempt& attempt) {
 // So is an equal share of a total for each op, where the sum fits.
 Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
   Attempt best = search_sizes(network, device, costs, options);
-  if (!options.workspace_total || options.exact || !options.kernels.empty() || options.least_memory ||
-      !best.has_kernels())
-    return best;
+  if (!options.workspace_total || options.exact || !options.kernels.empty() || !best.has_kernels()) return best;
   CompileOptions shared = options;
   shared.workspace = std::min(options.workspace, share_of_total(network.graph, *options.workspace_total));
   shared.workspace_total.reset();
@@ -290,6 +291,186 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
       find_policy("baseline")
           .plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = device.info()});
   return std::get<Plan>(result).arena;
+}
+
+// The least memory: found by costs that no clock has told, so that it is the same on every run.
+struct Least {
+  std::optional<Attempt> attempt;  // its plan needs no more; nothing: there is none, whatever the memory
+  Infeasible why;                  // for who has less
+};
+
+MachineRates stated_rates(const Device& device) {
+  return device.info().simulated ? probe_rates(device) : MachineRates{};
+}
+
+// The tiers in an order, and with rates, that were not measured; of each, where it stands in `tiers`.
+std::pair<std::vector<TierInfo>, std::vector<size_t>> stated_tiers(const std::vector<TierInfo>& tiers, bool simulated) {
+  std::vector<size_t> places(tiers.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  if (simulated) return {tiers, places};
+  std::stable_sort(places.begin(), places.end(), [&](size_t a, size_t b) { return tiers[a].name < tiers[b].name; });
+  std::vector<TierInfo> stated;
+  for (size_t place : places) {
+    TierInfo tier = tiers[place];
+    tier.out_gb_per_s = tier.in_gb_per_s = tier.name == "disk" ? 1 : 10;
+    tier.latency_us = tier.name == "disk" ? 100 : 10;
+    tier.compute_share = tier.beside_compute() ? 0 : 1;
+    stated.push_back(std::move(tier));
+  }
+  return {std::move(stated), std::move(places)};
+}
+
+void put_tiers(Plan& plan, const std::vector<TierInfo>& tiers, const std::vector<size_t>& places) {
+  if (plan.tiers.empty()) return;
+  std::vector<TierUse> uses(tiers.size());
+  for (size_t t = 0; t < places.size(); ++t) uses[places[t]] = {tiers[places[t]], plan.tiers[t].used};
+  plan.tiers = std::move(uses);
+  for (Move& move : plan.moves) move.tier = static_cast<int>(places[static_cast<size_t>(move.tier)]);
+  for (Home& home : plan.homes) home.tier = static_cast<int>(places[static_cast<size_t>(home.tier)]);
+}
+
+// Of what there is for one choice of kernels.
+class LeastSearch {
+ public:
+  LeastSearch(const Device& device, const CostTable& costs, const CompileOptions& options)
+      : device_(device), asked_(options), costs_(costs.unmeasured(stated_rates(device))), options_(options) {
+    const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
+    std::tie(options_.tiers, places_) = stated_tiers(tiers, device.info().simulated);
+    tiers_ = tiers;
+  }
+  const CostTable& costs() const { return costs_; }
+  const CompileOptions& options() const { return options_; }
+
+  void consider(const LaidOut& laid, Bytes enough) {
+    if (!is_fresh(laid)) return;
+    auto_ = find_policy(options_.policy).name == "auto";
+    if (auto_) {
+      take(attempt(laid, enough));
+      return;
+    }
+    // Another policy is asked with what it says that it needs, and then for less.
+    bool found = false;
+    Bytes memory{1};
+    for (int i = 0; i < kAnswers; ++i) {
+      Attempt answer = attempt(laid, memory);
+      if (answer.feasible()) {
+        memory = answer.plan().arena - Bytes{1};
+        found = true;
+      } else {
+        const Infeasible& why = std::get<Infeasible>(answer.result);
+        if (found || why.minimum.count == INT64_MAX || memory.count == INT64_MAX) i = kAnswers;
+        memory = why.tier.empty() && why.minimum > memory ? why.minimum : Bytes{INT64_MAX};
+      }
+      take(std::move(answer));
+      if (fits(enough)) return;
+    }
+  }
+  bool fits(Bytes memory) const { return best_ && best_->plan().arena <= memory; }
+
+  Least result(const Device& device, const CostTable& costs) {
+    Least least{.attempt = std::move(best_), .why = std::move(why_)};
+    if (!least.attempt) return least;
+    Plan& plan = std::get<Plan>(least.attempt->result);
+    if (auto_) least.why = explain(*least.attempt, device);
+    if (least.why.suggestion.starts_with(raise_memory_to(least.why.minimum)))
+      least.why.suggestion.replace(0, raise_memory_to(least.why.minimum).size(), raise_memory_to(plan.arena));
+    least.why.minimum = plan.arena;
+    least.why.budget = asked_.memory;
+    put_tiers(plan, tiers_, places_);
+    plan.budget = asked_.memory;
+    predict(least.attempt->graph, plan, costs);
+    return least;
+  }
+
+ private:
+  static constexpr int kAnswers = 6;
+
+  // Layouts of several families may be the same.
+  bool is_fresh(const LaidOut& laid) {
+    std::string key = fmt::format("{:016x}", fingerprint(laid.graph));
+    for (const KernelChoice& kernel : laid.layouts.kernels) key += " " + kernel.kernel;
+    return seen_.insert(std::move(key)).second;
+  }
+  Attempt attempt(const LaidOut& laid, Bytes memory) {
+    options_.memory = memory;
+    return make_attempt(laid, device_, costs_, options_,
+                        {.policy = options_.policy, .explain = true, .least_memory = true});
+  }
+  void take(Attempt answer) {
+    if (answer.feasible()) {
+      if (!best_ || answer.plan().arena < best_->plan().arena) best_ = std::move(answer);
+    } else if (why_.policy.empty() || std::get<Infeasible>(answer.result).minimum < why_.minimum) {
+      why_ = std::get<Infeasible>(std::move(answer.result));
+    }
+  }
+  Infeasible explain(const Attempt& attempt, const Device& device) const {
+    const Route route = make_route(attempt.graph);
+    const PolicyInput input{.graph = attempt.graph,
+                            .route = route,
+                            .kernels = attempt.layouts.kernels,
+                            .costs = costs_,
+                            .device = device.info()};
+    Infeasible why = explain_infeasible(input, attempt.plan(), false);
+    const std::vector<TierUse>& uses = attempt.plan().tiers;
+    const bool full = std::any_of(uses.begin(), uses.end(),
+                                  [](const TierUse& use) { return use.used.count > use.tier.capacity.count / 10 * 9; });
+    if (full) {
+      why.suggestion += uses.size() > 1               ? ", or give the tiers more (--host-memory, --spill)"
+                        : uses[0].tier.name == "disk" ? ", or give the disk more (--spill DIR:SIZE)"
+                                                      : ", or give more --host-memory";
+    }
+    return why;
+  }
+
+  const Device& device_;
+  const CompileOptions& asked_;
+  const CostTable costs_;
+  CompileOptions options_;
+  std::vector<TierInfo> tiers_;
+  std::vector<size_t> places_;
+  std::set<std::string> seen_;
+  std::optional<Attempt> best_;
+  Infeasible why_;
+  bool auto_ = false;
+};
+
+// Over all choices of kernels with the least workspace; no further than to what is enough.
+Least find_least(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
+                 Bytes enough) {
+  LeastSearch search(device, costs, options);
+  Flow flow(network, device, search.costs(), search.options());
+  const bool pinned = options.exact || !options.kernels.empty();
+  std::vector<Choice> choices{{.family = options.family, .limit = {pinned ? INT64_MAX : 0}}};
+  if (!pinned && !options.family && network.graph.op_count() <= kManyOps) {
+    for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain})
+      choices.push_back({.family = family, .limit = {0}});
+  }
+  bool any = false;
+  for (const Choice& choice : choices) {
+    const LaidOut* laid = flow.lay_out(choice);
+    if (laid == nullptr) continue;
+    any = true;
+    search.consider(*laid, enough);
+    if (search.fits(enough)) break;
+  }
+  if (!any) return {.attempt = {}, .why = std::get<Infeasible>(flow.over_limit(true).result)};
+  return search.result(device, costs);
+}
+
+// What is found by the costs, within what is known of the least memory.
+Attempt choose(const std::function<Least(Bytes enough)>& find_least, const std::function<Attempt()>& find_fastest,
+               const CompileOptions& options, Bytes lower_bound, std::optional<Bytes>& minimum) {
+  if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest();
+  if (options.first_that_fits && options.memory < lower_bound)  // what would do was not asked
+    return {{}, {}, Infeasible{.budget = options.memory, .minimum = lower_bound}};
+  Least least = find_least(options.name_minimum ? Bytes{1} : options.memory);
+  if (!least.attempt) return {{}, {}, std::move(least.why)};
+  const Bytes arena = least.attempt->plan().arena;
+  if (options.name_minimum) minimum = arena;
+  if (arena > options.memory) return {{}, {}, std::move(least.why)};
+  if (options.first_that_fits) return *std::move(least.attempt);
+  Attempt fastest = find_fastest();
+  return is_better(*least.attempt, fastest) ? *std::move(least.attempt) : std::move(fastest);
 }
 
 // The attempt that was taken; its plan is checked, whoever made it.
@@ -317,9 +498,10 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
+  const Bytes baseline = baseline_peak(found.graph, found.layouts.kernels, costs, device);
   Program program = program_of(std::move(training), std::move(found), options, watch);
   program.lower_bound = lower_bound;
-  program.baseline_peak = baseline_peak(program.network.graph, program.kernels, costs, device);
+  program.baseline_peak = baseline;
   return program;
 }
 
@@ -336,9 +518,14 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   std::vector<PassReport> passes = run_fusion_passes(training, options.fusion);
   training = make_training_network(training, options.optimizer);
   const Bytes lower_bound = least_bytes(training.graph, has_tiers(device, options));
-  Attempt found = search(training, device, costs, options);
+  std::optional<Bytes> minimum;
+  Attempt found = choose([&](Bytes enough) { return find_least(training, device, costs, options, enough); },
+                         [&] { return search(training, device, costs, options); }, options, lower_bound, minimum);
   auto result = take(std::move(found), std::move(training), lower_bound, device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
+  if (auto* program = std::get_if<Program>(&result)) {
+    program->passes = std::move(passes);
+    program->minimum = minimum;
+  }
   return result;
 }
 
@@ -347,8 +534,22 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   const Stopwatch watch;
   const Bytes lower_bound = least_bytes(graph, has_tiers(device, options));
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
-  Attempt found = make_attempt({std::move(graph), std::move(layouts)}, device, costs, options, {options.policy, true});
-  return take(std::move(found), {}, lower_bound, device, costs, options, watch);
+  const LaidOut laid{std::move(graph), std::move(layouts)};
+  std::optional<Bytes> minimum;
+  const auto find_least = [&](Bytes enough) {
+    LeastSearch least(device, costs, options);
+    least.consider(laid, enough);
+    return least.result(device, costs);
+  };
+  Attempt found = choose(
+      find_least,
+      [&] {
+        return make_attempt(laid, device, costs, options, {options.policy, true});
+      },
+      options, lower_bound, minimum);
+  auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
+  return result;
 }
 
 namespace {
@@ -422,6 +623,28 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
     }
   }
   return program;
+}
+
+std::variant<Program, Infeasible> compile_inference(const Network& network, const Device& device,
+                                                    const CostTable& costs, const CompileOptions& options) {
+  const Stopwatch watch;
+  Network inference = network;
+  std::vector<PassReport> passes = run_fusion_passes(inference, options.fusion);
+  const TensorId logits = logits_of(inference);
+  if (!logits.valid()) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("'{}' does not classify, so it has no answers to give", network.graph.name));
+  }
+  inference.graph.tensor(logits).role = Role::output;
+  std::vector<TensorId>& outputs = inference.graph.outputs;
+  for (TensorId id : {inference.objectives[0].loss, inference.correct, logits}) {
+    if (std::find(outputs.begin(), outputs.end(), id) == outputs.end()) outputs.push_back(id);
+  }
+  const Bytes lower_bound = least_bytes(inference.graph, has_tiers(device, options));
+  Attempt found = search(inference, device, costs, options);
+  auto result = take(std::move(found), std::move(inference), lower_bound, device, costs, options, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
+  return result;
 }
 
 }  // namespace plimsoll

@@ -36,7 +36,7 @@ std::vector<float> trained(const Program& program, const Device& device) {
   const Graph& graph = program.network.graph;
   Executor executor(graph, program.plan, device, {.check_memory = true});
   executor.initialize(7);
-  std::vector<float> data(static_cast<size_t>(element_count(graph.tensor(program.network.data).shape)));
+  std::vector<float> data(element_count(graph.tensor(program.network.data).shape));
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(std::sin(static_cast<double>(i) * 0.37));
   std::vector<int32_t> labels(kBatch);
   for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<int32_t>(i % 10);
@@ -49,7 +49,7 @@ std::vector<float> trained(const Program& program, const Device& device) {
   }
   std::vector<float> weights;
   for (const State& state : graph.states) {
-    std::vector<float> one(static_cast<size_t>(element_count(graph.tensor(state.before).shape)));
+    std::vector<float> one(element_count(graph.tensor(state.before).shape));
     executor.read(state.before, std::as_writable_bytes(std::span(one)));
     weights.insert(weights.end(), one.begin(), one.end());
   }
@@ -69,7 +69,7 @@ CompileOptions dividing(const Program& program, const CompileOptions& options) {
   divided.family = program.family;
   for (int32_t i = 0; i < program.network.graph.op_count(); ++i) {
     const Op& op = program.network.graph.op({i});
-    std::string kernel = program.kernels[static_cast<size_t>(i)].kernel;
+    std::string kernel = program.kernels[i].kernel;
     if (divisible_batch(program.network.graph, op) == kBatch && op.type->name != "Reorder") {
       const std::vector<MicroBatch> parts = {{kernel, 5}, {kernel, 5}, {kernel, 2}};
       if (why_not_divisible(program.network.graph, op).empty()) kernel = configuration_name(parts);
@@ -196,7 +196,7 @@ TEST(DividedRun, AResumedRunRepeatsConfigurationsWithoutTheirCosts) {
   again.family = first.family;
   bool divided = false;
   for (int32_t i = 0; i < first.network.graph.op_count(); ++i) {
-    const std::string& kernel = first.kernels[static_cast<size_t>(i)].kernel;
+    const std::string& kernel = first.kernels[i].kernel;
     divided = divided || !parts_of(kernel).empty();
     again.kernels[first.network.graph.op({i}).name] = kernel;
   }

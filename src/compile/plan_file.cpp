@@ -37,6 +37,8 @@ json request_json(const PlanRequest& r) {
               {"beta1", r.optimizer.beta1},
               {"beta2", r.optimizer.beta2},
               {"epsilon", r.optimizer.epsilon}}}};
+  if (!r.optimizer.freeze.empty()) j["optimizer"]["freeze"] = r.optimizer.freeze;
+  if (r.optimizer.clip_grad_norm != 0) j["optimizer"]["clip_grad_norm"] = r.optimizer.clip_grad_norm;
   if (r.host_memory) j["host_memory"] = r.host_memory->count;
   if (r.spill_size) j["spill_size"] = r.spill_size->count;
   if (r.peer_size) j["peer_size"] = r.peer_size->count;
@@ -44,14 +46,20 @@ json request_json(const PlanRequest& r) {
 }
 
 OptimizerOptions optimizer_from(const JsonReader& r) {
-  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon"});
-  return {.name = r.member("name").text(),
-          .momentum = r.member("momentum").number(),
-          .nesterov = r.member("nesterov").boolean(),
-          .weight_decay = r.member("weight_decay").number(),
-          .beta1 = r.member("beta1").number(),
-          .beta2 = r.member("beta2").number(),
-          .epsilon = r.member("epsilon").number()};
+  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon", "freeze", "clip_grad_norm"});
+  OptimizerOptions options{.name = r.member("name").text(),
+                           .momentum = r.member("momentum").number(),
+                           .nesterov = r.member("nesterov").boolean(),
+                           .weight_decay = r.member("weight_decay").number(),
+                           .beta1 = r.member("beta1").number(),
+                           .beta2 = r.member("beta2").number(),
+                           .epsilon = r.member("epsilon").number()};
+  if (r.has("freeze")) {
+    const JsonReader patterns = r.member("freeze");
+    for (size_t i = 0; i < patterns.size(); ++i) options.freeze.push_back(patterns.item(i).text());
+  }
+  if (r.has("clip_grad_norm")) options.clip_grad_norm = r.member("clip_grad_norm").number();
+  return options;
 }
 
 PlanRequest request_from(const JsonReader& r) {

@@ -37,8 +37,7 @@ class Training {
     for (int64_t step = first; step < end; ++step) {
       data_.resize(64);
       labels_ = {1, 3, 5, static_cast<int32_t>(step % 7)};
-      for (size_t i = 0; i < data_.size(); ++i)
-        data_[i] = static_cast<float>((i * 37 + static_cast<size_t>(step) * 11) % 101) / 50 - 1;
+      for (size_t i = 0; i < data_.size(); ++i) data_[i] = static_cast<float>((i * 37 + step * 11) % 101) / 50 - 1;
       step_->feed(data_, labels_);
       step_->run(0.01);
     }
@@ -55,7 +54,7 @@ class Training {
   std::vector<float> values() const {
     std::vector<float> all;
     for (size_t i = 0; i < step_->states().size(); ++i) {
-      std::vector<float> one(static_cast<size_t>(element_count(step_->states()[i].shape)));
+      std::vector<float> one(element_count(step_->states()[i].shape));
       step_->state_source()(i, {}, std::as_writable_bytes(std::span(one)));
       all.insert(all.end(), one.begin(), one.end());
     }
@@ -134,7 +133,7 @@ TEST(SplitTraining, PartsOfAStateAreReadAcrossBlocks) {
   const std::vector<float> whole = split.values();
   size_t at = 0;
   for (size_t i = 0; i < split.step().states().size(); ++i) {
-    const size_t count = static_cast<size_t>(element_count(split.step().states()[i].shape));
+    const size_t count = element_count(split.step().states()[i].shape);
     for (size_t length : {size_t{1}, size_t{7}, size_t{301}}) {
       for (size_t first = 0; first + length <= count; first += 1 + length / 2) {
         std::vector<float> some(length);

@@ -51,7 +51,7 @@ class FileChecker {
              fmt::format("the arena has {} bytes; its stays end at {}", plan_.arena.count, arena.count));
     std::vector<Bytes> used(plan_.tiers.size());
     auto use = [&](int tier, TensorId tensor, Bytes slot) {
-      Bytes& end = used[static_cast<size_t>(tier)];
+      Bytes& end = used[tier];
       end = std::max(end, slot + graph_.tensor(tensor).bytes());
     };
     for (const Move& move : plan_.moves) use(move.tier, move.tensor, move.slot);
@@ -86,11 +86,11 @@ class FileChecker {
       if (said.engine == is.engine && said.index == is.index && same(said.start_ms, is.start_ms) &&
           same(said.end_ms, is.end_ms))
         continue;
-      report(
-          Rule::wrong_prediction,
-          fmt::format(
-              "bar {} of the timeline is said to be {} on engine {} from {} to {} ms; run on paper it is {} on engine {} from {} to {} ms",
-              i, said.index, said.engine, said.start_ms, said.end_ms, is.index, is.engine, is.start_ms, is.end_ms));
+      report(Rule::wrong_prediction,
+             fmt::format(
+                 "bar {} of the timeline is said to be {} on engine {} from {} to {} ms; run on paper it is {} on "
+                 "engine {} from {} to {} ms",
+                 i, said.index, said.engine, said.start_ms, said.end_ms, is.index, is.engine, is.start_ms, is.end_ms));
     }
   }
 
@@ -195,7 +195,8 @@ class FileChecker {
       wrong_request(
           "model",
           fmt::format(
-              "op '{}' makes '{}' of another shape in the graph than was asked for (batch, classes or the model differ)",
+              "op '{}' makes '{}' of another shape in the graph than was asked for (batch, classes or the model "
+              "differ)",
               op.name, graph_.tensor(op.outputs[o]).name));
     }
   }
@@ -228,7 +229,7 @@ std::vector<Violation> verify_file(const SavedPlan& saved, size_t limit) { retur
 std::vector<Violation> verify_workspaces(const Graph& graph, const Plan& plan, const Device& device, size_t limit) {
   std::vector<Violation> found;
   for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()) && found.size() < limit; ++s) {
-    const Step& step = plan.steps[static_cast<size_t>(s)];
+    const Step& step = plan.steps[s];
     const Op& op = graph.op(step.op);
     if (op.type->is_view) continue;
     auto wrong = [&](const std::string& why) {

@@ -91,7 +91,7 @@ std::vector<TierInfo> some_tiers() {
       {.name = "host", .capacity = 1_MiB, .out_gb_per_s = 1, .in_gb_per_s = 2, .latency_us = 3, .compute_share = 0.25}};
 }
 
-// Two steps at once on two cores of two hardware threads, some pairs kept apart, the last ready first.
+// Two steps at once on two cores of two hardware threads, some pairs in conflict, the last ready first.
 void run_at_once(Saved& saved) {
   Plan plan = saved.program.plan;
   saved.request.inter_op = plan.cores.inter_op = 2;
@@ -103,7 +103,7 @@ void run_at_once(Saved& saved) {
   plan.cores.memory_gb_per_s = 0.5;
   for (StepIndex s = static_cast<StepIndex>(plan.steps.size()); s-- > 0;) {
     plan.cores.order.push_back(s);
-    Step& step = plan.steps[static_cast<size_t>(s)];
+    Step& step = plan.steps[s];
     if (step.kernel.empty()) continue;
     step.threads = 1;
     if (s % 3 == 0) step.affinity = Affinity::smt;
@@ -184,7 +184,7 @@ std::vector<Pointer> leaves_of(const json& value, const Pointer& here = Pointer(
   std::vector<Pointer> leaves;
   if (!value.is_structured()) return {here};
   for (const auto& [key, item] : value.items()) {
-    const Pointer below = value.is_array() ? here / static_cast<size_t>(std::stoul(key)) : here / key;
+    const Pointer below = value.is_array() ? here / std::stoul(key) : here / key;
     for (Pointer& leaf : leaves_of(item, below)) leaves.push_back(std::move(leaf));
   }
   return leaves;
@@ -207,7 +207,7 @@ Pointer neighbour_of(const json& file, const Pointer& leaf) {
     const std::string key = list.back();
     list.pop_back();
     if (file.at(list).is_array()) {
-      Pointer next = list / (static_cast<size_t>(std::stoul(key)) + 1);
+      Pointer next = list / (std::stoul(key) + 1);
       for (const std::string& name : below) next /= name;
       return file.contains(next) ? next : leaf;
     }

@@ -61,7 +61,7 @@ std::vector<int> balanced_threads(std::span<const CoTask> tasks, int cores, doub
     size_t last = 0;
     for (size_t i = 0; i < tasks.size(); ++i) {
       end[i] = 0;
-      for (int32_t before : tasks[i].after) end[i] = std::max(end[i], end[static_cast<size_t>(before)]);
+      for (int32_t before : tasks[i].after) end[i] = std::max(end[i], end[before]);
       end[i] += widths[i].ms;
       if (end[i] > end[last]) last = i;
     }
@@ -71,9 +71,7 @@ std::vector<int> balanced_threads(std::span<const CoTask> tasks, int cores, doub
       if (widths[i].wider > 0) chain.push_back(i);
       const std::vector<int32_t>& before = tasks[i].after;
       if (before.empty()) break;
-      i = static_cast<size_t>(*std::max_element(before.begin(), before.end(), [&](int32_t a, int32_t b) {
-        return end[static_cast<size_t>(a)] < end[static_cast<size_t>(b)];
-      }));
+      i = *std::max_element(before.begin(), before.end(), [&](int32_t a, int32_t b) { return end[a] < end[b]; });
     }
     if (chain.empty()) break;
     const size_t many = std::min(chain.size() / kRoundsOfAChain + 1, chain.size());

@@ -75,7 +75,7 @@ Interference avoided(const Plan& plan, const Tasks& tasks, const std::vector<OpP
   Interference avoid;
   std::map<OpId, std::vector<int32_t>> tasks_of_op;
   for (size_t i = 0; i < tasks.steps.size(); ++i) {
-    tasks_of_op[plan.steps[static_cast<size_t>(tasks.steps[i])].op].push_back(static_cast<int32_t>(i));
+    tasks_of_op[plan.steps[tasks.steps[i]].op].push_back(static_cast<int32_t>(i));
   }
   for (const auto& [first, second] : conflicts) {
     for (int32_t a : tasks_of_op[first]) {
@@ -104,8 +104,8 @@ std::map<OpId, OpThreads> threads_of_ops(const Plan& plan, const Tasks& tasks, c
                                          StepCurves& curves, int cores) {
   std::map<OpId, OpThreads> result;
   for (const CoSpan& span : schedule.spans) {
-    const Step& step = plan.steps[static_cast<size_t>(tasks.steps[static_cast<size_t>(span.task)])];
-    const ThreadCurve& curve = tasks.tasks[static_cast<size_t>(span.task)].curve;
+    const Step& step = plan.steps[tasks.steps[span.task]];
+    const ThreadCurve& curve = tasks.tasks[span.task].curve;
     OpThreads op{.ms = curve.time_ms(span.threads)};
     if (span.threads < cores && curves.can_run(step, span.threads)) op.threads = span.threads;
     if (span.second) {
@@ -143,8 +143,7 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
   Plan candidate = serial(input, relaxed);
   Tasks tasks = tasks_of(input.graph, candidate);
   StepCurves curves(input);
-  for (size_t i = 0; i < tasks.tasks.size(); ++i)
-    tasks.tasks[i].curve = curves.of(candidate.steps[static_cast<size_t>(tasks.steps[i])]);
+  for (size_t i = 0; i < tasks.tasks.size(); ++i) tasks.tasks[i].curve = curves.of(candidate.steps[tasks.steps[i]]);
   chosen.measured = curves.measured() || cores < 2;
   if (!chosen.measured) return chosen;
   const std::vector<OpPair> conflicted = conflicts_of(input.graph, candidate, input.costs, conflicts);
@@ -170,7 +169,8 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
 
 std::string to_text(const ChosenThreads& chosen) {
   if (!chosen.measured) {
-    return "--inter-op auto: what ops take with fewer threads is not measured (training does it), so they run one after another with all";
+    return "--inter-op auto: what ops take with fewer threads is not measured (training does it), so they run one "
+           "after another with all";
   }
   const int inter_op = chosen.plan.cores.inter_op;
   if (inter_op == 1 && chosen.narrowed == 0) {

@@ -29,7 +29,7 @@ class CoRunner {
            Interference* found)
       : tasks_(tasks), machine_(machine), policy_(policy), avoid_(avoid), found_(found) {
     cores_ = std::max(machine.cores.cores, 1);
-    on_core_.assign(static_cast<size_t>(cores_), 0);
+    on_core_.assign(cores_, 0);
     most_ = policy.most_threads > 0 ? std::min(policy.most_threads, cores_) : cores_;
   }
 
@@ -46,14 +46,14 @@ class CoRunner {
   }
 
  private:
-  const CoTask& task(int32_t i) const { return tasks_[static_cast<size_t>(i)]; }
+  const CoTask& task(int32_t i) const { return tasks_[i]; }
 
   void prepare() {
     const size_t count = tasks_.size();
     waiting_.assign(count, 0);
     next_.resize(count);
     for (size_t i = 0; i < count; ++i) {
-      for (int32_t before : tasks_[i].after) next_[static_cast<size_t>(before)].push_back(static_cast<int32_t>(i));
+      for (int32_t before : tasks_[i].after) next_[before].push_back(static_cast<int32_t>(i));
       waiting_[i] = static_cast<int>(tasks_[i].after.size());
       if (waiting_[i] == 0) ready_.push_back(static_cast<int32_t>(i));
     }
@@ -78,13 +78,13 @@ class CoRunner {
   void find_ways() {
     way_ms_.assign(tasks_.size(), 0);
     for (size_t i = tasks_.size(); i-- > 0;) {
-      for (int32_t after : next_[i]) way_ms_[i] = std::max(way_ms_[i], way_ms_[static_cast<size_t>(after)]);
+      for (int32_t after : next_[i]) way_ms_[i] = std::max(way_ms_[i], way_ms_[after]);
       way_ms_[i] += chosen(static_cast<int32_t>(i)).time_ms;
     }
   }
 
   Candidate chosen(int32_t i) const {
-    const int threads = policy_.inter_op > 0 ? policy_.intra_op : chosen_[static_cast<size_t>(i)];
+    const int threads = policy_.inter_op > 0 ? policy_.intra_op : chosen_[i];
     return {threads, task(i).curve.time_ms(threads)};
   }
 
@@ -112,8 +112,7 @@ class CoRunner {
       if (static_cast<int>(running_.size()) >= policy_.inter_op) return false;
       return start(0, chosen(ready_[0]), false);
     }
-    if (!way_ms_.empty())
-      return start_first(idle_cores(), [this](int32_t i) { return way_ms_[static_cast<size_t>(i)]; });
+    if (!way_ms_.empty()) return start_first(idle_cores(), [this](int32_t i) { return way_ms_[i]; });
     if (running_.empty()) return policy_.co_run ? start_longest(cores_) : start(0, chosen(ready_[0]), false);
     const int idle = policy_.co_run ? idle_cores() : 0;
     if (idle > 0 && (start_beside(idle) || start_longest(idle))) return true;
@@ -121,7 +120,7 @@ class CoRunner {
   }
 
   const std::vector<Candidate>& candidates(int32_t i) {
-    std::vector<Candidate>& list = candidates_[static_cast<size_t>(i)];
+    std::vector<Candidate>& list = candidates_[i];
     if (list.empty()) list = fastest_candidates(task(i).curve, most_, policy_.candidates);
     return list;
   }
@@ -146,7 +145,7 @@ class CoRunner {
   bool start_first(int idle, const Of& of) {
     std::optional<size_t> first;
     for (size_t k = 0; idle > 0 && k < ready_.size(); ++k) {
-      if (chosen_[static_cast<size_t>(ready_[k])] > idle || !may_join(ready_[k])) continue;
+      if (chosen_[ready_[k]] > idle || !may_join(ready_[k])) continue;
       if (!first || of(ready_[k]) > of(ready_[*first])) first = k;
     }
     return first && start(*first, chosen(ready_[*first]), false);
@@ -164,17 +163,15 @@ class CoRunner {
 
   // On the cores with the fewest threads, the first of them.
   std::vector<int> take_cores(int threads) {
-    std::vector<int> order(static_cast<size_t>(cores_));
+    std::vector<int> order(cores_);
     std::iota(order.begin(), order.end(), 0);
     std::vector<int> taken;
     while (static_cast<int>(taken.size()) < threads) {
-      std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-        return on_core_[static_cast<size_t>(a)] < on_core_[static_cast<size_t>(b)];
-      });
+      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return on_core_[a] < on_core_[b]; });
       for (int core : order) {
         if (static_cast<int>(taken.size()) == threads) break;
         taken.push_back(core);
-        ++on_core_[static_cast<size_t>(core)];
+        ++on_core_[core];
       }
     }
     return taken;
@@ -202,21 +199,20 @@ class CoRunner {
 
   double core_capacity(int threads) const {
     const auto known = static_cast<int>(machine_.throughput.size());
-    if (threads <= std::min(known, machine_.cores.hardware_threads))
-      return machine_.throughput[static_cast<size_t>(threads - 1)];
-    const double most = machine_.throughput[static_cast<size_t>(std::min(known, machine_.cores.hardware_threads) - 1)];
+    if (threads <= std::min(known, machine_.cores.hardware_threads)) return machine_.throughput[threads - 1];
+    const double most = machine_.throughput[std::min(known, machine_.cores.hardware_threads) - 1];
     return most * machine_.turns;
   }
 
   void find_rates() {
-    std::vector<double> demand(static_cast<size_t>(cores_), 0);
+    std::vector<double> demand(cores_, 0);
     for (const Running& r : running_) {
-      for (int core : r.cores) demand[static_cast<size_t>(core)] += r.busy;
+      for (int core : r.cores) demand[core] += r.busy;
     }
     for (Running& r : running_) {
       double speed = 0;
       for (int core : r.cores) {
-        const auto c = static_cast<size_t>(core);
+        const size_t c = core;
         speed += on_core_[c] <= 1 || demand[c] <= 0 ? 1.0 : std::min(1.0, core_capacity(on_core_[c]) / demand[c]);
       }
       r.rate = speed / static_cast<double>(r.cores.size());
@@ -254,13 +250,13 @@ class CoRunner {
   void complete(const Running& done) {
     CoSpan& span = result_.spans[done.span];
     span.end_ms = now_;
-    for (int core : done.cores) --on_core_[static_cast<size_t>(core)];
+    for (int core : done.cores) --on_core_[core];
     if (found_ != nullptr) {
       for (const Running& other : running_)
         found_->record(done.task, other.task, done.how.time_ms, span.end_ms - span.start_ms);
     }
-    for (int32_t after : next_[static_cast<size_t>(done.task)]) {
-      if (--waiting_[static_cast<size_t>(after)] == 0) ready_.push_back(after);
+    for (int32_t after : next_[done.task]) {
+      if (--waiting_[after] == 0) ready_.push_back(after);
     }
   }
 

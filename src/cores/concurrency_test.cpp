@@ -136,8 +136,8 @@ TEST(CoRun, MemoryThatIsShortSlowsThoseThatWantIt) {
   EXPECT_DOUBLE_EQ(schedule.total_ms, 2);
   EXPECT_DOUBLE_EQ(span_of(schedule, 2).end_ms, 1);
   EXPECT_TRUE(found.conflict(0, 1));
-  const CoSchedule apart = co_run(tasks, machine, {.co_run = true}, &found);
-  EXPECT_GE(span_of(apart, 1).start_ms, span_of(apart, 0).end_ms);
+  const CoSchedule conflicting = co_run(tasks, machine, {.co_run = true}, &found);
+  EXPECT_GE(span_of(conflicting, 1).start_ms, span_of(conflicting, 0).end_ms);
 }
 
 // Random graphs: what must always hold, whatever the policy.
@@ -159,7 +159,7 @@ TEST(CoRun, KeepsDependenciesAndCoresAndIsNeverFasterThanItsBounds) {
       for (int32_t other = 0; other < i; ++other) {
         if (random() % 12 != 0) continue;
         task.after.push_back(other);
-        before = std::max(before, longest[static_cast<size_t>(other)]);
+        before = std::max(before, longest[other]);
       }
       longest.push_back(before + task.curve.best_ms());
       critical = std::max(critical, longest.back());
@@ -186,7 +186,7 @@ TEST(CoRun, KeepsDependenciesAndCoresAndIsNeverFasterThanItsBounds) {
         EXPECT_GE(schedule.total_ms, work / cores * (1 - 1e-9));
       }
       for (const CoSpan& span : schedule.spans) {
-        for (int32_t before : tasks[static_cast<size_t>(span.task)].after) {
+        for (int32_t before : tasks[span.task].after) {
           EXPECT_LE(span_of(schedule, before).end_ms, span.start_ms + 1e-6);
         }
         if (policy.inter_op > 0) continue;

@@ -66,7 +66,8 @@ CoreOptions core_options(std::string_view device, const CoreRequest& request, bo
     if (exact) {
       throw Error(
           ErrorCode::invalid_input,
-          "--inter-op auto chooses thread counts by measured times, which change the last bits; with --exact give numbers");
+          "--inter-op auto chooses thread counts by measured times, which change the last bits; with --exact give "
+          "numbers");
     }
     return choice_for(request, machine);
   }

@@ -26,9 +26,8 @@ void HillClimb::record(double ms) {
   curve_.put(now, ms);
   ++tries_;
   auto step = [&](Affinity affinity) {
-    const auto i = static_cast<size_t>(affinity);
-    over_[i] = last_ms_[i] >= 0 && ms > last_ms_[i] * (1 + options_.rise);
-    last_ms_[i] = ms;
+    over_[affinity] = last_ms_[affinity] >= 0 && ms > last_ms_[affinity] * (1 + options_.rise);
+    last_ms_[affinity] = ms;
   };
   if (now.affinity == Affinity::spread || now.threads == 1) step(Affinity::spread);
   if (now.affinity == Affinity::close || now.threads == 1) step(Affinity::close);
@@ -38,7 +37,7 @@ void HillClimb::record(double ms) {
 void HillClimb::advance() {
   do {
     ++at_;
-  } while (at_ < cases_.size() && over_[static_cast<size_t>(cases_[at_].affinity)]);
+  } while (at_ < cases_.size() && over_[cases_[at_].affinity]);
 }
 
 void ProfilingSteps::skip(size_t op, const std::function<std::optional<double>(ThreadCase)>& known) {

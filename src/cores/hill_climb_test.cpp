@@ -49,7 +49,7 @@ TEST(HillClimbing, FindsTheOptimumOfEveryConvexCurve) {
     const int cores = 1 + static_cast<int>(random() % 100);
     const std::vector<double> ms = convex_curve(random, cores);
     const auto truth = std::min_element(ms.begin(), ms.end());
-    const auto time_ms = [&](int threads) { return ms[static_cast<size_t>(threads - 1)]; };
+    const auto time_ms = [&](int threads) { return ms[threads - 1]; };
     EXPECT_EQ(climb(cores, 1, time_ms).curve().best().threads, truth - ms.begin() + 1);
     for (int interval : {2, 4, 8, 16}) {
       const HillClimb found = climb(cores, interval, time_ms);
@@ -61,7 +61,7 @@ TEST(HillClimbing, FindsTheOptimumOfEveryConvexCurve) {
 
 TEST(HillClimbing, TriesSharedCachesAndCachesOfTheirOwn) {
   const ClimbOptions options{.interval = 4, .cores = {.cores = 68, .cores_a_cache = 2}};
-  // Threads that share read each other's data up to 30; apart they are slower, and there are 34 caches only.
+  // Threads that share read each other's data up to 30; spread they are slower, and there are 34 caches only.
   std::vector<ThreadCase> tried;
   const HillClimb found = climb(options, [&](ThreadCase at) {
     tried.push_back(at);

@@ -64,7 +64,8 @@ RelaxedPlan relax(const CoreInput& input, const Plan& plan) {
   }
   if (found.last.stays.arena > plan.budget && found.last.ms <= found.best.ms * kWorthTelling) {
     result.notice = fmt::format(
-        "ops that run at once wait for each other's bytes in so little memory: {}, and steps would be up to {:.0f} % shorter",
+        "ops that run at once wait for each other's bytes in so little memory: {}, and steps would be up to {:.0f} % "
+        "shorter",
         raise_memory_to(found.last.stays.arena), 100 * (1 - found.last.ms / found.best.ms));
   }
   return result;

@@ -4,23 +4,21 @@
 #include <map>
 #include <numeric>
 #include <set>
-#include <tuple>
 
+#include "base/by_id.h"
 #include "plan/assemble.h"
 
 namespace plimsoll {
 namespace {
 
-size_t at(TensorId id) { return static_cast<size_t>(id.index); }
-
 // The end of the states that lie in the arena all the time, which is where they begin.
 Bytes end_of_states(const Graph& graph, const Plan& plan) {
-  std::vector<char> is_state(static_cast<size_t>(graph.tensor_count()), 0);
-  for (const State& state : graph.states) is_state[at(state.before)] = 1;
-  for (const Home& home : plan.homes) is_state[at(home.tensor)] = 0;
+  ById<TensorId, char> is_state(graph.tensor_count(), 0);
+  for (const State& state : graph.states) is_state[state.before] = 1;
+  for (const Home& home : plan.homes) is_state[home.tensor] = 0;
   Bytes end;
   for (const Stay& stay : plan.stays) {
-    if (!stay.is_workspace() && is_state[at(stay.tensor)] != 0) end = std::max(end, stay.offset + stay.bytes);
+    if (!stay.is_workspace() && is_state[stay.tensor] != 0) end = std::max(end, stay.offset + stay.bytes);
   }
   for (bool grown = true; grown;) {  // what lies across the end stays, too
     grown = false;
@@ -74,7 +72,7 @@ class Together {
 
 ReuseRelaxation::ReuseRelaxation(const Graph& graph, const Plan& plan)
     : plan_(plan), fixed_(end_of_states(graph, plan)) {
-  const std::vector<Mobility> mobility = mobility_for(find_placement(plan.placement), graph, plan.steps);
+  const ById<TensorId, Mobility> mobility = mobility_for(find_placement(plan.placement), graph, plan.steps);
   Together together(plan.stays);
   std::map<size_t, size_t> number;  // of the group
   for (size_t i = 0; i < plan.stays.size(); ++i) {
@@ -83,7 +81,7 @@ ReuseRelaxation::ReuseRelaxation(const Graph& graph, const Plan& plan)
     const auto [place, fresh] = number.try_emplace(together.of(i), groups_.size());
     if (fresh) {
       groups_.push_back({{.lower = stay.first, .upper = stay.last + 1}, stay.offset, stay.offset + stay.bytes, {}});
-      if (!stay.is_workspace()) groups_.back().buffer.mobility = mobility[at(stay.tensor)];
+      if (!stay.is_workspace()) groups_.back().buffer.mobility = mobility[stay.tensor];
     }
     Group& group = groups_[place->second];
     group.buffer.lower = std::min<int64_t>(group.buffer.lower, stay.first);
@@ -123,9 +121,7 @@ RelaxedStays ReuseRelaxation::placed(const std::vector<Bytes>& offsets, Bytes he
     for (size_t i : groups_[g].stays)
       result.stays[i].offset = fixed_ + offsets[g] + (plan_.stays[i].offset - groups_[g].begin);
   }
-  std::sort(result.stays.begin(), result.stays.end(), [](const Stay& a, const Stay& b) {
-    return std::tie(a.first, a.offset, a.tensor, a.last) < std::tie(b.first, b.offset, b.tensor, b.last);
-  });
+  sort_stays(result.stays);
   return result;
 }
 

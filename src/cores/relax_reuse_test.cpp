@@ -23,11 +23,11 @@ Program program_of(const std::string& model) {
 // Steps of the longest chain of which each waits for the one before.
 int chain_of(const Graph& graph, const Plan& plan) {
   const Dependencies dependencies = find_dependencies(graph, plan);
-  std::vector<int> length(static_cast<size_t>(dependencies.count()), 1);
+  std::vector<int> length(dependencies.count(), 1);
   int longest = 0;
   for (int32_t node : dependencies.order()) {
-    int& mine = length[static_cast<size_t>(node)];
-    for (int32_t other : dependencies.before(node)) mine = std::max(mine, length[static_cast<size_t>(other)] + 1);
+    int& mine = length[node];
+    for (int32_t other : dependencies.before(node)) mine = std::max(mine, length[other] + 1);
     longest = std::max(longest, mine);
   }
   return longest;

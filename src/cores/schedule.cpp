@@ -14,11 +14,11 @@ std::vector<StepIndex> order_of(const Plan& plan, const Tasks& tasks, const CoSc
   std::vector<StepIndex> order;
   std::vector<bool> seen(plan.steps.size(), false);
   for (const CoSpan& span : schedule.spans) {
-    order.push_back(tasks.steps[static_cast<size_t>(span.task)]);
-    seen[static_cast<size_t>(order.back())] = true;
+    order.push_back(tasks.steps[span.task]);
+    seen[order.back()] = true;
   }
   for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
-    if (!seen[static_cast<size_t>(s)]) order.push_back(s);
+    if (!seen[s]) order.push_back(s);
   }
   return order;
 }
@@ -54,8 +54,7 @@ Uniform uniform_of(const CoreInput& input) {
 
 CoSchedule schedule_of(const Plan& plan, Tasks& tasks, const Uniform& uniform) {
   for (size_t i = 0; i < tasks.tasks.size(); ++i) {
-    tasks.tasks[i].curve.put({uniform.threads, Affinity::spread},
-                             plan.steps[static_cast<size_t>(tasks.steps[i])].time_ms);
+    tasks.tasks[i].curve.put({uniform.threads, Affinity::spread}, plan.steps[tasks.steps[i]].time_ms);
   }
   return co_run(tasks.tasks, uniform.machine, {.inter_op = uniform.inter_op, .intra_op = uniform.threads});
 }
@@ -68,8 +67,7 @@ Plan uniform(const CoreInput& input, const Plan& plan) {
   const CoSchedule schedule = schedule_of(result, tasks, how);
   result.cores.inter_op = how.inter_op;
   result.cores.cores = how.machine.cores.cores;
-  for (StepIndex s : tasks.steps)
-    result.steps[static_cast<size_t>(s)].threads = how.threads < result.cores.cores ? how.threads : 0;
+  for (StepIndex s : tasks.steps) result.steps[s].threads = how.threads < result.cores.cores ? how.threads : 0;
   take_schedule(input, result, tasks, how.machine, schedule);
   return result;
 }

@@ -4,7 +4,8 @@
 //
 //   plan ──> relax_reuse ──> relaxed ──> uniform          as many steps at once as the user says
 //     │                         │
-//     └──> serial               └──────> choose_threads   by measured times, or serial where nothing is predicted to be faster
+//     └──> serial               └──────> choose_threads   by measured times, or serial where nothing is
+//                                                         predicted to be faster
 #pragma once
 
 #include <string>

@@ -59,7 +59,7 @@ std::vector<int> threads_by_type(std::span<const CoTask> tasks) {
 std::vector<Candidate> fastest_candidates(const ThreadCurve& curve, int most_threads, int count) {
   std::vector<Candidate> all;
   for (int threads = 1; threads <= most_threads; ++threads) all.push_back({threads, curve.time_ms(threads)});
-  const auto kept = std::min(all.size(), static_cast<size_t>(std::max(count, 1)));
+  const auto kept = std::min<size_t>(all.size(), std::max(count, 1));
   std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), all.end(),
                     [](const Candidate& a, const Candidate& b) {
                       return a.time_ms != b.time_ms ? a.time_ms < b.time_ms : a.threads < b.threads;
@@ -81,10 +81,10 @@ std::optional<Candidate> choose_co_running(std::span<const Candidate> candidates
 
 std::optional<size_t> smallest_ready(std::span<const CoTask> tasks, std::span<const int32_t> ready) {
   if (ready.empty()) return std::nullopt;
-  auto serial_ms = [&](int32_t task) { return tasks[static_cast<size_t>(task)].curve.time_ms(1); };
-  return static_cast<size_t>(
-      std::min_element(ready.begin(), ready.end(), [&](int32_t a, int32_t b) { return serial_ms(a) < serial_ms(b); }) -
-      ready.begin());
+  auto serial_ms = [&](int32_t task) { return tasks[task].curve.time_ms(1); };
+  return std::min_element(ready.begin(), ready.end(),
+                          [&](int32_t a, int32_t b) { return serial_ms(a) < serial_ms(b); }) -
+         ready.begin();
 }
 
 void Interference::record(int32_t a, int32_t b, double predicted_ms, double actual_ms) {

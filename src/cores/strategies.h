@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/by_id.h"
 #include "cores/thread_curve.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
@@ -52,8 +53,8 @@ class HillClimb {
   ThreadCurve curve_;
   std::vector<ThreadCase> cases_;  // in order
   size_t at_ = 0;
-  double last_ms_[2] = {-1, -1};  // by affinity
-  bool over_[2] = {false, false};
+  ById<Affinity, double> last_ms_{2, -1};
+  ById<Affinity, char> over_{2, false};
   int tries_ = 0;
 };
 
@@ -148,8 +149,9 @@ struct CoPolicy {
   int most_threads = 0;  // of an op; 0: all cores. Fewer leave cores for others
   int inter_op = 0;      // not 0: uniform settings instead, so many ops at once,
   int intra_op = 0;      // each with so many threads, on the cores that have the fewest
-  std::vector<int> threads =
-      {};  // of each op, where not empty, instead of what 1 to 4 say: of those that fit, the one with the longest way to the end starts
+  // Threads of each op, where not empty, instead of what 1 to 4 say. Of the ops that fit, the one with the longest way
+  // to the end starts.
+  std::vector<int> threads = {};
 };
 
 struct CoSpan {

@@ -15,11 +15,11 @@ std::vector<int32_t> tasks_before(const Dependencies& dependencies, int32_t node
                                   const std::vector<std::vector<int32_t>>& waits_for) {
   std::vector<int32_t> before;
   for (int32_t other : dependencies.before(node)) {
-    const bool is_step = static_cast<size_t>(other) < task_of.size();
-    if (const int32_t task = is_step ? task_of[static_cast<size_t>(other)] : -1; task >= 0) {
+    const bool is_step = std::cmp_less(other, task_of.size());
+    if (const int32_t task = is_step ? task_of[other] : -1; task >= 0) {
       before.push_back(task);
     } else {
-      const std::vector<int32_t>& beyond = waits_for[static_cast<size_t>(other)];
+      const std::vector<int32_t>& beyond = waits_for[other];
       before.insert(before.end(), beyond.begin(), beyond.end());
     }
   }
@@ -34,10 +34,10 @@ Tasks tasks_of(const Graph& graph, const Plan& plan) {
   const Dependencies dependencies = find_dependencies(graph, plan);
   Tasks result;
   std::map<std::string_view, int32_t> types;
-  std::vector<std::vector<int32_t>> waits_for(static_cast<size_t>(dependencies.count()));  // tasks, by node
+  std::vector<std::vector<int32_t>> waits_for(dependencies.count());  // tasks, by node
   std::vector<int32_t> task_of(plan.steps.size(), -1);
   for (int32_t node : dependencies.order()) {
-    const auto n = static_cast<size_t>(node);
+    const size_t n = node;
     waits_for[n] = tasks_before(dependencies, node, task_of, waits_for);
     if (n >= plan.steps.size() || plan.steps[n].kernel.empty()) continue;
     const Op& op = graph.op(plan.steps[n].op);

@@ -53,7 +53,7 @@ const std::vector<std::byte>& pattern_of(DType dtype) {
 // A device with queues repeats the pattern by itself.
 void fill(const Device& device, Queues* queues, std::byte* to, Bytes bytes, DType dtype) {
   const std::vector<std::byte>& pattern = pattern_of(dtype);
-  for (size_t at = 0, size = static_cast<size_t>(bytes.count); at < size;) {
+  for (size_t at = 0, size = bytes.count; at < size;) {
     const size_t part = std::min(queues != nullptr && at > 0 ? at : pattern.size(), size - at);
     if (queues != nullptr && at > 0) {
       queues->copy_within(to + at, to, part);
@@ -108,7 +108,7 @@ OpBench::OpBench(const Device& device, const LoneOp& lone, int threads) : device
     const auto pair = std::find_if(pairs.begin(), pairs.end(),
                                    [&](const InPlace& p) { return p.required && p.output == static_cast<int>(i); });
     if (pair != pairs.end()) {
-      output_at_.push_back(input_at_[static_cast<size_t>(pair->input)]);
+      output_at_.push_back(input_at_[pair->input]);
       continue;
     }
     output_at_.push_back(set_bytes_);
@@ -145,7 +145,7 @@ double OpBench::run() {
   kernel_->bind(inputs, outputs, base_ + (set_bytes_ * sets_).count);
   if (queues_) {
     std::byte* const behind = base_ + (set_bytes_ * sets_ + workspace_).count;
-    queues_->fill(Queues::Queue::compute, behind, 0, static_cast<size_t>(flush_.count));
+    queues_->fill(Queues::Queue::compute, behind, 0, flush_.count);
     queues_->mark(Queues::Queue::compute, begin_);
     kernel_->run();
     queues_->mark(Queues::Queue::compute, end_);

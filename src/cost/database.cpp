@@ -23,14 +23,16 @@ constexpr int64_t kSchemaVersion = 4;           // 2: tiers; 3: workspaces; 4: i
 constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS costs (
   device TEXT NOT NULL, signature TEXT NOT NULL, kernel TEXT NOT NULL, threads INTEGER NOT NULL,
-  source INTEGER NOT NULL, time_ms REAL NOT NULL, spread_ms REAL NOT NULL, runs INTEGER NOT NULL, saved_at INTEGER NOT NULL,
-  workspace INTEGER NOT NULL DEFAULT -1, PRIMARY KEY (device, signature, kernel, threads, source)) WITHOUT ROWID;
+  source INTEGER NOT NULL, time_ms REAL NOT NULL, spread_ms REAL NOT NULL, runs INTEGER NOT NULL,
+  saved_at INTEGER NOT NULL, workspace INTEGER NOT NULL DEFAULT -1,
+  PRIMARY KEY (device, signature, kernel, threads, source)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rates (
   device TEXT PRIMARY KEY, gflops REAL NOT NULL, memory_gb_per_s REAL NOT NULL, launch_us REAL NOT NULL,
   saved_at INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tiers (
-  device TEXT NOT NULL, tier TEXT NOT NULL, out_gb_per_s REAL NOT NULL, in_gb_per_s REAL NOT NULL, latency_us REAL NOT NULL,
-  compute_share REAL NOT NULL, saved_at INTEGER NOT NULL, PRIMARY KEY (device, tier)) WITHOUT ROWID;
+  device TEXT NOT NULL, tier TEXT NOT NULL, out_gb_per_s REAL NOT NULL, in_gb_per_s REAL NOT NULL,
+  latency_us REAL NOT NULL, compute_share REAL NOT NULL, saved_at INTEGER NOT NULL,
+  PRIMARY KEY (device, tier)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS interference (
   device TEXT NOT NULL, first TEXT NOT NULL, second TEXT NOT NULL, saved_at INTEGER NOT NULL,
   PRIMARY KEY (device, first, second)) WITHOUT ROWID;
@@ -343,7 +345,7 @@ void CostDatabase::save(const CostTable& table) {
       for (const auto& [key, cost] : *entries) {
         if (!is_sane(cost)) continue;  // estimates are made anew
         put.bind(impl_->device_key).bind(key.signature).bind(key.kernel);
-        put.bind(static_cast<int64_t>(key.spread ? -key.threads : key.threads));  // threads apart count downwards
+        put.bind(static_cast<int64_t>(key.spread ? -key.threads : key.threads));  // spread threads count downwards
         put.bind(static_cast<int64_t>(cost.source)).bind(cost.time_ms).bind(cost.spread_ms);
         put.bind(static_cast<int64_t>(cost.runs)).bind(now).bind(cost.workspace.count).step();
         put.reset();

@@ -95,7 +95,7 @@ void SqliteStatement::reset() {
 std::string SqliteStatement::text(int column) const {
   const unsigned char* value = sqlite3_column_text(statement_, column);
   const int bytes = sqlite3_column_bytes(statement_, column);
-  return value == nullptr ? "" : std::string(reinterpret_cast<const char*>(value), static_cast<size_t>(bytes));
+  return value == nullptr ? "" : std::string(reinterpret_cast<const char*>(value), bytes);
 }
 double SqliteStatement::real(int column) const { return sqlite3_column_double(statement_, column); }
 int64_t SqliteStatement::integer(int column) const { return sqlite3_column_int64(statement_, column); }

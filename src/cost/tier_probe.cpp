@@ -98,9 +98,9 @@ class QueuedProbe {
     for (int64_t i = 0; i < copies; ++i) {
       const int64_t at = i * bytes % (static_cast<int64_t>(host_.size()) - bytes + 1);
       if (out) {
-        queues_->copy_out(host_.data() + at, arena_ + at, static_cast<size_t>(bytes));
+        queues_->copy_out(host_.data() + at, arena_ + at, bytes);
       } else {
-        queues_->copy_in(arena_ + at, host_.data() + at, static_cast<size_t>(bytes));
+        queues_->copy_in(arena_ + at, host_.data() + at, bytes);
       }
     }
     queues_->mark(queue, end_);
@@ -120,7 +120,7 @@ class QueuedProbe {
 TierInfo probe_queued(const Device& device, Tier& tier, std::byte* arena, int64_t copy, TierInfo info) {
   constexpr int64_t kSmall = 16;
   tier.pin(device);
-  QueuedProbe probe(device, arena, tier.memory().first(static_cast<size_t>(kCopies * copy)));
+  QueuedProbe probe(device, arena, tier.memory().first(kCopies * copy));
   const TimedRun product = runs_on(device).product(2 * kProductSize, 1);
   product();
   std::vector<double> lost, rate[2], latency;

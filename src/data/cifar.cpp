@@ -58,7 +58,7 @@ class Cifar : public DataSet {
     const InputFile& file = from.files[i];
     const int64_t record = i == 0 ? index : index - from.ends[i - 1];
     std::byte bytes[2 + 3 * kPlane];
-    const std::span<std::byte> used(bytes, static_cast<size_t>(cifar_record_bytes(classes_)));
+    const std::span<std::byte> used(bytes, cifar_record_bytes(classes_));
     file.read(record * cifar_record_bytes(classes_), used);
     parse_cifar_record(classes_, used, record, file.path().string(), image);
   }
@@ -97,7 +97,7 @@ int64_t cifar_record_count(int classes, int64_t file_bytes, const std::string& f
 void parse_cifar_record(int classes, std::span<const std::byte> record, int64_t index, const std::string& file_name,
                         Image& image) {
   const int64_t labels = label_bytes(classes);
-  const int label = static_cast<int>(record[static_cast<size_t>(labels - 1)]);
+  const int label = static_cast<int>(record[labels - 1]);
   if (label >= classes) {
     throw Error(ErrorCode::corrupt_file,
                 fmt::format("{}: the label at byte {} is {}; expected 0..{}", file_name,
@@ -107,10 +107,10 @@ void parse_cifar_record(int classes, std::span<const std::byte> record, int64_t 
   image.height = image.width = kSide;
   image.maximum = 255;
   image.label = label;
-  image.pixels.resize(static_cast<size_t>(3 * kPlane));
+  image.pixels.resize(3 * kPlane);
   const auto* planes = reinterpret_cast<const uint8_t*>(record.data() + labels);
   for (int64_t i = 0; i < kPlane; ++i) {
-    for (int64_t c = 0; c < 3; ++c) image.pixels[static_cast<size_t>(3 * i + c)] = planes[c * kPlane + i];
+    for (int64_t c = 0; c < 3; ++c) image.pixels[3 * i + c] = planes[c * kPlane + i];
   }
 }
 

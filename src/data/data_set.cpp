@@ -101,15 +101,15 @@ void fit_to_network(DataInfo& info, const DataOptions& options) {
 }
 
 std::vector<int32_t> epoch_order(int64_t count, uint64_t seed, int64_t epoch) {
-  std::vector<int32_t> order(static_cast<size_t>(count));
+  std::vector<int32_t> order(count);
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   const RandomStream random{.seed = seed, .step = static_cast<uint64_t>(epoch), .salt = kOrderSalt};
   std::array<uint32_t, 4> draws{};
   // Fisher and Yates: position i takes one of the i + 1 that are left.
   for (int64_t i = count - 1, draw = 0; i > 0; --i, ++draw) {
     if (draw % 4 == 0) draws = random.block(draw / 4);
-    const uint64_t other = (uint64_t{draws[static_cast<size_t>(draw % 4)]} * static_cast<uint64_t>(i + 1)) >> 32;
-    std::swap(order[static_cast<size_t>(i)], order[other]);
+    const uint64_t other = (uint64_t{draws[draw % 4]} * static_cast<uint64_t>(i + 1)) >> 32;
+    std::swap(order[i], order[other]);
   }
   return order;
 }

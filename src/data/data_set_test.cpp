@@ -24,7 +24,7 @@ std::string message_of(Action action, ErrorCode code) {
 }
 
 std::vector<Image> read_all(const DataSet& data, Split split) {
-  std::vector<Image> images(static_cast<size_t>(data.count(split)));
+  std::vector<Image> images(data.count(split));
   for (size_t i = 0; i < images.size(); ++i) data.read(split, static_cast<int64_t>(i), 0, images[i]);
   return images;
 }

@@ -75,7 +75,7 @@ void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t s
   height = TJSCALED(height, scaling);
   const bool cmyk = colours == TJCS_CMYK || colours == TJCS_YCCK;
   const int format = cmyk ? TJPF_CMYK : TJPF_RGB;
-  image.pixels.resize(static_cast<size_t>(int64_t{width} * height * (cmyk ? 4 : 3)));
+  image.pixels.resize(int64_t{width} * height * (cmyk ? 4 : 3));
   // A file that ends early is only warned about; a strange byte between segments harms nothing.
   if (tjDecompress2(decoder.get(), data, bytes.size(), image.pixels.data(), width, 0, height, format,
                     TJFLAG_ACCURATEDCT) < 0) {

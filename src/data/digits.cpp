@@ -68,7 +68,7 @@ class Digits : public DataSet {
   }
   void read(Split split, int64_t index, int64_t, Image& image) const override {
     const int64_t position = split == Split::train ? index : info_.train_count + index;
-    const size_t row = static_cast<size_t>(order_.at(static_cast<size_t>(position)));
+    const size_t row = order_.at(position);
     image.channels = 1;
     image.height = image.width = kDigitSide;
     image.maximum = kWhite;

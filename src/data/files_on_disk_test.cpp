@@ -293,7 +293,7 @@ TEST_F(DataFiles, ImageFoldersWithoutASplitGetOneOfFourToOne) {
     }
   }
   std::sort(seen.begin(), seen.end());
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(seen[static_cast<size_t>(i)], i);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(seen[i], i);
 }
 
 TEST_F(DataFiles, ImageFoldersSayWhatIsWrong) {
@@ -341,7 +341,7 @@ TEST(DecodeImage, RefusesImagesThatWouldFillTheMemory) {
   const uint32_t sum =
       static_cast<uint32_t>(crc32(0, reinterpret_cast<const Bytef*>(ihdr.data()), static_cast<uInt>(ihdr.size())));
   lying.replace(12, 17, ihdr);
-  for (int i = 0; i < 4; ++i) lying[29 + static_cast<size_t>(i)] = static_cast<char>(sum >> (24 - 8 * i));
+  for (int i = 0; i < 4; ++i) lying[29 + i] = static_cast<char>(sum >> (24 - 8 * i));
   Image image;
   EXPECT_EQ(message_of([&] { decode_image(lying, "x", 0, image); }, ErrorCode::unsupported),
             "x: is 65536x65536 pixels; at most 100 million are read");

@@ -12,6 +12,7 @@
 
 #include "base/files.h"
 #include "data/decode.h"
+#include "data/image_files.h"
 #include "data/sources.h"
 #include "plimsoll/error.h"
 
@@ -20,8 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kDefaultSide = 224;
-constexpr int64_t kLargestFile = 256 << 20;
 constexpr size_t kDeepestFolder = 32;
 
 // A million paths in one piece of memory.
@@ -159,7 +158,7 @@ class ImageFolder : public DataSet {
     std::error_code ignored;
     const bool has_train = fs::is_directory(folder / "train", ignored);
     train_root_ = has_train ? folder / "train" : folder;
-    info_.name = "images";
+    info_ = imagenet_info({});
     info_.class_names = class_folders(train_root_);
     if (info_.class_names.size() < 2) {
       throw Error(ErrorCode::invalid_input,
@@ -181,12 +180,7 @@ class ImageFolder : public DataSet {
       info_.train_count = split_train_count(train_.count());
       info_.test_count = train_.count() - info_.train_count;
     }
-    info_.channels = 3;
-    info_.height = info_.width = kDefaultSide;
     info_.classes = static_cast<int64_t>(info_.class_names.size());
-    info_.mean = {0.485F, 0.456F, 0.406F};
-    info_.stddev = {0.229F, 0.224F, 0.225F};
-    info_.augmentation = {.flip = true, .resized_crop = true};
     fit_to_network(info_, options);
   }
 
@@ -197,11 +191,10 @@ class ImageFolder : public DataSet {
   void read(Split split, int64_t index, int64_t smallest_side, Image& image) const override {
     const bool own_test = split == Split::test && order_.empty();
     const Listing& listing = own_test ? test_ : train_;
-    size_t i = static_cast<size_t>(index);
-    if (!order_.empty())
-      i = static_cast<size_t>(order_[split == Split::train ? i : i + static_cast<size_t>(info_.train_count)]);
+    size_t i = index;
+    if (!order_.empty()) i = order_[split == Split::train ? i : i + info_.train_count];
     const fs::path file = (own_test ? test_root_ : train_root_) / listing.name(i);
-    decode_image(read_file(file, Bytes{kLargestFile}), file.string(), smallest_side, image);
+    decode_image(read_file(file, kLargestImageFile), file.string(), smallest_side, image);
     image.label = listing.labels[i];
   }
 

@@ -68,7 +68,7 @@ struct Loader::Impl {
     }
   }
 
-  Slot& slot_of(int64_t number) { return slots[static_cast<size_t>(number) % slots.size()]; }
+  Slot& slot_of(int64_t number) { return slots[number % slots.size()]; }
 
   // Null where the order is the samples' own.
   std::shared_ptr<const std::vector<int32_t>> order_of(int64_t epoch) {
@@ -92,12 +92,12 @@ struct Loader::Impl {
         const std::lock_guard lock(mutex);
         if (stopping) return;
       }
-      const int64_t sample = shuffled ? (*shuffled)[static_cast<size_t>(first + row)] : first + row;
+      const int64_t sample = shuffled ? (*shuffled)[first + row] : first + row;
       data->read(options.split, sample, side, scratch.image);
       prepare(scratch.image, data->info(), training ? &options.augmentation : nullptr,
               {.seed = options.seed, .epoch = epoch, .sample = sample}, scratch,
-              slot.data.subspan(static_cast<size_t>(row * sample_elements), static_cast<size_t>(sample_elements)));
-      slot.labels[static_cast<size_t>(row)] = scratch.image.label;
+              slot.data.subspan(row * sample_elements, sample_elements));
+      slot.labels[row] = scratch.image.label;
     }
     std::fill(slot.data.begin() + slot.count * sample_elements, slot.data.end(), 0.0F);
     std::fill(slot.labels.begin() + slot.count, slot.labels.end(), -1);
@@ -157,8 +157,7 @@ Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options
 
   const int64_t batch_elements = options.batch * impl.sample_elements;
   const int automatic = batch_elements * int64_t{sizeof(float)} > kLargeBatch ? 1 : 2;
-  impl.make_slots(static_cast<size_t>(options.queue > 0 ? options.queue : automatic),
-                  static_cast<size_t>(batch_elements), static_cast<size_t>(options.batch));
+  impl.make_slots(options.queue > 0 ? options.queue : automatic, batch_elements, options.batch);
   try {
     for (int i = 0; i < std::max(1, options.threads); ++i) impl.threads.emplace_back([&impl] { impl.work(); });
   } catch (const std::system_error& error) {

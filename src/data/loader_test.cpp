@@ -181,7 +181,7 @@ TEST(EpochOrder, IsAPermutationThatSeedAndEpochDecide) {
       EXPECT_NE(order, epoch_order(count, 1, 3));
     }
     std::sort(order.begin(), order.end());
-    std::vector<int32_t> all(static_cast<size_t>(count));
+    std::vector<int32_t> all(count);
     std::iota(all.begin(), all.end(), 0);
     EXPECT_EQ(order, all);
   }

@@ -39,8 +39,7 @@ class IdxFile {
           parse_idx_header(std::as_bytes(std::span(*content_)), static_cast<int64_t>(content_->size()), rank, name_);
     } else {
       file_.emplace(path);
-      std::vector<std::byte> head(
-          static_cast<size_t>(std::min<int64_t>(file_->size(), 4 + 4 * static_cast<int64_t>(rank))));
+      std::vector<std::byte> head(std::min<int64_t>(file_->size(), 4 + 4 * static_cast<int64_t>(rank)));
       file_->read(0, head);
       header_ = parse_idx_header(head, file_->size(), rank, name_);
     }
@@ -72,7 +71,7 @@ struct IdxSplit {
                   fmt::format("{}: has {} labels; expected {}, one for each image of {}", label_file.name(),
                               label_file.dimensions()[0], count, images.name()));
     }
-    labels.resize(static_cast<size_t>(count));
+    labels.resize(count);
     label_file.read(0, labels);
     for (size_t i = 0; i < labels.size(); ++i) {
       if (labels[i] >= kClasses) {
@@ -121,8 +120,8 @@ class Mnist : public DataSet {
     image.height = height_;
     image.width = width_;
     image.maximum = 255;
-    image.label = from.labels.at(static_cast<size_t>(index));
-    image.pixels.resize(static_cast<size_t>(height_ * width_));
+    image.label = from.labels.at(index);
+    image.pixels.resize(height_ * width_);
     from.images.read(index * height_ * width_, image.pixels);
   }
 

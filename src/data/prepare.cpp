@@ -25,12 +25,12 @@ struct Taps {
 std::vector<Taps> make_taps(double begin, double length, int64_t input, int64_t output) {
   const double step = length / static_cast<double>(output);
   const double reach = std::max(1.0, step);
-  std::vector<Taps> all(static_cast<size_t>(output));
+  std::vector<Taps> all(output);
   for (int64_t o = 0; o < output; ++o) {
     const double centre = begin + (static_cast<double>(o) + 0.5) * step;
     const int64_t first = std::max<int64_t>(0, static_cast<int64_t>(std::floor(centre - reach)));
     const int64_t end = std::min<int64_t>(input, static_cast<int64_t>(std::ceil(centre + reach)));
-    Taps& taps = all[static_cast<size_t>(o)];
+    Taps& taps = all[o];
     taps.first = std::clamp<int64_t>(first, 0, input - 1);
     double sum = 0;
     for (int64_t i = taps.first; i < end; ++i) {
@@ -54,8 +54,8 @@ struct Normalise {
 };
 
 Normalise normalise_of(const DataInfo& info, int64_t channel, int maximum) {
-  const float stddev = info.stddev[static_cast<size_t>(channel)];
-  return {1 / (static_cast<float>(maximum) * stddev), -info.mean[static_cast<size_t>(channel)] / stddev};
+  const float stddev = info.stddev[channel];
+  return {1 / (static_cast<float>(maximum) * stddev), -info.mean[channel] / stddev};
 }
 
 // Where output pixels come from: shifted by (down, right), black outside; mirrored after the shift.
@@ -134,12 +134,12 @@ void scale(const Image& image, const Box& box, int64_t height, int64_t width, st
   const int64_t end_row = down.back().first + static_cast<int64_t>(down.back().weights.size());
   const int64_t row_size = width * channels;
 
-  scratch.resize(static_cast<size_t>((end_row - first_row) * row_size + row_size));
+  scratch.resize((end_row - first_row) * row_size + row_size);
   for (int64_t y = first_row; y < end_row; ++y) {
     const uint8_t* from = image.pixels.data() + y * image.width * channels;
     float* to = scratch.data() + (y - first_row) * row_size;
     for (int64_t x = 0; x < width; ++x) {
-      const Taps& taps = across[static_cast<size_t>(x)];
+      const Taps& taps = across[x];
       for (int64_t c = 0; c < channels; ++c) {
         float sum = 0;
         for (size_t i = 0; i < taps.weights.size(); ++i) {
@@ -149,17 +149,17 @@ void scale(const Image& image, const Box& box, int64_t height, int64_t width, st
       }
     }
   }
-  out.resize(static_cast<size_t>(height * row_size));
+  out.resize(height * row_size);
   float* const sums = scratch.data() + (end_row - first_row) * row_size;
   for (int64_t y = 0; y < height; ++y) {
-    const Taps& taps = down[static_cast<size_t>(y)];
+    const Taps& taps = down[y];
     std::fill_n(sums, row_size, 0.5F);  // rounds to nearest
     for (size_t i = 0; i < taps.weights.size(); ++i) {
       const float* from = scratch.data() + (taps.first - first_row + static_cast<int64_t>(i)) * row_size;
       for (int64_t x = 0; x < row_size; ++x) sums[x] += taps.weights[i] * from[x];
     }
     for (int64_t x = 0; x < row_size; ++x) {
-      out[static_cast<size_t>(y * row_size + x)] = static_cast<uint8_t>(std::clamp(sums[x], 0.0F, 255.0F));
+      out[y * row_size + x] = static_cast<uint8_t>(std::clamp(sums[x], 0.0F, 255.0F));
     }
   }
 }

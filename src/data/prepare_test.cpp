@@ -10,8 +10,8 @@ namespace {
 
 DataInfo info_of(int64_t channels, int64_t height, int64_t width) {
   DataInfo info{.name = "test", .channels = channels, .height = height, .width = width};
-  info.mean.assign(static_cast<size_t>(channels), 0);
-  info.stddev.assign(static_cast<size_t>(channels), 1);
+  info.mean.assign(channels, 0);
+  info.stddev.assign(channels, 1);
   return info;
 }
 
@@ -25,7 +25,7 @@ Image counting(int64_t height, int64_t width) {
 std::vector<float> prepared(const Image& image, const DataInfo& info, const Augmentation* augmentation = nullptr,
                             const SampleKey& key = {}) {
   PrepareScratch scratch;
-  std::vector<float> out(static_cast<size_t>(info.channels * info.height * info.width));
+  std::vector<float> out(info.channels * info.height * info.width);
   prepare(image, info, augmentation, key, scratch, out);
   return out;
 }
@@ -68,7 +68,7 @@ TEST(Prepare, ShiftsAndMirrorsWithinTheImageAndFillsWithBlack) {
               const int from_y = y + down, from_x = (flip ? 5 - x : x) + right;
               const bool inside = from_y >= 0 && from_y < 5 && from_x >= 0 && from_x < 6;
               const float expected = inside ? static_cast<float>(from_y * 6 + from_x) / 255 - 0.5F : black;
-              same &= std::abs(out[static_cast<size_t>(y * 6 + x)] - expected) < 1e-6;
+              same &= std::abs(out[y * 6 + x] - expected) < 1e-6;
             }
           }
           explanations += same;
@@ -101,7 +101,7 @@ double scaled_pixel(const Image& image, const Box& box, int64_t height, int64_t 
     for (int64_t j = 0; j < image.width; ++j) {
       const double weight = std::max(0.0, 1 - std::abs(static_cast<double>(i) + 0.5 - centre_y) / reach_y) *
                             std::max(0.0, 1 - std::abs(static_cast<double>(j) + 0.5 - centre_x) / reach_x);
-      sum += weight * image.pixels[static_cast<size_t>(i * image.width + j)];
+      sum += weight * image.pixels[i * image.width + j];
       weights += weight;
     }
   }
@@ -117,10 +117,10 @@ TEST(Scale, FollowsTheTriangleFilterAtAnySizeAndPlace) {
   for (const Box& box : boxes) {
     for (auto [height, width] : {std::pair<int64_t, int64_t>{5, 7}, {23, 31}, {64, 48}, {1, 1}}) {
       scale(image, box, height, width, out, scratch);
-      ASSERT_EQ(out.size(), static_cast<size_t>(height * width));
+      ASSERT_EQ(std::ssize(out), height * width);
       for (int64_t y = 0; y < height; ++y) {
         for (int64_t x = 0; x < width; ++x) {
-          EXPECT_NEAR(out[static_cast<size_t>(y * width + x)], scaled_pixel(image, box, height, width, y, x), 0.51);
+          EXPECT_NEAR(out[y * width + x], scaled_pixel(image, box, height, width, y, x), 0.51);
         }
       }
     }
@@ -155,7 +155,7 @@ TEST(Prepare, CutsATestImageOutOfTheMiddle) {
   const std::vector<float> out = prepared(image, info_of(1, 4, 4));
   for (int y = 0; y < 4; ++y) {
     for (int x = 0; x < 4; ++x) {
-      EXPECT_NEAR(out[static_cast<size_t>(y * 4 + x)], static_cast<float>(y * 8 + x + 2) / 255, 1e-6) << y << ' ' << x;
+      EXPECT_NEAR(out[y * 4 + x], static_cast<float>(y * 8 + x + 2) / 255, 1e-6) << y << ' ' << x;
     }
   }
 }

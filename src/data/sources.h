@@ -28,6 +28,9 @@ std::shared_ptr<const DataSet> open_cifar(int classes, const std::filesystem::pa
 std::shared_ptr<const DataSet> open_image_folder(const std::filesystem::path& folder, const DataOptions& options);
 std::shared_ptr<const DataSet> open_synthetic(int64_t count, const DataOptions& options);
 
+inline constexpr int64_t kImagenetSide = 224;
+inline constexpr Bytes kLargestImageFile = 256_MiB;
+
 // Sets channels, height and width of `info` from what the data has to what the network asks for, and mean and stddev
 // with the channels. Throws Error(invalid_input) when images cannot be turned into that.
 void fit_to_network(DataInfo& info, const DataOptions& options);

@@ -33,8 +33,8 @@ class Synthetic : public DataSet {
              .train_count = count,
              .test_count = std::max<int64_t>(1, count / 10)};
     // A pixel is the sum of two even draws of 0..127.
-    info_.mean.assign(static_cast<size_t>(info_.channels), 127.0F / 255);
-    info_.stddev.assign(static_cast<size_t>(info_.channels), 52.26F / 255);
+    info_.mean.assign(info_.channels, 127.0F / 255);
+    info_.stddev.assign(info_.channels, 52.26F / 255);
   }
 
   const DataInfo& info() const override { return info_; }
@@ -49,12 +49,12 @@ class Synthetic : public DataSet {
     image.label = static_cast<int32_t>(sample % info_.classes);
     const int64_t row_bytes = info_.width * info_.channels;
     const int64_t padded_bytes = (row_bytes + 7) / 8 * 8;
-    image.pixels.resize(static_cast<size_t>(row_bytes * info_.height));
+    image.pixels.resize(row_bytes * info_.height);
 
     const RandomStream pattern{.seed = seed_, .step = static_cast<uint64_t>(image.label), .salt = kPatternSalt};
     const RandomStream noise{.seed = seed_, .step = static_cast<uint64_t>(sample), .salt = kNoiseSalt};
     uint64_t state = uint64_t{noise.bits(0)} << 32 | noise.bits(1);
-    std::vector<uint8_t> row_of_pattern(static_cast<size_t>(padded_bytes)), row(row_of_pattern.size());
+    std::vector<uint8_t> row_of_pattern(padded_bytes), row(row_of_pattern.size());
     int64_t field_row = -1;
     for (int64_t y = 0; y < info_.height; ++y) {
       if (y * kGrid / info_.height != field_row) {
@@ -76,8 +76,7 @@ class Synthetic : public DataSet {
     for (int64_t x = 0; x < info_.width; ++x) {
       const int64_t field = field_row * kGrid + x * kGrid / info_.width;
       for (int64_t c = 0; c < info_.channels; ++c) {
-        row[static_cast<size_t>(x * info_.channels + c)] =
-            static_cast<uint8_t>(pattern.bits(c * kGrid * kGrid + field) & 0x7F);
+        row[x * info_.channels + c] = static_cast<uint8_t>(pattern.bits(c * kGrid * kGrid + field) & 0x7F);
       }
     }
   }

@@ -144,7 +144,7 @@ std::string why_not_divisible(const Graph& graph, const Op& op) {
     return fmt::format("ops of type {} do not run in parts of the batch", op.type->name);
   auto trouble = [&](const std::vector<TensorId>& ids, const std::vector<int>& divided) -> std::string {
     for (int i : divided) {
-      const Tensor& tensor = graph.tensor(ids[static_cast<size_t>(i)]);
+      const Tensor& tensor = graph.tensor(ids[i]);
       const bool whole_bytes =
           tensor.dtype != DType::bit || element_count({tensor.shape.begin() + 1, tensor.shape.end()}) % 8 == 0;
       if (!is_divisible(tensor.layout) || !whole_bytes) {
@@ -162,8 +162,8 @@ bool is_aligned_at(const Graph& graph, const Op& op, int64_t row, int64_t alignm
   if (alignment <= 1) return true;
   auto aligned = [&](const std::vector<TensorId>& ids, const std::vector<int>& divided, const std::vector<Layout>* as) {
     return std::all_of(divided.begin(), divided.end(), [&](int i) {
-      const Tensor& tensor = graph.tensor(ids[static_cast<size_t>(i)]);
-      const Layout& layout = as != nullptr ? as->at(static_cast<size_t>(i)) : tensor.layout;
+      const Tensor& tensor = graph.tensor(ids[i]);
+      const Layout& layout = as != nullptr ? as->at(i) : tensor.layout;
       return (row_bytes(tensor, layout) * row).count % alignment == 0;
     });
   };

@@ -1,7 +1,7 @@
 // Kernels by configuration, made of a device's own kernels: the batch in parts that run one after the other (mu-cuDNN).
 //
-//        x  [ rows 0..15 | rows 16..31 | rows 32..39 ]        "a@16*2+b@8": kernel a made for 16 rows, kernel b for 8, each bound
-//               | a          | a           | b                where its rows begin
+//        x  [ rows 0..15 | rows 16..31 | rows 32..39 ]        "a@16*2+b@8": kernel a made for 16 rows, kernel b for 8,
+//               | a          | a           | b                each bound where its rows begin
 //        y  [            |             |             ]
 //
 // What is a sum over the batch (a weight gradient) the first part writes; the others write beside it, and are added. So

@@ -30,12 +30,12 @@ class ReferenceKernel : public Kernel {
     for (TensorId id : op.inputs) inputs_.push_back({graph.tensor(id).shape, graph.tensor(id).dtype});
     for (TensorId id : op.outputs) outputs_.push_back({graph.tensor(id).shape, graph.tensor(id).dtype});
     for (int i : op.type->state_outputs) {
-      const size_t at = static_cast<size_t>(i);
+      const size_t at = i;
       if (at >= scratch_.size()) continue;
-      scratch_[at].resize(static_cast<size_t>(graph.tensor(op.outputs[at]).bytes().count));
+      scratch_[at].resize(graph.tensor(op.outputs[at]).bytes().count);
       if (!op.type->in_place) continue;
       for (const InPlace& pair : op.type->in_place(graph, op)) {
-        if (pair.required && pair.output == i) stands_for_.emplace_back(static_cast<size_t>(pair.input), at);
+        if (pair.required && pair.output == i) stands_for_.emplace_back(pair.input, at);
       }
     }
   }
@@ -74,11 +74,11 @@ class HostArena : public Arena {
                   fmt::format("an arena of {} is more than the machine's {}", to_string(bytes), to_string(most)));
     }
     const Bytes whole = align_up({std::max<int64_t>(bytes.count, 1)}, kArenaAlignment);
-    base_ = static_cast<std::byte*>(std::aligned_alloc(kArenaAlignment, static_cast<size_t>(whole.count)));
+    base_ = static_cast<std::byte*>(std::aligned_alloc(kArenaAlignment, whole.count));
     if (base_ == nullptr) {
       throw Error(ErrorCode::device_failure, fmt::format("the system refuses an arena of {}", to_string(bytes)));
     }
-    std::memset(base_, 0, static_cast<size_t>(whole.count));
+    std::memset(base_, 0, whole.count);
   }
   ~HostArena() override { std::free(base_); }
   HostArena(const HostArena&) = delete;

@@ -22,10 +22,10 @@ class Binder {
   Bindings run(std::span<const std::unique_ptr<Kernel>> kernels) {
     result_.steps = ById<StepIndex, KernelBinding>(plan_.steps.size());
     for (StepIndex s = 0; s < static_cast<StepIndex>(plan_.steps.size()); ++s) {
-      if (kernels[place(s)]) bind_step(s, *kernels[place(s)]);
+      if (kernels[s]) bind_step(s, *kernels[s]);
     }
     for (const Stay& stay : plan_.stays) {
-      if (stay.is_workspace() && kernels[place(stay.first)]) result_.steps[stay.first].workspace.at = address(stay);
+      if (stay.is_workspace() && kernels[stay.first]) result_.steps[stay.first].workspace.at = address(stay);
     }
     for (const Move& move : plan_.moves) {
       const StepIndex step =
@@ -41,7 +41,7 @@ class Binder {
   Region region(TensorId id, const Stay& stay) const { return {address(stay), graph_.tensor(id).bytes(), id}; }
 
   void bind_step(StepIndex s, Kernel& kernel) {
-    const Step& step = plan_.steps[place(s)];
+    const Step& step = plan_.steps[s];
     const Op& op = graph_.op(step.op);
     KernelBinding& binding = result_.steps[s];
     binding.workspace.bytes = kernel.workspace();
@@ -94,7 +94,7 @@ StaysOfTensors::StaysOfTensors(const Graph& graph, const Plan& plan)
 
 const Stay& StaysOfTensors::at(TensorId tensor, StepIndex step) const {
   for (int32_t i : stays_[tensor]) {
-    const Stay& stay = plan_.stays[place(i)];
+    const Stay& stay = plan_.stays[i];
     if (stay.first <= step && step <= stay.last) return stay;
   }
   throw Error(ErrorCode::internal,

@@ -16,7 +16,7 @@ std::vector<CopyRoute> routes_of(const Plan& plan) {
   std::vector<CopyRoute> routes;
   for (auto& [key, moves] : lists) {
     std::stable_sort(moves.begin(), moves.end(),
-                     [&](int32_t a, int32_t b) { return plan.moves[place(a)].after < plan.moves[place(b)].after; });
+                     [&](int32_t a, int32_t b) { return plan.moves[a].after < plan.moves[b].after; });
     routes.push_back({key.first, key.second, std::move(moves)});
   }
   return routes;
@@ -30,12 +30,12 @@ BoundaryTable make_boundaries(const Plan& plan) {
     const CopyRoute& route = table.routes[r];
     const int32_t number = static_cast<int32_t>(r);
     auto pass = [&](StepIndex step) -> Pass& {
-      Boundary& boundary = table.before[place(step)];
+      Boundary& boundary = table.before[step];
       return route.direction == Move::Direction::out ? boundary.out : boundary.in;
     };
     std::map<StepIndex, int32_t> needed;  // by step, how many of the route must be done before it
     for (int32_t k = 0; k < static_cast<int32_t>(route.moves.size()); ++k) {
-      const Move& move = plan.moves[place(route.moves[place(k)])];
+      const Move& move = plan.moves[route.moves[k]];
       std::vector<CopyRange>& starts = pass(move.after + 1).starts;
       if (starts.empty() || starts.back().route != number) starts.push_back({number, k, k});
       starts.back().end = k + 1;
@@ -52,10 +52,10 @@ BoundaryTable make_boundaries(const Plan& plan) {
 }
 
 std::string describe_copy(const Graph& graph, const Plan& plan, int32_t index) {
-  const Move& move = plan.moves[place(index)];
+  const Move& move = plan.moves[index];
   const Tensor& tensor = graph.tensor(move.tensor);
   return fmt::format("copying '{}' ({}) {} the {} tier", tensor.name, to_string(tensor.bytes()),
-                     is_out(move) ? "to" : "from", plan.tiers[place(move.tier)].tier.name);
+                     is_out(move) ? "to" : "from", plan.tiers[move.tier].tier.name);
 }
 
 }  // namespace plimsoll

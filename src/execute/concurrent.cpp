@@ -54,10 +54,10 @@ ConcurrentDriver::ConcurrentDriver(ReadyPlan& ready)
       second_threads_(ready.plan.cores.hardware_threads > 1),
       rank_(ready.steps()),
       conflicts_(ready.steps()),
-      unmet_(place(dependencies_.count())),
+      unmet_(dependencies_.count()),
       ready_steps_((ready.steps() + 63) / 64),
       core_map_(cores_, cores_a_cache(ready), second_threads_),
-      finished_(place(dependencies_.count())) {
+      finished_(dependencies_.count()) {
   const int all = std::max(ready.device.info().threads, 1);
   for (const Step& step : ready.plan.steps)
     cores_of_.push_back(std::clamp(step.threads > 0 ? step.threads : all, 1, cores_));
@@ -85,7 +85,7 @@ void ConcurrentDriver::find_order() {
 
 void ConcurrentDriver::find_conflicts() {
   ById<OpId, std::vector<StepIndex>> steps_of(ready_.graph.op_count());
-  for (StepIndex step = 0; step < steps_; ++step) steps_of[ready_.plan.steps[place(step)].op].push_back(step);
+  for (StepIndex step = 0; step < steps_; ++step) steps_of[ready_.plan.steps[step].op].push_back(step);
   for (const auto& [a, b] : ready_.plan.cores.conflicts) {
     for (const StepIndex one : steps_of[a]) {
       for (const StepIndex other : steps_of[b]) {
@@ -99,12 +99,12 @@ void ConcurrentDriver::find_conflicts() {
 void ConcurrentDriver::make_teams() {
   std::map<int, int> wanted;  // teams by size
   for (StepIndex s = 0; s < steps_; ++s) {
-    if (!ready_.kernels[place(s)]) continue;
-    const bool second = second_threads_ && ready_.plan.steps[place(s)].affinity == Affinity::smt;
+    if (!ready_.kernels[s]) continue;
+    const bool second = second_threads_ && ready_.plan.steps[s].affinity == Affinity::smt;
     int& count = wanted[cores_of_[s]];
     count = std::max(count, std::min(at_once_, cores_ / cores_of_[s] * (second ? 2 : 1)));
   }
-  std::vector<int> all(place(cores_));
+  std::vector<int> all(cores_);
   std::iota(all.begin(), all.end(), 0);
   // Worker 0, the caller, runs what needs all cores, and what needs one: a thread alone forks nobody.
   std::vector<Teams::Shape> shapes{{.threads = cores_, .cores = all}};
@@ -141,14 +141,14 @@ void ConcurrentDriver::run(std::vector<KernelRefused>*) {
 
 void ConcurrentDriver::run_step(int worker, StepIndex step) {
   this_worker = worker;
-  StepRecord* const record = ready_.records.empty() ? nullptr : &ready_.records[place(step)];
+  StepRecord* const record = ready_.records.empty() ? nullptr : &ready_.records[step];
   if (record != nullptr) {
     record->start_ms = now_ms();
-    record->core = running_[place(worker)].places[0];
+    record->core = running_[worker].places[0];
   }
   try {
     if (check_) check_->expect_inputs(step);
-    run_kernel(ready_.graph, ready_.plan.steps[place(step)], *ready_.kernels[place(step)]);
+    run_kernel(ready_.graph, ready_.plan.steps[step], *ready_.kernels[step]);
     if (check_) check_->expect_outputs(step);
   } catch (...) {
     fail(std::current_exception());
@@ -163,7 +163,7 @@ void ConcurrentDriver::fail(std::exception_ptr why) {
 
 void ConcurrentDriver::finish(int32_t node) {
   const int32_t number = finished_count_.fetch_add(1, std::memory_order_relaxed);
-  finished_[place(number)].store(node, std::memory_order_release);
+  finished_[number].store(node, std::memory_order_release);
   if (waiting_.fetch_add(1, std::memory_order_acq_rel) == 0) process_completions();
 }
 
@@ -188,7 +188,7 @@ void ConcurrentDriver::begin() {
   meter_.begin();
   over_ = false;
   for (int32_t n = 0; n < dependencies_.count(); ++n) {
-    unmet_[place(n)] = static_cast<int32_t>(dependencies_.before(n).size());
+    unmet_[n] = static_cast<int32_t>(dependencies_.before(n).size());
   }
   for (int32_t n = 0; n < dependencies_.count(); ++n) {
     if (dependencies_.before(n).empty()) make_ready(n);
@@ -200,7 +200,7 @@ bool ConcurrentDriver::take_completions() {
   if (over_) return false;
   here_ = this_worker;
   for (; taken_ < dependencies_.count(); ++taken_) {
-    const int32_t node = finished_[place(taken_)].load(std::memory_order_acquire);
+    const int32_t node = finished_[taken_].load(std::memory_order_acquire);
     if (node == kNone) break;
     retire(node);
   }
@@ -240,14 +240,14 @@ void ConcurrentDriver::complete_all() {
     ++done_;
     if (next < steps_ + moves_) meter_.end(next);
     for (int32_t other : dependencies_.after(next)) {
-      if (--unmet_[place(other)] == 0) make_ready(other);
+      if (--unmet_[other] == 0) make_ready(other);
     }
   }
 }
 
 void ConcurrentDriver::make_ready(int32_t node) {
-  if (node < steps_ && ready_.kernels[place(node)]) {
-    const size_t rank = place(rank_[node]);
+  if (node < steps_ && ready_.kernels[node]) {
+    const size_t rank = rank_[node];
     ready_steps_[rank / 64] |= uint64_t{1} << rank % 64;
   } else if (node < steps_) {
     to_complete_.push_back(node);
@@ -257,8 +257,8 @@ void ConcurrentDriver::make_ready(int32_t node) {
     ++copying_;
     engines_->submit(node - steps_);
   } else {
-    const Erasure& e = erasures_[place(node - steps_ - moves_)];
-    std::memset(ready_.bindings.arena + e.offset.count, kPoison, place(e.bytes.count));
+    const Erasure& e = erasures_[node - steps_ - moves_];
+    std::memset(ready_.bindings.arena + e.offset.count, kPoison, e.bytes.count);
     to_complete_.push_back(node);
   }
 }
@@ -269,7 +269,7 @@ void ConcurrentDriver::start_ready() {
     for (uint64_t bits = ready_steps_[word]; bits != 0; bits &= bits - 1) {
       if (failing_ || running_count_ >= at_once_) return;
       if (core_map_.free_cores() == 0 && !core_map_.has_second(1)) return;
-      const int32_t step = step_at_[word * 64 + static_cast<size_t>(std::countr_zero(bits))];
+      const int32_t step = step_at_[word * 64 + std::countr_zero(bits)];
       if (!may_start(step, others_wait)) {
         others_wait = true;
         continue;
@@ -282,7 +282,7 @@ void ConcurrentDriver::start_ready() {
 
 // Who overtakes must end no later than what runs now: then nobody waits for cores any longer than without it.
 bool ConcurrentDriver::may_start(StepIndex step, bool others_wait) const {
-  const Step& planned = ready_.plan.steps[place(step)];
+  const Step& planned = ready_.plan.steps[step];
   const bool beside = !core_map_.has_own(cores_of_[step]);
   if (beside && (planned.affinity != Affinity::smt || !core_map_.has_second(cores_of_[step]))) return false;
   for (StepIndex other : conflicts_[step]) {
@@ -300,12 +300,12 @@ double ConcurrentDriver::remaining_ms() const {
 }
 
 bool ConcurrentDriver::can_run(int worker, int threads) const {
-  if (running_[place(worker)].step != kNone) return false;
+  if (running_[worker].step != kNone) return false;
   return teams_->threads(worker) == threads || (worker == 0 && threads == 1);
 }
 
 bool ConcurrentDriver::is_home_free(int worker, int threads, Affinity affinity) const {
-  return core_map_.suits(std::span(teams_->cores(worker)).first(place(threads)), affinity);
+  return core_map_.suits(std::span(teams_->cores(worker)).first(threads), affinity);
 }
 
 // Rather the one who is here, awake; rather one who need not go to other cores.
@@ -321,7 +321,7 @@ int ConcurrentDriver::choose_worker(int threads, Affinity affinity) const {
 }
 
 void ConcurrentDriver::take_places(int worker, int threads, Affinity affinity) {
-  std::vector<int>& places = running_[place(worker)].places;
+  std::vector<int>& places = running_[worker].places;
   if (is_home_free(worker, threads, affinity)) {
     const std::vector<int>& home = teams_->cores(worker);
     places.assign(home.begin(), home.begin() + threads);
@@ -334,7 +334,7 @@ void ConcurrentDriver::take_places(int worker, int threads, Affinity affinity) {
 
 // Where it would start now: beside others only where there is no core of its own.
 Affinity ConcurrentDriver::affinity_now(StepIndex step) const {
-  const Affinity planned = ready_.plan.steps[place(step)].affinity;
+  const Affinity planned = ready_.plan.steps[step].affinity;
   return planned == Affinity::smt && core_map_.has_own(cores_of_[step]) ? Affinity::close : planned;
 }
 
@@ -342,9 +342,9 @@ void ConcurrentDriver::start(StepIndex step) {
   const Affinity affinity = affinity_now(step);
   const int worker = choose_worker(cores_of_[step], affinity);
   take_places(worker, cores_of_[step], affinity);
-  Running& running = running_[place(worker)];
+  Running& running = running_[worker];
   running.step = step;
-  if (const double ms = ready_.plan.steps[place(step)].time_ms; ms > 0) running.ends_ms = now_ms() + ms;
+  if (const double ms = ready_.plan.steps[step].time_ms; ms > 0) running.ends_ms = now_ms() + ms;
   ++running_count_;
   meter_.start(step);
   teams_->give(worker, step);

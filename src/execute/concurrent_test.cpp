@@ -51,7 +51,7 @@ Trained train(const Device& device, const Graph& graph, const Plan& plan, Execut
   }
   Trained result{.states = {}, .peak = executor.measured_peak()};
   for (const State& state : graph.states) {
-    std::vector<std::byte> values(static_cast<size_t>(element_count(graph.tensor(state.before).shape)) * 4);
+    std::vector<std::byte> values(element_count(graph.tensor(state.before).shape) * 4);
     executor.read(state.before, values);
     result.states.insert(result.states.end(), values.begin(), values.end());
   }
@@ -204,7 +204,7 @@ TEST(SideBySide, NeverMoreStepsAtOnceThanAskedForNorThreadsThanCores) {
   }
 }
 
-// Of the steps that met, every second pair is told to keep apart: these never meet again, others do.
+// Of the steps that met, every second pair becomes a conflict: these never meet again, others do.
 TEST(SideBySide, StepsThatAreKeptApartNeverMeet) {
   Watch watch;
   const WatchedDevice device(watch);
@@ -219,7 +219,7 @@ TEST(SideBySide, StepsThatAreKeptApartNeverMeet) {
       const auto records = executor.records();
       for (StepIndex a = 0; a < static_cast<StepIndex>(records.size()); ++a) {
         for (StepIndex b = 0; b < a; ++b) {
-          const StepRecord &x = records[static_cast<size_t>(a)], &y = records[static_cast<size_t>(b)];
+          const StepRecord &x = records[a], &y = records[b];
           if (x.start_ms < y.end_ms && y.start_ms < x.end_ms) pairs.emplace(b, a);
         }
       }
@@ -237,11 +237,11 @@ TEST(SideBySide, StepsThatAreKeptApartNeverMeet) {
   }
   ASSERT_FALSE(conflicts.empty());
   for (const auto& [a, b] : conflicts) {
-    const OpId one = plan.steps[static_cast<size_t>(a)].op, other = plan.steps[static_cast<size_t>(b)].op;
+    const OpId one = plan.steps[a].op, other = plan.steps[b].op;
     plan.cores.conflicts.push_back(std::minmax(one, other, [](OpId x, OpId y) { return x.index < y.index; }));
   }
-  Executor apart(program.network.graph, plan, device, options);
-  const auto now = pairs_that_met(apart);
+  Executor conflicting(program.network.graph, plan, device, options);
+  const auto now = pairs_that_met(conflicting);
   EXPECT_FALSE(now.empty());
   for (const auto& pair : conflicts) EXPECT_FALSE(now.contains(pair)) << pair.first << " and " << pair.second;
 }

@@ -102,7 +102,7 @@ void CopyEngine::loop() {
 
 // After a failure copies are only counted, so that whoever waits for them wakes and sees it.
 void CopyEngine::make(uint32_t number, Channel& channel) {
-  const Copy& next = copies_[static_cast<size_t>(order_[number - round_])];
+  const Copy& next = copies_[order_[number - round_]];
   if (!failing_.load(std::memory_order_relaxed)) {
     try {
       copy(next, channel);
@@ -123,7 +123,7 @@ void CopyEngine::make(uint32_t number, Channel& channel) {
 
 void CopyEngine::copy(const Copy& copy, Channel& channel) {
   const Clock::time_point start = copy.record != nullptr ? Clock::now() : Clock::time_point{};
-  if (copy.fill) std::memset(copy.at, 0xff, static_cast<size_t>(copy.slot->bytes));
+  if (copy.fill) std::memset(copy.at, 0xff, copy.slot->bytes);
   if (copy.out) {
     channel.write(*copy.slot, copy.at);
   } else {

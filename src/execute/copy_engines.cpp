@@ -15,11 +15,11 @@ std::vector<bool> last_readers(const Plan& plan) {
   for (const Home& home : plan.homes) by_slot.erase({home.tier, home.slot.count});
   std::vector<bool> last(plan.moves.size(), false);
   for (auto& [slot, moves] : by_slot) {
-    auto move = [&](int32_t i) -> const Move& { return plan.moves[place(i)]; };
+    auto move = [&](int32_t i) -> const Move& { return plan.moves[i]; };
     std::stable_sort(moves.begin(), moves.end(), [&](int32_t a, int32_t b) { return move(a).after < move(b).after; });
     for (size_t k = 0; k < moves.size(); ++k) {
       if (is_out(move(moves[k]))) continue;
-      last[place(moves[k])] = k + 1 == moves.size() || is_out(move(moves[k + 1]));
+      last[moves[k]] = k + 1 == moves.size() || is_out(move(moves[k + 1]));
     }
   }
   return last;
@@ -35,21 +35,21 @@ CopyEngines::CopyEngines(ReadyPlan& ready, std::function<void(int32_t)> made) : 
       check_memory && !made ? last_readers(plan) : std::vector<bool>(plan.moves.size(), false);
   auto describe = [&graph = ready.graph, &plan](int32_t move) { return describe_copy(graph, plan, move); };
   for (const CopyRoute& route : ready.boundaries.routes) {
-    Tier& tier = *ready.tiers[place(route.tier)];
+    Tier& tier = *ready.tiers[route.tier];
     std::vector<Copy> copies;
     for (const int32_t i : route.moves) {
-      tickets_[place(i)] = {static_cast<int32_t>(engines_.size()), static_cast<int32_t>(copies.size())};
-      const Move& move = plan.moves[place(i)];
-      const Region& region = ready.bindings.copies[place(i)];
+      tickets_[i] = {static_cast<int32_t>(engines_.size()), static_cast<int32_t>(copies.size())};
+      const Move& move = plan.moves[i];
+      const Region& region = ready.bindings.copies[i];
       copies.push_back({.slot = &tier.slot(move.slot, region.bytes),
                         .at = region.at,
                         .out = is_out(move),
                         .move = i,
-                        .record = ready.copy_records.empty() ? nullptr : &ready.copy_records[place(i)],
+                        .record = ready.copy_records.empty() ? nullptr : &ready.copy_records[i],
                         .fill = check_memory && !is_out(move),
-                        .retire = last[place(i)]});
+                        .retire = last[i]});
     }
-    const bool beside = made || plan.tiers[place(route.tier)].tier.beside_compute();
+    const bool beside = made || plan.tiers[route.tier].tier.beside_compute();
     const int together = beside ? 0 : std::max(ready.device.info().threads, 1);
     engines_.push_back(std::make_unique<CopyEngine>(tier, std::move(copies), describe, made, together));
   }
@@ -60,7 +60,7 @@ void CopyEngines::begin(Clock::time_point origin) {
 }
 
 void CopyEngines::wait(const CopyRange& range) {
-  CopyEngine& engine = *engines_[place(range.route)];
+  CopyEngine& engine = *engines_[range.route];
   engine.wait(range.end);
   if (const std::exception_ptr failure = engine.failure()) {
     rest();
@@ -69,8 +69,8 @@ void CopyEngines::wait(const CopyRange& range) {
 }
 
 void CopyEngines::submit(int32_t move) {
-  const Ticket& ticket = tickets_[place(move)];
-  engines_[place(ticket.engine)]->submit(ticket.number);
+  const Ticket& ticket = tickets_[move];
+  engines_[ticket.engine]->submit(ticket.number);
 }
 
 std::exception_ptr CopyEngines::failure() const {

@@ -19,7 +19,7 @@ class CopyEngines {
 
   void begin(Clock::time_point origin);
   // Starts copies, and waits for some. Waiting throws what stopped an engine, when all of them are at rest.
-  void start(const CopyRange& range) { engines_[place(range.route)]->release(range.end); }
+  void start(const CopyRange& range) { engines_[range.route]->release(range.end); }
   void wait(const CopyRange& range);
   void rest();
 

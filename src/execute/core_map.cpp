@@ -7,7 +7,7 @@ namespace plimsoll {
 CoreMap::CoreMap(int cores, int cores_a_cache, bool second_threads)
     : cores_(std::max(cores, 1)),
       cores_a_cache_(std::clamp(cores_a_cache, 1, cores_)),
-      free_(static_cast<size_t>(second_threads ? 2 * cores_ : cores_)) {
+      free_(second_threads ? 2 * cores_ : cores_) {
   clear();
 }
 
@@ -77,7 +77,7 @@ void CoreMap::set(int place, bool free) {
   auto open = [&] { return has_second && !is_free(core) && is_free(cores_ + core) ? 1 : 0; };
   free_second_ -= open();
   free_cores_ += first ? (free ? 1 : 0) - (is_free(place) ? 1 : 0) : 0;
-  free_[static_cast<size_t>(place)] = free ? 1 : 0;
+  free_[place] = free ? 1 : 0;
   free_second_ += open();
 }
 

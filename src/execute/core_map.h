@@ -1,6 +1,6 @@
 // Which hardware threads a step's threads get. Place c is core c's first hardware thread, place cores + c its second.
 //
-//   cores_a_cache = 2        neighbours: 0 1     apart: 0 2     second, while 0 and 1 are taken: 4 5
+//   cores_a_cache = 2        neighbours: 0 1     spread: 0 2     second, while 0 and 1 are taken: 4 5
 //     core    0 1 | 2 3
 //     second  4 5 | 6 7
 #pragma once
@@ -33,7 +33,7 @@ class CoreMap {
   void leave(std::span<const int> places);
 
  private:
-  bool is_free(int place) const { return free_[static_cast<size_t>(place)] != 0; }
+  bool is_free(int place) const { return free_[place] != 0; }
   void set(int place, bool free);
   int caches_of(std::span<const int> places) const;
   int caches() const { return (cores_ + cores_a_cache_ - 1) / cores_a_cache_; }

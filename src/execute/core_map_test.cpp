@@ -31,15 +31,15 @@ TEST(CoreMap, ThreadsOfAnOpSitOnNeighboursOrEachOnACacheOfItsOwn) {
 
 TEST(CoreMap, APlaceSuitsWhenItIsFreeAndLiesAsWanted) {
   CoreMap core_map(8, 2, false);
-  const std::vector<int> neighbours{0, 1, 2}, apart{0, 2, 4};
+  const std::vector<int> neighbours{0, 1, 2}, spread{0, 2, 4};
   EXPECT_TRUE(core_map.suits(neighbours, Affinity::close));
   EXPECT_FALSE(core_map.suits(neighbours, Affinity::spread));
-  EXPECT_TRUE(core_map.suits(apart, Affinity::spread));
+  EXPECT_TRUE(core_map.suits(spread, Affinity::spread));
   core_map.take(std::vector{2});
   EXPECT_FALSE(core_map.suits(neighbours, Affinity::close));
-  EXPECT_FALSE(core_map.suits(apart, Affinity::spread));
+  EXPECT_FALSE(core_map.suits(spread, Affinity::spread));
   core_map.leave(std::vector{2});
-  EXPECT_TRUE(core_map.suits(apart, Affinity::spread));
+  EXPECT_TRUE(core_map.suits(spread, Affinity::spread));
 }
 
 TEST(CoreMap, SecondHardwareThreadsAreForWhatRunsBesideOthers) {
@@ -66,19 +66,19 @@ TEST(CoreMap, NobodySitsOnAnothersPlaceWhateverTheOrder) {
     std::mt19937 random(seed);
     const int cores = 1 + static_cast<int>(random() % 9), a_cache = 1 + static_cast<int>(random() % 4);
     CoreMap core_map(cores, a_cache, random() % 2 == 0);
-    std::vector<int> taken(static_cast<size_t>(core_map.places()), 0);
+    std::vector<int> taken(core_map.places(), 0);
     std::vector<std::vector<int>> sitting;
     for (int turn = 0; turn < 60; ++turn) {
       const int threads = 1 + static_cast<int>(random() % static_cast<unsigned>(cores));
       const Affinity affinity = static_cast<Affinity>(random() % 3);
       if (affinity == Affinity::smt ? core_map.has_second(threads) : core_map.has_own(threads)) {
         std::vector<int> places = places_for(core_map, threads, affinity);
-        ASSERT_EQ(places.size(), static_cast<size_t>(threads));
-        for (int place : places) ASSERT_EQ(taken[static_cast<size_t>(place)]++, 0);
+        ASSERT_EQ(std::ssize(places), threads);
+        for (int place : places) ASSERT_EQ(taken[place]++, 0);
         core_map.take(places);
         sitting.push_back(std::move(places));
       } else if (!sitting.empty()) {
-        for (int place : sitting.front()) --taken[static_cast<size_t>(place)];
+        for (int place : sitting.front()) --taken[place];
         core_map.leave(sitting.front());
         sitting.erase(sitting.begin());
       }

@@ -44,7 +44,7 @@ void draw(std::span<float> chunk, const Initializer& init, const RandomStream& s
   for (int64_t i = 0; i < count; ++i) {
     const double unit =
         init.kind == Initializer::Kind::normal ? stream.normal(first + i) : 2 * stream.uniform(first + i) - 1;
-    chunk[static_cast<size_t>(i)] = static_cast<float>(init.mean + init.scale * unit);
+    chunk[i] = static_cast<float>(init.mean + init.scale * unit);
   }
 }
 
@@ -86,8 +86,8 @@ void check_cores(const Plan& plan, const DeviceInfo& device) {
   throw Error(
       ErrorCode::invalid_input,
       fmt::format(
-          "the plan was made for {} cores with {} hardware threads each; this machine lets the process use {} with {}: plan "
-          "again here",
+          "the plan was made for {} cores with {} hardware threads each; this machine lets the process use {} with "
+          "{}: plan again here",
           cores.cores, cores.hardware_threads, device.cores.cores, threads_here));
 }
 
@@ -126,7 +126,7 @@ struct Executor::Impl {
     ready.kernels = make_kernels(graph, plan, device);
     ready.bindings = make_bindings(graph, plan, *memory.arena, ready.kernels);
     for (StepIndex s = 0; s < static_cast<StepIndex>(ready.steps()); ++s) {
-      if (ready.kernels[place(s)]) bind(*ready.kernels[place(s)], ready.bindings.steps[s]);
+      if (ready.kernels[s]) bind(*ready.kernels[s], ready.bindings.steps[s]);
     }
     ready.boundaries = make_boundaries(plan);
     if (options.record_times) {
@@ -176,7 +176,7 @@ void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elem
   const int64_t count = static_cast<int64_t>(elements.size()) / size;
   if (impl_->ready.device.host_addressable()) {
     if (first == 0 && tensor.bytes().count != element_count(tensor.shape) * size) {
-      std::memset(storage, 0, static_cast<size_t>(tensor.bytes().count));  // the padding
+      std::memset(storage, 0, tensor.bytes().count);  // the padding
     }
     scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), storage);
     return;
@@ -185,7 +185,7 @@ void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elem
     impl_->ready.device.write(storage + first * size, elements);
     return;
   }
-  std::vector<std::byte> whole(static_cast<size_t>(tensor.bytes().count));
+  std::vector<std::byte> whole(tensor.bytes().count);
   if (first != 0) impl_->ready.device.read(whole, storage);
   scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), whole.data());
   impl_->ready.device.write(storage, whole);
@@ -206,7 +206,7 @@ void Executor::read(TensorId id, int64_t first, std::span<std::byte> elements) c
     impl_->ready.device.read(elements, storage + first * size);
     return;
   }
-  std::vector<std::byte> whole(static_cast<size_t>(tensor.bytes().count));
+  std::vector<std::byte> whole(tensor.bytes().count);
   impl_->ready.device.read(whole, storage);
   gather_elements(tensor.shape, tensor.layout, size, first, count, whole.data(), elements.data());
 }
@@ -224,7 +224,7 @@ void Executor::initialize(uint64_t seed) {
     const int64_t count = element_count(tensor.shape);
     const int64_t before = tensor.block.is_block() ? tensor.block.first * (count / tensor.shape[0]) : 0;
     for (int64_t first = 0; first < count; first += kChunkElements) {
-      chunk.resize(static_cast<size_t>(std::min(kChunkElements, count - first)));
+      chunk.resize(std::min(kChunkElements, count - first));
       draw(chunk, tensor.init, stream, before + first);
       write(state.before, first, std::as_bytes(std::span(chunk)));
     }

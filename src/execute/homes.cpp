@@ -19,22 +19,21 @@ auto naming(const Tensor& tensor, const Action& action) {
 
 Homes::Homes(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers) : graph_(graph) {
   if (plan.homes.empty()) return;
-  homes_.resize(static_cast<size_t>(graph.tensor_count()));
+  homes_.resize(graph.tensor_count());
   channels_.resize(tiers.size());
   for (const Home& home : plan.homes) {
-    const size_t tier = static_cast<size_t>(home.tier);
+    const size_t tier = home.tier;
     if (!channels_[tier]) channels_[tier] = tiers[tier]->open_channel();
-    homes_[static_cast<size_t>(home.tensor.index)] = {&tiers[tier]->slot(home.slot, graph.tensor(home.tensor).bytes()),
-                                                      channels_[tier].get()};
+    homes_[home.tensor] = {&tiers[tier]->slot(home.slot, graph.tensor(home.tensor).bytes()), channels_[tier].get()};
   }
   for (const State& state : graph.states) {
-    homes_[static_cast<size_t>(state.after.index)] = homes_[static_cast<size_t>(state.before.index)];
+    homes_[state.after] = homes_[state.before];
   }
 }
 
 void Homes::write(TensorId id, int64_t size, int64_t first, std::span<const std::byte> elements) {
   const Tensor& tensor = graph_.tensor(id);
-  const Place& home = homes_[static_cast<size_t>(id.index)];
+  const Place& home = homes_[id];
   naming(tensor, [&] {
     if (tensor.layout.is_plain()) {
       flush();
@@ -51,7 +50,7 @@ void Homes::write(TensorId id, int64_t size, int64_t first, std::span<const std:
 
 void Homes::read(TensorId id, int64_t size, int64_t first, std::span<std::byte> elements) {
   const Tensor& tensor = graph_.tensor(id);
-  const Place& home = homes_[static_cast<size_t>(id.index)];
+  const Place& home = homes_[id];
   naming(tensor, [&] {
     if (tensor.layout.is_plain()) {
       flush();
@@ -68,8 +67,8 @@ void Homes::read(TensorId id, int64_t size, int64_t first, std::span<std::byte> 
 void Homes::hold(TensorId id) {
   if (held_ == id) return;
   flush();
-  const Place& home = homes_[static_cast<size_t>(id.index)];
-  storage_.assign(static_cast<size_t>(graph_.tensor(id).bytes().count), std::byte{0});  // padding is zero
+  const Place& home = homes_[id];
+  storage_.assign(graph_.tensor(id).bytes().count, std::byte{0});  // padding is zero
   bool written = false;
   for (const uint8_t known : home.slot->known) written = written || known != 0;
   if (written) home.channel->read(*home.slot, storage_.data());
@@ -78,7 +77,7 @@ void Homes::hold(TensorId id) {
 
 void Homes::flush() {
   if (!held_.valid()) return;
-  const Place& home = homes_[static_cast<size_t>(held_.index)];
+  const Place& home = homes_[held_];
   if (changed_) home.channel->write(*home.slot, storage_.data());
   held_ = {};
   changed_ = false;

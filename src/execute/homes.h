@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/by_id.h"
 #include "device/tier/tier.h"
 #include "plimsoll/plan.h"
 
@@ -14,9 +15,7 @@ class Homes {
  public:
   Homes(const Graph& graph, const Plan& plan, std::span<const std::shared_ptr<Tier>> tiers);
   // Whether the tensor, or for a state's new value the state, has a home.
-  bool has(TensorId tensor) const {
-    return !homes_.empty() && homes_[static_cast<size_t>(tensor.index)].slot != nullptr;
-  }
+  bool has(TensorId tensor) const { return !homes_.empty() && homes_[tensor].slot != nullptr; }
   // Row-major elements from number `first` on; element_bytes of each.
   void write(TensorId tensor, int64_t element_bytes, int64_t first, std::span<const std::byte> elements);
   void read(TensorId tensor, int64_t element_bytes, int64_t first, std::span<std::byte> elements);
@@ -33,7 +32,7 @@ class Homes {
 
   const Graph& graph_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by tier
-  std::vector<Place> homes_;                        // by tensor
+  ById<TensorId, Place> homes_;
   TensorId held_;
   bool changed_ = false;
   std::vector<std::byte> storage_;

@@ -76,7 +76,7 @@ Range MemoryCheck::range(const Region& region) const {
 }
 
 void MemoryCheck::fill(std::span<const Range> ranges) const {
-  for (const auto& [begin, end] : ranges) std::memset(bindings_.arena + begin, kPoison, place(end - begin));
+  for (const auto& [begin, end] : ranges) std::memset(bindings_.arena + begin, kPoison, end - begin);
 }
 
 void MemoryCheck::begin() {
@@ -88,13 +88,13 @@ void MemoryCheck::remember() { copy_.assign(bindings_.arena, bindings_.arena + p
 
 void MemoryCheck::fill_dying(StepIndex step) {
   fill(dying_[step]);
-  for (const auto& [begin, end] : dying_[step]) std::memset(copy_.data() + begin, kPoison, place(end - begin));
+  for (const auto& [begin, end] : dying_[step]) std::memset(copy_.data() + begin, kPoison, end - begin);
 }
 
-void MemoryCheck::arriving(int32_t move) { arriving_.push_back(range(bindings_.copies[place(move)])); }
+void MemoryCheck::arriving(int32_t move) { arriving_.push_back(range(bindings_.copies[move])); }
 
 void MemoryCheck::arrived(int32_t move) {
-  const Range bytes = range(bindings_.copies[place(move)]);
+  const Range bytes = range(bindings_.copies[move]);
   std::erase(arriving_, bytes);
   std::copy(bindings_.arena + bytes.first, bindings_.arena + bytes.second, copy_.data() + bytes.first);
 }
@@ -117,8 +117,8 @@ void MemoryCheck::expect_outputs(StepIndex step) const {
     throw Error(
         ErrorCode::internal,
         fmt::format(
-            "{} leaves what lies in free bytes in bytes [{}, {}) of the arena, which are those of '{}': it reads bytes that "
-            "it was not given, or does not write all of its output",
+            "{} leaves what lies in free bytes in bytes [{}, {}) of the arena, which are those of '{}': it reads "
+            "bytes that it was not given, or does not write all of its output",
             who(step), at, at + 4, graph_.tensor(output.tensor).name));
   }
 }
@@ -129,7 +129,7 @@ void MemoryCheck::expect_others_unchanged(StepIndex step) {
   for (const Region& output : binding.outputs) own.push_back(range(output));
   own.push_back(range(binding.workspace));
   for (const auto& [begin, end] : without({{0, plan_.arena.count}}, united(own))) {
-    if (std::memcmp(bindings_.arena + begin, copy_.data() + begin, place(end - begin)) != 0)
+    if (std::memcmp(bindings_.arena + begin, copy_.data() + begin, end - begin) != 0)
       tell_stray_write(begin, end, step);
   }
   auto keep = [&](const Region& region) {
@@ -159,7 +159,7 @@ void MemoryCheck::expect_free_at_end() const {
 }
 
 void MemoryCheck::tell_stray_write(int64_t begin, int64_t end, StepIndex step) const {
-  auto differs = [&](int64_t at) { return bindings_.arena[at] != copy_[place(at)]; };
+  auto differs = [&](int64_t at) { return bindings_.arena[at] != copy_[at]; };
   int64_t first = begin;
   while (!differs(first)) ++first;
   int64_t last = first + 1;  // up to here bytes of one owner differ
@@ -178,14 +178,14 @@ int64_t MemoryCheck::find_poison(const Region& region) const {
   const int64_t size = dtype == DType::f32 ? 4 : 8;
   for (int64_t i = 0; i + size <= region.bytes.count; i += size) {
     uint64_t bits = std::numeric_limits<uint64_t>::max();
-    std::memcpy(&bits, region.at + i, place(size));
+    std::memcpy(&bits, region.at + i, size);
     if (bits == std::numeric_limits<uint64_t>::max()) return range(region).first + i;
   }
   return -1;
 }
 
 std::string MemoryCheck::who(StepIndex step) const {
-  const Step& s = plan_.steps[place(step)];
+  const Step& s = plan_.steps[step];
   return fmt::format("step {} ('{}', kernel '{}')", step, graph_.op(s.op).name, s.kernel);
 }
 

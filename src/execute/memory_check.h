@@ -5,7 +5,7 @@
 //   between two steps        what the last one was the last to use is filled
 //   before a kernel          no input may hold such a NaN: somebody filled it, or nobody wrote it
 //   after a kernel           no output may: the kernel read free bytes, or left some of its output out
-//   after a kernel           every byte of the arena that is not the kernel's to write is what it was (one step after another)
+//   after a kernel           every byte of the arena that is not the kernel's to write is what it was (serial driver)
 //   after a training step    what is free then is still filled (steps side by side)
 //
 // The NaN has all bits set, which no arithmetic makes of numbers. So a training that diverges is not taken for a wrong

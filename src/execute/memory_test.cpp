@@ -168,15 +168,15 @@ TEST(MeasuredPeak, DiffersWhereAnOpIsBoundElsewhere) {
 class MemoryChecks : public testing::Test {
  protected:
   // An op in the middle of the forward pass, and where its output lies.
-  const Op& op() const { return graph().op(plan().steps[place(step())].op); }
+  const Op& op() const { return graph().op(plan().steps[step()].op); }
   StepIndex step() const {
     for (StepIndex s = 2; s < static_cast<StepIndex>(plan().steps.size()); ++s) {
-      if (!graph().op(plan().steps[place(s)].op).type->is_view && stay_of_output(s).bytes > 256_B) return s;
+      if (!graph().op(plan().steps[s].op).type->is_view && stay_of_output(s).bytes > 256_B) return s;
     }
     return 0;
   }
   const Stay& stay_of_output(StepIndex s) const {
-    const TensorId output = graph().op(plan().steps[place(s)].op).outputs[0];
+    const TensorId output = graph().op(plan().steps[s].op).outputs[0];
     return *std::find_if(plan().stays.begin(), plan().stays.end(),
                          [&](const Stay& stay) { return stay.tensor == output; });
   }
@@ -227,7 +227,7 @@ TEST_F(MemoryChecks, TellWhoseBytesAKernelOverwrites) {
 
 TEST_F(MemoryChecks, FindAKernelThatReadsFreeBytes) {
   // Some bytes that no stay has while the op runs.
-  std::vector<bool> taken(place(plan().arena.count));
+  std::vector<bool> taken(plan().arena.count);
   for (const Stay& stay : plan().stays) {
     if (stay.first <= step() && step() <= stay.last)
       std::fill_n(taken.begin() + stay.offset.count, stay.bytes.count, true);

@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 
+#include "base/by_id.h"
 #include "device/tier/fault.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
@@ -51,14 +52,14 @@ class Mover {
     if (edit.tiers > 1) plan_.tiers.push_back({.tier = {.name = "disk", .capacity = 256_MiB}, .used = {}});
     bottoms_.resize(plan_.tiers.size());
     steps_ = static_cast<StepIndex>(plan_.steps.size());
-    uses_.resize(static_cast<size_t>(graph.tensor_count()));
+    uses_.resize(graph.tensor_count());
     views_.resize(uses_.size());
     for (StepIndex s = 0; s < steps_; ++s) {
-      const Op& op = graph.op(plan_.steps[static_cast<size_t>(s)].op);
+      const Op& op = graph.op(plan_.steps[s].op);
       for (const auto* list : {&op.inputs, &op.outputs}) {
         for (TensorId id : *list) {
-          uses_[static_cast<size_t>(id.index)].push_back(s);
-          if (op.type->is_view) views_[static_cast<size_t>(id.index)] = true;
+          uses_[id].push_back(s);
+          if (op.type->is_view) views_[id] = true;
         }
       }
     }
@@ -68,7 +69,7 @@ class Mover {
     const std::vector<Stay> stays = std::move(plan_.stays);
     plan_.stays.clear();
     for (const Stay& stay : stays) {
-      if (stay.is_workspace() || views_[static_cast<size_t>(stay.tensor.index)] || stay.bytes < 256_B) {
+      if (stay.is_workspace() || views_[stay.tensor] || stay.bytes < 256_B) {
         plan_.stays.push_back(stay);
         continue;
       }
@@ -104,7 +105,7 @@ class Mover {
 
   // Between two uses.
   void split(Stay stay) {
-    const std::vector<StepIndex>& uses = uses_[static_cast<size_t>(stay.tensor.index)];
+    const std::vector<StepIndex>& uses = uses_[stay.tensor];
     for (size_t i = 0; i + 1 < uses.size(); ++i) {
       const StepIndex from = uses[i], to = uses[i + 1];
       const StepIndex gone = from + 1 + edit_.slack,
@@ -125,7 +126,7 @@ class Mover {
   void arrive(Stay stay) {
     const auto [tier, slot] = take_slot(stay.tensor);
     plan_.homes.push_back({stay.tensor, tier, slot});
-    const StepIndex use = uses_[static_cast<size_t>(stay.tensor.index)].front();
+    const StepIndex use = uses_[stay.tensor].front();
     stay.first = std::max<StepIndex>(0, use - edit_.slack);
     plan_.moves.push_back({Move::Direction::in, stay.tensor, tier, slot, stay.first - 1, use});
     if (is_state(stay.tensor)) {
@@ -148,7 +149,7 @@ class Mover {
 
   std::pair<int, Bytes> take_slot(TensorId tensor) {
     const int tier = static_cast<int>(taken_++ % bottoms_.size());
-    Bytes& bottom = bottoms_[static_cast<size_t>(tier)];
+    Bytes& bottom = bottoms_[tier];
     const Bytes slot = bottom;
     bottom = align_up(bottom + graph_.tensor(tensor).bytes(), kSlotAlignment);
     return {tier, slot};
@@ -160,14 +161,14 @@ class Mover {
   StepIndex steps_ = 0;
   size_t taken_ = 0;
   std::vector<Bytes> bottoms_;
-  std::vector<std::vector<StepIndex>> uses_;
-  std::vector<bool> views_;
+  ById<TensorId, std::vector<StepIndex>> uses_;
+  ById<TensorId, bool> views_;
 };
 
 std::vector<std::byte> states_of(const Executor& executor, const Graph& graph) {
   std::vector<std::byte> all;
   for (const State& state : graph.states) {
-    std::vector<std::byte> values(static_cast<size_t>(element_count(graph.tensor(state.before).shape)) * 4);
+    std::vector<std::byte> values(element_count(graph.tensor(state.before).shape) * 4);
     executor.read(state.before, values);
     all.insert(all.end(), values.begin(), values.end());
   }
@@ -245,12 +246,11 @@ TEST(Copies, RecordWhenEachCopyRan) {
     const Move& move = plan.moves[i];
     const StepRecord& copy = executor.copies()[i];
     EXPECT_LE(copy.start_ms, copy.end_ms);
-    if (move.after >= 0 && !plan.steps[static_cast<size_t>(move.after)].kernel.empty()) {
-      EXPECT_GE(copy.start_ms, executor.records()[static_cast<size_t>(move.after)].end_ms);
+    if (move.after >= 0 && !plan.steps[move.after].kernel.empty()) {
+      EXPECT_GE(copy.start_ms, executor.records()[move.after].end_ms);
     }
-    if (static_cast<size_t>(move.before) < plan.steps.size() &&
-        !plan.steps[static_cast<size_t>(move.before)].kernel.empty()) {
-      EXPECT_LE(copy.end_ms, executor.records()[static_cast<size_t>(move.before)].start_ms);
+    if (move.before < std::ssize(plan.steps) && !plan.steps[move.before].kernel.empty()) {
+      EXPECT_LE(copy.end_ms, executor.records()[move.before].start_ms);
     }
   }
 }
@@ -337,8 +337,7 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
         const bool keeps_inputs = std::none_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
           const auto& states = type.state_outputs;
           return std::find(states.begin(), states.end(), p.output) == states.end() &&
-                 offset_of(op.inputs[static_cast<size_t>(p.input)]) ==
-                     offset_of(op.outputs[static_cast<size_t>(p.output)]);
+                 offset_of(op.inputs[p.input]) == offset_of(op.outputs[p.output]);
         });
         if (!type.is_view && !type.changes_state && keeps_inputs) {
           plan.steps.push_back(step);
@@ -349,8 +348,8 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
       std::vector<Stay> stays;
       for (Stay stay : plan.stays) {
         const StepIndex first = stay.first, last = stay.last;
-        stay.first = starts[static_cast<size_t>(first)];
-        stay.last = ends[static_cast<size_t>(last)];
+        stay.first = starts[first];
+        stay.last = ends[last];
         stays.push_back(stay);
       }
       // Workspaces are stays of one step; a state's place passes to its new value in the op's first run.
@@ -359,15 +358,14 @@ TEST(Recomputation, GivesTheSameWeightsAndLeavesStatesAlone) {
         const Stay& old = plan.stays[i];
         Stay stay = stays[i];
         if (stay.is_workspace()) {
-          for (StepIndex s = starts[static_cast<size_t>(old.first)]; s <= ends[static_cast<size_t>(old.first)]; ++s) {
+          for (StepIndex s = starts[old.first]; s <= ends[old.first]; ++s) {
             stay.first = stay.last = s;
             fixed.push_back(stay);
           }
           continue;
         }
         for (const State& state : graph.states) {
-          if (state.before == stay.tensor && state.after != stay.tensor)
-            stay.last = starts[static_cast<size_t>(old.last)];
+          if (state.before == stay.tensor && state.after != stay.tensor) stay.last = starts[old.last];
         }
         fixed.push_back(stay);
       }

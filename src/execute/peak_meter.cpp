@@ -43,7 +43,7 @@ class ValueFinder {
     int64_t fresh = begin;  // up to here there are pieces that the node goes on using
     for (auto it = pieces_.lower_bound(begin); it != pieces_.end() && it->first < end;) {
       const int64_t at = it->first, next = it->second.end;
-      if (uses(values_[place(it->second.value)], node)) {
+      if (uses(values_[it->second.value], node)) {
         add(fresh, at, {node}, false);
         fresh = next;
         ++it;
@@ -64,7 +64,7 @@ class ValueFinder {
       split(begin);
       split(end);
       for (auto it = pieces_.lower_bound(begin); it != pieces_.end() && it->first < end; ++it) {
-        values_[place(it->second.value)].to_end = true;
+        values_[it->second.value].to_end = true;
       }
     }
     return std::move(values_);
@@ -103,9 +103,9 @@ class ValueFinder {
     if (it == pieces_.begin()) return;
     --it;
     if (it->first == at || it->second.end <= at) return;
-    Value tail = values_[place(it->second.value)];
+    Value tail = values_[it->second.value];
     tail.bytes = it->second.end - at;
-    values_[place(it->second.value)].bytes = at - it->first;
+    values_[it->second.value].bytes = at - it->first;
     pieces_[at] = {it->second.end, static_cast<int32_t>(values_.size())};
     it->second.end = at;
     values_.push_back(std::move(tail));
@@ -116,7 +116,7 @@ class ValueFinder {
     split(region);
     const auto [begin, end] = range(region);
     for (auto it = pieces_.lower_bound(begin); it != pieces_.end() && it->first < end; ++it) {
-      action(values_[place(it->second.value)]);
+      action(values_[it->second.value]);
     }
   }
 
@@ -148,7 +148,7 @@ PeakMeter::PeakMeter(const Bindings& bindings, const Plan& plan, std::span<const
   for (const int32_t node : order) {
     if (node < steps) {
       finder.visit(node, bindings.steps[node]);
-    } else if (const size_t move = place(node - steps); is_out(plan.moves[move])) {
+    } else if (const size_t move = node - steps; is_out(plan.moves[move])) {
       finder.read(node, bindings.copies[move]);
     } else {
       finder.write(node, bindings.copies[move]);
@@ -159,7 +159,7 @@ PeakMeter::PeakMeter(const Bindings& bindings, const Plan& plan, std::span<const
   std::vector<std::vector<int32_t>> of_node(plan.steps.size() + plan.moves.size());
   for (const ValueFinder::Value& value : finder.finish()) {
     const int32_t number = static_cast<int32_t>(places_.size());
-    for (const int32_t node : value.users) of_node[place(node)].push_back(number);
+    for (const int32_t node : value.users) of_node[node].push_back(number);
     places_.push_back({value.bytes, static_cast<int32_t>(value.users.size()) + value.to_end, value.from_start});
   }
   for (const std::vector<int32_t>& list : of_node) {
@@ -185,22 +185,21 @@ void PeakMeter::begin() {
 
 void PeakMeter::start(int32_t node) {
   for (const int32_t i : places_of(node)) {
-    if (in_use_[place(i)] != 0) continue;
-    in_use_[place(i)] = 1;
-    bytes_ += places_[place(i)].bytes;
+    if (in_use_[i] != 0) continue;
+    in_use_[i] = 1;
+    bytes_ += places_[i].bytes;
   }
   peak_ = std::max(peak_, bytes_);
 }
 
 void PeakMeter::end(int32_t node) {
   for (const int32_t i : places_of(node)) {
-    if (--users_left_[place(i)] == 0) bytes_ -= places_[place(i)].bytes;
+    if (--users_left_[i] == 0) bytes_ -= places_[i].bytes;
   }
 }
 
 std::span<const int32_t> PeakMeter::places_of(int32_t node) const {
-  const size_t first = place(first_[place(node)]);
-  return std::span(all_).subspan(first, place(first_[place(node) + 1]) - first);
+  return std::span(all_).subspan(first_[node], first_[node + 1] - first_[node]);
 }
 
 std::vector<int32_t> nodes_in_order(const Plan& plan) {

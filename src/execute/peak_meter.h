@@ -2,12 +2,12 @@
 // and from when each of them began and ended. Nothing here reads a stay: what a plan predicts is compared with what was
 // done.
 //
-//   A byte is in use from the moment when the access begins that writes a value there, to the moment when the last access that
-//   reads this value ends. A value that an access reads and replaces in its place stays in use through it.
-//   - The accesses are kernels (inputs, outputs, workspace) and copies. Where the driver waits for copies, a copy ends when the driver
-//     has waited for it: until then the bytes are the copy's.
-//   - What comes from outside is in use from the beginning of the training step to its last reader, and what is left for the
-//     outside, or read by the next training step before anybody writes it, to the end.
+//   A byte is in use from the moment when the access begins that writes a value there, to the moment when the last
+//   access that reads this value ends. A value that an access reads and replaces in its place stays in use through it.
+//   - The accesses are kernels (inputs, outputs, workspace) and copies. Where the driver waits for copies, a copy ends
+//     when the driver has waited for it: until then the bytes are the copy's.
+//   - What comes from outside is in use from the beginning of the training step to its last reader. What is left for
+//     the outside, or read by the next training step before anybody writes it, is in use to the end.
 //   - Bytes count as they are bound, rounded up to kStayAlignment.
 //
 //   step        0        1        2        3

@@ -61,9 +61,7 @@ class QueuedDriver final : public Driver {
   bool capture();
   void forget_sums();
   void keep_times();
-  int32_t move_of(const CopyRange& range, int32_t k) const {
-    return ready_.boundaries.routes[place(range.route)].moves[place(k)];
-  }
+  int32_t move_of(const CopyRange& range, int32_t k) const { return ready_.boundaries.routes[range.route].moves[k]; }
 
   ReadyPlan& ready_;
   std::optional<MemoryCheck> check_;
@@ -88,19 +86,19 @@ QueuedDriver::QueuedDriver(ReadyPlan& ready, std::unique_ptr<Queues> queues)
 void QueuedDriver::make_lane(const CopyRoute& route) {
   const Plan& plan = ready_.plan;
   const bool timed = !ready_.copy_records.empty();
-  const std::shared_ptr<Tier>& tier = ready_.tiers[place(route.tier)];
+  const std::shared_ptr<Tier>& tier = ready_.tiers[route.tier];
   const std::span<std::byte> memory = tier->memory();
   Lane lane;
   std::vector<Copy> copies;
   for (const int32_t i : route.moves) {
-    const Region& region = ready_.bindings.copies[place(i)];
-    Slot& slot = tier->slot(plan.moves[place(i)].slot, region.bytes);
+    const Region& region = ready_.bindings.copies[i];
+    Slot& slot = tier->slot(plan.moves[i].slot, region.bytes);
     if (memory.empty()) {
       copies.push_back({.slot = &slot,
                         .at = region.at,
-                        .out = is_out(plan.moves[place(i)]),
+                        .out = is_out(plan.moves[i]),
                         .move = i,
-                        .record = timed ? &ready_.copy_records[place(i)] : nullptr});
+                        .record = timed ? &ready_.copy_records[i] : nullptr});
     } else {
       lane.transfers.push_back({.slot = &slot,
                                 .host = memory.data() + slot.offset,
@@ -239,7 +237,7 @@ void QueuedDriver::ask_step(size_t step, bool timed, std::vector<KernelRefused>*
 void QueuedDriver::pass(const Pass& pass, Queue queue, Queues::Mark ready, bool timed) {
   if (!pass.starts.empty()) {
     queues_->mark(Queue::compute, ready);
-    const auto is_engine = [&](const CopyRange& range) { return lanes_[place(range.route)].engine != nullptr; };
+    const auto is_engine = [&](const CopyRange& range) { return lanes_[range.route].engine != nullptr; };
     const bool engines = std::any_of(pass.starts.begin(), pass.starts.end(), is_engine);
     if (!std::all_of(pass.starts.begin(), pass.starts.end(), is_engine)) queues_->wait(queue, ready);
     for (const CopyRange& range : pass.starts) {
@@ -248,7 +246,7 @@ void QueuedDriver::pass(const Pass& pass, Queue queue, Queues::Mark ready, bool 
     }
     if (engines) queues_->synchronize(ready);  // the host copies what the device has computed
     for (const CopyRange& range : pass.starts) {
-      if (is_engine(range)) lanes_[place(range.route)].engine->release(range.end);
+      if (is_engine(range)) lanes_[range.route].engine->release(range.end);
     }
   }
   for (const CopyRange& range : pass.waits) wait(range);
@@ -256,9 +254,9 @@ void QueuedDriver::pass(const Pass& pass, Queue queue, Queues::Mark ready, bool 
 
 void QueuedDriver::transfer(const CopyRange& range, Queue queue, bool timed) {
   for (int32_t k = range.first; k < range.end; ++k) {
-    const Transfer& t = lanes_[place(range.route)].transfers[place(k)];
-    const Region& region = ready_.bindings.copies[place(move_of(range, k))];
-    const size_t bytes = place(region.bytes.count);
+    const Transfer& t = lanes_[range.route].transfers[k];
+    const Region& region = ready_.bindings.copies[move_of(range, k)];
+    const size_t bytes = region.bytes.count;
     if (timed && t.begin >= 0) queues_->mark(queue, t.begin);
     if (queue == Queue::out) {
       queues_->copy_out(t.host, region.at, bytes);
@@ -271,9 +269,9 @@ void QueuedDriver::transfer(const CopyRange& range, Queue queue, bool timed) {
 }
 
 void QueuedDriver::wait(const CopyRange& range) {
-  const Lane& lane = lanes_[place(range.route)];
+  const Lane& lane = lanes_[range.route];
   if (!lane.engine) {
-    queues_->wait(Queue::compute, lane.transfers[place(range.end) - 1].done);
+    queues_->wait(Queue::compute, lane.transfers[range.end - 1].done);
   } else {
     lane.engine->wait(range.end);
     if (const std::exception_ptr failure = lane.engine->failure()) std::rethrow_exception(failure);
@@ -291,7 +289,7 @@ void QueuedDriver::measure(const CopyRange& range, bool starts) {
 
 void QueuedDriver::fill(std::span<const MemoryCheck::Range> ranges) {
   for (const auto& [begin, end] : ranges)
-    queues_->fill(Queue::compute, ready_.bindings.arena + begin, kPoison, place(end - begin));
+    queues_->fill(Queue::compute, ready_.bindings.arena + begin, kPoison, end - begin);
 }
 
 void QueuedDriver::keep_times() {
@@ -304,8 +302,8 @@ void QueuedDriver::keep_times() {
   for (size_t r = 0; r < lanes_.size(); ++r) {
     for (size_t k = 0; k < lanes_[r].transfers.size(); ++k) {
       const Transfer& t = lanes_[r].transfers[k];
-      ready_.copy_records[place(ready_.boundaries.routes[r].moves[k])] = {queues_->ms_between(start_, t.begin),
-                                                                          queues_->ms_between(start_, t.done)};
+      ready_.copy_records[ready_.boundaries.routes[r].moves[k]] = {queues_->ms_between(start_, t.begin),
+                                                                   queues_->ms_between(start_, t.done)};
     }
   }
 }

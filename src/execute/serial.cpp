@@ -43,7 +43,7 @@ class SerialDriver final : public Driver {
     for (const CopyRange& range : pass.starts) {
       for_each_move(range, [&](int32_t move) {
         if (measuring_) meter_.start(node_of(move));
-        if (check_ && !is_out(ready_.plan.moves[place(move)])) check_->arriving(move);
+        if (check_ && !is_out(ready_.plan.moves[move])) check_->arriving(move);
       });
       engines_.start(range);
     }
@@ -51,7 +51,7 @@ class SerialDriver final : public Driver {
       engines_.wait(range);
       for_each_move(range, [&](int32_t move) {
         if (measuring_) meter_.end(node_of(move));
-        if (check_ && !is_out(ready_.plan.moves[place(move)])) check_->arrived(move);
+        if (check_ && !is_out(ready_.plan.moves[move])) check_->arrived(move);
       });
     }
   }
@@ -59,8 +59,8 @@ class SerialDriver final : public Driver {
   template <class Action>
   void for_each_move(const CopyRange& range, const Action& action) {
     if (!measuring_ && !check_) return;
-    const std::vector<int32_t>& moves = ready_.boundaries.routes[place(range.route)].moves;
-    for (int32_t k = range.first; k < range.end; ++k) action(moves[place(k)]);
+    const std::vector<int32_t>& moves = ready_.boundaries.routes[range.route].moves;
+    for (int32_t k = range.first; k < range.end; ++k) action(moves[k]);
   }
   int32_t node_of(int32_t move) const { return static_cast<int32_t>(ready_.steps()) + move; }
 

@@ -29,7 +29,7 @@ void pause() {
 void pin_thread(int id, std::span<const int> processors) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  for (int processor : processors) CPU_SET(static_cast<size_t>(processor), &set);
+  for (int processor : processors) CPU_SET(processor, &set);
   sched_setaffinity(id, sizeof(set), &set);
 }
 
@@ -43,7 +43,7 @@ Teams::Teams(std::span<const Shape> shapes, std::vector<int> processors, std::fu
     auto worker = std::make_unique<Worker>();
     worker->threads = shape.threads;
     worker->cores = shape.cores;
-    worker->ids.resize(static_cast<size_t>(shape.threads));
+    worker->ids.resize(shape.threads);
     workers_.push_back(std::move(worker));
   }
   const int needed =
@@ -116,7 +116,7 @@ void Teams::gather(Worker& worker) {
   if (worker.threads > 1) {
     omp_set_num_threads(worker.threads);
 #pragma omp parallel num_threads(worker.threads)
-    if (omp_get_thread_num() < worker.threads) worker.ids[static_cast<size_t>(omp_get_thread_num())] = own_id();
+    if (omp_get_thread_num() < worker.threads) worker.ids[omp_get_thread_num()] = own_id();
   }
   pin(worker);
 }
@@ -125,7 +125,7 @@ void Teams::gather(Worker& worker) {
 void Teams::pin(const Worker& worker) const {
   if (processors_.empty()) return;
   std::vector<int> all;
-  for (int core : worker.cores) all.push_back(processors_[static_cast<size_t>(core)]);
+  for (int core : worker.cores) all.push_back(processors_[core]);
   pin_thread(worker.ids[0], all);
   for (size_t i = 1; i < all.size() && i < worker.ids.size(); ++i) {
     if (worker.ids[i] != 0) pin_thread(worker.ids[i], {&all[i], 1});

@@ -48,8 +48,8 @@ class Teams {
     std::atomic<int32_t> task{kNothing};
     std::thread thread;
   };
-  Worker& at(int worker) { return *workers_[static_cast<size_t>(worker)]; }
-  const Worker& at(int worker) const { return *workers_[static_cast<size_t>(worker)]; }
+  Worker& at(int worker) { return *workers_[worker]; }
+  const Worker& at(int worker) const { return *workers_[worker]; }
 
   static void put(Worker& worker, int32_t task);
   static int32_t take(Worker& worker);

@@ -35,7 +35,7 @@ ParsedLayout parse(const Layout& layout, size_t rank) {
   for (; at < layout.tag.size() && std::isalpha(static_cast<unsigned char>(layout.tag[at])); ++at) {
     const char letter = layout.tag[at];
     const bool capital = letter >= 'A' && letter <= 'Z';
-    const size_t dim = static_cast<size_t>(letter - (capital ? 'A' : 'a'));
+    const size_t dim = letter - (capital ? 'A' : 'a');
     if (dim >= rank || seen[dim]) bad_tag(layout, rank);
     seen[dim] = true;
     blocked[dim] = capital;
@@ -49,7 +49,7 @@ ParsedLayout parse(const Layout& layout, size_t rank) {
       block = block * 10 + (layout.tag[at++] - '0');
     }
     if (block <= 0 || at >= layout.tag.size() || layout.tag[at] < 'a') bad_tag(layout, rank);
-    const size_t dim = static_cast<size_t>(layout.tag[at++] - 'a');
+    const size_t dim = layout.tag[at++] - 'a';
     if (dim >= rank || !blocked[dim]) bad_tag(layout, rank);
     has_block[dim] = true;
     parsed.inner_blocks.emplace_back(static_cast<int>(dim), block);
@@ -60,7 +60,7 @@ ParsedLayout parse(const Layout& layout, size_t rank) {
 
 std::vector<int64_t> blocks_of(const ParsedLayout& parsed, size_t rank) {
   std::vector<int64_t> blocks(rank, 1);
-  for (auto [dim, block] : parsed.inner_blocks) blocks[at(dim)] *= block;
+  for (auto [dim, block] : parsed.inner_blocks) blocks[dim] *= block;
   return blocks;
 }
 
@@ -70,20 +70,20 @@ std::vector<std::vector<int64_t>> offset_parts(const Shape& shape, const Layout&
   const ParsedLayout parsed = parse(layout, rank);
   const std::vector<int64_t> blocks = blocks_of(parsed, rank);
   std::vector<std::vector<int64_t>> part(rank);
-  for (size_t d = 0; d < rank; ++d) part[d].assign(static_cast<size_t>(shape[d]), 0);
+  for (size_t d = 0; d < rank; ++d) part[d].assign(shape[d], 0);
   int64_t stride = 1;
   std::vector<int64_t> inner_divisor(rank,
                                      1);  // coordinate / divisor % block is the coordinate inside the next block out
   for (size_t i = parsed.inner_blocks.size(); i-- > 0;) {
     const auto [dim, block] = parsed.inner_blocks[i];
-    const size_t d = static_cast<size_t>(dim);
-    for (int64_t x = 0; x < shape[d]; ++x) part[d][at(x)] += x / inner_divisor[d] % block * stride;
+    const size_t d = dim;
+    for (int64_t x = 0; x < shape[d]; ++x) part[d][x] += x / inner_divisor[d] % block * stride;
     inner_divisor[d] *= block;
     stride *= block;
   }
   for (size_t i = rank; i-- > 0;) {
-    const size_t d = static_cast<size_t>(parsed.order[i]);
-    for (int64_t x = 0; x < shape[d]; ++x) part[d][at(x)] += x / blocks[d] * stride;
+    const size_t d = parsed.order[i];
+    for (int64_t x = 0; x < shape[d]; ++x) part[d][x] += x / blocks[d] * stride;
     stride *= (shape[d] + blocks[d] - 1) / blocks[d];
   }
   return part;
@@ -97,15 +97,14 @@ void for_each_row_piece(const Shape& shape, const Layout& layout, int64_t first,
   const size_t last = shape.size() - 1;
   std::vector<int64_t> index(shape.size(), 0);
   for (int64_t rest = first, d = static_cast<int64_t>(last); d >= 0; --d) {
-    index[at(d)] = rest % shape[at(d)];
-    rest /= shape[at(d)];
+    index[d] = rest % shape[d];
+    rest /= shape[d];
   }
   for (int64_t done = 0; done < count;) {
     int64_t base = 0;
-    for (size_t d = 0; d < last; ++d) base += part[d][at(index[d])];
+    for (size_t d = 0; d < last; ++d) base += part[d][index[d]];
     const int64_t length = std::min(shape[last] - index[last], count - done);
-    body(done, base,
-         std::span<const int64_t>(part[last]).subspan(static_cast<size_t>(index[last]), static_cast<size_t>(length)));
+    body(done, base, std::span<const int64_t>(part[last]).subspan(index[last], length));
     done += length;
     index[last] = 0;
     for (size_t d = last; d-- > 0;) {
@@ -119,7 +118,7 @@ void copy_element(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes == 4) {
     std::memcpy(to, from, 4);
   } else {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
+    std::memcpy(to, from, bytes);
   }
 }
 
@@ -234,11 +233,11 @@ Bytes storage_bytes(const Shape& shape, DType dtype, const Layout& layout) {
 
 std::vector<int64_t> storage_offsets(const Shape& shape, const Layout& layout) {
   const auto part = offset_parts(shape, layout);
-  std::vector<int64_t> offsets(static_cast<size_t>(element_count(shape)), 0);
+  std::vector<int64_t> offsets(element_count(shape), 0);
   int64_t repeat = 1;  // elements in one run of equal coordinate d
   for (size_t d = shape.size(); d-- > 0;) {
     for (size_t e = 0; e < offsets.size(); ++e) {
-      offsets[e] += part[d][e / static_cast<size_t>(repeat) % static_cast<size_t>(shape[d])];
+      offsets[e] += part[d][e / repeat % shape[d]];
     }
     repeat *= shape[d];
   }
@@ -248,7 +247,7 @@ std::vector<int64_t> storage_offsets(const Shape& shape, const Layout& layout) {
 void scatter_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
                       const std::byte* from, std::byte* storage) {
   if (layout.is_plain()) {
-    std::memcpy(storage + first * element_bytes, from, static_cast<size_t>(count * element_bytes));
+    std::memcpy(storage + first * element_bytes, from, count * element_bytes);
     return;
   }
   for_each_row_piece(shape, layout, first, count, [&](int64_t done, int64_t base, std::span<const int64_t> parts) {
@@ -262,7 +261,7 @@ void scatter_elements(const Shape& shape, const Layout& layout, int64_t element_
 void gather_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
                      const std::byte* storage, std::byte* to) {
   if (layout.is_plain()) {
-    std::memcpy(to, storage + first * element_bytes, static_cast<size_t>(count * element_bytes));
+    std::memcpy(to, storage + first * element_bytes, count * element_bytes);
     return;
   }
   for_each_row_piece(shape, layout, first, count, [&](int64_t done, int64_t base, std::span<const int64_t> parts) {

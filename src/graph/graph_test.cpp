@@ -32,15 +32,14 @@ TEST(Layout, ScatterAndGatherAgreeWithTheOffsets) {
   for (const char* tag : {"", "abcd", "acdb", "aBcd16b", "ABcd16b16a"}) {
     const Layout layout{tag};
     const auto offsets = storage_offsets(shape, layout);
-    std::vector<float> rows(offsets.size()), storage(static_cast<size_t>(storage_elements(shape, layout)), 0), back(7);
+    std::vector<float> rows(offsets.size()), storage(storage_elements(shape, layout), 0), back(7);
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i + 1);
     for (int64_t first = 0; first < 600; first += 13) {  // in pieces that cut rows
       scatter_elements(shape, layout, 4, first, std::min<int64_t>(13, 600 - first),
                        reinterpret_cast<const std::byte*>(rows.data() + first),
                        reinterpret_cast<std::byte*>(storage.data()));
     }
-    for (size_t i = 0; i < rows.size(); ++i)
-      ASSERT_EQ(storage[static_cast<size_t>(offsets[i])], rows[i]) << tag << " " << i;
+    for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(storage[offsets[i]], rows[i]) << tag << " " << i;
     gather_elements(shape, layout, 4, 101, 7, reinterpret_cast<const std::byte*>(storage.data()),
                     reinterpret_cast<std::byte*>(back.data()));
     for (size_t i = 0; i < 7; ++i) EXPECT_EQ(back[i], rows[101 + i]);

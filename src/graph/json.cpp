@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "base/by_id.h"
 #include "base/json_reader.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/ops.h"
@@ -173,7 +172,7 @@ class GraphReader {
     const JsonReader outputs = r.member("outputs");
     op.outputs = ids(outputs);
     for (size_t i = 0; i < op.outputs.size(); ++i) {
-      OpId& producer = tensors_[at(op.outputs[i])].producer;
+      OpId& producer = tensors_[op.outputs[i].index].producer;
       if (producer.valid()) outputs.item(i).fail(fmt::format("'{}' is made by two ops", outputs.item(i).text()));
       producer = id;
     }
@@ -216,7 +215,7 @@ class GraphReader {
   static void check_shapes(const Graph& graph, const JsonReader& ops) {
     for (int32_t i = 0; i < graph.op_count(); ++i) {
       const Op& op = graph.op({i});
-      const JsonReader place = ops.item(static_cast<size_t>(i));
+      const JsonReader place = ops.item(i);
       std::vector<const Tensor*> inputs;
       for (TensorId id : op.inputs) inputs.push_back(&graph.tensor(id));
       std::vector<TensorSpec> specs;

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <limits>
 
-#include "base/by_id.h"
 #include "base/names.h"
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
@@ -79,8 +78,7 @@ std::vector<Entry> list_entries(const MicroBatchKernels& candidates, int64_t bat
 // The fastest ways to cover every number of samples with the kernels that came in so far, each as often as wanted.
 class Coverage {
  public:
-  Coverage(int64_t batch, double ms_a_part)
-      : batch_(batch), ms_a_part_(ms_a_part), scores_(static_cast<size_t>(batch) + 1) {
+  Coverage(int64_t batch, double ms_a_part) : batch_(batch), ms_a_part_(ms_a_part), scores_(batch + 1) {
     scores_[0] = {0, 0};
     last_.resize(scores_.size(), nullptr);
   }
@@ -92,7 +90,7 @@ class Coverage {
       return;
     }
     const double ms = kernel.time_ms + ms_a_part_;
-    const size_t step = static_cast<size_t>(kernel.batch);
+    const size_t step = kernel.batch;
     for (size_t n = step; n < scores_.size(); ++n) {
       const Score with{scores_[n - step].ms + ms, scores_[n - step].parts + 1};
       if (with < scores_[n]) scores_[n] = with, last_[n] = &kernel;
@@ -107,7 +105,7 @@ class Coverage {
     if (!(divided() < whole_score_)) {
       made.parts = {*whole_};
     } else {
-      for (int64_t left = batch_; left > 0; left -= made.parts.back().batch) made.parts.push_back(*last_[at(left)]);
+      for (int64_t left = batch_; left > 0; left -= made.parts.back().batch) made.parts.push_back(*last_[left]);
       std::stable_sort(made.parts.begin(), made.parts.end(), [](const MicroKernel& a, const MicroKernel& b) {
         return a.batch != b.batch ? a.batch > b.batch : a.kernel < b.kernel;
       });

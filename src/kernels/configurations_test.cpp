@@ -110,21 +110,20 @@ TEST(ParetoFront, KeepsWhatNoConfigurationBeats) {
 // The paper's DP over sets of configurations, as it is written: P(n) prunes the union over n' of D(n') + D(n - n').
 std::vector<std::pair<int64_t, double>> desirable_sets(const MicroBatchKernels& candidates, int64_t batch) {
   using Point = std::pair<int64_t, double>;
-  std::vector<std::vector<Point>> desirable(static_cast<size_t>(batch) + 1);
+  std::vector<std::vector<Point>> desirable(batch + 1);
   for (int64_t n = 1; n <= batch; ++n) {
     std::vector<Point> all;
     if (candidates.contains(n)) {
       for (const MicroKernel& k : candidates.at(n)) all.emplace_back(k.workspace.count, k.time_ms);
     }
     for (int64_t part = 1; part <= n / 2; ++part) {
-      for (const Point& a : desirable[static_cast<size_t>(part)]) {
-        for (const Point& b : desirable[static_cast<size_t>(n - part)])
-          all.emplace_back(std::max(a.first, b.first), a.second + b.second);
+      for (const Point& a : desirable[part]) {
+        for (const Point& b : desirable[n - part]) all.emplace_back(std::max(a.first, b.first), a.second + b.second);
       }
     }
     std::sort(all.begin(), all.end());
     for (const Point& p : all) {
-      auto& kept = desirable[static_cast<size_t>(n)];
+      auto& kept = desirable[n];
       if (kept.empty() || p.second < kept.back().second) kept.push_back(p);
     }
   }

@@ -45,11 +45,11 @@ TEST(ConvolutionFile, ErrorsNameLineAndColumn) {
   const std::string header(kHeader), row = "56,56,64,32,64,3,3,1,1,1,1\n";
   EXPECT_EQ(
       error_of(""),
-      "layers.csv, line 1: expected a header with the columns width, height, channels, batch, ..., but the file is empty");
-  EXPECT_EQ(
-      error_of("width,height,depth\n"),
-      "layers.csv, line 1, column 3: unknown column 'depth'; known: width, height, channels, batch, filters, kernel_width, kernel_height, pad_width, "
-      "pad_height, stride_width, stride_height");
+      "layers.csv, line 1: expected a header with the columns width, height, channels, batch, ..., but the file is "
+      "empty");
+  EXPECT_EQ(error_of("width,height,depth\n"),
+            "layers.csv, line 1, column 3: unknown column 'depth'; known: width, height, channels, batch, filters, "
+            "kernel_width, kernel_height, pad_width, pad_height, stride_width, stride_height");
   EXPECT_EQ(error_of("width,height,width\n"), "layers.csv, line 1, column 3: two columns 'width'");
   EXPECT_EQ(error_of("width,height,channels\n"), "layers.csv, line 1: no column 'batch'");
   EXPECT_EQ(error_of(header), "layers.csv, line 1: there is a header but no convolution");

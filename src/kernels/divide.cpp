@@ -1,12 +1,12 @@
 // WD: one configuration an op, least time, workspaces within a total. A multiple-choice knapsack, solved in three
 // stages:
 //
-//   time                     1. The relaxation, where an op may mix two configurations: hulls' edges by time saved per byte,
-//    | o                        until the total is used up. That prices a byte (lambda) and proves a lower bound.
-//    |  \                    2. A configuration whose price t + lambda * m is so far above its op's least that no choice with it
-//    |   o _    lambda          beats the best choice known is dropped; for most ops one is left.
-//    |    o  `-o             3. Ops with several left, the least decided first: lists of (workspace, time) that nothing
-//    +------------- bytes       beats, each entry kept only while its bound says that it may still win.
+//   time                 1. The relaxation, where an op may mix two configurations: hulls' edges by time saved per byte,
+//    | o                    until the total is used up. That prices a byte (lambda) and proves a lower bound.
+//    |  \                2. A configuration whose price t + lambda * m is so far above its op's least that no choice with
+//    |   o _    lambda      it beats the best choice known is dropped; for most ops one is left.
+//    |    o  `-o         3. Ops with several left, the least decided first: lists of (workspace, time) that nothing
+//    +------------- bytes   beats, each entry kept only while its bound says that it may still win.
 //
 // The bound of an entry, all later ops at their choice of stage 1: bytes left over save at most the best rate of the
 // later ops' larger configurations, bytes too many cost at least the least rate of their smaller ones.
@@ -15,7 +15,6 @@
 #include <limits>
 #include <numeric>
 
-#include "base/by_id.h"
 #include "plimsoll/kernels.h"
 
 namespace plimsoll {
@@ -54,7 +53,7 @@ struct Edge {
 
 void add_hull(const Items& items, int32_t of, std::vector<Edge>& edges, std::vector<int32_t>& hull) {
   const auto rate = [&](int32_t a, int32_t b) {
-    const Item &from = items[at(a)], &to = items[at(b)];
+    const Item &from = items[a], &to = items[b];
     return (from.ms - to.ms) / static_cast<double>(to.bytes - from.bytes);
   };
   hull.clear();
@@ -88,9 +87,9 @@ Relaxation relax(const std::vector<Items>& classes, int64_t total) {
   std::stable_sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.rate > b.rate; });
   size_t next = 0;
   for (; next < edges.size(); ++next) {
-    const Items& items = classes[at(edges[next].of)];
-    int32_t& chosen = relaxed.choice[at(edges[next].of)];
-    const Item &from = items[at(chosen)], &to = items[at(edges[next].to)];
+    const Items& items = classes[edges[next].of];
+    int32_t& chosen = relaxed.choice[edges[next].of];
+    const Item &from = items[chosen], &to = items[edges[next].to];
     if (relaxed.bytes + to.bytes - from.bytes > total) {
       relaxed.lambda = edges[next].rate;
       break;
@@ -114,15 +113,15 @@ struct PartChoice {
 PartChoice fill(const std::vector<Items>& classes, const Relaxation& relaxed, int64_t total) {
   PartChoice choice{relaxed.choice, relaxed.bytes, relaxed.ms};
   for (const Edge& edge : relaxed.left) {
-    const Items& items = classes[at(edge.of)];
-    int32_t& chosen = choice.item[at(edge.of)];
-    const int64_t room = items[at(chosen)].bytes + total - choice.bytes;
+    const Items& items = classes[edge.of];
+    int32_t& chosen = choice.item[edge.of];
+    const int64_t room = items[chosen].bytes + total - choice.bytes;
     const auto beyond = std::upper_bound(items.begin(), items.end(), room,
                                          [](int64_t bytes, const Item& item) { return bytes < item.bytes; });
     const int32_t best = static_cast<int32_t>(beyond - items.begin()) - 1;
     if (best <= chosen) continue;
-    choice.bytes += items[at(best)].bytes - items[at(chosen)].bytes;
-    choice.ms += items[at(best)].ms - items[at(chosen)].ms;
+    choice.bytes += items[best].bytes - items[chosen].bytes;
+    choice.ms += items[best].ms - items[chosen].ms;
     chosen = best;
   }
   return choice;
@@ -181,7 +180,7 @@ class DivisionSearch {
   void open_classes() {
     for (size_t k = 0; k < classes_.size(); ++k) {
       const Items& items = classes_[k];
-      const Item& base = items[at(relaxed_.choice[k])];
+      const Item& base = items[relaxed_.choice[k]];
       const double least = base.ms + relaxed_.lambda * static_cast<double>(base.bytes);
       Open open{.of = k};
       for (size_t i = 0; i < items.size(); ++i) {
@@ -281,7 +280,7 @@ class DivisionSearch {
                                          [](int64_t bytes, const Combination& entry) { return bytes < entry.bytes; });
     if (beyond == list.begin() || !((beyond - 1)->ms < best_.ms)) return;
     best_ = {relaxed_.choice, (beyond - 1)->bytes, (beyond - 1)->ms};
-    size_t at = static_cast<size_t>(beyond - 1 - list.begin());
+    size_t at = beyond - 1 - list.begin();
     for (size_t k = steps_.size(); k-- > 0;) {
       const Combination& entry = steps_[k][at];
       best_.item[open_[k].of] = entry.item;
@@ -317,7 +316,7 @@ std::optional<WorkspaceDivision> divide_workspace(std::span<const std::vector<Co
   search.run();
   WorkspaceDivision division{.exact = search.exact(), .lower_bound_ms = search.bound()};
   for (size_t k = 0; k < fronts.size(); ++k) {
-    division.chosen.push_back(classes[k][at(search.best().item[k])].index);
+    division.chosen.push_back(classes[k][search.best().item[k]].index);
     division.time_ms += fronts[k][division.chosen.back()].time_ms;
     division.workspace += fronts[k][division.chosen.back()].workspace;
   }

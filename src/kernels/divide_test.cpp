@@ -13,7 +13,7 @@ using Fronts = std::vector<std::vector<Configuration>>;
 
 std::vector<std::vector<Configuration>> wild_fronts(std::mt19937& random, int ops, int points, int64_t most_bytes,
                                                     int most_grains) {
-  Fronts fronts(static_cast<size_t>(ops));
+  Fronts fronts(ops);
   for (auto& front : fronts) {
     const int count = 1 + static_cast<int>(random() % static_cast<unsigned>(points));
     for (int i = 0; i < count; ++i) {
@@ -108,13 +108,12 @@ TEST(DivideWorkspace, IsExactWhereTimeAndWorkspaceGoTogether) {
 
 // Exact for whole bytes of any size: time by used bytes, all of them.
 double by_quanta(const Fronts& fronts, int64_t total) {
-  std::vector<double> best(static_cast<size_t>(total) + 1, 0);
+  std::vector<double> best(total + 1, 0);
   for (const auto& front : fronts) {
     std::vector<double> next(best.size(), INFINITY);
     for (const Configuration& c : front) {
       for (int64_t b = c.workspace.count; b <= total; ++b) {
-        next[static_cast<size_t>(b)] =
-            std::min(next[static_cast<size_t>(b)], best[static_cast<size_t>(b - c.workspace.count)] + c.time_ms);
+        next[b] = std::min(next[b], best[b - c.workspace.count] + c.time_ms);
       }
     }
     best = std::move(next);

@@ -3,7 +3,6 @@
 // them.
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "cost/signature.h"
 #include "device/divided.h"
 #include "kernels/layout_search.h"
@@ -87,7 +86,7 @@ bool is_settled(const KernelSpec& spec) {
 
 bool rows_lie_apart(const Op& op, const KernelSpec& spec) {
   auto all = [](const std::vector<int>& divided, const std::vector<Layout>& layouts) {
-    return std::all_of(divided.begin(), divided.end(), [&](int i) { return is_divisible(layouts[at(i)]); });
+    return std::all_of(divided.begin(), divided.end(), [&](int i) { return is_divisible(layouts[i]); });
   };
   return all(op.type->division.inputs, spec.inputs) && all(op.type->division.outputs, spec.outputs);
 }

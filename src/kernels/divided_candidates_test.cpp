@@ -75,7 +75,7 @@ CostTable measured(const Example& e, bool with_workspaces = true) {
 KernelChoice chosen(const Example& e, OpId id, const CostTable& table, LayoutOptions options) {
   Graph graph = e.graph;
   options.family = LayoutFamily::plain;
-  return choose_layouts(graph, TwoKernels(), table, options).kernels[static_cast<size_t>(id.index)];
+  return choose_layouts(graph, TwoKernels(), table, options).kernels[id.index];
 }
 
 TEST(DividedCandidates, ALimitOnWorkspaceDividesTheBatchAndKeepsTheFastKernel) {

@@ -171,7 +171,7 @@ class LayoutSearch {
   // What it will cost others that a state is laid out so: its other readers, and its gradient.
   double future_ms(TensorId id, const Layout& layout, OpId asking) {
     double total = 0;
-    for (OpId reader_id : readers_[at(id)]) {
+    for (OpId reader_id : readers_[id]) {
       if (reader_id == asking) continue;
       const Op& reader = graph_.op(reader_id);
       if (reader.type->changes_state) {
@@ -222,10 +222,10 @@ class LayoutSearch {
     if (std::optional<Layout> must = outside(id)) total += reorder_ms(id, layout, *must);
     const bool fixed = !can_reorder(graph_.tensor(id).dtype);
     double next[3] = {0, 0, 0};  // by phase, whose readers share a copy
-    for (OpId reader_id : readers_[at(id)]) {
+    for (OpId reader_id : readers_[id]) {
       const Op& reader = graph_.op(reader_id);
       if (!reader.type->changes_state && outputs_differ_) {
-        double& most = next[at(reader.phase)];
+        double& most = next[static_cast<size_t>(reader.phase)];
         most = std::max(most, reading_ms(reader_id, id, layout));
       }
       if (fixed && !has_kernel_for(reader_id, id, layout)) return kNever;
@@ -262,7 +262,7 @@ class LayoutSearch {
     if (!op.type->in_place) return true;
     for (const InPlace& pair : op.type->in_place(graph_, op)) {
       if (!pair.required) continue;
-      const size_t in = static_cast<size_t>(pair.input), out = static_cast<size_t>(pair.output);
+      const size_t in = pair.input, out = pair.output;
       if (!same_layout(spec.inputs[in], spec.outputs[out])) return false;
       // A state is updated where it lies, not in a copy.
       const TensorId id = op.inputs[in];
@@ -352,7 +352,7 @@ class LayoutSearch {
   KernelCandidates& candidates_;
   LayoutFamily family_;
   const LayoutOptions& options_;
-  std::vector<std::vector<OpId>> readers_;
+  ById<TensorId, std::vector<OpId>> readers_;
   ById<TensorId, Layout> made_;
   ById<TensorId, char> decided_;           // by tensor: false for a state that nobody has read yet
   ById<TensorId, TensorId> state_before_;  // by tensor that a state becomes
@@ -390,7 +390,7 @@ KernelCandidates::KernelCandidates(const Graph& graph, const Device& device, con
 }
 
 const std::vector<KernelCandidates::Item>& KernelCandidates::of(OpId id, LayoutFamily family) {
-  std::optional<std::vector<Item>>& place = items_[at(family)][at(class_of_op_[id])];
+  std::optional<std::vector<Item>>& place = items_[static_cast<size_t>(family)][class_of_op_[id]];
   if (place) return *place;
   const Op& op = graph_.op(id);
   std::vector<Item> items;

@@ -43,7 +43,7 @@ class KernelCandidates {
   // Whether the first of kernels that estimates do not tell apart is taken, rather than the one with the least
   // workspace.
   bool is_in_order() const { return device_.info().lists_best_first; }
-  size_t class_of(OpId op) const { return at(class_of_op_[op]); }
+  size_t class_of(OpId op) const { return class_of_op_[op]; }
   size_t class_count() const { return items_[0].size(); }
   double reorder_ms(const Tensor& tensor, const Layout& from, const Layout& to);
 

@@ -126,24 +126,21 @@ TestNet make_net(int convolutions, int64_t channels = 32) {
   TensorId dy = g.output(unpool);
   for (int i = convolutions; i-- > 0;) {
     const std::string layer = fmt::format("conv{}", i);
-    const OpId dw =
-        g.add_op("TestConvWeights", layer + "/weights", layer, {xs[static_cast<size_t>(i)], dy}, {}, Phase::backward);
-    g.op(dw).forward = forwards[static_cast<size_t>(i)];
-    const TensorId m = g.add_source(layer + ".weight.momentum", g.tensor(net.weights[static_cast<size_t>(i)]).shape,
-                                    DType::f32, Role::optimizer_state);
-    const OpId update =
-        g.add_op("TestUpdate", layer + "/update", layer, {net.weights[static_cast<size_t>(i)], g.output(dw), m}, {},
-                 Phase::update, {layer + ".weight.next", layer + ".weight.momentum.next"});
+    const OpId dw = g.add_op("TestConvWeights", layer + "/weights", layer, {xs[i], dy}, {}, Phase::backward);
+    g.op(dw).forward = forwards[i];
+    const TensorId m =
+        g.add_source(layer + ".weight.momentum", g.tensor(net.weights[i]).shape, DType::f32, Role::optimizer_state);
+    const OpId update = g.add_op("TestUpdate", layer + "/update", layer, {net.weights[i], g.output(dw), m}, {},
+                                 Phase::update, {layer + ".weight.next", layer + ".weight.momentum.next"});
     for (State& state : g.states) {
-      if (state.before == net.weights[static_cast<size_t>(i)]) state.after = g.output(update, 0);
+      if (state.before == net.weights[i]) state.after = g.output(update, 0);
       if (state.before == m) state.after = g.output(update, 1);
     }
     net.updated.push_back(g.output(update));
     net.momenta.push_back(m);
     if (i > 0) {
-      const OpId dx = g.add_op("TestConvData", layer + "/data", layer, {dy, net.weights[static_cast<size_t>(i)]}, {},
-                               Phase::backward);
-      g.op(dx).forward = forwards[static_cast<size_t>(i)];
+      const OpId dx = g.add_op("TestConvData", layer + "/data", layer, {dy, net.weights[i]}, {}, Phase::backward);
+      g.op(dx).forward = forwards[i];
       dy = g.output(dx);
     }
   }
@@ -206,14 +203,13 @@ void expect_laid_out(const Graph& before, const Graph& after, const Device& devi
     const Op& op = after.op({i});
     auto layout = [&](TensorId id) { return after.tensor(id).layout; };
     if (op.type->is_view) {
-      EXPECT_EQ(result.kernels[static_cast<size_t>(i)].kernel, "");
+      EXPECT_EQ(result.kernels[i].kernel, "");
       EXPECT_TRUE(layout(op.inputs[0]).is_plain() && layout(op.outputs[0]).is_plain()) << op.name;
       continue;
     }
     bool found = false;
     for (const KernelSpec& spec : device.kernels(after, op, result.family)) {
-      bool fits = spec.name == result.kernels[static_cast<size_t>(i)].kernel &&
-                  spec.workspace == result.kernels[static_cast<size_t>(i)].workspace;
+      bool fits = spec.name == result.kernels[i].kernel && spec.workspace == result.kernels[i].workspace;
       std::optional<Layout> open;
       for (size_t p = 0; p < op.inputs.size() + op.outputs.size(); ++p) {
         const bool in = p < op.inputs.size();
@@ -228,7 +224,7 @@ void expect_laid_out(const Graph& before, const Graph& after, const Device& devi
       }
       found = found || fits;
     }
-    EXPECT_TRUE(found) << op.name << " by " << result.kernels[static_cast<size_t>(i)].kernel;
+    EXPECT_TRUE(found) << op.name << " by " << result.kernels[i].kernel;
   }
   for (TensorId id : after.outputs) EXPECT_TRUE(after.tensor(id).layout.is_plain());
   for (TensorId id : after.inputs) EXPECT_TRUE(after.tensor(id).layout.is_plain());
@@ -239,8 +235,8 @@ void expect_laid_out(const Graph& before, const Graph& after, const Device& devi
     EXPECT_EQ(op.type->name, "Reorder");
     EXPECT_FALSE(same_layout(after.tensor(op.inputs[0]).layout, after.tensor(op.outputs[0]).layout)) << op.name;
     if (op.outputs[0].index < before.tensor_count()) continue;  // what the world outside reads
-    EXPECT_FALSE(readers[static_cast<size_t>(op.outputs[0].index)].empty()) << op.name;
-    for (OpId reader : readers[static_cast<size_t>(op.outputs[0].index)]) EXPECT_EQ(after.op(reader).phase, op.phase);
+    EXPECT_FALSE(readers[op.outputs[0].index].empty()) << op.name;
+    for (OpId reader : readers[op.outputs[0].index]) EXPECT_EQ(after.op(reader).phase, op.phase);
   }
 }
 
@@ -347,7 +343,7 @@ TEST(Layouts, AKernelAboveTheWorkspaceLimitIsNotTaken) {
                 {Cost::Source::measured, spec.name == "wino" ? 1.0 : 2.0, 0, 5});
     }
   }
-  const size_t conv = static_cast<size_t>(net.graph.find_op("conv1").index);
+  const size_t conv = net.graph.find_op("conv1").index;
   EXPECT_EQ(choose_layouts(roomy, device, costs, {.family = LayoutFamily::blocked}).kernels[conv].kernel, "wino");
   EXPECT_EQ(choose_layouts(tight, device, costs, {.family = LayoutFamily::blocked, .workspace_limit = 4_MiB})
                 .kernels[conv]
@@ -393,7 +389,7 @@ TEST(Layouts, PinnedLayoutsAndKernelsAreKept) {
   expect_laid_out(before, net.graph, device, result);
   EXPECT_EQ(net.graph.tensor(net.graph.find_tensor("conv1.weight")).layout, kWeightsBack);
   EXPECT_EQ(net.graph.tensor(net.graph.find_tensor("conv1.weight.next")).layout, kWeightsBack);
-  EXPECT_EQ(result.kernels[static_cast<size_t>(net.graph.find_op("conv1").index)].kernel, "wino");
+  EXPECT_EQ(result.kernels[net.graph.find_op("conv1").index].kernel, "wino");
 }
 
 TEST(Layouts, AKernelThatTheDeviceLacksIsNamed) {
@@ -423,7 +419,7 @@ TEST(Layouts, AMaskGetsALayoutThatItsReaderTakes) {
   });
   const LayoutResult result = choose_layouts(net.graph, device, CostTable{}, {});
   expect_laid_out(before, net.graph, device, result);
-  EXPECT_EQ(result.kernels[static_cast<size_t>(net.graph.find_op("pool").index)].kernel, "slow");
+  EXPECT_EQ(result.kernels[net.graph.find_op("pool").index].kernel, "slow");
 }
 
 TEST(Layouts, AreChosenOnce) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "kernels/workspace_limits.h"
 #include "plimsoll/ops.h"
 
@@ -121,7 +120,7 @@ Infeasible KernelSelection::over_limit(bool divide) {
   auto total_of = [](const LaidOut& laid) {
     Bytes sum;
     for (OpId op{0}; op.index < laid.graph.op_count(); ++op.index) {
-      if (counts_in_total(laid.graph.op(op))) sum += laid.layouts.kernels[at(op)].workspace;
+      if (counts_in_total(laid.graph.op(op))) sum += laid.layouts.kernels[op.index].workspace;
     }
     return sum;
   };
@@ -141,7 +140,7 @@ Infeasible KernelSelection::over_limit(bool divide) {
   const bool total = result.flag == "--workspace-total";
   for (OpId id{0}; id.index < least.graph.op_count(); ++id.index) {
     const Op& op = least.graph.op(id);
-    const Bytes workspace = least.layouts.kernels[at(id)].workspace;
+    const Bytes workspace = least.layouts.kernels[id.index].workspace;
     if (total ? workspace.count == 0 || !counts_in_total(op) : workspace <= each_) continue;
     result.needs.push_back({.tensor = op.name, .bytes = workspace, .workspace = true});
   }

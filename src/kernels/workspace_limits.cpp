@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "cost/signature.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/ops.h"
@@ -21,7 +20,7 @@ bool has_layouts(const Graph& graph, const Op& op, const KernelSpec& spec) {
 }
 
 void take(LayoutResult& layouts, OpId op, const KernelCandidates::Item& from, const KernelCandidates::Item& to) {
-  layouts.kernels[at(op)] = {to.spec.name, to.spec.workspace};
+  layouts.kernels[op.index] = {to.spec.name, to.spec.workspace};
   layouts.estimated_ms += to.time_ms - from.time_ms;
 }
 
@@ -61,7 +60,7 @@ int choose_within(const Graph& graph, KernelCandidates& candidates, LayoutResult
   int changed = 0;
   for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
     const auto items = interchangeable(graph, op, candidates, layouts.family, divide);
-    const KernelCandidates::Item* now = find(items, layouts.kernels[at(op)]);
+    const KernelCandidates::Item* now = find(items, layouts.kernels[op.index]);
     if (now == nullptr) continue;
     const Bytes limit = room(op);
     const KernelCandidates::Item* best = now->spec.workspace <= limit ? now : nullptr;
@@ -94,9 +93,9 @@ bool divide_total(const Graph& graph, KernelCandidates& candidates, LayoutResult
   for (OpId op{0}; op.index < known_ops(graph); ++op.index) {
     if (!counts_in_total(graph.op(op))) continue;
     auto items = interchangeable(graph, op, candidates, layouts.family, divide);
-    const KernelCandidates::Item* now = find(items, layouts.kernels[at(op)]);
+    const KernelCandidates::Item* now = find(items, layouts.kernels[op.index]);
     if (now == nullptr) {
-      total = total - layouts.kernels[at(op)].workspace;
+      total = total - layouts.kernels[op.index].workspace;
       continue;
     }
     before.push_back(now);

@@ -291,4 +291,23 @@ int64_t layer_count(const Network& network) {
   return static_cast<int64_t>(layers.size()) + forks;
 }
 
+TensorId logits_of(const Network& network) {
+  if (network.objectives.size() != 1 || !network.labels.valid()) return {};
+  const OpId loss = network.graph.tensor(network.objectives[0].loss).producer;
+  if (!loss.valid() || network.graph.op(loss).type->name != "SoftmaxCrossEntropyForward") return {};
+  return network.graph.op(loss).inputs.at(0);
+}
+
+std::vector<std::string> head_of(const Network& network) {
+  std::vector<std::string> names;
+  const TensorId logits = logits_of(network);
+  const OpId producer = logits.valid() ? network.graph.tensor(logits).producer : OpId{};
+  if (!producer.valid()) return names;
+  for (TensorId input : network.graph.op(producer).inputs) {
+    const Tensor& tensor = network.graph.tensor(input);
+    if (tensor.role == Role::parameter) names.push_back(tensor.name);
+  }
+  return names;
+}
+
 }  // namespace plimsoll

@@ -235,7 +235,7 @@ TEST(Models, ShareTheDiscriminatorBetweenRealAndFake) {
   const Graph& graph = network.graph;
   EXPECT_EQ(network.objectives.size(), 2u);
   const TensorId weight = graph.find_tensor("discriminator.main.0.weight");
-  EXPECT_EQ(graph.readers()[static_cast<size_t>(weight.index)].size(), 2u);
+  EXPECT_EQ(graph.readers()[weight.index].size(), 2u);
   const Op& tanh = graph.op(graph.tensor(graph.find_tensor("generator.main.7/y")).producer);
   EXPECT_EQ(tanh.type->name, "TanhForward");
   EXPECT_EQ(graph.tensor(tanh.outputs[0]).shape, (Shape{4, 1, 28, 28}));

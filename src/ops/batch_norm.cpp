@@ -102,8 +102,7 @@ void run_batch_norm_forward(const Op& op, std::span<const TensorView> in, std::s
   const Channels channels(in[0].shape);
   const bool relu = has_relu(op.attributes), training = is_training(op.attributes), residual = in.size() == 6;
   const double epsilon = op.attributes.real("epsilon", 1e-5), momentum = op.attributes.real("momentum", 0.1);
-  if (training && relu)
-    std::memset(out[5].data, 0, static_cast<size_t>(storage_bytes(out[5].shape, DType::bit, {}).count));
+  if (training && relu) std::memset(out[5].data, 0, storage_bytes(out[5].shape, DType::bit, {}).count);
   for (int64_t c = 0; c < channels.count; ++c) {
     double mean = load(in[3], c), variance = load(in[4], c);
     if (training) {

@@ -16,7 +16,7 @@ size_t axis_of(const Attributes& attributes, const Tensor& tensor) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("axis {} does not exist: '{}' is {}", axis, tensor.name, to_string(tensor.shape)));
   }
-  return static_cast<size_t>(axis);
+  return axis;
 }
 
 void expect_whole_bytes(const Tensor& tensor) {
@@ -34,7 +34,7 @@ void copy_along(const TensorView& from, int64_t from_begin, const TensorView& to
   const std::byte* source = static_cast<const std::byte*>(from.data) + from_begin * inner;
   std::byte* target = static_cast<std::byte*>(to.data) + to_begin * inner;
   for (int64_t i = 0; i < outer; ++i) {
-    std::memcpy(target, source, static_cast<size_t>(count * inner));
+    std::memcpy(target, source, count * inner);
     source += from.shape[axis] * inner;
     target += to.shape[axis] * inner;
   }
@@ -69,7 +69,7 @@ OpType concat() {
             std::vector<TensorId> result(op.inputs.size());
             int64_t begin = 0;
             for (size_t i = 0; i < op.inputs.size(); ++i) {
-              const int64_t size = graph.tensor(op.inputs[i]).shape[static_cast<size_t>(axis)];
+              const int64_t size = graph.tensor(op.inputs[i]).shape[axis];
               if (wanted[i] && dy[0].valid()) {
                 const OpId back = add_backward(graph, "Slice", id, fmt::format("backward_{}", i), {dy[0]},
                                                {{"axis", axis}, {"begin", begin}, {"size", size}});
@@ -83,7 +83,7 @@ OpType concat() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 0); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const size_t axis = static_cast<size_t>(op.attributes.integer("axis"));
+            const size_t axis = op.attributes.integer("axis");
             int64_t begin = 0;
             for (const TensorView& part : in) {
               copy_along(part, 0, out[0], begin, part.shape[axis], axis);
@@ -118,10 +118,10 @@ OpType slice() {
             const int64_t axis = op.attributes.integer("axis");
             const int64_t begin = op.attributes.integer("begin"), size = op.attributes.integer("size");
             const Tensor input = graph.tensor(op.inputs[0]);
-            const int64_t after = input.shape[static_cast<size_t>(axis)] - begin - size;
+            const int64_t after = input.shape[axis] - begin - size;
             auto zeros = [&](int64_t count, std::string_view suffix) {
               Shape shape = input.shape;
-              shape[static_cast<size_t>(axis)] = count;
+              shape[axis] = count;
               return graph.output(
                   add_backward(graph, "Constant", id, suffix, {},
                                {{"shape", shape}, {"value", 0.0}, {"dtype", std::string(to_string(input.dtype))}}));
@@ -141,7 +141,7 @@ OpType slice() {
           },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const size_t axis = static_cast<size_t>(op.attributes.integer("axis"));
+            const size_t axis = op.attributes.integer("axis");
             copy_along(in[0], op.attributes.integer("begin"), out[0], 0, out[0].shape[axis], axis);
           },
   };

@@ -29,7 +29,7 @@ template <class T>
 void forward(const ConvShape& shape, const T* x, const T* w, const T* b, bool relu, T* y) {
   const Window& window = shape.window;
   const int64_t in = window.h.in * window.w.in, out = window.h.out * window.w.out, stride = window.w.stride;
-  std::vector<double> sum(static_cast<size_t>(out));
+  std::vector<double> sum(out);
   for (int64_t n = 0; n < shape.n; ++n) {
     for (int64_t k = 0; k < shape.k; ++k) {
       std::fill(sum.begin(), sum.end(), b ? static_cast<double>(b[k]) : 0.0);
@@ -46,7 +46,7 @@ void forward(const ConvShape& shape, const T* x, const T* w, const T* b, bool re
       }
       T* result = y + (n * shape.k + k) * out;
       for (int64_t i = 0; i < out; ++i) {
-        const double value = sum[static_cast<size_t>(i)];
+        const double value = sum[i];
         result[i] = static_cast<T>(relu && !(value > 0) ? 0 : value);
       }
     }
@@ -57,7 +57,7 @@ template <class T>
 void backward_data(const ConvShape& shape, const T* dy, const T* w, const T* b, T* dx) {
   const Window& window = shape.window;
   const int64_t in = window.h.in * window.w.in, out = window.h.out * window.w.out, stride = window.w.stride;
-  std::vector<double> sum(static_cast<size_t>(in));
+  std::vector<double> sum(in);
   for (int64_t n = 0; n < shape.n; ++n) {
     for (int64_t c = 0; c < shape.c; ++c) {
       std::fill(sum.begin(), sum.end(), b ? static_cast<double>(b[c]) : 0.0);
@@ -73,7 +73,7 @@ void backward_data(const ConvShape& shape, const T* dy, const T* w, const T* b, 
         });
       }
       T* result = dx + (n * shape.c + c) * in;
-      for (int64_t i = 0; i < in; ++i) result[i] = static_cast<T>(sum[static_cast<size_t>(i)]);
+      for (int64_t i = 0; i < in; ++i) result[i] = static_cast<T>(sum[i]);
     }
   }
 }
@@ -82,7 +82,7 @@ template <class T>
 void backward_weights(const ConvShape& shape, const T* x, const T* dy, T* dw) {
   const Window& window = shape.window;
   const int64_t in = window.h.in * window.w.in, out = window.h.out * window.w.out, stride = window.w.stride;
-  std::vector<double> sum(static_cast<size_t>(window.taps()));
+  std::vector<double> sum(window.taps());
   for (int64_t k = 0; k < shape.k; ++k) {
     const int64_t first_c = k / shape.group_k() * shape.group_c();
     for (int64_t c = 0; c < shape.group_c(); ++c) {
@@ -95,11 +95,11 @@ void backward_weights(const ConvShape& shape, const T* x, const T* dy, T* dw) {
           const T* g = gradient + oh * window.w.out + ow;
           double dot = 0;
           for (int64_t i = 0; i < count; ++i) dot += static_cast<double>(a[i * stride]) * g[i];
-          sum[static_cast<size_t>(tap)] += dot;
+          sum[tap] += dot;
         });
       }
       T* result = dw + (k * shape.group_c() + c) * window.taps();
-      for (int64_t i = 0; i < window.taps(); ++i) result[i] = static_cast<T>(sum[static_cast<size_t>(i)]);
+      for (int64_t i = 0; i < window.taps(); ++i) result[i] = static_cast<T>(sum[i]);
     }
   }
 }

@@ -11,6 +11,7 @@ std::vector<OpType> activation_ops();       // activation.cpp: ReLU, leaky ReLU,
 std::vector<OpType> add_ops();              // add.cpp
 std::vector<OpType> batch_norm_ops();       // batch_norm.cpp
 std::vector<OpType> bias_ops();             // bias.cpp
+std::vector<OpType> clip_ops();             // clip.cpp: the norm of gradients, and scaling down to it
 std::vector<OpType> concat_ops();           // concat.cpp: Concat, Slice
 std::vector<OpType> constant_ops();         // constant.cpp
 std::vector<OpType> conv_ops();             // conv.cpp
@@ -26,23 +27,10 @@ std::vector<OpType> reshape_ops();  // reshape.cpp
 std::vector<OpType> update_ops();   // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
-    activation_ops,
-    add_ops,
-    batch_norm_ops,
-    bias_ops,
-    concat_ops,
-    constant_ops,
-    conv_ops,
-    conv_transpose_ops,
-    fully_connected_ops,
-    layer_model_ops,
-    loss_ops,
-    lrn_ops,
-    pool_ops,
-    random_ops,
-    reorder_ops,
-    reshape_ops,
-    update_ops,
+    activation_ops,  add_ops,      batch_norm_ops, bias_ops,           clip_ops,
+    concat_ops,      constant_ops, conv_ops,       conv_transpose_ops, fully_connected_ops,
+    layer_model_ops, loss_ops,     lrn_ops,        pool_ops,           random_ops,
+    reorder_ops,     reshape_ops,  update_ops,
 };
 
 }  // namespace plimsoll

@@ -44,14 +44,14 @@ void multiply_rows(int64_t n, int64_t c, int64_t k, const T* x, const T* w, cons
 // Row i of the result is the sum over l of factor(i, l) times row l of `rows`, summed in double.
 template <class T, class Factor>
 void combine_rows(int64_t count, int64_t length, int64_t columns, Factor factor, const T* rows, T* result) {
-  std::vector<double> sum(static_cast<size_t>(columns));
+  std::vector<double> sum(columns);
   for (int64_t i = 0; i < count; ++i) {
     std::fill(sum.begin(), sum.end(), 0.0);
     for (int64_t l = 0; l < length; ++l) {
       const double f = factor(i, l);
-      for (int64_t j = 0; j < columns; ++j) sum[static_cast<size_t>(j)] += f * rows[l * columns + j];
+      for (int64_t j = 0; j < columns; ++j) sum[j] += f * rows[l * columns + j];
     }
-    for (int64_t j = 0; j < columns; ++j) result[i * columns + j] = static_cast<T>(sum[static_cast<size_t>(j)]);
+    for (int64_t j = 0; j < columns; ++j) result[i * columns + j] = static_cast<T>(sum[j]);
   }
 }
 

@@ -43,7 +43,7 @@ struct OpOnData {
     for (Value& value : in) in_views.push_back(value.view());
     for (Value& value : out) out_views.push_back(value.view());
     for (const InPlace& pair : pairs) {
-      out_views[static_cast<size_t>(pair.output)].data = in_views[static_cast<size_t>(pair.input)].data;
+      out_views[pair.output].data = in_views[pair.input].data;
     }
     graph.op(op).type->reference(graph.op(op), in_views, out_views);
     std::vector<std::vector<std::byte>> result;
@@ -64,8 +64,7 @@ TEST_P(InPlaceKernels, GiveWhatTheyGiveElsewhere) {
   ASSERT_FALSE(pairs.empty());
   const auto expected = run.outputs_with({});
   for (const InPlace& a : pairs) {
-    EXPECT_LE(run.outputs[static_cast<size_t>(a.output)].data.size(),
-              run.inputs[static_cast<size_t>(a.input)].data.size());
+    EXPECT_LE(run.outputs[a.output].data.size(), run.inputs[a.input].data.size());
     EXPECT_EQ(run.outputs_with({a}), expected) << a.output << " in " << a.input;
     for (const InPlace& b : pairs) {
       if (a.output == b.output || a.input == b.input) continue;

@@ -34,8 +34,7 @@ void check_attributes(const Attributes& attributes, std::span<const Tensor* cons
     if (input < 0 || input >= static_cast<int64_t>(inputs.size()) || !attributes.has("shape_0")) {
       throw Error(ErrorCode::invalid_input, fmt::format("{} is {}, of {} inputs", name, input, inputs.size()));
     }
-    if (element_count(inputs[static_cast<size_t>(input)]->shape) == element_count(attributes.integers("shape_0")))
-      continue;
+    if (element_count(inputs[input]->shape) == element_count(attributes.integers("shape_0"))) continue;
     throw Error(ErrorCode::invalid_input,
                 fmt::format("the output is not as large as input {}, which it would overwrite", input));
   }
@@ -81,14 +80,14 @@ OpType update() {
   type.infer = [](const Attributes& attributes, std::span<const Tensor* const> in) {
     check_attributes(attributes, in);
     std::vector<TensorSpec> specs = outputs_of(attributes);
-    for (const Tensor* state : in.last(static_cast<size_t>(state_count(attributes, in.size())))) {
+    for (const Tensor* state : in.last(state_count(attributes, in.size()))) {
       specs.push_back({state->shape, state->dtype, state->role});
     }
     return specs;
   };
   type.in_place = [](const Graph& graph, const Op& op) {
     std::vector<InPlace> pairs = gradient_in_place(graph, op);
-    const size_t states = static_cast<size_t>(state_count(op.attributes, op.inputs.size()));
+    const size_t states = state_count(op.attributes, op.inputs.size());
     for (size_t i = 0; i < states; ++i) {
       pairs.push_back(
           {static_cast<int>(op.outputs.size() - states + i), static_cast<int>(op.inputs.size() - states + i), true});

@@ -43,7 +43,7 @@ Result run(const Case& c) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     Value& value = values[inputs[i]];
     for (int64_t e = 0; e < value.size(); ++e) {
-      value.set(e, c.values.contains(i) ? c.values.at(i)[static_cast<size_t>(e)] : static_cast<double>(e * 7 % 11 - 5));
+      value.set(e, c.values.contains(i) ? c.values.at(i)[e] : static_cast<double>(e * 7 % 11 - 5));
     }
   }
   interpret(g, values);
@@ -90,8 +90,7 @@ double convolved(const Result& x, const Result& w, const ConvSettings& c, int64_
         const int64_t ih = oh * c.stride[0] + r * c.dilation[0] - c.padding[0];
         const int64_t iw = ow * c.stride[1] + s * c.dilation[1] - c.padding[1];
         if (ih < 0 || ih >= H || iw < 0 || iw >= W) continue;
-        sum += x.values[static_cast<size_t>(((n * C + first_c + ci) * H + ih) * W + iw)] *
-               w.values[static_cast<size_t>(((k * group_c + ci) * R + r) * S + s)];
+        sum += x.values[((n * C + first_c + ci) * H + ih) * W + iw] * w.values[((k * group_c + ci) * R + r) * S + s];
       }
     }
   }

@@ -39,10 +39,10 @@ void expect_lrn_channels(const Tensor& x) {
 template <class Body>
 void for_each_line(const Shape& shape, Body body) {
   const int64_t channels = shape[1], inner = element_count(shape) / (shape[0] * channels);
-  std::vector<int64_t> line(static_cast<size_t>(channels));
+  std::vector<int64_t> line(channels);
   for (int64_t n = 0; n < shape[0]; ++n) {
     for (int64_t i = 0; i < inner; ++i) {
-      for (int64_t c = 0; c < channels; ++c) line[static_cast<size_t>(c)] = (n * channels + c) * inner + i;
+      for (int64_t c = 0; c < channels; ++c) line[c] = (n * channels + c) * inner + i;
       body(line);
     }
   }
@@ -55,7 +55,7 @@ std::vector<double> scales(const Lrn& lrn, const TensorView& x, const std::vecto
   for (int64_t c = 0; c < channels; ++c) {
     double squares = 0;
     for (int64_t j = std::max<int64_t>(0, c - lrn.size / 2); j <= std::min(channels - 1, c + (lrn.size - 1) / 2); ++j) {
-      squares += load(x, line[static_cast<size_t>(j)]) * load(x, line[static_cast<size_t>(j)]);
+      squares += load(x, line[j]) * load(x, line[j]);
     }
     result.push_back(lrn.k + lrn.alpha / static_cast<double>(lrn.size) * squares);
   }
@@ -79,10 +79,10 @@ void run_lrn_backward(const Op& op, std::span<const TensorView> in, std::span<co
       double sum = 0;  // over the channels whose window holds j
       for (int64_t c = std::max<int64_t>(0, j - (lrn.size - 1) / 2); c <= std::min(channels - 1, j + lrn.size / 2);
            ++c) {
-        const size_t at = static_cast<size_t>(c);
+        const size_t at = c;
         sum += load(in[1], line[at]) * load(in[0], line[at]) * std::pow(s[at], -lrn.beta - 1);
       }
-      const size_t at = static_cast<size_t>(j);
+      const size_t at = j;
       store(out[0], line[at],
             load(in[1], line[at]) * std::pow(s[at], -lrn.beta) -
                 2 * lrn.alpha * lrn.beta / static_cast<double>(lrn.size) * load(in[0], line[at]) * sum);

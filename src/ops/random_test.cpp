@@ -17,7 +17,7 @@ Literal counter(double value) { return {{}, {value}, DType::i64}; }
 
 TEST(Dropout, KeepsAShareAndScalesItUp) {
   const int64_t n = 20000;
-  const Literal ones{{n}, std::vector<double>(static_cast<size_t>(n), 1)};
+  const Literal ones{{n}, std::vector<double>(n, 1)};
   const auto y = run_op("DropoutForward", {ones, counter(3), counter(7)}, {{"p", 0.2}, {"salt", int64_t{1}}})[0];
   int64_t kept = 0;
   for (double v : y) {

@@ -49,7 +49,7 @@ OpType in_parts(OpType type, BatchDivision division) {
 int64_t divisible_batch(const Graph& graph, const Op& op) {
   const BatchDivision& division = op.type->division;
   if (!division.possible()) return 0;
-  const Shape& shape = graph.tensor(op.inputs[static_cast<size_t>(division.inputs[0])]).shape;
+  const Shape& shape = graph.tensor(op.inputs[division.inputs[0]]).shape;
   return shape.empty() ? 0 : shape[0];
 }
 

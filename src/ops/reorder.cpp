@@ -22,8 +22,7 @@ OpType reorder() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 0); },
       .reference =
           [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
-            std::memmove(out[0].data, in[0].data,
-                         static_cast<size_t>(storage_bytes(in[0].shape, in[0].dtype, {}).count));
+            std::memmove(out[0].data, in[0].data, storage_bytes(in[0].shape, in[0].dtype, {}).count);
           },
   };
 }

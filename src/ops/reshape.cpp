@@ -39,8 +39,7 @@ OpType reshape() {
       .reference =
           [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
             if (in[0].data == out[0].data) return;
-            std::memcpy(out[0].data, in[0].data,
-                        static_cast<size_t>(storage_bytes(in[0].shape, in[0].dtype, {}).count));
+            std::memcpy(out[0].data, in[0].data, storage_bytes(in[0].shape, in[0].dtype, {}).count);
           },
       .is_view = true,
   };

@@ -77,7 +77,7 @@ LayerPlanRequest request_for(const std::string& model, int64_t batch, int64_t si
           .batch = batch,
           .size = size,
           .policy = policy,
-          .lowering = kResident,
+          .layer_model = kResident,
           .budget = kUsable,
           .host = host};
 }
@@ -218,7 +218,7 @@ int64_t bound_by_weights() {
   auto least = [](int64_t n) {
     const LayerPlanRequest request = deep_resnet(n, "auto", kUnlimited);
     const ModelInput input{.batch = request.batch, .height = request.size, .width = request.size};
-    return least_bytes(lower_to_layers(build_model(request.model, input), request.lowering), false).count;
+    return least_bytes(lower_to_layers(build_model(request.model, input), request.layer_model), false).count;
   };
   const int64_t of_four = least(4), of_eight = least(8);  // a unit more is so many bytes more
   return 4 + (kUsable.count - of_four) * 4 / (of_eight - of_four);

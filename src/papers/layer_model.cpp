@@ -112,7 +112,7 @@ class Lowering {
     const bool several = kind == LayerKind::join || kind == LayerKind::concat;
     for (const Seen& x : in) {
       if (!layer.inputs.empty() && !several) break;  // what follows is a target
-      values_[at(x.value)].uses.emplace_back(index, static_cast<int>(layer.inputs.size()));
+      values_[x.value].uses.emplace_back(index, static_cast<int>(layer.inputs.size()));
       layer.inputs.push_back(x.value);
     }
     layer.parameters = parameter_count(op, kind, in[0].shape);
@@ -162,7 +162,7 @@ class Lowering {
   }
 
   Shape concatenated(const Op& op) {
-    const size_t axis = static_cast<size_t>(op.attributes.integer("axis", 1));
+    const size_t axis = op.attributes.integer("axis", 1);
     Shape shape;
     for (TensorId t : op.inputs) {
       const Shape& part = seen(t).value >= 0 ? seen(t).shape : from_.tensor(t).shape;
@@ -192,10 +192,10 @@ class Lowering {
       if (values_[v].layer < 0 || values_[v].uses.size() < 2) continue;
       const int fork = static_cast<int>(layers_.size());
       layers_.push_back({.kind = LayerKind::fork,
-                         .name = layers_[at(values_[v].layer)].name + "/fork",
+                         .name = layers_[values_[v].layer].name + "/fork",
                          .inputs = {static_cast<int>(v)},
                          .output = static_cast<int>(values_.size())});
-      for (auto [layer, input] : values_[v].uses) layers_[at(layer)].inputs[at(input)] = layers_.back().output;
+      for (auto [layer, input] : values_[v].uses) layers_[layer].inputs[input] = layers_.back().output;
       values_.push_back({fork, values_[v].shape, std::move(values_[v].uses)});
       values_[v].uses = {{fork, 0}};
     }
@@ -207,9 +207,8 @@ class Lowering {
     for (size_t i = 0; i < layers_.size(); ++i) {
       if (layers_[i].kind == LayerKind::fork) continue;
       result.push_back(i);
-      const Value& y = values_[at(layers_[i].output)];
-      if (y.uses.size() == 1 && layers_[at(y.uses[0].first)].kind == LayerKind::fork)
-        result.push_back(at(y.uses[0].first));
+      const Value& y = values_[layers_[i].output];
+      if (y.uses.size() == 1 && layers_[y.uses[0].first].kind == LayerKind::fork) result.push_back(y.uses[0].first);
     }
     return result;
   }
@@ -231,20 +230,19 @@ class Lowering {
   // The tensor that a layer reads as its i-th input; invalid for a batch that is not counted.
   TensorId x_of(size_t layer, size_t i) const {
     const int v = layers_[layer].inputs[i];
-    const Value& value = values_[at(v)];
-    if (value.layer < 0) return sources_[at(v)];
-    const Layer& maker = layers_[at(value.layer)];
+    const Value& value = values_[v];
+    if (value.layer < 0) return sources_[v];
+    const Layer& maker = layers_[value.layer];
     if (maker.kind != LayerKind::fork) return maker.y[0];
     const std::pair<int, int> use{static_cast<int>(layer), static_cast<int>(i)};
-    const size_t consumer =
-        static_cast<size_t>(std::find(value.uses.begin(), value.uses.end(), use) - value.uses.begin());
+    const size_t consumer = std::find(value.uses.begin(), value.uses.end(), use) - value.uses.begin();
     return maker.y[consumer];
   }
 
   std::vector<TensorId> inputs_of(const Layer& layer) const {
     std::vector<TensorId> result;
     for (size_t i = 0; i < layer.inputs.size(); ++i) {
-      const TensorId x = x_of(static_cast<size_t>(&layer - layers_.data()), i);
+      const TensorId x = x_of(&layer - layers_.data(), i);
       if (x.valid()) result.push_back(x);
     }
     return result;
@@ -259,7 +257,7 @@ class Lowering {
   }
 
   void forward(Layer& layer) {
-    const Value& value = values_[at(layer.output)];
+    const Value& value = values_[layer.output];
     const size_t copies = layer.kind == LayerKind::fork ? value.uses.size() : 1;
     Attributes attributes = attributes_of(layer, layer.flops, std::vector<Shape>(copies, value.shape));
     std::vector<TensorId> inputs = inputs_of(layer);
@@ -280,7 +278,7 @@ class Lowering {
 
   std::vector<TensorId> gradients_of(const Layer& layer) const {
     std::vector<TensorId> result;
-    for (auto [reader, input] : values_[at(layer.output)].uses) result.push_back(layers_[at(reader)].dx[at(input)]);
+    for (auto [reader, input] : values_[layer.output].uses) result.push_back(layers_[reader].dx[input]);
     if (!result.empty() || layer.kind == LayerKind::softmax) return result;
     throw Error(ErrorCode::unsupported,
                 fmt::format("layer '{}' leads to no loss; the papers' layer model has no such layer", layer.name));
@@ -308,7 +306,7 @@ class Lowering {
   void backward(Layer& layer) {
     std::vector<TensorId> inputs = kept_for_backward(layer);
     std::vector<Shape> shapes;
-    for (int v : layer.inputs) shapes.push_back(values_[at(v)].shape);
+    for (int v : layer.inputs) shapes.push_back(values_[v].shape);
     const std::vector<TensorId> dy = gradients_of(layer);
     const size_t first_dy = layer.kind == LayerKind::softmax ? 0 : inputs.size();
     inputs.insert(inputs.end(), dy.begin(), dy.end());
@@ -322,7 +320,7 @@ class Lowering {
       case LayerKind::fork: in_dy = 0; break;
       case LayerKind::join:
         for (size_t i = shapes.size(); i-- > 0;) {
-          if (shapes[i] == values_[at(layer.output)].shape) in_dy = static_cast<int>(i);
+          if (shapes[i] == values_[layer.output].shape) in_dy = static_cast<int>(i);
         }
         break;
       default: break;
@@ -352,7 +350,7 @@ class Lowering {
   // Which input's gradient output i is, when the one of input `first` stands before the others.
   static size_t input_of(size_t output, int first) {
     if (first <= 0) return output;
-    const size_t f = static_cast<size_t>(first);
+    const size_t f = first;
     return output == 0 ? f : output <= f ? output - 1 : output;
   }
 
@@ -389,13 +387,13 @@ Graph lower_to_layers(const Network& network, const LayerModelOptions& options) 
 }
 
 std::vector<KernelChoice> layer_kernels(const Graph& graph) {
-  return std::vector<KernelChoice>(static_cast<size_t>(graph.op_count()), KernelChoice{"layer", {}});
+  return std::vector<KernelChoice>(graph.op_count(), KernelChoice{"layer", {}});
 }
 
-std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& lowering,
+std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& layer_model,
                                                  const Device& device, const CostTable& costs,
                                                  const CompileOptions& options) {
-  Graph graph = lower_to_layers(network, lowering);
+  Graph graph = lower_to_layers(network, layer_model);
   std::vector<KernelChoice> kernels = layer_kernels(graph);
   return compile_graph(std::move(graph), std::move(kernels), device, costs, options);
 }

@@ -44,7 +44,7 @@ std::vector<KernelChoice> layer_kernels(const Graph& graph);
 
 // The program of that graph, which no device runs. `options` as for compile_training; nothing is fused, and no
 // optimizer is added.
-std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& lowering,
+std::variant<Program, Infeasible> compile_layers(const Network& network, const LayerModelOptions& layer_model,
                                                  const Device& device, const CostTable& costs,
                                                  const CompileOptions& options);
 

@@ -25,8 +25,12 @@ Plan plan_with(std::string_view policy, const Graph& graph) {
   const Route route = make_route(graph);
   const auto kernels = layer_kernels(graph);
   const CostTable costs;
-  PlanOrInfeasible answer = find_policy(policy).plan(
-      {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.5});
+  PlanOrInfeasible answer = find_policy(policy).plan({.graph = graph,
+                                                      .route = route,
+                                                      .kernels = kernels,
+                                                      .costs = costs,
+                                                      .device = {.name = "cpu"},
+                                                      .effort = 100'000});
   EXPECT_TRUE(std::holds_alternative<Plan>(answer));
   Plan plan = std::get<Plan>(std::move(answer));
   EXPECT_TRUE(verify(graph, plan).empty());
@@ -124,10 +128,10 @@ TEST(LayerModel, LivenessPeaksOfTheOtherNetworks) {
     EXPECT_EQ(graph.op_count(), k.steps);
     EXPECT_EQ(tensors_with_bytes(graph).size(), k.tensors);
     const Liveness liveness = find_liveness(graph, make_route(graph));
-    std::vector<int64_t> live(static_cast<size_t>(liveness.steps) + 1, 0);
+    std::vector<int64_t> live(liveness.steps + 1, 0);
     for (const SharedBuffer& b : liveness.buffers) {
-      live[static_cast<size_t>(b.range.first)] += b.bytes.count;
-      live[static_cast<size_t>(b.range.last) + 1] -= b.bytes.count;
+      live[b.range.first] += b.bytes.count;
+      live[b.range.last + 1] -= b.bytes.count;
     }
     std::partial_sum(live.begin(), live.end(), live.begin());
     const auto peak = std::max_element(live.begin(), live.end());

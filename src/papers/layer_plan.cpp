@@ -3,7 +3,6 @@
 #include <memory>
 #include <set>
 
-#include "base/by_id.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
 #include "plimsoll/cost.h"
@@ -15,7 +14,7 @@ namespace plimsoll {
 
 int LayerPlan::peak_step() const {
   int step = 1;
-  for (StepIndex s = 0; s < plan.predicted.peak_step; ++s) step += plan.steps[at(s)].recompute ? 0 : 1;
+  for (StepIndex s = 0; s < plan.predicted.peak_step; ++s) step += plan.steps[s].recompute ? 0 : 1;
   return step;
 }
 
@@ -35,7 +34,7 @@ std::optional<LayerPlan> plan_layers(const LayerPlanRequest& request) {
   const Network network =
       build_model(request.model, {.batch = request.batch, .height = request.size, .width = request.size});
   LayerPlan result;
-  result.graph = lower_to_layers(network, request.lowering);
+  result.graph = lower_to_layers(network, request.layer_model);
   const Route route = make_route(result.graph);
   const std::vector<KernelChoice> kernels = layer_kernels(result.graph);
   const std::unique_ptr<Device> device = request.device.empty() ? nullptr : open_device(request.device);

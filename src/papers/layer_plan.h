@@ -16,7 +16,7 @@ struct LayerPlanRequest {
   int64_t batch = 1;
   int64_t size = 0;  // of the images; 0: the network's own
   std::string policy;
-  LayerModelOptions lowering = {};
+  LayerModelOptions layer_model = {};
   Bytes budget{INT64_MAX};
   Bytes host{INT64_MAX};     // memory behind the arena
   std::string device = {};   // a simulated one, "k40c", whose times count; none: neither layers nor copies take time

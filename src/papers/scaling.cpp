@@ -15,7 +15,7 @@ ThreadCurve scaled_curve(const Work& work, const ScalingLaw& law, int most) {
       std::max(seconds_to_ms(work.flops, law.gflops_a_core), seconds_to_ms(work.bytes, law.gb_per_s_a_core));
   const double memory_ms = seconds_to_ms(work.bytes, law.memory_gb_per_s);
   std::vector<double> ms;
-  ms.reserve(static_cast<size_t>(most));
+  ms.reserve(most);
   for (int p = 1; p <= most; ++p) {
     ms.push_back(law.start_ms + law.serial_share * one_ms + std::max((1 - law.serial_share) * one_ms / p, memory_ms) +
                  (p - 1) * law.thread_ms);

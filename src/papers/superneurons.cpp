@@ -14,8 +14,11 @@ constexpr const char* kKeeping = "superneurons:cache=off,release=keep,prefetch=d
 constexpr const char* kDropping = "superneurons:cache=off,release=drop,prefetch=demand,recompute=";
 
 LayerPlan alexnet(const std::string& policy, bool relu_in_place = false) {
-  return *plan_layers(
-      {.model = "alexnet", .batch = 200, .size = 227, .policy = policy, .lowering = {.relu_in_place = relu_in_place}});
+  return *plan_layers({.model = "alexnet",
+                       .batch = 200,
+                       .size = 227,
+                       .policy = policy,
+                       .layer_model = {.relu_in_place = relu_in_place}});
 }
 
 // Tensors with bytes of their own.
@@ -102,7 +105,7 @@ std::optional<LayerPlan> alexnet_on_a_card(int64_t batch, const std::string& pol
                       .batch = batch,
                       .size = 227,
                       .policy = policy,
-                      .lowering = {.weights = true, .input = true},
+                      .layer_model = {.weights = true, .input = true},
                       .budget = {12'025'908'428},
                       .device = "k40c"});
 }
@@ -116,6 +119,65 @@ Bytes traffic_by_rule(const LayerPlan& plan) {
     if (tensor.role == Role::parameter) weights += tensor.bytes();
   }
   return {3 * plan.plan.predicted.offload.count + 2 * batch.count + weights.count};
+}
+
+double in_mib(Bytes bytes) { return static_cast<double>(bytes.count) / kMiB; }
+
+// A row of what is better than the paper's; `paper` and `ours` where they are known.
+Finding better(std::string row, const char* quantity, std::optional<double> paper, std::optional<double> ours,
+               const char* unit, const char* note) {
+  return {"better", std::move(row), quantity, paper, ours, unit, note};
+}
+
+// The papers' own policies, with a checkpoint that goes as soon as it was used.
+void add_dropping(std::vector<Finding>& rows) {
+  auto add = [&](const char* row, std::optional<double> paper, const LayerPlan& plan, const char* note) {
+    rows.push_back(better(row, "peak", paper, plan.peak_mib(), "MiB", note));
+    rows.push_back(
+        better(row, "arena", {}, in_mib(plan.plan.arena), "MiB", "equal to the peak: no bytes lost to placement"));
+    rows.push_back(better(row, "recomputations", {}, plan.plan.predicted.recompute_steps, "layers", ""));
+  };
+  constexpr const char* kEarlier =
+      "a checkpoint leaves the arena as soon as it has been used, and comes again when it is wanted again";
+  add("AlexNet, batch 200", 886.23, alexnet(std::string(kDropping) + "speed"), kEarlier);
+  add("AlexNet, batch 200, ReLU in place", 886.23, alexnet(std::string(kDropping) + "cost-aware", true),
+      "ReLU writes into CONV's output, so three of LRN1's tensors are the most that is alive");
+  const struct {
+    const char* name;
+    const char* model;
+  } resnets[] = {
+      {"ResNet50, batch 32", "resnet50"}, {"ResNet101, batch 32", "resnet101"}, {"ResNet152, batch 32", "resnet152"}};
+  for (const auto& [name, model] : resnets) {
+    add(name, 401, *plan_layers({.model = model, .batch = 32, .size = 227, .policy = std::string(kDropping) + "speed"}),
+        kEarlier);
+  }
+  const LayerPlanRequest inception{
+      .model = "inception4", .batch = 128, .policy = std::string(kDropping) + "cost-aware"};
+  add("InceptionV4, batch 128", {}, *plan_layers(inception), kEarlier);
+}
+
+// What auto finds within these bytes; its copies take no time here, so it copies rather than computes again.
+void add_auto(std::vector<Finding>& rows) {
+  const struct {
+    const char* name;
+    LayerPlanRequest request;
+  } budgets[] = {{"AlexNet, batch 200", {.model = "alexnet", .batch = 200, .budget = {808'932'864}}},
+                 {"AlexNet, batch 200, least",
+                  {.model = "alexnet", .batch = 200, .layer_model = {.relu_in_place = true}, .budget = {696'960'000}}},
+                 {"ResNet50, batch 32", {.model = "resnet50", .batch = 32, .size = 227, .budget = {411'041'792}}},
+                 {"ResNet101, batch 32", {.model = "resnet101", .batch = 32, .size = 227, .budget = {411'041'792}}},
+                 {"ResNet152, batch 32", {.model = "resnet152", .batch = 32, .size = 227, .budget = {411'041'792}}}};
+  for (auto [name, request] : budgets) {
+    request.policy = "auto";
+    const std::optional<LayerPlan> plan = plan_layers(request);
+    const std::string row = std::string(name) + ", auto";
+    std::optional<double> arena, recomputations;
+    if (plan) arena = in_mib(plan->plan.arena);
+    if (plan) recomputations = plan->plan.predicted.recompute_steps;
+    rows.push_back(better(row, "budget", {}, in_mib(request.budget), "MiB", ""));
+    rows.push_back(better(row, "arena", {}, arena, "MiB", ""));
+    rows.push_back(better(row, "recomputations", {}, recomputations, "layers", ""));
+  }
 }
 
 }  // namespace
@@ -178,65 +240,8 @@ std::vector<Finding> superneurons_layers() {
 
 std::vector<Finding> superneurons_better() {
   std::vector<Finding> rows;
-  auto add = [&](const char* row, std::optional<double> paper, const LayerPlan& plan, const char* note) {
-    rows.push_back({"better", row, "peak", paper, plan.peak_mib(), "MiB", note});
-    rows.push_back({"better",
-                    row,
-                    "arena",
-                    {},
-                    static_cast<double>(plan.plan.arena.count) / kMiB,
-                    "MiB",
-                    "equal to the peak: no bytes lost to placement"});
-    rows.push_back(
-        {"better", row, "recomputations", {}, static_cast<double>(plan.plan.predicted.recompute_steps), "layers", ""});
-  };
-  constexpr const char* kEarlier =
-      "a checkpoint leaves the arena as soon as it has been used, and comes again when it is wanted again";
-  add("AlexNet, batch 200", 886.23, alexnet(std::string(kDropping) + "speed"), kEarlier);
-  add("AlexNet, batch 200, ReLU in place", 886.23, alexnet(std::string(kDropping) + "cost-aware", true),
-      "ReLU writes into CONV's output, so three of LRN1's tensors are the most that is alive");
-  const struct {
-    const char* name;
-    const char* model;
-  } resnets[] = {
-      {"ResNet50, batch 32", "resnet50"}, {"ResNet101, batch 32", "resnet101"}, {"ResNet152, batch 32", "resnet152"}};
-  for (const auto& [name, model] : resnets) {
-    add(name, 401, *plan_layers({.model = model, .batch = 32, .size = 227, .policy = std::string(kDropping) + "speed"}),
-        kEarlier);
-  }
-  const LayerPlanRequest inception{
-      .model = "inception4", .batch = 128, .policy = std::string(kDropping) + "cost-aware"};
-  add("InceptionV4, batch 128", {}, *plan_layers(inception), kEarlier);
-  // What auto finds within these bytes; its copies take no time here, so it copies rather than computes again.
-  const struct {
-    const char* name;
-    LayerPlanRequest request;
-  } budgets[] = {{"AlexNet, batch 200", {.model = "alexnet", .batch = 200, .budget = {808'932'864}}},
-                 {"AlexNet, batch 200, least",
-                  {.model = "alexnet", .batch = 200, .lowering = {.relu_in_place = true}, .budget = {696'960'000}}},
-                 {"ResNet50, batch 32", {.model = "resnet50", .batch = 32, .size = 227, .budget = {411'041'792}}},
-                 {"ResNet101, batch 32", {.model = "resnet101", .batch = 32, .size = 227, .budget = {411'041'792}}},
-                 {"ResNet152, batch 32", {.model = "resnet152", .batch = 32, .size = 227, .budget = {411'041'792}}}};
-  for (auto [name, request] : budgets) {
-    request.policy = "auto";
-    const std::optional<LayerPlan> plan = plan_layers(request);
-    const std::string row = std::string(name) + ", auto";
-    rows.push_back({"better", row, "budget", {}, static_cast<double>(request.budget.count) / kMiB, "MiB", ""});
-    rows.push_back({"better",
-                    row,
-                    "arena",
-                    {},
-                    plan ? std::optional(static_cast<double>(plan->plan.arena.count) / kMiB) : std::nullopt,
-                    "MiB",
-                    ""});
-    rows.push_back({"better",
-                    row,
-                    "recomputations",
-                    {},
-                    plan ? std::optional(static_cast<double>(plan->plan.predicted.recompute_steps)) : std::nullopt,
-                    "layers",
-                    ""});
-  }
+  add_dropping(rows);
+  add_auto(rows);
   return rows;
 }
 

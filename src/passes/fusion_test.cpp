@@ -272,7 +272,7 @@ TEST(Fusion, APassCanBeSwitchedOff) {
 // Networks of random layers on tensors of one shape, some of them outputs.
 Network random_network(uint64_t seed) {
   std::mt19937_64 random(seed);
-  auto draw = [&](size_t n) { return static_cast<size_t>(random() % n); };
+  auto draw = [&](size_t n) -> size_t { return random() % n; };
   Builder b;
   std::vector<TensorId> pool{b.data({3, 4, 1, 2})};
   const size_t count = 3 + draw(12);

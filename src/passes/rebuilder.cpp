@@ -1,6 +1,5 @@
 #include "passes/rebuilder.h"
 
-#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {

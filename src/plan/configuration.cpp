@@ -58,7 +58,7 @@ std::vector<MicroBatch> parts_of(std::string_view name) {
     }
     const std::string_view kernel = part.substr(0, at);
     if (find_batch(kernel) != std::string_view::npos) refuse(name, fmt::format("'{}' has two batches", part));
-    parts.insert(parts.end(), static_cast<size_t>(count), {std::string(kernel), batch});
+    parts.insert(parts.end(), count, {std::string(kernel), batch});
     begin = end + 1;
   }
   if (parts.size() < 2) refuse(name, "a configuration has at least two parts");

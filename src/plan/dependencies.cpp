@@ -103,7 +103,7 @@ class Finder {
     std::vector<std::tuple<int32_t, int, int32_t>> keys;
     for (int32_t s = 0; s < steps_; ++s) keys.emplace_back(s, 3, s);
     for (int32_t i = 0; i < moves_; ++i) {
-      const Move& m = plan_.moves[at(i)];
+      const Move& m = plan_.moves[i];
       keys.emplace_back(m.after + 1, m.direction == Move::Direction::out ? 0 : 2, steps_ + i);
     }
     for (size_t i = 0; i < erasures_.size(); ++i) {
@@ -123,7 +123,7 @@ class Finder {
     } else if (node < steps_ + moves_) {
       visit_move(node, before);
     } else {
-      const Erasure& e = erasures_[at(node - steps_ - moves_)];
+      const Erasure& e = erasures_[node - steps_ - moves_];
       arena_.write(node, e.offset.count, (e.offset + e.bytes).count, before);
     }
   }
@@ -131,7 +131,7 @@ class Finder {
  private:
   const Stay& stay_at(TensorId tensor, StepIndex step) const {
     for (int32_t i : stays_of_[tensor]) {
-      const Stay& stay = plan_.stays[at(i)];
+      const Stay& stay = plan_.stays[i];
       if (stay.first > step || step > stay.last) continue;
       used_->push_back(i);
       return stay;
@@ -141,7 +141,7 @@ class Finder {
   }
 
   void visit_step(int32_t s, std::vector<int32_t>& before) {
-    const Step& step = plan_.steps[at(s)];
+    const Step& step = plan_.steps[s];
     const Op& op = graph_.op(step.op);
     if (op.type->is_view) return;
     const RecomputeOperands unused(graph_, op, step.recompute);
@@ -156,18 +156,18 @@ class Finder {
       arena_.write(s, stay.offset.count, (stay.offset + stay.bytes).count, before);
     }
     if (const int32_t w = workspace_of_[s]; w >= 0) {
-      const Stay& stay = plan_.stays[at(w)];
+      const Stay& stay = plan_.stays[w];
       used_->push_back(w);
       arena_.write(s, stay.offset.count, (stay.offset + stay.bytes).count, before);
     }
   }
 
   void visit_move(int32_t node, std::vector<int32_t>& before) {
-    const Move& m = plan_.moves[at(node - steps_)];
+    const Move& m = plan_.moves[node - steps_];
     const bool out = m.direction == Move::Direction::out;
     const StepIndex last = std::max<StepIndex>(steps_ - 1, 0);
     const Stay& stay = stay_at(m.tensor, out ? std::max<StepIndex>(m.after, 0) : std::min(m.before, last));
-    AccessHistory& tier = tiers_[at(m.tier)];
+    AccessHistory& tier = tiers_[m.tier];
     const int64_t begin = stay.offset.count, end = (stay.offset + stay.bytes).count;
     const int64_t slot = m.slot.count, slot_end = (m.slot + graph_.tensor(m.tensor).bytes()).count;
     if (out) {
@@ -198,12 +198,12 @@ class Thinning {
   void thin(int32_t place, std::vector<int32_t>& before) {
     std::sort(before.begin(), before.end(), std::greater<>());
     before.erase(std::unique(before.begin(), before.end()), before.end());
-    std::bitset<kWindow>& mine = known_[at(place)];
+    std::bitset<kWindow>& mine = known_[place];
     std::erase_if(before, [&](int32_t other) {
-      const size_t back = at(place - other - 1);
+      const size_t back = place - other - 1;
       if (back >= kWindow) return false;
       if (mine[back]) return true;
-      mine |= known_[at(other)] << (back + 1);
+      mine |= known_[other] << (back + 1);
       mine.set(back);
       return false;
     });
@@ -221,20 +221,20 @@ Dependencies find_dependencies(const Graph& graph, const Plan& plan, std::span<c
   result.order_ = finder.order();
   const size_t count = result.order_.size();
   std::vector<int32_t> place_of(count);
-  for (size_t p = 0; p < count; ++p) place_of[at(result.order_[p])] = static_cast<int32_t>(p);
+  for (size_t p = 0; p < count; ++p) place_of[result.order_[p]] = static_cast<int32_t>(p);
   Thinning thinning(count);
   std::vector<std::vector<int32_t>> before(count), stays(count);
   std::vector<int32_t> list;
   result.first_after_.assign(count + 1, 0);
   for (size_t p = 0; p < count; ++p) {
     list.clear();
-    finder.visit(result.order_[p], list, stays[at(result.order_[p])]);
-    for (int32_t& node : list) node = place_of[at(node)];
+    finder.visit(result.order_[p], list, stays[result.order_[p]]);
+    for (int32_t& node : list) node = place_of[node];
     thinning.thin(static_cast<int32_t>(p), list);
     for (int32_t place : list) {
-      const int32_t node = result.order_[at(place)];
-      before[at(result.order_[p])].push_back(node);
-      ++result.first_after_[at(node) + 1];
+      const int32_t node = result.order_[place];
+      before[result.order_[p]].push_back(node);
+      ++result.first_after_[node + 1];
     }
   }
   result.first_stay_.assign(1, 0);
@@ -248,8 +248,8 @@ Dependencies find_dependencies(const Graph& graph, const Plan& plan, std::span<c
   result.after_.resize(result.before_.size());
   std::vector<int32_t> next(result.first_after_.begin(), result.first_after_.end() - 1);
   for (int32_t node : result.order_) {
-    for (int32_t other : before[at(node)]) {
-      result.after_[at(next[at(other)]++)] = node;
+    for (int32_t other : before[node]) {
+      result.after_[next[other]++] = node;
     }
   }
   return result;

@@ -16,7 +16,6 @@
 #include <span>
 #include <vector>
 
-#include "base/by_id.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
 
@@ -46,8 +45,7 @@ class Dependencies {
   friend Dependencies find_dependencies(const Graph&, const Plan&, std::span<const Erasure>);
   static std::span<const int32_t> part(const std::vector<int32_t>& first, const std::vector<int32_t>& all,
                                        int32_t node) {
-    const size_t n = at(node), begin = at(first[n]);
-    return std::span(all).subspan(begin, at(first[n + 1]) - begin);
+    return std::span(all).subspan(first[node], first[node + 1] - first[node]);
   }
   std::vector<int32_t> first_before_{0}, before_, first_after_{0}, after_, first_stay_, stays_, order_;
 };

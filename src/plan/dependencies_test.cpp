@@ -33,7 +33,7 @@ std::vector<int32_t> draw_order(const Dependencies& dependencies, std::mt19937_6
     ready.erase(chosen);
     order.push_back(node);
     for (int32_t next : dependencies.after(node)) {
-      if (--unmet[static_cast<size_t>(next)] == 0) ready.push_back(next);
+      if (--unmet[next] == 0) ready.push_back(next);
     }
   }
   return order;
@@ -54,12 +54,12 @@ std::vector<Erasure> erasures_of(const Plan& plan) {
 
 // Everybody that a node waits for, directly or not.
 std::vector<std::set<int32_t>> all_before(const Dependencies& dependencies) {
-  std::vector<std::set<int32_t>> all(static_cast<size_t>(dependencies.count()));
+  std::vector<std::set<int32_t>> all(dependencies.count());
   for (int32_t node : dependencies.order()) {
-    std::set<int32_t>& mine = all[static_cast<size_t>(node)];
+    std::set<int32_t>& mine = all[node];
     for (int32_t other : dependencies.before(node)) {
       mine.insert(other);
-      mine.insert(all[static_cast<size_t>(other)].begin(), all[static_cast<size_t>(other)].end());
+      mine.insert(all[other].begin(), all[other].end());
     }
   }
   return all;
@@ -79,7 +79,7 @@ TEST(Dependencies, EveryOrderThatKeepsThemGoesRightOnPaper) {
       ASSERT_EQ(paper.run_order(dependencies.order(), erasures), "") << "seed " << seed;
       for (uint64_t n = 0; n < 20; ++n) {
         const std::vector<int32_t> order = draw_order(dependencies, random, n % 10);
-        ASSERT_EQ(order.size(), static_cast<size_t>(dependencies.count())) << "seed " << seed;
+        ASSERT_EQ(std::ssize(order), dependencies.count()) << "seed " << seed;
         ASSERT_EQ(paper.run_order(order, erasures), "") << "seed " << seed << ", order " << n;
         different += !std::equal(order.begin(), order.end(), dependencies.order().begin());
       }
@@ -103,8 +103,7 @@ TEST(Dependencies, EveryOneIsNeeded) {
       const auto before = dependencies.before(node);
       for (int32_t other : before) {
         for (int32_t third : before) {
-          ASSERT_FALSE(all[static_cast<size_t>(third)].contains(other))
-              << "seed " << seed << ": " << node << " waits twice for " << other;
+          ASSERT_FALSE(all[third].contains(other)) << "seed " << seed << ": " << node << " waits twice for " << other;
         }
         // The node right before the other, and all that it needs before that.
         std::vector<int32_t> order;
@@ -113,12 +112,12 @@ TEST(Dependencies, EveryOneIsNeeded) {
             if (n == node) order.push_back(other);
             continue;
           }
-          if (!all[static_cast<size_t>(n)].contains(other)) order.push_back(n);
+          if (!all[n].contains(other)) order.push_back(n);
         }
         const auto at = std::find(order.begin(), order.end(), other);
         order.insert(at, node);
         for (int32_t n : dependencies.order()) {
-          if (n != node && all[static_cast<size_t>(n)].contains(other)) order.push_back(n);
+          if (n != node && all[n].contains(other)) order.push_back(n);
         }
         ++edges;
         wrong += !paper.run_order(order).empty();
@@ -154,13 +153,13 @@ TEST(Dependencies, AreFewAndAllOnEarlierNodes) {
     const Graph graph = random_graph(seed, {.forward_ops = 30});
     const Plan plan = testing::random_plan(graph, seed);
     const Dependencies dependencies = find_dependencies(graph, plan);
-    EXPECT_LE(dependencies.edges(), 4 * static_cast<size_t>(dependencies.count())) << "seed " << seed;
+    EXPECT_TRUE(std::cmp_less_equal(dependencies.edges(), 4 * dependencies.count())) << "seed " << seed;
     std::set<int32_t> seen;
     for (int32_t node : dependencies.order()) {
       for (int32_t other : dependencies.before(node)) EXPECT_TRUE(seen.contains(other));
       seen.insert(node);
     }
-    EXPECT_EQ(seen.size(), static_cast<size_t>(dependencies.count()));
+    EXPECT_EQ(std::ssize(seen), dependencies.count());
   }
 }
 

@@ -38,12 +38,12 @@ class Engines {
 
   void order_moves() {
     first_.assign(step_ms_.size() + 2, 0);
-    for (const EngineMove& move : moves_) ++first_[static_cast<size_t>(move.after + 2)];
+    for (const EngineMove& move : moves_) ++first_[move.after + 2];
     for (size_t i = 1; i < first_.size(); ++i) first_[i] += first_[i - 1];
     order_.resize(moves_.size());
     std::vector<int32_t> next = first_;
     for (size_t i = 0; i < moves_.size(); ++i) {
-      order_[static_cast<size_t>(next[static_cast<size_t>(moves_[i].after + 1)]++)] = static_cast<int32_t>(i);
+      order_[next[moves_[i].after + 1]++] = static_cast<int32_t>(i);
     }
   }
 
@@ -74,11 +74,11 @@ class Engines {
   // are done.
   void start_moves(size_t step, double& now, bool out) {
     for (int32_t k = first_[step]; k < first_[step + 1]; ++k) {
-      const int32_t i = order_[static_cast<size_t>(k)];
-      const EngineMove& move = moves_[static_cast<size_t>(i)];
+      const int32_t i = order_[k];
+      const EngineMove& move = moves_[i];
       if (move.out != out) continue;
-      const TierInfo& tier = tiers_[static_cast<size_t>(move.tier)];
-      const size_t engine = 2 * static_cast<size_t>(move.tier) + (move.out ? 0 : 1);
+      const TierInfo& tier = tiers_[move.tier];
+      const size_t engine = 2 * move.tier + (move.out ? 0 : 1);
       const double start = std::max(now, free_at_[engine]);
       const double ms = copy_ms(tier, move.out ? Move::Direction::out : Move::Direction::in, {move.bytes});
       free_at_[engine] = start + ms;
@@ -90,7 +90,7 @@ class Engines {
       } else if (tier.compute_share > 0 && ms > 0) {
         copies_.push_back({start, free_at_[engine], tier.compute_share});
       }
-      double& complete = complete_before_[static_cast<size_t>(move.before)];
+      double& complete = complete_before_[move.before];
       complete = std::max(complete, free_at_[engine]);
     }
   }

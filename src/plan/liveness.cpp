@@ -46,7 +46,7 @@ class Analysis {
     result_.overwritten_at.assign(count, -1);
     needed_until_.assign(count, 0);
     for (StepIndex s = 0; s < result_.steps; ++s) {
-      const Op& op = graph_.op(route_.order[at(s)]);
+      const Op& op = graph_.op(route_.order[s]);
       for (TensorId t : op.outputs) result_.tensors[t] = {s, s};
       for (TensorId t : op.inputs) result_.tensors[t].last = s;
     }
@@ -81,7 +81,7 @@ class Analysis {
   }
 
   void place_outputs(StepIndex step) {
-    const Op& op = graph_.op(route_.order[at(step)]);
+    const Op& op = graph_.op(route_.order[step]);
     const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
     // What must share comes first, so that a choice never takes what is demanded.
     for (const InPlace& pair : pairs) {
@@ -99,8 +99,8 @@ class Analysis {
   }
 
   void place_required(const Op& op, const InPlace& pair, StepIndex step) {
-    const TensorId in = op.inputs.at(at(pair.input));
-    const TensorId out = op.outputs.at(at(pair.output));
+    const TensorId in = op.inputs.at(pair.input);
+    const TensorId out = op.outputs.at(pair.output);
     const int32_t buffer = result_.buffer_of[in];
     if (op.type->is_view) {
       join(buffer, out);
@@ -119,12 +119,12 @@ class Analysis {
   int32_t find_dying_input(const Op& op, const std::vector<InPlace>& pairs, size_t o, StepIndex step) const {
     const Tensor& out = graph_.tensor(op.outputs[o]);
     for (const InPlace& pair : pairs) {
-      if (pair.required || at(pair.output) != o) continue;
-      const TensorId id = op.inputs.at(at(pair.input));
+      if (pair.required || !std::cmp_equal(pair.output, o)) continue;
+      const TensorId id = op.inputs.at(pair.input);
       const Tensor& in = graph_.tensor(id);
       const int32_t buffer = result_.buffer_of[id];
-      if (result_.buffers[at(buffer)].is_state) continue;
-      if (buffer_needed_until_[at(buffer)] > step) continue;
+      if (result_.buffers[buffer].is_state) continue;
+      if (buffer_needed_until_[buffer] > step) continue;
       if (in.bytes() != out.bytes() || in.dtype != out.dtype || in.layout != out.layout) continue;
       if (may_overwrite_all(op, pairs, o, buffer)) return buffer;
     }
@@ -135,8 +135,9 @@ class Analysis {
   bool may_overwrite_all(const Op& op, const std::vector<InPlace>& pairs, size_t o, int32_t buffer) const {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (result_.buffer_of[op.inputs[i]] != buffer) continue;
-      const bool allowed = std::any_of(pairs.begin(), pairs.end(),
-                                       [&](const InPlace& p) { return at(p.output) == o && at(p.input) == i; });
+      const bool allowed = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
+        return std::cmp_equal(p.output, o) && std::cmp_equal(p.input, i);
+      });
       if (!allowed) return false;
     }
     return std::none_of(op.outputs.begin(), op.outputs.end(),
@@ -145,20 +146,20 @@ class Analysis {
 
   // What lies in the buffer now: one tensor and its views.
   std::span<const TensorId> present(int32_t buffer) const {
-    return std::span(result_.buffers[at(buffer)].tensors).subspan(present_from_[at(buffer)]);
+    return std::span(result_.buffers[buffer].tensors).subspan(present_from_[buffer]);
   }
 
   void overwrite(int32_t buffer, TensorId by, StepIndex step) {
     for (TensorId member : present(buffer)) result_.overwritten_at[member] = step;
-    present_from_[at(buffer)] = result_.buffers[at(buffer)].tensors.size();
-    buffer_needed_until_[at(buffer)] = 0;
+    present_from_[buffer] = result_.buffers[buffer].tensors.size();
+    buffer_needed_until_[buffer] = 0;
     join(buffer, by);
   }
 
   void join(int32_t buffer, TensorId tensor) {
-    result_.buffers[at(buffer)].tensors.push_back(tensor);
+    result_.buffers[buffer].tensors.push_back(tensor);
     result_.buffer_of[tensor] = buffer;
-    StepIndex& needed = buffer_needed_until_[at(buffer)];
+    StepIndex& needed = buffer_needed_until_[buffer];
     needed = std::max(needed, needed_until_[tensor]);
   }
 

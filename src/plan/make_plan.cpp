@@ -4,57 +4,39 @@
 #include <map>
 #include <tuple>
 
-#include "base/by_id.h"
 #include "plan/assemble.h"
 
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kEffort = 3'000'000;  // of a placement: policies make many
+constexpr int64_t kMostEffort = 3'000'000;  // of a placement: policies make many
 
 class PlanMaker {
  public:
   PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-            const Schedule& schedule)
-      : input_(input), graph_(input.graph), timeline_(timeline), decisions_(decisions), schedule_(schedule) {}
+            const Schedule& schedule, bool roughly)
+      : input_(input),
+        graph_(input.graph),
+        timeline_(timeline),
+        decisions_(decisions),
+        schedule_(schedule),
+        roughly_(roughly) {}
 
   Plan make(std::string_view policy) {
-    plan_.graph_name = graph_.name;
-    plan_.graph_fingerprint = fingerprint(graph_);
-    plan_.device_name = input_.device.name;
-    plan_.device_key = input_.device.key;
-    plan_.policy = policy;
-    plan_.budget = input_.budget;
-    make_steps();
+    plan_ = begin_plan(input_, policy);
+    for (const ScheduledStep& s : schedule_.steps) {
+      plan_.steps.push_back(make_step(input_, timeline_.steps[s.step].op, s.recompute));
+    }
     join_places();
     place_in_arena();
     make_stays();
     place_in_tiers();
-    plan_.lower_bound = least_bytes(graph_, !plan_.tiers.empty());
-    const Peak peak = live_peak(plan_);
-    plan_.predicted.peak = peak.bytes;
-    plan_.predicted.peak_step = peak.step;
+    finish_stays(graph_, plan_);
     return std::move(plan_);
   }
 
  private:
-  struct Place {
-    int32_t first = INT32_MAX, last = 0;
-    int64_t bytes = 0;
-    int64_t offset = -1;
-    TensorId tensor;  // the first in it
-  };
-
   int32_t end() const { return std::max<int32_t>(static_cast<int32_t>(schedule_.steps.size()) - 1, 0); }
-
-  void make_steps() {
-    for (const ScheduledStep& s : schedule_.steps) {
-      const OpId op = timeline_.steps[at(s.step)].op;
-      const KernelChoice choice = at(op.index) < input_.kernels.size() ? input_.kernels[at(op.index)] : KernelChoice{};
-      plan_.steps.push_back(
-          {.op = op, .kernel = choice.kernel, .threads = 0, .recompute = s.recompute, .workspace = choice.workspace});
-    }
-  }
 
   // Residences that take each other's place are one place.
   void join_places() {
@@ -63,15 +45,17 @@ class PlanMaker {
       // An output's residence comes after that of the input it lies in.
       const Residence& residence = schedule_.residences[r];
       if (residence.in_place_of >= 0) {
-        place_of_[r] = place_of_[at(residence.in_place_of)];
+        place_of_[r] = place_of_[residence.in_place_of];
       } else {
         place_of_[r] = static_cast<int32_t>(places_.size());
-        places_.push_back({.tensor = timeline_.values[at(residence.value)].tensor});
+        places_.push_back({.steps = {residence.first, residence.last},
+                           .bytes = {},
+                           .tensor = timeline_.values[residence.value].tensor});
       }
-      Place& place = places_[at(place_of_[r])];
-      place.first = std::min(place.first, residence.first);
-      place.last = std::max(place.last, residence.last);
-      place.bytes = std::max(place.bytes, timeline_.values[at(residence.value)].bytes);
+      ArenaRegion& place = places_[place_of_[r]];
+      place.steps.first = std::min(place.steps.first, residence.first);
+      place.steps.last = std::max(place.steps.last, residence.last);
+      place.bytes = std::max(place.bytes, Bytes{timeline_.values[residence.value].bytes});
     }
   }
 
@@ -79,50 +63,29 @@ class PlanMaker {
     int64_t bottom = 0;
     std::vector<int64_t> state_offset(graph_.states.size(), -1);
     for (size_t s = 0; s < graph_.states.size(); ++s) {
-      const int32_t value = timeline_.value_of[at(graph_.states[s].before.index)];
-      if (decisions_.home[at(value)] >= 0) continue;
+      const int32_t value = timeline_.value_of[graph_.states[s].before];
+      if (decisions_.home[value] >= 0) continue;
       state_offset[s] = bottom;
-      bottom += timeline_.values[at(value)].bytes;
+      bottom += timeline_.values[value].bytes;
     }
     for (size_t r = 0; r < schedule_.residences.size(); ++r) {
-      const TimelineValue& value = timeline_.values[at(schedule_.residences[r].value)];
-      if (value.state >= 0 && state_offset[at(value.state)] >= 0)
-        places_[at(place_of_[r])].offset = state_offset[at(value.state)];
+      const TimelineValue& value = timeline_.values[schedule_.residences[r].value];
+      if (value.state >= 0 && state_offset[value.state] >= 0) {
+        places_[place_of_[r]].offset = Bytes{state_offset[value.state]};
+      }
     }
-    const PlacementMethod method = find_placement(input_.placement);
-    const std::vector<Mobility> mobility = mobility_for(method, graph_, plan_.steps);
-    std::vector<Buffer> problem;
-    std::vector<int32_t> asked;
-    for (size_t p = 0; p < places_.size(); ++p) {
-      if (places_[p].offset >= 0) continue;
-      problem.push_back(
-          {places_[p].first, places_[p].last + 1, {places_[p].bytes}, mobility[at(places_[p].tensor.index)]});
-      asked.push_back(static_cast<int32_t>(p));
-    }
-    std::vector<int32_t> workspaces;
-    for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
-      const int64_t bytes = timeline_.steps[at(schedule_.steps[at(d)].step)].workspace;
-      if (bytes <= 0) continue;
-      problem.push_back({d, d + 1, {bytes}});
-      workspaces.push_back(d);
-    }
-    plan_.placement = method.name;
-    const Placement placement = method.place(
-        problem, {.alignment = kStayAlignment, .capacity = {}, .effort = kEffort, .seconds = input_.seconds});
-    for (size_t i = 0; i < asked.size(); ++i) places_[at(asked[i])].offset = bottom + placement.offsets[i].count;
-    for (size_t i = 0; i < workspaces.size(); ++i) {
-      plan_.stays.push_back({.tensor = {},
-                             .offset = {bottom + placement.offsets[asked.size() + i].count},
-                             .bytes = problem[asked.size() + i].bytes,
-                             .first = workspaces[i],
-                             .last = workspaces[i]});
-    }
-    plan_.arena = {bottom + placement.height.count};
+    const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
+      return method.place(problem, {.alignment = kStayAlignment,
+                                    .capacity = {},
+                                    .effort = std::min(input_.effort, kMostEffort),
+                                    .roughly = roughly_});
+    };
+    place_regions(input_, {bottom}, place, false, places_, plan_);
   }
 
   void add_stay(TensorId tensor, int32_t residence, int32_t first, int32_t last) {
     plan_.stays.push_back({.tensor = tensor,
-                           .offset = {places_[at(place_of_[at(residence)])].offset},
+                           .offset = *places_[place_of_[residence]].offset,
                            .bytes = align_up(graph_.tensor(tensor).bytes(), kStayAlignment),
                            .first = first,
                            .last = last});
@@ -132,40 +95,37 @@ class PlanMaker {
   void make_stays() {
     for (size_t r = 0; r < schedule_.residences.size(); ++r) {
       const Residence& residence = schedule_.residences[r];
-      add_stay(timeline_.values[at(residence.value)].tensor, static_cast<int32_t>(r), residence.first, residence.last);
+      add_stay(timeline_.values[residence.value].tensor, static_cast<int32_t>(r), residence.first, residence.last);
     }
     std::map<std::pair<int32_t, TensorId>, std::pair<int32_t, int32_t>> views;
     auto mention = [&](int32_t residence, TensorId tensor, int32_t d) {
-      if (timeline_.values[at(timeline_.value_of[at(tensor.index)])].tensor == tensor) return;
+      if (timeline_.values[timeline_.value_of[tensor]].tensor == tensor) return;
       auto [it, fresh] = views.try_emplace({residence, tensor}, d, d);
       if (!fresh) it->second.second = d;
     };
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
-      const ScheduledStep& scheduled = schedule_.steps[at(d)];
-      const TimelineStep& step = timeline_.steps[at(scheduled.step)];
+      const ScheduledStep& scheduled = schedule_.steps[d];
+      const TimelineStep& step = timeline_.steps[scheduled.step];
       const std::vector<int32_t>& inputs = scheduled.recompute ? step.recompute_inputs : step.inputs;
       const Op& op = graph_.op(step.op);
       for (size_t i = 0; i < inputs.size(); ++i) {
-        const int32_t residence = schedule_.inputs[at(scheduled.first_input) + i];
+        const int32_t residence = schedule_.inputs[scheduled.first_input + i];
         for (TensorId t : op.inputs) {
-          if (timeline_.value_of[at(t.index)] == inputs[i]) mention(residence, t, d);
+          if (timeline_.value_of[t] == inputs[i]) mention(residence, t, d);
         }
         if (!step.view) continue;
         for (TensorId t : op.outputs) {
-          if (timeline_.value_of[at(t.index)] == inputs[i]) mention(residence, t, d);
+          if (timeline_.value_of[t] == inputs[i]) mention(residence, t, d);
         }
       }
     }
     for (TensorId t : graph_.outputs) mention_at_end(t, mention);
     for (const auto& [key, range] : views) add_stay(key.second, key.first, range.first, range.second);
-    std::sort(plan_.stays.begin(), plan_.stays.end(), [](const Stay& a, const Stay& b) {
-      return std::tie(a.first, a.offset, a.tensor, a.last) < std::tie(b.first, b.offset, b.tensor, b.last);
-    });
   }
 
   template <class Mention>
   void mention_at_end(TensorId tensor, const Mention& mention) {
-    const int32_t value = timeline_.value_of[at(tensor.index)];
+    const int32_t value = timeline_.value_of[tensor];
     for (size_t r = schedule_.residences.size(); r-- > 0;) {
       if (schedule_.residences[r].value != value) continue;
       mention(static_cast<int32_t>(r), tensor, end());
@@ -178,29 +138,29 @@ class PlanMaker {
     slot_of_.assign(timeline_.values.size(), -1);
     std::vector<int64_t> bottom(tiers.size(), 0);
     auto give_home = [&](TensorId tensor) {
-      const int32_t v = timeline_.value_of[at(tensor.index)];
-      const int8_t tier = decisions_.home[at(v)];
-      if (tier < 0 || slot_of_[at(v)] >= 0) return;
-      slot_of_[at(v)] = bottom[at(tier)];
-      bottom[at(tier)] += align_up(Bytes{timeline_.values[at(v)].bytes}, kSlotAlignment).count;
-      plan_.homes.push_back({.tensor = timeline_.values[at(v)].tensor, .tier = tier, .slot = {slot_of_[at(v)]}});
+      const int32_t v = timeline_.value_of[tensor];
+      const int8_t tier = decisions_.home[v];
+      if (tier < 0 || slot_of_[v] >= 0) return;
+      slot_of_[v] = bottom[tier];
+      bottom[tier] += align_up(Bytes{timeline_.values[v].bytes}, kSlotAlignment).count;
+      plan_.homes.push_back({.tensor = timeline_.values[v].tensor, .tier = tier, .slot = {slot_of_[v]}});
     };
     for (const State& state : graph_.states) give_home(state.before);
     for (TensorId t : graph_.inputs) give_home(t);
     for (size_t v = 0; v < timeline_.values.size(); ++v) {
       const int32_t before = timeline_.values[v].before;
-      if (before >= 0) slot_of_[v] = slot_of_[at(before)];
+      if (before >= 0) slot_of_[v] = slot_of_[before];
     }
     for (size_t t = 0; t < tiers.size(); ++t) {
       const int64_t used = place_slots(static_cast<int8_t>(t), bottom[t]);
       plan_.tiers.push_back({.tier = tiers[t], .used = {used}});
     }
     for (const ScheduledMove& move : schedule_.moves) {
-      const TimelineValue& value = timeline_.values[at(schedule_.residences[at(move.residence)].value)];
+      const TimelineValue& value = timeline_.values[schedule_.residences[move.residence].value];
       plan_.moves.push_back({.direction = move.out ? Move::Direction::out : Move::Direction::in,
                              .tensor = value.tensor,
                              .tier = move.tier,
-                             .slot = {slot_of_[at(schedule_.residences[at(move.residence)].value)]},
+                             .slot = {slot_of_[schedule_.residences[move.residence].value]},
                              .after = move.after,
                              .before = move.before});
     }
@@ -214,19 +174,18 @@ class PlanMaker {
   int64_t place_slots(int8_t tier, int64_t bottom) {
     std::map<int32_t, std::pair<int32_t, int32_t>> spans;
     for (const ScheduledMove& move : schedule_.moves) {
-      const int32_t v = schedule_.residences[at(move.residence)].value;
-      if (move.tier != tier ||
-          (slot_of_[at(v)] >= 0 && (decisions_.home[at(v)] >= 0 || timeline_.values[at(v)].before >= 0)))
+      const int32_t v = schedule_.residences[move.residence].value;
+      if (move.tier != tier || (slot_of_[v] >= 0 && (decisions_.home[v] >= 0 || timeline_.values[v].before >= 0)))
         continue;
       auto [it, fresh] = spans.try_emplace(v, move.after + 1, move.before + 1);
       it->second.first = std::min(it->second.first, move.after + 1);
       it->second.second = std::max(it->second.second, move.before + 1);
     }
     std::vector<Buffer> problem;
-    for (const auto& [v, span] : spans) problem.push_back({span.first, span.second, {timeline_.values[at(v)].bytes}});
+    for (const auto& [v, span] : spans) problem.push_back({span.first, span.second, {timeline_.values[v].bytes}});
     const Placement placement = place_offline(problem, {.alignment = kSlotAlignment, .capacity = {}, .effort = 0});
     size_t i = 0;
-    for (const auto& [v, span] : spans) slot_of_[at(v)] = bottom + placement.offsets[i++].count;
+    for (const auto& [v, span] : spans) slot_of_[v] = bottom + placement.offsets[i++].count;
     return bottom + (problem.empty() ? 0 : placement.height.count);
   }
 
@@ -235,8 +194,9 @@ class PlanMaker {
   const ValueTimeline& timeline_;
   const Decisions& decisions_;
   const Schedule& schedule_;
+  const bool roughly_;
   Plan plan_;
-  std::vector<Place> places_;
+  std::vector<ArenaRegion> places_;
   std::vector<int32_t> place_of_;  // by residence
   std::vector<int64_t> slot_of_;   // by value
 };
@@ -244,8 +204,8 @@ class PlanMaker {
 }  // namespace
 
 Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-               const Schedule& schedule, std::string_view policy) {
-  return PlanMaker(input, timeline, decisions, schedule).make(policy);
+               const Schedule& schedule, std::string_view policy, bool roughly) {
+  return PlanMaker(input, timeline, decisions, schedule, roughly).make(policy);
 }
 
 }  // namespace plimsoll

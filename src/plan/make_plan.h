@@ -9,7 +9,8 @@ namespace plimsoll {
 // States that lie in the arena come first, from offset 0 in the order of graph.states, and homes first in their tiers
 // in the same way, so that every plan with these homes agrees on where they lie; all else by the input's placement. Not
 // yet simulated. The arena may be larger than the budget: who asks decides.
+// `roughly`: offsets by greedy orders alone, to compare the arenas of many by.
 Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-               const Schedule& schedule, std::string_view policy);
+               const Schedule& schedule, std::string_view policy, bool roughly = false);
 
 }  // namespace plimsoll

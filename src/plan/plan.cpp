@@ -103,7 +103,7 @@ Bytes least_bytes(const Graph& graph, bool states_may_leave) {
     for (TensorId id : op.inputs) count(id);
     for (size_t o = 0; o < op.outputs.size(); ++o) {
       const bool over =
-          std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) { return static_cast<size_t>(p.output) == o; });
+          std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) { return std::cmp_equal(p.output, o); });
       if (!over) count(op.outputs[o]);
     }
     most = std::max(most, sum);

@@ -182,8 +182,7 @@ TEST(Plan, LiveBytesAgreeWithMarkingEveryByte) {
     plan.steps.resize(1 + random() % 12);
     for (uint64_t i = random() % 30; i > 0; --i) {
       const StepIndex first = static_cast<StepIndex>(random() % plan.steps.size());
-      const StepIndex last =
-          first + static_cast<StepIndex>(random() % (plan.steps.size() - static_cast<size_t>(first)));
+      const StepIndex last = first + static_cast<StepIndex>(random() % (plan.steps.size() - first));
       plan.stays.push_back(
           {{0}, {static_cast<int64_t>(random() % 40)}, {static_cast<int64_t>(random() % 20)}, first, last});
     }

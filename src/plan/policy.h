@@ -25,15 +25,21 @@ struct PolicyInput {
   DeviceInfo device;
   Bytes budget{INT64_MAX};
   std::string placement = "offline";
-  double seconds = 10;               // for policies and placements that search
+  int64_t effort = 20'000'000;       // of a placement that searches, as in PlacementOptions
   double faster_than_ms = kAnyTime;  // a plan that is not predicted to be faster is of no use and need not be placed
   bool first_that_fits = false;      // the question is whether a plan exists, not which is fast
+  // Of auto alone: the plan that needs the least arena of all that are found, whether it fits the budget or not; one
+  // that fits will do.
+  bool least_memory = false;
   bool explain = true;  // false: an answer that does not fit says no more than `minimum`, its live bytes, not placed
   // By index of graph.states: the tier where it lies between steps, -1 the arena; empty: the policy decides. An
   // evaluation finds the states where the training leaves them. Only liveness (all in the arena) and auto heed it.
   std::vector<int8_t> state_homes = {};
   std::map<std::string, std::string> options =
       {};  // of the policy: "superneurons:recompute=speed" has {recompute, speed}
+
+  // Nothing where no kernels are chosen: planning by shapes alone.
+  KernelChoice kernel_of(OpId op) const { return op.index < std::ssize(kernels) ? kernels[op.index] : KernelChoice{}; }
 };
 
 using PlanOrInfeasible = std::variant<Plan, Infeasible>;

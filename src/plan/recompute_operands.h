@@ -16,7 +16,7 @@ class RecomputeOperands {
     outputs_ = op.type->state_outputs;
     if (outputs_.empty() || !op.type->in_place) return;
     for (const InPlace& pair : op.type->in_place(graph, op)) {
-      if (pair.required && output(static_cast<size_t>(pair.output))) inputs_.push_back(pair.input);
+      if (pair.required && output(pair.output)) inputs_.push_back(pair.input);
     }
   }
   bool input(size_t i) const { return contains(inputs_, i); }

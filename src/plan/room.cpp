@@ -13,7 +13,7 @@ std::vector<Bytes> room_of_ops(const Graph& graph, const Plan& plan, Bytes budge
   }
   ById<OpId, Bytes> room(graph.op_count(), budget);
   for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
-    Bytes& least = room[plan.steps[place(s)].op];
+    Bytes& least = room[plan.steps[s].op];
     const Bytes here = budget - live[s] + own[s];
     least = std::min(least, Bytes{here.count / kStayAlignment * kStayAlignment});
   }

@@ -22,13 +22,13 @@ bool only_changes_layout(const Graph& graph, const Op& op) {
 
 // Ops that gain nothing by running early and whose result only takes room: reorders, views, and what is made from
 // nothing or from states and scalars alone (constants, noise). They run right before their first reader.
-ById<OpId, bool> find_late_ops(const Graph& graph, const std::vector<std::vector<OpId>>& readers) {
+ById<OpId, bool> find_late_ops(const Graph& graph, const ById<TensorId, std::vector<OpId>>& readers) {
   ById<OpId, bool> late(graph.op_count(), false);
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     const Op& op = graph.op({i});
     if (op.phase == Phase::update || op.type->changes_state || !op.type->state_outputs.empty()) continue;
     const bool read =
-        std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId t) { return !readers[at(t)].empty(); });
+        std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId t) { return !readers[t].empty(); });
     if (!read) continue;
     const bool from_nothing = std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId t) {
       return !graph.tensor(t).producer.valid() && graph.tensor(t).role != Role::input;
@@ -76,7 +76,7 @@ class Router {
   // Calls visit(op) for every op that is not late and gets `tensor` directly or through late ops.
   template <class Visit>
   void for_each_reader(TensorId tensor, const Visit& visit) const {
-    for (OpId reader : readers_[at(tensor)]) {
+    for (OpId reader : readers_[tensor]) {
       if (!is_late(reader)) {
         visit(reader);
       } else {
@@ -113,9 +113,9 @@ class Router {
       if (op.type->is_view || !op.type->in_place) continue;
       for (const InPlace& pair : op.type->in_place(graph_, op)) {
         if (!pair.required) continue;
-        for (TensorId member : members[view_root_[op.inputs.at(at(pair.input))]]) {
+        for (TensorId member : members[view_root_[op.inputs.at(pair.input)]]) {
           overwrites_[OpId{i}].push_back(member);
-          for (OpId reader : readers_[at(member)]) {
+          for (OpId reader : readers_[member]) {
             if (reader.index != i && !is_late(reader)) next_[reader].push_back({i});
           }
         }
@@ -226,7 +226,7 @@ class Router {
       if (producer.valid() && is_late(producer)) emit(producer);
     }
     for (TensorId lost : overwrites_[id]) {
-      for (OpId reader : readers_[at(lost)]) {
+      for (OpId reader : readers_[lost]) {
         if (is_late(reader)) emit(reader);
       }
     }
@@ -244,7 +244,7 @@ class Router {
   }
 
   const Graph& graph_;
-  std::vector<std::vector<OpId>> readers_;  // by tensor
+  ById<TensorId, std::vector<OpId>> readers_;
   ById<OpId, bool> late_;
   ById<OpId, bool> emitted_;
   ById<TensorId, TensorId> view_root_;

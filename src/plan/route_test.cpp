@@ -1,4 +1,5 @@
 #include "plan/route.h"
+#include "base/by_id.h"
 
 #include <gtest/gtest.h>
 
@@ -109,14 +110,14 @@ TEST(Route, OfRandomGraphsHasEveryOpOnceAfterItsInputs) {
     const Graph g = testing::random_graph(seed, {.forward_ops = static_cast<int>(2 + seed % 60)});
     const Route route = make_route(g);
     ASSERT_EQ(route.order.size(), g.ops().size()) << "seed " << seed;
-    std::vector<bool> ran(g.ops().size(), false);
+    ById<OpId, bool> ran(g.ops().size(), false);
     for (OpId id : route.order) {
-      EXPECT_FALSE(ran[static_cast<size_t>(id.index)]) << "seed " << seed;
+      EXPECT_FALSE(ran[id]) << "seed " << seed;
       for (TensorId in : g.op(id).inputs) {
         const OpId producer = g.tensor(in).producer;
-        EXPECT_TRUE(!producer.valid() || ran[static_cast<size_t>(producer.index)]) << "seed " << seed;
+        EXPECT_TRUE(!producer.valid() || ran[producer]) << "seed " << seed;
       }
-      ran[static_cast<size_t>(id.index)] = true;
+      ran[id] = true;
     }
   }
 }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/by_id.h"
-
 namespace plimsoll {
 namespace {
 bool contains(const std::vector<int32_t>& list, int32_t value) {
@@ -12,7 +10,7 @@ bool contains(const std::vector<int32_t>& list, int32_t value) {
 }  // namespace
 
 Decisions keep_everything(const ValueTimeline& timeline) {
-  return {.gaps = std::vector<Choice>(at(timeline.gap_total), kKeep),
+  return {.gaps = std::vector<Choice>(timeline.gap_total, kKeep),
           .home = std::vector<int8_t>(timeline.values.size(), -1),
           .retain = std::vector<bool>(timeline.values.size(), true)};
 }
@@ -52,101 +50,101 @@ void Scheduler::start() {
   stack_.clear();
   now_ = -1;
   for (int32_t v = 0; v < static_cast<int32_t>(values); ++v) {
-    if (timeline_.values[at(v)].producer >= 0) continue;
-    slot_[at(v)] = decisions_->home[at(v)];
-    if (slot_[at(v)] < 0) open(v, -1);
+    if (timeline_.values[v].producer >= 0) continue;
+    slot_[v] = decisions_->home[v];
+    if (slot_[v] < 0) open(v, -1);
   }
 }
 
 void Scheduler::run_step(int32_t s) {
-  const TimelineStep& step = timeline_.steps[at(s)];
-  for (int32_t v : step.inputs) wanted_by_[at(v)] = s;
+  const TimelineStep& step = timeline_.steps[s];
+  for (int32_t v : step.inputs) wanted_by_[v] = s;
   // The last produced first: what it is rebuilt from may be wanted as well, and then is there.
   for (int32_t v : step.latest_first) bring(v);
   if (out_->unrecoverable >= 0) return;
   const int32_t d = append(s, false);
   for (int32_t v : step.outputs) open(v, d);
   for (int32_t v : step.inputs) {
-    ++next_use_[at(v)];
-    transient_[at(v)] = false;
+    ++next_use_[v];
+    transient_[v] = false;
   }
   for (const TimelineInPlace& pair : step.in_place) {
     if (!pair.required) continue;  // what is overwritten is lost, wherever else it lay
-    gone_[at(pair.input)] = true;
+    gone_[pair.input] = true;
     close(pair.input);
-    slot_[at(pair.input)] = -1;
+    slot_[pair.input] = -1;
   }
   for (int32_t v : step.outputs) {
-    const int32_t before = timeline_.values[at(v)].before;
-    if (before >= 0 && decisions_->home[at(before)] >= 0) copy_out(v, decisions_->home[at(before)]);
+    const int32_t before = timeline_.values[v].before;
+    if (before >= 0 && decisions_->home[before] >= 0) copy_out(v, decisions_->home[before]);
   }
   for (int32_t v : step.inputs) {
-    if (residence_[at(v)] >= 0) begin_gap(v, next_use_[at(v)]);
+    if (residence_[v] >= 0) begin_gap(v, next_use_[v]);
   }
   for (int32_t v : step.outputs) begin_gap(v, 0);
 }
 
 // Decides about an open value after a use, at the start of its gap.
 void Scheduler::begin_gap(int32_t v, int32_t gap) {
-  const TimelineValue& value = timeline_.values[at(v)];
-  if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && (value.is_output || slot_[at(v)] < 0)) return;
-  const Choice choice = decisions_->gaps[at(value.first_gap + gap)];
+  const TimelineValue& value = timeline_.values[v];
+  if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && (value.is_output || slot_[v] < 0)) return;
+  const Choice choice = decisions_->gaps[value.first_gap + gap];
   if (choice == kKeep) {
     if (cache_ != nullptr && gap == static_cast<int32_t>(value.uses.size())) close(v);  // nobody reads it any more
     return;
   }
-  if (choice >= kOffload && slot_[at(v)] < 0) copy_out(v, static_cast<int8_t>(choice - kOffload));
+  if (choice >= kOffload && slot_[v] < 0) copy_out(v, static_cast<int8_t>(choice - kOffload));
   close(v);
 }
 
 void Scheduler::open(int32_t v, int32_t written) {
-  residence_[at(v)] = static_cast<int32_t>(out_->residences.size());
+  residence_[v] = static_cast<int32_t>(out_->residences.size());
   if (cache_ != nullptr) {
-    place_in_open_[at(v)] = open_.size();
+    place_in_open_[v] = open_.size();
     open_.push_back(v);
   }
-  live_ += timeline_.values[at(v)].bytes;
+  live_ += timeline_.values[v].bytes;
   const int32_t first = std::max(written, 0);
   out_->residences.push_back({.value = v, .first = first, .last = first, .written = written});
 }
 
 void Scheduler::close(int32_t v) {
-  if (residence_[at(v)] < 0) return;
-  residence_[at(v)] = -1;
+  if (residence_[v] < 0) return;
+  residence_[v] = -1;
   if (cache_ != nullptr) {
-    place_in_open_[at(open_.back())] = place_in_open_[at(v)];
-    open_[place_in_open_[at(v)]] = open_.back();
+    place_in_open_[open_.back()] = place_in_open_[v];
+    open_[place_in_open_[v]] = open_.back();
     open_.pop_back();
   }
-  live_ -= timeline_.values[at(v)].bytes;
+  live_ -= timeline_.values[v].bytes;
 }
 
 void Scheduler::copy_out(int32_t v, int8_t tier) {
-  const int32_t r = residence_[at(v)];
-  Residence& residence = out_->residences[at(r)];
+  const int32_t r = residence_[v];
+  Residence& residence = out_->residences[r];
   residence.out = static_cast<int32_t>(out_->moves.size());
   out_->moves.push_back({.out = true, .tier = tier, .residence = r, .after = residence.written});
-  slot_[at(v)] = tier;
+  slot_[v] = tier;
 }
 
 void Scheduler::fetch(int32_t v) {
   open(v, -1);
-  Residence& residence = out_->residences[at(residence_[at(v)])];
+  Residence& residence = out_->residences[residence_[v]];
   residence.in = static_cast<int32_t>(out_->moves.size());
   residence.first = -1;  // known with its user
-  out_->moves.push_back({.out = false, .tier = slot_[at(v)], .residence = residence_[at(v)]});
-  transient_[at(v)] = !(decisions_->retain[at(v)] && has_uses_left(v));
+  out_->moves.push_back({.out = false, .tier = slot_[v], .residence = residence_[v]});
+  transient_[v] = !(decisions_->retain[v] && has_uses_left(v));
 }
 
 bool Scheduler::has_uses_left(int32_t v) const {
-  return next_use_[at(v)] < static_cast<int32_t>(timeline_.values[at(v)].uses.size());
+  return next_use_[v] < static_cast<int32_t>(timeline_.values[v].uses.size());
 }
 
 void Scheduler::bring(int32_t v) {
-  if (out_->unrecoverable >= 0 || residence_[at(v)] >= 0) return;
-  if (slot_[at(v)] >= 0) {
+  if (out_->unrecoverable >= 0 || residence_[v] >= 0) return;
+  if (slot_[v] >= 0) {
     fetch(v);
-  } else if (timeline_.values[at(v)].recomputable && !gone_[at(v)]) {
+  } else if (timeline_.values[v].recomputable && !gone_[v]) {
     rebuild(v);
   } else {
     out_->unrecoverable = v;
@@ -155,10 +153,10 @@ void Scheduler::bring(int32_t v) {
 
 // Runs the value's producer again, and before it what its own inputs need, depth first.
 void Scheduler::rebuild(int32_t value) {
-  stack_.assign(1, {timeline_.values[at(value)].producer, 0});
+  stack_.assign(1, {timeline_.values[value].producer, 0});
   while (!stack_.empty() && out_->unrecoverable < 0) {
     const int32_t step = stack_.back().first;
-    const std::vector<int32_t>& inputs = timeline_.steps[at(step)].recompute_inputs;
+    const std::vector<int32_t>& inputs = timeline_.steps[step].recompute_inputs;
     const size_t i = stack_.back().second;
     if (i == inputs.size()) {
       stack_.pop_back();
@@ -167,12 +165,12 @@ void Scheduler::rebuild(int32_t value) {
     }
     const int32_t v = inputs[i];
     ++stack_.back().second;
-    ++locks_[at(v)];
-    if (residence_[at(v)] >= 0) continue;
-    if (slot_[at(v)] >= 0) {
+    ++locks_[v];
+    if (residence_[v] >= 0) continue;
+    if (slot_[v] >= 0) {
       fetch(v);
-    } else if (timeline_.values[at(v)].recomputable && !gone_[at(v)]) {
-      stack_.emplace_back(timeline_.values[at(v)].producer, 0);
+    } else if (timeline_.values[v].recomputable && !gone_[v]) {
+      stack_.emplace_back(timeline_.values[v].producer, 0);
     } else {
       out_->unrecoverable = v;
     }
@@ -180,40 +178,40 @@ void Scheduler::rebuild(int32_t value) {
 }
 
 void Scheduler::rerun(int32_t s) {
-  const TimelineStep& step = timeline_.steps[at(s)];
+  const TimelineStep& step = timeline_.steps[s];
   const int32_t d = append(s, true);
   for (int32_t v : step.recompute_outputs) {
-    if (residence_[at(v)] >= 0) {
-      Residence& residence = out_->residences[at(residence_[at(v)])];
+    if (residence_[v] >= 0) {
+      Residence& residence = out_->residences[residence_[v]];
       residence.last = std::max(residence.last, d);  // written once more, the same
       continue;
     }
     open(v, d);
-    transient_[at(v)] = !(decisions_->retain[at(v)] && has_uses_left(v));
-    if (transient_[at(v)] && locks_[at(v)] == 0 && wanted_by_[at(v)] != now_) close(v);
+    transient_[v] = !(decisions_->retain[v] && has_uses_left(v));
+    if (transient_[v] && locks_[v] == 0 && wanted_by_[v] != now_) close(v);
   }
   for (int32_t v : step.recompute_inputs) {
-    --locks_[at(v)];
-    if (transient_[at(v)] && locks_[at(v)] == 0 && wanted_by_[at(v)] != now_) close(v);
+    --locks_[v];
+    if (transient_[v] && locks_[v] == 0 && wanted_by_[v] != now_) close(v);
   }
 }
 
 int32_t Scheduler::append(int32_t s, bool recompute) {
-  const TimelineStep& step = timeline_.steps[at(s)];
+  const TimelineStep& step = timeline_.steps[s];
   if (cache_ != nullptr) make_room(s, recompute);
   const int32_t d = static_cast<int32_t>(out_->steps.size());
   out_->steps.push_back({.step = s, .recompute = recompute, .first_input = static_cast<int32_t>(out_->inputs.size())});
   out_->compute_ms += step.ms;
   if (recompute) ++out_->recomputations;
   for (int32_t v : recompute ? step.recompute_inputs : step.inputs) {
-    Residence& residence = out_->residences[at(residence_[at(v)])];
+    Residence& residence = out_->residences[residence_[v]];
     if (residence.first < 0) {
       residence.first = d;
-      out_->moves[at(residence.in)].after = d - 1;
-      out_->moves[at(residence.in)].before = d;
+      out_->moves[residence.in].after = d - 1;
+      out_->moves[residence.in].before = d;
     }
     residence.last = d;
-    out_->inputs.push_back(residence_[at(v)]);
+    out_->inputs.push_back(residence_[v]);
   }
   return d;
 }
@@ -222,44 +220,44 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
 int64_t Scheduler::room_for(const TimelineStep& step, bool recompute) const {
   int64_t bytes = step.workspace;
   for (int32_t v : recompute ? step.recompute_outputs : step.outputs) {
-    if (residence_[at(v)] >= 0) continue;
+    if (residence_[v] >= 0) continue;
     const bool takes_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& pair) {
       if (pair.output != v) return false;
-      const TimelineValue& input = timeline_.values[at(pair.input)];
+      const TimelineValue& input = timeline_.values[pair.input];
       return pair.required || (!recompute && input.state < 0 && !input.at_end && !input.uses.empty() &&
-                               input.uses.back() == now_ && slot_[at(pair.input)] < 0);
+                               input.uses.back() == now_ && slot_[pair.input] < 0);
     });
-    if (!takes_place) bytes += timeline_.values[at(v)].bytes;
+    if (!takes_place) bytes += timeline_.values[v].bytes;
   }
   return bytes;
 }
 
 bool Scheduler::may_leave(int32_t v) const {
-  const TimelineValue& value = timeline_.values[at(v)];
-  if (residence_[at(v)] < 0 || wanted_by_[at(v)] == now_ || locks_[at(v)] > 0 || value.bytes == 0) return false;
-  if (value.state >= 0 || (value.producer < 0 && slot_[at(v)] < 0)) return false;  // their place is the arena
-  return !(value.at_end && next_use_[at(v)] == static_cast<int32_t>(value.uses.size()));
+  const TimelineValue& value = timeline_.values[v];
+  if (residence_[v] < 0 || wanted_by_[v] == now_ || locks_[v] > 0 || value.bytes == 0) return false;
+  if (value.state >= 0 || (value.producer < 0 && slot_[v] < 0)) return false;  // their place is the arena
+  return !(value.at_end && next_use_[v] == static_cast<int32_t>(value.uses.size()));
 }
 
 void Scheduler::make_room(int32_t s, bool recompute) {
-  const int64_t room = room_for(timeline_.steps[at(s)], recompute);
+  const int64_t room = room_for(timeline_.steps[s], recompute);
   while (live_ + room > cache_->limit) {
     int32_t victim = -1;
     int64_t rank = 0;
     for (int32_t v : open_) {
       if (!may_leave(v)) continue;
-      const TimelineValue& value = timeline_.values[at(v)];
-      const int32_t used = next_use_[at(v)];
+      const TimelineValue& value = timeline_.values[v];
+      const int32_t used = next_use_[v];
       const int64_t key = cache_->farthest
-                              ? (used < static_cast<int32_t>(value.uses.size()) ? value.uses[at(used)] : INT32_MAX)
-                              : -static_cast<int64_t>(out_->residences[at(residence_[at(v)])].last);
+                              ? (used < static_cast<int32_t>(value.uses.size()) ? value.uses[used] : INT32_MAX)
+                              : -static_cast<int64_t>(out_->residences[residence_[v]].last);
       if (victim < 0 || key > rank || (key == rank && v < victim)) {
         victim = v;
         rank = key;
       }
     }
     if (victim < 0) return;
-    if (slot_[at(victim)] < 0) copy_out(victim, cache_->tier);
+    if (slot_[victim] < 0) copy_out(victim, cache_->tier);
     close(victim);
   }
 }
@@ -268,10 +266,10 @@ void Scheduler::end() {
   const int32_t last = std::max<int32_t>(static_cast<int32_t>(out_->steps.size()) - 1, 0);
   for (size_t v = 0; v < residence_.size(); ++v) {
     if (residence_[v] >= 0 && timeline_.values[v].at_end && (timeline_.values[v].is_output || slot_[v] < 0))
-      out_->residences[at(residence_[v])].last = last;
+      out_->residences[residence_[v]].last = last;
   }
   for (ScheduledMove& move : out_->moves) {
-    if (move.out) move.before = out_->residences[at(move.residence)].last + 1;
+    if (move.out) move.before = out_->residences[move.residence].last + 1;
   }
 }
 
@@ -280,32 +278,32 @@ void Scheduler::share_places() {
   written_.clear();
   written_at_.assign(out_->steps.size() + 1, 0);
   for (const Residence& r : out_->residences) {
-    if (r.written >= 0) ++written_at_[at(r.written + 1)];
+    if (r.written >= 0) ++written_at_[r.written + 1];
   }
   for (size_t d = 1; d < written_at_.size(); ++d) written_at_[d] += written_at_[d - 1];
-  written_.resize(at(written_at_.back()));
+  written_.resize(written_at_.back());
   std::vector<int32_t>& next = scratch_;
   next = written_at_;
   for (int32_t r = 0; r < static_cast<int32_t>(out_->residences.size()); ++r) {
-    const int32_t d = out_->residences[at(r)].written;
-    if (d >= 0) written_[at(next[at(d)]++)] = r;
+    const int32_t d = out_->residences[r].written;
+    if (d >= 0) written_[next[d]++] = r;
   }
   for (int32_t d = 0; d < static_cast<int32_t>(out_->steps.size()); ++d) {
-    const ScheduledStep& scheduled = out_->steps[at(d)];
-    const TimelineStep& step = timeline_.steps[at(scheduled.step)];
+    const ScheduledStep& scheduled = out_->steps[d];
+    const TimelineStep& step = timeline_.steps[scheduled.step];
     if (step.in_place.empty()) continue;
     const std::vector<int32_t>& inputs = scheduled.recompute ? step.recompute_inputs : step.inputs;
     for (const TimelineInPlace& pair : step.in_place) {
       if (scheduled.recompute && !contains(step.recompute_outputs, pair.output)) continue;
       const auto found = std::find(inputs.begin(), inputs.end(), pair.input);
       if (found == inputs.end()) continue;
-      const int32_t source = out_->inputs[at(scheduled.first_input) + static_cast<size_t>(found - inputs.begin())];
-      Residence& from = out_->residences[at(source)];
+      const int32_t source = out_->inputs[scheduled.first_input + (found - inputs.begin())];
+      Residence& from = out_->residences[source];
       if (from.last != d || from.overwritten) continue;
       if (from.out >= 0 && !pair.required) continue;  // still being copied
       // The output's residence that begins here, if it does.
-      for (int32_t r = written_at_[at(d)]; r < written_at_[at(d) + 1]; ++r) {
-        Residence& to = out_->residences[at(written_[at(r)])];
+      for (int32_t r = written_at_[d]; r < written_at_[d + 1]; ++r) {
+        Residence& to = out_->residences[written_[r]];
         if (to.value != pair.output || to.in_place_of >= 0) continue;
         to.in_place_of = source;
         from.overwritten = true;
@@ -318,15 +316,15 @@ void Scheduler::share_places() {
 void Scheduler::count_live(Schedule& s) {
   s.live.assign(s.steps.size() + 1, 0);  // changes first
   for (const Residence& r : s.residences) {
-    const int64_t bytes = timeline_.values[at(r.value)].bytes;
-    s.live[at(r.in_place_of >= 0 ? r.first + 1 : r.first)] += bytes;  // in the first step it shares
-    s.live[at(r.last + 1)] -= bytes;
+    const int64_t bytes = timeline_.values[r.value].bytes;
+    s.live[r.in_place_of >= 0 ? r.first + 1 : r.first] += bytes;  // in the first step it shares
+    s.live[r.last + 1] -= bytes;
   }
   s.peak = 0;
   int64_t sum = 0;
   for (size_t d = 0; d < s.steps.size(); ++d) {
     sum += s.live[d];
-    s.live[d] = sum + timeline_.steps[at(s.steps[d].step)].workspace;
+    s.live[d] = sum + timeline_.steps[s.steps[d].step].workspace;
     if (s.live[d] > s.peak) {
       s.peak = s.live[d];
       s.peak_step = static_cast<int32_t>(d);

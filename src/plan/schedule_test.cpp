@@ -44,7 +44,7 @@ Decisions random_decisions(const ValueTimeline& timeline, std::mt19937_64& rando
     // What comes from outside and has no home cannot come back; a gradient is not made twice.
     const bool stays = (value.producer < 0 && decisions.home[v] < 0) || value.state >= 0;
     for (int32_t g = 0; g < value.gap_count(); ++g) {
-      Choice& choice = decisions.gaps[static_cast<size_t>(value.first_gap + g)];
+      Choice& choice = decisions.gaps[value.first_gap + g];
       if (stays && !(value.before < 0 && decisions.home[v] >= 0)) choice = kKeep;
     }
   }
@@ -64,9 +64,9 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
     PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
     const int tiers = static_cast<int>(seed % 3);
     input.device.tiers = two_tiers(random);
-    input.device.tiers.resize(static_cast<size_t>(tiers));
+    input.device.tiers.resize(tiers);
     input.placement = "best_fit";
-    input.seconds = 0.002;
+    input.effort = 100'000;
     const ValueTimeline timeline = make_timeline(input);
     const Decisions decisions = random_decisions(timeline, random, tiers);
     Schedule schedule;
@@ -106,8 +106,12 @@ TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
-    const PolicyInput input{
-        .graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.05};
+    const PolicyInput input{.graph = graph,
+                            .route = route,
+                            .kernels = kernels,
+                            .costs = costs,
+                            .device = {.name = "cpu"},
+                            .effort = 100'000};
     const ValueTimeline timeline = make_timeline(input);
     Schedule schedule;
     Scheduler(timeline).run(keep_everything(timeline), schedule);

@@ -28,7 +28,7 @@ class CoreRun {
         steps_(static_cast<int32_t>(plan.steps.size())),
         rank_(plan.steps.size()),
         conflicts_(graph.op_count()),
-        on_core_(static_cast<size_t>(cores_of(plan)), 0),
+        on_core_(cores_of(plan), 0),
         engines_(2 * plan.tiers.size()) {}
 
   EngineTimes run() {
@@ -69,11 +69,9 @@ class CoreRun {
     double ends_ms = 0;
   };
 
-  const Step& step(StepIndex s) const { return plan_.steps[static_cast<size_t>(s)]; }
-  const Move& move(int32_t i) const { return plan_.moves[static_cast<size_t>(i)]; }
-  const TierInfo& tier_of(int32_t move_index) const {
-    return plan_.tiers[static_cast<size_t>(move(move_index).tier)].tier;
-  }
+  const Step& step(StepIndex s) const { return plan_.steps[s]; }
+  const Move& move(int32_t i) const { return plan_.moves[i]; }
+  const TierInfo& tier_of(int32_t move_index) const { return plan_.tiers[move(move_index).tier].tier; }
 
   void rank_steps() {
     order_ = plan_.cores.order;
@@ -89,8 +87,7 @@ class CoreRun {
   void make_ready(int32_t node) {
     if (node >= steps_) {
       const Move& m = move(node - steps_);
-      engines_[2 * static_cast<size_t>(m.tier) + (m.direction == Move::Direction::out ? 0 : 1)].waiting.push_back(
-          node - steps_);
+      engines_[2 * m.tier + (m.direction == Move::Direction::out ? 0 : 1)].waiting.push_back(node - steps_);
       ++copying_;
     } else if (step(node).kernel.empty() || graph_.op(step(node).op).type->is_view) {
       timeline_.push_back({0, node, now_, now_});
@@ -102,7 +99,7 @@ class CoreRun {
 
   void complete(int32_t node) {
     for (int32_t other : dependencies_.after(node)) {
-      if (--unmet_[static_cast<size_t>(other)] == 0) make_ready(other);
+      if (--unmet_[other] == 0) make_ready(other);
     }
   }
 
@@ -120,7 +117,7 @@ class CoreRun {
     bool others_wait = false;  // someone before it in the order
     for (auto it = ready_.begin(); it != ready_.end();) {
       if (static_cast<int>(running_.size()) >= plan_.cores.inter_op) break;
-      const StepIndex s = order_[static_cast<size_t>(*it)];
+      const StepIndex s = order_[*it];
       if (!may_start(s, others_wait)) {
         others_wait = true;
         ++it;
@@ -139,9 +136,9 @@ class CoreRun {
     const bool beside = cores > with(0);
     if (beside && (step(s).affinity != Affinity::smt || plan_.cores.hardware_threads < 2 || cores > with(1)))
       return false;
-    const std::vector<OpId>& apart = conflicts_[step(s).op];
+    const std::vector<OpId>& conflicts = conflicts_[step(s).op];
     for (const Running& r : running_) {
-      if (std::find(apart.begin(), apart.end(), step(r.step).op) != apart.end()) return false;
+      if (std::find(conflicts.begin(), conflicts.end(), step(r.step).op) != conflicts.end()) return false;
     }
     return !(others_wait || beside) || step(s).time_ms <= remaining_ms();
   }

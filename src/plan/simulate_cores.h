@@ -1,11 +1,11 @@
 // A training step on paper where several steps run at once, as the concurrent driver runs them (execute/concurrent.h):
-// of the ready steps the first of the plan's order starts when there are cores for it and nothing that it is kept apart
-// from runs. What overtakes a step that waits for cores, or runs beside others on second hardware threads, must end no
-// later than what runs.
+// of the ready steps the first of the plan's order starts when there are cores for it and nothing that it conflicts with
+// runs. What overtakes a step that waits for cores, or runs beside others on second hardware threads, must end no later
+// than what runs.
 //
-//   core 0 |  conv1/dw    |  conv2/dw    |       a step holds its cores; steps that run at once share the memory's rate, and on
-//   core 1 |  conv1/dx         | update |        a core with two of them the speed of its hardware threads
-//   disk >        |=======|                      copies run on engines of their own, in the order in which they may start
+//   core 0 |  conv1/dw    |  conv2/dw    |     a step holds its cores; steps that run at once share the memory's rate,
+//   core 1 |  conv1/dx         | update |      and on a core with two of them the speed of its hardware threads
+//   disk >        |=======|                    copies run on engines of their own, in the order in which they may start
 #pragma once
 
 #include <span>

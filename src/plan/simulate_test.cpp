@@ -61,9 +61,9 @@ TEST(SimulateAtOnce, OneAfterTheOtherWithoutCoresOrWhereTheyAreKeptApart) {
   Fork all(2, 3, 1);
   for (Step& step : all.plan.steps) step.threads = 0;
   EXPECT_DOUBLE_EQ(all.run().step_time_ms, 6);
-  Fork apart(2, 3, 1);
-  apart.plan.cores.conflicts = {{OpId{0}, OpId{1}}};
-  EXPECT_DOUBLE_EQ(apart.run().step_time_ms, 6);
+  Fork conflicting(2, 3, 1);
+  conflicting.plan.cores.conflicts = {{OpId{0}, OpId{1}}};
+  EXPECT_DOUBLE_EQ(conflicting.run().step_time_ms, 6);
 }
 
 TEST(SimulateAtOnce, TheFirstOfTheOrderStartsFirst) {

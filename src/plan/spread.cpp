@@ -1,7 +1,6 @@
 // When copies start and when they must be complete.
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "plan/engines.h"
 #include "plan/schedule.h"
 
@@ -19,7 +18,7 @@ class Spreader {
     double now = 0;
     for (const ScheduledStep& step : schedule.steps) {
       starts_.push_back(now);
-      now += timeline.steps[at(step.step)].ms;
+      now += timeline.steps[step.step].ms;
     }
     starts_.push_back(now);
     find_neighbours();
@@ -39,11 +38,11 @@ class Spreader {
  private:
   int32_t count() const { return static_cast<int32_t>(schedule_.steps.size()); }
   int64_t bytes_of(const ScheduledMove& move) const {
-    return timeline_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
+    return timeline_.values[schedule_.residences[move.residence].value].bytes;
   }
   double ms_of(const ScheduledMove& move) const {
-    const int64_t bytes = timeline_.values[at(schedule_.residences[at(move.residence)].value)].copied_bytes;
-    return copy_ms(tiers_[at(move.tier)], move.out ? Move::Direction::out : Move::Direction::in, {bytes});
+    const int64_t bytes = timeline_.values[schedule_.residences[move.residence].value].copied_bytes;
+    return copy_ms(tiers_[move.tier], move.out ? Move::Direction::out : Move::Direction::in, {bytes});
   }
 
   // A value's residences, one after the other; and the copy that put it into its slot.
@@ -53,9 +52,9 @@ class Spreader {
     previous_.assign(residences, -1);
     std::vector<int32_t> last(timeline_.values.size(), -1);
     for (int32_t r = 0; r < static_cast<int32_t>(residences); ++r) {
-      int32_t& previous = last[at(schedule_.residences[at(r)].value)];
-      previous_[at(r)] = previous;
-      if (previous >= 0) next_[at(previous)] = r;
+      int32_t& previous = last[schedule_.residences[r].value];
+      previous_[r] = previous;
+      if (previous >= 0) next_[previous] = r;
       previous = r;
     }
   }
@@ -63,11 +62,11 @@ class Spreader {
   std::vector<int32_t> sorted(bool out) const {
     std::vector<int32_t> list;
     for (int32_t m = 0; m < static_cast<int32_t>(schedule_.moves.size()); ++m) {
-      if (schedule_.moves[at(m)].out == out) list.push_back(m);
+      if (schedule_.moves[m].out == out) list.push_back(m);
     }
     std::stable_sort(list.begin(), list.end(), [&](int32_t a, int32_t b) {
-      return out ? schedule_.moves[at(a)].after < schedule_.moves[at(b)].after
-                 : schedule_.moves[at(a)].before > schedule_.moves[at(b)].before;
+      return out ? schedule_.moves[a].after < schedule_.moves[b].after
+                 : schedule_.moves[a].before > schedule_.moves[b].before;
     });
     return list;
   }
@@ -75,20 +74,20 @@ class Spreader {
   void spread_out() {
     std::vector<double> free_at(tiers_.size(), 0);
     for (int32_t m : sorted(true)) {
-      ScheduledMove& move = schedule_.moves[at(m)];
-      Residence& residence = schedule_.residences[at(move.residence)];
-      const double start = std::max(starts_[at(move.after + 1)], free_at[at(move.tier)]);
+      ScheduledMove& move = schedule_.moves[m];
+      Residence& residence = schedule_.residences[move.residence];
+      const double start = std::max(starts_[move.after + 1], free_at[move.tier]);
       const double end = start + ms_of(move);
-      free_at[at(move.tier)] = end;
+      free_at[move.tier] = end;
       int32_t before = static_cast<int32_t>(std::lower_bound(starts_.begin(), starts_.end(), end) - starts_.begin());
       before = std::min(before, count());
-      if (next_[at(move.residence)] >= 0) {
-        before = std::min(before, schedule_.residences[at(next_[at(move.residence)])].first);
+      if (next_[move.residence] >= 0) {
+        before = std::min(before, schedule_.residences[next_[move.residence]].first);
       }
       const int64_t bytes = bytes_of(move);
       for (int32_t d = residence.last + 1; d < before; ++d) {
-        if (schedule_.live[at(d)] + bytes > limit_) break;
-        schedule_.live[at(d)] += bytes;
+        if (schedule_.live[d] + bytes > limit_) break;
+        schedule_.live[d] += bytes;
         residence.last = d;
       }
       move.before = residence.last + 1;
@@ -98,24 +97,24 @@ class Spreader {
   void spread_in() {
     std::vector<double> next_start(tiers_.size(), 1e300);
     for (int32_t m : sorted(false)) {
-      ScheduledMove& move = schedule_.moves[at(m)];
-      Residence& residence = schedule_.residences[at(move.residence)];
-      const double start = std::min(starts_[at(move.before)], next_start[at(move.tier)]) - ms_of(move);
+      ScheduledMove& move = schedule_.moves[m];
+      Residence& residence = schedule_.residences[move.residence];
+      const double start = std::min(starts_[move.before], next_start[move.tier]) - ms_of(move);
       // The last step that starts no later than the copy.
       int32_t first =
           static_cast<int32_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
-      first = std::max(first, earliest_ == nullptr ? 0 : (*earliest_)[at(m)]);
-      if (const int32_t previous = previous_[at(move.residence)]; previous >= 0) {
-        first = std::max(first, schedule_.residences[at(previous)].last + 1);
+      first = std::max(first, earliest_ == nullptr ? 0 : (*earliest_)[m]);
+      if (const int32_t previous = previous_[move.residence]; previous >= 0) {
+        first = std::max(first, schedule_.residences[previous].last + 1);
       }
       const int64_t bytes = bytes_of(move);
-      while (residence.first > first && schedule_.live[at(residence.first - 1)] + bytes <= limit_) {
+      while (residence.first > first && schedule_.live[residence.first - 1] + bytes <= limit_) {
         --residence.first;
-        schedule_.live[at(residence.first)] += bytes;
+        schedule_.live[residence.first] += bytes;
       }
       move.after = residence.first - 1;
-      next_start[at(move.tier)] = std::max(start, starts_[at(residence.first)]);
-      next_start[at(move.tier)] = std::min(next_start[at(move.tier)], starts_[at(move.before)]);
+      next_start[move.tier] = std::max(start, starts_[residence.first]);
+      next_start[move.tier] = std::min(next_start[move.tier], starts_[move.before]);
     }
   }
 
@@ -139,11 +138,11 @@ ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>&
   if (schedule.moves.empty()) return {schedule.compute_ms, 0};
   std::vector<double> step_ms;
   step_ms.reserve(schedule.steps.size());
-  for (const ScheduledStep& step : schedule.steps) step_ms.push_back(timeline.steps[at(step.step)].ms);
+  for (const ScheduledStep& step : schedule.steps) step_ms.push_back(timeline.steps[step.step].ms);
   std::vector<EngineMove> moves;
   moves.reserve(schedule.moves.size());
   for (const ScheduledMove& move : schedule.moves) {
-    const int64_t bytes = timeline.values[at(schedule.residences[at(move.residence)].value)].copied_bytes;
+    const int64_t bytes = timeline.values[schedule.residences[move.residence].value].copied_bytes;
     moves.push_back({move.out, move.tier, bytes, move.after, move.before});
   }
   std::stable_sort(moves.begin(), moves.end(), [](const EngineMove& a, const EngineMove& b) {

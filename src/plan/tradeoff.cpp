@@ -4,7 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include "base/by_id.h"
 #include "plan/simulate.h"
 
 namespace plimsoll {
@@ -15,10 +14,10 @@ constexpr size_t kStepsAChange = 150;  // so many changes are tried at once, for
 // Where a value lies when it is not in the arena; -1: nowhere, or in the slot of the state that it replaces.
 int8_t tier_of(const ValueTimeline& timeline, const Decisions& decisions, size_t v) {
   const TimelineValue& value = timeline.values[v];
-  if (value.before >= 0 && decisions.home[at(value.before)] >= 0) return -1;
+  if (value.before >= 0 && decisions.home[value.before] >= 0) return -1;
   if (decisions.home[v] >= 0) return decisions.home[v];
   for (int32_t g = 0; g < value.gap_count(); ++g) {
-    const Choice choice = decisions.gaps[at(value.first_gap + g)];
+    const Choice choice = decisions.gaps[value.first_gap + g];
     if (choice >= kOffload) return static_cast<int8_t>(choice - kOffload);
   }
   return -1;
@@ -96,8 +95,7 @@ class Descent {
                  copied = home || (change.kind == Change::Kind::gap && change.choice >= kOffload);
       if (copied) {
         const int8_t tier = static_cast<int8_t>(home ? change.choice : change.choice - kOffload);
-        const int64_t bytes =
-            timeline_.values[at(home ? change.index : timeline_.value_of_gap[at(change.index)])].bytes;
+        const int64_t bytes = timeline_.values[home ? change.index : timeline_.value_of_gap[change.index]].bytes;
         if (kept > 0 && !room.has(tier, bytes)) continue;
         room.take(tier, bytes);
       }
@@ -114,7 +112,7 @@ class Descent {
     for (const Change& change : changes) {
       if (memory_centric && (change.kind != Change::Kind::gap || change.choice != kDrop)) return false;
       set(change);
-      if (memory_centric) release_sources(timeline_.value_of_gap[at(change.index)], 40);
+      if (memory_centric) release_sources(timeline_.value_of_gap[change.index], 40);
     }
     scheduler_.run(decisions_, trial_);
     effort_ += trial_.steps.size();
@@ -132,9 +130,9 @@ class Descent {
   // What a value is rebuilt from, as far as it is let go somewhere itself, does not stay when it was rebuilt.
   void release_sources(int32_t v, int depth) {
     if (depth == 0) return;
-    for (int32_t w : timeline_.steps[at(timeline_.values[at(v)].producer)].recompute_inputs) {
-      const TimelineValue& input = timeline_.values[at(w)];
-      if (!input.recomputable || !decisions_.retain[at(w)]) continue;
+    for (int32_t w : timeline_.steps[timeline_.values[v].producer].recompute_inputs) {
+      const TimelineValue& input = timeline_.values[w];
+      if (!input.recomputable || !decisions_.retain[w]) continue;
       const auto gaps = decisions_.gaps.begin() + input.first_gap;
       if (std::none_of(gaps, gaps + input.gap_count(), [](Choice c) { return c != kKeep; })) continue;
       set({Change::Kind::retain, w});
@@ -155,22 +153,22 @@ class Descent {
   void set(const Change& change) {
     switch (change.kind) {
       case Change::Kind::gap:
-        undo_.push_back({change, decisions_.gaps[at(change.index)]});
-        decisions_.gaps[at(change.index)] = change.choice;
+        undo_.push_back({change, decisions_.gaps[change.index]});
+        decisions_.gaps[change.index] = change.choice;
         break;
       case Change::Kind::retain:
-        undo_.push_back({change, decisions_.retain[at(change.index)]});
-        decisions_.retain[at(change.index)] = false;
+        undo_.push_back({change, decisions_.retain[change.index]});
+        decisions_.retain[change.index] = false;
         break;
       case Change::Kind::home: {
-        const TimelineValue& value = timeline_.values[at(change.index)];
-        undo_.push_back({change, decisions_.home[at(change.index)]});
-        decisions_.home[at(change.index)] = change.choice;
+        const TimelineValue& value = timeline_.values[change.index];
+        undo_.push_back({change, decisions_.home[change.index]});
+        decisions_.home[change.index] = change.choice;
         // It lies outside from the start, so every gap may let it go without a copy.
         for (int32_t g = 0; g < value.gap_count(); ++g) {
           const int32_t gap = value.first_gap + g;
-          undo_.push_back({{Change::Kind::gap, gap}, decisions_.gaps[at(gap)]});
-          decisions_.gaps[at(gap)] = kDrop;
+          undo_.push_back({{Change::Kind::gap, gap}, decisions_.gaps[gap]});
+          decisions_.gaps[gap] = kDrop;
         }
         break;
       }
@@ -178,9 +176,9 @@ class Descent {
   }
   void take_back(const Undo& undo) {
     switch (undo.change.kind) {
-      case Change::Kind::gap: decisions_.gaps[at(undo.change.index)] = static_cast<Choice>(undo.before); break;
-      case Change::Kind::retain: decisions_.retain[at(undo.change.index)] = undo.before != 0; break;
-      case Change::Kind::home: decisions_.home[at(undo.change.index)] = static_cast<int8_t>(undo.before); break;
+      case Change::Kind::gap: decisions_.gaps[undo.change.index] = static_cast<Choice>(undo.before); break;
+      case Change::Kind::retain: decisions_.retain[undo.change.index] = undo.before != 0; break;
+      case Change::Kind::home: decisions_.home[undo.change.index] = static_cast<int8_t>(undo.before); break;
     }
   }
 
@@ -202,20 +200,19 @@ class Descent {
   // Every idle stretch of a residence across steps that are above the target, with the ways to end it.
   std::vector<Change> list_changes(int64_t target) {
     const int32_t steps = static_cast<int32_t>(schedule_.steps.size());
-    above_.assign(at(steps) + 1, 0);
-    for (int32_t d = 0; d < steps; ++d) above_[at(d + 1)] = above_[at(d)] + (schedule_.live[at(d)] > target ? 1 : 0);
-    start_ms_.assign(at(steps) + 1, 0);
-    for (int32_t d = 0; d < steps; ++d)
-      start_ms_[at(d + 1)] = start_ms_[at(d)] + timeline_.steps[at(schedule_.steps[at(d)].step)].ms;
-    timeline_step_.assign(at(steps), 0);
+    above_.assign(steps + 1, 0);
+    for (int32_t d = 0; d < steps; ++d) above_[d + 1] = above_[d] + (schedule_.live[d] > target ? 1 : 0);
+    start_ms_.assign(steps + 1, 0);
+    for (int32_t d = 0; d < steps; ++d) start_ms_[d + 1] = start_ms_[d] + timeline_.steps[schedule_.steps[d].step].ms;
+    timeline_step_.assign(steps, 0);
     for (int32_t d = 0, now = -1; d < steps; ++d) {
-      if (!schedule_.steps[at(d)].recompute) now = schedule_.steps[at(d)].step;
-      timeline_step_[at(d)] = now;
+      if (!schedule_.steps[d].recompute) now = schedule_.steps[d].step;
+      timeline_step_[d] = now;
     }
     copy_ms_.assign(2 * tiers_.size(), 0);
     for (const ScheduledMove& move : schedule_.moves) {
-      const int64_t bytes = timeline_.values[at(schedule_.residences[at(move.residence)].value)].bytes;
-      copy_ms_[2 * at(move.tier) + (move.out ? 0 : 1)] += one_copy_ms(move.tier, move.out, bytes);
+      const int64_t bytes = timeline_.values[schedule_.residences[move.residence].value].bytes;
+      copy_ms_[2 * move.tier + (move.out ? 0 : 1)] += one_copy_ms(move.tier, move.out, bytes);
     }
     room_.emplace(timeline_, tiers_, decisions_);
     used_at_.assign(schedule_.residences.size(), -1);
@@ -227,13 +224,13 @@ class Descent {
                                                                 : residence.first;
     }
     for (int32_t d = 0; d < steps; ++d) {
-      const ScheduledStep& scheduled = schedule_.steps[at(d)];
-      const TimelineStep& step = timeline_.steps[at(scheduled.step)];
+      const ScheduledStep& scheduled = schedule_.steps[d];
+      const TimelineStep& step = timeline_.steps[scheduled.step];
       const size_t count = scheduled.recompute ? step.recompute_inputs.size() : step.inputs.size();
       for (size_t i = 0; i < count; ++i) {
-        const int32_t r = schedule_.inputs[at(scheduled.first_input) + i];
-        consider(r, used_at_[at(r)], d);
-        used_at_[at(r)] = d;
+        const int32_t r = schedule_.inputs[scheduled.first_input + i];
+        consider(r, used_at_[r], d);
+        used_at_[r] = d;
       }
     }
     // To the end: only what must be there then, and may have a home.
@@ -244,48 +241,47 @@ class Descent {
   }
 
   double one_copy_ms(int8_t tier, bool out, int64_t bytes) const {
-    return copy_ms(tiers_[at(tier)], out ? Move::Direction::out : Move::Direction::in, {bytes});
+    return copy_ms(tiers_[tier], out ? Move::Direction::out : Move::Direction::in, {bytes});
   }
 
   // Between steps `from` and `to` the residence only waits.
   void consider(int32_t r, int32_t from, int32_t to) {
     if (to - from < 2) return;
-    const int32_t over = above_[at(to)] - above_[at(from + 1)];
+    const int32_t over = above_[to] - above_[from + 1];
     if (over <= 0) return;
-    const Residence& residence = schedule_.residences[at(r)];
-    const TimelineValue& value = timeline_.values[at(residence.value)];
+    const Residence& residence = schedule_.residences[r];
+    const TimelineValue& value = timeline_.values[residence.value];
     if (value.bytes == 0) return;
     const double freed = static_cast<double>(value.bytes) * over;
-    if (value.state >= 0 || (value.producer < 0 && decisions_.home[at(residence.value)] < 0)) {
+    if (value.state >= 0 || (value.producer < 0 && decisions_.home[residence.value] < 0)) {
       consider_home(residence.value, freed, to - from);
       return;
     }
     if (value.at_end && to == static_cast<int32_t>(schedule_.steps.size())) return;
     // The gap of the timeline that this stretch lies in.
-    const int32_t seen = from < 0 ? -1 : timeline_step_[at(from)];
+    const int32_t seen = from < 0 ? -1 : timeline_step_[from];
     const int32_t g =
         static_cast<int32_t>(std::upper_bound(value.uses.begin(), value.uses.end(), seen) - value.uses.begin());
     const int32_t gap = value.first_gap + g;
-    const Choice now = decisions_.gaps[at(gap)];
-    const bool fetched_before = schedule_.residences[at(r)].in >= 0;
+    const Choice now = decisions_.gaps[gap];
+    const bool fetched_before = schedule_.residences[r].in >= 0;
     if (now != kKeep) {
       // It was rebuilt or fetched early and waits for its own use.
-      if (decisions_.retain[at(residence.value)] && !is_blocked(Change::Kind::retain, residence.value, 0)) {
-        const double ms = value.recomputable && !fetched_before ? timeline_.steps[at(value.producer)].ms : 0.2;
+      if (decisions_.retain[residence.value] && !is_blocked(Change::Kind::retain, residence.value, 0)) {
+        const double ms = value.recomputable && !fetched_before ? timeline_.steps[value.producer].ms : 0.2;
         changes_.push_back({Change::Kind::retain, residence.value, 0, (ms + 1e-6) * 4 / freed});
       }
       return;
     }
-    const double idle = start_ms_[at(to)] - start_ms_[at(from + 1)];
-    if (fetched_before || decisions_.home[at(residence.value)] >= 0) {
+    const double idle = start_ms_[to] - start_ms_[from + 1];
+    if (fetched_before || decisions_.home[residence.value] >= 0) {
       // A tier has it: it can be let go at no cost but a copy in.
-      offer(gap, kDrop, copy_cost(schedule_.moves[at(std::max(residence.in, 0))].tier, value.bytes, false, idle),
-            freed);
+      offer(gap, kDrop, copy_cost(schedule_.moves[std::max(residence.in, 0)].tier, value.bytes, false, idle), freed);
     } else if (options_.recompute && value.recomputable) {
-      offer(gap, kDrop,
-            rebuild_cost(residence.value,
-                         timeline_step_[at(std::min(to, static_cast<int32_t>(timeline_step_.size()) - 1))]),
-            freed);
+      offer(
+          gap, kDrop,
+          rebuild_cost(residence.value, timeline_step_[std::min(to, static_cast<int32_t>(timeline_step_.size()) - 1)]),
+          freed);
     }
     for (size_t t = 0; t < tiers_.size(); ++t) {
       if (!tier_offered(t, value.bytes) || fetched_before) continue;
@@ -295,15 +291,15 @@ class Descent {
   }
 
   void consider_home(int32_t v, double freed, int32_t steps) {
-    const TimelineValue& value = timeline_.values[at(v)];
+    const TimelineValue& value = timeline_.values[v];
     const int32_t owner = value.before >= 0 ? value.before : v;
-    if (decisions_.home[at(owner)] >= 0 || steps < 2) {
+    if (decisions_.home[owner] >= 0 || steps < 2) {
       return;  // it has a home, and is kept from one use to the next
     }
     if (value.state >= 0 && !options_.states_may_move) return;
     for (size_t t = 0; t < tiers_.size(); ++t) {
       if (!tier_offered(t, value.bytes) || is_blocked(Change::Kind::home, owner, static_cast<Choice>(t))) continue;
-      const double uses = static_cast<double>(timeline_.values[at(owner)].uses.size());
+      const double uses = static_cast<double>(timeline_.values[owner].uses.size());
       const double ms =
           uses * copy_cost(static_cast<int8_t>(t), value.bytes, true, start_ms_.back() / std::max(uses, 1.0));
       changes_.push_back({Change::Kind::home, owner, static_cast<Choice>(t), (ms + 1e-6) / freed});
@@ -320,12 +316,12 @@ class Descent {
   double copy_cost(int8_t tier, int64_t bytes, bool also_out, double idle) const {
     const double in = one_copy_ms(tier, false, bytes), out = also_out ? one_copy_ms(tier, true, bytes) : 0;
     const double total = start_ms_.back();
-    double ms = tiers_[at(tier)].compute_share * (in + out) + 0.02 * (in + out);
+    double ms = tiers_[tier].compute_share * (in + out) + 0.02 * (in + out);
     ms += std::max(0.0, in + out - idle);
     // Out before the peak, in after it: the engines have no more time than that.
-    const double turn = start_ms_[at(schedule_.peak_step)];
-    ms += std::min(in, std::max(0.0, copy_ms_[2 * at(tier) + 1] + in - 0.9 * (total - turn)));
-    ms += std::min(out, std::max(0.0, copy_ms_[2 * at(tier)] + out - 0.9 * turn));
+    const double turn = start_ms_[schedule_.peak_step];
+    ms += std::min(in, std::max(0.0, copy_ms_[2 * tier + 1] + in - 0.9 * (total - turn)));
+    ms += std::min(out, std::max(0.0, copy_ms_[2 * tier] + out - 0.9 * turn));
     return ms;
   }
 
@@ -338,14 +334,14 @@ class Descent {
   }
   void add_rebuild(int32_t v, int32_t when, double& ms, int32_t& left, double weight) const {
     if (--left < 0) return;
-    const TimelineStep& step = timeline_.steps[at(timeline_.values[at(v)].producer)];
+    const TimelineStep& step = timeline_.steps[timeline_.values[v].producer];
     ms += weight * step.ms;
     for (int32_t w : step.recompute_inputs) {
-      const TimelineValue& input = timeline_.values[at(w)];
+      const TimelineValue& input = timeline_.values[w];
       if (!input.recomputable) continue;
       const int32_t g =
           static_cast<int32_t>(std::lower_bound(input.uses.begin(), input.uses.end(), when) - input.uses.begin());
-      if (decisions_.gaps[at(input.first_gap + g)] == kDrop) {
+      if (decisions_.gaps[input.first_gap + g] == kDrop) {
         // Where it is wanted soon for itself, it is rebuilt anyway.
         add_rebuild(w, when, ms, left, g < static_cast<int32_t>(input.uses.size()) ? 0.25 * weight : weight);
       }
@@ -447,9 +443,9 @@ class Ascent {
         if (tries-- <= 0) break;
         Decisions trial = best_.decisions;
         if (toggle.gap >= 0) {
-          trial.gaps[at(toggle.gap)] = toggle.choice;
+          trial.gaps[toggle.gap] = toggle.choice;
         } else {
-          trial.retain[at(toggle.value)] = true;
+          trial.retain[toggle.value] = true;
         }
         better = consider(trial, limit) || better;
       }
@@ -462,8 +458,8 @@ class Ascent {
     std::vector<int32_t> step_of(timeline_.steps.size(), 0);
     std::vector<double> start(schedule_.steps.size() + 1, 0);
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
-      if (!schedule_.steps[at(d)].recompute) step_of[at(schedule_.steps[at(d)].step)] = d;
-      start[at(d + 1)] = start[at(d)] + timeline_.steps[at(schedule_.steps[at(d)].step)].ms;
+      if (!schedule_.steps[d].recompute) step_of[schedule_.steps[d].step] = d;
+      start[d + 1] = start[d] + timeline_.steps[schedule_.steps[d].step].ms;
     }
     std::vector<Toggle> list;
     for (size_t v = 0; v < timeline_.values.size(); ++v) {
@@ -471,13 +467,13 @@ class Ascent {
       if (value.bytes == 0) continue;
       if (!best_.decisions.retain[v] && value.recomputable) {
         list.push_back({-1, static_cast<int32_t>(v), kKeep,
-                        timeline_.steps[at(value.producer)].ms / static_cast<double>(value.bytes)});
+                        timeline_.steps[value.producer].ms / static_cast<double>(value.bytes)});
       }
       for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
         const int32_t gap = value.first_gap + g;
-        const Choice choice = best_.decisions.gaps[at(gap)];
+        const Choice choice = best_.decisions.gaps[gap];
         if (choice == kKeep) continue;
-        const double rebuild = value.recomputable ? timeline_.steps[at(value.producer)].ms : 0;
+        const double rebuild = value.recomputable ? timeline_.steps[value.producer].ms : 0;
         double copy = 0;
         for (size_t t = 0; t < tiers_.size(); ++t) {
           const double ms = copy_ms(tiers_[t], Move::Direction::out, {value.bytes}) +
@@ -492,12 +488,11 @@ class Ascent {
           list.push_back({gap, -1, kDrop, (0.5 * copy - rebuild) / static_cast<double>(value.bytes)});
         }
         // Kept, if there is room all the way.
-        const int32_t from =
-            g == 0 ? (value.producer < 0 ? 0 : step_of[at(value.producer)]) : step_of[at(value.uses[at(g - 1)])];
-        const int32_t to = step_of[at(value.uses[at(g)])];
+        const int32_t from = g == 0 ? (value.producer < 0 ? 0 : step_of[value.producer]) : step_of[value.uses[g - 1]];
+        const int32_t to = step_of[value.uses[g]];
         bool room = true;
         for (int32_t d = from + 1; d < to && room; ++d)
-          room = schedule_.live[at(d)] + value.bytes <= limit || schedule_.steps[at(d)].recompute;
+          room = schedule_.live[d] + value.bytes <= limit || schedule_.steps[d].recompute;
         if (room)
           list.push_back(
               {gap, -1, kKeep, std::max({rebuild, 0.5 * copy, 1e-9}) * 2 / static_cast<double>(value.bytes)});
@@ -521,7 +516,7 @@ class Ascent {
 
 TierRoom::TierRoom(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& decisions) {
   for (const TierInfo& tier : tiers) {
-    if (tier.capacity.count > tiers[at(largest_)].capacity.count) largest_ = static_cast<int8_t>(left_.size());
+    if (tier.capacity.count > tiers[largest_].capacity.count) largest_ = static_cast<int8_t>(left_.size());
     left_.push_back(tier.capacity.count);
   }
   if (tiers.empty()) return;

@@ -3,7 +3,6 @@
 // among more.
 #pragma once
 
-#include "base/by_id.h"
 #include "plan/schedule.h"
 
 namespace plimsoll {
@@ -28,8 +27,8 @@ struct TradeoffPoint {
 class TierRoom {
  public:
   TierRoom(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& decisions);
-  bool has(int8_t tier, int64_t bytes) const { return slot_bytes(bytes) <= left_[at(tier)]; }
-  void take(int8_t tier, int64_t bytes) { left_[at(tier)] -= slot_bytes(bytes); }
+  bool has(int8_t tier, int64_t bytes) const { return slot_bytes(bytes) <= left_[tier]; }
+  void take(int8_t tier, int64_t bytes) { left_[tier] -= slot_bytes(bytes); }
   // The first tier that has room; the largest when none has.
   int8_t first(int64_t bytes) const;
   bool overfull() const;

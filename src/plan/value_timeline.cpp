@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -20,26 +19,26 @@ class TimelineMaker {
     for (size_t v = 0; v < timeline_.values.size(); ++v) {
       timeline_.values[v].first_gap = timeline_.gap_total;
       timeline_.gap_total += timeline_.values[v].gap_count();
-      timeline_.value_of_gap.resize(at(timeline_.gap_total), static_cast<int32_t>(v));
+      timeline_.value_of_gap.resize(timeline_.gap_total, static_cast<int32_t>(v));
     }
     return std::move(timeline_);
   }
 
  private:
-  TimelineValue& value_of(TensorId id) { return timeline_.values[at(timeline_.value_of[at(id.index)])]; }
+  TimelineValue& value_of(TensorId id) { return timeline_.values[timeline_.value_of[id]]; }
 
   void find_values() {
-    timeline_.value_of.assign(at(graph_.tensor_count()), -1);
+    timeline_.value_of.assign(graph_.tensor_count(), -1);
     for (int32_t i = 0; i < graph_.tensor_count(); ++i) {
-      std::vector<int32_t> chain;
+      std::vector<TensorId> chain;
       TensorId t{i};
-      while (timeline_.value_of[at(t.index)] < 0) {
-        chain.push_back(t.index);
+      while (timeline_.value_of[t] < 0) {
+        chain.push_back(t);
         const OpId producer = graph_.tensor(t).producer;
         if (!producer.valid() || !graph_.op(producer).type->is_view) break;
         t = graph_.op(producer).inputs[0];
       }
-      int32_t value = timeline_.value_of[at(t.index)];
+      int32_t value = timeline_.value_of[t];
       if (value < 0) {
         value = static_cast<int32_t>(timeline_.values.size());
         TimelineValue& fresh = timeline_.values.emplace_back();
@@ -47,32 +46,31 @@ class TimelineMaker {
         fresh.copied_bytes = graph_.tensor(t).bytes().count;
         fresh.bytes = align_up(Bytes{fresh.copied_bytes}, kStayAlignment).count;
       }
-      for (int32_t member : chain) timeline_.value_of[at(member)] = value;
+      for (TensorId member : chain) timeline_.value_of[member] = value;
     }
   }
 
   void add_step(int32_t index) {
-    const OpId id = input_.route.order[at(index)];
+    const OpId id = input_.route.order[index];
     const Op& op = graph_.op(id);
     TimelineStep step;
     step.op = id;
     step.view = op.type->is_view;
-    for (TensorId t : op.inputs) add_once(step.inputs, timeline_.value_of[at(t.index)]);
+    for (TensorId t : op.inputs) add_once(step.inputs, timeline_.value_of[t]);
     if (!step.view) {
       for (TensorId t : op.outputs) {
-        step.outputs.push_back(timeline_.value_of[at(t.index)]);
+        step.outputs.push_back(timeline_.value_of[t]);
         value_of(t).producer = index;
       }
-      const KernelChoice choice = at(id.index) < input_.kernels.size() ? input_.kernels[at(id.index)] : KernelChoice{};
+      const KernelChoice choice = input_.kernel_of(id);
       step.workspace = align_up(choice.workspace, kStayAlignment).count;
       step.ms = choice.kernel.empty() ? 0 : input_.costs.predict(graph_, op, choice.kernel).time_ms;
       note_in_place(op, step);
     }
     step.latest_first = step.inputs;
-    std::stable_sort(step.latest_first.begin(), step.latest_first.end(), [&](int32_t a, int32_t b) {
-      return timeline_.values[at(a)].producer > timeline_.values[at(b)].producer;
-    });
-    for (int32_t v : step.inputs) timeline_.values[at(v)].uses.push_back(index);
+    std::stable_sort(step.latest_first.begin(), step.latest_first.end(),
+                     [&](int32_t a, int32_t b) { return timeline_.values[a].producer > timeline_.values[b].producer; });
+    for (int32_t v : step.inputs) timeline_.values[v].uses.push_back(index);
     timeline_.compute_ms += step.ms;
     timeline_.steps.push_back(std::move(step));
   }
@@ -88,23 +86,23 @@ class TimelineMaker {
       return std::find(list.begin(), list.end(), output) != list.end();
     };
     for (size_t o = 0; o < op.outputs.size(); ++o) {
-      if (!unused(static_cast<int>(o))) step.recompute_outputs.push_back(timeline_.value_of[at(op.outputs[o].index)]);
+      if (!unused(static_cast<int>(o))) step.recompute_outputs.push_back(timeline_.value_of[op.outputs[o]]);
     }
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       const bool only_for_state = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
         return p.required && p.input == static_cast<int>(i) && unused(p.output);
       });
-      if (!only_for_state) add_once(step.recompute_inputs, timeline_.value_of[at(op.inputs[i].index)]);
+      if (!only_for_state) add_once(step.recompute_inputs, timeline_.value_of[op.inputs[i]]);
     }
     for (const InPlace& pair : pairs) {
-      const TensorId in = op.inputs.at(at(pair.input)), out = op.outputs.at(at(pair.output));
-      const int32_t from = timeline_.value_of[at(in.index)], to = timeline_.value_of[at(out.index)];
+      const TensorId in = op.inputs.at(pair.input), out = op.outputs.at(pair.output);
+      const int32_t from = timeline_.value_of[in], to = timeline_.value_of[out];
       const Tensor &a = graph_.tensor(in), &b = graph_.tensor(out);
       if (!pair.required) {
         if (a.bytes() != b.bytes() || a.dtype != b.dtype || a.layout != b.layout) continue;
         // Every mention of the value among the inputs must be one that this output may overwrite.
         const bool all = mentions_allow(op, pairs, from, pair.output);
-        if (!all || graph_.tensor(timeline_.values[at(from)].tensor).bytes() != b.bytes()) continue;
+        if (!all || graph_.tensor(timeline_.values[from].tensor).bytes() != b.bytes()) continue;
       }
       step.in_place.push_back({from, to, pair.required});
     }
@@ -114,9 +112,9 @@ class TimelineMaker {
 
   bool mentions_allow(const Op& op, const std::vector<InPlace>& pairs, int32_t value, int output) const {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      if (timeline_.value_of[at(op.inputs[i].index)] != value) continue;
+      if (timeline_.value_of[op.inputs[i]] != value) continue;
       // The verifier asks for the very tensor that the op mentions: a view of it does not count.
-      if (op.inputs[i] != timeline_.values[at(value)].tensor) return false;
+      if (op.inputs[i] != timeline_.values[value].tensor) return false;
       const bool allowed = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
         return p.output == output && p.input == static_cast<int>(i);
       });
@@ -131,7 +129,7 @@ class TimelineMaker {
       const State& state = graph_.states[s];
       value_of(state.before).state = static_cast<int32_t>(s);
       value_of(state.after).state = static_cast<int32_t>(s);
-      if (state.after != state.before) value_of(state.after).before = timeline_.value_of[at(state.before.index)];
+      if (state.after != state.before) value_of(state.after).before = timeline_.value_of[state.before];
       value_of(state.after).at_end = true;
     }
   }
@@ -139,7 +137,7 @@ class TimelineMaker {
   void note_recomputable() {
     for (TimelineValue& value : timeline_.values) {
       if (value.producer < 0 || value.state >= 0) continue;
-      const TimelineStep& step = timeline_.steps[at(value.producer)];
+      const TimelineStep& step = timeline_.steps[value.producer];
       const OpType& type = *graph_.op(step.op).type;
       if (type.changes_state) continue;
       const bool destroys = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& pair) {

@@ -11,6 +11,7 @@
 
 #include <vector>
 
+#include "base/by_id.h"
 #include "plan/policy.h"
 #include "plimsoll/graph.h"
 
@@ -52,7 +53,7 @@ struct TimelineStep {
 struct ValueTimeline {
   std::vector<TimelineValue> values;
   std::vector<TimelineStep> steps;  // in the order of the route
-  std::vector<int32_t> value_of;    // by tensor
+  ById<TensorId, int32_t> value_of;
   int32_t gap_total = 0;
   std::vector<int32_t> value_of_gap;  // by gap
   double compute_ms = 0;              // all steps once

@@ -7,7 +7,6 @@
 #include <map>
 #include <unordered_map>
 
-#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -52,7 +51,7 @@ class LiveKinds {
     if (here.empty()) return;
     const Stay& holder =
         **std::max_element(here.begin(), here.end(), [](const Stay* a, const Stay* b) { return a->bytes < b->bytes; });
-    now_[at(memory_kind(graph_, holder))] += sign * holder.bytes.count;
+    now_[static_cast<size_t>(memory_kind(graph_, holder))] += sign * holder.bytes.count;
   }
 
   const Graph& graph_;
@@ -111,7 +110,7 @@ void draw_step_axis(std::string& svg, const Graph& graph, const Plan& plan, doub
 
 std::string stay_title(const Graph& graph, const Plan& plan, const Stay& stay) {
   if (stay.is_workspace())
-    return fmt::format("workspace of {}\n{} at {}", op_text(graph, plan, at(stay.first)), to_string(stay.bytes),
+    return fmt::format("workspace of {}\n{} at {}", op_text(graph, plan, stay.first), to_string(stay.bytes),
                        stay.offset.count);
   const Tensor& tensor = graph.tensor(stay.tensor);
   return fmt::format("{} ({}, {})\n{} at offset {}\nsteps {} to {}", shortened(tensor.name), to_string(tensor.role),
@@ -142,8 +141,8 @@ class CellPainter {
         size_t end = column + 1;
         while (end < columns_ && dominant(row, end) == kind) ++end;
         if (kind >= 0)
-          append(path[at(kind)], "M{:.0f} {:.0f}h{:.0f}v{}H{:.0f}z", kLeft + side(column), side(row),
-                 side(end - column), kCell, kLeft + side(column));
+          append(path[kind], "M{:.0f} {:.0f}h{:.0f}v{}H{:.0f}z", kLeft + side(column), side(row), side(end - column),
+                 kCell, kLeft + side(column));
         column = end;
       }
     }
@@ -230,10 +229,10 @@ MemoryKind memory_kind(const Graph& graph, const Stay& stay) {
 std::string_view memory_kind_text(MemoryKind kind) {
   constexpr std::string_view kTexts[] = {"parameters",  "optimizer state", "statistics", "inputs and outputs",
                                          "activations", "gradients",       "workspace"};
-  return kTexts[at(kind)];
+  return kTexts[static_cast<size_t>(kind)];
 }
 
-char memory_kind_class(MemoryKind kind) { return "posiagw"[at(kind)]; }
+char memory_kind_class(MemoryKind kind) { return "posiagw"[static_cast<size_t>(kind)]; }
 
 std::vector<StepMemory> memory_by_step(const Graph& graph, const Plan& plan) {
   std::vector<const Stay*> by_first, by_last;
@@ -246,8 +245,8 @@ std::vector<StepMemory> memory_by_step(const Graph& graph, const Plan& plan) {
   const std::vector<Bytes> totals = live_bytes(plan);
   size_t begun = 0, ended = 0;
   for (size_t s = 0; s < result.size(); ++s) {
-    while (ended < by_last.size() && at(by_last[ended]->last) < s) live.end(*by_last[ended++]);
-    while (begun < by_first.size() && at(by_first[begun]->first) == s) live.begin(*by_first[begun++]);
+    while (ended < by_last.size() && std::cmp_less(by_last[ended]->last, s)) live.end(*by_last[ended++]);
+    while (begun < by_first.size() && std::cmp_equal(by_first[begun]->first, s)) live.begin(*by_first[begun++]);
     result[s] = {live.now(), totals[s].count};
   }
   return result;
@@ -268,10 +267,10 @@ std::string memory_chart(const Graph& graph, const Plan& plan) {
   for (size_t c = 0; c < columns; ++c) {
     const size_t begin = c * memory.size() / columns, end = (c + 1) * memory.size() / columns;
     begins.push_back(begin);
-    shown.push_back(static_cast<size_t>(
-        std::max_element(memory.begin() + static_cast<ptrdiff_t>(begin), memory.begin() + static_cast<ptrdiff_t>(end),
-                         [](const StepMemory& a, const StepMemory& b) { return a.total < b.total; }) -
-        memory.begin()));
+    shown.push_back(std::max_element(memory.begin() + static_cast<ptrdiff_t>(begin),
+                                     memory.begin() + static_cast<ptrdiff_t>(end),
+                                     [](const StepMemory& a, const StepMemory& b) { return a.total < b.total; }) -
+                    memory.begin());
   }
   begins.push_back(memory.size());
 
@@ -330,7 +329,7 @@ std::string memory_map(const Graph& graph, const Plan& plan) {
   const auto large_end =
       std::partition(boxes.begin(), boxes.end(), [](const Box& b) { return b.x1 - b.x0 >= 1 && b.y1 - b.y0 >= 1; });
   std::stable_sort(boxes.begin(), large_end, [](const Box& a, const Box& b) { return a.area() > b.area(); });
-  const size_t large = std::min(kMostRectangles, static_cast<size_t>(large_end - boxes.begin()));
+  const size_t large = std::min<size_t>(kMostRectangles, large_end - boxes.begin());
 
   std::string svg = open_svg(kHeight + 36, "memory map");
   draw_byte_axis(svg, plan.arena.count > 0 ? plan.arena.count : 1, 0, kHeight);
@@ -340,11 +339,11 @@ std::string memory_map(const Graph& graph, const Plan& plan) {
   svg += small.paths();
   for (size_t i = 0; i < large; ++i) {
     const Box& box = boxes[i];
-    append(
-        svg,
-        "<rect class=\"{} stay\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"><title>{}</title></rect>\n",
-        memory_kind_class(memory_kind(graph, *box.stay)), box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0,
-        escape_html(stay_title(graph, plan, *box.stay)));
+    append(svg,
+           "<rect class=\"{} stay\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
+           "height=\"{:.1f}\"><title>{}</title></rect>\n",
+           memory_kind_class(memory_kind(graph, *box.stay)), box.x0, box.y0, box.x1 - box.x0, box.y1 - box.y0,
+           escape_html(stay_title(graph, plan, *box.stay)));
   }
   draw_step_axis(svg, graph, plan, 0, kHeight);
   append(svg, "<path class=\"peakline\" d=\"M{:.1f} 0V{}\"/>\n", axis.x(plan.predicted.peak_step + 0.5), kHeight);
@@ -357,9 +356,9 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
   double total = 0;
   for (const EngineSpan& span : plan.predicted.timeline) {
     if (span.end_ms <= span.start_ms) continue;  // a view
-    const auto index = at(span.index);
+    const size_t index = span.index;
     const std::string_view name = span.engine == 0 ? step_class(graph, plan.steps[index]) : "tc";
-    engines.at(at(span.engine))
+    engines.at(span.engine)
         .push_back({span.start_ms, span.end_ms, index, index, {{name, span.end_ms - span.start_ms}}});
     total = std::max(total, span.end_ms);
   }

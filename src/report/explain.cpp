@@ -56,7 +56,7 @@ class Explainer {
     text_ += '\n';
   }
   std::string step_text(StepIndex step) const {
-    return fmt::format("step {} ({})", step, graph_.op(plan_.steps[at(step)].op).name);
+    return fmt::format("step {} ({})", step, graph_.op(plan_.steps[step].op).name);
   }
   const std::string& name_of(const Stay& stay) const { return graph_.tensor(stay.tensor).name; }
 
@@ -177,7 +177,7 @@ class Explainer {
     } else if (std::find(graph_.outputs.begin(), graph_.outputs.end(), id) != graph_.outputs.end()) {
       line("  stays to the end: it is read from outside after the step");
     } else if (last->last == needed) {
-      const Op& reader = graph_.op(plan_.steps[at(needed)].op);
+      const Op& reader = graph_.op(plan_.steps[needed].op);
       const OpId producer = graph_.tensor(id).producer;
       const bool kept =
           reader.phase == Phase::backward && (!producer.valid() || graph_.op(producer).phase == Phase::forward);
@@ -212,7 +212,7 @@ class Explainer {
     std::sort(ops.begin(), ops.end(), [&](OpId a, OpId b) { return steps_of_[a].front() < steps_of_[b].front(); });
     double ms = 0;
     for (OpId id : ops) {
-      for (StepIndex step : steps_of_[id]) ms += chosen(id, plan_.steps[at(step)]).time_ms;
+      for (StepIndex step : steps_of_[id]) ms += chosen(id, plan_.steps[step]).time_ms;
     }
     line("layer {}{}: {} ops, predicted {} of a step's {}\n", name,
          graph_.op(ops.front()).layer == name ? "" : fmt::format(", fused into {}", graph_.op(ops.front()).layer),
@@ -236,7 +236,7 @@ class Explainer {
     }
     const Step* last = nullptr;
     for (StepIndex s : steps_of_[id]) {
-      const Step& step = plan_.steps[at(s)];
+      const Step& step = plan_.steps[s];
       last = &step;
       std::string text = fmt::format("step {} of {}", s, plan_.steps.size());
       if (step.recompute) text += ", a recomputation";

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <map>
 
-#include "base/by_id.h"
 #include "base/texts.h"
 #include "plimsoll/ops.h"
 #include "report/charts.h"
@@ -18,28 +17,46 @@ namespace {
 constexpr size_t kShownTensors = 25, kMostTensors = 200, kShownRows = 15;
 
 constexpr std::string_view kStyle = R"(
-:root { color-scheme: light dark; --back: #fff; --text: #1c2126; --dim: #5c6670; --line: #d9dee3; --card: #f5f7f9; --accent: #c2185b; --budget: #1c2126;
+:root { color-scheme: light dark; --back: #fff; --text: #1c2126; --dim: #5c6670; --line: #d9dee3; --card: #f5f7f9;
+  --accent: #c2185b; --budget: #1c2126;
   --p: #3f72af; --o: #79b4d9; --s: #7a6bb5; --i: #98a2ab; --a: #4d9a5b; --g: #e08a3c; --w: #d8bd3a; }
-@media (prefers-color-scheme: dark) { :root { --back: #14181c; --text: #e3e7ea; --dim: #98a3ad; --line: #333b43; --card: #1d2329; --accent: #ff6f9f; --budget: #e3e7ea;
+@media (prefers-color-scheme: dark) { :root { --back: #14181c; --text: #e3e7ea; --dim: #98a3ad; --line: #333b43;
+  --card: #1d2329; --accent: #ff6f9f; --budget: #e3e7ea;
   --p: #4478b8; --o: #86b8d6; --s: #9183cf; --i: #75808a; --a: #5aa768; --g: #d98540; --w: #bfa634; } }
-body { margin: 0 auto; padding: 24px; max-width: 1200px; background: var(--back); color: var(--text); font: 14px/1.45 system-ui, sans-serif; }
-h1 { font-size: 22px; margin: 0 0 2px; overflow-wrap: anywhere; } h2 { font-size: 16px; margin: 34px 0 4px; } p { margin: 2px 0 8px; color: var(--dim); }
+body { margin: 0 auto; padding: 24px; max-width: 1200px; background: var(--back); color: var(--text);
+  font: 14px/1.45 system-ui, sans-serif; }
+h1 { font-size: 22px; margin: 0 0 2px; overflow-wrap: anywhere; } h2 { font-size: 16px; margin: 34px 0 4px; }
+p { margin: 2px 0 8px; color: var(--dim); }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(205px, 1fr)); gap: 8px; margin: 16px 0; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 7px 11px; overflow-wrap: anywhere; }
-.card b { display: block; font-size: 17px; font-weight: 600; } .card span { color: var(--dim); font-size: 12px; display: block; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: 7px 11px;
+  overflow-wrap: anywhere; }
+.card b { display: block; font-size: 17px; font-weight: 600; }
+.card span { color: var(--dim); font-size: 12px; display: block; }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--dim); }
-.grid { stroke: var(--line); } .tick { stroke: var(--dim); } .phase { stroke: var(--text); stroke-dasharray: 2 3; opacity: .6; }
-.arena { stroke: var(--accent); stroke-width: 1.5; } .budget { stroke: var(--budget); stroke-width: 1.5; stroke-dasharray: 7 4; }
-.peak { fill: none; stroke: var(--accent); stroke-width: 2.5; } .peakline { stroke: var(--accent); stroke-dasharray: 4 3; } .hit { fill: transparent; } .hit:hover { fill: var(--text); opacity: .15; }
-.p { fill: var(--p); } .o { fill: var(--o); } .s { fill: var(--s); } .i { fill: var(--i); } .a { fill: var(--a); } .g { fill: var(--g); } .w { fill: var(--w); }
-.stay { stroke: var(--back); stroke-width: .4; } .stay:hover { stroke: var(--text); stroke-width: 1.5; } .many { opacity: .6; }
+.grid { stroke: var(--line); } .tick { stroke: var(--dim); }
+.phase { stroke: var(--text); stroke-dasharray: 2 3; opacity: .6; }
+.arena { stroke: var(--accent); stroke-width: 1.5; }
+.budget { stroke: var(--budget); stroke-width: 1.5; stroke-dasharray: 7 4; }
+.peak { fill: none; stroke: var(--accent); stroke-width: 2.5; }
+.peakline { stroke: var(--accent); stroke-dasharray: 4 3; } .hit { fill: transparent; }
+.hit:hover { fill: var(--text); opacity: .15; }
+.p { fill: var(--p); } .o { fill: var(--o); } .s { fill: var(--s); } .i { fill: var(--i); } .a { fill: var(--a); }
+.g { fill: var(--g); } .w { fill: var(--w); }
+.stay { stroke: var(--back); stroke-width: .4; } .stay:hover { stroke: var(--text); stroke-width: 1.5; }
+.many { opacity: .6; }
 .tf { fill: var(--p); } .tb { fill: var(--g); } .tu { fill: var(--a); } .tr { fill: var(--s); } .tc { fill: var(--i); }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 12px; margin: 4px 0 8px; } .legend svg { width: 18px; height: 11px; display: inline-block; margin-right: 5px; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; } th { text-align: left; color: var(--dim); font-weight: 500; border-bottom: 1px solid var(--line); }
-th, td { padding: 2px 10px 2px 0; vertical-align: top; } td { border-bottom: 1px solid var(--card); overflow-wrap: anywhere; }
-.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; } td.bar { width: 26%; vertical-align: middle; }
-.bar div { height: 8px; border-radius: 2px; background: var(--p); margin: 1px 0; } .bar div.measured { background: var(--g); }
-details { margin: 6px 0; } summary { cursor: pointer; color: var(--dim); } .columns { display: grid; grid-template-columns: 1fr 1fr; gap: 28px; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 12px; margin: 4px 0 8px; }
+.legend svg { width: 18px; height: 11px; display: inline-block; margin-right: 5px; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; }
+th { text-align: left; color: var(--dim); font-weight: 500; border-bottom: 1px solid var(--line); }
+th, td { padding: 2px 10px 2px 0; vertical-align: top; }
+td { border-bottom: 1px solid var(--card); overflow-wrap: anywhere; }
+.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+td.bar { width: 26%; vertical-align: middle; }
+.bar div { height: 8px; border-radius: 2px; background: var(--p); margin: 1px 0; }
+.bar div.measured { background: var(--g); }
+details { margin: 6px 0; } summary { cursor: pointer; color: var(--dim); }
+.columns { display: grid; grid-template-columns: 1fr 1fr; gap: 28px; }
 @media (max-width: 900px) { .columns { grid-template-columns: 1fr; } }
 )";
 
@@ -60,7 +77,7 @@ std::string header(const Program& program, const ReportFacts& facts) {
   html += card("budget", bounded ? to_string(plan.budget) : "none",
                facts.minimum ? fmt::format("{} would do", to_string(*facts.minimum)) : "");
   html += card("arena", to_string(plan.arena), fmt::format("policy {}, {} placement", plan.policy, plan.placement));
-  const Op& op = graph.op(plan.steps.at(at(plan.predicted.peak_step)).op);
+  const Op& op = graph.op(plan.steps.at(plan.predicted.peak_step).op);
   html += card("peak", to_string(plan.predicted.peak),
                fmt::format("step {} of {}: {}{}", plan.predicted.peak_step, plan.steps.size(), shortened(op.name),
                            op.layer.empty() ? "" : ", layer " + shortened(op.layer)));
@@ -106,7 +123,7 @@ std::string legend_line(std::string_view css, std::string_view text) {
 
 std::string kind_legend(const Graph& graph, const Plan& plan) {
   std::array<bool, kMemoryKinds> used{};
-  for (const Stay& stay : plan.stays) used[at(memory_kind(graph, stay))] = true;
+  for (const Stay& stay : plan.stays) used[static_cast<size_t>(memory_kind(graph, stay))] = true;
   std::string html;
   for (size_t k = 0; k < kMemoryKinds; ++k) {
     const auto kind = static_cast<MemoryKind>(k);
@@ -127,7 +144,8 @@ std::string memory_section(const Graph& graph, const Plan& plan) {
                       fmt::format("peak {} at step {}", to_string(plan.predicted.peak), plan.predicted.peak_step));
   html += "</div>\n" + memory_chart(graph, plan);
   html +=
-      "<h2>Where every byte lies</h2>\n<p>A rectangle is a tensor: from its first step to its last, at its place in the arena. Point at one to see its name. "
+      "<h2>Where every byte lies</h2>\n<p>A rectangle is a tensor: from its first step to its last, at its place in "
+      "the arena. Point at one to see its name. "
       "What is too small is drawn together, paler.</p>\n<div class=\"legend\">\n" +
       kind_legend(graph, plan);
   return html + legend_line("peakline", "step of the peak") + "</div>\n" + memory_map(graph, plan);
@@ -146,7 +164,7 @@ std::vector<Spent> time_by(const Graph& graph, const Plan& plan, std::span<const
   auto entry = [&](size_t s) -> Spent& { return sums[name_of(graph.op(plan.steps[s].op))]; };
   for (size_t s = 0; s < plan.steps.size(); ++s) ++entry(s).steps;
   for (const EngineSpan& span : plan.predicted.timeline) {
-    if (span.engine == 0) entry(at(span.index)).predicted_ms += span.end_ms - span.start_ms;
+    if (span.engine == 0) entry(span.index).predicted_ms += span.end_ms - span.start_ms;
   }
   for (size_t s = 0; s < records.size(); ++s) entry(s).measured_ms += records[s].end_ms - records[s].start_ms;
   std::vector<Spent> list;
@@ -201,7 +219,7 @@ std::string surprises(const Graph& graph, const Plan& plan, std::span<const Step
   };
   std::vector<Gap> gaps;
   for (const EngineSpan& span : plan.predicted.timeline) {
-    const auto s = at(span.index);
+    const size_t s = span.index;
     if (span.engine == 0 && s < records.size())
       gaps.push_back({s, span.end_ms - span.start_ms, records[s].end_ms - records[s].start_ms});
   }
@@ -209,7 +227,8 @@ std::string surprises(const Graph& graph, const Plan& plan, std::span<const Step
   gaps.resize(std::min<size_t>(gaps.size(), 10));
   if (gaps.empty()) return "";
   std::string html =
-      "<details><summary>Steps whose prediction is furthest off</summary>\n<table><tr><th class=\"n\">step</th><th>op</th><th>kernel</th>"
+      "<details><summary>Steps whose prediction is furthest off</summary>\n"
+      "<table><tr><th class=\"n\">step</th><th>op</th><th>kernel</th>"
       "<th class=\"n\">predicted</th><th class=\"n\">measured</th></tr>\n";
   for (const Gap& gap : gaps) {
     const Step& step = plan.steps[gap.step];
@@ -230,7 +249,8 @@ std::string time_section(const Graph& graph, const Plan& plan, std::span<const S
   html += "</div>\n" + timeline_chart(graph, plan, records);
   if (measured)
     html +=
-        "<p>Measured: the last training step. In the tables below, the upper bar is predicted, the lower one measured.</p>\n";
+        "<p>Measured: the last training step. In the tables below, the upper bar is predicted, the lower one "
+        "measured.</p>\n";
   html += time_table(
       "phase", time_by(graph, plan, records, [](const Op& op) { return std::string(to_string(op.phase)); }), measured);
   html += "<div class=\"columns\"><div><h2>By op type</h2>\n";
@@ -248,7 +268,8 @@ std::string tensor_rows(const Graph& graph, std::span<const Stay* const> stays) 
   for (const Stay* stay : stays) {
     const bool scratch = stay->is_workspace();
     html += fmt::format(
-        "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
+        "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td "
+        "class=\"n\">{}</td></tr>\n",
         to_string(stay->bytes), memory_kind_text(memory_kind(graph, *stay)),
         scratch ? "(workspace)" : escape_html(shortened(graph.tensor(stay->tensor).name)),
         scratch ? "" : to_string(graph.tensor(stay->tensor).shape), stay->offset.count,
@@ -260,10 +281,12 @@ std::string tensor_rows(const Graph& graph, std::span<const Stay* const> stays) 
 std::string peak_section(const Graph& graph, const Plan& plan) {
   const std::vector<const Stay*> live = live_at(plan, plan.predicted.peak_step);
   const std::string head =
-      "<table><tr><th class=\"n\">bytes</th><th>role</th><th>tensor</th><th>shape</th><th class=\"n\">offset</th><th class=\"n\">steps</th></tr>\n";
+      "<table><tr><th class=\"n\">bytes</th><th>role</th><th>tensor</th><th>shape</th><th class=\"n\">offset</th><th "
+      "class=\"n\">steps</th></tr>\n";
   const std::span<const Stay*const> all(live), first = all.first(std::min(all.size(), kShownTensors));
   std::string html = fmt::format(
-      "<h2>Alive at the peak</h2>\n<p>{} tensors hold {} at step {}. A tensor that lies in the bytes of another one is listed, too.</p>\n",
+      "<h2>Alive at the peak</h2>\n<p>{} tensors hold {} at step {}. A tensor that lies in the bytes of another one "
+      "is listed, too.</p>\n",
       live.size(), to_string(plan.predicted.peak), plan.predicted.peak_step);
   html += head + tensor_rows(graph, first) + "</table>\n";
   if (all.size() == first.size()) return html;
@@ -283,7 +306,8 @@ std::string html_report(const Program& program, const ReportFacts& facts, std::s
   const Graph& graph = program.network.graph;
   const Plan& plan = program.plan;
   std::string html = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n"
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width\">\n"
       "<title>{}: {}</title>\n<style>{}</style>\n</head>\n<body>\n",
       escape_html(shortened(facts.model)), to_string(plan.arena), kStyle);
   html += header(program, facts);

@@ -81,7 +81,7 @@ TEST(HtmlReport, AStepThatRunsNothingDoesNotDisturbTheTimeline) {
   const auto view =
       std::find_if(plan.steps.begin(), plan.steps.end(), [](const Step& step) { return step.kernel.empty(); });
   ASSERT_NE(view, plan.steps.end());
-  records[static_cast<size_t>(view - plan.steps.begin())] = {};
+  records[view - plan.steps.begin()] = {};
   const std::string svg = timeline_chart(program.network.graph, plan, records);
   EXPECT_THAT(svg.substr(svg.find(">measured<")), Not(HasSubstr("<rect class=\"tf\" x=\"74.00\"")));
 }
@@ -115,7 +115,7 @@ TEST(HtmlReport, MemoryByStepAgreesWithTheStaysOneByOneAndWithThePeak) {
                                                 .device = {.name = "cpu", .key = "k"}}));
     const auto memory = memory_by_step(graph, plan);
     const Peak peak = live_peak(plan);
-    EXPECT_EQ(memory[static_cast<size_t>(peak.step)].total, peak.bytes.count) << "seed " << seed;
+    EXPECT_EQ(memory[peak.step].total, peak.bytes.count) << "seed " << seed;
     for (size_t s = 0; s < memory.size(); ++s) {
       std::map<int64_t, int64_t> places;
       for (const Stay* stay : live_at(plan, static_cast<StepIndex>(s)))

@@ -6,7 +6,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "base/by_id.h"
 #include "base/texts.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
@@ -29,7 +28,7 @@ std::string plural(std::string_view role) {
 }
 
 std::string step_label(const Graph& graph, const Plan& plan, StepIndex step) {
-  const Op& op = graph.op(plan.steps.at(at(step)).op);
+  const Op& op = graph.op(plan.steps.at(step).op);
   return fmt::format("step {} of {} ({}, {})", step, plan.steps.size(), op.name, op.type->name);
 }
 
@@ -112,7 +111,7 @@ WorkspaceUse workspace_use(const Graph& graph, const Plan& plan) {
   WorkspaceUse use;
   std::vector<double> ms(plan.steps.size());
   for (const EngineSpan& span : plan.predicted.timeline) {
-    if (span.engine == 0) ms[at(span.index)] = span.end_ms - span.start_ms;
+    if (span.engine == 0) ms[span.index] = span.end_ms - span.start_ms;
   }
   for (size_t s = 0; s < plan.steps.size(); ++s) {
     const Step& step = plan.steps[s];
@@ -132,7 +131,7 @@ WorkspaceUse workspace_use(const Graph& graph, const Plan& plan) {
 json plan_json(const Program& program, std::optional<Bytes> minimum) {
   const Plan& plan = program.plan;
   const Graph& graph = program.network.graph;
-  const Op& peak_op = graph.op(plan.steps.at(at(plan.predicted.peak_step)).op);
+  const Op& peak_op = graph.op(plan.steps.at(plan.predicted.peak_step).op);
   json alive = json::array();
   for (const Stay* stay : live_at(plan, plan.predicted.peak_step)) {
     if (alive.size() == 50) break;
@@ -167,7 +166,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
           {"peak_bytes", plan.predicted.peak.count},
           {"arena_bytes", plan.arena.count},
           {"lower_bound_bytes", program.lower_bound.count},
-          {"minimum_bytes", minimum ? json(std::min(*minimum, plan.arena).count) : json(nullptr)},
+          {"minimum_bytes", minimum ? json(minimum->count) : json(nullptr)},
           {"baseline_bytes", program.baseline_peak.count},
           {"step_time_ms", plan.predicted.step_time_ms},
           {"estimated_share", plan.predicted.estimated_share},

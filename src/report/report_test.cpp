@@ -41,7 +41,7 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
   for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
     Bytes stays;
     for (const Stay* stay : live_at(plan, s)) stays += stay->bytes;
-    most_twice = std::max(most_twice, stays - live[static_cast<size_t>(s)]);
+    most_twice = std::max(most_twice, stays - live[s]);
   }
   EXPECT_GT(most_twice, 0_B);
   // When each step runs, in milliseconds, and what the trace must therefore say.
@@ -49,8 +49,7 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
   for (const EngineSpan& span : plan.predicted.timeline) {
     if (span.engine == 0 && timed.contains(span.index)) times[0][span.index] = {span.start_ms, span.end_ms};
   }
-  for (const StepIndex s : timed)
-    times[1][s] = {records[static_cast<size_t>(s)].start_ms, records[static_cast<size_t>(s)].end_ms};
+  for (const StepIndex s : timed) times[1][s] = {records[s].start_ms, records[s].end_ms};
   for (const int process : {1, 2}) {
     SCOPED_TRACE(process);
     const auto& expected = times[process - 1];
@@ -71,7 +70,7 @@ TEST(Trace, HasABarForEveryStepButViewsAndCountersInTheOrderOfTime) {
       ASSERT_TRUE(expected.contains(s)) << s;
       EXPECT_DOUBLE_EQ(event.at("ts"), expected.at(s).first * 1000);
       EXPECT_NEAR(event.at("dur"), (expected.at(s).second - expected.at(s).first) * 1000, 1e-6);
-      const Step& step = plan.steps[static_cast<size_t>(s)];
+      const Step& step = plan.steps[s];
       const Op& op = graph.op(step.op);
       EXPECT_EQ(event.at("name"), op.name);
       EXPECT_EQ(event.at("cat"), to_string(op.phase));

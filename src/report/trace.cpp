@@ -35,9 +35,9 @@ class Trace {
     name_process(kMeasured, "measured");
     add_steps(kMeasured, ById<StepIndex, StepRecord>(std::vector<StepRecord>(records.begin(), records.end())));
     for (int32_t i = 0; i < static_cast<int32_t>(copies.size()); ++i) {
-      const Move& move = plan_.moves[at(i)];
+      const Move& move = plan_.moves[i];
       const int engine = 2 * move.tier + (move.direction == Move::Direction::out ? 1 : 2);
-      add_copy(kMeasured, engine, i, copies[at(i)].start_ms, copies[at(i)].end_ms);
+      add_copy(kMeasured, engine, i, copies[i].start_ms, copies[i].end_ms);
     }
   }
 
@@ -45,7 +45,7 @@ class Trace {
 
  private:
   bool is_side_by_side() const { return plan_.cores.inter_op > 1; }
-  const Op& op_of(StepIndex step) const { return graph_.op(plan_.steps[at(step)].op); }
+  const Op& op_of(StepIndex step) const { return graph_.op(plan_.steps[step].op); }
   // Views take no time: they have no bar, and begin when what is before them ends.
   bool takes_time(StepIndex step) const { return !op_of(step).type->is_view; }
   // Steps side by side have a row for each core that one begins on.
@@ -79,7 +79,7 @@ class Trace {
   }
 
   void add_step(int process, StepIndex index, const StepRecord& record) {
-    const Step& step = plan_.steps[at(index)];
+    const Step& step = plan_.steps[index];
     const Op& op = graph_.op(step.op);
     events_.push_back({{"ph", "X"},
                        {"pid", process},
@@ -100,7 +100,7 @@ class Trace {
   }
 
   void add_copy(int process, int engine, int32_t index, double start_ms, double end_ms) {
-    const Move& move = plan_.moves[at(index)];
+    const Move& move = plan_.moves[index];
     const Tensor& tensor = graph_.tensor(move.tensor);
     events_.push_back({{"ph", "X"},
                        {"pid", process},
@@ -132,7 +132,7 @@ class Trace {
     std::erase_if(spans, [](const EngineSpan& span) { return span.engine != 0; });
     std::stable_sort(spans.begin(), spans.end(),
                      [](const EngineSpan& a, const EngineSpan& b) { return a.start_ms < b.start_ms; });
-    std::vector<double> free_from(at(std::max(plan_.cores.inter_op, 1)), 0);
+    std::vector<double> free_from(std::max(plan_.cores.inter_op, 1), 0);
     for (const EngineSpan& span : spans) {
       StepRecord& record = records[span.index];
       record = {span.start_ms, span.end_ms};

@@ -1,7 +1,7 @@
 // Runs a training's steps in turns by the plan that was chosen and one op after another with all threads, and goes on
 // with what was faster: what is measured in the training itself has the last word over what was predicted.
 //
-//   chosen w c c c c | serial w s s s s | chosen ... | serial ... | chosen ... | serial ...     w warms up and does not count
+//   chosen w c c c c | serial w s s s s | chosen ... | serial ... | chosen ...     w warms up and does not count
 #pragma once
 
 #include <optional>

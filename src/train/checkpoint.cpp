@@ -44,7 +44,7 @@ void for_each_chunk(std::span<const CheckpointTensor> tensors, const TensorSourc
   for (size_t i = 0; i < tensors.size(); ++i) {
     const int64_t bytes = tensors[i].bytes().count;
     for (int64_t at = 0; at < bytes; at += kChunkBytes) {
-      chunk.resize(static_cast<size_t>(std::min(kChunkBytes, bytes - at)));
+      chunk.resize(std::min(kChunkBytes, bytes - at));
       source(i, {at}, chunk);
       sink(tensors[i], std::span<const std::byte>(chunk));
     }

@@ -82,7 +82,7 @@ TEST_F(Checkpoints, ComeBackAsTheyWereSaved) {
   ASSERT_EQ(checkpoint.tensors().size(), tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     ASSERT_EQ(checkpoint.find(tensors[i].name, tensors[i].shape, tensors[i].dtype), i);
-    std::vector<std::byte> bytes(static_cast<size_t>(tensors[i].bytes().count));
+    std::vector<std::byte> bytes(tensors[i].bytes().count);
     checkpoint.read(i, {}, bytes);
     std::vector<std::byte> expected(bytes.size());
     fill(i, {}, expected);
@@ -98,7 +98,7 @@ TEST_F(Checkpoints, HashTheBytesOfParametersAndStatisticsInTheirOrder) {
   const auto tensors = example_tensors();
   std::string bytes;
   for (size_t i : {0, 1, 3, 5, 6}) {
-    std::string part(static_cast<size_t>(tensors[i].bytes().count), ' ');
+    std::string part(tensors[i].bytes().count, ' ');
     fill(i, {}, std::as_writable_bytes(std::span(part)));
     bytes += part;
   }
@@ -362,8 +362,7 @@ TEST(Safetensors, SurviveDeepNesting) {
 
 TEST(Safetensors, HaveAHeaderThatEndsOnAMultipleOf64) {
   for (int i = 0; i < 70; ++i) {
-    std::vector<SafetensorsEntry> entries{
-        {.name = std::string(static_cast<size_t>(i) + 1, 'n'), .dtype = "F32", .shape = {2}}};
+    std::vector<SafetensorsEntry> entries{{.name = std::string(i + 1, 'n'), .dtype = "F32", .shape = {2}}};
     const std::string header = make_safetensors_header(entries, {});
     EXPECT_EQ(header.size() % 64, 0U);
     EXPECT_EQ(parse_safetensors_header(std::string_view(header).substr(8), 8, "f").entries[0].name, entries[0].name);

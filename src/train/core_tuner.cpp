@@ -28,7 +28,8 @@ CoreTuner::CoreTuner(Session& session, const Graph& graph, const CheckedPlan& pl
     return;
   }
   notice_(fmt::format(
-      "--inter-op auto: measures {} kinds of ops with fewer threads in the first training steps, {} at most; then it chooses",
+      "--inter-op auto: measures {} kinds of ops with fewer threads in the first training steps, {} at most; then it "
+      "chooses",
       climb_->open_kinds(), climb_->most_steps() + 1));
 }
 
@@ -108,8 +109,8 @@ void CoreTuner::finish() {
   session_.database->save(session_.costs);
   if (busy_.others() <= kTooBusy) return;
   notice_(fmt::format(
-      "other processes kept the machine {:.0f} % busy while thread counts were measured, so these times mislead; when it "
-      "is quiet, `plimsoll profile MODEL --again` forgets them",
+      "other processes kept the machine {:.0f} % busy while thread counts were measured, so these times mislead; when "
+      "it is quiet, `plimsoll profile MODEL --again` forgets them",
       100 * busy_.others()));
 }
 

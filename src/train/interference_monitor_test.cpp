@@ -67,9 +67,7 @@ TEST(InterferenceMonitor, PairsThatAnEarlierTrainingFoundSlowDoNotMeet) {
   ASSERT_EQ(c.costs.conflicts(), found);
   plan = c.chosen_plan();
   const Graph& graph = c.input.graph;
-  auto signature = [&](const EngineSpan& s) {
-    return op_signature(graph, graph.op(plan->steps[static_cast<size_t>(s.index)].op));
-  };
+  auto signature = [&](const EngineSpan& s) { return op_signature(graph, graph.op(plan->steps[s.index].op)); };
   for (const EngineSpan& a : plan->predicted.timeline) {
     for (const EngineSpan& b : plan->predicted.timeline) {
       if (&a == &b || a.start_ms >= b.end_ms - 1e-9 || b.start_ms >= a.end_ms - 1e-9) continue;

@@ -103,7 +103,7 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                       .layout_family = std::string(to_string(program.family))};
   const Graph& graph = program.network.graph;
   for (int32_t i = 0; i < graph.op_count(); ++i) {
-    state.kernels[graph.op({i}).name] = program.kernels[static_cast<size_t>(i)].kernel;
+    state.kernels[graph.op({i}).name] = program.kernels[i].kernel;
   }
   for (const State& s : graph.states) {
     state.state_layouts[graph.tensor(s.before).name] = graph.tensor(s.before).layout.tag;
@@ -191,6 +191,10 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
   differ("model", options.model, saved.model);
   differ("batch", fmt::to_string(options.batch), fmt::to_string(saved.batch));
   differ("optimizer", options.optimizer.name, saved.optimizer.name);
+  const auto frozen = [](const std::vector<std::string>& patterns) {
+    return patterns.empty() ? std::string("nothing") : fmt::format("'{}'", fmt::join(patterns, "' '"));
+  };
+  differ("--freeze", frozen(options.optimizer.freeze), frozen(saved.optimizer.freeze));
   auto kind = [](const std::string& data) { return data.substr(0, data.find(':')); };
   differ("data", kind(options.data), kind(saved.data));
 }
@@ -216,12 +220,13 @@ std::string other_device_text(std::string_view saved_key, const DeviceInfo& devi
   const auto [now, rest_now] = parts(device.key);
   if (rest_then == rest_now && !then.empty() && !now.empty()) {
     return fmt::format(
-        "threads of an op: {} before this checkpoint, {} now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op {} "
-        "repeats them",
+        "threads of an op: {} before this checkpoint, {} now: kernels are chosen anew for that, so results may differ "
+        "in the last bits; --intra-op {} repeats them",
         then, now, then);
   }
   return fmt::format(
-      "the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in the last bits",
+      "the checkpoint is from another device ({}); it goes on with this one's kernels, so results may differ in the "
+      "last bits",
       saved_key);
 }
 

@@ -1,5 +1,6 @@
 #include "train/resume.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "plimsoll/error.h"
+#include "plimsoll/models.h"
 #include "tests/support/core_case.h"
 
 namespace plimsoll {
@@ -81,6 +83,28 @@ TEST(Resume, TheOptionsThatChangeTheResultComeBack) {
   EXPECT_EQ(back.schedule.warmup_lr, options.schedule.warmup_lr);
 }
 
+// A tensor in another layout is summed in another order.
+TEST(Resume, KernelsAndLayoutsAreRepeatedWhateverTheSpeedsAndTheBudgetNow) {
+  const auto device = open_device("cpu", 1);
+  for (const std::string model : {"lenet", "dcgan:width=8", "resnet:1-1-1-1", "densenet:depth=7,growth=8"}) {
+    const Network network = build_model(
+        model, {.batch = 4, .channels = model == "lenet" ? 1 : 3, .height = 64, .width = 64, .classes = 10});
+    for (const double slower : {0.2, 1.0, 5.0}) {
+      SCOPED_TRACE(fmt::format("{} {}", model, slower));
+      const CostTable then({.gflops = 100 * slower, .memory_gb_per_s = 10 / slower, .launch_us = 5});
+      const Program saved = std::get<Program>(compile_training(network, *device, then, {}));
+      for (const double now : {0.2, 1.0, 5.0}) {
+        CompileOptions options{.memory = saved.plan->arena * 3};
+        pin(options, state_to_save({}, saved, device->info().key));
+        const CostTable costs({.gflops = 100 / now, .memory_gb_per_s = 10 * now, .launch_us = 5 * now});
+        const auto again = compile_training(network, *device, costs, options);
+        ASSERT_TRUE(std::holds_alternative<Program>(again));
+        EXPECT_EQ(fingerprint(std::get<Program>(again).network.graph), fingerprint(saved.network.graph)) << now;
+      }
+    }
+  }
+}
+
 TEST(Resume, RefusesSettingsThatNoTrainingHas) {
   const std::tuple<const char*, const char*, const char*> cases[] = {
       {"min_lr", "nan", "setting 'min_lr': expected a number from 0 to 1000000000, not 'nan'"},
@@ -118,7 +142,8 @@ TEST(Resume, SaysWhenOpsHaveOtherThreadsThanBefore) {
   device.key = "oneDNN 3.1 avx512 1 threads, Intel(R) Xeon(R)";
   EXPECT_EQ(
       other_device_text("oneDNN 3.1 avx512 2 threads, Intel(R) Xeon(R)", device),
-      "threads of an op: 2 before this checkpoint, 1 now: kernels are chosen anew for that, so results may differ in the last bits; --intra-op 2 repeats them");
+      "threads of an op: 2 before this checkpoint, 1 now: kernels are chosen anew for that, so results may differ in "
+      "the last bits; --intra-op 2 repeats them");
   EXPECT_THAT(other_device_text("oneDNN 2.9 avx512 2 threads, Intel(R) Xeon(R)", device),
               HasSubstr("is from another device (oneDNN 2.9"));
   EXPECT_THAT(other_device_text("cudnn", device), HasSubstr("is from another device (cudnn)"));

@@ -86,6 +86,14 @@ std::string key_of(const std::filesystem::path& folder) {
                      std::filesystem::canonical(folder, ignored).string());
 }
 
+// What was found of the speeds then holds for this run alone; what fits does not depend on them.
+std::string not_kept(const std::string& of_what, const BusyMeter& busy) {
+  return fmt::format(
+      "other processes kept the machine {:.0f} % busy while the speed of {} was probed: it is not kept but probed again "
+      "next time, and times that are predicted now may be off",
+      100 * busy.others(), of_what);
+}
+
 constexpr Bytes kProbedHostMemory = 256_MiB;  // for a moment, and only the first time
 
 void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key) {
@@ -95,7 +103,11 @@ void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::st
   if (!info) {
     const BusyMeter busy;
     info = probe_tier(*session.device, *tier);
-    if (busy.others() <= kTooBusy) session.database->save(key, *info);
+    if (busy.others() <= kTooBusy) {
+      session.database->save(key, *info);
+    } else {
+      session.notices.push_back(not_kept(fmt::format("the tier '{}'", tier->name()), busy));
+    }
   }
   info->name = tier->name();
   info->capacity = tier->capacity();
@@ -148,12 +160,13 @@ void open_device_and_costs(Session& session, std::string_view name, int threads)
   }
   const BusyMeter busy;
   const MachineRates rates = probe_rates(*session.device);
-  if (busy.others() <= kTooBusy) {
+  if (session.device->info().simulated || busy.others() <= kTooBusy) {
     session.database->save(rates);
     session.costs = session.database->load();
     return;
   }
-  // Probed again next time; entries that are there already are still good.
+  session.notices.push_back(not_kept(fmt::format("device '{}'", name), busy));
+  // Entries that are there already are still good.
   CostTable table(rates);
   const CostTable known = session.database->load();
   for (const auto* entries : {&known.entries(), &known.in_step_entries()}) {
@@ -182,38 +195,6 @@ int measure_missing(Session& session, const Network& network, const CompileOptio
   const int measured = measure_costs(training.graph, devices, session.costs, measure);
   if (measured > 0) session.database->save(session.costs);
   return measured;
-}
-
-constexpr int kMinimaTried = 6;
-constexpr int32_t kManyOps = 2000;  // of a network: each search would take many seconds
-
-Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options) {
-  options.memory = 1_B;
-  options.least_memory = true;
-  Bytes least = std::get<Infeasible>(compile_training(network, device, costs, options)).minimum;
-  if (options.policy != "auto" || network.graph.op_count() > kManyOps) return least;
-  // A search that has a byte less to do with may still find how.
-  options.least_memory = false;
-  options.first_that_fits = true;
-  for (int i = 0; i < kMinimaTried && least > 1_B; ++i) {
-    options.memory = {least.count - 1};
-    const auto result = compile_training(network, device, costs, options);
-    const auto* program = std::get_if<Program>(&result);
-    if (program == nullptr) break;
-    least = program->plan->arena;
-  }
-  return least;
-}
-
-void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs,
-                       const CompileOptions& options) {
-  if (options.policy != "auto" || !infeasible.flag.empty() || !infeasible.tier.empty()) return;
-  const Bytes least = minimum_memory(network, device, costs, options);
-  if (least <= infeasible.budget || least >= infeasible.minimum) return;
-  const std::string before = raise_memory_to(infeasible.minimum);
-  if (infeasible.suggestion.starts_with(before))
-    infeasible.suggestion.replace(0, before.size(), raise_memory_to(least));
-  infeasible.minimum = least;
 }
 
 CheckedPlan calibrate(Session& session, const Program& program) {
@@ -246,7 +227,7 @@ std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
     for (size_t i = 0; i < executor.copies().size(); ++i) {
       const StepRecord& copy = executor.copies()[i];
       const double together = std::min(step.end_ms, copy.end_ms) - std::max(step.start_ms, copy.start_ms);
-      if (together > 0) ms -= together * plan.tiers[static_cast<size_t>(plan.moves[i].tier)].tier.compute_share;
+      if (together > 0) ms -= together * plan.tiers[plan.moves[i].tier].tier.compute_share;
     }
     times.push_back(std::max(ms, 0.05 * (step.end_ms - step.start_ms)));
   }

@@ -38,12 +38,6 @@ void check_choices(std::string_view policy, std::string_view placement);
 int measure_missing(Session& session, const Network& network, const CompileOptions& options,
                     const MeasureOptions& measure, std::span<const Device* const> beside = {});
 
-// The least arena with which the policy finds a plan, whatever the kernels.
-Bytes minimum_memory(const Network& network, const Device& device, const CostTable& costs, CompileOptions options);
-// What did not fit names the least that any search has found, not only the one that ended so.
-void name_least_memory(Infeasible& infeasible, const Network& network, const Device& device, const CostTable& costs,
-                       const CompileOptions& options);
-
 // Runs a program's step a few times on meaningless values, one op after another, records what each op takes inside a
 // step, and keeps it in the table and the database. Returns the program's plan with these times.
 CheckedPlan calibrate(Session& session, const Program& program);

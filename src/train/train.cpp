@@ -22,16 +22,16 @@
 #include "train/evaluation.h"
 #include "train/resume.h"
 #include "train/session.h"
+#include "train/training_data.h"
 #include "train/training_loop.h"
+#include "train/weights_file.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr int64_t kStepsToCorrect = 5;  // fewer tell too little about the usual step
 constexpr double kPredictionTolerance = 0.1;
-constexpr double kHostShare = 0.85;       // of the free memory, when no budget is given
 constexpr Bytes kMeasuringRoom = 64_MiB;  // beyond the budget, for buffers while kernels are measured
-constexpr Bytes kHostReserve = 512_MiB;
 
 // The largest resident size that the process has had, by the kernel's account.
 Bytes process_peak() {
@@ -41,44 +41,6 @@ Bytes process_peak() {
     if (line.starts_with("VmHWM:")) return {std::stoll(line.substr(6)) * 1024};
   }
   return {};
-}
-
-ModelInput default_input_of(std::string_view model) {
-  const std::string_view stem = model.substr(0, model.find(':'));
-  for (const ModelListing& listing : list_models()) {
-    if (listing.name == stem || listing.name == model) return listing.default_input;
-  }
-  return {};
-}
-
-// Images that have no size of their own come in the network's size.
-std::shared_ptr<const DataSet> open_for(const TrainOptions& options) {
-  DataOptions wanted{
-      .channels = 0, .height = options.image_size, .width = options.image_size, .classes = 0, .seed = options.seed};
-  const std::string_view kind = std::string_view(options.data).substr(0, options.data.find(':'));
-  if (kind == "synthetic" || kind == "images") {
-    const ModelInput usual = default_input_of(options.model);
-    wanted.channels = usual.channels;
-    if (options.image_size == 0) {
-      wanted.height = usual.height;
-      wanted.width = usual.width;
-    }
-    wanted.classes = options.classes > 0 ? options.classes : usual.classes;
-  }
-  return open_data(options.data, wanted);
-}
-
-ModelInput input_for(const TrainOptions& options, const DataInfo& data) {
-  if (options.classes > 0 && options.classes < data.classes) {
-    throw Error(ErrorCode::invalid_input, fmt::format("{} has {} classes; {} are too few: raise --num-classes",
-                                                      data.name, data.classes, options.classes));
-  }
-  return {.batch = options.batch,
-          .channels = data.channels,
-          .height = data.height,
-          .width = data.width,
-          .classes = std::max(options.classes, data.classes),
-          .training = true};
 }
 
 bool needs_calibration(const Program& program, const CostTable& costs) {
@@ -106,13 +68,6 @@ void correct_costs(Session& session, const Program& program, const Executor& exe
   if (std::abs(last_ms / usual_ms - 1) < kPredictionTolerance) keep_step_times(session, program, std::move(times));
 }
 
-Bytes default_budget(const Device& device, Bytes host_memory) {
-  if (device.info().own_memory) return device.info().memory_available;  // less what it needs itself
-  const int64_t free = std::max<int64_t>(0, device.info().memory_available.count - host_memory.count);
-  return {
-      std::max<int64_t>(free / 2, static_cast<int64_t>(static_cast<double>(free) * kHostShare) - kHostReserve.count)};
-}
-
 // What a training begins from, besides its options: nothing, a checkpoint, or a saved plan.
 struct Beginning {
   std::optional<Checkpoint> checkpoint;
@@ -126,6 +81,10 @@ void check_names(const TrainOptions& options) {
   if (options.resume && options.plan) {
     throw Error(ErrorCode::invalid_input,
                 "--resume and --plan: a resumed training repeats its own kernels; give one of them");
+  }
+  if (options.resume && options.weights) {
+    throw Error(ErrorCode::invalid_input,
+                "--resume and --weights: a resumed training has its weights from the checkpoint; give one of them");
   }
 }
 
@@ -209,7 +168,7 @@ std::string unkept_limits(const TrainOptions& options, const Program& program, s
   bool divided = false;
   const Graph& graph = program.network.graph;
   for (OpId id{0}; id.index < graph.op_count(); ++id.index) {
-    const KernelChoice& kernel = program.kernels[static_cast<size_t>(id.index)];
+    const KernelChoice& kernel = program.kernels[id.index];
     divided = divided || !parts_of(kernel.kernel).empty();
     if (counts_in_total(graph.op(id))) sum += kernel.workspace;
     if (kernel.workspace <= most) continue;
@@ -237,10 +196,7 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
                                           const std::function<void(const std::string&)>& notice) {
   const BusyMeter busy;
   auto first = compile_training(network, *session.device, session.costs, compile);
-  if (auto* infeasible = std::get_if<Infeasible>(&first)) {
-    name_least_memory(*infeasible, network, *session.device, session.costs, compile);
-    return std::move(*infeasible);
-  }
+  if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
   MeasureOptions measuring;
   measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
   measuring.batches = options.batch_sizes.value_or(BatchSizes::undivided);
@@ -256,8 +212,8 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
                                                      measured == 1 ? "" : "s", session.database->notice()));
     if (busy.others() > kTooBusy) {
       notice(fmt::format(
-          "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, measure anew "
-          "with `plimsoll profile {} --batch {} --again`",
+          "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, "
+          "measure anew with `plimsoll profile {} --batch {} --again`",
           100 * busy.others(), options.model, options.batch));
     }
   }
@@ -350,6 +306,8 @@ class Training {
   const std::shared_ptr<const DataSet> data_;
   const ModelInput input_;
   const Network network_;
+  const std::optional<WeightsFile> weights_;
+  WeightsMatch match_;  // of weights_
   const CoreOptions cores_;
   Session session_;
   CompileOptions compile_;
@@ -393,9 +351,10 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
         if (listener.notice && !text.empty()) listener.notice(text);
       }),
       beginning_(begin(options_)),
-      data_(open_for(options_)),
-      input_(input_for(options_, data_->info())),
+      data_(open_training_data(options_)),
+      input_(training_input(options_, data_->info())),
       network_(build_model(options_.model, input_)),
+      weights_(options_.weights ? std::optional<WeightsFile>(*options_.weights) : std::nullopt),
       cores_(core_options(options_.device,
                           {.threads = options_.threads,
                            .inter_op = options_.inter_op,
@@ -406,6 +365,10 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
   check_length(options_, data_->info());
   if (beginning_.checkpoint)
     check_place(beginning_.checkpoint->state(), data_->info().train_count / options_.batch, *options_.resume);
+  if (weights_) {
+    match_ = match_weights(*weights_, network_, options_.classes > 0);
+    notice_(fmt::format("{}: {}", weights_->name(), to_text(match_)));
+  }
   notice_(cores_.notice);
   session_ = open_session(options_.device, cores_.intra_op,
                           {.host_memory = options_.host_memory,
@@ -441,10 +404,7 @@ std::optional<Infeasible> Training::compile() {
   for (Refusals refused;;) {
     auto compiled =
         naming_plan(options_, [&] { return compile_training(network_, *session_.device, session_.costs, compile_); });
-    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) {
-      name_least_memory(*infeasible, network_, *session_.device, session_.costs, compile_);
-      return *infeasible;
-    }
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
     program_ = std::get<Program>(std::move(compiled));
     if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, *session_.device);
     if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;
@@ -497,6 +457,7 @@ TrainingStep Training::make_step() {
 TrainingPlace Training::begin_states(TrainingStep& step) const {
   if (!beginning_.checkpoint) {
     step.initialize(options_.seed);
+    if (weights_) take_weights(*weights_, match_, step);
     return {};
   }
   step.load(*beginning_.checkpoint);
@@ -540,6 +501,7 @@ DoneEvent Training::train(TrainingStep& step) {
   const TrainingParts parts{.options = options_,
                             .listener = listener_,
                             .data = data_,
+                            .classes = input_.classes,
                             .program = program_,
                             .device_key = session_.device->info().key,
                             .training_step = step,
@@ -584,8 +546,6 @@ std::variant<DoneEvent, Infeasible> Training::run() {
 }
 
 }  // namespace
-
-ModelInput training_input(const TrainOptions& options) { return input_for(options, open_for(options)->info()); }
 
 std::variant<DoneEvent, Infeasible> train(const TrainOptions& options, const TrainListener& listener) {
   return Training(options, listener).run();

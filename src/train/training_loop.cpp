@@ -8,6 +8,7 @@
 #include "base/statistics.h"
 #include "plimsoll/error.h"
 #include "train/resume.h"
+#include "train/training_data.h"
 
 namespace plimsoll {
 namespace {
@@ -81,6 +82,10 @@ void TrainingLoop::run_step(EpochSums& sums) {
   } else {
     sums.has_correct = false;
   }
+  const std::optional<double> norm = parts_.training_step.gradient_norm();
+  sums.norm += norm.value_or(0);
+  sums.has_norm = norm.has_value();
+  sums.lr = lr;
   if (!settled_ && settled_before) {  // what was tried out until now says nothing of the steps from here on
     settled_ = true;
     times_.clear();
@@ -93,6 +98,7 @@ void TrainingLoop::run_step(EpochSums& sums) {
   }
   const double seconds = watch.seconds();
   step_seconds_ += seconds;
+  sums.seconds += seconds;
   if (parts_.after_step) parts_.after_step();
   tell_step({.step = place_.step,
              .total_steps = total_steps_,
@@ -100,7 +106,8 @@ void TrainingLoop::run_step(EpochSums& sums) {
              .loss = done_.loss,
              .lr = lr,
              .step_time_ms = seconds * 1000,
-             .images_per_second = static_cast<double>(options.batch * done_.steps) / step_seconds_});
+             .images_per_second = static_cast<double>(options.batch * done_.steps) / step_seconds_,
+             .gradient_norm = norm});
 }
 
 void TrainingLoop::tell_step(const StepEvent& event) {
@@ -118,6 +125,10 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
   if (sums.seen > 0) {
     event.train_loss = sums.loss * static_cast<double>(options.batch) / static_cast<double>(sums.seen);
     event.train_accuracy = sums.has_correct ? sums.correct / static_cast<double>(sums.seen) : 0;
+    event.lr = sums.lr;
+    if (sums.seconds > 0) event.images_per_second = static_cast<double>(sums.seen) / sums.seconds;
+    if (sums.has_norm)
+      event.gradient_norm = sums.norm * static_cast<double>(options.batch) / static_cast<double>(sums.seen);
   }
   const bool last = place_.step >= total_steps_;
   if (parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {
@@ -169,6 +180,7 @@ void TrainingLoop::write_checkpoint() {
   state.step = place_.step;
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;
+  state.input = input_to_save(parts_.data->info(), parts_.classes);
   save_checkpoint(*parts_.options.checkpoint, state, parts_.training_step.states(),
                   parts_.training_step.state_source());
   saved_at_step_ = place_.step;

@@ -26,6 +26,7 @@ struct TrainingParts {
   const TrainOptions& options;
   const TrainListener& listener;
   std::shared_ptr<const DataSet> data;
+  int64_t classes;  // that the network tells apart
   const Program& program;
   std::string device_key;
   TrainingStep& training_step;
@@ -45,6 +46,8 @@ class TrainingLoop {
     double loss = 0, correct = 0;
     int64_t seen = 0;
     bool has_correct = true;
+    double lr = 0, seconds = 0, norm = 0;
+    bool has_norm = false;
   };
   void run_epoch();
   void run_step(EpochSums& sums);

@@ -51,6 +51,13 @@ void visit_fields(State& s, Visitor&& field) {
   field("settings", s.settings);
 }
 
+// Those that are only there where they say something: what checkpoints had not from the beginning.
+template <class State, class Visitor>
+void visit_optional_fields(State& s, Visitor&& field) {
+  field("optimizer.freeze", s.optimizer.freeze);
+  field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm);
+}
+
 // "optimizer.name" is the field name in the object optimizer.
 json* find(json& object, std::string_view path, bool create) {
   json* at = &object;
@@ -98,6 +105,13 @@ void take(const json& from, std::string_view path, int& to) {
   if (value > 1 << 20) wrong(path, "a number up to 1048576");
   to = static_cast<int>(value);
 }
+void take(const json& from, std::string_view path, std::vector<std::string>& to) {
+  if (!from.is_array()) wrong(path, "a list of texts");
+  for (const json& item : from) {
+    if (!item.is_string()) wrong(path, "a list of texts");
+    to.push_back(item.get<std::string>());
+  }
+}
 void take(const json& from, std::string_view path, Texts& to) {
   if (!from.is_object()) wrong(path, "an object of texts");
   for (const auto& [key, value] : from.items()) {
@@ -128,14 +142,62 @@ SavedCores saved_cores_from(const JsonReader& r) {
   return cores;
 }
 
+// Folders may have names that are no UTF-8; no file that is text can keep these.
+bool is_utf8(const std::vector<std::string>& texts) {
+  try {
+    return !json(texts).dump().empty();
+  } catch (const json::exception&) {
+    return false;
+  }
+}
+
+json input_json(const SavedInput& input) {
+  json object = {{"channels", input.channels},      {"height", input.height}, {"width", input.width},
+                 {"classes", input.classes},        {"mean", input.mean},     {"stddev", input.stddev},
+                 {"centre_crop", input.centre_crop}};
+  if (!input.class_names.empty() && is_utf8(input.class_names)) object["class_names"] = input.class_names;
+  return object;
+}
+
+std::vector<double> channel_numbers(const JsonReader& r, int64_t channels, double least) {
+  constexpr double kMost = 1e6;
+  std::vector<double> numbers;
+  for (size_t i = 0; i < r.size(); ++i) {
+    numbers.push_back(r.item(i).number());
+    if (!(numbers.back() >= least && numbers.back() <= kMost))
+      r.item(i).expected(fmt::format("a number from {} to {}", least, kMost));
+  }
+  if (static_cast<int64_t>(numbers.size()) != channels) r.expected(fmt::format("{} numbers, one a channel,", channels));
+  return numbers;
+}
+
+SavedInput saved_input_from(const JsonReader& r) {
+  r.only({"channels", "height", "width", "classes", "mean", "stddev", "centre_crop", "class_names"});
+  SavedInput input{.channels = r.member("channels").integer(1, 1 << 16),
+                   .height = r.member("height").integer(1, 1 << 16),
+                   .width = r.member("width").integer(1, 1 << 16),
+                   .classes = r.member("classes").integer(1, 1 << 24)};
+  input.mean = channel_numbers(r.member("mean"), input.channels, -1e6);
+  input.stddev = channel_numbers(r.member("stddev"), input.channels, 1e-6);
+  input.centre_crop = r.member("centre_crop").boolean();
+  if (!r.has("class_names")) return input;
+  const JsonReader names = r.member("class_names");
+  if (static_cast<int64_t>(names.size()) > input.classes)
+    names.expected(fmt::format("at most {} names, one a class,", input.classes));
+  for (size_t i = 0; i < names.size(); ++i) input.class_names.push_back(names.item(i).text());
+  return input;
+}
+
 // A name that nothing reads is a field that was damaged, or one that a newer version would obey.
 void check_field_names(const json& object) {
-  std::set<std::string, std::less<>> known{"format_version", "cores", "weights_sha256"}, parents;
+  std::set<std::string, std::less<>> known{"format_version", "cores", "input", "weights_sha256"}, parents;
   const TrainingState example;
-  visit_fields(example, [&](std::string_view path, const auto&) {
+  const auto know = [&](std::string_view path, const auto&) {
     known.emplace(path);
     if (const size_t dot = path.find('.'); dot != std::string_view::npos) parents.emplace(path.substr(0, dot));
-  });
+  };
+  visit_fields(example, know);
+  visit_optional_fields(example, know);
   const auto check = [&](const std::string& path) {
     if (known.contains(path)) return;
     throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}' is not known", path));
@@ -169,6 +231,7 @@ void check_ranges(const TrainingState& s) {
   number("optimizer.beta1", s.optimizer.beta1, 1);
   number("optimizer.beta2", s.optimizer.beta2, 1);
   number("optimizer.epsilon", s.optimizer.epsilon, 1);
+  number("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm, 1e9);
 }
 
 }  // namespace
@@ -177,7 +240,11 @@ std::string to_json(const TrainingState& state) {
   json object;
   object["format_version"] = kFormatVersion;
   visit_fields(state, [&](std::string_view path, const auto& value) { *find(object, path, true) = value; });
+  visit_optional_fields(state, [&](std::string_view path, const auto& value) {
+    if (value != std::decay_t<decltype(value)>{}) *find(object, path, true) = value;
+  });
   if (state.cores) object["cores"] = cores_json(*state.cores);
+  if (state.input) object["input"] = input_json(*state.input);
   if (!state.weights_sha256.empty()) object["weights_sha256"] = state.weights_sha256;
   try {
     return object.dump();
@@ -214,13 +281,15 @@ TrainingState training_state_from_json(std::string_view text, int64_t* version_f
       throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}' is missing", path));
     take(*field, path, value);
   });
+  visit_optional_fields(state, [&](std::string_view path, auto& value) {
+    if (const json* field = find(object, path, false)) take(*field, path, value);
+  });
   check_ranges(state);
-  if (object.contains("cores")) {
-    try {
-      state.cores = saved_cores_from(JsonReader(object).member("cores"));
-    } catch (const Error& error) {
-      throw Error(error.code(), fmt::format("training state: {}", error.what()));
-    }
+  try {
+    if (object.contains("cores")) state.cores = saved_cores_from(JsonReader(object).member("cores"));
+    if (object.contains("input")) state.input = saved_input_from(JsonReader(object).member("input"));
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("training state: {}", error.what()));
   }
   if (object.contains("weights_sha256")) take(object["weights_sha256"], "weights_sha256", state.weights_sha256);
   return state;

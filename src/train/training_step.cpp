@@ -116,6 +116,11 @@ std::optional<double> TrainingStep::correct() const {
   return read_scalar(*executor_, program_->network.correct);
 }
 
+std::optional<double> TrainingStep::gradient_norm() const {
+  if (!program_->network.gradient_norm.valid()) return std::nullopt;
+  return read_scalar(*executor_, program_->network.gradient_norm);
+}
+
 size_t TrainingStep::find_state(std::string_view name) const {
   std::vector<std::string> names;
   for (size_t i = 0; i < states_.size(); ++i) {
@@ -128,7 +133,7 @@ size_t TrainingStep::find_state(std::string_view name) const {
 StateTensor TrainingStep::state(std::string_view name) const {
   const size_t i = find_state(name);
   StateTensor result{.name = states_[i].name, .shape = states_[i].shape, .dtype = states_[i].dtype};
-  result.elements.resize(place(states_[i].bytes().count));
+  result.elements.resize(states_[i].bytes().count);
   read_state(i, {}, result.elements);
   return result;
 }
@@ -146,6 +151,17 @@ void TrainingStep::set_state(const StateTensor& state) {
   write_state(i, {}, state.elements);
 }
 
+void TrainingStep::set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements) {
+  const size_t i = find_state(name);
+  const int64_t size = states_[i].bytes().count;
+  if (offset.count < 0 || offset.count > size || static_cast<int64_t>(elements.size()) > size - offset.count) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("state '{}' has {} bytes, not bytes {} to {}", name, size, offset.count,
+                            offset.count + static_cast<int64_t>(elements.size())));
+  }
+  write_state(i, offset, elements);
+}
+
 // Calls action(tensor, first element in it, bytes) for each part of state number `i` that has some of `bytes`.
 template <class Byte, class Action>
 void TrainingStep::for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, const Action& action) const {
@@ -154,7 +170,7 @@ void TrainingStep::for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, 
     const Tensor& tensor = program_->network.graph.tensor(part);
     const int64_t size = storage_bytes(tensor.shape, tensor.dtype, {}).count;
     if (at < size && !bytes.empty()) {
-      const size_t count = place(std::min(size - at, static_cast<int64_t>(bytes.size())));
+      const size_t count = std::min(size - at, static_cast<int64_t>(bytes.size()));
       action(part, at / (size / element_count(tensor.shape)), bytes.first(count));
       bytes = bytes.subspan(count);
       at += static_cast<int64_t>(count);
@@ -188,7 +204,7 @@ void TrainingStep::load(const Checkpoint& checkpoint) {
     const size_t from = checkpoint.find(states_[i].name, states_[i].shape, states_[i].dtype);
     const int64_t bytes = states_[i].bytes().count;
     for (int64_t at = 0; at < bytes; at += kChunk) {
-      chunk.resize(place(std::min(kChunk, bytes - at)));
+      chunk.resize(std::min(kChunk, bytes - at));
       checkpoint.read(from, {at}, chunk);
       write_state(i, {at}, chunk);
     }

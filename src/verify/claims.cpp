@@ -51,8 +51,8 @@ class ClaimChecker {
   };
 
   StepIndex count() const { return static_cast<StepIndex>(plan_.steps.size()); }
-  const Step& step(StepIndex s) const { return plan_.steps[static_cast<size_t>(s)]; }
-  const TierInfo& tier_of(const Move& m) const { return plan_.tiers[static_cast<size_t>(m.tier)].tier; }
+  const Step& step(StepIndex s) const { return plan_.steps[s]; }
+  const TierInfo& tier_of(const Move& m) const { return plan_.tiers[m.tier].tier; }
   bool runs_nothing(StepIndex s) const { return step(s).kernel.empty() || graph_.op(step(s).op).type->is_view; }
   bool is_empty(TensorId id) const { return graph_.tensor(id).bytes().count == 0; }  // nobody waits for it
   bool at_once() const { return plan_.cores.inter_op > 1; }
@@ -210,12 +210,12 @@ class ClaimChecker {
   bool read_timeline() {
     for (const EngineSpan& span : predicted_.timeline) {
       const size_t items = span.engine == 0 ? plan_.steps.size() : plan_.moves.size();
-      if (span.engine < 0 || span.index < 0 || static_cast<size_t>(span.index) >= items) {
+      if (span.engine < 0 || span.index < 0 || std::cmp_greater_equal(span.index, items)) {
         wrong(-1,
               fmt::format("the timeline has a bar of {} on engine {}, which does not exist", span.index, span.engine));
         continue;
       }
-      Bar& bar = span.engine == 0 ? steps_[span.index] : moves_[static_cast<size_t>(span.index)];
+      Bar& bar = span.engine == 0 ? steps_[span.index] : moves_[span.index];
       if (bar.seen) wrong(-1, fmt::format("the timeline has {} twice on engine {}", span.index, span.engine));
       bar = {span.start_ms, span.end_ms, true};
       if (!std::isfinite(bar.start) || !std::isfinite(bar.end) || bar.start < 0 || bar.end < bar.start) {
@@ -223,7 +223,7 @@ class ClaimChecker {
                               bar.end));
       }
       if (span.engine == 0) continue;
-      const Move& m = plan_.moves[static_cast<size_t>(span.index)];
+      const Move& m = plan_.moves[span.index];
       const int engine = 2 * m.tier + (m.direction == Move::Direction::out ? 1 : 2);
       if (span.engine != engine)
         wrong(m.after,
@@ -250,7 +250,7 @@ class ClaimChecker {
     std::map<int, double> free_at;
     for (const EngineSpan& span : predicted_.timeline) {
       if (span.engine == 0) continue;
-      const Move& m = plan_.moves[static_cast<size_t>(span.index)];
+      const Move& m = plan_.moves[span.index];
       const double takes = copy_takes(tier_of(m), m, graph_.tensor(m.tensor).bytes());
       if (!same(span.end_ms - span.start_ms, takes)) {
         wrong(m.after, fmt::format("{} takes {} ms in the timeline and {} ms by its tier", findings_.what(m),

@@ -101,7 +101,7 @@ TEST(Claims, HowCoresAreSharedIsJudged) {
       {"a step begins before what it reads is made", Rule::wrong_prediction,
        [](Plan& p) {
          for (EngineSpan& span : p.predicted.timeline) {
-           if (span.engine == 0 && static_cast<size_t>(span.index) == p.steps.size() - 1) span.start_ms = 0;
+           if (span.engine == 0 && span.index == std::ssize(p.steps) - 1) span.start_ms = 0;
          }
        }},
       {"stall_ms", Rule::wrong_prediction, [](Plan& p) { p.predicted.stall_ms = -1; }},

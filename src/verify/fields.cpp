@@ -43,7 +43,7 @@ class FieldChecker {
   void bad_index(StepIndex step, std::string message) { findings_.report(Rule::bad_index, step, std::move(message)); }
 
   void check_step(StepIndex s) {
-    const Step& step = plan_.steps[static_cast<size_t>(s)];
+    const Step& step = plan_.steps[s];
     if (step.op.index < 0 || step.op.index >= graph_.op_count()) {
       bad_index(s, fmt::format("step {} runs op {}, the graph has {}", s, step.op.index, graph_.op_count()));
     } else {
@@ -120,7 +120,7 @@ class FieldChecker {
 
   // A slot that can be counted with; what is in it is judged later.
   bool slot_exists(TensorId id, int tier, Bytes slot) const {
-    return tier >= 0 && static_cast<size_t>(tier) < plan_.tiers.size() && slot.count >= 0 &&
+    return tier >= 0 && tier < std::ssize(plan_.tiers) && slot.count >= 0 &&
            slot.count <= INT64_MAX - tensor(id).bytes().count;
   }
 
@@ -140,10 +140,10 @@ class FieldChecker {
 
   void check_homes() {
     if (plan_.homes.empty()) return;
-    std::vector<bool> from_outside(static_cast<size_t>(graph_.tensor_count()), false);
-    for (TensorId id : graph_.inputs) from_outside[static_cast<size_t>(id.index)] = true;
-    for (const State& state : graph_.states) from_outside[static_cast<size_t>(state.before.index)] = true;
-    std::vector<bool> has_home(from_outside.size(), false);
+    ById<TensorId, bool> from_outside(graph_.tensor_count(), false);
+    for (TensorId id : graph_.inputs) from_outside[id] = true;
+    for (const State& state : graph_.states) from_outside[state.before] = true;
+    ById<TensorId, bool> has_home(graph_.tensor_count(), false);
     for (size_t i = 0; i < plan_.homes.size(); ++i) {
       const Home& h = plan_.homes[i];
       if (!exists(h.tensor)) {
@@ -155,14 +155,13 @@ class FieldChecker {
         bad_index(-1, fmt::format("home {} has tier {} and slot {}, the plan has {} tiers", i, h.tier, h.slot.count,
                                   plan_.tiers.size()));
       }
-      const size_t t = static_cast<size_t>(h.tensor.index);
-      if (!from_outside[t]) {
+      if (!from_outside[h.tensor]) {
         findings_.report(Rule::bad_home, -1,
                          fmt::format("'{}' has a home, but is neither an input nor a state", tensor(h.tensor).name));
-      } else if (has_home[t]) {
+      } else if (has_home[h.tensor]) {
         findings_.report(Rule::bad_home, -1, fmt::format("'{}' has two homes", tensor(h.tensor).name));
       }
-      has_home[t] = true;
+      has_home[h.tensor] = true;
     }
   }
 
@@ -181,9 +180,8 @@ class FieldChecker {
         findings_.report(Rule::misaligned, s.first,
                          fmt::format("{} is not at a multiple of {} bytes", findings_.what(s), kStayAlignment));
       }
-      const Bytes needed = s.is_workspace()
-                               ? plan_.steps.empty() ? Bytes{} : plan_.steps[static_cast<size_t>(s.first)].workspace
-                               : tensor(s.tensor).bytes();
+      const Bytes needed =
+          s.is_workspace() ? plan_.steps.empty() ? Bytes{} : plan_.steps[s.first].workspace : tensor(s.tensor).bytes();
       if (s.bytes < needed) {
         findings_.report(Rule::wrong_size, s.first, fmt::format("{} needs {} bytes", findings_.what(s), needed.count));
       }
@@ -214,7 +212,7 @@ class FieldChecker {
 
   template <class What>
   void check_slot(TensorId id, int tier, Bytes slot, StepIndex step, const What& what) {
-    const TierUse& use = plan_.tiers[static_cast<size_t>(tier)];
+    const TierUse& use = plan_.tiers[tier];
     if (slot.count % kSlotAlignment != 0) {
       findings_.report(Rule::misaligned, step,
                        fmt::format("{}: slot {} is not at a multiple of {} bytes", what(), slot.count, kSlotAlignment));

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/by_id.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {
@@ -38,7 +39,7 @@ class Findings {
                        m.direction == Move::Direction::out ? "to" : "from", m.tier, m.after, m.before);
   }
   std::string where(StepIndex step) const {
-    return fmt::format("step {} ('{}')", step, graph_.op(plan_.steps[static_cast<size_t>(step)].op).name);
+    return fmt::format("step {} ('{}')", step, graph_.op(plan_.steps[step].op).name);
   }
 
  private:
@@ -50,7 +51,7 @@ class Findings {
 
 // For every tensor the one whose bytes it is: what it views, itself when it is no view. Two tensors with the same one
 // have the same value.
-std::vector<int32_t> find_same_bytes(const Graph& graph);
+ById<TensorId, int32_t> find_same_bytes(const Graph& graph);
 
 // When a copy may run, such that one is complete when another starts if end_of(one) < start_of(other). Between two
 // steps start the copies out, then those are complete that must be, then start the copies in, then those are complete.
@@ -66,6 +67,6 @@ bool check_fields(const Graph& graph, const Plan& plan, Findings& findings);
 // What a safe plan claims: its bound, and what it predicts.
 void check_claims(const Graph& graph, const Plan& plan, Findings& findings);
 // What lies in the outside tiers over time.
-void check_slots(const Graph& graph, const Plan& plan, const std::vector<int32_t>& same_bytes, Findings& findings);
+void check_slots(const Graph& graph, const Plan& plan, const ById<TensorId, int32_t>& same_bytes, Findings& findings);
 
 }  // namespace plimsoll

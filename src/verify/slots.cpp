@@ -11,14 +11,14 @@ using Rule = Violation::Rule;
 
 class SlotChecker {
  public:
-  SlotChecker(const Graph& graph, const Plan& plan, const std::vector<int32_t>& same_bytes, Findings& findings)
+  SlotChecker(const Graph& graph, const Plan& plan, const ById<TensorId, int32_t>& same_bytes, Findings& findings)
       : graph_(graph), plan_(plan), same_bytes_(same_bytes), findings_(findings), tiers_(plan.tiers.size()) {}
 
   void run() {
     fill_homes();
     for (const Event& event : make_events()) {
       if (findings_.full()) return;
-      const Move& m = plan_.moves[static_cast<size_t>(event.move)];
+      const Move& m = plan_.moves[event.move];
       if (event.ends) {
         complete(m, event.move);
       } else if (m.direction == Move::Direction::out) {
@@ -48,9 +48,9 @@ class SlotChecker {
   };
   using Tier = std::map<int64_t, Content>;
 
-  int32_t value_of(TensorId id) const { return same_bytes_[static_cast<size_t>(id.index)]; }
+  int32_t value_of(TensorId id) const { return same_bytes_[id]; }
   int64_t bytes_of(TensorId id) const { return graph_.tensor(id).bytes().count; }
-  Tier& tier(int index) { return tiers_[static_cast<size_t>(index)]; }
+  Tier& tier(int index) { return tiers_[index]; }
 
   std::vector<Event> make_events() const {
     std::vector<Event> events;
@@ -117,7 +117,7 @@ class SlotChecker {
       if (it->second.writer >= 0) {
         findings_.report(Rule::bad_move, m.after,
                          fmt::format("{}: {} may still write slot {}", findings_.what(m),
-                                     findings_.what(plan_.moves[static_cast<size_t>(it->second.writer)]), it->first));
+                                     findings_.what(plan_.moves[it->second.writer]), it->first));
       } else if (it->second.readers > 0) {
         findings_.report(Rule::bad_move, m.after,
                          fmt::format("{}: slot {} may still be read, by a copy of '{}'", findings_.what(m), it->first,
@@ -136,7 +136,7 @@ class SlotChecker {
     } else if (content->writer >= 0) {
       findings_.report(Rule::bad_move, m.after,
                        fmt::format("{}: {} may still write its slot", findings_.what(m),
-                                   findings_.what(plan_.moves[static_cast<size_t>(content->writer)])));
+                                   findings_.what(plan_.moves[content->writer])));
     } else {
       ++content->readers;
     }
@@ -166,14 +166,14 @@ class SlotChecker {
 
   const Graph& graph_;
   const Plan& plan_;
-  const std::vector<int32_t>& same_bytes_;
+  const ById<TensorId, int32_t>& same_bytes_;
   Findings& findings_;
   std::vector<Tier> tiers_;
 };
 
 }  // namespace
 
-void check_slots(const Graph& graph, const Plan& plan, const std::vector<int32_t>& same_bytes, Findings& findings) {
+void check_slots(const Graph& graph, const Plan& plan, const ById<TensorId, int32_t>& same_bytes, Findings& findings) {
   SlotChecker(graph, plan, same_bytes, findings).run();
 }
 

@@ -17,7 +17,7 @@ using Rule = Violation::Rule;
 
 class Checker {
  public:
-  Checker(const Graph& graph, const Plan& plan, const std::vector<int32_t>& same_bytes, Findings& findings)
+  Checker(const Graph& graph, const Plan& plan, const ById<TensorId, int32_t>& same_bytes, Findings& findings)
       : graph_(graph),
         plan_(plan),
         same_bytes_(same_bytes),
@@ -29,10 +29,10 @@ class Checker {
     prepare();
     for (StepIndex s = 0; s <= step_count_ && !findings_.full(); ++s) {
       if (s <= last_step_) begin_stays(s);
-      for (int32_t i : outs_starting_[static_cast<size_t>(s)]) start_out(i);
-      for (int32_t i : outs_ending_[static_cast<size_t>(s)]) --residence(place_of(i)).reading;
-      for (int32_t i : ins_starting_[static_cast<size_t>(s)]) start_in(i);
-      for (int32_t i : ins_ending_[static_cast<size_t>(s)]) end_in(i);
+      for (int32_t i : outs_starting_[s]) start_out(i);
+      for (int32_t i : outs_ending_[s]) --residence(place_of(i)).reading;
+      for (int32_t i : ins_starting_[s]) start_in(i);
+      for (int32_t i : ins_ending_[s]) end_in(i);
       if (s == step_count_) break;
       run_step(s);
       end_stays(s);
@@ -49,15 +49,15 @@ class Checker {
 
   void report(Rule rule, StepIndex step, std::string message) { findings_.report(rule, step, std::move(message)); }
   const Tensor& tensor(TensorId id) const { return graph_.tensor(id); }
-  const Op& op_at(StepIndex step) const { return graph_.op(plan_.steps[static_cast<size_t>(step)].op); }
-  const Stay& stay(int32_t i) const { return plan_.stays[static_cast<size_t>(i)]; }
-  Residence& residence(int32_t i) { return residences_[static_cast<size_t>(i)]; }
+  const Op& op_at(StepIndex step) const { return graph_.op(plan_.steps[step].op); }
+  const Stay& stay(int32_t i) const { return plan_.stays[i]; }
+  Residence& residence(int32_t i) { return residences_[i]; }
   static int64_t end_of_bytes(const Stay& s) { return s.offset.count + s.bytes.count; }
   std::string what(const Stay& s) const { return findings_.what(s); }
   std::string where(StepIndex step) const { return findings_.where(step); }
 
   void prepare() {
-    const size_t tensors = static_cast<size_t>(graph_.tensor_count()), gaps = static_cast<size_t>(step_count_) + 1;
+    const size_t tensors = graph_.tensor_count(), gaps = step_count_ + 1;
     residences_.resize(plan_.stays.size());
     begins_.resize(gaps);
     ends_.resize(gaps);
@@ -65,26 +65,24 @@ class Checker {
     present_.resize(tensors);
     for (size_t i = 0; i < plan_.stays.size(); ++i) {
       const Stay& s = plan_.stays[i];
-      begins_[static_cast<size_t>(s.first)].push_back(static_cast<int32_t>(i));
-      ends_[static_cast<size_t>(s.last)].push_back(static_cast<int32_t>(i));
-      if (!s.is_workspace()) stays_of_[static_cast<size_t>(s.tensor.index)].push_back(static_cast<int32_t>(i));
+      begins_[s.first].push_back(static_cast<int32_t>(i));
+      ends_[s.last].push_back(static_cast<int32_t>(i));
+      if (!s.is_workspace()) stays_of_[s.tensor].push_back(static_cast<int32_t>(i));
     }
     for (std::vector<int32_t>& list : stays_of_) {
       std::stable_sort(list.begin(), list.end(), [&](int32_t a, int32_t b) { return stay(a).first < stay(b).first; });
     }
-    ran_.assign(static_cast<size_t>(graph_.op_count()), false);
+    ran_.assign(graph_.op_count(), false);
     is_state_.assign(tensors, false);
-    for (const State& state : graph_.states) is_state_[static_cast<size_t>(state.before.index)] = true;
+    for (const State& state : graph_.states) is_state_[state.before] = true;
     has_home_.assign(tensors, false);
-    for (const Home& home : plan_.homes) has_home_[static_cast<size_t>(home.tensor.index)] = true;
+    for (const Home& home : plan_.homes) has_home_[home.tensor] = true;
     prepare_moves(gaps);
   }
 
   // --- the arena over time ---
 
-  bool same_value(const Stay& a, const Stay& b) const {
-    return same_bytes_[static_cast<size_t>(a.tensor.index)] == same_bytes_[static_cast<size_t>(b.tensor.index)];
-  }
+  bool same_value(const Stay& a, const Stay& b) const { return same_bytes_[a.tensor] == same_bytes_[b.tensor]; }
 
   // May two stays that are both there in `step` lie in the same bytes?
   bool may_share(const Stay& a, const Stay& b, StepIndex step) const {
@@ -105,8 +103,8 @@ class Checker {
       if (op.inputs[i] != old.tensor) continue;
       reads = true;
       const bool allowed = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
-        return p.input == static_cast<int>(i) && static_cast<size_t>(p.output) < op.outputs.size() &&
-               op.outputs[static_cast<size_t>(p.output)] == fresh.tensor;
+        return p.input == static_cast<int>(i) && p.output < std::ssize(op.outputs) &&
+               op.outputs[p.output] == fresh.tensor;
       });
       if (!allowed) return false;
     }
@@ -114,7 +112,7 @@ class Checker {
   }
 
   void begin_stays(StepIndex step) {
-    for (int32_t i : begins_[static_cast<size_t>(step)]) {
+    for (int32_t i : begins_[step]) {
       if (findings_.full()) return;
       const Stay& fresh = stay(i);
       if (fresh.bytes.count > 0) {
@@ -123,7 +121,7 @@ class Checker {
         present_by_offset_[fresh.offset.count].push_back(i);
       }
       if (fresh.is_workspace()) continue;
-      std::vector<int32_t>& others = present_[static_cast<size_t>(fresh.tensor.index)];
+      std::vector<int32_t>& others = present_[fresh.tensor];
       if (!others.empty()) {
         report(Rule::overlap, step,
                fmt::format("'{}' lies twice in the arena in step {}: {} and {}", tensor(fresh.tensor).name, step,
@@ -131,7 +129,7 @@ class Checker {
       }
       others.push_back(i);
       // What comes from outside is written before the step, into its home where it has one.
-      if (step == 0 && !tensor(fresh.tensor).producer.valid() && !has_home_[static_cast<size_t>(fresh.tensor.index)]) {
+      if (step == 0 && !tensor(fresh.tensor).producer.valid() && !has_home_[fresh.tensor]) {
         residence(i).holds = true;
       }
     }
@@ -162,14 +160,14 @@ class Checker {
 
   void end_stays(StepIndex step) {
     if (step == last_step_) return;  // what is there at the end is judged by check_end
-    for (int32_t i : ends_[static_cast<size_t>(step)]) {
+    for (int32_t i : ends_[step]) {
       if (stay(i).bytes.count > 0) {
         auto it = present_by_offset_.find(stay(i).offset.count);
         if (it == present_by_offset_.end()) continue;  // enough was found before it began
         std::erase(it->second, i);
         if (it->second.empty()) present_by_offset_.erase(it);
       }
-      if (!stay(i).is_workspace()) std::erase(present_[static_cast<size_t>(stay(i).tensor.index)], i);
+      if (!stay(i).is_workspace()) std::erase(present_[stay(i).tensor], i);
     }
   }
 
@@ -182,10 +180,10 @@ class Checker {
 
   // The stay that a step uses for a tensor; -1: none is there.
   int32_t stay_of(TensorId id) const {
-    const std::vector<int32_t>& here = present_[static_cast<size_t>(id.index)];
+    const std::vector<int32_t>& here = present_[id];
     return here.empty() ? -1 : here[0];
   }
-  bool holds(int32_t i) const { return residences_[static_cast<size_t>(i)].holds; }
+  bool holds(int32_t i) const { return residences_[i].holds; }
 
   // The value is there now, for its views too, and what else lay in these bytes is lost.
   void gain_value(int32_t place) {
@@ -202,7 +200,7 @@ class Checker {
   // Whether a copy reads or writes these bytes now.
   bool is_being_copied(int32_t place) const {
     auto busy = [&](int32_t i) {
-      const Residence& r = residences_[static_cast<size_t>(i)];
+      const Residence& r = residences_[i];
       return r.reading + r.writing > 0;
     };
     const std::vector<int32_t>& list = sharing(place);
@@ -215,7 +213,7 @@ class Checker {
   }
 
   void run_step(StepIndex step) {
-    const Step& s = plan_.steps[static_cast<size_t>(step)];
+    const Step& s = plan_.steps[step];
     const Op& op = graph_.op(s.op);
     check_repetition(step, s, op);
     const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
@@ -236,8 +234,7 @@ class Checker {
     }
     for (const InPlace& pair : pairs) {
       if (!pair.required || is_unused(pair.output)) continue;
-      check_required(step, op.inputs.at(static_cast<size_t>(pair.input)),
-                     op.outputs.at(static_cast<size_t>(pair.output)));
+      check_required(step, op.inputs.at(pair.input), op.outputs.at(pair.output));
     }
     check_workspace(step, s);
     for (size_t o = 0; o < op.outputs.size() && !op.type->is_view; ++o) {
@@ -249,11 +246,11 @@ class Checker {
       }
       gain_value(place);
     }
-    ran_[static_cast<size_t>(s.op.index)] = true;
+    ran_[s.op] = true;
   }
 
   void check_repetition(StepIndex step, const Step& s, const Op& op) {
-    const bool ran = ran_[static_cast<size_t>(s.op.index)];
+    const bool ran = ran_[s.op];
     if (!s.recompute && ran)
       report(Rule::op_repeated, step, fmt::format("{} runs again and is not a recomputation", where(step)));
     if (!s.recompute) return;
@@ -265,7 +262,7 @@ class Checker {
   void check_input(StepIndex step, TensorId id) {
     const int32_t place = stay_of(id);
     if (place >= 0 && holds(place)) return;
-    if (place < 0 && is_state_[static_cast<size_t>(id.index)] && was_overwritten(id, step)) {
+    if (place < 0 && is_state_[id] && was_overwritten(id, step)) {
       report(Rule::state_changed, step,
              fmt::format("{} reads '{}' after it was overwritten", where(step), tensor(id).name));
     } else if (place < 0) {
@@ -282,7 +279,7 @@ class Checker {
     for (const State& state : graph_.states) {
       if (state.before != id || state.after == id) continue;
       const OpId producer = graph_.tensor(state.after).producer;
-      if (producer.valid() && ran_[static_cast<size_t>(producer.index)]) return true;
+      if (producer.valid() && ran_[producer]) return true;
     }
     return false;
   }
@@ -290,14 +287,14 @@ class Checker {
   void check_required(StepIndex step, TensorId in, TensorId out) {
     const int32_t from = stay_of(in), to = stay_of(out);
     if (from < 0 || to < 0 || stay(from).offset == stay(to).offset) return;
-    report(is_state_[static_cast<size_t>(in.index)] ? Rule::state_misplaced : Rule::wrong_value, step,
+    report(is_state_[in] ? Rule::state_misplaced : Rule::wrong_value, step,
            fmt::format("{} must write '{}' in the place of '{}', but {} and {} lie apart", where(step),
                        tensor(out).name, tensor(in).name, what(stay(to)), what(stay(from))));
   }
 
   void check_workspace(StepIndex step, const Step& s) {
     if (s.workspace.count == 0) return;
-    for (int32_t i : begins_[static_cast<size_t>(step)]) {
+    for (int32_t i : begins_[step]) {
       if (stay(i).is_workspace()) return;
     }
     report(Rule::not_resident, step,
@@ -314,8 +311,8 @@ class Checker {
       places_[i] = find_place(m);
       if (places_[i] < 0) continue;
       const bool out = m.direction == Move::Direction::out;
-      (out ? outs_starting_ : ins_starting_)[static_cast<size_t>(m.after + 1)].push_back(static_cast<int32_t>(i));
-      (out ? outs_ending_ : ins_ending_)[static_cast<size_t>(m.before)].push_back(static_cast<int32_t>(i));
+      (out ? outs_starting_ : ins_starting_)[m.after + 1].push_back(static_cast<int32_t>(i));
+      (out ? outs_ending_ : ins_ending_)[m.before].push_back(static_cast<int32_t>(i));
     }
   }
 
@@ -324,7 +321,7 @@ class Checker {
   int32_t find_place(const Move& m) {
     const bool out = m.direction == Move::Direction::out;
     const StepIndex at = out ? std::max<StepIndex>(m.after, 0) : std::min(m.before, last_step_);
-    const std::vector<int32_t>& list = stays_of_[static_cast<size_t>(m.tensor.index)];
+    const std::vector<int32_t>& list = stays_of_[m.tensor];
     auto it = std::upper_bound(list.begin(), list.end(), at, [&](StepIndex s, int32_t i) { return s < stay(i).first; });
     if (it == list.begin() || stay(*std::prev(it)).last < at) {
       report(Rule::bad_move, m.after, fmt::format("{}: it is not in the arena then", findings_.what(m)));
@@ -343,10 +340,10 @@ class Checker {
     }
     return *std::prev(it);
   }
-  int32_t place_of(int32_t move) const { return places_[static_cast<size_t>(move)]; }
+  int32_t place_of(int32_t move) const { return places_[move]; }
 
   void start_out(int32_t i) {
-    const Move& m = plan_.moves[static_cast<size_t>(i)];
+    const Move& m = plan_.moves[i];
     if (!holds(place_of(i))) {
       report(Rule::bad_move, m.after, fmt::format("{}: its place does not hold its value then", findings_.what(m)));
     }
@@ -354,7 +351,7 @@ class Checker {
   }
 
   void start_in(int32_t i) {
-    const Move& m = plan_.moves[static_cast<size_t>(i)];
+    const Move& m = plan_.moves[i];
     const int32_t place = place_of(i);
     if (is_being_copied(place)) {
       report(Rule::bad_move, m.after,
@@ -371,9 +368,8 @@ class Checker {
   // --- the end ---
   void check_end() {
     const StepIndex last = step_count_ - 1;
-    for (int32_t i = 0; i < graph_.op_count(); ++i) {
-      if (!ran_[static_cast<size_t>(i)])
-        report(Rule::op_missing, last, fmt::format("op '{}' never runs", graph_.op({i}).name));
+    for (OpId id : ran_.ids()) {
+      if (!ran_[id]) report(Rule::op_missing, last, fmt::format("op '{}' never runs", graph_.op(id).name));
     }
     auto at_end = [&](TensorId id) {
       const int32_t place = stay_of(id);
@@ -385,14 +381,14 @@ class Checker {
     }
     // What nobody reads is written all the same.
     for (TensorId id : graph_.inputs) {
-      const std::vector<int32_t>& stays = stays_of_[static_cast<size_t>(id.index)];
-      if (has_home_[static_cast<size_t>(id.index)] || (!stays.empty() && stay(stays[0]).first == 0)) continue;
+      const std::vector<int32_t>& stays = stays_of_[id];
+      if (has_home_[id] || (!stays.empty() && stay(stays[0]).first == 0)) continue;
       report(Rule::not_resident, 0,
              fmt::format("input '{}' is not in the arena when the step starts", tensor(id).name));
     }
     for (const State& state : graph_.states) {
-      if (has_home_[static_cast<size_t>(state.before.index)]) continue;  // judged with the slots
-      const std::vector<int32_t>& stays = stays_of_[static_cast<size_t>(state.before.index)];
+      if (has_home_[state.before]) continue;  // judged with the slots
+      const std::vector<int32_t>& stays = stays_of_[state.before];
       const int32_t begin = stays.empty() || stay(stays[0]).first != 0 ? -1 : stays[0];
       const int32_t end = at_end(state.after);
       const std::string& name = tensor(state.before).name;
@@ -411,41 +407,40 @@ class Checker {
 
   const Graph& graph_;
   const Plan& plan_;
-  const std::vector<int32_t>& same_bytes_;
+  const ById<TensorId, int32_t>& same_bytes_;
   Findings& findings_;
   StepIndex step_count_, last_step_;
-  std::vector<Residence> residences_;                // by stay
-  std::vector<std::vector<int32_t>> begins_, ends_;  // by step: stays
-  std::vector<std::vector<int32_t>> stays_of_;       // by tensor, in order of time
-  std::vector<std::vector<int32_t>> present_;        // by tensor: its stays now
+  std::vector<Residence> residences_;                    // by stay
+  ById<StepIndex, std::vector<int32_t>> begins_, ends_;  // stays
+  ById<TensorId, std::vector<int32_t>> stays_of_;        // in order of time
+  ById<TensorId, std::vector<int32_t>> present_;         // those of them that are there now
   std::map<int64_t, std::vector<int32_t>> present_by_offset_;
-  std::vector<bool> is_state_, has_home_;  // by tensor
-  std::vector<bool> ran_;                  // by op
-  std::vector<int32_t> places_;            // by move: the stay
+  ById<TensorId, bool> is_state_, has_home_;
+  ById<OpId, bool> ran_;
+  std::vector<int32_t> places_;  // by move: the stay
   std::vector<std::vector<int32_t>> outs_starting_, outs_ending_, ins_starting_,
       ins_ending_;  // by the step that is next
 };
 
 }  // namespace
 
-std::vector<int32_t> find_same_bytes(const Graph& graph) {
-  const size_t tensors = static_cast<size_t>(graph.tensor_count());
-  std::vector<int32_t> same(tensors);
+ById<TensorId, int32_t> find_same_bytes(const Graph& graph) {
+  ById<TensorId, int32_t> same(graph.tensor_count(), 0);
   std::iota(same.begin(), same.end(), 0);
-  std::vector<bool> known(tensors, false);
-  std::vector<int32_t> path;
-  for (int32_t i = 0; i < graph.tensor_count(); ++i) {
-    int32_t t = i;
+  ById<TensorId, bool> known(graph.tensor_count(), false);
+  std::vector<TensorId> path;
+  for (TensorId start : same.ids()) {
+    TensorId t = start;
     path.clear();
-    while (!known[static_cast<size_t>(t)]) {
-      known[static_cast<size_t>(t)] = true;
+    while (!known[t]) {
+      known[t] = true;
       path.push_back(t);
-      const OpId producer = graph.tensor({t}).producer;
+      const OpId producer = graph.tensor(t).producer;
       if (!producer.valid() || !graph.op(producer).type->is_view || graph.op(producer).inputs.empty()) break;
-      t = graph.op(producer).inputs[0].index;
+      t = graph.op(producer).inputs[0];
     }
-    const int32_t root = same[static_cast<size_t>(t)];
-    for (int32_t member : path) same[static_cast<size_t>(member)] = root;
+    const int32_t root = same[t];
+    for (TensorId member : path) same[member] = root;
   }
   return same;
 }
@@ -489,7 +484,7 @@ void check_safety(const Graph& graph, const Plan& plan, Findings& findings) {
                     fmt::format("the plan was made for graph '{}' ({:016x}), this is '{}' ({:016x})", plan.graph_name,
                                 plan.graph_fingerprint, graph.name, fingerprint(graph)));
   } else if (check_fields(graph, plan, findings)) {
-    const std::vector<int32_t> same_bytes = find_same_bytes(graph);
+    const ById<TensorId, int32_t> same_bytes = find_same_bytes(graph);
     Checker(graph, plan, same_bytes, findings).run();
     check_slots(graph, plan, same_bytes, findings);
   }

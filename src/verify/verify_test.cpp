@@ -102,21 +102,21 @@ TEST(Verify, SeesAnOpThatNeverRuns) {
 TEST(Verify, SeesAnOpThatRunsTwice) {
   Case c = make_case();
   const StepIndex at = c.step_of("loss");
-  c.insert_step(at + 1, c.plan.steps[static_cast<size_t>(at)]);
+  c.insert_step(at + 1, c.plan.steps[at]);
   EXPECT_BROKEN(c, Rule::op_repeated);
 }
 
 TEST(Verify, AcceptsARecomputationButNotBeforeTheOpHasRunNorOfAnUpdate) {
   Case c = make_case("baseline");
-  Step again = c.plan.steps[static_cast<size_t>(c.step_of("loss"))];
+  Step again = c.plan.steps[c.step_of("loss")];
   again.recompute = true;
   c.insert_step(c.step_of("loss") + 1, again);
   EXPECT_VALID(c);
   Case early = make_case("baseline");
-  early.plan.steps[static_cast<size_t>(early.step_of("loss"))].recompute = true;
+  early.plan.steps[early.step_of("loss")].recompute = true;
   EXPECT_BROKEN(early, Rule::op_missing);
   Case update = make_case("baseline");
-  Step twice = update.plan.steps[static_cast<size_t>(update.step_of("w/update"))];
+  Step twice = update.plan.steps[update.step_of("w/update")];
   twice.recompute = true;
   update.plan.steps.push_back(twice);
   for (Stay& s : update.plan.stays) {
@@ -128,7 +128,7 @@ TEST(Verify, AcceptsARecomputationButNotBeforeTheOpHasRunNorOfAnUpdate) {
 TEST(Verify, ARecomputedNormLeavesItsStatisticAlone) {
   Case c = make_case("baseline");
   // z is overwritten by nothing under baseline, so that the norm can run again right before its backward step.
-  Step again = c.plan.steps[static_cast<size_t>(c.step_of("c"))];
+  Step again = c.plan.steps[c.step_of("c")];
   again.recompute = true;
   c.insert_step(c.step_of("c/backward"), again);
   EXPECT_VALID(c);
@@ -137,7 +137,7 @@ TEST(Verify, ARecomputedNormLeavesItsStatisticAlone) {
 TEST(Verify, SeesTwoDependentStepsExchanged) {
   for (std::string_view policy : {"liveness", "baseline"}) {
     Case c = make_case(policy);
-    std::swap(c.plan.steps[static_cast<size_t>(c.step_of("a"))], c.plan.steps[static_cast<size_t>(c.step_of("b"))]);
+    std::swap(c.plan.steps[c.step_of("a")], c.plan.steps[c.step_of("b")]);
     const std::set<Rule> rules = rules_of(c);
     EXPECT_TRUE(rules.contains(Rule::wrong_value) || rules.contains(Rule::not_resident)) << text_of(c);
   }
@@ -234,7 +234,7 @@ TEST(Verify, SeesAStateReadAfterItsUpdate) {
   Case c = make_case("baseline");
   // The update moves before the backward op that still reads w.
   const StepIndex update = c.step_of("w/update"), reader = c.step_of("a/backward");
-  std::swap(c.plan.steps[static_cast<size_t>(update)], c.plan.steps[static_cast<size_t>(reader)]);
+  std::swap(c.plan.steps[update], c.plan.steps[reader]);
   c.stay("w").last = reader;
   c.stay("w.next").first = reader;
   EXPECT_BROKEN(c, Rule::state_changed);
@@ -369,7 +369,8 @@ TEST(Verify, AnyShortenedOrShiftedStayOfARandomPlanIsSeen) {
     const CostTable costs;
     const Plan whole = std::get<Plan>(
         find_policy("liveness")
-            .plan({.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {}, .seconds = 0.05}));
+            .plan(
+                {.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {}, .effort = 100'000}));
     std::mt19937_64 random(seed);
     for (int n = 0; n < 20; ++n) {
       Plan plan = whole;
@@ -378,8 +379,7 @@ TEST(Verify, AnyShortenedOrShiftedStayOfARandomPlanIsSeen) {
       const std::string name = graph.tensor(s.tensor).name;
       if (s.first == s.last) {
         plan.stays.erase(plan.stays.begin() + (&s - plan.stays.data()));
-        if (graph.tensor(whole.stays[static_cast<size_t>(&s - plan.stays.data())].tensor).producer.valid() == false)
-          continue;
+        if (graph.tensor(whole.stays[&s - plan.stays.data()].tensor).producer.valid() == false) continue;
       } else if (n % 2 == 0) {
         --s.last;
       } else {

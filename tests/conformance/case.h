@@ -56,7 +56,7 @@ class CaseBuilder {
  private:
   template <class T, class Draw>
   TensorId fill(Shape shape, DType dtype, Draw draw) {
-    std::vector<T> values(static_cast<size_t>(element_count(shape)));
+    std::vector<T> values(element_count(shape));
     for (size_t i = 0; i < values.size(); ++i) values[i] = draw(static_cast<int64_t>(i));
     const TensorId id =
         graph.add_source("source" + std::to_string(graph.tensor_count()), std::move(shape), dtype, Role::input);

@@ -291,10 +291,27 @@ inline std::vector<Case> update_cases() {
   return cases;
 }
 
+inline std::vector<Case> clip_cases() {
+  std::vector<Case> cases;
+  for (const Shape& shape : {Shape{20, 16, 3, 3}, Shape{5}, Shape{1000, 33}}) {
+    cases.push_back(
+        {"GradientNorm", to_string(shape), [=](CaseBuilder& b) { b.op("GradientNorm", {b.normal(shape)}); }});
+    cases.push_back({"ScaleGradient", to_string(shape), [=](CaseBuilder& b) {
+                       b.op("ScaleGradient", {b.normal(shape), b.scalar(0.3)});
+                     }});
+  }
+  for (const double max_norm : {0.5, 100.0}) {
+    cases.push_back({"ClipScale", fmt::format("{}", max_norm), [=](CaseBuilder& b) {
+                       b.op("ClipScale", {b.scalar(0.3), b.scalar(4), b.scalar(1.5)}, {{"max_norm", max_norm}});
+                     }});
+  }
+  return cases;
+}
+
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (auto family : {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases,
-                      other_image_cases, loss_cases, update_cases}) {
+                      other_image_cases, loss_cases, update_cases, clip_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

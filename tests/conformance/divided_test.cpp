@@ -164,7 +164,7 @@ std::vector<std::byte> result_of(const Device& device, const Subject& subject, c
   const auto made = plimsoll::make_kernel(device, graph, op, kernel);
   std::vector<std::vector<std::byte>> storage;
   auto take = [&](Bytes bytes) {
-    storage.emplace_back(static_cast<size_t>(bytes.count) + 64);
+    storage.emplace_back(bytes.count + 64);
     const auto address = reinterpret_cast<uintptr_t>(storage.back().data());
     return reinterpret_cast<std::byte*>((address + 63) / 64 * 64);
   };
@@ -173,8 +173,8 @@ std::vector<std::byte> result_of(const Device& device, const Subject& subject, c
     const Tensor& tensor = graph.tensor(id);
     std::byte* place = take(tensor.bytes());
     const int64_t size = tensor.dtype == DType::u8 ? 1 : 4;
-    scatter_elements(tensor.shape, tensor.layout, size, 0, element_count(tensor.shape),
-                     subject.values[static_cast<size_t>(id.index)].data(), place);
+    scatter_elements(tensor.shape, tensor.layout, size, 0, element_count(tensor.shape), subject.values[id.index].data(),
+                     place);
     inputs.push_back(place);
   }
   for (TensorId id : op.outputs) outputs.push_back(take(graph.tensor(id).bytes()));

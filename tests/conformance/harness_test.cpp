@@ -56,7 +56,7 @@ int64_t element_bytes(DType dtype) { return dtype == DType::bit ? 0 : storage_by
 
 // Row-major elements into storage with zero padding, and back.
 std::vector<std::byte> to_storage(const Tensor& tensor, const std::vector<std::byte>& elements) {
-  std::vector<std::byte> storage(static_cast<size_t>(tensor.bytes().count), std::byte{0});
+  std::vector<std::byte> storage(tensor.bytes().count, std::byte{0});
   if (tensor.dtype != DType::bit) {
     scatter_elements(tensor.shape, tensor.layout, element_bytes(tensor.dtype), 0, element_count(tensor.shape),
                      elements.data(), storage.data());
@@ -65,14 +65,13 @@ std::vector<std::byte> to_storage(const Tensor& tensor, const std::vector<std::b
   const auto offsets = storage_offsets(tensor.shape, tensor.layout);
   for (size_t i = 0; i < offsets.size(); ++i) {
     const std::byte bit = (elements[i / 8] >> (i % 8)) & std::byte{1};
-    storage[static_cast<size_t>(offsets[i] / 8)] |= bit << (offsets[i] % 8);
+    storage[offsets[i] / 8] |= bit << (offsets[i] % 8);
   }
   return storage;
 }
 
 std::vector<std::byte> from_storage(const Tensor& tensor, const std::vector<std::byte>& storage) {
-  std::vector<std::byte> elements(static_cast<size_t>(storage_bytes(tensor.shape, tensor.dtype, {}).count),
-                                  std::byte{0});
+  std::vector<std::byte> elements(storage_bytes(tensor.shape, tensor.dtype, {}).count, std::byte{0});
   if (tensor.dtype != DType::bit) {
     gather_elements(tensor.shape, tensor.layout, element_bytes(tensor.dtype), 0, element_count(tensor.shape),
                     storage.data(), elements.data());
@@ -80,7 +79,7 @@ std::vector<std::byte> from_storage(const Tensor& tensor, const std::vector<std:
   }
   const auto offsets = storage_offsets(tensor.shape, tensor.layout);
   for (size_t i = 0; i < offsets.size(); ++i) {
-    const std::byte bit = (storage[static_cast<size_t>(offsets[i] / 8)] >> (offsets[i] % 8)) & std::byte{1};
+    const std::byte bit = (storage[offsets[i] / 8] >> (offsets[i] % 8)) & std::byte{1};
     elements[i / 8] |= bit << (i % 8);
   }
   return elements;
@@ -88,7 +87,7 @@ std::vector<std::byte> from_storage(const Tensor& tensor, const std::vector<std:
 
 bool padding_is_zero(const Tensor& tensor, std::vector<std::byte> storage) {
   if (tensor.dtype != DType::f32) return true;
-  const std::vector<std::byte> zeros(static_cast<size_t>(element_count(tensor.shape) * 4), std::byte{0});
+  const std::vector<std::byte> zeros(element_count(tensor.shape) * 4, std::byte{0});
   scatter_elements(tensor.shape, tensor.layout, 4, 0, element_count(tensor.shape), zeros.data(), storage.data());
   return std::all_of(storage.begin(), storage.end(), [](std::byte b) { return b == std::byte{0}; });
 }
@@ -148,16 +147,15 @@ class Bench {
         op_(graph.op(subject.op)),
         name_(kernel),
         kernel_(device.make_kernel(graph, op_, kernel, threads)),
-        workspace_(device, static_cast<size_t>(kernel_->workspace().count)),
+        workspace_(device, kernel_->workspace().count),
         queues_(device.open_queues()) {
     std::vector<void*> in, out;
     for (TensorId id : op_.inputs) {
-      inputs_.push_back(std::make_unique<Buffer>(device, static_cast<size_t>(graph.tensor(id).bytes().count)));
+      inputs_.push_back(std::make_unique<Buffer>(device, graph.tensor(id).bytes().count));
       in.push_back(inputs_.back()->place());
     }
     for (size_t i = 0; i < op_.outputs.size(); ++i) {
-      outputs_.push_back(
-          std::make_unique<Buffer>(device, static_cast<size_t>(graph.tensor(op_.outputs[i]).bytes().count)));
+      outputs_.push_back(std::make_unique<Buffer>(device, graph.tensor(op_.outputs[i]).bytes().count));
       out.push_back(outputs_.back()->place());
     }
     std::vector<InPlace> pairs;
@@ -166,11 +164,11 @@ class Bench {
     }
     if (pair != nullptr) pairs.push_back(*pair);
     for (const InPlace& each : pairs) {
-      out[static_cast<size_t>(each.output)] = in[static_cast<size_t>(each.input)];
+      out[each.output] = in[each.input];
       lies_in_[each.output] = each.input;
     }
     for (int i : unused) {
-      out[static_cast<size_t>(i)] = nullptr;
+      out[i] = nullptr;
       lies_in_.erase(i);
       left_out_.insert(i);
     }
@@ -184,7 +182,7 @@ class Bench {
     std::vector<std::vector<std::byte>> before, after;
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const TensorId id = op_.inputs[i];
-      before.push_back(to_storage(graph_.tensor(id), subject_.values[static_cast<size_t>(id.index)]));
+      before.push_back(to_storage(graph_.tensor(id), subject_.values[id.index]));
       std::copy(before[i].begin(), before[i].end(), inputs_[i]->data());
     }
     for (const auto& output : outputs_) output->fill(garbage);
@@ -201,8 +199,7 @@ class Bench {
     }
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const auto place = lies_in_.find(static_cast<int>(i));
-      after.push_back(place != lies_in_.end() ? inputs_[static_cast<size_t>(place->second)]->copy()
-                                              : outputs_[i]->copy());
+      after.push_back(place != lies_in_.end() ? inputs_[place->second]->copy() : outputs_[i]->copy());
       if (!outputs_[i]->guards_hold()) failures.push_back(fmt::format("wrote beside output {}", i));
     }
     if (!workspace_.guards_hold()) failures.push_back("wrote beside its workspace");
@@ -232,8 +229,7 @@ class Bench {
 };
 
 bool same_bytes(const Graph& graph, const Op& op, const InPlace& pair) {
-  const Tensor &in = graph.tensor(op.inputs.at(static_cast<size_t>(pair.input))),
-               &out = graph.tensor(op.outputs.at(static_cast<size_t>(pair.output)));
+  const Tensor &in = graph.tensor(op.inputs.at(pair.input)), &out = graph.tensor(op.outputs.at(pair.output));
   return in.layout == out.layout && in.bytes() == out.bytes();
 }
 
@@ -247,13 +243,12 @@ Subject build_subject(const Case& one, uint64_t seed) {
   const Graph& graph = subject.graph;
   if (graph.op(subject.op).type->name != one.type)
     throw Error(ErrorCode::internal, "the case tests another op: " + one.type);
-  for (const Tensor& tensor : graph.tensors()) subject.values.emplace_back(static_cast<size_t>(tensor.bytes().count));
-  for (auto& [id, bytes] : builder.sources) subject.values[static_cast<size_t>(id.index)] = bytes;
+  for (const Tensor& tensor : graph.tensors()) subject.values.emplace_back(tensor.bytes().count);
+  for (auto& [id, bytes] : builder.sources) subject.values[id.index] = bytes;
   auto views = [&](const std::vector<TensorId>& ids) {
     std::vector<TensorView> result;
     for (TensorId id : ids)
-      result.push_back(
-          {graph.tensor(id).shape, graph.tensor(id).dtype, subject.values[static_cast<size_t>(id.index)].data()});
+      result.push_back({graph.tensor(id).shape, graph.tensor(id).dtype, subject.values[id.index].data()});
     return result;
   };
   for (const Op& op : graph.ops()) op.type->reference(op, views(op.inputs), views(op.outputs));
@@ -277,7 +272,7 @@ Outcome judge(const Device& device, const Subject& subject, const KernelSpec& sp
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (bench.is_left_out(i)) continue;
       const Tensor& tensor = graph.tensor(op.outputs[i]);
-      const auto& expected = subject.values[static_cast<size_t>(op.outputs[i].index)];
+      const auto& expected = subject.values[op.outputs[i].index];
       const std::string wrong = compare(tensor, expected, from_storage(tensor, outputs[i]), tolerance);
       if (!wrong.empty()) outcome.failures.push_back(wrong + when);
       if (!padding_is_zero(tensor, outputs[i]))
@@ -317,7 +312,7 @@ Outcome judge(const Device& device, const Subject& subject, const KernelSpec& sp
     if (!op.type->state_outputs.empty() && op.outputs.size() > 1) {
       std::vector<int> unused;
       for (int i : op.type->state_outputs) {
-        if (static_cast<size_t>(i) < op.outputs.size()) unused.push_back(i);
+        if (i < std::ssize(op.outputs)) unused.push_back(i);
       }
       Bench recompute(device, subject, graph, spec.name, 0, nullptr, unused);
       check_values(recompute.run(kGarbage, outcome.failures), recompute, " without its state outputs");

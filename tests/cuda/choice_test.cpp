@@ -33,7 +33,7 @@ std::set<std::string> kernels_of(const Program& program, std::string_view kind) 
   std::set<std::string> result;
   const Graph& graph = program.network.graph;
   for (OpId id{0}; id.index < graph.op_count(); ++id.index) {
-    if (graph.op(id).type->name.starts_with(kind)) result.insert(program.kernels[static_cast<size_t>(id.index)].kernel);
+    if (graph.op(id).type->name.starts_with(kind)) result.insert(program.kernels[id.index].kernel);
   }
   return result;
 }
@@ -56,8 +56,7 @@ TEST(CudaChoice, OfKernelsThatEstimatesDoNotTellApartTheDevicesFirstIsTaken) {
   const auto device = cuda::open_behind(std::make_shared<FakeDoor>(), "cuda:0", false);
   const LayoutResult result =
       choose_layouts(graph, *device, CostTable(), {.family = LayoutFamily::plain, .exact = true});
-  EXPECT_EQ(result.kernels[static_cast<size_t>(conv.index)].kernel,
-            device->kernels(graph, graph.op(conv), LayoutFamily::plain).at(0).name);
+  EXPECT_EQ(result.kernels[conv.index].kernel, device->kernels(graph, graph.op(conv), LayoutFamily::plain).at(0).name);
 }
 
 // Offers algorithms of these names for every convolution.
@@ -159,7 +158,7 @@ struct Example {
     Graph copy = graph;
     const CostTable costs({.gflops = 1, .memory_gb_per_s = 1000, .launch_us = 0.001});
     options.family = LayoutFamily::plain;
-    return choose_layouts(copy, device, costs, options).kernels[static_cast<size_t>(conv.index)].kernel;
+    return choose_layouts(copy, device, costs, options).kernels[conv.index].kernel;
   }
 };
 

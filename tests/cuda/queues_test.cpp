@@ -82,7 +82,7 @@ class QueuedMixing final : public Device {
     }
 
    private:
-    size_t bytes(TensorId id) const { return static_cast<size_t>(graph_.tensor(id).bytes().count); }
+    size_t bytes(TensorId id) const { return graph_.tensor(id).bytes().count; }
     FakeDoor& door_;
     const Graph& graph_;
     const Op op_;
@@ -96,7 +96,7 @@ class QueuedMixing final : public Device {
 };
 
 std::vector<std::byte> source(const Graph& graph, TensorId id, uint64_t step) {
-  std::vector<std::byte> bytes(static_cast<size_t>(graph.tensor(id).bytes().count));
+  std::vector<std::byte> bytes(graph.tensor(id).bytes().count);
   testing::Digest::fill(bytes.data(), bytes.size(), static_cast<uint64_t>(id.index) * 1000 + step);
   return bytes;
 }
@@ -107,8 +107,8 @@ struct Problem {
   explicit Problem(uint64_t seed, bool disk = true)
       : graph(testing::random_graph(seed, {.forward_ops = static_cast<int>(3 + seed % 9)})),
         plan(disk ? testing::RandomPlan(graph, seed).make() : testing::RandomPlan(graph, seed).without_disk().make()) {
-    kernels.resize(static_cast<size_t>(graph.op_count()));
-    for (const Step& step : plan.steps) kernels[static_cast<size_t>(step.op.index)] = {step.kernel, step.workspace};
+    kernels.resize(graph.op_count());
+    for (const Step& step : plan.steps) kernels[step.op.index] = {step.kernel, step.workspace};
   }
   Graph graph;
   Plan plan;
@@ -125,7 +125,7 @@ Content contents(Problem& problem, const Device& device, const ExecuteOptions& o
   }
   Content content;
   for (const State& state : graph.states) {
-    content.emplace_back(static_cast<size_t>(graph.tensor(state.before).bytes().count));
+    content.emplace_back(graph.tensor(state.before).bytes().count);
     executor.read(state.before, content.back());
   }
   return content;
@@ -149,7 +149,7 @@ TEST(Queues, OrderEveryKernelAndCopyOfARandomPlan) {
       EXPECT_EQ(door->allocations(), 0u);
       EXPECT_TRUE(door->pinned().empty());
       const bool disk = std::any_of(problem.plan.moves.begin(), problem.plan.moves.end(), [&](const Move& move) {
-        return problem.plan.tiers[static_cast<size_t>(move.tier)].tier.name == "disk";
+        return problem.plan.tiers[move.tier].tier.name == "disk";
       });
       ASSERT_EQ(door->captures(), disk ? 0 : 1);
       captured += door->captures();
@@ -322,7 +322,7 @@ TEST(Queues, PinTheHostTierInOneRegionOfWhatThePlanUses) {
     const auto door = std::make_shared<FakeDoor>(seed);
     const QueuedMixing device(door, problem.graph, problem.kernels);
     const Executor executor(problem.graph, problem.plan, device, {.spill = folder.path()});
-    const size_t buffer = static_cast<size_t>(4 * kTierPiece);  // of a channel to the disk
+    const size_t buffer = 4 * kTierPiece;  // of a channel to the disk
     std::vector<size_t> regions;
     size_t buffers = 0;
     for (const auto& [at, bytes] : door->pinned()) {
@@ -331,7 +331,7 @@ TEST(Queues, PinTheHostTierInOneRegionOfWhatThePlanUses) {
     }
     std::set<Move::Direction> to_disk;  // a buffer for the thread of each, and one for whoever waits for it and helps
     for (const Move& move : problem.plan.moves) {
-      if (problem.plan.tiers[static_cast<size_t>(move.tier)].tier.name == "disk") to_disk.insert(move.direction);
+      if (problem.plan.tiers[move.tier].tier.name == "disk") to_disk.insert(move.direction);
     }
     EXPECT_EQ(buffers, 2 * to_disk.size());
     both += to_disk.size() == 2;

@@ -41,7 +41,7 @@ std::vector<float> train(const Device& device, const Program& program, const Exe
   EXPECT_EQ(executor.measured_peak(), program.plan->predicted.peak);
   std::vector<float> all;
   for (const State& state : graph.states) {
-    std::vector<float> values(static_cast<size_t>(element_count(graph.tensor(state.before).shape)));
+    std::vector<float> values(element_count(graph.tensor(state.before).shape));
     executor.read(state.before, std::as_writable_bytes(std::span(values)));
     all.insert(all.end(), values.begin(), values.end());
   }
@@ -112,7 +112,7 @@ TEST(CudaTrainingInParts, GivesTheWeightsOfTheWhole) {
   int divided = 0;
   for (OpId id{0}; id.index < whole.network.graph.op_count(); ++id.index) {
     const Op& op = whole.network.graph.op(id);
-    const std::string& kernel = whole.kernels[static_cast<size_t>(id.index)].kernel;
+    const std::string& kernel = whole.kernels[id.index].kernel;
     if (op.type->name == "Reorder") continue;
     const bool divides = op.type->name.starts_with("Conv") || op.type->name.starts_with("FullyConnected");
     options.kernels[op.name] = divides ? kernel + "@1*2" : kernel;

@@ -5,6 +5,7 @@
 
 #include "fuzz/seeds.h"
 #include "fuzz/targets.h"
+#include "tests/support/temporary_folder.h"
 
 namespace plimsoll::fuzz {
 namespace {
@@ -96,6 +97,10 @@ TEST(Seeds, AreValid) {
   const TrainingState state = training_state_from_json(train_options_seed());
   EXPECT_EQ(saved_options(state).schedule.decay_epochs, 3);
   EXPECT_NO_THROW(check_place(state, 10, "x"));
+  const TemporaryFolder folder;
+  write_file_atomically(folder.path() / "w", weights_seed());
+  EXPECT_EQ(match_weights(WeightsFile(folder.path() / "w"), weights_network(), false).taken.size(),
+            weights_network().graph.states.size());
   const std::string safetensors = safetensors_seed();
   EXPECT_EQ(parse_safetensors_header(safetensors.substr(8, safetensors.size() - 8 - 37), 37, "x").entries.size(), 3U);
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "base/by_id.h"
 #include "kernels/layout.h"
 #include "passes/passes.h"
 #include "plan/route.h"
@@ -64,7 +65,7 @@ class DeviceRun {
       return at;
     };
     for (int32_t t = 0; t < graph.tensor_count(); ++t) {
-      if (!graph.tensor({t}).producer.valid()) place_[static_cast<size_t>(t)] = take(graph.tensor({t}).bytes());
+      if (!graph.tensor({t}).producer.valid()) place_[{t}] = take(graph.tensor({t}).bytes());
     }
     Bytes workspace;
     for (OpId id : order) {
@@ -72,26 +73,25 @@ class DeviceRun {
       if (op.type->in_place) {
         for (const InPlace& pair : op.type->in_place(graph, op)) {
           if (!pair.required) continue;
-          const TensorId in = op.inputs[static_cast<size_t>(pair.input)],
-                         out = op.outputs[static_cast<size_t>(pair.output)];
+          const TensorId in = op.inputs[pair.input], out = op.outputs[pair.output];
           EXPECT_EQ(graph.tensor(in).bytes(), graph.tensor(out).bytes()) << op.name;
           place(out) = place(in);
-          if (!op.type->is_view) overwritten_[static_cast<size_t>(in.index)] = true;
+          if (!op.type->is_view) overwritten_[in] = true;
         }
       }
       for (TensorId out : op.outputs) {
         if (place(out) < 0) place(out) = take(graph.tensor(out).bytes());
       }
-      workspace = std::max(workspace, layouts.kernels[static_cast<size_t>(id.index)].workspace);
+      workspace = std::max(workspace, layouts.kernels[id.index].workspace);
     }
     const int64_t workspace_at = take(workspace);
     arena_ = device.take_arena({end});
     for (OpId id : order) {
       const Op& op = graph.op(id);
-      const std::string& name = layouts.kernels[static_cast<size_t>(id.index)].kernel;
+      const std::string& name = layouts.kernels[id.index].kernel;
       if (name.empty()) continue;
       kernels_.push_back(device.make_kernel(graph, op, name));
-      EXPECT_EQ(kernels_.back()->workspace(), layouts.kernels[static_cast<size_t>(id.index)].workspace) << op.name;
+      EXPECT_EQ(kernels_.back()->workspace(), layouts.kernels[id.index].workspace) << op.name;
       std::vector<void*> inputs, outputs;
       for (TensorId in : op.inputs) inputs.push_back(data(in));
       for (TensorId out : op.outputs) outputs.push_back(data(out));
@@ -100,14 +100,14 @@ class DeviceRun {
   }
   void set(TensorId id, const Value& value) {
     const Tensor& tensor = graph_.tensor(id);
-    std::memset(data(id), 0, static_cast<size_t>(tensor.bytes().count));
+    std::memset(data(id), 0, tensor.bytes().count);
     const std::vector<int64_t> offsets = storage_offsets(tensor.shape, tensor.layout);
-    const size_t size = static_cast<size_t>(storage_bytes({1}, tensor.dtype, {}).count);
+    const size_t size = storage_bytes({1}, tensor.dtype, {}).count;
     for (size_t i = 0; i < offsets.size(); ++i) {
-      std::memcpy(data(id) + static_cast<size_t>(offsets[i]) * size, value.data.data() + i * size, size);
+      std::memcpy(data(id) + offsets[i] * size, value.data.data() + i * size, size);
     }
   }
-  bool is_overwritten(TensorId id) const { return overwritten_[static_cast<size_t>(id.index)]; }
+  bool is_overwritten(TensorId id) const { return overwritten_[id]; }
   void run() {
     for (const auto& kernel : kernels_) kernel->run();
   }
@@ -121,12 +121,12 @@ class DeviceRun {
   }
 
  private:
-  int64_t& place(TensorId id) { return place_[static_cast<size_t>(id.index)]; }
+  int64_t& place(TensorId id) { return place_[id]; }
   std::byte* data(TensorId id) { return arena_->base() + place(id); }
 
   const Graph& graph_;
-  std::vector<int64_t> place_;
-  std::vector<bool> overwritten_;  // by an op that must write there
+  ById<TensorId, int64_t> place_;
+  ById<TensorId, bool> overwritten_;  // by an op that must write there
   std::unique_ptr<Arena> arena_;
   std::vector<std::unique_ptr<Kernel>> kernels_;
 };
@@ -169,7 +169,7 @@ TEST(LayoutFamilies, AllTrainAsTheReferenceDoes) {
           const double apart = distance(run.get(out), expected[out]);
           if (apart < 1e-2) continue;
           wrong = fmt::format("'{}' of {} by {}: {}", graph.tensor(out).name, op.type->name,
-                              layouts.kernels[static_cast<size_t>(id.index)].kernel, apart);
+                              layouts.kernels[id.index].kernel, apart);
         }
       }
       EXPECT_EQ(wrong, "");

@@ -19,7 +19,7 @@ void write_elements(Executor& executor, const Graph& graph, TensorId id, const s
 }
 
 std::vector<double> read_elements(const Executor& executor, const Graph& graph, TensorId id) {
-  std::vector<float> elements(static_cast<size_t>(element_count(graph.tensor(id).shape)));
+  std::vector<float> elements(element_count(graph.tensor(id).shape));
   executor.read(id, std::as_writable_bytes(std::span(elements)));
   return {elements.begin(), elements.end()};
 }

@@ -46,7 +46,7 @@ void Value::set(int64_t i, double value) { store({.shape = {}, .dtype = dtype, .
 Values::Values(const Graph& graph) {
   for (const Tensor& t : graph.tensors()) {
     const Bytes bytes = storage_bytes(t.shape, t.dtype, {});
-    values_.push_back({t.shape, t.dtype, std::vector<std::byte>(static_cast<size_t>(bytes.count))});
+    values_.push_back({t.shape, t.dtype, std::vector<std::byte>(bytes.count)});
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/by_id.h"
 #include "graph/topological_order.h"
 #include "plimsoll/ops.h"
 
@@ -29,11 +30,11 @@ class Values {
  public:
   explicit Values(const Graph& graph);
 
-  Value& operator[](TensorId id) { return values_[static_cast<size_t>(id.index)]; }
-  const Value& operator[](TensorId id) const { return values_[static_cast<size_t>(id.index)]; }
+  Value& operator[](TensorId id) { return values_[id]; }
+  const Value& operator[](TensorId id) const { return values_[id]; }
 
  private:
-  std::vector<Value> values_;
+  ById<TensorId, Value> values_;
 };
 
 // Fills every floating tensor that comes from outside with numbers drawn evenly from [-1, 1), keyed by (seed, its

@@ -66,7 +66,7 @@ inline std::vector<uint64_t> mixed(const Graph& graph, const Op& op, std::span<c
       // What only new states depend on is not there when the op runs again.
       const Tensor& tensor = graph.tensor(op.inputs[i]);
       if (inputs[i] == nullptr || (!state && tensor.role == Role::statistic)) continue;
-      digest.add(inputs[i], static_cast<size_t>(tensor.bytes().count));
+      digest.add(inputs[i], tensor.bytes().count);
     }
     seeds.push_back(digest.value());
   }
@@ -78,8 +78,7 @@ class MixingDevice final : public Device {
   // Noise is written to the workspaces too. The arena is followed by bytes that must stay as they are.
   MixingDevice(const Graph& graph, const std::vector<KernelChoice>& kernels) {
     info_ = {.name = "mixing", .description = "noise", .key = "mixing", .cores = {.cores = 64, .cores_a_cache = 1}};
-    for (int32_t i = 0; i < graph.op_count(); ++i)
-      workspaces_[graph.op({i}).name] = kernels[static_cast<size_t>(i)].workspace;
+    for (int32_t i = 0; i < graph.op_count(); ++i) workspaces_[graph.op({i}).name] = kernels[i].workspace;
   }
 
   const DeviceInfo& info() const override { return info_; }
@@ -105,13 +104,13 @@ class MixingDevice final : public Device {
       scratch_ = workspace;
     }
     void run() override {
-      if (scratch_ != nullptr) Digest::fill(scratch_, static_cast<size_t>(workspace_.count), 1);
+      if (scratch_ != nullptr) Digest::fill(scratch_, workspace_.count, 1);
       const std::vector<uint64_t> seeds = mixed(graph_, op_, inputs_);
       for (size_t o = 0; o < seeds.size(); ++o) {
         if (outputs_[o] == nullptr) continue;
-        Digest::fill(outputs_[o], static_cast<size_t>(graph_.tensor(op_.outputs[o]).bytes().count), seeds[o]);
+        Digest::fill(outputs_[o], graph_.tensor(op_.outputs[o]).bytes().count, seeds[o]);
       }
-      if (scratch_ != nullptr) Digest::fill(scratch_, static_cast<size_t>(workspace_.count), 2);
+      if (scratch_ != nullptr) Digest::fill(scratch_, workspace_.count, 2);
     }
 
    private:
@@ -126,11 +125,11 @@ class MixingDevice final : public Device {
   class Guarded final : public Arena {
    public:
     Guarded(Bytes bytes, bool& overrun) : bytes_(bytes), overrun_(overrun) {
-      memory_.resize(static_cast<size_t>(bytes.count) + kAlignment + kGuard, std::byte{0x5a});
+      memory_.resize(bytes.count + kAlignment + kGuard, std::byte{0x5a});
       base_ = memory_.data() + (kAlignment - reinterpret_cast<uintptr_t>(memory_.data()) % kAlignment);
     }
     ~Guarded() override {
-      for (size_t i = 0; i < kGuard; ++i) overrun_ |= base_[static_cast<size_t>(bytes_.count) + i] != std::byte{0x5a};
+      for (size_t i = 0; i < kGuard; ++i) overrun_ |= base_[bytes_.count + i] != std::byte{0x5a};
     }
     Guarded(const Guarded&) = delete;
     Guarded& operator=(const Guarded&) = delete;
@@ -159,7 +158,7 @@ class SlowTier final : public Tier {
   std::string how() const override { return "copied"; }
   void reserve(Bytes bytes) override {
     if (bytes > capacity()) throw Error(ErrorCode::device_failure, "too small");
-    if (memory_.size() < static_cast<size_t>(bytes.count)) memory_.resize(static_cast<size_t>(bytes.count));
+    if (std::ssize(memory_) < bytes.count) memory_.resize(bytes.count);
   }
   std::unique_ptr<Channel> open_channel(int) override {
     return std::make_unique<SlowChannel>(*this, seed_ + static_cast<uint64_t>(++channels_));
@@ -175,7 +174,7 @@ class SlowTier final : public Tier {
       idle();
       const auto [at, bytes] = place(slot, first, count);
       std::memcpy(at, from, bytes);
-      for (int64_t i = first; i < first + count; ++i) slot.known[static_cast<size_t>(i)] = 1;
+      for (int64_t i = first; i < first + count; ++i) slot.known[i] = 1;
     }
     void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
       idle();

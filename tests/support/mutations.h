@@ -25,7 +25,7 @@ struct Mutation {
   bool always_wrong = false;  // whatever else: the plan breaks a promise that no run on paper sees
 };
 
-inline size_t pick(std::mt19937_64& random, size_t count) { return static_cast<size_t>(random() % count); }
+inline size_t pick(std::mt19937_64& random, size_t count) { return random() % count; }
 
 // Takes step `s` out; what was in it alone goes with it.
 inline void erase_step(Plan& plan, StepIndex s) {
@@ -98,18 +98,18 @@ inline const std::vector<Mutation>& mutations() {
        true},
       {"a stay begins later", lost, stay([](const Graph&, Plan&, Stay& s, Random& random) {
          if (s.first == s.last) return false;
-         s.first += 1 + static_cast<StepIndex>(pick(random, 2) * pick(random, static_cast<size_t>(s.last - s.first)));
+         s.first += 1 + static_cast<StepIndex>(pick(random, 2) * pick(random, s.last - s.first));
          return true;
        })},
       {"a stay ends earlier", lost, stay([](const Graph&, Plan&, Stay& s, Random& random) {
          if (s.first == s.last) return false;
-         s.last -= 1 + static_cast<StepIndex>(pick(random, 2) * pick(random, static_cast<size_t>(s.last - s.first)));
+         s.last -= 1 + static_cast<StepIndex>(pick(random, 2) * pick(random, s.last - s.first));
          return true;
        })},
       {"a stay ends later", lost, stay([](const Graph&, Plan& plan, Stay& s, Random& random) {
          const StepIndex room = static_cast<StepIndex>(plan.steps.size()) - 1 - s.last;
          if (room <= 0) return false;
-         s.last += 1 + static_cast<StepIndex>(pick(random, static_cast<size_t>(room)));
+         s.last += 1 + static_cast<StepIndex>(pick(random, room));
          return true;
        })},
       {"a stay is dropped", lost,
@@ -136,11 +136,11 @@ inline const std::vector<Mutation>& mutations() {
        })},
       {"a copy may start earlier", lost, move([](Plan&, Move& m, Random& random) {
          if (m.after < 0) return false;
-         m.after -= 1 + static_cast<StepIndex>(pick(random, static_cast<size_t>(m.after) + 1));
+         m.after -= 1 + static_cast<StepIndex>(pick(random, m.after + 1));
          return true;
        })},
       {"a copy may end later", lost, move([](Plan& plan, Move& m, Random& random) {
-         const size_t room = plan.steps.size() - static_cast<size_t>(m.before);
+         const size_t room = plan.steps.size() - m.before;
          if (room == 0) return false;
          m.before += 1 + static_cast<StepIndex>(pick(random, room));
          return true;
@@ -175,7 +175,7 @@ inline const std::vector<Mutation>& mutations() {
       {"a slot is used beyond",
        {Rule::out_of_tier},
        move([](Plan& plan, Move& m, Random&) {
-         plan.tiers[static_cast<size_t>(m.tier)].used = m.slot;
+         plan.tiers[m.tier].used = m.slot;
          return true;
        }),
        true},
@@ -212,8 +212,8 @@ inline const std::vector<Mutation>& mutations() {
        {Rule::bad_home},
        home([](Plan& plan, Home& h, Random&) {
          Home second = h;
-         second.slot = plan.tiers[static_cast<size_t>(h.tier)].used;
-         plan.tiers[static_cast<size_t>(h.tier)].used += 64_MiB;
+         second.slot = plan.tiers[h.tier].used;
+         plan.tiers[h.tier].used += 64_MiB;
          plan.homes.push_back(second);
          return true;
        }),

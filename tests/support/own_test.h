@@ -28,7 +28,7 @@ namespace own_test {
 // 64-byte aligned, with guard bytes behind it.
 class Buffer {
  public:
-  explicit Buffer(int64_t bytes = 0) : bytes_(static_cast<size_t>(bytes)), data_((bytes_ + 127) / 64 * 64) {
+  explicit Buffer(int64_t bytes = 0) : bytes_(bytes), data_((bytes_ + 127) / 64 * 64) {
     if (bytes_ + kGuard > 0) block_ = static_cast<std::byte*>(std::aligned_alloc(64, data_ + 64));
     std::fill(block_, block_ + data_ + 64, std::byte{0xCD});
   }
@@ -69,10 +69,10 @@ inline std::vector<double> row_major(const Tensor& tensor, const std::vector<int
 inline bool padding_is_zero(const Tensor& tensor, const std::vector<int64_t>& offsets, const Buffer& buffer) {
   const int64_t count = storage_elements(tensor.shape, tensor.layout);
   if (count == static_cast<int64_t>(offsets.size())) return true;
-  std::vector<bool> used(static_cast<size_t>(count));
-  for (int64_t offset : offsets) used[static_cast<size_t>(offset)] = true;
+  std::vector<bool> used(count);
+  for (int64_t offset : offsets) used[offset] = true;
   for (int64_t i = 0; i < count; ++i) {
-    if (!used[static_cast<size_t>(i)] && load(view(tensor, buffer), i) != 0) return false;
+    if (!used[i] && load(view(tensor, buffer), i) != 0) return false;
   }
   return true;
 }
@@ -122,9 +122,8 @@ inline void expect_like_reference(const OpCase& test) {
   std::vector<std::vector<double>> values;
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto given = test.values.find(i);
-    values.push_back(given == test.values.end()
-                         ? std::vector<double>(static_cast<size_t>(element_count(test.inputs[i].shape)))
-                         : given->second);
+    values.push_back(given == test.values.end() ? std::vector<double>(element_count(test.inputs[i].shape))
+                                                : given->second);
     if (given != test.values.end()) continue;
     for (double& x : values.back())
       x = test.inputs[i].dtype == DType::bit ? (random() & 1) : static_cast<float>(normal(random));
@@ -184,7 +183,7 @@ inline void expect_like_reference(const OpCase& test) {
               out_pointers.push_back(out.back().data());
             }
             for (const InPlace& pair : pairs) {
-              out_pointers[static_cast<size_t>(pair.output)] = in_pointers[static_cast<size_t>(pair.input)];
+              out_pointers[pair.output] = in_pointers[pair.input];
               places += " output " + std::to_string(pair.output) + " in input " + std::to_string(pair.input);
             }
             SCOPED_TRACE(places);
@@ -200,10 +199,10 @@ inline void expect_like_reference(const OpCase& test) {
               const Tensor& tensor = graph.tensor(op.outputs[o]);
               const Buffer* where = &out[o];
               for (const InPlace& pair : pairs) {
-                if (static_cast<size_t>(pair.output) == o) where = &in[static_cast<size_t>(pair.input)];
+                if (std::cmp_equal(pair.output, o)) where = &in[pair.input];
               }
               EXPECT_TRUE(padding_is_zero(tensor, out_offsets[o], *where));
-              const auto bytes = where->bytes().first(static_cast<size_t>(tensor.bytes().count));
+              const auto bytes = where->bytes().first(tensor.bytes().count);
               if (repeat == 1) {
                 EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), first_run[o].begin()));
                 continue;

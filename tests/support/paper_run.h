@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/by_id.h"
 #include "plan/dependencies.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/plan.h"
@@ -31,7 +32,7 @@ class PaperRun {
     for (int32_t t = 0; t < graph.tensor_count(); ++t) {
       const OpId producer = graph.tensor({t}).producer;
       const bool view = producer.valid() && graph.op(producer).type->is_view;
-      values_.push_back(view ? values_[static_cast<size_t>(graph.op(producer).inputs[0].index)] : t);
+      values_.push_back(view ? values_[graph.op(producer).inputs[0]] : t);
     }
   }
 
@@ -72,9 +73,9 @@ class PaperRun {
       if (move < 0) {
         step(node);
       } else if (erasure < 0) {
-        copy(plan_.moves[static_cast<size_t>(move)], 0, 0);
+        copy(plan_.moves[move], 0, 0);
       } else {
-        const Erasure& e = erasures[static_cast<size_t>(erasure)];
+        const Erasure& e = erasures[erasure];
         fill(arena_, e.offset.count, granules(e.bytes.count), -1);
       }
       if (!wrong_.empty()) return wrong_;
@@ -102,10 +103,8 @@ class PaperRun {
   };
   using Memory = std::vector<Granule>;
 
-  static size_t granules(int64_t bytes) {
-    return static_cast<size_t>((std::max<int64_t>(bytes, 0) + kGranule - 1) / kGranule);
-  }
-  int32_t value(TensorId id) const { return values_[static_cast<size_t>(id.index)]; }
+  static size_t granules(int64_t bytes) { return (std::max<int64_t>(bytes, 0) + kGranule - 1) / kGranule; }
+  int32_t value(TensorId id) const { return values_[id]; }
   size_t size_of(TensorId id) const { return granules(graph_.tensor(id).bytes().count); }
   const std::string& name(TensorId id) const { return graph_.tensor(id).name; }
   void fail(std::string what) {
@@ -120,22 +119,19 @@ class PaperRun {
   }
 
   bool fits(const Memory& memory, int64_t offset, size_t count) {
-    if (offset >= 0 && offset % kGranule == 0 && static_cast<size_t>(offset / kGranule) + count <= memory.size())
-      return true;
+    if (offset >= 0 && offset % kGranule == 0 && offset / kGranule + count <= memory.size()) return true;
     fail("beyond the memory, or between granules");
     return false;
   }
   void fill(Memory& memory, int64_t offset, size_t count, int32_t value) {
     if (!fits(memory, offset, count)) return;
-    for (size_t i = 0; i < count; ++i)
-      memory[static_cast<size_t>(offset / kGranule) + i] = {value, value < 0 ? 0 : static_cast<int32_t>(i)};
+    for (size_t i = 0; i < count; ++i) memory[offset / kGranule + i] = {value, value < 0 ? 0 : static_cast<int32_t>(i)};
   }
   bool is_there(const Memory& memory, int64_t offset, TensorId id) {
     const size_t count = size_of(id);
     if (!fits(memory, offset, count)) return false;
     for (size_t i = 0; i < count; ++i) {
-      if (memory[static_cast<size_t>(offset / kGranule) + i] != Granule{value(id), static_cast<int32_t>(i)})
-        return false;
+      if (memory[offset / kGranule + i] != Granule{value(id), static_cast<int32_t>(i)}) return false;
     }
     return true;
   }
@@ -151,7 +147,7 @@ class PaperRun {
     for (int32_t t = 0; t < graph_.tensor_count(); ++t) {
       if (graph_.tensor({t}).producer.valid()) continue;
       if (const Home* h = home_of({t})) {
-        fill(tiers_[static_cast<size_t>(h->tier)], h->slot.count, size_of({t}), t);
+        fill(tiers_[h->tier], h->slot.count, size_of({t}), t);
       } else if (const Stay* s = find({t}, 0)) {
         fill(arena_, s->offset.count, size_of({t}), t);
       }
@@ -174,11 +170,11 @@ class PaperRun {
     const bool out = m.direction == Move::Direction::out;
     const Stay* stay = find(m.tensor, out ? std::max(m.after, 0) : std::min(m.before, count_ - 1));
     if (stay == nullptr) return fail(fmt::format("a copy of '{}' has no place", name(m.tensor)));
-    Memory& tier = tiers_[static_cast<size_t>(m.tier)];
+    Memory& tier = tiers_[m.tier];
     const size_t count = size_of(m.tensor);
     if (!fits(tier, m.slot.count, count) || !fits(arena_, stay->offset.count, count)) return;
-    Granule* there = &tier[static_cast<size_t>(m.slot.count / kGranule)];
-    Granule* here = &arena_[static_cast<size_t>(stay->offset.count / kGranule)];
+    Granule* there = &tier[m.slot.count / kGranule];
+    Granule* here = &arena_[stay->offset.count / kGranule];
     for (size_t i = 0; i < count; ++i) {
       if (work >= 2 && (static_cast<int>(i % 2) ^ (work - 2)) != moment) continue;
       (out ? there : here)[i] = (out ? here : there)[i];
@@ -188,7 +184,7 @@ class PaperRun {
   // A kernel writes rubbish into its workspace, and into outputs that have no leave to lie in an input, before it
   // reads.
   void step(int s) {
-    const Step& step = plan_.steps[static_cast<size_t>(s)];
+    const Step& step = plan_.steps[s];
     const Op& op = graph_.op(step.op);
     if (op.type->is_view) return;
     const auto pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
@@ -240,7 +236,7 @@ class PaperRun {
     }
     for (const InPlace& p : pairs) {
       if (!p.required || is_unused(p.output)) continue;
-      if (inputs[static_cast<size_t>(p.input)]->offset != outputs[static_cast<size_t>(p.output)]->offset) {
+      if (inputs[p.input]->offset != outputs[p.output]->offset) {
         fail(fmt::format("step {} ('{}') cannot write in place", s, op.name));
       }
     }
@@ -257,7 +253,7 @@ class PaperRun {
     }
     for (const State& state : graph_.states) {
       if (const Home* h = home_of(state.before)) {
-        if (!is_there(tiers_[static_cast<size_t>(h->tier)], h->slot.count, state.after)) {
+        if (!is_there(tiers_[h->tier], h->slot.count, state.after)) {
           fail(fmt::format("state '{}' is not at home", name(state.before)));
         }
         continue;
@@ -273,8 +269,8 @@ class PaperRun {
   const Graph& graph_;
   const Plan& plan_;
   int count_;
-  std::vector<int32_t> values_;  // by tensor: what it is a view of, itself when it is none
-  std::vector<int> works_;       // by move
+  ById<TensorId, int32_t> values_;  // what it is a view of, itself when it is none
+  std::vector<int> works_;          // by move
   Memory arena_;
   std::vector<Memory> tiers_;
   std::string wrong_;

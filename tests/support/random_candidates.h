@@ -57,7 +57,7 @@ inline std::vector<std::vector<Configuration>> likely_fronts(std::mt19937& rando
 // So many points an op, on a falling curve with noise.
 inline std::vector<std::vector<Configuration>> curved_fronts(std::mt19937& random, int ops, int points) {
   std::uniform_real_distribution<double> unit(0, 1);
-  std::vector<std::vector<Configuration>> fronts(static_cast<size_t>(ops));
+  std::vector<std::vector<Configuration>> fronts(ops);
   for (auto& front : fronts) {
     const double ms = std::exp(unit(random) * 4 - 1), bytes = std::exp(unit(random) * 5 + 13);
     std::vector<double> workspaces{0}, times{ms * (1 + unit(random))};

@@ -113,7 +113,7 @@ class RandomGraph {
   bool chance(int percent) { return draw(100) < percent; }
   TensorId recent() {
     const int64_t reach = std::min<int64_t>(static_cast<int64_t>(readable_.size()), 1 + draw(6));
-    return use(readable_[readable_.size() - 1 - static_cast<size_t>(draw(reach))]);
+    return use(readable_[readable_.size() - 1 - draw(reach)]);
   }
   TensorId use(TensorId t) {
     was_read_[t.index] = true;
@@ -148,8 +148,7 @@ class RandomGraph {
   }
 
   TensorId parameter() {
-    if (!parameters_.empty() && chance(20))
-      return parameters_[static_cast<size_t>(draw(static_cast<int64_t>(parameters_.size())))];
+    if (!parameters_.empty() && chance(20)) return parameters_[draw(static_cast<int64_t>(parameters_.size()))];
     parameters_.push_back(
         graph_.add_source(fmt::format("w{}", parameters_.size()), shape(), DType::f32, Role::parameter));
     return parameters_.back();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "base/by_id.h"
 #include "plan/placement/placement.h"
 #include "tests/support/random_graph.h"
 
@@ -26,7 +27,7 @@ class RandomPlan {
     for (int32_t t = 0; t < graph_.tensor_count(); ++t) {
       const OpId producer = graph_.tensor({t}).producer;
       const bool view = producer.valid() && graph_.op(producer).type->is_view;
-      value_of_.push_back(view ? value_of_[at(graph_.op(producer).inputs[0].index)] : t);
+      value_of_.push_back(view ? value_of_[graph_.op(producer).inputs[0]] : t);
     }
     plan_.graph_name = graph_.name;
     plan_.graph_fingerprint = fingerprint(graph_);
@@ -34,8 +35,7 @@ class RandomPlan {
     plan_.placement = "offline";
     const auto kernels = random_kernels(graph_, random_());
     for (OpId op : make_route(graph_).order) {
-      plan_.steps.push_back(
-          {.op = op, .kernel = kernels[at(op.index)].kernel, .workspace = kernels[at(op.index)].workspace});
+      plan_.steps.push_back({.op = op, .kernel = kernels[op.index].kernel, .workspace = kernels[op.index].workspace});
     }
     if (in_parts_) {
       for (Step& step : plan_.steps) divide(step);
@@ -82,19 +82,18 @@ class RandomPlan {
     std::vector<size_t> moves;
   };
 
-  static size_t at(int64_t i) { return static_cast<size_t>(i); }
   int draw(int below) { return below <= 0 ? 0 : static_cast<int>(random_() % static_cast<uint64_t>(below)); }
   int between(int low, int high) { return low + draw(high - low + 1); }
   bool chance(int percent) { return draw(100) < percent; }
   int count() const { return static_cast<int>(plan_.steps.size()); }
-  const Op& op_at(int s) const { return graph_.op(plan_.steps[at(s)].op); }
-  int32_t value(TensorId t) const { return value_of_[at(t.index)]; }
+  const Op& op_at(int s) const { return graph_.op(plan_.steps[s].op); }
+  int32_t value(TensorId t) const { return value_of_[t]; }
 
   // What a step touches: running statistics are left alone when it runs again.
   template <class Visit>
   void visit(int s, const Visit& use) const {
     const Op& op = op_at(s);
-    const bool again = plan_.steps[at(s)].recompute;
+    const bool again = plan_.steps[s].recompute;
     auto is_unused = [&](int o) {
       return again &&
              std::find(op.type->state_outputs.begin(), op.type->state_outputs.end(), o) != op.type->state_outputs.end();
@@ -116,7 +115,7 @@ class RandomPlan {
       const int reader = draw(count());
       const Op& op = op_at(reader);
       if (op.inputs.empty() || op.type->is_view) continue;
-      const TensorId wanted{value(op.inputs[at(draw(static_cast<int>(op.inputs.size())))])};
+      const TensorId wanted{value(op.inputs[draw(static_cast<int>(op.inputs.size()))])};
       const OpId producer = graph_.tensor(wanted).producer;
       if (!producer.valid() || graph_.op(producer).type->changes_state) continue;
       bool legal = true, state_output = false;
@@ -125,11 +124,11 @@ class RandomPlan {
       }
       int first_run = -1;
       for (int s = 0; s < reader; ++s) {
-        if (plan_.steps[at(s)].op == producer && first_run < 0) first_run = s;
+        if (plan_.steps[s].op == producer && first_run < 0) first_run = s;
         for (TensorId in : graph_.op(producer).inputs) legal &= !overwrites(s, in);
       }
       if (!legal || state_output || first_run < 0 || first_run + 1 >= reader) continue;
-      Step again = plan_.steps[at(first_run)];
+      Step again = plan_.steps[first_run];
       again.recompute = true;
       plan_.steps.insert(plan_.steps.begin() + reader, again);
       return;
@@ -145,7 +144,7 @@ class RandomPlan {
     auto offer = [&](TensorId id, int percent) {
       if (!chance(percent)) return;
       const int tier = draw(tiers_used_);
-      TierUse& use = plan_.tiers[at(tier)];
+      TierUse& use = plan_.tiers[tier];
       plan_.homes.push_back({id, tier, use.used});
       use.used += align_up(graph_.tensor(id).bytes(), kSlotAlignment);
     };
@@ -201,14 +200,14 @@ class RandomPlan {
       const Event& e = value.events[i];
       const int last_use = i == 0 ? -1 : value.events[i - 1].step;
       if (e.writes) {
-        if (open >= 0 && chance(80) && residences_[at(open)].last < e.step) open = -1;
+        if (open >= 0 && chance(80) && residences_[open].last < e.step) open = -1;
         if (open < 0) open = begin(v, e.step, true);
         may_leave = e.step;
       } else if (open >= 0 && e.step - last_use >= 2 && last_use >= may_leave && last_use >= 0 && !value.pinned &&
                  chance(50)) {
         int back = last_use + 1;  // the first step with which the copy in may begin
         if (!outside) {
-          Residence& r = residences_[at(open)];
+          Residence& r = residences_[open];
           const int after = between(may_leave, last_use), before = between(last_use + 1, e.step - 1);
           add_move(v, value, Move::Direction::out, after, before, last_use);
           r.last = before - 1;
@@ -220,17 +219,17 @@ class RandomPlan {
       } else if (open < 0) {
         open = fetch(v, value, i == 0 ? 0 : last_use + 1, e.step, may_leave);
       }
-      use(residences_[at(open)], e);
+      use(residences_[open], e);
     }
     // A state goes home with its new value.
     if (!from_outside && value.home) {
-      Residence& r = residences_[at(open)];
+      Residence& r = residences_[open];
       const int last_use = value.events.back().step, before = between(std::max(last_use, may_leave) + 1, count());
       add_move(v, value, Move::Direction::out, between(may_leave, before - 1), before, last_use);
       r.last = std::max(r.last, before - 1);
       r.copied_until = before - 1;
     }
-    for (const int32_t r : of_value_[v]) name(residences_[at(r)]);
+    for (const int32_t r : of_value_[v]) name(residences_[r]);
   }
 
   int begin(int32_t v, int first, bool written) {
@@ -244,7 +243,7 @@ class RandomPlan {
     const int before = between(first, step);
     add_move(v, value, Move::Direction::in, first - 1, before, step);
     const int open = begin(v, first, false);
-    residences_[at(open)].last = std::min(before, count() - 1);
+    residences_[open].last = std::min(before, count() - 1);
     may_leave = before;
     return open;
   }
@@ -280,7 +279,7 @@ class RandomPlan {
     int buffers = 0;
     auto residence_with = [&](int32_t v, auto match) {
       for (const int32_t r : of_value_[v]) {
-        if (match(residences_[at(r)])) return static_cast<int>(r);
+        if (match(residences_[r])) return static_cast<int>(r);
       }
       return -1;
     };
@@ -288,14 +287,14 @@ class RandomPlan {
       const Op& op = op_at(s);
       if (op.type->is_view || !op.type->in_place) continue;
       for (const InPlace& p : op.type->in_place(graph_, op)) {
-        const TensorId in = op.inputs[at(p.input)], out = op.outputs[at(p.output)];
-        if (p.required && plan_.steps[at(s)].recompute) continue;  // left out
+        const TensorId in = op.inputs[p.input], out = op.outputs[p.output];
+        if (p.required && plan_.steps[s].recompute) continue;  // left out
         const int from = residence_with(value(in), [&](const Residence& r) { return r.last == s; });
         const int to =
             residence_with(value(out), [&](const Residence& r) { return r.first == s && r.written && r.buffer < 0; });
         if (!p.required && (chance(30) || !may_take(s, op, p, from, to))) continue;
         if (from < 0 || to < 0) continue;
-        Residence &a = residences_[at(from)], &b = residences_[at(to)];
+        Residence &a = residences_[from], &b = residences_[to];
         if (a.buffer < 0) a.buffer = buffers++;
         b.buffer = a.buffer;
       }
@@ -308,11 +307,11 @@ class RandomPlan {
 
   bool may_take(int s, const Op& op, const InPlace& p, int from, int to) const {
     if (from < 0 || to < 0) return false;
-    const Residence &a = residences_[at(from)], &b = residences_[at(to)];
-    const TensorId in = op.inputs[at(p.input)];
+    const Residence &a = residences_[from], &b = residences_[to];
+    const TensorId in = op.inputs[p.input];
     if (values_.at(a.value).pinned || values_.at(b.value).pinned || a.copied_until >= s) return false;
-    if (graph_.tensor(in).bytes() != graph_.tensor(op.outputs[at(p.output)]).bytes()) return false;
-    if (graph_.tensor(in).dtype != graph_.tensor(op.outputs[at(p.output)]).dtype) return false;
+    if (graph_.tensor(in).bytes() != graph_.tensor(op.outputs[p.output]).bytes()) return false;
+    if (graph_.tensor(in).dtype != graph_.tensor(op.outputs[p.output]).dtype) return false;
     for (const Residence& r : residences_) {  // nobody else has taken it
       if (a.buffer >= 0 && r.buffer == a.buffer && r.first == s) return false;
     }
@@ -332,30 +331,30 @@ class RandomPlan {
   }
 
   void place() {
-    std::vector<Buffer> problem(at(buffers_), Buffer{INT64_MAX, 0, {}});
+    std::vector<Buffer> problem(buffers_, Buffer{INT64_MAX, 0, {}});
     for (const Residence& r : residences_) {
-      Buffer& b = problem[at(r.buffer)];
+      Buffer& b = problem[r.buffer];
       b.lower = std::min<int64_t>(b.lower, r.first);
       b.upper = std::max<int64_t>(b.upper, r.last + 1);
       b.bytes = std::max(b.bytes, align_up(graph_.tensor({r.value}).bytes(), kStayAlignment));
     }
     for (const Residence& r : residences_) {
-      if (values_[r.value].pinned) problem[at(r.buffer)].lower = 0, problem[at(r.buffer)].upper = count();
+      if (values_[r.value].pinned) problem[r.buffer].lower = 0, problem[r.buffer].upper = count();
     }
     for (int s = 0; s < count(); ++s) {
-      if (plan_.steps[at(s)].workspace.count > 0) {
-        problem.push_back({s, s + 1, align_up(plan_.steps[at(s)].workspace, kStayAlignment)});
+      if (plan_.steps[s].workspace.count > 0) {
+        problem.push_back({s, s + 1, align_up(plan_.steps[s].workspace, kStayAlignment)});
       }
     }
-    const Placement placement = place_offline(problem, {.alignment = kStayAlignment, .capacity = {}, .seconds = 0});
+    const Placement placement = place_offline(problem, {.alignment = kStayAlignment, .capacity = {}, .effort = 0});
     plan_.arena = placement.height;
     for (const Residence& r : residences_) {
       for (const auto& [t, first, last] : r.names) {
         plan_.stays.push_back(
-            {t, placement.offsets[at(r.buffer)], align_up(graph_.tensor(t).bytes(), kStayAlignment), first, last});
+            {t, placement.offsets[r.buffer], align_up(graph_.tensor(t).bytes(), kStayAlignment), first, last});
       }
     }
-    for (size_t b = at(buffers_); b < problem.size(); ++b) {
+    for (size_t b = buffers_; b < problem.size(); ++b) {
       const StepIndex s = static_cast<StepIndex>(problem[b].lower);
       plan_.stays.push_back({{}, placement.offsets[b], problem[b].bytes, s, s});
     }
@@ -377,8 +376,8 @@ class RandomPlan {
           asked.push_back(&value);
         }
       }
-      const Placement placement = place_offline(problem, {.alignment = kSlotAlignment, .capacity = {}, .seconds = 0});
-      TierUse& use = plan_.tiers[at(tier)];
+      const Placement placement = place_offline(problem, {.alignment = kSlotAlignment, .capacity = {}, .effort = 0});
+      TierUse& use = plan_.tiers[tier];
       for (size_t i = 0; i < asked.size(); ++i) {
         for (size_t m : asked[i]->moves) plan_.moves[m].slot = use.used + placement.offsets[i];
       }
@@ -391,7 +390,7 @@ class RandomPlan {
   int tiers_used_ = 2;
   bool in_parts_;
   Plan plan_;
-  std::vector<int32_t> value_of_;  // by tensor
+  ById<TensorId, int32_t> value_of_;
   std::map<int32_t, Value> values_;
   std::map<int32_t, std::vector<int32_t>> of_value_;  // its residences
   std::vector<Residence> residences_;

@@ -28,7 +28,7 @@ class TemporaryFolder {
   bool empty() const { return std::filesystem::is_empty(path_); }
   size_t files() const {
     namespace fs = std::filesystem;
-    return static_cast<size_t>(std::distance(fs::directory_iterator(path_), fs::directory_iterator()));
+    return std::distance(fs::directory_iterator(path_), fs::directory_iterator());
   }
 
  private:

@@ -73,7 +73,7 @@ inline Graph make_graph() {
 inline Case make_case(std::string_view policy = "liveness") {
   Case c{make_graph(), {}};
   const Route route = make_route(c.graph);
-  std::vector<KernelChoice> kernels(static_cast<size_t>(c.graph.op_count()), {"k", {}});
+  std::vector<KernelChoice> kernels(c.graph.op_count(), {"k", {}});
   kernels[0].workspace = 500_B;
   const CostTable costs;
   c.plan = std::get<Plan>(find_policy(policy).plan(

@@ -20,7 +20,7 @@ inline void write_inputs(Executor& executor, const Graph& graph, int64_t step, f
       for (int64_t k = 0; k < count; ++k) labels.push_back(static_cast<int32_t>((k + step) % 10));
       executor.write({i}, std::as_bytes(std::span(labels)));
     } else if (t.dtype == DType::i64) {
-      const std::vector<int64_t> values(static_cast<size_t>(count), step);
+      const std::vector<int64_t> values(count, step);
       executor.write({i}, std::as_bytes(std::span(values)));
     } else {
       std::vector<float> values;

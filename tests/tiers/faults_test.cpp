@@ -88,9 +88,9 @@ class Subject {
   Subject(uint64_t seed, bool tiers) : graph_(testing::random_graph(seed, {.forward_ops = 3})) {
     if (tiers) {
       plan_ = testing::random_plan(graph_, seed);
-      kernels_.resize(static_cast<size_t>(graph_.op_count()));
+      kernels_.resize(graph_.op_count());
       for (const Step& step : plan_.steps) {
-        kernels_[static_cast<size_t>(step.op.index)] = {step.kernel, step.workspace};
+        kernels_[step.op.index] = {step.kernel, step.workspace};
       }
     } else {
       kernels_ = testing::random_kernels(graph_, seed);
@@ -122,7 +122,7 @@ class Subject {
     for (int step = 0; step < 2; ++step) {
       try {
         for (TensorId id : graph_.inputs) {
-          executor->write(id, std::vector<std::byte>(static_cast<size_t>(graph_.tensor(id).bytes().count)));
+          executor->write(id, std::vector<std::byte>(graph_.tensor(id).bytes().count));
         }
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::device_failure) << error.what();
@@ -139,7 +139,7 @@ class Subject {
     }
     try {
       for (const State& state : graph_.states) {
-        std::vector<std::byte> content(static_cast<size_t>(graph_.tensor(state.before).bytes().count));
+        std::vector<std::byte> content(graph_.tensor(state.before).bytes().count);
         executor->read(state.before, content);
       }
     } catch (const Error& error) {

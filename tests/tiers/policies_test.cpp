@@ -44,7 +44,7 @@ using Content = std::vector<std::vector<std::byte>>;  // by state
 
 // What comes from outside, for a step.
 std::vector<std::byte> source(const Graph& graph, TensorId id, uint64_t step) {
-  std::vector<std::byte> bytes(static_cast<size_t>(graph.tensor(id).bytes().count));
+  std::vector<std::byte> bytes(graph.tensor(id).bytes().count);
   testing::Digest::fill(bytes.data(), bytes.size(), static_cast<uint64_t>(id.index) * 1000 + step);
   return bytes;
 }
@@ -55,7 +55,7 @@ constexpr uint64_t kSteps = 2;
 Content run_on_paper(const Graph& graph) {
   std::vector<std::vector<std::byte>> values;
   for (int32_t t = 0; t < graph.tensor_count(); ++t) values.push_back(source(graph, {t}, 0));
-  auto value = [&](TensorId id) -> std::vector<std::byte>& { return values[static_cast<size_t>(id.index)]; };
+  auto value = [&](TensorId id) -> std::vector<std::byte>& { return values[id.index]; };
   for (uint64_t step = 0; step < kSteps; ++step) {
     for (TensorId input : graph.inputs) value(input) = source(graph, input, step);
     for (const Op& op : graph.ops()) {
@@ -94,7 +94,7 @@ Content run_for_real(const Graph& graph, const Plan& plan, const MixingDevice& d
   EXPECT_EQ(executor.arena_bytes(), plan.arena);
   Content content;
   auto keep = [&](TensorId id) {
-    content.emplace_back(static_cast<size_t>(graph.tensor(id).bytes().count));
+    content.emplace_back(graph.tensor(id).bytes().count);
     executor.read(id, content.back());
   };
   for (const State& state : graph.states) keep(state.before);
@@ -111,13 +111,13 @@ std::string text_of(const std::vector<Violation>& violations) {
 // Bytes of the arena that some stay has, at the step with the most.
 Bytes counted_peak(const Plan& plan) {
   Bytes most;
-  std::vector<bool> taken(static_cast<size_t>(plan.arena.count / kStayAlignment));
+  std::vector<bool> taken(plan.arena.count / kStayAlignment);
   for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()); ++s) {
     std::fill(taken.begin(), taken.end(), false);
     for (const Stay& stay : plan.stays) {
       if (stay.first > s || stay.last < s) continue;
       for (int64_t at = stay.offset.count; at < (stay.offset + stay.bytes).count; at += kStayAlignment)
-        taken[static_cast<size_t>(at / kStayAlignment)] = true;
+        taken[at / kStayAlignment] = true;
     }
     most = std::max(most, Bytes{std::count(taken.begin(), taken.end(), true) * kStayAlignment});
   }
@@ -134,7 +134,7 @@ class Problem {
         kernels_(testing::random_kernels(graph_, seed)),
         route_(make_route(graph_)) {
     for (int32_t i = 0; i < graph_.op_count(); ++i) {
-      const std::string& kernel = kernels_[static_cast<size_t>(i)].kernel;
+      const std::string& kernel = kernels_[i].kernel;
       if (!kernel.empty())
         costs_.put({op_signature(graph_, graph_.op({i})), kernel, 0}, {Cost::Source::measured, between(0.01, 5), 0, 3});
     }
@@ -170,7 +170,7 @@ class Problem {
             .costs = costs_,
             .device = machine_,
             .budget = budget,
-            .seconds = 0.002};
+            .effort = 100'000};
   }
 
   // Some of a policy's options, by its own words for them.
@@ -398,8 +398,8 @@ TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
     const Graph& graph = problem.graph();
     Plan plan = testing::random_plan(graph, seed);
     plan.predicted.peak = counted_peak(plan);
-    std::vector<KernelChoice> kernels(static_cast<size_t>(graph.op_count()));
-    for (const Step& step : plan.steps) kernels[static_cast<size_t>(step.op.index)] = {step.kernel, step.workspace};
+    std::vector<KernelChoice> kernels(graph.op_count());
+    for (const Step& step : plan.steps) kernels[step.op.index] = {step.kernel, step.workspace};
     const MixingDevice device(graph, kernels);
     SCOPED_TRACE(fmt::format("PLIMSOLL_RANDOM_SEED={}", seed));
     ASSERT_EQ(run_for_real(graph, plan, device, {.check_memory = problem.draw(2) == 0, .spill = folder.path()},

@@ -80,7 +80,7 @@ class MappedArena final : public Arena {
       throw Error(ErrorCode::device_failure, fmt::format("the arena needs {} but the machine has {} left",
                                                          to_string(bytes), to_string(available)));
     }
-    mapped_bytes_ = static_cast<size_t>(align_up(bytes, kHugePage).count) + kHugePage;
+    mapped_bytes_ = align_up(bytes, kHugePage).count + kHugePage;
     int error = injected(TierOperation::arena);
     if (error == 0) {
       mapped_ =
@@ -93,7 +93,7 @@ class MappedArena final : public Arena {
     }
     const auto address = reinterpret_cast<uintptr_t>(mapped_);
     base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
-    madvise(base_, static_cast<size_t>(align_up(bytes, kPage).count),
+    madvise(base_, align_up(bytes, kPage).count,
             MADV_HUGEPAGE);  // advice: failure costs only time
     const int64_t pages = (bytes.count + static_cast<int64_t>(kPage) - 1) / static_cast<int64_t>(kPage);
 #pragma omp parallel for num_threads(threads) schedule(static)

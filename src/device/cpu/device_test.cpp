@@ -97,7 +97,7 @@ TEST(Machine, HasACoreForEveryProcessorGroup) {
   const cpu::Topology here = cpu::machine_topology();
   EXPECT_GE(here.shape.cores, 1);
   EXPECT_LE(here.shape.cores, cpu::usable_processors());
-  EXPECT_GE(here.processors.size(), static_cast<size_t>(here.shape.cores));
+  EXPECT_GE(std::ssize(here.processors), here.shape.cores);
   for (const auto& processors : here.processors) EXPECT_FALSE(processors.empty());
   EXPECT_EQ(open_device("cpu")->info().cores, here.shape);
 }
@@ -210,8 +210,8 @@ TEST(Dnnl, ReorderKeepsPaddingZero) {
   kernel->run();
   const auto offsets = storage_offsets(shape, {"aBcd16b"});
   for (size_t i = 0; i < x.size(); ++i) {
-    EXPECT_EQ(y[static_cast<size_t>(offsets[i])], x[i]);
-    y[static_cast<size_t>(offsets[i])] = 0;
+    EXPECT_EQ(y[offsets[i]], x[i]);
+    y[offsets[i]] = 0;
   }
   EXPECT_THAT(y, testing::Each(0));
 }

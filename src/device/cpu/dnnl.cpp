@@ -308,7 +308,7 @@ std::optional<Layout> layout_of(const dnnl_memory_desc_t& descriptor, const Layo
       descriptor.offset0 != 0) {
     return std::nullopt;
   }
-  const size_t rank = static_cast<size_t>(descriptor.ndims);
+  const size_t rank = descriptor.ndims;
   for (const Layout& layout : {preferred, Layout{}}) {
     if (has_layout(descriptor, find_tag(layout, rank))) return layout;
   }

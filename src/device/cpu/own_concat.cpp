@@ -52,7 +52,7 @@ Geometry geometry(const Tensor& tensor, size_t axis) {
 
 PLIMSOLL_INLINE void copy(float* to, const float* from, int64_t count) {
   if (count > 4096) {
-    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    std::memcpy(to, from, count * sizeof(float));
     return;
   }
   int64_t i = 0;
@@ -92,7 +92,7 @@ class Join : public OwnKernel {
  protected:
   Join(const Graph& graph, const Op& op, int threads, std::vector<Piece> pieces)
       : OwnKernel(graph, op, threads), pieces_(std::move(pieces)) {
-    const size_t axis = static_cast<size_t>(op.attributes.integer("axis"));
+    const size_t axis = op.attributes.integer("axis");
     const Tensor& y = graph.tensor(op.outputs[0]);
     geometry_ = geometry(y, axis);
     image_ = image_of(y);
@@ -177,7 +177,7 @@ class Concat : public Join {
 
  private:
   static std::vector<Piece> pieces(const Graph& graph, const Op& op) {
-    const size_t axis = static_cast<size_t>(op.attributes.integer("axis"));
+    const size_t axis = op.attributes.integer("axis");
     std::vector<Piece> result;
     int64_t to = 0;
     for (TensorId id : op.inputs) {
@@ -195,7 +195,7 @@ class Slice : public Join {
 
  private:
   static Piece piece(const Graph& graph, const Op& op) {
-    const size_t axis = static_cast<size_t>(op.attributes.integer("axis"));
+    const size_t axis = op.attributes.integer("axis");
     return {.length = graph.tensor(op.inputs[0]).shape[axis],
             .from = op.attributes.integer("begin"),
             .count = op.attributes.integer("size")};

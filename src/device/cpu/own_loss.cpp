@@ -175,6 +175,19 @@ class SumOverElements : public OwnKernel {
   double count_;
 };
 
+// Of a gradient, whatever its layout: padding is zero.
+class GradientNorm : public SumOverElements {
+ public:
+  using SumOverElements::SumOverElements;
+  void run() override {
+    const float* g = input(0);
+    *output(0) = static_cast<float>(std::sqrt(sum([=](int64_t i, auto n) {
+      const f32x16 value = load(g + i, n);
+      return value * value;
+    })));
+  }
+};
+
 class MeanSquaredErrorForward : public SumOverElements {
  public:
   MeanSquaredErrorForward(const Graph& graph, const Op& op, int threads) : SumOverElements(graph, op, threads) {
@@ -264,6 +277,7 @@ std::vector<KernelSpec> unpadded_specs(const Graph& graph, const Op& op, LayoutF
 std::vector<NamedFactory> loss_kernels() {
   return {{"SoftmaxCrossEntropyForward", {own_specs, make_own<SoftmaxCrossEntropyForward>}},
           {"SoftmaxCrossEntropyBackward", {own_specs, make_own<SoftmaxCrossEntropyBackward>}},
+          {"GradientNorm", {own_specs_any_layout, make_own<GradientNorm>}},
           {"MeanSquaredErrorForward", {own_specs_any_layout, make_own<MeanSquaredErrorForward>}},
           {"MeanSquaredErrorBackward", {own_specs_any_layout, make_own<MeanSquaredErrorBackward>}},
           {"SigmoidCrossEntropyForward", {unpadded_specs, make_own<SigmoidCrossEntropyForward>}},

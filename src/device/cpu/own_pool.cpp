@@ -59,7 +59,7 @@ class OwnPool final : public Kernel {
     const int64_t images = pool_.x[0];
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (int64_t n = 0; n < images; ++n) {
-      if (pool_.backward) std::memset(x_data_ + n * x_.image, 0, static_cast<size_t>(x_bytes_.count / images));
+      if (pool_.backward) std::memset(x_data_ + n * x_.image, 0, x_bytes_.count / images);
       for (int64_t h = 0; h < pool_.y[2]; ++h) {
         for (int64_t w = 0; w < pool_.y[3]; ++w) run_window(n, h * pool_.y[3] + w, window_at(h, w));
       }

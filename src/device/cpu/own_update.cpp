@@ -117,10 +117,41 @@ class AdamUpdate : public Update {
   bool decoupled_;
 };
 
+class ClipScale : public OwnKernel {
+ public:
+  ClipScale(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads), norms_(op.inputs.size()), max_norm_(op.attributes.real("max_norm")) {}
+
+  void run() override {
+    double sum = 0;
+    for (size_t i = 0; i < norms_; ++i) sum += static_cast<double>(*input(i)) * static_cast<double>(*input(i));
+    const double total = std::sqrt(sum), factor = max_norm_ / (total + 1e-6);
+    *output(0) = static_cast<float>(factor >= 1 ? 1 : factor);  // what is no number stays none
+    *output(1) = static_cast<float>(total);
+  }
+
+ private:
+  size_t norms_;
+  double max_norm_;
+};
+
+class ScaleGradient : public Update {
+ public:
+  using Update::Update;
+  void run() override {
+    const float* g = input(0);
+    float* scaled = output(0);
+    const f32x16 scale = splat(*input(1));
+    for_each_vector([&](int64_t i, auto n) { store(scaled + i, scale * load(g + i, n), n); });
+  }
+};
+
 }  // namespace
 
 std::vector<NamedFactory> update_kernels() {
-  return {{"SgdUpdate", {own_specs_any_layout, make_own<SgdUpdate>}},
+  return {{"ClipScale", {own_specs_any_layout, make_own<ClipScale>}},
+          {"ScaleGradient", {own_specs_any_layout, make_own<ScaleGradient>}},
+          {"SgdUpdate", {own_specs_any_layout, make_own<SgdUpdate>}},
           {"AdamUpdate", {own_specs_any_layout, make_own<AdamUpdate>}}};
 }
 

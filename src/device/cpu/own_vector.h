@@ -73,12 +73,10 @@ PLIMSOLL_INLINE f32x16 square_root(f32x16 v) { return f32x16(_mm512_sqrt_ps(__m5
 #else
 PLIMSOLL_INLINE f32x16 load(const float* from, int count) {
   f32x16 v{};
-  std::memcpy(&v, from, static_cast<size_t>(count) * sizeof(float));
+  std::memcpy(&v, from, count * sizeof(float));
   return v;
 }
-PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) {
-  std::memcpy(to, &v, static_cast<size_t>(count) * sizeof(float));
-}
+PLIMSOLL_INLINE void store(float* to, f32x16 v, int count) { std::memcpy(to, &v, count * sizeof(float)); }
 PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, int count) {
   for (int i = count; i < kLanes; ++i) v[i] = 0;
   return v;

@@ -32,7 +32,7 @@ class Copy final : public Kernel {
     to_ = outputs[0];
   }
   void run() override {
-    if (from_ != to_) std::memcpy(to_, from_, static_cast<size_t>(bytes_.count));
+    if (from_ != to_) std::memcpy(to_, from_, bytes_.count);
   }
 
  private:

@@ -44,7 +44,7 @@ class CudaArena final : public Arena {
  public:
   CudaArena(std::shared_ptr<Door> door, Bytes bytes) : door_(std::move(door)), bytes_(bytes) {
     try {
-      memory_ = door_->allocate(static_cast<size_t>(bytes.count) + kArenaAlignment);
+      memory_ = door_->allocate(bytes.count + kArenaAlignment);
     } catch (const Error& error) {
       throw Error(error.code(), fmt::format("the arena of {} was refused: {}; {} of the GPU's memory are free",
                                             to_string(bytes), error.what(), to_string(door_->facts().free)));

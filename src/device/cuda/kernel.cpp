@@ -16,7 +16,7 @@ constexpr int64_t kMostPieces = 1024;
 
 std::vector<size_t> sizes(const Graph& graph, const std::vector<TensorId>& tensors) {
   std::vector<size_t> result;
-  for (TensorId id : tensors) result.push_back(static_cast<size_t>(graph.tensor(id).bytes().count));
+  for (TensorId id : tensors) result.push_back(graph.tensor(id).bytes().count);
   return result;
 }
 
@@ -91,9 +91,7 @@ Place place_in(const Op& op, const Tensor& tensor) {
   if (tensor.shape.size() > 5) throw_layout(op, tensor);
   place.rank = static_cast<int32_t>(tensor.shape.size());
   for (size_t d = 0; d < tensor.shape.size(); ++d) place.size[d] = tensor.shape[d];
-  auto dimension = [&](char letter) {
-    return static_cast<size_t>(std::tolower(static_cast<unsigned char>(letter)) - 'a');
-  };
+  auto dimension = [&](char letter) -> size_t { return std::tolower(static_cast<unsigned char>(letter)) - 'a'; };
   size_t head = 0;
   while (head < tag.size() && std::isalpha(static_cast<unsigned char>(tag[head])) != 0) ++head;
   struct Block {

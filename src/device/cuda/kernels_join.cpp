@@ -26,7 +26,7 @@ Rows rows_of(const Op& op, const Tensor& tensor, int64_t axis) {
     if (dimension == axis) {
       passed = true;
     } else {
-      (passed ? rows.inner : rows.outer) *= tensor.shape[static_cast<size_t>(dimension)];
+      (passed ? rows.inner : rows.outer) *= tensor.shape[dimension];
     }
   }
   return rows;
@@ -38,7 +38,7 @@ class ConcatKernel final : public CudaKernel {
     const int64_t axis = op.attributes.integer("axis");
     const Tensor& y = graph.tensor(op.outputs[0]);
     rows_ = rows_of(op, y, axis);
-    whole_ = y.shape[static_cast<size_t>(axis)] * rows_.inner;
+    whole_ = y.shape[axis] * rows_.inner;
     for (TensorId id : op.inputs) {
       const Tensor& x = graph.tensor(id);
       if (x.layout.is_plain() != y.layout.is_plain()) {
@@ -46,7 +46,7 @@ class ConcatKernel final : public CudaKernel {
                     fmt::format("op '{}' (Concat): '{}' and '{}' lie differently", op.name, x.name, y.name));
       }
       rows_of(op, x, axis);
-      parts_.push_back(x.shape[static_cast<size_t>(axis)] * rows_.inner);
+      parts_.push_back(x.shape[axis] * rows_.inner);
     }
   }
 
@@ -77,8 +77,8 @@ class SliceKernel final : public CudaKernel {
                   fmt::format("op '{}' (Slice): '{}' and '{}' lie differently", op.name, x.name, y.name));
     }
     rows_ = rows_of(op, x, axis);
-    whole_ = x.shape[static_cast<size_t>(axis)] * rows_.inner;
-    part_ = y.shape[static_cast<size_t>(axis)] * rows_.inner;
+    whole_ = x.shape[axis] * rows_.inner;
+    part_ = y.shape[axis] * rows_.inner;
     begin_ = op.attributes.integer("begin") * rows_.inner;
   }
 
@@ -113,7 +113,7 @@ class ReorderKernel final : public CudaKernel {
 
  private:
   void work() override {
-    if (padded_) door().fill(Queue::compute, output<void>(0), 0, static_cast<size_t>(bytes_.count));
+    if (padded_) door().fill(Queue::compute, output<void>(0), 0, bytes_.count);
     if (words_) {
       launch(ReorderWords{.to = output<uint32_t>(0), .from = input<uint32_t>(0), .to_place = to_, .from_place = from_},
              count_);

@@ -69,7 +69,7 @@ class PeerTier final : public Tier {
                   fmt::format("the plan needs {} of {}'s memory but it has {} for it (--peer)", to_string(bytes),
                               where_, to_string(memory_ != nullptr ? reserved_ : capacity())));
     }
-    memory_ = peer_->allocate(static_cast<size_t>(bytes.count));
+    memory_ = peer_->allocate(bytes.count);
     reserved_ = bytes;
   }
 

@@ -72,7 +72,7 @@ class CudaQueues final : public Queues {
   static cuda::Queue of(Queue queue) {
     return queue == Queue::compute ? cuda::Queue::compute : queue == Queue::out ? cuda::Queue::out : cuda::Queue::in;
   }
-  Event event(Mark mark) const { return events_[static_cast<size_t>(mark)]; }
+  Event event(Mark mark) const { return events_[mark]; }
   void touch(const std::byte* from, size_t bytes, std::byte* to) {
     if (!door_->records()) return;
     const Touch read[] = {{from, bytes}}, written[] = {{to, bytes}};

@@ -114,7 +114,7 @@ class Buffers {
   std::byte* at(int tag) const { return static_cast<std::byte*>(memory_) + tag * kTierPiece; }
 
  private:
-  static constexpr size_t kBytes = static_cast<size_t>(kDiskDepth * kTierPiece);
+  static constexpr size_t kBytes = kDiskDepth * kTierPiece;
   void* memory_ = nullptr;
 };
 
@@ -128,7 +128,7 @@ class DiskChannel final : public Channel {
         true, slot, first, count,
         [&](Flight& flight, int tag) {
           const std::byte* source = from + (flight.piece - first) * kTierPiece;
-          uint64_t& sum = slot.sums[static_cast<size_t>(flight.piece)];
+          uint64_t& sum = slot.sums[flight.piece];
           if (fits_directly(source, flight.bytes)) {
             sum = checksum(source, flight.bytes);
             return const_cast<std::byte*>(source);  // only read from
@@ -136,7 +136,7 @@ class DiskChannel final : public Channel {
           sum = copy_with_checksum(buffers_.at(tag), source, flight.bytes);
           return buffers_.at(tag);
         },
-        [&](const Flight& flight) { slot.known[static_cast<size_t>(flight.piece)] = 1; });
+        [&](const Flight& flight) { slot.known[flight.piece] = 1; });
   }
 
   void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
@@ -152,8 +152,8 @@ class DiskChannel final : public Channel {
           const uint64_t found = flight.memory == flight.target
                                      ? checksum(flight.target, flight.bytes)
                                      : copy_with_checksum(flight.target, flight.memory, flight.bytes);
-          const uint64_t expected = slot.sums[static_cast<size_t>(flight.piece)];
-          if (slot.known[static_cast<size_t>(flight.piece)] != 0 && found != expected) {
+          const uint64_t expected = slot.sums[flight.piece];
+          if (slot.known[flight.piece] != 0 && found != expected) {
             throw_wrong_checksum(file_.name, slot.offset + flight.piece * kTierPiece, expected, found);
           }
         });
@@ -189,7 +189,7 @@ class DiskChannel final : public Channel {
       error = queue_->submit(tag, {write, flight.memory + flight.done, flight.rounded - flight.done, at});
     }
     if (error != 0) fail_piece(write, slot, flight, error);
-    in_flight_[static_cast<size_t>(tag)] = true;
+    in_flight_[tag] = true;
   }
 
   // The next piece that is all there; what comes in parts is asked for again.
@@ -198,8 +198,8 @@ class DiskChannel final : public Channel {
       const int asked = injected(TierOperation::wait);
       const DiskQueue::Done done = asked != 0 ? DiskQueue::Done{.tag = -1, .result = -asked} : queue_->wait();
       if (done.tag < 0) fail(fmt::format("{}: io_uring", file_.name), static_cast<int>(-done.result));
-      in_flight_[static_cast<size_t>(done.tag)] = false;
-      Flight& flight = flights_[static_cast<size_t>(done.tag)];
+      in_flight_[done.tag] = false;
+      Flight& flight = flights_[done.tag];
       if (done.result == -EINTR || done.result == -EAGAIN) {
         submit(write, slot, flight, done.tag);
         continue;
@@ -207,7 +207,7 @@ class DiskChannel final : public Channel {
       if (done.result < 0) fail_piece(write, slot, flight, static_cast<int>(-done.result));
       if (done.result == 0 || (!write && injected(TierOperation::short_read) != 0))
         fail_piece(write, slot, flight, write ? ENOSPC : 0);
-      flight.done += static_cast<size_t>(done.result);
+      flight.done += done.result;
       if (flight.done >= flight.rounded) return done.tag;
       submit(write, slot, flight, done.tag);
     }
@@ -222,14 +222,14 @@ class DiskChannel final : public Channel {
         int tag = static_cast<int>(sent);
         if (sent >= depth || sent == count) {
           tag = land(write, slot);
-          finish(flights_[static_cast<size_t>(tag)]);
+          finish(flights_[tag]);
           ++landed;
         }
         if (sent == count) continue;
-        Flight& flight = flights_[static_cast<size_t>(tag)];
+        Flight& flight = flights_[tag];
         flight = {.piece = first + sent};
-        flight.bytes = static_cast<size_t>(std::min(kTierPiece, slot.bytes - flight.piece * kTierPiece));
-        flight.rounded = static_cast<size_t>(align_up({static_cast<int64_t>(flight.bytes)}, kSlotAlignment).count);
+        flight.bytes = std::min(kTierPiece, slot.bytes - flight.piece * kTierPiece);
+        flight.rounded = align_up({static_cast<int64_t>(flight.bytes)}, kSlotAlignment).count;
         flight.memory = prepare(flight, tag);
         submit(write, slot, flight, tag);
         ++sent;
@@ -245,7 +245,7 @@ class DiskChannel final : public Channel {
     while (std::any_of(in_flight_.begin(), in_flight_.end(), [](bool flying) { return flying; })) {
       const DiskQueue::Done done = queue_->wait();
       if (done.tag < 0) return;
-      in_flight_[static_cast<size_t>(done.tag)] = false;
+      in_flight_[done.tag] = false;
     }
   }
 

@@ -28,9 +28,8 @@ class HostChannel final : public Channel {
   void write_pieces(Slot& slot, int64_t first, int64_t count, const std::byte* from) override {
     each_piece(first, count, [&](int64_t piece) {
       fail_as_asked(TierOperation::write, slot, piece);
-      slot.sums[static_cast<size_t>(piece)] =
-          copy_with_checksum(at(slot, piece), from + (piece - first) * kTierPiece, size(slot, piece));
-      slot.known[static_cast<size_t>(piece)] = 1;
+      slot.sums[piece] = copy_with_checksum(at(slot, piece), from + (piece - first) * kTierPiece, size(slot, piece));
+      slot.known[piece] = 1;
     });
   }
   void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
@@ -38,8 +37,8 @@ class HostChannel final : public Channel {
       fail_as_asked(TierOperation::read, slot, piece);
       if (injected(TierOperation::corrupt) != 0) at(slot, piece)[size(slot, piece) / 2] ^= std::byte{1};
       const uint64_t found = copy_with_checksum(to + (piece - first) * kTierPiece, at(slot, piece), size(slot, piece));
-      const uint64_t expected = slot.sums[static_cast<size_t>(piece)];
-      if (slot.known[static_cast<size_t>(piece)] == 1 && found != expected) {
+      const uint64_t expected = slot.sums[piece];
+      if (slot.known[piece] == 1 && found != expected) {
         throw_wrong_checksum("host memory", slot.offset + piece * kTierPiece, expected, found);
       }
     });
@@ -65,9 +64,7 @@ class HostChannel final : public Channel {
     if (failure) std::rethrow_exception(failure);
   }
   std::byte* at(const Slot& slot, int64_t piece) const { return base_ + slot.offset + piece * kTierPiece; }
-  static size_t size(const Slot& slot, int64_t piece) {
-    return static_cast<size_t>(std::min(kTierPiece, slot.bytes - piece * kTierPiece));
-  }
+  static size_t size(const Slot& slot, int64_t piece) { return std::min(kTierPiece, slot.bytes - piece * kTierPiece); }
   static void fail_as_asked(TierOperation operation, const Slot& slot, int64_t piece) {
     if (const int error = injected(operation)) {
       throw Error(ErrorCode::device_failure, fmt::format("host memory: {} {} at byte {}: {}",
@@ -84,7 +81,7 @@ class HostChannel final : public Channel {
 class HostTier final : public Tier {
  public:
   explicit HostTier(Bytes capacity) : Tier("host", capacity) {
-    mapped_bytes_ = static_cast<size_t>(align_up(capacity, kHugePage).count + kHugePage);
+    mapped_bytes_ = align_up(capacity, kHugePage).count + kHugePage;
     mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     int error = mapped_ == MAP_FAILED ? errno : 0;
     if (const int asked = injected(TierOperation::map); asked != 0 && error == 0) {
@@ -122,7 +119,7 @@ class HostTier final : public Tier {
                   fmt::format("the plan needs {} of host memory beside the arena but the machine has {} left",
                               to_string(bytes - reserved_), to_string(available)));
     }
-    madvise(base_, static_cast<size_t>(bytes.count), MADV_HUGEPAGE);  // advice: failure costs only time
+    madvise(base_, bytes.count, MADV_HUGEPAGE);  // advice: failure costs only time
 #pragma omp parallel for schedule(static) if (bytes - reserved_ > kWorthThreads)
     for (int64_t at = reserved_.count; at < bytes.count; at += kSlotAlignment) base_[at] = std::byte{0};
     reserved_ = bytes;

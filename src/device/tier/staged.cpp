@@ -15,7 +15,7 @@ class StagedChannel final : public Channel {
   StagedChannel(const Device& device, std::unique_ptr<Channel> inner)
       : device_(device),
         inner_(std::move(inner)),
-        buffer_(static_cast<std::byte*>(std::aligned_alloc(kPage, static_cast<size_t>(kPieces * kTierPiece)))) {
+        buffer_(static_cast<std::byte*>(std::aligned_alloc(kPage, kPieces * kTierPiece))) {
     if (!buffer_) throw std::bad_alloc();
     pinned_ = device.pin({buffer_.get(), static_cast<size_t>(kPieces * kTierPiece)});
   }

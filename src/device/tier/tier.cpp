@@ -49,7 +49,7 @@ Slot& Tier::slot(Bytes offset, Bytes bytes) {
   std::unique_ptr<Slot>& slot = slots_[{offset.count, bytes.count}];
   if (!slot) {
     slot = std::make_unique<Slot>(Slot{.offset = offset.count, .bytes = bytes.count, .sums = {}, .known = {}});
-    slot->sums.resize(static_cast<size_t>(piece_count(bytes.count)));
+    slot->sums.resize(piece_count(bytes.count));
     slot->known.resize(slot->sums.size());
   }
   return *slot;
@@ -87,19 +87,19 @@ void Channel::write(Slot& slot, int64_t first, std::span<const std::byte> from) 
         whole = piece_count(static_cast<int64_t>(from.size()));
       if (whole > 0) {
         write_pieces(slot, piece, whole, from.data());
-        const size_t done = std::min(from.size(), static_cast<size_t>(whole * kTierPiece));
+        const size_t done = std::min<size_t>(from.size(), whole * kTierPiece);
         from = from.subspan(done);
         first += static_cast<int64_t>(done);
         continue;
       }
     }
     const int64_t bytes = piece_bytes(slot, piece);
-    const size_t count = std::min(from.size(), static_cast<size_t>(bytes - within));
-    part_.resize(static_cast<size_t>(kTierPiece));
-    if (slot.known[static_cast<size_t>(piece)] != 0) {
+    const size_t count = std::min<size_t>(from.size(), bytes - within);
+    part_.resize(kTierPiece);
+    if (slot.known[piece] != 0) {
       read_pieces(slot, piece, 1, part_.data());
     } else {
-      std::memset(part_.data(), 0, static_cast<size_t>(bytes));
+      std::memset(part_.data(), 0, bytes);
     }
     std::memcpy(part_.data() + within, from.data(), count);
     write_pieces(slot, piece, 1, part_.data());
@@ -113,11 +113,11 @@ void Channel::read(const Slot& slot, int64_t first, std::span<std::byte> to) {
   while (!to.empty()) {
     const int64_t piece = first / kTierPiece, within = first % kTierPiece;
     const int64_t bytes = piece_bytes(slot, piece);
-    const size_t count = std::min(to.size(), static_cast<size_t>(bytes - within));
+    const size_t count = std::min<size_t>(to.size(), bytes - within);
     if (static_cast<int64_t>(count) == bytes) {
       read_pieces(slot, piece, 1, to.data());
     } else {
-      part_.resize(static_cast<size_t>(kTierPiece));
+      part_.resize(kTierPiece);
       read_pieces(slot, piece, 1, part_.data());
       std::memcpy(to.data(), part_.data() + within, count);
     }

@@ -73,7 +73,7 @@ TEST_P(EveryTier, GivesBackWhatWasWrittenWhateverItsSizeAndPlace) {
                               kTierPiece + 1, 9 * kTierPiece, 7 * kTierPiece + 12345}) {
     for (const int64_t shift : {0, 64, 512, 4096}) {
       Slot& slot = tier->slot({4096 * static_cast<int64_t>(seed)}, {bytes});
-      const std::vector<std::byte> there = noise(static_cast<size_t>(bytes) + 8192, seed++);
+      const std::vector<std::byte> there = noise(bytes + 8192, seed++);
       std::vector<std::byte> here(there.size() + 8192, std::byte{7});
       auto aligned = [&](const std::vector<std::byte>& v) {
         return const_cast<std::byte*>(v.data()) + (4096 - reinterpret_cast<uintptr_t>(v.data()) % 4096) % 4096 + shift;
@@ -81,7 +81,7 @@ TEST_P(EveryTier, GivesBackWhatWasWrittenWhateverItsSizeAndPlace) {
       if (aligned(there) + bytes > there.data() + there.size()) continue;
       channel->write(slot, aligned(there));
       channel->read(slot, aligned(here));
-      ASSERT_EQ(std::memcmp(aligned(here), aligned(there), static_cast<size_t>(bytes)), 0) << bytes << " at +" << shift;
+      ASSERT_EQ(std::memcmp(aligned(here), aligned(there), bytes), 0) << bytes << " at +" << shift;
       ASSERT_EQ(aligned(here)[bytes], std::byte{7}) << "beyond the end";
     }
   }
@@ -97,13 +97,12 @@ TEST_P(EveryTier, WritesAndReadsPartsOfASlot) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 40; ++i) {
     const int64_t first = static_cast<int64_t>(random() % kBytes);
-    const std::vector<std::byte> part =
-        noise(static_cast<size_t>(1 + random() % static_cast<uint64_t>(kBytes - first)), random());
+    const std::vector<std::byte> part = noise(1 + random() % static_cast<uint64_t>(kBytes - first), random());
     channel->write(slot, first, part);
     std::copy(part.begin(), part.end(), expected.begin() + first);
     if (i == 0) channel->write(slot, 0, expected);
     const int64_t from = static_cast<int64_t>(random() % kBytes);
-    std::vector<std::byte> found(static_cast<size_t>(1 + random() % static_cast<uint64_t>(kBytes - from)));
+    std::vector<std::byte> found(1 + random() % static_cast<uint64_t>(kBytes - from));
     channel->read(slot, from, found);
     ASSERT_EQ(std::memcmp(found.data(), expected.data() + from, found.size()), 0) << i;
   }

@@ -5,8 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "base/by_id.h"
-
 namespace plimsoll {
 namespace {
 
@@ -63,7 +61,7 @@ class Bundler {
   // What is left of the room at `time` when the two become one of `size` bytes there.
   int64_t room_after(int32_t time, const PlacementItem& a, const PlacementItem& b, int64_t size) const {
     auto lives = [&](const PlacementItem& item) { return item.lower <= time && time < item.upper ? item.size : 0; };
-    return room_[at(time)] - size + lives(a) + lives(b);
+    return room_[time] - size + lives(a) + lives(b);
   }
   template <class Visit>
   static bool all_of_hull(const PlacementItem& a, const PlacementItem& b, bool beside, const Visit& visit) {
@@ -84,7 +82,7 @@ class Bundler {
     const int64_t size = beside ? std::max(a.size, b.size) : a.size + b.size;
     if (!all_of_hull(a, b, beside, [&](int32_t t) { return room_after(t, a, b, size) >= 0; })) return false;
     all_of_hull(a, b, beside, [&](int32_t t) {
-      room_[at(t)] = room_after(t, a, b, size);
+      room_[t] = room_after(t, a, b, size);
       return true;
     });
     // The longer one below.
@@ -145,7 +143,7 @@ std::vector<int64_t> Bundles::offsets_of_items(const PlacementProblem& whole,
                                                const std::vector<int64_t>& offsets) const {
   std::vector<int64_t> result(whole.items.size());
   for (size_t b = 0; b < members.size(); ++b) {
-    for (const Member& member : members[b]) result[at(member.item)] = offsets[b] + member.offset;
+    for (const Member& member : members[b]) result[member.item] = offsets[b] + member.offset;
   }
   return result;
 }

@@ -37,7 +37,7 @@ TEST(Bundles, HoldEveryItemOnceAndStayBelowTheHeightAndAPlacementOfThemIsOneOfTh
     EXPECT_GE(bundles.problem.lower_bound, problem.lower_bound);
     std::vector<int> held(problem.items.size(), 0);
     for (const auto& members : bundles.members) {
-      for (const Bundles::Member& member : members) ++held[static_cast<size_t>(member.item)];
+      for (const Bundles::Member& member : members) ++held[member.item];
     }
     EXPECT_TRUE(std::all_of(held.begin(), held.end(), [](int times) { return times == 1; }));
     fewer += bundles.members.size() < problem.items.size() ? 1 : 0;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/by_id.h"
-
 namespace plimsoll {
 namespace {
 
@@ -19,8 +17,8 @@ struct Piece {
 PlacementProblem make_part(const PlacementProblem& problem, std::vector<int32_t> items) {
   std::vector<int32_t> times;
   for (int32_t i : items) {
-    times.push_back(problem.items[at(i)].lower);
-    times.push_back(problem.items[at(i)].upper);
+    times.push_back(problem.items[i].lower);
+    times.push_back(problem.items[i].upper);
   }
   std::sort(times.begin(), times.end());
   times.erase(std::unique(times.begin(), times.end()), times.end());
@@ -29,7 +27,7 @@ PlacementProblem make_part(const PlacementProblem& problem, std::vector<int32_t>
   };
   PlacementProblem part;
   for (int32_t i : items) {
-    PlacementItem item = problem.items[at(i)];
+    PlacementItem item = problem.items[i];
     item.lower = number(item.lower);
     item.upper = number(item.upper);
     part.items.push_back(item);
@@ -43,7 +41,7 @@ PlacementProblem make_part(const PlacementProblem& problem, std::vector<int32_t>
 Decomposition decompose(const PlacementProblem& problem) {
   Decomposition result;
   result.offsets.assign(problem.items.size(), -1);
-  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[at(i)]; };
+  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[i]; };
 
   std::vector<Piece> pieces(1);
   for (size_t i = 0; i < problem.items.size(); ++i) pieces[0].items.push_back(static_cast<int32_t>(i));
@@ -65,7 +63,7 @@ Decomposition decompose(const PlacementProblem& problem) {
       for (size_t p = begin; p < end; ++p) {
         const int32_t i = piece.items[p];
         if (item(i).lower == lower && item(i).upper == reach) {
-          result.offsets[at(i)] = rest.base;
+          result.offsets[i] = rest.base;
           rest.base += item(i).size;
         } else {
           rest.items.push_back(i);

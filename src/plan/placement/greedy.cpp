@@ -5,8 +5,6 @@
 #include <numeric>
 #include <tuple>
 
-#include "base/by_id.h"
-
 namespace plimsoll {
 namespace {
 
@@ -25,8 +23,8 @@ void GreedyPlacer::find_pressure() {
   std::vector<std::vector<int64_t>> levels{problem_.live};  // levels[k][t] = largest of live[t, t + 2^k)
   for (int32_t width = 1; 2 * width <= problem_.times; width *= 2) {
     const std::vector<int64_t>& below = levels.back();
-    std::vector<int64_t> level(below.size() - static_cast<size_t>(width));
-    for (size_t t = 0; t < level.size(); ++t) level[t] = std::max(below[t], below[t + static_cast<size_t>(width)]);
+    std::vector<int64_t> level(below.size() - width);
+    for (size_t t = 0; t < level.size(); ++t) level[t] = std::max(below[t], below[t + width]);
     levels.push_back(std::move(level));
   }
   pressure_.resize(count());
@@ -34,17 +32,17 @@ void GreedyPlacer::find_pressure() {
     const PlacementItem& it = problem_.items[i];
     size_t k = 0;
     while ((2 << k) <= it.length()) ++k;
-    pressure_[i] = std::max(levels[k][at(it.lower)], levels[k][at(it.upper - (1 << k))]);
+    pressure_[i] = std::max(levels[k][it.lower], levels[k][it.upper - (1 << k)]);
   }
 }
 
 // Number of pairs alive together among the items that live at most `length`.
 int64_t GreedyPlacer::pairs_within(int32_t length) const {
-  std::vector<int32_t> begins(static_cast<size_t>(problem_.times) + 1, 0), ends = begins;
+  std::vector<int32_t> begins(problem_.times + 1, 0), ends = begins;
   for (const PlacementItem& it : problem_.items) {
     if (it.length() > length) continue;
-    ++begins[at(it.lower)];
-    ++ends[at(it.upper)];
+    ++begins[it.lower];
+    ++ends[it.upper];
   }
   int64_t alive = 0, pairs = 0;
   for (size_t t = 0; t < begins.size(); ++t) {
@@ -77,15 +75,15 @@ void GreedyPlacer::find_neighbours() {
   };
   first_neighbour_.assign(count() + 1, 0);
   for_each_pair([&](int32_t i, int32_t other) {
-    ++first_neighbour_[static_cast<size_t>(i) + 1];
-    ++first_neighbour_[static_cast<size_t>(other) + 1];
+    ++first_neighbour_[i + 1];
+    ++first_neighbour_[other + 1];
   });
   for (size_t i = 0; i < count(); ++i) first_neighbour_[i + 1] += first_neighbour_[i];
   neighbours_.resize(first_neighbour_.back());
   std::vector<size_t> next(first_neighbour_.begin(), first_neighbour_.end() - 1);
   for_each_pair([&](int32_t i, int32_t other) {
-    neighbours_[next[at(i)]++] = other;
-    neighbours_[next[at(other)]++] = i;
+    neighbours_[next[i]++] = other;
+    neighbours_[next[other]++] = i;
   });
 }
 
@@ -115,7 +113,7 @@ Skyline GreedyPlacer::place_long(const std::vector<int32_t>& order, std::vector<
   for (int32_t i : order) {
     if (!is_long(i)) continue;
     const int64_t offset = skyline.largest(item(i).lower, item(i).upper);
-    offsets[at(i)] = offset;
+    offsets[i] = offset;
     skyline.set(item(i).lower, item(i).upper, offset + item(i).size);
   }
   return skyline;
@@ -150,29 +148,29 @@ int64_t GreedyPlacer::place_short(const std::vector<int32_t>& order, const Skyli
                                   std::vector<int64_t>& offsets) const {
   rooms_.resize(count());
   for (int32_t i : order) {
-    if (is_long(i) || offsets[at(i)] >= 0) continue;
-    Room& room = rooms_[at(i)];
+    if (is_long(i) || offsets[i] >= 0) continue;
+    Room& room = rooms_[i];
     room.lowest = skyline.largest(item(i).lower, item(i).upper);
     room.size = item(i).size;
     room.taken.clear();
   }
   auto tell = [&](int32_t i) {
-    const int64_t begin = offsets[at(i)], end = begin + item(i).size;
+    const int64_t begin = offsets[i], end = begin + item(i).size;
     looks_ += static_cast<int64_t>(neighbours(i).size());
     for (int32_t other : neighbours(i)) {
-      if (offsets[at(other)] < 0) rooms_[at(other)].take(begin, end);
+      if (offsets[other] < 0) rooms_[other].take(begin, end);
     }
   };
   int64_t height = skyline.largest(0, problem_.times);
   for (int32_t i : order) {
-    if (is_long(i) || offsets[at(i)] < 0) continue;
-    height = std::max(height, offsets[at(i)] + item(i).size);
+    if (is_long(i) || offsets[i] < 0) continue;
+    height = std::max(height, offsets[i] + item(i).size);
     tell(i);
   }
   for (int32_t i : order) {
-    if (is_long(i) || offsets[at(i)] >= 0) continue;
-    offsets[at(i)] = rooms_[at(i)].lowest;
-    height = std::max(height, offsets[at(i)] + item(i).size);
+    if (is_long(i) || offsets[i] >= 0) continue;
+    offsets[i] = rooms_[i].lowest;
+    height = std::max(height, offsets[i] + item(i).size);
     tell(i);
   }
   return height;

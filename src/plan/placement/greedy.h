@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/by_id.h"
 #include "plan/placement/problem.h"
 #include "plan/placement/skyline.h"
 
@@ -29,12 +28,12 @@ class GreedyPlacer {
   int64_t place_short(const std::vector<int32_t>& order, const Skyline& skyline, std::vector<int64_t>& offsets) const;
 
   bool is_long(int32_t i) const { return item(i).length() > short_length_; }
-  int64_t pressure(int32_t i) const { return pressure_[at(i)]; }  // largest sum alive while it lives
+  int64_t pressure(int32_t i) const { return pressure_[i]; }  // largest sum alive while it lives
   int64_t looks() const { return looks_; }  // pairs of items looked at so far: what the time goes into
 
  private:
   size_t count() const { return problem_.items.size(); }
-  const PlacementItem& item(int32_t i) const { return problem_.items[at(i)]; }
+  const PlacementItem& item(int32_t i) const { return problem_.items[i]; }
   // What a short item that has no place yet knows of its neighbours that have one.
   struct Room {
     int64_t lowest = 0;  // offset with room for the item
@@ -45,7 +44,7 @@ class GreedyPlacer {
   };
 
   std::span<const int32_t> neighbours(int32_t i) const {
-    const auto begin = first_neighbour_[at(i)], end = first_neighbour_[static_cast<size_t>(i) + 1];
+    const auto begin = first_neighbour_[i], end = first_neighbour_[i + 1];
     return std::span(neighbours_).subspan(begin, end - begin);
   }
   void find_pressure();

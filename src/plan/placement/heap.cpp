@@ -6,21 +6,19 @@
 #include <iterator>
 #include <numeric>
 
-#include "base/by_id.h"
-
 namespace plimsoll {
 
 void Heap::add(int64_t offset, int64_t size) {
   free_.emplace(offset, size);
   by_size_.emplace(size, offset);
-  by_class_[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(size))) - 1].insert(offset);
+  by_class_[std::bit_width(static_cast<uint64_t>(size)) - 1].insert(offset);
 }
 
 void Heap::remove(std::map<int64_t, int64_t>::iterator region) {
   const auto [offset, size] = *region;
   free_.erase(region);
   by_size_.erase({size, offset});
-  by_class_[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(size))) - 1].erase(offset);
+  by_class_[std::bit_width(static_cast<uint64_t>(size)) - 1].erase(offset);
 }
 
 std::map<int64_t, int64_t>::iterator Heap::find(int64_t size, Fit fit) {
@@ -29,7 +27,7 @@ std::map<int64_t, int64_t>::iterator Heap::find(int64_t size, Fit fit) {
     return smallest == by_size_.end() ? free_.end() : free_.find(smallest->second);
   }
   int64_t lowest = -1;
-  const size_t own = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(size))) - 1;
+  const size_t own = std::bit_width(static_cast<uint64_t>(size)) - 1;
   for (size_t k = own + 1; k < by_class_.size(); ++k) {
     if (!by_class_[k].empty() && (lowest < 0 || *by_class_[k].begin() < lowest)) lowest = *by_class_[k].begin();
   }
@@ -89,8 +87,8 @@ std::vector<int64_t> place_on_heap(const PlacementProblem& problem, Heap::Fit fi
   std::vector<int64_t> offsets(items.size(), 0);
   Heap heap;
   visit_in_time_order(
-      items, [&](int32_t i) { offsets[at(i)] = heap.take(items[at(i)].size, fit); },
-      [&](int32_t i) { heap.give_back(offsets[at(i)], items[at(i)].size); });
+      items, [&](int32_t i) { offsets[i] = heap.take(items[i].size, fit); },
+      [&](int32_t i) { heap.give_back(offsets[i], items[i].size); });
   return offsets;
 }
 

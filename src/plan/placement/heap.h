@@ -8,7 +8,6 @@
 #include <set>
 #include <vector>
 
-#include "base/by_id.h"
 #include "plan/placement/problem.h"
 
 namespace plimsoll {
@@ -40,7 +39,7 @@ void visit_in_time_order(const std::vector<PlacementItem>& items, Begin&& begin,
   std::vector<int32_t> begins(items.size());
   for (size_t i = 0; i < items.size(); ++i) begins[i] = static_cast<int32_t>(i);
   std::vector<int32_t> ends = begins;
-  auto item = [&](int32_t i) -> const PlacementItem& { return items[at(i)]; };
+  auto item = [&](int32_t i) -> const PlacementItem& { return items[i]; };
   std::stable_sort(begins.begin(), begins.end(), [&](int32_t a, int32_t b) { return item(a).lower < item(b).lower; });
   std::stable_sort(ends.begin(), ends.end(), [&](int32_t a, int32_t b) { return item(a).upper < item(b).upper; });
   size_t ended = 0;

@@ -2,7 +2,6 @@
 
 #include <set>
 
-#include "base/by_id.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -11,11 +10,11 @@ namespace {
 class Groups {
  public:
   Groups(const Graph& graph, std::span<const Step> steps) : graph_(graph), readers_(graph.readers()) {
-    next_.assign(at(graph.op_count()), OpId{});
+    next_.assign(graph.op_count(), OpId{});
     OpId last;
     for (const Step& step : steps) {
       if (step.recompute || graph.op(step.op).type->is_view) continue;
-      if (last.valid()) next_[at(last.index)] = step.op;
+      if (last.valid()) next_[last] = step.op;
       last = step.op;
     }
   }
@@ -34,7 +33,7 @@ class Groups {
       const Op& other = graph_.op(reader);
       if ((other.phase == Phase::forward) != forward) return;
       layers.insert(other.forward.valid() ? other.forward.index : reader.index);
-      next_reads |= next_[at(producer.index)] == reader;
+      next_reads |= next_[producer] == reader;
     });
     facts.reference_count = static_cast<int>(layers.size());
     facts.has_next = !forward || next_reads;
@@ -44,7 +43,7 @@ class Groups {
  private:
   template <class Visit>
   void visit_readers(TensorId tensor, const Visit& visit) const {
-    for (OpId reader : readers_[at(tensor.index)]) {
+    for (OpId reader : readers_[tensor]) {
       if (graph_.op(reader).type->is_view) {
         visit_readers(graph_.op(reader).outputs[0], visit);
       } else {
@@ -54,16 +53,16 @@ class Groups {
   }
 
   const Graph& graph_;
-  const std::vector<std::vector<OpId>> readers_;
-  std::vector<OpId> next_;  // by op: the one that runs after it
+  const ById<TensorId, std::vector<OpId>> readers_;
+  ById<OpId, OpId> next_;  // the one that runs after it
 };
 
 }  // namespace
 
-std::vector<Mobility> group_by_mobility(const Graph& graph, std::span<const Step> steps) {
+ById<TensorId, Mobility> group_by_mobility(const Graph& graph, std::span<const Step> steps) {
   const Groups groups(graph, steps);
-  std::vector<Mobility> result;
-  for (int32_t t = 0; t < graph.tensor_count(); ++t) result.push_back(groups.of({t}));
+  ById<TensorId, Mobility> result(graph.tensor_count());
+  for (TensorId t : result.ids()) result[t] = groups.of(t);
   return result;
 }
 

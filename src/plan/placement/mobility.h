@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "base/by_id.h"
 #include "plan/placement/placement.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/plan.h"
@@ -22,8 +23,8 @@ inline Mobility classify_mobility(const LayerFacts& layer) {
   return Mobility::movable;
 }
 
-// By tensor, for the plan's steps in their order. A forward tensor's layers are the forward ops that read it, through
+// For the plan's steps in their order. A forward tensor's layers are the forward ops that read it, through
 // views; a gradient's are the forward ops whose backward steps read it. What comes from outside the step is movable.
-std::vector<Mobility> group_by_mobility(const Graph& graph, std::span<const Step> steps);
+ById<TensorId, Mobility> group_by_mobility(const Graph& graph, std::span<const Step> steps);
 
 }  // namespace plimsoll

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <span>
 
-#include "base/by_id.h"
 #include "base/clock.h"
 #include "plan/placement/bundle.h"
 #include "plan/placement/decompose.h"
@@ -108,7 +107,7 @@ class PartPlacer {
       try_order(order);
       if (height_ <= goal) return;
       std::stable_partition(order.begin(), order.end(),
-                            [&](int32_t i) { return offsets[at(i)] + problem_.items[at(i)].size > goal; });
+                            [&](int32_t i) { return offsets[i] + problem_.items[i].size > goal; });
     }
   }
 
@@ -170,7 +169,7 @@ class PartPlacer {
       }
       if (placer.height() > part_target) return more;
       for (size_t p = 0; p < part.problem.items.size(); ++p) {
-        pieces.offsets[at(part.problem.buffer[p])] = part.base + placer.offsets()[p];
+        pieces.offsets[part.problem.buffer[p]] = part.base + placer.offsets()[p];
       }
     }
     take(bundles.offsets_of_items(problem_, pieces.offsets));
@@ -192,9 +191,10 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   const PlacementProblem problem = make_problem(buffers, options.alignment);
   Decomposition pieces = decompose(problem);
   const int64_t goal = std::max(problem.lower_bound, options.capacity.count);
-  Limits limits{.deadline = Clock::now() +
-                            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.seconds)),
-                .effort = options.effort};
+  Limits limits{.deadline = Clock::time_point::max(), .effort = options.effort};
+  if (options.seconds)
+    limits.deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*options.seconds));
   struct Part {
     const PlacementPart& part;
     PartPlacer placer;
@@ -206,12 +206,12 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   parts.reserve(pieces.parts.size());
   int64_t reached = goal;
   for (const PlacementPart& part : pieces.parts) {
-    parts.push_back({part, PartPlacer(part.problem, reached - part.base)});
+    parts.push_back({part, PartPlacer(part.problem, reached - part.base, !options.roughly)});
     reached = std::max(reached, parts.back().height());
   }
   // The height of all is that of the highest part: no other is worth any effort.
   const bool hopeless = options.capacity.count > 0 && problem.lower_bound > options.capacity.count;
-  while (!parts.empty() && !hopeless && !limits.reached()) {
+  while (!parts.empty() && !hopeless && !options.roughly && !limits.reached()) {
     Part& highest = *std::max_element(parts.begin(), parts.end(),
                                       [](const Part& a, const Part& b) { return a.height() < b.height(); });
     if (highest.height() <= goal || !highest.open) break;
@@ -222,11 +222,11 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   for (const Part& part : parts) {
     proven = std::max(proven, part.proven());
     for (size_t p = 0; p < part.part.problem.items.size(); ++p) {
-      pieces.offsets[at(part.part.problem.buffer[p])] = part.part.base + part.placer.offsets()[p];
+      pieces.offsets[part.part.problem.buffer[p]] = part.part.base + part.placer.offsets()[p];
     }
   }
   Placement placement = make_placement(problem, pieces.offsets, buffers.size());
-  if (placement.height.count > goal) {
+  if (placement.height.count > goal && !options.roughly) {
     // Cutting and shuffling rarely loses to an allocator that takes buffers as they come; where it does, that one is
     // taken.
     for (const auto& place : {place_best_fit, place_first_fit, place_gtbm}) {

@@ -13,6 +13,7 @@
 // an allocator at run time must.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,9 +41,12 @@ struct PlacementOptions {
   int64_t alignment = 64;  // of every offset
   Bytes capacity{0};       // stop searching at this height or below; in any case at the lower bound
   int64_t effort =
-      20'000'000;         // the search's limit, counted in items looked at (some 50 million a second), so that the
-                          // same problem gets the same answer on every machine; heuristics run whatever it is
-  double seconds = 10.0;  // safety net: the search also ends here, on a machine that is far slower than that
+      20'000'000;        // the search's limit, counted in items looked at (some 50 million a second), so that the
+                         // same problem gets the same answer on every machine; heuristics run whatever it is
+  bool roughly = false;  // greedy orders alone, to compare problems by: a tenth of the time and less
+  std::optional<double>
+      seconds;  // the search also ends here, for who cannot wait: not a planner, whose answers are the
+                // same on every machine
 };
 
 struct Placement {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include "base/by_id.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -41,8 +40,8 @@ Bytes fit_pool_size(Bytes init, Bytes squeeze_gap, Bytes beta, const std::functi
 
 Placement place_gtbm(const std::vector<Buffer>& buffers, const PlacementOptions& options) {
   const PlacementProblem problem = make_problem(buffers, options.alignment);
-  auto size = [&](int32_t i) { return problem.items[at(i)].size; };
-  auto mobility = [&](int32_t i) { return buffers[at(problem.buffer[at(i)])].mobility; };
+  auto size = [&](int32_t i) { return problem.items[i].size; };
+  auto mobility = [&](int32_t i) { return buffers[problem.buffer[i]].mobility; };
   std::vector<int64_t> offsets(problem.items.size(), 0);
   auto train = [&](UnifiedPool& pool) {
     bool fits = true;
@@ -51,10 +50,10 @@ Placement place_gtbm(const std::vector<Buffer>& buffers, const PlacementOptions&
         [&](int32_t i) {
           const std::optional<int64_t> offset = fits ? pool.take(size(i), mobility(i)) : std::nullopt;
           fits = offset.has_value();
-          offsets[at(i)] = offset.value_or(0);
+          offsets[i] = offset.value_or(0);
         },
         [&](int32_t i) {
-          if (fits) pool.give_back(offsets[at(i)], size(i), mobility(i));
+          if (fits) pool.give_back(offsets[i], size(i), mobility(i));
         });
     return fits;
   };

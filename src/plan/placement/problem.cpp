@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -31,7 +30,7 @@ PlacementProblem make_problem(const std::vector<Buffer>& buffers, int64_t alignm
   problem.times = times.empty() ? 0 : static_cast<int32_t>(times.size()) - 1;
   int64_t total = 0;
   for (int32_t index : problem.buffer) {
-    const Buffer& b = buffers[at(index)];
+    const Buffer& b = buffers[index];
     PlacementItem& added = problem.items.emplace_back();
     added.lower = number(b.lower);
     added.upper = number(b.upper);
@@ -46,16 +45,16 @@ PlacementProblem make_problem(const std::vector<Buffer>& buffers, int64_t alignm
 }
 
 void find_live(PlacementProblem& problem) {
-  std::vector<int64_t> change(static_cast<size_t>(problem.times) + 1, 0);
+  std::vector<int64_t> change(problem.times + 1, 0);
   for (const PlacementItem& item : problem.items) {
-    change[at(item.lower)] += item.size;
-    change[at(item.upper)] -= item.size;
+    change[item.lower] += item.size;
+    change[item.upper] -= item.size;
   }
   problem.live.clear();
   problem.lower_bound = 0;
   int64_t live = 0;
   for (int32_t t = 0; t < problem.times; ++t) {
-    live += change[at(t)];
+    live += change[t];
     problem.live.push_back(live);
     problem.lower_bound = std::max(problem.lower_bound, live);
   }
@@ -66,7 +65,7 @@ Placement make_placement(const PlacementProblem& problem, const std::vector<int6
   placement.offsets.resize(buffer_count);
   placement.lower_bound = {problem.lower_bound};
   for (size_t i = 0; i < problem.items.size(); ++i) {
-    placement.offsets[at(problem.buffer[i])] = {offsets[i]};
+    placement.offsets[problem.buffer[i]] = {offsets[i]};
     placement.height = std::max(placement.height, Bytes{offsets[i] + problem.items[i].size});
   }
   placement.proven_lower_bound = placement.lower_bound;

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <tuple>
 
-#include "base/by_id.h"
 #include "base/clock.h"
 
 namespace plimsoll {
@@ -61,20 +60,20 @@ class Search {
     for (int32_t i : sorted_) {
       std::erase_if(alive, [&](int32_t other) { return item(other).upper <= item(i).lower; });
       for (int32_t other : alive) {
-        meets_[at(i)].push_back(other);
-        meets_[at(other)].push_back(i);
+        meets_[i].push_back(other);
+        meets_[other].push_back(i);
       }
       alive.push_back(i);
     }
-    lowest_.resize(static_cast<size_t>(problem.times));
-    to_come_.resize(static_cast<size_t>(problem.times));
+    lowest_.resize(problem.times);
+    to_come_.resize(problem.times);
   }
 
   // `order`: all items, those to be tried first in front. Failures hold for this order alone.
   Outcome run(const std::vector<int32_t>& order, Failures& failures, int64_t effort, Clock::time_point deadline) {
     const size_t count = order.size();
     rank_.resize(count);
-    for (size_t p = 0; p < count; ++p) rank_[at(order[p])] = static_cast<int32_t>(p);
+    for (size_t p = 0; p < count; ++p) rank_[order[p]] = static_cast<int32_t>(p);
     find_twins();
     offset_ = least_;
     placed_.assign(count, false);
@@ -100,24 +99,23 @@ class Search {
   };                                          // of waiting_
   using Place = std::pair<int64_t, int32_t>;  // an offset, and at equal offsets a rank
 
-  const PlacementItem& item(int32_t i) const { return problem_.items[at(i)]; }
-  int64_t top(int32_t i) const { return offset_[at(i)] + item(i).size; }
-  Place place_of(int32_t i) const { return {offset_[at(i)], rank_[at(i)]}; }
+  const PlacementItem& item(int32_t i) const { return problem_.items[i]; }
+  int64_t top(int32_t i) const { return offset_[i] + item(i).size; }
+  Place place_of(int32_t i) const { return {offset_[i], rank_[i]}; }
 
   // Of items that are alike the one of lower rank is placed first.
   void find_twins() {
     std::vector<int32_t> order(rank_.size());
     std::iota(order.begin(), order.end(), 0);
-    auto kind = [&](int32_t i) { return std::tuple(item(i).lower, item(i).upper, item(i).size, least_[at(i)]); };
-    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-      return kind(a) != kind(b) ? kind(a) < kind(b) : rank_[at(a)] < rank_[at(b)];
-    });
+    auto kind = [&](int32_t i) { return std::tuple(item(i).lower, item(i).upper, item(i).size, least_[i]); };
+    std::sort(order.begin(), order.end(),
+              [&](int32_t a, int32_t b) { return kind(a) != kind(b) ? kind(a) < kind(b) : rank_[a] < rank_[b]; });
     twin_before_.assign(rank_.size(), -1);
     for (size_t p = 1; p < order.size(); ++p) {
-      if (kind(order[p - 1]) == kind(order[p])) twin_before_[at(order[p])] = order[p - 1];
+      if (kind(order[p - 1]) == kind(order[p])) twin_before_[order[p]] = order[p - 1];
     }
   }
-  bool twin_waits(int32_t i) const { return twin_before_[at(i)] >= 0 && !placed_[at(twin_before_[at(i)])]; }
+  bool twin_waits(int32_t i) const { return twin_before_[i] >= 0 && !placed_[twin_before_[i]]; }
 
   // Solves each run of items of waiting_ that no time joins to the next, for places after `last`.
   bool solve_parts(Range range, Place last) {
@@ -150,11 +148,11 @@ class Search {
       lowest_top = std::min(lowest_top, top(i));
       highest_top = std::max(highest_top, top(i));
       smallest = std::min(smallest, item(i).size);
-      falls = falls || (offset_[at(i)] < floor && waiting_neighbours_[at(i)] == 0);
+      falls = falls || (offset_[i] < floor && waiting_neighbours_[i] == 0);
       effort_left_ -= item(i).length() / 32;  // has_room looks at all its times
       const bool blocked = place_of(i) <= last;
       const uint64_t bits = mix((static_cast<uint64_t>(i) << 1 | (blocked ? 1 : 0)) * 0x9e3779b97f4a7c15U) ^
-                            static_cast<uint64_t>(offset_[at(i)]);
+                            static_cast<uint64_t>(offset_[i]);
       key.low += mix(bits + 0x9e3779b97f4a7c15U);
       key.high += mix(bits + 0x3c6ef372fe94f82aU);
     }
@@ -166,7 +164,7 @@ class Search {
     const size_t candidates = candidates_.size();
     for (size_t p = range.begin; p < range.end; ++p) {
       const int32_t i = waiting_[p];
-      if (offset_[at(i)] < lowest_top && place_of(i) > last && !twin_waits(i)) candidates_.push_back(i);
+      if (offset_[i] < lowest_top && place_of(i) > last && !twin_waits(i)) candidates_.push_back(i);
     }
     std::sort(candidates_.begin() + static_cast<std::ptrdiff_t>(candidates), candidates_.end(),
               [&](int32_t a, int32_t b) { return place_of(a) < place_of(b); });
@@ -184,7 +182,7 @@ class Search {
       waiting_.resize(waiting_end);
       if (found) break;
       take_back(placed, changed);
-      if (waiting_neighbours_[at(next)] == 0) break;  // nobody is above it: its place was not the reason
+      if (waiting_neighbours_[next] == 0) break;  // nobody is above it: its place was not the reason
     }
     candidates_.resize(candidates);
     if (!found && !stopped_) failures_->add(key);
@@ -193,9 +191,9 @@ class Search {
 
   // At every time, what is to come fits above the lowest place that any of it can have.
   bool has_room(Range range, int64_t floor, int64_t smallest) {
-    const auto begin = static_cast<size_t>(item(waiting_[range.begin]).lower);
+    const size_t begin = item(waiting_[range.begin]).lower;
     size_t end = begin;
-    for (size_t p = range.begin; p < range.end; ++p) end = std::max(end, static_cast<size_t>(item(waiting_[p]).upper));
+    for (size_t p = range.begin; p < range.end; ++p) end = std::max<size_t>(end, item(waiting_[p]).upper);
     std::fill(lowest_.begin() + static_cast<std::ptrdiff_t>(begin), lowest_.begin() + static_cast<std::ptrdiff_t>(end),
               capacity_);
     std::fill(to_come_.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -205,7 +203,7 @@ class Search {
     for (size_t p = range.begin; p < range.end; ++p) {
       const PlacementItem& it = item(waiting_[p]);
       // What is below the floor stands on something that is still to come.
-      int64_t offset = offset_[at(waiting_[p])];
+      int64_t offset = offset_[waiting_[p]];
       if (offset < floor) offset = floor + smallest;
       const int64_t size = it.size;
       for (int32_t t = it.lower; t < it.upper; ++t) {
@@ -219,23 +217,23 @@ class Search {
   }
 
   void place(int32_t i) {
-    placed_[at(i)] = true;
+    placed_[i] = true;
     placed_order_.push_back(i);
     const int64_t height = top(i);
-    for (int32_t other : meets_[at(i)]) {
-      --waiting_neighbours_[at(other)];
-      if (placed_[at(other)] || offset_[at(other)] >= height) continue;
-      changes_.emplace_back(other, offset_[at(other)]);
-      offset_[at(other)] = height;
+    for (int32_t other : meets_[i]) {
+      --waiting_neighbours_[other];
+      if (placed_[other] || offset_[other] >= height) continue;
+      changes_.emplace_back(other, offset_[other]);
+      offset_[other] = height;
     }
   }
 
   // Back to when so many items were placed and so many offsets changed.
   void take_back(size_t placed, size_t changed) {
-    for (; changes_.size() > changed; changes_.pop_back()) offset_[at(changes_.back().first)] = changes_.back().second;
+    for (; changes_.size() > changed; changes_.pop_back()) offset_[changes_.back().first] = changes_.back().second;
     for (; placed_order_.size() > placed; placed_order_.pop_back()) {
-      placed_[at(placed_order_.back())] = false;
-      for (int32_t other : meets_[at(placed_order_.back())]) ++waiting_neighbours_[at(other)];
+      placed_[placed_order_.back()] = false;
+      for (int32_t other : meets_[placed_order_.back()]) ++waiting_neighbours_[other];
     }
   }
 
@@ -272,8 +270,8 @@ std::vector<std::vector<int32_t>> make_orders(const PlacementProblem& problem) {
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) > key(b); });
     orders.push_back(std::move(order));
   };
-  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[at(i)]; };
-  auto total = [&](int32_t i) { return pressure[at(i)]; };
+  auto item = [&](int32_t i) -> const PlacementItem& { return problem.items[i]; };
+  auto total = [&](int32_t i) { return pressure[i]; };
   auto width = [&](int32_t i) { return item(i).duration; };
   auto area = [&](int32_t i) { return static_cast<double>(item(i).size) * static_cast<double>(item(i).duration); };
   auto sections = [&](int32_t i) { return item(i).length(); };

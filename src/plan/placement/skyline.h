@@ -6,15 +6,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/by_id.h"
-
 namespace plimsoll {
 
 class Skyline {
  public:
   explicit Skyline(int32_t times) {
     while (size_ < times) size_ *= 2;
-    nodes_.assign(static_cast<size_t>(2 * size_), {});
+    nodes_.assign(2 * size_, {});
   }
   int64_t largest(int32_t lower, int32_t upper) const { return largest(1, 0, size_, lower, upper); }
   void set(int32_t lower, int32_t upper, int64_t height) { set(1, 0, size_, lower, upper, height); }
@@ -24,8 +22,8 @@ class Skyline {
     int64_t largest = 0;
     int64_t all = -1;  // every time below this node has this height; -1: they differ
   };
-  const Node& node(int32_t i) const { return nodes_[at(i)]; }
-  Node& node(int32_t i) { return nodes_[at(i)]; }
+  const Node& node(int32_t i) const { return nodes_[i]; }
+  Node& node(int32_t i) { return nodes_[i]; }
 
   int64_t largest(int32_t i, int32_t begin, int32_t end, int32_t lower, int32_t upper) const {
     if (upper <= begin || end <= lower) return 0;

@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 
-#include "base/by_id.h"
 #include "base/clock.h"
 #include "base/parallel.h"
 #include "plan/assemble.h"
@@ -21,6 +20,8 @@ namespace {
 constexpr size_t kManySteps = 20'000;
 constexpr double kRounding = 1 - 1e-9;  // of sums in another order
 constexpr int kLongestChain = 6;        // steps that run again for one value
+constexpr size_t kPlacedRoughly = 16;   // plans with little memory, to find those that waste least between offsets
+constexpr size_t kPlacedWell = 4;       // of those
 
 class AutoPlanner {
  public:
@@ -59,6 +60,53 @@ class AutoPlanner {
     scheduler_.run(least->decisions, schedule_);
     spread_copies(timeline_, input_.device.tiers, least->peak, schedule_);
     return finish_plan(input, timeline_, least->decisions, schedule_, "auto");
+  }
+
+  // The plan that needs the least arena. The least peak is not always it: what is cut into many short pieces leaves
+  // holes between them.
+  Plan least() {
+    for (const Extreme& extreme : extremes()) add_extreme(extreme);
+    std::vector<TradeoffPoint> some = points_with_room();
+    points_.clear();
+    for (const TradeoffPoint& point : some) {
+      Plan plan = make(point.decisions, point.peak, true);
+      if (plan.arena <= input_.budget) return plan;
+    }
+    find_points();
+    std::vector<TradeoffPoint> points = points_with_room();
+    if (points.size() < points_.size()) {
+      find_points_within_room();
+      points = points_with_room();
+    }
+    std::stable_sort(points.begin(), points.end(),
+                     [](const TradeoffPoint& a, const TradeoffPoint& b) { return a.peak < b.peak; });
+    Plan first = make(points[0].decisions, points[0].peak, true);
+    if (first.arena <= input_.budget) return first;
+    const int64_t bound = first.arena.count;
+    const auto above =
+        std::find_if(points.begin() + 1, points.end(), [&](const TradeoffPoint& p) { return p.peak >= bound; });
+    points.erase(above, points.end());
+    for (size_t i = 0, n = std::min(kPlacedRoughly, points.size()); i < n; ++i)
+      some.push_back(points[i * (points.size() - 1) / std::max<size_t>(n - 1, 1)]);
+    std::vector<int64_t> peaks;
+    for (const TradeoffPoint& point : some) peaks.push_back(point.peak);
+    std::sort(peaks.begin(), peaks.end());
+    const bool within_room = points.size() < points_.size();
+    for (LimitedPoint& point : improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room))
+      some.push_back({std::move(point.decisions), point.limit, point.ms, true});
+    std::vector<std::pair<Bytes, size_t>> by_arena(some.size());
+    for_each_in_parallel(some.size(), [&](size_t i) {
+      by_arena[i] = {make(some[i].decisions, some[i].peak, true).arena, i};
+    });
+    std::sort(by_arena.begin(), by_arena.end());
+    by_arena.resize(std::min(kPlacedWell, by_arena.size()));
+    std::vector<Plan> plans(by_arena.size());
+    for_each_in_parallel(plans.size(), [&](size_t i) {
+      const TradeoffPoint& point = some[by_arena[i].second];
+      plans[i] = make(point.decisions, point.peak);
+    });
+    return *std::min_element(plans.begin(), plans.end(),
+                             [](const Plan& a, const Plan& b) { return a.arena < b.arena; });
   }
 
  private:
@@ -134,9 +182,9 @@ class AutoPlanner {
     Decisions decisions = keep_everything(timeline_);
     for (size_t s = 0; s < input_.state_homes.size(); ++s) {
       if (input_.state_homes[s] < 0) continue;
-      const int32_t v = timeline_.value_of[at(input_.graph.states[s].before)];
-      const TimelineValue& value = timeline_.values[at(v)];
-      decisions.home[at(v)] = input_.state_homes[s];
+      const int32_t v = timeline_.value_of[input_.graph.states[s].before];
+      const TimelineValue& value = timeline_.values[v];
+      decisions.home[v] = input_.state_homes[s];
       std::fill_n(decisions.gaps.begin() + value.first_gap, value.gap_count(), kDrop);
     }
     return decisions;
@@ -161,13 +209,13 @@ class AutoPlanner {
     // own backward use.
     auto let_go = [&](int32_t v, Choice choice) {
       bool any = false;
-      const TimelineValue& value = timeline_.values[at(v)];
+      const TimelineValue& value = timeline_.values[v];
       for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
-        const int32_t from = g == 0 ? value.producer : value.uses[at(g - 1)];
-        if (value.uses[at(g)] - from < 2) continue;  // it would have to be back at once
-        const OpId reader = timeline_.steps[at(value.uses[at(g)])].op;
+        const int32_t from = g == 0 ? value.producer : value.uses[g - 1];
+        if (value.uses[g] - from < 2) continue;  // it would have to be back at once
+        const OpId reader = timeline_.steps[value.uses[g]].op;
         if (choice == kDrop && value.producer >= 0 && input_.graph.op(reader).phase == Phase::forward) continue;
-        decisions.gaps[at(value.first_gap + g)] = choice;
+        decisions.gaps[value.first_gap + g] = choice;
         any = true;
       }
       return any;
@@ -176,7 +224,7 @@ class AutoPlanner {
     // Optimizer states are wanted once a step, so they take what the others leave.
     auto move_states = [&](bool optimizer) {
       for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
-        const size_t i = static_cast<size_t>(v);
+        const size_t i = v;
         const TimelineValue& value = timeline_.values[i];
         if (value.producer >= 0 || value.bytes == 0 || !extreme.states || decisions.home[i] >= 0) continue;
         if ((input_.graph.tensor(value.tensor).role == Role::optimizer_state) != optimizer) continue;
@@ -188,12 +236,12 @@ class AutoPlanner {
     move_states(false);
     for (const TimelineStep& step : timeline_.steps) {
       int rebuilt = 1;
-      for (int32_t w : step.recompute_inputs) rebuilt += chain[at(w)];
+      for (int32_t w : step.recompute_inputs) rebuilt += chain[w];
       for (int32_t v : step.outputs) {
-        const TimelineValue& value = timeline_.values[at(v)];
+        const TimelineValue& value = timeline_.values[v];
         if (value.bytes == 0) continue;
         const int8_t tier = room.first(value.bytes);
-        const TierInfo& to = tiers[at(tier)];
+        const TierInfo& to = tiers[tier];
         const double copies =
             copy_ms(to, Move::Direction::out, {value.bytes}) + copy_ms(to, Move::Direction::in, {value.bytes});
         const bool drop = extreme.recompute && value.recomputable && rebuilt <= kLongestChain && step.ms < copies;
@@ -203,9 +251,8 @@ class AutoPlanner {
         if (!extreme.recompute || value.at_end || !value.recomputable) continue;
         const bool copied = gone ? !drop : rebuilt > kLongestChain;
         if (copied && !gone) room.take(tier, value.bytes);
-        decisions.gaps[static_cast<size_t>(value.first_gap) + value.uses.size()] =
-            copied ? out : kDrop;  // for who rebuilds another
-        chain[at(v)] = copied ? 0 : rebuilt;
+        decisions.gaps[value.first_gap + value.uses.size()] = copied ? out : kDrop;  // for who rebuilds another
+        chain[v] = copied ? 0 : rebuilt;
       }
     }
     move_states(true);
@@ -249,11 +296,11 @@ class AutoPlanner {
   }
   int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + timeline_.steps.size()), 2, 60)); }
 
-  Plan make(const Decisions& decisions, int64_t limit) const {
+  Plan make(const Decisions& decisions, int64_t limit, bool roughly = false) const {
     Schedule schedule;
     Scheduler(timeline_).run(decisions, schedule);
     spread_copies(timeline_, input_.device.tiers, limit, schedule);
-    return make_plan(input_, timeline_, decisions, schedule, "auto");
+    return make_plan(input_, timeline_, decisions, schedule, "auto", roughly);
   }
 
   static bool fits_tiers(const Plan& plan) {
@@ -273,9 +320,27 @@ PolicyInput without_tiers(PolicyInput input) {
   return input;
 }
 
+// With every value kept where that fits; else by the search, or by another policy that needs still less.
+Plan plan_least(const PolicyInput& input) {
+  PolicyInput any = input;
+  any.explain = false;
+  PlanOrInfeasible kept = plan_liveness(any);
+  if (Plan* plan = std::get_if<Plan>(&kept)) return std::move(*plan);
+  Plan best = AutoPlanner(input).least();
+  for (const Policy& policy : policies()) {
+    if (best.arena <= input.budget) return best;
+    if (policy.plan == plan_auto || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
+    any.budget = best.arena - Bytes{1};
+    PlanOrInfeasible other = policy.plan(any);
+    if (Plan* plan = std::get_if<Plan>(&other)) best = std::move(*plan);
+  }
+  return best;
+}
+
 }  // namespace
 
 PlanOrInfeasible plan_auto(const PolicyInput& input) {
+  if (input.least_memory) return plan_least(input);
   const Stopwatch watch;
   PolicyInput quick = input;
   quick.explain = false;

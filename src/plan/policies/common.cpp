@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "base/names.h"
 #include "plan/assemble.h"
 #include "plan/policies/policies.h"
@@ -25,13 +24,13 @@ std::string option(const PolicyInput& input, const std::string& name, std::vecto
 std::vector<ForwardValue> forward_values(const PolicyInput& input, const ValueTimeline& timeline) {
   std::vector<ForwardValue> list;
   for (int32_t v = 0; v < static_cast<int32_t>(timeline.values.size()); ++v) {
-    const TimelineValue& value = timeline.values[at(v)];
+    const TimelineValue& value = timeline.values[v];
     if (value.producer < 0 || value.state >= 0 || value.bytes == 0) continue;
-    const Op& op = input.graph.op(timeline.steps[at(value.producer)].op);
+    const Op& op = input.graph.op(timeline.steps[value.producer].op);
     if (op.phase != Phase::forward) continue;
     int32_t forward = 0;
     while (forward < static_cast<int32_t>(value.uses.size()) &&
-           input.graph.op(timeline.steps[at(value.uses[at(forward)])].op).phase == Phase::forward) {
+           input.graph.op(timeline.steps[value.uses[forward]].op).phase == Phase::forward) {
       ++forward;
     }
     list.push_back({v, layer_kind(op), value.first_gap + forward, forward < static_cast<int32_t>(value.uses.size())});
@@ -42,7 +41,7 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const ValueTi
 PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
                              const Schedule& schedule, std::string_view policy) {
   if (schedule.unrecoverable >= 0) {
-    const std::string& name = input.graph.tensor(timeline.values[at(schedule.unrecoverable)].tensor).name;
+    const std::string& name = input.graph.tensor(timeline.values[schedule.unrecoverable].tensor).name;
     return Infeasible{
         .policy = std::string(policy),
         .budget = input.budget,

@@ -4,7 +4,6 @@
 // pool (section 3.3).
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "plan/policies/policies.h"
 #include "plimsoll/ops.h"
 
@@ -23,8 +22,8 @@ class Dymem {
     const int ahead = std::stoi(option(input_, "ahead", {"2", "1", "3", "4"}));
     Decisions decisions = keep_everything(timeline_);
     for (const ForwardValue& f : forward_) {
-      if (!input_.device.tiers.empty() && f.has_backward_uses && is_candidate(timeline_.values[at(f.value)])) {
-        decisions.gaps[at(f.turning_gap)] = kOffload;
+      if (!input_.device.tiers.empty() && f.has_backward_uses && is_candidate(timeline_.values[f.value])) {
+        decisions.gaps[f.turning_gap] = kOffload;
       }
     }
     scheduler_.run(decisions, schedule_);
@@ -37,7 +36,7 @@ class Dymem {
  private:
   bool is_candidate(const TimelineValue& value) const {
     return std::any_of(value.uses.begin(), value.uses.end(), [&](int32_t s) {
-      const Op& op = input_.graph.op(timeline_.steps[at(s)].op);
+      const Op& op = input_.graph.op(timeline_.steps[s].op);
       const LayerKind kind = layer_kind(op);
       return op.phase == Phase::forward &&
              (kind == LayerKind::convolution || kind == LayerKind::pool || kind == LayerKind::activation ||
@@ -50,7 +49,7 @@ class Dymem {
     std::vector<int32_t> convolutions;  // backward steps, one a layer
     OpId layer;
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
-      const Op& op = input_.graph.op(timeline_.steps[at(schedule_.steps[at(d)].step)].op);
+      const Op& op = input_.graph.op(timeline_.steps[schedule_.steps[d].step].op);
       if (op.phase != Phase::backward || layer_kind(op) != LayerKind::convolution ||
           (op.forward.valid() && op.forward == layer))
         continue;
@@ -62,7 +61,7 @@ class Dymem {
       if (schedule_.moves[m].out) continue;
       const auto next = std::upper_bound(convolutions.begin(), convolutions.end(), schedule_.moves[m].before);
       const auto index = next - convolutions.begin() - 1 - ahead;
-      earliest_[m] = index >= 0 ? convolutions[at(index)] : 0;
+      earliest_[m] = index >= 0 ? convolutions[index] : 0;
     }
   }
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/by_id.h"
 #include "plan/assemble.h"
 #include "plan/liveness.h"
 #include "plan/policies/policies.h"
@@ -11,31 +10,31 @@
 namespace plimsoll {
 namespace {
 
-PlanOrInfeasible run(const PolicyInput& input, const ValueTimeline& frame, const Decisions& decisions,
+PlanOrInfeasible run(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
                      std::string_view name) {
   Schedule schedule;
-  Scheduler(frame).run(decisions, schedule);
-  return finish_plan(input, frame, decisions, schedule, name);
+  Scheduler(timeline).run(decisions, schedule);
+  return finish_plan(input, timeline, decisions, schedule, name);
 }
 
 // Forward values between checkpoints are computed again. A checkpoint is every sqrt(n)-th place where only one value is
 // alive (Chen et al. 2016), with no such place every sqrt(n)-th value.
-Decisions sublinear(const PolicyInput& input, const ValueTimeline& frame) {
-  Decisions decisions = keep_everything(frame);
-  const std::vector<ForwardValue> forward = forward_values(input, frame);
+Decisions sublinear(const PolicyInput& input, const ValueTimeline& timeline) {
+  Decisions decisions = keep_everything(timeline);
+  const std::vector<ForwardValue> forward = forward_values(input, timeline);
   double total = 0;
-  for (const ForwardValue& f : forward) total += static_cast<double>(frame.values[at(f.value)].bytes);
+  for (const ForwardValue& f : forward) total += static_cast<double>(timeline.values[f.value].bytes);
   const double segment = total / std::max(1.0, std::sqrt(static_cast<double>(forward.size())));
   double since = 0;
   for (const ForwardValue& f : forward) {
-    const TimelineValue& value = frame.values[at(f.value)];
+    const TimelineValue& value = timeline.values[f.value];
     since += static_cast<double>(value.bytes);
     const bool read_later_forward = f.turning_gap > value.first_gap + 1;  // a fork: rebuilding it would cross a block
     if (since >= segment && !read_later_forward) {
       since = 0;
       continue;
     }
-    if (value.recomputable) decisions.gaps[at(f.turning_gap)] = kDrop;
+    if (value.recomputable) decisions.gaps[f.turning_gap] = kDrop;
   }
   return decisions;
 }
@@ -53,53 +52,53 @@ PlanOrInfeasible plan_caffe(const PolicyInput& input) {
 }
 
 PlanOrInfeasible plan_torch(const PolicyInput& input) {
-  const ValueTimeline frame = make_timeline(input);
+  const ValueTimeline timeline = make_timeline(input);
   Schedule schedule;
-  Scheduler scheduler(frame);
-  const Decisions decisions = keep_everything(frame);
+  Scheduler scheduler(timeline);
+  const Decisions decisions = keep_everything(timeline);
   scheduler.run(decisions, schedule);
   if (schedule.unrecoverable < 0) {
     const int32_t end = static_cast<int32_t>(schedule.steps.size()) - 1;
-    for (const ForwardValue& f : forward_values(input, frame)) {
+    for (const ForwardValue& f : forward_values(input, timeline)) {
       for (Residence& r : schedule.residences) {
         if (r.value == f.value && !r.overwritten) r.last = end;
       }
     }
     scheduler.count_live(schedule);
   }
-  return finish_plan(input, frame, decisions, schedule, "torch");
+  return finish_plan(input, timeline, decisions, schedule, "torch");
 }
 
 PlanOrInfeasible plan_mxnet(const PolicyInput& input) {
-  const ValueTimeline frame = make_timeline(input);
+  const ValueTimeline timeline = make_timeline(input);
   const std::string recompute = option(input, "recompute", {"sublinear", "mirror", "none"});
-  PlanOrInfeasible best = run(input, frame, keep_everything(frame), "mxnet");
+  PlanOrInfeasible best = run(input, timeline, keep_everything(timeline), "mxnet");
   if (recompute == "none" || std::holds_alternative<Plan>(best)) return best;
-  Decisions mirror = keep_everything(frame);
-  for (const ForwardValue& f : forward_values(input, frame)) {
-    if (is_cheap(f.kind) && frame.values[at(f.value)].recomputable) mirror.gaps[at(f.turning_gap)] = kDrop;
+  Decisions mirror = keep_everything(timeline);
+  for (const ForwardValue& f : forward_values(input, timeline)) {
+    if (is_cheap(f.kind) && timeline.values[f.value].recomputable) mirror.gaps[f.turning_gap] = kDrop;
   }
-  keep_better(input, best, run(input, frame, mirror, "mxnet"));
-  if (recompute == "sublinear") keep_better(input, best, run(input, frame, sublinear(input, frame), "mxnet"));
+  keep_better(input, best, run(input, timeline, mirror, "mxnet"));
+  if (recompute == "sublinear") keep_better(input, best, run(input, timeline, sublinear(input, timeline), "mxnet"));
   return best;
 }
 
 PlanOrInfeasible plan_tensorflow(const PolicyInput& input) {
-  const ValueTimeline frame = make_timeline(input);
-  PlanOrInfeasible best = run(input, frame, keep_everything(frame), "tensorflow");
+  const ValueTimeline timeline = make_timeline(input);
+  PlanOrInfeasible best = run(input, timeline, keep_everything(timeline), "tensorflow");
   if (std::holds_alternative<Plan>(best) || input.device.tiers.empty()) return best;
   // Swapped: what waits longest from the forward pass to the backward pass goes, as much as must.
-  Decisions decisions = keep_everything(frame);
-  std::vector<ForwardValue> forward = forward_values(input, frame);
+  Decisions decisions = keep_everything(timeline);
+  std::vector<ForwardValue> forward = forward_values(input, timeline);
   std::erase_if(forward, [](const ForwardValue& f) { return !f.has_backward_uses; });
   std::stable_sort(forward.begin(), forward.end(), [&](const ForwardValue& a, const ForwardValue& b) {
-    return frame.values[at(a.value)].producer < frame.values[at(b.value)].producer;
+    return timeline.values[a.value].producer < timeline.values[b.value].producer;
   });
   size_t low = 0, high = forward.size();
   auto swapped = [&](size_t count) {
     Decisions d = decisions;
-    for (size_t i = 0; i < count; ++i) d.gaps[at(forward[i].turning_gap)] = kOffload;
-    return run(input, frame, d, "tensorflow");
+    for (size_t i = 0; i < count; ++i) d.gaps[forward[i].turning_gap] = kOffload;
+    return run(input, timeline, d, "tensorflow");
   };
   best = swapped(high);
   if (!std::holds_alternative<Plan>(best)) return best;

@@ -30,12 +30,12 @@ struct Planned {
 struct Setting {
   Bytes budget{INT64_MAX};
   double out_gb_per_s = 8, in_gb_per_s = 8;
-  LayerModelOptions lowering = {};
+  LayerModelOptions layer_model = {};
 };
 
 std::optional<Planned> plan_layers(const std::string& model, const ModelInput& input, const std::string& policy,
                                    const Setting& setting = {}) {
-  Planned result{.graph = lower_to_layers(build_model(model, input), setting.lowering), .plan = {}};
+  Planned result{.graph = lower_to_layers(build_model(model, input), setting.layer_model), .plan = {}};
   const std::unique_ptr<Device> device = open_device("k40c");
   const CostTable costs(probe_rates(*device));
   const Route route = make_route(result.graph);
@@ -114,7 +114,7 @@ struct Timeline {
   explicit Timeline(const Plan& plan)
       : starts(plan.steps.size() + 1, plan.predicted.step_time_ms), ends(plan.steps.size()), copies(plan.moves.size()) {
     for (const EngineSpan& span : plan.predicted.timeline) {
-      const size_t i = static_cast<size_t>(span.index);
+      const size_t i = span.index;
       if (span.engine == 0) {
         starts[i] = span.start_ms;
         ends[i] = span.end_ms;
@@ -151,7 +151,7 @@ TEST(Transfers, VdnnsCopiesAreDoneBeforeTheNextLayerBegins) {
       for (size_t m = 0; m < p.plan.moves.size(); ++m) {
         const Move& move = p.plan.moves[m];
         EXPECT_LE(move.before - move.after, 2) << "beside one layer";
-        EXPECT_LE(timeline.copies[m].end_ms, timeline.starts[static_cast<size_t>(move.before)] + Timeline::kNothing);
+        EXPECT_LE(timeline.copies[m].end_ms, timeline.starts[move.before] + Timeline::kNothing);
         EXPECT_LE(timeline.steps_beside(m), 1);
         hidden += timeline.steps_beside(m);
       }
@@ -191,7 +191,7 @@ int most_convolutions_ahead(const Planned& p) {
   std::vector<StepIndex> first_of_layer;
   std::set<int32_t> layers;
   for (StepIndex s = 0; s < static_cast<StepIndex>(p.plan.steps.size()); ++s) {
-    const Op& op = p.graph.op(p.plan.steps[static_cast<size_t>(s)].op);
+    const Op& op = p.graph.op(p.plan.steps[s].op);
     if (op.phase == Phase::backward && layer_kind(op) == LayerKind::convolution &&
         layers.insert(op.forward.index).second)
       first_of_layer.push_back(s);
@@ -199,7 +199,7 @@ int most_convolutions_ahead(const Planned& p) {
   int64_t most = 0;
   for (const Move& move : p.plan.moves) {
     if (move.direction == Move::Direction::out) continue;
-    const Op& reader = p.graph.op(p.plan.steps[static_cast<size_t>(move.before)].op);
+    const Op& reader = p.graph.op(p.plan.steps[move.before].op);
     if (layer_kind(reader) != LayerKind::convolution)
       continue;  // other layers' come freely within the last convolution's
     most = std::max(
@@ -229,18 +229,18 @@ TEST(TensorCache, MovesNothingWhileEverythingFits) {
   for (int64_t batch = 256; batch <= 1024; batch += 128) {
     SCOPED_TRACE(batch);
     const Planned cached = *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227}, "superneurons",
-                                        {.budget = usable, .lowering = resident});
+                                        {.budget = usable, .layer_model = resident});
     EXPECT_TRUE(cached.plan.moves.empty());
     EXPECT_EQ(traffic(cached.plan.predicted), 0_B);
     EXPECT_EQ(cached.plan.predicted.recompute_steps, 0);
     const Planned without =
         *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227},
-                     "superneurons:cache=off,offload=conv,recompute=none", {.budget = usable, .lowering = resident});
+                     "superneurons:cache=off,offload=conv,recompute=none", {.budget = usable, .layer_model = resident});
     EXPECT_EQ(without.plan.predicted.offload.count, 4 * 650'080 * batch) << "CONV's outputs";
   }
   for (int64_t batch : {1536, 1792}) {
     const Planned full = *plan_layers("alexnet", {.batch = batch, .height = 227, .width = 227}, "superneurons",
-                                      {.budget = usable, .lowering = resident});
+                                      {.budget = usable, .layer_model = resident});
     EXPECT_GT(traffic(full.plan.predicted), 0_B) << batch;
   }
 }
@@ -278,8 +278,12 @@ TEST(TensorCache, WhoKnowsTheFutureCopiesLessThanLruOverRandomGraphs) {
     const Route route = make_route(graph);
     const auto kernels = testing::random_kernels(graph, seed);
     const CostTable costs;
-    PolicyInput input{
-        .graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}, .seconds = 0.01};
+    PolicyInput input{.graph = graph,
+                      .route = route,
+                      .kernels = kernels,
+                      .costs = costs,
+                      .device = {.name = "cpu"},
+                      .effort = 100'000};
     input.device.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 1, .in_gb_per_s = 1, .latency_us = 1}};
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
     for (int percent : {90, 75, 60}) {

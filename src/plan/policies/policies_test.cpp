@@ -55,7 +55,7 @@ TEST(Policies, EveryPlanPassesTheVerifierAndLivenessNeverNeedsMoreThanBaseline) 
                                 .costs = costs,
                                 .device = {.name = "cpu"},
                                 .placement = std::string(method.name),
-                                .seconds = 0.05};
+                                .effort = 100'000};
         const PlanOrInfeasible answer = policy.plan(input);
         ASSERT_TRUE(std::holds_alternative<Plan>(answer));
         const Plan& plan = std::get<Plan>(answer);
@@ -103,7 +103,7 @@ TEST(Policies, TheBudgetThatTheAnswerNamesIsEnough) {
 CostTable random_costs(const Graph& graph, const std::vector<KernelChoice>& kernels, std::mt19937_64& random) {
   CostTable costs;
   for (int32_t i = 0; i < graph.op_count(); ++i) {
-    const std::string& kernel = kernels[static_cast<size_t>(i)].kernel;
+    const std::string& kernel = kernels[i].kernel;
     if (!kernel.empty()) {
       costs.put({op_signature(graph, graph.op({i})), kernel, 0},
                 {Cost::Source::measured, 0.01 + 0.001 * static_cast<double>(random() % 5000), 0, 3});
@@ -126,7 +126,7 @@ TEST(Policies, AutoIsNeverSlowerThanAnotherAndNeverSlowerForMoreMemory) {
                       .kernels = kernels,
                       .costs = costs,
                       .device = {.name = "cpu"},
-                      .seconds = 0.002};
+                      .effort = 100'000};
     for (size_t t = 0; t < seed % 3; ++t) {
       input.device.tiers.push_back({.name = t == 0 ? "host" : "disk",
                                     .capacity = 1_GiB,
@@ -192,7 +192,7 @@ TEST(Policies, ATierMoreHoweverSmallNeverHurtsAuto) {
                       .kernels = kernels,
                       .costs = costs,
                       .device = {.name = "cpu"},
-                      .seconds = 0.002};
+                      .effort = 100'000};
     const Bytes most = std::get<Plan>(find_policy("liveness").plan(input)).arena;
     for (int percent : {90, 75, 60, 45}) {
       input.budget = {most.count * percent / 100};

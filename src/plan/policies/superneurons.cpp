@@ -3,14 +3,14 @@
 //
 //   offload=checkpoints | conv | none      which layers' outputs go to the outside
 //   recompute=cost-aware | speed | memory | none
-//   cache=on | lru | farthest | off        on: nothing moves while everything fits; lru, farthest: then only as much as must;
-//                                          off: what may go goes
+//   cache=on | lru | farthest | off        on: nothing moves while everything fits; lru, farthest: then only as much as
+//                                          must; off: what may go goes
 //   release=drop | keep                    a checkpoint goes as soon as it was used, or stays until its last reader
-//   prefetch=spread | checkpoint | demand  as early as memory allows; at the previous checkpoint's backward step; right before
+//   prefetch=spread | checkpoint | demand  as early as memory allows; at the previous checkpoint's backward step; right
+//                                          before
 #include <algorithm>
 #include <numeric>
 
-#include "base/by_id.h"
 #include "plan/policies/policies.h"
 #include "plimsoll/ops.h"
 
@@ -75,16 +75,16 @@ class SuperNeurons {
   Decisions decide(bool offload, bool speed_centric) const {
     Decisions decisions = keep_everything(timeline_);
     for (const ForwardValue& f : forward_) {
-      const TimelineValue& value = timeline_.values[at(f.value)];
+      const TimelineValue& value = timeline_.values[f.value];
       const int32_t tail = value.first_gap + value.gap_count() - 1;
       if (offload && goes_out(f.kind)) {
-        decisions.gaps[at(f.turning_gap)] = kOffload;
-        decisions.retain[at(f.value)] = release_ == "keep";
+        decisions.gaps[f.turning_gap] = kOffload;
+        decisions.retain[f.value] = release_ == "keep";
         if (release_ == "drop")
           std::fill(decisions.gaps.begin() + f.turning_gap + 1, decisions.gaps.begin() + tail + 1, kDrop);
       } else if (recompute_ != "none" && !is_checkpoint(f.kind) && value.recomputable) {
-        decisions.gaps[at(f.turning_gap)] = kDrop;
-        decisions.retain[at(f.value)] = speed_centric;
+        decisions.gaps[f.turning_gap] = kDrop;
+        decisions.retain[f.value] = speed_centric;
       }
     }
     return decisions;
@@ -98,16 +98,16 @@ class SuperNeurons {
     const int64_t most = schedule_.peak;
     std::vector<int32_t> segment(timeline_.values.size(), -1);
     for (const ForwardValue& f : forward_) {
-      if (decisions.gaps[at(f.turning_gap)] == kDrop && !is_checkpoint(f.kind)) segment[at(f.value)] = f.value;
+      if (decisions.gaps[f.turning_gap] == kDrop && !is_checkpoint(f.kind)) segment[f.value] = f.value;
     }
     auto root = [&](int32_t v) {
-      while (segment[at(v)] != v) v = segment[at(v)];
+      while (segment[v] != v) v = segment[v];
       return v;
     };
     for (size_t v = 0; v < segment.size(); ++v) {
       if (segment[v] < 0) continue;
-      for (int32_t w : timeline_.steps[at(timeline_.values[v].producer)].recompute_inputs) {
-        if (segment[at(w)] >= 0) segment[at(root(static_cast<int32_t>(v)))] = root(w);
+      for (int32_t w : timeline_.steps[timeline_.values[v].producer].recompute_inputs) {
+        if (segment[w] >= 0) segment[root(static_cast<int32_t>(v))] = root(w);
       }
     }
     // Its source, its layers' outputs, the gradient of the last, and the largest gradient that is new.
@@ -116,41 +116,41 @@ class SuperNeurons {
     std::vector<std::vector<int32_t>> sources(segment.size());
     for (size_t v = 0; v < segment.size(); ++v) {
       if (segment[v] < 0) continue;
-      const size_t r = at(root(static_cast<int32_t>(v)));
+      const size_t r = root(static_cast<int32_t>(v));
       const TimelineValue& value = timeline_.values[v];
       need[r] += value.bytes;
       if (value.producer > last[r]) {
         last[r] = value.producer;
         last_bytes[r] = value.bytes;
       }
-      for (int32_t w : timeline_.steps[at(value.producer)].recompute_inputs) {
-        if (segment[at(w)] < 0 && timeline_.values[at(w)].producer >= 0) sources[r].push_back(w);
+      for (int32_t w : timeline_.steps[value.producer].recompute_inputs) {
+        if (segment[w] < 0 && timeline_.values[w].producer >= 0) sources[r].push_back(w);
       }
     }
     for (const TimelineStep& step : timeline_.steps) {
       const Op& op = input_.graph.op(step.op);
       if (op.phase == Phase::forward || !op.forward.valid()) continue;
       for (TensorId t : input_.graph.op(op.forward).outputs) {
-        const int32_t v = timeline_.value_of[at(t.index)];
-        if (segment[at(v)] < 0) continue;
+        const int32_t v = timeline_.value_of[t];
+        if (segment[v] < 0) continue;
         int64_t fresh = 0;
         for (int32_t o : step.outputs) {
           const bool in_place = std::any_of(step.in_place.begin(), step.in_place.end(),
                                             [&](const TimelineInPlace& p) { return p.output == o && p.required; });
-          if (!in_place) fresh += timeline_.values[at(o)].bytes;
+          if (!in_place) fresh += timeline_.values[o].bytes;
         }
-        gradient[at(root(v))] = std::max(gradient[at(root(v))], fresh);
+        gradient[root(v)] = std::max(gradient[root(v)], fresh);
       }
     }
     for (size_t r = 0; r < segment.size(); ++r) {
       if (need[r] == 0) continue;
       std::sort(sources[r].begin(), sources[r].end());
       sources[r].erase(std::unique(sources[r].begin(), sources[r].end()), sources[r].end());
-      for (int32_t w : sources[r]) need[r] += timeline_.values[at(w)].bytes;
+      for (int32_t w : sources[r]) need[r] += timeline_.values[w].bytes;
       need[r] += last_bytes[r] + gradient[r];
     }
     for (size_t v = 0; v < segment.size(); ++v) {
-      if (segment[v] >= 0 && need[at(root(static_cast<int32_t>(v)))] > most) decisions.retain[v] = false;
+      if (segment[v] >= 0 && need[root(static_cast<int32_t>(v))] > most) decisions.retain[v] = false;
     }
   }
 
@@ -170,35 +170,35 @@ class SuperNeurons {
                                      -1);  // by forward step of the timeline: the schedule's first backward step
     int32_t first_backward = -1;
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
-      const ScheduledStep& s = schedule_.steps[at(d)];
-      const Op& op = input_.graph.op(timeline_.steps[at(s.step)].op);
+      const ScheduledStep& s = schedule_.steps[d];
+      const Op& op = input_.graph.op(timeline_.steps[s.step].op);
       if (s.recompute || op.phase != Phase::backward) continue;
       if (first_backward < 0) first_backward = d;
       if (!op.forward.valid()) continue;
       for (TensorId t : input_.graph.op(op.forward).outputs) {
-        const int32_t producer = timeline_.values[at(timeline_.value_of[at(t.index)])].producer;
-        if (producer >= 0 && backward_of[at(producer)] < 0) backward_of[at(producer)] = d;
+        const int32_t producer = timeline_.values[timeline_.value_of[t]].producer;
+        if (producer >= 0 && backward_of[producer] < 0) backward_of[producer] = d;
       }
     }
     std::vector<std::pair<int32_t, int32_t>> copied;  // forward step, move
     for (int32_t m = 0; m < static_cast<int32_t>(schedule_.moves.size()); ++m) {
-      if (schedule_.moves[at(m)].out) continue;
-      const int32_t v = schedule_.residences[at(schedule_.moves[at(m)].residence)].value;
-      if (timeline_.values[at(v)].producer >= 0) copied.emplace_back(timeline_.values[at(v)].producer, m);
+      if (schedule_.moves[m].out) continue;
+      const int32_t v = schedule_.residences[schedule_.moves[m].residence].value;
+      if (timeline_.values[v].producer >= 0) copied.emplace_back(timeline_.values[v].producer, m);
     }
     std::sort(copied.begin(), copied.end());
     for (size_t i = 0; i < copied.size(); ++i) {
-      ScheduledMove& move = schedule_.moves[at(copied[i].second)];
-      Residence& residence = schedule_.residences[at(move.residence)];
+      ScheduledMove& move = schedule_.moves[copied[i].second];
+      Residence& residence = schedule_.residences[move.residence];
       size_t next = i + 1;
       while (next < copied.size() && copied[next].first == copied[i].first) ++next;
-      int32_t first = next < copied.size() ? backward_of[at(copied[next].first)] : first_backward;
+      int32_t first = next < copied.size() ? backward_of[copied[next].first] : first_backward;
       if (first < 0) continue;
       for (const Residence& other : schedule_.residences) {  // not before it has left
         if (other.value == residence.value && other.last < residence.first) first = std::max(first, other.last + 1);
       }
-      const int64_t bytes = timeline_.values[at(residence.value)].bytes;
-      while (residence.first > first) schedule_.live[at(--residence.first)] += bytes;
+      const int64_t bytes = timeline_.values[residence.value].bytes;
+      while (residence.first > first) schedule_.live[--residence.first] += bytes;
       move.after = residence.first - 1;
     }
     for (size_t d = 0; d < schedule_.live.size(); ++d) {

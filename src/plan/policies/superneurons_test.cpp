@@ -40,7 +40,7 @@ Result run(const std::string& model, int64_t batch, int64_t size, const std::str
   EXPECT_TRUE(violations.empty()) << violations.size() << " " << violations[0].message;
   const Prediction p = simulate(graph, plan, costs);
   int step = 1;  // a recomputation belongs to the step that wants it
-  for (StepIndex s = 0; s < p.peak_step; ++s) step += plan.steps[static_cast<size_t>(s)].recompute ? 0 : 1;
+  for (StepIndex s = 0; s < p.peak_step; ++s) step += plan.steps[s].recompute ? 0 : 1;
   return {static_cast<double>(p.peak.count) / 1048576, step, p.recompute_steps, p.offload,
           static_cast<double>(plan.arena.count) / 1048576};
 }

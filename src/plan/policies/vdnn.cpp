@@ -5,7 +5,6 @@
 //   layers=dyn    the fastest of: nothing, conv, all, that fits
 #include <algorithm>
 
-#include "base/by_id.h"
 #include "plan/policies/policies.h"
 #include "plimsoll/ops.h"
 
@@ -34,7 +33,7 @@ class Vdnn {
  private:
   bool is_layer_input(const TimelineValue& value, bool conv_only) const {
     return std::any_of(value.uses.begin(), value.uses.end(), [&](int32_t s) {
-      const Op& op = input_.graph.op(timeline_.steps[at(s)].op);
+      const Op& op = input_.graph.op(timeline_.steps[s].op);
       if (op.phase != Phase::forward) return false;
       const LayerKind kind = layer_kind(op);
       return conv_only ? kind == LayerKind::convolution : kind != LayerKind::other;
@@ -44,8 +43,8 @@ class Vdnn {
   PlanOrInfeasible make(bool offload, bool conv_only) {
     Decisions decisions = keep_everything(timeline_);
     for (const ForwardValue& f : forward_) {
-      if (offload && f.has_backward_uses && is_layer_input(timeline_.values[at(f.value)], conv_only))
-        decisions.gaps[at(f.turning_gap)] = kOffload;
+      if (offload && f.has_backward_uses && is_layer_input(timeline_.values[f.value], conv_only))
+        decisions.gaps[f.turning_gap] = kOffload;
     }
     scheduler_.run(decisions, schedule_);
     if (schedule_.unrecoverable < 0) set_barriers();
@@ -56,16 +55,16 @@ class Vdnn {
   // reads it.
   void set_barriers() {
     for (ScheduledMove& move : schedule_.moves) {
-      Residence& residence = schedule_.residences[at(move.residence)];
+      Residence& residence = schedule_.residences[move.residence];
       if (move.out) {
         move.after = std::max(residence.last - 1, residence.written);
         continue;
       }
       int32_t previous = residence.first - 1;
-      while (previous > 0 && timeline_.steps[at(schedule_.steps[at(previous)].step)].ms <= 0) --previous;
+      while (previous > 0 && timeline_.steps[schedule_.steps[previous].step].ms <= 0) --previous;
       if (previous <= 0) continue;
-      const int64_t bytes = timeline_.values[at(residence.value)].bytes;
-      while (residence.first > previous) schedule_.live[at(--residence.first)] += bytes;
+      const int64_t bytes = timeline_.values[residence.value].bytes;
+      while (residence.first > previous) schedule_.live[--residence.first] += bytes;
       move.after = previous - 1;
       move.before = previous + 1;
     }

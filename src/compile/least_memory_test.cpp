@@ -1,0 +1,155 @@
+// What fits does not depend on timing: the same network, device and flags have the same least memory, whatever a clock
+// has told of the machine.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "passes/passes.h"
+#include "plimsoll/autodiff.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/models.h"
+#include "plimsoll/ops.h"
+#include "tests/support/random_graph.h"
+
+namespace plimsoll {
+namespace {
+
+using Random = std::mt19937_64;
+
+double factor(Random& random) { return std::exp(std::uniform_real_distribution(std::log(0.2), std::log(5.0))(random)); }
+
+MachineRates random_rates(Random& random) {
+  return {.gflops = 100 * factor(random), .memory_gb_per_s = 10 * factor(random), .launch_us = 5 * factor(random)};
+}
+
+// Every kernel at a random multiple of what is estimated of it.
+CostTable measured_costs(const Network& network, const Device& device, Random& random) {
+  Network training = network;
+  run_fusion_passes(training, {});
+  training = make_training_network(training, {});
+  CostTable costs(random_rates(random));
+  const CostTable estimates;
+  for (const Op& op : training.graph.ops()) {
+    if (op.type->is_view) continue;
+    for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::blocked, LayoutFamily::channels_last}) {
+      for (const KernelSpec& spec : device.kernels(training.graph, op, family)) {
+        const CostKey key{op_signature(training.graph, op, spec), spec.name, 0};
+        const double ms = estimates.cost(training.graph, op, spec).time_ms * factor(random);
+        if (!costs.find(key)) costs.put(key, {Cost::Source::measured, ms, 0, 3});
+      }
+    }
+  }
+  return costs;
+}
+
+std::vector<TierInfo> random_tiers(Random& random, bool disk) {
+  std::vector<TierInfo> tiers{{.name = "host",
+                               .capacity = 1_GiB,
+                               .out_gb_per_s = 5 * factor(random),
+                               .in_gb_per_s = 5 * factor(random),
+                               .latency_us = 10 * factor(random),
+                               .compute_share = 0.1 * factor(random)}};
+  if (!disk) return tiers;
+  tiers.push_back(tiers[0]);
+  tiers[1].name = "disk";
+  tiers[1].out_gb_per_s = 5 * factor(random);
+  if (random() % 2 == 0) std::swap(tiers[0], tiers[1]);  // a session puts the faster one first
+  return tiers;
+}
+
+// One byte less does not fit, and says what would; what it says fits.
+void expect_least(const std::function<std::variant<Program, Infeasible>(const CompileOptions&)>& compile,
+                  CompileOptions options, Bytes& least) {
+  options.name_minimum = true;
+  const auto roomy = compile(options);
+  ASSERT_TRUE(std::holds_alternative<Program>(roomy));
+  const Bytes minimum = *std::get<Program>(roomy).minimum;
+  if (least.count == 0) least = minimum;
+  EXPECT_EQ(minimum, least);
+  options.name_minimum = false;
+  for (const bool first : {false, true}) {
+    options.first_that_fits = first;
+    options.memory = minimum;
+    const auto enough = compile(options);
+    ASSERT_TRUE(std::holds_alternative<Program>(enough));
+    EXPECT_LE(std::get<Program>(enough).plan->arena, minimum);
+    for (const TierUse& use : std::get<Program>(enough).plan->tiers) {
+      EXPECT_TRUE(std::find(options.tiers.begin(), options.tiers.end(), use.tier) != options.tiers.end());
+    }
+  }
+  options.first_that_fits = false;
+  options.memory = minimum - 1_B;
+  const auto less = compile(options);
+  ASSERT_TRUE(std::holds_alternative<Infeasible>(less));
+  EXPECT_EQ(std::get<Infeasible>(less).minimum, minimum);
+  EXPECT_EQ(std::get<Infeasible>(less).budget, options.memory);
+}
+
+struct Case {
+  const char *model, *device, *policy;
+  int64_t batch, size;
+  int tiers;
+};
+const Case kCases[] = {
+    {"lenet", "cpu", "auto", 8, 28, 0},
+    {"dcgan:width=8", "cpu", "auto", 4, 64, 0},
+    {"resnet:1-1-1-1", "cpu", "auto", 3, 64, 0},
+    {"resnet:1-1-1-1", "cpu", "auto", 3, 64, 1},
+    {"densenet:depth=7,growth=8", "cpu", "auto", 4, 32, 2},
+    {"resnet20", "cpu", "superneurons", 4, 32, 1},
+    {"densenet:depth=7,growth=8", "k40c", "auto", 4, 32, 1},
+    {"lenet", "cpu", "liveness", 8, 28, 0},
+};
+
+class TheLeastThatFits : public ::testing::TestWithParam<Case> {};
+
+TEST_P(TheLeastThatFits, FollowsFromNetworkDeviceAndFlagsWhateverTheTimes) {
+  const Case& c = GetParam();
+  const Network network = build_model(
+      c.model, {.batch = c.batch, .channels = c.size == 28 ? 1 : 3, .height = c.size, .width = c.size, .classes = 10});
+  const std::unique_ptr<Device> device = open_device(c.device, 1);
+  for (const bool exact : {false, true}) {
+    Bytes least;
+    for (const uint64_t seed : {1, 2, 3}) {
+      const bool measured = seed == 3;
+      SCOPED_TRACE(fmt::format("{} on {} by {}: exact {}, seed {}, measured {}", c.model, c.device, c.policy, exact,
+                               seed, measured));
+      Random random(seed);
+      const CostTable costs = measured ? measured_costs(network, *device, random) : CostTable(random_rates(random));
+      CompileOptions options{.policy = c.policy, .exact = exact};
+      if (c.tiers > 0) options.tiers = random_tiers(random, c.tiers > 1);
+      if (device->info().simulated) options.tiers = device->info().tiers;
+      expect_least([&](const CompileOptions& o) { return compile_training(network, *device, costs, o); }, options,
+                   least);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Networks, TheLeastThatFits, ::testing::ValuesIn(kCases));
+
+TEST(RandomGraphs, HaveALeastMemoryThatFollowsFromTheGraphWhateverTheTimes) {
+  const std::unique_ptr<Device> device = open_device("cpu", 1);
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    const Graph graph = testing::random_graph(seed);
+    Bytes least;
+    for (const uint64_t times : {1, 2}) {
+      SCOPED_TRACE(fmt::format("seed {}, times {}", seed, times));
+      Random random(times);
+      const CostTable costs(random_rates(random));
+      CompileOptions options;
+      if (seed % 2 == 0) options.tiers = random_tiers(random, seed % 4 == 0);
+      expect_least(
+          [&](const CompileOptions& o) {
+            return compile_graph(graph, testing::random_kernels(graph, seed), *device, costs, o);
+          },
+          options, least);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll

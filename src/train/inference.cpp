@@ -1,0 +1,177 @@
+#include "train/inference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "base/clock.h"
+#include "cores/core_options.h"
+#include "plimsoll/checkpoint.h"
+#include "plimsoll/models.h"
+#include "train/evaluation.h"
+#include "train/resume.h"
+#include "train/training_data.h"
+
+namespace plimsoll {
+namespace {
+
+CompileOptions compile_options(const InferenceRequest& request, const Session& session) {
+  const TrainOptions& options = request.options;
+  return {
+      .memory = options.memory ? *options.memory : default_budget(*session.device, options.host_memory.value_or(0_B)),
+      .policy = options.policy,
+      .placement = options.placement,
+      .tiers = session.tiers,
+      .exact = options.exact};
+}
+
+// Kernels that the device's library refuses when it is asked are offered no more.
+std::unique_ptr<TrainingStep> step_that_runs(const Session& session, const Network& network,
+                                             const CompileOptions& compile, std::optional<Infeasible>& infeasible) {
+  for (std::set<std::pair<std::string, std::string>> refused;;) {
+    auto result = compile_inference(network, *session.device, session.costs, compile);
+    if (auto* none = std::get_if<Infeasible>(&result)) {
+      infeasible = std::move(*none);
+      return nullptr;
+    }
+    auto step = std::make_unique<TrainingStep>(std::get<Program>(std::move(result)), *session.device,
+                                               ExecuteOptions{.spill = session.spill, .peer = session.peer});
+    if (!session.device->info().asynchronous) return step;
+    const std::vector<KernelRefused> refusals = step->executor().rehearse();
+    if (refusals.empty()) return step;
+    for (const KernelRefused& refusal : refusals) {
+      if (!refused.emplace(refusal.op(), refusal.kernel()).second) throw KernelRefused(refusal);
+    }
+  }
+}
+
+}  // namespace
+
+InferenceRequest request_of(const WeightsFile& file) {
+  InferenceRequest request;
+  request.options.model.clear();
+  request.options.data.clear();
+  if (!file.is_checkpoint()) return request;
+  const Checkpoint checkpoint(file.name());
+  const TrainingState& state = checkpoint.state();
+  checkpoint.check_contents();
+  try {
+    request.options = saved_options(state);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", file.name(), error.what()));
+  }
+  request.input = state.input;
+  return request;
+}
+
+Inference::Inference(const InferenceRequest& request, ModelInput input, const WeightsFile& weights,
+                     const Notice& notice)
+    : input_(input) {
+  const TrainOptions& options = request.options;
+  input_.training = false;
+  // What the file lacks is known before anything is planned.
+  const WeightsMatch match = match_weights(weights, build_model(options.model, input_), false);
+  if (!match.missing.empty()) {
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("{}: lacks {} of the {} tensors of {}, as '{}', so it cannot answer", weights.name(),
+                    match.missing.size(), match.missing.size() + match.taken.size(), options.model, match.missing[0]));
+  }
+  const CoreOptions cores =
+      core_options(options.device, {.threads = options.threads, .intra_op = options.intra_op}, options.exact);
+  session_ = open_session(options.device, cores.intra_op,
+                          {.host_memory = options.host_memory,
+                           .spill = options.spill,
+                           .spill_size = options.spill_size,
+                           .peer = options.peer,
+                           .peer_size = options.peer_size});
+  for (const std::string& text : session_.notices) notice(text);
+  const CompileOptions compile = compile_options(request, session_);
+  for (;; input_.batch /= 2) {
+    std::optional<Infeasible> infeasible;
+    step_ = step_that_runs(session_, build_model(options.model, input_), compile, infeasible);
+    if (step_) break;
+    if (request.batch_given || input_.batch == 1) throw Error(ErrorCode::infeasible, to_text(*infeasible));
+  }
+  step_->start_at(0, options.seed);
+  take_weights(weights, match, *step_);
+  logits_ = logits_of(step_->program().network);
+  scores_.resize(static_cast<size_t>(input_.batch * input_.classes));
+}
+
+Inference::Answers Inference::run(std::span<const float> data, std::span<const int32_t> labels) {
+  step_->feed(data, labels);
+  step_->run(0);
+  step_->executor().read(logits_, std::as_writable_bytes(std::span(scores_)));
+  return {.loss_sum = step_->loss() * static_cast<double>(input_.batch), .logits = scores_};
+}
+
+Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data, uint64_t seed, int workers,
+                  const std::function<bool(int64_t done, int64_t total)>& go_on) {
+  const Stopwatch watch;
+  const int64_t classes = network.classes();
+  Loader loader(data, {.split = Split::test, .batch = network.batch(), .seed = seed, .threads = workers});
+  const auto pinned = pin_batches(loader, network.device());
+  Assessment result;
+  result.classes.resize(static_cast<size_t>(classes));
+  int64_t right = 0, among_five = 0;
+  for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
+    const Batch& batch = loader.next();
+    const std::vector<int32_t> labels(batch.labels.begin(), batch.labels.begin() + batch.count);
+    const Inference::Answers answers = network.run(batch.data, batch.labels);
+    loader.release();
+    result.loss += answers.loss_sum;
+    for (size_t row = 0; row < labels.size(); ++row) {
+      const auto scores = answers.logits.subspan(row * static_cast<size_t>(classes), static_cast<size_t>(classes));
+      const auto label = static_cast<size_t>(labels[row]);
+      // How many classes are thought more likely; of equal scores the first class is the answer, as in training.
+      int64_t before = 0;
+      size_t best = 0;
+      for (size_t c = 0; c < scores.size(); ++c) {
+        before += scores[c] > scores[label] || (c < label && scores[c] == scores[label]) ? 1 : 0;
+        if (scores[c] > scores[best]) best = c;
+      }
+      // A score that is no number is above none and below none: then the answer is class 0, and not right.
+      const bool is_right = best == label && !std::isnan(scores[label]);
+      right += is_right ? 1 : 0;
+      among_five += before < 5 && !std::isnan(scores[label]) ? 1 : 0;
+      ++result.classes[label].images;
+      result.classes[label].right += is_right ? 1 : 0;
+      ++result.classes[best].answered;
+    }
+    result.images += static_cast<int64_t>(labels.size());
+    if (go_on && !go_on(i + 1, loader.batches_per_epoch())) {
+      throw Error(ErrorCode::interrupted, fmt::format("interrupted after {} of {} images; nothing is told of a part",
+                                                      result.images, data->info().test_count));
+    }
+  }
+  const double n = static_cast<double>(std::max<int64_t>(1, result.images));
+  result.loss /= n;
+  result.accuracy = static_cast<double>(right) / n;
+  if (classes > 5) result.top5_accuracy = static_cast<double>(among_five) / n;
+  result.seconds = watch.seconds();
+  return result;
+}
+
+std::vector<Guess> best_guesses(std::span<const float> logits, int64_t count) {
+  std::vector<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const size_t kept = std::min(logits.size(), static_cast<size_t>(count));
+  // What is no number comes last.
+  const auto key = [&](size_t c) { return std::isnan(logits[c]) ? -INFINITY : logits[c]; };
+  std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(kept), order.end(),
+                    [&](size_t a, size_t b) { return std::pair(-key(a), a) < std::pair(-key(b), b); });
+  double sum = 0;
+  const double top = order.empty() ? 0 : key(order[0]);
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - top);
+  std::vector<Guess> guesses;
+  for (size_t i = 0; i < kept; ++i) {
+    guesses.push_back({.label = static_cast<int64_t>(order[i]), .probability = std::exp(key(order[i]) - top) / sum});
+  }
+  return guesses;
+}
+
+}  // namespace plimsoll

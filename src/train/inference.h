@@ -1,0 +1,80 @@
+// A trained network that answers: its forward pass alone, planned inside a budget, with the weights of a file.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plimsoll/train.h"
+#include "plimsoll/training_step.h"
+#include "train/session.h"
+#include "train/weights_file.h"
+
+namespace plimsoll {
+
+// What a network is made of and fed with, by what was given on the command line and else by the checkpoint's header.
+struct InferenceRequest {
+  TrainOptions options;             // model, data, batch, memory, device, threads, ...
+  bool batch_given = false;         // else the largest that fits, up to options.batch
+  bool memory_given = false;        // else the checkpoint's, or what the machine has free
+  std::optional<SavedInput> input;  // of the checkpoint; none: an older one, or another program's file
+};
+// The request that a file makes by itself. A file of another program says nothing of model and data.
+InferenceRequest request_of(const WeightsFile& file);
+
+class Inference {
+ public:
+  using Notice = std::function<void(const std::string&)>;
+  // Throws Error(infeasible) when not even one image fits, and Error(invalid_input) where the file lacks a weight.
+  Inference(const InferenceRequest& request, ModelInput input, const WeightsFile& weights, const Notice& notice);
+
+  struct Answers {
+    double loss_sum = 0;            // over the rows with a label
+    std::span<const float> logits;  // batch x classes, until the next run
+  };
+  // Rows without a sample have the label -1.
+  Answers run(std::span<const float> data, std::span<const int32_t> labels);
+
+  int64_t batch() const { return input_.batch; }
+  int64_t classes() const { return input_.classes; }
+  Bytes budget() const { return step_->program().plan->budget; }
+  Bytes arena() const { return step_->program().plan->arena; }
+  Bytes peak() const { return step_->executor().measured_peak(); }
+  const Device& device() const { return *session_.device; }
+
+ private:
+  ModelInput input_;
+  Session session_;
+  std::unique_ptr<TrainingStep> step_;
+  TensorId logits_;
+  std::vector<float> scores_;
+};
+
+// How well a network answers on a data set's test images, each counted once. Throws Error(interrupted) when `go_on`
+// says no.
+struct ClassCount {
+  int64_t images = 0, right = 0, answered = 0;  // of the class; answered rightly; images that were called so
+};
+struct Assessment {
+  int64_t images = 0;
+  double loss = 0;
+  double accuracy = 0;
+  std::optional<double> top5_accuracy;  // where there are more than five classes
+  std::vector<ClassCount> classes;
+  double seconds = 0;
+};
+Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data, uint64_t seed, int workers,
+                  const std::function<bool(int64_t batches_done, int64_t batches)>& go_on);
+
+// The classes of the `count` highest scores, the highest first and of equal ones the first, with their probabilities.
+struct Guess {
+  int64_t label = 0;
+  double probability = 0;
+};
+std::vector<Guess> best_guesses(std::span<const float> logits, int64_t count);
+
+}  // namespace plimsoll

@@ -1,0 +1,330 @@
+// What is done with a network that is trained: eval, predict, and to begin another training with its weights.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spng.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/program.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using plimsoll::testing::Outcome;
+using testing::HasSubstr;
+using testing::Not;
+
+class Trained : public plimsoll::testing::Cli {
+ protected:
+  // A PNG of one colour.
+  static void write_png(const fs::path& file, uint8_t red, uint8_t green, uint8_t blue, int side = 40) {
+    std::vector<uint8_t> pixels;
+    for (int i = 0; i < side * side; ++i) pixels.insert(pixels.end(), {red, green, blue});
+    spng_ctx* encoder = spng_ctx_new(SPNG_CTX_ENCODER);
+    spng_set_option(encoder, SPNG_ENCODE_TO_BUFFER, 1);
+    spng_ihdr header{};
+    header.width = header.height = static_cast<uint32_t>(side);
+    header.color_type = SPNG_COLOR_TYPE_TRUECOLOR;
+    header.bit_depth = 8;
+    spng_set_ihdr(encoder, &header);
+    ASSERT_EQ(spng_encode_image(encoder, pixels.data(), pixels.size(), SPNG_FMT_PNG, SPNG_ENCODE_FINALIZE), 0);
+    size_t size = 0;
+    int error = 0;
+    void* bytes = spng_get_png_buffer(encoder, &size, &error);
+    fs::create_directories(file.parent_path());
+    std::ofstream(file, std::ios::binary).write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
+    ::free(bytes);
+    spng_ctx_free(encoder);
+  }
+
+  // Three classes that are colours, which a network learns at once.
+  void write_colours() const {
+    for (int i = 0; i < 24; ++i) {
+      const auto shade = static_cast<uint8_t>(160 + 4 * i);
+      const std::string name = std::to_string(i) + ".png";
+      const fs::path split = folder_ / "images" / (i < 16 ? "train" : "val");
+      write_png(split / "blue, dark" / name, 0, 0, shade);
+      write_png(split / "green" / name, 0, shade, 0);
+      write_png(split / "red" / name, shade, 0, 0);
+    }
+  }
+
+  // The checkpoint of a small training.
+  Outcome train(const std::string& arguments) {
+    return run("train " + arguments + " --costs estimated --threads 1 --json - --checkpoint " + path("c.safetensors"));
+  }
+  static json last(const Outcome& outcome, const std::string& event) {
+    json found;
+    for (const json& line : outcome.lines()) {
+      if (line.contains("event") && line["event"] == event) found = line;
+    }
+    EXPECT_FALSE(found.is_null()) << outcome.err;
+    return found;
+  }
+};
+
+TEST_F(Trained, EvalGivesWhatTrainingSaidAtItsEnd) {
+  const Outcome trained = train("resnet20 --data digits --batch 32 --epochs 2 --memory 16MiB");
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const json epoch = last(trained, "epoch");
+  const Outcome outcome = run("eval --checkpoint " + path("c.safetensors") + " --per-class --json -");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json result = outcome.lines().at(0);
+  EXPECT_EQ(result["model"], "resnet20");
+  EXPECT_EQ(result["images"], 360);  // 11 batches of 32, and one of 8
+  EXPECT_NEAR(result["loss"].get<double>(), epoch["test_loss"].get<double>(), 1e-4);
+  EXPECT_NEAR(result["accuracy"].get<double>(), epoch["test_accuracy"].get<double>(), 1e-9);
+  EXPECT_GE(result["top5_accuracy"].get<double>(), result["accuracy"].get<double>());
+  EXPECT_LE(result["peak_bytes"].get<int64_t>(), result["budget_bytes"].get<int64_t>());
+  EXPECT_EQ(result["budget_bytes"], 16 << 20);  // the training's
+  int64_t images = 0, right = 0, answered = 0;
+  ASSERT_EQ(result["classes"].size(), 10u);
+  for (const json& one : result["classes"]) {
+    images += one["images"].get<int64_t>();
+    right += one["right"].get<int64_t>();
+    answered += one["answered"].get<int64_t>();
+  }
+  EXPECT_EQ(images, 360);
+  EXPECT_EQ(answered, 360);
+  EXPECT_NEAR(static_cast<double>(right) / 360, result["accuracy"].get<double>(), 1e-9);
+}
+
+TEST_F(Trained, EvalCountsTheSameWhateverTheBatchAndTheMemory) {
+  ASSERT_EQ(train("lenet --data digits --batch 64 --steps 20 --evaluate-every 0").code, 0);
+  double loss = 0, accuracy = 0;
+  for (const char* flags : {"--batch 64", "--batch 7", "--batch 360", "--memory 700KiB", "--batch 1"}) {
+    const Outcome outcome = run("eval --checkpoint " + path("c.safetensors") + " --json - " + flags);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const json result = outcome.lines().at(0);
+    EXPECT_EQ(result["images"], 360);
+    if (loss == 0) {
+      loss = result["loss"];
+      accuracy = result["accuracy"];
+    }
+    EXPECT_NEAR(result["loss"].get<double>(), loss, 1e-4) << flags;
+    EXPECT_EQ(result["accuracy"].get<double>(), accuracy) << flags;
+    EXPECT_LE(result["peak_bytes"].get<int64_t>(), result["budget_bytes"].get<int64_t>());
+  }
+  const Outcome table = run("eval --per-class --checkpoint " + path("c.safetensors"));
+  EXPECT_THAT(table.out, HasSubstr("class                      images    right  accuracy  answered\n0 "));
+  EXPECT_THAT(table.out, HasSubstr("360 images: loss "));
+  EXPECT_THAT(table.out, HasSubstr(", among the first five "));
+  const Outcome tight = run("eval --checkpoint " + path("c.safetensors") + " --memory 10KiB");
+  EXPECT_EQ(tight.code, 3);
+  EXPECT_THAT(tight.err, HasSubstr("--memory"));
+}
+
+TEST_F(Trained, EvalSaysWhatItLacks) {
+  const std::string c = path("c.safetensors");
+  EXPECT_EQ(run("eval").code, 2);
+  EXPECT_THAT(run("eval --checkpoint nowhere.safetensors").err, HasSubstr("nowhere.safetensors"));
+  ASSERT_EQ(train("lenet --data digits --batch 64 --steps 2 --evaluate-every 0").code, 0);
+  const Outcome other = run("eval --model resnet20 --checkpoint " + c);
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("lacks 'fc.weight', the last layer of resnet20: it is of another network"));
+  const Outcome data = run("eval --data mnist:/nowhere --checkpoint " + c);
+  EXPECT_EQ(data.code, 2);
+  EXPECT_THAT(data.err, HasSubstr("/nowhere"));
+  fs::copy_file(c, path("w.safetensors"));
+  {  // one byte of its weights
+    std::fstream file(c, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-5, std::ios::end);
+    file.put('x');
+  }
+  const Outcome damaged = run("eval --checkpoint " + c);
+  EXPECT_EQ(damaged.code, 2);
+  EXPECT_THAT(damaged.err, HasSubstr("the file was damaged"));
+  const Outcome none = run("eval --model dcgan --checkpoint " + path("w.safetensors"));
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("'dcgan' does not classify"));
+}
+
+TEST_F(Trained, PredictNamesClassesAndGoesOnAfterWhatItCannotRead) {
+  write_colours();
+  const std::string data = "images:" + (folder_ / "images").string();
+  const Outcome trained =
+      train("resnet20 --data " + data + " --image-size 16 --batch 16 --epochs 20 --lr 0.1 --no-augment");
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_EQ(last(trained, "done")["accuracy"], 1.0);
+  fs::rename(folder_ / "images", folder_ / "elsewhere");  // the checkpoint knows all that is needed
+
+  write_png(folder_ / "new" / "sea.png", 0, 0, 230, 77);
+  write_png(folder_ / "new" / "deep" / "grass.PNG", 0, 220, 0, 16);
+  write_png(folder_ / "rose.png", 250, 0, 0, 300);
+  std::ofstream(folder_ / "broken.jpg") << "\xFF\xD8 this is no image";
+  std::ofstream(folder_ / "new" / "notes.txt") << "not asked for";
+  const Outcome outcome =
+      run("predict --checkpoint " + path("c.safetensors") + " " + path("new") + " " + path("broken.jpg") + " " +
+          path("rose.png") + " " + path("absent.png") + " --csv " + path("answers.csv") + " --json -");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("broken.jpg: damaged JPEG"));
+  EXPECT_THAT(outcome.err, HasSubstr("absent.png"));
+  EXPECT_THAT(outcome.err, HasSubstr("2 of 5 images could not be read; the others are answered"));
+  const std::vector<json> lines = outcome.lines();
+  ASSERT_EQ(lines.size(), 5u);
+  const char* const names[] = {"green", "blue, dark", nullptr, "red", nullptr};
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (names[i] == nullptr) {
+      EXPECT_TRUE(lines[i].contains("error")) << lines[i];
+      continue;
+    }
+    const json& guesses = lines[i]["predictions"];
+    ASSERT_EQ(guesses.size(), 3u);  // there are no five classes
+    EXPECT_EQ(guesses[0]["name"], names[i]) << lines[i];
+    double sum = 0, before = 1;
+    for (const json& guess : guesses) {
+      sum += guess["probability"].get<double>();
+      EXPECT_LE(guess["probability"].get<double>(), before);
+      before = guess["probability"];
+    }
+    EXPECT_NEAR(sum, 1, 1e-6);
+  }
+  const std::string table = slurp(folder_ / "answers.csv");
+  EXPECT_THAT(table, testing::StartsWith("file,rank,class,name,probability\n"));
+  EXPECT_THAT(table, HasSubstr("sea.png,1,0,\"blue, dark\","));
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 10);
+
+  const Outcome text = run("predict --top 1 --checkpoint " + path("c.safetensors") + " " + path("rose.png"));
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, testing::MatchesRegex(".*rose.png: red [0-9.]+ %\n"));
+
+  // The same images to the evaluation: all right, and a folder that has other classes is refused.
+  const Outcome same =
+      run("eval --json - --checkpoint " + path("c.safetensors") + " --data images:" + path("elsewhere"));
+  ASSERT_EQ(same.code, 0) << same.err;
+  EXPECT_EQ(same.lines().at(0)["accuracy"], 1.0);
+  EXPECT_TRUE(same.lines().at(0)["top5_accuracy"].is_null());
+  for (const char* split : {"train", "val"})
+    fs::rename(folder_ / "elsewhere" / split / "red", folder_ / "elsewhere" / split / "crimson");
+  const Outcome other = run("eval --checkpoint " + path("c.safetensors") + " --data images:" + path("elsewhere"));
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("its class 1 is 'crimson', but the network was trained with 'green' in its place"));
+}
+
+TEST_F(Trained, ATrainingBeginsWithTheWeightsOfAnother) {
+  ASSERT_EQ(train("resnet20 --data digits --batch 64 --epochs 4 --evaluate-every 0").code, 0);
+  fs::rename(path("c.safetensors"), path("w.safetensors"));
+  const std::string begin = "resnet20 --data digits --batch 64 --steps 1 --lr 1e-6 --weights " + path("w.safetensors");
+  const Outcome again = train(begin);
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("w.safetensors: taken 97 of the network's 97 tensors\n"));
+  EXPECT_GT(last(again, "done")["accuracy"].get<double>(), 0.6);
+
+  const Outcome head = train(begin + " --num-classes 12");
+  ASSERT_EQ(head.code, 0) << head.err;
+  EXPECT_THAT(
+      head.err,
+      HasSubstr("taken 95 of the network's 97 tensors; new, for another number of classes: fc.bias, fc.weight"));
+
+  const Outcome resumed = run("train --resume " + path("c.safetensors") + " --weights " + path("w.safetensors"));
+  EXPECT_EQ(resumed.code, 2);
+  EXPECT_THAT(resumed.err, HasSubstr("--weights"));
+  std::ofstream(path("w.safetensors")) << "rubbish, and not even much of it";
+  const Outcome rubbish = train(begin);
+  EXPECT_EQ(rubbish.code, 2);
+  EXPECT_THAT(rubbish.err, HasSubstr("w.safetensors: "));
+}
+
+TEST_F(Trained, FrozenParametersStayAsTheyAreAndTakeNoRoom) {
+  const std::string base = "resnet20 --data digits --batch 64 --policy liveness --exact --evaluate-every 0 --steps ";
+  const Outcome all = train(base + "3");
+  ASSERT_EQ(all.code, 0) << all.err;
+  const Outcome frozen = train(base + "3 --freeze 'conv1.*' --freeze 'layer[12].*'");
+  ASSERT_EQ(frozen.code, 0) << frozen.err;
+  EXPECT_LT(last(frozen, "plan")["peak_bytes"].get<int64_t>(), last(all, "plan")["peak_bytes"].get<int64_t>());
+  const std::string header = slurp(path("c.safetensors")).substr(8, 200000);
+  EXPECT_THAT(header, HasSubstr("\"layer1.0.conv1.weight\""));
+  EXPECT_THAT(header, Not(HasSubstr("\"layer1.0.conv1.weight.momentum\"")));
+  EXPECT_THAT(header, HasSubstr("\"layer3.0.conv1.weight.momentum\""));
+
+  // It goes on as it was, to the bit; and not otherwise.
+  const std::string whole = last(train(base + "6 --freeze 'conv1.*' --freeze 'layer[12].*'"), "done")["weights_sha256"];
+  ASSERT_EQ(train(base + "3 --freeze 'conv1.*' --freeze 'layer[12].*'").code, 0);
+  const Outcome resumed = run("train --steps 6 --json - --resume " + path("c.safetensors"));
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(last(resumed, "done")["weights_sha256"], whole);
+  const Outcome other = run("train --steps 9 --freeze 'conv1.*' --resume " + path("c.safetensors"));
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("was saved with --freeze 'conv1.*' 'layer[12].*', but 'conv1.*' is asked for now"));
+
+  const Outcome none = train(base + "3 --freeze 'conv9.*'");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("--freeze 'conv9.*': no parameter of resnet20 has such a name"));
+  EXPECT_THAT(train(base + "3 --freeze '*'").err, HasSubstr("nothing to train"));
+}
+
+TEST_F(Trained, APlanWithFrozenParametersIsSavedVerifiedAndRun) {
+  const std::string plan = path("plan.json");
+  const Outcome saved =
+      run("plan resnet20 --data digits --batch 32 --freeze 'layer1.*' --clip-grad-norm 2 --save " + plan);
+  ASSERT_EQ(saved.code, 0) << saved.err;
+  const Outcome verified = run("verify " + plan);
+  EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+  const Outcome trained = run("train --costs estimated --steps 2 --evaluate-every 0 --plan " + plan);
+  EXPECT_EQ(trained.code, 0) << trained.err;
+}
+
+TEST_F(Trained, ClippingKeepsTheNormAndSaysIt) {
+  const std::string base = "lenet --data digits --batch 64 --exact --evaluate-every 0 --steps 4";
+  const Outcome free = train(base);
+  const Outcome loose = train(base + " --clip-grad-norm 1e6");
+  const Outcome tight = train(base + " --clip-grad-norm 0.01");
+  ASSERT_EQ(tight.code, 0) << tight.err;
+  EXPECT_EQ(last(free, "done")["weights_sha256"], last(loose, "done")["weights_sha256"]);  // times 1
+  EXPECT_NE(last(free, "done")["weights_sha256"], last(tight, "done")["weights_sha256"]);
+  EXPECT_EQ(last(tight, "done")["weights_sha256"],
+            last(train(base + " --clip-grad-norm 0.01"), "done")["weights_sha256"]);
+  EXPECT_TRUE(last(free, "step")["gradient_norm"].is_null());
+  EXPECT_GT(last(tight, "step")["gradient_norm"].get<double>(), 0.01);
+  EXPECT_GT(last(tight, "epoch")["gradient_norm"].get<double>(), 0.01);
+  const Outcome resumed = run("train --steps 6 --json - --resume " + path("c.safetensors"));
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_FALSE(last(resumed, "step")["gradient_norm"].is_null());  // the checkpoint knows
+}
+
+TEST_F(Trained, LogsALineAnEpochAndEventsForTensorBoard) {
+  const std::string log = path("log.csv"), board = path("board");
+  const Outcome first = train("lenet --data digits --batch 64 --epochs 2 --log-csv " + log + " --tensorboard " + board);
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Outcome more =
+      run("train --epochs 3 --resume " + path("c.safetensors") + " --log-csv " + log + " --tensorboard " + board);
+  ASSERT_EQ(more.code, 0) << more.err;
+  std::istringstream lines(slurp(log));
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(line);
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[0],
+            "epoch,step,train_loss,train_accuracy,eval_loss,eval_accuracy,lr,seconds,images_per_second,gradient_norm");
+  EXPECT_THAT(rows[1], testing::StartsWith("1,22,"));
+  EXPECT_THAT(rows[3], testing::StartsWith("3,66,"));
+  EXPECT_EQ(std::count(rows[3].begin(), rows[3].end(), ','), 9);
+  size_t files = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(board)) {
+    ++files;
+    const std::string bytes = slurp(entry.path());
+    EXPECT_THAT(bytes, HasSubstr("brain.Event:2"));
+    EXPECT_THAT(bytes, HasSubstr("loss/eval"));
+  }
+  EXPECT_EQ(files, 2u);
+  const Outcome nowhere = train("lenet --data digits --steps 1 --log-csv /nowhere/log.csv");
+  EXPECT_EQ(nowhere.code, 2);
+  EXPECT_THAT(nowhere.err, HasSubstr("--log-csv /nowhere/log.csv: cannot be written"));
+}
+
+TEST_F(Trained, CompareKnowsTheData) {
+  const Outcome outcome = run("compare resnet20 --batch 16 --data digits --policies liveness --json -");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Outcome planned = run("plan resnet20 --batch 16 --data digits --policy liveness --json -");
+  EXPECT_EQ(outcome.lines().at(0)["peak_bytes"], planned.lines().at(0)["peak_bytes"]);
+  EXPECT_NE(outcome.lines().at(0)["peak_bytes"],
+            run("compare resnet20 --batch 16 --policies liveness --json -").lines().at(0)["peak_bytes"]);
+  EXPECT_EQ(run("compare resnet20 --data nothing").code, 2);
+}
+
+}  // namespace
