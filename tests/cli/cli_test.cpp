@@ -660,7 +660,7 @@ TEST_F(Cli, UsageErrorsComeBeforeAnyProbing) {
       {"plan mlp --host-memory 3",
        "--host-memory: '3' without a unit is 3 bytes, too little for any tensor; say 3GiB or"},
       {"plan mlp --memory 12", "--memory: '12' without a unit is 12 bytes"},
-      {"train mlp --spill " + folder_.string() + ":3", "is no room for any tensor; give a number and a unit"},
+      {"train mlp --spill " + folder_.string() + ":3", "is no room at all; give a number and a unit"},
       {"plan mlp --lowering papr", "unknown --lowering 'papr'; did you mean 'paper'?"},
       {"plan mlp --memory 1GiBB", "--memory"},
       {"plan mlp --optimizer sdg", "did you mean 'sgd'?"},
@@ -797,6 +797,7 @@ TEST_F(Cli, RefusesByNameWhatIsNoRegularFile) {
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   fs::create_directories(path("images/cat"));
   fs::create_directories(path("images/dog"));
+  std::ofstream(path("images/cat/1.jpg")) << "never read";
   ASSERT_EQ(::mkfifo(path("images/dog/1.jpg").c_str(), 0600), 0);
   for (const std::string& arguments :
        {"train --resume " + pipe, "train --plan " + pipe, "verify " + pipe, "profile --import " + pipe, "place " + pipe,

@@ -371,10 +371,9 @@ void parse_spill(std::string_view text, TierOptions& options) {
       throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: {}", text, error.what()));
     }
     if (options.spill_size->count < kSlotAlignment)
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("--spill {}: '{}' is no room for any tensor; give a number and a "
-                              "unit, as in 20GiB",
-                              text, size));
+      throw Error(ErrorCode::invalid_input, fmt::format("--spill {}: '{}' is no room at all; give a number and a "
+                                                        "unit, as in 20GiB",
+                                                        text, size));
     text = text.substr(0, colon);
   }
   if (text.empty() || !fs::is_directory(fs::path(text), ignored)) {
@@ -393,7 +392,7 @@ void parse_peer(std::string_view text, TierOptions& options) {
     }
     if (options.peer_size->count < kSlotAlignment)
       throw Error(ErrorCode::invalid_input,
-                  fmt::format("--peer {}: that is no room for any tensor; give a number and a unit, as in 8GiB", text));
+                  fmt::format("--peer {}: that is no room at all; give a number and a unit, as in 8GiB", text));
   }
   options.peer = std::string(text.substr(0, sign));
 }
