@@ -399,9 +399,13 @@ class LeastSearch {
   void take(Attempt answer) {
     if (answer.feasible()) {
       if (!best_ || answer.plan().arena < best_->plan().arena) best_ = std::move(answer);
-    } else if (why_.policy.empty() || std::get<Infeasible>(answer.result).minimum < why_.minimum) {
-      why_ = std::get<Infeasible>(std::move(answer.result));
+      return;
     }
+    // Where memory was enough, a tier was not: that is what to say.
+    Infeasible& why = std::get<Infeasible>(answer.result);
+    const bool says_more = why_.policy.empty() || why.tier.empty() < why_.tier.empty();
+    const bool needs_less = why.tier.empty() == why_.tier.empty() && why.minimum < why_.minimum;
+    if (says_more || needs_less) why_ = std::move(why);
   }
   Infeasible explain(const Attempt& attempt, const Device& device) const {
     const Route route = make_route(attempt.graph);

@@ -150,6 +150,7 @@ void TrainingLoop::save() {
       tell(fmt::format("{}: saved again, at step {}", parts_.options.checkpoint->string(), place_.step));
     save_failed_ = false;
   } catch (const Error& error) {
+    if (states_lost_) throw;  // a device or a tier failed, not the file
     if (!save_failed_)
       tell(fmt::format("{}; training goes on, and the next save tries again. {}", error.what(), saved_text()));
     save_failed_ = true;
@@ -181,8 +182,13 @@ void TrainingLoop::write_checkpoint() {
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;
   state.input = input_to_save(parts_.data->info(), parts_.classes);
+  const TensorSource source = parts_.training_step.state_source();
   save_checkpoint(*parts_.options.checkpoint, state, parts_.training_step.states(),
-                  parts_.training_step.state_source());
+                  [&](size_t i, Bytes offset, std::span<std::byte> into) {
+                    states_lost_ = true;
+                    source(i, offset, into);
+                    states_lost_ = false;
+                  });
   saved_at_step_ = place_.step;
 }
 

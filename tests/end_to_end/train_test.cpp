@@ -108,7 +108,9 @@ TEST(Train, GoesOnWhenASaveFailsAndSaysSo) {
   options.checkpoint = folder / "c.safetensors";
   options.checkpoint_every = 2;
   std::vector<std::string> notices;
-  const TrainListener listener{.notice = [&](const std::string& text) { notices.push_back(text); }};
+  const TrainListener listener{.notice = [&](const std::string& text) {  // a busy machine has more to say
+    if (text.starts_with(options.checkpoint->string())) notices.push_back(text);
+  }};
   const FileFault fault(FileOperation::write, 1, ENOSPC);
   const DoneEvent done = run(options, listener);
   EXPECT_TRUE(fault.struck());
