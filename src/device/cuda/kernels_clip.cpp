@@ -7,7 +7,7 @@
 namespace plimsoll::cuda {
 namespace {
 
-int64_t stored(const Graph& graph, const Op& op) {
+int64_t stored_elements(const Graph& graph, const Op& op) {
   const Tensor& tensor = graph.tensor(op.inputs[0]);
   return storage_elements(tensor.shape, tensor.layout);
 }
@@ -16,14 +16,14 @@ int64_t stored(const Graph& graph, const Op& op) {
 class GradientNormKernel final : public CudaKernel {
  public:
   GradientNormKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op), elements_(stored(graph, op)) {
+      : CudaKernel(context, graph, op), elements_(stored_elements(graph, op)) {
     const int64_t pieces = pieces_for(elements_);
     length_ = (elements_ + pieces - 1) / pieces;
     pieces_ = (elements_ + length_ - 1) / length_;
     workspace_bytes_ = workspace_for(graph, op);
   }
   static Bytes workspace_for(const Graph& graph, const Op& op) {
-    return {pieces_for(stored(graph, op)) * static_cast<int64_t>(sizeof(double))};
+    return {pieces_for(stored_elements(graph, op)) * static_cast<int64_t>(sizeof(double))};
   }
 
  private:
@@ -69,7 +69,7 @@ class ClipScaleKernel final : public CudaKernel {
 class ScaleGradientKernel final : public CudaKernel {
  public:
   ScaleGradientKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op), count_(stored(graph, op)) {
+      : CudaKernel(context, graph, op), count_(stored_elements(graph, op)) {
     require_one_layout(graph, op, graph.tensor(op.inputs[0]));
   }
 
