@@ -71,7 +71,8 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
       ->check(whole_number(1, 1 << 24));
   command.add_flag(
       "--exact", exact,
-      "Choose kernels by a fixed rule, so that neither the budget nor measured times change a bit of the result");
+      "Choose kernels by a fixed rule, so that neither the budget nor measured times change a bit of the "
+      "result; the threads of an op (--intra-op, else --threads) still do, since sums are divided among them");
   command.add_option("--json", json, "Write JSON, one object a line, to FILE, or to standard output for '-'")
       ->type_name("FILE")
       ->check(not_empty());
