@@ -223,6 +223,12 @@ struct Peak {
 Peak live_peak(const Plan& plan);
 // Stays alive at a step, largest first.
 std::vector<const Stay*> live_at(const Plan& plan, StepIndex step);
+// The same, and what each of them adds to live_bytes: where several lie, the largest holds the bytes.
+struct HeldBytes {
+  const Stay* stay;
+  Bytes bytes;
+};
+std::vector<HeldBytes> held_at(const Plan& plan, StepIndex step);
 
 // What every plan of this graph needs at some step, whatever its policy, kernels and layouts: what an op reads and
 // writes, where it does not overwrite it; and all states besides, unless a tier may take them.

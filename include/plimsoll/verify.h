@@ -1,10 +1,11 @@
-// Judges a plan, sharing no code with what made it: it sees the plan and the graph, nothing else.
+// Judges a plan, sharing no code with what made it: it sees the plan and the graph, nothing else. (The lower bound,
+// which follows from the graph alone, is that of least_bytes.)
 //
 //   safe   every byte is where it is needed, and nobody else's. Judged of every plan before it is executed, in release
 //          builds too.
 //   true   the plan's prediction follows from its steps' times, its stays, copies and tiers. A plan that predicts
 //          nothing, as policies make them, claims nothing. What a saved plan claims besides is judged in
-//          compile/plan_file.h.
+//          compile/verify_file.h.
 #pragma once
 
 #include <string>

@@ -5,10 +5,10 @@
 
 #include "plan/policy.h"
 #include "plan/simulate.h"
+#include "plimsoll/compile.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
 #include "plimsoll/models.h"
-#include "plimsoll/verify.h"
 
 namespace plimsoll {
 
@@ -53,9 +53,8 @@ std::optional<LayerPlan> plan_layers(const LayerPlanRequest& request) {
   PlanOrInfeasible answer = find_policy(request.policy).plan(input);
   Plan* plan = std::get_if<Plan>(&answer);
   if (plan == nullptr) return std::nullopt;
-  require_valid(result.graph, *plan);
   predict(result.graph, *plan, costs);
-  result.plan = std::move(*plan);
+  result.plan = check_plan(result.graph, std::move(*plan));
   return result;
 }
 

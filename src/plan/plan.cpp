@@ -120,6 +120,17 @@ std::vector<const Stay*> live_at(const Plan& plan, StepIndex step) {
   return result;
 }
 
+std::vector<HeldBytes> held_at(const Plan& plan, StepIndex step) {
+  Coverage arena;
+  std::vector<HeldBytes> result;
+  for (const Stay* stay : live_at(plan, step)) {
+    const Bytes before = arena.covered();
+    arena.add(*stay);
+    result.push_back({stay, arena.covered() - before});
+  }
+  return result;
+}
+
 std::string raise_memory_to(Bytes enough) {
   const double mib = static_cast<double>((enough.count * 10 + (1 << 20) - 1) >> 20) / 10;
   return "raise --memory to " +

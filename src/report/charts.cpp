@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <unordered_map>
 
 #include "plimsoll/ops.h"
 
@@ -26,38 +25,6 @@ std::string op_text(const Graph& graph, const Plan& plan, size_t step) {
   if (!op.layer.empty()) append(text, ", layer {}", shortened(op.layer));
   return text + ")";
 }
-
-// The largest stay at every offset holds the bytes of all that lie there.
-class LiveKinds {
- public:
-  LiveKinds(const Graph& graph) : graph_(graph) {}
-  void begin(const Stay& stay) { change(stay, true); }
-  void end(const Stay& stay) { change(stay, false); }
-  const std::array<int64_t, kMemoryKinds>& now() const { return now_; }
-
- private:
-  void change(const Stay& stay, bool begins) {
-    std::vector<const Stay*>& here = places_[stay.offset.count];
-    count(here, -1);
-    if (begins) {
-      here.push_back(&stay);
-    } else {
-      here.erase(std::find(here.begin(), here.end(), &stay));
-    }
-    count(here, 1);
-    if (here.empty()) places_.erase(stay.offset.count);
-  }
-  void count(const std::vector<const Stay*>& here, int64_t sign) {
-    if (here.empty()) return;
-    const Stay& holder =
-        **std::max_element(here.begin(), here.end(), [](const Stay* a, const Stay* b) { return a->bytes < b->bytes; });
-    now_[static_cast<size_t>(memory_kind(graph_, holder))] += sign * holder.bytes.count;
-  }
-
-  const Graph& graph_;
-  std::unordered_map<int64_t, std::vector<const Stay*>> places_;
-  std::array<int64_t, kMemoryKinds> now_{};
-};
 
 // The axes that the charts over steps share.
 struct StepAxis {
@@ -235,19 +202,12 @@ std::string_view memory_kind_text(MemoryKind kind) {
 char memory_kind_class(MemoryKind kind) { return "posiagw"[static_cast<size_t>(kind)]; }
 
 std::vector<StepMemory> memory_by_step(const Graph& graph, const Plan& plan) {
-  std::vector<const Stay*> by_first, by_last;
-  for (const Stay& stay : plan.stays) by_first.push_back(&stay);
-  by_last = by_first;
-  std::sort(by_first.begin(), by_first.end(), [](const Stay* a, const Stay* b) { return a->first < b->first; });
-  std::sort(by_last.begin(), by_last.end(), [](const Stay* a, const Stay* b) { return a->last < b->last; });
   std::vector<StepMemory> result(plan.steps.size());
-  LiveKinds live(graph);
-  const std::vector<Bytes> totals = live_bytes(plan);
-  size_t begun = 0, ended = 0;
-  for (size_t s = 0; s < result.size(); ++s) {
-    while (ended < by_last.size() && std::cmp_less(by_last[ended]->last, s)) live.end(*by_last[ended++]);
-    while (begun < by_first.size() && std::cmp_equal(by_first[begun]->first, s)) live.begin(*by_first[begun++]);
-    result[s] = {live.now(), totals[s].count};
+  for (StepIndex s = 0; s < std::ssize(plan.steps); ++s) {
+    for (const auto& [stay, bytes] : held_at(plan, s)) {
+      result[s].by_kind[static_cast<size_t>(memory_kind(graph, *stay))] += bytes.count;
+      result[s].total += bytes.count;
+    }
   }
   return result;
 }

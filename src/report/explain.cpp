@@ -10,6 +10,7 @@
 #include "base/by_id.h"
 #include "base/names.h"
 #include "base/texts.h"
+#include "plan/cores_json.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -241,6 +242,12 @@ class Explainer {
       std::string text = fmt::format("step {} of {}", s, plan_.steps.size());
       if (step.recompute) text += ", a recomputation";
       if (s == plan_.predicted.peak_step) text += ", the peak";
+      if (step.threads > 0)
+        text += fmt::format(", with {} thread{} ({})", step.threads, step.threads == 1 ? "" : "s",
+                            to_string(step.affinity));
+      for (const auto& [a, b] : plan_.cores.conflicts) {
+        if (a == id || b == id) text += fmt::format(", never beside {}", graph_.op(a == id ? b : a).name);
+      }
       if (step.kernel.empty()) {
         line("  {}: a view, nothing runs", text);
       } else {

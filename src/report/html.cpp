@@ -102,6 +102,8 @@ std::string header(const Program& program, const ReportFacts& facts) {
   }
   html += card("layout", to_string(program.family),
                fmt::format("{} ops, {} tensors", graph.ops().size(), graph.tensors().size()));
+  if (const std::string cores = cores_text(plan); !cores.empty())
+    html += card("steps at once", std::to_string(plan.cores.inter_op), cores);
   if (plan.predicted.recompute_steps > 0)
     html += card("recomputed", fmt::format("{} steps", plan.predicted.recompute_steps));
   if (!plan.moves.empty())

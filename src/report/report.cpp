@@ -27,6 +27,10 @@ std::string plural(std::string_view role) {
   return role == "optimizer_state" ? "optimizer state" : std::string(role);
 }
 
+std::string counted(int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string step_label(const Graph& graph, const Plan& plan, StepIndex step) {
   const Op& op = graph.op(plan.steps.at(step).op);
   return fmt::format("step {} of {} ({}, {})", step, plan.steps.size(), op.name, op.type->name);
@@ -36,7 +40,8 @@ std::string step_label(const Graph& graph, const Plan& plan, StepIndex step) {
 
 std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, StepIndex step) {
   std::map<std::string, Bytes> sums;
-  for (const Stay* stay : live_at(plan, step)) sums[what_for(graph, *stay)] += stay->bytes;
+  for (const auto& [stay, bytes] : held_at(plan, step)) sums[what_for(graph, *stay)] += bytes;
+  std::erase_if(sums, [](const auto& share) { return share.second.count == 0; });  // in the bytes of others
   std::vector<MemoryShare> shares;
   for (auto& [what, bytes] : sums) shares.push_back({what, bytes});
   std::stable_sort(shares.begin(), shares.end(),
@@ -50,6 +55,30 @@ namespace {
 bool is_safe(const Program& program) { return verify(program.network.graph, program.plan, 1).empty(); }
 
 }  // namespace
+
+std::string cores_text(const Plan& plan) {
+  const CoreSharing& cores = plan.cores;
+  int fewest = INT32_MAX, most = 0, smt = 0;
+  for (const Step& step : plan.steps) {
+    if (step.threads == 0) continue;
+    fewest = std::min(fewest, step.threads);
+    most = std::max(most, step.threads);
+    smt += step.affinity == Affinity::smt ? 1 : 0;
+  }
+  if (cores.inter_op <= 1 && most == 0) return {};
+  std::string text = counted(cores.inter_op, "step") + " at once";
+  if (cores.cores > 0) text += " on " + counted(cores.cores, "core");
+  if (most > 0) {
+    text += ", ops with " +
+            (fewest == most ? counted(most, "thread") : fmt::format("{} to {}", fewest, counted(most, "thread")));
+  }
+  if (smt > 0) text += fmt::format(", {} of them on second hardware threads", smt);
+  if (!cores.conflicts.empty()) {
+    text += fmt::format(", {} never run at once", counted(std::ssize(cores.conflicts), "pair"));
+  }
+  if (!cores.order.empty()) text += ", in an order of their own";
+  return text;
+}
 
 std::string plan_text(const Program& program, int64_t batch) {
   const Plan& plan = program.plan;
@@ -72,6 +101,7 @@ std::string plan_text(const Program& program, int64_t batch) {
   line("baseline",
        fmt::format("would need {} (every tensor its own memory): {:.1f}x", to_string(program.baseline_peak),
                    static_cast<double>(program.baseline_peak.count) / static_cast<double>(plan.arena.count)));
+  if (const std::string cores = cores_text(plan); !cores.empty()) line("cores", cores);
   const double ms = plan.predicted.step_time_ms;
   std::string time = time_text(ms) + " a step";
   if (batch > 0 && ms > 0) time += ", " + rate_text(1000.0 * static_cast<double>(batch) / ms);
@@ -160,6 +190,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
           {"policy", program.policy},
           {"planned_by", plan.policy},
           {"inter_op", plan.cores.inter_op},
+          {"cores", cores_text(plan)},
           {"placement", plan.placement},
           {"layout", std::string(to_string(program.family))},
           {"budget_bytes", plan.budget.count == INT64_MAX ? json(nullptr) : json(plan.budget.count)},

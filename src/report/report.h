@@ -20,6 +20,10 @@ struct MemoryShare {
 };
 std::vector<MemoryShare> memory_by_role(const Graph& graph, const Plan& plan, StepIndex step);
 
+// How the cores are shared: "2 steps at once on 2 cores, ops with 1 to 2 threads, 3 pairs never meet"; empty: one step
+// after another, each with all threads.
+std::string cores_text(const Plan& plan);
+
 // "budget 24 MiB, peak 18.2 MiB at ...", what holds the peak, what baseline would need, the predicted time. `batch` is
 // for images per second; 0 leaves them out.
 std::string plan_text(const Program& program, int64_t batch);

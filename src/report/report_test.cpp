@@ -141,5 +141,43 @@ TEST(Trace, CountsBytesThatTwoTensorsShareOnce) {
   EXPECT_EQ(live, (std::vector<double>{1, 2}));
 }
 
+// What ops overwrite in place, and views, share bytes with others: under baseline for the whole step.
+TEST(MemoryByRole, AddsUpToTheLiveBytesOfEveryStep) {
+  const auto device = open_device("k40c");
+  for (const char* model : {"vgg11", "alexnet", "mlp", "resnet20", "densenet:depth=40,growth=12", "dcgan"}) {
+    for (const char* policy : {"baseline", "liveness", "superneurons"}) {
+      SCOPED_TRACE(std::string(model) + " " + policy);
+      const auto compiled =
+          compile_training(build_model(model, {.batch = 8}), *device, CostTable{}, {.policy = policy});
+      const Program& program = std::get<Program>(compiled);
+      const Plan& plan = program.plan;
+      const std::vector<Bytes> live = live_bytes(plan);
+      for (StepIndex s = 0; s < std::ssize(plan.steps); ++s) {
+        Bytes sum;
+        for (const MemoryShare& share : memory_by_role(program.network.graph, plan, s)) sum += share.bytes;
+        ASSERT_EQ(sum, live[s]) << "step " << s;
+      }
+      int64_t shown = 0;
+      const json all = plan_json(program, {});
+      for (const auto& [role, bytes] : all.at("peak_by_role").items()) shown += bytes.get<int64_t>();
+      EXPECT_EQ(shown, plan.predicted.peak.count);
+    }
+  }
+}
+
+TEST(CoresText, SaysHowStepsShareTheCores) {
+  Plan plan;
+  plan.steps.resize(3);
+  EXPECT_EQ(cores_text(plan), "");
+  plan.cores = {.inter_op = 2, .cores = 4, .conflicts = {{{0}, {1}}}, .order = {2, 1, 0}};
+  plan.steps[0].threads = 1;
+  plan.steps[1].threads = 3;
+  plan.steps[1].affinity = Affinity::smt;
+  EXPECT_EQ(
+      cores_text(plan),
+      "2 steps at once on 4 cores, ops with 1 to 3 threads, 1 of them on second hardware threads, 1 pair never run "
+      "at once, in an order of their own");
+}
+
 }  // namespace
 }  // namespace plimsoll
