@@ -174,6 +174,7 @@ struct Plan {
   uint64_t graph_fingerprint = 0;
   std::string device_name;  // "cpu"
   std::string device_key;
+  int device_threads = 0;  // of an op whose step says nothing else (DeviceInfo::threads); 0: not known
   std::string policy;
   std::string placement;  // the name of the placement that gave the offsets
   Bytes budget;

@@ -143,7 +143,7 @@ class PlanContradictions {
 int cores_of(const SavedPlan& saved) {
   if (saved.request.threads > 0) return saved.request.threads;
   const bool one_at_a_time = saved.request.inter_op == 1 && saved.request.intra_op == 0;
-  return one_at_a_time ? threads_of(saved.plan.device_key) : saved.plan.cores.cores;
+  return one_at_a_time ? saved.plan.device_threads : saved.plan.cores.cores;
 }
 
 void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App& command) {
@@ -192,7 +192,7 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
   options.threads = cores_of(saved);
   options.inter_op = saved.request.inter_op;
   options.intra_op = saved.request.intra_op;
-  if (options.inter_op > 1) options.intra_op = threads_of(saved.plan.device_key);
+  if (options.inter_op > 1) options.intra_op = saved.plan.device_threads;
   options.policy = saved.plan.policy;
   options.placement = saved.plan.placement;
   options.exact = saved.request.exact;

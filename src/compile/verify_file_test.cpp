@@ -26,6 +26,7 @@ const std::map<std::string, std::string_view> kHarmless{
     {"/plan/plan_time_ms", "how long planning took: nothing follows from it"},
     {"/plan/device/name", "a device of another name or key is refused when the plan is to run"},
     {"/plan/device/key", "a device of another name or key is refused when the plan is to run"},
+    {"/plan/device/threads", "a device with other threads is refused when the plan is to run"},
     {"/plan/policy", "told to people"},
     {"/plan/placement", "told to people"},
     {"/plan/steps/*/kernel", "another kernel of the device that needs no more workspace computes the same"},

@@ -84,6 +84,7 @@ Plan begin_plan(const PolicyInput& input, std::string_view policy) {
   plan.graph_fingerprint = fingerprint(input.graph);
   plan.device_name = input.device.name;
   plan.device_key = input.device.key;
+  plan.device_threads = input.device.threads;
   plan.policy = policy;
   plan.budget = input.budget;
   return plan;

@@ -8,6 +8,7 @@
 #include "base/json_reader.h"
 #include "plan/cores_json.h"
 #include "plimsoll/plan.h"
+#include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {
@@ -105,9 +106,11 @@ class PlanReader {
     if (file_.member("version").integer(1) != kVersion) file_.member("version").fail(other_version(kVersion));
     read_graph(file_.member("graph"));
     const JsonReader device = file_.member("device");
-    device.only({"name", "key"});
+    device.only({"name", "key", "threads"});
     plan_.device_name = device.member("name").text();
     plan_.device_key = device.member("key").text();
+    if (device.has("threads"))
+      plan_.device_threads = static_cast<int>(device.member("threads").integer(0, kMostThreads));
     plan_.policy = file_.member("policy").text();
     plan_.placement = file_.member("placement").text();
     plan_.budget = bytes(file_.member("budget"));
@@ -277,7 +280,8 @@ std::string to_json(const Plan& plan, const Graph& graph) {
   out += fmt::format(" \"format\": {},\n \"version\": {},\n", text(kFormat), kVersion);
   out += fmt::format(" \"graph\": {{\"name\": {}, \"fingerprint\": {}}},\n", text(plan.graph_name),
                      text(hex(plan.graph_fingerprint)));
-  out += fmt::format(" \"device\": {{\"name\": {}, \"key\": {}}},\n", text(plan.device_name), text(plan.device_key));
+  out += fmt::format(" \"device\": {{\"name\": {}, \"key\": {}, \"threads\": {}}},\n", text(plan.device_name),
+                     text(plan.device_key), plan.device_threads);
   out += fmt::format(" \"policy\": {},\n \"placement\": {},\n", text(plan.policy), text(plan.placement));
   out += fmt::format(" \"budget\": {},\n \"arena\": {},\n \"lower_bound\": {},\n", plan.budget.count, plan.arena.count,
                      plan.lower_bound.count);

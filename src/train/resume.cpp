@@ -1,9 +1,9 @@
 #include "train/resume.h"
 
 #include <fmt/format.h>
+#include <charconv>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "plan/simulate.h"
@@ -197,15 +197,6 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
   differ("--freeze", frozen(options.optimizer.freeze), frozen(saved.optimizer.freeze));
   auto kind = [](const std::string& data) { return data.substr(0, data.find(':')); };
   differ("data", kind(options.data), kind(saved.data));
-}
-
-int threads_of(std::string_view device_key) {
-  const size_t end = device_key.find(" threads, ");
-  if (end == std::string_view::npos) return 0;
-  const size_t begin = device_key.rfind(' ', end - 1) + 1;
-  int count = 0;
-  std::from_chars(device_key.data() + begin, device_key.data() + end, count);
-  return count;
 }
 
 std::string other_device_text(std::string_view saved_key, const DeviceInfo& device) {

@@ -26,9 +26,6 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
 // For the user, when a checkpoint of the device with that key goes on with another, or with other threads for an op.
 std::string other_device_text(std::string_view saved_key, const DeviceInfo& device);
 
-// Threads of an op that a device of this key runs with; 0: the key does not tell.
-int threads_of(std::string_view device_key);
-
 // The saved place exists in an epoch of so many batches; throws Error(invalid_input): other data, or a damaged file.
 void check_place(const TrainingState& saved, int64_t batches_per_epoch, const std::filesystem::path& file);
 

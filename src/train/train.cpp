@@ -113,7 +113,8 @@ Beginning begin(TrainOptions& options) {
 // pinned.
 void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& options, const DeviceInfo& device) {
   const std::string file = options.plan->string();
-  if (saved.plan.device_key != device.key) {
+  const bool same_threads = saved.plan.device_threads == 0 || saved.plan.device_threads == device.threads;
+  if (saved.plan.device_key != device.key || !same_threads) {
     throw Error(
         ErrorCode::invalid_input,
         fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({}); make one here with `plimsoll plan "
