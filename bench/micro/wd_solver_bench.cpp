@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/statistics.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
 #include "tests/support/random_candidates.h"
@@ -128,12 +129,11 @@ void measure(const Instance& instance, unsigned seed, double share) {
     spent += times.back();
   }
   check(instance.fronts, division, total);
-  std::sort(times.begin(), times.end());
   std::printf(
       "{\"instance\": \"%s\", \"seed\": %u, \"ops\": %zu, \"variables\": %zu, \"share\": %g, \"solve_ms\": %.4f, \"spread_ms\": %.4f, "
       "\"exact\": %s, \"time_ms\": %.6f, \"lower_bound_ms\": %.6f, \"total_bytes\": %lld, \"used_bytes\": %lld}\n",
-      instance.name.c_str(), seed, instance.fronts.size(), variables(instance.fronts), share, times[times.size() / 2],
-      times[times.size() * 3 / 4] - times[times.size() / 4], division.exact ? "true" : "false", division.time_ms,
+      instance.name.c_str(), seed, instance.fronts.size(), variables(instance.fronts), share, median(times),
+      2 * half_interquartile_distance(times), division.exact ? "true" : "false", division.time_ms,
       division.lower_bound_ms, static_cast<long long>(total.count), static_cast<long long>(division.workspace.count));
   std::fflush(stdout);
 }

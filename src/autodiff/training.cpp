@@ -139,6 +139,39 @@ TensorId append_clip(Graph& graph, std::vector<ReadyUpdate>& ready, const std::v
   return graph.output(clip, 1);
 }
 
+// What waits until all gradients of one objective are there, since they are clipped together.
+struct WaitingUpdates {
+  std::vector<ReadyUpdate> updates;
+  std::vector<TensorId> norms;
+};
+
+void append_clipped_updates(Network& network, std::vector<WaitingUpdates>& by_objective,
+                            const OptimizerOptions& options, TensorId learning_rate, TensorId step_number) {
+  Graph& graph = network.graph;
+  const bool one = by_objective.size() == 1;
+  for (size_t i = 0; i < by_objective.size(); ++i) {
+    auto& [updates, norms] = by_objective[i];
+    if (updates.empty()) continue;
+    const std::string name = one ? "clip_grad_norm" : fmt::format("clip_grad_norm.{}", i);
+    const TensorId norm = append_clip(graph, updates, norms, options.clip_grad_norm, name);
+    if (one) network.gradient_norm = norm;
+    add_output(graph, norm);
+    for (const ReadyUpdate& ready : updates)
+      append_update(graph, ready.parameter, ready.gradient, options, learning_rate, step_number);
+  }
+}
+
+void check_that_gradients_reach_all(const Network& network, const std::map<TensorId, size_t>& objective_of,
+                                    const std::vector<Backward>& backwards) {
+  for (const auto& [parameter, objective] : objective_of) {
+    if (backwards[objective].gradient(parameter).valid()) continue;
+    const Graph& graph = network.graph;
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("no gradient of the loss '{}' reaches the parameter '{}'",
+                            graph.tensor(network.objectives[objective].loss).name, graph.tensor(parameter).name));
+  }
+}
+
 }  // namespace
 
 void check(const OptimizerOptions& options) {
@@ -221,9 +254,7 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
   }
   add_output(graph, network.correct);
 
-  // Where gradients are clipped, the updates of an objective wait until all of its gradients are there.
-  std::vector<std::vector<ReadyUpdate>> waiting(network.objectives.size());
-  std::vector<std::vector<TensorId>> norms(network.objectives.size());
+  std::vector<WaitingUpdates> waiting(network.objectives.size());  // where gradients are clipped
   for (size_t i = 0; i < network.objectives.size(); ++i) {
     if (network.objectives[i].parameters.empty()) continue;
     const TensorId loss = network.objectives[i].loss;
@@ -241,27 +272,13 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
           append_update(graph, parameter, gradient, options, learning_rate, step_number);
           continue;
         }
-        waiting[owner].push_back({parameter, gradient});
-        norms[owner].push_back(append_norm(graph, waiting[owner].back()));
+        waiting[owner].updates.push_back({parameter, gradient});
+        waiting[owner].norms.push_back(append_norm(graph, waiting[owner].updates.back()));
       }
     }
   }
-  for (size_t i = 0; i < waiting.size(); ++i) {
-    if (waiting[i].empty()) continue;
-    const bool one = waiting.size() == 1;
-    const std::string name = one ? "clip_grad_norm" : fmt::format("clip_grad_norm.{}", i);
-    const TensorId norm = append_clip(graph, waiting[i], norms[i], options.clip_grad_norm, name);
-    if (one) network.gradient_norm = norm;
-    add_output(graph, norm);
-    for (const ReadyUpdate& ready : waiting[i])
-      append_update(graph, ready.parameter, ready.gradient, options, learning_rate, step_number);
-  }
-  for (const auto& [parameter, objective] : objective_of) {
-    if (backwards[objective].gradient(parameter).valid()) continue;
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("no gradient of the loss '{}' reaches the parameter '{}'",
-                            graph.tensor(network.objectives[objective].loss).name, graph.tensor(parameter).name));
-  }
+  append_clipped_updates(network, waiting, options, learning_rate, step_number);
+  check_that_gradients_reach_all(network, objective_of, backwards);
   return network;
 }
 

@@ -22,8 +22,8 @@ std::string shown(std::string_view text) {
   return text.size() > 40 ? result + "..." : result;
 }
 
-CsvReader::CsvReader(std::string_view text, const std::string& file_name, size_t most_fields)
-    : text_(text), file_name_(file_name), most_fields_(most_fields) {
+CsvReader::CsvReader(std::string_view text, const std::string& file_name, size_t most_fields, ErrorCode code)
+    : text_(text), file_name_(file_name), most_fields_(most_fields), code_(code) {
   if (text_.starts_with("\xef\xbb\xbf")) text_.remove_prefix(3);
 }
 
@@ -32,7 +32,7 @@ void CsvReader::refuse(const std::string& what, ErrorCode code) const {
 }
 
 void CsvReader::refuse_place(size_t place, const std::string& what) const {
-  throw Error(ErrorCode::invalid_input, fmt::format("{}, line {}, column {}: {}", file_name_, line_, place + 1, what));
+  throw Error(code_, fmt::format("{}, line {}, column {}: {}", file_name_, line_, place + 1, what));
 }
 
 bool CsvReader::next_line() {
@@ -54,6 +54,14 @@ bool CsvReader::next_line() {
   return true;
 }
 
+void CsvReader::set_columns(std::span<const std::string_view> names) {
+  has_header_ = false;
+  known_.assign(names.begin(), names.end());
+  columns_ = names.size();
+  place_.resize(columns_);
+  for (size_t column = 0; column < columns_; ++column) place_[column] = column;
+}
+
 bool CsvReader::note_column(size_t place) {
   const auto name = std::find(known_.begin(), known_.end(), fields_[place]);
   if (name == known_.end()) return false;
@@ -68,8 +76,9 @@ bool CsvReader::next_row() {
     if (!next_line()) return false;
   } while (trim_blanks(line_text_).empty());
   if (fields_.size() != columns_) {
-    refuse(fmt::format("{} columns where the header has {}",
-                       fields_.size() > most_fields_ ? "too many" : std::to_string(fields_.size()), columns_));
+    refuse(fmt::format("{} columns where {} {}",
+                       fields_.size() > most_fields_ ? "too many" : std::to_string(fields_.size()),
+                       has_header_ ? "the header has" : "there must be", columns_));
   }
   return true;
 }

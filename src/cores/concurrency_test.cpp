@@ -234,7 +234,13 @@ TEST(BestSchedule, GivesAChainAndWhatHangsOnItDifferentCounts) {
   const ChosenSchedule best = best_schedule(tasks, machine, {.co_run = true});
   const int counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16};
   EXPECT_LT(best.schedule.total_ms, 0.97 * all_uniform_settings(tasks, machine, counts, counts).front().total_ms);
-  EXPECT_FALSE(best.policy.threads.empty());
+  ASSERT_EQ(best.policy.threads.size(), tasks.size());
+  for (size_t i = 0; i < tasks.size(); i += 2) {
+    const int chain = best.policy.threads[i], beside = best.policy.threads[i + 1];
+    EXPECT_GE(chain, 10);
+    EXPECT_LE(beside, 5);
+    EXPECT_LE(chain + beside, 16);
+  }
 }
 
 // Where the time with one thread is not known, it is told as a thousand times as long: nobody takes it.

@@ -15,14 +15,14 @@ CoreOptions choice_for(const CoreRequest& request, const CoreShape& machine) {
   const int processors = std::max(machine.cores, 1) * std::max(machine.hardware_threads, 1);
   const int cores = request.threads > 0 ? std::min(request.threads, processors) : std::max(machine.cores, 1);
   const Strategies strategies = request.strategies.value_or(Strategies{});
-  const bool has_second = cores == machine.cores && machine.hardware_threads > 1;
+  const bool has_smt = cores == machine.cores && machine.hardware_threads > 1;
   CoreOptions options{.cores = cores,
                       .intra_op = cores,
                       .choose = true,
                       .strategies = strategies,
                       .climb_interval = request.climb_interval > 0 ? request.climb_interval : std::max(1, cores / 16)};
-  if (strategies.second_threads && has_second) options.hardware_threads = 2;
-  if (request.strategies && strategies.second_threads && !has_second) {
+  if (strategies.second_threads && has_smt) options.hardware_threads = 2;
+  if (request.strategies && strategies.second_threads && !has_smt) {
     options.notice =
         machine.hardware_threads > 1
             ? fmt::format(

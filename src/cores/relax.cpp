@@ -28,9 +28,9 @@ struct Found {
   Relaxation last, best;
 };
 template <class TimeOf>
-Found search(const ReuseRelaxation& relaxation, const Plan& plan, const Relaxation& packed, double least_ms,
+Found search(const ReuseRelaxation& relaxation, const Plan& plan, const Relaxation& tight, double least_ms,
              const TimeOf& time_ms) {
-  Found found{packed, packed};
+  Found found{tight, tight};
   for (StepIndex distance : kReuseDistances) {
     found.last.stays = relaxation.with_reuse_distance(distance);
     found.last.ms = time_ms(found.last.stays);
@@ -53,12 +53,12 @@ RelaxedPlan relax(const CoreInput& input, const Plan& plan) {
     return schedule_of(tried, tasks, uniform).total_ms;
   };
   const ReuseRelaxation relaxation(input.graph, plan);
-  Relaxation packed{{plan.stays, plan.arena}};
-  packed.ms = time_ms(packed.stays);
+  Relaxation tight{{plan.stays, plan.arena}};
+  tight.ms = time_ms(tight.stays);
   const double least_ms = time_ms(relaxation.without_reuse());
-  if (least_ms > packed.ms * kWorthIt) return result;
-  const Found found = search(relaxation, plan, packed, least_ms, time_ms);
-  if (found.best.ms <= packed.ms * kWorthIt) {
+  if (least_ms > tight.ms * kWorthIt) return result;
+  const Found found = search(relaxation, plan, tight, least_ms, time_ms);
+  if (found.best.ms <= tight.ms * kWorthIt) {
     result.plan.stays = found.best.stays.stays;
     result.plan.arena = found.best.stays.arena;
   }

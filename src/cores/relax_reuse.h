@@ -1,8 +1,8 @@
 // Bytes that are taken over later. Which bytes a tensor gets makes no difference to steps that run one after another,
-// so a placement packs them as tightly as it can; but of steps that run side by side, whoever takes bytes waits for all
+// so a placement reuses them as soon as it can; but of steps that run side by side, whoever takes bytes waits for all
 // who used them before, though it reads nothing of theirs.
 //
-//   packed     | a |  c |        c = h(x) waits for b = g(a)
+//   tight      | a |  c |        c = h(x) waits for b = g(a)
 //                | b  |
 //   relaxed   | a |
 //                | b  |          at the cost of c's bytes both run at once

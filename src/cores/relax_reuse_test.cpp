@@ -33,9 +33,9 @@ int chain_of(const Graph& graph, const Plan& plan) {
   return longest;
 }
 
-Plan with(Plan plan, const RelaxedStays& loose) {
-  plan.stays = loose.stays;
-  plan.arena = plan.budget = loose.arena;
+Plan with(Plan plan, const RelaxedStays& relaxed) {
+  plan.stays = relaxed.stays;
+  plan.arena = plan.budget = relaxed.arena;
   return plan;
 }
 Plan relaxed(const Graph& graph, const Plan& plan, StepIndex steps) {
@@ -45,8 +45,8 @@ Plan relaxed(const Graph& graph, const Plan& plan, StepIndex steps) {
 TEST(RelaxReuse, StepsWaitLessForEachOther) {
   const Program program = program_of("resnet20");
   const Graph& graph = program.network.graph;
-  const int packed = chain_of(graph, program.plan);
-  int before = packed;
+  const int tight = chain_of(graph, program.plan);
+  int before = tight;
   for (StepIndex steps : {8, 64, 1000}) {
     const Plan plan = relaxed(graph, program.plan, steps);
     EXPECT_TRUE(verify(graph, plan).empty());
@@ -54,7 +54,7 @@ TEST(RelaxReuse, StepsWaitLessForEachOther) {
     EXPECT_LE(chain, before + before / 20);
     before = chain;
   }
-  EXPECT_LT(before, packed * 3 / 4);
+  EXPECT_LT(before, tight * 3 / 4);
 }
 
 bool meet(const Stay& x, const Stay& y) { return x.first <= y.last && y.first <= x.last; }
@@ -62,7 +62,7 @@ bool lie_upon(const Stay& x, const Stay& y) { return x.offset < y.offset + y.byt
 
 // Stays that lie upon each other at different times are linked by others that do at one time: nothing is taken over but
 // by the rules of ops. The states, at the bottom, are what they are.
-TEST(RelaxReuse, ApartNothingIsTakenOver) {
+TEST(RelaxReuse, WithoutReuseNothingIsTakenOver) {
   const Program program = program_of("lenet");
   const Graph& graph = program.network.graph;
   auto strangers = [&](const Plan& plan) {
@@ -121,10 +121,10 @@ TEST(RelaxReuse, RandomPlansStayValid) {
     Plan plan = testing::RandomPlan(graph, seed, seed % 2 == 0).make();
     ASSERT_TRUE(verify(graph, plan).empty());
     if (seed % 5 == 0) plan.placement = "best_fit";
-    const Plan loose = seed % 3 == 0 ? with(plan, ReuseRelaxation(graph, plan).without_reuse())
+    const Plan other = seed % 3 == 0 ? with(plan, ReuseRelaxation(graph, plan).without_reuse())
                                      : relaxed(graph, plan, static_cast<StepIndex>(seed % 60));
-    ASSERT_EQ(loose.stays.size(), plan.stays.size());
-    const auto violations = verify(graph, loose);
+    ASSERT_EQ(other.stays.size(), plan.stays.size());
+    const auto violations = verify(graph, other);
     ASSERT_TRUE(violations.empty()) << "seed " << seed << ": " << violations[0].message;
   }
 }

@@ -94,10 +94,11 @@ TEST(Digits, NameLineAndColumnOfWhatIsWrong) {
   const auto message = [](const std::string& text) {
     return message_of([&] { parse_digits_csv(text, "f.csv"); }, ErrorCode::corrupt_file);
   };
-  EXPECT_EQ(message(good + "1,2,17"), "f.csv: line 11: expected a pixel of 0..16 in column 3");
-  EXPECT_EQ(message(good + "1,2"), "f.csv: line 11: expected 65 numbers with commas, found 2");
-  EXPECT_EQ(message(good + row + "10\n"), "f.csv: line 11: expected a label of 0..9 in column 65");
-  EXPECT_EQ(message(good + row + "1,1\n"), "f.csv: line 11: expected nothing after the label");
+  EXPECT_EQ(message(good + "1,2,17," + row.substr(6) + "1"), "f.csv, line 11, column 3: pixel 17 is not in 0 to 16");
+  EXPECT_EQ(message(good + "1,2"), "f.csv, line 11: 2 columns where there must be 65");
+  EXPECT_EQ(message(good + row + "10\n"), "f.csv, line 11, column 65: label 10 is not in 0 to 9");
+  EXPECT_EQ(message(good + row + "six\n"), "f.csv, line 11, column 65: label 'six' is not a whole number");
+  EXPECT_EQ(message(good + row + "1,1\n"), "f.csv, line 11: too many columns where there must be 65");
   EXPECT_EQ(message(row + "1\n"), "f.csv: has 1 images; expected at least 10");
   EXPECT_EQ(message(""), "f.csv: has 0 images; expected at least 10");
 }

@@ -2,9 +2,10 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <charconv>
+#include <array>
 #include <cstdlib>
 
+#include "base/csv.h"
 #include "base/files.h"
 #include "data/sources.h"
 #include "plimsoll/error.h"
@@ -86,30 +87,20 @@ class Digits : public DataSet {
 }  // namespace
 
 DigitsTable parse_digits_csv(std::string_view text, const std::string& file_name) {
+  std::array<std::string_view, kPixels + 1> columns;
+  columns.fill("pixel");
+  columns.back() = "label";
+  CsvReader csv(text, file_name, columns.size(), ErrorCode::corrupt_file);
+  csv.set_columns(columns);
   DigitsTable table;
-  int64_t line = 1;
-  for (size_t begin = 0; begin < text.size(); ++line) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    std::string_view row = text.substr(begin, end - begin);
-    if (row.ends_with('\r')) row.remove_suffix(1);
-    begin = end + 1;
-    const auto fail = [&](const std::string& expected) {
-      throw Error(ErrorCode::corrupt_file, fmt::format("{}: line {}: expected {}", file_name, line, expected));
-    };
-    const char* at = row.data();
-    const char* const row_end = row.data() + row.size();
-    for (int column = 0; column <= kPixels; ++column) {
-      if (column > 0 && (at == row_end || *at++ != ',')) fail(fmt::format("65 numbers with commas, found {}", column));
-      unsigned value = 0;
-      const auto [number_end, status] = std::from_chars(at, row_end, value);
-      if (status != std::errc() || (column < kPixels ? value > kWhite : value >= kDigitClasses)) {
-        fail(column < kPixels ? fmt::format("a pixel of 0..16 in column {}", column + 1)
-                              : "a label of 0..9 in column 65");
-      }
-      (column < kPixels ? table.pixels : table.labels).push_back(static_cast<uint8_t>(value));
-      at = number_end;
+  while (csv.next_row()) {
+    for (size_t column = 0; column < columns.size(); ++column) {
+      const bool is_label = column == kPixels;
+      const int64_t value = csv.number(column), most = is_label ? kDigitClasses - 1 : kWhite;
+      if (value < 0 || value > most)
+        csv.refuse_field(column, fmt::format("{} {} is not in 0 to {}", columns[column], value, most));
+      (is_label ? table.labels : table.pixels).push_back(static_cast<uint8_t>(value));
     }
-    if (at != row_end) fail("nothing after the label");
   }
   if (table.labels.size() < 10) {
     throw Error(ErrorCode::corrupt_file,

@@ -1,4 +1,5 @@
-// What is started and what is waited for between two steps of a plan, as a table: the one that every driver runs by.
+// What is started and what is waited for between two steps of a plan, as a table. Drivers that keep the plan's order run
+// by it; the concurrent one takes its routes only.
 //
 //   boundary 3      out   start: copies out with after = 2           wait: copies out with before = 3
 //   (before step 3) in    start: copies in with after = 2            wait: copies in with before = 3

@@ -51,12 +51,12 @@ ConcurrentDriver::ConcurrentDriver(ReadyPlan& ready)
       moves_(static_cast<int32_t>(ready.plan.moves.size())),
       cores_(cores_for(ready)),
       at_once_(ready.plan.cores.inter_op),
-      second_threads_(ready.plan.cores.hardware_threads > 1),
+      smt_(ready.plan.cores.hardware_threads > 1),
       rank_(ready.steps()),
       conflicts_(ready.steps()),
       unmet_(dependencies_.count()),
       ready_steps_((ready.steps() + 63) / 64),
-      core_map_(cores_, cores_a_cache(ready), second_threads_),
+      core_map_(cores_, cores_a_cache(ready), smt_),
       finished_(dependencies_.count()) {
   const int all = std::max(ready.device.info().threads, 1);
   for (const Step& step : ready.plan.steps)
@@ -100,7 +100,7 @@ void ConcurrentDriver::make_teams() {
   std::map<int, int> wanted;  // teams by size
   for (StepIndex s = 0; s < steps_; ++s) {
     if (!ready_.kernels[s]) continue;
-    const bool second = second_threads_ && ready_.plan.steps[s].affinity == Affinity::smt;
+    const bool second = smt_ && ready_.plan.steps[s].affinity == Affinity::smt;
     int& count = wanted[cores_of_[s]];
     count = std::max(count, std::min(at_once_, cores_ / cores_of_[s] * (second ? 2 : 1)));
   }
@@ -114,8 +114,7 @@ void ConcurrentDriver::make_teams() {
       shapes.push_back({.threads = size, .cores = {all.begin() + first, all.begin() + first + size}});
     }
   }
-  std::vector<int> processors =
-      ready_.options.pin ? cpu::processors_of_cores(cores_, second_threads_) : std::vector<int>{};
+  std::vector<int> processors = ready_.options.pin ? cpu::processors_of_cores(cores_, smt_) : std::vector<int>{};
   running_.resize(shapes.size());
   for (Running& r : running_) r.places.reserve(all.size());
   teams_ = std::make_unique<Teams>(shapes, std::move(processors),
@@ -268,7 +267,7 @@ void ConcurrentDriver::start_ready() {
   for (size_t word = 0; word < ready_steps_.size(); ++word) {
     for (uint64_t bits = ready_steps_[word]; bits != 0; bits &= bits - 1) {
       if (failing_ || running_count_ >= at_once_) return;
-      if (core_map_.free_cores() == 0 && !core_map_.has_second(1)) return;
+      if (core_map_.free_cores() == 0 && !core_map_.has_smt(1)) return;
       const int32_t step = step_at_[word * 64 + std::countr_zero(bits)];
       if (!may_start(step, others_wait)) {
         others_wait = true;
@@ -284,7 +283,7 @@ void ConcurrentDriver::start_ready() {
 bool ConcurrentDriver::may_start(StepIndex step, bool others_wait) const {
   const Step& planned = ready_.plan.steps[step];
   const bool beside = !core_map_.has_own(cores_of_[step]);
-  if (beside && (planned.affinity != Affinity::smt || !core_map_.has_second(cores_of_[step]))) return false;
+  if (beside && (planned.affinity != Affinity::smt || !core_map_.has_smt(cores_of_[step]))) return false;
   for (StepIndex other : conflicts_[step]) {
     if (std::any_of(running_.begin(), running_.end(), [&](const Running& r) { return r.step == other; })) return false;
   }

@@ -70,7 +70,7 @@ class ConcurrentDriver final : public Driver {
   const Dependencies dependencies_;
   const int32_t steps_, moves_;
   const int cores_, at_once_;                          // at_once_: steps
-  const bool second_threads_;                          // of cores, for steps whose affinity they are
+  const bool smt_;                                     // cores have second hardware threads, for steps of that affinity
   ById<StepIndex, int> cores_of_;                      // how many cores a step needs
   ById<StepIndex, int32_t> rank_;                      // of the ready ones, that with the lowest starts
   std::vector<StepIndex> step_at_;                     // by rank

@@ -4,17 +4,17 @@
 
 namespace plimsoll {
 
-CoreMap::CoreMap(int cores, int cores_a_cache, bool second_threads)
+CoreMap::CoreMap(int cores, int cores_a_cache, bool smt)
     : cores_(std::max(cores, 1)),
       cores_a_cache_(std::clamp(cores_a_cache, 1, cores_)),
-      free_(second_threads ? 2 * cores_ : cores_) {
+      free_(smt ? 2 * cores_ : cores_) {
   clear();
 }
 
 void CoreMap::clear() {
   std::fill(free_.begin(), free_.end(), uint8_t{1});
   free_cores_ = cores_;
-  free_second_ = 0;
+  free_smt_ = 0;
 }
 
 int CoreMap::caches_of(std::span<const int> places) const {
@@ -73,12 +73,12 @@ void CoreMap::find(int threads, Affinity affinity, std::vector<int>& places) con
 void CoreMap::set(int place, bool free) {
   const bool first = place < cores_;
   const int core = first ? place : place - cores_;
-  const bool has_second = static_cast<int>(free_.size()) > cores_;
-  auto open = [&] { return has_second && !is_free(core) && is_free(cores_ + core) ? 1 : 0; };
-  free_second_ -= open();
+  const bool has_smt = static_cast<int>(free_.size()) > cores_;
+  auto open = [&] { return has_smt && !is_free(core) && is_free(cores_ + core) ? 1 : 0; };
+  free_smt_ -= open();
   free_cores_ += first ? (free ? 1 : 0) - (is_free(place) ? 1 : 0) : 0;
   free_[place] = free ? 1 : 0;
-  free_second_ += open();
+  free_smt_ += open();
 }
 
 void CoreMap::take(std::span<const int> places) {

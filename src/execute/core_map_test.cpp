@@ -26,7 +26,7 @@ TEST(CoreMap, ThreadsOfAnOpSitOnNeighboursOrEachOnACacheOfItsOwn) {
   EXPECT_THAT(places_for(core_map, 3, Affinity::spread), ElementsAre(0, 4, 6));
   EXPECT_TRUE(core_map.has_own(6));
   EXPECT_FALSE(core_map.has_own(7));
-  EXPECT_FALSE(core_map.has_second(1));
+  EXPECT_FALSE(core_map.has_smt(1));
 }
 
 TEST(CoreMap, APlaceSuitsWhenItIsFreeAndLiesAsWanted) {
@@ -45,10 +45,10 @@ TEST(CoreMap, APlaceSuitsWhenItIsFreeAndLiesAsWanted) {
 TEST(CoreMap, SecondHardwareThreadsAreForWhatRunsBesideOthers) {
   CoreMap core_map(4, 2, true);
   EXPECT_EQ(core_map.places(), 8);
-  EXPECT_FALSE(core_map.has_second(1));  // where a core is free, there is no need
+  EXPECT_FALSE(core_map.has_smt(1));  // where a core is free, there is no need
   core_map.take(std::vector{1, 2});
-  EXPECT_TRUE(core_map.has_second(2));
-  EXPECT_FALSE(core_map.has_second(3));
+  EXPECT_TRUE(core_map.has_smt(2));
+  EXPECT_FALSE(core_map.has_smt(3));
   EXPECT_THAT(places_for(core_map, 2, Affinity::smt), ElementsAre(5, 6));
   EXPECT_TRUE(core_map.suits(std::vector{5, 6}, Affinity::smt));
   EXPECT_FALSE(core_map.suits(std::vector{4}, Affinity::smt));
@@ -57,7 +57,7 @@ TEST(CoreMap, SecondHardwareThreadsAreForWhatRunsBesideOthers) {
   core_map.leave(std::vector{1, 2});
   EXPECT_EQ(core_map.free_cores(), 4);
   core_map.leave(std::vector{5, 6});
-  EXPECT_FALSE(core_map.has_second(1));
+  EXPECT_FALSE(core_map.has_smt(1));
 }
 
 TEST(CoreMap, NobodySitsOnAnothersPlaceWhateverTheOrder) {
@@ -71,7 +71,7 @@ TEST(CoreMap, NobodySitsOnAnothersPlaceWhateverTheOrder) {
     for (int turn = 0; turn < 60; ++turn) {
       const int threads = 1 + static_cast<int>(random() % static_cast<unsigned>(cores));
       const Affinity affinity = static_cast<Affinity>(random() % 3);
-      if (affinity == Affinity::smt ? core_map.has_second(threads) : core_map.has_own(threads)) {
+      if (affinity == Affinity::smt ? core_map.has_smt(threads) : core_map.has_own(threads)) {
         std::vector<int> places = places_for(core_map, threads, affinity);
         ASSERT_EQ(std::ssize(places), threads);
         for (int place : places) ASSERT_EQ(taken[place]++, 0);

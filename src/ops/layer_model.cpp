@@ -1,5 +1,5 @@
 // The layer as the papers count memory by: one op forward and one op backward, whatever kernels a library would run for
-// it. Such ops are planned and never run; passes/layer_model.cpp makes graphs of them.
+// it. Such ops are planned and never run; papers/layer_model.cpp makes graphs of them.
 //
 // Attributes: "kind" as in layer_kind_named; "shape_0", "shape_1", ...: the shapes of the outputs; "overwrites": the
 // input that output 0 must lie in (absent: none); "may_overwrite": the input that it may lie in; "flops"; "parameters":

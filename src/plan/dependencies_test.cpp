@@ -1,5 +1,5 @@
-// Whoever keeps the dependencies may run a plan in any order: judged on paper (tests/paper_run.h), where every byte
-// knows which value lies there.
+// Whoever keeps the dependencies may run a plan in any order: judged on paper (tests/support/paper_run.h), where every
+// byte knows which value lies there.
 #include "plan/dependencies.h"
 
 #include <fmt/format.h>

@@ -404,7 +404,7 @@ class ClaimChecker {
       }
       for (StepIndex other : running) {
         if (conflicts.contains(std::minmax(step(other).op, step(event.step).op))) {
-          wrong(event.step, fmt::format("{} runs in the timeline beside {}, which it is kept apart from",
+          wrong(event.step, fmt::format("{} runs in the timeline beside {}, with which it is in conflict",
                                         findings_.where(event.step), findings_.where(other)));
         }
       }

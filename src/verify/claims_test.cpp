@@ -143,7 +143,9 @@ TEST(Claims, NumbersOfCoresThatCannotBeUsedAreNotSafe) {
     Case c = at_once_case();
     apply(c.plan);
     EXPECT_EQ(rules_of(c), std::set<Rule>{Rule::bad_cores}) << name << "\n" << text_of(c);
-    EXPECT_FALSE(verify_safety(c.graph, c.plan).empty()) << name;
+    const std::vector<Violation> violations = verify_safety(c.graph, c.plan);
+    ASSERT_EQ(violations.size(), 1u) << name;
+    EXPECT_EQ(violations[0].rule, Rule::bad_cores) << name;
   }
 }
 

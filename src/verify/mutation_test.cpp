@@ -1,5 +1,5 @@
-// The verifier against a run on paper (tests/paper_run.h): what it accepts goes right at every timing of the copies,
-// and what goes wrong it names.
+// The verifier against a run on paper (tests/support/paper_run.h): what it accepts goes right at every timing of the
+// copies, and what goes wrong it names.
 #include <gtest/gtest.h>
 
 #include "plimsoll/verify.h"

@@ -1,6 +1,6 @@
-// A device for random graphs (tests/random_graph.h), whose ops have rules but no arithmetic: every output is noise
-// drawn from a hash of all bytes that the op reads, so that one wrong byte anywhere changes all that follows. And a
-// tier that takes its time, now and then, so that what only goes right when copies are fast goes wrong.
+// A device for random graphs (tests/support/random_graph.h), whose ops have rules but no arithmetic: every output is
+// noise drawn from a hash of all bytes that the op reads, so that one wrong byte anywhere changes all that follows. And
+// a tier that takes its time, now and then, so that what only goes right when copies are fast goes wrong.
 #pragma once
 
 #include <algorithm>

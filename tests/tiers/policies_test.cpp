@@ -214,12 +214,13 @@ class Problem {
 };
 
 // Other offsets for the same stays.
-void loosen_some(Problem& problem, Plan& plan) {
+void relax_some(Problem& problem, Plan& plan) {
   const ReuseRelaxation relaxation(problem.graph(), plan);
-  RelaxedStays loose = problem.draw(3) == 0 ? relaxation.without_reuse()
-                                            : relaxation.with_reuse_distance(static_cast<StepIndex>(problem.draw(20)));
-  plan.stays = std::move(loose.stays);
-  plan.arena = plan.budget = loose.arena;
+  RelaxedStays relaxed = problem.draw(3) == 0
+                             ? relaxation.without_reuse()
+                             : relaxation.with_reuse_distance(static_cast<StepIndex>(problem.draw(20)));
+  plan.stays = std::move(relaxed.stays);
+  plan.arena = plan.budget = relaxed.arena;
   ASSERT_EQ(text_of(verify_safety(problem.graph(), plan, 3)), "");
 }
 
@@ -227,7 +228,7 @@ void loosen_some(Problem& problem, Plan& plan) {
 // order or in any other.
 void run_side_by_side(Problem& problem, Plan plan, const Content& expected, const MixingDevice& device,
                       const fs::path& spill) {
-  if (problem.draw(2) == 0) loosen_some(problem, plan);
+  if (problem.draw(2) == 0) relax_some(problem, plan);
   plan.cores.inter_op = static_cast<int>(2 + problem.draw(3));
   ExecuteOptions options{.check_memory = problem.draw(2) == 0, .spill = spill};
   plan.cores.cores = static_cast<int>(2 + problem.draw(3));

@@ -34,9 +34,9 @@ struct Topology {
 Topology machine_topology(const std::string& synthetic = "");
 
 // By the system's numbers, the processors that are the places of `cores` cores: the first hardware thread of each,
-// neighbours in caches side by side; and with `second`, after them the second of each. Nothing where the process has
+// neighbours in caches side by side; and with `smt`, after them the second of each. Nothing where the process has
 // not just so many.
-std::vector<int> processors_of_cores(int cores, bool second = false, const std::string& synthetic = "");
+std::vector<int> processors_of_cores(int cores, bool smt = false, const std::string& synthetic = "");
 
 std::string processor_name(const std::string& root = "");  // "Intel(R) Xeon(R) Platinum 8481C"
 

@@ -82,19 +82,19 @@ Topology machine_topology(const std::string& synthetic) {
   return result;
 }
 
-std::vector<int> processors_of_cores(int cores, bool second, const std::string& synthetic) {
+std::vector<int> processors_of_cores(int cores, bool smt, const std::string& synthetic) {
   const Topology topology = machine_topology(synthetic);
   std::vector<int> places;
   if (static_cast<int>(topology.processors.size()) == cores) {
     for (const std::vector<int>& core : topology.processors) places.push_back(core[0]);
-    if (!second) return places;
+    if (!smt) return places;
     for (const std::vector<int>& core : topology.processors) {
       if (core.size() < 2) return {};
       places.push_back(core[1]);
     }
     return places;
   }
-  if (second) return {};
+  if (smt) return {};
   // As many as there are hardware threads: each stands for a core.
   for (size_t k = 0; static_cast<int>(places.size()) < cores; ++k) {
     const size_t before = places.size();

@@ -96,6 +96,15 @@ class SuperNeurons {
     scheduler_.run(decide(offload, false), schedule_);
     if (schedule_.unrecoverable >= 0) return;
     const int64_t most = schedule_.peak;
+    const std::vector<int32_t> segment = segments_of(decisions);
+    const std::vector<int64_t> need = bytes_of_segments(segment);
+    for (size_t v = 0; v < segment.size(); ++v) {
+      if (segment[v] >= 0 && need[segment[v]] > most) decisions.retain[v] = false;
+    }
+  }
+
+  // By value: one value of its segment, the same for all; -1 outside segments.
+  std::vector<int32_t> segments_of(const Decisions& decisions) const {
     std::vector<int32_t> segment(timeline_.values.size(), -1);
     for (const ForwardValue& f : forward_) {
       if (decisions.gaps[f.turning_gap] == kDrop && !is_checkpoint(f.kind)) segment[f.value] = f.value;
@@ -110,13 +119,21 @@ class SuperNeurons {
         if (segment[w] >= 0) segment[root(static_cast<int32_t>(v))] = root(w);
       }
     }
-    // Its source, its layers' outputs, the gradient of the last, and the largest gradient that is new.
+    for (size_t v = 0; v < segment.size(); ++v) {
+      if (segment[v] >= 0) segment[v] = root(static_cast<int32_t>(v));
+    }
+    return segment;
+  }
+
+  // By the value that stands for a segment, what rebuilding and keeping it needs: its source, its layers' outputs, the
+  // gradient of the last, and the largest gradient that is new.
+  std::vector<int64_t> bytes_of_segments(const std::vector<int32_t>& segment) const {
     std::vector<int64_t> need(segment.size(), 0), last(segment.size(), -1), last_bytes(segment.size(), 0),
         gradient(segment.size(), 0);
     std::vector<std::vector<int32_t>> sources(segment.size());
     for (size_t v = 0; v < segment.size(); ++v) {
       if (segment[v] < 0) continue;
-      const size_t r = root(static_cast<int32_t>(v));
+      const size_t r = segment[v];
       const TimelineValue& value = timeline_.values[v];
       need[r] += value.bytes;
       if (value.producer > last[r]) {
@@ -139,7 +156,7 @@ class SuperNeurons {
                                             [&](const TimelineInPlace& p) { return p.output == o && p.required; });
           if (!in_place) fresh += timeline_.values[o].bytes;
         }
-        gradient[root(v)] = std::max(gradient[root(v)], fresh);
+        gradient[segment[v]] = std::max(gradient[segment[v]], fresh);
       }
     }
     for (size_t r = 0; r < segment.size(); ++r) {
@@ -149,9 +166,7 @@ class SuperNeurons {
       for (int32_t w : sources[r]) need[r] += timeline_.values[w].bytes;
       need[r] += last_bytes[r] + gradient[r];
     }
-    for (size_t v = 0; v < segment.size(); ++v) {
-      if (segment[v] >= 0 && need[root(static_cast<int32_t>(v))] > most) decisions.retain[v] = false;
-    }
+    return need;
   }
 
   PlanOrInfeasible finish(const Decisions& decisions, const TensorCache* cache) {
