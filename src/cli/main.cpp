@@ -150,15 +150,6 @@ void occupy_standard_streams() {
   if (handle > STDERR_FILENO) ::close(handle);
 }
 
-// OpenMP's threads spin while they wait for each other, some milliseconds by default. On a machine that others use, too,
-// they keep the processor from the threads that they wait for. libgomp reads how long when it is loaded, so the program
-// begins once more. What the user has set stays.
-void spin_briefly(char** argv) {
-  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
-  ::setenv("GOMP_SPINCOUNT", "1000", 1);
-  ::execv("/proc/self/exe", argv);  // where that fails it goes on as it is
-}
-
 int run_program(int argc, char** argv) {
   CLI::App app{
       "Trains deep neural networks inside a stated amount of memory: plans every byte of a training step,\n"
@@ -192,7 +183,6 @@ int run_program(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  spin_briefly(argv);
   occupy_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
   try {
