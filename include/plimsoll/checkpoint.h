@@ -30,10 +30,23 @@ struct SavedCores {
     Affinity affinity = Affinity::close;
     friend bool operator==(const OpThreads&, const OpThreads&) = default;
   };
-  CoreSharing sharing;                                         // but for its conflicts
+  CoreSharing sharing;  // but for its conflicts; where its `cores` are 0, only inter_op is known
   std::vector<std::pair<std::string, std::string>> conflicts;  // of it
   std::map<std::string, OpThreads, std::less<>> ops;           // those that do not run with all threads, close
   friend bool operator==(const SavedCores&, const SavedCores&) = default;
+};
+
+// What else was asked for and changes the result; members and defaults are those of TrainOptions.
+struct SavedSettings {
+  int64_t image_size = 0, classes = 0;
+  bool augment = true;
+  int64_t warmup_epochs = 0, decay_epochs = 30;
+  double warmup_lr = 0, min_lr = 0, decay_rate = 0.1;
+  int inter_op = 1, intra_op = 0, climb_interval = 0;
+  std::optional<Strategies> strategies;
+  std::optional<Bytes> host_memory, spill_size, peer_size;
+  std::optional<std::string> spill, peer;
+  friend bool operator==(const SavedSettings&, const SavedSettings&) = default;
 };
 
 // What the network is fed with, for those who use it without the training's data.
@@ -67,8 +80,8 @@ struct TrainingState {
   std::string layout_family;
   std::map<std::string, std::string, std::less<>> kernels;        // op -> kernel
   std::map<std::string, std::string, std::less<>> state_layouts;  // state -> layout tag
-  std::map<std::string, std::string, std::less<>> settings;       // anything else that changes the result
 
+  SavedSettings settings;
   std::optional<SavedCores> cores;
   std::optional<SavedInput> input;
 

@@ -8,20 +8,12 @@
 #include "data/sources.h"
 #include "plimsoll/data.h"
 #include "plimsoll/error.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
 
-template <class Action>
-std::string message_of(Action action, ErrorCode code) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
+using testing::error_text;
 
 std::vector<Image> read_all(const DataSet& data, Split split) {
   std::vector<Image> images(data.count(split));
@@ -80,7 +72,7 @@ TEST(Digits, AreLearntByTheNearestMean) { EXPECT_GT(nearest_mean_accuracy(*open_
 
 TEST(Digits, AreReadFromTheFolderThatTheEnvironmentNames) {
   setenv("PLIMSOLL_DATA", "/nowhere", 1);
-  const std::string message = message_of([] { open_data("digits"); }, ErrorCode::invalid_input);
+  const std::string message = error_text(ErrorCode::invalid_input, [] { open_data("digits"); });
   unsetenv("PLIMSOLL_DATA");
   EXPECT_EQ(message, "/nowhere/digits.csv.gz: cannot open for reading: No such file or directory");
 }
@@ -92,7 +84,7 @@ TEST(Digits, NameLineAndColumnOfWhatIsWrong) {
   for (int i = 0; i < 10; ++i) good += row + "7\n";
   EXPECT_EQ(parse_digits_csv(good, "f").labels, std::vector<uint8_t>(10, 7));
   const auto message = [](const std::string& text) {
-    return message_of([&] { parse_digits_csv(text, "f.csv"); }, ErrorCode::corrupt_file);
+    return error_text(ErrorCode::corrupt_file, [&] { parse_digits_csv(text, "f.csv"); });
   };
   EXPECT_EQ(message(good + "1,2,17," + row.substr(6) + "1"), "f.csv, line 11, column 3: pixel 17 is not in 0 to 16");
   EXPECT_EQ(message(good + "1,2"), "f.csv, line 11: 2 columns where there must be 65");
@@ -129,17 +121,17 @@ TEST(Synthetic, IsTheSameForTheSameSeedAndHasTheStatedMeanAndDeviation) {
 }
 
 TEST(OpenData, NamesTheNearestKind) {
-  EXPECT_EQ(message_of([] { open_data("digit"); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("digit"); }),
             "unknown data 'digit'; did you mean 'digits'? known: digits, mnist, cifar10, cifar100, images, synthetic");
-  EXPECT_EQ(message_of([] { open_data("cifar10"); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("cifar10"); }),
             "data 'cifar10' needs a folder: --data cifar10:DIR");
-  EXPECT_EQ(message_of([] { open_data("mnist:/nowhere"); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("mnist:/nowhere"); }),
             "data 'mnist': there is no folder '/nowhere'");
-  EXPECT_EQ(message_of([] { open_data("synthetic:many"); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("synthetic:many"); }),
             "data 'synthetic:many': expected a number of training images, as in synthetic:10000");
-  EXPECT_EQ(message_of([] { open_data("digits:/tmp"); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("digits:/tmp"); }),
             "data 'digits' takes no folder; PLIMSOLL_DATA names another place");
-  EXPECT_EQ(message_of([] { open_data("digits", {.channels = 5}); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("digits", {.channels = 5}); }),
             "data 'digits' has images of 1 channels; the network takes 5");
 }
 

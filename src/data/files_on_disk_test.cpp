@@ -13,23 +13,15 @@
 #include "data/sources.h"
 #include "plimsoll/data.h"
 #include "plimsoll/error.h"
+#include "tests/support/error_text.h"
 #include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
 
-namespace fs = std::filesystem;
+using testing::error_text;
 
-template <class Action>
-std::string message_of(Action action, ErrorCode code) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
+namespace fs = std::filesystem;
 
 void write(const fs::path& file, const std::string& bytes) {
   fs::create_directories(file.parent_path());
@@ -94,7 +86,7 @@ std::string png(int width, int height, const std::vector<uint8_t>& pixels,
 class DataFiles : public testing::Test {
  protected:
   std::string open_error(const std::string& kind, ErrorCode code = ErrorCode::corrupt_file) const {
-    return message_of([&] { open_data(kind + ":" + folder_.string()); }, code);
+    return error_text(code, [&] { open_data(kind + ":" + folder_.string()); });
   }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
@@ -235,7 +227,7 @@ TEST_F(DataFiles, CifarSaysWhatIsWrong) {
   write_cifar10(record);
   const auto data = open_data("cifar10:" + folder_.string());
   Image image;
-  EXPECT_EQ(message_of([&] { data->read(Split::train, 2, 0, image); }, ErrorCode::corrupt_file),
+  EXPECT_EQ(error_text(ErrorCode::corrupt_file, [&] { data->read(Split::train, 2, 0, image); }),
             path("data_batch_3.bin") + ": the label at byte 0 is 10; expected 0..9");
   write(folder_ / "data_batch_4.bin", record.substr(1));
   EXPECT_EQ(open_error("cifar10"),
@@ -249,7 +241,7 @@ TEST_F(DataFiles, ACifarFileThatShrinksWhileItIsUsedIsNoticed) {
   const auto data = open_data("cifar10:" + folder_.string());
   fs::resize_file(folder_ / "test_batch.bin", 4000);
   Image image;
-  EXPECT_EQ(message_of([&] { data->read(Split::test, 1, 0, image); }, ErrorCode::corrupt_file),
+  EXPECT_EQ(error_text(ErrorCode::corrupt_file, [&] { data->read(Split::test, 1, 0, image); }),
             path("test_batch.bin") + ": ends at byte 4000; expected 3073 bytes at byte 3073");
 }
 
@@ -319,7 +311,7 @@ TEST(DecodeImage, NamesTheFileWhoseDataIsDamaged) {
   const std::string good_png = png(64, 64, picture(64, 64, 0, 100, 50, true));
   Image image;
   const auto message = [&](const std::string& bytes, ErrorCode code = ErrorCode::corrupt_file) {
-    return message_of([&] { decode_image(bytes, "dir/x", 0, image); }, code);
+    return error_text(code, [&] { decode_image(bytes, "dir/x", 0, image); });
   };
   EXPECT_EQ(message(""), "dir/x: is empty; expected a JPEG or PNG image");
   EXPECT_EQ(message("GIF89a", ErrorCode::unsupported), "dir/x: is neither JPEG nor PNG");
@@ -343,7 +335,7 @@ TEST(DecodeImage, RefusesImagesThatWouldFillTheMemory) {
   lying.replace(12, 17, ihdr);
   for (int i = 0; i < 4; ++i) lying[29 + i] = static_cast<char>(sum >> (24 - 8 * i));
   Image image;
-  EXPECT_EQ(message_of([&] { decode_image(lying, "x", 0, image); }, ErrorCode::unsupported),
+  EXPECT_EQ(error_text(ErrorCode::unsupported, [&] { decode_image(lying, "x", 0, image); }),
             "x: is 65536x65536 pixels; at most 100 million are read");
 }
 
@@ -353,7 +345,7 @@ TEST(DecodeImage, NoticesASizeThatTheFileCannotFill) {
   ASSERT_NE(frame, std::string::npos);
   lying.replace(frame + 5, 4, "\x27\x10\x1F\x40");
   Image image;
-  EXPECT_EQ(message_of([&] { decode_image(lying, "x", 0, image); }, ErrorCode::corrupt_file),
+  EXPECT_EQ(error_text(ErrorCode::corrupt_file, [&] { decode_image(lying, "x", 0, image); }),
             "x: damaged JPEG: it says 8000x10000 pixels, but has " + std::to_string(lying.size()) + " bytes only");
 }
 

@@ -10,24 +10,16 @@
 #include "base/files.h"
 #include "base/sha256.h"
 #include "plimsoll/error.h"
+#include "tests/support/error_text.h"
 #include "tests/support/temporary_folder.h"
 #include "train/safetensors.h"
 
 namespace plimsoll {
 namespace {
 
-namespace fs = std::filesystem;
+using testing::error_text;
 
-template <class Action>
-std::string message_of(Action action, ErrorCode code) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
+namespace fs = std::filesystem;
 
 class Checkpoints : public testing::Test {
  protected:
@@ -45,7 +37,9 @@ class Checkpoints : public testing::Test {
     state.threads = 2;
     state.kernels = {{"conv1/forward", "jit:avx512_core"}, {"a \"quoted\" name\n", "ref"}};
     state.state_layouts = {{"conv1.weight", "ABcd16b16a"}};
-    state.settings = {{"augment", "1"}};
+    state.settings = {
+        .image_size = 40, .augment = false, .inter_op = 0, .host_memory = Bytes{123456}, .peer = "cuda:1"};
+    state.settings.strategies = strategies_named("1,3");
     return state;
   }
   // A large tensor, so that it is written in several pieces, beside small ones of every dtype.
@@ -134,7 +128,7 @@ TEST_F(Checkpoints, StayWholeWhenSavingFails) {
   for (const auto& c : cases) {
     const FileFault fault(c.operation, c.nth, c.error);
     EXPECT_EQ(
-        message_of([&] { save_checkpoint(file_, {.step = 2}, example_tensors(), fill); }, ErrorCode::device_failure),
+        error_text(ErrorCode::device_failure, [&] { save_checkpoint(file_, {.step = 2}, example_tensors(), fill); }),
         file_.string() + ": " + c.message);
     EXPECT_TRUE(fault.struck());
   }
@@ -146,13 +140,13 @@ TEST_F(Checkpoints, StayWholeWhenSavingFails) {
 
 TEST_F(Checkpoints, StayWholeWhenATensorCannotBeRead) {
   save_checkpoint(file_, {.step = 1}, example_tensors(), fill);
-  EXPECT_EQ(message_of(
-                [&] {
-                  save_checkpoint(file_, {.step = 2}, example_tensors(), [](size_t i, Bytes, std::span<std::byte>) {
-                    if (i == 2) throw Error(ErrorCode::device_failure, "the device is gone");
-                  });
-                },
-                ErrorCode::device_failure),
+  EXPECT_EQ(error_text(ErrorCode::device_failure,
+                       [&] {
+                         save_checkpoint(file_, {.step = 2}, example_tensors(),
+                                         [](size_t i, Bytes, std::span<std::byte>) {
+                                           if (i == 2) throw Error(ErrorCode::device_failure, "the device is gone");
+                                         });
+                       }),
             "the device is gone");
   EXPECT_EQ(Checkpoint(file_).state().step, 1);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
@@ -163,12 +157,12 @@ TEST_F(Checkpoints, AreRefusedWhenCutOffAnywhere) {
   const std::string whole = read_file(file_);
   for (size_t size = 0; size < whole.size(); size += size < 20 ? 1 : 97) {
     std::ofstream(file_, std::ios::binary | std::ios::trunc) << whole.substr(0, size);
-    const std::string message = message_of([&] { Checkpoint{file_}; }, ErrorCode::corrupt_file);
+    const std::string message = error_text(ErrorCode::corrupt_file, [&] { Checkpoint{file_}; });
     EXPECT_TRUE(message.starts_with(file_.string() + ": ")) << size << ": " << message;
     EXPECT_NE(message.find("expected"), std::string::npos) << size << ": " << message;
   }
   std::ofstream(file_, std::ios::binary | std::ios::trunc) << whole << "x";
-  EXPECT_EQ(message_of([&] { Checkpoint{file_}; }, ErrorCode::corrupt_file),
+  EXPECT_EQ(error_text(ErrorCode::corrupt_file, [&] { Checkpoint{file_}; }),
             file_.string() + ": has 13 bytes of data; expected 12, as its header says");
 }
 
@@ -178,7 +172,7 @@ TEST_F(Checkpoints, NoticeASingleFlippedBit) {
   whole[whole.size() - 1000000] ^= 4;
   std::ofstream(file_, std::ios::binary | std::ios::trunc) << whole;
   EXPECT_NE(
-      message_of([&] { Checkpoint(file_).check_contents(); }, ErrorCode::corrupt_file).find("the file was damaged"),
+      error_text(ErrorCode::corrupt_file, [&] { Checkpoint(file_).check_contents(); }).find("the file was damaged"),
       std::string::npos);
 }
 
@@ -247,7 +241,7 @@ TEST_F(Checkpoints, RefuseNamesThatNothingReadsAndNewFilesWithoutTheirHash) {
     std::string changed = whole;
     changed.replace(changed.find(from), from.size(), to);
     write_file_atomically(file_, changed);
-    return message_of([&] { Checkpoint{file_}; }, ErrorCode::corrupt_file);
+    return error_text(ErrorCode::corrupt_file, [&] { Checkpoint{file_}; });
   };
   EXPECT_EQ(
       message("plimsoll.header_sha256", "plimsoll.heater_sha256"),
@@ -263,16 +257,16 @@ TEST_F(Checkpoints, RefuseNamesThatNothingReadsAndNewFilesWithoutTheirHash) {
                                                                  {"plimsoll.data_sha256", sha256_hex("abcd")},
                                                                  {"plimsoll.weights_sha256", sha256_hex("abcd")}}) +
                                    "abcd");
-  EXPECT_EQ(message_of([&] { Checkpoint{file_}; }, ErrorCode::corrupt_file),
+  EXPECT_EQ(error_text(ErrorCode::corrupt_file, [&] { Checkpoint{file_}; }),
             file_.string() + ": header: lacks 'plimsoll.header_sha256': the file was damaged");
 }
 
 TEST_F(Checkpoints, SayWhichTensorIsMissingOrAnother) {
   save_checkpoint(file_, {}, example_tensors(), fill);
   const Checkpoint checkpoint(file_);
-  EXPECT_EQ(message_of([&] { checkpoint.find("fc2.weight", {3}, DType::f32); }, ErrorCode::corrupt_file),
+  EXPECT_EQ(error_text(ErrorCode::corrupt_file, [&] { checkpoint.find("fc2.weight", {3}, DType::f32); }),
             file_.string() + ": lacks the tensor 'fc2.weight'");
-  EXPECT_EQ(message_of([&] { checkpoint.find("u", {5}, DType::f32); }, ErrorCode::corrupt_file),
+  EXPECT_EQ(error_text(ErrorCode::corrupt_file, [&] { checkpoint.find("u", {5}, DType::f32); }),
             file_.string() + ": tensor 'u' is u8 5; expected f32 5");
 }
 
@@ -282,14 +276,14 @@ TEST_F(Checkpoints, OfAnotherProgramHaveTensorsButNoState) {
   const Checkpoint checkpoint(file_);
   EXPECT_EQ(checkpoint.tensors().size(), 1U);
   checkpoint.check_contents();
-  EXPECT_EQ(message_of([&] { checkpoint.state(); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [&] { checkpoint.state(); }),
             file_.string() + ": has tensors but no training state; it is not a checkpoint of Plimsoll");
-  EXPECT_EQ(message_of([&] { Checkpoint(folder_ / "absent"); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [&] { Checkpoint(folder_ / "absent"); }),
             (folder_ / "absent").string() + ": cannot open for reading: No such file or directory");
 }
 
 std::string header_error(const std::string& json, int64_t data_bytes = 4) {
-  return message_of([&] { parse_safetensors_header(json, data_bytes, "f"); }, ErrorCode::corrupt_file);
+  return error_text(ErrorCode::corrupt_file, [&] { parse_safetensors_header(json, data_bytes, "f"); });
 }
 
 TEST(Safetensors, NameWhatIsWrongInAHeader) {
@@ -371,10 +365,10 @@ TEST(Safetensors, HaveAHeaderThatEndsOnAMultipleOf64) {
 
 TEST(Safetensors, RefuseToWriteANameTwiceOrOneThatIsNotText) {
   std::vector<SafetensorsEntry> twice{{.name = "w", .dtype = "F32"}, {.name = "w", .dtype = "F32"}};
-  EXPECT_EQ(message_of([&] { make_safetensors_header(twice, {}); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [&] { make_safetensors_header(twice, {}); }),
             "a checkpoint cannot hold 'w' twice");
   std::vector<SafetensorsEntry> bad{{.name = "\xff", .dtype = "F32"}};
-  EXPECT_EQ(message_of([&] { make_safetensors_header(bad, {}); }, ErrorCode::invalid_input),
+  EXPECT_EQ(error_text(ErrorCode::invalid_input, [&] { make_safetensors_header(bad, {}); }),
             "a checkpoint's names and texts must be UTF-8");
 }
 
@@ -384,7 +378,7 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
     const size_t at = json.find(from);
     EXPECT_NE(at, std::string::npos) << from << " in " << json;
     json.replace(at, from.size(), to);
-    return message_of([&] { training_state_from_json(json); }, code);
+    return error_text(code, [&] { training_state_from_json(json); });
   };
   EXPECT_EQ(message("\"step\":0", "\"step\":\"0\"", ErrorCode::corrupt_file),
             "training state: field 'step': expected a whole number, not negative");
@@ -413,10 +407,11 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
             "training state: field 'kernels.conv': expected a text");
   EXPECT_EQ(message("\"format_version\":2", "\"format_version\":3", ErrorCode::unsupported),
             "training state: has format version 3; this program reads up to 2");
-  EXPECT_EQ(message_of([] { training_state_from_json("[]"); }, ErrorCode::corrupt_file),
+  EXPECT_EQ(error_text(ErrorCode::corrupt_file, [] { training_state_from_json("[]"); }),
             "training state: expected an object");
-  EXPECT_TRUE(message_of([] { training_state_from_json("{"); }, ErrorCode::corrupt_file)
-                  .starts_with("training state: not valid JSON: parse error at line 1, column 2"));
+  EXPECT_TRUE(error_text(ErrorCode::corrupt_file, [] {
+                training_state_from_json("{");
+              }).starts_with("training state: not valid JSON: parse error at line 1, column 2"));
 }
 
 }  // namespace

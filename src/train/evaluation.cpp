@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "cores/share_cores.h"
+#include "train/rehearse.h"
 
 namespace plimsoll {
 
@@ -27,21 +27,14 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
                        const Memory& memory, const CoreOptions& cores)
     : device_(device) {
   input.training = false;
-  std::set<std::pair<std::string, std::string>> refused;  // ops and kernels
-  for (;;) {
+  for (Refusals refused;;) {
     auto result = compile_evaluation(build_model(model, input), training, device, costs, compile);
     if (auto* program = std::get_if<Program>(&result)) {
       const Graph& graph = program->network.graph;
       program->plan = check_plan(graph, uniform({graph, device, costs, cores}, program->plan));
       step_ = std::make_unique<TrainingStep>(std::move(*program), device, options, memory);
       if (!device.info().asynchronous) break;
-      // What the device's library refuses is known only when it is asked: now rather than after an epoch.
-      const std::vector<KernelRefused> refusals = step_->executor().rehearse();
-      if (refusals.empty()) break;
-      for (const KernelRefused& refusal : refusals) {
-        if (!refused.emplace(refusal.op(), refusal.kernel()).second)
-          throw KernelRefused(refusal);  // it is offered all the same
-      }
+      if (rehearse(step_->executor(), refused).empty()) break;  // now rather than after an epoch
       step_.reset();
       continue;
     }

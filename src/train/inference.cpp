@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <set>
 
 #include "base/clock.h"
 #include "cores/core_options.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/models.h"
 #include "train/evaluation.h"
+#include "train/rehearse.h"
 #include "train/resume.h"
 #include "train/training_data.h"
 
@@ -31,7 +31,7 @@ CompileOptions compile_options(const InferenceRequest& request, const Session& s
 // Kernels that the device's library refuses when it is asked are offered no more.
 std::unique_ptr<TrainingStep> step_that_runs(const Session& session, const Network& network,
                                              const CompileOptions& compile, std::optional<Infeasible>& infeasible) {
-  for (std::set<std::pair<std::string, std::string>> refused;;) {
+  for (Refusals refused;;) {
     auto result = compile_inference(network, *session.device, session.costs, compile);
     if (auto* none = std::get_if<Infeasible>(&result)) {
       infeasible = std::move(*none);
@@ -40,11 +40,7 @@ std::unique_ptr<TrainingStep> step_that_runs(const Session& session, const Netwo
     auto step = std::make_unique<TrainingStep>(std::get<Program>(std::move(result)), *session.device,
                                                ExecuteOptions{.spill = session.spill, .peer = session.peer});
     if (!session.device->info().asynchronous) return step;
-    const std::vector<KernelRefused> refusals = step->executor().rehearse();
-    if (refusals.empty()) return step;
-    for (const KernelRefused& refusal : refusals) {
-      if (!refused.emplace(refusal.op(), refusal.kernel()).second) throw KernelRefused(refusal);
-    }
+    if (rehearse(step->executor(), refused).empty()) return step;
   }
 }
 
@@ -82,12 +78,7 @@ Inference::Inference(const InferenceRequest& request, ModelInput input, const We
   }
   const CoreOptions cores =
       core_options(options.device, {.threads = options.threads, .intra_op = options.intra_op}, options.exact);
-  session_ = open_session(options.device, cores.intra_op,
-                          {.host_memory = options.host_memory,
-                           .spill = options.spill,
-                           .spill_size = options.spill_size,
-                           .peer = options.peer,
-                           .peer_size = options.peer_size});
+  session_ = open_session(options.device, cores.intra_op, tiers_of(options));
   for (const std::string& text : session_.notices) notice(text);
   const CompileOptions compile = compile_options(request, session_);
   for (;; input_.batch /= 2) {

@@ -1,34 +1,14 @@
 #include "train/resume.h"
 
 #include <fmt/format.h>
-#include <charconv>
 
 #include <algorithm>
-#include <cmath>
 
 #include "plan/simulate.h"
 #include "plimsoll/verify.h"
 
 namespace plimsoll {
 namespace {
-
-using Settings = std::map<std::string, std::string, std::less<>>;
-
-// Leaves `value` alone when the checkpoint says nothing of it.
-template <class Number>
-void take(const Settings& settings, std::string_view name, Number least, Number most, Number& value) {
-  const auto it = settings.find(name);
-  if (it == settings.end()) return;
-  const std::string& text = it->second;
-  Number found{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
-  if (error != std::errc() || end != text.data() + text.size() || !(found >= least && found <= most)) {
-    throw Error(ErrorCode::corrupt_file,
-                fmt::format("training state: setting '{}': expected a number from {} to {}, not '{}'", name, least,
-                            most, text.substr(0, 60)));
-  }
-  value = found;
-}
 
 // Every step once.
 bool is_order(std::vector<StepIndex> order, size_t steps) {
@@ -50,34 +30,13 @@ SavedCores cores_to_save(const Graph& graph, const Plan& plan) {
   return cores;
 }
 
-// What checkpoints had before they had a place for it: numbers as texts, among the settings.
-std::optional<SavedCores> cores_of_settings(const Graph& graph, const Settings& settings) {
-  if (!settings.contains("inter_op_chosen")) return std::nullopt;
-  SavedCores cores;
-  take(settings, "inter_op_chosen", 1, kMostThreads, cores.sharing.inter_op);
-  for (OpId id{0}; id.index < graph.op_count(); ++id.index) {
-    const std::string& name = graph.op(id).name;
-    SavedCores::OpThreads op;
-    int affinity = 0;
-    take(settings, "threads of " + name, 0, kMostThreads, op.threads);
-    take(settings, "affinity of " + name, 0, static_cast<int>(Affinity::smt), affinity);
-    op.affinity = static_cast<Affinity>(affinity);
-    if (op != SavedCores::OpThreads{}) cores.ops[name] = op;
-  }
-  return cores;
-}
-
-// Settings that `saved_options` and `saved_cores` take.
-void check_setting_names(const Settings& settings) {
-  for (const auto& [name, value] : settings) {
-    constexpr std::string_view kKnown[] = {
-        "image_size",  "classes",      "augment",    "warmup_epochs", "warmup_lr",      "min_lr",
-        "decay_rate",  "decay_epochs", "inter_op",   "intra_op",      "climb_interval", "strategies",
-        "host_memory", "spill",        "spill_size", "peer",          "peer_size",      "inter_op_chosen"};
-    if (std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown)) continue;
-    if (name.starts_with("threads of ") || name.starts_with("affinity of ")) continue;
-    throw Error(ErrorCode::corrupt_file, fmt::format("training state: setting '{}' is not known", name));
-  }
+// The graph may be another, where the checkpoint goes on in another budget or with other kernels.
+bool has_ops(const Graph& graph, const SavedCores& cores) {
+  const auto has = [&](const std::string& op) { return graph.find_op(op).valid(); };
+  return std::all_of(cores.ops.begin(), cores.ops.end(), [&](const auto& op) { return has(op.first); }) &&
+         std::all_of(cores.conflicts.begin(), cores.conflicts.end(), [&](const auto& pair) {
+           return has(pair.first) && has(pair.second) && pair.first != pair.second;
+         });
 }
 
 }  // namespace
@@ -108,76 +67,61 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
   for (const State& s : graph.states) {
     state.state_layouts[graph.tensor(s.before).name] = graph.tensor(s.before).layout.tag;
   }
-  state.settings = {{"image_size", fmt::to_string(options.image_size)},
-                    {"classes", fmt::to_string(options.classes)},
-                    {"augment", options.augment ? "1" : "0"},
-                    {"warmup_epochs", fmt::to_string(options.schedule.warmup_epochs)},
-                    {"warmup_lr", fmt::format("{}", options.schedule.warmup_lr)},
-                    {"min_lr", fmt::format("{}", options.schedule.min_lr)},
-                    {"decay_rate", fmt::format("{}", options.schedule.decay_rate)},
-                    {"decay_epochs", fmt::to_string(options.schedule.decay_epochs)}};
-  if (options.host_memory) state.settings["host_memory"] = fmt::to_string(options.host_memory->count);
-  if (options.spill) state.settings["spill"] = options.spill->string();
-  if (options.inter_op != 1) state.settings["inter_op"] = fmt::to_string(options.inter_op);
-  if (options.intra_op != 0) state.settings["intra_op"] = fmt::to_string(options.intra_op);
-  if (options.strategies) state.settings["strategies"] = to_string(*options.strategies);
-  if (options.climb_interval != 0) state.settings["climb_interval"] = fmt::to_string(options.climb_interval);
+  state.settings = {.image_size = options.image_size,
+                    .classes = options.classes,
+                    .augment = options.augment,
+                    .warmup_epochs = options.schedule.warmup_epochs,
+                    .decay_epochs = options.schedule.decay_epochs,
+                    .warmup_lr = options.schedule.warmup_lr,
+                    .min_lr = options.schedule.min_lr,
+                    .decay_rate = options.schedule.decay_rate,
+                    .inter_op = options.inter_op,
+                    .intra_op = options.intra_op,
+                    .climb_interval = options.climb_interval,
+                    .strategies = options.strategies,
+                    .host_memory = options.host_memory,
+                    .spill_size = options.spill_size,
+                    .peer_size = options.peer_size,
+                    .peer = options.peer};
+  if (options.spill) state.settings.spill = options.spill->string();
   if (options.inter_op == 0 && settled) state.cores = cores_to_save(graph, program.plan);
-  if (options.peer) state.settings["peer"] = *options.peer;
-  if (options.peer_size) state.settings["peer_size"] = fmt::to_string(options.peer_size->count);
-  if (options.spill_size) state.settings["spill_size"] = fmt::to_string(options.spill_size->count);
   return state;
 }
 
 TrainOptions saved_options(const TrainingState& state) {
-  check_setting_names(state.settings);
+  const SavedSettings& settings = state.settings;
   TrainOptions options{.model = state.model,
                        .data = state.data,
                        .batch = state.batch,
+                       .host_memory = settings.host_memory,
+                       .spill_size = settings.spill_size,
+                       .peer = settings.peer,
+                       .peer_size = settings.peer_size,
                        .policy = state.policy,
                        .placement = state.placement,
                        .device = state.device,
                        .threads = state.threads,
+                       .inter_op = settings.inter_op,
+                       .intra_op = settings.intra_op,
+                       .strategies = settings.strategies,
+                       .climb_interval = settings.climb_interval,
                        .epochs = state.total_epochs,
                        .steps = state.total_steps,
                        .optimizer = state.optimizer,
+                       .schedule = {.name = state.schedule,
+                                    .lr = state.learning_rate,
+                                    .min_lr = settings.min_lr,
+                                    .decay_rate = settings.decay_rate,
+                                    .decay_epochs = settings.decay_epochs,
+                                    .warmup_epochs = settings.warmup_epochs,
+                                    .warmup_lr = settings.warmup_lr},
                        .seed = state.seed,
-                       .exact = state.exact};
+                       .exact = state.exact,
+                       .image_size = settings.image_size,
+                       .classes = settings.classes,
+                       .augment = settings.augment};
   if (state.budget.count != INT64_MAX) options.memory = state.budget;
-  options.schedule.name = state.schedule;
-  options.schedule.lr = state.learning_rate;
-  constexpr int64_t kMostEpochs = int64_t{1} << 30;
-  int64_t augment = 1;
-  take(state.settings, "image_size", int64_t{0}, int64_t{1} << 16, options.image_size);
-  take(state.settings, "classes", int64_t{0}, int64_t{1} << 24, options.classes);
-  take(state.settings, "augment", int64_t{0}, int64_t{1}, augment);
-  take(state.settings, "warmup_epochs", int64_t{0}, kMostEpochs, options.schedule.warmup_epochs);
-  take(state.settings, "warmup_lr", 0.0, 1e9, options.schedule.warmup_lr);
-  take(state.settings, "min_lr", 0.0, 1e9, options.schedule.min_lr);
-  take(state.settings, "decay_rate", 0.0, 1.0, options.schedule.decay_rate);
-  take(state.settings, "decay_epochs", int64_t{1}, kMostEpochs, options.schedule.decay_epochs);
-  take(state.settings, "inter_op", 0, kMostThreads, options.inter_op);
-  take(state.settings, "intra_op", 0, kMostThreads, options.intra_op);
-  take(state.settings, "climb_interval", 0, kMostThreads, options.climb_interval);
-  if (const auto it = state.settings.find("strategies"); it != state.settings.end()) {
-    try {
-      options.strategies = strategies_named(it->second);
-    } catch (const Error& error) {
-      throw Error(ErrorCode::corrupt_file, fmt::format("training state: setting 'strategies': {}", error.what()));
-    }
-  }
-  options.augment = augment == 1;
-  auto take_bytes = [&](std::string_view name, std::optional<Bytes>& value) {
-    Bytes bytes;
-    if (!state.settings.contains(name)) return;
-    take(state.settings, name, int64_t{1}, INT64_MAX, bytes.count);
-    value = bytes;
-  };
-  take_bytes("host_memory", options.host_memory);
-  take_bytes("spill_size", options.spill_size);
-  take_bytes("peer_size", options.peer_size);
-  if (const auto it = state.settings.find("peer"); it != state.settings.end()) options.peer = it->second;
-  if (const auto it = state.settings.find("spill"); it != state.settings.end()) options.spill = it->second;
+  if (settings.spill) options.spill = *settings.spill;
   return options;
 }
 
@@ -242,28 +186,25 @@ void pin(CompileOptions& compile, const TrainingState& saved) {
 
 std::optional<Plan> saved_cores(const CoreInput& input, const Plan& plan, const Plan& relaxed,
                                 const TrainingState& saved) {
+  if (!saved.cores || !has_ops(input.graph, *saved.cores)) return std::nullopt;
   const Graph& graph = input.graph;
-  std::optional<SavedCores> cores = saved.cores;
-  const bool old = !cores;
-  if (old) cores = cores_of_settings(graph, saved.settings);
-  if (!cores) return std::nullopt;
-  Plan result = serial(input, cores->sharing.inter_op > 1 ? relaxed : plan);
+  const SavedCores& cores = *saved.cores;
+  Plan result = serial(input, cores.sharing.inter_op > 1 ? relaxed : plan);
   for (Step& step : result.steps) {
-    const auto op = cores->ops.find(graph.op(step.op).name);
-    if (op == cores->ops.end()) continue;
+    const auto op = cores.ops.find(graph.op(step.op).name);
+    if (op == cores.ops.end()) continue;
     step.threads = op->second.threads;
     step.affinity = op->second.affinity;
   }
-  result.cores = cores->sharing;
-  if (old) {
+  result.cores = cores.sharing;
+  if (cores.sharing.cores == 0) {
     result.cores.cores = input.options.cores;
     result.cores.cores_a_cache = input.device.info().cores.cores_a_cache;
     result.cores.hardware_threads = input.options.hardware_threads;
     result.cores.conflicts = conflicts_of(graph, result, input.costs);
   }
-  for (const auto& [first, second] : cores->conflicts) {
-    const OpId a = graph.find_op(first), b = graph.find_op(second);
-    if (a.valid() && b.valid() && a != b) result.cores.conflicts.push_back(std::minmax(a, b));
+  for (const auto& [first, second] : cores.conflicts) {
+    result.cores.conflicts.push_back(std::minmax(graph.find_op(first), graph.find_op(second)));
   }
   std::sort(result.cores.conflicts.begin(), result.cores.conflicts.end());
   if (!is_order(result.cores.order, result.steps.size())) result.cores.order.clear();  // of another budget's steps

@@ -16,8 +16,7 @@ namespace plimsoll {
 TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key,
                             bool settled = true);
 
-// The options of the training that this state is of. Throws Error(corrupt_file) that names the setting that is no
-// possible one and what was expected.
+// The options of the training that this state is of.
 TrainOptions saved_options(const TrainingState& state);
 
 // What must be the same for a resumed run to be the continuation of the saved one; throws Error(invalid_input).
@@ -31,9 +30,9 @@ void check_place(const TrainingState& saved, int64_t batches_per_epoch, const st
 
 // Lets a compilation repeat what the checkpoint's run was compiled to.
 void pin(CompileOptions& compile, const TrainingState& saved);
-// The plan with the threads and cores of the checkpoint's run; nothing where that chose none. `plan` runs one step
-// after another, `relaxed` has the offsets for steps that run at once. Throws Error(corrupt_file) that names the
-// setting that is no possible one.
+// The plan with the threads and cores of the checkpoint's run; nothing where that chose none, or chose them for ops that
+// this graph does not have. `plan` runs one step after another, `relaxed` has the offsets for steps that run at once. An
+// order of other steps is left out: they are taken up in the plan's order.
 std::optional<Plan> saved_cores(const CoreInput& input, const Plan& plan, const Plan& relaxed,
                                 const TrainingState& saved);
 

@@ -106,7 +106,50 @@ TEST(Resume, KernelsAndLayoutsAreRepeatedWhateverTheSpeedsAndTheBudgetNow) {
 }
 
 TEST(Resume, RefusesSettingsThatNoTrainingHas) {
-  const std::tuple<const char*, const char*, const char*> cases[] = {
+  const nlohmann::json whole = nlohmann::json::parse(to_json({}));
+  const std::tuple<const char*, nlohmann::json, const char*> cases[] = {
+      {"min_lr", -1, "field 'settings.min_lr': expected a number from 0 to 1000000000, not -1"},
+      {"warmup_lr", "0.1", "field 'settings.warmup_lr': expected a number"},
+      {"decay_rate", 2, "expected a number from 0 to 1, not 2"},
+      {"decay_epochs", 0, "expected 1 or more"},
+      {"augment", 1, "expected true or false"},
+      {"image_size", 1 << 20, "expected a whole number up to 65536"},
+      {"classes", -1, "expected a whole number, not negative"},
+      {"inter_op", 4097, "up to 4096"},
+      {"host_memory", 0, "expected a size of at least one byte"},
+      {"strategies", "1,9", "field 'settings.strategies'"},
+      {"more", 1, "field 'settings.more' is not known"},
+  };
+  for (const auto& [name, value, expected] : cases) {
+    nlohmann::json broken = whole;
+    broken["settings"][name] = value;
+    EXPECT_THAT(refusal([&] { training_state_from_json(broken.dump()); }), HasSubstr(expected)) << name;
+  }
+}
+
+// The state as versions 1 and 2 had it: settings as texts.
+nlohmann::json old_state(const TrainingState& state, const nlohmann::json& settings) {
+  nlohmann::json old = nlohmann::json::parse(to_json(state));
+  old["format_version"] = 2;
+  old["settings"] = settings;
+  return old;
+}
+
+TEST(Resume, SettingsOfOldCheckpointsAreReadFromTheirTexts) {
+  const nlohmann::json texts = {{"image_size", "40"},   {"augment", "0"},       {"min_lr", "0.25"},
+                                {"decay_epochs", "7"},  {"strategies", "1,3"},  {"spill", "/a"},
+                                {"host_memory", "123"}, {"climb_interval", "5"}};
+  SavedSettings expected{.image_size = 40,
+                         .augment = false,
+                         .decay_epochs = 7,
+                         .min_lr = 0.25,
+                         .climb_interval = 5,
+                         .strategies = strategies_named("1,3"),
+                         .host_memory = Bytes{123},
+                         .spill = "/a"};
+  EXPECT_EQ(training_state_from_json(old_state({}, texts).dump()).settings, expected);
+  EXPECT_EQ(training_state_from_json(old_state({}, nlohmann::json::object()).dump()).settings, SavedSettings{});
+  const std::tuple<const char*, const char*, const char*> wrong[] = {
       {"min_lr", "nan", "setting 'min_lr': expected a number from 0 to 1000000000, not 'nan'"},
       {"min_lr", "inf", "not 'inf'"},
       {"warmup_lr", "-1", "not '-1'"},
@@ -116,11 +159,10 @@ TEST(Resume, RefusesSettingsThatNoTrainingHas) {
       {"image_size", "1e3", "not '1e3'"},
       {"classes", "", "not ''"},
       {"warmup_epochs", "99999999999999999999", "not '99999999999999999999'"},
+      {"more", "1", "setting 'more' is not known"},
   };
-  for (const auto& [name, value, expected] : cases) {
-    TrainingState state;
-    state.settings[name] = value;
-    EXPECT_THAT(refusal([&] { saved_options(state); }), HasSubstr(expected));
+  for (const auto& [name, value, message] : wrong) {
+    EXPECT_THAT(refusal([&] { training_state_from_json(old_state({}, {{name, value}}).dump()); }), HasSubstr(message));
   }
 }
 
@@ -202,12 +244,11 @@ TEST(Resume, AnOrderOfOtherStepsIsLeftOut) {
 
 TEST(Resume, ThreadCountsOfOldCheckpointsAreReadFromTheSettings) {
   const CoreCase c(1.1, {.cores = 2});
-  TrainingState state = training_state_from_json(to_json(state_to_save({}, c.program, "key")));
-  EXPECT_FALSE(saved_cores(c.input, c.serial, c.serial, state));
+  const TrainingState now = state_to_save({}, c.program, "key");
+  EXPECT_FALSE(saved_cores(c.input, c.serial, c.serial, now));
   const std::string op = c.input.graph.op(c.serial->steps.back().op).name;
-  state.settings["inter_op_chosen"] = "2";
-  state.settings["threads of " + op] = "1";
-  state.settings["affinity of " + op] = "1";
+  nlohmann::json texts = {{"inter_op_chosen", "2"}, {"threads of " + op, "1"}, {"affinity of " + op, "1"}};
+  const TrainingState state = training_state_from_json(old_state(now, texts).dump());
   const Plan plan = saved_cores(c.input, c.serial, c.serial, state).value();
   EXPECT_EQ(plan.cores.inter_op, 2);
   EXPECT_EQ(plan.cores.cores, 2);
@@ -215,10 +256,22 @@ TEST(Resume, ThreadCountsOfOldCheckpointsAreReadFromTheSettings) {
   EXPECT_EQ(plan.steps.back().affinity, Affinity::spread);
   EXPECT_EQ(plan.steps.front().threads, 0);
   for (const auto& [name, value] : {std::pair("inter_op_chosen", "0"), {"inter_op_chosen", "many"}}) {
-    state.settings[name] = value;
-    EXPECT_THAT(refusal([&] { saved_cores(c.input, c.serial, c.serial, state); }),
+    texts[name] = value;
+    EXPECT_THAT(refusal([&] { training_state_from_json(old_state(now, texts).dump()); }),
                 HasSubstr("expected a number from 1 to 4096"));
   }
+}
+
+TEST(Resume, CoresThatWereChosenForOtherOpsAreChosenAnew) {
+  CoreCase c(1.1);
+  const TrainingState state = state_with(c, c.chosen_plan());
+  ASSERT_TRUE(saved_cores(c.input, c.serial, c.serial, state));
+  TrainingState other = state;
+  other.cores->ops["no such op"] = {.threads = 1};
+  EXPECT_FALSE(saved_cores(c.input, c.serial, c.serial, other));
+  other = state;
+  other.cores->conflicts = {{c.input.graph.op(c.serial->steps.front().op).name, "no such op"}};
+  EXPECT_FALSE(saved_cores(c.input, c.serial, c.serial, other));
 }
 
 TEST(Resume, CoresThatNoTrainingHasAreRefusedByTheirPlace) {

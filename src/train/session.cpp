@@ -178,6 +178,14 @@ void open_device_and_costs(Session& session, std::string_view name, int threads)
 
 }  // namespace
 
+TierOptions tiers_of(const TrainOptions& options) {
+  return {.host_memory = options.host_memory,
+          .spill = options.spill,
+          .spill_size = options.spill_size,
+          .peer = options.peer,
+          .peer_size = options.peer_size};
+}
+
 Session open_session(std::string_view name, int threads, const TierOptions& tiers) {
   Session session;
   open_device_and_costs(session, name, threads);

@@ -12,6 +12,7 @@
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
 #include "plimsoll/execute.h"
+#include "plimsoll/train.h"
 
 namespace plimsoll {
 
@@ -24,6 +25,8 @@ struct Session {
   std::string peer;                  // likewise
   std::vector<std::string> notices;  // for the user
 };
+
+TierOptions tiers_of(const TrainOptions& options);
 
 // Opens the device and its database; probes the machine's speed, and that of the tiers which the user gives, when the
 // database does not know it.

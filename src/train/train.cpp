@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <set>
 
 #include "autodiff/optimizers.h"
 #include "compile/plan_file.h"
@@ -20,6 +19,7 @@
 #include "plimsoll/verify.h"
 #include "train/core_tuner.h"
 #include "train/evaluation.h"
+#include "train/rehearse.h"
 #include "train/resume.h"
 #include "train/session.h"
 #include "train/training_data.h"
@@ -222,21 +222,15 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   return std::nullopt;
 }
 
-using Refusals = std::set<std::pair<std::string, std::string>>;  // ops and kernels
-
 // Runs the step once on meaningless values: what the library of a device with memory of its own refuses to run is known
 // only when it is asked. Returns the memory, for the training to go on in; nothing where the plan must be made again,
 // without what was refused.
-std::optional<Memory> rehearse(const Session& session, const Program& program, Refusals& known,
-                               const std::function<void(const std::string&)>& notice) {
+std::optional<Memory> memory_if_it_runs(const Session& session, const Program& program, Refusals& known,
+                                        const std::function<void(const std::string&)>& notice) {
   Executor executor(program.network.graph, program.plan, *session.device,
                     {.capture = false, .spill = session.spill, .peer = session.peer});
-  const std::vector<KernelRefused> refused = executor.rehearse();
+  const std::vector<KernelRefused> refused = rehearse(executor, known);
   if (refused.empty()) return executor.memory();
-  for (const KernelRefused& refusal : refused) {
-    if (!known.emplace(refusal.op(), refusal.kernel()).second)
-      throw KernelRefused(refusal);  // it is offered all the same
-  }
   const std::string others = refused.size() > 1 ? fmt::format(" ({} more are refused)", refused.size() - 1) : "";
   notice(fmt::format("{}{}; planned again without it", refused[0].what(), others));
   return std::nullopt;
@@ -371,12 +365,7 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
     notice_(fmt::format("{}: {}", weights_->name(), to_text(match_)));
   }
   notice_(cores_.notice);
-  session_ = open_session(options_.device, cores_.intra_op,
-                          {.host_memory = options_.host_memory,
-                           .spill = options_.spill,
-                           .spill_size = options_.spill_size,
-                           .peer = options_.peer,
-                           .peer_size = options_.peer_size});
+  session_ = open_session(options_.device, cores_.intra_op, tiers_of(options_));
   for (const std::string& text : session_.notices) notice_(text);
   compile_ = compile_options(options_, beginning_, session_, notice_);
 }
@@ -409,7 +398,7 @@ std::optional<Infeasible> Training::compile() {
     program_ = std::get<Program>(std::move(compiled));
     if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, *session_.device);
     if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;
-    if (auto rehearsed = rehearse(session_, program_, refused, notice_)) {
+    if (auto rehearsed = memory_if_it_runs(session_, program_, refused, notice_)) {
       memory_ = std::move(*rehearsed);
       return std::nullopt;
     }

@@ -9,13 +9,14 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/error.h"
 #include "plimsoll/verify.h"
+#include "train/old_settings.h"
 
 namespace plimsoll {
 namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kFormatVersion = 2;  // 1: without a hash of the file's header
+constexpr int64_t kFormatVersion = 3;  // 1: without a hash of the file's header; up to 2: settings as texts
 
 // One list of the fields for both directions.
 template <class State, class Visitor>
@@ -48,7 +49,17 @@ void visit_fields(State& s, Visitor&& field) {
   field("layout_family", s.layout_family);
   field("kernels", s.kernels);
   field("state_layouts", s.state_layouts);
-  field("settings", s.settings);
+  field("settings.image_size", s.settings.image_size);
+  field("settings.classes", s.settings.classes);
+  field("settings.augment", s.settings.augment);
+  field("settings.warmup_epochs", s.settings.warmup_epochs);
+  field("settings.warmup_lr", s.settings.warmup_lr);
+  field("settings.min_lr", s.settings.min_lr);
+  field("settings.decay_rate", s.settings.decay_rate);
+  field("settings.decay_epochs", s.settings.decay_epochs);
+  field("settings.inter_op", s.settings.inter_op);
+  field("settings.intra_op", s.settings.intra_op);
+  field("settings.climb_interval", s.settings.climb_interval);
 }
 
 // Those that are only there where they say something: what checkpoints had not from the beginning.
@@ -56,6 +67,12 @@ template <class State, class Visitor>
 void visit_optional_fields(State& s, Visitor&& field) {
   field("optimizer.freeze", s.optimizer.freeze);
   field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm);
+  field("settings.strategies", s.settings.strategies);
+  field("settings.host_memory", s.settings.host_memory);
+  field("settings.spill", s.settings.spill);
+  field("settings.spill_size", s.settings.spill_size);
+  field("settings.peer", s.settings.peer);
+  field("settings.peer_size", s.settings.peer_size);
 }
 
 // "optimizer.name" is the field name in the object optimizer.
@@ -118,6 +135,35 @@ void take(const json& from, std::string_view path, Texts& to) {
     if (!value.is_string()) wrong(fmt::format("{}.{}", path, key), "a text");
     to[key] = value.get<std::string>();
   }
+}
+
+void take(const json& from, std::string_view path, Bytes& to) {
+  take(from, path, to.count);
+  if (to.count == 0) wrong(path, "a size of at least one byte");
+}
+void take(const json& from, std::string_view path, Strategies& to) {
+  std::string names;
+  take(from, path, names);
+  try {
+    to = strategies_named(names);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}': {}", path, error.what()));
+  }
+}
+template <class Value>
+void take(const json& from, std::string_view path, std::optional<Value>& to) {
+  take(from, path, to.emplace());
+}
+
+template <class Value>
+json json_of(const Value& value) {
+  return value;
+}
+json json_of(Bytes value) { return value.count; }
+json json_of(const Strategies& value) { return to_string(value); }
+template <class Value>
+json json_of(const std::optional<Value>& value) {
+  return json_of(*value);
 }
 
 // The same JSON as in plans, and the threads of ops.
@@ -232,6 +278,17 @@ void check_ranges(const TrainingState& s) {
   number("optimizer.beta2", s.optimizer.beta2, 1);
   number("optimizer.epsilon", s.optimizer.epsilon, 1);
   number("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm, 1e9);
+  whole("settings.image_size", s.settings.image_size, int64_t{1} << 16);
+  whole("settings.classes", s.settings.classes, int64_t{1} << 24);
+  whole("settings.warmup_epochs", s.settings.warmup_epochs, int64_t{1} << 30);
+  number("settings.warmup_lr", s.settings.warmup_lr, 1e9);
+  number("settings.min_lr", s.settings.min_lr, 1e9);
+  number("settings.decay_rate", s.settings.decay_rate, 1);
+  whole("settings.decay_epochs", s.settings.decay_epochs, int64_t{1} << 30);
+  if (s.settings.decay_epochs < 1) wrong("settings.decay_epochs", "1 or more");
+  whole("settings.inter_op", s.settings.inter_op, kMostThreads);
+  whole("settings.intra_op", s.settings.intra_op, kMostThreads);
+  whole("settings.climb_interval", s.settings.climb_interval, kMostThreads);
 }
 
 }  // namespace
@@ -239,9 +296,9 @@ void check_ranges(const TrainingState& s) {
 std::string to_json(const TrainingState& state) {
   json object;
   object["format_version"] = kFormatVersion;
-  visit_fields(state, [&](std::string_view path, const auto& value) { *find(object, path, true) = value; });
+  visit_fields(state, [&](std::string_view path, const auto& value) { *find(object, path, true) = json_of(value); });
   visit_optional_fields(state, [&](std::string_view path, const auto& value) {
-    if (value != std::decay_t<decltype(value)>{}) *find(object, path, true) = value;
+    if (value != std::decay_t<decltype(value)>{}) *find(object, path, true) = json_of(value);
   });
   if (state.cores) object["cores"] = cores_json(*state.cores);
   if (state.input) object["input"] = input_json(*state.input);
@@ -273,8 +330,9 @@ TrainingState training_state_from_json(std::string_view text, int64_t* version_f
         fmt::format("training state: has format version {}; this program reads up to {}", version, kFormatVersion));
   }
   if (version_found != nullptr) *version_found = version;
-  check_field_names(object);
   TrainingState state;
+  if (version < 3) state.cores = upgrade_settings(object);
+  check_field_names(object);
   visit_fields(state, [&](std::string_view path, auto& value) {
     const json* field = find(object, path, false);
     if (field == nullptr)

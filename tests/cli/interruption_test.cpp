@@ -27,13 +27,7 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
       "train lenet --data digits --batch 16 --steps 3000 --memory 64MiB --exact --costs estimated --threads 1 --evaluate-every 0 --json " +
       path("json") + " ";
   ASSERT_EQ(run(flags).code, 0);
-  auto sha_of = [&] {
-    std::ifstream in(path("json"));
-    std::string line, last;
-    while (std::getline(in, line)) last = line;
-    return json::parse(last).value("weights_sha256", "");
-  };
-  const std::string whole = sha_of();
+  const std::string whole = weights_sha256(path("json"));
   const std::string with_checkpoint = flags + "--checkpoint-every 50 --checkpoint " + path("c.safetensors");
 
   for (const int signal : {SIGINT, SIGKILL}) {
@@ -46,7 +40,7 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCAndAfterKill) {
     EXPECT_TRUE(stopped.code == (signal == SIGINT ? 5 : -SIGKILL) || stopped.code == 0) << stopped.code << stopped.err;
     const Outcome resumed = run(with_checkpoint + " --resume " + path("c.safetensors"));
     EXPECT_EQ(resumed.code, 0) << resumed.err;
-    EXPECT_EQ(sha_of(), whole) << "after signal " << signal;
+    EXPECT_EQ(weights_sha256(path("json")), whole) << "after signal " << signal;
   }
 }
 
@@ -224,19 +218,13 @@ TEST_F(Cli, ResumesWithTheSeedOfTheCheckpoint) {
   const std::string flags =
       "train mlp --data synthetic:640 --image-size 8 --batch 16 --threads 1 --exact --costs estimated --evaluate-every 0 --seed 7 --json " +
       path("json") + " ";
-  auto sha_of = [&] {
-    std::ifstream in(path("json"));
-    std::string line, last;
-    while (std::getline(in, line)) last = line;
-    return json::parse(last).value("weights_sha256", "");
-  };
   ASSERT_EQ(run(flags + "--steps 30").code, 0);
-  const std::string whole = sha_of();
+  const std::string whole = weights_sha256(path("json"));
   ASSERT_EQ(run(flags + "--steps 10 --checkpoint " + path("c.safetensors")).code, 0);
   const std::string more = "train --steps 30 --evaluate-every 0 --costs estimated --json " + path("json") +
                            " --resume " + path("c.safetensors");
   ASSERT_EQ(run(more).code, 0);
-  EXPECT_EQ(sha_of(), whole);
+  EXPECT_EQ(weights_sha256(path("json")), whole);
   EXPECT_EQ(run(more + " --seed 8").code, 2);
 }
 

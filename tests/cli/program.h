@@ -45,6 +45,14 @@ class Cli : public ::testing::Test {
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
+  // Of a training, from the last line that it wrote with --json.
+  static std::string weights_sha256(const std::filesystem::path& json_lines) {
+    std::ifstream in(json_lines);
+    std::string last;
+    for (std::string line; std::getline(in, line);) last = line;
+    return nlohmann::json::parse(last).value("weights_sha256", "");
+  }
+
   pid_t start(const std::string& arguments) {
     const std::string command =
         "exec " PLIMSOLL_BINARY_DIR "/plimsoll " + arguments + " > " + path("out") + " 2> " + path("err");

@@ -70,13 +70,7 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCWithOpsSideBySide) {
       "--evaluate-every 0 --json " +
       path("json") + " ";
   ASSERT_EQ(run(flags).code, 0);
-  auto sha_of = [&] {
-    std::ifstream in(path("json"));
-    std::string line, last;
-    while (std::getline(in, line)) last = line;
-    return json::parse(last).value("weights_sha256", "");
-  };
-  const std::string whole = sha_of();
+  const std::string whole = weights_sha256(path("json"));
   const std::string with_checkpoint = flags + "--checkpoint-every 50 --checkpoint " + path("c.safetensors");
   const pid_t child = start(with_checkpoint);
   while (!fs::exists(path("c.safetensors"))) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -85,7 +79,7 @@ TEST_F(Cli, GoesOnExactlyAfterCtrlCWithOpsSideBySide) {
   EXPECT_TRUE(stopped.code == 5 || stopped.code == 0) << stopped.code << stopped.err;
   const Outcome resumed = run(with_checkpoint + " --resume " + path("c.safetensors"));
   EXPECT_EQ(resumed.code, 0) << resumed.err;
-  EXPECT_EQ(sha_of(), whole);
+  EXPECT_EQ(weights_sha256(path("json")), whole);
 }
 
 TEST_F(Cli, NamesStrategiesThatThereAreNot) {

@@ -16,11 +16,7 @@ struct NormTotal {  // one block
   float* norm;
   const double* sums;
   int64_t count;
-  PLIMSOLL_BODY Sum partial(int64_t, int thread) const {
-    Sum sum;
-    for (int64_t i = thread; i < count; i += kBlock) sum.a += sums[i];
-    return sum;
-  }
+  PLIMSOLL_BODY Sum partial(int64_t, int thread) const { return part_of_sum(sums, count, thread); }
   PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const { *norm = static_cast<float>(sqrt(sum.a)); }
 };
 struct SquareNorm {  // one element
@@ -37,11 +33,7 @@ struct ClipTotal {  // one block
   const double* squares;
   int64_t count;
   double max_norm;
-  PLIMSOLL_BODY Sum partial(int64_t, int thread) const {
-    Sum sum;
-    for (int64_t i = thread; i < count; i += kBlock) sum.a += squares[i];
-    return sum;
-  }
+  PLIMSOLL_BODY Sum partial(int64_t, int thread) const { return part_of_sum(squares, count, thread); }
   PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const {
     const double norm = sqrt(sum.a), factor = max_norm / (norm + 1e-6);
     *scale = static_cast<float>(factor >= 1 ? 1 : factor);  // what is no number stays none

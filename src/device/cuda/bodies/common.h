@@ -113,6 +113,12 @@ struct Sum {
   double a = 0;
   PLIMSOLL_BODY void add(const Sum& other) { a += other.a; }
 };
+// A thread's part of the sum of `count` numbers that one block adds up.
+PLIMSOLL_BODY Sum part_of_sum(const double* numbers, int64_t count, int thread) {
+  Sum sum;
+  for (int64_t i = thread; i < count; i += kBlock) sum.a += numbers[i];
+  return sum;
+}
 struct SumPair {
   double a = 0, b = 0;
   PLIMSOLL_BODY void add(const SumPair& other) { a += other.a, b += other.b; }

@@ -148,11 +148,7 @@ struct MeanTotal {  // one block
   float* loss;
   const double* sums;
   int64_t count, elements;
-  PLIMSOLL_BODY Sum partial(int64_t, int thread) const {
-    Sum sum;
-    for (int64_t i = thread; i < count; i += kBlock) sum.a += sums[i];
-    return sum;
-  }
+  PLIMSOLL_BODY Sum partial(int64_t, int thread) const { return part_of_sum(sums, count, thread); }
   PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const {
     *loss = static_cast<float>(sum.a / static_cast<double>(elements));
   }
