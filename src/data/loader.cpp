@@ -56,7 +56,8 @@ struct Loader::Impl {
     region_bytes = whole(count * (data_bytes + label_bytes), kPage);
     region.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, region_bytes)));
     if (!region) {
-      throw Error(ErrorCode::device_failure, fmt::format("there is no room for {} batches of {} samples", count, rows));
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("the system gives no memory for {} batches of {} samples; lower --batch", count, rows));
     }
     std::memset(region.get(), 0, region_bytes);
     slots.resize(count);
@@ -144,11 +145,13 @@ Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options
   const DataInfo& info = impl.data->info();
   const bool training = options.split == Split::train;
   impl.sample_count = impl.data->count(options.split);
-  if (options.batch < 1) throw Error(ErrorCode::invalid_input, fmt::format("a batch of {} samples", options.batch));
+  if (options.batch < 1)
+    throw Error(ErrorCode::invalid_input, fmt::format("a batch of {} samples; at least 1 is needed", options.batch));
   if (impl.sample_count < (training ? options.batch : 1)) {
     throw Error(ErrorCode::invalid_input,
-                fmt::format("data '{}' has {} {} samples; a batch needs {}", info.name, impl.sample_count,
-                            training ? "training" : "test", training ? options.batch : 1));
+                training ? fmt::format("data '{}' has {} training samples but a batch has {}; lower --batch", info.name,
+                                       impl.sample_count, options.batch)
+                         : fmt::format("data '{}' has no test samples", info.name));
   }
   impl.sample_elements = info.channels * info.height * info.width;
   impl.batches_per_epoch =

@@ -168,7 +168,7 @@ TEST(Loader, RefusesABatchThatTheDataCannotFill) {
     Loader loader(std::make_shared<Numbers>(20), {.batch = 21});
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "data 'numbers' has 20 training samples; a batch needs 21");
+    EXPECT_STREQ(error.what(), "data 'numbers' has 20 training samples but a batch has 21; lower --batch");
   }
 }
 

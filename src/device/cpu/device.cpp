@@ -77,8 +77,9 @@ class MappedArena final : public Arena {
     constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
     const Bytes available = machine_memory().available;
     if (bytes > available) {
-      throw Error(ErrorCode::device_failure, fmt::format("the arena needs {} but the machine has {} left",
-                                                         to_string(bytes), to_string(available)));
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("the arena needs {} but the machine has {} left; lower --memory or end other processes",
+                              to_string(bytes), to_string(available)));
     }
     mapped_bytes_ = align_up(bytes, kHugePage).count + kHugePage;
     int error = injected(TierOperation::arena);
@@ -88,8 +89,10 @@ class MappedArena final : public Arena {
       if (mapped_ == MAP_FAILED) error = errno;
     }
     if (error != 0) {
-      throw Error(ErrorCode::device_failure,
-                  fmt::format("the system gives no arena of {}: {}", to_string(bytes), std::strerror(error)));
+      throw Error(
+          ErrorCode::device_failure,
+          fmt::format("the system gives no arena of {}: {}; lower --memory, or raise the process's limit (ulimit -v)",
+                      to_string(bytes), std::strerror(error)));
     }
     const auto address = reinterpret_cast<uintptr_t>(mapped_);
     base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);

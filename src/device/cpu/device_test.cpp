@@ -132,8 +132,9 @@ TEST(CpuDevice, ArenaIsWritableZeroAndAligned) {
 }
 
 TEST(CpuDevice, SaysHowMuchIsLeftWhenTheArenaIsTooLarge) {
-  EXPECT_THAT(message_of([] { open_device("cpu")->take_arena(Bytes{int64_t{1} << 50}); }),
-              testing::MatchesRegex("the arena needs .* but the machine has .* left"));
+  EXPECT_THAT(
+      message_of([] { open_device("cpu")->take_arena(Bytes{int64_t{1} << 50}); }),
+      testing::MatchesRegex("the arena needs .* but the machine has .* left; lower --memory or end other processes"));
 }
 
 TEST(CpuDevice, RunsAnOpOfTheUsersOwnByItsReference) {

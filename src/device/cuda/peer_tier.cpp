@@ -66,8 +66,8 @@ class PeerTier final : public Tier {
     if (bytes <= reserved_) return;
     if (memory_ != nullptr || bytes > align_up(capacity(), kSlotAlignment)) {
       throw Error(ErrorCode::device_failure,
-                  fmt::format("the plan needs {} of {}'s memory but it has {} for it (--peer)", to_string(bytes),
-                              where_, to_string(memory_ != nullptr ? reserved_ : capacity())));
+                  fmt::format("the plan needs {} of {}'s memory but it has {} for it; raise the size in --peer",
+                              to_string(bytes), where_, to_string(memory_ != nullptr ? reserved_ : capacity())));
     }
     memory_ = peer_->allocate(bytes.count);
     reserved_ = bytes;

@@ -261,7 +261,8 @@ class DiskTier final : public Tier {
   DiskTier(const fs::path& folder, Bytes capacity) : Tier("disk", capacity), folder_(folder) {
     std::error_code ignored;
     if (!fs::is_directory(folder, ignored)) {
-      throw Error(ErrorCode::invalid_input, fmt::format("--spill: there is no folder '{}'", folder.string()));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("--spill: there is no folder '{}'; make it, or name another", folder.string()));
     }
     remove_leftovers(folder);
     make_file();
@@ -282,8 +283,9 @@ class DiskTier final : public Tier {
     bytes = align_up(bytes, kSlotAlignment);
     if (bytes <= reserved_) return;
     if (bytes > align_up(capacity(), kSlotAlignment)) {
-      throw Error(ErrorCode::device_failure, fmt::format("the plan needs {} in {} but --spill allows {}",
-                                                         to_string(bytes), folder_.string(), to_string(capacity())));
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("the plan needs {} in {} but --spill allows {}; raise that size", to_string(bytes),
+                              folder_.string(), to_string(capacity())));
     }
     int error = injected(TierOperation::allocate);
     if (error == 0) {
@@ -377,7 +379,8 @@ void parse_spill(std::string_view text, TierOptions& options) {
     text = text.substr(0, colon);
   }
   if (text.empty() || !fs::is_directory(fs::path(text), ignored)) {
-    throw Error(ErrorCode::invalid_input, fmt::format("--spill: there is no folder '{}'", text));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--spill: there is no folder '{}'; make it, or name another", text));
   }
   options.spill = fs::path(text);
 }

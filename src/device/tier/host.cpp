@@ -89,9 +89,11 @@ class HostTier final : public Tier {
       error = asked;
     }
     if (error != 0) {
-      throw Error(ErrorCode::device_failure,
-                  fmt::format("the system gives no {} of host memory beside the arena (--host-memory): {}",
-                              to_string(capacity), std::strerror(error)));
+      throw Error(
+          ErrorCode::device_failure,
+          fmt::format(
+              "the system gives no {} of host memory beside the arena: {}; lower --host-memory, or raise the process's limit (ulimit -v)",
+              to_string(capacity), std::strerror(error)));
     }
     const auto address = reinterpret_cast<uintptr_t>(mapped_);
     base_ = reinterpret_cast<std::byte*>((address + kHugePage - 1) / kHugePage * kHugePage);
@@ -111,13 +113,15 @@ class HostTier final : public Tier {
     if (bytes <= reserved_) return;
     if (bytes > align_up(capacity(), kSlotAlignment)) {
       throw Error(ErrorCode::device_failure,
-                  fmt::format("the plan needs {} of host memory beside the arena but --host-memory is {}",
+                  fmt::format("the plan needs {} of host memory beside the arena but --host-memory is {}; raise it",
                               to_string(bytes), to_string(capacity())));
     }
     if (const Bytes available = cpu::machine_memory().available; bytes - reserved_ > available) {
-      throw Error(ErrorCode::device_failure,
-                  fmt::format("the plan needs {} of host memory beside the arena but the machine has {} left",
-                              to_string(bytes - reserved_), to_string(available)));
+      throw Error(
+          ErrorCode::device_failure,
+          fmt::format(
+              "the plan needs {} of host memory beside the arena but the machine has {} left; lower --host-memory and plan again",
+              to_string(bytes - reserved_), to_string(available)));
     }
     madvise(base_, bytes.count, MADV_HUGEPAGE);  // advice: failure costs only time
 #pragma omp parallel for schedule(static) if (bytes - reserved_ > kWorthThreads)

@@ -170,7 +170,7 @@ TEST(HostTier, TellsWhenTheSystemGivesNoMemory) {
 
 TEST(DiskTier, NamesTheFolderThatIsNotThere) {
   EXPECT_EQ(message_of([] { open_disk_tier("/nowhere/at/all", 1_MiB); }, ErrorCode::invalid_input),
-            "--spill: there is no folder '/nowhere/at/all'");
+            "--spill: there is no folder '/nowhere/at/all'; make it, or name another");
   EXPECT_THAT(message_of([] { spill_room("/nowhere/at/all"); }, ErrorCode::invalid_input),
               HasSubstr("/nowhere/at/all"));
 }
