@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <map>
 #include <numeric>
 
@@ -128,7 +127,10 @@ void ConcurrentDriver::run(std::vector<KernelRefused>*) {
     std::this_thread::yield();
   start_ = Clock::now();
   engines_->begin(start_);
-  if (check_) check_->begin();
+  if (check_) {
+    check_->begin();
+    check_->remember();
+  }
   begin();
   process_completions();
   teams_->serve();
@@ -146,14 +148,24 @@ void ConcurrentDriver::run_step(int worker, StepIndex step) {
     record->core = running_[worker].places[0];
   }
   try {
-    if (check_) check_->expect_inputs(step);
-    run_kernel(ready_.graph, ready_.plan.steps[step], *ready_.kernels[step]);
-    if (check_) check_->expect_outputs(step);
+    if (check_) {
+      run_checked(step);
+    } else {
+      run_kernel(ready_.graph, ready_.plan.steps[step], *ready_.kernels[step]);
+    }
   } catch (...) {
     fail(std::current_exception());
   }
   if (record != nullptr) record->end_ms = now_ms();
   finish(step);
+}
+
+void ConcurrentDriver::run_checked(StepIndex step) {
+  const std::lock_guard alone(check_mutex_);
+  check_->expect_inputs(step);
+  run_kernel(ready_.graph, ready_.plan.steps[step], *ready_.kernels[step]);
+  check_->expect_others_unchanged(step);
+  check_->expect_outputs(step);
 }
 
 void ConcurrentDriver::fail(std::exception_ptr why) {
@@ -221,6 +233,10 @@ void ConcurrentDriver::retire(int32_t node) {
     --running_count_;
   } else {
     --copying_;
+    if (check_ && !is_out(ready_.plan.moves[node - steps_])) {
+      const std::lock_guard alone(check_mutex_);
+      check_->arrived(node - steps_);
+    }
     if (std::exception_ptr failure = engines_->failure()) fail(std::move(failure));
   }
   complete(node);
@@ -253,11 +269,16 @@ void ConcurrentDriver::make_ready(int32_t node) {
   } else if (node < steps_ + moves_) {
     if (failing_) return;
     meter_.start(node);
+    if (check_ && !is_out(ready_.plan.moves[node - steps_])) {
+      const std::lock_guard alone(check_mutex_);
+      check_->arriving(node - steps_);
+    }
     ++copying_;
     engines_->submit(node - steps_);
   } else {
     const Erasure& e = erasures_[node - steps_ - moves_];
-    std::memset(ready_.bindings.arena + e.offset.count, kPoison, e.bytes.count);
+    const std::lock_guard alone(check_mutex_);
+    check_->fill_dying({e.offset.count, (e.offset + e.bytes).count});
     to_complete_.push_back(node);
   }
 }

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -44,6 +45,7 @@ class ConcurrentDriver final : public Driver {
   void finish(int32_t node);
   void process_completions();
   void run_step(int worker, int32_t step);
+  void run_checked(int32_t step);
   void fail(std::exception_ptr why);
 
   // What only who processes completions calls.
@@ -98,6 +100,7 @@ class ConcurrentDriver final : public Driver {
   std::atomic<int32_t> finished_count_{0}, waiting_{0};  // waiting_: completions that nobody has looked for yet
   std::atomic<bool> failing_{false};
   std::exception_ptr failure_;
+  std::mutex check_mutex_;  // of check_ and, with it, of the arena's bytes
   std::unique_ptr<Teams> teams_;
   std::optional<CopyEngines> engines_;  // the first to go, then the teams
 };

@@ -87,8 +87,12 @@ void MemoryCheck::begin() {
 void MemoryCheck::remember() { copy_.assign(bindings_.arena, bindings_.arena + plan_.arena.count); }
 
 void MemoryCheck::fill_dying(StepIndex step) {
-  fill(dying_[step]);
-  for (const auto& [begin, end] : dying_[step]) std::memset(copy_.data() + begin, kPoison, end - begin);
+  for (const Range& bytes : dying_[step]) fill_dying(bytes);
+}
+
+void MemoryCheck::fill_dying(const Range& bytes) {
+  fill({&bytes, 1});
+  std::memset(copy_.data() + bytes.first, kPoison, bytes.second - bytes.first);
 }
 
 void MemoryCheck::arriving(int32_t move) { arriving_.push_back(range(bindings_.copies[move])); }

@@ -5,8 +5,11 @@
 //   between two steps        what the last one was the last to use is filled
 //   before a kernel          no input may hold such a NaN: somebody filled it, or nobody wrote it
 //   after a kernel           no output may: the kernel read free bytes, or left some of its output out
-//   after a kernel           every byte of the arena that is not the kernel's to write is what it was (serial driver)
-//   after a training step    what is free then is still filled (steps side by side)
+//   after a kernel           every byte of the arena that is not the kernel's to write is what it was
+//   after a training step    what is free then is still filled
+//
+// Of steps side by side one kernel runs at a time, in the order in which they started: else nobody could say which of
+// them wrote a byte. On a device whose arena the host does not see, the drivers fill and look at what they can.
 //
 // The NaN has all bits set, which no arithmetic makes of numbers. So a training that diverges is not taken for a wrong
 // plan.
@@ -42,9 +45,10 @@ class MemoryCheck {
   void expect_outputs(StepIndex step) const;  // after it
   void expect_free_at_end() const;            // after a training step
 
-  // Where steps run one after another, the arena is compared with a copy of it.
+  // Where one kernel runs at a time, the arena is compared with a copy of it.
   void remember();  // after begin()
   void fill_dying(StepIndex step);
+  void fill_dying(const Range& bytes);  // some of a step's
   void arriving(int32_t move);  // a copy in begins: its bytes change at any time
   void arrived(int32_t move);
   void expect_others_unchanged(StepIndex step);
