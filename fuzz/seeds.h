@@ -6,6 +6,7 @@
 #include <turbojpeg.h>
 #include <zlib.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -128,6 +129,16 @@ inline std::string train_options_seed() {
   return to_json(state);
 }
 
+// As versions up to 2 had it: settings as texts, and the chosen cores among them.
+inline std::string old_training_state_seed() {
+  nlohmann::json old = nlohmann::json::parse(train_options_seed());
+  old["format_version"] = 2;
+  old["settings"] = {{"image_size", "32"},      {"augment", "1"},          {"decay_rate", "0.5"},
+                     {"inter_op_chosen", "2"},  {"strategies", "1,3"},     {"host_memory", "1048576"},
+                     {"threads of conv1", "1"}, {"affinity of conv1", "1"}};
+  return old.dump();
+}
+
 inline std::string costs_seed() {
   DeviceInfo device;
   device.key = "cpu";
@@ -167,7 +178,7 @@ inline std::vector<std::string> seeds(std::string_view target) {
                  .mean = {0.5},
                  .stddev = {0.25},
                  .class_names = {"cat", "dog"}};
-    return {to_json(TrainingState{.step = 3, .model = "resnet50"}), to_json(fed)};
+    return {to_json(TrainingState{.step = 3, .model = "resnet50"}), to_json(fed), old_training_state_seed()};
   }
   if (target == "graph") return {to_json(example_graph())};
   if (target == "plan") {
