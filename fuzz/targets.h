@@ -292,7 +292,7 @@ inline void read_data_spec(std::string_view input) {
   });
 }
 
-// A training state as `--resume` takes it: with the settings that are texts in it.
+// A training state as `--resume` takes it.
 inline void read_train_options(std::string_view input) {
   accept_or_refuse([&] {
     const TrainingState state = training_state_from_json(input);
