@@ -83,7 +83,7 @@ std::string png(int width, int height, const std::vector<uint8_t>& pixels,
   return file;
 }
 
-class DataFiles : public testing::Test {
+class DataFiles : public ::testing::Test {
  protected:
   std::string open_error(const std::string& kind, ErrorCode code = ErrorCode::corrupt_file) const {
     return error_text(code, [&] { open_data(kind + ":" + folder_.string()); });

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <cerrno>
 #include <cstring>
@@ -21,7 +22,7 @@ using testing::error_text;
 
 namespace fs = std::filesystem;
 
-class Checkpoints : public testing::Test {
+class Checkpoints : public ::testing::Test {
  protected:
   static TrainingState example_state() {
     TrainingState state{.step = 123, .epoch = 4, .batch_in_epoch = 5, .seed = UINT64_MAX, .model = "resnet:1-2-3-4"};
@@ -212,13 +213,13 @@ TEST_F(Checkpoints, NoticeEveryFlippedBitOfTheHeader) {
   open();
 }
 
-// As version 1 wrote them: without a hash of the header.
+// As version 1 wrote them: without a hash of the header, and with settings as texts.
 std::string first_version(const TrainingState& state, std::vector<SafetensorsEntry> entries, const std::string& data) {
-  std::string json = to_json(state);
-  const std::string now = "\"format_version\":2";
-  json.replace(json.find(now), now.size(), "\"format_version\":1");
+  nlohmann::json json = nlohmann::json::parse(to_json(state));
+  json["format_version"] = 1;
+  json["settings"] = {{"image_size", "48"}};
   return make_safetensors_header(entries, {{"format", "pt"},
-                                           {"plimsoll", json},
+                                           {"plimsoll", json.dump()},
                                            {"plimsoll.data_sha256", sha256_hex(data)},
                                            {"plimsoll.weights_sha256", sha256_hex(data)}}) +
          data;
@@ -231,6 +232,7 @@ TEST_F(Checkpoints, OfTheFirstVersionAreStillRead) {
   const Checkpoint checkpoint(file_);
   checkpoint.check_contents();
   EXPECT_EQ(checkpoint.state().step, 123);
+  EXPECT_EQ(checkpoint.state().settings.image_size, 48);
   EXPECT_EQ(checkpoint.state().weights_sha256, sha256_hex("abcd"));
 }
 
@@ -405,8 +407,8 @@ TEST(TrainingState, NamesTheFieldThatIsWrong) {
             "training state: field 'batch': expected a whole number up to 16777216, not 20000000");
   EXPECT_EQ(message("\"kernels\":{}", "\"kernels\":{\"conv\":1}", ErrorCode::corrupt_file),
             "training state: field 'kernels.conv': expected a text");
-  EXPECT_EQ(message("\"format_version\":2", "\"format_version\":3", ErrorCode::unsupported),
-            "training state: has format version 3; this program reads up to 2");
+  EXPECT_EQ(message("\"format_version\":3", "\"format_version\":4", ErrorCode::unsupported),
+            "training state: has format version 4; this program reads up to 3");
   EXPECT_EQ(error_text(ErrorCode::corrupt_file, [] { training_state_from_json("[]"); }),
             "training state: expected an object");
   EXPECT_TRUE(error_text(ErrorCode::corrupt_file, [] {

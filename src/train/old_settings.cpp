@@ -25,17 +25,17 @@ struct OldSetting {
 // Ranges are those that the settings' texts were read by.
 const std::vector<OldSetting>& old_settings() {
   constexpr double kMostEpochs = 1 << 30, kMostBytes = 1e18;
-  static const std::vector<OldSetting> settings = {{"image_size", Kind::whole, 0, 0, 1 << 16},
-                                                   {"classes", Kind::whole, 0, 0, 1 << 24},
+  static const std::vector<OldSetting> settings = {{"image_size", Kind::whole, 0U, 0, 1 << 16},
+                                                   {"classes", Kind::whole, 0U, 0, 1 << 24},
                                                    {"augment", Kind::flag, true, 0, 1},
-                                                   {"warmup_epochs", Kind::whole, 0, 0, kMostEpochs},
+                                                   {"warmup_epochs", Kind::whole, 0U, 0, kMostEpochs},
                                                    {"warmup_lr", Kind::real, 0, 0, 1e9},
                                                    {"min_lr", Kind::real, 0, 0, 1e9},
                                                    {"decay_rate", Kind::real, 0.1, 0, 1},
-                                                   {"decay_epochs", Kind::whole, 30, 1, kMostEpochs},
-                                                   {"inter_op", Kind::whole, 1, 0, kMostThreads},
-                                                   {"intra_op", Kind::whole, 0, 0, kMostThreads},
-                                                   {"climb_interval", Kind::whole, 0, 0, kMostThreads},
+                                                   {"decay_epochs", Kind::whole, 30U, 1, kMostEpochs},
+                                                   {"inter_op", Kind::whole, 1U, 0, kMostThreads},
+                                                   {"intra_op", Kind::whole, 0U, 0, kMostThreads},
+                                                   {"climb_interval", Kind::whole, 0U, 0, kMostThreads},
                                                    {"strategies", Kind::text, nullptr},
                                                    {"host_memory", Kind::whole, nullptr, 1, kMostBytes},
                                                    {"spill", Kind::text, nullptr},
@@ -62,7 +62,7 @@ Number number_in(std::string_view name, const std::string& text, double least, d
 
 json value_of(const OldSetting& setting, const std::string& text) {
   switch (setting.kind) {
-    case Kind::whole: return number_in<int64_t>(setting.name, text, setting.least, setting.most);
+    case Kind::whole: return number_in<uint64_t>(setting.name, text, setting.least, setting.most);
     case Kind::real: return number_in<double>(setting.name, text, setting.least, setting.most);
     case Kind::flag: return number_in<int64_t>(setting.name, text, setting.least, setting.most) == 1;
     case Kind::text: break;

@@ -106,7 +106,7 @@ TEST(Resume, KernelsAndLayoutsAreRepeatedWhateverTheSpeedsAndTheBudgetNow) {
 }
 
 TEST(Resume, RefusesSettingsThatNoTrainingHas) {
-  const nlohmann::json whole = nlohmann::json::parse(to_json({}));
+  const nlohmann::json whole = nlohmann::json::parse(to_json(TrainingState{}));
   const std::tuple<const char*, nlohmann::json, const char*> cases[] = {
       {"min_lr", -1, "field 'settings.min_lr': expected a number from 0 to 1000000000, not -1"},
       {"warmup_lr", "0.1", "field 'settings.warmup_lr': expected a number"},

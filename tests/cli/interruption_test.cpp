@@ -196,9 +196,12 @@ TEST_F(Cli, RefusesACheckpointOfAnImpossibleTraining) {
       ASSERT_NE(begin, std::string::npos) << old;
       header.replace(begin, count, with);
     };
-    // Of the first version, whose header has no hash that would tell of the change first.
+    // Of the first version, whose header has no hash that would tell of the change first; its settings were texts.
     replace("\"plimsoll.header_sha256\"", std::string("\"plimsoll.header_sha256\":\"\",").size() + 64, "");
-    replace("\\\"format_version\\\":2", std::string("\\\"format_version\\\":2").size(), "\\\"format_version\\\":1");
+    replace("\\\"format_version\\\":3", std::string("\\\"format_version\\\":3").size(), "\\\"format_version\\\":1");
+    const size_t settings = header.find("\\\"settings\\\":{");
+    ASSERT_NE(settings, std::string::npos);
+    header.replace(settings, header.find('}', settings) + 1 - settings, "\\\"settings\\\":{\\\"min_lr\\\":\\\"0\\\"}");
     const size_t at = header.find(from);
     ASSERT_NE(at, std::string::npos) << from << header.substr(0, 2000);
     header.replace(at, std::string(from).size(), to);
