@@ -165,6 +165,41 @@ TEST(MemoryByRole, AddsUpToTheLiveBytesOfEveryStep) {
   }
 }
 
+TEST(LiveRows, AWorkspaceSaysWhoseItIsAndForWhichKernel) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {262144}, DType::f32, Role::input);
+  const OpId op = graph.add_op("ReluForward", "relu1/forward", "relu1", {x});
+  Plan plan;
+  plan.steps = {{.op = op, .kernel = "fast*8+slow*4", .workspace = 2_MiB}};
+  plan.stays = {{x, 0_B, 1_MiB, 0, 0}, {{}, 1_MiB, 2_MiB, 0, 0}, {graph.output(op), 0_B, 1_MiB, 0, 0}};
+  const std::vector<LiveRow> rows = live_rows(graph, plan, 0);
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0].name, "workspace of relu1/forward (fast*8+slow*4)");
+  EXPECT_EQ(rows[0].bytes, 2_MiB);
+  EXPECT_THAT(peak_tensors_text(graph, plan, 1), testing::HasSubstr("workspace of relu1/forward (fast*8+slow*4)"));
+}
+
+TEST(LiveRows, SlicesOfOneTensorAreOneRowAndNamesWithOtherBracketsAreNot) {
+  Graph graph;
+  Plan plan;
+  Bytes at;
+  for (const char* name : {"fc.weight[0:512]", "fc.weight[512:1024]", "fc.weight[0:512].next", "list[0]", "list[1]"}) {
+    plan.stays.push_back({graph.add_source(name, {256}, DType::f32, Role::parameter), at, 1_KiB, 0, 0});
+    at += 1_KiB;
+  }
+  const TensorId gradient = graph.add_source("fc.weight[1024:1536]", {256}, DType::f32, Role::gradient);
+  plan.stays.push_back({gradient, at, 1_KiB, 0, 0});
+  plan.steps.resize(1);
+  std::map<std::string, size_t> slices;
+  for (const LiveRow& row : live_rows(graph, plan, 0)) slices[row.name] = row.stays.size();
+  EXPECT_EQ(slices, (std::map<std::string, size_t>{{"fc.weight", 2},
+                                                   {"fc.weight[0:512].next", 1},
+                                                   {"list[0]", 1},
+                                                   {"list[1]", 1},
+                                                   {"fc.weight[1024:1536]", 1}}));
+  EXPECT_THAT(peak_tensors_text(graph, plan, 9), testing::HasSubstr("2.00 KiB  parameter       fc.weight in 2 slices"));
+}
+
 TEST(CoresText, SaysHowStepsShareTheCores) {
   Plan plan;
   plan.steps.resize(3);
