@@ -172,6 +172,7 @@ struct CostDatabase::Impl {
             .bind(rows.integer(7))
             .bind(rows.integer(8))
             .bind(rows.integer(9))
+            .bind(rows.integer(10))
             .step();
         put.reset();
       }

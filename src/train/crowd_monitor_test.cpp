@@ -39,8 +39,8 @@ struct Machine {
 };
 
 // A training of steps on it.
-struct Run {
-  explicit Run(CrowdOptions options = {}) {
+struct TrainingOnIt {
+  explicit TrainingOnIt(CrowdOptions options = {}) {
     options.threads = 2;
     if (options.stays.empty()) {
       options.fewer = [this](int threads) {
@@ -80,7 +80,7 @@ struct Run {
 };
 
 TEST(CrowdMonitor, LeavesAQuietTrainingAlone) {
-  Run run;
+  TrainingOnIt run;
   run.steps(500);
   run.machine.others = 0.25;  // of two processors: little
   run.machine.waiting = 1;    // of threads of its own, as readers of images are
@@ -90,7 +90,7 @@ TEST(CrowdMonitor, LeavesAQuietTrainingAlone) {
 }
 
 TEST(CrowdMonitor, TakesFewerThreadsWhereTheyAreFasterAndSaysSoOnce) {
-  Run run;
+  TrainingOnIt run;
   run.steps(20);
   run.machine.crowd();
   run.steps(60);
@@ -105,7 +105,7 @@ TEST(CrowdMonitor, TakesFewerThreadsWhereTheyAreFasterAndSaysSoOnce) {
 }
 
 TEST(CrowdMonitor, ABusyStartDoesNotSlowDownALongTraining) {
-  Run run;
+  TrainingOnIt run;
   run.machine.crowd();
   run.steps(200);
   EXPECT_EQ(run.threads(), 1);
@@ -121,7 +121,7 @@ TEST(CrowdMonitor, ABusyStartDoesNotSlowDownALongTraining) {
 }
 
 TEST(CrowdMonitor, GoesOnWithAllThreadsWhereFewerAreNotFasterAndTriesLessAndLess) {
-  Run run;
+  TrainingOnIt run;
   run.machine.crowd();
   run.machine.one_thread_ms = 250;
   run.steps(40);
@@ -140,7 +140,7 @@ TEST(CrowdMonitor, GoesOnWithAllThreadsWhereFewerAreNotFasterAndTriesLessAndLess
 
 // Else a load that became light would keep a training at half its speed.
 TEST(CrowdMonitor, TriesAllThreadsAgainWhereTheLoadStaysButBecomesLight) {
-  Run run;
+  TrainingOnIt run;
   run.machine.crowd();
   run.steps(100);
   EXPECT_EQ(run.threads(), 1);
@@ -152,7 +152,7 @@ TEST(CrowdMonitor, TriesAllThreadsAgainWhereTheLoadStaysButBecomesLight) {
 }
 
 TEST(CrowdMonitor, AQuotaIsACrowdThatDoesNotEnd) {
-  Run run;
+  TrainingOnIt run;
   run.machine.throttled = 0.6;
   run.machine.two_threads_ms = 200;
   run.steps(60);
@@ -169,7 +169,7 @@ TEST(CrowdMonitor, AQuotaIsACrowdThatDoesNotEnd) {
 }
 
 TEST(CrowdMonitor, OnlyTellsWhereTheNumberOfThreadsIsToStay) {
-  Run run({.stays = "--exact"});
+  TrainingOnIt run({.stays = "--exact"});
   run.machine.crowd();
   run.steps(500);
   run.machine.calm();

@@ -197,7 +197,9 @@ std::string measured_text(const Measured& measured, const CostDatabase& database
   const std::string again =
       measured.again > 0 ? fmt::format(", {} of them anew: they had been measured on a busy machine", measured.again)
                          : "";
-  return fmt::format("measured {} kernel{}{}{}", measured.kernels, measured.kernels == 1 ? "" : "s", again,
+  const std::string busy =
+      measured.busy > 0 ? fmt::format(", {} of them while other processes kept the machine busy", measured.busy) : "";
+  return fmt::format("measured {} kernel{}{}{}{}", measured.kernels, measured.kernels == 1 ? "" : "s", again, busy,
                      database.is_kept() ? fmt::format("; kept in {}", CostDatabase::default_path().string())
                                         : fmt::format(", for this run only: {}", database.notice()));
 }
@@ -218,7 +220,6 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
   };
   const Measured measured = measure_missing(session, network, compile, measuring);
   if (measured.kernels > 0) notice(measured_text(measured, *session.database));
-  notice(busy_text(measured));
   if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
   return std::nullopt;
 }
