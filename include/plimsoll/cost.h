@@ -43,6 +43,7 @@ struct Cost {
   double spread_ms = 0;  // half the distance between the quartiles
   int runs = 0;
   Bytes workspace{-1};  // of the kernel; negative where it was not noted
+  bool busy = false;    // taken while others kept the machine busy: used only where no quiet time is known
 };
 
 // Rates for estimates; probed once on a device, stated for a simulated one.
@@ -72,12 +73,15 @@ class CostTable {
   CostTable unmeasured(MachineRates rates = {}) const;
 
   // A kernel may have two costs: alone, and inside a training step. Kernels are compared by the first, since only
-  // chosen kernels have the second. Steps are predicted by the second.
+  // chosen kernels have the second. Steps are predicted by the second. A time of a busy machine does not replace one of a
+  // quiet machine.
   void put(const CostKey& key, const Cost& cost);
   std::optional<Cost> find(const CostKey& key) const;  // of the kernel alone
   std::optional<Cost> find_in_step(const CostKey& key) const;
   const std::map<CostKey, Cost>& in_step_entries() const { return in_step_; }
   const std::map<CostKey, Cost>& entries() const { return entries_; }
+  // Takes out all times of a busy machine, so that they are measured anew; returns what they were of.
+  std::vector<CostKey> forget_busy();
 
   // Pairs of ops, by signature, that training found slower at the same time than one after another. The lesser
   // signature first.
@@ -113,6 +117,9 @@ std::vector<int64_t> micro_batch_sizes(BatchSizes sizes, int64_t batch);  // asc
 
 struct MeasureOptions {
   double seconds_per_kernel = 0.15;  // at most, after one warm-up run; at least three runs
+  // What an op's time, wherever the graph has it, may be off by, as a share of all ops' times: a kernel that repeats
+  // itself so closely is not run more often, however few its runs were. 0: as often as the line above says.
+  double tolerance = 0;
   Bytes memory{INT64_MAX};  // for buffers; the device's available memory bounds it too. What needs more is left out
   BatchSizes batches =
       BatchSizes::undivided;       // also at these micro-batches, for ops that run in parts and have workspaces
@@ -120,6 +127,9 @@ struct MeasureOptions {
   std::vector<int> threads = {0};  // by each of these counts; 0: all of the device's
   std::function<void(int done, int total, const std::string& what)> progress;
   std::function<bool()> stop;  // asked between kernels
+  // Whether others kept the machine busy since it was last asked, which is every half second: what was measured
+  // meanwhile is kept as of a busy machine. Empty: asks the system.
+  std::function<bool()> busy;
 };
 // Times every kernel of every family that the graph's ops could use and that the table lacks, on buffers that are cold
 // in the cache as they would be in a step. Returns how many were measured.
@@ -135,7 +145,8 @@ class CostDatabase {
   ~CostDatabase();
   CostTable load();  // all entries and pairs of this device, and its rates if they were probed
   std::optional<MachineRates> rates();
-  void save(const CostTable& table);  // one transaction; the newer of each source stays
+  // One transaction. The newer of each source stays, but a time of a busy machine never replaces one of a quiet one.
+  void save(const CostTable& table);
   void save(const MachineRates& rates);
   // Forgets what training found out about sharing this device's cores: times inside a step with fewer threads, and
   // conflicts. The next training finds it out anew.

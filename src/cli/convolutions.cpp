@@ -163,7 +163,8 @@ int convolutions(const ConvolutionsFlags& flags) {
   Session session = open_session(flags.device, flags.threads);
   for (const std::string& notice : session.notices) complain(notice);
   catch_interrupts();
-  const BusyMeter busy;
+  forget_busy_times(session);
+  const LoadMeter busy;
   Progress progress;
   const int measured = measure(session, rows, batches, progress);
 
@@ -190,8 +191,10 @@ int convolutions(const ConvolutionsFlags& flags) {
   }
   progress.finish();
   if (busy.others() > kTooBusy) {
-    complain(fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead",
-                         100 * busy.others()));
+    complain(
+        fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; those that were "
+                    "measured are kept apart, and the next run that finds the machine quiet measures them anew",
+                    100 * busy.others()));
   }
   std::string summary = fmt::format("{} passes, {} of them divided: {:.1f} ms undivided, {:.1f} ms divided",
                                     sums.passes, sums.divided, sums.undivided_ms, sums.divided_ms);

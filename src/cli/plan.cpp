@@ -56,11 +56,15 @@ bool measure_for_plan(Session& session, const Network& network, const CompileOpt
   catch_interrupts();
   Progress progress;
   const MeasureOptions measuring{
+      .tolerance = kMeasuringTolerance,
       .batches = flags.batch_sizes().value_or(BatchSizes::undivided),
       .progress = [&](int done, int total,
                       const std::string& what) { progress.update("measuring kernels", done, total, what); },
       .stop = interrupted};
-  measure_missing(session, network, options, measuring);
+  forget_busy_times(session);
+  const Measured measured = measure_missing(session, network, options, measuring);
+  progress.finish();
+  if (measured.busy > 0) complain(busy_text(measured));
   return !interrupted();
 }
 
@@ -369,8 +373,8 @@ std::vector<std::unique_ptr<Device>> open_beside(const ProfileFlags& flags, cons
 }
 
 // Measures what the database lacks for these networks; returns how much that was.
-int measure_networks(const ProfileFlags& flags, MeasureOptions measuring, Session& session,
-                     const std::vector<Network>& networks, const std::vector<std::unique_ptr<Device>>& others) {
+Measured measure_networks(const ProfileFlags& flags, MeasureOptions measuring, Session& session,
+                          const std::vector<Network>& networks, const std::vector<std::unique_ptr<Device>>& others) {
   std::vector<const Device*> beside;
   for (const std::unique_ptr<Device>& other : others) beside.push_back(other.get());
   const CompileOptions options = compile_options(flags, session);
@@ -379,15 +383,20 @@ int measure_networks(const ProfileFlags& flags, MeasureOptions measuring, Sessio
     progress.update("measuring kernels", done, total, what);
   };
   measuring.stop = interrupted;
-  int measured = 0;
-  for (const Network& one : networks) measured += measure_missing(session, one, options, measuring, beside);
+  Measured measured;
+  for (const Network& one : networks) {
+    const Measured of_one = measure_missing(session, one, options, measuring, beside);
+    measured.kernels += of_one.kernels;
+    measured.busy += of_one.busy;
+    measured.again += of_one.again;
+  }
   progress.finish();
   return measured;
 }
 
 // What a step is predicted to take by what is known now; `told`: what the JSON line has so far.
-int predict(const ProfileFlags& flags, Session& session, const Network& network, int measured, const BusyMeter& busy,
-            json told, JsonLines& out) {
+int predict(const ProfileFlags& flags, Session& session, const Network& network, const Measured& measured, json told,
+            JsonLines& out) {
   auto result = compile(flags, network, session, compile_options(flags, session));
   auto* program = std::get_if<Program>(&result);
   if (program == nullptr) {
@@ -396,18 +405,14 @@ int predict(const ProfileFlags& flags, Session& session, const Network& network,
     return kInfeasible;
   }
   program->plan = calibrate(session, *program);
-  if (busy.others() > kTooBusy) {
-    complain(
-        fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; "
-                    "measure anew with --again when it is quiet",
-                    100 * busy.others()));
-  }
+  if (measured.busy > 0) complain(busy_text(measured));
   say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {}", flags.model,
-                       input_of(flags).batch, measured, session.costs.entries().size(),
+                       input_of(flags).batch, measured.kernels, session.costs.entries().size(),
                        time_text(program->plan->predicted.step_time_ms, 4)));
   export_costs(flags, session, out);
   told.update(
-      {{"measured", measured},
+      {{"measured", measured.kernels},
+       {"measured_busy", measured.busy},
        {"known", session.costs.entries().size()},
        {"step_time_ms", program->plan->predicted.step_time_ms},
        {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
@@ -447,13 +452,13 @@ int run_profile(const ProfileFlags& flags) {
     session.costs = CostTable(*session.database->rates());
   }
   catch_interrupts();
-  const BusyMeter busy;
-  const int measured = measure_networks(flags, measuring, session, networks, others);
+  if (!flags.again) forget_busy_times(session);
+  const Measured measured = measure_networks(flags, measuring, session, networks, others);
   if (interrupted()) {
-    say(out, fmt::format("interrupted; {} measurements are kept", measured));
+    say(out, fmt::format("interrupted; {} measurements are kept", measured.kernels));
     return kInterrupted;
   }
-  return predict(flags, session, networks.back(), measured, busy, std::move(told), out);
+  return predict(flags, session, networks.back(), measured, std::move(told), out);
 }
 
 }  // namespace
@@ -520,7 +525,7 @@ Run add_profile(CLI::App& app) {
   command->footer(
       "Examples:\n"
       "  plimsoll profile resnet50 --batch 16             `plan` and `train` then choose by measured times\n"
-      "  plimsoll profile resnet50 --batch 16 --again     anew, after a busy machine or a new library\n"
+      "  plimsoll profile resnet50 --batch 16 --again     anew, whatever is known\n"
       "  plimsoll profile resnet50 --batch 64 --batch-sizes powerOfTwo      parts of the batch too, for `--workspace`\n"
       "  plimsoll profile --export costs.json             nothing is measured without MODEL; elsewhere: profile --import costs.json");
   flags->add_to(*command, false);

@@ -608,6 +608,10 @@ Run add_train(CLI::App& app) {
       "  plimsoll train resnet20 --data cifar10:DIR --epochs 30 --sched cosine --checkpoint c.safetensors\n"
       "  plimsoll train --resume c.safetensors                               goes on where that stopped");
   flags->add_to(*command, false);
+  command->get_option("--threads")
+      ->description(
+          "Threads to compute with (default: all cores, and fewer while other processes keep them busy, where that is "
+          "faster and --exact is not given)");
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
   flags->add_workspace_to(*command);

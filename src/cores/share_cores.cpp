@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "device/divided.h"
 #include "plan/simulate.h"
@@ -17,6 +18,23 @@ Plan serial(const CoreInput& input, const Plan& plan) {
     step.affinity = Affinity::close;
   }
   result.cores = {};
+  take_times(input.graph, result, input.costs);
+  result.predicted = simulate(input.graph, result);
+  return result;
+}
+
+Plan serial_with(const CoreInput& input, const Plan& plan, int threads) {
+  Plan result = serial(input, plan);
+  std::map<OpId, bool> fits_op;  // what is computed again must be the same bits
+  bool all_fit = true;
+  for (Step& step : result.steps) {
+    if (step.kernel.empty()) continue;
+    const auto [it, fresh] = fits_op.try_emplace(step.op, false);
+    if (fresh) it->second = fits(input.graph, input.device, step, threads);
+    if (it->second) step.threads = threads;
+    all_fit = all_fit && it->second;
+  }
+  if (!all_fit) result.cores = {.cores = std::max(input.device.info().threads, 1)};
   take_times(input.graph, result, input.costs);
   result.predicted = simulate(input.graph, result);
   return result;

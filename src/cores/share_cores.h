@@ -32,6 +32,9 @@ struct CoreInput {
 // One step after another, each with all threads.
 Plan serial(const CoreInput& input, const Plan& plan);
 
+// The same, each with so many threads; with all where its kernel cannot be made for so many.
+Plan serial_with(const CoreInput& input, const Plan& plan, int threads);
+
 // The plan with bytes taken over later (relax_reuse.h), within its budget, where steps that run at once are predicted
 // to gain by it; else the plan as it is.
 struct RelaxedPlan {

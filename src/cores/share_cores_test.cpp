@@ -60,6 +60,31 @@ TEST(ShareCores, AutoLeavesAloneWhatASecondThreadMakesTwiceAsFastAndWhatIsNotMea
   }
 }
 
+TEST(ShareCores, OneAfterAnotherWithFewerThreadsIsTheSamePlanOtherwise) {
+  const CoreCase c(1.1);
+  const Plan one = serial_with(c.input, c.serial, 1);
+  expect_whole(c, one);
+  EXPECT_EQ(one.cores, CoreSharing{});
+  EXPECT_EQ(one.stays, c.serial->stays);
+  for (const Step& step : one.steps) EXPECT_EQ(step.threads, step.kernel.empty() ? 0 : 1);
+  // Where a kernel needs more workspace for so many threads than the plan has for it, it keeps all.
+  Plan tight = c.serial;
+  for (Step& step : tight.steps) step.workspace = {};
+  const Plan mixed = serial_with(c.input, tight, 1);
+  int kept = 0, steps = 0;
+  for (const Step& step : mixed.steps) {
+    if (step.kernel.empty()) continue;
+    const Op& op = c.input.graph.op(step.op);
+    const bool needs = make_kernel(*c.device, c.input.graph, op, step.kernel, 1)->workspace().count > 0;
+    EXPECT_EQ(step.threads, needs ? 0 : 1) << op.name;
+    kept += needs;
+    ++steps;
+  }
+  EXPECT_GT(kept, 0);
+  EXPECT_LT(kept, steps);
+  EXPECT_EQ(mixed.cores.cores, 2);
+}
+
 // Every op takes so long with two threads as with one: two at a time need little more than half.
 TEST(ShareCores, ThereIsRoomMadeWithinTheBudgetForStepsSideBySide) {
   const CoreCase c(1, {.cores = 2, .inter_op = 2});

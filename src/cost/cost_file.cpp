@@ -37,7 +37,8 @@ double rate(const JsonReader& r) {
 }
 
 void read_entry(const JsonReader& r, CostTable& table) {
-  r.only({"signature", "kernel", "threads", "spread", "apart", "source", "time_ms", "spread_ms", "runs", "workspace"});
+  r.only({"signature", "kernel", "threads", "spread", "apart", "source", "time_ms", "spread_ms", "runs", "workspace",
+          "busy"});
   const JsonReader kernel = r.member("kernel"), source = r.member("source");
   if (r.member("signature").text().empty()) r.member("signature").expected("the signature of an op");
   if (kernel.text().empty()) kernel.expected("the name of a kernel");
@@ -61,7 +62,8 @@ void read_entry(const JsonReader& r, CostTable& table) {
                   .time_ms = duration(r.member("time_ms")),
                   .spread_ms = quantity(r.member("spread_ms")),
                   .runs = static_cast<int>(r.member("runs").integer(0, INT32_MAX)),
-                  .workspace = {r.has("workspace") ? r.member("workspace").integer(0, kMostWorkspace) : -1}});
+                  .workspace = {r.has("workspace") ? r.member("workspace").integer(0, kMostWorkspace) : -1},
+                  .busy = is_true("busy")});
 }
 
 }  // namespace
@@ -79,6 +81,7 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device) {
       entry["spread_ms"] = cost.spread_ms;
       entry["runs"] = cost.runs;
       if (cost.workspace.count >= 0) entry["workspace"] = cost.workspace.count;
+      if (cost.busy) entry["busy"] = true;
       entries.push_back(std::move(entry));
     }
   }
@@ -127,15 +130,16 @@ CostTable costs_from_json(std::string_view json, const std::string& file, const 
 
 int merge_costs(const CostTable& from, CostTable& into) {
   int added = 0;
+  const auto is_better = [](const Cost& cost, const std::optional<Cost>& known) {
+    return !known || known->source == Cost::Source::estimated || (known->busy && !cost.busy);
+  };
   for (const auto& [key, cost] : from.entries()) {
-    if (cost.source == Cost::Source::estimated) continue;
-    const std::optional<Cost> known = into.find(key);
-    if (known && known->source != Cost::Source::estimated) continue;
+    if (cost.source == Cost::Source::estimated || !is_better(cost, into.find(key))) continue;
     into.put(key, cost);
     ++added;
   }
   for (const auto& [key, cost] : from.in_step_entries()) {
-    if (into.find_in_step(key)) continue;
+    if (!is_better(cost, into.find_in_step(key))) continue;
     into.put(key, cost);
     ++added;
   }

@@ -14,7 +14,8 @@ std::string costs_to_json(const CostTable& table, const DeviceInfo& device);
 // names both where the costs are of another device than `device`.
 CostTable costs_from_json(std::string_view json, const std::string& file, const DeviceInfo& device);
 
-// Adds what `into` lacks: what was measured here stays. Returns how many were added.
+// Adds what `into` lacks, or has from a busy machine only: else what was measured here stays. Returns how many were
+// added.
 int merge_costs(const CostTable& from, CostTable& into);
 
 }  // namespace plimsoll

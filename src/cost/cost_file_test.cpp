@@ -113,6 +113,25 @@ TEST(CostFile, MergingAddsWhatIsLackingAndLeavesWhatWasMeasuredHere) {
   EXPECT_EQ(merge_costs(some_costs(), here), 0);
 }
 
+TEST(CostFile, TellsTimesOfABusyMachineAndTakesAQuietOneInTheirPlace) {
+  const CostKey alone{"ConvForward(8x3)", "jit", 0};
+  auto table = [&](double ms, bool busy) {
+    CostTable one;
+    one.put(alone, {.source = Cost::Source::measured, .time_ms = ms, .busy = busy});
+    one.put(alone, {.source = Cost::Source::in_step, .time_ms = ms, .busy = busy});
+    return one;
+  };
+  const CostTable back = costs_from_json(costs_to_json(table(9, true), device("here")), "costs.json", device("here"));
+  EXPECT_TRUE(back.find(alone)->busy);
+  EXPECT_TRUE(back.find_in_step(alone)->busy);
+  CostTable here = back;
+  EXPECT_EQ(merge_costs(table(8, true), here), 0);
+  EXPECT_EQ(merge_costs(table(2, false), here), 2);
+  EXPECT_EQ(here.find(alone)->time_ms, 2);
+  EXPECT_FALSE(here.find_in_step(alone)->busy);
+  EXPECT_EQ(merge_costs(table(1, true), here), 0);
+}
+
 TEST(CostFile, TellsWhatSharingCoresCosts) {
   CostTable table = some_costs();
   table.put({"Add(8)->(8)", "own", 3, true}, {.source = Cost::Source::in_step, .time_ms = 0.5, .runs = 2});

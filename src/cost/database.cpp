@@ -18,13 +18,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kApplicationId = 0x504c4d53;  // "PLMS" in the file's header
-constexpr int64_t kSchemaVersion = 4;           // 2: tiers; 3: workspaces; 4: interference
+constexpr int64_t kSchemaVersion = 5;           // 2: tiers; 3: workspaces; 4: interference; 5: busy
 
 constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS costs (
   device TEXT NOT NULL, signature TEXT NOT NULL, kernel TEXT NOT NULL, threads INTEGER NOT NULL,
   source INTEGER NOT NULL, time_ms REAL NOT NULL, spread_ms REAL NOT NULL, runs INTEGER NOT NULL,
-  saved_at INTEGER NOT NULL, workspace INTEGER NOT NULL DEFAULT -1,
+  saved_at INTEGER NOT NULL, workspace INTEGER NOT NULL DEFAULT -1, busy INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (device, signature, kernel, threads, source)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rates (
   device TEXT PRIMARY KEY, gflops REAL NOT NULL, memory_gb_per_s REAL NOT NULL, launch_us REAL NOT NULL,
@@ -38,9 +38,12 @@ CREATE TABLE IF NOT EXISTS interference (
   PRIMARY KEY (device, first, second)) WITHOUT ROWID;
 )";
 
+// Another process may have measured on a quiet machine meanwhile.
 constexpr const char* kPutCost =
-    "INSERT OR REPLACE INTO costs (device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,workspace) "
-    "VALUES (?,?,?,?,?,?,?,?,?,?)";
+    "INSERT INTO costs (device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,workspace,busy) "
+    "VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (device,signature,kernel,threads,source) DO UPDATE SET "
+    "time_ms=excluded.time_ms,spread_ms=excluded.spread_ms,runs=excluded.runs,saved_at=excluded.saved_at,"
+    "workspace=excluded.workspace,busy=excluded.busy WHERE excluded.busy<=costs.busy";
 
 constexpr const char* kPutPair = "INSERT OR REPLACE INTO interference (device,first,second,saved_at) VALUES (?,?,?,?)";
 
@@ -109,6 +112,7 @@ std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
     SqliteTransaction transaction(*connection);
     if (version == 1 || version == 2)
       connection->run("ALTER TABLE costs ADD COLUMN workspace INTEGER NOT NULL DEFAULT -1");
+    if (version >= 1) connection->run("ALTER TABLE costs ADD COLUMN busy INTEGER NOT NULL DEFAULT 0");
     connection->run(kSchema);
     connection->run(fmt::format("PRAGMA application_id = {}", kApplicationId));
     connection->run(fmt::format("PRAGMA user_version = {}", kSchemaVersion));
@@ -116,9 +120,10 @@ std::unique_ptr<SqliteConnection> open_checked(const fs::path& path) {
   }
   // A query that names every column fails on tables of another form.
   const bool has_workspaces = version >= 3 || !connection->is_read_only();
-  connection->run(
-      fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at{} FROM costs LIMIT 1",
-                  has_workspaces ? ",workspace" : ""));
+  const bool has_busy = version >= 5 || !connection->is_read_only();
+  connection->run(fmt::format(
+      "SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at{}{} FROM costs LIMIT 1",
+      has_workspaces ? ",workspace" : "", has_busy ? ",busy" : ""));
   connection->run("SELECT device,gflops,memory_gb_per_s,launch_us,saved_at FROM rates LIMIT 1");
   if (version >= 2 || !connection->is_read_only()) {
     connection->run("SELECT device,tier,out_gb_per_s,in_gb_per_s,latency_us,compute_share,saved_at FROM tiers LIMIT 1");
@@ -157,8 +162,8 @@ struct CostDatabase::Impl {
       if (version < 1 || version > kSchemaVersion) return;
       SqliteStatement rows(
           source,
-          fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,{} FROM costs",
-                      version < 3 ? "-1" : "workspace"));
+          fmt::format("SELECT device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at,{},{} FROM costs",
+                      version < 3 ? "-1" : "workspace", version < 5 ? "0" : "busy"));
       SqliteStatement put(*connection, kPutCost);
       while (rows.step()) {
         put.bind(rows.text(0)).bind(rows.text(1)).bind(rows.text(2)).bind(rows.integer(3)).bind(rows.integer(4));
@@ -167,6 +172,7 @@ struct CostDatabase::Impl {
             .bind(rows.integer(7))
             .bind(rows.integer(8))
             .bind(rows.integer(9))
+            .bind(rows.integer(10))
             .step();
         put.reset();
       }
@@ -303,7 +309,7 @@ CostTable CostDatabase::load() {
   impl_->with_connection("read from", [&](SqliteConnection& connection) {
     SqliteStatement rows(
         connection,
-        "SELECT signature,kernel,threads,source,time_ms,spread_ms,runs,workspace FROM costs WHERE device=?");
+        "SELECT signature,kernel,threads,source,time_ms,spread_ms,runs,workspace,busy FROM costs WHERE device=?");
     rows.bind(impl_->device_key);
     while (rows.step()) {
       const int64_t source = rows.integer(3);
@@ -311,7 +317,8 @@ CostTable CostDatabase::load() {
                       .time_ms = rows.real(4),
                       .spread_ms = rows.real(5),
                       .runs = static_cast<int>(rows.integer(6)),
-                      .workspace = {std::max<int64_t>(rows.integer(7), -1)}};
+                      .workspace = {std::max<int64_t>(rows.integer(7), -1)},
+                      .busy = rows.integer(8) != 0};
       if (source < 0 || source > 2 || !is_sane(cost)) continue;
       const int threads = static_cast<int>(rows.integer(2));
       table.put({rows.text(0), rows.text(1), std::abs(threads), threads < 0}, cost);
@@ -347,7 +354,8 @@ void CostDatabase::save(const CostTable& table) {
         put.bind(impl_->device_key).bind(key.signature).bind(key.kernel);
         put.bind(static_cast<int64_t>(key.spread ? -key.threads : key.threads));  // spread threads count downwards
         put.bind(static_cast<int64_t>(cost.source)).bind(cost.time_ms).bind(cost.spread_ms);
-        put.bind(static_cast<int64_t>(cost.runs)).bind(now).bind(cost.workspace.count).step();
+        put.bind(static_cast<int64_t>(cost.runs)).bind(now).bind(cost.workspace.count);
+        put.bind(int64_t{cost.busy ? 1 : 0}).step();
         put.reset();
       }
     }

@@ -138,6 +138,55 @@ TEST_F(Database, KeepsTheNewerCostOfEachSourceAndNoEstimates) {
   EXPECT_EQ(loaded.find_in_step({"Conv(1x2)->(3)", "direct", 0})->time_ms, 3);
 }
 
+TEST_F(Database, ATimeOfABusyMachineNeverReplacesOneOfAQuietMachine) {
+  const CostKey key{"Conv(1x2)->(3)", "direct", 0};
+  auto save = [&](double ms, bool busy) {
+    CostTable one;
+    one.put(key, {.source = Cost::Source::measured, .time_ms = ms, .runs = 3, .busy = busy});
+    CostDatabase(path, kDevice).save(one);
+    return *CostDatabase(path, kDevice).load().find(key);
+  };
+  EXPECT_EQ(save(9, true).time_ms, 9);  // nothing better is known
+  EXPECT_TRUE(save(8, true).busy);
+  EXPECT_EQ(save(8, true).time_ms, 8);
+  EXPECT_EQ(save(2, false).time_ms, 2);
+  EXPECT_FALSE(save(2, false).busy);
+  EXPECT_EQ(save(7, true).time_ms, 2);
+  EXPECT_EQ(save(3, false).time_ms, 3);
+}
+
+TEST_F(Database, AnEarlierSchemaIsTakenOver) {
+  for (int version = 1; version <= 4; ++version) {
+    SCOPED_TRACE(version);
+    fs::remove_all(path.parent_path());
+    fs::create_directories(path.parent_path());
+    std::string script =
+        "CREATE TABLE costs (device TEXT NOT NULL, signature TEXT NOT NULL, kernel TEXT NOT NULL, threads INTEGER NOT "
+        "NULL, source INTEGER NOT NULL, time_ms REAL NOT NULL, spread_ms REAL NOT NULL, runs INTEGER NOT NULL, saved_at "
+        "INTEGER NOT NULL";
+    if (version >= 3) script += ", workspace INTEGER NOT NULL DEFAULT -1";
+    script +=
+        ", PRIMARY KEY (device, signature, kernel, threads, source)) WITHOUT ROWID;"
+        "CREATE TABLE rates (device TEXT PRIMARY KEY, gflops REAL NOT NULL, memory_gb_per_s REAL NOT NULL, launch_us "
+        "REAL NOT NULL, saved_at INTEGER NOT NULL) WITHOUT ROWID;"
+        "INSERT INTO costs (device,signature,kernel,threads,source,time_ms,spread_ms,runs,saved_at) VALUES ('cpu, 2 "
+        "threads','Conv(1x2)->(3)','direct',0,1,1.5,0,7,0);"
+        "PRAGMA application_id = " +
+        std::to_string(0x504c4d53) + "; PRAGMA user_version = " + std::to_string(version);
+    sqlite3* old = nullptr;
+    ASSERT_EQ(sqlite3_open(path.c_str(), &old), SQLITE_OK);
+    ASSERT_EQ(sqlite3_exec(old, script.c_str(), nullptr, nullptr, nullptr), SQLITE_OK) << sqlite3_errmsg(old);
+    sqlite3_close(old);
+    CostDatabase database(path, kDevice);
+    EXPECT_EQ(database.notice(), "");
+    const Cost cost = *database.load().find({"Conv(1x2)->(3)", "direct", 0});
+    EXPECT_EQ(cost.time_ms, 1.5);
+    EXPECT_FALSE(cost.busy);
+    database.save(table(3));
+    EXPECT_EQ(stored(), 3);
+  }
+}
+
 TEST_F(Database, DoesNotKeepWhatCannotBeATime) {
   CostDatabase(path, kDevice).save(table(std::nan("")));
   CostDatabase(path, kDevice).save(table(-1));
@@ -216,7 +265,7 @@ TEST_F(Database, ANewerSchemaIsLeftAloneAndSaid) {
   sqlite3_close(newer);
   const std::string before = bytes();
   CostDatabase database(path, kDevice);
-  EXPECT_THAT(database.notice(), HasSubstr("it was written by a newer version (schema 9, this one knows 4)"));
+  EXPECT_THAT(database.notice(), HasSubstr("it was written by a newer version (schema 9, this one knows 5)"));
   database.save(table(2));
   EXPECT_EQ(bytes(), before);
 }

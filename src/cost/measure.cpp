@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <deque>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/statistics.h"
 #include "cost/bench.h"
+#include "cost/load.h"
 #include "cost/measure.h"
 #include "cost/signature.h"
 #include "ops/micro_op.h"
@@ -28,10 +31,13 @@ constexpr double kSpreadGoal = 0.02;      // half interquartile distance by medi
 constexpr double kOutOfTheRunning = 1.5;  // times the op's best kernel so far: three runs are enough
 constexpr double kRefusedMs = 1e6;        // in place of a time
 constexpr double kHopeless = 6;           // times the best: the first run was enough
+constexpr double kNoTime = 1e300;
+constexpr double kLookMs = 500;  // between two looks at how busy the machine is
 
 struct Job {
   const Graph* graph = nullptr;
   const Op* op = nullptr;
+  double tolerance_ms = 0;
   int64_t rows = 0;  // of the batch, where it is a part; 0: the op as it is
   int group = 0;     // kernels of one op, batch and thread count are compared on the way
   KernelSpec spec;
@@ -60,14 +66,23 @@ class Lister {
     }
     batches_ = options.batches;
     every_ = std::max<int64_t>(options.every, 1);
+    tolerance_ = options.tolerance;
   }
 
   Jobs run(const Graph& graph) {
+    std::map<std::string, double> times;  // that an op is there
+    for (const Op& op : graph.ops()) {
+      if (!op.type->is_view) ++times[name_of(graph, op)];
+    }
+    double graph_ms = 0;  // estimated
     for (const Op& op : graph.ops()) {
       if (op.type->is_view) continue;
-      const bool reorder = op.type->name == "Reorder";
-      if (!ops_seen_.insert(reorder ? op_signature(graph, op) : signature_without_layouts(graph, op)).second) continue;
+      const std::string name = name_of(graph, op);
+      if (!ops_seen_.insert(name).second) continue;
+      times_ = times[name];
+      best_ms_ = kNoTime;
       const bool worth_dividing = add(graph, op, 0);
+      graph_ms += best_ms_ < kNoTime ? times_ * best_ms_ : 0;
       const int64_t batch = divisible_batch(graph, op);
       if (!worth_dividing || batch < 2 || batches_ == BatchSizes::undivided) continue;
       for (int64_t rows : micro_batch_sizes(batches_, batch)) {
@@ -75,13 +90,19 @@ class Lister {
         if (rows >= batch || !wanted) continue;
         const MicroOp& part = jobs_.parts.emplace_back(micro_op(graph, op, rows));
         const Op& small = part.graph.op(part.op);
+        times_ = times[name] * static_cast<double>(batch) / static_cast<double>(rows);
         if (ops_seen_.insert(signature_without_layouts(part.graph, small)).second) add(part.graph, small, rows);
       }
     }
+    for (Job& job : jobs_.list) job.tolerance_ms *= graph_ms;
     return std::move(jobs_);
   }
 
  private:
+  static std::string name_of(const Graph& graph, const Op& op) {
+    return op.type->name == "Reorder" ? op_signature(graph, op) : signature_without_layouts(graph, op);
+  }
+
   // Whether any kernel has a workspace, or none is fast.
   bool add(const Graph& graph, const Op& op, int64_t rows) {
     bool has_workspaces = false;
@@ -99,6 +120,7 @@ class Lister {
       ++group_;
       for (const KernelSpec& spec : all) {
         has_workspaces = has_workspaces || spec.workspace.count > 0;
+        if (threads == 0) best_ms_ = std::min(best_ms_, table_.cost(graph, op, spec).time_ms);
         CostKey key{op_signature(graph, op, spec), spec.name, threads};
         std::optional<Cost> known = table_.find(key);
         if (known && known->source != Cost::Source::estimated) {
@@ -108,7 +130,9 @@ class Lister {
           }
           continue;
         }
-        if (keys_.insert(key).second) jobs_.list.push_back({&graph, &op, rows, group_, spec, std::move(key)});
+        if (keys_.insert(key).second) {
+          jobs_.list.push_back({&graph, &op, tolerance_ / times_, rows, group_, spec, std::move(key)});
+        }
       }
     }
     return has_workspaces || (!all.empty() && std::all_of(all.begin(), all.end(),
@@ -122,6 +146,8 @@ class Lister {
   std::vector<int> threads_;
   Jobs jobs_;
   int group_ = 0;
+  double tolerance_ = 0;            // of the graph's time
+  double times_ = 1, best_ms_ = 0;  // of the op now
   std::set<std::string> ops_seen_;
   std::set<CostKey> keys_;
 };
@@ -143,34 +169,19 @@ bool still_works(const Device& device) {
   }
 }
 
-Cost time_kernel(OpBench& bench, double seconds, double best_ms) {
-  const double first_ms = bench.run();
-  const bool alone = best_ms <= 0;
-  if (!alone && first_ms > kHopeless * best_ms && first_ms > 1) {
-    return {.source = Cost::Source::measured, .time_ms = first_ms, .spread_ms = 0, .runs = 1};
-  }
-  std::vector<double> times;
-  double total_ms = 0;
-  while (static_cast<int>(times.size()) < kMostRuns) {
-    times.push_back(bench.run());
-    total_ms += times.back();
-    if (times.size() < 3) continue;
-    if (total_ms > seconds * 1000) break;
-    const double middle = median(times);
-    if (!alone && middle > kOutOfTheRunning * best_ms) break;
-    if (times.size() >= 5 && half_interquartile_distance(times) < kSpreadGoal * middle) break;
-  }
-  return {.source = Cost::Source::measured,
-          .time_ms = median(times),
-          .spread_ms = half_interquartile_distance(times),
-          .runs = static_cast<int>(times.size())};
+// The shortest of the runs and the one that comes next: two that agree are no accident. Of one run alone, and the one
+// that warmed up.
+std::pair<double, double> least_two(std::vector<double> times, double warm_up_ms) {
+  if (times.size() == 1) times.push_back(warm_up_ms);
+  std::partial_sort(times.begin(), times.begin() + 2, times.end());
+  return {times[0], times[1]};
 }
 
 // Devices of one kind take the next group from one list, so that kernels that are compared run on one device.
 class Measuring {
  public:
   Measuring(const std::vector<Job>& jobs, CostTable& table, const MeasureOptions& options)
-      : jobs_(jobs), table_(table), options_(options) {}
+      : jobs_(jobs), table_(table), options_(options), busy_(options.busy) {}
 
   void run(const Device& device) {
     const Bytes limit = std::min(options_.memory, Bytes{device.info().memory_available.count / 10 * 8});
@@ -185,7 +196,11 @@ class Measuring {
       if (group.empty()) return;
     }
   }
-  int measured() const { return measured_; }
+  // When all have run.
+  int finish() {
+    look();
+    return measured_;
+  }
 
  private:
   std::span<const Job> next_group() {
@@ -214,8 +229,20 @@ class Measuring {
 
   void put(const Job& job, const Cost& cost) {
     const std::lock_guard lock(mutex_);
-    table_.put(job.key, cost);
+    since_look_.emplace_back(&job.key, cost);
     ++measured_;
+    if (watch_.ms() >= kLookMs) look();
+  }
+
+  // Only now it is known how busy the machine was while they were measured.
+  void look() {
+    const bool busy = busy_();
+    for (auto& [key, cost] : since_look_) {
+      cost.busy = busy;
+      table_.put(*key, cost);
+    }
+    since_look_.clear();
+    watch_ = Stopwatch();
   }
 
   std::optional<Cost> measure(const Device& device, const Job& job, Bytes limit, std::unique_ptr<Arena>& arena,
@@ -232,7 +259,9 @@ class Measuring {
       }
       placed = true;
       bench.place(arena->base(), sets);
-      Cost cost = time_kernel(bench, options_.seconds_per_kernel, best_ms);
+      Cost cost =
+          time_runs([&] { return bench.run(); },
+                    {.seconds = options_.seconds_per_kernel, .best_ms = best_ms, .tolerance_ms = job.tolerance_ms});
       cost.workspace = bench.kernel_workspace();
       if (best_ms <= 0 || cost.time_ms < best_ms) best_ms = cost.time_ms;
       return cost;
@@ -250,13 +279,44 @@ class Measuring {
   CostTable& table_;
   const MeasureOptions& options_;
   const Bytes cache_ = cache_bytes();
+  const std::function<bool()> busy_;
   std::mutex mutex_;
+  std::vector<std::pair<const CostKey*, Cost>> since_look_;  // keys of jobs
+  Stopwatch watch_;
   size_t next_ = 0;
   int done_ = 0, measured_ = 0;
   bool stopped_ = false;
 };
 
 }  // namespace
+
+Cost time_runs(const TimedRun& run, const TimingGoal& goal) {
+  const double first_ms = run();
+  const bool alone = goal.best_ms <= 0;
+  if (!alone && first_ms > kHopeless * goal.best_ms && first_ms > 1) {
+    return {.source = Cost::Source::measured, .time_ms = first_ms, .spread_ms = 0, .runs = 1};
+  }
+  std::vector<double> times;
+  double total_ms = 0;
+  while (static_cast<int>(times.size()) < kMostRuns) {
+    times.push_back(run());
+    total_ms += times.back();
+    if (goal.tolerance_ms > 0) {
+      const auto [least, next] = least_two(times, first_ms);
+      if (next - least <= goal.tolerance_ms) break;
+      if (!alone && std::min(least, first_ms) > kOutOfTheRunning * goal.best_ms) break;
+    }
+    if (times.size() < 3) continue;
+    if (total_ms > goal.seconds * 1000) break;
+    const double middle = median(times);
+    if (!alone && middle > kOutOfTheRunning * goal.best_ms) break;
+    if (times.size() >= 5 && half_interquartile_distance(times) < kSpreadGoal * middle) break;
+  }
+  return {.source = Cost::Source::measured,
+          .time_ms = median(times),
+          .spread_ms = half_interquartile_distance(times),
+          .runs = static_cast<int>(times.size())};
+}
 
 int measure_costs(const Graph& graph, const Device& device, CostTable& table, const MeasureOptions& options) {
   const Device* alone = &device;
@@ -274,7 +334,12 @@ int measure_costs(const Graph& graph, std::span<const Device* const> devices, Co
   }
   if (first.simulated) return 0;
   const Jobs all = Lister(*devices[0], table, options).run(graph);
-  Measuring measuring(all.list, table, options);
+  MeasureOptions asking = options;
+  // A device with a clock of its own does not wait for the host's processors.
+  if (!asking.busy) {
+    asking.busy = first.asynchronous ? std::function<bool()>([] { return false; }) : asks_whether_busy();
+  }
+  Measuring measuring(all.list, table, asking);
   std::exception_ptr failure;
   std::mutex failing;
   auto run = [&](const Device& device) {
@@ -290,8 +355,9 @@ int measure_costs(const Graph& graph, std::span<const Device* const> devices, Co
     for (const Device* device : devices.subspan(1)) others.emplace_back([&run, device] { run(*device); });
     run(*devices[0]);
   }
+  const int measured = measuring.finish();
   if (failure) std::rethrow_exception(failure);
-  return measuring.measured();
+  return measured;
 }
 
 }  // namespace plimsoll

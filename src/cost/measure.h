@@ -1,11 +1,22 @@
-// Measuring on several devices of one kind at once.
+// Measuring on several devices of one kind at once, and how often a kernel is run.
 #pragma once
 
 #include <span>
 
+#include "cost/probe.h"
 #include "plimsoll/cost.h"
 
 namespace plimsoll {
+
+// Between kernels of one op that are compared.
+struct TimingGoal {
+  double seconds = 0.15;    // at most
+  double best_ms = 0;       // of the kernels before this one; 0: it is the first
+  double tolerance_ms = 0;  // a time need be no closer; 0: as close as the seconds allow
+};
+// Runs a kernel until its time is close enough, or it is out of the running: the median of its runs but the first,
+// which warms up.
+Cost time_runs(const TimedRun& run, const TimingGoal& goal);
 
 // measure_costs (cost.h) with the kernels dealt out among devices that are alike, one thread a device: the table and
 // the progress are those of all together. Throws Error(invalid_input) that names two devices whose keys differ.

@@ -328,6 +328,92 @@ TEST(Measure, AKernelThatRefusesToRunIsNeverTheFastest) {
   EXPECT_GT(ms("-1"), 1000 * ms("4"));
 }
 
+TEST(Measure, WhatABusyMachineGaveIsKeptApartUntilAQuietOneMeasuresItAnew) {
+  const Graph g = small_graph();
+  const auto device = open_device("cpu", 1);
+  CostTable table;
+  bool busy = true;
+  const MeasureOptions options{.seconds_per_kernel = 0.001, .busy = [&] { return busy; }};
+  const int all = measure_costs(g, *device, table, options);
+  ASSERT_GT(all, 3);
+  EXPECT_EQ(std::ssize(table.entries()), all);
+  for (const auto& [key, cost] : table.entries()) EXPECT_TRUE(cost.busy) << key.signature << " " << key.kernel;
+  EXPECT_EQ(measure_costs(g, *device, table, options), 0);  // nothing better is to be had
+  busy = false;
+  EXPECT_EQ(std::ssize(table.forget_busy()), all);
+  EXPECT_EQ(measure_costs(g, *device, table, options), all);
+  for (const auto& [key, cost] : table.entries()) EXPECT_FALSE(cost.busy) << key.signature << " " << key.kernel;
+  EXPECT_TRUE(table.forget_busy().empty());
+}
+
+// A kernel whose runs take so long, one after the other, and then as long as the last.
+struct Runs {
+  std::vector<double> ms;
+  size_t done = 0;
+  TimedRun run() {
+    return [this] { return ms[std::min(done++, ms.size() - 1)]; };
+  }
+};
+
+TEST(Measure, AKernelIsRunUntilTwoRunsAgreeAsCloselyAsItMatters) {
+  Runs steady{{10.2, 10, 10}};
+  EXPECT_EQ(time_runs(steady.run(), {.tolerance_ms = 0.5}).time_ms, 10);
+  EXPECT_EQ(steady.done, 2U);  // the one that warms up, too
+  Runs disturbed_once{{10, 25, 10.2, 10}};
+  EXPECT_NEAR(time_runs(disturbed_once.run(), {.tolerance_ms = 0.5}).time_ms, 10.2, 1e-9);
+  Runs slow_start{{30, 10, 10.3, 10}};
+  EXPECT_NEAR(time_runs(slow_start.run(), {.tolerance_ms = 0.5}).time_ms, 10.15, 1e-9);
+  EXPECT_EQ(slow_start.done, 3U);
+  Runs disturbed{{30, 25, 10, 10.2, 10}};
+  EXPECT_NEAR(time_runs(disturbed.run(), {.tolerance_ms = 0.5}).time_ms, 10.2, 1e-9);
+  EXPECT_EQ(disturbed.done, 4U);
+  Runs exactly{{10.2, 10, 10.2, 10, 10.2, 10}};
+  const Cost cost = time_runs(exactly.run(), {});
+  EXPECT_EQ(cost.runs, 5);
+  EXPECT_EQ(exactly.done, 6U);
+}
+
+TEST(Measure, AKernelThatIsOutOfTheRunningIsNotRunForLong) {
+  Runs slower{{26, 25, 24}};
+  EXPECT_EQ(time_runs(slower.run(), {.best_ms = 10, .tolerance_ms = 0.1}).time_ms, 25);
+  EXPECT_EQ(slower.done, 2U);
+  Runs once_slow{{26, 11, 10.95}};
+  EXPECT_NEAR(time_runs(once_slow.run(), {.best_ms = 10, .tolerance_ms = 0.1}).time_ms, 10.975, 1e-9);
+  Runs thrice{{26, 25, 24, 25}};
+  time_runs(thrice.run(), {.best_ms = 10});
+  EXPECT_EQ(thrice.done, 4U);
+}
+
+TEST(Measure, ATimeIsMeasuredNoCloserThanItMatters) {
+  const Graph g = small_graph();
+  const auto device = open_device("cpu", 1);
+  auto runs = [&](double tolerance) {
+    CostTable table;
+    measure_costs(g, *device, table, {.tolerance = tolerance, .busy = [] { return false; }});
+    int most = 0;
+    for (const auto& [key, cost] : table.entries()) most = std::max(most, cost.runs);
+    return most;
+  };
+  EXPECT_EQ(runs(1e6), 1);  // one, and the one that warms up
+  EXPECT_GE(runs(0), 3);
+}
+
+TEST(CostTable, ATimeOfABusyMachineStaysOnlyWhereThereIsNoOther) {
+  const CostKey key{"Add(8)->(8)", "own", 0};
+  for (const Cost::Source source : {Cost::Source::measured, Cost::Source::in_step}) {
+    CostTable table;
+    auto put = [&](double ms, bool busy) {
+      table.put(key, {.source = source, .time_ms = ms, .busy = busy});
+      return source == Cost::Source::measured ? table.find(key)->time_ms : table.find_in_step(key)->time_ms;
+    };
+    EXPECT_EQ(put(9, true), 9);
+    EXPECT_EQ(put(8, true), 8);
+    EXPECT_EQ(put(2, false), 2);
+    EXPECT_EQ(put(1, true), 2);
+    EXPECT_EQ(put(3, false), 3);
+  }
+}
+
 TEST(Probe, FindsPlausibleRatesInAFractionOfASecond) {
   for (const auto& device : {open_device("cpu"), open_reference_device()}) {
     const MachineRates rates = probe_rates(*device);

@@ -63,6 +63,7 @@ Cost divided_cost(const CostTable& table, const Graph& graph, const Op& op, cons
     total.spread_ms += static_cast<double>(end - i) * part.spread_ms;
     total.runs = std::min(total.runs, part.runs);
     total.source = std::min(total.source, part.source);
+    total.busy = total.busy || part.busy;
     i = end;
   }
   total.time_ms += static_cast<double>(parts.size() - 1) * division_cost(graph, op, table.rates()).ms_a_part;
@@ -94,7 +95,20 @@ void CostTable::note(const Graph& graph, const Op& op, const KernelSpec& kernel)
 }
 
 void CostTable::put(const CostKey& key, const Cost& cost) {
-  (cost.source == Cost::Source::in_step ? in_step_ : entries_)[key] = cost;
+  Cost& place = (cost.source == Cost::Source::in_step ? in_step_ : entries_).try_emplace(key, cost).first->second;
+  const bool place_is_quiet = place.source != Cost::Source::estimated && !place.busy;
+  if (!cost.busy || !place_is_quiet) place = cost;
+}
+
+std::vector<CostKey> CostTable::forget_busy() {
+  std::vector<CostKey> forgotten;
+  for (auto* entries : {&entries_, &in_step_}) {
+    std::erase_if(*entries, [&](const auto& entry) {
+      if (entry.second.busy) forgotten.push_back(entry.first);
+      return entry.second.busy;
+    });
+  }
+  return forgotten;
 }
 
 std::optional<Cost> CostTable::find_in_step(const CostKey& key) const {

@@ -1,7 +1,7 @@
-// Runs a training's steps in turns by the plan that was chosen and one op after another with all threads, and goes on
-// with what was faster: what is measured in the training itself has the last word over what was predicted.
+// Runs a training's steps in turns by two plans, and goes on with the one that was faster: what is measured in the
+// training itself has the last word over what was predicted.
 //
-//   chosen w c c c c | serial w s s s s | chosen ... | serial ... | chosen ...     w warms up and does not count
+//   first w f f f f | second w s s s s | first ... | second ... | first ... | second ...     w warms up, does not count
 #pragma once
 
 #include <optional>
@@ -13,18 +13,23 @@ namespace plimsoll {
 
 class AbTrial {
  public:
-  // The training runs by `chosen` now.
-  AbTrial(CheckedPlan chosen, CheckedPlan serial) : chosen_(std::move(chosen)), serial_(std::move(serial)) {}
+  // The training runs by `first` now. So many turns in all, an even number.
+  AbTrial(CheckedPlan first, CheckedPlan second, int turns = 6)
+      : first_(std::move(first)), second_(std::move(second)), turns_(turns) {}
 
   // After a step, with its time: the plan to go on with, where it is the other one's turn; at the end the faster one.
   std::optional<PlanChange> after_step(double step_ms);
   bool over() const { return over_; }
+  bool second_won() const { return over_ && second_now_; }
+  double first_ms() const;  // median of its steps
+  double second_ms() const;
 
  private:
-  CheckedPlan chosen_, serial_;
-  std::vector<double> chosen_ms_, serial_ms_;
-  bool serial_now_ = false, over_ = false;
-  int block_ = 0, in_block_ = 0;
+  CheckedPlan first_, second_;
+  int turns_;
+  std::vector<double> first_times_, second_times_;
+  bool second_now_ = false, over_ = false;
+  int turn_ = 0, in_turn_ = 0;
 };
 
 }  // namespace plimsoll

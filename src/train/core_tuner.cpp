@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/texts.h"
 #include "device/cpu/machine.h"
 #include "plimsoll/execute.h"
 
@@ -44,7 +45,7 @@ void CoreTuner::choose() {
   } else if (shares_cores(plan_)) {
     trial_.emplace(trial_of_plan());
   }
-  busy_ = BusyMeter();
+  busy_.restart();
 }
 
 AbTrial CoreTuner::trial_of_plan() const { return {plan_, check_plan(input_.graph, serial(input_, plans_.serial))}; }
@@ -59,7 +60,7 @@ bool CoreTuner::climb(const Executor& executor) {
   if (!warm_) {
     warm_ = true;
   } else {
-    if (!climb_->record(compute_times(plan_, executor))) return false;
+    if (!climb_->record(compute_times(plan_, executor), is_busy(busy_.load()))) return false;
     measured_ = true;
   }
   if (!climb_->done()) {
@@ -99,19 +100,26 @@ bool CoreTuner::watch(const Executor& executor) {
 bool CoreTuner::try_out(const Executor& executor) {
   double ms = 0;
   for (const StepRecord& record : executor.records()) ms = std::max(ms, record.end_ms);
-  const std::optional<PlanChange> change = trial_->after_step(ms);
-  return change && change_to(*change);
+  std::optional<PlanChange> change = trial_->after_step(ms);
+  if (!change) return false;
+  if (trial_->over() && trial_->second_won()) {
+    change->notice = fmt::format(
+        "--inter-op auto: as chosen a step took {}, one op after another with all threads {}: it goes on so",
+        time_text(trial_->first_ms(), 4), time_text(trial_->second_ms(), 4));
+  }
+  return change_to(*change);
 }
 
 void CoreTuner::finish() {
   if (!measured_) return;
   measured_ = false;
   session_.database->save(session_.costs);
-  if (busy_.others() <= kTooBusy) return;
+  const Load load = busy_.load();
+  if (!is_busy(load)) return;
   notice_(fmt::format(
-      "other processes kept the machine {:.0f} % busy while thread counts were measured, so these times mislead; when "
-      "it is quiet, `plimsoll profile MODEL --again` forgets them",
-      100 * busy_.others()));
+      "other processes kept the machine {:.0f} % busy while thread counts were measured, so these times mislead: they are "
+      "kept apart, and the next training that finds the machine quiet measures them anew",
+      100 * load.others));
 }
 
 }  // namespace plimsoll

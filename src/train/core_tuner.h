@@ -45,7 +45,7 @@ class CoreTuner {
   const Notice notice_;
   CorePlans plans_;
   CheckedPlan plan_;
-  BusyMeter busy_;
+  LoadMeter busy_;
   std::optional<ThreadClimb> climb_;
   std::optional<InterferenceMonitor> monitor_;
   std::optional<AbTrial> trial_;

@@ -1,16 +1,15 @@
 #include "train/session.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <chrono>
 #include <map>
+#include <thread>
 
-#include "base/clock.h"
 #include "base/names.h"
 #include "cost/measure.h"
 #include "cost/probe.h"
@@ -27,7 +26,8 @@ namespace plimsoll {
 namespace {
 
 constexpr int kCalibrationRuns = 5;
-constexpr double kCalibrationSeconds = 6;  // no further run is begun after this
+constexpr double kCalibrationMs = 6000;       // no further run is begun after this
+constexpr double kLeastSecondsOfALook = 0.5;  // at how busy the machine is
 
 Cost summarize(std::vector<double> times) {
   std::sort(times.begin(), times.end());
@@ -50,31 +50,6 @@ void check_choices(std::string_view policy, std::string_view placement) {
   throw Error(ErrorCode::invalid_input, unknown_name("placement", placement, known));
 }
 
-BusyMeter::BusyMeter() { sample(total_, busy_, own_); }
-
-void BusyMeter::sample(double& total, double& busy, double& own) {
-  total = busy = own = 0;
-  std::ifstream stat("/proc/stat");
-  std::string cpu;
-  stat >> cpu;
-  for (int i = 0; i < 8; ++i) {  // user nice system idle iowait irq softirq steal
-    double ticks = 0;
-    stat >> ticks;
-    total += ticks;
-    if (i != 3 && i != 4) busy += ticks;
-  }
-  struct rusage usage {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
-  own = (seconds(usage.ru_utime) + seconds(usage.ru_stime)) * static_cast<double>(::sysconf(_SC_CLK_TCK));
-}
-
-double BusyMeter::others() const {
-  double total = 0, busy = 0, own = 0;
-  sample(total, busy, own);
-  return total > total_ ? std::clamp(((busy - busy_) - (own - own_)) / (total - total_), 0.0, 1.0) : 0;
-}
-
 namespace {
 
 // Which disk a rate belongs to.
@@ -87,7 +62,7 @@ std::string key_of(const std::filesystem::path& folder) {
 }
 
 // What was found of the speeds then holds for this run alone; what fits does not depend on them.
-std::string not_kept(const std::string& of_what, const BusyMeter& busy) {
+std::string not_kept(const std::string& of_what, const LoadMeter& busy) {
   return fmt::format(
       "other processes kept the machine {:.0f} % busy while the speed of {} was probed: it is not kept but probed again "
       "next time, and times that are predicted now may be off",
@@ -101,7 +76,7 @@ void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::st
   if (info && info->beside_compute() != copies_beside_compute(*session.device, *tier))
     info.reset();  // another version's
   if (!info) {
-    const BusyMeter busy;
+    const LoadMeter busy;
     info = probe_tier(*session.device, *tier);
     if (busy.others() <= kTooBusy) {
       session.database->save(key, *info);
@@ -158,7 +133,7 @@ void open_device_and_costs(Session& session, std::string_view name, int threads)
     session.costs = session.database->load();
     return;
   }
-  const BusyMeter busy;
+  const LoadMeter busy;
   const MachineRates rates = probe_rates(*session.device);
   if (session.device->info().simulated || busy.others() <= kTooBusy) {
     session.database->save(rates);
@@ -193,16 +168,66 @@ Session open_session(std::string_view name, int threads, const TierOptions& tier
   return session;
 }
 
-int measure_missing(Session& session, const Network& network, const CompileOptions& options,
-                    const MeasureOptions& measure, std::span<const Device* const> beside) {
+bool forget_busy_times(Session& session) {
+  const CostTable& costs = session.costs;
+  const auto has_busy = [](const std::map<CostKey, Cost>& entries) {
+    return std::any_of(entries.begin(), entries.end(), [](const auto& entry) { return entry.second.busy; });
+  };
+  if (!has_busy(costs.entries()) && !has_busy(costs.in_step_entries())) return true;
+  const double missing = kLeastSecondsOfALook - session.load.load().seconds;
+  if (missing > 0) std::this_thread::sleep_for(std::chrono::duration<double>(missing));
+  if (is_busy(session.load.load())) return false;
+  for (CostKey& key : session.costs.forget_busy()) session.forgotten.insert(std::move(key));
+  return true;
+}
+
+Measured measure_missing(Session& session, const Network& network, const CompileOptions& options,
+                         const MeasureOptions& measure, std::span<const Device* const> beside) {
   Network fused = network;
   run_fusion_passes(fused, options.fusion);
   const Network training = make_training_network(fused, options.optimizer);
   std::vector<const Device*> devices{session.device.get()};
   devices.insert(devices.end(), beside.begin(), beside.end());
-  const int measured = measure_costs(training.graph, devices, session.costs, measure);
-  if (measured > 0) session.database->save(session.costs);
+  std::set<CostKey> known;
+  for (const auto& [key, cost] : session.costs.entries()) known.insert(key);
+  Measured measured{.kernels = measure_costs(training.graph, devices, session.costs, measure)};
+  for (const auto& [key, cost] : session.costs.entries()) {
+    if (known.contains(key)) continue;
+    measured.busy += cost.busy;
+    measured.again += session.forgotten.contains(key);
+  }
+  if (measured.kernels > 0) session.database->save(session.costs);
   return measured;
+}
+
+std::string busy_text(const Measured& measured) {
+  if (measured.busy == 0) return {};
+  return fmt::format(
+      "{} of these {} kernels were measured while other processes kept the machine busy: their times are kept apart, and "
+      "the next run that finds the machine quiet measures them anew",
+      measured.busy, measured.kernels);
+}
+
+bool StepTimes::add(const Plan& plan, const Executor& executor) {
+  if (++steps_ == 1) {  // first touch, first use of every kernel
+    times_.resize(plan.steps.size());
+    load_.restart();
+    return false;
+  }
+  const std::vector<double> now = compute_times(plan, executor);
+  double last_ms = 0;
+  for (size_t s = 0; s < times_.size(); ++s) {
+    times_[s].push_back(now[s]);
+    last_ms = std::max(last_ms, executor.records()[s].end_ms);
+  }
+  ms_ += last_ms;
+  return steps_ > kCalibrationRuns || ms_ >= kCalibrationMs;
+}
+
+void StepTimes::keep(Session& session, const Program& program) const {
+  if (steps_ < 2) return;
+  // A device with a clock of its own does not wait for the host's processors.
+  keep_step_times(session, program, times_, !session.device->info().asynchronous && is_busy(load_.load()));
 }
 
 CheckedPlan calibrate(Session& session, const Program& program) {
@@ -212,17 +237,12 @@ CheckedPlan calibrate(Session& session, const Program& program) {
   Executor executor(graph, serial, *session.device,
                     {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer});
   const SampleInputs inputs(graph);
-  inputs.write(executor);
-  executor.run_step();  // first touch, first use of every kernel
-  std::vector<std::vector<double>> times(program.plan->steps.size());
-  const Stopwatch watch;
-  for (int run = 0; run < kCalibrationRuns && (run == 0 || watch.seconds() < kCalibrationSeconds); ++run) {
+  StepTimes times;
+  do {
     inputs.write(executor);
     executor.run_step();
-    const std::vector<double> now = compute_times(serial, executor);
-    for (size_t s = 0; s < times.size(); ++s) times[s].push_back(now[s]);
-  }
-  keep_step_times(session, program, std::move(times));
+  } while (!times.add(serial, executor));
+  times.keep(session, program);
   Plan plan = program.plan;
   take_times(graph, plan, session.costs);
   return check_plan(graph, std::move(plan));
@@ -242,7 +262,7 @@ std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
   return times;
 }
 
-void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times) {
+void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times, bool busy) {
   const Graph& graph = program.network.graph;
   // Ops of one signature share an entry: the median over all of their runs.
   std::map<CostKey, std::vector<double>> pooled;
@@ -255,9 +275,19 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
     all.insert(all.end(), times[s].begin(), times[s].end());
   }
   for (auto& [key, all] : pooled) {
-    if (!all.empty()) session.costs.put(key, summarize(std::move(all)));
+    if (all.empty()) continue;
+    Cost cost = summarize(std::move(all));
+    cost.busy = busy;
+    session.costs.put(key, cost);
   }
   session.database->save(session.costs);
+}
+
+int busy_steps(const Program& program, const CostTable& costs) {
+  const Graph& graph = program.network.graph;
+  return static_cast<int>(std::count_if(program.plan->steps.begin(), program.plan->steps.end(), [&](const Step& step) {
+    return !step.kernel.empty() && costs.predict(graph, graph.op(step.op), step.kernel, step.threads).busy;
+  }));
 }
 
 std::vector<bool> ran_alone(const Plan& plan, const Executor& executor) {

@@ -3,10 +3,12 @@
 
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "cost/load.h"
 #include "device/tier/tier.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/cost.h"
@@ -20,10 +22,12 @@ struct Session {
   std::unique_ptr<Device> device;
   std::unique_ptr<CostDatabase> database;
   CostTable costs;
+  std::set<CostKey> forgotten;       // of costs: what a busy machine gave, and is to be measured anew
   std::vector<TierInfo> tiers;       // for CompileOptions
   std::filesystem::path spill;       // for ExecuteOptions
   std::string peer;                  // likewise
   std::vector<std::string> notices;  // for the user
+  LoadMeter load = LoadMeter();      // since it was opened
 };
 
 TierOptions tiers_of(const TrainOptions& options);
@@ -36,10 +40,41 @@ Session open_session(std::string_view device, int threads, const TierOptions& ti
 // measuring.
 void check_choices(std::string_view policy, std::string_view placement);
 
+// Forgets the times of a busy machine, for this run to measure anew what it needs of them, where the machine is quiet
+// now. Where it is not, they are the best that is known. Returns whether it is quiet, or there were none.
+bool forget_busy_times(Session& session);
+
+// As MeasureOptions::tolerance, for who waits for the measuring: a thousandth of a step, for each of some hundred kinds
+// of ops that are too long as often as too short.
+inline constexpr double kMeasuringTolerance = 0.001;
+
+struct Measured {
+  int kernels = 0;
+  int busy = 0;   // of them, while others kept the machine busy
+  int again = 0;  // of them, in place of times of a busy machine that were forgotten
+};
 // Measures the kernels that the steps of `network` could use and that the table lacks, and saves them.
 // `beside`: further devices like the session's, which measure their share at the same time.
-int measure_missing(Session& session, const Network& network, const CompileOptions& options,
-                    const MeasureOptions& measure, std::span<const Device* const> beside = {});
+Measured measure_missing(Session& session, const Network& network, const CompileOptions& options,
+                         const MeasureOptions& measure, std::span<const Device* const> beside = {});
+// For the user: how many of the times mislead. Empty where none does.
+std::string busy_text(const Measured& measured);
+
+// What steps take, step by step of a plan, until there is enough to be kept as costs inside a step: the first warms up,
+// and a few more count.
+class StepTimes {
+ public:
+  // After a step that the executor has run by the plan. True: there is enough.
+  bool add(const Plan& plan, const Executor& executor);
+  // Keeps what there is.
+  void keep(Session& session, const Program& program) const;
+
+ private:
+  std::vector<std::vector<double>> times_;
+  LoadMeter load_ = LoadMeter();
+  double ms_ = 0;
+  int steps_ = 0;
+};
 
 // Runs a program's step a few times on meaningless values, one op after another, records what each op takes inside a
 // step, and keeps it in the table and the database. Returns the program's plan with these times.
@@ -52,18 +87,10 @@ std::vector<double> compute_times(const Plan& plan, const Executor& executor);
 std::vector<bool> ran_alone(const Plan& plan, const Executor& executor);
 
 // Keeps what each step of a plan took, in some runs of it, as costs inside a step; a step without times is left out.
-void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times);
+// `busy`: others kept the machine busy meanwhile.
+void keep_step_times(Session& session, const Program& program, std::vector<std::vector<double>> times, bool busy);
 
-// How busy other processes kept the machine since it was made: times that were taken on a busy machine mislead.
-class BusyMeter {
- public:
-  BusyMeter();
-  double others() const;  // share of all processors, 0..1
-
- private:
-  static void sample(double& total, double& busy, double& own);
-  double total_ = 0, busy_ = 0, own_ = 0;
-};
-inline constexpr double kTooBusy = 0.15;
+// How many of a program's steps have their time from a busy machine.
+int busy_steps(const Program& program, const CostTable& costs);
 
 }  // namespace plimsoll

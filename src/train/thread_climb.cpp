@@ -89,7 +89,7 @@ Plan ThreadClimb::next_plan() {
   return plan;
 }
 
-bool ThreadClimb::record(std::span<const double> step_ms) {
+bool ThreadClimb::record(std::span<const double> step_ms, bool busy) {
   ++steps_;
   std::vector<double> times(kinds_.size());
   for (size_t k = 0; k < kinds_.size(); ++k) {
@@ -104,7 +104,7 @@ bool ThreadClimb::record(std::span<const double> step_ms) {
   for (size_t k = 0; k < kinds_.size(); ++k) {
     const CostKey what = key(kinds_[k], now_[k]);
     if (costs_.find_in_step(what)) continue;  // its climb is over
-    costs_.put(what, {.source = Cost::Source::in_step, .time_ms = times[k], .runs = tried_});
+    costs_.put(what, {.source = Cost::Source::in_step, .time_ms = times[k], .runs = tried_, .busy = busy});
   }
   tried_ = 0;
   skip_known();

@@ -34,8 +34,9 @@ class ThreadClimb {
 
   // The plan where every step has the threads of its next case.
   Plan next_plan();
-  // What each step of that plan took. True: the next cases are due, or all is known.
-  bool record(std::span<const double> step_ms);
+  // What each step of that plan took, and whether others kept the machine busy meanwhile. True: the next cases are due,
+  // or all is known.
+  bool record(std::span<const double> step_ms, bool busy = false);
 
  private:
   struct Kind {  // ops of one signature with one kernel

@@ -18,6 +18,7 @@
 #include "plimsoll/execute.h"
 #include "plimsoll/verify.h"
 #include "train/core_tuner.h"
+#include "train/crowd_monitor.h"
 #include "train/evaluation.h"
 #include "train/rehearse.h"
 #include "train/resume.h"
@@ -55,7 +56,7 @@ bool needs_calibration(const Program& program, const CostTable& costs) {
 }
 
 // The prediction was off: what the last step took, if it was a usual one, predicts better next time.
-void correct_costs(Session& session, const Program& program, const Executor& executor, double usual_ms) {
+void correct_costs(Session& session, const Program& program, const Executor& executor, double usual_ms, bool busy) {
   double last_ms = 0;
   for (const auto& records : {executor.records(), executor.copies()}) {
     for (const StepRecord& record : records) last_ms = std::max(last_ms, record.end_ms);
@@ -65,7 +66,8 @@ void correct_costs(Session& session, const Program& program, const Executor& exe
   for (const double ms : compute_times(program.plan, executor)) {
     times.push_back(alone[times.size()] ? std::vector<double>{ms} : std::vector<double>{});
   }
-  if (std::abs(last_ms / usual_ms - 1) < kPredictionTolerance) keep_step_times(session, program, std::move(times));
+  if (std::abs(last_ms / usual_ms - 1) < kPredictionTolerance)
+    keep_step_times(session, program, std::move(times), busy);
 }
 
 // What a training begins from, besides its options: nothing, a checkpoint, or a saved plan.
@@ -191,33 +193,33 @@ std::string unkept_limits(const TrainOptions& options, const Program& program, s
                       : fmt::format("{}'s kernels are kept, so that results stay exactly the same: {}", origin, text);
 }
 
+std::string measured_text(const Measured& measured, const CostDatabase& database) {
+  const std::string again =
+      measured.again > 0 ? fmt::format(", {} of them anew: they had been measured on a busy machine", measured.again)
+                         : "";
+  const std::string busy =
+      measured.busy > 0 ? fmt::format(", {} of them while other processes kept the machine busy", measured.busy) : "";
+  return fmt::format("measured {} kernel{}{}{}{}", measured.kernels, measured.kernels == 1 ? "" : "s", again, busy,
+                     database.is_kept() ? fmt::format("; kept in {}", CostDatabase::default_path().string())
+                                        : fmt::format(", for this run only: {}", database.notice()));
+}
+
 // Measures the kernels that the database lacks. Returns an answer when no plan fits: then it is not worth measuring.
 std::optional<Infeasible> measure_kernels(Session& session, const Network& network, const CompileOptions& compile,
                                           const TrainOptions& options, const TrainListener& listener,
                                           const std::function<void(const std::string&)>& notice) {
-  const BusyMeter busy;
   auto first = compile_training(network, *session.device, session.costs, compile);
   if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
   MeasureOptions measuring;
   measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
+  measuring.tolerance = kMeasuringTolerance;
   measuring.batches = options.batch_sizes.value_or(BatchSizes::undivided);
   measuring.stop = listener.stop;
   measuring.progress = [&](int done, int total, const std::string& what) {
     if (listener.preparing) listener.preparing(what, done, total);
   };
-  const int measured = measure_missing(session, network, compile, measuring);
-  if (measured > 0) {
-    notice(session.database->is_kept() ? fmt::format("measured {} kernel{}; kept in {}", measured,
-                                                     measured == 1 ? "" : "s", CostDatabase::default_path().string())
-                                       : fmt::format("measured {} kernel{}, for this run only: {}", measured,
-                                                     measured == 1 ? "" : "s", session.database->notice()));
-    if (busy.others() > kTooBusy) {
-      notice(fmt::format(
-          "other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; when it is quiet, "
-          "measure anew with `plimsoll profile {} --batch {} --again`",
-          100 * busy.others(), options.model, options.batch));
-    }
-  }
+  const Measured measured = measure_missing(session, network, compile, measuring);
+  if (measured.kernels > 0) notice(measured_text(measured, *session.database));
   if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
   return std::nullopt;
 }
@@ -287,6 +289,10 @@ class Training {
   std::optional<Infeasible> plan();
   std::optional<Infeasible> compile();
   void share_cores();
+  void tell_of_busy_times() const;
+  void watch_crowd(const TrainingStep& step);
+  void swap_plans(TrainingStep& step);
+  void keep_first_times();
   TrainingStep make_step();
   TrainingPlace begin_states(TrainingStep& step) const;
   Loader make_loader(const TrainingPlace& place) const;
@@ -308,8 +314,12 @@ class Training {
   CompileOptions compile_;
   Bytes free_before_;  // of the device's memory, before the arena was taken
   Program program_;
-  Memory memory_;                     // that was taken already
-  std::unique_ptr<CoreTuner> tuner_;  // none: the plan stays as it is
+  Memory memory_;                        // that was taken already
+  std::unique_ptr<CoreTuner> tuner_;     // none: the plan is not chosen while it trains
+  std::optional<CrowdMonitor> crowd_;    // none: others are nothing to it
+  std::optional<StepTimes> step_times_;  // of the first steps, while they are not known
+  bool times_kept_ = false;              // of steps of this run
+  LoadMeter load_ = LoadMeter();         // of the training
   double predicted_ms_ = 0;
 };
 
@@ -372,6 +382,7 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
 
 // To a plan of one step after another, with measured costs; or of the saved plan.
 std::optional<Infeasible> Training::plan() {
+  if (measures()) forget_busy_times(session_);
   if (measures() && !options_.exact && compile_.kernels.empty()) {
     if (auto infeasible = measure_kernels(session_, network_, compile_, options_, listener_, notice_))
       return infeasible;
@@ -383,10 +394,24 @@ std::optional<Infeasible> Training::plan() {
   if (!compile_.kernels.empty())
     notice_(unkept_limits(options_, program_, beginning_.plan ? "the plan" : "the checkpoint"));
   if (measures() && !beginning_.plan && needs_calibration(program_, session_.costs)) {
-    memory_ = {};
-    program_.plan = calibrate(session_, program_);
+    if (cores_.choose || cores_.inter_op > 1 || session_.device->info().asynchronous) {
+      memory_ = {};
+      program_.plan = calibrate(session_, program_);
+    } else {
+      step_times_.emplace();  // nothing is chosen by them in this run
+    }
   }
+  tell_of_busy_times();
   return std::nullopt;
+}
+
+void Training::tell_of_busy_times() const {
+  const int busy = busy_steps(program_, session_.costs);
+  if (busy == 0) return;
+  notice_(fmt::format(
+      "{} of the plan's {} steps have their times from a busy machine, so kernels and prediction may be off; the next "
+      "run that finds the machine quiet measures them anew",
+      busy, program_.plan->steps.size()));
 }
 
 // Until the device refuses no kernel of the plan.
@@ -478,16 +503,64 @@ std::optional<Evaluation> Training::make_evaluation(const Executor& executor) co
   return evaluation;
 }
 
+// Threads that are more than there are processors for are what a CPU's ops suffer from. Their number changes the last
+// bits of a result: it stays where somebody relies on it.
+void Training::watch_crowd(const TrainingStep& step) {
+  const int threads = session_.device->info().threads;
+  if (!plimsoll::shares_cores(options_.device) || threads < 2 || options_.inter_op == 0) return;
+  CrowdOptions crowd{.threads = threads};
+  if (options_.exact) {
+    crowd.stays = "--exact";
+  } else if (beginning_.plan) {
+    crowd.stays = "--plan";
+  } else if (options_.inter_op != 1 || options_.intra_op != 0) {
+    crowd.stays = options_.inter_op != 1 ? "--inter-op" : "--intra-op";
+  } else if (options_.threads != 0) {
+    crowd.stays = "--threads";
+  } else {
+    crowd.fewer = [this, &step](int fewer) {
+      const Graph& graph = step.program().network.graph;
+      const CoreInput input{graph, *session_.device, session_.costs, cores_};
+      return check_plan(graph, serial_with(input, step.program().plan, fewer));
+    };
+  }
+  crowd_.emplace(program_.plan, std::move(crowd));
+}
+
+void Training::keep_first_times() {
+  if (!step_times_) return;
+  step_times_->keep(session_, program_);
+  times_kept_ = true;
+  step_times_.reset();
+}
+
+// After every step.
+void Training::swap_plans(TrainingStep& step) {
+  if (step_times_ && step_times_->add(program_.plan, step.executor())) keep_first_times();
+  if (tuner_) {
+    if (!tuner_->after_step(step.executor())) return;
+    program_.plan = tuner_->plan();
+    step.swap(program_.plan);
+  } else if (crowd_) {
+    double ms = 0;
+    for (const StepRecord& record : step.executor().records()) ms = std::max(ms, record.end_ms);
+    const std::optional<PlanChange> change = crowd_->after_step(ms);
+    if (!change) return;
+    notice_(change->notice);
+    if (&*change->plan == &*program_.plan) return;
+    keep_first_times();  // they are of the plan until now
+    program_.plan = change->plan;
+    step.swap(program_.plan);
+  }
+}
+
 DoneEvent Training::train(TrainingStep& step) {
   const TrainingPlace place = begin_states(step);
   Loader loader = make_loader(place);
   const auto pinned = pin_batches(loader, *session_.device, notice_);
   std::optional<Evaluation> evaluation = make_evaluation(step.executor());
-  const auto swap_plans = [&] {
-    if (!tuner_->after_step(step.executor())) return;
-    program_.plan = tuner_->plan();
-    step.swap(program_.plan);
-  };
+  watch_crowd(step);
+  load_.restart();
   const TrainingParts parts{.options = options_,
                             .listener = listener_,
                             .data = data_,
@@ -496,7 +569,7 @@ DoneEvent Training::train(TrainingStep& step) {
                             .device_key = session_.device->info().key,
                             .training_step = step,
                             .evaluation = evaluation ? &*evaluation : nullptr,
-                            .after_step = tuner_ ? std::function<void()>(swap_plans) : nullptr,
+                            .after_step = [&] { swap_plans(step); },
                             .settled = [&] { return !tuner_ || tuner_->settled(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
   done.weights_sha256 = step.weights_sha256();
@@ -505,11 +578,13 @@ DoneEvent Training::train(TrainingStep& step) {
 
 void Training::complete(DoneEvent& done, const Executor& executor) {
   if (tuner_) tuner_->finish();
+  keep_first_times();
   done.budget = program_.plan->budget;
   done.predicted_step_time_ms = predicted_ms_;
-  if (measures() && done.steps >= kStepsToCorrect &&
+  if (measures() && !times_kept_ && done.steps >= kStepsToCorrect &&
       std::abs(predicted_ms_ / done.step_time_ms - 1) > kPredictionTolerance) {
-    correct_costs(session_, program_, executor, done.step_time_ms);
+    correct_costs(session_, program_, executor, done.step_time_ms,
+                  !session_.device->info().asynchronous && is_busy(load_.load()));
   }
   done.peak = executor.measured_peak();
   done.captured = executor.is_captured();

@@ -2,14 +2,18 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/parallel.h"
 #include "plimsoll/error.h"
 
@@ -68,6 +72,62 @@ std::vector<std::string> group_folders(const std::string& root, std::string_view
   return {};
 }
 
+// Whether the process may run on a processor: as it began, before threads of it were pinned to fewer.
+bool may_run_on(int processor) {
+  static const cpu_set_t allowed = [] {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) std::fill_n(reinterpret_cast<char*>(&set), sizeof(set), '\xff');
+    return set;
+  }();
+  return processor < CPU_SETSIZE && CPU_ISSET(processor, &allowed);
+}
+
+// Lines such as "cpu3 user nice system idle iowait irq softirq steal guest guest_nice", in ticks. What another virtual
+// machine took (steal) is busy, too.
+void add_machine_times(ProcessorTimes& times, const std::string& root) {
+  const auto text = read_file(root + "/proc/stat");
+  if (!text) return;
+  const auto tick = static_cast<double>(std::max(::sysconf(_SC_CLK_TCK), 1L));
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line) && line.starts_with("cpu");) {
+    if (line.size() < 4 || line[3] == ' ' || !may_run_on(std::atoi(line.c_str() + 3))) continue;
+    std::istringstream words(line);
+    std::string name;
+    words >> name;
+    for (int i = 0; i < 8; ++i) {
+      double ticks = 0;
+      words >> ticks;
+      times.all += ticks / tick;
+      if (i != 3 && i != 4) times.busy += ticks / tick;
+    }
+  }
+}
+
+// "nanoseconds computed, nanoseconds ready and waiting, turns" of every thread that lives.
+double waiting_seconds(const std::string& root) {
+  double ns = 0;
+  std::error_code ignored;
+  for (const auto& thread : std::filesystem::directory_iterator(root + "/proc/self/task", ignored)) {
+    const auto text = read_file(thread.path().string() + "/schedstat");
+    std::istringstream words(text.value_or(""));
+    double computed = 0, waited = 0;
+    if (words >> computed >> waited) ns += waited;
+  }
+  return ns / 1e9;
+}
+
+double throttled_seconds(const std::string& root) {
+  for (const char* controller : {"", "cpu"}) {
+    for (const std::string& folder : group_folders(root, controller)) {
+      const auto text = read_file(folder + "/cpu.stat");
+      if (!text) continue;
+      if (const auto us = field(*text, "throttled_usec")) return static_cast<double>(*us) / 1e6;
+      if (const auto ns = field(*text, "throttled_time")) return static_cast<double>(*ns) / 1e9;
+    }
+  }
+  return 0;
+}
+
 void limit_by_group(MachineMemory& memory, const std::string& folder, const char* limit_file, const char* usage_file,
                     const char* cache_key) {
   const auto limit = number_in(folder + "/" + limit_file);
@@ -115,6 +175,19 @@ int usable_processors(const std::string& root) {
           static_cast<double>(number_in(folder + "/cpu.cfs_period_us").value_or(0)));
   }
   return count;
+}
+
+ProcessorTimes processor_times(const std::string& root) {
+  ProcessorTimes times;
+  times.wall = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+  add_machine_times(times, root);
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  times.own = seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  times.waiting = waiting_seconds(root);
+  times.throttled = throttled_seconds(root);
+  return times;
 }
 
 void require_threads(int threads) {

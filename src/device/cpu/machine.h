@@ -21,6 +21,17 @@ MachineMemory machine_memory(const std::string& root = "");
 // Processors that the process may run on, by affinity and by the control group's quota.
 int usable_processors(const std::string& root = "");
 
+// Seconds since some moment: two of these say what happened between them. What the system does not tell stays 0.
+struct ProcessorTimes {
+  double wall = 0;
+  double all = 0;        // of the processors that the process may run on, together
+  double busy = 0;       // of these, that anybody computed
+  double own = 0;        // that this process computed, all of its threads together
+  double waiting = 0;    // that its threads were ready to run and had no processor
+  double throttled = 0;  // that the control group's CPU quota kept them waiting
+};
+ProcessorTimes processor_times(const std::string& root = "");
+
 // Throws Error(device_failure) where so many threads are no use here, or more than the system lets the process start:
 // OpenMP would end the process then.
 void require_threads(int threads);

@@ -1,0 +1,121 @@
+#include "train/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "plimsoll/models.h"
+#include "tests/support/temporary_folder.h"
+#include "train/sample_inputs.h"
+
+namespace plimsoll {
+namespace {
+
+// A session on one thread, on a machine of which others take so much.
+struct Case {
+  TemporaryFolder folder;
+  double others = 0;
+  cpu::ProcessorTimes times;
+  Session session;
+  const Network network =
+      build_model("lenet", {.batch = 2, .channels = 1, .height = 28, .width = 28, .classes = 10, .training = true});
+
+  Case() {
+    session.device = open_device("cpu", 1);
+    session.database = std::make_unique<CostDatabase>(folder.path() / "costs.sqlite", session.device->info());
+    session.load = LoadMeter([this] { return times; });
+  }
+  void pass_a_second() {
+    times.wall += 1;
+    times.all += 1;
+    times.busy += others;
+    session.load.restart();
+    times.wall += 1;
+    times.all += 1;
+    times.busy += others;
+  }
+  Measured measure(bool busy) {
+    return measure_missing(session, network, {}, {.tolerance = 1e6, .busy = [busy] { return busy; }});
+  }
+};
+
+TEST(Session, TimesOfABusyMachineAreMeasuredAnewByTheRunThatFindsItQuiet) {
+  Case c;
+  c.others = 0.5;
+  c.pass_a_second();
+  const Measured first = c.measure(true);
+  ASSERT_GT(first.kernels, 10);
+  EXPECT_EQ(first.busy, first.kernels);
+  EXPECT_EQ(first.again, 0);
+  EXPECT_EQ(
+      busy_text(first),
+      std::to_string(first.kernels) + " of these " + std::to_string(first.kernels) +
+          " kernels were measured while other processes kept the machine busy: their times are kept apart, and the "
+          "next run that finds the machine quiet measures them anew");
+
+  c.session.costs = c.session.database->load();  // the next run, on a machine that is as busy
+  EXPECT_FALSE(forget_busy_times(c.session));
+  EXPECT_EQ(c.measure(true).kernels, 0) << "they are the best that is known";
+
+  c.others = 0.05;
+  c.pass_a_second();
+  EXPECT_TRUE(forget_busy_times(c.session));
+  const Measured again = c.measure(false);
+  EXPECT_EQ(again.kernels, first.kernels);
+  EXPECT_EQ(again.busy, 0);
+  EXPECT_EQ(again.again, first.kernels);
+  EXPECT_EQ(busy_text(again), "");
+
+  c.session.costs = c.session.database->load();
+  for (const auto& [key, cost] : c.session.costs.entries()) EXPECT_FALSE(cost.busy);
+  EXPECT_TRUE(forget_busy_times(c.session));
+  EXPECT_EQ(c.measure(true).kernels, 0);
+}
+
+TEST(Session, WhatStepsTakeIsKnownAfterTheFirstFewOfThem) {
+  Case c;
+  Program program = std::get<Program>(compile_training(c.network, *c.session.device, c.session.costs, {.exact = true}));
+  Executor executor(program.network.graph, program.plan, *c.session.device, {.record_times = true});
+  const SampleInputs inputs(program.network.graph);
+  StepTimes times;
+  times.keep(c.session, program);
+  EXPECT_TRUE(c.session.costs.in_step_entries().empty()) << "nothing ran";
+  int steps = 0;
+  bool enough = false;
+  while (!enough && steps < 100) {
+    inputs.write(executor);
+    executor.run_step();
+    ++steps;
+    enough = times.add(program.plan, executor);
+  }
+  EXPECT_EQ(steps, 6);
+  times.keep(c.session, program);
+  const CostTable kept = c.session.database->load();
+  EXPECT_FALSE(kept.in_step_entries().empty());
+  for (const Step& step : program.plan->steps) {
+    if (step.kernel.empty()) continue;
+    const auto cost =
+        kept.find_in_step({op_signature(program.network.graph, program.network.graph.op(step.op)), step.kernel, 0});
+    ASSERT_TRUE(cost.has_value()) << step.kernel;
+    EXPECT_GE(cost->runs, 5);
+  }
+}
+
+// What a busy machine says of a plan's steps is told, and gives way to what a quiet one says.
+TEST(Session, StepsWithTimesOfABusyMachineAreCounted) {
+  Case c;
+  const Program program =
+      std::get<Program>(compile_training(c.network, *c.session.device, c.session.costs, {.exact = true}));
+  int kernels = 0;
+  for (const Step& step : program.plan->steps) kernels += !step.kernel.empty();
+  const std::vector<std::vector<double>> slow(program.plan->steps.size(), {9.0}), fast(slow.size(), {1.0});
+  EXPECT_EQ(busy_steps(program, c.session.costs), 0);
+  keep_step_times(c.session, program, slow, true);
+  EXPECT_EQ(busy_steps(program, c.session.costs), kernels);
+  keep_step_times(c.session, program, fast, false);
+  EXPECT_EQ(busy_steps(program, c.session.costs), 0);
+  keep_step_times(c.session, program, slow, true);
+  EXPECT_EQ(busy_steps(program, c.session.database->load()), 0);
+}
+
+}  // namespace
+}  // namespace plimsoll
