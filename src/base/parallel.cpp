@@ -15,10 +15,11 @@ namespace {
 
 constexpr int kMostThreads = 16;  // each holds memory of its own
 
+int all_threads() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads); }
+
 // Threads that may still be started.
 std::atomic<int>& spare_threads() {
-  static std::atomic<int> spare =
-      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads) - 1;
+  static std::atomic<int> spare = all_threads() - 1;
   return spare;
 }
 
@@ -63,6 +64,10 @@ void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work)
   for (const std::exception_ptr& exception : thrown) {
     if (exception) std::rethrow_exception(exception);
   }
+}
+
+int threads_in_parallel(size_t count) {
+  return static_cast<int>(std::min<size_t>(count, all_threads()));
 }
 
 int startable_threads(int wanted) {

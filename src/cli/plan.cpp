@@ -106,12 +106,17 @@ void save(const PlanFlags& flags, const ModelInput& input, const CompileOptions&
 
 // What the plan is, to a person and as JSON.
 void tell_plan(const PlanFlags& flags, const Session& session, const Network& network, const ModelInput& input,
-               const Program& program, Bytes minimum, JsonLines& out) {
+               const Program& program, Bytes minimum, const ProcessMemory& process, JsonLines& out) {
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
                        session.device->info().description));
-  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum",
-                                                         to_string(minimum), to_string(program.lower_bound)));
+  const bool runs_here = shares_cores(flags.device) && !flags.lowered();
+  if (flags.means_process()) minimum = process.with(minimum);
+  say(out, plan_text(program, input.batch) +
+               fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum),
+                           to_string(flags.means_process() ? process.with(program.lower_bound) : program.lower_bound)) +
+               (runs_here ? process_text(process, program.plan) : ""));
   json object = plan_json(program, minimum);
+  if (runs_here) add_process(object, process, program.plan, flags.means_process());
   if (flags.explain.empty()) {
     say(out,
         fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
@@ -136,9 +141,11 @@ int run_plan(const PlanFlags& flags) {
   const Network network = build_model(flags.model, input);
   const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
   if (!cores.notice.empty()) complain(cores.notice);
-  Session session = open_session(flags.device, cores.intra_op, flags.tiers());
+  Session session = open_session(flags.device, cores.intra_op, flags.tiers(), probing_room(flags));
   for (const std::string& notice : session.notices) complain(notice);
-  CompileOptions options = compile_options(flags, session);
+  const ProcessMemory process = process_of(flags, network, flags.data);
+  const std::optional<ProcessMemory> stated = stated_process(flags, network, flags.data);
+  CompileOptions options = compile_options(flags, session, stated);
   options.name_minimum = true;
   if (flags.costs == "measured" && !measure_for_plan(session, network, options, flags)) {
     say(out, "interrupted; what was measured is kept");
@@ -146,7 +153,7 @@ int run_plan(const PlanFlags& flags) {
   }
   auto result = [&] {
     const SlowNotice notice(fmt::format("planning {}, batch {}", flags.model, input.batch));
-    return compile(flags, network, session, options);
+    return within_process(compile(flags, network, session, options), flags, stated);
   }();
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
     complain(to_text(*infeasible));
@@ -157,7 +164,7 @@ int run_plan(const PlanFlags& flags) {
   const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
   for (const std::string& text : shared.notices) complain(text);
   program.plan = check_plan(program.network.graph, shared.plan);
-  tell_plan(flags, session, network, input, program, *program.minimum, out);
+  tell_plan(flags, session, network, input, program, *program.minimum, process, out);
   if (!flags.save.empty()) {
     save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));
@@ -369,6 +376,8 @@ int predict(const ProfileFlags& flags, Session& session, const Network& network,
 
 int run_profile(const ProfileFlags& flags) {
   flags.check();
+  if (flags.means_process())
+    throw Error(ErrorCode::invalid_input, "--memory-is process: profile measures kernels; leave the flag out");
   check_momentum(flags, flags.optimizer);
   check_writable("--export", flags.export_to);
   const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);

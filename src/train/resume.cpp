@@ -73,7 +73,8 @@ void check_setting_names(const Settings& settings) {
     constexpr std::string_view kKnown[] = {
         "image_size",  "classes",      "augment",    "warmup_epochs", "warmup_lr",      "min_lr",
         "decay_rate",  "decay_epochs", "inter_op",   "intra_op",      "climb_interval", "strategies",
-        "host_memory", "spill",        "spill_size", "peer",          "peer_size",      "inter_op_chosen"};
+        "host_memory", "spill",        "spill_size", "peer",          "peer_size",      "inter_op_chosen",
+        "process_memory"};
     if (std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown)) continue;
     if (name.starts_with("threads of ") || name.starts_with("affinity of ")) continue;
     throw Error(ErrorCode::corrupt_file, fmt::format("training state: setting '{}' is not known", name));
@@ -116,6 +117,8 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     {"min_lr", fmt::format("{}", options.schedule.min_lr)},
                     {"decay_rate", fmt::format("{}", options.schedule.decay_rate)},
                     {"decay_epochs", fmt::to_string(options.schedule.decay_epochs)}};
+  if (options.memory_is == MemoryIs::process)
+    state.settings["process_memory"] = fmt::to_string(options.memory.value_or(0_B).count);
   if (options.host_memory) state.settings["host_memory"] = fmt::to_string(options.host_memory->count);
   if (options.spill) state.settings["spill"] = options.spill->string();
   if (options.inter_op != 1) state.settings["inter_op"] = fmt::to_string(options.inter_op);
@@ -173,6 +176,10 @@ TrainOptions saved_options(const TrainingState& state) {
     take(state.settings, name, int64_t{1}, INT64_MAX, bytes.count);
     value = bytes;
   };
+  if (state.settings.contains("process_memory")) {  // the budget of the state is what that left for the arena
+    take_bytes("process_memory", options.memory);
+    options.memory_is = MemoryIs::process;
+  }
   take_bytes("host_memory", options.host_memory);
   take_bytes("spill_size", options.spill_size);
   take_bytes("peer_size", options.peer_size);

@@ -77,7 +77,7 @@ TEST(Tiers, GiveTheSameWeightsInLessMemoryThanWeightsAndMomentumNeed) {
       options.check_memory = check_memory;
       size_t homes = 0, copies = 0;
       const DoneEvent done =
-          run(options, {.planned = [&](const Program& p, const std::string&) { homes = p.plan->homes.size(); },
+          run(options, {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) { homes = p.plan->homes.size(); },
                         .recorded = [&](const Program&, std::span<const StepRecord>,
                                         std::span<const StepRecord> records) { copies = records.size(); }});
       EXPECT_EQ(done.weights_sha256, plain.weights_sha256) << (disk ? "disk" : "host");
@@ -164,7 +164,7 @@ class FailingTraining : public testing::Test {
     if (!planned) begin();
     try {
       weights = run(options, {.planned =
-                                  [&](const Program&, const std::string&) {
+                                  [&](const Program&, const std::string&, const ProcessMemory&) {
                                     if (planned) begin();
                                   }})
                     .weights_sha256;

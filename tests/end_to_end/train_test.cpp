@@ -74,7 +74,7 @@ TEST(Train, PeaksAtTheByteThatWasPredicted) {
     options.steps = 2;
     Bytes predicted;
     const DoneEvent done =
-        run(options, {.planned = [&](const Program& p, const std::string&) { predicted = p.plan->predicted.peak; }});
+        run(options, {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) { predicted = p.plan->predicted.peak; }});
     if (policy == std::string_view("baseline")) {
       EXPECT_LT(done.peak, predicted);
     } else {
