@@ -33,9 +33,9 @@ struct ProcessMemory {
   Bytes probing;   // likewise, where the machine's speed is not known yet; 0: it makes do with what is left
 
   Bytes beside() const { return program + kernels + threads + batches + data + copies + host; }  // while steps run
-  Bytes before() const { return program + std::max(planning, probing); }                          // the first step
-  Bytes with(Bytes arena) const { return std::max(arena + beside(), before()); }                  // the whole process
-  std::vector<std::pair<std::string_view, Bytes>> kinds() const;                                  // by name
+  Bytes before() const { return program + std::max(planning, probing); }                         // the first step
+  Bytes with(Bytes arena) const { return std::max(arena + beside(), before()); }                 // the whole process
+  std::vector<std::pair<std::string_view, Bytes>> kinds() const;                                 // by name
 };
 
 }  // namespace plimsoll

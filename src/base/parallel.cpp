@@ -15,7 +15,10 @@ namespace {
 
 constexpr int kMostThreads = 16;  // each holds memory of its own
 
-int all_threads() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads); }
+std::atomic<int>& all_threads() {
+  static std::atomic<int> all = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
+  return all;
+}
 
 // Threads that may still be started.
 std::atomic<int>& spare_threads() {
@@ -66,8 +69,14 @@ void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work)
   }
 }
 
+void limit_parallel_work(int threads) {
+  int now = all_threads();
+  while (threads < now && !all_threads().compare_exchange_weak(now, threads)) continue;
+  if (threads < now) spare_threads() -= now - threads;
+}
+
 int threads_in_parallel(size_t count) {
-  return static_cast<int>(std::min<size_t>(count, all_threads()));
+  return static_cast<int>(std::min<size_t>(count, static_cast<size_t>(all_threads())));
 }
 
 int startable_threads(int wanted) {

@@ -11,6 +11,9 @@ namespace plimsoll {
 // least i is thrown on.
 void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work);
 
+// From now on no more than so many threads do such work at once, since each holds memory of its own.
+void limit_parallel_work(int threads);
+
 // The most threads that it would do so much work on, this one included.
 int threads_in_parallel(size_t count);
 

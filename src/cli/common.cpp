@@ -277,8 +277,7 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session,
                          .tiers = session.tiers,
                          .optimizer = flags.optimizer_options(),
                          .exact = flags.exact};
-  options.memory =
-      process ? arena_within(*process, flags.memory_bytes().value()) : flags.budget(*session.device);
+  options.memory = process ? arena_within(*process, flags.memory_bytes().value()) : flags.budget(*session.device);
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();
@@ -298,8 +297,7 @@ ProcessMemory process_of(const CommonFlags& flags, const Network& network, const
   return process_memory(network, use);
 }
 
-std::optional<ProcessMemory> stated_process(const CommonFlags& flags, const Network& network,
-                                            const std::string& data) {
+std::optional<ProcessMemory> stated_process(const CommonFlags& flags, const Network& network, const std::string& data) {
   if (!flags.means_process()) return std::nullopt;
   return process_of(flags, network, data);
 }

@@ -129,11 +129,12 @@ class Comparison {
 
   void write_head() const {
     const Bytes budget = flags_.budget(*session_.device);
-    say(out_, fmt::format("{}, batch {}, {}{}{}", flags_.model, batch_,
-                          budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
-                          process_ ? fmt::format(" of the process, {} of it not the arena's", to_string(process_->beside()))
-                                   : "",
-                          session_.device->info().simulated ? ", simulated" : ""));
+    say(out_,
+        fmt::format(
+            "{}, batch {}, {}{}{}", flags_.model, batch_,
+            budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
+            process_ ? fmt::format(" of the process, {} of it not the arena's", to_string(process_->beside())) : "",
+            session_.device->info().simulated ? ", simulated" : ""));
     say(out_, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time",
                           flags_.run ? "     measured" : "", "copied out", "copied in", "again"));
   }

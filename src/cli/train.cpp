@@ -89,11 +89,11 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   // What --memory was of comes with it.
   if (saved.memory && !given("--memory")) {
     if (given("--memory-is") && options.memory_is != saved.memory_is) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("--memory-is {}: {} was trained with --memory of the {}; say with --memory how much it is "
-                              "now",
-                              flags.memory_is, flags.resume,
-                              saved.memory_is == MemoryIs::process ? "process" : "arena"));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("--memory-is {}: {} was trained with --memory of the {}; say with --memory how much it is "
+                      "now",
+                      flags.memory_is, flags.resume, saved.memory_is == MemoryIs::process ? "process" : "arena"));
     }
     options.memory = saved.memory;
     options.memory_is = saved.memory_is;

@@ -180,7 +180,8 @@ bool copies_beside_compute(const Device& device, const Tier& tier) {
 
 TierInfo probe_tier(const Device& device, Tier& tier, Bytes room) {
   const auto copy_in = [](Bytes memory) { return memory.count / kCopies / kTierPiece * kTierPiece; };
-  const int64_t copy = std::min({kCopyBytes, copy_in(tier.capacity()), std::max(copy_in({room.count / 2}), kTierPiece)});
+  const int64_t copy =
+      std::min({kCopyBytes, copy_in(tier.capacity()), std::max(copy_in({room.count / 2}), kTierPiece)});
   TierInfo info{.name = tier.name(), .capacity = tier.capacity()};
   if (copy < kTierPiece) {
     throw Error(ErrorCode::invalid_input, to_string(tier.capacity()) + " are too few for a tier: 8 MiB at least");

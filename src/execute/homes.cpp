@@ -122,7 +122,8 @@ void Homes::hold(TensorId id, int64_t element) {
   const Place& home = homes_[id];
   const int64_t last = (window_.at + window_.bytes - 1) / kTierPiece;
   bool written = true;  // what never was is zero
-  for (int64_t piece = window_.at / kTierPiece; piece <= last; ++piece) written = written && home.slot->known[piece] != 0;
+  for (int64_t piece = window_.at / kTierPiece; piece <= last; ++piece)
+    written = written && home.slot->known[piece] != 0;
   if (written) home.channel->read(*home.slot, window_.at, storage_);
   held_ = id;
 }

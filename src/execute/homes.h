@@ -36,10 +36,10 @@ class Homes {
   };
   // Rows of a tensor that is not row-major: those that lie together in its storage.
   struct Window {
-    Shape shape;           // of these rows alone
-    int64_t first = 0;     // element
-    int64_t count = 0;     // elements
-    int64_t at = 0;        // in the slot
+    Shape shape;        // of these rows alone
+    int64_t first = 0;  // element
+    int64_t count = 0;  // elements
+    int64_t at = 0;     // in the slot
     int64_t bytes = 0;
   };
   Window window_around(const Tensor& tensor, int64_t element) const;

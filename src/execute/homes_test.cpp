@@ -112,8 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, HomesOf,
                                            Case{{500, 300, 3, 3}, {"ABcd16b16a"}, true},
                                            Case{{1001, 1500}, {"AB16b64a"}, true},
                                            Case{{450, 700, 2, 2}, {"Acdb16a"}, true},
-                                           Case{{40, 64, 31, 29}, {"acdb"}, true},
-                                           Case{{1000, 1500}, {"ba"}, false},
+                                           Case{{40, 64, 31, 29}, {"acdb"}, true}, Case{{1000, 1500}, {"ba"}, false},
                                            Case{{200, 500, 3, 3}, {"cdba"}, false}));
 
 }  // namespace

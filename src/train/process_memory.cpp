@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/parallel.h"
 #include "cost/probe.h"
 #include "device/cpu/device.h"
 #include "device/tier/queue.h"
 #include "execute/homes.h"
+#include "plimsoll/compile.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -17,12 +19,13 @@ namespace {
 
 // Figures of this build, which the tests in tests/cli/process_memory_test.cpp hold the program to. They were measured
 // as anonymous and file-backed resident memory, with oneDNN 2.6.3, and rounded up.
-constexpr Bytes kProgram = 48_MiB;
+constexpr Bytes kProgram = 40_MiB;
 constexpr Bytes kKernels = 12_MiB;  // and for each op of the network:
 constexpr Bytes kKernelsOfOp = 48_KiB, kKernelsOfForwardOp = 24_KiB;
 constexpr Bytes kThread = 256_KiB;
-constexpr Bytes kPlanning = 24_MiB;  // and for each op of the network:
-constexpr Bytes kPlanningOfOp = 128_KiB;
+constexpr Bytes kPlanning = 24_MiB;  // and for each op of the network and each thread that plans:
+constexpr Bytes kPlanningOfOp = 64_KiB;
+constexpr int kPlanners = 2;  // where --memory is of the process
 // What decoding an image takes: an image of 12 million pixels that is not scaled while it is decoded.
 constexpr Bytes kDecoding = 48_MiB;
 
@@ -61,12 +64,13 @@ ProcessMemory process_memory(const Network& network, const ProcessUse& use) {
   memory.threads = kThread * (use.threads + loaders * use.workers + copying);
   memory.batches = batch * (loaders * batches_prepared(batch, use.workers));
   memory.data = use.data + kDecoding * use.decoders;
-  if (has_tier)
-    memory.copies += std::max(Homes::kHeldBytes, largest_matrix(graph, {})) + Bytes{2 * kTierPiece};
+  if (has_tier) memory.copies += std::max(Homes::kHeldBytes, largest_matrix(graph, {})) + Bytes{2 * kTierPiece};
   if (use.tiers.spill) memory.copies += Bytes{kDiskBuffers * kTierPiece};
   memory.host = use.tiers.host_memory.value_or(0_B);
-  memory.planning = kPlanning + kPlanningOfOp * ops;
-  if (use.memory_is == MemoryIs::arena) memory.probing = kProbeRoom;
+  const bool stated = use.memory_is == MemoryIs::process;
+  if (stated) limit_parallel_work(kPlanners);
+  memory.planning = kPlanning + kPlanningOfOp * (ops * (stated ? kPlanners : threads_in_parallel(SIZE_MAX)));
+  if (!stated) memory.probing = kProbeRoom;
   return memory;
 }
 
@@ -106,9 +110,9 @@ std::optional<Infeasible> refused_by_planning(const Plan& plan, const ProcessMem
   if (process >= memory.before()) return std::nullopt;
   Infeasible infeasible{.policy = plan.policy, .budget = process, .minimum = memory.before(), .proven = true};
   infeasible.lower_bound = memory.before();
-  infeasible.suggestion = fmt::format(
-      "{}: before the first step the program takes {}, and making the plan {} (--memory-is process)",
-      raise_memory_to(memory.before()), to_string(memory.program), to_string(memory.planning));
+  infeasible.suggestion =
+      fmt::format("{}: before the first step the program takes {}, and making the plan {} (--memory-is process)",
+                  raise_memory_to(memory.before()), to_string(memory.program), to_string(memory.planning));
   return infeasible;
 }
 
@@ -124,10 +128,11 @@ void check_memory_is_process(std::string_view device, bool memory_given) {
   if (!memory_given)
     throw Error(ErrorCode::invalid_input, "--memory-is process: say how much the process may take, with --memory SIZE");
   if (shares_cores(device)) return;
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("--memory-is process: device '{}' has memory of its own, which --memory is of; leave the flag "
-                          "out",
-                          device));
+  throw Error(
+      ErrorCode::invalid_input,
+      fmt::format("--memory-is process: device '{}' has memory of its own, which --memory is of; leave the flag "
+                  "out",
+                  device));
 }
 
 Bytes process_peak() {

@@ -17,14 +17,15 @@ struct ProcessUse {
   MemoryIs memory_is = MemoryIs::arena;
   bool training = true;  // else a forward pass alone
   bool evaluates = true;
-  int threads = 1;      // that compute
-  int workers = 1;      // that prepare batches
-  Bytes data;           // that the data set holds
-  int decoders = 0;     // threads that decode image files
+  int threads = 1;   // that compute
+  int workers = 1;   // that prepare batches
+  Bytes data;        // that the data set holds
+  int decoders = 0;  // threads that decode image files
   TierOptions tiers;
 };
 
-// `network`: the forward network, as build_model makes it.
+// `network`: the forward network, as build_model makes it. Where --memory is of the process, two threads plan from now
+// on, as many as are counted, whatever the machine has.
 ProcessMemory process_memory(const Network& network, const ProcessUse& use);
 
 // ProcessMemory::program, which depends on nothing.

@@ -71,10 +71,9 @@ std::optional<SavedCores> cores_of_settings(const Graph& graph, const Settings& 
 void check_setting_names(const Settings& settings) {
   for (const auto& [name, value] : settings) {
     constexpr std::string_view kKnown[] = {
-        "image_size",  "classes",      "augment",    "warmup_epochs", "warmup_lr",      "min_lr",
-        "decay_rate",  "decay_epochs", "inter_op",   "intra_op",      "climb_interval", "strategies",
-        "host_memory", "spill",        "spill_size", "peer",          "peer_size",      "inter_op_chosen",
-        "process_memory"};
+        "image_size",   "classes",  "augment",   "warmup_epochs",   "warmup_lr",     "min_lr",      "decay_rate",
+        "decay_epochs", "inter_op", "intra_op",  "climb_interval",  "strategies",    "host_memory", "spill",
+        "spill_size",   "peer",     "peer_size", "inter_op_chosen", "process_memory"};
     if (std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown)) continue;
     if (name.starts_with("threads of ") || name.starts_with("affinity of ")) continue;
     throw Error(ErrorCode::corrupt_file, fmt::format("training state: setting '{}' is not known", name));

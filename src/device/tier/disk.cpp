@@ -162,8 +162,8 @@ class DiskChannel final : public Channel {
 
   void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
     run(
-        false, slot, first, count,
-        [&](Flight& flight) { flight.target = to + (flight.piece - first) * kTierPiece; }, [](Flight&) {},
+        false, slot, first, count, [&](Flight& flight) { flight.target = to + (flight.piece - first) * kTierPiece; },
+        [](Flight&) {},
         [&](const Flight& flight) {
           if (injected(TierOperation::corrupt) != 0) flight.memory()[flight.bytes / 2] ^= std::byte{1};
           const uint64_t found = flight.buffer == nullptr
