@@ -408,23 +408,29 @@ class HardLimit:
             time.sleep(0.1)
 
 
-@part("memory", 2, [("alexnet", 64), ("resnet50", 16), ("vgg16", 8)], [("lenet", 32)])
-def memory(o, model, batch):
-    """The process's peak against its budget, also under a hard limit (root, cgroup v1 or v2)."""
-    slack = 200 << 20
-    budget = plimsoll("plan", model, "--batch", batch)[0]["arena_bytes"]
-    peak = trained(model, batch, "--steps", 4, "--memory", budget)["process_peak_bytes"]
-    row = {"model": model, "batch": batch, "budget": budget, "process_peak": peak, "beyond_budget": peak - budget}
-    try:
-        limit = HardLimit(budget + slack)
+@part("memory", 6, [("alexnet", 64, 100, ""), ("resnet50", 16, 100, ""), ("vgg16", 8, 100, ""), ("resnet34", 24, 35, "disk"), ("inception3", 6, 35, "disk")],
+      [("lenet", 32, 60, "disk")])
+def memory(o, model, batch, share, tier):
+    """The process's peak against its budget and against what the plan says of the process, also under a hard limit (root, cgroup v1 or v2).
+
+    `share`: percent of what the policy liveness takes."""
+    with tempfile.TemporaryDirectory(dir=o.folder) as folder:
+        budget = plimsoll("plan", model, "--batch", batch, "--policy", "liveness")[0]["arena_bytes"] * share // 100
+        more = ["--steps", 4, "--memory", budget, *(["--spill", f"{folder}:16GiB"] if tier else [])]
+        plan, *_, done = train(model, batch, *more)
+        peak, said = done["process_peak_bytes"], plan["process_bytes"]
+        row = {"model": model, "batch": batch, "share": share, "tier": tier, "budget": budget, "process_peak": peak, "beyond_budget": peak - budget,
+               "said": said, "beside_arena": plan["beside_arena"]}
         try:
-            done = run([PROGRAM, "train", model, "--batch", batch, "--data", "synthetic", "--evaluate-every", 0, "--steps", 4, "--memory", budget,
-                        "--json", "-"], preexec_fn=limit.join)
-            row |= {"hard_limit": budget + slack, "survived": done.returncode == 0, "group_peak": limit.peak()}
-        finally:
-            limit.close()
-    except (OSError, subprocess.SubprocessError) as error:
-        row["hard_limit_error"] = str(error)
+            limit = HardLimit(said)
+            try:
+                done = run([PROGRAM, "train", model, "--batch", batch, "--data", "synthetic", "--evaluate-every", 0, *more, "--json", "-"],
+                           preexec_fn=limit.join)
+                row |= {"hard_limit": said, "survived": done.returncode == 0, "group_peak": limit.peak()}
+            finally:
+                limit.close()
+        except (OSError, subprocess.SubprocessError) as error:
+            row["hard_limit_error"] = str(error)
     return [row]
 
 

@@ -174,10 +174,12 @@ def memory(r):
     rows = []
     for x, first in named(r.rows(), Ages(r)):
         limit = x.get("hard_limit_error") or f"{'finished' if x['survived'] else 'killed'} under {x['hard_limit'] / MIB:.0f} MiB"
-        rows.append((*first, f"{x['budget'] / MIB:.1f}", f"{x['process_peak'] / MIB:.1f}", f"{x['beyond_budget'] / MIB:.1f}", limit))
-    return ("Peak resident size by the kernel's account (VmHWM), everything included: libraries, kernels' code, batches being prepared. Hard "
-            "limit: a control group with budget + 200 MiB. One run each.\n\n"
-            + table(("network", "batch", "budget MiB", "process peak MiB", "beyond MiB", "hard limit"), rows))
+        said = f"{x['said'] / MIB:.1f}" if "said" in x else ""
+        rows.append((*first, x.get("tier", ""), f"{x['budget'] / MIB:.1f}", f"{x['process_peak'] / MIB:.1f}", f"{x['beyond_budget'] / MIB:.1f}", said, limit))
+    return ("Peak resident size by the kernel's account (VmHWM), everything included: libraries, kernels' code, batches being prepared. Said: "
+            "what the plan says that the process takes at most. Hard limit: a control group of that size (older: budget + 200 MiB). One run "
+            "each.\n\n"
+            + table(("network", "batch", "tier", "budget MiB", "process peak MiB", "beyond MiB", "said MiB", "hard limit"), rows))
 
 
 def prediction_errors(rows, first):

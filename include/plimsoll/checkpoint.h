@@ -44,6 +44,7 @@ struct SavedSettings {
   double warmup_lr = 0, min_lr = 0, decay_rate = 0.1;
   int inter_op = 1, intra_op = 0, climb_interval = 0;
   std::optional<Strategies> strategies;
+  std::optional<Bytes> process_memory;  // of the whole process; the state's budget is what it left for the arena
   std::optional<Bytes> host_memory, spill_size, peer_size;
   std::optional<std::string> spill, peer;
   friend bool operator==(const SavedSettings&, const SavedSettings&) = default;

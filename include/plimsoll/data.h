@@ -87,8 +87,12 @@ struct LoaderOptions {
   int64_t epoch = 0;          // where to begin
   int64_t first_batch = 0;    // in that epoch
   int threads = 1;            // that prepare batches beside the training
-  int queue = 0;  // batches prepared at most; each costs its bytes. 0: two, one where a batch is over 32 MiB
+  int queue = 0;              // batches prepared at most; each costs its bytes. 0: batches_prepared()
 };
+
+// How many batches are prepared at most where `queue` says nothing: two, and one where a batch is over 4 MiB, since it is
+// prepared while the step before it runs. Several threads get two of up to 32 MiB, so that two of them have work.
+int batches_prepared(Bytes batch, int threads);
 
 // Valid until the next call of release() or next().
 struct Batch {

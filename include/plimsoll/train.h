@@ -14,6 +14,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
+#include "plimsoll/process_memory.h"
 
 namespace plimsoll {
 
@@ -39,6 +40,7 @@ struct TrainOptions {
   std::string data = "digits";
   int64_t batch = 64;
   std::optional<Bytes> memory;                 // the arena; absent: what the machine has free, less a reserve
+  MemoryIs memory_is = MemoryIs::arena;        // process: `memory` is of the whole process; the arena gets what is left
   std::optional<Bytes> host_memory;            // beside the arena, for what leaves it; absent: none
   std::optional<std::filesystem::path> spill;  // a folder for what leaves the arena; absent: none
   std::optional<Bytes> spill_size;             // absent: what is free there, less a tenth
@@ -102,6 +104,7 @@ struct DoneEvent {
   double step_time_ms = 0;            // median of the compute of a step
   double predicted_step_time_ms = 0;  // as predicted before the first step
   Bytes peak, budget, process_peak;
+  Bytes process;  // at most, as predicted before the first step; what was stated where memory_is says so
   std::optional<Bytes>
       device;  // what the device's memory had free less at the end than before the arena was taken, where it tells
   double loss = 0;
@@ -115,7 +118,8 @@ struct DoneEvent {
 struct TrainListener {
   std::function<void(const std::string&)> notice;                                       // a line for the user
   std::function<void(const std::string& what, int64_t done, int64_t total)> preparing;  // measuring kernels
-  std::function<void(const Program&, const std::string& data_name)> planned;
+  // `process`: what the process takes beside the plan's arena.
+  std::function<void(const Program&, const std::string& data_name, const ProcessMemory& process)> planned;
   std::function<void(const StepEvent&)> step;
   std::function<void(const EpochEvent&)> epoch;
   // At the end: when each step, and each copy, of the last training step ran.

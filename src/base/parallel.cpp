@@ -15,10 +15,14 @@ namespace {
 
 constexpr int kMostThreads = 16;  // each holds memory of its own
 
+std::atomic<int>& all_threads() {
+  static std::atomic<int> all = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
+  return all;
+}
+
 // Threads that may still be started.
 std::atomic<int>& spare_threads() {
-  static std::atomic<int> spare =
-      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads) - 1;
+  static std::atomic<int> spare = all_threads() - 1;
   return spare;
 }
 
@@ -63,6 +67,16 @@ void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work)
   for (const std::exception_ptr& exception : thrown) {
     if (exception) std::rethrow_exception(exception);
   }
+}
+
+void limit_parallel_work(int threads) {
+  int now = all_threads();
+  while (threads < now && !all_threads().compare_exchange_weak(now, threads)) continue;
+  if (threads < now) spare_threads() -= now - threads;
+}
+
+int threads_in_parallel(size_t count) {
+  return static_cast<int>(std::min<size_t>(count, static_cast<size_t>(all_threads())));
 }
 
 int startable_threads(int wanted) {

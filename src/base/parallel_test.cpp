@@ -47,5 +47,14 @@ TEST(Parallel, ThreadsThatTheSystemGivesCanBeStarted) {
   EXPECT_EQ(startable_threads(3), 3);
 }
 
+TEST(Parallel, WorksOnNoMoreThreadsThanItsLimit) {
+  limit_parallel_work(1);
+  limit_parallel_work(8);  // a limit is never raised
+  EXPECT_EQ(threads_in_parallel(100), 1);
+  std::set<std::thread::id> threads;
+  for_each_in_parallel(20, [&](size_t) { threads.insert(std::this_thread::get_id()); });
+  EXPECT_EQ(threads, std::set{std::this_thread::get_id()});
+}
+
 }  // namespace
 }  // namespace plimsoll

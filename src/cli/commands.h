@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "cores/core_options.h"
 #include "device/tier/tier.h"
@@ -16,9 +17,13 @@
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
+#include "plimsoll/process_memory.h"
 
 namespace plimsoll {
 struct CompileOptions;
+struct Infeasible;
+struct Plan;
+struct Program;
 struct Session;
 }  // namespace plimsoll
 
@@ -50,6 +55,7 @@ struct CommonFlags {
   std::string model;
   int64_t batch = 0;
   std::optional<std::string> memory, host_memory, spill, peer;
+  std::string memory_is = "arena";
   std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
   std::string inter_op = "1", intra_op = "auto";
@@ -64,6 +70,8 @@ struct CommonFlags {
   std::optional<std::string> workspace, workspace_total, batch_sizes_name;
 
   void add_to(CLI::App& command, bool model_required);
+  void add_memory_is_to(CLI::App& command);
+  bool means_process() const { return memory_is == "process"; }
   void add_lowering_to(CLI::App& command);
   void add_optimizer_to(CLI::App& command);
   void add_sharing_to(CLI::App& command);
@@ -72,8 +80,9 @@ struct CommonFlags {
   std::optional<Bytes> workspace_bytes() const, workspace_total_bytes() const;
   std::optional<BatchSizes> batch_sizes() const;
   OptimizerOptions optimizer_options() const;
-  // Throws what is wrong with any of these flags, naming it: before anything is opened, probed or measured.
-  void check() const;
+  // Throws what is wrong with any of these flags, naming it: before anything is opened, probed or measured. `from_file`:
+  // what was not given comes from a checkpoint or a plan.
+  void check(bool from_file = false) const;
   bool lowered() const;       // --lowering paper; throws on another name
   TierOptions tiers() const;  // --host-memory, --spill and --peer
   // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
@@ -84,8 +93,25 @@ struct CommonFlags {
 // Throws Error(invalid_input) where --momentum was given for an optimizer that has none.
 void check_momentum(const CommonFlags& flags, const std::string& optimizer);
 
-// What the flags say of compiling for the session's device.
-CompileOptions compile_options(const CommonFlags& flags, const Session& session);
+// What the flags say of compiling for the session's device. `process`: what the process takes beside the arena, where
+// --memory is of the whole process.
+CompileOptions compile_options(const CommonFlags& flags, const Session& session,
+                               const std::optional<ProcessMemory>& process = {});
+
+// What `train` would take beside its arena for this network; `data`: as --data says, empty: synthetic images.
+ProcessMemory process_of(const CommonFlags& flags, const Network& network, const std::string& data = {});
+// The same where --memory is of the whole process; else nothing.
+std::optional<ProcessMemory> stated_process(const CommonFlags& flags, const Network& network,
+                                            const std::string& data = {});
+// What is left for probing in a process of that size.
+Bytes probing_room(const CommonFlags& flags);
+// The plan, or why there is none: of the process, where --memory is of it.
+std::variant<Program, Infeasible> within_process(std::variant<Program, Infeasible> result, const CommonFlags& flags,
+                                                 const std::optional<ProcessMemory>& process);
+// Adds what is known of the process to a plan's object.
+void add_process(nlohmann::json& object, const ProcessMemory& process, const Plan& plan, bool stated);
+// A line of a plan's text.
+std::string process_text(const ProcessMemory& process, const Plan& plan);
 
 // Writes JSON lines to the file that --json names, or to standard output for "-". Does nothing without the flag.
 class JsonLines {

@@ -15,7 +15,9 @@
 #include "cli/commands.h"
 #include "cli/interrupts.h"
 #include "plimsoll/verify.h"
+#include "train/process_memory.h"
 #include "train/session.h"
+#include "train/training_data.h"
 
 namespace plimsoll::cli {
 
@@ -43,6 +45,7 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
   command
       .add_option("--memory", memory, "Bytes that a training step may use, parameters included: 512MiB, 1.5GiB, 800MB")
       ->type_name("SIZE");
+  add_memory_is_to(command);
   command
       .add_option("--host-memory", host_memory,
                   "Memory beside --memory that tensors may be moved to while they wait: 4GiB")
@@ -76,6 +79,16 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
   command.add_option("--json", json, "Write JSON, one object a line, to FILE, or to standard output for '-'")
       ->type_name("FILE")
       ->check(not_empty());
+}
+
+void CommonFlags::add_memory_is_to(CLI::App& command) {
+  command
+      .add_option("--memory-is", memory_is,
+                  "What --memory is of: arena, which is planned to the byte and holds all tensors and workspaces; "
+                  "process: all that the process takes, libraries, batches and --host-memory included")
+      ->type_name("arena|process")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"arena", "process"}));
 }
 
 void CommonFlags::add_lowering_to(CLI::App& command) {
@@ -168,12 +181,17 @@ void check_momentum(const CommonFlags& flags, const std::string& optimizer) {
               fmt::format("--momentum is of sgd; {} has none that could be set: leave the flag out", optimizer));
 }
 
-void CommonFlags::check() const {
+void CommonFlags::check(bool from_file) const {
   check_choices(policy, placement);
   plimsoll::check(optimizer_options());
   lowered();
   core_request();
   memory_bytes();
+  if (means_process() && !from_file) check_memory_is_process(device, memory.has_value());
+  if (means_process() && lowered()) {
+    throw Error(ErrorCode::invalid_input,
+                "--memory-is process: the papers' layer model is planned, never run; leave out --lowering paper");
+  }
   tiers();
   workspace_bytes();
   workspace_total_bytes();
@@ -252,17 +270,70 @@ Bytes CommonFlags::budget(const Device& device) const {
   return memory_bytes().value_or(device.info().own_memory ? device.info().memory_available : Bytes{INT64_MAX});
 }
 
-CompileOptions compile_options(const CommonFlags& flags, const Session& session) {
+CompileOptions compile_options(const CommonFlags& flags, const Session& session,
+                               const std::optional<ProcessMemory>& process) {
   CompileOptions options{.policy = flags.policy,
                          .placement = flags.placement,
                          .tiers = session.tiers,
                          .optimizer = flags.optimizer_options(),
                          .exact = flags.exact};
-  options.memory = flags.budget(*session.device);
+  options.memory = process ? arena_within(*process, flags.memory_bytes().value()) : flags.budget(*session.device);
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();
   return options;
+}
+
+ProcessMemory process_of(const CommonFlags& flags, const Network& network, const std::string& data) {
+  const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
+  ProcessUse use{.memory_is = flags.means_process() ? MemoryIs::process : MemoryIs::arena,
+                 .threads = std::max(cores.cores, cores.intra_op),
+                 .tiers = flags.tiers()};
+  if (!data.empty()) {
+    const auto set = open_training_data({.model = flags.model, .data = data, .image_size = flags.image_size});
+    use.data = data_bytes(*set);
+    use.decoders = data.starts_with("images") ? use.workers : 0;
+  }
+  return process_memory(network, use);
+}
+
+std::optional<ProcessMemory> stated_process(const CommonFlags& flags, const Network& network, const std::string& data) {
+  if (!flags.means_process()) return std::nullopt;
+  return process_of(flags, network, data);
+}
+
+Bytes probing_room(const CommonFlags& flags) {
+  if (!flags.means_process()) return {INT64_MAX};
+  return std::max(flags.memory_bytes().value() - program_memory(), 0_B);
+}
+
+std::variant<Program, Infeasible> within_process(std::variant<Program, Infeasible> result, const CommonFlags& flags,
+                                                 const std::optional<ProcessMemory>& process) {
+  if (!process) return result;
+  const Bytes stated = flags.memory_bytes().value();
+  if (auto* infeasible = std::get_if<Infeasible>(&result)) return of_process(std::move(*infeasible), *process, stated);
+  if (auto refused = refused_by_planning(std::get<Program>(result).plan, *process, stated)) return std::move(*refused);
+  return result;
+}
+
+void add_process(nlohmann::json& object, const ProcessMemory& process, const Plan& plan, bool stated) {
+  const ProcessMemory memory = with_plan(process, plan);
+  nlohmann::json kinds;
+  for (const auto& [what, bytes] : memory.kinds()) kinds[std::string(what)] = bytes.count;
+  object["memory_is"] = stated ? "process" : "arena";
+  object["process_bytes"] = memory.with(plan.arena).count;
+  object["beside_arena_bytes"] = memory.beside().count;
+  object["beside_arena"] = std::move(kinds);
+  object["before_first_step_bytes"] = memory.before().count;
+}
+
+std::string process_text(const ProcessMemory& process, const Plan& plan) {
+  const ProcessMemory memory = with_plan(process, plan);
+  return fmt::format("  {:<10} at most {}: beside the arena {}{}\n", "process", to_string(memory.with(plan.arena)),
+                     to_text(memory),
+                     memory.before() > plan.arena + memory.beside()
+                         ? fmt::format("; before the first step {}", to_string(memory.before()))
+                         : "");
 }
 
 TierOptions CommonFlags::tiers() const {

@@ -99,6 +99,7 @@ class Comparison {
         batch_(flags.batch > 0 ? flags.batch : 32),
         network_(build_model(flags.model, planned_input(flags, batch_))),
         cores_(core_options(flags.device, flags.core_request(), flags.exact)),
+        process_(stated_process(flags, network_, flags.data)),
         session_(open()) {}
 
   int run() {
@@ -121,26 +122,29 @@ class Comparison {
 
   Session open() const {
     if (!cores_.notice.empty()) complain(cores_.notice);
-    Session session = open_session(flags_.device, cores_.intra_op, flags_.tiers());
+    Session session = open_session(flags_.device, cores_.intra_op, flags_.tiers(), probing_room(flags_));
     for (const std::string& notice : session.notices) complain(notice);
     return session;
   }
 
   void write_head() const {
     const Bytes budget = flags_.budget(*session_.device);
-    say(out_, fmt::format("{}, batch {}, {}{}", flags_.model, batch_,
-                          budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
-                          session_.device->info().simulated ? ", simulated" : ""));
+    say(out_,
+        fmt::format(
+            "{}, batch {}, {}{}{}", flags_.model, batch_,
+            budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
+            process_ ? fmt::format(" of the process, {} of it not the arena's", to_string(process_->beside())) : "",
+            session_.device->info().simulated ? ", simulated" : ""));
     say(out_, fmt::format("{:<28} {:>11} {:>12}{} {:>11} {:>11} {:>8}", "policy", "peak", "step time",
                           flags_.run ? "     measured" : "", "copied out", "copied in", "again"));
   }
 
   // Whether it has a plan in this budget.
   bool compare(const std::string& name) {
-    CompileOptions options = compile_options(flags_, session_);
+    CompileOptions options = compile_options(flags_, session_, process_);
     options.policy = name;
     options.name_minimum = true;
-    auto result = compile(flags_, network_, session_, options, false);
+    auto result = within_process(compile(flags_, network_, session_, options, false), flags_, process_);
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
       write_infeasible(name, *infeasible);
       return false;
@@ -165,7 +169,11 @@ class Comparison {
     for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
     program.plan = check_plan(graph, shared.plan);
     const Prediction& p = program.plan->predicted;
-    json object = plan_json(program, program.minimum);
+    std::optional<Bytes> minimum = program.minimum;
+    if (process_ && minimum) minimum = process_->with(*minimum);
+    json object = plan_json(program, minimum);
+    if (shares_cores(flags_.device) && !flags_.lowered())
+      add_process(object, process_of(flags_, network_, flags_.data), program.plan, flags_.means_process());
     object["layers"] = layer_count(network_);
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
@@ -185,6 +193,7 @@ class Comparison {
   const int64_t batch_;
   const Network network_;
   const CoreOptions cores_;
+  const std::optional<ProcessMemory> process_;  // where --memory is of it
   Session session_;
   std::string told_;  // what the last policy without a plan says of a flag: the same for every policy
 };
@@ -219,7 +228,7 @@ std::string with_depth(const std::string& model, int64_t n) {
 class Largest {
  public:
   explicit Largest(const MaxFlags& flags)
-      : flags_(flags), session_(open_session(flags.device, flags.threads, flags.tiers())) {
+      : flags_(flags), session_(open_session(flags.device, flags.threads, flags.tiers(), probing_room(flags))) {
     for (const std::string& notice : session_.notices) complain(notice);
   }
 
@@ -268,9 +277,10 @@ class Largest {
     try {
       const int64_t batch = depth ? (flags_.batch > 0 ? flags_.batch : 16) : size;
       const Network network = build_model(model, input_of(flags_, batch));
-      CompileOptions options = compile_options(flags_, session_);
+      const std::optional<ProcessMemory> process = stated_process(flags_, network);
+      CompileOptions options = compile_options(flags_, session_, process);
       options.first_that_fits = !fast;
-      const auto result = compile(flags_, network, session_, options, true);
+      const auto result = within_process(compile(flags_, network, session_, options, true), flags_, process);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
         trial.limited_by = !infeasible->flag.empty()    ? infeasible->flag
                            : infeasible->tier.empty()   ? "memory"

@@ -9,6 +9,7 @@
 #include "cli/interrupts.h"
 #include "cli/progress.h"
 #include "cli/trained.h"
+#include "train/process_memory.h"
 #include "train/training_data.h"
 
 namespace plimsoll::cli {
@@ -85,7 +86,9 @@ json result_json(const EvalFlags& flags, const TrainOptions& options, const Infe
           {"seconds", a.seconds},
           {"images_per_second", static_cast<double>(a.images) / std::max(a.seconds, 1e-9)},
           {"peak_bytes", network.peak().count},
-          {"budget_bytes", network.budget().count}};
+          {"budget_bytes", network.budget().count},
+          {"process_bytes", network.process().count},
+          {"process_peak_bytes", process_peak().count}};
 }
 
 int run_eval(const EvalFlags& flags, const CLI::App& command) {
@@ -102,7 +105,8 @@ int run_eval(const EvalFlags& flags, const CLI::App& command) {
   if (data->info().test_count == 0)
     throw Error(ErrorCode::invalid_input, fmt::format("--data {}: has no test images", options.data));
   const ModelInput input = input_for(request, data->info());
-  Inference network(request, input, file, complain);
+  Inference network(request, input, file, data->memory(), options.data.starts_with("images") ? options.workers : 0,
+                    complain);
   say(out, fmt::format("{} of {} on {}: {} test images, batch {}, in {}", options.model, flags.checkpoint,
                        data->info().name, data->info().test_count, network.batch(), to_string(network.arena())));
   catch_interrupts();
@@ -117,6 +121,7 @@ int run_eval(const EvalFlags& flags, const CLI::App& command) {
   if (a.top5_accuracy) text += fmt::format(", among the first five {:.2f} %", 100 * *a.top5_accuracy);
   say(out, fmt::format("{} ({:.1f} s, {:.4g} images/s; peak {})", text, a.seconds,
                        static_cast<double>(a.images) / std::max(a.seconds, 1e-9), to_string(network.peak())));
+  tell_process(request, network);
   json object = result_json(flags, options, network, a);
   if (flags.per_class) object["classes"] = counts_json(a, data->info().class_names);
   out.write(object);

@@ -25,6 +25,8 @@ int run_heaps(const HeapsFlags& flags, const CLI::App& command) {
         fmt::format("{}: heaps are compared for policy liveness, whose plans move nothing; leave it out", flag));
   }
   flags.check();
+  if (flags.means_process())
+    throw Error(ErrorCode::invalid_input, "--memory-is process: heaps compares arenas; leave the flag out");
   check_momentum(flags, flags.optimizer);
   if (is_simulated(flags.device)) {
     throw Error(ErrorCode::invalid_input,

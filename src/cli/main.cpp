@@ -1,6 +1,7 @@
 // plimsoll: trains deep networks inside a stated amount of memory.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -150,6 +151,15 @@ void occupy_standard_streams() {
   if (handle > STDERR_FILENO) ::close(handle);
 }
 
+// What is freed goes back to the system, so that what planning took is not held beside the training's arena. By itself
+// the allocator keeps more and more of large pieces once some were freed, and an arena for each of many threads.
+void keep_little_memory() {
+  constexpr int kLargePiece = 1 << 20, kMostArenas = 4;
+  mallopt(M_MMAP_THRESHOLD, kLargePiece);
+  mallopt(M_TRIM_THRESHOLD, 2 * kLargePiece);
+  mallopt(M_ARENA_MAX, kMostArenas);
+}
+
 int run_program(int argc, char** argv) {
   CLI::App app{
       "Trains deep neural networks inside a stated amount of memory: plans every byte of a training step,\n"
@@ -184,6 +194,7 @@ int run_program(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   occupy_standard_streams();
+  keep_little_memory();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
   try {
     return run_program(argc, argv);

@@ -131,7 +131,7 @@ struct Planner {
 };
 
 // A tenth more memory is planned for where that takes no longer than this, or where a report is wanted.
-constexpr double kQuickly = 5;
+constexpr double kQuickly = 1.5;
 
 // Why the plan is as it is, and what more memory would buy. `seconds`: what making it took.
 PlanReason find_reason(Planner& planner, CompileOptions options, const Program& program, double seconds) {
@@ -153,15 +153,18 @@ PlanReason find_reason(Planner& planner, CompileOptions options, const Program& 
 
 // What the plan is, to a person and as JSON.
 void tell_plan(const PlanFlags& flags, const Session& session, const Network& network, const ModelInput& input,
-               const Program& program, const PlanReason& reason, JsonLines& out) {
-  const Bytes minimum = *program.minimum;
+               const Program& program, const PlanReason& reason, const ProcessMemory& process, JsonLines& out) {
+  Bytes minimum = *program.minimum;
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
                        session.device->info().description));
+  const bool runs_here = shares_cores(flags.device) && !flags.lowered();
+  if (flags.means_process()) minimum = process.with(minimum);
   say(out, plan_text(program, input.batch) +
                fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum),
-                           to_string(program.lower_bound)) +
-               reason_text(reason));
+                           to_string(flags.means_process() ? process.with(program.lower_bound) : program.lower_bound)) +
+               (runs_here ? process_text(process, program.plan) : "") + reason_text(reason));
   json object = plan_json(program, minimum, reason);
+  if (runs_here) add_process(object, process, program.plan, flags.means_process());
   if (flags.explain.empty()) {
     say(out,
         fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
@@ -186,9 +189,11 @@ int run_plan(const PlanFlags& flags) {
   const Network network = build_model(flags.model, input);
   const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
   if (!cores.notice.empty()) complain(cores.notice);
-  Session session = open_session(flags.device, cores.intra_op, flags.tiers());
+  Session session = open_session(flags.device, cores.intra_op, flags.tiers(), probing_room(flags));
   for (const std::string& notice : session.notices) complain(notice);
-  CompileOptions options = compile_options(flags, session);
+  const ProcessMemory process = process_of(flags, network, flags.data);
+  const std::optional<ProcessMemory> stated = stated_process(flags, network, flags.data);
+  CompileOptions options = compile_options(flags, session, stated);
   options.name_minimum = true;
   if (flags.costs == "measured" && !measure_for_plan(session, network, options, flags)) {
     say(out, "interrupted; what was measured is kept");
@@ -197,7 +202,7 @@ int run_plan(const PlanFlags& flags) {
   Planner planner{flags, session, network, cores, {}};
   const Stopwatch watch;
   std::optional<SlowNotice> notice(std::in_place, fmt::format("planning {}, batch {}", flags.model, input.batch));
-  auto result = planner.plan(options);
+  auto result = within_process(planner.plan(options), flags, stated);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
     notice.reset();
     complain(to_text(*infeasible));
@@ -208,7 +213,7 @@ int run_plan(const PlanFlags& flags) {
   for (const std::string& text : planner.notices) complain(text);
   const PlanReason reason = find_reason(planner, options, program, watch.seconds());
   notice.reset();
-  tell_plan(flags, session, network, input, program, reason, out);
+  tell_plan(flags, session, network, input, program, reason, process, out);
   if (!flags.save.empty()) {
     save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));
@@ -422,6 +427,8 @@ int predict(const ProfileFlags& flags, Session& session, const Network& network,
 
 int run_profile(const ProfileFlags& flags) {
   flags.check();
+  if (flags.means_process())
+    throw Error(ErrorCode::invalid_input, "--memory-is process: profile measures kernels; leave the flag out");
   check_momentum(flags, flags.optimizer);
   check_writable("--export", flags.export_to);
   const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);

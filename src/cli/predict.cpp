@@ -107,7 +107,7 @@ int run_predict(const PredictFlags& flags, const CLI::App& command) {
                    .classes = request.options.classes};
   std::vector<std::string> names = info.class_names;
   if (names.empty() && request.input) names = request.input->class_names;
-  Inference network(request, input, weights, complain);
+  Inference network(request, input, weights, 0_B, threads_in_parallel(static_cast<size_t>(input.batch)), complain);
   Predictions predictions(flags, names);
   catch_interrupts();
 
@@ -137,6 +137,7 @@ int run_predict(const PredictFlags& flags, const CLI::App& command) {
       return kInterrupted;
     }
   }
+  tell_process(request, network);
   return predictions.finish();
 }
 

@@ -86,7 +86,18 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   }
   take("--policy", options.policy, saved.policy);
   take("--placement", options.placement, saved.placement);
-  if (saved.memory) take("--memory", options.memory, saved.memory);
+  // What --memory was of comes with it.
+  if (saved.memory && !given("--memory")) {
+    if (given("--memory-is") && options.memory_is != saved.memory_is) {
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("--memory-is {}: {} was trained with --memory of the {}; say with --memory how much it is "
+                      "now",
+                      flags.memory_is, flags.resume, saved.memory_is == MemoryIs::process ? "process" : "arena"));
+    }
+    options.memory = saved.memory;
+    options.memory_is = saved.memory_is;
+  }
   take("--host-memory", options.host_memory, saved.host_memory);
   take("--spill", options.spill, saved.spill);
   take("--spill", options.spill_size, saved.spill_size);
@@ -213,12 +224,13 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
 }
 
 TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
-  flags.check();
+  flags.check(!flags.resume.empty() || !flags.plan.empty());
   TrainOptions options;
   const bool bare = flags.model.empty() && flags.resume.empty() && flags.plan.empty();
   options.model = flags.model.empty() ? std::string(kDefaultModel) : flags.model;
   options.batch = flags.batch > 0 ? flags.batch : bare ? 64 : 32;
   options.memory = flags.memory_bytes();
+  options.memory_is = flags.means_process() ? MemoryIs::process : MemoryIs::arena;
   const TierOptions tiers = flags.tiers();
   options.host_memory = tiers.host_memory;
   options.spill = tiers.spill;
@@ -283,6 +295,7 @@ json done_json(const DoneEvent& d) {
           {"peak_bytes", d.peak.count},
           {"budget_bytes", d.budget.count},
           {"process_peak_bytes", d.process_peak.count},
+          {"process_bytes", d.process.count},
           {"device_bytes", d.device ? json(d.device->count) : json(nullptr)},
           {"loss", d.loss},
           {"accuracy", d.accuracy ? json(*d.accuracy) : json(nullptr)},
@@ -296,10 +309,11 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options) {
                        options.resume ? options.resume->string() : "the training", d.step,
                        options.steps > 0 && d.step >= options.steps ? "--steps" : "--epochs");
   }
-  return fmt::format("{}: {} step{} in {:.1f} s, {}; a step {} (predicted {}); peak {} of {}",
+  return fmt::format("{}: {} step{} in {:.1f} s, {}; a step {} (predicted {}); peak {} of {}, of the process {}",
                      d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
                      rate_text(d.images_per_second), time_text(d.step_time_ms), time_text(d.predicted_step_time_ms),
-                     to_string(d.peak), d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget));
+                     to_string(d.peak), d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget),
+                     to_string(d.process_peak));
 }
 
 ReportFacts::Measured measured_facts(const DoneEvent& d) {
@@ -364,7 +378,9 @@ class Narrator {
     listener.preparing = [this](const std::string& what, int64_t done, int64_t total) {
       progress_.update("measuring kernels", done, total, what);
     };
-    listener.planned = [this](const Program& program, const std::string& data) { tell_plan(program, data); };
+    listener.planned = [this](const Program& program, const std::string& data, const ProcessMemory& process) {
+      tell_plan(program, data, process);
+    };
     listener.step = [this](const StepEvent& e) { tell_step(e); };
     listener.epoch = [this](const EpochEvent& e) { tell_epoch(e); };
     listener.stop = [] { return interrupted() || output_closed(); };
@@ -411,12 +427,15 @@ class Narrator {
     std::vector<StepRecord> steps;
   };
 
-  void tell_plan(const Program& program, const std::string& data) {
+  void tell_plan(const Program& program, const std::string& data, const ProcessMemory& process) {
     progress_.finish();
     say(out_, fmt::format("{} on {}, batch {}, device {}", options_.model, data, options_.batch, options_.device));
-    say(out_, plan_text(program, options_.batch));
+    say(out_, plan_text(program, options_.batch) +
+                  (shares_cores(options_.device) ? process_text(process, program.plan) : ""));
     memory_text_ = to_string(program.plan->arena);
     json event = plan_json(program, {});
+    if (shares_cores(options_.device))
+      add_process(event, process, program.plan, options_.memory_is == MemoryIs::process);
     event["event"] = "plan";
     out_.write(event);
   }

@@ -4,6 +4,7 @@
 
 #include "cli/checks.h"
 #include "plimsoll/models.h"
+#include "train/process_memory.h"
 
 namespace plimsoll::cli {
 
@@ -22,6 +23,7 @@ void TrainedFlags::add_to(CLI::App& command, const std::string& data_help) {
       ->check(whole_number(1, 1 << 20));
   command.add_option("--memory", memory, "Bytes that it may use, weights included: 512MiB (default: the checkpoint's)")
       ->type_name("SIZE");
+  add_memory_is_to(command);
   command.add_option("--host-memory", host_memory, "Memory beside --memory that tensors may be moved to: 4GiB")
       ->type_name("SIZE");
   command.add_option("--spill", spill, "Folder on disk that tensors may be moved to, and how much of it")
@@ -62,7 +64,15 @@ InferenceRequest TrainedFlags::request(const CLI::App& command, const WeightsFil
   if (given("--device")) options.device = device;
   request.batch_given = given("--batch");
   if (request.batch_given) options.batch = batch;
-  if (const auto bytes = memory_bytes()) options.memory = bytes;
+  if (given("--memory-is") && !given("--memory") && means_process() != (options.memory_is == MemoryIs::process)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--memory-is {}: say with --memory how much of that it is", memory_is));
+  }
+  if (const auto bytes = memory_bytes()) {
+    options.memory = bytes;
+    options.memory_is = means_process() ? MemoryIs::process : MemoryIs::arena;
+  }
+  if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, true);
   const TierOptions asked = tiers();
   if (given("--host-memory")) options.host_memory = asked.host_memory;
   if (given("--spill")) {
@@ -79,6 +89,14 @@ InferenceRequest TrainedFlags::request(const CLI::App& command, const WeightsFil
                                                       file.name(), head[0], options.model));
   }
   return request;
+}
+
+void tell_process(const InferenceRequest& request, const Inference& network) {
+  const Bytes peak = process_peak();
+  if (request.options.memory_is == MemoryIs::process && peak > network.process()) {
+    complain(fmt::format("the process took {} at its peak, more than the {} of --memory; please report this",
+                         to_string(peak), to_string(network.process())));
+  }
 }
 
 std::string class_name(const std::vector<std::string>& names, int64_t label) {

@@ -19,6 +19,9 @@ struct TrainedFlags : CommonFlags {
   InferenceRequest request(const CLI::App& command, const WeightsFile& file) const;
 };
 
+// Complains where the process took more than --memory, which was of it.
+void tell_process(const InferenceRequest& request, const Inference& network);
+
 // The name of a class where names are known, else its number.
 std::string class_name(const std::vector<std::string>& names, int64_t label);
 

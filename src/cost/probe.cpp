@@ -38,7 +38,7 @@ Shortest shortest(const TimedRun& run, int most_runs) {
 }
 
 // `roughly`: only to compare with, by small sizes.
-double gflops(const ProbeRuns& runs, int threads, bool roughly) {
+double gflops(const ProbeRuns& runs, int threads, bool roughly, Bytes) {
   double rate = 0, spent_ms = 0;
   const int64_t largest = roughly ? 256 : 1024;
   for (int64_t n = 64; n <= largest && spent_ms < kSizesMs; n *= 2) {
@@ -50,10 +50,11 @@ double gflops(const ProbeRuns& runs, int threads, bool roughly) {
   return rate;
 }
 
-double memory_gb_per_s(const ProbeRuns& runs, int threads, bool roughly) {
+double memory_gb_per_s(const ProbeRuns& runs, int threads, bool roughly, Bytes room) {
+  constexpr int64_t kBytesAnElement = 8;  // read and written
   double rate = 0, spent_ms = 0;
-  const int64_t largest = int64_t{1} << (roughly ? 20 : 24);
-  for (int64_t elements = int64_t{1} << 16; elements <= largest; elements *= 16) {
+  const int64_t largest = std::max<int64_t>(roughly ? 1 << 20 : room.count / kBytesAnElement, 256);
+  for (int64_t elements = largest / 256; elements <= largest; elements *= 16) {
     const Shortest time = shortest(runs.relu(elements, threads), kProbeRuns);
     rate = 8.0 * static_cast<double>(elements) / (time.ms * 1e6);  // the last is out of the caches
     spent_ms += time.spent_ms;
@@ -62,21 +63,21 @@ double memory_gb_per_s(const ProbeRuns& runs, int threads, bool roughly) {
   return rate;
 }
 
-double launches_per_us(const ProbeRuns& runs, int threads, bool) {
+double launches_per_us(const ProbeRuns& runs, int threads, bool, Bytes) {
   const double relu_ms = shortest(runs.relu(16, threads), kLaunches).ms;
   return 1 / (1000 * std::max(relu_ms, shortest(runs.product(16, threads), kLaunches).ms));
 }
 
 // The best of `rate` with all threads, tried until it is no less than `least` times that of one thread.
 template <class Rate>
-double believable(const ProbeRuns& runs, int threads, double least, Rate rate) {
-  if (threads <= 1) return rate(runs, 1, false);
-  const double floor = least * rate(runs, 1, true);
-  double best = rate(runs, threads, false);
+double believable(const ProbeRuns& runs, int threads, double least, Rate rate, Bytes room) {
+  if (threads <= 1) return rate(runs, 1, false, room);
+  const double floor = least * rate(runs, 1, true, room);
+  double best = rate(runs, threads, false, room);
   for (double wait_ms : kWaitsMs) {
     if (best >= floor) break;
     runs.wait(wait_ms);
-    best = std::max(best, rate(runs, threads, false));
+    best = std::max(best, rate(runs, threads, false, room));
   }
   return std::max(best, floor);
 }
@@ -110,7 +111,7 @@ ProbeRuns runs_on(const Device& device) {
   return runs;
 }
 
-MachineRates probe_rates(const ProbeRuns& runs, int threads) {
+MachineRates probe_rates(const ProbeRuns& runs, int threads, Bytes room) {
   MachineRates rates;
   auto probe = [](double& field, auto measure) {
     try {
@@ -119,15 +120,19 @@ MachineRates probe_rates(const ProbeRuns& runs, int threads) {
       if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::device_failure) throw;
     }
   };
-  probe(rates.gflops, [&] { return believable(runs, threads, 1, gflops); });
-  probe(rates.memory_gb_per_s, [&] { return believable(runs, threads, 1 / kCacheByMemory, memory_gb_per_s); });
-  probe(rates.launch_us, [&] { return 1 / believable(runs, threads, 1 / kLaunchByThreads, launches_per_us); });
+  probe(rates.gflops, [&] { return believable(runs, threads, 1, gflops, room); });
+  probe(rates.memory_gb_per_s, [&] { return believable(runs, threads, 1 / kCacheByMemory, memory_gb_per_s, room); });
+  probe(rates.launch_us, [&] { return 1 / believable(runs, threads, 1 / kLaunchByThreads, launches_per_us, room); });
   return rates;
 }
 
 MachineRates probe_rates(const Device& device) {
+  return probe_rates(device, device.info().own_memory ? kProbeRoom * 2 : kProbeRoom);
+}
+
+MachineRates probe_rates(const Device& device, Bytes room) {
   return device.info().simulated ? simulated::rates(device.info().name)
-                                 : probe_rates(runs_on(device), device.info().threads);
+                                 : probe_rates(runs_on(device), device.info().threads, room);
 }
 
 }  // namespace plimsoll

@@ -22,14 +22,18 @@ struct ProbeRuns {
 // milliseconds where microseconds were due, and does so again for as long as another program wants its core. The
 // shortest of many runs is taken, of every size; and several threads that seem slower than one alone are tried again
 // later. If they still do, what one thread tells is believed. A rate that cannot be had stays MachineRates' default.
-MachineRates probe_rates(const ProbeRuns& runs, int threads);
+// `room`: memory for it. With less than kProbeRoom the memory's rate may be that of a cache.
+inline constexpr Bytes kProbeRoom = 64_MiB;
+MachineRates probe_rates(const ProbeRuns& runs, int threads, Bytes room = kProbeRoom);
+MachineRates probe_rates(const Device& device, Bytes room);
 
 // The device's own kernels, timed.
 ProbeRuns runs_on(const Device& device);
 
 // Rates of a tier that was just opened: each direction while the device computes, since copies are for that; the
-// latency of a small copy; and what computing loses meanwhile. A fraction of a second; takes up to 32 MiB of the tier.
-TierInfo probe_tier(const Device& device, Tier& tier);
+// latency of a small copy; and what computing loses meanwhile. A fraction of a second; takes up to 32 MiB of the tier,
+// and as much beside it: both together no more than `room`.
+TierInfo probe_tier(const Device& device, Tier& tier, Bytes room = kProbeRoom);
 // Whether a thread of its own copies. Where a computing thread sits on every core it would take the place of one, and
 // all the others would wait for that one.
 bool copies_beside_compute(const Device& device, const Tier& tier);

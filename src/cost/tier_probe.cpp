@@ -18,7 +18,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kCopyBytes = 8 << 20;
+constexpr int64_t kCopyBytes = 4 << 20;
 constexpr int64_t kCopies = 8;  // places that the copies go round, so that they come from memory and not from a cache
 constexpr int kRounds = 5;      // of computing alone, beside copies out, and beside copies in, in turn
 constexpr double kWindowMs = 25;
@@ -178,11 +178,13 @@ bool copies_beside_compute(const Device& device, const Tier& tier) {
   return device.info().asynchronous || !tier.is_memory() || device.info().threads < device.info().cores.cores;
 }
 
-TierInfo probe_tier(const Device& device, Tier& tier) {
-  const int64_t copy = std::min(kCopyBytes, tier.capacity().count / kCopies / kTierPiece * kTierPiece);
+TierInfo probe_tier(const Device& device, Tier& tier, Bytes room) {
+  const auto copy_in = [](Bytes memory) { return memory.count / kCopies / kTierPiece * kTierPiece; };
+  const int64_t copy =
+      std::min({kCopyBytes, copy_in(tier.capacity()), std::max(copy_in({room.count / 2}), kTierPiece)});
   TierInfo info{.name = tier.name(), .capacity = tier.capacity()};
   if (copy < kTierPiece) {
-    throw Error(ErrorCode::invalid_input, to_string(tier.capacity()) + " are too few for a tier: 4 MiB at least");
+    throw Error(ErrorCode::invalid_input, to_string(tier.capacity()) + " are too few for a tier: 8 MiB at least");
   }
   tier.reserve({kCopies * copy});
   const std::unique_ptr<Arena> arena = device.take_arena({kCopies * copy + kStayAlignment});

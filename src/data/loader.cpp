@@ -137,8 +137,12 @@ struct Loader::Impl {
   }
 };
 
+int batches_prepared(Bytes batch, int threads) {
+  constexpr Bytes kLargeBatch = 4_MiB, kLargestOfTwo = 32_MiB;
+  return batch > (threads > 1 ? kLargestOfTwo : kLargeBatch) ? 1 : 2;
+}
+
 Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options) : impl_(std::make_unique<Impl>()) {
-  constexpr int64_t kLargeBatch = 32 << 20;
   Impl& impl = *impl_;
   impl.data = std::move(data);
   impl.options = options;
@@ -159,8 +163,9 @@ Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options
   impl.claimed = impl.delivered = impl.released = options.epoch * impl.batches_per_epoch + options.first_batch;
 
   const int64_t batch_elements = options.batch * impl.sample_elements;
-  const int automatic = batch_elements * int64_t{sizeof(float)} > kLargeBatch ? 1 : 2;
-  impl.make_slots(options.queue > 0 ? options.queue : automatic, batch_elements, options.batch);
+  const Bytes batch_bytes{batch_elements * int64_t{sizeof(float)}};
+  impl.make_slots(options.queue > 0 ? options.queue : batches_prepared(batch_bytes, options.threads), batch_elements,
+                  options.batch);
   try {
     for (int i = 0; i < std::max(1, options.threads); ++i) impl.threads.emplace_back([&impl] { impl.work(); });
   } catch (const std::system_error& error) {

@@ -141,6 +141,17 @@ TEST(Loader, PreparesNoMoreThanItsQueueAndReusesItsMemory) {
   EXPECT_EQ(places.size(), 2U);
 }
 
+TEST(Loader, PreparesLargeBatchesOneAtATime) {
+  EXPECT_EQ(batches_prepared(4_MiB, 1), 2);
+  EXPECT_EQ(batches_prepared(4_MiB + 1_B, 1), 1) << "it is prepared while the step before it runs";
+  EXPECT_EQ(batches_prepared(4_MiB + 1_B, 2), 2) << "so that both threads have work";
+  EXPECT_EQ(batches_prepared(32_MiB + 1_B, 2), 1);
+  const auto data = std::make_shared<Numbers>(4'000'000);
+  EXPECT_EQ(Loader(data, {.batch = 1'000'000}).memory(), Bytes{2 * 8'000'000})
+      << "4 bytes a sample, and 4 of its label";
+  EXPECT_EQ(Loader(data, {.batch = 1'100'000}).memory(), Bytes{8 * 1'100'000});
+}
+
 // So that a device may pin them: memory is pinned by whole pages, and no page twice.
 TEST(Loader, PreparesBatchesInPagesOfTheirOwn) {
   Loader loader(std::make_shared<Numbers>(100), {.batch = 10, .queue = 2});

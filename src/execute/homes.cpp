@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace plimsoll {
 namespace {
 
@@ -13,6 +15,23 @@ auto naming(const Tensor& tensor, const Action& action) {
     throw Error(error.code(),
                 fmt::format("'{}' ({}) outside the arena: {}", tensor.name, to_string(tensor.bytes()), error.what()));
   }
+}
+
+// How many rows of a tensor of rank 2 or more lie together in its storage, the next ones behind them; 0: rows of all
+// numbers lie among each other, since the first dimension is not the outermost.
+int64_t rows_together(const Layout& layout) {
+  if (layout.is_plain()) return 1;
+  if (layout.tag[0] != 'a' && layout.tag[0] != 'A') return 0;
+  int64_t rows = 1, block = 0;
+  for (const char letter : layout.tag) {
+    if (letter >= '0' && letter <= '9') {
+      block = block * 10 + (letter - '0');
+      continue;
+    }
+    if (letter == 'a' && block > 0) rows *= block;
+    block = 0;
+  }
+  return rows;
 }
 
 }  // namespace
@@ -31,6 +50,8 @@ Homes::Homes(const Graph& graph, const Plan& plan, std::span<const std::shared_p
   }
 }
 
+bool Homes::converts_by_rows(const Layout& layout) { return rows_together(layout) > 0; }
+
 void Homes::write(TensorId id, int64_t size, int64_t first, std::span<const std::byte> elements) {
   const Tensor& tensor = graph_.tensor(id);
   const Place& home = homes_[id];
@@ -40,11 +61,17 @@ void Homes::write(TensorId id, int64_t size, int64_t first, std::span<const std:
       home.channel->write(*home.slot, first * size, elements);
       return;
     }
-    hold(id);
-    const int64_t count = static_cast<int64_t>(elements.size()) / size;
-    scatter_elements(tensor.shape, tensor.layout, size, first, count, elements.data(), storage_.data());
-    changed_ = true;
-    if (first + count == element_count(tensor.shape)) flush();
+    while (!elements.empty()) {
+      hold(id, first);
+      const int64_t count =
+          std::min(static_cast<int64_t>(elements.size()) / size, window_.first + window_.count - first);
+      scatter_elements(window_.shape, tensor.layout, size, first - window_.first, count, elements.data(),
+                       storage_.data());
+      changed_ = true;
+      first += count;
+      elements = elements.subspan(count * size);
+    }
+    if (first == element_count(tensor.shape)) flush();
   });
 }
 
@@ -57,28 +84,54 @@ void Homes::read(TensorId id, int64_t size, int64_t first, std::span<std::byte> 
       home.channel->read(*home.slot, first * size, elements);
       return;
     }
-    hold(id);
-    const int64_t count = static_cast<int64_t>(elements.size()) / size;
-    gather_elements(tensor.shape, tensor.layout, size, first, count, storage_.data(), elements.data());
-    if (first + count == element_count(tensor.shape)) flush();
+    while (!elements.empty()) {
+      hold(id, first);
+      const int64_t count =
+          std::min(static_cast<int64_t>(elements.size()) / size, window_.first + window_.count - first);
+      gather_elements(window_.shape, tensor.layout, size, first - window_.first, count, storage_.data(),
+                      elements.data());
+      first += count;
+      elements = elements.subspan(count * size);
+    }
+    if (first == element_count(tensor.shape)) flush();
   });
 }
 
-void Homes::hold(TensorId id) {
-  if (held_ == id) return;
+Homes::Window Homes::window_around(const Tensor& tensor, int64_t element) const {
+  const int64_t rows = tensor.shape[0], elements_a_row = element_count(tensor.shape) / rows;
+  int64_t together = rows_together(tensor.layout);
+  if (together == 0 || together > rows) together = rows;
+  Shape block = tensor.shape;
+  block[0] = together;
+  const int64_t block_bytes = storage_bytes(block, tensor.dtype, tensor.layout).count;
+  if (together < rows) together *= std::max<int64_t>(kHeldBytes.count / block_bytes, 1);
+  const int64_t first_row = element / elements_a_row / together * together;
+  Window window{.shape = tensor.shape, .first = first_row * elements_a_row};
+  window.shape[0] = std::min(together, rows - first_row);
+  window.count = window.shape[0] * elements_a_row;
+  window.at = first_row / block[0] * block_bytes;
+  window.bytes = storage_bytes(window.shape, tensor.dtype, tensor.layout).count;
+  return window;
+}
+
+void Homes::hold(TensorId id, int64_t element) {
+  if (held_ == id && element >= window_.first && element < window_.first + window_.count) return;
   flush();
+  window_ = window_around(graph_.tensor(id), element);
+  storage_.assign(window_.bytes, std::byte{0});  // padding is zero
   const Place& home = homes_[id];
-  storage_.assign(graph_.tensor(id).bytes().count, std::byte{0});  // padding is zero
-  bool written = false;
-  for (const uint8_t known : home.slot->known) written = written || known != 0;
-  if (written) home.channel->read(*home.slot, storage_.data());
+  const int64_t last = (window_.at + window_.bytes - 1) / kTierPiece;
+  bool written = true;  // what never was is zero
+  for (int64_t piece = window_.at / kTierPiece; piece <= last; ++piece)
+    written = written && home.slot->known[piece] != 0;
+  if (written) home.channel->read(*home.slot, window_.at, storage_);
   held_ = id;
 }
 
 void Homes::flush() {
   if (!held_.valid()) return;
   const Place& home = homes_[held_];
-  if (changed_) home.channel->write(*home.slot, storage_.data());
+  if (changed_) home.channel->write(*home.slot, window_.at, storage_);
   held_ = {};
   changed_ = false;
   storage_ = {};

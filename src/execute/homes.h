@@ -22,20 +22,37 @@ class Homes {
   // Writes what is still held back. Called before slots are used by anybody else.
   void flush();
 
+  // Of host memory, for the elements of one tensor while they are converted: so much, and no more, unless the layout
+  // mixes all rows of the tensor, which is then held whole.
+  static constexpr Bytes kHeldBytes = 4_MiB;
+  Bytes held() const { return {static_cast<int64_t>(storage_.size())}; }  // now
+  // Whether a tensor of this layout is converted some rows at a time.
+  static bool converts_by_rows(const Layout& layout);
+
  private:
   struct Place {
     Slot* slot = nullptr;
     Channel* channel = nullptr;
   };
-  // A tensor that is not row-major is converted whole: it is held here from its first chunk to its last.
-  void hold(TensorId tensor);
+  // Rows of a tensor that is not row-major: those that lie together in its storage.
+  struct Window {
+    Shape shape;        // of these rows alone
+    int64_t first = 0;  // element
+    int64_t count = 0;  // elements
+    int64_t at = 0;     // in the slot
+    int64_t bytes = 0;
+  };
+  Window window_around(const Tensor& tensor, int64_t element) const;
+  // Holds the rows with this element, and lets those go that were held.
+  void hold(TensorId tensor, int64_t element);
 
   const Graph& graph_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by tier
   ById<TensorId, Place> homes_;
   TensorId held_;
+  Window window_;  // of held_
   bool changed_ = false;
-  std::vector<std::byte> storage_;
+  std::vector<std::byte> storage_;  // of window_
 };
 
 }  // namespace plimsoll

@@ -13,7 +13,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kChunkBytes = 4 << 20;
+constexpr int64_t kChunkBytes = 1 << 20;
 constexpr size_t kHashLetters = 64;
 // Keys of the file's metadata.
 constexpr const char* kStateKey = "plimsoll";

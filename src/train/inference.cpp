@@ -11,6 +11,7 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/models.h"
 #include "train/evaluation.h"
+#include "train/process_memory.h"
 #include "train/rehearse.h"
 #include "train/resume.h"
 #include "train/training_data.h"
@@ -37,6 +38,7 @@ std::unique_ptr<TrainingStep> step_that_runs(const Session& session, const Netwo
       infeasible = std::move(*none);
       return nullptr;
     }
+    give_memory_back();  // that planning took
     auto step = std::make_unique<TrainingStep>(std::get<Program>(std::move(result)), *session.device,
                                                ExecuteOptions{.spill = session.spill, .peer = session.peer});
     if (!session.device->info().asynchronous) return step;
@@ -63,8 +65,8 @@ InferenceRequest request_of(const WeightsFile& file) {
   return request;
 }
 
-Inference::Inference(const InferenceRequest& request, ModelInput input, const WeightsFile& weights,
-                     const Notice& notice)
+Inference::Inference(const InferenceRequest& request, ModelInput input, const WeightsFile& weights, Bytes data,
+                     int decoders, const Notice& notice)
     : input_(input) {
   const TrainOptions& options = request.options;
   input_.training = false;
@@ -78,15 +80,29 @@ Inference::Inference(const InferenceRequest& request, ModelInput input, const We
   }
   const CoreOptions cores =
       core_options(options.device, {.threads = options.threads, .intra_op = options.intra_op}, options.exact);
-  session_ = open_session(options.device, cores.intra_op, tiers_of(options));
+  const bool stated = options.memory_is == MemoryIs::process;
+  session_ = open_session(options.device, cores.intra_op, tiers_of(options),
+                          stated ? std::max(*options.memory - program_memory(), 0_B) : Bytes{INT64_MAX});
   for (const std::string& text : session_.notices) notice(text);
-  const CompileOptions compile = compile_options(request, session_);
+  CompileOptions compile = compile_options(request, session_);
   for (;; input_.batch /= 2) {
+    const Network network = build_model(options.model, input_);
+    process_ = process_memory(network, {.memory_is = options.memory_is,
+                                        .training = false,
+                                        .threads = std::max(cores.cores, cores.intra_op),
+                                        .workers = options.workers,
+                                        .data = data,
+                                        .decoders = decoders,
+                                        .tiers = tiers_of(options)});
+    if (stated) compile.memory = arena_within(process_, *options.memory);
     std::optional<Infeasible> infeasible;
-    step_ = step_that_runs(session_, build_model(options.model, input_), compile, infeasible);
-    if (step_) break;
-    if (request.batch_given || input_.batch == 1) throw Error(ErrorCode::infeasible, to_text(*infeasible));
+    step_ = step_that_runs(session_, network, compile, infeasible);
+    if (stated && step_) infeasible = refused_by_planning(step_->program().plan, process_, *options.memory);
+    if (stated && !step_) infeasible = of_process(*infeasible, process_, *options.memory);
+    if (!infeasible) break;
+    if (step_ || request.batch_given || input_.batch == 1) throw Error(ErrorCode::infeasible, to_text(*infeasible));
   }
+  stated_ = stated ? *options.memory : with_plan(process_, step_->program().plan).with(arena());
   step_->start_at(0, options.seed);
   take_weights(weights, match, *step_);
   logits_ = logits_of(step_->program().network);

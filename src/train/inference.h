@@ -30,7 +30,9 @@ class Inference {
  public:
   using Notice = std::function<void(const std::string&)>;
   // Throws Error(infeasible) when not even one image fits, and Error(invalid_input) where the file lacks a weight.
-  Inference(const InferenceRequest& request, ModelInput input, const WeightsFile& weights, const Notice& notice);
+  // `data`: bytes that the data set holds; `decoders`: threads that decode image files.
+  Inference(const InferenceRequest& request, ModelInput input, const WeightsFile& weights, Bytes data, int decoders,
+            const Notice& notice);
 
   struct Answers {
     double loss_sum = 0;            // over the rows with a label
@@ -43,12 +45,15 @@ class Inference {
   int64_t classes() const { return input_.classes; }
   Bytes budget() const { return step_->program().plan->budget; }
   Bytes arena() const { return step_->program().plan->arena; }
+  Bytes process() const { return stated_; }  // at most: as stated, or as predicted
   Bytes peak() const { return step_->executor().measured_peak(); }
   const Device& device() const { return *session_.device; }
 
  private:
   ModelInput input_;
   Session session_;
+  ProcessMemory process_;
+  Bytes stated_;
   std::unique_ptr<TrainingStep> step_;
   TensorId logits_;
   std::vector<float> scores_;

@@ -83,6 +83,7 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     .spill_size = options.spill_size,
                     .peer_size = options.peer_size,
                     .peer = options.peer};
+  if (options.memory_is == MemoryIs::process) state.settings.process_memory = options.memory;
   if (options.spill) state.settings.spill = options.spill->string();
   if (options.inter_op == 0 && settled) state.cores = cores_to_save(graph, program.plan);
   return state;
@@ -121,6 +122,10 @@ TrainOptions saved_options(const TrainingState& state) {
                        .classes = settings.classes,
                        .augment = settings.augment};
   if (state.budget.count != INT64_MAX) options.memory = state.budget;
+  if (settings.process_memory) {
+    options.memory = settings.process_memory;
+    options.memory_is = MemoryIs::process;
+  }
   if (settings.spill) options.spill = *settings.spill;
   return options;
 }

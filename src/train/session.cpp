@@ -69,16 +69,26 @@ std::string not_kept(const std::string& of_what, const LoadMeter& busy) {
       100 * busy.others(), of_what);
 }
 
-constexpr Bytes kProbedHostMemory = 256_MiB;  // for a moment, and only the first time
+// What was found in little memory may be the speed of a cache.
+std::string not_kept_for_room(const std::string& of_what, Bytes room) {
+  return fmt::format(
+      "the speed of {} was probed in {}, so it is not kept but probed again next time, and times that are predicted now "
+      "may be off; with {} left for it, once, it is kept",
+      of_what, to_string(room), to_string(kProbeRoom));
+}
 
-void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key) {
+constexpr Bytes kProbedHostMemory = 64_MiB;  // for a moment, and only the first time
+
+void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::string& key, Bytes room) {
   std::optional<TierInfo> info = session.database->tier_rates(key);
   if (info && info->beside_compute() != copies_beside_compute(*session.device, *tier))
     info.reset();  // another version's
   if (!info) {
     const LoadMeter busy;
-    info = probe_tier(*session.device, *tier);
-    if (busy.others() <= kTooBusy) {
+    info = probe_tier(*session.device, *tier, std::min(room, kProbeRoom));
+    if (room < kProbeRoom) {
+      session.notices.push_back(not_kept_for_room(fmt::format("the tier '{}'", tier->name()), room));
+    } else if (busy.others() <= kTooBusy) {
       session.database->save(key, *info);
     } else {
       session.notices.push_back(not_kept(fmt::format("the tier '{}'", tier->name()), busy));
@@ -89,7 +99,7 @@ void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::st
   session.tiers.push_back(*info);
 }
 
-void add_tiers(Session& session, const TierOptions& options) {
+void add_tiers(Session& session, const TierOptions& options, Bytes probing) {
   const DeviceInfo& device = session.device->info();
   session.tiers = device.tiers;
   if (device.simulated) {
@@ -103,12 +113,12 @@ void add_tiers(Session& session, const TierOptions& options) {
     return;
   }
   if (options.host_memory) {
-    add_tier(session, open_host_tier(std::max(*options.host_memory, kProbedHostMemory)), "host");
+    add_tier(session, open_host_tier(std::max(*options.host_memory, kProbedHostMemory)), "host", probing);
     session.tiers.back().capacity = *options.host_memory;
   }
   if (options.peer) {
     const std::shared_ptr<Tier> tier = session.device->open_peer(*options.peer, options.peer_size);
-    add_tier(session, tier, fmt::format("peer {}", tier->where()));
+    add_tier(session, tier, fmt::format("peer {}", tier->where()), probing);
     session.peer = *options.peer;
   }
   if (options.spill) {
@@ -117,7 +127,7 @@ void add_tiers(Session& session, const TierOptions& options) {
       throw Error(ErrorCode::invalid_input, fmt::format("--spill {}:{}: only {} are free there",
                                                         options.spill->string(), to_string(room), to_string(free)));
     }
-    add_tier(session, open_disk_tier(*options.spill, room), key_of(*options.spill));
+    add_tier(session, open_disk_tier(*options.spill, room), key_of(*options.spill), probing);
     session.spill = *options.spill;
   }
   auto speed = [](const TierInfo& t) { return t.out_gb_per_s + t.in_gb_per_s; };
@@ -125,7 +135,7 @@ void add_tiers(Session& session, const TierOptions& options) {
                    [&](const TierInfo& a, const TierInfo& b) { return speed(a) > speed(b); });
 }
 
-void open_device_and_costs(Session& session, std::string_view name, int threads) {
+void open_device_and_costs(Session& session, std::string_view name, int threads, Bytes room) {
   session.device = open_device(name, threads);
   session.database = std::make_unique<CostDatabase>(CostDatabase::default_path(), session.device->info());
   if (!session.database->notice().empty()) session.notices.push_back(session.database->notice());
@@ -134,13 +144,15 @@ void open_device_and_costs(Session& session, std::string_view name, int threads)
     return;
   }
   const LoadMeter busy;
-  const MachineRates rates = probe_rates(*session.device);
-  if (session.device->info().simulated || busy.others() <= kTooBusy) {
+  const bool short_of_room = room < kProbeRoom && !session.device->info().own_memory;
+  const MachineRates rates = short_of_room ? probe_rates(*session.device, room) : probe_rates(*session.device);
+  if (session.device->info().simulated || (busy.others() <= kTooBusy && !short_of_room)) {
     session.database->save(rates);
     session.costs = session.database->load();
     return;
   }
-  session.notices.push_back(not_kept(fmt::format("device '{}'", name), busy));
+  const std::string device = fmt::format("device '{}'", name);
+  session.notices.push_back(short_of_room ? not_kept_for_room(device, room) : not_kept(device, busy));
   // Entries that are there already are still good.
   CostTable table(rates);
   const CostTable known = session.database->load();
@@ -161,10 +173,10 @@ TierOptions tiers_of(const TrainOptions& options) {
           .peer_size = options.peer_size};
 }
 
-Session open_session(std::string_view name, int threads, const TierOptions& tiers) {
+Session open_session(std::string_view name, int threads, const TierOptions& tiers, Bytes room) {
   Session session;
-  open_device_and_costs(session, name, threads);
-  add_tiers(session, tiers);
+  open_device_and_costs(session, name, threads, room);
+  add_tiers(session, tiers, room);
   return session;
 }
 

@@ -33,8 +33,10 @@ struct Session {
 TierOptions tiers_of(const TrainOptions& options);
 
 // Opens the device and its database; probes the machine's speed, and that of the tiers which the user gives, when the
-// database does not know it.
-Session open_session(std::string_view device, int threads, const TierOptions& tiers = {});
+// database does not know it. `room`: the memory there is for that. What was found in less than kProbeRoom holds for this
+// session alone.
+Session open_session(std::string_view device, int threads, const TierOptions& tiers = {},
+                     Bytes room = Bytes{INT64_MAX});
 
 // Throws Error(invalid_input) with the nearest name where there is no policy or placement of this name: before any
 // measuring.

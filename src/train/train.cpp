@@ -2,11 +2,9 @@
 #include "device/tier/tier.h"
 
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 
 #include "autodiff/optimizers.h"
 #include "compile/plan_file.h"
@@ -20,6 +18,7 @@
 #include "train/core_tuner.h"
 #include "train/crowd_monitor.h"
 #include "train/evaluation.h"
+#include "train/process_memory.h"
 #include "train/rehearse.h"
 #include "train/resume.h"
 #include "train/session.h"
@@ -32,17 +31,7 @@ namespace {
 
 constexpr int64_t kStepsToCorrect = 5;  // fewer tell too little about the usual step
 constexpr double kPredictionTolerance = 0.1;
-constexpr Bytes kMeasuringRoom = 64_MiB;  // beyond the budget, for buffers while kernels are measured
-
-// The largest resident size that the process has had, by the kernel's account.
-Bytes process_peak() {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.starts_with("VmHWM:")) return {std::stoll(line.substr(6)) * 1024};
-  }
-  return {};
-}
+constexpr Bytes kMeasuringRoom = 64_MiB;  // at least, for buffers while kernels are measured
 
 bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
@@ -123,9 +112,12 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
                     "{} --save`",
                     file, saved.plan.device_name, saved.plan.device_key, device.name, device.key, options.model));
   }
-  if (options.memory && *options.memory < saved.plan.arena) {
-    throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}", file, to_string(saved.plan.arena),
-                                                   to_string(*options.memory)));
+  if (options.memory && compile.memory < saved.plan.arena) {
+    const std::string left = options.memory_is == MemoryIs::process
+                                 ? fmt::format(", which leaves the arena {}", to_string(compile.memory))
+                                 : "";
+    throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}{}", file,
+                                                   to_string(saved.plan.arena), to_string(*options.memory), left));
   }
   compile.memory = {INT64_MAX};
   compile.policy = "liveness";
@@ -137,19 +129,19 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
   }
 }
 
-CompileOptions compile_options(const TrainOptions& options, const Beginning& beginning, const Session& session,
-                               const std::function<void(const std::string&)>& notice) {
+// `budget`: of the arena.
+CompileOptions compile_options(const TrainOptions& options, Bytes budget, const Beginning& beginning,
+                               const Session& session, const std::function<void(const std::string&)>& notice) {
   const DeviceInfo& device = session.device->info();
-  CompileOptions compile{
-      .memory = options.memory ? *options.memory : default_budget(*session.device, options.host_memory.value_or(0_B)),
-      .policy = options.policy,
-      .placement = options.placement,
-      .tiers = session.tiers,
-      .optimizer = options.optimizer,
-      .exact = options.exact,
-      .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
-      .workspace_total = options.workspace_total,
-      .batch_sizes = options.batch_sizes};
+  CompileOptions compile{.memory = budget,
+                         .policy = options.policy,
+                         .placement = options.placement,
+                         .tiers = session.tiers,
+                         .optimizer = options.optimizer,
+                         .exact = options.exact,
+                         .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
+                         .workspace_total = options.workspace_total,
+                         .batch_sizes = options.batch_sizes};
   if (beginning.plan) pin(compile, *beginning.plan, options, device);
   if (!beginning.checkpoint) return compile;
   const TrainingState& saved = beginning.checkpoint->state();
@@ -204,14 +196,23 @@ std::string measured_text(const Measured& measured, const CostDatabase& database
                                         : fmt::format(", for this run only: {}", database.notice()));
 }
 
-// Measures the kernels that the database lacks. Returns an answer when no plan fits: then it is not worth measuring.
+// What kernels may be measured in: the arena's budget, and what else of the process is not in use yet.
+Bytes measuring_room(const TrainOptions& options, Bytes budget, const ProcessMemory& process) {
+  const Bytes in_use = process.program + process.kernels, unused = process.beside() - in_use;
+  const Bytes room = std::max(Bytes{std::min(budget.count, INT64_MAX - unused.count)} + unused, kMeasuringRoom);
+  if (options.memory_is == MemoryIs::arena) return room;
+  return std::max(std::min(room, *options.memory - in_use), 0_B);
+}
+
+// Measures the kernels that the database lacks, in so much memory. Returns an answer when no plan fits: then it is not
+// worth measuring.
 std::optional<Infeasible> measure_kernels(Session& session, const Network& network, const CompileOptions& compile,
-                                          const TrainOptions& options, const TrainListener& listener,
+                                          const TrainOptions& options, Bytes memory, const TrainListener& listener,
                                           const std::function<void(const std::string&)>& notice) {
   auto first = compile_training(network, *session.device, session.costs, compile);
   if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
   MeasureOptions measuring;
-  measuring.memory = {std::min(compile.memory.count, INT64_MAX - kMeasuringRoom.count) + kMeasuringRoom.count};
+  measuring.memory = memory;
   measuring.tolerance = kMeasuringTolerance;
   measuring.batches = options.batch_sizes.value_or(BatchSizes::undivided);
   measuring.stop = listener.stop;
@@ -239,7 +240,8 @@ std::optional<Memory> memory_if_it_runs(const Session& session, const Program& p
 }
 
 // Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
-void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options, const Device& device) {
+void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options, Bytes budget,
+              const Device& device) {
   const std::string file = options.plan->string();
   if (saved.plan.graph_fingerprint != program.plan->graph_fingerprint) {
     throw Error(
@@ -260,7 +262,7 @@ void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& opti
     throw Error(ErrorCode::invalid_input, fmt::format("{} is not valid: {}", file, first.message));
   }
   Plan plan = saved.plan;
-  if (options.memory) plan.budget = *options.memory;
+  if (options.memory) plan.budget = budget;
   program.plan = check_plan(program.network.graph, std::move(plan));
   program.policy = program.plan->policy;
 }
@@ -286,6 +288,7 @@ class Training {
  private:
   using Notice = std::function<void(const std::string&)>;
   bool measures() const { return options_.costs == "measured"; }
+  bool process_is_stated() const { return options_.memory_is == MemoryIs::process; }
   std::optional<Infeasible> plan();
   std::optional<Infeasible> compile();
   void share_cores();
@@ -310,7 +313,9 @@ class Training {
   const std::optional<WeightsFile> weights_;
   WeightsMatch match_;  // of weights_
   const CoreOptions cores_;
+  const ProcessMemory process_;
   Session session_;
+  Bytes budget_;  // of the arena
   CompileOptions compile_;
   Bytes free_before_;  // of the device's memory, before the arena was taken
   Program program_;
@@ -346,7 +351,23 @@ void check_length(const TrainOptions& options, const DataInfo& data) {
 
 const TrainOptions& checked(const TrainOptions& options) {
   check_names(options);
+  if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, options.memory.has_value());
   return options;
+}
+
+ProcessUse process_use(const TrainOptions& options, const DataSet& data, const CoreOptions& cores) {
+  return {.memory_is = options.memory_is,
+          .training = true,
+          .evaluates = options.evaluate_every > 0,
+          .threads = std::max(cores.cores, cores.intra_op),
+          .workers = options.workers,
+          .data = data_bytes(data),
+          .decoders = options.data.starts_with("images") ? options.workers : 0,
+          .tiers = {.host_memory = options.host_memory,
+                    .spill = options.spill,
+                    .spill_size = options.spill_size,
+                    .peer = options.peer,
+                    .peer_size = options.peer_size}};
 }
 
 Training::Training(const TrainOptions& asked, const TrainListener& listener)
@@ -366,7 +387,8 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
                            .intra_op = options_.intra_op,
                            .strategies = options_.strategies,
                            .climb_interval = options_.climb_interval},
-                          options_.exact)) {
+                          options_.exact)),
+      process_(process_memory(network_, process_use(options_, *data_, cores_))) {
   check_length(options_, data_->info());
   if (beginning_.checkpoint)
     check_place(beginning_.checkpoint->state(), data_->info().train_count / options_.batch, *options_.resume);
@@ -375,16 +397,21 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
     notice_(fmt::format("{}: {}", weights_->name(), to_text(match_)));
   }
   notice_(cores_.notice);
-  session_ = open_session(options_.device, cores_.intra_op, tiers_of(options_));
+  session_ = open_session(options_.device, cores_.intra_op, tiers_of(options_),
+                          process_is_stated() ? std::max(*options_.memory - process_.program, 0_B) : Bytes{INT64_MAX});
   for (const std::string& text : session_.notices) notice_(text);
-  compile_ = compile_options(options_, beginning_, session_, notice_);
+  budget_ = process_is_stated() ? arena_within(process_, *options_.memory)
+            : options_.memory   ? *options_.memory
+                                : default_budget(*session_.device, options_.host_memory.value_or(0_B));
+  compile_ = compile_options(options_, budget_, beginning_, session_, notice_);
 }
 
 // To a plan of one step after another, with measured costs; or of the saved plan.
 std::optional<Infeasible> Training::plan() {
   if (measures()) forget_busy_times(session_);
   if (measures() && !options_.exact && compile_.kernels.empty()) {
-    if (auto infeasible = measure_kernels(session_, network_, compile_, options_, listener_, notice_))
+    const Bytes room = measuring_room(options_, budget_, process_);
+    if (auto infeasible = measure_kernels(session_, network_, compile_, options_, room, listener_, notice_))
       return infeasible;
   }
   const auto now = session_.device->memory_now();  // less than when it was opened: kernels were loaded since
@@ -421,7 +448,7 @@ std::optional<Infeasible> Training::compile() {
         naming_plan(options_, [&] { return compile_training(network_, *session_.device, session_.costs, compile_); });
     if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
     program_ = std::get<Program>(std::move(compiled));
-    if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, *session_.device);
+    if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, budget_, *session_.device);
     if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;
     if (auto rehearsed = memory_if_it_runs(session_, program_, refused, notice_)) {
       memory_ = std::move(*rehearsed);
@@ -459,7 +486,7 @@ void Training::share_cores() {
 }
 
 TrainingStep Training::make_step() {
-  malloc_trim(0);  // what planning took and gave back stays with its threads otherwise, beside the budget
+  give_memory_back();  // that planning and measuring took
   return naming_plan(options_, [&] {
     return TrainingStep(
         program_, *session_.device,
@@ -561,6 +588,7 @@ DoneEvent Training::train(TrainingStep& step) {
   std::optional<Evaluation> evaluation = make_evaluation(step.executor());
   watch_crowd(step);
   load_.restart();
+  give_memory_back();
   const TrainingParts parts{.options = options_,
                             .listener = listener_,
                             .data = data_,
@@ -589,6 +617,14 @@ void Training::complete(DoneEvent& done, const Executor& executor) {
   done.peak = executor.measured_peak();
   done.captured = executor.is_captured();
   done.process_peak = process_peak();
+  done.process =
+      process_is_stated() ? *options_.memory : with_plan(process_, program_.plan).with(executor.arena_bytes());
+  if (process_is_stated() && done.process_peak > done.process) {
+    notice_(fmt::format(
+        "the process took {} at its peak, more than the {} of --memory; of these, {} were counted on "
+        "beside the arena: {}. Please report this",
+        to_string(done.process_peak), to_string(done.process), to_string(process_.beside()), to_text(process_)));
+  }
   if (const auto now = session_.device->memory_now()) done.device = std::max(free_before_ - now->free, 0_B);
   if (!listener_.recorded) return;
   const std::span<const StepRecord> none;
@@ -597,10 +633,14 @@ void Training::complete(DoneEvent& done, const Executor& executor) {
 }
 
 std::variant<DoneEvent, Infeasible> Training::run() {
-  if (auto infeasible = plan()) return *infeasible;
+  if (auto infeasible = plan())
+    return process_is_stated() ? of_process(*infeasible, process_, *options_.memory) : *infeasible;
+  if (process_is_stated()) {
+    if (auto refused = refused_by_planning(program_.plan, process_, *options_.memory)) return *refused;
+  }
   share_cores();
   predicted_ms_ = program_.plan->predicted.step_time_ms;
-  if (listener_.planned) listener_.planned(program_, data_->info().name);
+  if (listener_.planned) listener_.planned(program_, data_->info().name, with_plan(process_, program_.plan));
   TrainingStep step = make_step();
   for (const auto& tier : step.executor().memory().tiers) {
     if (tier->name() == "disk") notice_(fmt::format("spilling to {}: {}", tier->where(), tier->how()));

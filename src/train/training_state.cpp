@@ -68,6 +68,7 @@ void visit_optional_fields(State& s, Visitor&& field) {
   field("optimizer.freeze", s.optimizer.freeze);
   field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm);
   field("settings.strategies", s.settings.strategies);
+  field("settings.process_memory", s.settings.process_memory);
   field("settings.host_memory", s.settings.host_memory);
   field("settings.spill", s.settings.spill);
   field("settings.spill_size", s.settings.spill_size);

@@ -76,10 +76,11 @@ TEST(Tiers, GiveTheSameWeightsInLessMemoryThanWeightsAndMomentumNeed) {
       TrainOptions options = tight_run(folder, disk);
       options.check_memory = check_memory;
       size_t homes = 0, copies = 0;
-      const DoneEvent done =
-          run(options, {.planned = [&](const Program& p, const std::string&) { homes = p.plan->homes.size(); },
-                        .recorded = [&](const Program&, std::span<const StepRecord>,
-                                        std::span<const StepRecord> records) { copies = records.size(); }});
+      const DoneEvent done = run(
+          options,
+          {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) { homes = p.plan->homes.size(); },
+           .recorded = [&](const Program&, std::span<const StepRecord>,
+                           std::span<const StepRecord> records) { copies = records.size(); }});
       EXPECT_EQ(done.weights_sha256, plain.weights_sha256) << (disk ? "disk" : "host");
       EXPECT_LE(done.peak, 200_KiB);
       EXPECT_GT(plain.peak, 300_KiB);
@@ -164,7 +165,7 @@ class FailingTraining : public testing::Test {
     if (!planned) begin();
     try {
       weights = run(options, {.planned =
-                                  [&](const Program&, const std::string&) {
+                                  [&](const Program&, const std::string&, const ProcessMemory&) {
                                     if (planned) begin();
                                   }})
                     .weights_sha256;

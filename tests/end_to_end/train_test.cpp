@@ -73,8 +73,9 @@ TEST(Train, PeaksAtTheByteThatWasPredicted) {
     options.policy = policy;
     options.steps = 2;
     Bytes predicted;
-    const DoneEvent done =
-        run(options, {.planned = [&](const Program& p, const std::string&) { predicted = p.plan->predicted.peak; }});
+    const DoneEvent done = run(options, {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) {
+                                 predicted = p.plan->predicted.peak;
+                               }});
     if (policy == std::string_view("baseline")) {
       EXPECT_LT(done.peak, predicted);
     } else {

@@ -11,6 +11,8 @@
 #include <map>
 #include <mutex>
 
+#include "device/cpu/device.h"
+
 namespace plimsoll::cpu {
 namespace {
 
@@ -251,6 +253,13 @@ std::string dnnl_instruction_set() {
     case dnnl_cpu_isa_avx512_core_amx: return "avx512_core_amx";
     default: return fmt::format("isa_{:x}", static_cast<unsigned>(dnnl_get_effective_cpu_isa()));
   }
+}
+
+void forget_kernels() {
+  int capacity = 0;
+  PLIMSOLL_DNNL(dnnl_get_primitive_cache_capacity(&capacity));
+  PLIMSOLL_DNNL(dnnl_set_primitive_cache_capacity(0));
+  PLIMSOLL_DNNL(dnnl_set_primitive_cache_capacity(capacity));
 }
 
 dnnl_engine_t dnnl_cpu_engine() {

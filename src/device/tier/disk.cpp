@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <bit>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -97,7 +99,8 @@ struct SpillFile {
   std::string name;
 };
 
-// Aligned memory for the pieces in flight.
+// Aligned memory for the pieces in flight, of all channels of a tier together. A channel holds one only while a piece is
+// on its way, so who waits for one gets it when somebody else's piece has landed.
 class Buffers {
  public:
   Buffers() {
@@ -111,47 +114,61 @@ class Buffers {
   ~Buffers() { munmap(memory_, kBytes); }
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
-  std::byte* at(int tag) const { return static_cast<std::byte*>(memory_) + tag * kTierPiece; }
+
+  // Of a piece; null where all are in use, unless `waits`.
+  std::byte* take(bool waits) {
+    for (uint32_t free = free_.load(std::memory_order_relaxed);;) {
+      if (free == 0 && !waits) return nullptr;
+      if (free == 0) {
+        free_.wait(0, std::memory_order_relaxed);
+        free = free_.load(std::memory_order_relaxed);
+      } else if (free_.compare_exchange_weak(free, free & (free - 1), std::memory_order_acquire)) {
+        return static_cast<std::byte*>(memory_) + std::countr_zero(free) * kTierPiece;
+      }
+    }
+  }
+  void give_back(const std::byte* buffer) {
+    const auto number = (buffer - static_cast<std::byte*>(memory_)) / kTierPiece;
+    free_.fetch_or(uint32_t{1} << number, std::memory_order_release);
+    free_.notify_all();
+  }
 
  private:
-  static constexpr size_t kBytes = kDiskDepth * kTierPiece;
+  static constexpr size_t kBytes = kDiskBuffers * kTierPiece;
   void* memory_ = nullptr;
+  std::atomic<uint32_t> free_{(uint32_t{1} << kDiskBuffers) - 1};  // a bit each
 };
 
 class DiskChannel final : public Channel {
  public:
-  DiskChannel(const SpillFile& file, std::unique_ptr<DiskQueue> queue) : file_(file), queue_(std::move(queue)) {}
+  DiskChannel(const SpillFile& file, Buffers& buffers, std::unique_ptr<DiskQueue> queue)
+      : file_(file), buffers_(buffers), queue_(std::move(queue)) {}
 
  protected:
   void write_pieces(Slot& slot, int64_t first, int64_t count, const std::byte* from) override {
     run(
         true, slot, first, count,
-        [&](Flight& flight, int tag) {
-          const std::byte* source = from + (flight.piece - first) * kTierPiece;
+        [&](Flight& flight) {
+          // Only read from.
+          flight.target = const_cast<std::byte*>(from + (flight.piece - first) * kTierPiece);
+        },
+        [&](Flight& flight) {
           uint64_t& sum = slot.sums[flight.piece];
-          if (fits_directly(source, flight.bytes)) {
-            sum = checksum(source, flight.bytes);
-            return const_cast<std::byte*>(source);  // only read from
-          }
-          sum = copy_with_checksum(buffers_.at(tag), source, flight.bytes);
-          return buffers_.at(tag);
+          sum = flight.buffer == nullptr ? checksum(flight.target, flight.bytes)
+                                         : copy_with_checksum(flight.buffer, flight.target, flight.bytes);
         },
         [&](const Flight& flight) { slot.known[flight.piece] = 1; });
   }
 
   void read_pieces(const Slot& slot, int64_t first, int64_t count, std::byte* to) override {
     run(
-        false, slot, first, count,
-        [&](Flight& flight, int tag) {
-          std::byte* target = to + (flight.piece - first) * kTierPiece;
-          flight.target = target;
-          return fits_directly(target, flight.bytes) ? target : buffers_.at(tag);
-        },
+        false, slot, first, count, [&](Flight& flight) { flight.target = to + (flight.piece - first) * kTierPiece; },
+        [](Flight&) {},
         [&](const Flight& flight) {
-          if (injected(TierOperation::corrupt) != 0) flight.memory[flight.bytes / 2] ^= std::byte{1};
-          const uint64_t found = flight.memory == flight.target
+          if (injected(TierOperation::corrupt) != 0) flight.memory()[flight.bytes / 2] ^= std::byte{1};
+          const uint64_t found = flight.buffer == nullptr
                                      ? checksum(flight.target, flight.bytes)
-                                     : copy_with_checksum(flight.target, flight.memory, flight.bytes);
+                                     : copy_with_checksum(flight.target, flight.buffer, flight.bytes);
           const uint64_t expected = slot.sums[flight.piece];
           if (slot.known[flight.piece] != 0 && found != expected) {
             throw_wrong_checksum(file_.name, slot.offset + flight.piece * kTierPiece, expected, found);
@@ -165,8 +182,9 @@ class DiskChannel final : public Channel {
     size_t bytes = 0;    // of the piece
     size_t rounded = 0;  // in the file: whole blocks
     size_t done = 0;
-    std::byte* memory = nullptr;
-    std::byte* target = nullptr;
+    std::byte* target = nullptr;  // where the piece's bytes lie, or will
+    std::byte* buffer = nullptr;  // through which they go where the file does not take that address
+    std::byte* memory() const { return buffer != nullptr ? buffer : target; }
   };
 
   bool fits_directly(const std::byte* memory, size_t bytes) const {
@@ -186,7 +204,7 @@ class DiskChannel final : public Channel {
     int error = injected(write ? TierOperation::write : TierOperation::read);
     if (error == 0) {
       const int64_t at = slot.offset + flight.piece * kTierPiece + static_cast<int64_t>(flight.done);
-      error = queue_->submit(tag, {write, flight.memory + flight.done, flight.rounded - flight.done, at});
+      error = queue_->submit(tag, {write, flight.memory() + flight.done, flight.rounded - flight.done, at});
     }
     if (error != 0) fail_piece(write, slot, flight, error);
     in_flight_[tag] = true;
@@ -213,26 +231,51 @@ class DiskChannel final : public Channel {
     }
   }
 
-  template <class Prepare, class Finish>
-  void run(bool write, const Slot& slot, int64_t first, int64_t count, Prepare&& prepare, Finish&& finish) {
-    const int depth = queue_->depth();
+  // The number of a flight that has landed, or was never begun; -1: all are in the air.
+  int free_flight() const {
+    for (int tag = 0; tag < queue_->depth(); ++tag) {
+      if (!in_flight_[tag]) return tag;
+    }
+    return -1;
+  }
+  bool any_in_flight() const {
+    return std::any_of(in_flight_.begin(), in_flight_.end(), [](bool flying) { return flying; });
+  }
+  void give_buffer_back(Flight& flight) {
+    if (flight.buffer != nullptr) buffers_.give_back(flight.buffer);
+    flight.buffer = nullptr;
+  }
+
+  // Where every buffer is in use, one is waited for only by who holds none.
+  bool take_buffer(Flight& flight) {
+    if (fits_directly(flight.target, flight.bytes)) return true;
+    flight.buffer = buffers_.take(!any_in_flight());
+    return flight.buffer != nullptr;
+  }
+
+  // `aim` says where a piece's bytes lie; `fill` gets them ready to be sent; `finish` takes them when they are there.
+  template <class Aim, class Fill, class Finish>
+  void run(bool write, const Slot& slot, int64_t first, int64_t count, Aim&& aim, Fill&& fill, Finish&& finish) {
     try {
       int64_t sent = 0, landed = 0;
       while (landed < count) {
-        int tag = static_cast<int>(sent);
-        if (sent >= depth || sent == count) {
-          tag = land(write, slot);
-          finish(flights_[tag]);
-          ++landed;
+        if (const int tag = free_flight(); sent < count && tag >= 0) {
+          Flight& flight = flights_[tag];
+          flight = {.piece = first + sent};
+          flight.bytes = std::min(kTierPiece, slot.bytes - flight.piece * kTierPiece);
+          flight.rounded = align_up({static_cast<int64_t>(flight.bytes)}, kSlotAlignment).count;
+          aim(flight);
+          if (take_buffer(flight)) {
+            fill(flight);
+            submit(write, slot, flight, tag);
+            ++sent;
+            continue;
+          }
         }
-        if (sent == count) continue;
-        Flight& flight = flights_[tag];
-        flight = {.piece = first + sent};
-        flight.bytes = std::min(kTierPiece, slot.bytes - flight.piece * kTierPiece);
-        flight.rounded = align_up({static_cast<int64_t>(flight.bytes)}, kSlotAlignment).count;
-        flight.memory = prepare(flight, tag);
-        submit(write, slot, flight, tag);
-        ++sent;
+        Flight& flight = flights_[land(write, slot)];
+        finish(flight);
+        give_buffer_back(flight);
+        ++landed;
       }
     } catch (...) {
       drain();
@@ -240,18 +283,22 @@ class DiskChannel final : public Channel {
     }
   }
 
-  // Nothing may write into the arena behind a step that has failed.
+  // Nothing may write into the arena behind a step that has failed. A buffer that the system may still write to stays
+  // taken.
   void drain() {
-    while (std::any_of(in_flight_.begin(), in_flight_.end(), [](bool flying) { return flying; })) {
+    while (any_in_flight()) {
       const DiskQueue::Done done = queue_->wait();
-      if (done.tag < 0) return;
+      if (done.tag < 0) break;
       in_flight_[done.tag] = false;
+    }
+    for (size_t tag = 0; tag < flights_.size(); ++tag) {
+      if (!in_flight_[tag]) give_buffer_back(flights_[tag]);
     }
   }
 
   const SpillFile& file_;
+  Buffers& buffers_;
   std::unique_ptr<DiskQueue> queue_;
-  Buffers buffers_;
   std::array<Flight, kDiskDepth> flights_;
   std::array<bool, kDiskDepth> in_flight_{};
 };
@@ -314,7 +361,8 @@ class DiskTier final : public Tier {
       uring_ = false;
       queue = open_plain_queue(spill_.file);
     }
-    return std::make_unique<DiskChannel>(spill_, std::move(queue));
+    if (!buffers_) buffers_ = std::make_unique<Buffers>();
+    return std::make_unique<DiskChannel>(spill_, *buffers_, std::move(queue));
   }
 
  private:
@@ -354,6 +402,7 @@ class DiskTier final : public Tier {
   SpillFile spill_;
   Bytes reserved_;
   bool uring_ = false;
+  std::unique_ptr<Buffers> buffers_;
 };
 
 }  // namespace

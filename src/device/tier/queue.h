@@ -29,6 +29,8 @@ class DiskQueue {
 };
 
 inline constexpr int kDiskDepth = 4;
+// Of pieces, for all channels of a tier: copies out and copies in may each have as many in flight.
+inline constexpr int kDiskBuffers = 2 * kDiskDepth;
 
 // Null where the kernel, or this build, has no io_uring.
 std::unique_ptr<DiskQueue> open_ring(int file);

@@ -19,6 +19,12 @@ std::atomic<bool> fault_struck{false};
 int64_t piece_count(int64_t bytes) { return (bytes + kTierPiece - 1) / kTierPiece; }
 int64_t piece_bytes(const Slot& slot, int64_t piece) { return std::min(kTierPiece, slot.bytes - piece * kTierPiece); }
 
+// As many as there are in `bytes` from the start of a piece on; the last of the slot may be short.
+int64_t whole_pieces(const Slot& slot, int64_t first, size_t bytes) {
+  const auto count = static_cast<int64_t>(bytes);
+  return first + count == slot.bytes ? piece_count(count) : count / kTierPiece;
+}
+
 void check_part(const Slot& slot, int64_t first, size_t bytes) {
   if (first < 0 || first + static_cast<int64_t>(bytes) > slot.bytes) {
     throw Error(ErrorCode::internal, fmt::format("bytes {} to {} of a slot of {} do not exist", first,
@@ -81,11 +87,7 @@ void Channel::write(Slot& slot, int64_t first, std::span<const std::byte> from) 
   while (!from.empty()) {
     const int64_t piece = first / kTierPiece, within = first % kTierPiece;
     if (within == 0) {
-      // As many whole pieces as there are; the last of the slot may be short.
-      int64_t whole = static_cast<int64_t>(from.size()) / kTierPiece;
-      if (first + static_cast<int64_t>(from.size()) == slot.bytes)
-        whole = piece_count(static_cast<int64_t>(from.size()));
-      if (whole > 0) {
+      if (const int64_t whole = whole_pieces(slot, first, from.size()); whole > 0) {
         write_pieces(slot, piece, whole, from.data());
         const size_t done = std::min<size_t>(from.size(), whole * kTierPiece);
         from = from.subspan(done);
@@ -113,9 +115,10 @@ void Channel::read(const Slot& slot, int64_t first, std::span<std::byte> to) {
   while (!to.empty()) {
     const int64_t piece = first / kTierPiece, within = first % kTierPiece;
     const int64_t bytes = piece_bytes(slot, piece);
-    const size_t count = std::min<size_t>(to.size(), bytes - within);
-    if (static_cast<int64_t>(count) == bytes) {
-      read_pieces(slot, piece, 1, to.data());
+    size_t count = std::min<size_t>(to.size(), bytes - within);
+    if (const int64_t whole = within == 0 ? whole_pieces(slot, first, to.size()) : 0; whole > 0) {
+      read_pieces(slot, piece, whole, to.data());
+      count = std::min<size_t>(to.size(), whole * kTierPiece);
     } else {
       part_.resize(kTierPiece);
       read_pieces(slot, piece, 1, part_.data());

@@ -11,12 +11,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <optional>
 #include <random>
+#include <thread>
 
 #include "device/tier/fault.h"
 #include "plimsoll/error.h"
@@ -85,6 +87,32 @@ TEST_P(EveryTier, GivesBackWhatWasWrittenWhateverItsSizeAndPlace) {
       ASSERT_EQ(aligned(here)[bytes], std::byte{7}) << "beyond the end";
     }
   }
+}
+
+// A disk's channels share a fixed number of buffers: more of them at once than there are buffers all get their turn.
+TEST_P(EveryTier, ChannelsThatShareBuffersDoNotDisturbEachOther) {
+  constexpr int kChannels = 12, kRounds = 10;
+  constexpr int64_t kBytes = 5 * kTierPiece + 777;
+  const std::shared_ptr<Tier> tier = open(96_MiB);
+  tier->reserve(96_MiB);
+  std::vector<std::unique_ptr<Channel>> channels;
+  for (int i = 0; i < kChannels; ++i) channels.push_back(tier->open_channel());
+  std::atomic<int> right = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kChannels; ++i) {
+    threads.emplace_back([&, i] {
+      Slot& slot = tier->slot({i * 6 * kTierPiece}, {kBytes});
+      std::vector<std::byte> found(kBytes + 1);
+      for (int round = 0; round < kRounds; ++round) {
+        const std::vector<std::byte> there = noise(kBytes + 1, i * kRounds + round);
+        channels[i]->write(slot, there.data() + 1);  // at no address that a file takes directly
+        channels[i]->read(slot, found.data() + 1);
+        right += std::memcmp(found.data() + 1, there.data() + 1, kBytes) == 0 ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, kChannels * kRounds);
 }
 
 TEST_P(EveryTier, WritesAndReadsPartsOfASlot) {
