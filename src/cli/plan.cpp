@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/texts.h"
 #include "cli/checks.h"
@@ -125,6 +126,7 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
 }
 
 int run_plan(const PlanFlags& flags) {
+  const Stopwatch watch;
   check_writable("--save", flags.save);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
@@ -154,8 +156,9 @@ int run_plan(const PlanFlags& flags) {
     return kInfeasible;
   }
   Program& program = std::get<Program>(result);
-  const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
+  SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
   for (const std::string& text : shared.notices) complain(text);
+  shared.plan.plan_time_ms = watch.ms();  // of all that this command did for it
   program.plan = check_plan(program.network.graph, shared.plan);
   tell_plan(flags, session, network, input, program, *program.minimum, out);
   if (!flags.save.empty()) {

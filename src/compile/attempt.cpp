@@ -1,40 +1,66 @@
 #include "compile/attempt.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
+#include "plan/assemble.h"
 #include "plan/room.h"
 #include "plan/route.h"
-#include "plan/simulate.h"
+#include "plan/value_timeline.h"
 
 namespace plimsoll {
 namespace {
 
 constexpr double kMostRunsOfAStep = 3;  // in plans worth having
 
+PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<KernelChoice>& kernels,
+                      const Device& device, const CostTable& costs, const CompileOptions& options,
+                      const Wanted& wanted) {
+  PolicyInput input{.graph = graph,
+                    .route = route,
+                    .kernels = kernels,
+                    .costs = costs,
+                    .device = device.info(),
+                    .budget = options.memory,
+                    .placement = options.placement,
+                    .faster_than_ms = wanted.faster_than_ms,
+                    .first_that_fits = options.first_that_fits,
+                    .least_memory = wanted.least_memory,
+                    .less_than = wanted.less_than,
+                    .only_to_fit = wanted.only_to_fit,
+                    .explain = wanted.explain,
+                    .state_homes = options.state_homes,
+                    .options = policy_options(wanted.policy),
+                    .timeline = wanted.timeline};
+  if (!options.tiers.empty()) input.device.tiers = options.tiers;
+  if (!input.timeline) input.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
+  return input;
+}
+
 }  // namespace
+
+std::string identity(const LaidOut& laid) {
+  std::string text = fmt::format("{:016x}", fingerprint(laid.graph));
+  for (const KernelChoice& kernel : laid.layouts.kernels) text += " " + kernel.kernel;
+  return text;
+}
 
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                      const Wanted& wanted) {
   auto& [graph, layouts] = laid;
   const Route route = make_route(graph);
-  DeviceInfo info = device.info();
-  if (!options.tiers.empty()) info.tiers = options.tiers;
-  PlanOrInfeasible result = find_policy(wanted.policy)
-                                .plan({.graph = graph,
-                                       .route = route,
-                                       .kernels = layouts.kernels,
-                                       .costs = costs,
-                                       .device = info,
-                                       .budget = options.memory,
-                                       .placement = options.placement,
-                                       .faster_than_ms = wanted.faster_than_ms,
-                                       .first_that_fits = options.first_that_fits,
-                                       .least_memory = wanted.least_memory,
-                                       .explain = wanted.explain,
-                                       .state_homes = options.state_homes,
-                                       .options = policy_options(wanted.policy)});
-  if (Plan* plan = std::get_if<Plan>(&result)) predict(graph, *plan, costs);
+  const PolicyInput input = input_for(graph, route, layouts.kernels, device, costs, options, wanted);
+  PlanOrInfeasible result = find_policy(wanted.policy).plan(input);
+  if (Plan* plan = std::get_if<Plan>(&result)) predict(input, *plan);
   return {std::move(graph), std::move(layouts), std::move(result)};
+}
+
+void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  if (!attempt.feasible()) return;
+  const Route route = make_route(attempt.graph);
+  place_again(input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, {options.policy}),
+              std::get<Plan>(attempt.result));
 }
 
 bool is_better(const Attempt& a, const Attempt& than) {
@@ -46,8 +72,15 @@ bool is_better(const Attempt& a, const Attempt& than) {
 
 Attempt Flow::attempt(const Choice& choice, bool explain, double faster_than_ms) {
   if (const LaidOut* laid = lay_out(choice))
-    return make_attempt(*laid, device_, costs_, options_, {options_.policy, explain, faster_than_ms});
+    return make(*laid, {.policy = options_.policy,
+                        .explain = explain,
+                        .faster_than_ms = faster_than_ms,
+                        .timeline = timeline_of(choice, *laid)});
   return {{}, {}, Infeasible{.flag = "--workspace"}};
+}
+Attempt Flow::make(LaidOut laid, Wanted wanted) {
+  wanted.only_to_fit = true;
+  return make_attempt(std::move(laid), device_, costs_, options_, wanted);
 }
 Attempt Flow::over_limit(bool divide) {
   const std::lock_guard lock(mutex_);
@@ -66,15 +99,35 @@ std::optional<Attempt> Flow::upgraded(const Attempt& attempt, bool divide, const
   std::optional<LaidOut> next =
       upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
   if (!next) return std::nullopt;
-  return make_attempt(std::move(*next), device_, costs_, options_, {policy});
+  return make(std::move(*next), {.policy = policy, .faster_than_ms = attempt.plan().predicted.step_time_ms});
 }
 
 Attempt Flow::attempt_by(const std::string& policy, const Choice& choice, double ms) {
   const LaidOut* laid = lay_out(choice);
   if (laid == nullptr) return {{}, {}, Infeasible{.flag = "--workspace"}};
-  const std::optional<LaidOut> fastest = upgrade(*laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
-  const double gain = fastest ? laid->layouts.estimated_ms - fastest->layouts.estimated_ms : 0;
-  return make_attempt(*laid, device_, costs_, options_, {policy, false, ms + kMostRunsOfAStep * gain});
+  const double gain = gain_of_fastest(choice, *laid);
+  return make(
+      *laid,
+      {.policy = policy, .faster_than_ms = ms + kMostRunsOfAStep * gain, .timeline = timeline_of(choice, *laid)});
+}
+
+double Flow::gain_of_fastest(const Choice& choice, const LaidOut& laid) {
+  const std::lock_guard lock(mutex_);
+  auto [place, fresh] = gains_.try_emplace({choice.family, choice.limit, choice.divide}, 0);
+  if (!fresh) return place->second;
+  const auto fastest = selection_.upgrade(laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
+  if (fastest) place->second = laid.layouts.estimated_ms - fastest->layouts.estimated_ms;
+  return place->second;
+}
+
+std::shared_ptr<const ValueTimeline> Flow::timeline_of(const Choice& choice, const LaidOut& laid) {
+  const std::lock_guard lock(mutex_);
+  auto [place, fresh] = timelines_.try_emplace({choice.family, choice.limit, choice.divide});
+  if (fresh) {
+    const Route route = make_route(laid.graph);
+    place->second = input_for(laid.graph, route, laid.layouts.kernels, device_, costs_, options_, {"auto"}).timeline;
+  }
+  return place->second;
 }
 
 std::optional<LaidOut> Flow::upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room) {

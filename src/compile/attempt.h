@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -25,16 +26,25 @@ struct Attempt {
   const Plan& plan() const { return std::get<Plan>(result); }
 };
 
+// The same for layouts and kernels that are the same: those of several families may be.
+std::string identity(const LaidOut& laid);
+
 // By whom a plan is wanted, and of what use it is.
 struct Wanted {
   std::string policy;
   bool explain = false;
   double faster_than_ms = kAnyTime;
   bool least_memory = false;
+  Bytes less_than{INT64_MAX};                          // with least_memory
+  bool only_to_fit = false;                            // as in PolicyInput
+  std::shared_ptr<const ValueTimeline> timeline = {};  // of the layouts, where it is known
 };
 
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                      const Wanted& wanted);
+
+// The offsets of the plan that is taken of many that were made `only_to_fit`.
+void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
 
 bool is_better(const Attempt& a, const Attempt& than);
 
@@ -51,8 +61,8 @@ class Flow {
   // The layouts of a choice; null where none are within the limits on workspace.
   const LaidOut* lay_out(const Choice& choice);
 
-  // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they
-  // are those.
+  // The same layouts with the fastest kernels for which there is room in the plan that was found, if that makes it
+  // faster; nothing where they are those.
   std::optional<Attempt> upgraded(const Attempt& attempt, bool divide, const std::string& policy);
 
   // What another policy makes of the choice, if faster kernels in its plan's free bytes could bring it below `ms`: at
@@ -60,6 +70,9 @@ class Flow {
   Attempt attempt_by(const std::string& policy, const Choice& choice, double ms);
 
  private:
+  Attempt make(LaidOut laid, Wanted wanted);
+  double gain_of_fastest(const Choice& choice, const LaidOut& laid);
+  std::shared_ptr<const ValueTimeline> timeline_of(const Choice& choice, const LaidOut& laid);
   std::optional<LaidOut> upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room);
 
   const Device& device_;
@@ -67,7 +80,10 @@ class Flow {
   const CompileOptions& options_;
   std::mutex mutex_;  // of what follows
   KernelSelection selection_;
-  std::map<std::tuple<std::optional<LayoutFamily>, Bytes, bool>, std::optional<LaidOut>> laid_out_;  // by choice
+  using Key = std::tuple<std::optional<LayoutFamily>, Bytes, bool>;
+  std::map<Key, std::optional<LaidOut>> laid_out_;  // by choice
+  std::map<Key, std::shared_ptr<const ValueTimeline>> timelines_;
+  std::map<Key, double> gains_;  // by choice: ms that the fastest kernels take less
 };
 
 constexpr int32_t kManyOps = 5000;  // for such a graph, the first plan that fits is taken: each takes seconds

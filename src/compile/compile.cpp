@@ -98,8 +98,12 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   Attempt best = flow.attempt(chosen, one_only);
   if (!best.has_kernels()) return flow.over_limit(divide);
   if (!is_free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
-    std::vector<Choice> choices{chosen};
-    const std::vector<Choice> others = other_choices(flow, chosen, best.layouts, options, many);
+    std::vector<Choice> choices{chosen}, others = other_choices(flow, chosen, best.layouts, options, many);
+    std::set<std::string> seen{identity(*flow.lay_out(chosen))};
+    std::erase_if(others, [&](const Choice& other) {
+      const LaidOut* laid = flow.lay_out(other);
+      return laid == nullptr || !seen.insert(identity(*laid)).second;
+    });
     choices.insert(choices.end(), others.begin(), others.end());
     std::mutex best_mutex;
     size_t best_index = 0;  // of equal ones the first: the same whoever is done first
@@ -155,7 +159,8 @@ Bytes total_workspace(const Attempt& attempt) {
 }
 
 // So is an equal share of a total for each op, where the sum fits.
-Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+Attempt search_shares(const Network& network, const Device& device, const CostTable& costs,
+                      const CompileOptions& options) {
   Attempt best = search_sizes(network, device, costs, options);
   if (!options.workspace_total || options.exact || !options.kernels.empty() || !best.has_kernels()) return best;
   CompileOptions shared = options;
@@ -164,6 +169,13 @@ Attempt search(const Network& network, const Device& device, const CostTable& co
   Attempt other = search_sizes(network, device, costs, shared);
   if (other.has_kernels() && total_workspace(other) <= *options.workspace_total && is_better(other, best))
     best = std::move(other);
+  return best;
+}
+
+// All of these; the plan that is taken is placed with more effort than those that it was chosen among.
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Attempt best = search_shares(network, device, costs, options);
+  place_again(best, device, costs, options);
   return best;
 }
 

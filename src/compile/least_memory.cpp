@@ -59,7 +59,7 @@ class LeastSearch {
   const CompileOptions& options() const { return options_; }
 
   void consider(const LaidOut& laid, Bytes enough) {
-    if (!is_fresh(laid)) return;
+    if (!seen_.insert(identity(laid)).second) return;
     auto_ = find_policy(options_.policy).name == "auto";
     if (auto_) {
       take(attempt(laid, enough));
@@ -102,16 +102,13 @@ class LeastSearch {
  private:
   static constexpr int kAnswers = 6;
 
-  // Layouts of several families may be the same.
-  bool is_fresh(const LaidOut& laid) {
-    std::string key = fmt::format("{:016x}", fingerprint(laid.graph));
-    for (const KernelChoice& kernel : laid.layouts.kernels) key += " " + kernel.kernel;
-    return seen_.insert(std::move(key)).second;
-  }
   Attempt attempt(const LaidOut& laid, Bytes memory) {
     options_.memory = memory;
     return make_attempt(laid, device_, costs_, options_,
-                        {.policy = options_.policy, .explain = true, .least_memory = true});
+                        {.policy = options_.policy,
+                         .explain = true,
+                         .least_memory = true,
+                         .less_than = best_ ? best_->plan().arena : Bytes{INT64_MAX}});
   }
   void take(Attempt answer) {
     if (answer.feasible()) {
