@@ -29,6 +29,7 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .least_memory = wanted.least_memory,
                     .less_than = wanted.less_than,
                     .only_to_fit = wanted.only_to_fit,
+                    .unplaced = wanted.unplaced,
                     .explain = wanted.explain,
                     .state_homes = options.state_homes,
                     .options = policy_options(wanted.policy),
@@ -106,9 +107,31 @@ Attempt Flow::attempt_by(const std::string& policy, const Choice& choice, double
   const LaidOut* laid = lay_out(choice);
   if (laid == nullptr) return {{}, {}, Infeasible{.flag = "--workspace"}};
   const double gain = gain_of_fastest(choice, *laid);
-  return make(
-      *laid,
-      {.policy = policy, .faster_than_ms = ms + kMostRunsOfAStep * gain, .timeline = timeline_of(choice, *laid)});
+  Wanted wanted{
+      .policy = policy, .faster_than_ms = ms + kMostRunsOfAStep * gain, .timeline = timeline_of(choice, *laid)};
+  if (gain > 0) {  // else what is not faster now never is
+    wanted.unplaced = true;
+    Attempt sketch = make(*laid, wanted);
+    if (!sketch.feasible()) return sketch;
+    if (least_ms_when_upgraded(sketch, choice.divide) >= ms)
+      return {{}, {}, Infeasible{.policy = policy, .budget = options_.memory, .minimum = {INT64_MAX}}};
+    wanted.unplaced = false;
+  }
+  return make(*laid, wanted);
+}
+
+// Of its steps, computing alone, by the fastest kernels that there is room for.
+double Flow::least_ms_when_upgraded(const Attempt& attempt, bool divide) {
+  const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
+  const auto next = upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
+  if (!next) return attempt.plan().predicted.step_time_ms;
+  double sum = 0;
+  for (const Step& step : attempt.plan().steps) {
+    const std::string& kernel = next->layouts.kernels[step.op.index].kernel;
+    const bool same = kernel == step.kernel;
+    sum += same ? step.time_ms : costs_.predict(next->graph, next->graph.op(step.op), kernel).time_ms;
+  }
+  return sum;
 }
 
 double Flow::gain_of_fastest(const Choice& choice, const LaidOut& laid) {

@@ -35,8 +35,9 @@ struct Wanted {
   bool explain = false;
   double faster_than_ms = kAnyTime;
   bool least_memory = false;
-  Bytes less_than{INT64_MAX};                          // with least_memory
-  bool only_to_fit = false;                            // as in PolicyInput
+  Bytes less_than{INT64_MAX};  // with least_memory
+  bool only_to_fit = false;    // as in PolicyInput
+  bool unplaced = false;
   std::shared_ptr<const ValueTimeline> timeline = {};  // of the layouts, where it is known
 };
 
@@ -71,6 +72,7 @@ class Flow {
 
  private:
   Attempt make(LaidOut laid, Wanted wanted);
+  double least_ms_when_upgraded(const Attempt& attempt, bool divide);
   double gain_of_fastest(const Choice& choice, const LaidOut& laid);
   std::shared_ptr<const ValueTimeline> timeline_of(const Choice& choice, const LaidOut& laid);
   std::optional<LaidOut> upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room);

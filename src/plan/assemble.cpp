@@ -89,6 +89,18 @@ std::vector<ArenaRegion> regions_above(Bytes bottom, const std::vector<Stay>& st
   return regions;
 }
 
+// Each above all others, with the height of the live bytes.
+Placement stacked(const std::vector<Buffer>& problem) {
+  Placement placement;
+  Bytes end;
+  for (const Buffer& buffer : problem) {
+    placement.offsets.push_back(end);
+    end += align_up(buffer.bytes, kStayAlignment);
+  }
+  placement.height = {make_problem(problem, kStayAlignment).lower_bound};
+  return placement;
+}
+
 // By the method; with little effort where that is enough. Where no placement fits, and nobody asks why, none is made:
 // the height is then that of the live bytes.
 Placement place_for(const PolicyInput& input, Bytes bottom, const PlacementMethod& method,
@@ -194,7 +206,7 @@ Placement place_regions(const PolicyInput& input, Bytes bottom, const Placer& pl
     problem.push_back({whole_step ? 0 : s, (whole_step ? end : s) + 1, bytes});
     workspaces.push_back({.tensor = {}, .offset = {}, .bytes = bytes, .first = s, .last = whole_step ? end : s});
   }
-  const Placement placement = place(method, problem);
+  const Placement placement = input.unplaced ? stacked(problem) : place(method, problem);
   for (size_t i = 0; i < asked.size(); ++i) asked[i]->offset = bottom + placement.offsets[i];
   for (size_t i = 0; i < workspaces.size(); ++i) {
     workspaces[i].offset = bottom + placement.offsets[asked.size() + i];

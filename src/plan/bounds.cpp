@@ -8,6 +8,22 @@ namespace {
 
 constexpr size_t kStepsJudged = 300;  // for their time, of those that are above the budget, evenly
 
+// Bytes a millisecond of all tiers together; 0: there are none. What was written in the step is copied out before the
+// fullest step and in behind it, one after the other; a state, or an input, may be outside at the start or at the end.
+struct CopyRates {
+  double both_ways = 0, one_way = 0;
+};
+CopyRates copy_rates(const std::vector<TierInfo>& tiers) {
+  CopyRates rates;
+  for (const TierInfo& tier : tiers) {
+    const double out = tier.out_gb_per_s > 0 ? tier.out_gb_per_s * 1e6 : 1e300;
+    const double in = tier.in_gb_per_s > 0 ? tier.in_gb_per_s * 1e6 : 1e300;
+    rates.both_ways += 1 / (1 / out + 1 / in);
+    rates.one_way += std::max(out, in);
+  }
+  return rates;
+}
+
 class Bounds {
  public:
   explicit Bounds(const ValueTimeline& timeline) : timeline_(timeline), count_(timeline.steps.size()) {
@@ -21,11 +37,16 @@ class Bounds {
   int64_t across(size_t step) const { return across_[step]; }    // of values that lie across it
   int64_t lasting(size_t step) const { return lasting_[step]; }  // of those, what cannot be computed again
 
-  // With `excess` bytes of what lies across the step out of the arena; `copied`: bytes a millisecond that tiers take or
-  // give. One part is computed again, at the price of the cheapest, beside copies of the rest.
-  double least_ms(size_t step, double excess, double copied) const {
+  // With `excess` bytes of what lies across the step out of the arena. One part is computed again, at the price of the
+  // cheapest, beside copies of the rest.
+  double least_ms(size_t step, double excess, const CopyRates& rates) const {
     double ms = timeline_.compute_ms;
-    const auto copying = [&](double bytes) { return bytes <= 0 ? 0 : copied > 0 ? bytes / copied : kAnyTime; };
+    const double outside = static_cast<double>(outside_[step]);
+    const auto copying = [&](double bytes) {
+      if (bytes <= 0) return 0.0;
+      if (rates.one_way <= 0) return kAnyTime;
+      return std::min(bytes, outside) / rates.one_way + std::max(0.0, bytes - outside) / rates.both_ways;
+    };
     for (const auto& [bytes, again_ms] : cheapest_first(step)) {
       if (ms >= copying(excess)) return ms;
       if (ms + again_ms >= copying(excess - bytes)) {  // somewhere within this one both take the same time
@@ -77,9 +98,11 @@ class Bounds {
   void find_across() {
     across_.assign(count_ + 1, 0);  // changes first
     lasting_.assign(count_ + 1, 0);
+    outside_.assign(count_ + 1, 0);
     const auto add = [&](int32_t v, int32_t step, int64_t bytes) {
       across_[step] += bytes;
       if (!timeline_.values[v].recomputable) lasting_[step] += bytes;
+      if (timeline_.values[v].state >= 0 || timeline_.values[v].producer < 0) outside_[step] += bytes;
     };
     for (int32_t v = 0; v < static_cast<int32_t>(timeline_.values.size()); ++v) {
       const int32_t first = begin_[v] + 1, end = end_[v];
@@ -95,6 +118,7 @@ class Bounds {
     }
     std::partial_sum(across_.begin(), across_.end(), across_.begin());
     std::partial_sum(lasting_.begin(), lasting_.end(), lasting_.begin());
+    std::partial_sum(outside_.begin(), outside_.end(), outside_.begin());
   }
 
   struct Again {
@@ -117,18 +141,9 @@ class Bounds {
 
   const ValueTimeline& timeline_;
   const size_t count_;
-  std::vector<int32_t> begin_, end_;             // by value
-  std::vector<int64_t> own_, across_, lasting_;  // by step
+  std::vector<int32_t> begin_, end_;                       // by value
+  std::vector<int64_t> own_, across_, lasting_, outside_;  // by step
 };
-
-// Bytes a millisecond that all tiers take and give together; 0: there are none.
-double copied_a_ms(const std::vector<TierInfo>& tiers) {
-  double sum = 0;
-  for (const TierInfo& tier : tiers) {
-    for (const double gb_per_s : {tier.out_gb_per_s, tier.in_gb_per_s}) sum += gb_per_s > 0 ? gb_per_s * 1e6 : 1e300;
-  }
-  return sum;
-}
 
 }  // namespace
 
@@ -146,12 +161,12 @@ double least_ms(const ValueTimeline& timeline, const std::vector<TierInfo>& tier
     if (bounds.own(s) + (tiers.empty() ? bounds.lasting(s) : 0) > budget) return kAnyTime;
     if (bounds.own(s) + bounds.across(s) > budget) above.push_back(s);
   }
-  const double copied = copied_a_ms(tiers);
+  const CopyRates rates = copy_rates(tiers);
   double most = timeline.compute_ms;
   for (size_t i = 0, n = std::min(kStepsJudged, above.size()); i < n; ++i) {
     const size_t s = above[i * above.size() / n];
     const double excess = static_cast<double>(bounds.own(s) + bounds.across(s) - budget);
-    most = std::max(most, bounds.least_ms(s, excess, copied));
+    most = std::max(most, bounds.least_ms(s, excess, rates));
   }
   return most;
 }

@@ -38,6 +38,8 @@ struct PolicyInput {
   // Offsets within the budget will do: who asks has many plans to choose among, and places the one that it takes once
   // more (place_again).
   bool only_to_fit = false;
+  // Every buffer lies above all others: a sketch, of which times and live bytes are of use. It counts as what is live.
+  bool unplaced = false;
   bool explain = true;  // false: an answer that does not fit says no more than `minimum`, its live bytes, not placed
   // By index of graph.states: the tier where it lies between steps, -1 the arena; empty: the policy decides. An
   // evaluation finds the states where the training leaves them. Only liveness (all in the arena) and auto heed it.
