@@ -91,13 +91,13 @@ class AutoPlanner {
     }
     std::stable_sort(points.begin(), points.end(),
                      [](const TradeoffPoint& a, const TradeoffPoint& b) { return a.peak < b.peak; });
-    if (points[0].peak >= below.count) return std::nullopt;
+    if (points[0].peak / 4 * 3 >= below.count) return std::nullopt;
     std::optional<Plan> best = make_below(points[0], {INT64_MAX}, true);
-    const bool least_possible = best->arena.count == points[0].peak;
-    if (!least_possible && best->arena > input_.budget) {
-      const Bytes bound = std::min(below, best->arena);
-      std::optional<Plan> other = least_of(placed_roughly(std::move(some), std::move(points), bound), bound);
-      if (other) best = std::move(other);
+    if (best->arena > input_.budget) {
+      const Bytes bound = best->arena;
+      std::vector<TradeoffPoint> close =
+          placed_roughly(std::move(some), std::move(points), bound, std::min(below, bound));
+      if (std::optional<Plan> other = least_of(close, std::min(below, bound))) best = std::move(other);
     }
     return best->arena < below ? std::move(best) : std::nullopt;
   }
@@ -107,11 +107,14 @@ class AutoPlanner {
     std::optional<Plan> plan;
     double ms = 1e300;
   };
-  // Points that may need less than `below`, by the arena that they need when placed roughly, the least first.
+  // Of `some` points, of those with peaks below `bound`, and of what these improve to: what may need less than `below`, by
+  // the arena that it needs when placed roughly, the least first.
   std::vector<TradeoffPoint> placed_roughly(std::vector<TradeoffPoint> some, std::vector<TradeoffPoint> points,
-                                            Bytes below) const {
+                                            Bytes bound, Bytes below) const {
     const bool within_room = points.size() < points_.size();
-    std::erase_if(points, [&](const TradeoffPoint& point) { return point.peak >= below.count; });
+    points.erase(std::find_if(points.begin() + 1, points.end(),
+                              [&](const TradeoffPoint& point) { return point.peak >= bound.count; }),
+                 points.end());
     for (size_t i = 0, n = std::min(kPlacedRoughly, points.size()); i < n; ++i)
       some.push_back(points[i * (points.size() - 1) / std::max<size_t>(n - 1, 1)]);
     std::vector<int64_t> peaks;
@@ -365,9 +368,10 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
   any.explain = false;
   PlanOrInfeasible kept = plan_liveness(any);
   if (std::holds_alternative<Plan>(kept)) return kept;
-  // Whether it is the least is of no interest where only what fits is asked for.
-  Bytes below = input.less_than;
-  if (input.first_that_fits) below = std::min(below, more_than(input.budget));
+  const Bytes below = input.less_than;
+  const Bytes bound{least_live(make_timeline(input), !input.device.tiers.empty())};
+  if (input.first_that_fits && bound > input.budget)  // what would do was not asked
+    return Infeasible{.policy = "auto", .budget = input.budget, .minimum = bound};
   std::optional<Plan> best = AutoPlanner(input).least(below);
   for (const Policy& policy : policies()) {
     if (best && best->arena <= input.budget) break;
@@ -377,8 +381,7 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
     if (Plan* plan = std::get_if<Plan>(&other)) best = std::move(*plan);
   }
   if (best) return *std::move(best);
-  const Bytes minimum{least_live(make_timeline(input), !input.device.tiers.empty())};  // what would do was not asked
-  return Infeasible{.policy = "auto", .budget = input.budget, .minimum = minimum};
+  return Infeasible{.policy = "auto", .budget = input.budget, .minimum = below};
 }
 
 }  // namespace
