@@ -1,8 +1,5 @@
 // Planning stays cheap: what it takes is counted in things done, not in time, so the test is the same on every machine.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
-
-#include <cstdlib>
 
 #include "plan/effort.h"
 #include "plimsoll/compile.h"
@@ -18,8 +15,8 @@ struct Case {
   int64_t placements, looks, steps;
 };
 const Case kCases[] = {
-    {"resnet18", "k40c", 8, 60, 0, 0, 0},
-    {"resnet34", "k40c", 8, 40, 0, 0, 0},
+    {"resnet18", "k40c", 8, 60, 200, 20'000'000, 4'000'000},
+    {"resnet34", "k40c", 8, 40, 200, 60'000'000, 25'000'000},
 };
 
 class PlanningEffortOf : public ::testing::TestWithParam<Case> {};
@@ -35,8 +32,6 @@ TEST_P(PlanningEffortOf, ANetworkStaysWithinWhatItIsHeldTo) {
   PlanningEffort& effort = planning_effort();
   effort.placements = effort.placement_looks = effort.scheduled_steps = 0;
   ASSERT_TRUE(std::holds_alternative<Program>(compile_training(network, *device, costs, options)));
-  fmt::print("{}: {} placements, {} looks, {} steps\n", c.model, effort.placements.load(),
-             effort.placement_looks.load(), effort.scheduled_steps.load());
   EXPECT_LE(effort.placements, c.placements);
   EXPECT_LE(effort.placement_looks, c.looks);
   EXPECT_LE(effort.scheduled_steps, c.steps);
