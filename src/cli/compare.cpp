@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/clock.h"
 #include "base/names.h"
@@ -239,13 +240,15 @@ class Largest {
       write_nothing_fits(out);
       return kInfeasible;
     }
-    best_ = try_size(low_, true);  // as `plan` plans it, and not only as what fits
+    // As `plan` plans it, and not only as what fits.
+    if (const Trial planned = try_size(low_, true); planned.fits) best_ = planned;
     write_largest(out);
     return kDone;
   }
 
  private:
-  // Grows until a size does not fit, then halves what is between it and the last that did.
+  // Grows until a size does not fit, then halves what is between it and the last that did. What does not fit may fit a
+  // little larger, where its sizes suit each other better: so of batches some above the last are asked too.
   void search() {
     const int64_t most = flags_.most > 0 ? flags_.most : flags_.what == "depth" ? 4096 : 65536;
     int64_t high = 1;  // does not fit
@@ -254,11 +257,26 @@ class Largest {
     if (high > most) {
       high = most + 1;
       refused_ = {false, fmt::format("the search (--most {})", most), {}, {}};
+      refused_sizes_.insert(high);
     }
+    halve(high);
+    while (flags_.what == "batch" && any_above()) halve(*refused_sizes_.upper_bound(low_));
+  }
+
+  void halve(int64_t high) {
     while (high - low_ > 1) {
       const int64_t middle = low_ + (high - low_) / 2;
       if (!attempt(middle)) high = middle;
     }
+  }
+
+  bool any_above() {
+    for (const int64_t part : {64, 32, 16}) {
+      const int64_t size = low_ + low_ / part;
+      if (size >= *refused_sizes_.rbegin()) return false;
+      if (size > low_ && !refused_sizes_.contains(size) && attempt(size)) return true;
+    }
+    return false;
   }
 
   // Whether this size fits; then it is the largest so far.
@@ -266,7 +284,11 @@ class Largest {
     const Trial trial = try_size(size);
     fmt::print(stderr, "  {} {}: {}\n", flags_.what, size, trial.fits ? "fits" : trial.limited_by);
     (trial.fits ? best_ : refused_) = trial;
-    if (trial.fits) low_ = size;
+    if (trial.fits) {
+      low_ = size;
+    } else {
+      refused_sizes_.insert(size);
+    }
     return trial.fits;
   }
 
@@ -348,7 +370,8 @@ class Largest {
 
   const MaxFlags& flags_;
   Session session_;
-  int64_t low_ = 0;  // the largest that fits
+  int64_t low_ = 0;                  // the largest that fits
+  std::set<int64_t> refused_sizes_;  // the last of them is larger than any that was asked
   Trial best_, refused_;
 };
 
@@ -395,6 +418,7 @@ Run add_max(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--most", flags->most, "Look no further than this")->check(whole_number(1, 1 << 24));
   command->footer(
+      "The largest that was found to fit. A batch may fit where a somewhat smaller one does not, so some above are asked.\n\n"
       "Examples:\n  plimsoll max resnet50 --memory 2GiB --host-memory 8GiB\n  plimsoll max resnet:6-32-N-6 --what depth --batch 16 --memory 11.2GiB --device k40c --lowering paper");
   return [flags] {
     if (flags->what != "batch" && flags->what != "depth")

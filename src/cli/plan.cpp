@@ -116,13 +116,14 @@ struct Planner {
   const Session& session;
   const Network& network;
   const CoreOptions& cores;
+  const Stopwatch& watch;            // since the command began: its plan's time is of all that it did for it
   std::vector<std::string> notices;  // of the last plan
 
   std::variant<Program, Infeasible> plan(const CompileOptions& options) {
     auto result = compile(flags, network, session, options);
     if (auto* program = std::get_if<Program>(&result)) {
-      const SharedCores shared =
-          share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
+      SharedCores shared = share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
+      shared.plan.plan_time_ms = watch.ms();
       program->plan = check_plan(program->network.graph, shared.plan);
       notices = shared.notices;
     }
@@ -178,6 +179,7 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
 }
 
 int run_plan(const PlanFlags& flags) {
+  const Stopwatch watch;
   check_writable("--save", flags.save);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
@@ -199,8 +201,8 @@ int run_plan(const PlanFlags& flags) {
     say(out, "interrupted; what was measured is kept");
     return kInterrupted;
   }
-  Planner planner{flags, session, network, cores, {}};
-  const Stopwatch watch;
+  Planner planner{flags, session, network, cores, watch, {}};
+  const Stopwatch planning;
   std::optional<SlowNotice> notice(std::in_place, fmt::format("planning {}, batch {}", flags.model, input.batch));
   auto result = within_process(planner.plan(options), flags, stated);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
@@ -211,7 +213,7 @@ int run_plan(const PlanFlags& flags) {
   }
   const Program& program = std::get<Program>(result);
   for (const std::string& text : planner.notices) complain(text);
-  const PlanReason reason = find_reason(planner, options, program, watch.seconds());
+  const PlanReason reason = find_reason(planner, options, program, planning.seconds());
   notice.reset();
   tell_plan(flags, session, network, input, program, reason, process, out);
   if (!flags.save.empty()) {

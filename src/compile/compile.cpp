@@ -4,142 +4,26 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <mutex>
-#include <numeric>
 #include <set>
-#include <tuple>
 
 #include "base/clock.h"
 #include "base/parallel.h"
-#include "kernels/selection.h"
+#include "compile/attempt.h"
+#include "compile/least_memory.h"
 #include "kernels/workspace_limits.h"
 #include "passes/passes.h"
 #include "plan/assemble.h"
-#include "plan/policy.h"
-#include "plan/room.h"
 #include "plan/route.h"
-#include "plan/simulate.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
 
-struct Attempt {
-  Graph graph;
-  LayoutResult layouts;
-  PlanOrInfeasible result;
-  bool feasible() const { return std::holds_alternative<Plan>(result); }
-  bool has_kernels() const {
-    return feasible() || std::get<Infeasible>(result).flag.empty();
-  }  // within the limits on workspace
-  const Plan& plan() const { return std::get<Plan>(result); }
-};
-
-// By whom a plan is wanted, and of what use it is.
-struct Wanted {
-  std::string policy;
-  bool explain = false;
-  double faster_than_ms = kAnyTime;
-  bool least_memory = false;
-};
-
-Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
-                     const Wanted& wanted) {
-  auto& [graph, layouts] = laid;
-  const Route route = make_route(graph);
-  DeviceInfo info = device.info();
-  if (!options.tiers.empty()) info.tiers = options.tiers;
-  PlanOrInfeasible result = find_policy(wanted.policy)
-                                .plan({.graph = graph,
-                                       .route = route,
-                                       .kernels = layouts.kernels,
-                                       .costs = costs,
-                                       .device = info,
-                                       .budget = options.memory,
-                                       .placement = options.placement,
-                                       .faster_than_ms = wanted.faster_than_ms,
-                                       .first_that_fits = options.first_that_fits,
-                                       .least_memory = wanted.least_memory,
-                                       .explain = wanted.explain,
-                                       .state_homes = options.state_homes,
-                                       .options = policy_options(wanted.policy)});
-  if (Plan* plan = std::get_if<Plan>(&result)) predict(graph, *plan, costs);
-  return {std::move(graph), std::move(layouts), std::move(result)};
-}
-
-// Ways down the flow for one network: layouts and kernels, then a plan. Several threads may go them at once.
-class Flow {
- public:
-  Flow(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
-      : device_(device), costs_(costs), options_(options), selection_(network, device, costs, options) {}
-
-  // Of use only where its step takes less than `faster_than_ms`.
-  Attempt attempt(const Choice& choice, bool explain = false, double faster_than_ms = kAnyTime) {
-    if (const LaidOut* laid = lay_out(choice))
-      return make_attempt(*laid, device_, costs_, options_, {options_.policy, explain, faster_than_ms});
-    return {{}, {}, Infeasible{.flag = "--workspace"}};
-  }
-  Attempt over_limit(bool divide) {
-    const std::lock_guard lock(mutex_);
-    return {{}, {}, selection_.over_limit(divide)};
-  }
-
-  // The layouts of a choice; null where none are within the limits on workspace.
-  const LaidOut* lay_out(const Choice& choice) {
-    const std::lock_guard lock(mutex_);
-    auto [place, fresh] = laid_out_.try_emplace({choice.family, choice.limit, choice.divide});
-    if (fresh) place->second = selection_.choose(choice);
-    return place->second ? &*place->second : nullptr;
-  }
-
-  // The same layouts with the fastest kernels for which there is room in the plan that was found; nothing where they
-  // are those.
-  std::optional<Attempt> upgraded(const Attempt& attempt, bool divide, const std::string& policy) {
-    const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
-    std::optional<LaidOut> next =
-        upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
-    if (!next) return std::nullopt;
-    return make_attempt(std::move(*next), device_, costs_, options_, {policy});
-  }
-
-  // What another policy makes of the choice, if faster kernels in its plan's free bytes could bring it below `ms`: at
-  // best each step runs by the fastest kernel, those that run again too.
-  Attempt attempt_by(const std::string& policy, const Choice& choice, double ms) {
-    const LaidOut* laid = lay_out(choice);
-    if (laid == nullptr) return {{}, {}, Infeasible{.flag = "--workspace"}};
-    const std::optional<LaidOut> fastest = upgrade(*laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
-    const double gain = fastest ? laid->layouts.estimated_ms - fastest->layouts.estimated_ms : 0;
-    return make_attempt(*laid, device_, costs_, options_, {policy, false, ms + kMostRunsOfAStep * gain});
-  }
-
- private:
-  std::optional<LaidOut> upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room) {
-    const std::lock_guard lock(mutex_);
-    return selection_.upgrade(laid, divide, room);
-  }
-
-  const Device& device_;
-  const CostTable& costs_;
-  const CompileOptions& options_;
-  std::mutex mutex_;  // of what follows
-  KernelSelection selection_;
-  std::map<std::tuple<std::optional<LayoutFamily>, Bytes, bool>, std::optional<LaidOut>> laid_out_;  // by choice
-  static constexpr double kMostRunsOfAStep = 3;  // in plans worth having
-};
-
 constexpr size_t kLimitsTried = 4;      // workspace limits between the largest and none
 constexpr double kRounding = 1 + 1e-9;  // of times that are equal
 constexpr int kUpgrades = 2;            // of the plan's free bytes with faster kernels
-constexpr int32_t kManyOps = 5000;      // for such a graph, the first plan that fits is taken: each takes seconds
-
-bool is_better(const Attempt& a, const Attempt& than) {
-  // Where no plan fits: the one without kernels within the limits on workspace is further away.
-  auto rank = [](const Attempt& x) { return std::pair(!x.has_kernels(), std::get<Infeasible>(x.result).minimum); };
-  if (a.feasible() != than.feasible()) return a.feasible();
-  return a.feasible() ? a.plan().predicted.step_time_ms < than.plan().predicted.step_time_ms : rank(a) < rank(than);
-}
 
 bool divides(const Attempt& attempt) {
   return std::any_of(attempt.layouts.kernels.begin(), attempt.layouts.kernels.end(),
@@ -214,8 +98,12 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   Attempt best = flow.attempt(chosen, one_only);
   if (!best.has_kernels()) return flow.over_limit(divide);
   if (!is_free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
-    std::vector<Choice> choices{chosen};
-    const std::vector<Choice> others = other_choices(flow, chosen, best.layouts, options, many);
+    std::vector<Choice> choices{chosen}, others = other_choices(flow, chosen, best.layouts, options, many);
+    std::set<std::string> seen{identity(*flow.lay_out(chosen))};
+    std::erase_if(others, [&](const Choice& other) {
+      const LaidOut* laid = flow.lay_out(other);
+      return laid == nullptr || !seen.insert(identity(*laid)).second;
+    });
     choices.insert(choices.end(), others.begin(), others.end());
     std::mutex best_mutex;
     size_t best_index = 0;  // of equal ones the first: the same whoever is done first
@@ -271,7 +159,8 @@ Bytes total_workspace(const Attempt& attempt) {
 }
 
 // So is an equal share of a total for each op, where the sum fits.
-Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+Attempt search_shares(const Network& network, const Device& device, const CostTable& costs,
+                      const CompileOptions& options) {
   Attempt best = search_sizes(network, device, costs, options);
   if (!options.workspace_total || options.exact || !options.kernels.empty() || !best.has_kernels()) return best;
   CompileOptions shared = options;
@@ -280,6 +169,13 @@ Attempt search(const Network& network, const Device& device, const CostTable& co
   Attempt other = search_sizes(network, device, costs, shared);
   if (other.has_kernels() && total_workspace(other) <= *options.workspace_total && is_better(other, best))
     best = std::move(other);
+  return best;
+}
+
+// All of these; the plan that is taken is placed with more effort than those that it was chosen among.
+Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  Attempt best = search_shares(network, device, costs, options);
+  place_again(best, device, costs, options);
   return best;
 }
 
@@ -293,181 +189,13 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
-// The least memory: found by costs that no clock has told, so that it is the same on every run.
-struct Least {
-  std::optional<Attempt> attempt;  // its plan needs no more; nothing: there is none, whatever the memory
-  Infeasible why;                  // for who has less
-};
-
-MachineRates stated_rates(const Device& device) {
-  return device.info().simulated ? probe_rates(device) : MachineRates{};
-}
-
-// The tiers in an order, and with rates, that were not measured; of each, where it stands in `tiers`.
-std::pair<std::vector<TierInfo>, std::vector<size_t>> stated_tiers(const std::vector<TierInfo>& tiers, bool simulated) {
-  std::vector<size_t> places(tiers.size());
-  std::iota(places.begin(), places.end(), size_t{0});
-  if (simulated) return {tiers, places};
-  std::stable_sort(places.begin(), places.end(), [&](size_t a, size_t b) { return tiers[a].name < tiers[b].name; });
-  std::vector<TierInfo> stated;
-  for (size_t place : places) {
-    TierInfo tier = tiers[place];
-    tier.out_gb_per_s = tier.in_gb_per_s = tier.name == "disk" ? 1 : 10;
-    tier.latency_us = tier.name == "disk" ? 100 : 10;
-    tier.compute_share = tier.beside_compute() ? 0 : 1;
-    stated.push_back(std::move(tier));
-  }
-  return {std::move(stated), std::move(places)};
-}
-
-void put_tiers(Plan& plan, const std::vector<TierInfo>& tiers, const std::vector<size_t>& places) {
-  if (plan.tiers.empty()) return;
-  std::vector<TierUse> uses(tiers.size());
-  for (size_t t = 0; t < places.size(); ++t) uses[places[t]] = {tiers[places[t]], plan.tiers[t].used};
-  plan.tiers = std::move(uses);
-  for (Move& move : plan.moves) move.tier = static_cast<int>(places[static_cast<size_t>(move.tier)]);
-  for (Home& home : plan.homes) home.tier = static_cast<int>(places[static_cast<size_t>(home.tier)]);
-}
-
-// Of what there is for one choice of kernels.
-class LeastSearch {
- public:
-  LeastSearch(const Device& device, const CostTable& costs, const CompileOptions& options)
-      : device_(device), asked_(options), costs_(costs.unmeasured(stated_rates(device))), options_(options) {
-    const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
-    std::tie(options_.tiers, places_) = stated_tiers(tiers, device.info().simulated);
-    tiers_ = tiers;
-  }
-  const CostTable& costs() const { return costs_; }
-  const CompileOptions& options() const { return options_; }
-
-  void consider(const LaidOut& laid, Bytes enough) {
-    if (!is_fresh(laid)) return;
-    auto_ = find_policy(options_.policy).name == "auto";
-    if (auto_) {
-      take(attempt(laid, enough));
-      return;
-    }
-    // Another policy is asked with what it says that it needs, and then for less.
-    bool found = false;
-    Bytes memory{1};
-    for (int i = 0; i < kAnswers; ++i) {
-      Attempt answer = attempt(laid, memory);
-      if (answer.feasible()) {
-        memory = answer.plan().arena - Bytes{1};
-        found = true;
-      } else {
-        const Infeasible& why = std::get<Infeasible>(answer.result);
-        if (found || why.minimum.count == INT64_MAX || memory.count == INT64_MAX) i = kAnswers;
-        memory = why.tier.empty() && why.minimum > memory ? why.minimum : Bytes{INT64_MAX};
-      }
-      take(std::move(answer));
-      if (fits(enough)) return;
-    }
-  }
-  bool fits(Bytes memory) const { return best_ && best_->plan().arena <= memory; }
-
-  Least result(const Device& device, const CostTable& costs) {
-    Least least{.attempt = std::move(best_), .why = std::move(why_)};
-    if (!least.attempt) return least;
-    Plan& plan = std::get<Plan>(least.attempt->result);
-    if (auto_) least.why = explain(*least.attempt, device);
-    if (least.why.suggestion.starts_with(raise_memory_to(least.why.minimum)))
-      least.why.suggestion.replace(0, raise_memory_to(least.why.minimum).size(), raise_memory_to(plan.arena));
-    least.why.minimum = plan.arena;
-    least.why.budget = asked_.memory;
-    put_tiers(plan, tiers_, places_);
-    plan.budget = asked_.memory;
-    predict(least.attempt->graph, plan, costs);
-    return least;
-  }
-
- private:
-  static constexpr int kAnswers = 6;
-
-  // Layouts of several families may be the same.
-  bool is_fresh(const LaidOut& laid) {
-    std::string key = fmt::format("{:016x}", fingerprint(laid.graph));
-    for (const KernelChoice& kernel : laid.layouts.kernels) key += " " + kernel.kernel;
-    return seen_.insert(std::move(key)).second;
-  }
-  Attempt attempt(const LaidOut& laid, Bytes memory) {
-    options_.memory = memory;
-    return make_attempt(laid, device_, costs_, options_,
-                        {.policy = options_.policy, .explain = true, .least_memory = true});
-  }
-  void take(Attempt answer) {
-    if (answer.feasible()) {
-      if (!best_ || answer.plan().arena < best_->plan().arena) best_ = std::move(answer);
-      return;
-    }
-    // Where memory was enough, a tier was not: that is what to say.
-    Infeasible& why = std::get<Infeasible>(answer.result);
-    const bool says_more = why_.policy.empty() || why.tier.empty() < why_.tier.empty();
-    const bool needs_less = why.tier.empty() == why_.tier.empty() && why.minimum < why_.minimum;
-    if (says_more || needs_less) why_ = std::move(why);
-  }
-  Infeasible explain(const Attempt& attempt, const Device& device) const {
-    const Route route = make_route(attempt.graph);
-    const PolicyInput input{.graph = attempt.graph,
-                            .route = route,
-                            .kernels = attempt.layouts.kernels,
-                            .costs = costs_,
-                            .device = device.info()};
-    Infeasible why = explain_infeasible(input, attempt.plan(), false);
-    const std::vector<TierUse>& uses = attempt.plan().tiers;
-    const bool full = std::any_of(uses.begin(), uses.end(),
-                                  [](const TierUse& use) { return use.used.count > use.tier.capacity.count / 10 * 9; });
-    if (full) {
-      why.suggestion += uses.size() > 1               ? ", or give the tiers more (--host-memory, --spill)"
-                        : uses[0].tier.name == "disk" ? ", or give the disk more (--spill DIR:SIZE)"
-                                                      : ", or give more --host-memory";
-    }
-    return why;
-  }
-
-  const Device& device_;
-  const CompileOptions& asked_;
-  const CostTable costs_;
-  CompileOptions options_;
-  std::vector<TierInfo> tiers_;
-  std::vector<size_t> places_;
-  std::set<std::string> seen_;
-  std::optional<Attempt> best_;
-  Infeasible why_;
-  bool auto_ = false;
-};
-
-// Over all choices of kernels with the least workspace; no further than to what is enough.
-Least find_least(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
-                 Bytes enough) {
-  LeastSearch search(device, costs, options);
-  Flow flow(network, device, search.costs(), search.options());
-  const bool pinned = options.exact || !options.kernels.empty();
-  std::vector<Choice> choices{{.family = options.family, .limit = {pinned ? INT64_MAX : 0}}};
-  if (!pinned && !options.family && network.graph.op_count() <= kManyOps) {
-    for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain})
-      choices.push_back({.family = family, .limit = {0}});
-  }
-  bool any = false;
-  for (const Choice& choice : choices) {
-    const LaidOut* laid = flow.lay_out(choice);
-    if (laid == nullptr) continue;
-    any = true;
-    search.consider(*laid, enough);
-    if (search.fits(enough)) break;
-  }
-  if (!any) return {.attempt = {}, .why = std::get<Infeasible>(flow.over_limit(true).result)};
-  return search.result(device, costs);
-}
-
 // What is found by the costs, within what is known of the least memory.
-Attempt choose(const std::function<Least(Bytes enough)>& find_least, const std::function<Attempt()>& find_fastest,
+Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Attempt()>& find_fastest,
                const CompileOptions& options, Bytes lower_bound, std::optional<Bytes>& minimum) {
   if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest();
   if (options.first_that_fits && options.memory < lower_bound)  // what would do was not asked
     return {{}, {}, Infeasible{.budget = options.memory, .minimum = lower_bound}};
-  Least least = find_least(options.name_minimum ? Bytes{1} : options.memory);
+  Least least = find(options.name_minimum ? Bytes{1} : options.memory);
   if (!least.attempt) return {{}, {}, std::move(least.why)};
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
@@ -540,17 +268,11 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
   const LaidOut laid{std::move(graph), std::move(layouts)};
   std::optional<Bytes> minimum;
-  const auto find_least = [&](Bytes enough) {
-    LeastSearch least(device, costs, options);
-    least.consider(laid, enough);
-    return least.result(device, costs);
-  };
-  Attempt found = choose(
-      find_least,
-      [&] {
-        return make_attempt(laid, device, costs, options, {options.policy, true});
-      },
-      options, lower_bound, minimum);
+  Attempt found = choose([&](Bytes enough) { return find_least(laid, device, costs, options, enough); },
+                         [&] {
+                           return make_attempt(laid, device, costs, options, {options.policy, true});
+                         },
+                         options, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
   return result;

@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "base/clock.h"
 #include "base/names.h"
 #include "plan/placement/mobility.h"
+#include "plan/placement/problem.h"
+#include "plan/simulate.h"
+#include "plan/value_timeline.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -32,6 +36,94 @@ LiveRange widen(const PolicyInput& input, const Liveness& liveness, const Shared
     range.last = reads(input.graph.op(input.route.order[lost]), tensor) ? lost : lost - 1;
   }
   return range;
+}
+
+// Where what is not a state's begins in the arena.
+Bytes end_of_states(const Graph& graph, const Plan& plan) {
+  Bytes bottom;
+  for (const State& state : graph.states) {
+    const bool elsewhere = std::any_of(plan.homes.begin(), plan.homes.end(),
+                                       [&](const Home& home) { return home.tensor == state.before; });
+    if (!elsewhere) bottom += align_up(graph.tensor(state.before).bytes(), kStayAlignment);
+  }
+  return bottom;
+}
+
+// The buffers above `bottom` with the stays that share them: those that meet in time and in bytes.
+std::vector<ArenaRegion> regions_above(Bytes bottom, const std::vector<Stay>& stays, std::vector<int32_t>& region_of) {
+  std::vector<int32_t> order, alive;
+  std::vector<int32_t> parent(stays.size());
+  std::iota(parent.begin(), parent.end(), 0);
+  const auto root = [&](int32_t i) {
+    while (parent[i] != i) i = parent[i] = parent[parent[i]];
+    return i;
+  };
+  for (size_t i = 0; i < stays.size(); ++i) {
+    if (stays[i].offset >= bottom) order.push_back(static_cast<int32_t>(i));
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return stays[a].first < stays[b].first; });
+  for (int32_t i : order) {
+    std::erase_if(alive, [&](int32_t other) { return stays[other].last < stays[i].first; });
+    for (int32_t other : alive) {
+      const bool apart = stays[i].offset + stays[i].bytes <= stays[other].offset ||
+                         stays[other].offset + stays[other].bytes <= stays[i].offset;
+      if (!apart) parent[root(i)] = root(other);
+    }
+    alive.push_back(i);
+  }
+  std::vector<ArenaRegion> regions;
+  std::vector<int32_t> region_of_root(stays.size(), -1);
+  region_of.assign(stays.size(), -1);
+  for (int32_t i : order) {  // by their first steps
+    const Stay& stay = stays[i];
+    int32_t& index = region_of_root[root(i)];
+    if (index < 0) {
+      index = static_cast<int32_t>(regions.size());
+      regions.push_back({.steps = {stay.first, stay.last}, .bytes = stay.bytes, .tensor = stay.tensor});
+    }
+    ArenaRegion& region = regions[index];
+    region.steps.last = std::max(region.steps.last, stay.last);
+    region.bytes = std::max(region.bytes, stay.bytes);
+    region_of[i] = index;
+  }
+  return regions;
+}
+
+// Each above all others, with the height of the live bytes.
+Placement stacked(const std::vector<Buffer>& problem) {
+  Placement placement;
+  Bytes end;
+  for (const Buffer& buffer : problem) {
+    placement.offsets.push_back(end);
+    end += align_up(buffer.bytes, kStayAlignment);
+  }
+  placement.height = {make_problem(problem, kStayAlignment).lower_bound};
+  return placement;
+}
+
+// By the method; with little effort where that is enough. Where no placement fits, and nobody asks why, none is made:
+// the height is then that of the live bytes.
+Placement place_for(const PolicyInput& input, Bytes bottom, const PlacementMethod& method,
+                    const std::vector<Buffer>& problem) {
+  const Bytes live{make_problem(problem, kStayAlignment).lower_bound};
+  const bool fits = bottom + live <= input.budget;
+  if (!fits && !input.explain) return {.offsets = std::vector<Bytes>(problem.size()), .height = live};
+  const Bytes enough = enough_height(input, bottom, live);
+  PlacementOptions placing{
+      .alignment = kStayAlignment, .capacity = enough, .effort = 0, .only_to_fit = enough.count > 0};
+  Placement placement = method.place(problem, placing);
+  placing.effort = input.effort;
+  if (placing.capacity.count > 0) {
+    if (placement.height > placing.capacity) placement = method.place(problem, placing);
+    if (input.only_to_fit) return placement;
+    placing.capacity = {};
+    placing.only_to_fit = false;
+  }
+  if (!placement.proven_optimal) {
+    Placement better = method.place(problem, placing);
+    if (better.height < placement.height) placement = std::move(better);
+  }
+  return placement;
 }
 
 }  // namespace
@@ -114,7 +206,7 @@ Placement place_regions(const PolicyInput& input, Bytes bottom, const Placer& pl
     problem.push_back({whole_step ? 0 : s, (whole_step ? end : s) + 1, bytes});
     workspaces.push_back({.tensor = {}, .offset = {}, .bytes = bytes, .first = s, .last = whole_step ? end : s});
   }
-  const Placement placement = place(method, problem);
+  const Placement placement = input.unplaced ? stacked(problem) : place(method, problem);
   for (size_t i = 0; i < asked.size(); ++i) asked[i]->offset = bottom + placement.offsets[i];
   for (size_t i = 0; i < workspaces.size(); ++i) {
     workspaces[i].offset = bottom + placement.offsets[asked.size() + i];
@@ -139,6 +231,51 @@ void finish_stays(const Graph& graph, Plan& plan) {
   plan.predicted.peak_step = peak.step;
 }
 
+Bytes enough_height(const PolicyInput& input, Bytes bottom, Bytes live) {
+  const bool any = input.budget.count == INT64_MAX || input.least_memory;
+  return any || bottom + live > input.budget ? Bytes{} : input.budget - bottom;
+}
+
+void predict(const PolicyInput& input, Plan& plan) {
+  if (!input.timeline) {
+    predict(input.graph, plan, input.costs);
+    return;
+  }
+  for (Step& step : plan.steps) {
+    const TimelineStep& known = input.timeline->steps[input.timeline->step_of[step.op]];
+    step.time_ms = known.ms;
+    step.estimated = known.estimated;
+  }
+  plan.predicted = simulate(input.graph, plan);
+}
+
+void place_again(const PolicyInput& input, Plan& plan) {
+  if (plan.arena == live_peak(plan).bytes) return;  // nothing is lower
+  if (input.placement != "offline") return;         // the others take buffers as they come, with no effort to choose
+  const bool whole_step = std::any_of(plan.stays.begin(), plan.stays.end(),
+                                      [](const Stay& stay) { return stay.is_workspace() && stay.first != stay.last; });
+  if (whole_step) return;  // nothing shares bytes
+  Plan again = plan;
+  std::erase_if(again.stays, [](const Stay& stay) { return stay.is_workspace(); });
+  const Bytes bottom = end_of_states(input.graph, plan);
+  std::vector<int32_t> region_of;
+  std::vector<ArenaRegion> regions = regions_above(bottom, again.stays, region_of);
+  const bool as_it_comes = plan.moves.empty() && plan.predicted.recompute_steps == 0;
+  PlacementOptions placing{.alignment = kStayAlignment,
+                           .effort = as_it_comes ? input.effort : std::min(input.effort, kEffortOfMany)};
+  const size_t stays = again.stays.size();
+  const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
+    return method.place(problem, placing);
+  };
+  place_regions(input, bottom, place, false, regions, again);
+  if (again.arena >= plan.arena) return;
+  for (size_t i = 0; i < stays; ++i) {
+    if (region_of[i] >= 0) again.stays[i].offset = *regions[region_of[i]].offset;
+  }
+  sort_stays(again.stays);
+  plan = std::move(again);
+}
+
 PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, const Liveness& liveness,
                           const AssembleOptions& options) {
   const Stopwatch watch;
@@ -157,15 +294,11 @@ PlanOrInfeasible assemble(const PolicyInput& input, std::string_view policy, con
     states_end += buffer.bytes;
   }
   const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
-    PlacementOptions placing{.alignment = kStayAlignment, .capacity = {}, .effort = 0};
-    Placement placement = method.place(problem, placing);
-    if (!placement.proven_optimal && (input.explain || states_end + placement.lower_bound <= input.budget)) {
-      placing.effort = input.effort;
-      placement = method.place(problem, placing);
-    }
-    return placement;
+    return place_for(input, states_end, method, problem);
   };
   const Placement placement = place_regions(input, states_end, place, options.keep_everything, regions, plan);
+  if (plan.arena > input.budget && !input.explain)
+    return Infeasible{.policy = plan.policy, .budget = input.budget, .minimum = plan.arena};
 
   for (size_t b = 0; b < liveness.buffers.size(); ++b) {
     const SharedBuffer& buffer = liveness.buffers[b];

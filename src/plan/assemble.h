@@ -12,6 +12,8 @@
 
 namespace plimsoll {
 
+constexpr int64_t kEffortOfMany = 3'000'000;  // of a placement where policies make many
+
 struct AssembleOptions {
   bool keep_everything = false;  // every buffer and workspace stays its own during the whole step
 };
@@ -39,6 +41,17 @@ using Placer = std::function<Placement(const PlacementMethod&, const std::vector
 // `whole_step`: a workspace stays its own during the whole training step.
 Placement place_regions(const PolicyInput& input, Bytes bottom, const Placer& place, bool whole_step,
                         std::vector<ArenaRegion>& regions, Plan& plan);
+
+// Times and prediction of a plan that was made of this input.
+void predict(const PolicyInput& input, Plan& plan);
+
+// Looks for lower offsets, with as much effort as a plan is worth that is taken: the same steps, stays and moves, and
+// the states where they are. Of use for what was placed `only_to_fit`.
+void place_again(const PolicyInput& input, Plan& plan);
+
+// The height at which a placement in the arena above `bottom` is low enough to end: the budget where nothing else is
+// asked; 0: none, it is to be as low as it can. `live`: bytes alive above `bottom`.
+Bytes enough_height(const PolicyInput& input, Bytes bottom, Bytes live);
 
 void sort_stays(std::vector<Stay>& stays);  // as a plan has them
 // When all stays and tiers are known: the order of the stays, the lower bound and the peak.

@@ -9,8 +9,6 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kMostEffort = 3'000'000;  // of a placement: policies make many
-
 class PlanMaker {
  public:
   PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
@@ -74,11 +72,21 @@ class PlanMaker {
         places_[place_of_[r]].offset = Bytes{state_offset[value.state]};
       }
     }
+    const auto& live = schedule_.live;
+    const Bytes most{live.empty() ? 0 : *std::max_element(live.begin(), live.end())};
+    const Bytes enough = roughly_ ? Bytes{} : enough_height(input_, {bottom}, most - Bytes{bottom});
     const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
-      return method.place(problem, {.alignment = kStayAlignment,
-                                    .capacity = {},
-                                    .effort = std::min(input_.effort, kMostEffort),
-                                    .roughly = roughly_});
+      PlacementOptions placing{.alignment = kStayAlignment,
+                               .capacity = enough,
+                               .effort = std::min(input_.effort, kEffortOfMany),
+                               .only_to_fit = enough.count > 0,
+                               .roughly = roughly_};
+      Placement placement = method.place(problem, placing);
+      if (enough.count == 0 || input_.only_to_fit || placement.proven_optimal) return placement;
+      placing.capacity = {};
+      placing.only_to_fit = false;
+      Placement better = method.place(problem, placing);
+      return better.height < placement.height ? better : placement;
     };
     place_regions(input_, {bottom}, place, false, places_, plan_);
   }

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -16,6 +17,8 @@
 namespace plimsoll {
 
 inline constexpr double kAnyTime = 1e300;  // ms of a step
+
+struct ValueTimeline;
 
 struct PolicyInput {
   const Graph& graph;
@@ -31,12 +34,21 @@ struct PolicyInput {
   // Of auto alone: the plan that needs the least arena of all that are found, whether it fits the budget or not; one
   // that fits will do.
   bool least_memory = false;
+  Bytes less_than{INT64_MAX};  // with least_memory: a plan that needs no less is of no use and need not be placed
+  // Offsets within the budget will do: who asks has many plans to choose among, and places the one that it takes once
+  // more (place_again).
+  bool only_to_fit = false;
+  // Every buffer lies above all others: a sketch, of which times and live bytes are of use. It counts as what is live.
+  bool unplaced = false;
   bool explain = true;  // false: an answer that does not fit says no more than `minimum`, its live bytes, not placed
   // By index of graph.states: the tier where it lies between steps, -1 the arena; empty: the policy decides. An
   // evaluation finds the states where the training leaves them. Only liveness (all in the arena) and auto heed it.
   std::vector<int8_t> state_homes = {};
   std::map<std::string, std::string> options =
       {};  // of the policy: "superneurons:recompute=speed" has {recompute, speed}
+
+  // What make_timeline gives for this graph and route, these kernels and costs, where it is known: asked often, and slow.
+  std::shared_ptr<const ValueTimeline> timeline = {};
 
   // Nothing where no kernels are chosen: planning by shapes alone.
   KernelChoice kernel_of(OpId op) const { return op.index < std::ssize(kernels) ? kernels[op.index] : KernelChoice{}; }

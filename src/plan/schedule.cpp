@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/effort.h"
+
 namespace plimsoll {
 namespace {
 bool contains(const std::vector<int32_t>& list, int32_t value) {
@@ -23,6 +25,7 @@ void Scheduler::run(const Decisions& decisions, Schedule& schedule, const Tensor
   start();
   for (now_ = 0; now_ < static_cast<int32_t>(timeline_.steps.size()) && schedule.unrecoverable < 0; ++now_)
     run_step(now_);
+  planning_effort().scheduled_steps += static_cast<int64_t>(schedule.steps.size());
   if (schedule.unrecoverable >= 0) return;
   end();
   share_places();

@@ -1,8 +1,11 @@
 #include "plan/tradeoff.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "plan/simulate.h"
 
@@ -22,6 +25,27 @@ int8_t tier_of(const ValueTimeline& timeline, const Decisions& decisions, size_t
   }
   return -1;
 }
+
+// The largest of a range of numbers, told at once.
+class RangeMaximum {
+ public:
+  explicit RangeMaximum(std::vector<int64_t> numbers) : levels_{std::move(numbers)} {
+    for (size_t width = 1; 2 * width <= levels_[0].size(); width *= 2) {
+      const std::vector<int64_t>& below = levels_.back();
+      std::vector<int64_t> level(below.size() - width);
+      for (size_t i = 0; i < level.size(); ++i) level[i] = std::max(below[i], below[i + width]);
+      levels_.push_back(std::move(level));
+    }
+  }
+  // Of [begin, end), which is not empty.
+  int64_t largest(int32_t begin, int32_t end) const {
+    const int k = std::bit_width(static_cast<uint32_t>(end - begin)) - 1;
+    return std::max(levels_[k][begin], levels_[k][end - (1 << k)]);
+  }
+
+ private:
+  std::vector<std::vector<int64_t>> levels_;  // levels_[k][i]: of [i, i + 2^k)
+};
 
 // One change of the decisions.
 struct Change {
@@ -58,7 +82,8 @@ class Descent {
  private:
   // Lets values go until no step has more than `target` bytes alive; false when that cannot be.
   bool reach(int64_t target) {
-    blocked_.clear();
+    for (std::vector<uint32_t>& blocked : blocked_)
+      blocked.assign(std::max(decisions_.gaps.size(), timeline_.values.size()), 0);
     while (schedule_.peak > target) {
       if (effort_ > options_.effort) return false;
       std::vector<Change> changes = list_changes(target);
@@ -79,7 +104,7 @@ class Descent {
       if (applied) continue;
       // Rebuilt memory-centrically, what it is rebuilt from does not stay.
       if (apply({changes[0]}, target, true)) continue;
-      blocked_.push_back(changes[0]);
+      block(changes[0]);
     }
     return true;
   }
@@ -183,8 +208,11 @@ class Descent {
   }
 
   bool is_blocked(Change::Kind kind, int32_t index, Choice choice) const {
-    return std::any_of(blocked_.begin(), blocked_.end(),
-                       [&](const Change& c) { return c.kind == kind && c.index == index && c.choice == choice; });
+    const std::vector<uint32_t>& blocked = blocked_[static_cast<size_t>(kind)];
+    return (blocked[index] >> choice & 1) != 0;
+  }
+  void block(const Change& change) {
+    blocked_[static_cast<size_t>(change.kind)][change.index] |= uint32_t{1} << change.choice;
   }
 
   bool tier_allowed(size_t t) const {
@@ -364,7 +392,8 @@ class Descent {
   std::optional<TierRoom> room_;
   size_t effort_ = 0;
   std::vector<TradeoffPoint> points_;
-  std::vector<Change> changes_, blocked_;
+  std::vector<Change> changes_;
+  std::array<std::vector<uint32_t>, 3> blocked_;  // by kind and index: a bit a choice
   std::vector<Undo> undo_;
   std::vector<int32_t> above_;          // how many of the steps before this one are above the target
   std::vector<double> start_ms_;        // by step
@@ -453,6 +482,15 @@ class Ascent {
     }
   }
 
+  // By step; of what runs again, that is left out.
+  std::vector<int64_t> live_of_first_runs() const {
+    std::vector<int64_t> live = schedule_.live;
+    for (size_t d = 0; d < live.size(); ++d) {
+      if (schedule_.steps[d].recompute) live[d] = 0;
+    }
+    return live;
+  }
+
   std::vector<Toggle> list_toggles(int64_t limit) {
     judge(best_.decisions, limit);
     std::vector<int32_t> step_of(timeline_.steps.size(), 0);
@@ -461,6 +499,7 @@ class Ascent {
       if (!schedule_.steps[d].recompute) step_of[schedule_.steps[d].step] = d;
       start[d + 1] = start[d] + timeline_.steps[schedule_.steps[d].step].ms;
     }
+    const RangeMaximum live(live_of_first_runs());
     std::vector<Toggle> list;
     for (size_t v = 0; v < timeline_.values.size(); ++v) {
       const TimelineValue& value = timeline_.values[v];
@@ -490,10 +529,7 @@ class Ascent {
         // Kept, if there is room all the way.
         const int32_t from = g == 0 ? (value.producer < 0 ? 0 : step_of[value.producer]) : step_of[value.uses[g - 1]];
         const int32_t to = step_of[value.uses[g]];
-        bool room = true;
-        for (int32_t d = from + 1; d < to && room; ++d)
-          room = schedule_.live[d] + value.bytes <= limit || schedule_.steps[d].recompute;
-        if (room)
+        if (from + 1 >= to || live.largest(from + 1, to) + value.bytes <= limit)
           list.push_back(
               {gap, -1, kKeep, std::max({rebuild, 0.5 * copy, 1e-9}) * 2 / static_cast<double>(value.bytes)});
       }

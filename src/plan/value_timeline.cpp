@@ -13,6 +13,7 @@ class TimelineMaker {
 
   ValueTimeline make() {
     find_values();
+    timeline_.step_of.assign(graph_.op_count(), -1);
     for (size_t s = 0; s < input_.route.order.size(); ++s) add_step(static_cast<int32_t>(s));
     note_ends();
     note_recomputable();
@@ -55,6 +56,7 @@ class TimelineMaker {
     const Op& op = graph_.op(id);
     TimelineStep step;
     step.op = id;
+    timeline_.step_of[id] = index;
     step.view = op.type->is_view;
     for (TensorId t : op.inputs) add_once(step.inputs, timeline_.value_of[t]);
     if (!step.view) {
@@ -64,7 +66,11 @@ class TimelineMaker {
       }
       const KernelChoice choice = input_.kernel_of(id);
       step.workspace = align_up(choice.workspace, kStayAlignment).count;
-      step.ms = choice.kernel.empty() ? 0 : input_.costs.predict(graph_, op, choice.kernel).time_ms;
+      if (!choice.kernel.empty()) {
+        const Cost cost = input_.costs.predict(graph_, op, choice.kernel);
+        step.ms = cost.time_ms;
+        step.estimated = cost.source == Cost::Source::estimated;
+      }
       note_in_place(op, step);
     }
     step.latest_first = step.inputs;
@@ -155,6 +161,8 @@ class TimelineMaker {
 
 }  // namespace
 
-ValueTimeline make_timeline(const PolicyInput& input) { return TimelineMaker(input).make(); }
+ValueTimeline make_timeline(const PolicyInput& input) {
+  return input.timeline ? *input.timeline : TimelineMaker(input).make();
+}
 
 }  // namespace plimsoll

@@ -47,6 +47,7 @@ struct TimelineStep {
       in_place;  // pairs of one size and layout where the op allows it for every mention of the input
   bool view = false;
   double ms = 0;
+  bool estimated = false;  // the time
   int64_t workspace = 0;
 };
 
@@ -54,6 +55,7 @@ struct ValueTimeline {
   std::vector<TimelineValue> values;
   std::vector<TimelineStep> steps;  // in the order of the route
   ById<TensorId, int32_t> value_of;
+  ById<OpId, int32_t> step_of;
   int32_t gap_total = 0;
   std::vector<int32_t> value_of_gap;  // by gap
   double compute_ms = 0;              // all steps once

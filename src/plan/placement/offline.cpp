@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/clock.h"
+#include "plan/effort.h"
 #include "plan/placement/bundle.h"
 #include "plan/placement/decompose.h"
 #include "plan/placement/greedy.h"
@@ -37,14 +38,14 @@ struct Limits {
 // One part of the problem on its way to a lower height.
 class PartPlacer {
  public:
-  // No height below `goal` is looked for; it is at least the lower bound.
-  PartPlacer(const PlacementProblem& problem, int64_t goal, bool with_bundles = true)
+  // No height below `goal` is looked for; it is at least the lower bound. `lesser`: what comes near it is of use too.
+  PartPlacer(const PlacementProblem& problem, int64_t goal, bool with_bundles = true, bool lesser = true)
       : problem_(problem), proven_(problem.lower_bound) {
     for (const PlacementItem& item : problem.items) smallest_step_ = std::gcd(smallest_step_, item.size);
     if (with_bundles && place_bundles(goal)) return;
     run_greedy(goal);
     int64_t failed = goal;
-    for (int n = 0; with_bundles && n < kHalvings && height_ - failed > smallest_step_; ++n) {
+    for (int n = 0; with_bundles && lesser && n < kHalvings && height_ - failed > smallest_step_; ++n) {
       const int64_t middle = failed + (height_ - failed) / 2;
       if (!place_bundles(middle, is_small() ? 4 : 1)) failed = middle;
     }
@@ -129,6 +130,7 @@ class PartPlacer {
   // Returns whether more effort may find something.
   bool advance(PlacementSearch& search, int64_t target, int64_t step, Limits& limits) {
     const PlacementSearch::Result result = search.advance({limits.deadline, std::min(step, limits.effort)});
+    planning_effort().placement_looks += result.effort;
     limits.effort -= result.effort;
     if (result.outcome == PlacementSearch::Outcome::found) take(search.offsets());
     if (result.outcome == PlacementSearch::Outcome::none) proven_ = std::max(proven_, target + smallest_step_);
@@ -188,6 +190,7 @@ class PartPlacer {
 }  // namespace
 
 Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptions& options) {
+  ++planning_effort().placements;
   const PlacementProblem problem = make_problem(buffers, options.alignment);
   Decomposition pieces = decompose(problem);
   const int64_t goal = std::max(problem.lower_bound, options.capacity.count);
@@ -206,7 +209,7 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   parts.reserve(pieces.parts.size());
   int64_t reached = goal;
   for (const PlacementPart& part : pieces.parts) {
-    parts.push_back({part, PartPlacer(part.problem, reached - part.base, !options.roughly)});
+    parts.push_back({part, PartPlacer(part.problem, reached - part.base, !options.roughly, !options.only_to_fit)});
     reached = std::max(reached, parts.back().height());
   }
   // The height of all is that of the highest part: no other is worth any effort.

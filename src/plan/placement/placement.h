@@ -41,9 +41,10 @@ struct PlacementOptions {
   int64_t alignment = 64;  // of every offset
   Bytes capacity{0};       // stop searching at this height or below; in any case at the lower bound
   int64_t effort =
-      20'000'000;        // the search's limit, counted in items looked at (some 50 million a second), so that the
-                         // same problem gets the same answer on every machine; heuristics run whatever it is
-  bool roughly = false;  // greedy orders alone, to compare problems by: a tenth of the time and less
+      20'000'000;            // the search's limit, counted in items looked at (some 50 million a second), so that the
+                             // same problem gets the same answer on every machine; heuristics run whatever it is
+  bool only_to_fit = false;  // what is higher than the capacity is of no use, however low
+  bool roughly = false;      // greedy orders alone, to compare problems by: a tenth of the time and less
   std::optional<double>
       seconds;  // the search also ends here, for who cannot wait: not a planner, whose answers are the
                 // same on every machine

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/parallel.h"
 #include "plan/assemble.h"
+#include "plan/bounds.h"
 #include "plan/make_plan.h"
 #include "plan/policies/policies.h"
 #include "plan/simulate.h"
@@ -23,6 +24,11 @@ constexpr int kLongestChain = 6;        // steps that run again for one value
 constexpr size_t kPlacedRoughly = 16;   // plans with little memory, to find those that waste least between offsets
 constexpr size_t kPlacedWell = 4;       // of those
 
+// Whether a plan that takes at least `bound_ms` may take less than `ms`.
+bool may_be_faster(double bound_ms, double ms) { return bound_ms < kAnyTime && bound_ms * kRounding < ms; }
+
+Bytes more_than(Bytes bytes) { return {bytes.count == INT64_MAX ? bytes.count : bytes.count + 1}; }
+
 class AutoPlanner {
  public:
   explicit AutoPlanner(const PolicyInput& input)
@@ -36,7 +42,8 @@ class AutoPlanner {
       for (const Extreme& extreme : extremes()) add_extreme(extreme);
     }
     // The curve supposes tiers without end; and what is planned where there is no tier: a tier more is never slower.
-    std::vector<Ascent> ascents{{points_, input_.device.tiers, false}, {in_place_, {}, false}};
+    std::vector<Ascent> ascents{{points_, input_.device.tiers, false}};
+    if (may_be_faster(least_ms_in_place(), input_.faster_than_ms)) ascents.push_back({in_place_, {}, false});
     if (points_with_room().size() < points_.size()) {
       // What surely fits the tiers may be faster than the rest of the curve.
       if (!input_.first_that_fits) find_points_within_room();
@@ -48,6 +55,9 @@ class AutoPlanner {
         std::min_element(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.ms < b.ms; });
     return best->plan ? PlanOrInfeasible(*std::move(best->plan)) : smallest(input_);
   }
+
+  // A bound of the time within the budget where no tier is used.
+  double least_ms_in_place() const { return least_ms(timeline_, {}, input_.budget.count); }
 
   // After plan(): the smallest, whether it fits or not.
   PlanOrInfeasible smallest(const PolicyInput& input) {
@@ -62,15 +72,16 @@ class AutoPlanner {
     return finish_plan(input, timeline_, least->decisions, schedule_, "auto");
   }
 
-  // The plan that needs the least arena. The least peak is not always it: what is cut into many short pieces leaves
-  // holes between them.
-  Plan least() {
+  // The plan that needs the least arena of those that need less than `below`; nothing: there is none. The least peak is
+  // not always it: what is cut into many short pieces leaves holes between them.
+  std::optional<Plan> least(Bytes below) {
+    if (below <= Bytes{least_live(timeline_, !input_.device.tiers.empty())}) return std::nullopt;
     for (const Extreme& extreme : extremes()) add_extreme(extreme);
     std::vector<TradeoffPoint> some = points_with_room();
     points_.clear();
     for (const TradeoffPoint& point : some) {
-      Plan plan = make(point.decisions, point.peak, true);
-      if (plan.arena <= input_.budget) return plan;
+      std::optional<Plan> plan = make_below(point, std::min(more_than(input_.budget), below), true);
+      if (plan && plan->arena <= input_.budget) return plan;
     }
     find_points();
     std::vector<TradeoffPoint> points = points_with_room();
@@ -80,33 +91,15 @@ class AutoPlanner {
     }
     std::stable_sort(points.begin(), points.end(),
                      [](const TradeoffPoint& a, const TradeoffPoint& b) { return a.peak < b.peak; });
-    Plan first = make(points[0].decisions, points[0].peak, true);
-    if (first.arena <= input_.budget) return first;
-    const int64_t bound = first.arena.count;
-    const auto above =
-        std::find_if(points.begin() + 1, points.end(), [&](const TradeoffPoint& p) { return p.peak >= bound; });
-    points.erase(above, points.end());
-    for (size_t i = 0, n = std::min(kPlacedRoughly, points.size()); i < n; ++i)
-      some.push_back(points[i * (points.size() - 1) / std::max<size_t>(n - 1, 1)]);
-    std::vector<int64_t> peaks;
-    for (const TradeoffPoint& point : some) peaks.push_back(point.peak);
-    std::sort(peaks.begin(), peaks.end());
-    const bool within_room = points.size() < points_.size();
-    for (LimitedPoint& point : improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room))
-      some.push_back({std::move(point.decisions), point.limit, point.ms, true});
-    std::vector<std::pair<Bytes, size_t>> by_arena(some.size());
-    for_each_in_parallel(some.size(), [&](size_t i) {
-      by_arena[i] = {make(some[i].decisions, some[i].peak, true).arena, i};
-    });
-    std::sort(by_arena.begin(), by_arena.end());
-    by_arena.resize(std::min(kPlacedWell, by_arena.size()));
-    std::vector<Plan> plans(by_arena.size());
-    for_each_in_parallel(plans.size(), [&](size_t i) {
-      const TradeoffPoint& point = some[by_arena[i].second];
-      plans[i] = make(point.decisions, point.peak);
-    });
-    return *std::min_element(plans.begin(), plans.end(),
-                             [](const Plan& a, const Plan& b) { return a.arena < b.arena; });
+    if (points[0].peak / 4 * 3 >= below.count) return std::nullopt;
+    std::optional<Plan> best = make_below(points[0], {INT64_MAX}, true);
+    if (best->arena > input_.budget) {
+      const Bytes bound = best->arena;
+      std::vector<TradeoffPoint> close =
+          placed_roughly(std::move(some), std::move(points), bound, std::min(below, bound));
+      if (std::optional<Plan> other = least_of(close, std::min(below, bound))) best = std::move(other);
+    }
+    return best->arena < below ? std::move(best) : std::nullopt;
   }
 
  private:
@@ -114,6 +107,43 @@ class AutoPlanner {
     std::optional<Plan> plan;
     double ms = 1e300;
   };
+  // Of `some` points, of those with peaks below `bound`, and of what these improve to: what may need less than `below`, by
+  // the arena that it needs when placed roughly, the least first.
+  std::vector<TradeoffPoint> placed_roughly(std::vector<TradeoffPoint> some, std::vector<TradeoffPoint> points,
+                                            Bytes bound, Bytes below) const {
+    const bool within_room = points.size() < points_.size();
+    points.erase(std::find_if(points.begin() + 1, points.end(),
+                              [&](const TradeoffPoint& point) { return point.peak >= bound.count; }),
+                 points.end());
+    for (size_t i = 0, n = std::min(kPlacedRoughly, points.size()); i < n; ++i)
+      some.push_back(points[i * (points.size() - 1) / std::max<size_t>(n - 1, 1)]);
+    std::vector<int64_t> peaks;
+    for (const TradeoffPoint& point : some) peaks.push_back(point.peak);
+    std::sort(peaks.begin(), peaks.end());
+    for (LimitedPoint& point : improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room))
+      some.push_back({std::move(point.decisions), point.limit, point.ms, true});
+    std::vector<std::pair<Bytes, size_t>> by_arena(some.size(), {Bytes{INT64_MAX}, 0});
+    for_each_in_parallel(some.size(), [&](size_t i) {
+      if (const std::optional<Plan> plan = make_below(some[i], below, true)) by_arena[i] = {plan->arena, i};
+    });
+    std::erase_if(by_arena, [](const auto& arena) { return arena.first.count == INT64_MAX; });
+    std::sort(by_arena.begin(), by_arena.end());
+    by_arena.resize(std::min(kPlacedWell, by_arena.size()));
+    std::vector<TradeoffPoint> result;
+    for (const auto& [arena, i] : by_arena) result.push_back(std::move(some[i]));
+    return result;
+  }
+  // Placed with more effort.
+  std::optional<Plan> least_of(const std::vector<TradeoffPoint>& points, Bytes below) const {
+    std::vector<std::optional<Plan>> plans(points.size());
+    for_each_in_parallel(plans.size(), [&](size_t i) { plans[i] = make_below(points[i], below); });
+    std::optional<Plan> best;
+    for (std::optional<Plan>& plan : plans) {
+      if (plan && (!best || plan->arena < best->arena)) best = std::move(plan);
+    }
+    return best;
+  }
+
   // A way up from these points.
   struct Ascent {
     std::vector<TradeoffPoint> points;
@@ -128,6 +158,7 @@ class AutoPlanner {
     // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one
     // before.
     for (size_t i = found.size(); i-- > 0;) {
+      if (found[i].ms * kRounding >= input_.faster_than_ms) break;
       Plan plan = make(found[i].decisions, found[i].limit);
       if (plan.arena <= input_.budget && fits_tiers(plan)) return {std::move(plan), found[i].ms};
     }
@@ -303,6 +334,17 @@ class AutoPlanner {
     return make_plan(input_, timeline_, decisions, schedule, "auto", roughly);
   }
 
+  // Nothing where it needs at least `below`; one that surely does is not placed.
+  std::optional<Plan> make_below(const TradeoffPoint& point, Bytes below, bool roughly = false) const {
+    Schedule schedule;
+    Scheduler(timeline_).run(point.decisions, schedule);
+    if (schedule.peak >= below.count) return std::nullopt;
+    spread_copies(timeline_, input_.device.tiers, point.peak, schedule);
+    if (schedule.peak >= below.count) return std::nullopt;
+    Plan plan = make_plan(input_, timeline_, point.decisions, schedule, "auto", roughly);
+    return plan.arena < below ? std::optional(std::move(plan)) : std::nullopt;
+  }
+
   static bool fits_tiers(const Plan& plan) {
     return std::all_of(plan.tiers.begin(), plan.tiers.end(),
                        [](const TierUse& t) { return t.used <= t.tier.capacity; });
@@ -321,20 +363,25 @@ PolicyInput without_tiers(PolicyInput input) {
 }
 
 // With every value kept where that fits; else by the search, or by another policy that needs still less.
-Plan plan_least(const PolicyInput& input) {
+PlanOrInfeasible plan_least(const PolicyInput& input) {
   PolicyInput any = input;
   any.explain = false;
   PlanOrInfeasible kept = plan_liveness(any);
-  if (Plan* plan = std::get_if<Plan>(&kept)) return std::move(*plan);
-  Plan best = AutoPlanner(input).least();
+  if (std::holds_alternative<Plan>(kept)) return kept;
+  const Bytes below = input.less_than;
+  const Bytes bound{least_live(make_timeline(input), !input.device.tiers.empty())};
+  if (input.first_that_fits && bound > input.budget)  // what would do was not asked
+    return Infeasible{.policy = "auto", .budget = input.budget, .minimum = bound};
+  std::optional<Plan> best = AutoPlanner(input).least(below);
   for (const Policy& policy : policies()) {
-    if (best.arena <= input.budget) return best;
+    if (best && best->arena <= input.budget) break;
     if (policy.plan == plan_auto || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
-    any.budget = best.arena - Bytes{1};
+    any.budget = (best ? best->arena : below) - Bytes{1};
     PlanOrInfeasible other = policy.plan(any);
     if (Plan* plan = std::get_if<Plan>(&other)) best = std::move(*plan);
   }
-  return best;
+  if (best) return *std::move(best);
+  return Infeasible{.policy = "auto", .budget = input.budget, .minimum = below};
 }
 
 }  // namespace
@@ -342,10 +389,14 @@ Plan plan_least(const PolicyInput& input) {
 PlanOrInfeasible plan_auto(const PolicyInput& input) {
   if (input.least_memory) return plan_least(input);
   const Stopwatch watch;
-  PolicyInput quick = input;
+  PolicyInput first = input;
+  first.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
+  first.only_to_fit = true;
+  PolicyInput quick = first;
   quick.explain = false;
-  // Not even where nothing waits or runs twice.
-  if (input.faster_than_ms < kAnyTime && make_timeline(input).compute_ms * kRounding >= input.faster_than_ms) {
+  // Not even where nothing waits, and no more runs twice than must.
+  if (input.faster_than_ms < kAnyTime &&
+      least_ms(*first.timeline, input.device.tiers, input.budget.count) * kRounding >= input.faster_than_ms) {
     return Infeasible{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
   }
   // Where everything fits, nothing is faster.
@@ -353,7 +404,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       std::any_of(input.state_homes.begin(), input.state_homes.end(), [](int8_t home) { return home >= 0; });
   std::optional<AutoPlanner> search;
   auto plan_by_search = [&](const PolicyInput& i) { return search ? search->smallest(i) : search.emplace(i).plan(); };
-  PlanOrInfeasible best = elsewhere ? plan_by_search(input) : plan_liveness(quick);
+  PlanOrInfeasible best = elsewhere ? plan_by_search(first) : plan_liveness(quick);
   if (!std::holds_alternative<Plan>(best) && !elsewhere) {
     using Planner = std::function<PlanOrInfeasible(const PolicyInput&)>;
     Planner least = plan_liveness;  // of those that do not fit
@@ -365,9 +416,14 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       const auto* theirs = std::get_if<Infeasible>(&other);
       if (mine != nullptr && theirs != nullptr && needs_less(*theirs, *mine)) least = planner;
       tier_short |= theirs != nullptr && !theirs->tier.empty() && theirs->minimum <= input.budget;
-      keep_better(input, best, std::move(other));
+      keep_better(quick, best, std::move(other));
     };
     consider(plan_by_search);
+    const double in_place_ms = search->least_ms_in_place();
+    const auto fastest_so_far = [&] {
+      const Plan* plan = std::get_if<Plan>(&best);
+      return plan != nullptr ? plan->predicted.step_time_ms : input.faster_than_ms;
+    };
     int64_t states = 0;  // which the others keep in the arena
     for (const State& state : input.graph.states)
       states += align_up(input.graph.tensor(state.before).bytes(), kStayAlignment).count;
@@ -378,7 +434,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline &&
           policy.plan != plan_caffe) {
         consider(policy.plan);
-        if (!input.device.tiers.empty())
+        if (!input.device.tiers.empty() && (input.explain || may_be_faster(in_place_ms, fastest_so_far())))
           consider([plan = policy.plan](const PolicyInput& i) { return plan(without_tiers(i)); });
       }
     }
@@ -390,6 +446,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     }
   }
   if (Plan* plan = std::get_if<Plan>(&best)) {
+    if (!input.only_to_fit) place_again(input, *plan);
     plan->plan_time_ms = watch.ms();
   }
   return best;

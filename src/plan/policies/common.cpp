@@ -9,8 +9,6 @@
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
-namespace {}  // namespace
-
 std::string option(const PolicyInput& input, const std::string& name, std::vector<std::string> known) {
   const auto found = input.options.find(name);
   if (found == input.options.end()) return known.front();
@@ -95,13 +93,14 @@ bool needs_less(const Infeasible& a, const Infeasible& b) {
 void keep_better(const PolicyInput& input, PlanOrInfeasible& best, PlanOrInfeasible other) {
   Plan* a = std::get_if<Plan>(&other);
   Plan* b = std::get_if<Plan>(&best);
-  if (a != nullptr) predict(input.graph, *a, input.costs);
-  if (b != nullptr && b->predicted.timeline.empty()) predict(input.graph, *b, input.costs);
+  if (a != nullptr) predict(input, *a);
+  if (b != nullptr && b->predicted.timeline.empty()) predict(input, *b);
   bool better;
   if (a != nullptr && b != nullptr) {
     better = a->predicted.step_time_ms != b->predicted.step_time_ms
                  ? a->predicted.step_time_ms < b->predicted.step_time_ms
-                 : a->arena < b->arena;
+             : input.only_to_fit ? a->predicted.peak < b->predicted.peak
+                                 : a->arena < b->arena;
   } else if (a != nullptr || b != nullptr) {
     better = a != nullptr;
   } else {

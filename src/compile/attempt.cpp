@@ -1,0 +1,163 @@
+#include "compile/attempt.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "plan/assemble.h"
+#include "plan/room.h"
+#include "plan/route.h"
+#include "plan/simulate.h"
+#include "plan/value_timeline.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr double kMostRunsOfAStep = 3;   // in plans worth having
+constexpr double kSaidToBeLeast = 0.98;  // of what a sketch takes with faster kernels
+
+PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<KernelChoice>& kernels,
+                      const Device& device, const CostTable& costs, const CompileOptions& options,
+                      const Wanted& wanted) {
+  PolicyInput input{.graph = graph,
+                    .route = route,
+                    .kernels = kernels,
+                    .costs = costs,
+                    .device = device.info(),
+                    .budget = options.memory,
+                    .placement = options.placement,
+                    .faster_than_ms = wanted.faster_than_ms,
+                    .first_that_fits = options.first_that_fits,
+                    .least_memory = wanted.least_memory,
+                    .less_than = wanted.less_than,
+                    .only_to_fit = wanted.only_to_fit,
+                    .unplaced = wanted.unplaced,
+                    .explain = wanted.explain,
+                    .state_homes = options.state_homes,
+                    .options = policy_options(wanted.policy),
+                    .timeline = wanted.timeline};
+  if (!options.tiers.empty()) input.device.tiers = options.tiers;
+  if (!input.timeline) input.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
+  return input;
+}
+
+}  // namespace
+
+std::string identity(const LaidOut& laid) {
+  std::string text = fmt::format("{:016x}", fingerprint(laid.graph));
+  for (const KernelChoice& kernel : laid.layouts.kernels) text += " " + kernel.kernel;
+  return text;
+}
+
+Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
+                     const Wanted& wanted) {
+  auto& [graph, layouts] = laid;
+  const Route route = make_route(graph);
+  const PolicyInput input = input_for(graph, route, layouts.kernels, device, costs, options, wanted);
+  PlanOrInfeasible result = find_policy(wanted.policy).plan(input);
+  if (Plan* plan = std::get_if<Plan>(&result)) predict(input, *plan);
+  return {std::move(graph), std::move(layouts), std::move(result)};
+}
+
+void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {
+  if (!attempt.feasible()) return;
+  const Route route = make_route(attempt.graph);
+  place_again(input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, {options.policy}),
+              std::get<Plan>(attempt.result));
+}
+
+bool is_better(const Attempt& a, const Attempt& than) {
+  // Where no plan fits: the one without kernels within the limits on workspace is further away.
+  auto rank = [](const Attempt& x) { return std::pair(!x.has_kernels(), std::get<Infeasible>(x.result).minimum); };
+  if (a.feasible() != than.feasible()) return a.feasible();
+  return a.feasible() ? a.plan().predicted.step_time_ms < than.plan().predicted.step_time_ms : rank(a) < rank(than);
+}
+
+Attempt Flow::attempt(const Choice& choice, bool explain, double faster_than_ms) {
+  if (const LaidOut* laid = lay_out(choice))
+    return make(*laid, {.policy = options_.policy,
+                        .explain = explain,
+                        .faster_than_ms = faster_than_ms,
+                        .timeline = timeline_of(choice, *laid)});
+  return {{}, {}, Infeasible{.flag = "--workspace"}};
+}
+Attempt Flow::make(LaidOut laid, Wanted wanted) {
+  wanted.only_to_fit = true;
+  return make_attempt(std::move(laid), device_, costs_, options_, wanted);
+}
+Attempt Flow::over_limit(bool divide) {
+  const std::lock_guard lock(mutex_);
+  return {{}, {}, selection_.over_limit(divide)};
+}
+
+const LaidOut* Flow::lay_out(const Choice& choice) {
+  const std::lock_guard lock(mutex_);
+  auto [place, fresh] = laid_out_.try_emplace({choice.family, choice.limit, choice.divide});
+  if (fresh) place->second = selection_.choose(choice);
+  return place->second ? &*place->second : nullptr;
+}
+
+std::optional<Attempt> Flow::upgraded(const Attempt& attempt, bool divide, const std::string& policy) {
+  const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
+  std::optional<LaidOut> next =
+      upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
+  if (!next) return std::nullopt;
+  return make(std::move(*next), {.policy = policy, .faster_than_ms = attempt.plan().predicted.step_time_ms});
+}
+
+Attempt Flow::attempt_by(const std::string& policy, const Choice& choice, double ms) {
+  const LaidOut* laid = lay_out(choice);
+  if (laid == nullptr) return {{}, {}, Infeasible{.flag = "--workspace"}};
+  const double gain = gain_of_fastest(choice, *laid);
+  Wanted wanted{
+      .policy = policy, .faster_than_ms = ms + kMostRunsOfAStep * gain, .timeline = timeline_of(choice, *laid)};
+  if (gain > 0) {  // else what is not faster now never is
+    wanted.unplaced = true;
+    Attempt sketch = make(*laid, wanted);
+    if (!sketch.feasible()) return sketch;
+    if (least_ms_when_upgraded(sketch, choice.divide) >= ms)
+      return {{}, {}, Infeasible{.policy = policy, .budget = options_.memory, .minimum = {INT64_MAX}}};
+    wanted.unplaced = false;
+  }
+  return make(*laid, wanted);
+}
+
+// Of its steps and copies as they are, by the fastest kernels that there is room for. What then is planned anew may be a
+// little faster.
+double Flow::least_ms_when_upgraded(const Attempt& attempt, bool divide) {
+  const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
+  const auto next = upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
+  if (!next) return attempt.plan().predicted.step_time_ms;
+  Plan plan = attempt.plan();
+  for (Step& step : plan.steps) {
+    const std::string& kernel = next->layouts.kernels[step.op.index].kernel;
+    if (kernel != step.kernel) step.time_ms = costs_.predict(next->graph, next->graph.op(step.op), kernel).time_ms;
+  }
+  return kSaidToBeLeast * simulate(attempt.graph, plan).step_time_ms;
+}
+
+double Flow::gain_of_fastest(const Choice& choice, const LaidOut& laid) {
+  const std::lock_guard lock(mutex_);
+  auto [place, fresh] = gains_.try_emplace({choice.family, choice.limit, choice.divide}, 0);
+  if (!fresh) return place->second;
+  const auto fastest = selection_.upgrade(laid, choice.divide, [](OpId) { return Bytes{INT64_MAX}; });
+  if (fastest) place->second = laid.layouts.estimated_ms - fastest->layouts.estimated_ms;
+  return place->second;
+}
+
+std::shared_ptr<const ValueTimeline> Flow::timeline_of(const Choice& choice, const LaidOut& laid) {
+  const std::lock_guard lock(mutex_);
+  auto [place, fresh] = timelines_.try_emplace({choice.family, choice.limit, choice.divide});
+  if (fresh) {
+    const Route route = make_route(laid.graph);
+    place->second = input_for(laid.graph, route, laid.layouts.kernels, device_, costs_, options_, {"auto"}).timeline;
+  }
+  return place->second;
+}
+
+std::optional<LaidOut> Flow::upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room) {
+  const std::lock_guard lock(mutex_);
+  return selection_.upgrade(laid, divide, room);
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,93 @@
+// One way down the flow for one network: layouts and kernels, then a plan.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <variant>
+
+#include "kernels/selection.h"
+#include "plan/policy.h"
+
+namespace plimsoll {
+
+struct Attempt {
+  Graph graph;
+  LayoutResult layouts;
+  PlanOrInfeasible result;
+  bool feasible() const { return std::holds_alternative<Plan>(result); }
+  bool has_kernels() const {
+    return feasible() || std::get<Infeasible>(result).flag.empty();
+  }  // within the limits on workspace
+  const Plan& plan() const { return std::get<Plan>(result); }
+};
+
+// The same for layouts and kernels that are the same: those of several families may be.
+std::string identity(const LaidOut& laid);
+
+// By whom a plan is wanted, and of what use it is.
+struct Wanted {
+  std::string policy;
+  bool explain = false;
+  double faster_than_ms = kAnyTime;
+  bool least_memory = false;
+  Bytes less_than{INT64_MAX};  // with least_memory
+  bool only_to_fit = false;    // as in PolicyInput
+  bool unplaced = false;
+  std::shared_ptr<const ValueTimeline> timeline = {};  // of the layouts, where it is known
+};
+
+Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
+                     const Wanted& wanted);
+
+// The offsets of the plan that is taken of many that were made `only_to_fit`.
+void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
+
+bool is_better(const Attempt& a, const Attempt& than);
+
+// Ways down the flow for one network: layouts and kernels, then a plan. Several threads may go them at once.
+class Flow {
+ public:
+  Flow(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
+      : device_(device), costs_(costs), options_(options), selection_(network, device, costs, options) {}
+
+  // Of use only where its step takes less than `faster_than_ms`.
+  Attempt attempt(const Choice& choice, bool explain = false, double faster_than_ms = kAnyTime);
+  Attempt over_limit(bool divide);
+
+  // The layouts of a choice; null where none are within the limits on workspace.
+  const LaidOut* lay_out(const Choice& choice);
+
+  // The same layouts with the fastest kernels for which there is room in the plan that was found, if that makes it
+  // faster; nothing where they are those.
+  std::optional<Attempt> upgraded(const Attempt& attempt, bool divide, const std::string& policy);
+
+  // What another policy makes of the choice, if faster kernels in its plan's free bytes could bring it below `ms`: at
+  // best each step runs by the fastest kernel, those that run again too.
+  Attempt attempt_by(const std::string& policy, const Choice& choice, double ms);
+
+ private:
+  Attempt make(LaidOut laid, Wanted wanted);
+  double least_ms_when_upgraded(const Attempt& attempt, bool divide);
+  double gain_of_fastest(const Choice& choice, const LaidOut& laid);
+  std::shared_ptr<const ValueTimeline> timeline_of(const Choice& choice, const LaidOut& laid);
+  std::optional<LaidOut> upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room);
+
+  const Device& device_;
+  const CostTable& costs_;
+  const CompileOptions& options_;
+  std::mutex mutex_;  // of what follows
+  KernelSelection selection_;
+  using Key = std::tuple<std::optional<LayoutFamily>, Bytes, bool>;
+  std::map<Key, std::optional<LaidOut>> laid_out_;  // by choice
+  std::map<Key, std::shared_ptr<const ValueTimeline>> timelines_;
+  std::map<Key, double> gains_;  // by choice: ms that the fastest kernels take less
+};
+
+constexpr int32_t kManyOps = 5000;  // for such a graph, the first plan that fits is taken: each takes seconds
+
+}  // namespace plimsoll

@@ -1,0 +1,186 @@
+#include "compile/least_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/assemble.h"
+#include "plan/route.h"
+#include "plan/simulate.h"
+
+namespace plimsoll {
+namespace {
+
+MachineRates stated_rates(const Device& device) {
+  return device.info().simulated ? probe_rates(device) : MachineRates{};
+}
+
+// The tiers in an order, and with rates, that were not measured; of each, where it stands in `tiers`.
+std::pair<std::vector<TierInfo>, std::vector<size_t>> stated_tiers(const std::vector<TierInfo>& tiers, bool simulated) {
+  std::vector<size_t> places(tiers.size());
+  std::iota(places.begin(), places.end(), size_t{0});
+  if (simulated) return {tiers, places};
+  std::stable_sort(places.begin(), places.end(), [&](size_t a, size_t b) { return tiers[a].name < tiers[b].name; });
+  std::vector<TierInfo> stated;
+  for (size_t place : places) {
+    TierInfo tier = tiers[place];
+    tier.out_gb_per_s = tier.in_gb_per_s = tier.name == "disk" ? 1 : 10;
+    tier.latency_us = tier.name == "disk" ? 100 : 10;
+    tier.compute_share = tier.beside_compute() ? 0 : 1;
+    stated.push_back(std::move(tier));
+  }
+  return {std::move(stated), std::move(places)};
+}
+
+void put_tiers(Plan& plan, const std::vector<TierInfo>& tiers, const std::vector<size_t>& places) {
+  if (plan.tiers.empty()) return;
+  std::vector<TierUse> uses(tiers.size());
+  for (size_t t = 0; t < places.size(); ++t) uses[places[t]] = {tiers[places[t]], plan.tiers[t].used};
+  plan.tiers = std::move(uses);
+  for (Move& move : plan.moves) move.tier = static_cast<int>(places[static_cast<size_t>(move.tier)]);
+  for (Home& home : plan.homes) home.tier = static_cast<int>(places[static_cast<size_t>(home.tier)]);
+}
+
+// Of what there is for one choice of kernels.
+class LeastSearch {
+ public:
+  LeastSearch(const Device& device, const CostTable& costs, const CompileOptions& options)
+      : device_(device), asked_(options), costs_(costs.unmeasured(stated_rates(device))), options_(options) {
+    const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
+    std::tie(options_.tiers, places_) = stated_tiers(tiers, device.info().simulated);
+    tiers_ = tiers;
+  }
+  const CostTable& costs() const { return costs_; }
+  const CompileOptions& options() const { return options_; }
+
+  void consider(const LaidOut& laid, Bytes enough) {
+    if (!seen_.insert(identity(laid)).second) return;
+    auto_ = find_policy(options_.policy).name == "auto";
+    if (auto_) {
+      take(attempt(laid, enough));
+      return;
+    }
+    // Another policy is asked with what it says that it needs, and then for less.
+    bool found = false;
+    Bytes memory{1};
+    for (int i = 0; i < kAnswers; ++i) {
+      Attempt answer = attempt(laid, memory);
+      if (answer.feasible()) {
+        memory = answer.plan().arena - Bytes{1};
+        found = true;
+      } else {
+        const Infeasible& why = std::get<Infeasible>(answer.result);
+        if (found || why.minimum.count == INT64_MAX || memory.count == INT64_MAX) i = kAnswers;
+        memory = why.tier.empty() && why.minimum > memory ? why.minimum : Bytes{INT64_MAX};
+      }
+      take(std::move(answer));
+      if (fits(enough)) return;
+    }
+  }
+  bool fits(Bytes memory) const { return best_ && best_->plan().arena <= memory; }
+
+  Least result(const Device& device, const CostTable& costs) {
+    Least least{.attempt = std::move(best_), .why = std::move(why_)};
+    if (!least.attempt) return least;
+    Plan& plan = std::get<Plan>(least.attempt->result);
+    if (auto_) least.why = explain(*least.attempt, device);
+    if (least.why.suggestion.starts_with(raise_memory_to(least.why.minimum)))
+      least.why.suggestion.replace(0, raise_memory_to(least.why.minimum).size(), raise_memory_to(plan.arena));
+    least.why.minimum = plan.arena;
+    least.why.budget = asked_.memory;
+    put_tiers(plan, tiers_, places_);
+    plan.budget = asked_.memory;
+    predict(least.attempt->graph, plan, costs);
+    return least;
+  }
+
+ private:
+  static constexpr int kAnswers = 6;
+
+  Attempt attempt(const LaidOut& laid, Bytes memory) {
+    options_.memory = memory;
+    return make_attempt(laid, device_, costs_, options_,
+                        {.policy = options_.policy,
+                         .explain = true,
+                         .least_memory = true,
+                         .less_than = best_ ? best_->plan().arena : Bytes{INT64_MAX}});
+  }
+  void take(Attempt answer) {
+    if (answer.feasible()) {
+      if (!best_ || answer.plan().arena < best_->plan().arena) best_ = std::move(answer);
+      return;
+    }
+    // Where memory was enough, a tier was not: that is what to say.
+    Infeasible& why = std::get<Infeasible>(answer.result);
+    const bool says_more = why_.policy.empty() || why.tier.empty() < why_.tier.empty();
+    const bool needs_less = why.tier.empty() == why_.tier.empty() && why.minimum < why_.minimum;
+    if (says_more || needs_less) why_ = std::move(why);
+  }
+  Infeasible explain(const Attempt& attempt, const Device& device) const {
+    const Route route = make_route(attempt.graph);
+    const PolicyInput input{.graph = attempt.graph,
+                            .route = route,
+                            .kernels = attempt.layouts.kernels,
+                            .costs = costs_,
+                            .device = device.info()};
+    Infeasible why = explain_infeasible(input, attempt.plan(), false);
+    const std::vector<TierUse>& uses = attempt.plan().tiers;
+    const bool full = std::any_of(uses.begin(), uses.end(),
+                                  [](const TierUse& use) { return use.used.count > use.tier.capacity.count / 10 * 9; });
+    if (full) {
+      why.suggestion += uses.size() > 1               ? ", or give the tiers more (--host-memory, --spill)"
+                        : uses[0].tier.name == "disk" ? ", or give the disk more (--spill DIR:SIZE)"
+                                                      : ", or give more --host-memory";
+    }
+    return why;
+  }
+
+  const Device& device_;
+  const CompileOptions& asked_;
+  const CostTable costs_;
+  CompileOptions options_;
+  std::vector<TierInfo> tiers_;
+  std::vector<size_t> places_;
+  std::set<std::string> seen_;
+  std::optional<Attempt> best_;
+  Infeasible why_;
+  bool auto_ = false;
+};
+
+}  // namespace
+
+Least find_least(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options,
+                 Bytes enough) {
+  LeastSearch search(device, costs, options);
+  Flow flow(network, device, search.costs(), search.options());
+  const bool pinned = options.exact || !options.kernels.empty();
+  std::vector<Choice> choices{{.family = options.family, .limit = {pinned ? INT64_MAX : 0}}};
+  if (!pinned && !options.family && network.graph.op_count() <= kManyOps) {
+    for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain})
+      choices.push_back({.family = family, .limit = {0}});
+  }
+  bool any = false;
+  for (const Choice& choice : choices) {
+    const LaidOut* laid = flow.lay_out(choice);
+    if (laid == nullptr) continue;
+    any = true;
+    search.consider(*laid, enough);
+    if (search.fits(enough)) break;
+  }
+  if (!any) return {.attempt = {}, .why = std::get<Infeasible>(flow.over_limit(true).result)};
+  return search.result(device, costs);
+}
+
+Least find_least(const LaidOut& laid, const Device& device, const CostTable& costs, const CompileOptions& options,
+                 Bytes enough) {
+  LeastSearch search(device, costs, options);
+  search.consider(laid, enough);
+  return search.result(device, costs);
+}
+
+}  // namespace plimsoll

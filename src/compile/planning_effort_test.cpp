@@ -1,0 +1,43 @@
+// Planning stays cheap: what it takes is counted in things done, not in time, so the test is the same on every machine.
+#include <gtest/gtest.h>
+
+#include "plan/effort.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/models.h"
+
+namespace plimsoll {
+namespace {
+
+struct Case {
+  const char *model, *device;
+  int64_t batch;
+  int percent;  // of what liveness needs
+  int64_t placements, looks, steps;
+};
+const Case kCases[] = {
+    {"resnet18", "k40c", 8, 60, 200, 20'000'000, 4'000'000},
+    {"resnet34", "k40c", 8, 40, 200, 60'000'000, 25'000'000},
+};
+
+class PlanningEffortOf : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PlanningEffortOf, ANetworkStaysWithinWhatItIsHeldTo) {
+  const Case& c = GetParam();
+  const Network network = build_model(c.model, {.batch = c.batch, .height = 224, .width = 224, .classes = 1000});
+  const std::unique_ptr<Device> device = open_device(c.device, 1);
+  const CostTable costs(probe_rates(*device));
+  CompileOptions options{.policy = "liveness"};
+  const Bytes most = std::get<Program>(compile_training(network, *device, costs, options)).plan->arena;
+  options = {.memory = {most.count / 100 * c.percent}, .name_minimum = true};
+  PlanningEffort& effort = planning_effort();
+  effort.placements = effort.placement_looks = effort.scheduled_steps = 0;
+  ASSERT_TRUE(std::holds_alternative<Program>(compile_training(network, *device, costs, options)));
+  EXPECT_LE(effort.placements, c.placements);
+  EXPECT_LE(effort.placement_looks, c.looks);
+  EXPECT_LE(effort.scheduled_steps, c.steps);
+}
+
+INSTANTIATE_TEST_SUITE_P(Networks, PlanningEffortOf, ::testing::ValuesIn(kCases));
+
+}  // namespace
+}  // namespace plimsoll
