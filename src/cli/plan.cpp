@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/texts.h"
 #include "cli/checks.h"
@@ -22,6 +23,7 @@
 #include "plimsoll/verify.h"
 #include "report/explain.h"
 #include "report/html.h"
+#include "report/reason.h"
 #include "report/report.h"
 #include "train/session.h"
 
@@ -104,14 +106,58 @@ void save(const PlanFlags& flags, const ModelInput& input, const CompileOptions&
             program);
 }
 
+// Plans of one network, each shared among the cores.
+struct Planner {
+  const PlanFlags& flags;
+  const Session& session;
+  const Network& network;
+  const CoreOptions& cores;
+  std::vector<std::string> notices;  // of the last plan
+
+  std::variant<Program, Infeasible> plan(const CompileOptions& options) {
+    auto result = compile(flags, network, session, options);
+    if (auto* program = std::get_if<Program>(&result)) {
+      const SharedCores shared =
+          share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
+      program->plan = check_plan(program->network.graph, shared.plan);
+      notices = shared.notices;
+    }
+    return result;
+  }
+};
+
+// A tenth more memory is planned for where that takes no longer than this, or where a report is wanted.
+constexpr double kQuickly = 5;
+
+// Why the plan is as it is, and what more memory would buy. `seconds`: what making it took.
+PlanReason find_reason(Planner& planner, CompileOptions options, const Program& program, double seconds) {
+  const Plan& plan = program.plan;
+  const Bytes budget = plan.budget;
+  if (budget.count == INT64_MAX && keeps_everything(plan)) return reason_of(program);
+  options.name_minimum = false;
+  options.policy = "liveness";
+  options.memory = {INT64_MAX};
+  const auto keeping = planner.plan(options);
+  const Program* all = std::get_if<Program>(&keeping);
+  if (all == nullptr || all->plan->arena <= budget) return reason_of(program, {.keeping = all});
+  if (seconds > kQuickly && planner.flags.report.empty()) return reason_of(program, {.keeping = all});
+  options.policy = planner.flags.policy;
+  options.memory = a_tenth_more(budget);
+  const auto more = planner.plan(options);
+  return reason_of(program, {.keeping = all, .more = std::get_if<Program>(&more)});
+}
+
 // What the plan is, to a person and as JSON.
 void tell_plan(const PlanFlags& flags, const Session& session, const Network& network, const ModelInput& input,
-               const Program& program, Bytes minimum, JsonLines& out) {
+               const Program& program, const PlanReason& reason, JsonLines& out) {
+  const Bytes minimum = *program.minimum;
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
                        session.device->info().description));
-  say(out, plan_text(program, input.batch) + fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum",
-                                                         to_string(minimum), to_string(program.lower_bound)));
-  json object = plan_json(program, minimum);
+  say(out, plan_text(program, input.batch) +
+               fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum),
+                           to_string(program.lower_bound)) +
+               reason_text(reason));
+  json object = plan_json(program, minimum, reason);
   if (flags.explain.empty()) {
     say(out,
         fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
@@ -144,20 +190,21 @@ int run_plan(const PlanFlags& flags) {
     say(out, "interrupted; what was measured is kept");
     return kInterrupted;
   }
-  auto result = [&] {
-    const SlowNotice notice(fmt::format("planning {}, batch {}", flags.model, input.batch));
-    return compile(flags, network, session, options);
-  }();
+  Planner planner{flags, session, network, cores, {}};
+  const Stopwatch watch;
+  std::optional<SlowNotice> notice(std::in_place, fmt::format("planning {}, batch {}", flags.model, input.batch));
+  auto result = planner.plan(options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
+    notice.reset();
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;
   }
-  Program& program = std::get<Program>(result);
-  const SharedCores shared = share_cores({program.network.graph, *session.device, session.costs, cores}, program.plan);
-  for (const std::string& text : shared.notices) complain(text);
-  program.plan = check_plan(program.network.graph, shared.plan);
-  tell_plan(flags, session, network, input, program, *program.minimum, out);
+  const Program& program = std::get<Program>(result);
+  for (const std::string& text : planner.notices) complain(text);
+  const PlanReason reason = find_reason(planner, options, program, watch.seconds());
+  notice.reset();
+  tell_plan(flags, session, network, input, program, reason, out);
   if (!flags.save.empty()) {
     save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));
@@ -167,7 +214,8 @@ int run_plan(const PlanFlags& flags) {
     const ReportFacts facts{.model = flags.model,
                             .batch = input.batch,
                             .device = fmt::format("{}: {}", flags.device, session.device->info().description),
-                            .minimum = *program.minimum};
+                            .minimum = *program.minimum,
+                            .reason = reason};
     write_file_atomically(flags.report, html_report(program, facts));
     say(out, fmt::format("report: {} (open it in a browser)", flags.report));
   }

@@ -77,11 +77,13 @@ void draw_step_axis(std::string& svg, const Graph& graph, const Plan& plan, doub
 
 std::string stay_title(const Graph& graph, const Plan& plan, const Stay& stay) {
   if (stay.is_workspace())
-    return fmt::format("workspace of {}\n{} at {}", op_text(graph, plan, stay.first), to_string(stay.bytes),
+    return fmt::format("workspace of {}\nkernel {}\n{} at {} (byte {})", op_text(graph, plan, stay.first),
+                       shortened(plan.steps[stay.first].kernel), to_string(stay.bytes), to_string(stay.offset),
                        stay.offset.count);
   const Tensor& tensor = graph.tensor(stay.tensor);
-  return fmt::format("{} ({}, {})\n{} at offset {}\nsteps {} to {}", shortened(tensor.name), to_string(tensor.role),
-                     to_string(tensor.shape), to_string(stay.bytes), stay.offset.count, stay.first, stay.last);
+  return fmt::format("{} ({}, {})\n{} at {} (byte {})\nsteps {} to {}", shortened(tensor.name), to_string(tensor.role),
+                     to_string(tensor.shape), to_string(stay.bytes), to_string(stay.offset), stay.offset.count,
+                     stay.first, stay.last);
 }
 
 // Stays that are too small for a rectangle of their own, painted together on a grid of small cells: a cell takes the

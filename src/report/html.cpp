@@ -50,14 +50,20 @@ svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; f
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th { text-align: left; color: var(--dim); font-weight: 500; border-bottom: 1px solid var(--line); }
 th, td { padding: 2px 10px 2px 0; vertical-align: top; }
-td { border-bottom: 1px solid var(--card); overflow-wrap: anywhere; }
+td { border-bottom: 1px solid var(--card); white-space: nowrap; }
 .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-td.bar { width: 26%; vertical-align: middle; }
+.why { font-size: 15px; color: var(--text); max-width: 75ch; }
+.scroll { overflow-x: auto; } .slices { color: var(--dim); white-space: nowrap; }
+td.name { min-width: 10em; white-space: normal; overflow-wrap: anywhere; }
+td.bar { width: 26%; min-width: 60px; vertical-align: middle; }
 .bar div { height: 8px; border-radius: 2px; background: var(--p); margin: 1px 0; }
 .bar div.measured { background: var(--g); }
 details { margin: 6px 0; } summary { cursor: pointer; color: var(--dim); }
 .columns { display: grid; grid-template-columns: 1fr 1fr; gap: 28px; }
+.columns > div { min-width: 0; }
 @media (max-width: 900px) { .columns { grid-template-columns: 1fr; } }
+@media (max-width: 600px) { body { padding: 14px; } .cards { grid-template-columns: 1fr 1fr; }
+  .scroll > svg { min-width: 760px; } .scroll > svg text { font-size: 12.5px; } }
 )";
 
 std::string card(std::string_view label, std::string_view value, std::string_view more = {}) {
@@ -69,10 +75,12 @@ std::string card(std::string_view label, std::string_view value, std::string_vie
 std::string header(const Program& program, const ReportFacts& facts) {
   const Plan& plan = program.plan;
   const Graph& graph = program.network.graph;
+  const PlanReason reason = facts.reason.value_or(reason_of(program));
   std::string html =
-      fmt::format("<h1>{}, batch {}</h1>\n<p>{}{}</p>\n<div class=\"cards\">\n", escape_html(shortened(facts.model)),
-                  facts.batch, escape_html(shortened(facts.device, 200)),
-                  facts.data.empty() ? "" : escape_html(", data " + shortened(facts.data)));
+      fmt::format("<h1>{}, batch {}</h1>\n<p>{}{}</p>\n<p class=\"why\">{}{}{}</p>\n<div class=\"cards\">\n",
+                  escape_html(shortened(facts.model)), facts.batch, escape_html(shortened(facts.device, 200)),
+                  facts.data.empty() ? "" : escape_html(", data " + shortened(facts.data)), escape_html(reason.why),
+                  reason.more.empty() ? "" : " ", escape_html(reason.more));
   const bool bounded = plan.budget.count != INT64_MAX;
   html += card("budget", bounded ? to_string(plan.budget) : "none",
                facts.minimum ? fmt::format("{} would do", to_string(*facts.minimum)) : "");
@@ -134,6 +142,11 @@ std::string kind_legend(const Graph& graph, const Plan& plan) {
   return html;
 }
 
+// Wide things scroll in a box of their own, so that the page is as wide as the screen.
+std::string in_box(const std::string& wide) {
+  return wide.empty() ? "" : fmt::format("<div class=\"scroll\">\n{}</div>\n", wide);
+}
+
 std::string memory_section(const Graph& graph, const Plan& plan) {
   std::string html = "<h2>Memory over a training step</h2>\n<div class=\"legend\">\n" + kind_legend(graph, plan);
   html += legend_line("arena", fmt::format("arena {}", to_string(plan.arena)));
@@ -144,13 +157,13 @@ std::string memory_section(const Graph& graph, const Plan& plan) {
   }
   html += legend_item("<circle class=\"peak\" cx=\"9\" cy=\"5.5\" r=\"4\"/>",
                       fmt::format("peak {} at step {}", to_string(plan.predicted.peak), plan.predicted.peak_step));
-  html += "</div>\n" + memory_chart(graph, plan);
+  html += "</div>\n" + in_box(memory_chart(graph, plan));
   html +=
       "<h2>Where every byte lies</h2>\n<p>A rectangle is a tensor: from its first step to its last, at its place in "
       "the arena. Point at one to see its name. "
       "What is too small is drawn together, paler.</p>\n<div class=\"legend\">\n" +
       kind_legend(graph, plan);
-  return html + legend_line("peakline", "step of the peak") + "</div>\n" + memory_map(graph, plan);
+  return html + legend_line("peakline", "step of the peak") + "</div>\n" + in_box(memory_map(graph, plan));
 }
 
 // Time that many steps take together.
@@ -200,8 +213,8 @@ std::string time_table(std::string_view what, std::vector<Spent> list, bool meas
                   what, measured ? "<th class=\"n\">measured</th>" : "");
   for (size_t i = 0; i < list.size(); ++i) {
     const Spent& s = list[i];
-    html += fmt::format("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>", escape_html(shortened(s.name)),
-                        s.steps, time_text(s.predicted_ms));
+    html += fmt::format("<tr><td class=\"name\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>",
+                        escape_html(shortened(s.name)), s.steps, time_text(s.predicted_ms));
     if (measured) html += fmt::format("<td class=\"n\">{}</td>", time_text(s.measured_ms));
     html += "<td class=\"bar\">";
     if (i < bars) html += fmt::format("<div style=\"width:{:.1f}%\"></div>", 100 * s.predicted_ms / most);
@@ -209,7 +222,7 @@ std::string time_table(std::string_view what, std::vector<Spent> list, bool meas
       html += fmt::format("<div class=\"measured\" style=\"width:{:.1f}%\"></div>", 100 * s.measured_ms / most);
     html += "</td></tr>\n";
   }
-  return html + "</table>\n";
+  return in_box(html + "</table>\n");
 }
 
 // The steps whose prediction is furthest off.
@@ -230,16 +243,17 @@ std::string surprises(const Graph& graph, const Plan& plan, std::span<const Step
   if (gaps.empty()) return "";
   std::string html =
       "<details><summary>Steps whose prediction is furthest off</summary>\n"
-      "<table><tr><th class=\"n\">step</th><th>op</th><th>kernel</th>"
+      "<div class=\"scroll\">\n<table><tr><th class=\"n\">step</th><th>op</th><th>kernel</th>"
       "<th class=\"n\">predicted</th><th class=\"n\">measured</th></tr>\n";
   for (const Gap& gap : gaps) {
     const Step& step = plan.steps[gap.step];
     html += fmt::format(
-        "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
+        "<tr><td class=\"n\">{}</td><td class=\"name\">{}</td><td class=\"name\">{}</td><td class=\"n\">{}</td><td "
+        "class=\"n\">{}</td></tr>\n",
         gap.step, escape_html(shortened(graph.op(step.op).name)), escape_html(shortened(step.kernel)),
         time_text(gap.predicted_ms), time_text(gap.measured_ms));
   }
-  return html + "</table></details>\n";
+  return html + "</table></div></details>\n";
 }
 
 std::string time_section(const Graph& graph, const Plan& plan, std::span<const StepRecord> records) {
@@ -248,7 +262,7 @@ std::string time_section(const Graph& graph, const Plan& plan, std::span<const S
                      legend_box("tb", "backward") + legend_box("tu", "update");
   if (plan.predicted.recompute_steps > 0) html += legend_box("tr", "recomputed");
   if (!plan.moves.empty()) html += legend_box("tc", "copies");
-  html += "</div>\n" + timeline_chart(graph, plan, records);
+  html += "</div>\n" + in_box(timeline_chart(graph, plan, records));
   if (measured)
     html +=
         "<p>Measured: the last training step. In the tables below, the upper bar is predicted, the lower one "
@@ -265,38 +279,62 @@ std::string time_section(const Graph& graph, const Plan& plan, std::span<const S
   return html + "</div></div>\n" + (measured ? surprises(graph, plan, records) : "");
 }
 
-std::string tensor_rows(const Graph& graph, std::span<const Stay* const> stays) {
+// "12.4 MiB", with the number of bytes where the pointer rests.
+std::string bytes_cell(Bytes bytes) {
+  return fmt::format("<td class=\"n\" title=\"{} bytes\">{}</td>", bytes.count, to_string(bytes));
+}
+
+// Where a row lies: one offset, or that of each of its slices where the pointer rests.
+std::string offset_cell(const Graph& graph, const LiveRow& row) {
+  if (row.stays.size() == 1) return bytes_cell(row.stays[0]->offset);
+  std::string places;
+  for (size_t i = 0; i < row.stays.size() && i < kShownRows; ++i) {
+    const Stay& stay = *row.stays[i];
+    places += fmt::format("{}{} at {} ({} bytes)", i == 0 ? "" : "\n", shortened(graph.tensor(stay.tensor).name),
+                          to_string(stay.offset), stay.offset.count);
+  }
+  if (row.stays.size() > kShownRows) places += fmt::format("\nand {} more", row.stays.size() - kShownRows);
+  return fmt::format("<td class=\"n\" title=\"{}\">from {}</td>", escape_html(places), to_string(row.stays[0]->offset));
+}
+
+std::string tensor_rows(const Graph& graph, std::span<const LiveRow> rows) {
   std::string html;
-  for (const Stay* stay : stays) {
-    const bool scratch = stay->is_workspace();
+  for (const LiveRow& row : rows) {
+    StepIndex first = row.stays[0]->first, last = row.stays[0]->last;
+    for (const Stay* stay : row.stays) {
+      first = std::min(first, stay->first);
+      last = std::max(last, stay->last);
+    }
+    const size_t slices = row.stays.size();
     html += fmt::format(
-        "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td "
-        "class=\"n\">{}</td></tr>\n",
-        to_string(stay->bytes), memory_kind_text(memory_kind(graph, *stay)),
-        scratch ? "(workspace)" : escape_html(shortened(graph.tensor(stay->tensor).name)),
-        scratch ? "" : to_string(graph.tensor(stay->tensor).shape), stay->offset.count,
-        fmt::format("{} to {}", stay->first, stay->last));
+        "<tr>{}<td>{}</td><td class=\"name\">{}{}</td><td>{}{}</td>{}<td class=\"n\">{} to {}</td></tr>\n",
+        bytes_cell(row.bytes), memory_kind_text(memory_kind(graph, *row.stays[0])), escape_html(shortened(row.name)),
+        slices > 1 ? fmt::format(" <span class=\"slices\">in {} slices</span>", slices) : "", slices > 1 ? "of " : "",
+        row.shape, offset_cell(graph, row), first, last);
   }
   return html;
 }
 
+std::string tensor_table(const Graph& graph, std::span<const LiveRow> rows) {
+  return in_box(
+      "<table><tr><th class=\"n\">size</th><th>role</th><th>tensor</th><th>shape</th><th class=\"n\">offset</th><th "
+      "class=\"n\">steps</th></tr>\n" +
+      tensor_rows(graph, rows) + "</table>\n");
+}
+
 std::string peak_section(const Graph& graph, const Plan& plan) {
-  const std::vector<const Stay*> live = live_at(plan, plan.predicted.peak_step);
-  const std::string head =
-      "<table><tr><th class=\"n\">bytes</th><th>role</th><th>tensor</th><th>shape</th><th class=\"n\">offset</th><th "
-      "class=\"n\">steps</th></tr>\n";
-  const std::span<const Stay*const> all(live), first = all.first(std::min(all.size(), kShownTensors));
+  const std::vector<LiveRow> rows = live_rows(graph, plan, plan.predicted.peak_step);
+  const std::span<const LiveRow> all(rows), first = all.first(std::min(all.size(), kShownTensors));
   std::string html = fmt::format(
-      "<h2>Alive at the peak</h2>\n<p>{} tensors hold {} at step {}. A tensor that lies in the bytes of another one "
-      "is listed, too.</p>\n",
-      live.size(), to_string(plan.predicted.peak), plan.predicted.peak_step);
-  html += head + tensor_rows(graph, first) + "</table>\n";
+      "<h2>Alive at the peak</h2>\n<p>What holds {} at step {}. A tensor that lies in the bytes of another one is "
+      "listed, too.</p>\n",
+      to_string(plan.predicted.peak), plan.predicted.peak_step);
+  html += tensor_table(graph, first);
   if (all.size() == first.size()) return html;
   const auto more = all.subspan(first.size(), std::min(all.size(), kMostTensors) - first.size());
   Bytes rest;
-  for (const Stay* stay : all.subspan(first.size() + more.size())) rest += stay->bytes;
-  html += fmt::format("<details><summary>{} more</summary>\n{}{}</table>", all.size() - first.size(), head,
-                      tensor_rows(graph, more));
+  for (const LiveRow& row : all.subspan(first.size() + more.size())) rest += row.bytes;
+  html += fmt::format("<details><summary>{} more</summary>\n{}", all.size() - first.size(), tensor_table(graph, more));
   if (rest.count > 0)
     html += fmt::format("<p>and {} more of {} together</p>", all.size() - first.size() - more.size(), to_string(rest));
   return html + "</details>\n";
@@ -309,7 +347,7 @@ std::string html_report(const Program& program, const ReportFacts& facts, std::s
   const Plan& plan = program.plan;
   std::string html = fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<title>{}: {}</title>\n<style>{}</style>\n</head>\n<body>\n",
       escape_html(shortened(facts.model)), to_string(plan.arena), kStyle);
   html += header(program, facts);

@@ -8,6 +8,7 @@
 
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
+#include "report/reason.h"
 
 namespace plimsoll {
 
@@ -16,9 +17,10 @@ struct ReportFacts {
   std::string model;
   std::string data;  // "" for a plan alone
   int64_t batch = 0;
-  std::string device;            // in words
-  std::optional<Bytes> minimum;  // the least budget of this policy
-  struct Measured {              // by a training run
+  std::string device;                // in words
+  std::optional<Bytes> minimum;      // the least budget of this policy
+  std::optional<PlanReason> reason;  // told from the plan alone where there is none
+  struct Measured {                  // by a training run
     int64_t steps = 0;
     bool interrupted = false;
     double step_time_ms = 0;

@@ -1,5 +1,6 @@
 #include "report/html.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -99,6 +100,62 @@ TEST(HtmlReport, NoNameCanBreakIt) {
   const std::string html = html_report(program, {.model = hostile, .data = hostile, .batch = 4, .device = hostile});
   EXPECT_THAT(html, Not(HasSubstr("<script")));
   expect_balanced(html);
+}
+
+// As a new user reads it: a weight is one thing, however many slices it is cut into.
+TEST(HtmlReport, SlicesOfOneWeightAreOneRowWithACount) {
+  const auto device = open_device("cpu", 1);
+  CompileOptions options{.policy = "liveness"};
+  options.fusion = {.off = {}, .split_above = 20_KiB, .block_bytes = 16_KiB};
+  const auto result = compile_training(build_model("lenet", {.batch = 4}), *device, CostTable{}, options);
+  const Program& program = std::get<Program>(result);
+  size_t slices = 0;
+  for (const Tensor& t : program.network.graph.tensors())
+    slices += t.block.whole == "fc1.weight" && !t.producer.valid() ? 1 : 0;
+  ASSERT_GT(slices, 1u);
+  const std::string html = html_report(program, {.model = "lenet", .batch = 4});
+  const std::string peak = html.substr(html.find("Alive at the peak"));
+  EXPECT_THAT(peak, HasSubstr(fmt::format(">fc1.weight <span class=\"slices\">in {} slices</span>", slices)));
+  EXPECT_THAT(peak, Not(HasSubstr(">fc1.weight[")));
+  EXPECT_THAT(peak, HasSubstr("fc1.weight[0:")) << "where the pointer rests";
+  expect_balanced(html);
+}
+
+TEST(HtmlReport, SizesAndOffsetsHaveUnitsAndTheirBytesWhereThePointerRests) {
+  const Program program = program_of("lenet");
+  const std::string html = html_report(program, {.model = "lenet", .batch = 4});
+  const std::string peak = html.substr(html.find("Alive at the peak"));
+  const Stay* large = live_at(program.plan, program.plan->predicted.peak_step).at(0);
+  EXPECT_THAT(peak, HasSubstr(fmt::format("<td class=\"n\" title=\"{} bytes\">{}</td>", large->bytes.count,
+                                          to_string(large->bytes))));
+  EXPECT_THAT(peak, HasSubstr(fmt::format("<td class=\"n\" title=\"{} bytes\">{}</td>", large->offset.count,
+                                          to_string(large->offset))));
+  EXPECT_FALSE(std::regex_search(html, std::regex(">[0-9]{4,}</td>"))) << "bytes without a unit";
+  EXPECT_FALSE(std::regex_search(html, std::regex("at offset [0-9]+")));
+}
+
+// What is wider than a phone scrolls in a box of its own.
+TEST(HtmlReport, FitsTheWidthOfAPhone) {
+  const Program program = program_of("lenet");
+  const std::vector<StepRecord> records(program.plan->steps.size(), {.start_ms = 1, .end_ms = 2});
+  const std::string html = html_report(program, {.model = "lenet", .batch = 4}, records);
+  EXPECT_THAT(html, HasSubstr("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"));
+  EXPECT_THAT(html, HasSubstr(".scroll { overflow-x: auto; }"));
+  for (const std::string wide : {"<table", "<svg viewBox=\"0 0 1120"}) {
+    size_t count = 0;
+    for (size_t at = html.find(wide); at != std::string::npos; at = html.find(wide, at + 1), ++count)
+      EXPECT_TRUE(html.substr(0, at).ends_with("<div class=\"scroll\">\n")) << html.substr(at, 80);
+    EXPECT_GE(count, 3u) << wide;
+  }
+}
+
+TEST(HtmlReport, BeginsWithWhyThePlanIsSo) {
+  const Program program = program_of("lenet");
+  PlanReason reason{.why = "Keeping <all> needs more.", .more = "More is faster."};
+  const std::string html = html_report(program, {.model = "lenet", .batch = 4, .reason = reason});
+  EXPECT_THAT(html, HasSubstr("<p class=\"why\">Keeping &lt;all&gt; needs more. More is faster.</p>"));
+  EXPECT_THAT(html_report(program, {.model = "lenet", .batch = 4}),
+              HasSubstr("No limit on memory was given, so nothing is recomputed or moved."));
 }
 
 TEST(HtmlReport, MemoryByStepAgreesWithTheStaysOneByOneAndWithThePeak) {

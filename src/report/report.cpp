@@ -116,16 +116,80 @@ std::string plan_text(const Program& program, int64_t batch) {
   return text;
 }
 
+std::string reason_text(const PlanReason& reason) {
+  std::string text = fmt::format("  {:<10} {}\n", "why", reason.why);
+  if (!reason.more.empty()) text += fmt::format("  {:<10} {}\n", "", reason.more);
+  return text;
+}
+
+namespace {
+
+// "fc6.weight[0:512].next" without what says which slice it is. A name without slices stays as it is.
+std::string without_slice(const std::string& name) {
+  std::string result;
+  for (size_t i = 0; i < name.size();) {
+    size_t end = i;
+    if (name[i] == '[') {
+      end = name.find_first_not_of("0123456789:", i + 1);
+      const bool slice = end != std::string::npos && name[end] == ']' && name.find(':', i) < end;
+      end = slice ? end + 1 : i;
+    }
+    if (end == i) result += name[end++];
+    i = end;
+  }
+  return result;
+}
+
+std::string workspace_name(const Graph& graph, const Plan& plan, const Stay& stay) {
+  const Step& step = plan.steps.at(stay.first);
+  return fmt::format("of {}, kernel {}", graph.op(step.op).name, step.kernel);
+}
+
+}  // namespace
+
+std::vector<LiveRow> live_rows(const Graph& graph, const Plan& plan, StepIndex step) {
+  std::map<TensorId, TensorId> updated;  // the new value of a state is the state
+  for (const State& state : graph.states) updated[state.after] = state.before;
+  std::vector<LiveRow> rows;
+  std::map<std::pair<std::string, Role>, size_t> row_of;  // by the name without a slice
+  for (const Stay* stay : live_at(plan, step)) {
+    if (stay->is_workspace()) {
+      rows.push_back({workspace_name(graph, plan, *stay), "", stay->bytes, {stay}});
+      continue;
+    }
+    const auto before = updated.find(stay->tensor);
+    const Tensor& tensor = graph.tensor(before == updated.end() ? stay->tensor : before->second);
+    const auto [place, fresh] = row_of.try_emplace({without_slice(tensor.name), tensor.role}, rows.size());
+    if (fresh) {
+      rows.push_back({tensor.name, to_string(tensor.shape), stay->bytes, {stay}});
+      continue;
+    }
+    LiveRow& row = rows[place->second];
+    const bool in_place = std::any_of(row.stays.begin(), row.stays.end(),
+                                      [&](const Stay* other) { return other->offset == stay->offset; });
+    if (in_place) continue;  // the old value and the new one, in the same bytes
+    row.name = place->first.first;
+    row.bytes += stay->bytes;
+    row.stays.push_back(stay);
+  }
+  for (LiveRow& row : rows) {
+    std::stable_sort(row.stays.begin(), row.stays.end(),
+                     [](const Stay* a, const Stay* b) { return a->offset < b->offset; });
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const LiveRow& a, const LiveRow& b) { return a.bytes > b.bytes; });
+  return rows;
+}
+
 std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most) {
   std::string text;
-  const auto live = live_at(plan, plan.predicted.peak_step);
-  for (size_t i = 0; i < live.size() && i < most; ++i) {
-    const Stay& stay = *live[i];
-    const std::string name = stay.is_workspace() ? "(workspace)" : graph.tensor(stay.tensor).name;
-    const std::string shape = stay.is_workspace() ? "" : to_string(graph.tensor(stay.tensor).shape);
-    text += fmt::format("  {:>10}  {:<15} {} {}\n", to_string(stay.bytes), what_for(graph, stay), name, shape);
+  const std::vector<LiveRow> rows = live_rows(graph, plan, plan.predicted.peak_step);
+  for (size_t i = 0; i < rows.size() && i < most; ++i) {
+    const LiveRow& row = rows[i];
+    const std::string slices = row.stays.size() > 1 ? fmt::format(" in {} slices of", row.stays.size()) : "";
+    text += fmt::format("  {:>10}  {:<15} {}{} {}\n", to_string(row.bytes), what_for(graph, *row.stays[0]), row.name,
+                        slices, row.shape);
   }
-  if (live.size() > most) text += fmt::format("  and {} more\n", live.size() - most);
+  if (rows.size() > most) text += fmt::format("  and {} more\n", rows.size() - most);
   return text;
 }
 
@@ -158,8 +222,9 @@ WorkspaceUse workspace_use(const Graph& graph, const Plan& plan) {
 
 }  // namespace
 
-json plan_json(const Program& program, std::optional<Bytes> minimum) {
+json plan_json(const Program& program, std::optional<Bytes> minimum, const std::optional<PlanReason>& told) {
   const Plan& plan = program.plan;
+  const PlanReason reason = told.value_or(reason_of(program));
   const Graph& graph = program.network.graph;
   const Op& peak_op = graph.op(plan.steps.at(plan.predicted.peak_step).op);
   json alive = json::array();
@@ -168,6 +233,9 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
     alive.push_back({{"tensor", stay->is_workspace() ? "(workspace)" : graph.tensor(stay->tensor).name},
                      {"role", what_for(graph, *stay)},
                      {"bytes", stay->bytes.count}});
+    if (!stay->is_workspace()) continue;
+    alive.back()["op"] = graph.op(plan.steps.at(stay->first).op).name;
+    alive.back()["kernel"] = plan.steps.at(stay->first).kernel;
   }
   json shares = json::object();
   for (const MemoryShare& share : memory_by_role(graph, plan, plan.predicted.peak_step))
@@ -215,6 +283,12 @@ json plan_json(const Program& program, std::optional<Bytes> minimum) {
           {"peak_layer", peak_op.layer},
           {"peak_tensors", alive},
           {"peak_by_role", shares},
+          {"why", reason.why},
+          {"more_memory", reason.more.empty() ? json(nullptr) : json(reason.more)},
+          {"keeping_everything_bytes", reason.keeping_bytes ? json(reason.keeping_bytes->count) : json(nullptr)},
+          {"keeping_everything_ms", reason.keeping_ms ? json(*reason.keeping_ms) : json(nullptr)},
+          {"more_memory_bytes", reason.more_bytes ? json(reason.more_bytes->count) : json(nullptr)},
+          {"more_memory_ms", reason.more_ms ? json(*reason.more_ms) : json(nullptr)},
           {"plan_time_ms", plan.plan_time_ms},
           {"verified", is_safe(program)}};
 }

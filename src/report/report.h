@@ -10,6 +10,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/plan.h"
+#include "report/reason.h"
 
 namespace plimsoll {
 
@@ -28,11 +29,26 @@ std::string cores_text(const Plan& plan);
 // for images per second; 0 leaves them out.
 std::string plan_text(const Program& program, int64_t batch);
 
-// Every tensor alive at the peak, largest first, at most `most`.
+// What lies in the arena at a step, as people count it: the slices of a split tensor are one row, updated or not, and a
+// workspace says whose it is and for which kernel. Largest first.
+struct LiveRow {
+  std::string name;                // "fc6.weight", of a workspace "of conv1/forward, kernel jit:avx512_core"
+  std::string shape;               // "64x3x7x7"; of one slice where there are several; "" for a workspace
+  Bytes bytes;                     // of all slices
+  std::vector<const Stay*> stays;  // one, or the slices in order of their offsets
+};
+std::vector<LiveRow> live_rows(const Graph& graph, const Plan& plan, StepIndex step);
+
+// Every tensor alive at the peak, largest first, at most `most` rows of live_rows.
 std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most);
 
-// The fields that `plan --json` promises. `minimum` is the least budget of this policy.
-nlohmann::json plan_json(const Program& program, std::optional<Bytes> minimum);
+// The sentences of a PlanReason, as lines below those of plan_text.
+std::string reason_text(const PlanReason& reason);
+
+// The fields that `plan --json` promises. `minimum` is the least budget of this policy; the reason is told from the
+// plan alone where none is given.
+nlohmann::json plan_json(const Program& program, std::optional<Bytes> minimum,
+                         const std::optional<PlanReason>& reason = {});
 nlohmann::json infeasible_json(const Infeasible& infeasible);
 
 // A timeline in Chrome's trace format, one thread an engine, plus a counter of live bytes: predicted where `records` is

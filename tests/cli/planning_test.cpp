@@ -1,4 +1,5 @@
 // What plan, compare, max and reproduce write for programs to read.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -50,6 +51,31 @@ TEST_F(Cli, CompareTellsWhatDoesNotFit) {
   EXPECT_EQ(rows[2].at("feasible"), true);
   EXPECT_LE(mib(rows[2], "peak_bytes"), 1300);
   EXPECT_GT(rows[2].at("offload_bytes").get<int64_t>() + rows[2].at("recompute_steps").get<int64_t>(), 0);
+}
+
+TEST_F(Cli, PlanSaysWhyAndWhatMoreMemoryWouldBuy) {
+  const std::string plan = "plan vgg11 --batch 16 --image-size 64 --device k40c ";
+  const json free = run(plan + "--memory 8GiB --json -").lines().at(0);
+  EXPECT_THAT(free.at("why").get<std::string>(), HasSubstr("nothing is recomputed or moved."));
+  EXPECT_EQ(free.at("keeping_everything_bytes"), free.at("arena_bytes"));
+  EXPECT_EQ(free.at("more_memory"), nullptr) << "there is nothing to gain";
+
+  const int64_t budget = free.at("arena_bytes").get<int64_t>() * 7 / 10;
+  const std::string tight = plan + fmt::format("--memory {} ", budget);
+  const json told = run(tight + "--json -").lines().at(0);
+  EXPECT_THAT(told.at("why").get<std::string>(), HasSubstr(" above the budget; the plan "));
+  EXPECT_EQ(told.at("keeping_everything_bytes"), free.at("arena_bytes"));
+  EXPECT_EQ(told.at("keeping_everything_ms"), free.at("step_time_ms"));
+  EXPECT_EQ(told.at("more_memory_bytes"), budget + budget / 10);
+  const json more = run(plan + fmt::format("--memory {} --json -", budget + budget / 10)).lines().at(0);
+  EXPECT_EQ(told.at("more_memory_ms"), more.at("step_time_ms")) << "as `plan` with that memory says";
+
+  const Outcome text = run(tight + "--report " + path("report.html"));
+  EXPECT_THAT(text.out, HasSubstr("why        " + told.at("why").get<std::string>()));
+  EXPECT_THAT(text.out, HasSubstr(told.at("more_memory").get<std::string>()));
+  const std::string report = slurp(path("report.html"));
+  EXPECT_THAT(report, HasSubstr(fmt::format("<p class=\"why\">{} {}</p>", told.at("why").get<std::string>(),
+                                            told.at("more_memory").get<std::string>())));
 }
 
 TEST_F(Cli, PlansThePapersLayers) {
