@@ -97,10 +97,14 @@ std::string header(const Program& program, const ReportFacts& facts) {
       estimated < 0.005 ? "from measured kernels" : fmt::format("{:.0f} % of it estimated", 100 * estimated);
   if (facts.batch > 0 && ms > 0)
     origin = fmt::format("{}, {}", rate_text(1000.0 * static_cast<double>(facts.batch) / ms), origin);
-  html += card("predicted step time", time_text(ms), origin);
+  const bool several = program.network.accumulate > 1;
+  if (several) origin += fmt::format(", {} batches a step", program.network.accumulate);
+  html += card(several ? "predicted time of a batch" : "predicted step time", time_text(ms), origin);
   if (const auto& m = facts.measured) {
     const std::string off = ms > 0 ? fmt::format(", prediction {:+.0f} %", 100 * (ms / m->step_time_ms - 1)) : "";
-    if (m->step_time_ms > 0) html += card("measured step time", time_text(m->step_time_ms), "median" + off);
+    if (m->step_time_ms > 0)
+      html +=
+          card(several ? "measured time of a batch" : "measured step time", time_text(m->step_time_ms), "median" + off);
     html += card("measured speed", rate_text(m->images_per_second),
                  fmt::format("{} steps in {:.1f} s{}", m->steps, m->seconds, m->interrupted ? ", interrupted" : ""));
     html += card(m->accuracy ? "test accuracy" : "loss",

@@ -103,7 +103,8 @@ std::string plan_text(const Program& program, int64_t batch) {
                    static_cast<double>(program.baseline_peak.count) / static_cast<double>(plan.arena.count)));
   if (const std::string cores = cores_text(plan); !cores.empty()) line("cores", cores);
   const double ms = plan.predicted.step_time_ms;
-  std::string time = time_text(ms) + " a step";
+  const int64_t batches = program.network.accumulate;
+  std::string time = time_text(ms) + (batches > 1 ? " a batch" : " a step");
   if (batch > 0 && ms > 0) time += ", " + rate_text(1000.0 * static_cast<double>(batch) / ms);
   const double estimated = plan.predicted.estimated_share;
   time += is_simulated(plan.device_name) ? " (simulated: by formulas, for a machine that is not there)"
@@ -111,6 +112,8 @@ std::string plan_text(const Program& program, int64_t batch) {
               ? " (from measured kernels)"
               : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
   line("predicted", time);
+  if (batches > 1)
+    line("", fmt::format("a step of {} batches, which update once: {}", batches, time_text(batches * ms)));
   if (ms > plan.predicted.lower_bound_ms * 1.005)
     line("", "no order of these kernels takes less than " + time_text(plan.predicted.lower_bound_ms));
   return text;
@@ -257,6 +260,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum, const std::
           {"simulated", is_simulated(plan.device_name)},
           {"policy", program.policy},
           {"planned_by", plan.policy},
+          {"accumulate", program.network.accumulate},
           {"inter_op", plan.cores.inter_op},
           {"cores", cores_text(plan)},
           {"placement", plan.placement},

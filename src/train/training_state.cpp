@@ -51,11 +51,13 @@ void visit_fields(State& s, Visitor&& field) {
   field("settings", s.settings);
 }
 
-// Those that are only there where they say something: what checkpoints had not from the beginning.
+// Those that are only there where they say something else than usual: what checkpoints had not from the beginning.
 template <class State, class Visitor>
 void visit_optional_fields(State& s, Visitor&& field) {
-  field("optimizer.freeze", s.optimizer.freeze);
-  field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm);
+  static const OptimizerOptions usual;
+  field("optimizer.freeze", s.optimizer.freeze, usual.freeze);
+  field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm, usual.clip_grad_norm);
+  field("optimizer.accumulate", s.optimizer.accumulate, usual.accumulate);
 }
 
 // "optimizer.name" is the field name in the object optimizer.
@@ -192,7 +194,7 @@ SavedInput saved_input_from(const JsonReader& r) {
 void check_field_names(const json& object) {
   std::set<std::string, std::less<>> known{"format_version", "cores", "input", "weights_sha256"}, parents;
   const TrainingState example;
-  const auto know = [&](std::string_view path, const auto&) {
+  const auto know = [&](std::string_view path, const auto&...) {
     known.emplace(path);
     if (const size_t dot = path.find('.'); dot != std::string_view::npos) parents.emplace(path.substr(0, dot));
   };
@@ -232,6 +234,8 @@ void check_ranges(const TrainingState& s) {
   number("optimizer.beta2", s.optimizer.beta2, 1);
   number("optimizer.epsilon", s.optimizer.epsilon, 1);
   number("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm, 1e9);
+  if (s.optimizer.accumulate < 1) wrong("optimizer.accumulate", "a whole number from 1");
+  whole("optimizer.accumulate", s.optimizer.accumulate, kMostAccumulated);
 }
 
 }  // namespace
@@ -240,8 +244,8 @@ std::string to_json(const TrainingState& state) {
   json object;
   object["format_version"] = kFormatVersion;
   visit_fields(state, [&](std::string_view path, const auto& value) { *find(object, path, true) = value; });
-  visit_optional_fields(state, [&](std::string_view path, const auto& value) {
-    if (value != std::decay_t<decltype(value)>{}) *find(object, path, true) = value;
+  visit_optional_fields(state, [&](std::string_view path, const auto& value, const auto& usual) {
+    if (value != usual) *find(object, path, true) = value;
   });
   if (state.cores) object["cores"] = cores_json(*state.cores);
   if (state.input) object["input"] = input_json(*state.input);
@@ -281,7 +285,7 @@ TrainingState training_state_from_json(std::string_view text, int64_t* version_f
       throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}' is missing", path));
     take(*field, path, value);
   });
-  visit_optional_fields(state, [&](std::string_view path, auto& value) {
+  visit_optional_fields(state, [&](std::string_view path, auto& value, const auto&) {
     if (const json* field = find(object, path, false)) take(*field, path, value);
   });
   check_ranges(state);

@@ -49,7 +49,10 @@ std::vector<KernelSpec> norm_specs(const Context& context, const Graph& graph, c
 class ClipScaleKernel final : public CudaKernel {
  public:
   ClipScaleKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op), norms_(std::ssize(op.inputs)), max_norm_(op.attributes.real("max_norm")) {
+      : CudaKernel(context, graph, op),
+        scaled_(op.attributes.integer("scaled", 0) != 0),
+        norms_(std::ssize(op.inputs) - (scaled_ ? 1 : 0)),
+        max_norm_(op.attributes.real("max_norm")) {
     workspace_bytes_ = workspace_for(graph, op);
   }
   static Bytes workspace_for(const Graph&, const Op& op) {
@@ -60,11 +63,16 @@ class ClipScaleKernel final : public CudaKernel {
   void work() override {
     double* const squares = scratch<double>();
     for (int64_t i = 0; i < norms_; ++i) launch(SquareNorm{.square = squares + i, .norm = input(i)}, 1);
-    launch(
-        ClipTotal{.scale = output(0), .total = output(1), .squares = squares, .count = norms_, .max_norm = max_norm_},
-        1);
+    launch(ClipTotal{.scale = output(0),
+                     .total = output(1),
+                     .squares = squares,
+                     .factor = scaled_ ? input(norms_) : nullptr,
+                     .count = norms_,
+                     .max_norm = max_norm_},
+           1);
   }
 
+  bool scaled_;
   int64_t norms_;
   double max_norm_;
 };
