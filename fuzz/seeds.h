@@ -170,7 +170,8 @@ inline std::vector<std::string> seeds(std::string_view target) {
   if (target == "safetensors") return {safetensors_seed()};
   if (target == "weights") return {weights_seed()};
   if (target == "training_state") {
-    TrainingState fed{.step = 4, .model = "lenet", .optimizer = {.freeze = {"conv1.*"}, .clip_grad_norm = 2}};
+    TrainingState fed{
+        .step = 4, .model = "lenet", .optimizer = {.freeze = {"conv1.*"}, .clip_grad_norm = 2, .accumulate = 4}};
     fed.input = {.channels = 1,
                  .height = 28,
                  .width = 28,

@@ -14,6 +14,8 @@
 
 namespace plimsoll {
 
+inline constexpr int64_t kMostAccumulated = int64_t{1} << 20;  // batches of one update
+
 struct OptimizerOptions {
   std::string name = "sgd";  // sgd, adam, adamw
   double momentum = 0.9;     // sgd
@@ -26,6 +28,10 @@ struct OptimizerOptions {
   // Above 0: where the norm of all gradients together is above this, they are scaled down to it, as by PyTorch's
   // clip_grad_norm_. All gradients of an objective then live until the last is there.
   double clip_grad_norm = 0;
+  // Above 1: an update comes after so many batches, by the mean of their gradients, as of a batch so many times as large.
+  // (BatchNorm takes its statistics of each batch alone.) Every parameter gets a sum of gradients beside its optimizer's
+  // states. The graph is the same for any number above 1.
+  int64_t accumulate = 1;
 };
 
 // A loss and the parameters that it trains. A classifier has one objective; a GAN has two.
@@ -41,6 +47,7 @@ struct Network {
   TensorId data, labels;  // inputs that the trainer fills before each step; labels are invalid where there are none
   TensorId correct;  // an output: how many of the batch were answered rightly; invalid where nothing is right or wrong
   TensorId gradient_norm;  // an output: of all gradients, before they were clipped; invalid where they are not
+  int64_t accumulate = 1;  // batches an update, as OptimizerOptions::accumulate
 };
 
 // Appends the backward ops of `loss`. Returns the gradient of each tensor of `wanted`; an invalid id where the loss
@@ -57,13 +64,19 @@ struct Seed {
 std::vector<TensorId> append_backward(Graph& graph, std::span<const Seed> seeds, std::span<const TensorId> wanted);
 
 // Appends an update of `parameter` by `gradient` with its optimizer states and records the state pairs. `learning_rate`
-// and `step_number` are the graph's inputs.
+// and `step_number` are the graph's inputs. `scale`: a scalar by which the gradient is multiplied, and which says by a
+// value below 0 that there is nothing to update yet; invalid where the gradient is taken as it is.
 void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,
-                   TensorId learning_rate, TensorId step_number);
+                   TensorId learning_rate, TensorId step_number, TensorId scale = {});
 
 // The whole training step: the forward pass, the backward pass of every objective, an update of every parameter. Adds
 // the inputs "learning_rate" (f32 scalar) and "step_number" (i64 scalar, from 0) where they are not there yet. Throws
 // Error(invalid_input) where a pattern of `freeze` has no parameter, or nothing is left to train.
+//
+// Where gradients are accumulated, a step is one batch, and these inputs say what it is to the update:
+//   "accumulated"     i64, how many batches the sums have already; with 0 they begin anew
+//   "gradient_scale"  f32, by what the update multiplies the sums: one over the number of batches; below 0: none yet
+//   "update_number"   i64, from 0, for optimizers that count their updates; "step_number" counts batches then
 Network make_training_network(const Network& forward, const OptimizerOptions& options);
 
 }  // namespace plimsoll

@@ -61,7 +61,7 @@ struct SavedInput {
 
 // Where a training is, and what it needs to be repeated bit for bit.
 struct TrainingState {
-  int64_t step = 0;            // steps done: the next one's step_number
+  int64_t step = 0;            // steps (updates) done
   int64_t epoch = 0;           // of the next batch
   int64_t batch_in_epoch = 0;  // of the next batch
   uint64_t seed = 0;

@@ -80,6 +80,8 @@ struct TrainOptions {
   bool check_memory = false;
 };
 
+// A step is an update. Where it takes several batches (OptimizerOptions::accumulate), loss and times are of all of those
+// that ran in this process.
 struct StepEvent {
   int64_t step = 0, total_steps = 0, epoch = 0;
   double loss = 0, lr = 0;
@@ -101,8 +103,8 @@ struct DoneEvent {
   int64_t steps = 0, epochs = 0;      // done now
   int64_t step = 0;                   // steps done in all, those before a checkpoint included
   double images_per_second = 0;       // of the steps alone: evaluation and saving not counted
-  double step_time_ms = 0;            // median of the compute of a step
-  double predicted_step_time_ms = 0;  // as predicted before the first step
+  double step_time_ms = 0;            // median of the compute of a step; of one batch, where it takes several
+  double predicted_step_time_ms = 0;  // of the same, as predicted before the first step
   Bytes peak, budget, process_peak;
   Bytes process;  // at most, as predicted before the first step; what was stated where memory_is says so
   std::optional<Bytes>
@@ -124,8 +126,8 @@ struct TrainListener {
   std::function<void(const EpochEvent&)> epoch;
   // At the end: when each step, and each copy, of the last training step ran.
   std::function<void(const Program&, std::span<const StepRecord> steps, std::span<const StepRecord> copies)> recorded;
-  std::function<bool()> stop;  // asked after every step; true ends the training, which saves where it has a checkpoint
-  std::function<bool()> save;  // asked after every step; true saves the checkpoint now, and goes on
+  std::function<bool()> stop;  // asked after every batch; true ends the training, which saves where it has a checkpoint
+  std::function<bool()> save;  // asked after every batch; true saves the checkpoint now, and goes on
 };
 
 // The network's input for this data, as train() builds it: a plan for it is the plan that train() would make.

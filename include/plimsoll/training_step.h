@@ -76,15 +76,19 @@ class TrainingStep {
   // Draws the states' first values, and begins with step number 0. They depend on the seed and the states' names only.
   void initialize(uint64_t seed);
   // Instead, where states come from elsewhere: the next step's number, which Adam depends on, and the seed of dropout.
-  void start_at(int64_t step, uint64_t seed);
+  // `accumulated`: batches whose gradients the sums among the states have already, where a step takes several.
+  void start_at(int64_t step, uint64_t seed, int64_t accumulated = 0);
 
   // Copies a batch into the arena, for the next run; the batch may be given back then. Throws Error(invalid_input) on
   // another size.
   void feed(const Batch& batch);
   void feed(std::span<const float> data, std::span<const int32_t> labels = {});
-  // Runs the step on what it was fed with; returns its seconds. Throws as Executor::run_step does.
-  double run(double learning_rate);
-  double loss() const;                          // of the last step: the mean over its batch, all objectives together
+  // Runs the step on what it was fed with; returns its seconds. Throws as Executor::run_step does. Where gradients are
+  // accumulated (OptimizerOptions::accumulate) it runs one batch of the step, and updates with the last: number `batches`
+  // since the last update, or as many as the options say.
+  double run(double learning_rate, int64_t batches = 0);
+  int64_t accumulated() const { return accumulated_; }  // batches since the last update
+  double loss() const;                                  // of the last batch: its mean, all objectives together
   std::optional<double> correct() const;        // samples that were right; nothing where the network does not classify
   std::optional<double> gradient_norm() const;  // before it was clipped; nothing where it is not
   int64_t number() const { return number_; }    // of the next step
@@ -123,9 +127,10 @@ class TrainingStep {
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
   TensorId learning_rate_, step_number_, seed_tensor_;
+  TensorId count_tensor_, scale_, update_number_;  // where gradients are accumulated
   std::vector<WholeState> wholes_;
   std::vector<CheckpointTensor> states_;  // of wholes_
-  int64_t number_ = 0;
+  int64_t number_ = 0, accumulated_ = 0;
   uint64_t seed_ = 0;
 };
 

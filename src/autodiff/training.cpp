@@ -126,9 +126,58 @@ TensorId append_norm(Graph& graph, const ReadyUpdate& ready) {
   return graph.output(graph.add_op("GradientNorm", name, layer, {ready.gradient}, {}, Phase::backward));
 }
 
-// Scales all gradients of an objective by one factor. Returns the norm that they had together.
+// What the updates of a step share.
+struct UpdateInputs {
+  TensorId learning_rate, step_number;
+  TensorId accumulated, scale;  // where gradients are summed over batches; else invalid
+};
+
+UpdateInputs update_inputs(Graph& graph, const OptimizerOptions& options) {
+  UpdateInputs inputs{.learning_rate = hyperparameter(graph, "learning_rate", DType::f32)};
+  const bool sums = options.accumulate > 1;
+  if (options.name != "sgd")
+    inputs.step_number = hyperparameter(graph, sums ? "update_number" : "step_number", DType::i64);
+  if (!sums) return inputs;
+  inputs.accumulated = hyperparameter(graph, "accumulated", DType::i64);
+  inputs.scale = hyperparameter(graph, "gradient_scale", DType::f32);
+  return inputs;
+}
+
+// A state beside a parameter, of its shape, named after it. A block's state is a block of the whole's.
+TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view suffix) {
+  RowBlock block = parameter.block;
+  if (block.is_block()) block.whole += fmt::format(".{}", suffix);
+  const std::string name =
+      block.is_block() ? block_name(block, parameter.shape.at(0)) : fmt::format("{}.{}", parameter.name, suffix);
+  const TensorId id = graph.add_source(name, parameter.shape, parameter.dtype, Role::optimizer_state);
+  graph.tensor(id).block = block;
+  return id;
+}
+
+// Adds the gradient to the parameter's sum. Returns the sum with it.
+TensorId append_sum(Graph& graph, const ReadyUpdate& ready, TensorId accumulated) {
+  const Tensor p = graph.tensor(ready.parameter);  // a copy: the tensor list grows below
+  const std::string layer = layer_of(graph, ready.gradient);
+  const TensorId sum = add_state_of(graph, p, "gradient_sum");
+  const OpId op = graph.add_op("AccumulateGradient", p.name + "/accumulate", layer,
+                               {ready.parameter, ready.gradient, sum, accumulated}, {}, Phase::update,
+                               {graph.tensor(sum).name + ".next"});
+  state_of(graph, sum).after = graph.output(op);
+  return graph.output(op);
+}
+
+// Of gradients that are not summed: scales all of an objective by one factor. Of sums: the updates do it. Returns the
+// norm that they had together.
 TensorId append_clip(Graph& graph, std::vector<ReadyUpdate>& ready, const std::vector<TensorId>& norms, double max_norm,
-                     const std::string& name) {
+                     const std::string& name, TensorId& scale) {
+  if (scale.valid()) {
+    std::vector<TensorId> inputs = norms;
+    inputs.push_back(scale);
+    const OpId clip = graph.add_op("ClipScale", name, name, inputs, {{"max_norm", max_norm}, {"scaled", int64_t{1}}},
+                                   Phase::backward);
+    scale = graph.output(clip);
+    return graph.output(clip, 1);
+  }
   const OpId clip = graph.add_op("ClipScale", name, name, norms, {{"max_norm", max_norm}}, Phase::backward);
   for (ReadyUpdate& update : ready) {
     const std::string scaled = graph.tensor(update.parameter).name + "/clip";
@@ -146,18 +195,19 @@ struct WaitingUpdates {
 };
 
 void append_clipped_updates(Network& network, std::vector<WaitingUpdates>& by_objective,
-                            const OptimizerOptions& options, TensorId learning_rate, TensorId step_number) {
+                            const OptimizerOptions& options, const UpdateInputs& inputs) {
   Graph& graph = network.graph;
   const bool one = by_objective.size() == 1;
   for (size_t i = 0; i < by_objective.size(); ++i) {
     auto& [updates, norms] = by_objective[i];
     if (updates.empty()) continue;
     const std::string name = one ? "clip_grad_norm" : fmt::format("clip_grad_norm.{}", i);
-    const TensorId norm = append_clip(graph, updates, norms, options.clip_grad_norm, name);
+    TensorId scale = inputs.scale;
+    const TensorId norm = append_clip(graph, updates, norms, options.clip_grad_norm, name, scale);
     if (one) network.gradient_norm = norm;
     add_output(graph, norm);
     for (const ReadyUpdate& ready : updates)
-      append_update(graph, ready.parameter, ready.gradient, options, learning_rate, step_number);
+      append_update(graph, ready.parameter, ready.gradient, options, inputs.learning_rate, inputs.step_number, scale);
   }
 }
 
@@ -178,6 +228,10 @@ void check(const OptimizerOptions& options) {
   const std::vector<std::string> known = {"sgd", "adam", "adamw"};
   if (std::find(known.begin(), known.end(), options.name) == known.end())
     throw Error(ErrorCode::invalid_input, unknown_name("optimizer", options.name, known));
+  if (options.accumulate < 1) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--accumulate {}: an update takes at least 1 batch", options.accumulate));
+  }
   if (!options.nesterov) return;
   if (options.name != "sgd") {
     throw Error(
@@ -189,20 +243,14 @@ void check(const OptimizerOptions& options) {
 }
 
 void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,
-                   TensorId learning_rate, TensorId step_number) {
+                   TensorId learning_rate, TensorId step_number, TensorId scale) {
   check(options);
   const Tensor p = graph.tensor(parameter);  // a copy: the tensor list grows below
   std::string layer = p.name;
   if (const OpId producer = graph.tensor(gradient).producer; producer.valid()) layer = graph.op(producer).layer;
 
   std::vector<TensorId> states;
-  const auto state = [&](std::string_view suffix) {
-    RowBlock block = p.block;
-    if (block.is_block()) block.whole += fmt::format(".{}", suffix);
-    const std::string name = block.is_block() ? block_name(block, p.shape.at(0)) : fmt::format("{}.{}", p.name, suffix);
-    states.push_back(graph.add_source(name, p.shape, p.dtype, Role::optimizer_state));
-    graph.tensor(states.back()).block = block;
-  };
+  const auto state = [&](std::string_view suffix) { states.push_back(add_state_of(graph, p, suffix)); };
   std::string type;
   std::vector<TensorId> inputs = {parameter, gradient, learning_rate};
   Attributes attributes;
@@ -224,6 +272,10 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
                   {"decoupled", int64_t{options.name == "adamw"}}};
   }
   inputs.insert(inputs.end(), states.begin(), states.end());
+  if (scale.valid()) {
+    inputs.push_back(scale);
+    attributes.set("scaled", int64_t{1});
+  }
   std::vector<std::string> names = {p.name + ".next"};
   for (TensorId id : states) names.push_back(graph.tensor(id).name + ".next");
   const OpId op = graph.add_op(type, p.name + "/update", layer, inputs, attributes, Phase::update, names);
@@ -236,9 +288,8 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
   Network network = forward;
   leave_frozen(network, options.freeze);
   Graph& graph = network.graph;
-  const TensorId learning_rate = hyperparameter(graph, "learning_rate", DType::f32);
-  TensorId step_number;
-  if (options.name != "sgd") step_number = hyperparameter(graph, "step_number", DType::i64);
+  network.accumulate = options.accumulate;
+  const UpdateInputs inputs = update_inputs(graph, options);
   pair_statistics(graph);
 
   const std::map<TensorId, size_t> objective_of = objective_of_parameters(network);
@@ -266,18 +317,20 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
       for (TensorId parameter : parameters) {
         if (--visits_left[parameter] > 0) continue;
         const size_t owner = objective_of.at(parameter);
-        const TensorId gradient = backwards[owner].gradient(parameter);
-        if (!gradient.valid()) continue;
+        ReadyUpdate ready{parameter, backwards[owner].gradient(parameter)};
+        if (!ready.gradient.valid()) continue;
+        if (inputs.accumulated.valid()) ready.gradient = append_sum(graph, ready, inputs.accumulated);
         if (options.clip_grad_norm == 0) {
-          append_update(graph, parameter, gradient, options, learning_rate, step_number);
+          append_update(graph, parameter, ready.gradient, options, inputs.learning_rate, inputs.step_number,
+                        inputs.scale);
           continue;
         }
-        waiting[owner].updates.push_back({parameter, gradient});
+        waiting[owner].updates.push_back(ready);
         waiting[owner].norms.push_back(append_norm(graph, waiting[owner].updates.back()));
       }
     }
   }
-  append_clipped_updates(network, waiting, options, learning_rate, step_number);
+  append_clipped_updates(network, waiting, options, inputs);
   check_that_gradients_reach_all(network, objective_of, backwards);
   return network;
 }

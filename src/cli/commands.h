@@ -65,6 +65,7 @@ struct CommonFlags {
   int64_t image_size = 0, classes = 0;
   std::optional<double> momentum;  // nothing: 0.9
   double weight_decay = 0, clip_grad_norm = 0;
+  int64_t accumulate = 1;
   bool nesterov = false, exact = false;
   std::vector<std::string> freeze;
   std::optional<std::string> workspace, workspace_total, batch_sizes_name;

@@ -122,6 +122,15 @@ void CommonFlags::add_optimizer_to(CLI::App& command) {
       .add_option("--clip-grad-norm", clip_grad_norm,
                   "Scale the gradients down where the norm of all of them together is above this")
       ->check(positive_number());
+  command
+      .add_option(
+          "--accumulate,--grad-accum-steps", accumulate,
+          "Batches of a step: it updates once, by the mean of their gradients, as a batch so many times as "
+          "large would, but for BatchNorm's statistics, which are of each batch. Steps, --steps, learning rates "
+          "and --checkpoint-every count updates; the last step of an epoch takes the batches that are left")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(whole_number(1, kMostAccumulated));
 }
 
 void CommonFlags::add_sharing_to(CLI::App& command) {
@@ -170,7 +179,8 @@ OptimizerOptions CommonFlags::optimizer_options() const {
                            .nesterov = nesterov,
                            .weight_decay = weight_decay,
                            .freeze = freeze,
-                           .clip_grad_norm = clip_grad_norm};
+                           .clip_grad_norm = clip_grad_norm,
+                           .accumulate = accumulate};
   if (momentum) options.momentum = *momentum;
   return options;
 }
@@ -184,7 +194,10 @@ void check_momentum(const CommonFlags& flags, const std::string& optimizer) {
 void CommonFlags::check(bool from_file) const {
   check_choices(policy, placement);
   plimsoll::check(optimizer_options());
-  lowered();
+  if (lowered() && accumulate > 1) {
+    throw Error(ErrorCode::invalid_input,
+                "--accumulate: the papers' layer model knows no accumulation; leave out --lowering paper");
+  }
   core_request();
   memory_bytes();
   if (means_process() && !from_file) check_memory_is_process(device, memory.has_value());

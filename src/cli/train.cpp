@@ -73,6 +73,7 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--nesterov", options.optimizer.nesterov, saved.optimizer.nesterov);
   take("--freeze", options.optimizer.freeze, saved.optimizer.freeze);
   take("--clip-grad-norm", options.optimizer.clip_grad_norm, saved.optimizer.clip_grad_norm);
+  take("--accumulate", options.optimizer.accumulate, saved.optimizer.accumulate);
   take("--lr", options.schedule.lr, saved.schedule.lr);
   take("--sched", options.schedule.name, saved.schedule.name);
   take("--warmup-epochs", options.schedule.warmup_epochs, saved.schedule.warmup_epochs);
@@ -185,6 +186,7 @@ void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App
   };
   plan.check("--freeze", listed(asked.freeze), listed(planned.freeze));
   plan.check("--clip-grad-norm", asked.clip_grad_norm, planned.clip_grad_norm);
+  plan.check("--accumulate", asked.accumulate, planned.accumulate);
   if (const int threads = cores_of(saved); threads > 0) plan.check("--threads", flags.threads, threads);
   if (request.input.height > 0) plan.check("--image-size", flags.image_size, request.input.height);
   if (request.input.classes > 0) plan.check("--num-classes", flags.classes, request.input.classes);
@@ -309,11 +311,13 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options) {
                        options.resume ? options.resume->string() : "the training", d.step,
                        options.steps > 0 && d.step >= options.steps ? "--steps" : "--epochs");
   }
-  return fmt::format("{}: {} step{} in {:.1f} s, {}; a step {} (predicted {}); peak {} of {}, of the process {}",
+  const int64_t batches = options.optimizer.accumulate;
+  const std::string step = batches > 1 ? fmt::format("a batch, of which a step takes {},", batches) : "a step";
+  return fmt::format("{}: {} step{} in {:.1f} s, {}; {} {} (predicted {}); peak {} of {}, of the process {}",
                      d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
-                     rate_text(d.images_per_second), time_text(d.step_time_ms), time_text(d.predicted_step_time_ms),
-                     to_string(d.peak), d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget),
-                     to_string(d.process_peak));
+                     rate_text(d.images_per_second), step, time_text(d.step_time_ms),
+                     time_text(d.predicted_step_time_ms), to_string(d.peak),
+                     d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget), to_string(d.process_peak));
 }
 
 ReportFacts::Measured measured_facts(const DoneEvent& d) {

@@ -39,6 +39,7 @@ json request_json(const PlanRequest& r) {
               {"epsilon", r.optimizer.epsilon}}}};
   if (!r.optimizer.freeze.empty()) j["optimizer"]["freeze"] = r.optimizer.freeze;
   if (r.optimizer.clip_grad_norm != 0) j["optimizer"]["clip_grad_norm"] = r.optimizer.clip_grad_norm;
+  if (r.optimizer.accumulate != 1) j["optimizer"]["accumulate"] = r.optimizer.accumulate;
   if (r.host_memory) j["host_memory"] = r.host_memory->count;
   if (r.spill_size) j["spill_size"] = r.spill_size->count;
   if (r.peer_size) j["peer_size"] = r.peer_size->count;
@@ -46,7 +47,8 @@ json request_json(const PlanRequest& r) {
 }
 
 OptimizerOptions optimizer_from(const JsonReader& r) {
-  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon", "freeze", "clip_grad_norm"});
+  r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon", "freeze", "clip_grad_norm",
+          "accumulate"});
   OptimizerOptions options{.name = r.member("name").text(),
                            .momentum = r.member("momentum").number(),
                            .nesterov = r.member("nesterov").boolean(),
@@ -59,6 +61,7 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
     for (size_t i = 0; i < patterns.size(); ++i) options.freeze.push_back(patterns.item(i).text());
   }
   if (r.has("clip_grad_norm")) options.clip_grad_norm = r.member("clip_grad_norm").number();
+  if (r.has("accumulate")) options.accumulate = r.member("accumulate").integer(1, kMostAccumulated);
   return options;
 }
 

@@ -4,6 +4,10 @@
 //   ...                                 ├──> ClipScale ──> scale = min(1, max_norm / (total + 1e-6)), total
 //   gradient ──> GradientNorm ──> norm ─┘
 //   gradient, scale ──> ScaleGradient ──> what the update reads, in the gradient's bytes
+//
+// Of gradients that are summed over several batches (accumulate.cpp), with the attribute "scaled": the last input of
+// ClipScale is the scale of the sums, and what comes out is by what the update multiplies them. Where it is below 0
+// there is no update yet: it stays, and the norm is 0.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -55,6 +59,8 @@ OpType clip_scale() {
               throw Error(ErrorCode::invalid_input,
                           fmt::format("max_norm is {}; it is above 0", attributes.real("max_norm")));
             for (const Tensor* norm : in) expect_scalar_like(*norm, in[0]->dtype);
+            if (attributes.integer("scaled", 0) != 0 && in.size() < 2)
+              throw Error(ErrorCode::invalid_input, "there is a scale, but no norm to clip by");
             return std::vector<TensorSpec>{{{}, in[0]->dtype, Role::gradient}, {{}, in[0]->dtype, Role::output}};
           },
       .gradient = {},
@@ -62,10 +68,17 @@ OpType clip_scale() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 4); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+            const bool scaled = op.attributes.integer("scaled", 0) != 0;
+            const double scale = scaled ? load(in.back(), 0) : 1;
+            if (scale < 0) {
+              store(out[0], 0, scale);
+              store(out[1], 0, 0);
+              return;
+            }
             double sum = 0;
-            for (const TensorView& norm : in) sum += load(norm, 0) * load(norm, 0);
-            const double total = std::sqrt(sum), factor = op.attributes.real("max_norm") / (total + 1e-6);
-            store(out[0], 0, factor >= 1 ? 1 : factor);  // what is no number stays none
+            for (const TensorView& norm : in.first(in.size() - (scaled ? 1 : 0))) sum += load(norm, 0) * load(norm, 0);
+            const double total = scale * std::sqrt(sum), factor = op.attributes.real("max_norm") / (total + 1e-6);
+            store(out[0], 0, scale * (factor >= 1 ? 1 : factor));  // what is no number stays none
             store(out[1], 0, total);
           },
   };

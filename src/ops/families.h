@@ -7,6 +7,7 @@
 
 namespace plimsoll {
 
+std::vector<OpType> accumulate_ops();       // accumulate.cpp: sums of gradients over batches
 std::vector<OpType> activation_ops();       // activation.cpp: ReLU, leaky ReLU, sigmoid, tanh
 std::vector<OpType> add_ops();              // add.cpp
 std::vector<OpType> batch_norm_ops();       // batch_norm.cpp
@@ -27,10 +28,25 @@ std::vector<OpType> reshape_ops();  // reshape.cpp
 std::vector<OpType> update_ops();   // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
-    activation_ops,  add_ops,      batch_norm_ops, bias_ops,           clip_ops,
-    concat_ops,      constant_ops, conv_ops,       conv_transpose_ops, fully_connected_ops,
-    layer_model_ops, loss_ops,     lrn_ops,        pool_ops,           random_ops,
-    reorder_ops,     reshape_ops,  update_ops,
+    accumulate_ops,
+    activation_ops,
+    add_ops,
+    batch_norm_ops,
+    bias_ops,
+    clip_ops,
+    concat_ops,
+    constant_ops,
+    conv_ops,
+    conv_transpose_ops,
+    fully_connected_ops,
+    layer_model_ops,
+    loss_ops,
+    lrn_ops,
+    pool_ops,
+    random_ops,
+    reorder_ops,
+    reshape_ops,
+    update_ops,
 };
 
 }  // namespace plimsoll

@@ -1,8 +1,13 @@
 // Optimizers as ops: one reads a parameter, its gradient and its states, and leaves the next ones in the same bytes.
 // Every formula is that of PyTorch, term by term and in that order.
+//
+// With the attribute "scaled" the last input is a scalar by which the gradient is multiplied. Where it is below 0 there
+// is nothing to update yet, and everything stays as it is.
 #include <fmt/format.h>
 
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "ops/families.h"
 #include "ops/reference.h"
@@ -31,6 +36,28 @@ void expect_like_parameter(std::span<const Tensor* const> in, std::initializer_l
   }
 }
 
+bool is_scaled(const Attributes& attributes) { return attributes.integer("scaled", 0) != 0; }
+
+size_t with_scale(const Attributes& attributes, size_t inputs) { return inputs + (is_scaled(attributes) ? 1 : 0); }
+
+void expect_scale(const Attributes& attributes, std::span<const Tensor* const> in) {
+  if (is_scaled(attributes)) expect_scalar(*in.back(), "scale", false);
+}
+
+// The scale, or 1; nothing where it is no update, and the states are left as they are.
+template <class T>
+std::optional<T> scale_of(const Attributes& attributes, std::span<const TensorView> in,
+                          std::initializer_list<std::pair<size_t, size_t>> states, std::span<const TensorView> out) {
+  if (!is_scaled(attributes)) return T{1};
+  const double scale = load(in.back(), 0);
+  if (!(scale < 0)) return static_cast<T>(scale);
+  for (const std::pair<size_t, size_t>& state : states) {
+    const TensorView &from = in[state.first], &to = out[state.second];
+    for_each_element(to, [&](int64_t i) { store(to, i, load(from, i)); });
+  }
+  return std::nullopt;
+}
+
 TensorSpec next_of(const Tensor& state) { return {state.shape, state.dtype, state.role}; }
 
 template <class T>
@@ -40,10 +67,13 @@ void sgd(const Attributes& attributes, double learning_rate, std::span<const Ten
   const T momentum = static_cast<T>(attributes.real("momentum", 0));
   const T weight_decay = static_cast<T>(attributes.real("weight_decay", 0));
   const bool nesterov = attributes.integer("nesterov", 0) != 0, has_momentum = out.size() > 1;
+  const std::optional<T> scale =
+      has_momentum ? scale_of<T>(attributes, in, {{0, 0}, {3, 1}}, out) : scale_of<T>(attributes, in, {{0, 0}}, out);
+  if (!scale) return;
   const T *w = elements<T>(in[0]), *g = elements<T>(in[1]), *m = has_momentum ? elements<T>(in[3]) : nullptr;
   T *w_next = elements<T>(out[0]), *m_next = has_momentum ? elements<T>(out[1]) : nullptr;
   for (int64_t i = 0, n = element_count(in[0].shape); i < n; ++i) {
-    T d = g[i] + weight_decay * w[i];
+    T d = *scale * g[i] + weight_decay * w[i];
     if (has_momentum) {
       const T velocity = momentum * m[i] + d;
       d = nesterov ? d + momentum * velocity : velocity;
@@ -62,8 +92,9 @@ OpType sgd_update() {
             if (attributes.integer("nesterov", 0) != 0 && !has_momentum) {
               throw Error(ErrorCode::invalid_input, "nesterov needs a momentum that is not 0");
             }
-            expect_inputs(in, has_momentum ? 4 : 3);
+            expect_inputs(in, with_scale(attributes, has_momentum ? 4 : 3));
             expect_scalar(*in[2], "learning rate", false);
+            expect_scale(attributes, in);
             std::vector<TensorSpec> next = {next_of(*in[0])};
             expect_like_parameter(in, {1});
             if (has_momentum) {
@@ -103,8 +134,10 @@ void adam(const Attributes& attributes, double learning_rate, double step, std::
   const T correction = static_cast<T>(std::sqrt(1 - std::pow(beta2, step)));
   const T *w = elements<T>(in[0]), *g = elements<T>(in[1]), *m = elements<T>(in[4]), *v = elements<T>(in[5]);
   T *w_next = elements<T>(out[0]), *m_next = elements<T>(out[1]), *v_next = elements<T>(out[2]);
+  const std::optional<T> scale = scale_of<T>(attributes, in, {{0, 0}, {4, 1}, {5, 2}}, out);
+  if (!scale) return;
   for (int64_t i = 0, n = element_count(in[0].shape); i < n; ++i) {
-    const T d = g[i] + decay * w[i];
+    const T d = *scale * g[i] + decay * w[i];
     const T mean = m[i] + c1 * (d - m[i]);
     const T square = b2 * v[i] + c2 * d * d;
     w_next[i] = keep * w[i] - step_size * (mean / (std::sqrt(square) / correction + epsilon));
@@ -117,9 +150,10 @@ OpType adam_update() {
   return {
       .name = "AdamUpdate",
       .infer =
-          [](const Attributes&, std::span<const Tensor* const> in) {
-            expect_inputs(in, 6);
+          [](const Attributes& attributes, std::span<const Tensor* const> in) {
+            expect_inputs(in, with_scale(attributes, 6));
             expect_scalar(*in[2], "learning rate", false);
+            expect_scale(attributes, in);
             expect_scalar(*in[3], "step number", true);
             expect_like_parameter(in, {1, 4, 5});
             return std::vector<TensorSpec>{next_of(*in[0]), next_of(*in[4]), next_of(*in[5])};

@@ -50,11 +50,11 @@ svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; f
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th { text-align: left; color: var(--dim); font-weight: 500; border-bottom: 1px solid var(--line); }
 th, td { padding: 2px 10px 2px 0; vertical-align: top; }
-td { border-bottom: 1px solid var(--card); overflow-wrap: anywhere; }
+td { border-bottom: 1px solid var(--card); white-space: nowrap; }
 .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .why { font-size: 15px; color: var(--text); max-width: 75ch; }
 .scroll { overflow-x: auto; } .slices { color: var(--dim); white-space: nowrap; }
-td.name { min-width: 12em; }
+td.name { min-width: 10em; white-space: normal; overflow-wrap: anywhere; }
 td.bar { width: 26%; min-width: 60px; vertical-align: middle; }
 .bar div { height: 8px; border-radius: 2px; background: var(--p); margin: 1px 0; }
 .bar div.measured { background: var(--g); }
@@ -63,7 +63,7 @@ details { margin: 6px 0; } summary { cursor: pointer; color: var(--dim); }
 .columns > div { min-width: 0; }
 @media (max-width: 900px) { .columns { grid-template-columns: 1fr; } }
 @media (max-width: 600px) { body { padding: 14px; } .cards { grid-template-columns: 1fr 1fr; }
-  .scroll > svg { min-width: 760px; } .scroll > svg text { font-size: 14px; } }
+  .scroll > svg { min-width: 760px; } .scroll > svg text { font-size: 12.5px; } }
 )";
 
 std::string card(std::string_view label, std::string_view value, std::string_view more = {}) {
@@ -97,10 +97,14 @@ std::string header(const Program& program, const ReportFacts& facts) {
       estimated < 0.005 ? "from measured kernels" : fmt::format("{:.0f} % of it estimated", 100 * estimated);
   if (facts.batch > 0 && ms > 0)
     origin = fmt::format("{}, {}", rate_text(1000.0 * static_cast<double>(facts.batch) / ms), origin);
-  html += card("predicted step time", time_text(ms), origin);
+  const bool several = program.network.accumulate > 1;
+  if (several) origin += fmt::format(", {} batches a step", program.network.accumulate);
+  html += card(several ? "predicted time of a batch" : "predicted step time", time_text(ms), origin);
   if (const auto& m = facts.measured) {
     const std::string off = ms > 0 ? fmt::format(", prediction {:+.0f} %", 100 * (ms / m->step_time_ms - 1)) : "";
-    if (m->step_time_ms > 0) html += card("measured step time", time_text(m->step_time_ms), "median" + off);
+    if (m->step_time_ms > 0)
+      html +=
+          card(several ? "measured time of a batch" : "measured step time", time_text(m->step_time_ms), "median" + off);
     html += card("measured speed", rate_text(m->images_per_second),
                  fmt::format("{} steps in {:.1f} s{}", m->steps, m->seconds, m->interrupted ? ", interrupted" : ""));
     html += card(m->accuracy ? "test accuracy" : "loss",
@@ -248,7 +252,8 @@ std::string surprises(const Graph& graph, const Plan& plan, std::span<const Step
   for (const Gap& gap : gaps) {
     const Step& step = plan.steps[gap.step];
     html += fmt::format(
-        "<tr><td class=\"n\">{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
+        "<tr><td class=\"n\">{}</td><td class=\"name\">{}</td><td class=\"name\">{}</td><td class=\"n\">{}</td><td "
+        "class=\"n\">{}</td></tr>\n",
         gap.step, escape_html(shortened(graph.op(step.op).name)), escape_html(shortened(step.kernel)),
         time_text(gap.predicted_ms), time_text(gap.measured_ms));
   }

@@ -13,6 +13,7 @@ namespace plimsoll {
 namespace {
 
 constexpr double kNoDifference = 0.0005;  // of a step time: what would print as 0.0 %
+constexpr double kLittle = 0.005;         // what would print as two equal times
 
 std::string number_of(size_t count, std::string_view what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
@@ -144,9 +145,11 @@ std::string why_beside(const Program& program, const Program& keeping) {
 std::string what_more_buys(const Plan& plan, const Plan& more) {
   const double ms = plan.predicted.step_time_ms, then = more.predicted.step_time_ms;
   const std::string head = fmt::format("With 10 % more ({})", to_string(more.budget));
-  if (then > ms * (1 - kNoDifference)) return head + " a step would not be faster.";
+  const double less = 1 - then / std::max(ms, 1e-9);
+  if (less < kNoDifference) return head + " a step would not be faster.";
+  if (less < kLittle) return fmt::format("{} a step would hardly be faster: {:.1f} %.", head, 100 * less);
   return fmt::format("{} a step would take {} instead of {}, {:.1f} % less.", head, time_text(then), time_text(ms),
-                     100 * (1 - then / ms));
+                     100 * less);
 }
 
 }  // namespace

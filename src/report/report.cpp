@@ -103,7 +103,8 @@ std::string plan_text(const Program& program, int64_t batch) {
                    static_cast<double>(program.baseline_peak.count) / static_cast<double>(plan.arena.count)));
   if (const std::string cores = cores_text(plan); !cores.empty()) line("cores", cores);
   const double ms = plan.predicted.step_time_ms;
-  std::string time = time_text(ms) + " a step";
+  const int64_t batches = program.network.accumulate;
+  std::string time = time_text(ms) + (batches > 1 ? " a batch" : " a step");
   if (batch > 0 && ms > 0) time += ", " + rate_text(1000.0 * static_cast<double>(batch) / ms);
   const double estimated = plan.predicted.estimated_share;
   time += is_simulated(plan.device_name) ? " (simulated: by formulas, for a machine that is not there)"
@@ -111,6 +112,8 @@ std::string plan_text(const Program& program, int64_t batch) {
               ? " (from measured kernels)"
               : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
   line("predicted", time);
+  if (batches > 1)
+    line("", fmt::format("a step of {} batches, which update once: {}", batches, time_text(batches * ms)));
   if (ms > plan.predicted.lower_bound_ms * 1.005)
     line("", "no order of these kernels takes less than " + time_text(plan.predicted.lower_bound_ms));
   return text;
@@ -142,26 +145,32 @@ std::string without_slice(const std::string& name) {
 
 std::string workspace_name(const Graph& graph, const Plan& plan, const Stay& stay) {
   const Step& step = plan.steps.at(stay.first);
-  return fmt::format("workspace of {} ({})", graph.op(step.op).name, step.kernel);
+  return fmt::format("of {}, kernel {}", graph.op(step.op).name, step.kernel);
 }
 
 }  // namespace
 
 std::vector<LiveRow> live_rows(const Graph& graph, const Plan& plan, StepIndex step) {
+  std::map<TensorId, TensorId> updated;  // the new value of a state is the state
+  for (const State& state : graph.states) updated[state.after] = state.before;
   std::vector<LiveRow> rows;
-  std::map<std::pair<std::string, Role>, size_t> row_of;  // of tensors with slices
+  std::map<std::pair<std::string, Role>, size_t> row_of;  // by the name without a slice
   for (const Stay* stay : live_at(plan, step)) {
     if (stay->is_workspace()) {
       rows.push_back({workspace_name(graph, plan, *stay), "", stay->bytes, {stay}});
       continue;
     }
-    const Tensor& tensor = graph.tensor(stay->tensor);
+    const auto before = updated.find(stay->tensor);
+    const Tensor& tensor = graph.tensor(before == updated.end() ? stay->tensor : before->second);
     const auto [place, fresh] = row_of.try_emplace({without_slice(tensor.name), tensor.role}, rows.size());
     if (fresh) {
       rows.push_back({tensor.name, to_string(tensor.shape), stay->bytes, {stay}});
       continue;
     }
     LiveRow& row = rows[place->second];
+    const bool in_place = std::any_of(row.stays.begin(), row.stays.end(),
+                                      [&](const Stay* other) { return other->offset == stay->offset; });
+    if (in_place) continue;  // the old value and the new one, in the same bytes
     row.name = place->first.first;
     row.bytes += stay->bytes;
     row.stays.push_back(stay);
@@ -179,7 +188,7 @@ std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most)
   const std::vector<LiveRow> rows = live_rows(graph, plan, plan.predicted.peak_step);
   for (size_t i = 0; i < rows.size() && i < most; ++i) {
     const LiveRow& row = rows[i];
-    const std::string slices = row.stays.size() > 1 ? fmt::format(" in {} slices as", row.stays.size()) : "";
+    const std::string slices = row.stays.size() > 1 ? fmt::format(" in {} slices of", row.stays.size()) : "";
     text += fmt::format("  {:>10}  {:<15} {}{} {}\n", to_string(row.bytes), what_for(graph, *row.stays[0]), row.name,
                         slices, row.shape);
   }
@@ -251,6 +260,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum, const std::
           {"simulated", is_simulated(plan.device_name)},
           {"policy", program.policy},
           {"planned_by", plan.policy},
+          {"accumulate", program.network.accumulate},
           {"inter_op", plan.cores.inter_op},
           {"cores", cores_text(plan)},
           {"placement", plan.placement},

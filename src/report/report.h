@@ -29,10 +29,10 @@ std::string cores_text(const Plan& plan);
 // for images per second; 0 leaves them out.
 std::string plan_text(const Program& program, int64_t batch);
 
-// What lies in the arena at a step, as people count it: the slices of a split tensor are one row, and a workspace says
-// whose it is and for which kernel. Largest first.
+// What lies in the arena at a step, as people count it: the slices of a split tensor are one row, updated or not, and a
+// workspace says whose it is and for which kernel. Largest first.
 struct LiveRow {
-  std::string name;                // "fc6.weight", "workspace of conv1/forward (jit:avx512_core)"
+  std::string name;                // "fc6.weight", of a workspace "of conv1/forward, kernel jit:avx512_core"
   std::string shape;               // "64x3x7x7"; of one slice where there are several; "" for a workspace
   Bytes bytes;                     // of all slices
   std::vector<const Stay*> stays;  // one, or the slices in order of their offsets

@@ -174,9 +174,9 @@ TEST(LiveRows, AWorkspaceSaysWhoseItIsAndForWhichKernel) {
   plan.stays = {{x, 0_B, 1_MiB, 0, 0}, {{}, 1_MiB, 2_MiB, 0, 0}, {graph.output(op), 0_B, 1_MiB, 0, 0}};
   const std::vector<LiveRow> rows = live_rows(graph, plan, 0);
   ASSERT_EQ(rows.size(), 3u);
-  EXPECT_EQ(rows[0].name, "workspace of relu1/forward (fast*8+slow*4)");
+  EXPECT_EQ(rows[0].name, "of relu1/forward, kernel fast*8+slow*4");
   EXPECT_EQ(rows[0].bytes, 2_MiB);
-  EXPECT_THAT(peak_tensors_text(graph, plan, 1), testing::HasSubstr("workspace of relu1/forward (fast*8+slow*4)"));
+  EXPECT_THAT(peak_tensors_text(graph, plan, 1), testing::HasSubstr("of relu1/forward, kernel fast*8+slow*4"));
 }
 
 TEST(LiveRows, SlicesOfOneTensorAreOneRowAndNamesWithOtherBracketsAreNot) {
@@ -198,6 +198,27 @@ TEST(LiveRows, SlicesOfOneTensorAreOneRowAndNamesWithOtherBracketsAreNot) {
                                                    {"list[1]", 1},
                                                    {"fc.weight[1024:1536]", 1}}));
   EXPECT_THAT(peak_tensors_text(graph, plan, 9), testing::HasSubstr("2.00 KiB  parameter       fc.weight in 2 slices"));
+}
+
+// In the step of the update the old weight and the new one are the same bytes.
+TEST(LiveRows, AWeightIsOneRowWhetherItsSlicesAreUpdatedOrNot) {
+  Graph graph;
+  Plan plan;
+  const auto add = [&](const char* name, Bytes at) {
+    const TensorId id = graph.add_source(name, {256}, DType::f32, Role::parameter);
+    plan.stays.push_back({id, at, 1_KiB, 0, 0});
+    return id;
+  };
+  const TensorId first = add("fc.weight[0:8]", 0_B), second = add("fc.weight[8:16]", 1_KiB);
+  const TensorId first_next = add("fc.weight[0:8].next", 0_B), third_next = add("fc.weight[16:24].next", 2_KiB);
+  const TensorId third = graph.add_source("fc.weight[16:24]", {256}, DType::f32, Role::parameter);
+  graph.states = {{first, first_next}, {second, second}, {third, third_next}};
+  plan.steps.resize(1);
+  const std::vector<LiveRow> rows = live_rows(graph, plan, 0);
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0].name, "fc.weight");
+  EXPECT_EQ(rows[0].stays.size(), 3u);
+  EXPECT_EQ(rows[0].bytes, 3_KiB);
 }
 
 TEST(CoresText, SaysHowStepsShareTheCores) {

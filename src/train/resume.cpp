@@ -6,6 +6,7 @@
 
 #include "plan/simulate.h"
 #include "plimsoll/verify.h"
+#include "train/training_loop.h"
 
 namespace plimsoll {
 namespace {
@@ -144,6 +145,7 @@ void check_resumable(const TrainOptions& options, const TrainingState& saved, co
     return patterns.empty() ? std::string("nothing") : fmt::format("'{}'", fmt::join(patterns, "' '"));
   };
   differ("--freeze", frozen(options.optimizer.freeze), frozen(saved.optimizer.freeze));
+  differ("--accumulate", fmt::to_string(options.optimizer.accumulate), fmt::to_string(saved.optimizer.accumulate));
   auto kind = [](const std::string& data) { return data.substr(0, data.find(':')); };
   differ("data", kind(options.data), kind(saved.data));
 }
@@ -172,8 +174,9 @@ std::string other_device_text(std::string_view saved_key, const DeviceInfo& devi
 
 void check_place(const TrainingState& saved, int64_t batches_per_epoch, const std::filesystem::path& file) {
   if (batches_per_epoch < 1) return;  // the loader tells that the data has too few samples
-  if (saved.batch_in_epoch < batches_per_epoch && saved.step / batches_per_epoch == saved.epoch &&
-      saved.step % batches_per_epoch == saved.batch_in_epoch) {
+  const int64_t accumulate = saved.optimizer.accumulate, per_epoch = steps_for(batches_per_epoch, accumulate);
+  if (saved.batch_in_epoch < batches_per_epoch && saved.step / per_epoch == saved.epoch &&
+      saved.step % per_epoch == saved.batch_in_epoch / accumulate) {
     return;
   }
   throw Error(

@@ -179,6 +179,22 @@ TEST(Resume, RefusesAPlaceThatTheDataDoesNotHave) {
   EXPECT_NE(at(10, 0, 10), "");
 }
 
+// Steps of 4 batches: 4, 4, and the last 2 of 10.
+TEST(Resume, KnowsThePlacesBetweenTheBatchesOfAStep) {
+  const auto at = [](int64_t step, int64_t epoch, int64_t batch) {
+    TrainingState saved{.step = step, .epoch = epoch, .batch_in_epoch = batch};
+    saved.optimizer.accumulate = 4;
+    return refusal([&] { check_place(saved, 10, "c.safetensors"); });
+  };
+  EXPECT_EQ(at(0, 0, 3), "");
+  EXPECT_EQ(at(1, 0, 4), "");
+  EXPECT_EQ(at(2, 0, 9), "");
+  EXPECT_EQ(at(3, 1, 0), "");
+  EXPECT_NE(at(1, 0, 3), "");
+  EXPECT_NE(at(10, 1, 0), "");
+  EXPECT_NE(at(2, 0, 10), "");
+}
+
 TEST(Resume, SaysWhenOpsHaveOtherThreadsThanBefore) {
   DeviceInfo device;
   device.key = "oneDNN 3.1 avx512 1 threads, Intel(R) Xeon(R)";

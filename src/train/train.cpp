@@ -330,12 +330,13 @@ class Training {
 
 // Data and schedule against each other, before anything is measured for them.
 void check_length(const TrainOptions& options, const DataInfo& data) {
-  const int64_t per_epoch = data.train_count / options.batch;
-  if (per_epoch < 1) {
+  const int64_t batches = data.train_count / options.batch;
+  if (batches < 1) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("data '{}' has {} training samples, too few for a batch of {}: lower --batch", data.name,
                             data.train_count, options.batch));
   }
+  const int64_t per_epoch = steps_for(batches, options.optimizer.accumulate);
   const int64_t most_epochs = INT64_MAX / per_epoch, warmup = options.schedule.warmup_epochs;
   const int64_t by_epochs = std::min(options.epochs > 0 ? options.epochs : 1, most_epochs) * per_epoch;
   const int64_t steps = options.steps > 0 && options.epochs == 0 ? options.steps
@@ -504,7 +505,7 @@ TrainingPlace Training::begin_states(TrainingStep& step) const {
   }
   step.load(*beginning_.checkpoint);
   const TrainingState& saved = beginning_.checkpoint->state();
-  step.start_at(saved.step, options_.seed);
+  step.start_at(saved.step, options_.seed, saved.batch_in_epoch % options_.optimizer.accumulate);
   return {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
 }
 

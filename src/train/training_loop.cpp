@@ -18,11 +18,15 @@ constexpr size_t kTimesKept = 4096;
 }  // namespace
 
 TrainingLoop::TrainingLoop(const TrainingParts& parts, Loader& loader, const TrainingPlace& place)
-    : parts_(parts), loader_(loader), place_(place), per_epoch_(loader.batches_per_epoch()) {
+    : parts_(parts),
+      loader_(loader),
+      place_(place),
+      per_epoch_(loader.batches_per_epoch()),
+      steps_per_epoch_(steps_for(per_epoch_, parts.options.optimizer.accumulate)) {
   const TrainOptions& options = parts.options;
   const int64_t epochs = options.epochs > 0 ? options.epochs : options.steps > 0 ? INT64_MAX / (per_epoch_ + 1) : 1;
-  total_steps_ = options.steps > 0 ? std::min(options.steps, epochs * per_epoch_) : epochs * per_epoch_;
-  last_epoch_ = (total_steps_ + per_epoch_ - 1) / per_epoch_;
+  total_steps_ = options.steps > 0 ? std::min(options.steps, epochs * steps_per_epoch_) : epochs * steps_per_epoch_;
+  last_epoch_ = (total_steps_ + steps_per_epoch_ - 1) / steps_per_epoch_;
   times_.reserve(kTimesKept);
 }
 
@@ -36,7 +40,7 @@ DoneEvent TrainingLoop::run() {
   done_.interrupted = stopped_;
   done_.step = place_.step;
   done_.training_seconds = watch.seconds();
-  const double images = static_cast<double>(done_.steps * parts_.options.batch);
+  const double images = static_cast<double>(batches_done_ * parts_.options.batch);
   done_.images_per_second = step_seconds_ > 0 ? images / step_seconds_ : 0;
   done_.step_time_ms = median(std::move(times_));
   return done_;
@@ -46,10 +50,10 @@ void TrainingLoop::run_epoch() {
   const Stopwatch watch;
   EpochSums sums;
   while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
-    run_step(sums);
+    const bool stepped = run_batch(sums);
     stopped_ = asked_to_stop() || thrown_;
     const int64_t every = parts_.options.checkpoint_every;
-    const bool due = asked_to_save() || (every > 0 && place_.step % every == 0);
+    const bool due = asked_to_save() || (stepped && every > 0 && place_.step % every == 0);
     if (!stopped_ && parts_.options.checkpoint && due) save();
   }
   if (stopped_) {
@@ -62,30 +66,47 @@ void TrainingLoop::run_epoch() {
   ++done_.epochs;
 }
 
-void TrainingLoop::run_step(EpochSums& sums) {
+// Steps begin anew with every epoch.
+int64_t TrainingLoop::batches_of_step() const {
+  const int64_t all = parts_.options.optimizer.accumulate;
+  return std::min(all, per_epoch_ - place_.batch_in_epoch / all * all);
+}
+
+bool TrainingLoop::run_batch(EpochSums& sums) {
   const TrainOptions& options = parts_.options;
   const bool settled_before = is_settled();
   const Stopwatch watch;
-  const double lr = learning_rate(options.schedule, place_.step, per_epoch_, total_steps_);
+  const double lr = learning_rate(options.schedule, place_.step, steps_per_epoch_, total_steps_);
   parts_.training_step.feed(loader_.next());
   loader_.release();
-  const double ms = 1000 * parts_.training_step.run(lr);
-  ++place_.step;
+  const double ms = 1000 * parts_.training_step.run(lr, batches_of_step());
   ++place_.batch_in_epoch;
-  ++done_.steps;
-  done_.loss = parts_.training_step.loss();
+  ++batches_done_;
+  const double loss = parts_.training_step.loss();
   const auto correct = parts_.training_step.correct();
-  sums.loss += done_.loss;
+  sums.loss += loss;
   sums.seen += options.batch;
   if (correct) {
     sums.correct += *correct;
   } else {
     sums.has_correct = false;
   }
+  keep_time(ms, settled_before);
+  const double seconds = watch.seconds();
+  step_seconds_ += seconds;
+  sums.seconds += seconds;
+  step_.loss += loss;
+  step_.seconds += seconds;
+  ++step_.batches;
+  const bool stepped = parts_.training_step.accumulated() == 0;
+  if (stepped) ++place_.step;
   const std::optional<double> norm = parts_.training_step.gradient_norm();
-  sums.norm += norm.value_or(0);
-  sums.has_norm = norm.has_value();
-  sums.lr = lr;
+  if (parts_.after_step) parts_.after_step();
+  if (stepped) end_step(sums, lr, norm);
+  return stepped;
+}
+
+void TrainingLoop::keep_time(double ms, bool settled_before) {
   if (!settled_ && settled_before) {  // what was tried out until now says nothing of the steps from here on
     settled_ = true;
     times_.clear();
@@ -96,18 +117,24 @@ void TrainingLoop::run_step(EpochSums& sums) {
   } else {
     times_[times_at_++ % kTimesKept] = ms;
   }
-  const double seconds = watch.seconds();
-  step_seconds_ += seconds;
-  sums.seconds += seconds;
-  if (parts_.after_step) parts_.after_step();
+}
+
+void TrainingLoop::end_step(EpochSums& sums, double lr, std::optional<double> norm) {
+  ++done_.steps;
+  ++sums.steps;
+  done_.loss = step_.loss / static_cast<double>(step_.batches);
+  sums.norm += norm.value_or(0);
+  sums.has_norm = norm.has_value();
+  sums.lr = lr;
   tell_step({.step = place_.step,
              .total_steps = total_steps_,
              .epoch = place_.epoch,
              .loss = done_.loss,
              .lr = lr,
-             .step_time_ms = seconds * 1000,
-             .images_per_second = static_cast<double>(options.batch * done_.steps) / step_seconds_,
+             .step_time_ms = step_.seconds * 1000,
+             .images_per_second = static_cast<double>(parts_.options.batch * batches_done_) / step_seconds_,
              .gradient_norm = norm});
+  step_ = {};
 }
 
 void TrainingLoop::tell_step(const StepEvent& event) {
@@ -127,8 +154,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
     event.train_accuracy = sums.has_correct ? sums.correct / static_cast<double>(sums.seen) : 0;
     event.lr = sums.lr;
     if (sums.seconds > 0) event.images_per_second = static_cast<double>(sums.seen) / sums.seconds;
-    if (sums.has_norm)
-      event.gradient_norm = sums.norm * static_cast<double>(options.batch) / static_cast<double>(sums.seen);
+    if (sums.has_norm && sums.steps > 0) event.gradient_norm = sums.norm / static_cast<double>(sums.steps);
   }
   const bool last = place_.step >= total_steps_;
   if (parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {

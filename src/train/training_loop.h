@@ -14,9 +14,14 @@
 
 namespace plimsoll {
 
+// A step takes so many batches, but for the last of an epoch, which takes those that are left.
+inline int64_t steps_for(int64_t batches, int64_t batches_a_step) {
+  return (batches + batches_a_step - 1) / batches_a_step;
+}
+
 // Where a training is: everything that a step depends on besides the states.
 struct TrainingPlace {
-  int64_t step = 0;            // steps done: the next one's number
+  int64_t step = 0;            // steps done: the next one's number. A step is an update
   int64_t epoch = 0;           // of the next batch
   int64_t batch_in_epoch = 0;  // of the next batch
 };
@@ -44,13 +49,21 @@ class TrainingLoop {
  private:
   struct EpochSums {
     double loss = 0, correct = 0;
-    int64_t seen = 0;
+    int64_t seen = 0, steps = 0;
     bool has_correct = true;
     double lr = 0, seconds = 0, norm = 0;
     bool has_norm = false;
   };
+  // What the batches of a step had, of those that ran in this process.
+  struct StepSums {
+    double loss = 0, seconds = 0;
+    int64_t batches = 0;
+  };
   void run_epoch();
-  void run_step(EpochSums& sums);
+  bool run_batch(EpochSums& sums);  // returns whether a step ended with it
+  void end_step(EpochSums& sums, double lr, std::optional<double> norm);
+  int64_t batches_of_step() const;
+  void keep_time(double ms, bool settled_before);
   void finish_epoch(const EpochSums& sums, const Stopwatch& watch);
   void save();
   void save_at_end();
@@ -65,9 +78,12 @@ class TrainingLoop {
   const TrainingParts& parts_;
   Loader& loader_;
   TrainingPlace place_;
-  int64_t per_epoch_ = 0, total_steps_ = 0, last_epoch_ = 0;
+  int64_t per_epoch_ = 0;        // batches
+  int64_t steps_per_epoch_ = 0;  // fewer, where a step takes several batches: the last of an epoch takes what is left
+  int64_t total_steps_ = 0, last_epoch_ = 0, batches_done_ = 0;
+  StepSums step_;
   DoneEvent done_;
-  std::vector<double> times_;  // of the last steps, for the median
+  std::vector<double> times_;  // of the last batches, for the median
   size_t times_at_ = 0;
   double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;

@@ -62,18 +62,21 @@ void visit_fields(State& s, Visitor&& field) {
   field("settings.climb_interval", s.settings.climb_interval);
 }
 
-// Those that are only there where they say something: what checkpoints had not from the beginning.
+// Those that are only there where they say something else than usual: what checkpoints had not from the beginning.
 template <class State, class Visitor>
 void visit_optional_fields(State& s, Visitor&& field) {
-  field("optimizer.freeze", s.optimizer.freeze);
-  field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm);
-  field("settings.strategies", s.settings.strategies);
-  field("settings.process_memory", s.settings.process_memory);
-  field("settings.host_memory", s.settings.host_memory);
-  field("settings.spill", s.settings.spill);
-  field("settings.spill_size", s.settings.spill_size);
-  field("settings.peer", s.settings.peer);
-  field("settings.peer_size", s.settings.peer_size);
+  static const OptimizerOptions usual;
+  static const SavedSettings other;
+  field("optimizer.freeze", s.optimizer.freeze, usual.freeze);
+  field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm, usual.clip_grad_norm);
+  field("optimizer.accumulate", s.optimizer.accumulate, usual.accumulate);
+  field("settings.strategies", s.settings.strategies, other.strategies);
+  field("settings.process_memory", s.settings.process_memory, other.process_memory);
+  field("settings.host_memory", s.settings.host_memory, other.host_memory);
+  field("settings.spill", s.settings.spill, other.spill);
+  field("settings.spill_size", s.settings.spill_size, other.spill_size);
+  field("settings.peer", s.settings.peer, other.peer);
+  field("settings.peer_size", s.settings.peer_size, other.peer_size);
 }
 
 // "optimizer.name" is the field name in the object optimizer.
@@ -239,7 +242,7 @@ SavedInput saved_input_from(const JsonReader& r) {
 void check_field_names(const json& object) {
   std::set<std::string, std::less<>> known{"format_version", "cores", "input", "weights_sha256"}, parents;
   const TrainingState example;
-  const auto know = [&](std::string_view path, const auto&) {
+  const auto know = [&](std::string_view path, const auto&...) {
     known.emplace(path);
     if (const size_t dot = path.find('.'); dot != std::string_view::npos) parents.emplace(path.substr(0, dot));
   };
@@ -290,6 +293,8 @@ void check_ranges(const TrainingState& s) {
   whole("settings.inter_op", s.settings.inter_op, kMostThreads);
   whole("settings.intra_op", s.settings.intra_op, kMostThreads);
   whole("settings.climb_interval", s.settings.climb_interval, kMostThreads);
+  if (s.optimizer.accumulate < 1) wrong("optimizer.accumulate", "a whole number from 1");
+  whole("optimizer.accumulate", s.optimizer.accumulate, kMostAccumulated);
 }
 
 }  // namespace
@@ -298,8 +303,8 @@ std::string to_json(const TrainingState& state) {
   json object;
   object["format_version"] = kFormatVersion;
   visit_fields(state, [&](std::string_view path, const auto& value) { *find(object, path, true) = json_of(value); });
-  visit_optional_fields(state, [&](std::string_view path, const auto& value) {
-    if (value != std::decay_t<decltype(value)>{}) *find(object, path, true) = json_of(value);
+  visit_optional_fields(state, [&](std::string_view path, const auto& value, const auto& usual) {
+    if (value != usual) *find(object, path, true) = json_of(value);
   });
   if (state.cores) object["cores"] = cores_json(*state.cores);
   if (state.input) object["input"] = input_json(*state.input);
@@ -340,7 +345,7 @@ TrainingState training_state_from_json(std::string_view text, int64_t* version_f
       throw Error(ErrorCode::corrupt_file, fmt::format("training state: field '{}' is missing", path));
     take(*field, path, value);
   });
-  visit_optional_fields(state, [&](std::string_view path, auto& value) {
+  visit_optional_fields(state, [&](std::string_view path, auto& value, const auto&) {
     if (const json* field = find(object, path, false)) take(*field, path, value);
   });
   check_ranges(state);

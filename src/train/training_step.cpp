@@ -68,6 +68,9 @@ void TrainingStep::find_tensors() {
   learning_rate_ = graph.find_tensor("learning_rate");
   step_number_ = graph.find_tensor("step_number");
   seed_tensor_ = graph.find_tensor("seed");
+  count_tensor_ = graph.find_tensor("accumulated");
+  scale_ = graph.find_tensor("gradient_scale");
+  update_number_ = graph.find_tensor("update_number");
   wholes_ = whole_states(graph);
   states_.clear();
   for (const WholeState& state : wholes_) states_.push_back({state.name, state.shape, state.dtype, state.role});
@@ -78,9 +81,10 @@ void TrainingStep::initialize(uint64_t seed) {
   start_at(0, seed);
 }
 
-void TrainingStep::start_at(int64_t step, uint64_t seed) {
+void TrainingStep::start_at(int64_t step, uint64_t seed, int64_t accumulated) {
   number_ = step;
   seed_ = seed;
+  accumulated_ = accumulated;
 }
 
 void TrainingStep::feed(const Batch& batch) {
@@ -95,14 +99,22 @@ void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> la
   if (network.labels.valid()) executor_->write(network.labels, std::as_bytes(labels));
 }
 
-double TrainingStep::run(double learning_rate) {
+double TrainingStep::run(double learning_rate, int64_t batches) {
+  const int64_t most = program_->network.accumulate;
+  const int64_t wanted = batches > 0 ? batches : most;
+  const bool updates = accumulated_ + 1 >= wanted;
   write_scalar(*executor_, learning_rate_, static_cast<float>(learning_rate));
-  write_scalar(*executor_, step_number_, number_);
+  write_scalar(*executor_, step_number_, number_ * most + accumulated_);  // no two batches draw alike
+  write_scalar(*executor_, update_number_, number_);
+  write_scalar(*executor_, count_tensor_, accumulated_);
+  write_scalar(*executor_, scale_, updates ? 1 / static_cast<float>(accumulated_ + 1) : -1.0F);
   write_scalar(*executor_, seed_tensor_, static_cast<int64_t>(seed_));
   const Stopwatch watch;
   executor_->run_step();
-  ++number_;
-  return watch.seconds();
+  const double seconds = watch.seconds();
+  accumulated_ = updates ? 0 : accumulated_ + 1;
+  number_ += updates ? 1 : 0;
+  return seconds;
 }
 
 double TrainingStep::loss() const {

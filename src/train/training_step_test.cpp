@@ -67,6 +67,41 @@ TEST(TrainingStep, HasItsStatesByNameAsTensors) {
   EXPECT_THAT(message_of([&] { step.feed(std::vector<float>(3)); }), HasSubstr("elements, not 3"));
 }
 
+// A step of three batches: the first two leave the weights alone, and no two draw the same dropout.
+TEST(TrainingStep, UpdatesWithTheLastBatchWhereGradientsAreAccumulated) {
+  const auto device = open_device("cpu", 1);
+  Builder net("drop", kInput);
+  const TensorId flat = net.dropout("drop", net.flatten("flatten", net.data()), 0.5);
+  const Network network = std::move(net).finish_classifier(net.fully_connected("fc", flat, {.channels = 10}));
+  CompileOptions options{.policy = "liveness", .exact = true};
+  options.optimizer.accumulate = 3;
+  TrainingStep step(std::get<Program>(compile_training(network, *device, CostTable(), options)), *device);
+  step.initialize(3);
+  const std::string drawn = step.weights_sha256();
+  std::vector<double> losses;
+  const auto batch = [&](int64_t batches = 0) {
+    feed(step, 0);
+    step.run(0.05, batches);
+    losses.push_back(step.loss());
+  };
+  batch();
+  batch();
+  EXPECT_EQ(step.accumulated(), 2);
+  EXPECT_EQ(step.number(), 0);
+  EXPECT_EQ(step.weights_sha256(), drawn);
+  EXPECT_NE(losses[0], losses[1]) << "the same weights and images";
+  batch();
+  EXPECT_EQ(step.accumulated(), 0);
+  EXPECT_EQ(step.number(), 1);
+  const std::string first = step.weights_sha256();
+  EXPECT_NE(first, drawn);
+  batch(2);
+  EXPECT_EQ(step.weights_sha256(), first);
+  batch(2);
+  EXPECT_EQ(step.number(), 2) << "a step of two";
+  EXPECT_NE(step.weights_sha256(), first);
+}
+
 TEST(TrainingStep, LearnsWhatItIsFed) {
   const auto device = open_device("cpu", 1);
   TrainingStep step(program_of(*device, {.policy = "liveness"}), *device);

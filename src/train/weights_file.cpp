@@ -86,7 +86,7 @@ constexpr std::string_view kHeads[] = {"fc.", "head.fc.", "head.", "linear.", "l
 
 // Optimizer states of our checkpoints, and counters that no network here has.
 bool says_nothing(std::string_view name, const std::set<std::string_view>& parameters) {
-  for (std::string_view ending : {".momentum", ".exp_avg", ".exp_avg_sq"}) {
+  for (std::string_view ending : {".momentum", ".exp_avg", ".exp_avg_sq", ".gradient_sum"}) {
     if (name.ends_with(ending) && parameters.contains(name.substr(0, name.size() - ending.size()))) return true;
   }
   return name.ends_with(".num_batches_tracked");

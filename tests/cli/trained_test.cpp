@@ -287,6 +287,58 @@ TEST_F(Trained, ClippingKeepsTheNormAndSaysIt) {
   EXPECT_FALSE(last(resumed, "step")["gradient_norm"].is_null());  // the checkpoint knows
 }
 
+TEST_F(Trained, AccumulatesGradientsOverBatches) {
+  const std::string base = "lenet --data digits --exact --evaluate-every 1 --epochs 1 --batch ";
+  const Outcome outcome = train(base + "16 --accumulate 4");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json done = last(outcome, "done");
+  EXPECT_EQ(done["steps"], 23) << "89 batches, in fours";
+  EXPECT_EQ(last(outcome, "plan")["accumulate"], 4);
+  EXPECT_GT(done["images_per_second"].get<double>(), 0);
+  EXPECT_THAT(slurp(path("c.safetensors")).substr(8, 200000), HasSubstr("\"fc1.weight.gradient_sum\""));
+  const Outcome resumed = run("train --epochs 2 --json - --resume " + path("c.safetensors"));
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(last(resumed, "done")["step"], 46);  // the checkpoint knows
+  const Outcome other = run("train --epochs 3 --accumulate 2 --resume " + path("c.safetensors"));
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("was saved with --accumulate 4, but 2 is asked for now"));
+  EXPECT_EQ(run("eval --checkpoint " + path("c.safetensors")).code, 0);
+
+  const Outcome none = train(base + "16 --accumulate 0");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("--accumulate"));
+  const Outcome not_there = run("eval --accumulate 2 --checkpoint " + path("c.safetensors"));
+  EXPECT_EQ(not_there.code, 2);
+  EXPECT_THAT(not_there.err, HasSubstr("--accumulate"));
+  const Outcome paper = run("plan alexnet --lowering paper --device k40c --accumulate 2");
+  EXPECT_EQ(paper.code, 2);
+  EXPECT_THAT(paper.err, HasSubstr("--accumulate: the papers' layer model knows no accumulation"));
+}
+
+TEST_F(Trained, PlansCountTheSumsOfGradients) {
+  const std::string plan = "plan vgg11 --batch 4 --image-size 64 --device k40c --policy liveness --json - ";
+  const json plain = run(plan).lines().at(0), sums = run(plan + "--accumulate 4").lines().at(0);
+  const int64_t parameters = plain["peak_by_role"]["parameter"].get<int64_t>();
+  EXPECT_EQ(sums["peak_by_role"]["optimizer_state"].get<int64_t>(),
+            plain["peak_by_role"]["optimizer_state"].get<int64_t>() + parameters)
+      << "one sum a parameter, beside its momentum";
+  EXPECT_EQ(run(plan + "--accumulate 64").lines().at(0)["peak_bytes"], sums["peak_bytes"]);
+  const std::string most = "max lenet --image-size 32 --device k40c --policy liveness --memory 24MiB --json - ";
+  EXPECT_LT(run(most + "--accumulate 2").lines().at(0)["batch"].get<int64_t>(),
+            run(most).lines().at(0)["batch"].get<int64_t>());
+
+  const std::string file = path("plan.json");
+  ASSERT_EQ(run("plan lenet --data digits --batch 32 --accumulate 3 --save " + file).code, 0);
+  const Outcome verified = run("verify " + file);
+  EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+  const Outcome trained = run("train --costs estimated --steps 2 --evaluate-every 0 --json - --plan " + file);
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_EQ(last(trained, "plan")["accumulate"], 3);
+  const Outcome refused = run("train --steps 2 --accumulate 2 --plan " + file);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("was made with --accumulate 3, which --accumulate 2 cannot change"));
+}
+
 TEST_F(Trained, LogsALineAnEpochAndEventsForTensorBoard) {
   const std::string log = path("log.csv"), board = path("board");
   const Outcome first = train("lenet --data digits --batch 64 --epochs 2 --log-csv " + log + " --tensorboard " + board);

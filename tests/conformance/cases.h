@@ -308,10 +308,48 @@ inline std::vector<Case> clip_cases() {
   return cases;
 }
 
+// Gradients that are summed over batches, and the updates by such sums; a scale below 0 says: no update yet.
+inline std::vector<Case> accumulation_cases() {
+  std::vector<Case> cases;
+  const int64_t on = 1;
+  for (const Shape& shape : {Shape{20, 16, 3, 3}, Shape{5}, Shape{1000, 33}}) {
+    for (const int64_t count : {0, 1, 5}) {
+      cases.push_back(
+          {"AccumulateGradient", fmt::format("{} count {}", to_string(shape), count), [=](CaseBuilder& b) {
+             b.op("AccumulateGradient", {b.normal(shape), b.normal(shape), b.normal(shape), b.number(count)});
+           }});
+    }
+    for (const double scale : {0.25, -1.0}) {
+      const std::string text = fmt::format("{} scaled {}", to_string(shape), scale);
+      for (const double momentum : {0.0, 0.9}) {
+        cases.push_back({"SgdUpdate", fmt::format("{} momentum {}", text, momentum), [=](CaseBuilder& b) {
+                           std::vector<TensorId> inputs = {b.normal(shape), b.normal(shape), b.scalar(0.1)};
+                           if (momentum != 0) inputs.push_back(b.normal(shape));
+                           inputs.push_back(b.scalar(scale));
+                           b.op("SgdUpdate", inputs, {{"momentum", momentum}, {"weight_decay", 1e-2}, {"scaled", on}});
+                         }});
+      }
+      cases.push_back({"AdamUpdate", text, [=](CaseBuilder& b) {
+                         b.op("AdamUpdate",
+                              {b.normal(shape), b.normal(shape), b.scalar(0.01), b.number(6), b.normal(shape),
+                               b.uniform(shape, 0.5, 2), b.scalar(scale)},
+                              {{"beta2", 0.99}, {"epsilon", 1e-6}, {"weight_decay", 1e-2}, {"scaled", on}});
+                       }});
+    }
+  }
+  for (const double scale : {0.25, -1.0}) {
+    cases.push_back(
+        {"ClipScale", fmt::format("scaled {}", scale), [=](CaseBuilder& b) {
+           b.op("ClipScale", {b.scalar(0.3), b.scalar(4), b.scalar(scale)}, {{"max_norm", 0.5}, {"scaled", on}});
+         }});
+  }
+  return cases;
+}
+
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (auto family : {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases,
-                      other_image_cases, loss_cases, update_cases, clip_cases}) {
+                      other_image_cases, loss_cases, update_cases, clip_cases, accumulation_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

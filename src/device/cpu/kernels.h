@@ -31,7 +31,7 @@ std::vector<NamedFactory> lrn_kernels();
 std::vector<NamedFactory> random_kernels();  // Dropout, RandomNormal
 std::vector<NamedFactory> concat_kernels();  // Concat, Slice
 std::vector<NamedFactory> loss_kernels();
-std::vector<NamedFactory> update_kernels();  // SGD, Adam
+std::vector<NamedFactory> update_kernels();  // SGD, Adam, sums of gradients
 
 // The layout of a 4-D image tensor in a family: row-major (""), "acdb", "aBcd16b"; row-major for every other rank.
 Layout family_layout(LayoutFamily family, size_t rank);

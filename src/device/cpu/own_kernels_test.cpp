@@ -1,4 +1,6 @@
 // Bias, updates, LRN, dropout, noise, concat and slice against their references.
+#include <cmath>
+
 #include "tests/support/own_test.h"
 
 namespace plimsoll {
@@ -45,6 +47,33 @@ TEST(OwnUpdate, AdamIsTheReferenceAtAnyStep) {
       }
     }
   }
+}
+
+// A plan asks for the workspace before it chooses the layout.
+TEST(OwnGradientNorm, NeedsTheSameWorkspaceHoweverTheGradientIsPadded) {
+  const auto device = open_device("cpu", 1);
+  Graph graph;
+  const TensorId g = graph.add_source("g", {84, 120}, DType::f32, Role::gradient);
+  const OpId op = graph.add_op("GradientNorm", "norm", "norm", {g});
+  const Bytes plain = device->make_kernel(graph, graph.op(op), "own")->workspace();
+  graph.tensor(g).layout = {"AB16b64a"};
+  const int64_t stored = storage_elements(graph.tensor(g).shape, graph.tensor(g).layout);
+  ASSERT_EQ(stored, 128 * 128);
+  const auto kernel = device->make_kernel(graph, graph.op(op), "own");
+  EXPECT_EQ(kernel->workspace(), plain);
+
+  std::vector<float> storage(static_cast<size_t>(stored));
+  double squares = 0;
+  for (size_t i = 0; i < storage.size(); ++i) {
+    storage[i] = static_cast<float>(i % 13) - 6;
+    squares += double{storage[i]} * double{storage[i]};
+  }
+  std::vector<double> workspace(static_cast<size_t>(plain.count) / sizeof(double));
+  float norm = 0;
+  void *const in = storage.data(), *const out = &norm;
+  kernel->bind(std::span(&in, 1), std::span(&out, 1), workspace.data());
+  kernel->run();
+  EXPECT_NEAR(norm, std::sqrt(squares), 1e-3) << "every element once";
 }
 
 TEST(OwnLrn, IsTheReferenceForEveryWindowAndPower) {

@@ -130,28 +130,34 @@ class SoftmaxCrossEntropyBackward : public OwnKernel {
   double smoothing_;
 };
 
-// A sum over all elements in chunks of fixed size.
+// A sum over all elements in chunks of fixed size. Their number, and so the workspace, does not depend on the layout,
+// which is chosen after the workspace was asked: where padding asks for more of them, they are longer.
 class SumOverElements : public OwnKernel {
  public:
   SumOverElements(const Graph& graph, const Op& op, int threads)
       : OwnKernel(graph, op, threads),
         elements_(storage_elements(graph.tensor(op.inputs[0]).shape, graph.tensor(op.inputs[0]).layout)),
         count_(static_cast<double>(element_count(graph.tensor(op.inputs[0]).shape))) {
-    workspace_bytes_ = {chunks() * 8};
+    const int64_t elements = element_count(graph.tensor(op.inputs[0]).shape);
+    chunks_ = (elements + kChunk - 1) / kChunk;
+    if (chunks_ * kChunk < elements_) {
+      length_ = (elements_ + chunks_ - 1) / chunks_;
+      length_ = (length_ + kLanes - 1) / kLanes * kLanes;
+    }
+    workspace_bytes_ = {chunks_ * 8};
   }
 
  protected:
   static constexpr int64_t kChunk = 4096;
-  int64_t chunks() const { return (elements_ + kChunk - 1) / kChunk; }
 
   template <class Body>  // body(i, n) -> the terms of elements [i, i + n), zero in other lanes
   double sum(const Body& body) const {
     double* sums = static_cast<double*>(workspace_);
     for_each_part(parts_, [&](int part) {
-      const Range range = share(chunks(), part, parts_);
+      const Range range = share(chunks_, part, parts_);
       for (int64_t k = range.begin; k < range.end; ++k) {
         f32x16 terms{};
-        for_each_vector(k * kChunk, std::min(elements_, (k + 1) * kChunk),
+        for_each_vector(std::min(elements_, k * length_), std::min(elements_, (k + 1) * length_),
                         [&](int64_t i, auto n) { terms += body(i, n); });
         double lanes[16] = {};
         add_lanes(lanes, terms);
@@ -160,7 +166,7 @@ class SumOverElements : public OwnKernel {
       }
     });
     double total = 0;
-    for (int64_t k = 0; k < chunks(); ++k) total += sums[k];
+    for (int64_t k = 0; k < chunks_; ++k) total += sums[k];
     return total;
   }
   template <class Body>
@@ -173,6 +179,9 @@ class SumOverElements : public OwnKernel {
 
   int64_t elements_;
   double count_;
+
+ private:
+  int64_t chunks_ = 1, length_ = kChunk;
 };
 
 // Of a gradient, whatever its layout: padding is zero.

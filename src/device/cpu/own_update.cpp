@@ -1,5 +1,5 @@
 // Optimizer updates: each parameter in one pass over it, its gradient and its states, whatever their common layout.
-// Padding stays zero: its gradient is.
+// Padding stays zero: its gradient is. Sums of gradients over batches (ops/accumulate.cpp) are made here, too.
 #include <cmath>
 
 #include "device/cpu/own.h"
@@ -30,41 +30,83 @@ class Update : public OwnKernel {
   int64_t elements_;
 };
 
+class AccumulateGradient : public Update {
+ public:
+  using Update::Update;
+  void run() override {
+    const float* g = input(1);
+    const float* sum = input(2);
+    float* next = output(0);
+    if (*input<int64_t>(3) == 0) {
+      for_each_vector([&](int64_t i, auto n) { store(next + i, load(g + i, n), n); });
+    } else {
+      for_each_vector([&](int64_t i, auto n) { store(next + i, load(sum + i, n) + load(g + i, n), n); });
+    }
+  }
+};
+
+// The gradient as it is, or multiplied by a scalar.
+struct PlainGradient {
+  const float* g;
+  template <class Count>
+  f32x16 at(int64_t i, Count n) const {
+    return load(g + i, n);
+  }
+};
+struct ScaledGradient {
+  const float* g;
+  f32x16 scale;
+  template <class Count>
+  f32x16 at(int64_t i, Count n) const {
+    return scale * load(g + i, n);
+  }
+};
+
+// Calls body(gradient), unless the scale says that there is no update yet. `scale`: null where there is none.
+template <class Body>
+void with_gradient(const float* g, const float* scale, const Body& body) {
+  if (scale == nullptr) return body(PlainGradient{g});
+  if (!(*scale < 0)) body(ScaledGradient{g, splat(*scale)});
+}
+
 class SgdUpdate : public Update {
  public:
   SgdUpdate(const Graph& graph, const Op& op, int threads)
       : Update(graph, op, threads),
         momentum_(static_cast<float>(op.attributes.real("momentum", 0))),
         weight_decay_(static_cast<float>(op.attributes.real("weight_decay", 0))),
-        nesterov_(op.attributes.integer("nesterov", 0) != 0) {}
+        nesterov_(op.attributes.integer("nesterov", 0) != 0),
+        scaled_(op.attributes.integer("scaled", 0) != 0) {}
 
   void run() override {
-    if (momentum_ == 0) return plain();
-    if (nesterov_) return with_momentum<true>();
-    with_momentum<false>();
+    const float* scale = scaled_ ? input(momentum_ == 0 ? 3 : 4) : nullptr;
+    with_gradient(input(1), scale, [&](const auto& gradient) {
+      if (momentum_ == 0) return plain(gradient);
+      if (nesterov_) return with_momentum<true>(gradient);
+      with_momentum<false>(gradient);
+    });
   }
 
  private:
-  void plain() {
+  template <class Gradient>
+  void plain(const Gradient& g) {
     const float* w = input(0);
-    const float* g = input(1);
     float* next = output(0);
     const f32x16 rate = splat(*input(2)), decay = splat(weight_decay_);
     for_each_vector([&](int64_t i, auto n) {
       const f32x16 old = load(w + i, n);
-      store(next + i, old - rate * (load(g + i, n) + decay * old), n);
+      store(next + i, old - rate * (g.at(i, n) + decay * old), n);
     });
   }
-  template <bool kNesterov>
-  void with_momentum() {
+  template <bool kNesterov, class Gradient>
+  void with_momentum(const Gradient& g) {
     const float* w = input(0);
-    const float* g = input(1);
     const float* m = input(3);
     float* next = output(0);
     float* next_m = output(1);
     const f32x16 rate = splat(*input(2)), decay = splat(weight_decay_), momentum = splat(momentum_);
     for_each_vector([&](int64_t i, auto n) {
-      const f32x16 old = load(w + i, n), gradient = load(g + i, n) + decay * old;
+      const f32x16 old = load(w + i, n), gradient = g.at(i, n) + decay * old;
       const f32x16 velocity = momentum * load(m + i, n) + gradient;
       store(next_m + i, velocity, n);
       store(next + i, old - rate * (kNesterov ? gradient + momentum * velocity : velocity), n);
@@ -72,7 +114,7 @@ class SgdUpdate : public Update {
   }
 
   float momentum_, weight_decay_;
-  bool nesterov_;
+  bool nesterov_, scaled_;
 };
 
 class AdamUpdate : public Update {
@@ -83,11 +125,17 @@ class AdamUpdate : public Update {
         beta2_(op.attributes.real("beta2", 0.999)),
         epsilon_(op.attributes.real("epsilon", 1e-8)),
         weight_decay_(op.attributes.real("weight_decay", 0)),
-        decoupled_(op.attributes.integer("decoupled", 0) != 0) {}
+        decoupled_(op.attributes.integer("decoupled", 0) != 0),
+        scaled_(op.attributes.integer("scaled", 0) != 0) {}
 
   void run() override {
+    with_gradient(input(1), scaled_ ? input(6) : nullptr, [&](const auto& gradient) { update(gradient); });
+  }
+
+ private:
+  template <class Gradient>
+  void update(const Gradient& g) {
     const float* w = input(0);
-    const float* g = input(1);
     const double learning_rate = *input(2);
     const double step = static_cast<double>(*input<int64_t>(3)) + 1;
     const float* m = input(4);
@@ -103,7 +151,7 @@ class AdamUpdate : public Update {
     const f32x16 added = splat(static_cast<float>(decoupled_ ? 0 : weight_decay_));
     const f32x16 kept = splat(static_cast<float>(decoupled_ ? 1 - learning_rate * weight_decay_ : 1));
     for_each_vector([&](int64_t i, auto n) {
-      const f32x16 old = load(w + i, n), gradient = load(g + i, n) + added * old;
+      const f32x16 old = load(w + i, n), gradient = g.at(i, n) + added * old;
       const f32x16 first = beta1 * load(m + i, n) + rest1 * gradient;
       const f32x16 second = beta2 * load(v + i, n) + rest2 * gradient * gradient;
       store(next_m + i, first, n);
@@ -112,25 +160,34 @@ class AdamUpdate : public Update {
     });
   }
 
- private:
   double beta1_, beta2_, epsilon_, weight_decay_;
-  bool decoupled_;
+  bool decoupled_, scaled_;
 };
 
 class ClipScale : public OwnKernel {
  public:
   ClipScale(const Graph& graph, const Op& op, int threads)
-      : OwnKernel(graph, op, threads), norms_(op.inputs.size()), max_norm_(op.attributes.real("max_norm")) {}
+      : OwnKernel(graph, op, threads),
+        scaled_(op.attributes.integer("scaled", 0) != 0),
+        norms_(op.inputs.size() - (scaled_ ? 1 : 0)),
+        max_norm_(op.attributes.real("max_norm")) {}
 
   void run() override {
+    const double scale = scaled_ ? static_cast<double>(*input(norms_)) : 1;
+    if (scale < 0) {
+      *output(0) = static_cast<float>(scale);
+      *output(1) = 0;
+      return;
+    }
     double sum = 0;
     for (size_t i = 0; i < norms_; ++i) sum += static_cast<double>(*input(i)) * static_cast<double>(*input(i));
-    const double total = std::sqrt(sum), factor = max_norm_ / (total + 1e-6);
-    *output(0) = static_cast<float>(factor >= 1 ? 1 : factor);  // what is no number stays none
+    const double total = scale * std::sqrt(sum), factor = max_norm_ / (total + 1e-6);
+    *output(0) = static_cast<float>(scale * (factor >= 1 ? 1 : factor));  // what is no number stays none
     *output(1) = static_cast<float>(total);
   }
 
  private:
+  bool scaled_;
   size_t norms_;
   double max_norm_;
 };
@@ -149,7 +206,8 @@ class ScaleGradient : public Update {
 }  // namespace
 
 std::vector<NamedFactory> update_kernels() {
-  return {{"ClipScale", {own_specs_any_layout, make_own<ClipScale>}},
+  return {{"AccumulateGradient", {own_specs_any_layout, make_own<AccumulateGradient>}},
+          {"ClipScale", {own_specs_any_layout, make_own<ClipScale>}},
           {"ScaleGradient", {own_specs_any_layout, make_own<ScaleGradient>}},
           {"SgdUpdate", {own_specs_any_layout, make_own<SgdUpdate>}},
           {"AdamUpdate", {own_specs_any_layout, make_own<AdamUpdate>}}};

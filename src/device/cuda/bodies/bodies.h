@@ -28,13 +28,14 @@ struct BodyList {
   }
 };
 
-using Bodies = BodyList<Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, CopyRows,
-                        Sgd, AdamFactors, Adam, Dropout, RandomNormal, MaxPool, MaxPoolBackward, AveragePool,
-                        AveragePoolBackward, Lrn, LrnBackward, DirectForward, DirectBackwardData, DirectBackwardWeights,
-                        SumPieces<Values>, SumPieces<Moments>, SumPieces<Gradients>, SumPiecesAcross<Values>,
-                        SumPiecesAcross<Moments>, SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize,
-                        NormalizeBackward, SoftmaxTops, SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal,
-                        SoftmaxBackward, SumAll<SquaredError>, SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward,
-                        SigmoidErrorBackward, SumAll<Squared>, NormTotal, SquareNorm, ClipTotal, ScaleBy>;
+using Bodies =
+    BodyList<Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, CopyRows, Accumulate,
+             Sgd, AdamFactors, Adam, Dropout, RandomNormal, MaxPool, MaxPoolBackward, AveragePool, AveragePoolBackward,
+             Lrn, LrnBackward, DirectForward, DirectBackwardData, DirectBackwardWeights, SumPieces<Values>,
+             SumPieces<Moments>, SumPieces<Gradients>, SumPiecesAcross<Values>, SumPiecesAcross<Moments>,
+             SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize, NormalizeBackward, SoftmaxTops,
+             SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, SoftmaxBackward, SumAll<SquaredError>,
+             SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward, SumAll<Squared>, NormTotal,
+             SquareNorm, ClipTotal, ScaleBy>;
 
 }  // namespace plimsoll::cuda

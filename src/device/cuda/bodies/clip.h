@@ -31,13 +31,15 @@ struct ClipTotal {  // one block
   float* scale;
   float* total;
   const double* squares;
+  const float* factor;  // of the gradients; below 0: no update yet; null: 1
   int64_t count;
   double max_norm;
   PLIMSOLL_BODY Sum partial(int64_t, int thread) const { return part_of_sum(squares, count, thread); }
   PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const {
-    const double norm = sqrt(sum.a), factor = max_norm / (norm + 1e-6);
-    *scale = static_cast<float>(factor >= 1 ? 1 : factor);  // what is no number stays none
-    *total = static_cast<float>(norm);
+    const double times = factor == nullptr ? 1 : *factor;
+    const double norm = times * sqrt(sum.a), clip = max_norm / (norm + 1e-6);
+    *scale = static_cast<float>(times < 0 ? times : times * (clip >= 1 ? 1 : clip));  // what is no number stays none
+    *total = static_cast<float>(times < 0 ? 0 : norm);
   }
 };
 struct ScaleBy {

@@ -114,10 +114,16 @@ struct Sgd {
   const float* g;
   const float* m;
   const float* learning_rate;
+  const float* scale;  // of the gradient; below 0: no update yet; null: 1
   float momentum, weight_decay;
   bool nesterov;
   PLIMSOLL_BODY void run(int64_t i) const {
-    float d = g[i] + weight_decay * w[i];
+    float d = g[i];
+    if (scale != nullptr) {
+      if (*scale < 0) return;
+      d *= *scale;
+    }
+    d += weight_decay * w[i];
     if (m_next != nullptr) {
       const float velocity = momentum * m[i] + d;
       d = nesterov ? d + momentum * velocity : velocity;
@@ -125,6 +131,16 @@ struct Sgd {
     }
     w_next[i] = w[i] - *learning_rate * d;
   }
+};
+
+// The sum of gradients over batches (ops/accumulate.cpp); with none before, it begins anew.
+struct Accumulate {
+  using Kind = EachElement;
+  float* sum_next;
+  const float* sum;
+  const float* g;
+  const int64_t* count;
+  PLIMSOLL_BODY void run(int64_t i) const { sum_next[i] = *count == 0 ? g[i] : sum[i] + g[i]; }
 };
 
 // What one step's update shares, made once before it: powers are dear.
@@ -152,9 +168,15 @@ struct Adam {
   const float* m;
   const float* v;
   const float* factors;
+  const float* scale;  // as Sgd's
   float decay, epsilon, b2, c1, c2;
   PLIMSOLL_BODY void run(int64_t i) const {
-    const float d = g[i] + decay * w[i];
+    float d = g[i];
+    if (scale != nullptr) {
+      if (*scale < 0) return;
+      d *= *scale;
+    }
+    d += decay * w[i];
     const float mean = m[i] + c1 * (d - m[i]);
     const float square = b2 * v[i] + c2 * d * d;
     w_next[i] = factors[0] * w[i] - factors[1] * (mean / (sqrtf(square) / factors[2] + epsilon));
