@@ -159,7 +159,7 @@ TEST(AccumulatedTraining, GivesTheSameWeightsInAnyMemory) {
     small.memory = std::get<Infeasible>(refused_with_host).minimum;
     EXPECT_LT(*small.memory, least);
     size_t sums = 0;
-    const DoneEvent done = run(small, {.planned = [&](const Program& p, const std::string&) {
+    const DoneEvent done = run(small, {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) {
                                  for (const Home& home : p.plan->homes)
                                    sums += p.network.graph.tensor(home.tensor).name.ends_with(".gradient_sum") ? 1 : 0;
                                }});
