@@ -15,7 +15,7 @@ struct Case {
   int64_t placements, looks, steps;
 };
 const Case kCases[] = {
-    {"resnet18", "k40c", 8, 60, 200, 20'000'000, 4'000'000},
+    {"resnet18", "k40c", 8, 60, 200, 60'000'000, 4'000'000},
     {"resnet34", "k40c", 8, 40, 200, 60'000'000, 25'000'000},
 };
 

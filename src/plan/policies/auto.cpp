@@ -342,7 +342,8 @@ class AutoPlanner {
     spread_copies(timeline_, input_.device.tiers, point.peak, schedule);
     if (schedule.peak >= below.count) return std::nullopt;
     Plan plan = make_plan(input_, timeline_, point.decisions, schedule, "auto", roughly);
-    return plan.arena < below ? std::optional(std::move(plan)) : std::nullopt;
+    // What is placed roughly may come below when it is placed well.
+    return roughly || plan.arena < below ? std::optional(std::move(plan)) : std::nullopt;
   }
 
   static bool fits_tiers(const Plan& plan) {
