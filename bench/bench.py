@@ -574,7 +574,7 @@ def tight(o, model, batch):
 @part("overlap", 6, [("alexnet", 200), ("vgg16", 32), ("resnet50", 32), ("inception4", 32), ("densenet121", 32)], [("alexnet", 16)])
 def overlap(o, model, batch):
     """How much of the copying hides behind compute, by policy (simulated)."""
-    device, names, rows = ["--device", "k40c", "--lowering", "paper"], ["vdnn:layers=all", "dymem", "superneurons", "auto"], []
+    device, names, rows = ["--device", "k40c", "--layer-model", "paper"], ["vdnn:layers=all", "dymem", "superneurons", "auto"], []
     whole = plimsoll("plan", model, "--batch", batch, "--policy", "liveness", *device)[0]
     for share in (60, 40):
         row = {"model": model, "batch": batch, "share": share, "unlimited_ms": whole["step_time_ms"], "policies": {}}
@@ -781,7 +781,7 @@ def papers(o, table):
 def largest(o, model, what):
     """The largest batches and depths that `auto` fits on the papers' GPU (simulated)."""
     more = ["--image-size", 224] if model == "vgg16" else ["--batch", 16] if what == "depth" else []
-    more += ["--device", "k40c", "--memory", "11.2GiB", "--host-memory", "107GiB", "--lowering", "paper"]
+    more += ["--device", "k40c", "--memory", "11.2GiB", "--host-memory", "107GiB", "--layer-model", "paper"]
     found = plimsoll("max", model, "--what", what, *more)[0]
     return [{"model": model, "what": what, "ours": found[what], "limited_by": found["limited_by"], "host_bytes": found["host_bytes"]}]
 

@@ -62,7 +62,7 @@ struct CoreSharing {
 // Which of the four strategies of Liu et al. (IPDPS 2019, section III-D) may be used when cores are shared, as the
 // command line names them: "1,2,3,4".
 struct Strategies {
-  bool each_op = true, each_type = true, co_run = true, second_threads = true;
+  bool each_op = true, each_type = true, co_run = true, smt = true;
   friend bool operator==(const Strategies&, const Strategies&) = default;
 };
 Strategies strategies_named(std::string_view list);  // throws Error(invalid_input) that names the one that there is not

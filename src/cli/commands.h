@@ -61,7 +61,7 @@ struct CommonFlags {
   std::string inter_op = "1", intra_op = "auto";
   std::optional<std::string> strategies;
   int climb_interval = 0;
-  std::string lowering = "native";
+  std::string layer_model = "native";
   int64_t image_size = 0, classes = 0;
   std::optional<double> momentum;  // nothing: 0.9
   double weight_decay = 0, clip_grad_norm = 0;
@@ -73,7 +73,7 @@ struct CommonFlags {
   void add_to(CLI::App& command, bool model_required);
   void add_memory_is_to(CLI::App& command);
   bool means_process() const { return memory_is == "process"; }
-  void add_lowering_to(CLI::App& command);
+  void add_layer_model_to(CLI::App& command);
   void add_optimizer_to(CLI::App& command);
   void add_sharing_to(CLI::App& command);
   CoreRequest core_request() const;
@@ -84,8 +84,8 @@ struct CommonFlags {
   // Throws what is wrong with any of these flags, naming it: before anything is opened, probed or measured. `from_file`:
   // what was not given comes from a checkpoint or a plan.
   void check(bool from_file = false) const;
-  bool lowered() const;       // --lowering paper; throws on another name
-  TierOptions tiers() const;  // --host-memory, --spill and --peer
+  bool has_paper_layers() const;  // --layer-model paper; throws on another name
+  TierOptions tiers() const;      // --host-memory, --spill and --peer
   // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
   Bytes budget(const Device& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag

@@ -91,18 +91,18 @@ void CommonFlags::add_memory_is_to(CLI::App& command) {
       ->check(CLI::IsMember({"arena", "process"}));
 }
 
-void CommonFlags::add_lowering_to(CLI::App& command) {
+void CommonFlags::add_layer_model_to(CLI::App& command) {
   command
       .add_option(
-          "--lowering", lowering,
+          "--layer-model", layer_model,
           "native: the network's own ops; paper: the layer model of the papers' tables, without weights and inputs")
       ->capture_default_str();
 }
 
-bool CommonFlags::lowered() const {
-  if (lowering == "paper") return true;
-  if (lowering == "native") return false;
-  throw Error(ErrorCode::invalid_input, unknown_name("--lowering", lowering, {"native", "paper"}));
+bool CommonFlags::has_paper_layers() const {
+  if (layer_model == "paper") return true;
+  if (layer_model == "native") return false;
+  throw Error(ErrorCode::invalid_input, unknown_name("--layer-model", layer_model, {"native", "paper"}));
 }
 
 void CommonFlags::add_optimizer_to(CLI::App& command) {
@@ -194,16 +194,16 @@ void check_momentum(const CommonFlags& flags, const std::string& optimizer) {
 void CommonFlags::check(bool from_file) const {
   check_choices(policy, placement);
   plimsoll::check(optimizer_options());
-  if (lowered() && accumulate > 1) {
+  if (has_paper_layers() && accumulate > 1) {
     throw Error(ErrorCode::invalid_input,
-                "--accumulate: the papers' layer model knows no accumulation; leave out --lowering paper");
+                "--accumulate: the papers' layer model knows no accumulation; leave out --layer-model paper");
   }
   core_request();
   memory_bytes();
   if (means_process() && !from_file) check_memory_is_process(device, memory.has_value());
-  if (means_process() && lowered()) {
+  if (means_process() && has_paper_layers()) {
     throw Error(ErrorCode::invalid_input,
-                "--memory-is process: the papers' layer model is planned, never run; leave out --lowering paper");
+                "--memory-is process: the papers' layer model is planned, never run; leave out --layer-model paper");
   }
   tiers();
   workspace_bytes();

@@ -31,11 +31,11 @@ ModelInput input_of(const CommonFlags& flags, int64_t batch) {
   return {.batch = batch, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
 }
 
-// The network's own training step, or with --lowering paper the papers' layers of it; `states`: with weights and the
+// The network's own training step, or with --layer-model paper the papers' layers of it; `states`: with weights and the
 // batch.
 std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session,
                                           const CompileOptions& options, bool states) {
-  return flags.lowered()
+  return flags.has_paper_layers()
              ? compile_layers(network, {.weights = states, .input = states}, *session.device, session.costs, options)
              : compile_training(network, *session.device, session.costs, options);
 }
@@ -75,9 +75,9 @@ void check_can_run(const CompareFlags& flags) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("--run: device '{}' is simulated: it plans, it does not run", flags.device));
   }
-  if (flags.lowered())
+  if (flags.has_paper_layers())
     throw Error(ErrorCode::invalid_input,
-                "--run: the papers' layer model is planned, never run; leave out --lowering paper");
+                "--run: the papers' layer model is planned, never run; leave out --layer-model paper");
 }
 
 // The network's input as --data gives it, or as it is usually fed.
@@ -173,7 +173,7 @@ class Comparison {
     std::optional<Bytes> minimum = program.minimum;
     if (process_ && minimum) minimum = process_->with(*minimum);
     json object = plan_json(program, minimum);
-    if (shares_cores(flags_.device) && !flags_.lowered())
+    if (shares_cores(flags_.device) && !flags_.has_paper_layers())
       add_process(object, process_of(flags_, network_, flags_.data), program.plan, flags_.means_process());
     object["layers"] = layer_count(network_);
     object["host_bytes"] = used_of(program.plan, "host").count;
@@ -384,7 +384,7 @@ Run add_compare(CLI::App& app) {
   flags->add_to(*command, true);
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
-  flags->add_lowering_to(*command);
+  flags->add_layer_model_to(*command);
   flags->add_workspace_to(*command);
   command
       ->add_option(
@@ -398,7 +398,7 @@ Run add_compare(CLI::App& app) {
   command->add_option("--policies", flags->only, "Only these, with their options: auto superneurons:recompute=speed")
       ->type_name("NAME");
   command->footer(
-      "Examples:\n  plimsoll compare resnet50 --batch 32 --memory 1GiB --host-memory 8GiB\n  plimsoll compare alexnet --batch 200 --lowering paper --device k40c --memory 900MiB");
+      "Examples:\n  plimsoll compare resnet50 --batch 32 --memory 1GiB --host-memory 8GiB\n  plimsoll compare alexnet --batch 200 --layer-model paper --device k40c --memory 900MiB");
   return [flags] {
     flags->check();
     check_momentum(*flags, flags->optimizer);
@@ -412,14 +412,14 @@ Run add_max(CLI::App& app) {
   CLI::App* command = app.add_subcommand("max", "Find the largest batch, or the deepest network, that fits");
   flags->add_to(*command, true);
   flags->add_optimizer_to(*command);
-  flags->add_lowering_to(*command);
+  flags->add_layer_model_to(*command);
   flags->add_workspace_to(*command);
   command->add_option("--what", flags->what, "batch, or depth: the N in the network's name, resnet:6-32-N-6")
       ->capture_default_str();
   command->add_option("--most", flags->most, "Look no further than this")->check(whole_number(1, 1 << 24));
   command->footer(
       "The largest that was found to fit. A batch may fit where a somewhat smaller one does not, so some above are asked.\n\n"
-      "Examples:\n  plimsoll max resnet50 --memory 2GiB --host-memory 8GiB\n  plimsoll max resnet:6-32-N-6 --what depth --batch 16 --memory 11.2GiB --device k40c --lowering paper");
+      "Examples:\n  plimsoll max resnet50 --memory 2GiB --host-memory 8GiB\n  plimsoll max resnet:6-32-N-6 --what depth --batch 16 --memory 11.2GiB --device k40c --layer-model paper");
   return [flags] {
     if (flags->what != "batch" && flags->what != "depth")
       throw Error(ErrorCode::invalid_input, unknown_name("--what", flags->what, {"batch", "depth"}));

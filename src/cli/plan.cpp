@@ -39,11 +39,11 @@ ModelInput input_of(const CommonFlags& flags) {
           .classes = flags.classes};
 }
 
-// The network's own training step, or with --lowering paper the papers' layers of it.
+// The network's own training step, or with --layer-model paper the papers' layers of it.
 std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session,
                                           const CompileOptions& options) {
-  return flags.lowered() ? compile_layers(network, {}, *session.device, session.costs, options)
-                         : compile_training(network, *session.device, session.costs, options);
+  return flags.has_paper_layers() ? compile_layers(network, {}, *session.device, session.costs, options)
+                                  : compile_training(network, *session.device, session.costs, options);
 }
 
 struct PlanFlags : CommonFlags {
@@ -75,9 +75,9 @@ void check_costs(const PlanFlags& flags) {
         ErrorCode::invalid_input,
         fmt::format("--costs measured: device '{}' is simulated, so nothing can be measured on it", flags.device));
   }
-  if (flags.lowered()) {
+  if (flags.has_paper_layers()) {
     throw Error(ErrorCode::invalid_input,
-                "--costs measured: the papers' layer model has no kernels to measure; leave out --lowering paper");
+                "--costs measured: the papers' layer model has no kernels to measure; leave out --layer-model paper");
   }
 }
 
@@ -99,7 +99,7 @@ void save(const PlanFlags& flags, const ModelInput& input, const CompileOptions&
              .input = input,
              .optimizer = options.optimizer,
              .exact = options.exact,
-             .lowered = flags.lowered(),
+             .paper_layers = flags.has_paper_layers(),
              .memory = options.memory,
              .host_memory = tiers.host_memory,
              .spill_size = tiers.spill_size,
@@ -158,7 +158,7 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
   Bytes minimum = *program.minimum;
   say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
                        session.device->info().description));
-  const bool runs_here = shares_cores(flags.device) && !flags.lowered();
+  const bool runs_here = shares_cores(flags.device) && !flags.has_paper_layers();
   if (flags.means_process()) minimum = process.with(minimum);
   say(out, plan_text(program, input.batch) +
                fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum),
@@ -242,7 +242,8 @@ std::string ask_device(const SavedPlan& saved, std::vector<Violation>& violation
         open_device(saved.plan.device_name, core_options(saved.plan.device_name, cores, request.exact).intra_op);
     if (device->info().key != saved.plan.device_key)
       return fmt::format("'{}' here is another one ({})", saved.plan.device_name, device->info().key);
-    if (device->info().simulated || request.lowered) return fmt::format("'{}' runs nothing", saved.plan.device_name);
+    if (device->info().simulated || request.paper_layers)
+      return fmt::format("'{}' runs nothing", saved.plan.device_name);
     for (Violation& v : verify_workspaces(saved.graph, saved.plan, *device)) violations.push_back(std::move(v));
     return {};
   } catch (const Error& error) {
@@ -481,7 +482,7 @@ Run add_plan(CLI::App& app) {
       "  plimsoll plan resnet50 --batch 16 --explain layer1.0.conv1          what happens to this layer, and why\n"
       "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json    for `verify` and `train --plan`");
   flags->add_to(*command, true);
-  flags->add_lowering_to(*command);
+  flags->add_layer_model_to(*command);
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
   flags->add_workspace_to(*command);

@@ -161,7 +161,7 @@ int cores_of(const SavedPlan& saved) {
 void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App& command) {
   const PlanContradictions plan(flags.plan, command);
   const PlanRequest& request = saved.request;
-  if (request.lowered) plan.refuse("is of the papers' layer model (plan --lowering paper), which is never run");
+  if (request.paper_layers) plan.refuse("is of the papers' layer model (plan --layer-model paper), which is never run");
   if (plan.given("--policy") && flags.policy != saved.plan.policy) {
     plan.refuse(
         fmt::format("is a plan by policy '{}', which --policy {} cannot change", saved.plan.policy, flags.policy));

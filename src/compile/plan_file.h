@@ -18,7 +18,7 @@ struct PlanRequest {
   ModelInput input;
   OptimizerOptions optimizer;
   bool exact = false;
-  bool lowered = false;                                     // the papers' layer graph, which never runs
+  bool paper_layers = false;                                // the papers' layer graph, which never runs
   Bytes memory{INT64_MAX};                                  // the arena's budget
   std::optional<Bytes> host_memory, spill_size, peer_size;  // of the tiers, where they were given
   int threads = 0;                                          // 0: all

@@ -138,7 +138,7 @@ class FileChecker {
     const PlanRequest& request = saved_.request;
     const bool layers = std::all_of(graph_.ops().begin(), graph_.ops().end(),
                                     [](const Op& op) { return op.type->name.starts_with("Layer"); });
-    if (layers != request.lowered) return wrong_request("lowered", "the graph is another than was asked for");
+    if (layers != request.paper_layers) return wrong_request("lowered", "the graph is another than was asked for");
     if (layers) return;
     Graph expected;
     try {

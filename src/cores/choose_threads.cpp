@@ -150,10 +150,9 @@ ChosenThreads choose_threads(const CoreInput& input, const Plan& plan, const Pla
   const Interference avoid = avoided(candidate, tasks, conflicted);
   const CoMachine machine = machine_of(input);
   const Strategies& use = input.options.strategies;
-  const ChosenSchedule best = best_schedule(
-      tasks.tasks, machine,
-      {.by_type = use.each_type, .each_op = use.each_op, .co_run = use.co_run, .second_threads = use.second_threads},
-      &avoid);
+  const ChosenSchedule best =
+      best_schedule(tasks.tasks, machine,
+                    {.by_type = use.each_type, .each_op = use.each_op, .co_run = use.co_run, .smt = use.smt}, &avoid);
   if (best.schedule.total_ms > chosen.serial_ms * kWorthIt) return chosen;
 
   ChosenThreads shared = chosen;

@@ -116,7 +116,7 @@ class CoRunner {
     if (running_.empty()) return policy_.co_run ? start_longest(cores_) : start(0, chosen(ready_[0]), false);
     const int idle = policy_.co_run ? idle_cores() : 0;
     if (idle > 0 && (start_beside(idle) || start_longest(idle))) return true;
-    return policy_.second_threads && start_on_second_threads();
+    return policy_.smt && start_on_second_threads();
   }
 
   const std::vector<Candidate>& candidates(int32_t i) {
@@ -302,7 +302,7 @@ std::vector<UniformSetting> all_uniform_settings(std::span<const CoTask> tasks, 
 ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& machine, const CoPolicy& allowed,
                              const Interference* avoid) {
   CoPolicy serial = allowed;
-  serial.co_run = serial.second_threads = false;
+  serial.co_run = serial.smt = false;
   ChosenSchedule best{serial, co_run(tasks, machine, serial)};
   auto consider = [&](const CoPolicy& policy) {
     CoSchedule schedule = co_run(tasks, machine, policy, avoid);
@@ -312,7 +312,7 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
     serial.by_type = false;
     consider(serial);
   }
-  if (!allowed.co_run && !allowed.second_threads) return best;
+  if (!allowed.co_run && !allowed.smt) return best;
   const int cores = std::max(machine.cores.cores, 1);
   for (bool by_type : {true, false}) {
     if (by_type ? !allowed.by_type : allowed.by_type && !allowed.each_op) continue;
@@ -322,11 +322,11 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
       if (most == last) continue;
       last = most;
       for (bool second : {false, true}) {
-        if (second ? !allowed.second_threads || machine.cores.hardware_threads < 2 : !allowed.co_run) continue;
+        if (second ? !allowed.smt || machine.cores.hardware_threads < 2 : !allowed.co_run) continue;
         CoPolicy policy = allowed;
         policy.by_type = by_type;
         policy.most_threads = most;
-        policy.second_threads = second;
+        policy.smt = second;
         consider(policy);
       }
     }
@@ -340,7 +340,7 @@ ChosenSchedule best_schedule(std::span<const CoTask> tasks, const CoMachine& mac
   }
   // Equal counts for all, too: what a user would set by hand. They know no conflicts.
   if (!allowed.co_run || (avoid != nullptr && avoid->count() > 0)) return best;
-  const bool second = allowed.second_threads && machine.cores.hardware_threads > 1;
+  const bool second = allowed.smt && machine.cores.hardware_threads > 1;
   for (int inter = 2; inter <= std::min(kMostUniform, 2 * cores); ++inter) {
     for (int intra : {cores / inter, second ? cores : 0}) {
       if (intra < 1 || inter * intra > cores * (second ? machine.cores.hardware_threads : 1)) continue;

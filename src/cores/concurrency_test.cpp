@@ -118,11 +118,11 @@ TEST(CoRun, UsesSecondHardwareThreadsForSmallOpsOnly) {
                                   {.type = 1, .curve = law(8, 0, 0.9, 8), .after = {}}};
   CoMachine machine{.cores = {.cores = 8, .hardware_threads = 2}, .throughput = {1, 1.3}};
   const CoSchedule without = co_run(tasks, machine, {.co_run = true});
-  const CoSchedule with = co_run(tasks, machine, {.co_run = true, .second_threads = true});
+  const CoSchedule with = co_run(tasks, machine, {.co_run = true, .smt = true});
   EXPECT_TRUE(span_of(with, 1).second);
   EXPECT_LT(with.total_ms, without.total_ms);
   machine.cores.hardware_threads = 1;
-  EXPECT_EQ(co_run(tasks, machine, {.co_run = true, .second_threads = true}).total_ms, without.total_ms);
+  EXPECT_EQ(co_run(tasks, machine, {.co_run = true, .smt = true}).total_ms, without.total_ms);
 }
 
 TEST(CoRun, MemoryThatIsShortSlowsThoseThatWantIt) {
@@ -173,7 +173,7 @@ TEST(CoRun, KeepsDependenciesAndCoresAndIsNeverFasterThanItsBounds) {
     const CoPolicy policies[] = {{},
                                  {.by_type = false},
                                  {.co_run = true},
-                                 {.co_run = true, .second_threads = true},
+                                 {.co_run = true, .smt = true},
                                  {.inter_op = 2, .intra_op = std::max(1, cores / 2)},
                                  {.inter_op = 3, .intra_op = cores},
                                  {.co_run = true, .threads = balanced_threads(tasks, cores, 0.5)},
@@ -182,7 +182,7 @@ TEST(CoRun, KeepsDependenciesAndCoresAndIsNeverFasterThanItsBounds) {
       const CoSchedule schedule = co_run(tasks, machine, policy);
       ASSERT_EQ(schedule.spans.size(), tasks.size());
       EXPECT_GE(schedule.total_ms, critical * (1 - 1e-9));
-      if (!policy.second_threads && policy.inter_op == 0) {
+      if (!policy.smt && policy.inter_op == 0) {
         EXPECT_GE(schedule.total_ms, work / cores * (1 - 1e-9));
       }
       for (const CoSpan& span : schedule.spans) {
@@ -199,7 +199,7 @@ TEST(CoRun, KeepsDependenciesAndCoresAndIsNeverFasterThanItsBounds) {
         EXPECT_LE(used + second, cores * hardware);
       }
     }
-    const ChosenSchedule best = best_schedule(tasks, machine, {.co_run = true, .second_threads = true});
+    const ChosenSchedule best = best_schedule(tasks, machine, {.co_run = true, .smt = true});
     for (int i : {0, 1, 2, 3, 6})
       EXPECT_LE(best.schedule.total_ms, co_run(tasks, machine, policies[i]).total_ms * (1 + 1e-9));
   }
@@ -267,8 +267,7 @@ TEST(Balanced, OpsOfAChainGetTheirFastestCountsAndIndependentOnesOneThread) {
 
 TEST(Strategies, AreNamedByNumber) {
   EXPECT_EQ(strategies_named("1,2,3,4"), Strategies{});
-  EXPECT_EQ(strategies_named("3,1"),
-            (Strategies{.each_op = true, .each_type = false, .co_run = true, .second_threads = false}));
+  EXPECT_EQ(strategies_named("3,1"), (Strategies{.each_op = true, .each_type = false, .co_run = true, .smt = false}));
   EXPECT_EQ(to_string(strategies_named("4,2")), "2,4");
   for (const char* bad : {"", "5", "1,", "0", "1;2", "12", "all"}) {
     try {
@@ -288,8 +287,7 @@ TEST(Strategies, EachCanBeSwitchedOff) {
   for (int i = 0; i < 4; ++i) tasks.push_back({.type = 1, .curve = ThreadCurve::of(std::vector<double>{1, 1.5, 2, 3})});
   const CoMachine machine{.cores = {.cores = 4, .hardware_threads = 2}, .throughput = {1, 1.5}};
   auto best = [&](bool each_op, bool each_type, bool co_run, bool second) {
-    return best_schedule(tasks, machine,
-                         {.by_type = each_type, .each_op = each_op, .co_run = co_run, .second_threads = second})
+    return best_schedule(tasks, machine, {.by_type = each_type, .each_op = each_op, .co_run = co_run, .smt = second})
         .schedule;
   };
   auto threads_of = [](const CoSchedule& schedule, int32_t task) {

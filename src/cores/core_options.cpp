@@ -21,8 +21,8 @@ CoreOptions choice_for(const CoreRequest& request, const CoreShape& machine) {
                       .choose = true,
                       .strategies = strategies,
                       .climb_interval = request.climb_interval > 0 ? request.climb_interval : std::max(1, cores / 16)};
-  if (strategies.second_threads && has_smt) options.hardware_threads = 2;
-  if (request.strategies && strategies.second_threads && !has_smt) {
+  if (strategies.smt && has_smt) options.hardware_threads = 2;
+  if (request.strategies && strategies.smt && !has_smt) {
     options.notice =
         machine.hardware_threads > 1
             ? fmt::format(

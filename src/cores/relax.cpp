@@ -13,7 +13,7 @@ constexpr StepIndex kReuseDistances[] = {2, 8, 32, 128, 512, INT32_MAX / 2};  //
 
 bool may_run_at_once(const CoreOptions& options) {
   if (!options.choose) return options.inter_op > 1;
-  const bool beside = options.strategies.co_run || (options.strategies.second_threads && options.hardware_threads > 1);
+  const bool beside = options.strategies.co_run || (options.strategies.smt && options.hardware_threads > 1);
   return beside && options.cores * options.hardware_threads > 1;
 }
 

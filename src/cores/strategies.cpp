@@ -9,8 +9,8 @@
 namespace plimsoll {
 
 Strategies strategies_named(std::string_view list) {
-  Strategies found{.each_op = false, .each_type = false, .co_run = false, .second_threads = false};
-  bool* const by_number[] = {&found.each_op, &found.each_type, &found.co_run, &found.second_threads};
+  Strategies found{.each_op = false, .each_type = false, .co_run = false, .smt = false};
+  bool* const by_number[] = {&found.each_op, &found.each_type, &found.co_run, &found.smt};
   for (size_t begin = 0; begin <= list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
     const std::string_view name = list.substr(begin, end - begin);
@@ -30,7 +30,7 @@ Strategies strategies_named(std::string_view list) {
 
 std::string to_string(const Strategies& strategies) {
   std::string text;
-  const bool used[] = {strategies.each_op, strategies.each_type, strategies.co_run, strategies.second_threads};
+  const bool used[] = {strategies.each_op, strategies.each_type, strategies.co_run, strategies.smt};
   for (size_t i = 0; i < std::size(used); ++i) {
     if (used[i]) text += fmt::format("{}{}", text.empty() ? "" : ",", i + 1);
   }

@@ -140,11 +140,11 @@ struct CoMachine {
 };
 
 struct CoPolicy {
-  bool by_type = true;          // Strategy 2
-  bool each_op = true;          // Strategy 1, without 2; without both, all cores for every op. best_schedule tries both
-  bool co_run = false;          // Strategy 3; else one op after the other
-  bool second_threads = false;  // Strategy 4
-  int candidates = 3;           // the paper's two empirical numbers
+  bool by_type = true;  // Strategy 2
+  bool each_op = true;  // Strategy 1, without 2; without both, all cores for every op. best_schedule tries both
+  bool co_run = false;  // Strategy 3; else one op after the other
+  bool smt = false;     // Strategy 4
+  int candidates = 3;   // the paper's two empirical numbers
   int deviation = 2;
   int most_threads = 0;  // of an op; 0: all cores. Fewer leave cores for others
   int inter_op = 0;      // not 0: uniform settings instead, so many ops at once,

@@ -87,12 +87,12 @@ Outcome run_strategies(std::span<const CoTask> tasks, const CoMachine& machine) 
   result.recommended = co_run(tasks, machine, {.inter_op = 1, .intra_op = cores}).total_ms;
   result.strategies12 = co_run(tasks, machine, {}).total_ms;
   const CoSchedule with3 = co_run(tasks, machine, {.co_run = true});
-  const CoSchedule with4 = co_run(tasks, machine, {.co_run = true, .second_threads = true});
+  const CoSchedule with4 = co_run(tasks, machine, {.co_run = true, .smt = true});
   result.with3 = with3.total_ms;
   result.with4 = with4.total_ms;
   result.together3 = with3.mean_at_once;
   result.together4 = with4.mean_at_once;
-  const ChosenSchedule chosen = best_schedule(tasks, machine, {.co_run = true, .second_threads = true});
+  const ChosenSchedule chosen = best_schedule(tasks, machine, {.co_run = true, .smt = true});
   result.chosen = chosen.schedule.total_ms;
   result.policy = chosen.policy;
   const int inter[] = {1, 2, 3, 4, 5, 6, 7, 8};

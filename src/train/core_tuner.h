@@ -28,7 +28,7 @@ class CoreTuner {
   // After every training step that the executor has run by plan(). True: there is another plan() now.
   bool after_step(const Executor& executor);
   // The plan is the one to go on with, not one that is being tried.
-  bool settled() const { return !climb_ && (!monitor_ || monitor_->over()) && (!trial_ || trial_->over()); }
+  bool has_chosen() const { return !climb_ && (!monitor_ || monitor_->over()) && (!trial_ || trial_->over()); }
   // Keeps what was measured.
   void finish();
 

@@ -43,7 +43,7 @@ bool has_ops(const Graph& graph, const SavedCores& cores) {
 }  // namespace
 
 TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key,
-                            bool settled) {
+                            bool has_chosen) {
   TrainingState state{.seed = options.seed,
                       .model = options.model,
                       .data = options.data,
@@ -86,7 +86,7 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     .peer = options.peer};
   if (options.memory_is == MemoryIs::process) state.settings.process_memory = options.memory;
   if (options.spill) state.settings.spill = options.spill->string();
-  if (options.inter_op == 0 && settled) state.cores = cores_to_save(graph, program.plan);
+  if (options.inter_op == 0 && has_chosen) state.cores = cores_to_save(graph, program.plan);
   return state;
 }
 

@@ -12,9 +12,9 @@
 namespace plimsoll {
 
 // What was asked for and what was compiled from it; where the training is, is the caller's to add. How the
-// cores are shared is left out where it is not settled, but tried out: who resumes chooses anew.
+// cores are shared is left out where it is tried out and not chosen yet: who resumes chooses anew.
 TrainingState state_to_save(const TrainOptions& options, const Program& program, std::string_view device_key,
-                            bool settled = true);
+                            bool has_chosen = true);
 
 // The options of the training that this state is of.
 TrainOptions saved_options(const TrainingState& state);

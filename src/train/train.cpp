@@ -599,7 +599,7 @@ DoneEvent Training::train(TrainingStep& step) {
                             .training_step = step,
                             .evaluation = evaluation ? &*evaluation : nullptr,
                             .after_step = [&] { swap_plans(step); },
-                            .settled = [&] { return !tuner_ || tuner_->settled(); }};
+                            .has_chosen = [&] { return !tuner_ || tuner_->has_chosen(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
   done.weights_sha256 = step.weights_sha256();
   return done;

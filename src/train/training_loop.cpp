@@ -74,7 +74,7 @@ int64_t TrainingLoop::batches_of_step() const {
 
 bool TrainingLoop::run_batch(EpochSums& sums) {
   const TrainOptions& options = parts_.options;
-  const bool settled_before = is_settled();
+  const bool had_chosen = has_chosen();
   const Stopwatch watch;
   const double lr = learning_rate(options.schedule, place_.step, steps_per_epoch_, total_steps_);
   parts_.training_step.feed(loader_.next());
@@ -91,7 +91,7 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   } else {
     sums.has_correct = false;
   }
-  keep_time(ms, settled_before);
+  keep_time(ms, had_chosen);
   const double seconds = watch.seconds();
   step_seconds_ += seconds;
   sums.seconds += seconds;
@@ -106,9 +106,9 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   return stepped;
 }
 
-void TrainingLoop::keep_time(double ms, bool settled_before) {
-  if (!settled_ && settled_before) {  // what was tried out until now says nothing of the steps from here on
-    settled_ = true;
+void TrainingLoop::keep_time(double ms, bool had_chosen) {
+  if (!chosen_ && had_chosen) {  // what was tried out until now says nothing of the steps from here on
+    chosen_ = true;
     times_.clear();
     times_at_ = 0;
   }
@@ -203,7 +203,7 @@ std::string TrainingLoop::saved_text() const {
 
 void TrainingLoop::write_checkpoint() {
   const bool end = place_.batch_in_epoch == per_epoch_;
-  TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, is_settled());
+  TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, has_chosen());
   state.step = place_.step;
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;

@@ -37,7 +37,7 @@ struct TrainingParts {
   TrainingStep& training_step;
   Evaluation* evaluation = nullptr;  // none: never evaluate
   std::function<void()> after_step;  // may swap its program
-  std::function<bool()> settled;     // whether the program's thread counts are chosen, and not tried out
+  std::function<bool()> has_chosen;  // whether the program's thread counts are chosen, and not tried out
 };
 
 class TrainingLoop {
@@ -63,14 +63,14 @@ class TrainingLoop {
   bool run_batch(EpochSums& sums);  // returns whether a step ended with it
   void end_step(EpochSums& sums, double lr, std::optional<double> norm);
   int64_t batches_of_step() const;
-  void keep_time(double ms, bool settled_before);
+  void keep_time(double ms, bool had_chosen);
   void finish_epoch(const EpochSums& sums, const Stopwatch& watch);
   void save();
   void save_at_end();
   void write_checkpoint();
   std::string saved_text() const;
   void tell(const std::string& text) const;
-  bool is_settled() const { return !parts_.settled || parts_.settled(); }
+  bool has_chosen() const { return !parts_.has_chosen || parts_.has_chosen(); }
   void tell_step(const StepEvent& event);
   bool asked_to_stop() const { return parts_.listener.stop && parts_.listener.stop(); }
   bool asked_to_save() const { return parts_.listener.save && parts_.listener.save(); }
@@ -87,7 +87,7 @@ class TrainingLoop {
   size_t times_at_ = 0;
   double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;
-  bool settled_ = false, stopped_ = false, save_failed_ = false;
+  bool chosen_ = false, stopped_ = false, save_failed_ = false;
   bool states_lost_ = false;   // while they are read for a checkpoint, and for good where that failed
   std::exception_ptr thrown_;  // by the listener
 };

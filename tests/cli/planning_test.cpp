@@ -40,7 +40,7 @@ TEST_F(Cli, CompareSaysOfEveryPolicyWhatPlanSays) {
 
 TEST_F(Cli, CompareTellsWhatDoesNotFit) {
   const Outcome outcome = run(
-      "compare alexnet --batch 200 --image-size 227 --lowering paper --device k40c --memory 1300MiB --policies baseline liveness superneurons --json -");
+      "compare alexnet --batch 200 --image-size 227 --layer-model paper --device k40c --memory 1300MiB --policies baseline liveness superneurons --json -");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::vector<json> rows = outcome.lines();
   ASSERT_EQ(rows.size(), 3u);
@@ -80,23 +80,23 @@ TEST_F(Cli, PlanSaysWhyAndWhatMoreMemoryWouldBuy) {
 
 TEST_F(Cli, PlansThePapersLayers) {
   const std::string alexnet = "plan alexnet --batch 200 --image-size 227 --device k40c --json - --policy ";
-  const json paper = run(alexnet + "liveness --lowering paper").lines().at(0);
+  const json paper = run(alexnet + "liveness --layer-model paper").lines().at(0);
   EXPECT_NEAR(mib(paper, "peak_bytes"), 1489.355, 0.0005);
   EXPECT_EQ(paper.at("steps"), 2 * 23);
   EXPECT_EQ(paper.at("simulated"), true);
   const std::string cost_aware = "superneurons:cache=off,release=keep,prefetch=demand,recompute=cost-aware";
-  const json recomputed = run(alexnet + cost_aware + " --lowering paper").lines().at(0);
+  const json recomputed = run(alexnet + cost_aware + " --layer-model paper").lines().at(0);
   EXPECT_NEAR(mib(recomputed, "peak_bytes"), 886.230, 0.0005);
   EXPECT_EQ(recomputed.at("recompute_steps"), 17);
   EXPECT_GT(run(alexnet + "liveness").lines().at(0).at("steps"), 46) << "the network's own ops";
-  const Outcome wrong = run("plan alexnet --lowering papre");
+  const Outcome wrong = run("plan alexnet --layer-model papre");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_THAT(wrong.err, HasSubstr("did you mean 'paper'?"));
 }
 
 TEST_F(Cli, MaxFindsTheLargestBatchOfTable5) {
   const Outcome outcome = run(
-      "max vgg16 --what batch --lowering paper --device k40c --policy superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware --json -");
+      "max vgg16 --what batch --layer-model paper --device k40c --policy superneurons:cache=off,release=drop,prefetch=demand,recompute=cost-aware --json -");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   ASSERT_EQ(outcome.lines().size(), 1u);
   const json object = outcome.lines()[0];
@@ -106,7 +106,7 @@ TEST_F(Cli, MaxFindsTheLargestBatchOfTable5) {
   EXPECT_GT(object.at("peak_bytes"), 11'900'000'000) << "one image more does not fit";
   EXPECT_GT(object.at("host_bytes"), 0);
   const json limited =
-      run("max alexnet --what batch --lowering paper --device k40c --host-memory 64MiB --policy superneurons:cache=off,recompute=none --json -")
+      run("max alexnet --what batch --layer-model paper --device k40c --host-memory 64MiB --policy superneurons:cache=off,recompute=none --json -")
           .lines()
           .at(0);
   EXPECT_EQ(limited.at("limited_by"), "host memory");
@@ -116,7 +116,7 @@ TEST_F(Cli, MaxFindsTheLargestBatchOfTable5) {
 
 TEST_F(Cli, MaxFindsTheDepthOfTable4) {
   const Outcome outcome = run(
-      "max resnet:6-32-N-6 --what depth --batch 16 --image-size 227 --lowering paper --device k40c --policy torch --json -");
+      "max resnet:6-32-N-6 --what depth --batch 16 --image-size 227 --layer-model paper --device k40c --policy torch --json -");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const json object = outcome.lines().at(0);
   EXPECT_EQ(object.at("depth"), 191);
@@ -125,7 +125,7 @@ TEST_F(Cli, MaxFindsTheDepthOfTable4) {
   EXPECT_LE(object.at("peak_bytes"), 12'025'908'428);
   EXPECT_EQ(object.at("host_bytes"), 0);
   const Outcome none = run(
-      "max resnet:6-32-N-6 --what depth --batch 16 --lowering paper --device k40c --memory 1GiB --policy caffe --json -");
+      "max resnet:6-32-N-6 --what depth --batch 16 --layer-model paper --device k40c --memory 1GiB --policy caffe --json -");
   EXPECT_EQ(none.code, 3);
   EXPECT_EQ(none.lines().at(0).at("depth"), 0);
   EXPECT_EQ(none.lines().at(0).at("limited_by"), "memory");

@@ -310,7 +310,7 @@ TEST_F(Trained, AccumulatesGradientsOverBatches) {
   const Outcome not_there = run("eval --accumulate 2 --checkpoint " + path("c.safetensors"));
   EXPECT_EQ(not_there.code, 2);
   EXPECT_THAT(not_there.err, HasSubstr("--accumulate"));
-  const Outcome paper = run("plan alexnet --lowering paper --device k40c --accumulate 2");
+  const Outcome paper = run("plan alexnet --layer-model paper --device k40c --accumulate 2");
   EXPECT_EQ(paper.code, 2);
   EXPECT_THAT(paper.err, HasSubstr("--accumulate: the papers' layer model knows no accumulation"));
 }

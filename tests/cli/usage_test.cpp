@@ -125,7 +125,7 @@ TEST_F(Cli, MessagesSayWhatHappenedAndWhatToDo) {
       {"train --resume " + long_text, "xxx"},
       {"plan mlp --policy " + long_text, "unknown policy 'xxx"},
       {"plan mlp --costs measured --device k40c", "--costs measured: device 'k40c' is simulated"},
-      {"plan mlp --costs measured --lowering paper", "--costs measured: the papers' layer model"},
+      {"plan mlp --costs measured --layer-model paper", "--costs measured: the papers' layer model"},
   };
   for (const auto& [arguments, expected] : cases) {
     const Outcome outcome = run(arguments);
@@ -173,7 +173,7 @@ TEST_F(Cli, UsageErrorsComeBeforeAnyProbing) {
        "--host-memory: '3' without a unit is 3 bytes, too little for any tensor; say 3GiB or"},
       {"plan mlp --memory 12", "--memory: '12' without a unit is 12 bytes"},
       {"train mlp --spill " + folder_.string() + ":3", "is no room at all; give a number and a unit"},
-      {"plan mlp --lowering papr", "unknown --lowering 'papr'; did you mean 'paper'?"},
+      {"plan mlp --layer-model papr", "unknown --layer-model 'papr'; did you mean 'paper'?"},
       {"plan mlp --memory 1GiBB", "--memory"},
       {"plan mlp --optimizer sdg", "did you mean 'sgd'?"},
       {"plan mlp --workspace x", "--workspace"},
@@ -184,7 +184,7 @@ TEST_F(Cli, UsageErrorsComeBeforeAnyProbing) {
       {"profile mlp --batch-sizes som", "--batch-sizes"},
       {"profile mlp --import " + path("absent"), "absent: cannot open for reading"},
       {"compare mlp --run --device k40c", "--run: device 'k40c' is simulated"},
-      {"compare mlp --run --lowering paper", "--run: the papers' layer model is planned"},
+      {"compare mlp --run --layer-model paper", "--run: the papers' layer model is planned"},
       {"compare mlp --host-memory x", "--host-memory"},
       {"heaps mlp --device k40c", "device 'k40c' is simulated"},
       {"heaps mlp --memory x", "--memory"},
