@@ -49,7 +49,7 @@ class MemoryCheck {
   void remember();  // after begin()
   void fill_dying(StepIndex step);
   void fill_dying(const Range& bytes);  // some of a step's
-  void arriving(int32_t move);  // a copy in begins: its bytes change at any time
+  void arriving(int32_t move);          // a copy in begins: its bytes change at any time
   void arrived(int32_t move);
   void expect_others_unchanged(StepIndex step);
 
