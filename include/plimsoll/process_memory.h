@@ -21,6 +21,9 @@ namespace plimsoll {
 // What --memory counts.
 enum class MemoryIs : uint8_t { arena, process };
 
+// For buffers while kernels are timed, where --memory is of the arena and smaller.
+inline constexpr Bytes kMeasuringRoom = 64_MiB;
+
 struct ProcessMemory {
   Bytes program;   // its code, its libraries, and what they hold whatever is run
   Bytes kernels;   // code that oneDNN generates, its books, and matrices that it packs while it runs

@@ -112,7 +112,7 @@ std::variant<Program, Infeasible> within_process(std::variant<Program, Infeasibl
 // Adds what is known of the process to a plan's object.
 void add_process(nlohmann::json& object, const ProcessMemory& process, const Plan& plan, bool stated);
 // A line of a plan's text.
-std::string process_text(const ProcessMemory& process, const Plan& plan);
+std::string process_text(const ProcessMemory& process, const Plan& plan, bool stated);
 
 // Writes JSON lines to the file that --json names, or to standard output for "-". Does nothing without the flag.
 class JsonLines {

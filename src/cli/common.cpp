@@ -340,13 +340,17 @@ void add_process(nlohmann::json& object, const ProcessMemory& process, const Pla
   object["before_first_step_bytes"] = memory.before().count;
 }
 
-std::string process_text(const ProcessMemory& process, const Plan& plan) {
+std::string process_text(const ProcessMemory& process, const Plan& plan, bool stated) {
   const ProcessMemory memory = with_plan(process, plan);
-  return fmt::format("  {:<10} at most {}: beside the arena {}{}\n", "process", to_string(memory.with(plan.arena)),
-                     to_text(memory),
-                     memory.before() > plan.arena + memory.beside()
-                         ? fmt::format("; before the first step {}", to_string(memory.before()))
-                         : "");
+  std::string text = fmt::format("  {:<10} at most {}: beside the arena {}", "process",
+                                 to_string(memory.with(plan.arena)), to_text(memory));
+  if (memory.before() > plan.arena + memory.beside())
+    text += fmt::format("; before the first step {}", to_string(memory.before()));
+  if (plan.budget.count != INT64_MAX && plan.budget > plan.arena) {
+    text += fmt::format("; where kernels must be timed first, up to {} for that",
+                        to_string(memory.with(stated ? plan.budget : std::max(plan.budget, kMeasuringRoom))));
+  }
+  return text + "\n";
 }
 
 TierOptions CommonFlags::tiers() const {

@@ -163,7 +163,7 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
   say(out, plan_text(program, input.batch) +
                fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum),
                            to_string(flags.means_process() ? process.with(program.lower_bound) : program.lower_bound)) +
-               (runs_here ? process_text(process, program.plan) : "") + reason_text(reason));
+               (runs_here ? process_text(process, program.plan, flags.means_process()) : "") + reason_text(reason));
   json object = plan_json(program, minimum, reason);
   if (runs_here) add_process(object, process, program.plan, flags.means_process());
   if (flags.explain.empty()) {

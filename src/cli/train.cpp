@@ -435,7 +435,9 @@ class Narrator {
     progress_.finish();
     say(out_, fmt::format("{} on {}, batch {}, device {}", options_.model, data, options_.batch, options_.device));
     say(out_, plan_text(program, options_.batch) +
-                  (shares_cores(options_.device) ? process_text(process, program.plan) : ""));
+                  (shares_cores(options_.device)
+                       ? process_text(process, program.plan, options_.memory_is == MemoryIs::process)
+                       : ""));
     memory_text_ = to_string(program.plan->arena);
     json event = plan_json(program, {});
     if (shares_cores(options_.device))

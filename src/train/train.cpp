@@ -31,7 +31,6 @@ namespace {
 
 constexpr int64_t kStepsToCorrect = 5;  // fewer tell too little about the usual step
 constexpr double kPredictionTolerance = 0.1;
-constexpr Bytes kMeasuringRoom = 64_MiB;  // at least, for buffers while kernels are measured
 
 bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
