@@ -215,10 +215,9 @@ TEST_F(Cli, ThreadsThatCannotBeStartedAreAClearFailure) {
   }
   std::string limited = "prlimit --nproc=4 " PLIMSOLL_BINARY_DIR "/plimsoll ";
   if (::geteuid() == 0) {  // whom no limit on processes holds
-    if (std::system("setpriv --reuid 65534 --regid 65534 --clear-groups " PLIMSOLL_BINARY_DIR
-                    "/plimsoll --version > /dev/null 2>&1") != 0)
-      GTEST_SKIP() << "there is no setpriv, or nobody may not run the program";
     limited = "setpriv --reuid 65534 --regid 65534 --clear-groups " + limited;
+    if (std::system((limited + "--version > /dev/null 2>&1").c_str()) != 0)
+      GTEST_SKIP() << "there is no setpriv, or nobody may not run the program";
   }
   const int status =
       std::system((limited + "train mlp --steps 1 --threads 40 > " + path("out") + " 2> " + path("err")).c_str());
