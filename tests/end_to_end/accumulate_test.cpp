@@ -11,6 +11,7 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/train.h"
 #include "tests/support/error_text.h"
+#include "tests/support/short_training.h"
 #include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
@@ -20,21 +21,11 @@ using testing::error_text;
 using ::testing::HasSubstr;
 
 TrainOptions small_run(const std::string& model, int64_t batch, int64_t accumulate) {
-  TrainOptions options{
-      .model = model, .data = "digits", .batch = batch, .memory = 512_MiB, .policy = "auto", .steps = 10};
-  options.schedule.lr = 0.05;
+  TrainOptions options = testing::short_training(model);
+  options.batch = batch;
+  options.steps = 10;
   options.optimizer.accumulate = accumulate;
-  options.threads = 1;  // a busy machine makes spinning teams of threads many times slower
-  options.costs = "estimated";
-  options.exact = true;
-  options.evaluate_every = 0;
   return options;
-}
-
-DoneEvent run(const TrainOptions& options, const TrainListener& listener = {}) {
-  auto result = train(options, listener);
-  if (auto* infeasible = std::get_if<Infeasible>(&result)) throw Error(ErrorCode::infeasible, to_text(*infeasible));
-  return std::get<DoneEvent>(result);
 }
 
 std::map<std::string, std::vector<float>> parameters(const std::filesystem::path& file) {
@@ -69,12 +60,13 @@ TEST(AccumulatedTraining, FourBatchesOf8AreABatchOf32) {
         TrainOptions options = small_run(model, which == 0 ? 32 : 8, which == 0 ? 1 : 4);
         options.optimizer.clip_grad_norm = clip;
         options.checkpoint = folder.path() / "c.safetensors";
-        const DoneEvent done = run(options, {.step = [&](const StepEvent& e) { losses[which].push_back(e.loss); }});
+        const DoneEvent done =
+            testing::run_training(options, {.step = [&](const StepEvent& e) { losses[which].push_back(e.loss); }});
         EXPECT_EQ(done.step, 10);
         weights[which] = parameters(*options.checkpoint);
         options.steps = 1;
         options.schedule.lr = 1e-30;
-        run(options);
+        testing::run_training(options);
         drawn = parameters(*options.checkpoint);
       }
       ASSERT_EQ(losses[0].size(), 10U);
@@ -94,13 +86,14 @@ TEST(AccumulatedTraining, TheLastStepOfAnEpochTakesTheBatchesThatAreLeft) {
   options.epochs = 2;
   std::vector<int64_t> steps_of_epochs;
   int64_t asked = 0, total = 0;
-  const DoneEvent done = run(options, {.step = [&](const StepEvent& e) { total = e.total_steps; },
-                                       .epoch = [&](const EpochEvent& e) { steps_of_epochs.push_back(e.step); },
-                                       .stop =
-                                           [&] {
-                                             ++asked;
-                                             return false;
-                                           }});
+  const DoneEvent done =
+      testing::run_training(options, {.step = [&](const StepEvent& e) { total = e.total_steps; },
+                                      .epoch = [&](const EpochEvent& e) { steps_of_epochs.push_back(e.step); },
+                                      .stop =
+                                          [&] {
+                                            ++asked;
+                                            return false;
+                                          }});
   EXPECT_EQ(total, 46);
   EXPECT_EQ(steps_of_epochs, (std::vector<int64_t>{23, 46}));
   EXPECT_EQ(done.step, 46);
@@ -113,23 +106,23 @@ TEST(AccumulatedTraining, ResumesBitForBitFromAnyBatch) {
   TrainOptions options = small_run("resnet20", 16, 4);  // batch norm, whose statistics advance with every batch
   options.steps = 30;                                   // more than an epoch of 23
   options.optimizer.clip_grad_norm = 1;
-  const std::string whole = run(options).weights_sha256;
+  const std::string whole = testing::run_training(options).weights_sha256;
   for (const int64_t batches : {2, 4, 90, 91}) {
     SCOPED_TRACE(batches);
     TrainOptions first = options;
     first.checkpoint = folder.path() / "c.safetensors";
     int64_t seen = 0;
-    EXPECT_TRUE(run(first, {.stop = [&] { return ++seen == batches; }}).interrupted);
+    EXPECT_TRUE(testing::run_training(first, {.stop = [&] { return ++seen == batches; }}).interrupted);
     const TrainingState saved = Checkpoint(*first.checkpoint).state();
     EXPECT_EQ(saved.step, batches < 89 ? batches / 4 : 23 + (batches - 89) / 4);
     TrainOptions second = first;
     second.resume = second.checkpoint;
-    EXPECT_EQ(run(second).weights_sha256, whole);
+    EXPECT_EQ(testing::run_training(second).weights_sha256, whole);
   }
   TrainOptions other = options;
   other.resume = folder.path() / "c.safetensors";
   other.optimizer.accumulate = 2;
-  EXPECT_THAT(error_text(ErrorCode::invalid_input, [&] { run(other); }),
+  EXPECT_THAT(error_text(ErrorCode::invalid_input, [&] { testing::run_training(other); }),
               HasSubstr("was saved with --accumulate 4, but 2 is asked for now"));
 }
 
@@ -141,7 +134,7 @@ TEST(AccumulatedTraining, GivesTheSameWeightsInAnyMemory) {
     options.optimizer.name = optimizer;
     options.optimizer.freeze = {"conv1.*"};
     options.optimizer.clip_grad_norm = 0.5;
-    const DoneEvent free = run(options);
+    const DoneEvent free = testing::run_training(options);
     TrainOptions small = options;
     small.memory = 64_KiB;
     const auto refused = train(small);
@@ -149,7 +142,7 @@ TEST(AccumulatedTraining, GivesTheSameWeightsInAnyMemory) {
     for (const Bytes memory : {least, Bytes{(least.count + free.peak.count) / 2}}) {
       small.memory = memory;
       small.check_memory = true;
-      EXPECT_EQ(run(small).weights_sha256, free.weights_sha256) << to_string(memory);
+      EXPECT_EQ(testing::run_training(small).weights_sha256, free.weights_sha256) << to_string(memory);
     }
     // Behind the arena: sums of gradients lie there between the batches, as other states do.
     small.host_memory = 64_MiB;
@@ -159,10 +152,11 @@ TEST(AccumulatedTraining, GivesTheSameWeightsInAnyMemory) {
     small.memory = std::get<Infeasible>(refused_with_host).minimum;
     EXPECT_LT(*small.memory, least);
     size_t sums = 0;
-    const DoneEvent done = run(small, {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) {
-                                 for (const Home& home : p.plan->homes)
-                                   sums += p.network.graph.tensor(home.tensor).name.ends_with(".gradient_sum") ? 1 : 0;
-                               }});
+    const DoneEvent done =
+        testing::run_training(small, {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) {
+                                for (const Home& home : p.plan->homes)
+                                  sums += p.network.graph.tensor(home.tensor).name.ends_with(".gradient_sum") ? 1 : 0;
+                              }});
     EXPECT_GT(sums, 0U);
     EXPECT_EQ(done.weights_sha256, free.weights_sha256);
   }

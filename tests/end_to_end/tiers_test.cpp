@@ -15,13 +15,14 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/train.h"
+#include "tests/support/short_training.h"
 
 namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 class Folder {
  public:
@@ -62,21 +63,15 @@ TrainOptions tight_run(const Folder& folder, bool disk) {
   return options;
 }
 
-DoneEvent run(const TrainOptions& options, const TrainListener& listener = {}) {
-  auto result = train(options, listener);
-  if (auto* infeasible = std::get_if<Infeasible>(&result)) throw Error(ErrorCode::infeasible, to_text(*infeasible));
-  return std::get<DoneEvent>(result);
-}
-
 TEST(Tiers, GiveTheSameWeightsInLessMemoryThanWeightsAndMomentumNeed) {
   const Folder folder;
-  const DoneEvent plain = run(small_run());
+  const DoneEvent plain = testing::run_training(small_run());
   for (const bool disk : {false, true}) {
     for (const bool check_memory : {false, true}) {
       TrainOptions options = tight_run(folder, disk);
       options.check_memory = check_memory;
       size_t homes = 0, copies = 0;
-      const DoneEvent done = run(
+      const DoneEvent done = testing::run_training(
           options,
           {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) { homes = p.plan->homes.size(); },
            .recorded = [&](const Program&, std::span<const StepRecord>,
@@ -95,21 +90,21 @@ TEST(Tiers, HoldTheSameCheckpointAndGoOnFromIt) {
   const Folder folder;
   TrainOptions options = small_run();
   options.steps = 20;
-  const std::string whole = run(options).weights_sha256;
+  const std::string whole = testing::run_training(options).weights_sha256;
   TrainOptions half = tight_run(folder, true);
   half.checkpoint = folder / "half.safetensors";
-  run(half);
+  testing::run_training(half);
   TrainOptions rest = tight_run(folder, false);
   rest.steps = 20;
   rest.resume = folder / "half.safetensors";
-  EXPECT_EQ(run(rest).weights_sha256, whole);
+  EXPECT_EQ(testing::run_training(rest).weights_sha256, whole);
 }
 
 TEST(Tiers, AFailureOnTheWayEndsTheTrainingAndLeavesTheLastCheckpointGood) {
   const Folder folder;
   TrainOptions options = small_run();
   options.steps = 20;
-  const std::string whole = run(options).weights_sha256;
+  const std::string whole = testing::run_training(options).weights_sha256;
   for (const TierOperation operation : {TierOperation::write, TierOperation::read, TierOperation::corrupt}) {
     TrainOptions failing = tight_run(folder, true);
     failing.steps = 20;
@@ -118,9 +113,9 @@ TEST(Tiers, AFailureOnTheWayEndsTheTrainingAndLeavesTheLastCheckpointGood) {
     std::optional<TierFault> fault;
     std::string message;
     try {
-      run(failing, {.step = [&](const StepEvent& e) {
-            if (e.step == 8) fault.emplace(operation, 40, EIO);
-          }});
+      testing::run_training(failing, {.step = [&](const StepEvent& e) {
+                              if (e.step == 8) fault.emplace(operation, 40, EIO);
+                            }});
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::device_failure);
       message = error.what();
@@ -135,13 +130,13 @@ TEST(Tiers, AFailureOnTheWayEndsTheTrainingAndLeavesTheLastCheckpointGood) {
     TrainOptions rest = tight_run(folder, true);
     rest.steps = 20;
     rest.resume = folder / "last.safetensors";
-    EXPECT_EQ(run(rest).weights_sha256, whole);
+    EXPECT_EQ(testing::run_training(rest).weights_sha256, whole);
   }
 }
 
 // Every kind of call to memory, oneDNN, tiers and threads: the first ones one by one, then in longer and longer
 // strides.
-class FailingTraining : public testing::Test {
+class FailingTraining : public ::testing::Test {
  protected:
   FailingTraining() {
     ::setenv("PLIMSOLL_CACHE", (folder_ / "cache").c_str(), 1);
@@ -164,10 +159,10 @@ class FailingTraining : public testing::Test {
     std::string message, weights;
     if (!planned) begin();
     try {
-      weights = run(options, {.planned =
-                                  [&](const Program&, const std::string&, const ProcessMemory&) {
-                                    if (planned) begin();
-                                  }})
+      weights = testing::run_training(options, {.planned =
+                                                    [&](const Program&, const std::string&, const ProcessMemory&) {
+                                                      if (planned) begin();
+                                                    }})
                     .weights_sha256;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::device_failure) << error.what();
@@ -176,13 +171,13 @@ class FailingTraining : public testing::Test {
     const bool failed = struck();
     EXPECT_EQ(failed, !message.empty());
     EXPECT_TRUE(fs::is_empty(folder_.spill()));
-    if (whole_.empty()) whole_ = run(this->options()).weights_sha256;
+    if (whole_.empty()) whole_ = testing::run_training(this->options()).weights_sha256;
     if (!failed) {
       EXPECT_EQ(weights, whole_);
     } else if (fs::exists(*options.checkpoint)) {
       TrainOptions rest = options;
       rest.resume = rest.checkpoint;
-      EXPECT_EQ(run(rest).weights_sha256, whole_);
+      EXPECT_EQ(testing::run_training(rest).weights_sha256, whole_);
     }
     return failed;
   }
@@ -191,7 +186,7 @@ class FailingTraining : public testing::Test {
   std::string whole_;
 };
 
-class WhicheverCallFails : public FailingTraining, public testing::WithParamInterface<TierOperation> {};
+class WhicheverCallFails : public FailingTraining, public ::testing::WithParamInterface<TierOperation> {};
 TEST_P(WhicheverCallFails, TheTrainingSaysSoAndItsCheckpointIsGood) {
   for (const bool planned : {false, true}) {
     std::optional<TierFault> fault;
@@ -212,10 +207,10 @@ TEST_P(WhicheverCallFails, TheTrainingSaysSoAndItsCheckpointIsGood) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, WhicheverCallFails,
-                         testing::Values(TierOperation::arena, TierOperation::map, TierOperation::open,
-                                         TierOperation::allocate, TierOperation::buffers, TierOperation::thread,
-                                         TierOperation::write, TierOperation::read, TierOperation::wait,
-                                         TierOperation::short_read, TierOperation::corrupt),
+                         ::testing::Values(TierOperation::arena, TierOperation::map, TierOperation::open,
+                                           TierOperation::allocate, TierOperation::buffers, TierOperation::thread,
+                                           TierOperation::write, TierOperation::read, TierOperation::wait,
+                                           TierOperation::short_read, TierOperation::corrupt),
                          [](const auto& info) { return fmt::format("kind{}", static_cast<int>(info.param)); });
 
 TEST_F(FailingTraining, WhicheverCallOfOneDnnFailsSaysSoAndLeavesItsCheckpointGood) {

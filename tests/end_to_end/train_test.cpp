@@ -10,6 +10,7 @@
 
 #include "base/files.h"
 #include "plimsoll/checkpoint.h"
+#include "tests/support/short_training.h"
 
 namespace plimsoll {
 namespace {
@@ -17,20 +18,11 @@ namespace {
 namespace fs = std::filesystem;
 
 TrainOptions small_run(const std::string& model = "resnet20") {
-  TrainOptions options{
-      .model = model, .data = "digits", .batch = 16, .memory = 512_MiB, .policy = "liveness", .steps = 20};
-  options.schedule.lr = 0.05;
-  options.threads = 1;  // a busy machine makes spinning teams of threads many times slower
-  options.costs = "estimated";
-  options.exact = true;
-  options.evaluate_every = 0;
+  TrainOptions options = testing::short_training(model);
+  options.batch = 16;
+  options.policy = "liveness";
+  options.steps = 20;
   return options;
-}
-
-DoneEvent run(const TrainOptions& options, const TrainListener& listener = {}) {
-  auto result = train(options, listener);
-  if (auto* infeasible = std::get_if<Infeasible>(&result)) throw Error(ErrorCode::infeasible, to_text(*infeasible));
-  return std::get<DoneEvent>(result);
 }
 
 class Folder {
@@ -47,22 +39,22 @@ class Folder {
 
 TEST(Train, GivesTheSameWeightsWhateverThePolicyAndTheRun) {
   TrainOptions options = small_run();
-  const std::string liveness = run(options).weights_sha256;
-  EXPECT_EQ(run(options).weights_sha256, liveness);
+  const std::string liveness = testing::run_training(options).weights_sha256;
+  EXPECT_EQ(testing::run_training(options).weights_sha256, liveness);
   options.policy = "baseline";
-  EXPECT_EQ(run(options).weights_sha256, liveness);
+  EXPECT_EQ(testing::run_training(options).weights_sha256, liveness);
   options.policy = "auto";
   options.placement = "first_fit";
-  EXPECT_EQ(run(options).weights_sha256, liveness);
+  EXPECT_EQ(testing::run_training(options).weights_sha256, liveness);
 }
 
 TEST(Train, ReadsNothingThatThePlanCallsDead) {
   for (const char* model : {"resnet20", "lenet", "mlp"}) {
     TrainOptions options = small_run(model);
     options.steps = 5;
-    const std::string plain = run(options).weights_sha256;
+    const std::string plain = testing::run_training(options).weights_sha256;
     options.check_memory = true;
-    EXPECT_EQ(run(options).weights_sha256, plain) << model;
+    EXPECT_EQ(testing::run_training(options).weights_sha256, plain) << model;
   }
 }
 
@@ -73,9 +65,10 @@ TEST(Train, PeaksAtTheByteThatWasPredicted) {
     options.policy = policy;
     options.steps = 2;
     Bytes predicted;
-    const DoneEvent done = run(options, {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) {
-                                 predicted = p.plan->predicted.peak;
-                               }});
+    const DoneEvent done =
+        testing::run_training(options, {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) {
+                                predicted = p.plan->predicted.peak;
+                              }});
     if (policy == std::string_view("baseline")) {
       EXPECT_LT(done.peak, predicted);
     } else {
@@ -88,15 +81,15 @@ TEST(Train, ResumesBitForBitFromTheMiddleOfAnEpoch) {
   const Folder folder;
   TrainOptions options = small_run();
   options.steps = 120;  // more than an epoch of 89 steps
-  const std::string whole = run(options).weights_sha256;
+  const std::string whole = testing::run_training(options).weights_sha256;
 
   options.checkpoint = folder / "half.safetensors";
   int64_t seen = 0;
-  const DoneEvent first =
-      run(options, {.step = [&](const StepEvent& e) { seen = e.step; }, .stop = [&] { return seen == 97; }});
+  const DoneEvent first = testing::run_training(
+      options, {.step = [&](const StepEvent& e) { seen = e.step; }, .stop = [&] { return seen == 97; }});
   EXPECT_TRUE(first.interrupted);
   options.resume = options.checkpoint;
-  const DoneEvent second = run(options);
+  const DoneEvent second = testing::run_training(options);
   EXPECT_EQ(first.steps + second.steps, 120);
   EXPECT_EQ(second.weights_sha256, whole);
   EXPECT_EQ(Checkpoint(*options.checkpoint).state().weights_sha256, whole);
@@ -113,7 +106,7 @@ TEST(Train, GoesOnWhenASaveFailsAndSaysSo) {
     if (text.starts_with(options.checkpoint->string())) notices.push_back(text);
   }};
   const FileFault fault(FileOperation::write, 1, ENOSPC);
-  const DoneEvent done = run(options, listener);
+  const DoneEvent done = testing::run_training(options, listener);
   EXPECT_TRUE(fault.struck());
   ASSERT_EQ(notices.size(), 2U);
   EXPECT_EQ(notices[1], options.checkpoint->string() + ": saved again, at step 4");
@@ -133,7 +126,7 @@ TEST(Train, FailsWhenTheLastSaveFailsAndKeepsTheOneBefore) {
   options.checkpoint_every = 2;
   const FileFault fault(FileOperation::rename, 2, ENOSPC);
   try {
-    run(options);
+    testing::run_training(options);
     ADD_FAILURE() << "nothing failed";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::device_failure);
@@ -152,7 +145,7 @@ TEST(Train, SavesWhatWasReachedWhenTheListenerThrows) {
   const TrainListener listener{.step = [](const StepEvent& e) {
     if (e.step == 3) throw std::runtime_error("the output is gone");
   }};
-  EXPECT_THROW(run(options, listener), std::runtime_error);
+  EXPECT_THROW(testing::run_training(options, listener), std::runtime_error);
   EXPECT_EQ(Checkpoint(*options.checkpoint).state().step, 3);
 }
 
@@ -162,7 +155,7 @@ TEST(Train, LearnsTheDigits) {
   options.steps = 0;
   options.epochs = 6;
   options.evaluate_every = 6;
-  const DoneEvent done = run(options);
+  const DoneEvent done = testing::run_training(options);
   ASSERT_TRUE(done.accuracy.has_value());
   EXPECT_GT(*done.accuracy, 0.93);
 }
@@ -175,7 +168,7 @@ TEST(Train, SaysTheLeastMemoryThatWouldDoAndItDoes) {
   ASSERT_TRUE(std::holds_alternative<Infeasible>(result));
   const Bytes least = std::get<Infeasible>(result).minimum;
   options.memory = least;
-  EXPECT_LE(run(options).peak, least);
+  EXPECT_LE(testing::run_training(options).peak, least);
   options.memory = least - 1_B;
   EXPECT_TRUE(std::holds_alternative<Infeasible>(train(options)));
 }
