@@ -16,6 +16,15 @@ namespace plimsoll {
 
 inline constexpr int64_t kMostAccumulated = int64_t{1} << 20;  // batches of one update
 
+// Parameters that are updated by settings of their own: one of PyTorch's parameter groups.
+struct ParameterGroup {
+  std::vector<std::string> parameters;  // by name
+  double momentum = 0.9;
+  bool nesterov = false;
+  double weight_decay = 0;
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+};
+
 struct OptimizerOptions {
   std::string name = "sgd";  // sgd, adam, adamw
   double momentum = 0.9;     // sgd
@@ -32,6 +41,9 @@ struct OptimizerOptions {
   // (BatchNorm takes its statistics of each batch alone.) Every parameter gets a sum of gradients beside its optimizer's
   // states. The graph is the same for any number above 1.
   int64_t accumulate = 1;
+  // Where there are some: every parameter that is trained belongs to one of them, whose settings stand for those above. Group
+  // number i > 0 has its learning rate from the input "learning_rate.i".
+  std::vector<ParameterGroup> groups;
 };
 
 // A loss and the parameters that it trains. A classifier has one objective; a GAN has two.
@@ -69,8 +81,11 @@ std::vector<TensorId> append_backward(Graph& graph, std::span<const Seed> seeds,
 void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,
                    TensorId learning_rate, TensorId step_number, TensorId scale = {});
 
+// The name of the input that a group's learning rate comes from: "learning_rate", "learning_rate.1", ...
+std::string learning_rate_name(size_t group);
+
 // The whole training step: the forward pass, the backward pass of every objective, an update of every parameter. Adds
-// the inputs "learning_rate" (f32 scalar) and "step_number" (i64 scalar, from 0) where they are not there yet. Throws
+// the inputs "learning_rate" (f32 scalar; one a group, see OptimizerOptions::groups) and "step_number" (i64 scalar, from 0) where they are not there yet. Throws
 // Error(invalid_input) where a pattern of `freeze` has no parameter, or nothing is left to train.
 //
 // Where gradients are accumulated, a step is one batch, and these inputs say what it is to the update:

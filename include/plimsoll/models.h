@@ -32,9 +32,14 @@ struct ModelInput {
       true;  // false: evaluation. Dropout does nothing, batch norm uses its running statistics, no state changes
 };
 
-// `name` may carry options: "resnet50", "resnet:6-32-788-6", "densenet:depth=40,growth=40". Throws Error(invalid_input)
+// `name` may carry options: "resnet50", "resnet:6-32-788-6", "densenet:depth=40,growth=40". "graph:FILE" is the network of
+// a file (network_file.h). Throws Error(invalid_input)
 // with the nearest known name, or with the option that is wrong, or when the input is too small for the network.
 Network build_model(std::string_view name, const ModelInput& input);
+
+// How it is usually fed: a file's network as it was exported. Fields are 0, but for the batch, where there is no such
+// network.
+ModelInput usual_input(std::string_view name);
 
 struct ModelListing {
   std::string name;

@@ -83,10 +83,16 @@ class TrainingStep {
   // another size.
   void feed(const Batch& batch);
   void feed(std::span<const float> data, std::span<const int32_t> labels = {});
+  // The same for one input by its name, as row-major elements of its type. Throws Error(invalid_input) with the nearest name.
+  void feed(std::string_view input, std::span<const std::byte> elements);
+  // What the last run left in an output, by its name.
+  StateTensor output(std::string_view name) const;
   // Runs the step on what it was fed with; returns its seconds. Throws as Executor::run_step does. Where gradients are
   // accumulated (OptimizerOptions::accumulate) it runs one batch of the step, and updates with the last: number `batches`
   // since the last update, or as many as the options say.
   double run(double learning_rate, int64_t batches = 0);
+  // The same with a rate for each of the optimizer's groups (OptimizerOptions::groups).
+  double run(std::span<const double> learning_rates, int64_t batches = 0);
   int64_t accumulated() const { return accumulated_; }  // batches since the last update
   double loss() const;                                  // of the last batch: its mean, all objectives together
   std::optional<double> correct() const;        // samples that were right; nothing where the network does not classify
@@ -115,6 +121,7 @@ class TrainingStep {
 
  private:
   size_t find_state(std::string_view name) const;
+  TensorId find_tensor(std::span<const TensorId> among, std::string_view what, std::string_view name) const;
   template <class Byte, class Action>
   void for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, const Action& action) const;
   void read_state(size_t i, Bytes offset, std::span<std::byte> into) const;
@@ -126,7 +133,9 @@ class TrainingStep {
   const ExecuteOptions options_;
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
-  TensorId learning_rate_, step_number_, seed_tensor_;
+  std::vector<TensorId> learning_rates_;  // by group
+  std::vector<double> rates_;             // one for all
+  TensorId step_number_, seed_tensor_;
   TensorId count_tensor_, scale_, update_number_;  // where gradients are accumulated
   std::vector<WholeState> wholes_;
   std::vector<CheckpointTensor> states_;  // of wholes_

@@ -128,12 +128,32 @@ TensorId append_norm(Graph& graph, const ReadyUpdate& ready) {
 
 // What the updates of a step share.
 struct UpdateInputs {
-  TensorId learning_rate, step_number;
+  std::vector<TensorId> learning_rates;    // by group
+  std::vector<OptimizerOptions> groups;    // the settings of each
+  std::map<std::string, size_t> group_of;  // by parameter; where there are several
+  TensorId step_number;
   TensorId accumulated, scale;  // where gradients are summed over batches; else invalid
 };
 
 UpdateInputs update_inputs(Graph& graph, const OptimizerOptions& options) {
-  UpdateInputs inputs{.learning_rate = hyperparameter(graph, "learning_rate", DType::f32)};
+  UpdateInputs inputs;
+  if (options.groups.empty()) inputs.groups.push_back(options);
+  for (const ParameterGroup& group : options.groups) {
+    OptimizerOptions& settings = inputs.groups.emplace_back(options);
+    settings.momentum = group.momentum;
+    settings.nesterov = group.nesterov;
+    settings.weight_decay = group.weight_decay;
+    settings.beta1 = group.beta1;
+    settings.beta2 = group.beta2;
+    settings.epsilon = group.epsilon;
+    check(settings);
+    for (const std::string& name : group.parameters) {
+      if (inputs.group_of.emplace(name, inputs.groups.size() - 1).second) continue;
+      throw Error(ErrorCode::invalid_input, fmt::format("parameter '{}' belongs to two groups of the optimizer", name));
+    }
+  }
+  for (size_t i = 0; i < inputs.groups.size(); ++i)
+    inputs.learning_rates.push_back(hyperparameter(graph, learning_rate_name(i), DType::f32));
   const bool sums = options.accumulate > 1;
   if (options.name != "sgd")
     inputs.step_number = hyperparameter(graph, sums ? "update_number" : "step_number", DType::i64);
@@ -152,6 +172,24 @@ TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view su
   const TensorId id = graph.add_source(name, parameter.shape, parameter.dtype, Role::optimizer_state);
   graph.tensor(id).block = block;
   return id;
+}
+
+// By the settings of the parameter's group.
+void append_update_of_group(Graph& graph, const ReadyUpdate& ready, const UpdateInputs& inputs, TensorId scale) {
+  size_t group = 0;
+  if (!inputs.group_of.empty()) {
+    const Tensor& parameter = graph.tensor(ready.parameter);
+    const std::string& name = parameter.block.is_block() ? parameter.block.whole : parameter.name;
+    const auto place = inputs.group_of.find(name);
+    if (place == inputs.group_of.end()) {
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("parameter '{}' belongs to no group of the optimizer; add it to one, or freeze it", name));
+    }
+    group = place->second;
+  }
+  append_update(graph, ready.parameter, ready.gradient, inputs.groups[group], inputs.learning_rates[group],
+                inputs.step_number, scale);
 }
 
 // Adds the gradient to the parameter's sum. Returns the sum with it.
@@ -206,8 +244,7 @@ void append_clipped_updates(Network& network, std::vector<WaitingUpdates>& by_ob
     const TensorId norm = append_clip(graph, updates, norms, options.clip_grad_norm, name, scale);
     if (one) network.gradient_norm = norm;
     add_output(graph, norm);
-    for (const ReadyUpdate& ready : updates)
-      append_update(graph, ready.parameter, ready.gradient, options, inputs.learning_rate, inputs.step_number, scale);
+    for (const ReadyUpdate& ready : updates) append_update_of_group(graph, ready, inputs, scale);
   }
 }
 
@@ -240,6 +277,10 @@ void check(const OptimizerOptions& options) {
   }
   if (options.momentum == 0)
     throw Error(ErrorCode::invalid_input, "--nesterov needs a --momentum above 0; raise it, or leave --nesterov out");
+}
+
+std::string learning_rate_name(size_t group) {
+  return group == 0 ? "learning_rate" : fmt::format("learning_rate.{}", group);
 }
 
 void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,
@@ -321,8 +362,7 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
         if (!ready.gradient.valid()) continue;
         if (inputs.accumulated.valid()) ready.gradient = append_sum(graph, ready, inputs.accumulated);
         if (options.clip_grad_norm == 0) {
-          append_update(graph, parameter, ready.gradient, options, inputs.learning_rate, inputs.step_number,
-                        inputs.scale);
+          append_update_of_group(graph, ready, inputs, inputs.scale);
           continue;
         }
         waiting[owner].updates.push_back(ready);

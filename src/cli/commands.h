@@ -17,6 +17,7 @@
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
+#include "plimsoll/network_file.h"
 #include "plimsoll/process_memory.h"
 
 namespace plimsoll {

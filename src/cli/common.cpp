@@ -40,7 +40,19 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
                                        "Network, with options in its name: resnet50, resnet:6-32-788-6, "
                                        "densenet:depth=40,growth=40. `plimsoll models` lists them")
                            ->check(not_empty());
-  if (model_required) model_option->required();
+  command
+      .add_option_function<std::string>(
+          "--graph", [this](const std::string& file) { model = graph_name(file); },
+          "Network from a file instead of MODEL, as `plimsoll.export` of the Python package writes it; with --weights FILE "
+          "it is trained from those weights")
+      ->type_name("FILE")
+      ->check(not_empty())
+      ->excludes(model_option);
+  if (model_required) {
+    command.parse_complete_callback([this] {
+      if (model.empty()) throw CLI::RequiredError("MODEL (or --graph FILE)");
+    });
+  }
   command.add_option("-b,--batch,--batch-size", batch, "Images a step")->check(whole_number(1, 1 << 20));
   command
       .add_option("--memory", memory, "Bytes that a training step may use, parameters included: 512MiB, 1.5GiB, 800MB")

@@ -97,7 +97,7 @@ class Comparison {
       : flags_(flags),
         out_(flags.json),
         names_(policies_to_compare(flags)),
-        batch_(flags.batch > 0 ? flags.batch : 32),
+        batch_(flags.batch > 0 ? flags.batch : usual_input(flags.model).batch),
         network_(build_model(flags.model, planned_input(flags, batch_))),
         cores_(core_options(flags.device, flags.core_request(), flags.exact)),
         process_(stated_process(flags, network_, flags.data)),

@@ -33,7 +33,7 @@ namespace {
 using nlohmann::json;
 
 ModelInput input_of(const CommonFlags& flags) {
-  return {.batch = flags.batch > 0 ? flags.batch : 32,
+  return {.batch = flags.batch > 0 ? flags.batch : usual_input(flags.model).batch,
           .height = flags.image_size,
           .width = flags.image_size,
           .classes = flags.classes};

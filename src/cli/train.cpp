@@ -230,7 +230,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   TrainOptions options;
   const bool bare = flags.model.empty() && flags.resume.empty() && flags.plan.empty();
   options.model = flags.model.empty() ? std::string(kDefaultModel) : flags.model;
-  options.batch = flags.batch > 0 ? flags.batch : bare ? 64 : 32;
+  options.batch = flags.batch > 0 ? flags.batch : bare ? 64 : usual_input(options.model).batch;
   options.memory = flags.memory_bytes();
   options.memory_is = flags.means_process() ? MemoryIs::process : MemoryIs::arena;
   const TierOptions tiers = flags.tiers();

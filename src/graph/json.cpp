@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/json_reader.h"
+#include "graph/json_parts.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/ops.h"
 
@@ -15,23 +16,7 @@ using nlohmann::ordered_json;
 constexpr std::string_view kFormat = "plimsoll graph";
 constexpr int64_t kVersion = 1;
 
-constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::i32, DType::i64, DType::u8, DType::bit};
-constexpr Role kRoles[] = {Role::input,     Role::hyperparameter, Role::parameter, Role::optimizer_state,
-                           Role::statistic, Role::activation,     Role::gradient,  Role::output};
 constexpr Phase kPhases[] = {Phase::forward, Phase::backward, Phase::update};
-constexpr Initializer::Kind kKinds[] = {Initializer::Kind::constant, Initializer::Kind::normal,
-                                        Initializer::Kind::uniform};
-
-// The value of the list whose name stands there.
-template <class Value, size_t N>
-Value named(const JsonReader& r, const Value (&values)[N]) {
-  std::vector<std::string_view> names;
-  for (Value value : values) {
-    if (to_string(value) == r.text()) return value;
-    names.push_back(to_string(value));
-  }
-  r.expected(fmt::format("one of {}", fmt::join(names, ", ")));
-}
 
 ordered_json real_json(double value, std::string_view of) {
   if (!std::isfinite(value))
@@ -125,8 +110,8 @@ class GraphReader {
       t.shape.push_back(shape.item(i).integer(1, kMostElements / elements));
       elements *= t.shape.back();
     }
-    t.dtype = named(r.member("dtype"), kDTypes);
-    t.role = named(r.member("role"), kRoles);
+    t.dtype = read_dtype(r.member("dtype"));
+    t.role = read_role(r.member("role"));
     if (r.has("layout")) {
       const JsonReader layout = r.member("layout");
       t.layout.tag = layout.text();
@@ -136,11 +121,7 @@ class GraphReader {
         layout.fail(error.what());
       }
     }
-    if (r.has("init")) {
-      const JsonReader init = r.member("init");
-      init.only({"kind", "mean", "scale"});
-      t.init = {named(init.member("kind"), kKinds), init.member("mean").number(), init.member("scale").number()};
-    }
+    if (r.has("init")) t.init = read_initializer(r.member("init"));
     if (r.has("block")) {
       const JsonReader block = r.member("block");
       block.only({"whole", "first", "rows"});
@@ -161,7 +142,7 @@ class GraphReader {
     }
     op.name = r.member("name").text();
     op.layer = r.member("layer").text();
-    op.phase = named(r.member("phase"), kPhases);
+    op.phase = read_named(r.member("phase"), kPhases);
     if (r.has("forward")) {
       const JsonReader forward = r.member("forward");
       const auto it = op_ids_.find(forward.text());
@@ -176,28 +157,8 @@ class GraphReader {
       if (producer.valid()) outputs.item(i).fail(fmt::format("'{}' is made by two ops", outputs.item(i).text()));
       producer = id;
     }
-    if (r.has("attributes")) read_attributes(r.member("attributes"), op.attributes);
+    if (r.has("attributes")) op.attributes = read_attributes(r.member("attributes"));
     ops_.push_back(std::move(op));
-  }
-
-  static void read_attributes(const JsonReader& r, Attributes& to) {
-    if (!r.raw().is_object()) r.expected("an object");
-    for (const auto& [name, value] : r.raw().items()) {
-      const JsonReader item = r.member(name);
-      if (value.is_string()) {
-        to.set(name, item.text());
-      } else if (value.is_number_float()) {
-        to.set(name, item.number());
-      } else if (value.is_array()) {
-        std::vector<int64_t> list;
-        for (size_t i = 0; i < item.size(); ++i) list.push_back(item.item(i).integer());
-        to.set(name, std::move(list));
-      } else if (value.is_number_integer()) {
-        to.set(name, item.integer());
-      } else {
-        item.expected("an integer, a number, a text or a list of integers");
-      }
-    }
   }
 
   TensorId tensor_id(const JsonReader& r) const {

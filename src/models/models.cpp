@@ -11,6 +11,7 @@
 #include "base/names.h"
 #include "base/texts.h"
 #include "models/catalog.h"
+#include "models/network_file.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -232,6 +233,7 @@ ModelName parse_model_name(std::string_view name) {
 }
 
 Network build_model(std::string_view name, const ModelInput& input) {
+  if (const auto file = network_file_of(name)) return build_network_file(*file, input);
   ModelName parsed = parse_model_name(name);
   const Entry& entry = find_entry(parsed.kind);
   ModelRequest request{.name = std::string(name),
@@ -250,15 +252,23 @@ Network build_model(std::string_view name, const ModelInput& input) {
   }
 }
 
+ModelInput usual_input(std::string_view name) {
+  if (const auto file = network_file_of(name)) return read_network_info(*file).input;
+  const std::string_view kind = name.substr(0, name.find(':'));
+  for (const Entry& entry : entries()) {
+    if (entry.name == kind)
+      return {.channels = entry.channels, .height = entry.size, .width = entry.size, .classes = entry.classes};
+  }
+  return {};
+}
+
 std::vector<ModelListing> list_models() {
   std::vector<ModelListing> result;
   for (const Entry& entry : entries()) {
-    result.push_back(
-        {.name = std::string(entry.name),
-         .description = std::string(entry.description),
-         .options = fmt::format("{}", fmt::join(entry.options, ", ")),
-         .default_input = {
-             .channels = entry.channels, .height = entry.size, .width = entry.size, .classes = entry.classes}});
+    result.push_back({.name = std::string(entry.name),
+                      .description = std::string(entry.description),
+                      .options = fmt::format("{}", fmt::join(entry.options, ", ")),
+                      .default_input = usual_input(entry.name)});
   }
   return result;
 }

@@ -14,6 +14,7 @@
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
 #include "plimsoll/execute.h"
+#include "plimsoll/network_file.h"
 #include "plimsoll/verify.h"
 #include "train/core_tuner.h"
 #include "train/crowd_monitor.h"
@@ -349,6 +350,22 @@ void check_length(const TrainOptions& options, const DataInfo& data) {
                   warmup, per_epoch, steps, options.steps > 0 ? "steps" : "epochs"));
 }
 
+// A data set gives samples and their labels, and nothing else.
+void check_fed_by_data(const Network& network) {
+  const Graph& graph = network.graph;
+  for (TensorId id : graph.inputs) {
+    const Tensor& tensor = graph.tensor(id);
+    if (tensor.role != Role::input) continue;
+    if (id == network.data && tensor.dtype == DType::f32) continue;
+    if (id == network.labels && tensor.dtype == DType::i32) continue;
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("{} wants an input '{}' ({} {}), which no data set gives: those give images (f32) and a label "
+                    "of each (i32). `plan`, `compare` and `max` do without data; train it from Python",
+                    graph.name, tensor.name, to_string(tensor.shape), to_string(tensor.dtype)));
+  }
+}
+
 const TrainOptions& checked(const TrainOptions& options) {
   check_names(options);
   if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, options.memory.has_value());
@@ -390,6 +407,7 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
                           options_.exact)),
       process_(process_memory(network_, process_use(options_, *data_, cores_))) {
   check_length(options_, data_->info());
+  check_fed_by_data(network_);
   if (beginning_.checkpoint)
     check_place(beginning_.checkpoint->state(), data_->info().train_count / options_.batch, *options_.resume);
   if (weights_) {
@@ -521,7 +539,11 @@ Loader Training::make_loader(const TrainingPlace& place) const {
 
 std::optional<Evaluation> Training::make_evaluation(const Executor& executor) const {
   std::optional<Evaluation> evaluation;
-  if (options_.evaluate_every > 0 && data_->info().test_count > 0 && program_.network.labels.valid()) {
+  const bool asked = options_.evaluate_every > 0 && data_->info().test_count > 0 && program_.network.labels.valid();
+  const bool can = asked && has_evaluation(options_.model);
+  if (asked && !can)
+    notice_(fmt::format("{} was exported without its evaluation, so nothing is evaluated", options_.model));
+  if (can) {
     evaluation.emplace(
         options_.model, input_, program_, *session_.device, session_.costs, compile_,
         ExecuteOptions{.check_memory = options_.check_memory, .spill = session_.spill, .peer = session_.peer},

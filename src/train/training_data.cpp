@@ -15,14 +15,6 @@ constexpr Bytes kHostReserve = 512_MiB;
 
 }  // namespace
 
-ModelInput usual_input(std::string_view model) {
-  const std::string_view stem = model.substr(0, model.find(':'));
-  for (const ModelListing& listing : list_models()) {
-    if (listing.name == stem || listing.name == model) return listing.default_input;
-  }
-  return {};
-}
-
 // Images that have no size of their own come in the network's size.
 std::shared_ptr<const DataSet> open_training_data(const TrainOptions& options) {
   DataOptions wanted{

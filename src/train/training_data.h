@@ -20,9 +20,6 @@ ModelInput training_input(const TrainOptions& options, const DataInfo& data);
 SavedInput input_to_save(const DataInfo& data, int64_t classes);
 DataInfo data_info(const SavedInput& input);
 
-// What a network is usually fed with; nothing known: all 0.
-ModelInput usual_input(std::string_view model);
-
 // The arena where no --memory is given: what the machine has free, less a reserve and the host memory that is taken
 // beside it.
 Bytes default_budget(const Device& device, Bytes host_memory);

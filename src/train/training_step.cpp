@@ -65,7 +65,9 @@ TrainingStep::~TrainingStep() = default;
 
 void TrainingStep::find_tensors() {
   const Graph& graph = program_->network.graph;
-  learning_rate_ = graph.find_tensor("learning_rate");
+  learning_rates_.clear();
+  for (size_t i = 0; graph.find_tensor(learning_rate_name(i)).valid(); ++i)
+    learning_rates_.push_back(graph.find_tensor(learning_rate_name(i)));
   step_number_ = graph.find_tensor("step_number");
   seed_tensor_ = graph.find_tensor("seed");
   count_tensor_ = graph.find_tensor("accumulated");
@@ -99,11 +101,46 @@ void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> la
   if (network.labels.valid()) executor_->write(network.labels, std::as_bytes(labels));
 }
 
+void TrainingStep::feed(std::string_view input, std::span<const std::byte> elements) {
+  executor_->write(find_tensor(program_->network.graph.inputs, "input", input), elements);
+}
+
+StateTensor TrainingStep::output(std::string_view name) const {
+  const Graph& graph = program_->network.graph;
+  const TensorId id = find_tensor(graph.outputs, "output", name);
+  const Tensor& tensor = graph.tensor(id);
+  StateTensor result{.name = tensor.name, .shape = tensor.shape, .dtype = tensor.dtype};
+  result.elements.resize(storage_bytes(tensor.shape, tensor.dtype, {}).count);
+  executor_->read(id, result.elements);
+  return result;
+}
+
+TensorId TrainingStep::find_tensor(std::span<const TensorId> among, std::string_view what,
+                                   std::string_view name) const {
+  std::vector<std::string> names;
+  for (TensorId id : among) {
+    const Tensor& tensor = program_->network.graph.tensor(id);
+    if (tensor.name == name) return id;
+    names.push_back(tensor.name);
+  }
+  throw Error(ErrorCode::invalid_input, unknown_name(what, name, names));
+}
+
 double TrainingStep::run(double learning_rate, int64_t batches) {
+  rates_.assign(learning_rates_.size(), learning_rate);
+  return run(rates_, batches);
+}
+
+double TrainingStep::run(std::span<const double> learning_rates, int64_t batches) {
+  if (learning_rates.size() != learning_rates_.size()) {
+    throw Error(ErrorCode::invalid_input, fmt::format("{} learning rates were given, for {} groups of the optimizer",
+                                                      learning_rates.size(), learning_rates_.size()));
+  }
   const int64_t most = program_->network.accumulate;
   const int64_t wanted = batches > 0 ? batches : most;
   const bool updates = accumulated_ + 1 >= wanted;
-  write_scalar(*executor_, learning_rate_, static_cast<float>(learning_rate));
+  for (size_t i = 0; i < learning_rates.size(); ++i)
+    write_scalar(*executor_, learning_rates_[i], static_cast<float>(learning_rates[i]));
   write_scalar(*executor_, step_number_, number_ * most + accumulated_);  // no two batches draw alike
   write_scalar(*executor_, update_number_, number_);
   write_scalar(*executor_, count_tensor_, accumulated_);

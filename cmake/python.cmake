@@ -1,0 +1,9 @@
+# plimsoll._core, what the Python package holds: found by `pip install .`, which sets PLIMSOLL_PYTHON.
+find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS Development.SABIModule)
+find_package(nanobind CONFIG REQUIRED)
+set_target_properties(plimsoll PROPERTIES POSITION_INDEPENDENT_CODE ON)
+nanobind_add_module(plimsoll_python STABLE_ABI NB_STATIC python/bind/core.cpp)
+set_target_properties(plimsoll_python PROPERTIES OUTPUT_NAME _core)
+target_include_directories(plimsoll_python PRIVATE src)
+target_link_libraries(plimsoll_python PRIVATE plimsoll fmt::fmt nlohmann_json::nlohmann_json)
+install(TARGETS plimsoll_python LIBRARY DESTINATION plimsoll COMPONENT python)

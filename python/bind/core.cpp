@@ -1,0 +1,243 @@
+// plimsoll._core: training steps for Python. What torch is, this module does not know: it takes a network's file as text, and
+// arrays by the buffer protocol and DLPack.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "plimsoll/network_file.h"
+#include "report/html.h"
+#include "report/report.h"
+#include "train/network_step.h"
+#include "train/resume.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace plimsoll::python {
+namespace {
+
+using nlohmann::json;
+using ReadOnlyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using NumpyArray = nb::ndarray<nb::numpy>;
+
+// A plan that does not fit, on its way to a Python exception with fields.
+struct InfeasibleError : std::exception {
+  explicit InfeasibleError(const Infeasible& infeasible)
+      : told(infeasible_json(infeasible)), text(to_text(infeasible)) {}
+  const char* what() const noexcept override { return text.c_str(); }
+  json told;
+  std::string text;
+};
+
+DType dtype_of(nb::dlpack::dtype type) {
+  const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+    return type.code == static_cast<uint8_t>(code) && type.bits == bits && type.lanes == 1;
+  };
+  if (is(nb::dlpack::dtype_code::Float, 32)) return DType::f32;
+  if (is(nb::dlpack::dtype_code::Float, 64)) return DType::f64;
+  if (is(nb::dlpack::dtype_code::Int, 32)) return DType::i32;
+  if (is(nb::dlpack::dtype_code::Int, 64)) return DType::i64;
+  if (is(nb::dlpack::dtype_code::UInt, 8) || is(nb::dlpack::dtype_code::Bool, 8)) return DType::u8;
+  throw Error(ErrorCode::unsupported, "arrays are of float32, float64, int32, int64, uint8 or bool");
+}
+
+nb::dlpack::dtype dlpack_of(DType type) {
+  switch (type) {
+    case DType::f32: return nb::dtype<float>();
+    case DType::f64: return nb::dtype<double>();
+    case DType::i32: return nb::dtype<int32_t>();
+    case DType::i64: return nb::dtype<int64_t>();
+    case DType::u8: return nb::dtype<uint8_t>();
+    case DType::bit: break;
+  }
+  throw Error(ErrorCode::unsupported, "a tensor of bits has no array");
+}
+
+std::span<const std::byte> bytes_of(const ReadOnlyArray& array) {
+  return {static_cast<const std::byte*>(array.data()), array.nbytes()};
+}
+
+NumpyArray to_array(StateTensor tensor) {
+  auto held = std::make_unique<StateTensor>(std::move(tensor));
+  std::vector<size_t> shape(held->shape.begin(), held->shape.end());
+  void* data = held->elements.data();
+  const nb::dlpack::dtype type = dlpack_of(held->dtype);
+  nb::capsule owner(held.release(), [](void* p) noexcept { delete static_cast<StateTensor*>(p); });
+  return NumpyArray(data, shape.size(), shape.data(), owner, nullptr, type);
+}
+
+// The options are a JSON object: sizes as texts ("4GiB"), and groups as PyTorch has them.
+TrainOptions options_from(const json& j) {
+  TrainOptions options;
+  options.model.clear();
+  const auto bytes = [&](const char* name) -> std::optional<Bytes> {
+    if (!j.contains(name) || j[name].is_null()) return std::nullopt;
+    if (j[name].is_number_integer()) return Bytes{j[name].get<int64_t>()};
+    return parse_bytes(j[name].get<std::string>());
+  };
+  options.memory = bytes("memory");
+  options.host_memory = bytes("host_memory");
+  options.memory_is = j.value("memory_is", "arena") == "process" ? MemoryIs::process : MemoryIs::arena;
+  if (j.contains("spill") && !j["spill"].is_null()) {
+    TierOptions tiers;
+    parse_spill(j["spill"].get<std::string>(), tiers);
+    options.spill = tiers.spill;
+    options.spill_size = tiers.spill_size;
+  }
+  options.policy = j.value("policy", options.policy);
+  options.placement = j.value("placement", options.placement);
+  options.device = j.value("device", options.device);
+  options.threads = j.value("threads", 0);
+  options.exact = j.value("exact", false);
+  options.costs = j.value("costs", "measured");
+  options.seed = j.value("seed", uint64_t{0});
+  OptimizerOptions& optimizer = options.optimizer;
+  const json& o = j.at("optimizer");
+  optimizer.name = o.at("name");
+  optimizer.clip_grad_norm = o.value("clip_grad_norm", 0.0);
+  optimizer.accumulate = o.value("accumulate", int64_t{1});
+  for (const json& g : o.at("groups")) {
+    optimizer.groups.push_back({.parameters = g.at("parameters"),
+                                .momentum = g.value("momentum", 0.0),
+                                .nesterov = g.value("nesterov", false),
+                                .weight_decay = g.value("weight_decay", 0.0),
+                                .beta1 = g.value("beta1", 0.9),
+                                .beta2 = g.value("beta2", 0.999),
+                                .epsilon = g.value("epsilon", 1e-8)});
+  }
+  if (!optimizer.groups.empty()) {  // what holds for all is checked by the first's
+    const ParameterGroup& first = optimizer.groups[0];
+    optimizer.momentum = first.momentum;
+    optimizer.nesterov = first.nesterov;
+  }
+  return options;
+}
+
+Network network_of(const std::string& text, bool training = true) { return network_from_json(text, 0, training); }
+
+class Step {
+ public:
+  Step(const std::string& network, const std::string& options, const nb::object& progress) {
+    NetworkStepListener listener;
+    listener.stop = [] {
+      const nb::gil_scoped_acquire gil;
+      return PyErr_CheckSignals() != 0;
+    };
+    listener.preparing = [&](const std::string& what, int64_t done, int64_t total) {
+      const nb::gil_scoped_acquire gil;
+      if (!progress.is_none()) progress(what, done, total);
+    };
+    const TrainOptions parsed = options_from(json::parse(options));
+    const nb::gil_scoped_release released;
+    auto result = NetworkStep::open(network_of(network), parsed, listener);
+    if (const auto* infeasible = std::get_if<Infeasible>(&result)) throw InfeasibleError(*infeasible);
+    step_ = std::get<std::unique_ptr<NetworkStep>>(std::move(result));
+  }
+
+  TrainingStep& step() { return step_->step(); }
+  const TrainingStep& step() const { return step_->step(); }
+
+  void feed(const std::string& name, const ReadOnlyArray& array) {
+    const Graph& graph = step().program().network.graph;
+    const TensorId id = graph.find_tensor(name);
+    if (id.valid() && graph.tensor(id).dtype != dtype_of(array.dtype()))
+      throw Error(ErrorCode::invalid_input,
+                  "input '" + name + "' is of " + std::string(to_string(graph.tensor(id).dtype)));
+    step().feed(name, bytes_of(array));
+  }
+  double run(const std::vector<double>& learning_rates, int64_t batches) {
+    const nb::gil_scoped_release released;
+    step().run(learning_rates, batches);
+    return step().loss();
+  }
+  NumpyArray state(const std::string& name) const { return to_array(step().state(name)); }
+  void set_state(const std::string& name, const ReadOnlyArray& array) { step().set_state(name, {0}, bytes_of(array)); }
+  NumpyArray output(const std::string& name) const { return to_array(step().output(name)); }
+  std::vector<std::string> states() const {
+    std::vector<std::string> names;
+    for (const CheckpointTensor& tensor : step().states()) names.push_back(tensor.name);
+    return names;
+  }
+  void start_at(int64_t number, uint64_t seed) { step().start_at(number, seed); }
+  int64_t number() const { return step().number(); }
+  int64_t accumulated() const { return step().accumulated(); }
+  std::optional<double> gradient_norm() const { return step().gradient_norm(); }
+  std::string plan() const {
+    json told = plan_json(step().program(), std::nullopt);
+    told["measured_peak_bytes"] = step().executor().measured_peak().count;
+    return told.dump();
+  }
+  void report(const std::string& file, const std::string& model, int64_t batch) const {
+    write_file_atomically(file, html_report(step().program(), {.model = model,
+                                                               .batch = batch,
+                                                               .device = step_->session().device->info().description,
+                                                               .minimum = std::nullopt,
+                                                               .reason = {}}));
+  }
+  std::string explain(const std::string& name) const {
+    return plimsoll::explain(step().program(), *step_->session().device, step_->session().costs, name);
+  }
+  std::string weights_sha256() const { return step().weights_sha256(); }
+
+ private:
+  std::unique_ptr<NetworkStep> step_;
+};
+
+std::string fits(const std::string& network, const std::string& options) {
+  const TrainOptions parsed = options_from(json::parse(options));
+  const nb::gil_scoped_release released;
+  const auto result = plan_network(network_of(network), parsed);
+  if (const auto* infeasible = std::get_if<Infeasible>(&result)) return infeasible_json(*infeasible).dump();
+  const Program& program = std::get<Program>(result);
+  return plan_json(program, program.minimum).dump();
+}
+
+}  // namespace
+}  // namespace plimsoll::python
+
+NB_MODULE(_core, m) {
+  using namespace plimsoll;
+  using plimsoll::python::Step;
+  static nb::object infeasible_type, error_type;
+  error_type = nb::exception<Error>(m, "Error", PyExc_RuntimeError);
+  // Raised with one argument more than the text: the answer as JSON, for plimsoll.Infeasible.
+  infeasible_type = nb::steal(PyErr_NewException("plimsoll._core.InfeasibleAnswer", PyExc_MemoryError, nullptr));
+  m.attr("InfeasibleAnswer") = infeasible_type;
+  nb::register_exception_translator(
+      [](const std::exception_ptr& p, void*) {
+        try {
+          std::rethrow_exception(p);
+        } catch (const plimsoll::python::InfeasibleError& error) {
+          PyErr_SetObject(infeasible_type.ptr(), nb::make_tuple(error.text, error.told.dump()).ptr());
+        } catch (const Error& error) {
+          if (PyErr_Occurred() != nullptr) return;  // Ctrl-C ended it
+          PyErr_SetString(error.code() == ErrorCode::interrupted ? PyExc_KeyboardInterrupt : error_type.ptr(),
+                          error.what());
+        }
+      },
+      nullptr);
+  nb::class_<Step>(m, "Step")
+      .def(nb::init<const std::string&, const std::string&, const nb::object&>(), "network"_a, "options"_a,
+           "progress"_a.none())
+      .def("feed", &Step::feed)
+      .def("run", &Step::run, "learning_rates"_a, "batches"_a = 0)
+      .def("state", &Step::state)
+      .def("set_state", &Step::set_state)
+      .def("output", &Step::output)
+      .def_prop_ro("states", &Step::states)
+      .def("start_at", &Step::start_at)
+      .def_prop_ro("number", &Step::number)
+      .def_prop_ro("accumulated", &Step::accumulated)
+      .def_prop_ro("gradient_norm", &Step::gradient_norm)
+      .def("plan", &Step::plan)
+      .def("report", &Step::report)
+      .def("explain", &Step::explain)
+      .def("weights_sha256", &Step::weights_sha256);
+  m.def("fits", &plimsoll::python::fits, "network"_a, "options"_a);
+}

@@ -1,0 +1,106 @@
+"""What of a ``torch.optim`` optimizer the step takes over, and how it is given back.
+
+The core updates the parameters itself, inside the memory budget. The optimizer object stays the user's handle: its
+parameter groups are read at every step, and its ``state_dict`` has the states as soon as somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+import torch
+from torch import nn
+
+#: PyTorch's name of a state -> the core's suffix, by optimizer.
+STATES = {"sgd": {"momentum_buffer": "momentum"}, "adam": {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}}
+
+#: Settings that are refused unless they have these values.
+_PLAIN = {
+    "sgd": {"dampening": 0, "maximize": False, "differentiable": False},
+    "adam": {"amsgrad": False, "maximize": False, "differentiable": False, "capturable": False},
+}
+
+
+@dataclass
+class Group:
+    """A parameter group: its parameters by name, and the settings that a step is compiled with."""
+
+    names: list[str]
+    settings: dict[str, Any]
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> str:
+    """ "sgd", "adam" or "adamw"; raises TypeError for every other optimizer."""
+    exact = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
+    kind = exact.get(type(optimizer))
+    if kind is None:
+        raise TypeError(
+            f"plimsoll trains by torch.optim.SGD, Adam and AdamW, not by {type(optimizer).__module__}."
+            f"{type(optimizer).__qualname__}"
+        )
+    return kind
+
+
+def _settings(kind: str, group: Mapping[str, Any], number: int) -> dict[str, Any]:
+    for name, value in _PLAIN["sgd" if kind == "sgd" else "adam"].items():
+        if group.get(name, value) not in (value, None):
+            raise ValueError(f"parameter group {number}: {name}={group[name]} is not supported; leave it at {value}")
+    common = {"weight_decay": float(group["weight_decay"])}
+    if kind == "sgd":
+        return common | {"momentum": float(group["momentum"]), "nesterov": bool(group["nesterov"])}
+    beta1, beta2 = group["betas"]
+    return common | {"beta1": float(beta1), "beta2": float(beta2), "epsilon": float(group["eps"])}
+
+
+def adam_decouples(kind: str, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether weight decay is AdamW's: newer PyTorch has it as a setting of the group as well."""
+    flags = {bool(group.get("decoupled_weight_decay", kind == "adamw")) for group in optimizer.param_groups}
+    if len(flags) > 1:
+        raise ValueError("all parameter groups must have the same decoupled_weight_decay")
+    return flags.pop()
+
+
+def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[Group]:
+    """The optimizer's groups with the names of their parameters. `names`: by the parameter's id.
+
+    Parameters that need no gradient are left out, as PyTorch leaves them alone.
+    """
+    kind = kind_of(optimizer)
+    result = []
+    for number, group in enumerate(optimizer.param_groups):
+        members = []
+        for parameter in group["params"]:
+            if not parameter.requires_grad:
+                continue
+            if id(parameter) not in names:
+                raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that the model has not")
+            members.append(names[id(parameter)])
+        result.append(Group(members, _settings(kind, group, number)))
+    return result
+
+
+def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def check_unchanged(optimizer: torch.optim.Optimizer, kind: str, groups: Sequence[Group]) -> None:
+    """Raises ValueError where a setting other than the learning rate is another than the step was compiled with."""
+    if len(optimizer.param_groups) != len(groups):
+        raise ValueError("the optimizer has other parameter groups than the step was compiled with; compile anew")
+    for number, (group, compiled) in enumerate(zip(optimizer.param_groups, groups)):
+        now = _settings(kind, group, number)
+        for name, value in compiled.settings.items():
+            if now[name] != value:
+                raise ValueError(
+                    f"parameter group {number}: {name} is {now[name]} now, and {value} when the step was compiled; of the"
+                    " settings only lr may change from step to step (compile anew to change others)"
+                )
+
+
+def parameter_names(model: nn.Module, tied: Mapping[str, str]) -> dict[int, str]:
+    """By the parameter's id, the name under which the network knows it."""
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), tied.get(name, name))
+    return names
