@@ -129,6 +129,25 @@ inline std::string train_options_seed() {
   return to_json(state);
 }
 
+// A network file with all that it may have.
+inline std::string network_seed() {
+  return R"({"format": "plimsoll network", "version": 1, "name": "small", "batch": 4, "training": {
+ "tensors": [
+  {"name": "x", "shape": ["batch", 1, 4, 4], "dtype": "f32", "role": "input"},
+  {"name": "y", "shape": ["batch"], "dtype": "i32", "role": "input"},
+  {"name": "w", "shape": [2, 1, 3, 3], "dtype": "f32", "role": "parameter", "init": {"kind": "normal", "mean": 0, "scale": 0.1}},
+  {"name": "v", "shape": [3, 32], "dtype": "f32", "role": "parameter"}],
+ "ops": [
+  {"type": "ConvForward", "name": "conv", "layer": "conv", "inputs": ["x", "w"], "outputs": ["c"],
+   "attributes": {"stride": [1, 1], "padding": [1, 1, 1, 1]}, "shapes": [["batch", 2, 4, 4]]},
+  {"type": "Reshape", "name": "flat", "inputs": ["c"], "outputs": ["f"], "attributes": {"shape": ["batch", 32]}},
+  {"type": "FullyConnectedForward", "name": "fc", "inputs": ["f", "v"], "outputs": ["s"], "source": "model.py:12"},
+  {"type": "SoftmaxCrossEntropyForward", "name": "loss", "inputs": ["s", "y"], "outputs": ["loss", "p", "correct"],
+   "attributes": {"label_smoothing": 0.1}}],
+ "objectives": [{"loss": "loss", "parameters": ["w"]}], "frozen": ["v"],
+ "data": "x", "labels": "y", "correct": "correct", "outputs": ["s"]}})";
+}
+
 // As versions up to 2 had it: settings as texts, and the chosen cores among them.
 inline std::string old_training_state_seed() {
   nlohmann::json old = nlohmann::json::parse(train_options_seed());
@@ -187,6 +206,7 @@ inline std::vector<std::string> seeds(std::string_view target) {
     return {to_json(example_plan(graph), graph), to_json(example_plan_with_moves(graph), graph)};
   }
   if (target == "saved_plan") return {saved_plan_seed()};
+  if (target == "network") return {network_seed()};
   if (target == "model_name") {
     return {"resnet:6-32-788-6", "densenet:depth=40,growth=12", "mlp:256-128",
             "vgg16:dropout=0.5", "dcgan:z=100,width=64",        "lenet"};

@@ -22,12 +22,14 @@
 #include "data/sources.h"
 #include "models/catalog.h"
 #include "plan/placement/placement_file.h"
+#include "plimsoll/autodiff.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/kernels.h"
 #include "plimsoll/models.h"
+#include "plimsoll/network_file.h"
 #include "plimsoll/plan.h"
 #include "plimsoll/verify.h"
 #include "train/resume.h"
@@ -261,6 +263,17 @@ inline void read_saved_plan(std::string_view input) {
   });
 }
 
+// A network that can be read has a training step, or says why it has none.
+inline void read_network(std::string_view input) {
+  for (const int64_t batch : {0, 3}) {
+    accept_or_refuse([&] {
+      const Network network = network_from_json(input, batch);
+      require(!network.objectives.empty(), "nothing to train by");
+      make_training_network(network, {});
+    });
+  }
+}
+
 inline void read_model_name(std::string_view input) {
   accept_or_refuse([&] {
     const ModelName name = parse_model_name(input);
@@ -392,6 +405,7 @@ inline constexpr Target kTargets[] = {
     {"graph", read_graph},
     {"plan", read_plan},
     {"saved_plan", read_saved_plan},
+    {"network", read_network},
     {"model_name", read_model_name},
     {"data_spec", read_data_spec},
     {"train_options", read_train_options},

@@ -10,7 +10,9 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "plimsoll/network_file.h"
+#include "report/explain.h"
 #include "report/html.h"
 #include "report/report.h"
 #include "train/network_step.h"
@@ -121,6 +123,13 @@ TrainOptions options_from(const json& j) {
 
 Network network_of(const std::string& text, bool training = true) { return network_from_json(text, 0, training); }
 
+void expect_dtype(const TrainingStep& step, const std::string& name, const ReadOnlyArray& array) {
+  const Graph& graph = step.program().network.graph;
+  const TensorId id = graph.find_tensor(name);
+  if (!id.valid() || graph.tensor(id).dtype == dtype_of(array.dtype())) return;
+  throw Error(ErrorCode::invalid_input, "input '" + name + "' is of " + std::string(to_string(graph.tensor(id).dtype)));
+}
+
 class Step {
  public:
   Step(const std::string& network, const std::string& options, const nb::object& progress) {
@@ -144,11 +153,7 @@ class Step {
   const TrainingStep& step() const { return step_->step(); }
 
   void feed(const std::string& name, const ReadOnlyArray& array) {
-    const Graph& graph = step().program().network.graph;
-    const TensorId id = graph.find_tensor(name);
-    if (id.valid() && graph.tensor(id).dtype != dtype_of(array.dtype()))
-      throw Error(ErrorCode::invalid_input,
-                  "input '" + name + "' is of " + std::string(to_string(graph.tensor(id).dtype)));
+    expect_dtype(step(), name, array);
     step().feed(name, bytes_of(array));
   }
   double run(const std::vector<double>& learning_rates, int64_t batches) {
@@ -156,6 +161,20 @@ class Step {
     step().run(learning_rates, batches);
     return step().loss();
   }
+  void prepare_evaluation(const std::string& network, int64_t batch) {
+    const nb::gil_scoped_release released;
+    step_->prepare_evaluation(network_from_json(network, batch, false));
+  }
+  void feed_evaluation(const std::string& name, const ReadOnlyArray& array) {
+    expect_dtype(step_->evaluation(), name, array);
+    step_->evaluation().feed(name, bytes_of(array));
+  }
+  double evaluate() {
+    const nb::gil_scoped_release released;
+    step_->evaluation().run(0);
+    return step_->evaluation().loss();
+  }
+  NumpyArray evaluation_output(const std::string& name) { return to_array(step_->evaluation().output(name)); }
   NumpyArray state(const std::string& name) const { return to_array(step().state(name)); }
   void set_state(const std::string& name, const ReadOnlyArray& array) { step().set_state(name, {0}, bytes_of(array)); }
   NumpyArray output(const std::string& name) const { return to_array(step().output(name)); }
@@ -227,6 +246,10 @@ NB_MODULE(_core, m) {
            "progress"_a.none())
       .def("feed", &Step::feed)
       .def("run", &Step::run, "learning_rates"_a, "batches"_a = 0)
+      .def("prepare_evaluation", &Step::prepare_evaluation)
+      .def("feed_evaluation", &Step::feed_evaluation)
+      .def("evaluate", &Step::evaluate)
+      .def("evaluation_output", &Step::evaluation_output)
       .def("state", &Step::state)
       .def("set_state", &Step::set_state)
       .def("output", &Step::output)

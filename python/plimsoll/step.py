@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from . import _core, optimizers
 from .capture import Captured, capture
-from .convert import convert
-from .errors import Infeasible
+from .convert import Converted, convert
+from .infeasible import Infeasible
 
 Size = Union[str, int]
 _DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}
@@ -42,6 +42,14 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
         "groups": [{"parameters": group.names, **group.settings} for group in groups],
     }
     return json.dumps(told)
+
+
+def _feed(captured: Captured, section: Mapping[str, Any], batch: Any, feed: Callable[[str, Any], None]) -> None:
+    given = captured.feed(batch)
+    for tensor in section["tensors"]:
+        if tensor["role"] == "input":
+            value = given[tensor["name"]].detach().to(device="cpu", dtype=_DTYPES[tensor["dtype"]]).contiguous()
+            feed(tensor["name"], value.numpy())
 
 
 class _Progress:
@@ -69,13 +77,17 @@ class Step:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, captured: Captured,
-                 document: Mapping[str, Any], options: str, groups: list[optimizers.Group], progress: bool):
+                 converted: Converted, options: str, groups: list[optimizers.Group],
+                 capture_evaluation: Callable[[], Captured], progress: bool):
         self._model, self._optimizer, self._captured = model, optimizer, captured
         self._kind, self._groups = optimizers.kind_of(optimizer), groups
+        document = converted.document
+        self._values = converted.values
         section = document["training"]
         self._name, self._batch = document["name"], document["batch"]
+        self._section = section
         self._tensors = {tensor["name"]: tensor for tensor in section["tensors"]}
-        self._inputs = [name for name, tensor in self._tensors.items() if tensor["role"] == "input"]
+        self._capture_evaluation, self._evaluation = capture_evaluation, None
         self._output_names = list(section.get("outputs", []))
         shown = _Progress(progress)
         try:
@@ -99,17 +111,27 @@ class Step:
     def __call__(self, batch: Any) -> float:
         """Trains on one batch; returns its loss. Where gradients are accumulated, every call is one batch of a step."""
         optimizers.check_unchanged(self._optimizer, self._kind, self._groups)
-        self._feed(batch)
+        _feed(self._captured, self._section, batch, self._core.feed)
         loss = self._core.run(optimizers.learning_rates(self._optimizer))
         self._stale = True
         return loss
 
-    def _feed(self, batch: Any) -> None:
-        given = self._captured.feed(batch)
-        for name in self._inputs:
-            tensor = self._tensors[name]
-            value = given[name].detach().to(device="cpu", dtype=_DTYPES[tensor["dtype"]]).contiguous()
-            self._core.feed(name, value.numpy())
+    def evaluate(self, batch: Any) -> float:
+        """The loss of a batch in evaluation mode (no dropout, running statistics), in the same memory. Nothing is trained;
+        ``step.evaluation_outputs`` are what ``outputs=`` picked."""
+        if self._evaluation is None:
+            captured = self._capture_evaluation()
+            converted = convert(captured, label_dtype="i32")
+            self._evaluation = captured, converted.document["evaluation"]
+            self._core.prepare_evaluation(json.dumps(converted.document), 0)
+        captured, section = self._evaluation
+        _feed(captured, section, batch, self._core.feed_evaluation)
+        return self._core.evaluate()
+
+    @property
+    def evaluation_outputs(self) -> dict[str, Tensor]:
+        names = self._evaluation[1].get("outputs", []) if self._evaluation else []
+        return {name: torch.from_numpy(self._core.evaluation_output(name)) for name in names}
 
     @property
     def outputs(self) -> dict[str, Tensor]:
@@ -133,12 +155,10 @@ class Step:
 
     def _push(self) -> None:
         """Module and optimizer -> arena."""
-        for name, parameter in {**self._captured.parameters, **self._captured.buffers}.items():
+        tensors = {**self._values, **self._captured.buffers, **self._captured.parameters}
+        for name, tensor in tensors.items():
             if name in self._states:
-                self._set(name, parameter)
-        for name, value in self._captured_constants().items():
-            if name in self._states:
-                self._set(name, value)
+                self._set(name, tensor)
         number = 0
         for name, parameter in self._captured.parameters.items():
             state = self._optimizer.state.get(parameter, {})
@@ -147,9 +167,6 @@ class Step:
                 value = state.get(theirs)
                 self._set(ours, torch.zeros_like(parameter) if value is None else value)
         self._core.start_at(number, self._seed)
-
-    def _captured_constants(self) -> Mapping[str, Tensor]:
-        return getattr(self._captured, "constant_values", {})
 
     def sync(self) -> None:
         """Brings the module's parameters and buffers, and the optimizer's states, up to date. Reading a ``state_dict``
@@ -255,18 +272,20 @@ def compile(
     Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
     ``Unsupported`` where the network holds what cannot be trained, before anything is allocated.
     """
-    captured, document, groups = _captured(model, optimizer, loss, example, outputs, call)
+    captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call)
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill,
         memory_is=memory_is, policy=policy, placement=placement, exact=exact, threads=threads, device=device, costs=costs,
     )
-    return Step(model, optimizer, captured, document, options, groups, progress)
+    evaluation = lambda: capture(model, loss, example, outputs=outputs, call=call, training=False)  # noqa: E731
+    return Step(model, optimizer, captured, converted, options, groups, evaluation, progress)
 
 
 def _captured(model, optimizer, loss, example, outputs, call):
     optimizers.kind_of(optimizer)
     captured = capture(model, loss, example, outputs=outputs, call=call)
-    document = convert(captured)
+    converted = convert(captured, label_dtype="i32")
+    document = converted.document
     groups = optimizers.groups_of(optimizer, optimizers.parameter_names(model, captured.tied))
     trained = {t["name"] for t in document["training"]["tensors"] if t["role"] == "parameter"}
     for group in groups:
@@ -274,7 +293,7 @@ def _captured(model, optimizer, loss, example, outputs, call):
     in_groups = {name for group in groups for name in group.names}
     frozen = document["training"].setdefault("frozen", [])
     frozen.extend(sorted(trained - in_groups - set(frozen)))
-    return captured, document, groups
+    return captured, converted, groups
 
 
 def fits(
@@ -294,9 +313,9 @@ def fits(
 ) -> dict[str, Any]:
     """Whether a training step fits, and what it would cost, before any weight exists: the model may be on the meta
     device. Gives ``feasible``, ``minimum_bytes``, ``proven`` and, where it fits, ``step_time_ms``."""
-    _, document, groups = _captured(model, optimizer, loss, example, None, call)
+    _, converted, groups = _captured(model, optimizer, loss, example, None, call)
     options = _core_options(
         optimizer, groups, 1, 0.0, memory=memory, host_memory=host_memory, spill=spill, policy=policy, exact=exact,
         threads=threads, device=device, costs="estimated",
     )
-    return json.loads(_core.fits(json.dumps(document), options))
+    return json.loads(_core.fits(json.dumps(converted.document), options))

@@ -66,7 +66,7 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
   for (const std::string& text : session.notices) {
     if (listener.notice) listener.notice(text);
   }
-  const CompileOptions compile = compile_options_of(options, session);
+  const CompileOptions& compile = result->compile_ = compile_options_of(options, session);
   if (options.costs == "measured") {
     forget_busy_times(session);
     if (!options.exact) {
@@ -84,6 +84,21 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
   }
   result->step_->initialize(options.seed);
   return result;
+}
+
+void NetworkStep::prepare_evaluation(const Network& network) {
+  for (Refusals refused;;) {
+    auto compiled = compile_evaluation(network, step_->program(), *session_.device, session_.costs, compile_);
+    if (const auto* infeasible = std::get_if<Infeasible>(&compiled)) {
+      throw Error(ErrorCode::infeasible,
+                  "the evaluation of a batch of this size does not fit the training's memory: " + to_text(*infeasible));
+    }
+    evaluation_ = std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session_.device,
+                                                 ExecuteOptions{.spill = session_.spill, .peer = session_.peer},
+                                                 step_->executor().memory());
+    evaluation_->start_at(0, 0);
+    if (!session_.device->info().asynchronous || rehearse(evaluation_->executor(), refused).empty()) return;
+  }
 }
 
 std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options) {

@@ -27,13 +27,20 @@ class NetworkStep {
                                                                      const TrainOptions& options,
                                                                      const NetworkStepListener& listener = {});
 
+  // Makes an evaluation of the same network ready, in the same memory: its states are the training's. Throws
+  // Error(infeasible) where it does not fit there.
+  void prepare_evaluation(const Network& network);
+  bool has_evaluation() const { return evaluation_ != nullptr; }
+  TrainingStep& evaluation() { return *evaluation_; }
+
   TrainingStep& step() { return *step_; }
   const TrainingStep& step() const { return *step_; }
   const Session& session() const { return session_; }
 
  private:
   Session session_;
-  std::unique_ptr<TrainingStep> step_;
+  CompileOptions compile_;
+  std::unique_ptr<TrainingStep> step_, evaluation_;
 };
 
 // The plan that `open` would make with estimated costs, and the least memory that would do, without measuring or taking
