@@ -1,0 +1,206 @@
+"""Elementwise arithmetic and functions: one Pointwise op each (chains of them are fused by the core)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from .registry import CONVERTERS, Arguments, Refusal, converts
+
+if TYPE_CHECKING:
+    from ..convert import Writer
+
+# ATen operator -> expression; {name} is an argument of its schema.
+EXPRESSIONS = {
+    "abs.default": "abs({self})",
+    "neg.default": "neg({self})",
+    "exp.default": "exp({self})",
+    "exp2.default": f"exp(mul({{self}},{math.log(2)!r}))",
+    "expm1.default": "expm1({self})",
+    "log.default": "log({self})",
+    "log1p.default": "log1p({self})",
+    "log2.default": f"mul(log({{self}}),{1 / math.log(2)!r})",
+    "log10.default": f"mul(log({{self}}),{1 / math.log(10)!r})",
+    "sqrt.default": "sqrt({self})",
+    "rsqrt.default": "rsqrt({self})",
+    "reciprocal.default": "reciprocal({self})",
+    "square.default": "square({self})",
+    "sin.default": "sin({self})",
+    "cos.default": "cos({self})",
+    "tan.default": "div(sin({self}),cos({self}))",
+    "sinh.default": "mul(sub(exp({self}),exp(neg({self}))),0.5)",
+    "cosh.default": "mul(add(exp({self}),exp(neg({self}))),0.5)",
+    "tanh.default": "tanh({self})",
+    "erf.default": "erf({self})",
+    "erfc.default": "sub(1.0,erf({self}))",
+    "sigmoid.default": "sigmoid({self})",
+    "silu.default": "silu({self})",
+    "mish.default": "mish({self})",
+    "hardswish.default": "hardswish({self})",
+    "hardsigmoid.default": "hardsigmoid({self})",
+    "hardtanh.default": "hardtanh({self},{min_val},{max_val})",
+    "relu6.default": "hardtanh({self},0.0,6.0)",
+    "leaky_relu.default": "leaky_relu({self},{negative_slope})",
+    "log_sigmoid_forward.default": "neg(softplus(neg({self})))",
+    "log_sigmoid.default": "neg(softplus(neg({self})))",
+    "sign.default": "sign({self})",
+    "sgn.default": "sign({self})",
+    "floor.default": "floor({self})",
+    "ceil.default": "neg(floor(neg({self})))",
+    "trunc.default": "mul(sign({self}),floor(abs({self})))",
+    "round.default": "round({self})",
+    "isnan.default": "ne({self},{self})",
+    "logical_not.default": "not({self})",
+    "bitwise_not.default": "not({self})",
+    "mul.Tensor": "mul({self},{other})",
+    "mul.Scalar": "mul({self},{other})",
+    "div.Tensor": "div({self},{other})",
+    "div.Scalar": "div({self},{other})",
+    "maximum.default": "max({self},{other})",
+    "minimum.default": "min({self},{other})",
+    "pow.Tensor_Tensor": "pow({self},{exponent})",
+    "pow.Scalar": "pow({self},{exponent})",
+    "remainder.Tensor": "sub({self},mul({other},floor(div({self},{other}))))",
+    "remainder.Scalar": "sub({self},mul({other},floor(div({self},{other}))))",
+    "logaddexp.default": "add(max({self},{other}),log1p(exp(neg(abs(sub({self},{other}))))))",
+    "clamp_min.default": "max({self},{min})",
+    "clamp_min.Tensor": "max({self},{min})",
+    "clamp_max.default": "min({self},{max})",
+    "clamp_max.Tensor": "min({self},{max})",
+    "where.self": "where({condition},{self},{other})",
+    "where.ScalarSelf": "where({condition},{self},{other})",
+    "where.ScalarOther": "where({condition},{self},{other})",
+    "where.Scalar": "where({condition},{self},{other})",
+    "masked_fill.Scalar": "where({mask},{value},{self})",
+    "masked_fill.Tensor": "where({mask},{value},{self})",
+    "lerp.Scalar": "add({self},mul({weight},sub({end},{self})))",
+    "lerp.Tensor": "add({self},mul({weight},sub({end},{self})))",
+    "addcmul.default": "add({self},mul({value},mul({tensor1},{tensor2})))",
+    "addcdiv.default": "add({self},mul({value},div({tensor1},{tensor2})))",
+    "logical_and.default": "and({self},{other})",
+    "logical_or.default": "or({self},{other})",
+    "bitwise_and.Tensor": "and({self},{other})",
+    "bitwise_or.Tensor": "or({self},{other})",
+    **{f"{name}.{kind}": f"{name}({{self}},{{other}})" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar")},
+}
+
+
+def _fields(template: str) -> list[str]:
+    return list(dict.fromkeys(part.split("}")[0] for part in template.split("{")[1:]))
+
+
+def expression(w: "Writer", template: str, a: Arguments, part: str = ""):
+    """A Pointwise op of a template whose fields are named as the arguments."""
+    names = _fields(template)
+    for i, name in enumerate(names):
+        template = template.replace("{" + name + "}", "{" + str(i) + "}")
+    return w.pointwise(template, [a[name] for name in names], part)
+
+
+def _from_table(template: str):
+    def convert(w: "Writer", node: Node, a: Arguments):
+        _expect_float_or_bool(w, node)
+        return expression(w, template, a)
+
+    return convert
+
+
+def _expect_float_or_bool(w: "Writer", node: Node) -> None:
+    if w.dtype(node) not in (torch.float32, torch.bool):
+        raise Refusal(f"arithmetic in {w.dtype(node)} that depends on parameters")
+
+
+for _name, _template in EXPRESSIONS.items():
+    CONVERTERS["aten." + _name] = _from_table(_template)
+
+
+@converts("relu.default")
+def relu(w: "Writer", node: Node, a: Arguments):
+    return w.emit("ReluForward", [a["self"]], w.shape(node))
+
+
+@converts("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar")
+def add(w: "Writer", node: Node, a: Arguments):
+    _expect_float_or_bool(w, node)
+    name = str(node.target).split(".")[1]
+    x, y, alpha = a["self"], a["other"], a["alpha"]
+    if name == "rsub":
+        name, x, y, alpha_on_y = "sub", y, x, False
+    else:
+        alpha_on_y = True
+    plain = all(isinstance(t, Node) and w.shape(t) == w.shape(node) and w.number(t) is None for t in (x, y))
+    if name == "add" and alpha == 1 and plain and x is not y and all(w.dtype(t) == torch.float32 for t in (x, y)):
+        return w.emit("Add", [x, y], w.shape(node))
+    if alpha == 1:
+        return w.pointwise(name + "({0},{1})", [x, y])
+    return w.pointwise(name + ("({0},mul({1},{2}))" if alpha_on_y else "(mul({0},{2}),{1})"), [x, y, alpha])
+
+
+@converts("pow.Tensor_Scalar")
+def power(w: "Writer", node: Node, a: Arguments):
+    forms = {2.0: "square({0})", 1.0: "mul({0},1.0)", 0.5: "sqrt({0})", -0.5: "rsqrt({0})", -1.0: "reciprocal({0})"}
+    exponent = float(a["exponent"])
+    return w.pointwise(forms.get(exponent, f"pow({{0}},{exponent!r})"), [a["self"]])
+
+
+@converts("div.Tensor_mode", "div.Scalar_mode")
+def divide_rounded(w: "Writer", node: Node, a: Arguments):
+    _expect_float_or_bool(w, node)
+    forms = {
+        None: "div({0},{1})",
+        "floor": "floor(div({0},{1}))",
+        "trunc": "mul(sign(div({0},{1})),floor(abs(div({0},{1}))))",
+    }
+    return w.pointwise(forms[a["rounding_mode"]], [a["self"], a["other"]])
+
+
+@converts("clamp.default", "clamp.Tensor")
+def clamp(w: "Writer", node: Node, a: Arguments):
+    low, high = a["min"], a["max"]
+    if low is None or high is None:
+        return w.pointwise("min({0},{1})" if low is None else "max({0},{1})", [a["self"], high if low is None else low])
+    if isinstance(low, Node) or isinstance(high, Node):
+        return w.pointwise("min(max({0},{1}),{2})", [a["self"], low, high])
+    return w.pointwise("clamp({0},{1},{2})", [a["self"], low, high])
+
+
+@converts("gelu.default")
+def gelu(w: "Writer", node: Node, a: Arguments):
+    return w.pointwise("gelu_tanh({0})" if a["approximate"] == "tanh" else "gelu({0})", [a["self"]])
+
+
+@converts("softplus.default")
+def softplus(w: "Writer", node: Node, a: Arguments):
+    if a["beta"] == 1:
+        return w.pointwise("softplus({0})", [a["self"]])
+    return w.pointwise("div(softplus(mul({0},{1})),{1})", [a["self"], a["beta"]])
+
+
+@converts("elu.default")
+def elu(w: "Writer", node: Node, a: Arguments):
+    if a["scale"] == 1 and a["input_scale"] == 1:
+        return w.pointwise("elu({0},{1})", [a["self"], a["alpha"]])
+    form = "mul({2},where(gt({0},0.0),{0},mul({1},expm1(mul({0},{3})))))"
+    return w.pointwise(form, [a["self"], a["alpha"], a["scale"], a["input_scale"]])
+
+
+@converts("celu.default")
+def celu(w: "Writer", node: Node, a: Arguments):
+    return w.pointwise("where(gt({0},0.0),{0},mul({1},expm1(div({0},{1}))))", [a["self"], a["alpha"]])
+
+
+@converts("_to_copy.default")
+def to_copy(w: "Writer", node: Node, a: Arguments):
+    before, after = w.dtype(a["self"]), w.dtype(node)
+    if before == after or {before, after} <= {torch.float32, torch.bool}:
+        if after == torch.bool and before != torch.bool:
+            return w.pointwise("ne({0},0.0)", [a["self"]])
+        if w.dtype_of[w.value(a["self"])] == "f32":
+            return w.value(a["self"])
+    names = {torch.float32: "f32", torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.bool: "u8"}
+    if after not in names:
+        raise Refusal(f"a cast to {after}; torch.float32 is expected")
+    return w.emit("Cast", [a["self"]], w.shape(node), {"dtype": names[after]}, dtype=names[after])

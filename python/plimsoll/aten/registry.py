@@ -1,0 +1,59 @@
+"""The table from PyTorch's operators to those of a network file.
+
+A converter is a function (writer, node, arguments) -> name of the tensor that it wrote, or a tuple of names for an
+operator with several results. It is entered under its ATen name by ``@converts("add.Tensor", ...)``. Where it cannot
+do what it is asked, it raises ``Refusal`` with the reason; conversion goes on, so that all refusals are told at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Union
+
+import torch
+from torch.fx import Node
+
+if TYPE_CHECKING:
+    from ..convert import Writer
+
+Arguments = dict[str, Any]
+Result = Union[str, tuple, Any]
+Converter = Callable[["Writer", Node, Arguments], Result]
+
+CONVERTERS: dict[str, Converter] = {}
+
+
+class Refusal(Exception):
+    """Why one node cannot be converted."""
+
+
+def converts(*names: str) -> Callable[[Converter], Converter]:
+    """Enters a converter for ATen operators: ``@converts("relu.default")``."""
+
+    def enter(converter: Converter) -> Converter:
+        for name in names:
+            CONVERTERS["aten." + name] = converter
+        return converter
+
+    return enter
+
+
+def arguments(node: Node) -> Arguments:
+    """All arguments of a node by the names of the operator's schema, defaults filled in."""
+    values: Arguments = {}
+    for i, formal in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if i < len(node.args):
+            values[formal.name] = node.args[i]
+        elif formal.name in node.kwargs:
+            values[formal.name] = node.kwargs[formal.name]
+        else:
+            values[formal.name] = formal.default_value if formal.has_default_value() else None
+    return values
+
+
+def axis(dim: int, rank: int) -> int:
+    """A dimension counted from the front."""
+    return dim + rank if dim < 0 else dim
+
+
+def is_floating(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,275 @@
+"""Views, permutations, slices, joins, pads, and reading by indices."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Sequence
+
+import torch
+from torch.fx import Node
+
+from .registry import Arguments, Refusal, axis, converts
+
+if TYPE_CHECKING:
+    from ..convert import Writer
+
+
+@converts("alias.default", "clone.default", "contiguous.default", "lift_fresh_copy.default", "_unsafe_view.default",
+          "view.default", "reshape.default", "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims",
+          "flatten.using_ints", "unflatten.int")
+def reshape(w: "Writer", node: Node, a: Arguments):
+    return w.reshape(a["self"], w.shape(node), "")
+
+
+@converts("detach.default")
+def detach(w: "Writer", node: Node, a: Arguments):
+    if not w.is_trained(a["self"]):
+        return w.value(a["self"])
+    return w.emit("StopGradient", [a["self"]], w.shape(node))
+
+
+@converts("permute.default")
+def permute(w: "Writer", node: Node, a: Arguments):
+    return w.permute(a["self"], [axis(d, len(a["dims"])) for d in a["dims"]], "")
+
+
+@converts("transpose.int")
+def transpose(w: "Writer", node: Node, a: Arguments):
+    dims = list(range(len(w.shape(node))))
+    i, j = axis(a["dim0"], len(dims)), axis(a["dim1"], len(dims))
+    dims[i], dims[j] = dims[j], dims[i]
+    return w.permute(a["self"], dims, "")
+
+
+@converts("t.default")
+def t(w: "Writer", node: Node, a: Arguments):
+    return w.permute(a["self"], list(range(len(w.shape(node))))[::-1], "")
+
+
+@converts("expand.default")
+def expand(w: "Writer", node: Node, a: Arguments):
+    from ..convert import Expanded
+
+    base = w.value(a["self"])
+    return base if w.shape_of[base] == w.shape(node) else Expanded(base, w.shape(node))
+
+
+@converts("repeat.default")
+def repeat(w: "Writer", node: Node, a: Arguments):
+    """[s0, s1] -> [1, s0, 1, s1] -> [r0, s0, r1, s1] -> [r0 * s0, r1 * s1]."""
+    before = [1] * (len(a["repeats"]) - len(w.shape(a["self"]))) + w.shape(a["self"])
+    if w.shape(node) == before:
+        return w.reshape(a["self"], before)
+    split = [n for size in before for n in (1, size)]
+    wide = [n for times, size in zip(a["repeats"], before) for n in (times, size)]
+    x = w.reshape(a["self"], split, "split")
+    return w.reshape(w.emit("Expand", [x], wide, {"shape": wide}, "expand"), w.shape(node))
+
+
+@converts("slice.Tensor")
+def slice_(w: "Writer", node: Node, a: Arguments):
+    size_before, dim = w.shape(a["self"]), axis(a["dim"], len(w.shape(node)))
+    begin = 0 if a["start"] is None else a["start"]
+    begin = max(0, min(begin + size_before[dim] if begin < 0 else begin, size_before[dim]))
+    size = w.shape(node)[dim]
+    if size == 0:
+        raise Refusal("it leaves nothing of a dimension")
+    return w.slice(a["self"], dim, begin, size, a["step"] or 1, part="")
+
+
+@converts("select.int")
+def select(w: "Writer", node: Node, a: Arguments):
+    before = w.shape(a["self"])
+    dim = axis(a["dim"], len(before))
+    return w.reshape(w.slice(a["self"], dim, axis(a["index"], before[dim]), 1), w.shape(node))
+
+
+def _parts(w: "Writer", x: Node, dim: int, sizes: Sequence[int]) -> tuple:
+    begins = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(w.slice(x, dim, begin, size, part=str(i)) for i, (begin, size) in enumerate(zip(begins, sizes)))
+
+
+@converts("split_with_sizes.default", "split.Tensor", "chunk.default", "unsafe_split.Tensor", "split.sizes", "tensor_split.sections")
+def split(w: "Writer", node: Node, a: Arguments):
+    dim = axis(a["dim"], len(w.shape(a.get("self") or a.get("input"))))
+    return _parts(w, a["self"], dim, [int(part.shape[dim]) for part in node.meta["val"]])
+
+
+@converts("unbind.int")
+def unbind(w: "Writer", node: Node, a: Arguments):
+    before = w.shape(a["self"])
+    dim = axis(a["dim"], len(before))
+    parts = _parts(w, a["self"], dim, [1] * before[dim])
+    return tuple(w.reshape(p, before[:dim] + before[dim + 1 :]) for p in parts)
+
+
+@converts("cat.default")
+def cat(w: "Writer", node: Node, a: Arguments):
+    parts = [x for x in a["tensors"] if math.prod(w.shape(x)) > 0]
+    return w.concat([w.value(x) for x in parts], axis(a["dim"], len(w.shape(node))), "")
+
+
+@converts("stack.default")
+def stack(w: "Writer", node: Node, a: Arguments):
+    dim = axis(a["dim"], len(w.shape(node)))
+    one = w.shape(node)[:dim] + [1] + w.shape(node)[dim + 1 :]
+    return w.concat([w.reshape(x, one, f"part{i}") for i, x in enumerate(a["tensors"])], dim)
+
+
+@converts("roll.default")
+def roll(w: "Writer", node: Node, a: Arguments):
+    """The end before the beginning, one dimension after the other."""
+    if not a["dims"]:
+        flat = [math.prod(w.shape(node))]
+        x = _rolled(w, w.reshape(a["self"], flat), 0, a["shifts"][0])
+        return w.reshape(x, w.shape(node))
+    x = w.value(a["self"])
+    for shift, dim in zip(a["shifts"], a["dims"]):
+        x = _rolled(w, x, axis(dim, len(w.shape(node))), shift)
+    return x
+
+
+def _rolled(w: "Writer", x: str, dim: int, shift: int) -> str:
+    size = w.shape_of[x][dim]
+    cut = size - shift % size
+    if cut == size:
+        return x
+    return w.concat([w.slice(x, dim, cut, size - cut, part="end"), w.slice(x, dim, 0, cut, part="begin")], dim)
+
+
+@converts("flip.default")
+def flip(w: "Writer", node: Node, a: Arguments):
+    x = w.value(a["self"])
+    for dim in a["dims"]:
+        d = axis(dim, len(w.shape(node)))
+        index = w.add_constant(torch.arange(w.shape(node)[d] - 1, -1, -1))
+        x = w.emit("IndexSelect", [x, index], w.shape(node), {"axis": d})
+    return x
+
+
+@converts("slice_scatter.default")
+def slice_scatter(w: "Writer", node: Node, a: Arguments):
+    shape, dim = w.shape(node), axis(a["dim"], len(w.shape(node)))
+    begin = 0 if a["start"] is None else axis(a["start"], shape[dim])
+    return _replaced(w, a, dim, begin, w.shape(a["src"])[dim], w.value(a["src"]), a["step"])
+
+
+@converts("select_scatter.default")
+def select_scatter(w: "Writer", node: Node, a: Arguments):
+    shape, dim = w.shape(node), axis(a["dim"], len(w.shape(node)))
+    one = w.reshape(a["src"], shape[:dim] + [1] + shape[dim + 1 :])
+    return _replaced(w, a, dim, axis(a["index"], shape[dim]), 1, one, 1)
+
+
+def _replaced(w: "Writer", a: Arguments, dim: int, begin: int, size: int, by: str, step: int) -> str:
+    if step != 1:
+        raise Refusal("writing into a slice with a step")
+    whole = w.shape(a["self"])[dim]
+    parts = [by]
+    if begin > 0:
+        parts.insert(0, w.slice(a["self"], dim, 0, begin, part="before"))
+    if begin + size < whole:
+        parts.append(w.slice(a["self"], dim, begin + size, whole - begin - size, part="after"))
+    return w.concat(parts, dim)
+
+
+@converts("full.default", "full_like.default")
+def full(w: "Writer", node: Node, a: Arguments):
+    return w.fill(w.shape(node), float(a["fill_value"]))
+
+
+# --- pads ---
+
+MODES = {"constant": "constant", "reflect": "reflect", "replicate": "replicate"}
+
+
+@converts("constant_pad_nd.default", "pad.default", "reflection_pad1d.default", "reflection_pad2d.default",
+          "replication_pad1d.default", "replication_pad2d.default")
+def pad(w: "Writer", node: Node, a: Arguments):
+    """PyTorch pads from the last dimension: [left, right, top, bottom, ...]."""
+    name = str(node.target).split(".")[1]
+    mode = a.get("mode") or ("reflect" if name.startswith("refl") else "replicate" if name.startswith("repl") else "constant")
+    if mode not in MODES:
+        raise Refusal(f"padding mode '{mode}'; constant, reflect and replicate are possible")
+    pads, rank = list(a.get("pad") or a.get("padding")), len(w.shape(node))
+    if not any(pads):
+        return w.value(a["self"])
+    begin, end = [0] * rank, [0] * rank
+    for i in range(len(pads) // 2):
+        begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]
+    value = float(a.get("value") or 0.0)
+    attributes = {"begin": begin, "end": end, "mode": mode} | ({"value": value} if mode == "constant" else {})
+    name = w.value(a["self"])
+    return w.emit("Pad", [name], w.shape(node), attributes, dtype=w.dtype_of[name])
+
+
+# --- indices ---
+
+
+@converts("index_select.default")
+def index_select(w: "Writer", node: Node, a: Arguments):
+    return w.emit("IndexSelect", [a["self"], a["index"]], w.shape(node), {"axis": axis(a["dim"], len(w.shape(node)))})
+
+
+@converts("gather.default")
+def gather(w: "Writer", node: Node, a: Arguments):
+    return w.emit("Gather", [a["self"], a["index"]], w.shape(node), {"axis": axis(a["dim"], len(w.shape(node)))})
+
+
+@converts("index.Tensor")
+def index(w: "Writer", node: Node, a: Arguments):
+    """x[..., i, j, ...]: of one index IndexSelect; of several side by side Index, with their dimensions in front."""
+    x, indices = a["self"], list(a["indices"])
+    at = [d for d, index in enumerate(indices) if index is not None]
+    if any(w.dtype(indices[d]) in (torch.bool, torch.uint8) for d in at):
+        raise Refusal("indexing by a mask gives a size that depends on values")
+    before, after = w.shape(x), w.shape(node)
+    if len(at) == 1:
+        d, own = at[0], indices[at[0]]
+        flat = w.reshape(_not_negative(w, own, before[d]), [math.prod(w.shape(own))], "indices")
+        selected = before[:d] + w.shape_of[flat] + before[d + 1 :]
+        return w.reshape(w.emit("IndexSelect", [x, flat], selected, {"axis": d}), after)
+    if at != list(range(at[0], at[0] + len(at))):
+        raise Refusal("indices with a slice between them")
+    first, k, rank = at[0], len(at), len(before)
+    order = at + [d for d in range(rank) if d not in at]
+    front = w.permute(x, order)
+    names = [_not_negative(w, indices[d], before[d]) for d in at]
+    chosen = len(after) - (rank - k)  # dimensions of the broadcast indices
+    shape = after[first : first + chosen] + after[:first] + after[first + chosen :]
+    result = w.emit("Index", [front, *names], shape)
+    back = list(range(chosen, chosen + first)) + list(range(chosen)) + list(range(chosen + first, len(after)))
+    return w.permute(result, back, "back")
+
+
+def _not_negative(w: "Writer", index: Node, size: int) -> str:
+    """The index counted from the front; one that PyTorch computes for every batch is taken to be so."""
+    value = w.constant(index)
+    if value is None or not bool((value < 0).any()):
+        return w.value(index)
+    return w.add_constant(torch.where(value < 0, value + size, value))
+
+
+@converts("embedding.default")
+def embedding(w: "Writer", node: Node, a: Arguments):
+    if a["sparse"] or a["scale_grad_by_freq"]:
+        raise Refusal("sparse gradients and scale_grad_by_freq")
+    return w.emit("Embedding", [a["weight"], a["indices"]], w.shape(node), {"padding_index": a["padding_idx"]})
+
+
+@converts("sort.default", "sort.stable")
+def sort(w: "Writer", node: Node, a: Arguments):
+    shape = w.shape(a["self"])
+    attributes = {"axis": axis(a["dim"], len(shape)), "descending": int(a["descending"])}
+    y, indices = w.emit("Sort", [a["self"]], [shape, shape], attributes, outputs=("y", "indices"))
+    w.dtype_of[indices] = "i64"
+    return y, indices
+
+
+@converts("topk.default")
+def topk(w: "Writer", node: Node, a: Arguments):
+    shape = [int(n) for n in node.meta["val"][0].shape]
+    attributes = {"axis": axis(a["dim"], len(shape)), "k": a["k"], "largest": int(a["largest"])}
+    y, indices = w.emit("TopK", [a["self"]], [shape, shape], attributes, outputs=("y", "indices"))
+    w.dtype_of[indices] = "i64"
+    return y, indices

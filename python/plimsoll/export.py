@@ -1,0 +1,85 @@
+"""A model as files that need no Python: a network file and, next to it, its weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Optional, Union
+
+from torch import nn
+
+from .capture import capture, has_values
+from .convert import Converted, Document, convert
+from .safetensors import save
+
+MARK = "prelude/"
+
+
+def export(
+    model: nn.Module,
+    *,
+    loss: Optional[Callable] = None,
+    example: Any,
+    path: Union[str, Path],
+    weights: Optional[Union[str, Path]] = None,
+    evaluation: bool = True,
+    call: Optional[Callable] = None,
+    outputs: Optional[Callable] = None,
+    name: str = "",
+) -> Document:
+    """Writes a model and its loss as a network file, which ``./plimsoll train --graph FILE`` trains.
+
+    ``loss(output, batch)`` as in ``plimsoll.capture.capture``; left out, the model returns it. ``example`` is a batch as
+    the loader gives it. With ``weights``, parameters, buffers and constants go into a safetensors file by their names in
+    ``state_dict``. With ``evaluation`` the file holds the model in evaluation mode as well. Gives the dictionary that was
+    written. Raises ``plimsoll.Unsupported`` with all that cannot be trained.
+
+    What PyTorch would compute of a batch before every step (the prelude: attention masks, shifted labels) is not in the
+    file; its results are inputs named "prelude/...", and a warning names them.
+    """
+    parts = [convert(capture(model, loss, example, call=call, outputs=outputs, name=name), label_dtype="i32")]
+    if evaluation:
+        captured = capture(model, loss, example, call=call, outputs=outputs, name=name, training=False)
+        parts.append(convert(captured, label_dtype="i32"))
+    document = {key: value for part in reversed(parts) for key, value in part.document.items()}
+    for part in parts:
+        _tell(part)
+    write_json(document, path)
+    if weights is not None:
+        values = {key: tensor for part in reversed(parts) for key, tensor in part.values.items()}
+        without = [key for key, tensor in values.items() if not has_values(tensor)]
+        if without:
+            raise ValueError(f"{len(without)} tensors have no values, '{without[0]}' among them: the model is on the meta device")
+        save(values, weights)
+    return document
+
+
+def write_json(document: Document, path: Union[str, Path]) -> None:
+    """One op and one tensor a line. The file appears whole or not at all."""
+    partial = Path(f"{path}.partial")
+    partial.write_text(_text(document, 0) + "\n")
+    os.replace(partial, path)
+
+
+def _text(value: Any, depth: int) -> str:
+    """JSON that breaks lines down to the entries of a section's lists."""
+    if depth >= 3 or not isinstance(value, (dict, list)) or not value:
+        return json.dumps(value)
+    indent = " " * (depth + 1)
+    if isinstance(value, dict):
+        items = [f"{json.dumps(k)}: {_text(v, depth + 1)}" for k, v in value.items()]
+        return "{\n" + ",\n".join(indent + i for i in items) + "\n" + indent[1:] + "}"
+    return "[\n" + ",\n".join(indent + _text(v, depth + 1) for v in value) + "\n" + indent[1:] + "]"
+
+
+def _tell(part: Converted) -> None:
+    for key in ("training", "evaluation"):
+        section = part.document.get(key, {"tensors": []})
+        computed = [t["name"] for t in section["tensors"] if t["name"].startswith(MARK)]
+        if computed:
+            warnings.warn(f"{key}: PyTorch computes {', '.join(computed)} of each batch; feed them as inputs", stacklevel=3)
+    if part.fixed_batch:
+        batch = part.document["batch"]
+        warnings.warn(f"the file holds for batches of {batch} only: {'; '.join(part.fixed_batch)}", stacklevel=3)
