@@ -16,9 +16,9 @@ import os
 import sys
 from typing import Any, Callable, Mapping, Optional, Union
 
-import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from . import _core, optimizers
 from .capture import Captured, capture
@@ -283,6 +283,7 @@ def compile(
 
 def _captured(model, optimizer, loss, example, outputs, call):
     optimizers.kind_of(optimizer)
+    example = _on_device_of(model, example)
     captured = capture(model, loss, example, outputs=outputs, call=call)
     converted = convert(captured, label_dtype="i32")
     document = converted.document
@@ -294,6 +295,13 @@ def _captured(model, optimizer, loss, example, outputs, call):
     frozen = document["training"].setdefault("frozen", [])
     frozen.extend(sorted(trained - in_groups - set(frozen)))
     return captured, converted, groups
+
+
+def _on_device_of(model: nn.Module, example: Any) -> Any:
+    """The example for a model without values has none either."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return example
+    return pytree.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, example)
 
 
 def fits(
