@@ -1,0 +1,190 @@
+"""Training steps beside PyTorch: the same losses, the same weights, in a stated memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import plimsoll
+
+LIMITS = dict(threads=1, costs="estimated", progress=False)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1, groups=2), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def batch(number: int, size: int = 8):
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(size, 3, 16, 16, generator=generator), torch.randint(0, 10, (size,), generator=generator)
+
+
+def cross_entropy(output, batch):
+    return F.cross_entropy(output, batch[1])
+
+
+def train_beside(model, optimizer, steps, first=0):
+    losses = []
+    for i in range(first, first + steps):
+        optimizer.zero_grad()
+        x, y = batch(i)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.003, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.003, weight_decay=0.05, betas=(0.8, 0.95)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_trains_as_pytorch_does(name):
+    ours, theirs = network(), network()
+    optimizer, reference = OPTIMIZERS[name](ours.parameters()), OPTIMIZERS[name](theirs.parameters())
+    step = plimsoll.compile(ours, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    losses = [step(batch(i)) for i in range(6)]
+    assert losses == pytest.approx(train_beside(theirs, reference, 6), rel=1e-4)
+    expected = theirs.state_dict()
+    for key, value in ours.state_dict().items():
+        assert torch.allclose(value.float(), expected[key].float(), atol=2e-4), key
+    mine, other = optimizer.state_dict()["state"], reference.state_dict()["state"]
+    for index, state in other.items():
+        for key, value in state.items():
+            if value is not None:
+                assert torch.allclose(torch.as_tensor(mine[index][key]).float(), torch.as_tensor(value).float(), atol=1e-4)
+
+
+def test_groups_and_schedulers_are_read_at_every_step():
+    def optimizer_of(model):
+        weights = [p for p in model.parameters() if p.dim() > 1]
+        rest = [p for p in model.parameters() if p.dim() <= 1]
+        return torch.optim.SGD([{"params": weights, "weight_decay": 1e-3}, {"params": rest, "lr": 0.01}], lr=0.05, momentum=0.9)
+
+    ours, theirs = network(), network()
+    optimizer, reference = optimizer_of(ours), optimizer_of(theirs)
+    step = plimsoll.compile(ours, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (optimizer, reference)]
+    for i in range(6):
+        assert step(batch(i)) == pytest.approx(train_beside(theirs, reference, 1, i)[0], rel=1e-4)
+        for schedule in schedules:
+            schedule.step()
+
+
+def test_budgets_do_not_change_a_bit():
+    def weights(memory):
+        model = network()
+        optimizer = OPTIMIZERS["momentum"](model.parameters())
+        step = plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory=memory, exact=True, **LIMITS)
+        losses = [step(batch(i)) for i in range(3)]
+        assert step.plan["measured_peak_bytes"] <= step.plan["peak_bytes"]
+        return losses, {k: v.clone() for k, v in model.state_dict().items()}
+
+    model = network()
+    fit = plimsoll.fits(model, OPTIMIZERS["momentum"](model.parameters()), loss=cross_entropy, example=batch(0),
+                        memory="1GiB", exact=True, threads=1)  # fmt: skip
+    losses, expected = weights("1GiB")
+    tight_losses, tight = weights(fit["minimum_bytes"])
+    assert tight_losses == losses
+    for key, value in expected.items():
+        assert torch.equal(tight[key], value), key
+
+
+def test_too_little_memory_names_what_would_do():
+    model = network()
+    optimizer = OPTIMIZERS["momentum"](model.parameters())
+    with pytest.raises(plimsoll.Infeasible) as info:
+        plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory="20KiB", **LIMITS)
+    assert 20 * 1024 < info.value.minimum_bytes < 2**20
+    assert info.value.needs and "memory=" in str(info.value)
+    plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory=info.value.minimum_bytes, **LIMITS)
+
+
+def test_fits_needs_no_weights():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4096), nn.ReLU(), nn.Linear(4096, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    told = plimsoll.fits(model, optimizer, loss=cross_entropy, example=batch(0), memory="1GiB")
+    assert told["feasible"] and told["minimum_bytes"] > 3 * 4 * 768 * 4096 and told["step_time_ms"] > 0
+    assert not plimsoll.fits(model, optimizer, loss=cross_entropy, example=batch(0), memory="1MiB")["feasible"]
+
+
+def test_evaluates_in_the_same_memory():
+    model, beside = network(), network()
+    step = plimsoll.compile(model, OPTIMIZERS["momentum"](model.parameters()), loss=cross_entropy, example=batch(0),
+                            memory="2MiB", **LIMITS)  # fmt: skip
+    for i in range(3):
+        step(batch(i))
+    beside.load_state_dict(model.state_dict())
+    x, y = batch(9)
+    with torch.no_grad():
+        expected = F.cross_entropy(beside.eval()(x), y).item()
+    assert step.evaluate((x, y)) == pytest.approx(expected, rel=1e-4)
+    weights = copy.deepcopy(model.state_dict())
+    step.evaluate((x, y))
+    assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
+
+
+def test_saves_and_goes_on(tmp_path):
+    def start():
+        model = network()
+        return model, plimsoll.compile(model, OPTIMIZERS["adam"](model.parameters()), loss=cross_entropy, example=batch(0),
+                                       memory="2MiB", exact=True, **LIMITS)  # fmt: skip
+
+    _, step = start()
+    for i in range(3):
+        step(batch(i))
+    step.save(tmp_path / "step.pt")
+    expected = [step(batch(i)) for i in range(3, 6)]
+    _, other = start()
+    other.load(tmp_path / "step.pt")
+    assert [other(batch(i)) for i in range(3, 6)] == expected
+
+
+def test_frozen_parameters_stay_and_cost_nothing():
+    model = network()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    optimizer = OPTIMIZERS["momentum"](p for p in model.parameters() if p.requires_grad)
+    step = plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    step(batch(0))
+    after = model.state_dict()
+    assert torch.equal(before["0.weight"], after["0.weight"]) and not torch.equal(before["4.weight"], after["4.weight"])
+    assert "0.weight.momentum" not in step._states
+
+
+def test_what_is_not_supported_is_refused_by_name():
+    model = network()
+    with pytest.raises(TypeError, match="RMSprop"):
+        plimsoll.compile(model, torch.optim.RMSprop(model.parameters()), loss=cross_entropy, example=batch(0), memory="2MiB")
+    with pytest.raises(ValueError, match="amsgrad"):
+        plimsoll.compile(model, torch.optim.Adam(model.parameters(), amsgrad=True), loss=cross_entropy, example=batch(0),
+                         memory="2MiB")  # fmt: skip
+    step = plimsoll.compile(model, OPTIMIZERS["momentum"](model.parameters()), loss=cross_entropy, example=batch(0),
+                            memory="2MiB", **LIMITS)  # fmt: skip
+    step._optimizer.param_groups[0]["momentum"] = 0.5
+    with pytest.raises(ValueError, match="momentum is 0.5 now"):
+        step(batch(0))
+
+
+def test_an_exported_file_is_the_same_network(tmp_path):
+    model = network()
+    plimsoll.export(model, loss=cross_entropy, example=batch(0), path=tmp_path / "n.json", weights=tmp_path / "n.safetensors")
+    assert json.loads((tmp_path / "n.json").read_text())["format"] == "plimsoll network"
