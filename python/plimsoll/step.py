@@ -113,6 +113,7 @@ class Step:
         optimizers.check_unchanged(self._optimizer, self._kind, self._groups)
         _feed(self._captured, self._section, batch, self._core.feed)
         loss = self._core.run(optimizers.learning_rates(self._optimizer))
+        self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
         self._stale = True
         return loss
 
