@@ -29,6 +29,13 @@ libgmock-dev file:/usr/include/gmock/gmock.h
 python3 command:python3
 LIST
 }
+plimsoll_python_packages() {  # for the Python package: pip install .
+  cat <<'LIST'
+python3 command:python3
+python3-dev command:python3-config
+python3-venv file:/usr/share/doc/python3-venv
+LIST
+}
 
 # plimsoll_missing LIST...: those of these lists that are not there.
 plimsoll_missing() {
