@@ -16,7 +16,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr size_t kMostFusedInputs = 16, kMostFusedNodes = 256;
+constexpr size_t kMostFusedInputs = 16, kMostFusedNodes = 96;
 
 // What an op computes, with all that was fused into it.
 struct FusedOp {
