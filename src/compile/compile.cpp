@@ -249,6 +249,7 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   Network training = network;
   std::vector<PassReport> passes = run_fusion_passes(training, options.fusion);
   training = make_training_network(training, options.optimizer);
+  for (PassReport& report : run_training_passes(training, options.fusion)) passes.push_back(std::move(report));
   const Bytes lower_bound = least_bytes(training.graph, has_tiers(device, options));
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(training, device, costs, options, enough); },

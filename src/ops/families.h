@@ -19,13 +19,15 @@ std::vector<OpType> conv_ops();             // conv.cpp
 std::vector<OpType> conv_transpose_ops();   // conv_transpose.cpp
 std::vector<OpType> fully_connected_ops();  // fully_connected.cpp
 std::vector<OpType> layer_model_ops();      // layer_model.cpp: the layers of the papers' tables
-std::vector<OpType> loss_ops();     // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
-std::vector<OpType> lrn_ops();      // lrn.cpp
-std::vector<OpType> pool_ops();     // pool.cpp: max and average
-std::vector<OpType> random_ops();   // random.cpp: dropout, RandomNormal
-std::vector<OpType> reorder_ops();  // reorder.cpp
-std::vector<OpType> reshape_ops();  // reshape.cpp
-std::vector<OpType> update_ops();   // update.cpp: SGD, Adam
+std::vector<OpType> loss_ops();       // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
+std::vector<OpType> lrn_ops();        // lrn.cpp
+std::vector<OpType> pointwise_ops();  // pointwise.cpp
+std::vector<OpType> pool_ops();       // pool.cpp: max and average
+std::vector<OpType> random_ops();     // random.cpp: dropout, RandomNormal
+std::vector<OpType> reduce_ops();     // reduce.cpp: Reduce, Expand, Cast
+std::vector<OpType> reorder_ops();    // reorder.cpp
+std::vector<OpType> reshape_ops();    // reshape.cpp
+std::vector<OpType> update_ops();     // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     accumulate_ops,
@@ -42,8 +44,10 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     layer_model_ops,
     loss_ops,
     lrn_ops,
+    pointwise_ops,
     pool_ops,
     random_ops,
+    reduce_ops,
     reorder_ops,
     reshape_ops,
     update_ops,

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/names.h"
 #include "passes/passes.h"
+#include "passes/pointwise.h"
 #include "passes/rebuilder.h"
 #include "passes/split.h"
 #include "plimsoll/ops.h"
@@ -196,6 +197,7 @@ int fuse_all(Network& network, const FusionPass& pass) {
 }
 
 constexpr std::string_view kSplitPass = "split_fully_connected";
+constexpr std::string_view kPointwisePass = "fuse_pointwise";
 
 // `action` changes the network and returns how many rewrites it made.
 template <class Action>
@@ -217,6 +219,7 @@ PassReport run_pass(Network& network, std::string_view name, const Action& actio
 std::vector<std::string_view> fusion_pass_names() {
   std::vector<std::string_view> names;
   for (const FusionPass& pass : kFusionPasses) names.push_back(pass.name);
+  names.push_back(kPointwisePass);
   names.push_back(kSplitPass);
   return names;
 }
@@ -234,10 +237,17 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
   for (const FusionPass& pass : kFusionPasses) {
     if (is_on(pass.name)) reports.push_back(run_pass(network, pass.name, [&] { return fuse_all(network, pass); }));
   }
+  if (is_on(kPointwisePass))
+    reports.push_back(run_pass(network, kPointwisePass, [&] { return fuse_pointwise(network, Phase::forward); }));
   if (is_on(kSplitPass)) {  // last: the blocks take a fused activation with them
     reports.push_back(run_pass(network, kSplitPass, [&] { return split_fully_connected(network, options); }));
   }
   return reports;
+}
+
+std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options) {
+  if (std::find(options.off.begin(), options.off.end(), kPointwisePass) != options.off.end()) return {};
+  return {run_pass(training, "fuse_pointwise_backward", [&] { return fuse_pointwise(training, Phase::backward); })};
 }
 
 }  // namespace plimsoll

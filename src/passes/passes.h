@@ -1,4 +1,4 @@
-// Graph -> graph before autodiff, from one list through one wrapper that names, times, can switch off, and checks each
+// Graph -> graph before and after autodiff, from one list through one wrapper that names, times, can switch off, and checks each
 // pass.
 #pragma once
 
@@ -15,5 +15,8 @@ namespace plimsoll {
 // stay equal up to rounding. Checked after each pass.
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
 std::vector<std::string_view> fusion_pass_names();
+
+// What is fused in the graph of a training step: pointwise ops of its backward pass, unless "fuse_pointwise" is off.
+std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options = {});
 
 }  // namespace plimsoll

@@ -80,6 +80,7 @@ void Rebuilder::finish(Network& network) {
   network.data = map(network.data);
   network.labels = map(network.labels);
   network.correct = map(network.correct);
+  network.gradient_norm = map(network.gradient_norm);
   for (Objective& objective : network.objectives) {
     objective.loss = map(objective.loss);
     std::vector<TensorId> parameters;

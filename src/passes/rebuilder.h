@@ -28,6 +28,7 @@ class Rebuilder {
   Graph& graph() { return after_; }  // to add ops whose outputs are new
   TensorId map(TensorId old) const;  // of a tensor that is not split
   std::vector<TensorId> map(const std::vector<TensorId>& old) const;
+  OpId map(OpId old) const { return old.valid() ? new_op_[old] : OpId{}; }  // of an op that was copied or replaced
   const std::vector<TensorId>& parts(TensorId old) const { return new_ids_[old]; }
   bool is_taken(const std::string& op_name) const;  // in either graph
 

@@ -197,7 +197,8 @@ Measured measure_missing(Session& session, const Network& network, const Compile
                          const MeasureOptions& measure, std::span<const Device* const> beside) {
   Network fused = network;
   run_fusion_passes(fused, options.fusion);
-  const Network training = make_training_network(fused, options.optimizer);
+  Network training = make_training_network(fused, options.optimizer);
+  run_training_passes(training, options.fusion);
   std::vector<const Device*> devices{session.device.get()};
   devices.insert(devices.end(), beside.begin(), beside.end());
   std::set<CostKey> known;

@@ -346,10 +346,131 @@ inline std::vector<Case> accumulation_cases() {
   return cases;
 }
 
+inline TensorId whole_numbers(CaseBuilder& b, const Shape& shape, const std::string& dtype) {
+  return b.op("Cast", {b.uniform(shape, 0, 5)}, {{"dtype", dtype}})[0];
+}
+inline std::vector<Case> pointwise_cases() {
+  std::vector<Case> cases;
+  const auto expression = [](std::string text) { return Attributes{{"expression", std::move(text)}}; };
+  std::vector<Shape> shapes = any_shapes();
+  shapes.insert(shapes.end(), {{}, {1}, {3, 1, 2, 1, 3}, {700, 3}, {3, 1027}});
+  for (const Shape& shape : shapes) {
+    for (const char* text : {"t0=sigmoid(x0);mul(add(mul(t0,x1),cos(x2)),sub(1,t0))", "where(gt(x0,x1),exp(x2),-2)",
+                             "gelu(add(x0,mul(x1,x2)))", "x1", "2.5"}) {
+      cases.push_back({"Pointwise", fmt::format("{} {}", to_string(shape), text), [=](CaseBuilder& b) {
+                         b.op("Pointwise", {b.normal(shape), b.normal(shape), b.normal(shape)}, expression(text));
+                       }});
+    }
+  }
+  for (const char* one : {"neg",  "abs",         "exp",       "expm1", "reciprocal", "square",    "sin",  "cos",
+                          "erf",  "sigmoid",     "tanh",      "relu",  "gelu",       "gelu_tanh", "silu", "softplus",
+                          "mish", "hardsigmoid", "hardswish", "sign",  "floor",      "round",     "not"}) {
+    cases.push_back({"Pointwise", one, [=](CaseBuilder& b) {
+                       b.op("Pointwise", {b.normal({3, 333}, 0, 3)}, expression(fmt::format("{}(x0)", one)));
+                     }});
+  }
+  for (const char* positive : {"log(x0)", "log1p(x0)", "sqrt(x0)", "rsqrt(x0)", "pow(x0,x1)", "pow(x0,2.5)"}) {
+    cases.push_back({"Pointwise", positive, [=](CaseBuilder& b) {
+                       b.op("Pointwise", {b.uniform({3, 333}, 0.1, 4), b.normal({3, 333})}, expression(positive));
+                     }});
+  }
+  for (const char* two : {"add", "sub", "mul", "div", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
+                          "leaky_relu", "elu"}) {
+    cases.push_back(
+        {"Pointwise", two, [=](CaseBuilder& b) {
+           const Shape shape = {2, 20, 5, 7};
+           b.op("Pointwise", {b.normal(shape), b.uniform(shape, 0.5, 2)}, expression(fmt::format("{}(x0,x1)", two)));
+         }});
+  }
+  for (const char* three : {"hardtanh(x0,-0.5,x1)", "clamp(x0,-0.5,x1)", "where(gt(x0,0),x1,x0)"}) {
+    cases.push_back({"Pointwise", three, [=](CaseBuilder& b) {
+                       b.op("Pointwise", {b.normal({129}), b.normal({129})}, expression(three));
+                     }});
+  }
+  const std::vector<std::pair<Shape, Shape>> stretched = {{{2, 20, 5, 7}, {20, 1, 1}},
+                                                          {{2, 64, 5, 7}, {1, 64, 1, 1}},
+                                                          {{2, 48, 5, 7}, {2, 48, 1, 1}},
+                                                          {{2, 20, 5, 7}, {7}},
+                                                          {{2, 20, 5, 7}, {2, 1, 5, 7}},
+                                                          {{2, 64, 5, 7}, {2, 1, 5, 7}},
+                                                          {{4, 37}, {37}},
+                                                          {{4, 37}, {4, 1}},
+                                                          {{3, 1, 5}, {4, 1}},
+                                                          {{2, 1, 3, 1}, {5, 1, 4}},
+                                                          {{6, 5}, {}},
+                                                          {{2, 20, 5, 7}, {2, 20, 5, 7}}};
+  for (const auto& [x, other] : stretched) {
+    for (const std::string dtype : {"f32", "i32", "i64", "u8"}) {
+      cases.push_back({"Pointwise", fmt::format("{} and {} {}", to_string(x), to_string(other), dtype),
+                       [=, x = x, other = other](CaseBuilder& b) {
+                         const TensorId second = dtype == "f32" ? b.normal(other) : whole_numbers(b, other, dtype);
+                         b.op("Pointwise", {b.normal(x), second, b.scalar(0.3)}, expression("add(mul(x0,x1),x2)"));
+                       }});
+    }
+  }
+  for (const auto& [to, from] : stretched) {
+    const Shape reach = to;
+    if (reach == Shape{3, 1, 5} || reach == Shape{2, 1, 3, 1}) continue;  // both are stretched
+    for (const std::string dtype : {"f32", "i32", "i64", "u8"}) {
+      cases.push_back({"Expand", fmt::format("{} to {} {}", to_string(from), to_string(reach), dtype),
+                       [=, from = from](CaseBuilder& b) {
+                         const TensorId x = dtype == "f32" ? b.normal(from) : whole_numbers(b, from, dtype);
+                         b.op("Expand", {x}, {{"shape", reach}});
+                       }});
+    }
+  }
+  for (const std::string from : {"f32", "i32", "i64", "u8"}) {
+    for (const std::string to : {"f32", "i32", "i64", "u8"}) {
+      for (const Shape& shape : {Shape{2, 20, 5, 7}, Shape{129}}) {
+        cases.push_back({"Cast", fmt::format("{} {} to {}", to_string(shape), from, to), [=](CaseBuilder& b) {
+                           const TensorId x = from == "f32" ? b.normal(shape, 0, 300) : whole_numbers(b, shape, from);
+                           b.op("Cast", {x}, {{"dtype", to}});
+                         }});
+      }
+    }
+  }
+  return cases;
+}
+
+inline std::vector<Case> reduce_cases() {
+  std::vector<Case> cases;
+  const std::vector<std::pair<Shape, std::vector<Integers>>> sizes = {
+      {{2, 20, 5, 7}, {{2, 3}, {0, 2, 3}, {1}, {0}, {3}, {}, {0, 3}}},
+      {{2, 64, 6, 5}, {{2, 3}, {0, 2, 3}, {1}, {1, 3}}},
+      {{3, 5, 2, 4, 3}, {{1, 3}, {0, 2, 4}}},
+      {{1000, 37}, {{0}, {1}}},
+      {{5000}, {{0}}},
+      {{1, 7}, {{0}, {1}}},
+      {{}, {{}}}};
+  for (const auto& [shape, all] : sizes) {
+    for (const Integers& dims : all) {
+      for (const std::string function : {"sum", "mean", "max", "min"}) {
+        for (const int64_t keep : {0, 1}) {
+          cases.push_back(
+              {"Reduce",
+               fmt::format("{} of {} over {}{}", function, to_string(shape), fmt::join(dims, ","),
+                           keep != 0 ? " kept" : ""),
+               [=, shape = shape](CaseBuilder& b) {
+                 b.op("Reduce", {b.normal(shape, 0.2)}, {{"function", function}, {"dims", dims}, {"keep_dims", keep}});
+               }});
+        }
+      }
+    }
+  }
+  for (const std::string dtype : {"i32", "i64", "u8"}) {
+    cases.push_back({"Reduce", dtype, [=](CaseBuilder& b) {
+                       b.op("Reduce", {whole_numbers(b, {4, 333}, dtype)},
+                            {{"function", std::string("sum")}, {"dims", Integers{1}}});
+                     }});
+  }
+  return cases;
+}
+
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto family : {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases,
-                      other_image_cases, loss_cases, update_cases, clip_cases, accumulation_cases}) {
+  for (auto family :
+       {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases, other_image_cases,
+        loss_cases, update_cases, clip_cases, accumulation_cases, pointwise_cases, reduce_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

@@ -28,6 +28,8 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     batch_norm_kernels,
     elementwise_kernels,
     loss_kernels,
+    pointwise_kernels,
+    reduce_kernels,
     update_kernels,
     lrn_kernels,
     random_kernels,

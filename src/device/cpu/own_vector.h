@@ -69,7 +69,8 @@ PLIMSOLL_INLINE uint32_t positive_bits(f32x16 v) {
 PLIMSOLL_INLINE f32x16 keep_lanes(uint32_t bits, f32x16 v) {
   return f32x16(_mm512_maskz_mov_ps(static_cast<__mmask16>(bits), __m512(v)));
 }
-PLIMSOLL_INLINE f32x16 square_root(f32x16 v) { return f32x16(_mm512_sqrt_ps(__m512(v))); }
+// Masked, since GCC 12 warns of what the others leave undefined.
+PLIMSOLL_INLINE f32x16 square_root(f32x16 v) { return f32x16(_mm512_maskz_sqrt_ps(0xffff, __m512(v))); }
 #else
 PLIMSOLL_INLINE f32x16 load(const float* from, int count) {
   f32x16 v{};
@@ -128,10 +129,9 @@ PLIMSOLL_INLINE void add_lanes(double* sums, f32x16 v) {
   for (int i = 0; i < 16; ++i) sums[i] += static_cast<double>(lanes[i]);
 }
 
-// Relative error below 2e-7; below -87 it stays at 1.6e-38, above 88 at 1.6e38, so that it never overflows.
-PLIMSOLL_INLINE f32x16 exponential(f32x16 x) {
-  x = minimum(splat(88.0f), maximum(splat(-87.0f), x));  // in this order it keeps what is not a number
-  const f32x16 rounder = splat(12582912.0f);             // 1.5 * 2^23: adding it rounds to the nearest integer
+// exp(x) * 2^(bias - 127), where neither leaves the normal numbers.
+PLIMSOLL_INLINE f32x16 scaled_exponential(f32x16 x, uint32_t bias) {
+  const f32x16 rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const f32x16 shifted = x * splat(1.44269504088896341f) + rounder;
   const f32x16 n = shifted - rounder;
   const f32x16 r = (x - n * splat(0.693359375f)) + n * splat(2.12194440e-4f);  // ln 2 in two parts
@@ -142,8 +142,13 @@ PLIMSOLL_INLINE f32x16 exponential(f32x16 x) {
   p = p * r + splat(1.6666665459e-1f);
   p = p * r + splat(5.0000001201e-1f);
   p = p * r * r + r + splat(1.0f);
-  const u32x16 exponent = (bits_as<u32x16>(shifted) + splat(127u)) << splat(23u);  // the rounder's bits fall off
+  const u32x16 exponent = (bits_as<u32x16>(shifted) + splat(bias)) << splat(23u);  // the rounder's bits fall off
   return p * bits_as<f32x16>(exponent);
+}
+// Relative error below 2e-7; below -87 it stays at 1.6e-38, above 88 at 1.6e38, so that it never overflows.
+PLIMSOLL_INLINE f32x16 exponential(f32x16 x) {
+  // In this order it keeps what is not a number.
+  return scaled_exponential(minimum(splat(88.0f), maximum(splat(-87.0f), x)), 127u);
 }
 
 PLIMSOLL_INLINE f32x16 sigmoid(f32x16 x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }
@@ -161,6 +166,126 @@ PLIMSOLL_INLINE f32x16 hyperbolic_tangent(f32x16 x) {
   const f32x16 near = p * s * x + x;
   return magnitude < splat(0.625f) ? near : (x < splat(0.0f) ? -far : far);
 }
+
+// As std::exp: infinity above 88.7, and 0 below -86.6, where the numbers are hardly normal ones.
+PLIMSOLL_INLINE f32x16 natural_exponential(f32x16 x) {
+  const f32x16 y = scaled_exponential(minimum(splat(88.73f), maximum(splat(-86.6f), x)), 126u) * splat(2.0f);
+  return x > splat(88.72284f) ? splat(__builtin_inff()) : (x < splat(-86.6f) ? splat(0.0f) : y);
+}
+
+// As std::log; relative error below 3e-7 beside 1, absolute below 1e-7 near it.
+PLIMSOLL_INLINE f32x16 natural_logarithm(f32x16 x) {
+  const i32x16 tiny = i32x16(x < splat(1.17549435e-38f));
+  const f32x16 scaled = tiny != 0 ? x * splat(8388608.0f) : x;      // 2^23
+  const i32x16 bits = bits_as<i32x16>(scaled) - splat(0x3f3504f3);  // of sqrt(1/2)
+  const i32x16 exponent = bits >> 23;
+  const f32x16 m = bits_as<f32x16>((bits & splat(0x007fffff)) + splat(0x3f3504f3));  // in [sqrt(1/2), sqrt(2))
+  const f32x16 r = m - splat(1.0f);
+  f32x16 p = splat(6.971611443e-2f);
+  p = p * r + splat(-1.147973381e-1f);
+  p = p * r + splat(1.168541992e-1f);
+  p = p * r + splat(-1.242568734e-1f);
+  p = p * r + splat(1.424905765e-1f);
+  p = p * r + splat(-1.666780232e-1f);
+  p = p * r + splat(2.000071575e-1f);
+  p = p * r + splat(-2.499999696e-1f);
+  p = p * r + splat(3.333333118e-1f);
+  const f32x16 n = __builtin_convertvector(exponent, f32x16) - (tiny != 0 ? splat(23.0f) : splat(0.0f));
+  f32x16 y = r * r * (r * p) + (n * splat(-2.12194440e-4f) - r * r * splat(0.5f)) + r;
+  y += n * splat(0.693359375f);
+  y = x == splat(__builtin_inff()) ? x : y;
+  y = x == splat(0.0f) ? splat(-__builtin_inff()) : y;
+  return x < splat(0.0f) || x != x ? splat(__builtin_nanf("")) : y;
+}
+
+// log(1 + x) and exp(x) - 1, exact to some roundings near 0 too: what was lost in the sum is known from it.
+PLIMSOLL_INLINE f32x16 logarithm_of_one_plus(f32x16 x) {
+  const f32x16 u = splat(1.0f) + x, lost = u - splat(1.0f);
+  const f32x16 y = natural_logarithm(u);
+  return u == splat(1.0f) ? x : (u == splat(__builtin_inff()) ? u : y * (x / lost));
+}
+PLIMSOLL_INLINE f32x16 exponential_minus_one(f32x16 x) {
+  const f32x16 far = natural_exponential(x) - splat(1.0f);
+  f32x16 p = splat(2.4801587e-5f);  // the series, to x^8
+  p = p * x + splat(1.9841270e-4f);
+  p = p * x + splat(1.3888889e-3f);
+  p = p * x + splat(8.3333333e-3f);
+  p = p * x + splat(4.1666667e-2f);
+  p = p * x + splat(1.6666667e-1f);
+  p = p * x + splat(0.5f);
+  const f32x16 near = p * x * x + x;
+  return maximum(-x, x) < splat(0.5f) ? near : far;
+}
+
+// As std::erf; absolute error below 1.5e-7, relative too.
+PLIMSOLL_INLINE f32x16 error_function(f32x16 x) {
+  const f32x16 magnitude = minimum(maximum(-x, x), splat(4.0f));  // 1 from there on
+  const f32x16 s = x * x;
+  f32x16 p = splat(7.875875049e-5f);
+  p = p * s + splat(-8.016864283e-4f);
+  p = p * s + splat(5.189087423e-3f);
+  p = p * s + splat(-2.685421201e-2f);
+  p = p * s + splat(1.128359472e-1f);
+  p = p * s + splat(-3.761262667e-1f);
+  p = p * s + splat(1.128379166f);
+  f32x16 q = splat(1.637151419e-6f);  // the logarithm of 1 - erf(magnitude)
+  q = q * magnitude + splat(-4.605804278e-5f);
+  q = q * magnitude + splat(5.968056265e-4f);
+  q = q * magnitude + splat(-4.759596297e-3f);
+  q = q * magnitude + splat(2.642113602e-2f);
+  q = q * magnitude + splat(-1.100800830e-1f);
+  q = q * magnitude + splat(-6.318260515e-1f);
+  q = q * magnitude + splat(-1.130233435f);
+  q = q * magnitude + splat(3.201380530e-4f);
+  const f32x16 far = splat(1.0f) - exponential(q);
+  const f32x16 y = magnitude < splat(1.0f) ? p * x : (x < splat(0.0f) ? -far : far);
+  return x != x ? x : y;
+}
+
+// As std::sin, or std::cos; absolute error below 1.2e-7 up to 8192, in double precision beyond.
+template <bool kCosine>
+PLIMSOLL_INLINE f32x16 sine_or_cosine(f32x16 x) {
+  const f32x16 rounder = splat(12582912.0f);
+  const f32x16 shifted = x * splat(0.636619772f) + rounder;  // 2 / pi
+  const f32x16 n = shifted - rounder;
+  f32x16 r = x - n * splat(1.5703125f);  // pi / 2 in three parts
+  r = r - n * splat(4.837512969970703125e-4f);
+  r = r - n * splat(7.54978995489188216e-8f);
+  const u32x16 quarter = bits_as<u32x16>(shifted) + splat(kCosine ? 1u : 0u);
+  const f32x16 s = r * r;
+  f32x16 p = splat(2.724992582e-6f);
+  p = p * s + splat(-1.984008674e-4f);
+  p = p * s + splat(8.333331875e-3f);
+  p = p * s + splat(-1.666666666e-1f);
+  f32x16 q = splat(-2.730095920e-7f);
+  q = q * s + splat(2.480060038e-5f);
+  q = q * s + splat(-1.388888767e-3f);
+  q = q * s + splat(4.166666666e-2f);
+  const f32x16 sine = p * s * r + r, cosine = q * s * s - splat(0.5f) * s + splat(1.0f);
+  const f32x16 y = (quarter & splat(1u)) != 0u ? cosine : sine;
+  f32x16 result = bits_as<f32x16>(bits_as<u32x16>(y) ^ ((quarter & splat(2u)) << splat(30u)));
+  if (largest_lane(maximum(-x, x)) <= 8192.0f) return result;  // false where a lane is not a number
+  for (int i = 0; i < kLanes; ++i) {
+    const double lane = static_cast<double>(x[i]);
+    result[i] = static_cast<float>(kCosine ? std::cos(lane) : std::sin(lane));
+  }
+  return result;
+}
+
+// The whole number below, and the nearest one, halves to the even neighbour.
+#ifdef __AVX512F__
+PLIMSOLL_INLINE f32x16 round_down(f32x16 v) { return f32x16(_mm512_maskz_roundscale_ps(0xffff, __m512(v), 0x09)); }
+PLIMSOLL_INLINE f32x16 round_to_even(f32x16 v) { return f32x16(_mm512_maskz_roundscale_ps(0xffff, __m512(v), 0x08)); }
+#else
+PLIMSOLL_INLINE f32x16 round_down(f32x16 v) {
+  for (int i = 0; i < kLanes; ++i) v[i] = std::floor(v[i]);
+  return v;
+}
+PLIMSOLL_INLINE f32x16 round_to_even(f32x16 v) {
+  for (int i = 0; i < kLanes; ++i) v[i] = std::nearbyint(v[i]);
+  return v;
+}
+#endif
 
 // Bits of storage elements [i, i + count) of a mask, from bit 0 on. The first form wants i to be a multiple of 8, and
 // count to be 16 or 8.

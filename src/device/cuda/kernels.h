@@ -40,7 +40,8 @@ std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Con
 std::vector<NamedFactory> join_kernels();         // Concat, Slice, Reorder
 std::vector<NamedFactory> update_kernels();
 std::vector<NamedFactory> random_kernels();
-std::vector<NamedFactory> pool_kernels();  // and LRN
+std::vector<NamedFactory> pointwise_kernels();  // and Cast, Expand, Reduce
+std::vector<NamedFactory> pool_kernels();       // and LRN
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> clip_kernels();
 std::vector<NamedFactory> loss_kernels();

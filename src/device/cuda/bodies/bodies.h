@@ -7,6 +7,7 @@
 #include "device/cuda/bodies/clip.h"
 #include "device/cuda/bodies/elementwise.h"
 #include "device/cuda/bodies/loss.h"
+#include "device/cuda/bodies/pointwise.h"
 #include "device/cuda/bodies/random.h"
 #include "device/cuda/bodies/sums.h"
 #include "device/cuda/bodies/window.h"
@@ -36,6 +37,7 @@ using Bodies =
              SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize, NormalizeBackward, SoftmaxTops,
              SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, SoftmaxBackward, SumAll<SquaredError>,
              SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward, SumAll<Squared>, NormTotal,
-             SquareNorm, ClipTotal, ScaleBy>;
+             SquareNorm, ClipTotal, ScaleBy, RunExpression, ExpandElements<uint8_t>, ExpandElements<uint32_t>,
+             ExpandElements<uint64_t>, CastElements, ReduceRows, ReducePieces, ReduceTotals>;
 
 }  // namespace plimsoll::cuda
