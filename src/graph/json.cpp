@@ -56,6 +56,9 @@ ordered_json attributes_json(const Op& op) {
   for (const auto& [name, attribute] : op.attributes.items()) {
     if (const double* real = std::get_if<double>(&attribute)) {
       j[name] = real_json(*real, op.name);
+    } else if (const auto* reals = std::get_if<std::vector<double>>(&attribute)) {
+      j[name] = ordered_json::array();
+      for (double each : *reals) j[name].push_back(real_json(each, op.name));
     } else {
       std::visit([&, &key = name](const auto& value) { j[key] = value; }, attribute);
     }
@@ -188,6 +191,11 @@ class GraphReader {
         to.set(name, item.text());
       } else if (value.is_number_float()) {
         to.set(name, item.number());
+      } else if (value.is_array() &&
+                 std::any_of(value.begin(), value.end(), [](const auto& v) { return v.is_number_float(); })) {
+        std::vector<double> list;
+        for (size_t i = 0; i < item.size(); ++i) list.push_back(item.item(i).number());
+        to.set(name, std::move(list));
       } else if (value.is_array()) {
         std::vector<int64_t> list;
         for (size_t i = 0; i < item.size(); ++i) list.push_back(item.item(i).integer());
@@ -195,7 +203,7 @@ class GraphReader {
       } else if (value.is_number_integer()) {
         to.set(name, item.integer());
       } else {
-        item.expected("an integer, a number, a text or a list of integers");
+        item.expected("an integer, a number, a text or a list of numbers");
       }
     }
   }
