@@ -31,6 +31,10 @@ std::vector<NamedFactory> lrn_kernels();
 std::vector<NamedFactory> random_kernels();  // Dropout, RandomNormal
 std::vector<NamedFactory> concat_kernels();  // Concat, Slice
 std::vector<NamedFactory> loss_kernels();
+std::vector<NamedFactory> pad_kernels();
+std::vector<NamedFactory> permute_kernels();
+std::vector<NamedFactory> resize_kernels();  // and adaptive pooling
+std::vector<NamedFactory> take_kernels();    // Embedding, IndexSelect, Index, Gather
 std::vector<NamedFactory> update_kernels();  // SGD, Adam, sums of gradients
 
 // The layout of a 4-D image tensor in a family: row-major (""), "acdb", "aBcd16b"; row-major for every other rank.
