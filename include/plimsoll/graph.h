@@ -111,7 +111,7 @@ void scatter_elements(const Shape& shape, const Layout& layout, int64_t element_
 void gather_elements(const Shape& shape, const Layout& layout, int64_t element_bytes, int64_t first, int64_t count,
                      const std::byte* storage, std::byte* to);
 
-using Attribute = std::variant<int64_t, double, std::string, std::vector<int64_t>>;
+using Attribute = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>>;
 
 // Named settings of an op: "stride", "padding", "epsilon". Ordered, so that it prints and hashes the same way always.
 class Attributes {
@@ -131,6 +131,8 @@ class Attributes {
   std::string text(std::string_view name, std::string_view otherwise) const;
   const std::vector<int64_t>& integers(std::string_view name) const;
   std::vector<int64_t> integers(std::string_view name, std::vector<int64_t> otherwise) const;
+  std::vector<double> reals(std::string_view name) const;  // integers count as reals
+  std::vector<double> reals(std::string_view name, std::vector<double> otherwise) const;
 
   const std::map<std::string, Attribute, std::less<>>& items() const { return items_; }
   friend bool operator==(const Attributes&, const Attributes&) = default;

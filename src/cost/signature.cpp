@@ -17,6 +17,9 @@ void append(std::string& text, const Attribute& attribute) {
   if (const auto* l = std::get_if<std::vector<int64_t>>(&attribute)) {
     fmt::format_to(std::back_inserter(text), "[{}]", fmt::join(*l, ","));
   }
+  if (const auto* l = std::get_if<std::vector<double>>(&attribute)) {
+    fmt::format_to(std::back_inserter(text), "[{}]", fmt::join(*l, ","));
+  }
 }
 
 // What tells two ops of a network apart but changes nothing about their cost.

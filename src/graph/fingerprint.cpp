@@ -42,6 +42,10 @@ void write(Writer& to, const Attribute& attribute) {
         if constexpr (std::is_same_v<T, double>) to.real(value);
         if constexpr (std::is_same_v<T, std::string>) to.text(value);
         if constexpr (std::is_same_v<T, std::vector<int64_t>>) to.numbers(value);
+        if constexpr (std::is_same_v<T, std::vector<double>>) {
+          to.number(static_cast<int64_t>(value.size()));
+          for (double real : value) to.real(real);
+        }
       },
       attribute);
 }

@@ -300,6 +300,16 @@ std::vector<int64_t> Attributes::integers(std::string_view name, std::vector<int
   if (has(name)) return integers(name);
   return otherwise;
 }
+std::vector<double> Attributes::reals(std::string_view name) const {
+  if (const auto it = items_.find(name); it != items_.end()) {
+    if (const auto* list = std::get_if<std::vector<int64_t>>(&it->second)) return {list->begin(), list->end()};
+  }
+  return attribute<std::vector<double>>(items_, name, "a list of numbers");
+}
+std::vector<double> Attributes::reals(std::string_view name, std::vector<double> otherwise) const {
+  if (has(name)) return reals(name);
+  return otherwise;
+}
 
 TensorId Graph::add_source(std::string name, Shape shape, DType dtype, Role role, Initializer init) {
   expect_shape(shape, fmt::format("tensor '{}'", name));

@@ -41,6 +41,9 @@ ordered_json attributes_json(const Op& op) {
   for (const auto& [name, attribute] : op.attributes.items()) {
     if (const double* real = std::get_if<double>(&attribute)) {
       j[name] = real_json(*real, op.name);
+    } else if (const auto* reals = std::get_if<std::vector<double>>(&attribute)) {
+      j[name] = ordered_json::array();
+      for (double each : *reals) j[name].push_back(real_json(each, op.name));
     } else {
       std::visit([&, &key = name](const auto& value) { j[key] = value; }, attribute);
     }

@@ -1,5 +1,7 @@
 #include "graph/json_parts.h"
 
+#include <algorithm>
+
 namespace plimsoll {
 namespace {
 
@@ -28,6 +30,11 @@ Attributes read_attributes(const JsonReader& r, const std::function<int64_t(cons
       attributes.set(name, item.text());
     } else if (value.is_number_float()) {
       attributes.set(name, item.number());
+    } else if (value.is_array() &&
+               std::any_of(value.begin(), value.end(), [](const auto& v) { return v.is_number_float(); })) {
+      std::vector<double> list;
+      for (size_t i = 0; i < item.size(); ++i) list.push_back(item.item(i).number());
+      attributes.set(name, std::move(list));
     } else if (value.is_array()) {
       std::vector<int64_t> list;
       for (size_t i = 0; i < item.size(); ++i)
@@ -36,7 +43,7 @@ Attributes read_attributes(const JsonReader& r, const std::function<int64_t(cons
     } else if (value.is_number_integer()) {
       attributes.set(name, item.integer());
     } else {
-      item.expected("an integer, a number, a text or a list of integers");
+      item.expected("an integer, a number, a text or a list of numbers");
     }
   }
   return attributes;

@@ -49,6 +49,15 @@ TEST(GraphJson, ReadsOpsThatReadWhatALaterOpMakes) {
   EXPECT_EQ(fingerprint(graph_from_json(to_json(graph))), fingerprint(graph));
 }
 
+TEST(GraphJson, KeepsListsOfRealNumbers) {
+  Graph graph = small_graph();
+  graph.op({0}).attributes.set("scale", std::vector<double>{1.5, 2.0});
+  const Graph again = graph_from_json(to_json(graph));
+  EXPECT_EQ(again.op({0}).attributes, graph.op({0}).attributes);
+  EXPECT_EQ(fingerprint(again), fingerprint(graph));
+  EXPECT_EQ(to_text(again), to_text(graph));
+}
+
 TEST(GraphJson, EveryChangeOfTheGraphChangesItsFingerprint) {
   const uint64_t original = fingerprint(small_graph());
   auto changed = [&](auto change) {
@@ -80,7 +89,7 @@ TEST(GraphJson, ErrorsSayThePlaceAndWhatWasExpected) {
       error_of(replaced(text, "\"layer\":", "\"lair\":")),
       "ops[0]: \"lair\" is not known here; known: type, name, layer, phase, forward, inputs, outputs, attributes");
   EXPECT_EQ(error_of(replaced(text, "0.25", "null")),
-            "ops[0].attributes.slope: an integer, a number, a text or a list of integers was expected, not null");
+            "ops[0].attributes.slope: an integer, a number, a text or a list of numbers was expected, not null");
   EXPECT_EQ(error_of(replaced(text, "\"version\": 1", "\"version\": 2")),
             "version: an integer from 1 to 1 was expected, not 2");
   EXPECT_EQ(error_of(replaced(text, "\"ops\": [", "\"ops\": [,")).substr(0, 33), "line 9, column 10: this is no JSO");

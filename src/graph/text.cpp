@@ -16,7 +16,7 @@ std::string describe(const Attribute& attribute) {
   return std::visit(
       [](const auto& value) {
         using T = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
+        if constexpr (std::is_same_v<T, std::vector<int64_t>> || std::is_same_v<T, std::vector<double>>) {
           return fmt::format("[{}]", fmt::join(value, ","));
         } else {
           return fmt::format("{}", value);

@@ -21,12 +21,16 @@ std::vector<OpType> fully_connected_ops();  // fully_connected.cpp
 std::vector<OpType> layer_model_ops();      // layer_model.cpp: the layers of the papers' tables
 std::vector<OpType> loss_ops();       // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
 std::vector<OpType> lrn_ops();        // lrn.cpp
+std::vector<OpType> pad_ops();        // pad.cpp
+std::vector<OpType> permute_ops();    // permute.cpp
 std::vector<OpType> pointwise_ops();  // pointwise.cpp
 std::vector<OpType> pool_ops();       // pool.cpp: max and average
 std::vector<OpType> random_ops();     // random.cpp: dropout, RandomNormal
 std::vector<OpType> reduce_ops();     // reduce.cpp: Reduce, Expand, Cast
 std::vector<OpType> reorder_ops();    // reorder.cpp
 std::vector<OpType> reshape_ops();    // reshape.cpp
+std::vector<OpType> resize_ops();     // resize.cpp: interpolation, adaptive pooling
+std::vector<OpType> take_ops();       // take.cpp: Embedding, IndexSelect, Index, Gather
 std::vector<OpType> update_ops();     // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
@@ -45,11 +49,15 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     loss_ops,
     lrn_ops,
     pointwise_ops,
+    pad_ops,
+    permute_ops,
     pool_ops,
     random_ops,
     reduce_ops,
     reorder_ops,
     reshape_ops,
+    resize_ops,
+    take_ops,
     update_ops,
 };
 

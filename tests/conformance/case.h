@@ -42,6 +42,17 @@ class CaseBuilder {
       return some_missing && i % 3 == 2 ? -1 : static_cast<int32_t>(random_() % static_cast<uint64_t>(classes));
     });
   }
+  // Whole numbers in [low, high).
+  TensorId integers(Shape shape, DType dtype, int64_t low, int64_t high) {
+    const auto draw = [&](int64_t) {
+      return low + static_cast<int64_t>(random_() % static_cast<uint64_t>(high - low));
+    };
+    switch (dtype) {
+      case DType::u8: return fill<uint8_t>(std::move(shape), dtype, draw);
+      case DType::i32: return fill<int32_t>(std::move(shape), dtype, draw);
+      default: return fill<int64_t>(std::move(shape), DType::i64, draw);
+    }
+  }
   // An op's outputs.
   std::vector<TensorId> op(std::string_view type, std::vector<TensorId> inputs, Attributes attributes = {}) {
     const OpId id =
@@ -57,7 +68,7 @@ class CaseBuilder {
   template <class T, class Draw>
   TensorId fill(Shape shape, DType dtype, Draw draw) {
     std::vector<T> values(element_count(shape));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = draw(static_cast<int64_t>(i));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(draw(static_cast<int64_t>(i)));
     const TensorId id =
         graph.add_source("source" + std::to_string(graph.tensor_count()), std::move(shape), dtype, Role::input);
     std::vector<std::byte> bytes(values.size() * sizeof(T));

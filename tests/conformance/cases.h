@@ -5,10 +5,9 @@
 
 #include "tests/conformance/case.h"
 #include "tests/conformance/convolution_cases.h"
+#include "tests/conformance/move_cases.h"
 
 namespace plimsoll::conformance {
-
-using Integers = std::vector<int64_t>;
 
 inline std::vector<Case> fully_connected_cases() {
   struct Sizes {
@@ -468,9 +467,9 @@ inline std::vector<Case> reduce_cases() {
 
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto family :
-       {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases, other_image_cases,
-        loss_cases, update_cases, clip_cases, accumulation_cases, pointwise_cases, reduce_cases}) {
+  for (auto family : {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases,
+                      other_image_cases, loss_cases, update_cases, clip_cases, accumulation_cases, pointwise_cases,
+                      reduce_cases, move_cases, resize_cases, take_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

@@ -172,7 +172,7 @@ std::vector<std::byte> result_of(const Device& device, const Subject& subject, c
   for (TensorId id : op.inputs) {
     const Tensor& tensor = graph.tensor(id);
     std::byte* place = take(tensor.bytes());
-    const int64_t size = tensor.dtype == DType::u8 ? 1 : 4;
+    const int64_t size = storage_bytes({1}, tensor.dtype, {}).count;
     scatter_elements(tensor.shape, tensor.layout, size, 0, element_count(tensor.shape), subject.values[id.index].data(),
                      place);
     inputs.push_back(place);

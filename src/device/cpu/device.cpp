@@ -34,6 +34,10 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     lrn_kernels,
     random_kernels,
     concat_kernels,
+    pad_kernels,
+    permute_kernels,
+    resize_kernels,
+    take_kernels,
 };
 
 const KernelFactory* find_factory(std::string_view op_type) {

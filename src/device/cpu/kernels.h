@@ -28,11 +28,15 @@ std::vector<NamedFactory> reorder_kernels();
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Constant
 std::vector<NamedFactory> lrn_kernels();
-std::vector<NamedFactory> pointwise_kernels();    // Cast, Expand, Pointwise
-std::vector<NamedFactory> random_kernels();  // Dropout, RandomNormal
-std::vector<NamedFactory> concat_kernels();  // Concat, Slice
+std::vector<NamedFactory> pointwise_kernels();  // Cast, Expand, Pointwise
+std::vector<NamedFactory> random_kernels();     // Dropout, RandomNormal
+std::vector<NamedFactory> concat_kernels();     // Concat, Slice
 std::vector<NamedFactory> loss_kernels();
+std::vector<NamedFactory> pad_kernels();
+std::vector<NamedFactory> permute_kernels();
 std::vector<NamedFactory> reduce_kernels();
+std::vector<NamedFactory> resize_kernels();  // and adaptive pooling
+std::vector<NamedFactory> take_kernels();    // Embedding, IndexSelect, Index, Gather
 std::vector<NamedFactory> update_kernels();  // SGD, Adam, sums of gradients
 
 // The layout of a 4-D image tensor in a family: row-major (""), "acdb", "aBcd16b"; row-major for every other rank.

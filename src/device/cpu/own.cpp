@@ -68,6 +68,12 @@ std::vector<KernelSpec> own_specs_any_layout(const Graph& graph, const Op& op, L
   return specs;
 }
 
+std::vector<KernelSpec> own_specs_row_major(const Graph& graph, const Op& op, LayoutFamily, int) {
+  return {{.name = "own",
+           .inputs = layouts(graph, op.inputs, LayoutFamily::plain),
+           .outputs = layouts(graph, op.outputs, LayoutFamily::plain)}};
+}
+
 void require_one_layout(const Graph& graph, const Op& op, const Shape& shape) {
   const Tensor* first = nullptr;
   auto see = [&](TensorId id) {
@@ -99,9 +105,11 @@ void require_own(const Op& op, std::string_view kernel) {
   throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): no kernel '{}'", op.name, op.type->name, kernel));
 }
 
-OwnKernel::OwnKernel(const Graph& graph, const Op& op, int threads)
-    : parts_(parts_for(graph, op, threads)), inputs_(op.inputs.size()), outputs_(op.outputs.size()) {
+OwnKernel::OwnKernel(const Graph& graph, const Op& op, int threads) : OwnKernel(graph, op, threads, AnyDType{}) {
   require_f32(graph, op);
 }
+
+OwnKernel::OwnKernel(const Graph& graph, const Op& op, int threads, AnyDType)
+    : parts_(parts_for(graph, op, threads)), inputs_(op.inputs.size()), outputs_(op.outputs.size()) {}
 
 }  // namespace plimsoll::cpu

@@ -42,6 +42,9 @@ std::vector<KernelSpec> own_specs(const Graph& graph, const Op& op, LayoutFamily
 // The same for kernels that run on any layout that the tensors of the first input's shape share.
 std::vector<KernelSpec> own_specs_any_layout(const Graph& graph, const Op& op, LayoutFamily family, int threads);
 
+// The same with all tensors row-major, and of any dtype.
+std::vector<KernelSpec> own_specs_row_major(const Graph& graph, const Op& op, LayoutFamily family, int threads);
+
 // Throws Error(unsupported) unless all tensors of the op that have `shape` lie in one layout.
 void require_one_layout(const Graph& graph, const Op& op, const Shape& shape);
 // Throws Error(unsupported) unless the op's floating tensors are f32.
@@ -73,10 +76,13 @@ inline int parts_for(const Graph& graph, const Op& op, int threads) {
   return parts_for(bytes, threads);
 }
 
+struct AnyDType {};  // says that a kernel only moves elements, of whatever dtype
+
 // The part of a kernel that is the same for all: pointers, and a workspace of fixed size.
 class OwnKernel : public Kernel {
  public:
   OwnKernel(const Graph& graph, const Op& op, int threads);
+  OwnKernel(const Graph& graph, const Op& op, int threads, AnyDType);
   Bytes workspace() const override { return workspace_bytes_; }
   void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) override {
     std::copy(inputs.begin(), inputs.end(), inputs_.begin());

@@ -1,5 +1,5 @@
-// Concat and Slice. Most are copies of runs: the storage, whatever its order, is rows of which each tensor has a piece.
-// Only blocked channels that do not begin or end with a block have to be moved between lanes.
+// Concat, Slice and SliceBackward. Most are copies of runs: the storage, whatever its order, is rows of which each tensor
+// has a piece. Only blocked channels that do not begin or end with a block have to be moved between lanes.
 //
 //   two blocks of the source   [ . . . a b c | d e . . . . ]       one block of the result, lanes lo..hi from it:
 //                                    |-- window --|                 [ existing | a b c d e | zeros ]
@@ -8,16 +8,20 @@
 #include <cstring>
 
 #include "device/cpu/own.h"
+#include "device/cpu/own_move.h"
 #include "device/cpu/own_vector.h"
+#include "ops/move.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cpu {
 namespace {
 
-// What one tensor gives to the result: positions [from, from + count) of its axis, to be found at `to`.
+// What one tensor gives to the result: positions [from, from + count) of its axis, to be found at `to`. Without a tensor:
+// zeros.
 struct Piece {
   int64_t length = 0;  // of the source's axis
   int64_t from = 0, to = 0, count = 0;
+  bool zeros = false;
   const float* data = nullptr;
 };
 
@@ -77,7 +81,8 @@ PLIMSOLL_INLINE f32x16 window(f32x16 a, f32x16 b, int first) {
 class Join : public OwnKernel {
  public:
   void run() override {
-    for (size_t i = 0; i < pieces_.size(); ++i) pieces_[i].data = input(i);
+    size_t next = 0;
+    for (Piece& piece : pieces_) piece.data = piece.zeros ? nullptr : input(next++);
     if (geometry_.lanes && !whole_blocks_) return move_lanes();
     const int64_t unit = geometry_.lanes ? 16 : 1;  // of the axis, to a step of it in storage
     const int64_t row = (length_ + unit - 1) / unit * geometry_.run;
@@ -122,6 +127,10 @@ class Join : public OwnKernel {
     const int64_t end = begin + (piece.count + unit - 1) / unit * geometry_.run;
     const int64_t first = std::max(begin, range.begin), last = std::min(end, range.end);
     if (first >= last) return;
+    if (piece.zeros) {
+      std::memset(output(0) + first, 0, (last - first) * sizeof(float));
+      return;
+    }
     const int64_t source_row = (piece.length + unit - 1) / unit * geometry_.run;
     copy(output(0) + first, piece.data + r * source_row + piece.from / unit * geometry_.run + (first - begin),
          last - first);
@@ -140,6 +149,7 @@ class Join : public OwnKernel {
     const int lo = static_cast<int>(std::max<int64_t>(0, piece.to - block * 16));
     const int hi = static_cast<int>(std::min<int64_t>(16, piece.to + piece.count - block * 16));
     if (lo >= hi) return;
+    if (piece.zeros) return fill_zeros(n, block, lo);
     const int64_t source =
         piece.from + block * 16 - piece.to;  // the source's channel for lane 0, maybe before its first
     const int64_t source_blocks = (piece.length + 15) / 16;
@@ -158,6 +168,11 @@ class Join : public OwnKernel {
       if (lo > 0) lanes = merge(kept, load(to + i), lanes);
       store(to + i, lanes);
     }
+  }
+  void fill_zeros(int64_t n, int64_t block, int lo) const {  // from lane lo on: what lies behind writes its own later
+    const int64_t plane = image_.pixels * 16;
+    float* to = output(0) + (n * image_.blocks() + block) * plane;
+    for (int64_t i = 0; i < plane; i += 16) store(to + i, lo > 0 ? first_lanes(load(to + i), lo) : f32x16{});
   }
   PLIMSOLL_INLINE static f32x16 merge(uint32_t bits, f32x16 where_set, f32x16 elsewhere) {
     return bits_as<f32x16>(
@@ -202,10 +217,131 @@ class Slice : public Join {
   }
 };
 
+class SliceBackward : public Join {
+ public:
+  SliceBackward(const Graph& graph, const Op& op, int threads) : Join(graph, op, threads, pieces(graph, op)) {}
+
+ private:
+  static std::vector<Piece> pieces(const Graph& graph, const Op& op) {
+    const int64_t begin = op.attributes.integer("begin"), length = op.attributes.integer("length");
+    const int64_t size = graph.tensor(op.inputs[0]).shape[op.attributes.integer("axis")], end = begin + size;
+    std::vector<Piece> result;
+    if (begin > 0) result.push_back({.length = begin, .count = begin, .zeros = true});
+    result.push_back({.length = size, .to = begin, .count = size});
+    if (end < length) result.push_back({.length = length - end, .to = end, .count = length - end, .zeros = true});
+    return result;
+  }
+};
+
+// The same for elements of any width, and in steps: one run an element of the axis.
+class StepJoin final : public OwnKernel {
+ public:
+  StepJoin(const Graph& graph, const Op& op, int threads) : OwnKernel(graph, op, threads, AnyDType{}) {
+    const size_t axis = op.attributes.integer("axis");
+    const Tensor& y = graph.tensor(op.outputs[0]);
+    const int64_t begin = op.attributes.integer("begin", 0), step = op.attributes.integer("step", 1);
+    const Geometry g = geometry(y, axis);
+    width_ = element_width(y);
+    rows_ = g.rows;
+    run_ = g.run;
+    y_length_ = y.shape[axis];
+    bytes_ = y.bytes().count;
+    clears_ = op.type->name == "SliceBackward";
+    int64_t to = 0;
+    for (TensorId id : op.inputs) {
+      const Tensor& x = graph.tensor(id);
+      if (geometry(x, axis).run != run_ || geometry(x, axis).rows != rows_ ||
+          x.layout.is_plain() != y.layout.is_plain()) {
+        throw Error(
+            ErrorCode::unsupported,
+            fmt::format("op '{}' ({}) wants its tensors in one layout without blocks, but '{}' lies in '{}' and "
+                        "'{}' in '{}'",
+                        op.name, op.type->name, x.name, x.layout.tag, y.name, y.layout.tag));
+      }
+      const int64_t length = x.shape[axis];
+      if (op.type->name == "Slice") strips_.push_back({length, begin, step, 0, 1, y_length_});
+      if (op.type->name == "SliceBackward") strips_.push_back({length, 0, 1, begin, step, length});
+      if (op.type->name == "Concat") strips_.push_back({length, 0, 1, to, 1, length});
+      to += length;
+    }
+  }
+
+  void run() override {
+    if (clears_) {
+      for_each_part(parts_, [&](int part) {
+        const Range range = share(bytes_, part, parts_, 4096);
+        std::memset(output<std::byte>(0) + range.begin, 0, range.end - range.begin);
+      });
+    }
+    with_width(width_, [&](auto zero) {
+      for (size_t i = 0; i < strips_.size(); ++i) move(strips_[i], input<decltype(zero)>(i));
+    });
+  }
+
+ private:
+  struct Strip {
+    int64_t length;  // of the source's axis
+    int64_t from, from_step, to, to_step, count;
+  };
+
+  template <class T>
+  void move(const Strip& strip, const T* x) const {
+    T* y = output<T>(0);
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(rows_ * strip.count, part, parts_);
+      int64_t row = range.begin / strip.count, k = range.begin % strip.count;
+      for (int64_t left = range.end - range.begin; left > 0; ++row, k = 0) {
+        const int64_t count = std::min(left, strip.count - k);
+        const T* from = x + (row * strip.length + strip.from + k * strip.from_step) * run_;
+        T* to = y + (row * y_length_ + strip.to + k * strip.to_step) * run_;
+        move_positions(from, strip.from_step * run_, to, strip.to_step * run_, count);
+        left -= count;
+      }
+    });
+  }
+  template <class T>
+  PLIMSOLL_INLINE void move_positions(const T* from, int64_t from_step, T* to, int64_t to_step, int64_t count) const {
+    const int64_t bytes = run_ * static_cast<int64_t>(sizeof(T));
+    if (from_step == run_ && to_step == run_) {
+      copy_run(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from), count * bytes);
+    } else if (run_ == 1) {
+      for (int64_t k = 0; k < count; ++k) to[k * to_step] = from[k * from_step];
+    } else {
+      for (int64_t k = 0; k < count; ++k)
+        copy_run(reinterpret_cast<std::byte*>(to + k * to_step),
+                 reinterpret_cast<const std::byte*>(from + k * from_step), bytes);
+    }
+  }
+
+  int64_t width_ = 4, rows_ = 1, run_ = 1, y_length_ = 1, bytes_ = 0;
+  bool clears_ = false;
+  std::vector<Strip> strips_;
+};
+
+// Four bytes and no steps: as all images do. The rest takes no blocks.
+bool is_plain_join(const Graph& graph, const Op& op) {
+  return element_width(graph.tensor(op.outputs[0])) == 4 && op.attributes.integer("step", 1) == 1;
+}
+
+std::vector<KernelSpec> join_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
+  const bool any = is_plain_join(graph, op) || family == LayoutFamily::channels_last;
+  if (any && graph.tensor(op.outputs[0]).dtype != DType::f64) return own_specs(graph, op, family, threads);
+  return own_specs_row_major(graph, op, family, threads);
+}
+
+template <class K>
+std::unique_ptr<Kernel> make_join(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
+  require_own(op, kernel);
+  if (is_plain_join(graph, op)) return std::make_unique<K>(graph, op, threads);
+  return std::make_unique<StepJoin>(graph, op, threads);
+}
+
 }  // namespace
 
 std::vector<NamedFactory> concat_kernels() {
-  return {{"Concat", {own_specs, make_own<Concat>}}, {"Slice", {own_specs, make_own<Slice>}}};
+  return {{"Concat", {join_specs, make_join<Concat>}},
+          {"Slice", {join_specs, make_join<Slice>}},
+          {"SliceBackward", {join_specs, make_join<SliceBackward>}}};
 }
 
 }  // namespace plimsoll::cpu

@@ -152,6 +152,10 @@ std::vector<KernelSpec> own_specs(const Context&, const Graph& graph, const Op& 
   return {family_spec(graph, op, family, "own", {})};
 }
 
+std::vector<KernelSpec> own_specs_row_major(const Context&, const Graph& graph, const Op& op, LayoutFamily) {
+  return {family_spec(graph, op, LayoutFamily::plain, "own", {})};
+}
+
 std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph& graph, const Op& op,
                                              LayoutFamily family) {
   std::vector<KernelSpec> specs = own_specs(context, graph, op, family);

@@ -38,6 +38,10 @@ std::vector<NamedFactory> convolution_kernels();
 std::vector<NamedFactory> fully_connected_kernels();
 std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Constant
 std::vector<NamedFactory> join_kernels();         // Concat, Slice, Reorder
+std::vector<NamedFactory> pad_kernels();
+std::vector<NamedFactory> permute_kernels();
+std::vector<NamedFactory> resize_kernels();  // and adaptive pooling
+std::vector<NamedFactory> take_kernels();    // Embedding, IndexSelect, Index, Gather
 std::vector<NamedFactory> update_kernels();
 std::vector<NamedFactory> random_kernels();
 std::vector<NamedFactory> pointwise_kernels();  // and Cast, Expand, Reduce
@@ -126,6 +130,16 @@ std::unique_ptr<Kernel> make_own(const Context& context, const Graph& graph, con
   require_f32(graph, op);
   return std::make_unique<K>(context, graph, op);
 }
+// For kernels that only move elements, of whatever dtype.
+template <class K>
+std::unique_ptr<Kernel> make_own_any_dtype(const Context& context, const Graph& graph, const Op& op,
+                                           std::string_view kernel) {
+  require_own(op, kernel);
+  return std::make_unique<K>(context, graph, op);
+}
+// One kernel, "own", with all tensors row-major.
+std::vector<KernelSpec> own_specs_row_major(const Context& context, const Graph& graph, const Op& op,
+                                            LayoutFamily family);
 // Specs with the workspace that the kernel itself tells.
 template <class K>
 std::vector<KernelSpec> own_specs_with_workspace(const Context& context, const Graph& graph, const Op& op,

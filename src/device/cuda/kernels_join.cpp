@@ -5,6 +5,7 @@
 #include <array>
 
 #include "device/cuda/kernels.h"
+#include "ops/move.h"
 #include "plimsoll/error.h"
 #include "plimsoll/ops.h"
 
@@ -39,6 +40,7 @@ class ConcatKernel final : public CudaKernel {
     const Tensor& y = graph.tensor(op.outputs[0]);
     rows_ = rows_of(op, y, axis);
     whole_ = y.shape[axis] * rows_.inner;
+    width_ = element_width(y);
     for (TensorId id : op.inputs) {
       const Tensor& x = graph.tensor(id);
       if (x.layout.is_plain() != y.layout.is_plain()) {
@@ -52,44 +54,67 @@ class ConcatKernel final : public CudaKernel {
 
  private:
   void work() override {
-    int64_t begin = 0;
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      launch(
-          CopyRows{
-              .to = output(0) + begin, .from = input(i), .length = parts_[i], .to_row = whole_, .from_row = parts_[i]},
-          rows_.outer * parts_[i]);
-      begin += parts_[i];
-    }
+    with_width(width_, [&](auto zero) {
+      using T = decltype(zero);
+      int64_t begin = 0;
+      for (size_t i = 0; i < parts_.size(); ++i) {
+        launch(CopyRows<T>{.to = output<T>(0) + begin,
+                           .from = input<T>(i),
+                           .length = parts_[i],
+                           .to_row = whole_,
+                           .from_row = parts_[i]},
+               rows_.outer * parts_[i]);
+        begin += parts_[i];
+      }
+    });
   }
 
   Rows rows_;
-  int64_t whole_ = 0;
+  int64_t whole_ = 0, width_ = 4;
   std::vector<int64_t> parts_;
 };
 
+// Slice, and its way back.
 class SliceKernel final : public CudaKernel {
  public:
-  SliceKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
+  SliceKernel(const Context& context, const Graph& graph, const Op& op)
+      : CudaKernel(context, graph, op), backward_(op.type->name == "SliceBackward") {
     const int64_t axis = op.attributes.integer("axis");
     const Tensor &x = graph.tensor(op.inputs[0]), &y = graph.tensor(op.outputs[0]);
     if (x.layout.is_plain() != y.layout.is_plain()) {
       throw Error(ErrorCode::unsupported,
-                  fmt::format("op '{}' (Slice): '{}' and '{}' lie differently", op.name, x.name, y.name));
+                  fmt::format("op '{}' ({}): '{}' and '{}' lie differently", op.name, op.type->name, x.name, y.name));
     }
     rows_ = rows_of(op, x, axis);
-    whole_ = x.shape[axis] * rows_.inner;
-    part_ = y.shape[axis] * rows_.inner;
-    begin_ = op.attributes.integer("begin") * rows_.inner;
+    length_ = (backward_ ? y : x).shape[axis];
+    count_ = (backward_ ? x : y).shape[axis];
+    begin_ = op.attributes.integer("begin");
+    step_ = op.attributes.integer("step", 1);
+    width_ = element_width(x);
   }
 
  private:
   void work() override {
-    launch(CopyRows{.to = output(0), .from = input(0) + begin_, .length = part_, .to_row = part_, .from_row = whole_},
-           rows_.outer * part_);
+    with_width(width_, [&](auto zero) {
+      using T = decltype(zero);
+      backward_ ? ask<SpreadSteps<T>, T>(length_) : ask<TakeSteps<T>, T>(count_);
+    });
+  }
+  template <class Body, class T>
+  void ask(int64_t positions) const {
+    launch(Body{.to = output<T>(0),
+                .from = input<T>(0),
+                .length = length_,
+                .count = count_,
+                .inner = rows_.inner,
+                .begin = begin_,
+                .step = step_},
+           rows_.outer * positions * rows_.inner);
   }
 
+  bool backward_;
   Rows rows_;
-  int64_t whole_ = 0, part_ = 0, begin_ = 0;
+  int64_t length_ = 1, count_ = 1, begin_ = 0, step_ = 1, width_ = 4;
 };
 
 class ReorderKernel final : public CudaKernel {
@@ -140,8 +165,9 @@ std::vector<KernelSpec> reorder_specs(const Context&, const Graph& graph, const 
 }  // namespace
 
 std::vector<NamedFactory> join_kernels() {
-  return {{"Concat", {own_specs, make_own<ConcatKernel>}},
-          {"Slice", {own_specs, make_own<SliceKernel>}},
+  return {{"Concat", {own_specs, make_own_any_dtype<ConcatKernel>}},
+          {"Slice", {own_specs, make_own_any_dtype<SliceKernel>}},
+          {"SliceBackward", {own_specs, make_own_any_dtype<SliceKernel>}},
           {"Reorder", {reorder_specs, make_own<ReorderKernel>}}};
 }
 

@@ -7,8 +7,10 @@
 #include "device/cuda/bodies/clip.h"
 #include "device/cuda/bodies/elementwise.h"
 #include "device/cuda/bodies/loss.h"
+#include "device/cuda/bodies/move.h"
 #include "device/cuda/bodies/pointwise.h"
 #include "device/cuda/bodies/random.h"
+#include "device/cuda/bodies/resize.h"
 #include "device/cuda/bodies/sums.h"
 #include "device/cuda/bodies/window.h"
 
@@ -29,15 +31,20 @@ struct BodyList {
   }
 };
 
-using Bodies =
-    BodyList<Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, CopyRows, Accumulate,
-             Sgd, AdamFactors, Adam, Dropout, RandomNormal, MaxPool, MaxPoolBackward, AveragePool, AveragePoolBackward,
-             Lrn, LrnBackward, DirectForward, DirectBackwardData, DirectBackwardWeights, SumPieces<Values>,
-             SumPieces<Moments>, SumPieces<Gradients>, SumPiecesAcross<Values>, SumPiecesAcross<Moments>,
-             SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize, NormalizeBackward, SoftmaxTops,
-             SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, SoftmaxBackward, SumAll<SquaredError>,
-             SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward, SumAll<Squared>, NormTotal,
-             SquareNorm, ClipTotal, ScaleBy, RunExpression, ExpandElements<uint8_t>, ExpandElements<uint32_t>,
-             ExpandElements<uint64_t>, CastElements, ReduceRows, ReducePieces, ReduceTotals>;
+using Bodies = BodyList<
+    Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, Accumulate, Sgd, AdamFactors,
+    Adam, Dropout, RandomNormal, MaxPool, MaxPoolBackward, AveragePool, AveragePoolBackward, Lrn, LrnBackward,
+    DirectForward, DirectBackwardData, DirectBackwardWeights, SumPieces<Values>, SumPieces<Moments>,
+    SumPieces<Gradients>, SumPiecesAcross<Values>, SumPiecesAcross<Moments>, SumPiecesAcross<Gradients>, ChannelTotals,
+    Statistics, Normalize, NormalizeBackward, SoftmaxTops, SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal,
+    SoftmaxBackward, SumAll<SquaredError>, SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward,
+    SumAll<Squared>, NormTotal, SquareNorm, ClipTotal, ScaleBy, RunExpression, ExpandElements<uint8_t>,
+    ExpandElements<uint32_t>, ExpandElements<uint64_t>, CastElements, ReduceRows, ReducePieces, ReduceTotals,
+    PermuteElements<uint8_t>, PermuteElements<uint32_t>, PermuteElements<uint64_t>, TransposeFours, CopyRows<uint8_t>,
+    CopyRows<uint32_t>, CopyRows<uint64_t>, TakeSteps<uint8_t>, TakeSteps<uint32_t>, TakeSteps<uint64_t>,
+    SpreadSteps<uint8_t>, SpreadSteps<uint32_t>, SpreadSteps<uint64_t>, MakeRows, TakeRows<uint8_t>, TakeRows<uint32_t>,
+    TakeRows<uint64_t>, LinkRows, AddRows, GatherElements<uint8_t>, GatherElements<uint32_t>, GatherElements<uint64_t>,
+    GatherLines, PadElements<uint8_t>, PadElements<uint32_t>, PadElements<uint64_t>, PadBackward, ResizeImage,
+    ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward>;
 
 }  // namespace plimsoll::cuda

@@ -94,18 +94,6 @@ struct ReorderBytes {
   PLIMSOLL_BODY void run(int64_t i) const { to[position(to_place, i)] = from[position(from_place, i)]; }
 };
 
-// Rows of `length` words between two storages with rows of other lengths: a part of a concatenation.
-struct CopyRows {
-  using Kind = EachElement;
-  float* to;
-  const float* from;
-  int64_t length, to_row, from_row;
-  PLIMSOLL_BODY void run(int64_t i) const {
-    const Division d = divide(i, length);
-    to[d.quotient * to_row + d.remainder] = from[d.quotient * from_row + d.remainder];
-  }
-};
-
 struct Sgd {
   using Kind = EachElement;
   float* w_next;

@@ -1,0 +1,214 @@
+// Elements of 1, 4 or 8 bytes in other places: permutations, parts of tensors, rows and elements by index. An index out
+// of range gives ones in every bit, which is NaN: a kernel cannot refuse it.
+#pragma once
+
+#include "device/cuda/bodies/common.h"
+
+namespace plimsoll::cuda {
+
+inline constexpr int kMostDimensions = 8;
+
+// Nested loops, outermost first, and how far a turn of each leads.
+struct Walk {
+  int32_t rank = 0;
+  int64_t size[kMostDimensions] = {};
+  int64_t step[kMostDimensions] = {};
+};
+PLIMSOLL_BODY int64_t walked(const Walk& walk, int64_t turn) {
+  int64_t at = 0;
+  for (int d = walk.rank - 1; d > 0; --d) {
+    const Division here = divide(turn, walk.size[d]);
+    at += here.remainder * walk.step[d];
+    turn = here.quotient;
+  }
+  return walk.rank > 0 ? at + turn * walk.step[0] : 0;
+}
+
+template <class T>
+struct PermuteElements {
+  using Kind = EachElement;
+  T* to;
+  const T* from;
+  Walk walk;  // through the source, in the order of the target
+  PLIMSOLL_BODY void run(int64_t i) const { to[i] = from[walked(walk, i)]; }
+};
+
+// A transpose inside other loops. A thread turns a tile of four by four, so that it reads and writes sixteen bytes at
+// once. 32 neighbours have eight tiles that follow each other in the target, by four in the source.
+struct TransposeFours {
+  using Kind = EachElement;
+  float* to;
+  const float* from;
+  Walk from_outer, to_outer;
+  int64_t rows, row_step;        // rows follow each other in the target: rows of them, so far apart in the source
+  int64_t columns, column_step;  // the other way round
+  int64_t row_groups, column_groups;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division lane = divide(i, 32);
+    const Division by_row = divide(lane.quotient, row_groups);
+    const Division by_column = divide(by_row.quotient, column_groups);
+    const int64_t r = (by_row.remainder * 8 + lane.remainder % 8) * 4;
+    const int64_t c = (by_column.remainder * 4 + lane.remainder / 8) * 4;
+    if (r >= rows || c >= columns) return;
+    const float* source = from + walked(from_outer, by_column.quotient) + r * row_step + c;
+    float* target = to + walked(to_outer, by_column.quotient) + c * column_step + r;
+    Four in[4];
+    for (int k = 0; k < 4; ++k) in[k] = load_four(source + k * row_step);
+    for (int k = 0; k < 4; ++k) store_four(target + k * column_step, {in[0].v[k], in[1].v[k], in[2].v[k], in[3].v[k]});
+  }
+  static PLIMSOLL_BODY int64_t groups(int64_t size, int64_t tiles) { return (size + 4 * tiles - 1) / (4 * tiles); }
+};
+
+// Rows of `length` elements between two storages with rows of other lengths: a part of a concatenation.
+template <class T>
+struct CopyRows {
+  using Kind = EachElement;
+  T* to;
+  const T* from;
+  int64_t length, to_row, from_row;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division d = divide(i, length);
+    to[d.quotient * to_row + d.remainder] = from[d.quotient * from_row + d.remainder];
+  }
+};
+
+// Positions begin, begin + step, ... of an axis: rows x length x inner to rows x count x inner.
+template <class T>
+struct TakeSteps {
+  using Kind = EachElement;
+  T* to;
+  const T* from;
+  int64_t length, count, inner, begin, step;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division element = divide(i, inner), position = divide(element.quotient, count);
+    to[i] = from[(position.quotient * length + begin + position.remainder * step) * inner + element.remainder];
+  }
+};
+// The way back, with zeros between.
+template <class T>
+struct SpreadSteps {
+  using Kind = EachElement;
+  T* to;
+  const T* from;
+  int64_t length, count, inner, begin, step;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division element = divide(i, inner), position = divide(element.quotient, length);
+    to[i] = 0;
+    if (position.remainder < begin) return;
+    const Division taken = divide(position.remainder - begin, step);
+    if (taken.remainder != 0 || taken.quotient >= count) return;
+    to[i] = from[(position.quotient * count + taken.quotient) * inner + element.remainder];
+  }
+};
+
+PLIMSOLL_BODY int64_t index_at(const void* indices, bool wide, int64_t i) {
+  return wide ? static_cast<const int64_t*>(indices)[i] : static_cast<const int32_t*>(indices)[i];
+}
+
+// Index tensors of x's dimensions as one index of a row; -1 where one is out of range.
+struct MakeRows {
+  using Kind = EachElement;
+  int64_t* rows;
+  int32_t tensors;
+  bool wraps;  // negative indices count from the end
+  struct Of {
+    const void* indices;
+    bool wide;
+    int64_t limit;
+    Walk walk;
+  } of[kMostDimensions];
+  PLIMSOLL_BODY void run(int64_t i) const {
+    int64_t row = 0;
+    for (int k = 0; k < tensors; ++k) {
+      int64_t index = index_at(of[k].indices, of[k].wide, walked(of[k].walk, i));
+      if (wraps && index < 0) index += of[k].limit;
+      row = row < 0 || index < 0 || index >= of[k].limit ? -1 : row * of[k].limit + index;
+    }
+    rows[i] = row;
+  }
+};
+
+// outer x limit x inner to outer x count x inner.
+template <class T>
+struct TakeRows {
+  using Kind = EachElement;
+  T* y;
+  const T* x;
+  const int64_t* rows;
+  int64_t limit, count, inner;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division element = divide(i, inner), place = divide(element.quotient, count);
+    const int64_t row = rows[place.remainder];
+    y[i] = row < 0 ? static_cast<T>(~T{0}) : x[(place.quotient * limit + row) * inner + element.remainder];
+  }
+};
+
+// For every row of x the places that took it, as a list in their order: head, and the next of each. A thread goes through
+// all places, from the last to the first, and keeps the lists of every `threads`-th row, so that no two write to one.
+struct LinkRows {
+  using Kind = EachElement;
+  int32_t* head;  // all -1 before
+  int32_t* next;
+  const int64_t* rows;
+  int64_t count, padding;
+  int64_t threads;  // a power of two
+  PLIMSOLL_BODY void run(int64_t thread) const {
+    for (int64_t r = count - 1; r >= 0; --r) {
+      const int64_t row = rows[r];
+      if (row < 0 || row == padding || (row & (threads - 1)) != thread) continue;
+      next[r] = head[row];
+      head[row] = static_cast<int32_t>(r);
+    }
+  }
+};
+struct AddRows {
+  using Kind = EachElement;
+  float* dx;
+  const float* dy;
+  const int32_t* head;
+  const int32_t* next;
+  int64_t limit, count, inner;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Division element = divide(i, inner), place = divide(element.quotient, limit);
+    float sum = 0;
+    for (int32_t r = head[place.remainder]; r >= 0; r = next[r])
+      sum += dy[(place.quotient * count + r) * inner + element.remainder];
+    dx[i] = sum;
+  }
+};
+
+// Every element has an index of its own along an axis.
+template <class T>
+struct GatherElements {
+  using Kind = EachElement;
+  T* y;
+  const T* x;
+  const void* indices;
+  bool wide;
+  int64_t limit, step;  // of x's axis
+  Walk walk;            // through x, in the order of y, the axis standing still
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const int64_t index = index_at(indices, wide, i);
+    y[i] = index < 0 || index >= limit ? static_cast<T>(~T{0}) : x[walked(walk, i) + index * step];
+  }
+};
+// A thread adds up a line along the axis; dx is zero before.
+struct GatherLines {
+  using Kind = EachElement;
+  float* dx;
+  const float* dy;
+  const void* indices;
+  bool wide;
+  int64_t count, limit, x_step, y_step;  // along the axis
+  Walk x_walk, y_walk;                   // the other dimensions
+  PLIMSOLL_BODY void run(int64_t line) const {
+    float* const to = dx + walked(x_walk, line);
+    const int64_t from = walked(y_walk, line);
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t at = from + k * y_step, index = index_at(indices, wide, at);
+      if (index >= 0 && index < limit) to[index * x_step] += dy[at];
+    }
+  }
+};
+
+}  // namespace plimsoll::cuda
