@@ -35,6 +35,7 @@ from typing import Any, Callable, Collection, Iterator, Mapping, Optional, Seque
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -175,7 +176,7 @@ def _path_name(path: Sequence, positions: Sequence[str]) -> str:
 class Source:
     """What a placeholder stands for."""
 
-    kind: str  # "parameter", "buffer", "constant" or "input"
+    kind: str  # "parameter", "buffer", "constant", "input" or "token"
     name: str  # as in state_dict; of a tied parameter, the first of its names
     leaf: int = -1  # inputs: which tensor of the batch
 
@@ -251,11 +252,19 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-def _export(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
-    with _quiet():
-        exported = torch.export.export(step, tuple(tensors), strict=False)
-        _detach_without_gradient(exported.graph_module)
-        exported = exported.run_decompositions(decompositions())
+def _exported(step: _Step, tensors: Sequence[Tensor]) -> ExportedProgram:
+    """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
+    try:
+        with _quiet():
+            exported = torch.export.export(step, tuple(tensors), strict=False)
+            _detach_without_gradient(exported.graph_module)
+            return exported.run_decompositions(decompositions())
+    except Exception as error:
+        raise Unsupported([_refused_by_export(error)]) from error
+
+
+def _program(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
+    exported = _exported(step, tensors)
     nodes = list(exported.graph.nodes)
     by_name = {node.name: i for i, node in enumerate(nodes)}
     signature = exported.graph_signature
@@ -268,6 +277,8 @@ def _export(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[s
             leaves += 1
         elif spec.kind == InputKind.PARAMETER:
             sources[place] = Source("parameter", names[spec.target])
+        elif spec.kind == InputKind.TOKEN:  # orders checks that PyTorch makes of values; nothing reads it
+            sources[place] = Source("token", spec.arg.name)
         else:
             kind = "buffer" if spec.kind == InputKind.BUFFER else "constant"
             sources[place] = Source(kind, spec.target.removeprefix(WRAPPED))
@@ -277,7 +288,7 @@ def _export(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[s
             updates[spec.target.removeprefix(WRAPPED)] = by_name[spec.arg.name]
         elif spec.kind == OutputKind.USER_OUTPUT:
             results.append(by_name[spec.arg.name])
-        else:
+        elif spec.kind != OutputKind.TOKEN:
             raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its input '{spec.target}'")])
     out_names = exported.call_spec.out_spec.child(1).context if len(results) > 1 else []
     outputs = dict(zip(out_names, results[1:]))
@@ -716,7 +727,7 @@ def capture(
         return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, fixed, sized[0])
 
     with _mode(model, training):
-        first = _exported(step, tensors, batch, names)
+        first = _program(step, tensors, batch, names)
         first.name_inputs(inputs)
         refuse(divided(first, None))  # before the second export, which takes as long again
         second = None
@@ -729,21 +740,12 @@ def capture(
     return divided(first, second)
 
 
-def _exported(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
-    try:
-        return _export(step, tensors, batch, names)
-    except Unsupported:
-        raise
-    except Exception as error:
-        raise Unsupported([_refused_by_export(error)]) from error
-
-
 def _second(step, tensors, batch, names, first: Program, fixed: list[str]) -> Optional[Program]:
     """The same at another batch size, or None with the reason when it is another graph."""
     try:
-        second = _export(step, tensors, batch, names)
-    except Exception as error:
-        fixed.append(f"it cannot be captured with {batch} samples: {str(error).splitlines()[0] if str(error) else error!r}")
+        second = _program(step, tensors, batch, names)
+    except Unsupported as error:
+        fixed.append(f"it cannot be captured with {batch} samples: {error.ops[0].reason}")
         return None
     if [str(n.target) for n in first.nodes if n.op == "call_function"] == [
         str(n.target) for n in second.nodes if n.op == "call_function"

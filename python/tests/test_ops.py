@@ -32,7 +32,7 @@ UNARY = {
     "power": lambda x: x**3, "square_power": lambda x: x**2, "base": lambda x: 2.0**x, "softsign": F.softsign, "tanhshrink": F.tanhshrink, "glu": lambda x: F.glu(x, -1),
     "add": lambda x: x + 1.5, "rsub": lambda x: 1.5 - x, "alpha": lambda x: torch.add(x, x.flip(-1), alpha=0.3), "floor": lambda x: torch.floor(x) * x, "ceil": lambda x: torch.ceil(x) * x,
     "where": lambda x: torch.where(x > 0.2, x * 2, -x), "masked_fill": lambda x: x.masked_fill(x < 0, 0.25), "maximum": lambda x: torch.maximum(x, x.roll(1, -1)),
-    "minimum": lambda x: torch.minimum(x, x.roll(1, -1)), "lerp": lambda x: torch.lerp(x, x.roll(1, -1), 0.3), "addcmul": lambda x: torch.addcmul(x, x, x.roll(1, 1), value=0.5),
+    "minimum": lambda x: torch.minimum(x, x.roll(1, -1)), "lerp": lambda x: torch.lerp(x, x.roll(1, -1), 0.25), "addcmul": lambda x: torch.addcmul(x, x, x.roll(1, 1), value=0.5),
     "logaddexp": lambda x: torch.logaddexp(x, x.roll(1, -1)), "logic": lambda x: x * ((x > 0) & (x < 0.5) | ~(x < 1)), "threshold": lambda x: F.threshold(x, 0.1, 0.0),
     "prelu": lambda x: F.prelu(x, x.new_tensor([0.25])), "softshrink": lambda x: F.softshrink(x, 0.2), "hardshrink": lambda x: F.hardshrink(x, 0.2),
 }
