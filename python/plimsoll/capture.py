@@ -8,11 +8,12 @@ convolutions, norms, attention, cross entropy, ...) are kept; the rest is decomp
 
 Then every node gets its place, by what it depends on:
 
-    parameters                       -> network: trained by the core, inside the memory budget
-    batch inputs, no parameter       -> prelude: PyTorch runs it for every batch before the step (masks, positions, label
-                                        shifts); its results are inputs of the network. Plain floating arithmetic on
-                                        floating inputs stays in the network.
-    neither                          -> constant: computed once
+    parameters                  -> network: trained by the core, inside the memory budget
+    batch inputs, no parameter  -> prelude: PyTorch runs it for every batch before the step (masks, positions, label
+                                   shifts); its results are inputs of the network. Plain floating arithmetic on floating
+                                   inputs stays in the network.
+    neither                     -> constant: computed once. What depends on the batch's size, but is the same for every
+                                   sample (positions, a causal mask), is the constant of one sample
 
 and only what the loss needs of it is kept.
 
@@ -30,10 +31,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -58,8 +60,12 @@ NETWORK_RANDOM = frozenset(
     for name in "native_dropout.default bernoulli.p bernoulli.default randn.default randn_like.default".split()
 )
 
-# Cheap views that the network makes itself, of a smaller input or constant.
-BROADCASTS = frozenset({"aten.expand.default"})
+# Views and broadcasts cost the network nothing, so it makes them itself, of inputs and constants too.
+VIEWS = frozenset(
+    "aten." + name
+    for name in """expand.default view.default unsqueeze.default squeeze.dims squeeze.dim squeeze.default alias.default
+    clone.default detach.default""".split()
+)
 
 # Tensors of one value: made in the network where their shape depends on the batch.
 FILLED = frozenset({"aten.full.default", "aten.full_like.default"})
@@ -170,7 +176,7 @@ def _path_name(path: Sequence, positions: Sequence[str]) -> str:
 class Source:
     """What a placeholder stands for."""
 
-    kind: str  # "parameter", "buffer", "constant" or "input"
+    kind: str  # "parameter", "buffer", "constant", "input" or "token"
     name: str  # as in state_dict; of a tied parameter, the first of its names
     leaf: int = -1  # inputs: which tensor of the batch
 
@@ -190,6 +196,11 @@ class Program:
 
     def __post_init__(self) -> None:
         self.index = {node: i for i, node in enumerate(self.nodes)}
+
+    def name_inputs(self, names: Sequence[str]) -> None:
+        for source in self.sources.values():
+            if source.kind == "input":
+                source.name = names[source.leaf]
 
 
 def decompositions() -> dict:
@@ -241,11 +252,19 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-def _export(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
-    with _quiet():
-        exported = torch.export.export(step, tuple(tensors), strict=False)
-        _detach_without_gradient(exported.graph_module)
-        exported = exported.run_decompositions(decompositions())
+def _exported(step: _Step, tensors: Sequence[Tensor]) -> ExportedProgram:
+    """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
+    try:
+        with _quiet():
+            exported = torch.export.export(step, tuple(tensors), strict=False)
+            _detach_without_gradient(exported.graph_module)
+            return exported.run_decompositions(decompositions())
+    except Exception as error:
+        raise Unsupported([_refused_by_export(error)]) from error
+
+
+def _program(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
+    exported = _exported(step, tensors)
     nodes = list(exported.graph.nodes)
     by_name = {node.name: i for i, node in enumerate(nodes)}
     signature = exported.graph_signature
@@ -258,6 +277,8 @@ def _export(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[s
             leaves += 1
         elif spec.kind == InputKind.PARAMETER:
             sources[place] = Source("parameter", names[spec.target])
+        elif spec.kind == InputKind.TOKEN:  # orders checks that PyTorch makes of values; nothing reads it
+            sources[place] = Source("token", spec.arg.name)
         else:
             kind = "buffer" if spec.kind == InputKind.BUFFER else "constant"
             sources[place] = Source(kind, spec.target.removeprefix(WRAPPED))
@@ -267,7 +288,7 @@ def _export(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[s
             updates[spec.target.removeprefix(WRAPPED)] = by_name[spec.arg.name]
         elif spec.kind == OutputKind.USER_OUTPUT:
             results.append(by_name[spec.arg.name])
-        else:
+        elif spec.kind != OutputKind.TOKEN:
             raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its input '{spec.target}'")])
     out_names = exported.call_spec.out_spec.child(1).context if len(results) > 1 else []
     outputs = dict(zip(out_names, results[1:]))
@@ -302,6 +323,7 @@ class Division:
     prelude: list[int]  # nodes whose values PyTorch computes before the step
     constants: list[int]
     dynamic: dict[str, int]  # buffers that PyTorch advances, since no parameter is in their update
+    samples: dict[int, Tensor]  # what is the same for every sample: the value for one, a row
 
 
 def _varying(first: Program, second: Optional[Program]) -> list[bool]:
@@ -372,10 +394,10 @@ def _is_inside(program: Program, places: Sequence[Place], plain: set[int], i: in
         return places[i] == Place.NETWORK or source.kind == "input"
     target = str(node.target)
     is_filled = target in FILLED and places[i] == Place.INPUT and node.meta["val"].is_floating_point()
-    return places[i] == Place.NETWORK or i in plain or target in BROADCASTS or is_filled
+    return places[i] == Place.NETWORK or i in plain or target in VIEWS or is_filled
 
 
-def divide(program: Program, second: Optional[Program]) -> Division:
+def divide(program: Program, second: Optional[Program], buffers: Mapping[str, Tensor]) -> Division:
     """Gives every node its place and keeps what the loss and the outputs need."""
     varying = _varying(program, second)
     dynamic, before = frozenset(program.updates), None
@@ -397,9 +419,48 @@ def divide(program: Program, second: Optional[Program]) -> Division:
         network.add(i)
         if str(program.nodes[i].target) not in SOURCES:
             waiting.extend(program.index[n] for n in program.nodes[i].all_input_nodes)
-    prelude, constants = outside[Place.INPUT], outside[Place.CONSTANT]
+    samples = _same_for_every_sample(program, second, outside[Place.INPUT], places, buffers)
+    prelude = sorted(outside[Place.INPUT] - samples.keys())
     updates = {name: program.updates[name] for name in dynamic}
-    return Division(places, sorted(network), sorted(prelude), sorted(constants), updates)
+    return Division(places, sorted(network), prelude, sorted(outside[Place.CONSTANT]), updates, samples)
+
+
+def _same_for_every_sample(
+    program: Program, second: Optional[Program], asked: set[int], places: Sequence[Place], buffers: Mapping[str, Tensor]
+) -> dict[int, Tensor]:
+    """Of the nodes asked for, those that depend on the batch's size alone, and repeat one value along it."""
+    if second is None:
+        return {}
+    found: dict[int, Tensor] = {}
+    by_size = _by_size_alone(program, places)
+    values = [ConstantValues(p, by_size, buffers) for p in (program, second)]
+    for i in asked & by_size:
+        sample = _sample([value(i) for value in values], (program.batch, second.batch))
+        if sample is not None:
+            found[i] = sample
+    return found
+
+
+def _sample(values: Sequence[Any], batches: tuple[int, int]) -> Optional[Tensor]:
+    """What two tensors of two batch sizes repeat along the dimension of the batch; None where they do not."""
+    if not all(isinstance(value, Tensor) and value.dim() == values[0].dim() for value in values):
+        return None
+    grown = [d for d in range(values[0].dim()) if values[0].shape[d] != values[1].shape[d]]
+    if len(grown) != 1 or tuple(value.shape[grown[0]] for value in values) != batches:
+        return None
+    sample = values[0].narrow(grown[0], 0, 1)
+    return sample.clone() if all(bool((value == sample).all()) for value in values) else None
+
+
+def _by_size_alone(program: Program, places: Sequence[Place]) -> set[int]:
+    """Nodes that depend on neither the batch's values nor parameters, but perhaps on its size."""
+    result: set[int] = set()
+    for i, node in enumerate(program.nodes):
+        is_free = i not in program.sources and not is_random(node) and node.op == "call_function"
+        above = [program.index[n] for n in node.all_input_nodes]
+        if places[i] == Place.CONSTANT or (is_free and all(j in result for j in above)):
+            result.add(i)
+    return result
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -407,9 +468,8 @@ def divide(program: Program, second: Optional[Program]) -> Division:
 
 def run_node(node: Node, values: Mapping[Node, Any], device: torch.device | str = "cpu") -> Any:
     """One node on real tensors, on the device named instead of the one that it was exported for."""
-    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
-    if "device" in kwargs:
-        kwargs["device"] = device
+    args, given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
+    kwargs = {key: device if key == "device" else value for key, value in given.items()}
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
@@ -423,9 +483,9 @@ def has_values(tensor: Optional[Tensor]) -> bool:
 class ConstantValues:
     """Values of the nodes that depend on neither inputs nor parameters, computed when they are asked for."""
 
-    def __init__(self, program: Program, places: Sequence[Place], buffers: Mapping[str, Tensor]):
+    def __init__(self, program: Program, known: Collection[int], buffers: Mapping[str, Tensor]):
         self._program = program
-        self._places = places
+        self._computable = known
         self._buffers = buffers
         self._known: dict[int, Any] = {}
 
@@ -436,7 +496,7 @@ class ConstantValues:
         return self._known[i]
 
     def _compute(self, i: int) -> Any:
-        if self._places[i] != Place.CONSTANT:
+        if i not in self._computable:
             return None
         node, source = self._program.nodes[i], self._program.sources.get(i)
         if source is not None:
@@ -563,9 +623,11 @@ class Captured:
     buffers: dict[str, Tensor]
     tied: dict[str, str]
     fixed_batch: list[str] = field(default_factory=list)
+    batch_leaf: int = 0  # the tensor of the batch whose first size is the batch's
 
     def __post_init__(self) -> None:
-        self.constant = ConstantValues(self.first, self.division.places, self.buffers)
+        constants = {i for i, place in enumerate(self.division.places) if place == Place.CONSTANT}
+        self.constant = ConstantValues(self.first, constants, self.buffers)
         self.prelude = Prelude(self)
 
     @property
@@ -590,7 +652,12 @@ class Captured:
             raise ValueError(f"captured for batches of {self.first.batch}, given {size}: " + "; ".join(self.fixed_batch))
         return dict(zip(self.inputs, tensors)) | self.prelude(tensors, size)
 
-    batch_leaf: int = 0
+
+def refuse(captured: Captured) -> None:
+    """Raises ``Unsupported`` with all that cannot be converted."""
+    from .convert import write
+
+    write(captured, captured.first)
 
 
 def _tie(step: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
@@ -643,47 +710,42 @@ def capture(
     if not sized:
         raise ValueError("the example holds no tensor with a dimension for the batch")
     batch = tensors[sized[0]].shape[0]
+    seen: set[int] = set()  # one tensor in two places of a batch is two inputs
+    tensors = [t.clone() if id(t) in seen or seen.add(id(t)) else t for t in tensors]  # type: ignore[func-returns-value]
     has_loss = loss is not None
     call = call or (lambda model, batch: default_call(model, batch, has_loss))
     step = _Step(model, loss, call, outputs, example)
     names, tied = _tie(step)
     fixed: list[str] = []
+    parameters = {names[n]: p for n, p in step.named_parameters()}
+    buffers = {n.removeprefix(WRAPPED): b for n, b in step.named_buffers(remove_duplicate=False)}
+    inputs = input_names(model, example, has_loss)
+    title = name or type(model).__name__.lower()
+
+    def divided(first: Program, second: Optional[Program]) -> Captured:
+        division = divide(first, second, buffers)
+        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, fixed, sized[0])
+
     with _mode(model, training):
-        first = _exported(step, tensors, batch, names)
+        first = _program(step, tensors, batch, names)
+        first.name_inputs(inputs)
+        refuse(divided(first, None))  # before the second export, which takes as long again
         second = None
         if any_batch:
             second = _second(step, [resized(t, batch, batch + 1) for t in tensors], batch + 1, names, first, fixed)
         else:
             fixed.append("it was captured for one batch size")
-    parameters = {names[n]: p for n, p in step.named_parameters()}
-    buffers = {n.removeprefix(WRAPPED): b for n, b in step.named_buffers(remove_duplicate=False)}
-    inputs = input_names(model, example, has_loss)
-    for source in [*first.sources.values(), *(second.sources.values() if second else [])]:
-        if source.kind == "input":
-            source.name = inputs[source.leaf]
-    captured = Captured(
-        name or type(model).__name__.lower(), training, first, second, divide(first, second), inputs, parameters, buffers,
-        tied, fixed,
-    )
-    captured.batch_leaf = sized[0]
-    return captured
-
-
-def _exported(step: _Step, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
-    try:
-        return _export(step, tensors, batch, names)
-    except Unsupported:
-        raise
-    except Exception as error:
-        raise Unsupported([_refused_by_export(error)]) from error
+        if second is not None:
+            second.name_inputs(inputs)
+    return divided(first, second)
 
 
 def _second(step, tensors, batch, names, first: Program, fixed: list[str]) -> Optional[Program]:
     """The same at another batch size, or None with the reason when it is another graph."""
     try:
-        second = _export(step, tensors, batch, names)
-    except Exception as error:
-        fixed.append(f"it cannot be captured with {batch} samples: {str(error).splitlines()[0] if str(error) else error!r}")
+        second = _program(step, tensors, batch, names)
+    except Unsupported as error:
+        fixed.append(f"it cannot be captured with {batch} samples: {error.ops[0].reason}")
         return None
     if [str(n.target) for n in first.nodes if n.op == "call_function"] == [
         str(n.target) for n in second.nodes if n.op == "call_function"

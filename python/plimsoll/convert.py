@@ -143,11 +143,14 @@ class Writer:
         return None
 
     def constant(self, node: Node) -> Optional[Tensor]:
-        """The value of a node that depends on neither inputs nor parameters, where it is known.
+        """The value of a node that depends on neither inputs nor parameters, where it is known; of one that is the same
+        for every sample, its one row.
 
         Constants are the same at every batch size (capture.divide), so the first program's values serve both.
         """
-        value = self.captured.constant(self.program.index[node])
+        i = self.program.index[node]
+        value = self.division.samples.get(i)
+        value = self.captured.constant(i) if value is None else value
         return value if isinstance(value, Tensor) else None
 
     def is_trained(self, node: Any) -> bool:
@@ -317,7 +320,7 @@ class Writer:
         self.shape_of[name], self.dtype_of[name] = list(shape), dtype
         return name
 
-    def _from_outside(self, i: int) -> str:
+    def _from_outside(self, i: int) -> Union[str, Expanded]:
         node, source = self.program.nodes[i], self.program.sources.get(i)
         dtype = DTYPES.get(self.dtype(node))
         if dtype is None:
@@ -327,6 +330,12 @@ class Writer:
         if i in self.captured.prelude.names:
             return self._declare(self.captured.prelude.names[i], self.shape(node), dtype, "input")
         name = source.name if source is not None else f"constant/{self.captured.first.nodes[i].name}"
+        if i in self.division.samples:
+            sample = self.division.samples[i]
+            if dtype == "f32" and bool((sample == sample.flatten()[0]).all()):
+                return Expanded(self.fill(list(sample.shape), float(sample.flatten()[0])), self.shape(node))
+            self.constant_values[name] = sample
+            return Expanded(self._declare(name, list(sample.shape), dtype, "statistic"), self.shape(node))
         if self.division.places[i] == Place.CONSTANT:
             value = self.captured.constant(i)
             if isinstance(value, Tensor):
@@ -471,9 +480,14 @@ def _dataset_names(section: Document, ops: Sequence[Document]) -> Document:
     """What a data set of the command line feeds: images or the like, and a label a row."""
     inputs = [t["name"] for t in section["tensors"] if t["role"] == "input"]
     losses = [op for op in ops if op["type"] == "SoftmaxCrossEntropyForward"]
-    if len(losses) != 1 or losses[0]["inputs"][1] not in inputs or len(inputs) != 2:
+    if len(losses) != 1 or len(inputs) != 2:
         return {}
+    views = {op["outputs"][0]: op["inputs"][0] for op in ops if op["type"] == "Reshape"}
     labels = losses[0]["inputs"][1]
+    while labels in views:
+        labels = views[labels]
+    if labels not in inputs:
+        return {}
     return {"data": next(n for n in inputs if n != labels), "labels": labels, "correct": losses[0]["outputs"][2]}
 
 

@@ -60,6 +60,8 @@ def load(path: Union[str, Path]) -> dict[str, Tensor]:
         if name == "__metadata__":
             continue
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        values = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.uint8).view(types[entry["dtype"]])
-        result[name] = values.reshape(entry["shape"])
+        values = torch.empty(entry["shape"], dtype=types[entry["dtype"]])
+        if begin < end:
+            values.view(-1).view(torch.uint8)[:] = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.uint8)
+        result[name] = values
     return result

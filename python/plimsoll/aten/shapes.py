@@ -173,6 +173,17 @@ def _replaced(w: "Writer", a: Arguments, dim: int, begin: int, size: int, by: st
     return w.concat(parts, dim)
 
 
+@converts("copy.default")
+def copy(w: "Writer", node: Node, a: Arguments):
+    """What becomes of x.copy_(src): src in the shape of x."""
+    from ..convert import Expanded
+
+    if w.dtype(a["src"]) != w.dtype(node):
+        raise Refusal(f"copying {w.dtype(a['src'])} into {w.dtype(node)}")
+    base = w.value(a["src"])
+    return base if w.shape_of[base] == w.shape(node) else Expanded(base, w.shape(node))
+
+
 @converts("full.default", "full_like.default")
 def full(w: "Writer", node: Node, a: Arguments):
     return w.fill(w.shape(node), float(a["fill_value"]))

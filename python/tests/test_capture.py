@@ -1,0 +1,298 @@
+"""What belongs to the network, what PyTorch runs before it, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from plimsoll import Unsupported
+from plimsoll.capture import Place, capture, input_names
+from plimsoll.convert import convert
+from support import assert_same, both, floats, integers, start
+
+
+def names(section: dict, role: str) -> list[str]:
+    return [t["name"] for t in section["tensors"] if t["role"] == role]
+
+
+class Masked(nn.Module):
+    """A mask by lengths, positions, shifted labels: integer work on the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.mix = nn.Embedding(9, 8), nn.Embedding(6, 8), nn.Linear(8, 8)
+
+    def forward(self, ids, lengths):
+        visible = torch.arange(ids.shape[1])[None, :] < lengths[:, None]
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        x = F.scaled_dot_product_attention(x[:, None], x[:, None], self.mix(x)[:, None], attn_mask=visible[:, None, None, :])
+        labels = F.pad(ids, (0, 1), value=-100)[:, 1:]
+        return F.cross_entropy((x[:, 0] @ self.words.weight.T).flatten(0, 1), labels.flatten())
+
+
+def test_integer_work_on_the_batch_is_the_preludes():
+    batch = (integers("ids", 9, 2, 6), torch.tensor([4, 6]))
+    longer = (integers("more", 9, 5, 6), torch.tensor([4, 6, 1, 2, 3]))
+    result = both(start(Masked()), batch, run_batch=longer)
+    assert_same(result)
+    inputs = names(result.section, "input")
+    assert inputs[0] == "ids" and "lengths" not in inputs and len(inputs) == 3
+    assert all(name.startswith("prelude/") for name in inputs[1:])
+    assert result.captured.first.batch == 2 and result.converted.fixed_batch == []
+    assert "AttentionForward" in result.types()
+
+
+def test_floating_work_on_inputs_stays_in_the_network():
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.tensor([0.5, 0.25, 0.125])[:, None, None])
+            self.conv = nn.Conv2d(3, 2, 3)
+
+        def forward(self, image):
+            return self.conv((image - self.mean) / 0.25).square().mean()
+
+    result = both(start(Normalised()), floats("x", 2, 3, 6, 6))
+    assert_same(result)
+    assert names(result.section, "input") == ["data"]
+    assert names(result.section, "statistic") == ["mean"]
+    assert result.captured.prelude.is_empty
+
+
+def test_what_depends_on_the_size_of_the_batch_alone_is_a_constant_of_one_sample():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Embedding(6, 4)
+
+        def forward(self, x):
+            places = torch.arange(6).expand(x.shape[0], 6) + torch.zeros(x.shape[0], 1, dtype=torch.long)
+            return (self.places(places) * x).sum()
+
+    result = both(start(Positions()), floats("x", 2, 6, 4), run_batch=floats("y", 7, 6, 4))
+    assert_same(result)
+    constant = next(t for t in result.section["tensors"] if t["role"] == "statistic")
+    assert constant["shape"] == [1, 6] and constant["dtype"] == "i64"
+
+
+def test_rows_that_differ_by_sample_are_the_preludes():
+    class Contrast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return F.cross_entropy(self.f(x) @ x.T, torch.arange(x.shape[0]))
+
+    result = both(start(Contrast()), floats("x", 3, 4), run_batch=floats("y", 5, 4))
+    assert_same(result)
+    assert [n for n in names(result.section, "input") if n.startswith("prelude/")] != []
+    loss = next(op for op in result.section["ops"] if op["type"] == "SoftmaxCrossEntropyForward")
+    assert loss["shapes"][1] == ["batch", "batch"] and result.converted.fixed_batch == []
+
+
+def test_gradients_stop_at_detach_and_under_no_grad():
+    class Stopped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.no_grad():
+                target = self.b(x).tanh()
+            h = self.a(x)
+            return ((h - target) ** 2).mean() + (h.detach() * self.b(h)).sum()
+
+    result = both(start(Stopped()), floats("x", 3, 4))
+    assert_same(result)
+    assert result.types().count("StopGradient") == 2
+
+
+def test_tied_parameters_are_one():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x).relu()).square().sum()
+
+    result = both(start(Tied()), floats("x", 3, 4))
+    assert_same(result)
+    assert names(result.section, "parameter") == ["first.weight", "first.bias", "second.bias"]
+    assert result.captured.tied == {"second.weight": "first.weight"}
+
+
+def test_frozen_parameters_are_named():
+    model = start(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    model[0].requires_grad_(False)
+    result = both(model, floats("x", 3, 4), lambda out, _: out.square().sum())
+    assert_same(result)
+    assert result.section["frozen"] == ["0.weight", "0.bias"]
+
+
+def test_counters_are_advanced_by_the_prelude():
+    model = start(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    x = floats("x", 2, 3, 8, 8)
+    captured = capture(model, lambda out, _: out.square().sum(), x)
+    captured.feed(x)
+    captured.feed(x)
+    assert int(model[1].num_batches_tracked) == 2
+    assert "1.num_batches_tracked" not in [t["name"] for t in convert(captured).document["training"]["tensors"]]
+
+
+def test_evaluation_normalises_by_running_statistics_and_drops_nothing():
+    model = start(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)))
+    result = both(model, floats("x", 2, 3, 8, 8), lambda out, _: out.square().sum(), training=False)
+    assert_same(result)
+    assert model.training
+    norm = next(op for op in result.section["ops"] if op["type"] == "BatchNormForward")
+    assert norm["attributes"]["training"] == 0 and "DropoutForward" not in result.types()
+
+
+def test_a_model_on_the_meta_device_gives_the_same_network():
+    def build():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+
+    def loss(out, batch):
+        return F.cross_entropy(out, batch[1])
+
+    batch = (floats("x", 2, 3, 8, 8), torch.tensor([1, 3]))
+    with torch.device("meta"):
+        meta = build()
+    there = convert(capture(meta, loss, tuple(t.to("meta") for t in batch))).document
+    here = convert(capture(build(), loss, batch)).document
+    for document in (there, here):
+        for tensor in document["training"]["tensors"]:
+            tensor.pop("init", None)
+    assert there == here
+
+
+def test_everything_that_cannot_be_converted_is_told_at_once():
+    class Strange(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            a = torch.linalg.inv(self.inner(x))
+            b = F.max_pool2d(self.inner(x)[None, None], 2, dilation=2)
+            return torch.special.bessel_j0(a).sum() + b.sum()
+
+    with pytest.raises(Unsupported) as caught:
+        capture(Strange(), None, floats("x", 4, 4))
+    found = {op.op.split(".")[1]: op for op in caught.value.ops}
+    assert {"linalg_inv_ex", "special_bessel_j0", "max_pool2d"} <= set(found)
+    assert found["max_pool2d"].reason == "a pool with dilation"
+    assert all(op.source.startswith("test_capture.py:") or "test_capture.py:" in op.source for op in caught.value.ops)
+    assert "operations cannot be trained" in str(caught.value)
+
+
+def test_what_export_cannot_follow_is_refused_with_its_line():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(4, 1)
+
+        def forward(self, x):
+            y = self.f(x).sum()
+            return y if y > 0 else -y
+
+    with pytest.raises(Unsupported) as caught:
+        capture(Branching(), None, floats("x", 4, 4))
+    assert caught.value.ops[0].op == "torch.export" and "test_capture.py:" in caught.value.ops[0].source
+
+
+def test_a_parameter_in_half_precision_is_refused_by_name():
+    model = nn.Linear(4, 1).to(torch.bfloat16)
+    with pytest.raises(Unsupported, match="bfloat16"):
+        capture(model, lambda out, _: out.float().sum(), floats("x", 2, 4).bfloat16())
+
+
+def test_a_loss_that_is_no_scalar_is_refused():
+    with pytest.raises(Unsupported, match="a scalar is expected"):
+        convert(capture(nn.Linear(4, 1), lambda out, _: out, floats("x", 2, 4)))
+
+
+def test_a_network_that_changes_with_the_batch_otherwise_holds_for_one_size():
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(4, 4)
+
+        def forward(self, x):
+            a, b = self.f(x).chunk(2, 0)
+            return (a * b).sum()
+
+    captured = capture(start(Halves()), None, floats("x", 4, 4))
+    converted = convert(captured)
+    assert len(converted.fixed_batch) == 1
+    assert converted.document["training"]["tensors"][0]["shape"] == [4, 4]
+    result = both(start(Halves()), floats("x", 4, 4))
+    assert_same(result)
+
+
+def test_ops_are_called_as_their_modules_and_know_their_lines():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1 = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            return self.conv1(x) + x * 2
+
+    model = nn.Sequential(Block(), Block())
+    section = convert(capture(model, lambda out, _: out.mean(), floats("x", 2, 3, 6, 6))).document["training"]
+    ops = {op["name"]: op for op in section["ops"]}
+    assert {"0.conv1", "0/mul", "0/add", "1.conv1", "mean"} <= set(ops)
+    assert "test_capture.py:" in ops["0.conv1"]["source"] and ops["0.conv1"]["layer"] == "0.conv1"
+
+
+def test_inputs_are_called_as_the_batch_calls_them():
+    model = nn.Linear(2, 2)
+    x, y = torch.zeros(2, 2), torch.zeros(2)
+    assert input_names(model, (x, y), True) == ["data", "labels"]
+    assert input_names(model, {"pixels": x, "labels": y}, True) == ["pixels", "labels"]
+    assert input_names(model, x, False) == ["data"]
+    assert input_names(model, (x,), False) == ["input"]
+    assert input_names(model, [{"a": x}, y, x], True) == ["input0.a", "input1", "input2"]
+
+
+def test_mappings_are_given_by_keywords_and_the_rest_is_the_losss():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(4, 2)
+
+        def forward(self, x, scale):
+            return self.f(x) * scale
+
+    batch = {"x": floats("x", 3, 4), "scale": floats("s", 3, 1), "target": floats("t", 3, 2)}
+    result = both(start(Model()), batch, lambda out, b: F.mse_loss(out, b["target"]))
+    assert_same(result)
+    assert names(result.section, "input") == ["x", "scale", "target"]
+
+
+def test_outputs_can_be_asked_for():
+    model = start(nn.Linear(4, 3))
+    batch = (floats("x", 3, 4), torch.tensor([0, 1, 2]))
+    captured = capture(model, lambda out, b: F.cross_entropy(out, b[1]), batch, outputs=lambda out: {"logits": out})
+    section = convert(captured).document["training"]
+    made = {name for op in section["ops"] for name in op["outputs"]}
+    assert len(section["outputs"]) == 1 and section["outputs"][0] in made
+
+
+def test_capturing_leaves_the_model_as_it_was():
+    model = start(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    before = copy.deepcopy(model.state_dict())
+    model[1].eval()
+    captured = capture(model, lambda out, _: out.sum(), floats("x", 2, 3, 8, 8), any_batch=False)
+    assert model.training and not model[1].training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert Place.NETWORK in captured.division.places
