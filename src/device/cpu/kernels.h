@@ -28,9 +28,9 @@ std::vector<NamedFactory> reorder_kernels();
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Constant
 std::vector<NamedFactory> lrn_kernels();
-std::vector<NamedFactory> pointwise_kernels();    // Cast, Expand, Pointwise
-std::vector<NamedFactory> random_kernels();  // Dropout, RandomNormal
-std::vector<NamedFactory> concat_kernels();  // Concat, Slice
+std::vector<NamedFactory> pointwise_kernels();  // Cast, Expand, Pointwise
+std::vector<NamedFactory> random_kernels();     // Dropout, RandomNormal
+std::vector<NamedFactory> concat_kernels();     // Concat, Slice
 std::vector<NamedFactory> loss_kernels();
 std::vector<NamedFactory> reduce_kernels();
 std::vector<NamedFactory> update_kernels();  // SGD, Adam, sums of gradients
