@@ -205,6 +205,10 @@ inline std::vector<std::string> seeds(std::string_view target) {
     const Graph graph = example_graph();
     return {to_json(example_plan(graph), graph), to_json(example_plan_with_moves(graph), graph)};
   }
+  if (target == "expression") {
+    return {"mul(add(x0,x1),2.5)", "t0=sigmoid(x0);t1=mul(t0,sub(1,t0));where(and(gt(x1,-inf),not(eq(x2,nan))),t1,x3)",
+            "gelu_tanh(hardtanh(elu(x0,1e-3),neg(x31),pow(x2,3)))", "exp(exp(exp(exp(exp(exp(x0))))))"};
+  }
   if (target == "saved_plan") return {saved_plan_seed()};
   if (target == "network") return {network_seed()};
   if (target == "model_name") {

@@ -21,6 +21,7 @@
 #include "data/decode.h"
 #include "data/sources.h"
 #include "models/catalog.h"
+#include "ops/expression.h"
 #include "plan/placement/placement_file.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/bytes.h"
@@ -272,6 +273,22 @@ inline void read_network(std::string_view input) {
       make_training_network(network, {});
     });
   }
+// An expression of a Pointwise op, and its derivatives, which are expressions again.
+inline void read_expression(std::string_view input) {
+  accept_or_refuse([&] {
+    const Expression expression = parse_expression(input);
+    const std::string text = to_string(expression);
+    require(to_string(parse_expression(text)) == text, "an expression that changes when it is read back");
+    std::vector<double> inputs(kMostExpressionInputs, 0.5), values(expression.nodes.size());
+    evaluate(expression, inputs, values);
+    ExpressionBuilder builder;
+    std::vector<int32_t> nodes;
+    for (int32_t i = 0; i < kMostExpressionInputs; ++i) nodes.push_back(builder.input(i));
+    const int32_t result = builder.insert(expression, nodes);
+    for (int32_t derivative : builder.differentiate(result, builder.number(1), nodes)) {
+      if (derivative >= 0) require(!to_string(builder.take(derivative)).empty(), "a derivative without a text");
+    }
+  });
 }
 
 inline void read_model_name(std::string_view input) {
@@ -403,6 +420,7 @@ inline constexpr Target kTargets[] = {
     {"weights", read_weights},
     {"training_state", read_training_state},
     {"graph", read_graph},
+    {"expression", read_expression},
     {"plan", read_plan},
     {"saved_plan", read_saved_plan},
     {"network", read_network},

@@ -91,6 +91,7 @@ TEST(Seeds, AreValid) {
   }
   EXPECT_EQ(saved_plan_from_json(saved_plan_seed()).request.model, "resnet20");
   for (const std::string& network : seeds("network")) EXPECT_NO_THROW(network_from_json(network, 3));
+  for (const std::string& text : seeds("expression")) EXPECT_NO_THROW(parse_expression(text)) << text;
   for (const std::string& name : seeds("model_name")) EXPECT_NO_THROW(parse_model_name(name)) << name;
   for (const std::string& csv : seeds("placement")) EXPECT_NO_THROW(placement_file_from_csv(csv, "x"));
   for (const std::string& csv : seeds("convolutions")) EXPECT_NO_THROW(convolutions_from_csv(csv, "x"));

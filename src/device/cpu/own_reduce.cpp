@@ -45,9 +45,9 @@ struct SmallestOf {
   static double join(double a, double b) { return b < a || b != b ? b : a; }
 };
 
-constexpr int64_t kRowPiece = 4096;    // elements that are summed in single precision
-constexpr int64_t kColumnPiece = 256;  // neighbouring results at a time
-constexpr int64_t kColumnRows = 32;    // rows that are summed in single precision
+constexpr int64_t kRowPiece = 4096;     // elements that are summed in single precision
+constexpr int64_t kColumnPiece = 1024;  // neighbouring results at a time
+constexpr int64_t kColumnRows = 32;     // rows that are summed in single precision
 
 // Of `count` neighbours.
 template <class Join, class T>
