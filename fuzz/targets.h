@@ -273,6 +273,8 @@ inline void read_network(std::string_view input) {
       make_training_network(network, {});
     });
   }
+}
+
 // An expression of a Pointwise op, and its derivatives, which are expressions again.
 inline void read_expression(std::string_view input) {
   accept_or_refuse([&] {
