@@ -145,7 +145,9 @@ void GreedyPlacer::Room::take(int64_t begin, int64_t end) {
 }
 
 int64_t GreedyPlacer::place_short(const std::vector<int32_t>& order, const Skyline& skyline,
-                                  std::vector<int64_t>& offsets) const {
+                                  std::vector<int64_t>& offsets, int64_t limit) const {
+  int64_t height = skyline.largest(0, problem_.times);
+  if (height >= limit) return limit;
   rooms_.resize(count());
   for (int32_t i : order) {
     if (is_long(i) || offsets[i] >= 0) continue;
@@ -154,24 +156,28 @@ int64_t GreedyPlacer::place_short(const std::vector<int32_t>& order, const Skyli
     room.size = item(i).size;
     room.taken.clear();
   }
+  // Whether all of them still have a place below the limit.
   auto tell = [&](int32_t i) {
     const int64_t begin = offsets[i], end = begin + item(i).size;
     looks_ += static_cast<int64_t>(neighbours(i).size());
     for (int32_t other : neighbours(i)) {
-      if (offsets[other] < 0) rooms_[other].take(begin, end);
+      if (offsets[other] >= 0) continue;
+      Room& room = rooms_[other];
+      room.take(begin, end);
+      if (room.lowest + room.size >= limit) return false;
     }
+    return true;
   };
-  int64_t height = skyline.largest(0, problem_.times);
   for (int32_t i : order) {
     if (is_long(i) || offsets[i] < 0) continue;
     height = std::max(height, offsets[i] + item(i).size);
-    tell(i);
+    if (!tell(i)) return limit;
   }
   for (int32_t i : order) {
     if (is_long(i) || offsets[i] >= 0) continue;
     offsets[i] = rooms_[i].lowest;
     height = std::max(height, offsets[i] + item(i).size);
-    tell(i);
+    if (height >= limit || !tell(i)) return limit;
   }
   return height;
 }

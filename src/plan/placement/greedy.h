@@ -23,9 +23,11 @@ class GreedyPlacer {
   std::vector<std::vector<int32_t>> orders() const;
 
   // Places what has no offset yet (-1): the long ones on the skyline, then the short ones into holes above it.
-  // Returns the height of all.
+  // Returns the height of all. What reaches `limit` is of no use: as soon as an item has no place below it, the limit
+  // is returned, and what is left has no offset.
   Skyline place_long(const std::vector<int32_t>& order, std::vector<int64_t>& offsets) const;
-  int64_t place_short(const std::vector<int32_t>& order, const Skyline& skyline, std::vector<int64_t>& offsets) const;
+  int64_t place_short(const std::vector<int32_t>& order, const Skyline& skyline, std::vector<int64_t>& offsets,
+                      int64_t limit = INT64_MAX) const;
 
   bool is_long(int32_t i) const { return item(i).length() > short_length_; }
   int64_t pressure(int32_t i) const { return pressure_[i]; }  // largest sum alive while it lives

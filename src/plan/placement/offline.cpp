@@ -18,10 +18,12 @@
 namespace plimsoll {
 namespace {
 
+constexpr size_t kManyItems = 10'000;         // of more, few bundles are made: each takes long
 constexpr size_t kSearchItems = 2000;         // of more, only bundles are searched
-constexpr int64_t kGreedyLooks = 40'000'000;  // pairs of items that greedy orders may look at
+constexpr int64_t kGreedyLooks = 12'000'000;  // pairs of items that greedy orders may look at
 constexpr int kMendingPasses = 30;
 constexpr int64_t kMendingLooks = 60'000'000;
+constexpr int64_t kNearlyGood = 50;  // what is above the goal by no more than this part of it is mended
 constexpr BundleChoice kChoices[] = {{0.5, true},  {0.2, true}, {0.5, false}, {0.2, false},
                                      {0.35, true}, {0.1, true}, {0.1, false}, {0.03, true}};
 constexpr int64_t kQuickStep = int64_t{1} << 20;  // effort for each, where there is no other
@@ -39,13 +41,16 @@ struct Limits {
 class PartPlacer {
  public:
   // No height below `goal` is looked for; it is at least the lower bound. `lesser`: what comes near it is of use too.
-  PartPlacer(const PlacementProblem& problem, int64_t goal, bool with_bundles = true, bool lesser = true)
+  // What reaches above `limit` is of no use at all.
+  PartPlacer(const PlacementProblem& problem, int64_t goal, bool with_bundles = true, bool lesser = true,
+             int64_t limit = INT64_MAX)
       : problem_(problem), proven_(problem.lower_bound) {
     for (const PlacementItem& item : problem.items) smallest_step_ = std::gcd(smallest_step_, item.size);
-    if (with_bundles && place_bundles(goal)) return;
-    run_greedy(goal);
+    if (with_bundles && place_bundles(goal, has_many() ? 2 : std::size(kChoices))) return;
+    run_greedy(goal, limit);
     int64_t failed = goal;
-    for (int n = 0; with_bundles && lesser && n < kHalvings && height_ - failed > smallest_step_; ++n) {
+    for (int n = 0; with_bundles && lesser && n < (has_many() ? 2 : kHalvings) && height_ - failed > smallest_step_;
+         ++n) {
       const int64_t middle = failed + (height_ - failed) / 2;
       if (!place_bundles(middle, is_small() ? 4 : 1)) failed = middle;
     }
@@ -80,20 +85,22 @@ class PartPlacer {
 
  private:
   bool is_small() const { return problem_.items.size() <= kSearchItems; }
+  bool has_many() const { return problem_.items.size() > kManyItems; }
 
-  void run_greedy(int64_t goal) {
+  // Heights of `limit` and more are of no use.
+  void run_greedy(int64_t goal, int64_t limit) {
     const GreedyPlacer placer(problem_);
     std::vector<int32_t> best_order;
     std::vector<int64_t> offsets;
-    auto try_order = [&](const std::vector<int32_t>& order) {
+    auto try_order = [&](const std::vector<int32_t>& order, int64_t limit) {
       offsets.assign(problem_.items.size(), -1);
       const Skyline skyline = placer.place_long(order, offsets);
-      const int64_t height = placer.place_short(order, skyline, offsets);
-      if (take(height, offsets)) best_order = order;
+      const int64_t height = placer.place_short(order, skyline, offsets, limit);
+      if (height < limit && take(height, offsets)) best_order = order;
       looks_ = placer.looks();
     };
     for (const std::vector<int32_t>& order : placer.orders()) {
-      try_order(order);
+      try_order(order, std::min(limit, height_));
       if (height_ <= goal) return;
       if (looks_ > kGreedyLooks) break;
     }
@@ -102,10 +109,11 @@ class PartPlacer {
       if (height_ <= goal) return;
     }
     // What sticks out above the goal is placed earlier the next time; that mends what is nearly good.
+    if (best_order.empty()) return;
     std::vector<int32_t> order = best_order;
     const int64_t enough = looks_ + kMendingLooks;
-    for (int pass = 0; pass < kMendingPasses && looks_ < enough && height_ - goal < goal / 50; ++pass) {
-      try_order(order);
+    for (int pass = 0; pass < kMendingPasses && looks_ < enough && height_ - goal < goal / kNearlyGood; ++pass) {
+      try_order(order, INT64_MAX);
       if (height_ <= goal) return;
       std::stable_partition(order.begin(), order.end(),
                             [&](int32_t i) { return offsets[i] + problem_.items[i].size > goal; });
@@ -138,7 +146,7 @@ class PartPlacer {
   }
 
   // With little effort, however much there is. Returns whether the target is reached.
-  bool place_bundles(int64_t target, size_t most = std::size(kChoices)) {
+  bool place_bundles(int64_t target, size_t most) {
     const int64_t effort = std::min(kQuickStep, kQuickEffortAnItem * static_cast<int64_t>(problem_.items.size()));
     for (const BundleChoice& choice : std::span(kChoices).first(most)) {
       Limits limits{.deadline = Clock::time_point::max(), .effort = 100 * kQuickStep};
@@ -150,7 +158,7 @@ class PartPlacer {
   // Returns whether more effort may find something.
   bool search_bundles(int64_t target, int64_t step, Limits& limits) {
     bool more = false;
-    for (const BundleChoice& choice : kChoices) {
+    for (const BundleChoice& choice : std::span(kChoices).first(has_many() ? 2 : std::size(kChoices))) {
       if (height_ <= target || limits.reached()) return false;
       more = try_bundles(target, choice, step, limits) || more;
     }
@@ -163,7 +171,7 @@ class PartPlacer {
     Decomposition pieces = decompose(bundles.problem);
     for (const PlacementPart& part : pieces.parts) {
       const int64_t part_target = target - part.base;
-      PartPlacer placer(part.problem, part_target, false);
+      PartPlacer placer(part.problem, part_target, false, true, part_target + part_target / kNearlyGood + 1);
       limits.effort -= placer.looks_;
       bool more = false;
       if (placer.height() > part_target && !limits.reached()) {
@@ -180,7 +188,7 @@ class PartPlacer {
 
   const PlacementProblem& problem_;
   std::vector<int64_t> offsets_;
-  int64_t height_ = 0, proven_ = 0;
+  int64_t height_ = INT64_MAX, proven_ = 0;
   int64_t smallest_step_ = 0;  // heights differ by multiples of it
   int64_t looks_ = 0;          // of greedy orders
   std::unique_ptr<PlacementSearch> search_;

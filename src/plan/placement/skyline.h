@@ -13,6 +13,7 @@ class Skyline {
   explicit Skyline(int32_t times) {
     while (size_ < times) size_ *= 2;
     nodes_.assign(2 * size_, {});
+    nodes_[1] = {0, 0};  // all of it, with nothing written below
   }
   int64_t largest(int32_t lower, int32_t upper) const { return largest(1, 0, size_, lower, upper); }
   void set(int32_t lower, int32_t upper, int64_t height) { set(1, 0, size_, lower, upper, height); }
