@@ -32,6 +32,12 @@ void Scheduler::run(const Decisions& decisions, Schedule& schedule, const Tensor
   count_live(schedule);
 }
 
+void Scheduler::run_within(const Decisions& decisions, Schedule& schedule, size_t most_steps) {
+  most_steps_ = most_steps;
+  run(decisions, schedule);
+  most_steps_ = SIZE_MAX;
+}
+
 void Scheduler::start() {
   out_->steps.clear();
   out_->inputs.clear();
@@ -206,6 +212,7 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
   out_->steps.push_back({.step = s, .recompute = recompute, .first_input = static_cast<int32_t>(out_->inputs.size())});
   out_->compute_ms += step.ms;
   if (recompute) ++out_->recomputations;
+  if (out_->steps.size() > most_steps_) out_->unrecoverable = 0;  // no value's fault
   for (int32_t v : recompute ? step.recompute_inputs : step.inputs) {
     Residence& residence = out_->residences[residence_[v]];
     if (residence.first < 0) {

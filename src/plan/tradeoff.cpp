@@ -13,6 +13,8 @@ namespace plimsoll {
 namespace {
 
 constexpr size_t kStepsAChange = 150;  // so many changes are tried at once, for deep networks
+constexpr size_t kMostRunsOfAll = 8;   // no more steps are scheduled than so many times those of the timeline,
+constexpr size_t kFewSteps = 4000;     // or than so many
 
 // Where a value lies when it is not in the arena; -1: nowhere, or in the slot of the state that it replaces.
 int8_t tier_of(const ValueTimeline& timeline, const Decisions& decisions, size_t v) {
@@ -139,7 +141,7 @@ class Descent {
       set(change);
       if (memory_centric) release_sources(timeline_.value_of_gap[change.index], 40);
     }
-    scheduler_.run(decisions_, trial_);
+    scheduler_.run_within(decisions_, trial_, most_steps());
     effort_ += trial_.steps.size();
     bool good = trial_.unrecoverable < 0;
     if (good) {
@@ -150,6 +152,13 @@ class Descent {
     if (good) return true;
     for (size_t i = undo_.size(); i-- > 0;) take_back(undo_[i]);
     return false;
+  }
+
+  // One change more does not lengthen the schedule by much: what multiplies recomputations is left for others, or
+  // schedules become a hundred times as long as the training step, and trials of them as slow.
+  size_t most_steps() const {
+    const size_t all = timeline_.steps.size();
+    return std::min(schedule_.steps.size() * 5 / 4 + all / 4 + kFewSteps / 8, std::max(kMostRunsOfAll * all, kFewSteps));
   }
 
   // What a value is rebuilt from, as far as it is let go somewhere itself, does not stay when it was rebuilt.
