@@ -210,6 +210,7 @@ struct Trial {
   std::string limited_by;
   Bytes peak, host;
   double step_time_ms = 0;
+  Bytes memory{}, needed{};  // what there is, and what would do; of what lacks memory
 };
 
 // What `--what depth` varies: the N in the model's name; resnet alone means the papers' 6-32-N-6.
@@ -225,6 +226,8 @@ std::string with_depth(const std::string& model, int64_t n) {
   }
   return name.substr(0, at) + std::to_string(n) + name.substr(at + 1);
 }
+
+constexpr int kLinesDrawn = 5;  // to find where the last size that fits is to be looked for
 
 class Largest {
  public:
@@ -256,11 +259,34 @@ class Largest {
     if (low_ == 0) return;
     if (high > most) {
       high = most + 1;
-      refused_ = {false, fmt::format("the search (--most {})", most), {}, {}};
+      refused_ = {.limited_by = fmt::format("the search (--most {})", most)};
       refused_sizes_.insert(high);
     }
+    high = draw_near(high);
     halve(high);
     while (flags_.what == "batch" && any_above()) halve(*refused_sizes_.upper_bound(low_));
+  }
+
+  // What a size needs is nearly a line, and what is refused says what it needs: the line tells where the last that fits
+  // is to be looked for. Each refusal takes long, and so there are few. Returns the least that was refused.
+  int64_t draw_near(int64_t high) {
+    double size = 0, needed = 0;  // of what was refused before
+    for (int i = 0; i < kLinesDrawn && high - low_ > 2 && refused_.needed > refused_.memory; ++i) {
+      const double size_now = static_cast<double>(high), needed_now = static_cast<double>(refused_.needed.count),
+                   memory = static_cast<double>(refused_.memory.count);
+      const bool two = size > size_now && needed > needed_now;
+      const double slope = two ? (needed - needed_now) / (size - size_now) : needed_now / size_now;
+      const double last = size_now - (needed_now - memory) / slope;
+      const int64_t guess = std::clamp(static_cast<int64_t>(last), low_ + 1, high - 1);
+      if (attempt(guess)) {
+        if (guess + 1 < high && !attempt(guess + 1)) return guess + 1;
+        continue;  // `refused_` stays what it was
+      }
+      high = guess;
+      size = size_now;
+      needed = needed_now;
+    }
+    return high;
   }
 
   void halve(int64_t high) {
@@ -308,10 +334,17 @@ class Largest {
                            : infeasible->tier.empty()   ? "memory"
                            : infeasible->tier == "host" ? "host memory"
                                                         : infeasible->tier;
+        if (infeasible->flag.empty() && infeasible->tier.empty() && infeasible->minimum.count < INT64_MAX) {
+          trial.memory = infeasible->budget;
+          trial.needed = infeasible->minimum;
+        }
         return trial;
       }
       const Plan& plan = std::get<Program>(result).plan;
-      return {true, "", plan.predicted.peak, used_of(plan, "host"), plan.predicted.step_time_ms};
+      return {.fits = true,
+              .peak = plan.predicted.peak,
+              .host = used_of(plan, "host"),
+              .step_time_ms = plan.predicted.step_time_ms};
     } catch (const Error& error) {
       if (error.code() != ErrorCode::invalid_input || size == 1) throw;
       trial.limited_by = error.what();  // a network or a size that cannot be
