@@ -41,14 +41,16 @@ struct Limits {
 class PartPlacer {
  public:
   // No height below `goal` is looked for; it is at least the lower bound. `lesser`: what comes near it is of use too.
-  // Without bundles, nothing above the goal is of use.
-  PartPlacer(const PlacementProblem& problem, int64_t goal, bool with_bundles = true, bool lesser = true)
+  // What reaches above `limit` is of no use at all.
+  PartPlacer(const PlacementProblem& problem, int64_t goal, bool with_bundles = true, bool lesser = true,
+             int64_t limit = INT64_MAX)
       : problem_(problem), proven_(problem.lower_bound) {
     for (const PlacementItem& item : problem.items) smallest_step_ = std::gcd(smallest_step_, item.size);
     if (with_bundles && place_bundles(goal, has_many() ? 2 : std::size(kChoices))) return;
-    run_greedy(goal, with_bundles ? INT64_MAX : goal + goal / kNearlyGood + 1);
+    run_greedy(goal, limit);
     int64_t failed = goal;
-    for (int n = 0; with_bundles && lesser && n < (has_many() ? 2 : kHalvings) && height_ - failed > smallest_step_; ++n) {
+    for (int n = 0; with_bundles && lesser && n < (has_many() ? 2 : kHalvings) && height_ - failed > smallest_step_;
+         ++n) {
       const int64_t middle = failed + (height_ - failed) / 2;
       if (!place_bundles(middle, is_small() ? 4 : 1)) failed = middle;
     }
@@ -169,7 +171,7 @@ class PartPlacer {
     Decomposition pieces = decompose(bundles.problem);
     for (const PlacementPart& part : pieces.parts) {
       const int64_t part_target = target - part.base;
-      PartPlacer placer(part.problem, part_target, false);
+      PartPlacer placer(part.problem, part_target, false, true, part_target + part_target / kNearlyGood + 1);
       limits.effort -= placer.looks_;
       bool more = false;
       if (placer.height() > part_target && !limits.reached()) {
