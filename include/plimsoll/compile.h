@@ -109,7 +109,8 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
                                                      const CompileOptions& options);
 
 // The program of a forward pass alone, for a classifier that was trained: `network` is built with
-// ModelInput::training false. Outputs are the loss, the number of right answers, and the scores (logits_of).
+// ModelInput::training false. Outputs are the loss, the number of right answers, and the scores (logits_of). What fits,
+// and the least memory, follow from network, device and options as for a training step.
 std::variant<Program, Infeasible> compile_inference(const Network& network, const Device& device,
                                                     const CostTable& costs, const CompileOptions& options);
 

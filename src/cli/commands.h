@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "cores/core_options.h"
 #include "device/tier/tier.h"
@@ -136,6 +137,15 @@ std::string data_for(const std::string& model, int64_t batch);
 // Throws Error(invalid_input) that names the flag when a file could not be written there: before the work, not after
 // it.
 void check_writable(std::string_view flag, const std::string& file);
+void check_is_no_stream(std::string_view flag, const std::string& file);  // "-" is not standard output here
+
+// Throws Error(invalid_input) that names both flags where what is written would lie in place of another output, or of
+// what is read.
+struct NamedFile {
+  std::string_view flag;
+  std::string file;  // empty: not given; "-": standard output
+};
+void check_apart(const std::vector<NamedFile>& outputs, const std::vector<NamedFile>& inputs);
 
 // "plimsoll: <text>" on standard error. Where that cannot be written there is nobody to tell, and it is no failure.
 void complain(std::string_view text);

@@ -337,7 +337,7 @@ std::variant<Program, Infeasible> within_process(std::variant<Program, Infeasibl
   if (!process) return result;
   const Bytes stated = flags.memory_bytes().value();
   if (auto* infeasible = std::get_if<Infeasible>(&result)) return of_process(std::move(*infeasible), *process, stated);
-  if (auto refused = refused_by_planning(std::get<Program>(result).plan, *process, stated)) return std::move(*refused);
+  if (auto refused = refused_by_planning(std::get<Program>(result), *process, stated)) return std::move(*refused);
   return result;
 }
 
@@ -403,8 +403,37 @@ void JsonLines::write(const nlohmann::json& object) {
   }
 }
 
+void check_is_no_stream(std::string_view flag, const std::string& file) {
+  if (file != "-") return;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("{} -: standard output takes --json only; a file of that name is ./-", flag));
+}
+
+void check_apart(const std::vector<NamedFile>& outputs, const std::vector<NamedFile>& inputs) {
+  namespace fs = std::filesystem;
+  const auto same = [](const std::string& a, const std::string& b) {
+    if (a.empty() || b.empty() || a == "-" || b == "-") return false;
+    std::error_code error;
+    if (fs::equivalent(a, b, error) && !error) return !fs::is_character_file(a, error);
+    return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error) && !error && !fs::exists(a, error);
+  };
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (size_t j = i + 1; j < outputs.size(); ++j) {
+      if (!same(outputs[i].file, outputs[j].file)) continue;
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{} and {} name the same file '{}'", outputs[i].flag, outputs[j].flag, outputs[j].file));
+    }
+    for (const NamedFile& input : inputs) {
+      if (!same(outputs[i].file, input.file)) continue;
+      throw Error(ErrorCode::invalid_input, fmt::format("{} {}: would be written over what {} reads", outputs[i].flag,
+                                                        outputs[i].file, input.flag));
+    }
+  }
+}
+
 void check_writable(std::string_view flag, const std::string& file) {
   if (file.empty()) return;
+  check_is_no_stream(flag, file);
   namespace fs = std::filesystem;
   const fs::path path(file), folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code ignored;

@@ -193,8 +193,8 @@ int convolutions(const ConvolutionsFlags& flags) {
   if (busy.others() > kTooBusy) {
     complain(
         fmt::format("other processes kept the machine {:.0f} % busy meanwhile, so these times mislead; those that were "
-                    "measured are kept apart, and the next run that finds the machine quiet measures them anew",
-                    100 * busy.others()));
+                    "measured {}",
+                    100 * busy.others(), fate_of_busy_times(*session.database)));
   }
   std::string summary = fmt::format("{} passes, {} of them divided: {:.1f} ms undivided, {:.1f} ms divided",
                                     sums.passes, sums.divided, sums.undivided_ms, sums.divided_ms);

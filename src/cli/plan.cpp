@@ -64,7 +64,7 @@ bool measure_for_plan(Session& session, const Network& network, const CompileOpt
   forget_busy_times(session);
   const Measured measured = measure_missing(session, network, options, measuring);
   progress.finish();
-  if (measured.busy > 0) complain(busy_text(measured));
+  if (measured.busy > 0) complain(busy_text(measured, *session.database));
   return !interrupted();
 }
 
@@ -413,7 +413,7 @@ int predict(const ProfileFlags& flags, Session& session, const Network& network,
     return kInfeasible;
   }
   program->plan = calibrate(session, *program);
-  if (measured.busy > 0) complain(busy_text(measured));
+  if (measured.busy > 0) complain(busy_text(measured, *session.database));
   say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {}", flags.model,
                        input_of(flags).batch, measured.kernels, session.costs.entries().size(),
                        time_text(program->plan->predicted.step_time_ms, 4)));

@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/interrupts.h"
 #include "cli/trained.h"
+#include "data/decode.h"
 #include "data/image_files.h"
 #include "train/training_data.h"
 
@@ -68,7 +69,7 @@ class Predictions {
       list.push_back({{"class", label}, {"name", name}, {"probability", probability}});
       csv_ += fmt::format("{},{},{},{},{:.6g}\n", csv_field(file), i + 1, label, csv_field(name), probability);
     }
-    if (!out_.to_stdout()) fmt::print("{}: {}\n", file, text);
+    if (!out_.to_stdout()) say(out_, fmt::format("{}: {}", file, text));
     out_.write({{"file", file}, {"predictions", list}});
     ++answered_;
   }
@@ -95,6 +96,9 @@ class Predictions {
 };
 
 int run_predict(const PredictFlags& flags, const CLI::App& command) {
+  std::vector<NamedFile> inputs{{"--checkpoint", flags.checkpoint}};
+  for (const std::string& image : flags.images) inputs.push_back({"IMAGE", image});
+  check_apart({{"--csv", flags.csv}, {"--json", flags.json}}, inputs);
   check_writable("--csv", flags.csv);
   const std::vector<std::string> files = list_image_files(flags.images);
   const WeightsFile weights(flags.checkpoint);
@@ -107,20 +111,23 @@ int run_predict(const PredictFlags& flags, const CLI::App& command) {
                    .classes = request.options.classes};
   std::vector<std::string> names = info.class_names;
   if (names.empty() && request.input) names = request.input->class_names;
-  Inference network(request, input, weights, 0_B, threads_in_parallel(static_cast<size_t>(input.batch)), complain);
   Predictions predictions(flags, names);
+  Inference network(request, input, weights, 0_B, threads_in_parallel(static_cast<size_t>(input.batch)), complain);
   catch_interrupts();
 
   const auto batch = static_cast<size_t>(network.batch()), classes = static_cast<size_t>(network.classes());
   const auto elements = static_cast<size_t>(info.channels * info.height * info.width);
   std::vector<float> pixels(batch * elements);
   const std::vector<int32_t> labels(batch, -1);
+  const bool stated = request.options.memory_is == MemoryIs::process;
+  const int64_t most_pixels = stated ? kCountedPixels : kMostDecodedPixels;
   for (size_t first = 0; first < files.size(); first += batch) {
     const size_t count = std::min(batch, files.size() - first);
     std::vector<std::string> problems(count);
     std::fill(pixels.begin(), pixels.end(), 0.0F);
     for_each_in_parallel(count, [&](size_t i) {
-      problems[i] = read_image_file(files[first + i], info, std::span(pixels).subspan(i * elements, elements));
+      problems[i] =
+          read_image_file(files[first + i], info, std::span(pixels).subspan(i * elements, elements), most_pixels);
     });
     const Inference::Answers answers = network.run(pixels, labels);
     for (size_t i = 0; i < count; ++i) {

@@ -284,14 +284,15 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   return options;
 }
 
-json done_json(const DoneEvent& d) {
+json done_json(const DoneEvent& d, const TrainOptions& options) {
   return {{"event", "done"},
           {"interrupted", d.interrupted},
           {"steps", d.steps},
           {"step", d.step},
           {"epochs", d.epochs},
           {"images_per_second", d.images_per_second},
-          {"step_time_ms", d.step_time_ms},
+          {"accumulate", options.optimizer.accumulate},
+          {"step_time_ms", d.step_time_ms},  // these two: of one batch
           {"predicted_step_time_ms", d.predicted_step_time_ms},
           {"captured", d.captured},
           {"peak_bytes", d.peak.count},
@@ -312,7 +313,7 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options) {
                        options.steps > 0 && d.step >= options.steps ? "--steps" : "--epochs");
   }
   const int64_t batches = options.optimizer.accumulate;
-  const std::string step = batches > 1 ? fmt::format("a batch, of which a step takes {},", batches) : "a step";
+  const std::string step = batches > 1 ? fmt::format("a batch, of which a step takes up to {},", batches) : "a step";
   return fmt::format("{}: {} step{} in {:.1f} s, {}; {} {} (predicted {}); peak {} of {}, of the process {}",
                      d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
                      rate_text(d.images_per_second), step, time_text(d.step_time_ms),
@@ -408,6 +409,8 @@ class Narrator {
     out_.write(event);
   }
 
+  bool lost_a_log() const { return lost_a_log_; }
+
   void tell_done(const DoneEvent& done) {
     progress_.finish();
     std::string text = done_text(done, options_);
@@ -421,7 +424,7 @@ class Narrator {
       text += fmt::format("\nreport: {} (open it in a browser)", flags_.report);
     }
     say(out_, text);
-    out_.write(done_json(done));
+    out_.write(done_json(done, options_));
     if (done.interrupted && output_closed()) complain(text);  // to whom it may still reach
   }
 
@@ -454,14 +457,14 @@ class Narrator {
     if (!event_file_) return;
     std::vector<Scalar> scalars{{"step/loss", e.loss}, {"step/lr", e.lr}, {"step/time_ms", e.step_time_ms}};
     if (e.gradient_norm) scalars.push_back({"step/gradient_norm", *e.gradient_norm});
-    event_file_->write(e.step, scalars);
+    go_on_without(event_file_, [&] { event_file_->write(e.step, scalars); });
   }
 
   void tell_epoch(const EpochEvent& e) {
     progress_.finish();
     say(out_, epoch_text(e));
     out_.write(epoch_json(e));
-    if (epoch_log_) epoch_log_->write(e);
+    if (epoch_log_) go_on_without(epoch_log_, [&] { epoch_log_->write(e); });
     if (!event_file_) return;
     std::vector<Scalar> scalars{{"loss/train", e.train_loss},
                                 {"accuracy/train", e.train_accuracy},
@@ -469,7 +472,20 @@ class Narrator {
                                 {"images_per_second", e.images_per_second}};
     if (e.test_loss) scalars.push_back({"loss/eval", *e.test_loss});
     if (e.test_accuracy) scalars.push_back({"accuracy/eval", *e.test_accuracy});
-    event_file_->write(e.step, scalars);
+    go_on_without(event_file_, [&] { event_file_->write(e.step, scalars); });
+  }
+
+  // A disk that is full ends a log, but not what may have been trained for days.
+  template <class Log, class Write>
+  void go_on_without(std::optional<Log>& log, const Write& write) {
+    try {
+      write();
+    } catch (const Error& error) {
+      progress_.finish();
+      complain(fmt::format("{}; the training goes on without it", error.what()));
+      log.reset();
+      lost_a_log_ = true;
+    }
   }
 
   void keep_record(const Program& program, std::span<const StepRecord> steps, std::span<const StepRecord> copies) {
@@ -495,12 +511,23 @@ class Narrator {
   JsonLines out_;
   std::optional<EpochLog> epoch_log_;
   std::optional<EventFile> event_file_;
+  bool lost_a_log_ = false;
   Progress progress_;
   std::string memory_text_;
   std::optional<Recorded> recorded_;  // the report also tells what is known only when all is done
 };
 
 int run_train(TrainFlags& flags, const CLI::App& command) {
+  // A checkpoint may take the place of what the training began with.
+  check_apart(
+      {{"--json", flags.json}, {"--log-csv", flags.log_csv}, {"--trace", flags.trace}, {"--report", flags.report}},
+      {{"--checkpoint", flags.checkpoint},
+       {"--resume", flags.resume},
+       {"--weights", flags.weights},
+       {"--plan", flags.plan}});
+  check_apart({{"--checkpoint", flags.checkpoint}}, {{"--plan", flags.plan}});
+  check_is_no_stream("--log-csv", flags.log_csv);
+  check_is_no_stream("--tensorboard", flags.tensorboard);
   check_writable("--checkpoint", flags.checkpoint);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
@@ -517,7 +544,8 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   }
   const DoneEvent& done = std::get<DoneEvent>(result);
   narrator.tell_done(done);
-  return done.interrupted ? kInterrupted : kDone;
+  if (done.interrupted) return kInterrupted;
+  return narrator.lost_a_log() ? kFailure : kDone;
 }
 
 // What is trained on, and how long.

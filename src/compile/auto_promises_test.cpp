@@ -126,7 +126,9 @@ int number_from(const char* variable, int otherwise) {
 
 TEST(RandomNetworks, AreNeverSlowerByAutoNorForMoreMemory) {
   const int first = number_from("PLIMSOLL_RANDOM_SEED", 1), count = number_from("PLIMSOLL_RANDOM_NETWORKS", 6);
-  for (int seed = first; seed < first + count; ++seed) {
+  std::vector<int> seeds{174};  // once its plans were not safe
+  for (int seed = first; seed < first + count; ++seed) seeds.push_back(seed);
+  for (const int seed : seeds) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
     const auto from = [&](int least, int most) {
       return least + static_cast<int>(random() % static_cast<uint64_t>(most - least + 1));
@@ -144,7 +146,12 @@ TEST(RandomNetworks, AreNeverSlowerByAutoNorForMoreMemory) {
     SCOPED_TRACE(fmt::format("seed {}: {} on {}, {} costs", seed, model, device->info().name,
                              measured ? "measured" : "estimated"));
     const CostTable costs = measured ? random_costs(network, *device, random()) : CostTable(probe_rates(*device));
-    expect_promises(network, *device, costs, with_host(from(0, 2) == 0 ? 0_B : 1_GiB, 0.05 * from(1, 100)), percents);
+    const CompileOptions options = with_host(from(0, 2) == 0 ? 0_B : 1_GiB, 0.05 * from(1, 100));
+    try {
+      expect_promises(network, *device, costs, options, percents);
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
   }
 }
 

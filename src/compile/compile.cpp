@@ -241,6 +241,18 @@ bool has_tiers(const Device& device, const CompileOptions& options) {
   return !options.tiers.empty() || !device.info().tiers.empty();
 }
 
+// The program of a network whose graph is all that is run.
+std::variant<Program, Infeasible> compile_rewritten(Network network, const Device& device, const CostTable& costs,
+                                                    const CompileOptions& options, const Stopwatch& watch) {
+  const Bytes lower_bound = least_bytes(network.graph, has_tiers(device, options));
+  std::optional<Bytes> minimum;
+  Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); },
+                         [&] { return search(network, device, costs, options); }, options, lower_bound, minimum);
+  auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
+  return result;
+}
+
 }  // namespace
 
 std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
@@ -250,15 +262,8 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   std::vector<PassReport> passes = run_fusion_passes(training, options.fusion);
   training = make_training_network(training, options.optimizer);
   for (PassReport& report : run_training_passes(training, options.fusion)) passes.push_back(std::move(report));
-  const Bytes lower_bound = least_bytes(training.graph, has_tiers(device, options));
-  std::optional<Bytes> minimum;
-  Attempt found = choose([&](Bytes enough) { return find_least(training, device, costs, options, enough); },
-                         [&] { return search(training, device, costs, options); }, options, lower_bound, minimum);
-  auto result = take(std::move(found), std::move(training), lower_bound, device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) {
-    program->passes = std::move(passes);
-    program->minimum = minimum;
-  }
+  auto result = compile_rewritten(std::move(training), device, costs, options, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
   return result;
 }
 
@@ -367,9 +372,7 @@ std::variant<Program, Infeasible> compile_inference(const Network& network, cons
   for (TensorId id : {inference.objectives[0].loss, inference.correct, logits}) {
     if (std::find(outputs.begin(), outputs.end(), id) == outputs.end()) outputs.push_back(id);
   }
-  const Bytes lower_bound = least_bytes(inference.graph, has_tiers(device, options));
-  Attempt found = search(inference, device, costs, options);
-  auto result = take(std::move(found), std::move(inference), lower_bound, device, costs, options, watch);
+  auto result = compile_rewritten(std::move(inference), device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
   return result;
 }

@@ -27,18 +27,15 @@ MachineRates random_rates(Random& random) {
 }
 
 // Every kernel at a random multiple of what is estimated of it.
-CostTable measured_costs(const Network& network, const Device& device, Random& random) {
-  Network training = network;
-  run_fusion_passes(training, {});
-  training = make_training_network(training, {});
+CostTable measured_costs(const Graph& graph, const Device& device, Random& random) {
   CostTable costs(random_rates(random));
   const CostTable estimates;
-  for (const Op& op : training.graph.ops()) {
+  for (const Op& op : graph.ops()) {
     if (op.type->is_view) continue;
     for (const LayoutFamily family : {LayoutFamily::plain, LayoutFamily::blocked, LayoutFamily::channels_last}) {
-      for (const KernelSpec& spec : device.kernels(training.graph, op, family)) {
-        const CostKey key{op_signature(training.graph, op, spec), spec.name, 0};
-        const double ms = estimates.cost(training.graph, op, spec).time_ms * factor(random);
+      for (const KernelSpec& spec : device.kernels(graph, op, family)) {
+        const CostKey key{op_signature(graph, op, spec), spec.name, 0};
+        const double ms = estimates.cost(graph, op, spec).time_ms * factor(random);
         if (!costs.find(key)) costs.put(key, {Cost::Source::measured, ms, 0, 3});
       }
     }
@@ -93,6 +90,7 @@ struct Case {
   const char *model, *device, *policy;
   int64_t batch, size;
   int tiers;
+  bool training = true;  // else a forward pass alone
 };
 const Case kCases[] = {
     {"lenet", "cpu", "auto", 8, 28, 0},
@@ -103,28 +101,44 @@ const Case kCases[] = {
     {"resnet20", "cpu", "superneurons", 4, 32, 1},
     {"densenet:depth=7,growth=8", "k40c", "auto", 4, 32, 1},
     {"lenet", "cpu", "liveness", 8, 28, 0},
+    {"lenet", "cpu", "auto", 8, 28, 0, false},
+    {"resnet:1-1-1-1", "cpu", "auto", 3, 64, 0, false},
+    {"resnet:1-1-1-1", "cpu", "auto", 3, 64, 1, false},
+    {"densenet:depth=7,growth=8", "cpu", "auto", 4, 32, 2, false},
+    {"densenet:depth=7,growth=8", "k40c", "auto", 4, 32, 1, false},
 };
 
 class TheLeastThatFits : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TheLeastThatFits, FollowsFromNetworkDeviceAndFlagsWhateverTheTimes) {
   const Case& c = GetParam();
-  const Network network = build_model(
-      c.model, {.batch = c.batch, .channels = c.size == 28 ? 1 : 3, .height = c.size, .width = c.size, .classes = 10});
+  const Network network = build_model(c.model, {.batch = c.batch,
+                                                .channels = c.size == 28 ? 1 : 3,
+                                                .height = c.size,
+                                                .width = c.size,
+                                                .classes = 10,
+                                                .training = c.training});
   const std::unique_ptr<Device> device = open_device(c.device, 1);
+  Network planned = network;
+  run_fusion_passes(planned, {});
+  if (c.training) planned = make_training_network(planned, {});
+  const auto compile = [&](const CostTable& costs, const CompileOptions& options) {
+    return c.training ? compile_training(network, *device, costs, options)
+                      : compile_inference(network, *device, costs, options);
+  };
   for (const bool exact : {false, true}) {
     Bytes least;
     for (const uint64_t seed : {1, 2, 3}) {
       const bool measured = seed == 3;
-      SCOPED_TRACE(fmt::format("{} on {} by {}: exact {}, seed {}, measured {}", c.model, c.device, c.policy, exact,
-                               seed, measured));
+      SCOPED_TRACE(fmt::format("{} {} on {} by {}: exact {}, seed {}, measured {}", c.training ? "training" : "asking",
+                               c.model, c.device, c.policy, exact, seed, measured));
       Random random(seed);
-      const CostTable costs = measured ? measured_costs(network, *device, random) : CostTable(random_rates(random));
+      const CostTable costs =
+          measured ? measured_costs(planned.graph, *device, random) : CostTable(random_rates(random));
       CompileOptions options{.policy = c.policy, .exact = exact};
       if (c.tiers > 0) options.tiers = random_tiers(random, c.tiers > 1);
       if (device->info().simulated) options.tiers = device->info().tiers;
-      expect_least([&](const CompileOptions& o) { return compile_training(network, *device, costs, o); }, options,
-                   least);
+      expect_least([&](const CompileOptions& o) { return compile(costs, o); }, options, least);
     }
   }
 }

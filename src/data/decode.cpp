@@ -12,7 +12,6 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kMostPixels = 100'000'000;
 // A JPEG block of 64 pixels takes a bit at least, an eighth of it when arithmetically coded. Deflate shrinks to 1/1032
 // at best, and a PNG pixel has at least one bit.
 constexpr int64_t kMostJpegPixelsPerByte = 64 * 8 * 8;
@@ -23,9 +22,17 @@ constexpr int64_t kMostPngPixelsPerByte = 1032 * 8;
 }
 
 void require_moderate(const std::string& file_name, int64_t width, int64_t height) {
-  if (height <= kMostPixels / width) return;
+  if (height <= kMostDecodedPixels / width) return;
   throw Error(ErrorCode::unsupported, fmt::format("{}: is {}x{} pixels; at most {} million are read", file_name, width,
-                                                  height, kMostPixels / 1'000'000));
+                                                  height, kMostDecodedPixels / 1'000'000));
+}
+
+// Of the image as it is decoded.
+void require_at_most(const std::string& file_name, int64_t width, int64_t height, int64_t most_pixels) {
+  if (height <= most_pixels / width) return;
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{}: would be decoded to {}x{} pixels, and there is memory for {} million", file_name, width,
+                          height, most_pixels / 1'000'000));
 }
 
 // A size that so few bytes cannot fill, found before memory for it is taken.
@@ -59,7 +66,8 @@ void cmyk_to_rgb(std::vector<uint8_t>& pixels) {
   pixels.resize(3 * count);
 }
 
-void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image) {
+void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image,
+                 int64_t most_pixels) {
   const std::unique_ptr<void, int (*)(void*)> decoder(tjInitDecompress(), tjDestroy);
   if (!decoder) throw Error(ErrorCode::device_failure, "TurboJPEG: tjInitDecompress failed");
   const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
@@ -73,6 +81,7 @@ void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t s
   const tjscalingfactor scaling = choose_scaling(width, height, smallest_side);
   width = TJSCALED(width, scaling);
   height = TJSCALED(height, scaling);
+  require_at_most(file_name, width, height, most_pixels);
   const bool cmyk = colours == TJCS_CMYK || colours == TJCS_YCCK;
   const int format = cmyk ? TJPF_CMYK : TJPF_RGB;
   image.pixels.resize(int64_t{width} * height * (cmyk ? 4 : 3));
@@ -89,7 +98,7 @@ void decode_jpeg(std::string_view bytes, const std::string& file_name, int64_t s
   image.height = height;
 }
 
-void decode_png(std::string_view bytes, const std::string& file_name, Image& image) {
+void decode_png(std::string_view bytes, const std::string& file_name, Image& image, int64_t most_pixels) {
   const std::unique_ptr<spng_ctx, void (*)(spng_ctx*)> context(spng_ctx_new(0), spng_ctx_free);
   if (!context) throw Error(ErrorCode::device_failure, "libspng: spng_ctx_new failed");
   const auto check = [&](int status) {
@@ -101,6 +110,7 @@ void decode_png(std::string_view bytes, const std::string& file_name, Image& ima
   check(spng_get_ihdr(context.get(), &header));
   require_moderate(file_name, header.width, header.height);
   require_plausible(file_name, "PNG", header.width, header.height, bytes.size(), kMostPngPixelsPerByte);
+  require_at_most(file_name, header.width, header.height, most_pixels);
   size_t size = 0;
   check(spng_decoded_image_size(context.get(), SPNG_FMT_RGB8, &size));
   image.pixels.resize(size);
@@ -112,11 +122,12 @@ void decode_png(std::string_view bytes, const std::string& file_name, Image& ima
 
 }  // namespace
 
-void decode_image(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image) {
+void decode_image(std::string_view bytes, const std::string& file_name, int64_t smallest_side, Image& image,
+                  int64_t most_pixels) {
   image.channels = 3;
   image.maximum = 255;
-  if (bytes.starts_with("\xFF\xD8")) return decode_jpeg(bytes, file_name, smallest_side, image);
-  if (bytes.starts_with("\x89PNG")) return decode_png(bytes, file_name, image);
+  if (bytes.starts_with("\xFF\xD8")) return decode_jpeg(bytes, file_name, smallest_side, image, most_pixels);
+  if (bytes.starts_with("\x89PNG")) return decode_png(bytes, file_name, image, most_pixels);
   if (bytes.empty())
     throw Error(ErrorCode::corrupt_file, fmt::format("{}: is empty; expected a JPEG or PNG image", file_name));
   throw Error(ErrorCode::unsupported, fmt::format("{}: is neither JPEG nor PNG", file_name));

@@ -18,7 +18,7 @@ DataInfo imagenet_info(const DataOptions& options);
 std::vector<std::string> list_image_files(const std::vector<std::string>& files_and_folders);
 
 // Reads an image as a test image of `info` is read: `into` has channels x height x width elements. Returns what was
-// wrong with the file; empty: nothing.
-std::string read_image_file(const std::string& file, const DataInfo& info, std::span<float> into);
+// wrong with the file; empty: nothing. `most_pixels`: as in decode_image.
+std::string read_image_file(const std::string& file, const DataInfo& info, std::span<float> into, int64_t most_pixels);
 
 }  // namespace plimsoll

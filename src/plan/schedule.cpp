@@ -100,7 +100,7 @@ void Scheduler::run_step(int32_t s) {
 // Decides about an open value after a use, at the start of its gap.
 void Scheduler::begin_gap(int32_t v, int32_t gap) {
   const TimelineValue& value = timeline_.values[v];
-  if (value.at_end && gap == static_cast<int32_t>(value.uses.size()) && (value.is_output || slot_[v] < 0)) return;
+  if (gap == static_cast<int32_t>(value.uses.size()) && lives_to_the_end(v)) return;
   const Choice choice = decisions_->gaps[value.first_gap + gap];
   if (choice == kKeep) {
     if (cache_ != nullptr && gap == static_cast<int32_t>(value.uses.size())) close(v);  // nobody reads it any more
@@ -196,7 +196,8 @@ void Scheduler::rerun(int32_t s) {
   for (int32_t v : step.recompute_outputs) {
     if (residence_[v] >= 0) {
       Residence& residence = out_->residences[residence_[v]];
-      residence.last = std::max(residence.last, d);  // written once more, the same
+      if (residence.first < 0) arrive(residence, d);  // a copy brings it for who comes after this step
+      residence.last = std::max(residence.last, d);   // written once more, the same
       continue;
     }
     open(v, d);
@@ -207,6 +208,13 @@ void Scheduler::rerun(int32_t s) {
     --locks_[v];
     if (transient_[v] && locks_[v] == 0 && wanted_by_[v] != now_) close(v);
   }
+}
+
+// The copy of it is complete when the step begins.
+void Scheduler::arrive(Residence& residence, int32_t d) {
+  residence.first = d;
+  out_->moves[residence.in].after = d - 1;
+  out_->moves[residence.in].before = d;
 }
 
 int32_t Scheduler::append(int32_t s, bool recompute) {
@@ -223,11 +231,7 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
   if (too_long || out_->steps.size() > most_steps_) out_->unrecoverable = 0;  // no value's fault
   for (int32_t v : recompute ? step.recompute_inputs : step.inputs) {
     Residence& residence = out_->residences[residence_[v]];
-    if (residence.first < 0) {
-      residence.first = d;
-      out_->moves[residence.in].after = d - 1;
-      out_->moves[residence.in].before = d;
-    }
+    if (residence.first < 0) arrive(residence, d);
     residence.last = d;
     out_->inputs.push_back(residence_[v]);
   }
@@ -280,11 +284,15 @@ void Scheduler::make_room(int32_t s, bool recompute) {
   }
 }
 
+// In the arena, and not in a tier.
+bool Scheduler::lives_to_the_end(int32_t v) const {
+  return timeline_.values[v].at_end && (timeline_.values[v].is_output || slot_[v] < 0);
+}
+
 void Scheduler::end() {
   const int32_t last = std::max<int32_t>(static_cast<int32_t>(out_->steps.size()) - 1, 0);
   for (size_t v = 0; v < residence_.size(); ++v) {
-    if (residence_[v] >= 0 && timeline_.values[v].at_end && (timeline_.values[v].is_output || slot_[v] < 0))
-      out_->residences[residence_[v]].last = last;
+    if (residence_[v] >= 0 && lives_to_the_end(static_cast<int32_t>(v))) out_->residences[residence_[v]].last = last;
   }
   for (ScheduledMove& move : out_->moves) {
     if (move.out) move.before = out_->residences[move.residence].last + 1;
@@ -318,6 +326,8 @@ void Scheduler::share_places() {
       const int32_t source = out_->inputs[scheduled.first_input + (found - inputs.begin())];
       Residence& from = out_->residences[source];
       if (from.last != d || from.overwritten) continue;
+      const bool last_step = d + 1 == static_cast<int32_t>(out_->steps.size());
+      if (last_step && lives_to_the_end(pair.input) && !pair.required) continue;
       if (from.out >= 0 && !pair.required) continue;  // still being copied
       // The output's residence that begins here, if it does.
       for (int32_t r = written_at_[d]; r < written_at_[d + 1]; ++r) {

@@ -91,6 +91,7 @@ class Scheduler {
   void rebuild(int32_t value);
   void rerun(int32_t step);
   void fetch(int32_t value);
+  void arrive(Residence& residence, int32_t step);
   void open(int32_t value, int32_t written);
   void close(int32_t value);
   void copy_out(int32_t value, int8_t tier);
@@ -101,6 +102,7 @@ class Scheduler {
   bool may_leave(int32_t value) const;
   void share_places();
   bool has_uses_left(int32_t value) const;
+  bool lives_to_the_end(int32_t value) const;
 
   const ValueTimeline& timeline_;
   const Decisions* decisions_ = nullptr;

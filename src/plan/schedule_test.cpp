@@ -99,6 +99,73 @@ TEST(Schedule, OfRandomDecisionsMakesSafePlans) {
   EXPECT_GT(shared, 500);
 }
 
+// A network that is trained gives its scores, which the loss reads and could overwrite.
+TEST(Schedule, KeepsAnOutputThatTheLastStepCouldOverwrite) {
+  testing::register_test_ops();
+  Graph graph;
+  const TensorId data = graph.add_source("data", {4, 64}, DType::f32, Role::input);
+  const TensorId scores = graph.output(graph.add_op("TestMap", "scores", "scores", {data}));
+  const TensorId loss = graph.output(graph.add_op("TestMap", "loss", "loss", {scores}));
+  graph.outputs = {loss, scores};
+  const Route route = make_route(graph);
+  const auto kernels = testing::random_kernels(graph, 1);
+  const CostTable costs;
+  std::mt19937_64 random(1);
+  PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
+  input.device.tiers = two_tiers(random);
+  for (const Policy& policy : policies()) {
+    SCOPED_TRACE(policy.name);
+    const PlanOrInfeasible answer = policy.plan(input);
+    ASSERT_TRUE(std::holds_alternative<Plan>(answer));
+    EXPECT_EQ(describe(verify_safety(graph, std::get<Plan>(answer), 1)), "");
+  }
+  const ValueTimeline timeline = make_timeline(input);
+  Schedule schedule;
+  Scheduler(timeline).run(keep_everything(timeline), schedule);
+  const Plan plan = make_plan(input, timeline, keep_everything(timeline), schedule, "test");
+  EXPECT_EQ(describe(verify_safety(graph, plan, 1)), "");
+}
+
+// A step writes two values. A later one wants both: a copy brings the first, and the second is made again, with which
+// the first is written once more.
+TEST(Schedule, ACopyIsCompleteBeforeTheStepThatWritesTheSameOnceMore) {
+  register_op({.name = "TestPair",
+               .infer =
+                   [](const Attributes&, std::span<const Tensor* const> in) {
+                     return std::vector<TensorSpec>{{in[0]->shape, DType::f32}, {in[0]->shape, DType::f32}};
+                   },
+               .kind = LayerKind::other});
+  testing::register_test_ops();
+  Graph graph;
+  const TensorId data = graph.add_source("data", {4, 64}, DType::f32, Role::input);
+  const OpId pair = graph.add_op("TestPair", "pair", "pair", {data});
+  const TensorId first = graph.output(pair, 0), second = graph.output(pair, 1);
+  const Attributes shape{{"shape", std::vector<int64_t>{4, 64}}};
+  const TensorId sum = graph.output(graph.add_op("TestMix", "sum", "sum", {first, second}, shape));
+  const TensorId other = graph.output(graph.add_op("TestMix", "other", "other", {sum}, shape));
+  graph.outputs = {graph.output(graph.add_op("TestMix", "loss", "loss", {first, second, other}, shape))};
+  const Route route = make_route(graph);
+  const auto kernels = testing::random_kernels(graph, 1);
+  const CostTable costs;
+  std::mt19937_64 random(1);
+  PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
+  input.device.tiers = two_tiers(random);
+  const ValueTimeline timeline = make_timeline(input);
+  Decisions decisions = keep_everything(timeline);
+  decisions.gaps[timeline.values[timeline.value_of[first]].first_gap + 1] = kOffload;
+  decisions.gaps[timeline.values[timeline.value_of[second]].first_gap + 1] = kDrop;
+  Schedule schedule;
+  Scheduler(timeline).run(decisions, schedule);
+  ASSERT_EQ(schedule.unrecoverable, -1);
+  ASSERT_EQ(schedule.recomputations, 1);
+  ASSERT_EQ(schedule.moves.size(), 2u);
+  for (const int64_t limit : {int64_t{0}, int64_t{1} << 30}) {
+    Schedule spread = schedule;
+    spread_copies(timeline, input.device.tiers, limit, spread);
+    EXPECT_EQ(describe(verify(graph, make_plan(input, timeline, decisions, spread, "test"))), "") << "limit " << limit;
+  }
+}
+
 TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));

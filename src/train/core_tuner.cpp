@@ -117,9 +117,8 @@ void CoreTuner::finish() {
   const Load load = busy_.load();
   if (!is_busy(load)) return;
   notice_(fmt::format(
-      "other processes kept the machine {:.0f} % busy while thread counts were measured, so these times mislead: they are "
-      "kept apart, and the next training that finds the machine quiet measures them anew",
-      100 * load.others));
+      "other processes kept the machine {:.0f} % busy while thread counts were measured, so they mislead: these times {}",
+      100 * load.others, fate_of_busy_times(*session_.database)));
 }
 
 }  // namespace plimsoll

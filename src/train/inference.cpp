@@ -46,6 +46,12 @@ std::unique_ptr<TrainingStep> step_that_runs(const Session& session, const Netwo
   }
 }
 
+// Of one image there is no smaller batch.
+void leave_out_batch(std::string& suggestion) {
+  constexpr std::string_view kAdvice = ", or lower --batch";
+  if (const size_t at = suggestion.find(kAdvice); at != std::string::npos) suggestion.erase(at, kAdvice.size());
+}
+
 }  // namespace
 
 InferenceRequest request_of(const WeightsFile& file) {
@@ -97,9 +103,10 @@ Inference::Inference(const InferenceRequest& request, ModelInput input, const We
     if (stated) compile.memory = arena_within(process_, *options.memory);
     std::optional<Infeasible> infeasible;
     step_ = step_that_runs(session_, network, compile, infeasible);
-    if (stated && step_) infeasible = refused_by_planning(step_->program().plan, process_, *options.memory);
+    if (stated && step_) infeasible = refused_by_planning(step_->program(), process_, *options.memory);
     if (stated && !step_) infeasible = of_process(*infeasible, process_, *options.memory);
     if (!infeasible) break;
+    if (input_.batch == 1) leave_out_batch(infeasible->suggestion);
     if (step_ || request.batch_given || input_.batch == 1) throw Error(ErrorCode::infeasible, to_text(*infeasible));
   }
   stated_ = stated ? *options.memory : with_plan(process_, step_->program().plan).with(arena());

@@ -11,7 +11,6 @@
 #include "device/cpu/device.h"
 #include "device/tier/queue.h"
 #include "execute/homes.h"
-#include "plimsoll/compile.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -106,9 +105,9 @@ Infeasible of_process(Infeasible infeasible, const ProcessMemory& memory, Bytes 
   return infeasible;
 }
 
-std::optional<Infeasible> refused_by_planning(const Plan& plan, const ProcessMemory& memory, Bytes process) {
+std::optional<Infeasible> refused_by_planning(const Program& program, const ProcessMemory& memory, Bytes process) {
   if (process >= memory.before()) return std::nullopt;
-  Infeasible infeasible{.policy = plan.policy, .budget = process, .minimum = memory.before(), .proven = true};
+  Infeasible infeasible{.policy = program.policy, .budget = process, .minimum = memory.before(), .proven = true};
   infeasible.lower_bound = memory.before();
   infeasible.suggestion =
       fmt::format("{}: before the first step the program takes {}, and making the plan {} (--memory-is process)",

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "device/tier/tier.h"
+#include "plimsoll/compile.h"
 #include "plimsoll/data.h"
 #include "plimsoll/models.h"
 #include "plimsoll/plan.h"
@@ -44,8 +45,8 @@ Bytes arena_within(const ProcessMemory& memory, Bytes process);
 // Says the same of the whole process: budget, minimum, bound, and what to do.
 Infeasible of_process(Infeasible infeasible, const ProcessMemory& memory, Bytes process);
 
-// The answer to a budget of the process in which `plan` could be run but not made.
-std::optional<Infeasible> refused_by_planning(const Plan& plan, const ProcessMemory& memory, Bytes process);
+// The answer to a budget of the process in which the program's plan could be run but not made.
+std::optional<Infeasible> refused_by_planning(const Program& program, const ProcessMemory& memory, Bytes process);
 
 // "program 40 MiB, batches 14.4 MiB, ..."
 std::string to_text(const ProcessMemory& memory);

@@ -213,12 +213,15 @@ Measured measure_missing(Session& session, const Network& network, const Compile
   return measured;
 }
 
-std::string busy_text(const Measured& measured) {
+std::string busy_text(const Measured& measured, const CostDatabase& database) {
   if (measured.busy == 0) return {};
-  return fmt::format(
-      "{} of these {} kernels were measured while other processes kept the machine busy: their times are kept apart, and "
-      "the next run that finds the machine quiet measures them anew",
-      measured.busy, measured.kernels);
+  return fmt::format("{} of these {} kernels were measured while other processes kept the machine busy: their times {}",
+                     measured.busy, measured.kernels, fate_of_busy_times(database));
+}
+
+std::string fate_of_busy_times(const CostDatabase& database) {
+  return database.is_kept() ? "are kept apart, and the next run that finds the machine quiet measures them anew"
+                            : "may be off, and are of this run only, since measurements cannot be kept";
 }
 
 bool StepTimes::add(const Plan& plan, const Executor& executor) {

@@ -60,7 +60,9 @@ struct Measured {
 Measured measure_missing(Session& session, const Network& network, const CompileOptions& options,
                          const MeasureOptions& measure, std::span<const Device* const> beside = {});
 // For the user: how many of the times mislead. Empty where none does.
-std::string busy_text(const Measured& measured);
+std::string busy_text(const Measured& measured, const CostDatabase& database);
+// What becomes of times that a busy machine gave; ends a sentence that begins with them.
+std::string fate_of_busy_times(const CostDatabase& database);
 
 // What steps take, step by step of a plan, until there is enough to be kept as costs inside a step: the first warms up,
 // and a few more count.

@@ -38,6 +38,16 @@ struct Case {
   }
 };
 
+TEST(Session, NoLaterRunIsPromisedWhereMeasurementsAreNotKept) {
+  Case c;
+  c.session.database = std::make_unique<CostDatabase>(c.folder.path(), c.session.device->info());
+  const Measured measured = c.measure(true);
+  ASSERT_GT(measured.busy, 10);
+  const std::string text = busy_text(measured, *c.session.database);
+  EXPECT_THAT(text, ::testing::HasSubstr("busy: their times may be off, and are of this run only"));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("next run")));
+}
+
 TEST(Session, TimesOfABusyMachineAreMeasuredAnewByTheRunThatFindsItQuiet) {
   Case c;
   c.others = 0.5;
@@ -47,7 +57,7 @@ TEST(Session, TimesOfABusyMachineAreMeasuredAnewByTheRunThatFindsItQuiet) {
   EXPECT_EQ(first.busy, first.kernels);
   EXPECT_EQ(first.again, 0);
   EXPECT_EQ(
-      busy_text(first),
+      busy_text(first, *c.session.database),
       std::to_string(first.kernels) + " of these " + std::to_string(first.kernels) +
           " kernels were measured while other processes kept the machine busy: their times are kept apart, and the "
           "next run that finds the machine quiet measures them anew");
@@ -63,7 +73,7 @@ TEST(Session, TimesOfABusyMachineAreMeasuredAnewByTheRunThatFindsItQuiet) {
   EXPECT_EQ(again.kernels, first.kernels);
   EXPECT_EQ(again.busy, 0);
   EXPECT_EQ(again.again, first.kernels);
-  EXPECT_EQ(busy_text(again), "");
+  EXPECT_EQ(busy_text(again, *c.session.database), "");
 
   c.session.costs = c.session.database->load();
   for (const auto& [key, cost] : c.session.costs.entries()) EXPECT_FALSE(cost.busy);

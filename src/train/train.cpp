@@ -454,9 +454,9 @@ void Training::tell_of_busy_times() const {
   const int busy = busy_steps(program_, session_.costs);
   if (busy == 0) return;
   notice_(fmt::format(
-      "{} of the plan's {} steps have their times from a busy machine, so kernels and prediction may be off; the next "
-      "run that finds the machine quiet measures them anew",
-      busy, program_.plan->steps.size()));
+      "{} of the plan's {} steps have their times from a busy machine, so kernels and prediction may be off; these times "
+      "{}",
+      busy, program_.plan->steps.size(), fate_of_busy_times(*session_.database)));
 }
 
 // Until the device refuses no kernel of the plan.
@@ -658,7 +658,7 @@ std::variant<DoneEvent, Infeasible> Training::run() {
   if (auto infeasible = plan())
     return process_is_stated() ? of_process(*infeasible, process_, *options_.memory) : *infeasible;
   if (process_is_stated()) {
-    if (auto refused = refused_by_planning(program_.plan, process_, *options_.memory)) return *refused;
+    if (auto refused = refused_by_planning(program_, process_, *options_.memory)) return *refused;
   }
   share_cores();
   predicted_ms_ = program_.plan->predicted.step_time_ms;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "tests/cli/images.h"
 #include "tests/cli/program.h"
 #include "tests/support/sanitizer.h"
 
@@ -217,6 +218,41 @@ TEST_F(ProcessMemory, EveryCommandMeansTheSameProcess) {
   EXPECT_EQ(row.at("process_bytes"), plan.at("process_bytes"));
   const json none = run("compare" + flags + "--policies auto --memory " + fmt::to_string(least - 1)).lines().at(0);
   EXPECT_EQ(none.at("minimum_bytes"), least);
+}
+
+// A trained network answers in the least process that is named, with any tier, and takes no more.
+TEST_F(ProcessMemory, EvalAndPredictKeepWithinTheLeastProcessThatIsNamed) {
+  const Outcome trained =
+      run("train resnet20 --data digits --batch 16 --steps 1 --costs estimated --evaluate-every 0 --checkpoint " +
+          path("c.safetensors"));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  write_png(folder_ / "image.png", 0, 0, 200, 8);
+  const std::string eval = "eval --checkpoint " + path("c.safetensors"),
+                    predict = "predict " + path("image.png") + " --checkpoint " + path("c.safetensors");
+  for (const std::string& asked : {eval, eval + " --batch 64", eval + " --batch 64 --spill SPILL:1GiB",
+                                   eval + " --batch 64 --host-memory 8MiB", predict, predict + " --spill SPILL:1GiB"}) {
+    const std::string command = with_folder(asked) + " --memory-is process --memory ";
+    SCOPED_TRACE(command);
+    const Outcome refused = run(command + "1MiB");
+    const int64_t least = bytes_needed(refused);
+    EXPECT_THAT(refused.err, HasSubstr("--memory-is process"));
+    EXPECT_THAT(refused.err, HasSubstr("no plan by policy 'auto' fits"));
+    for (int again = 0; again < 2; ++again) {
+      const Watched done = watch(command + fmt::to_string(least));
+      ASSERT_EQ(done.code, 0) << done.err;
+      EXPECT_THAT(done.err, ::testing::Not(HasSubstr("more than the")));
+      EXPECT_LE(done.own, least);
+    }
+    EXPECT_EQ(bytes_needed(run(command + fmt::to_string(least - 1))), least) << "the same whatever was asked";
+  }
+  write_png(folder_ / "poster.png", 0, 0, 200, 4000);
+  const Watched done = watch(predict + " " + path("poster.png") + " --memory-is process --memory 128MiB");
+  EXPECT_EQ(done.code, 2);
+  EXPECT_THAT(done.err,
+              HasSubstr("poster.png: would be decoded to 4000x4000 pixels, and there is memory for 12 million"));
+  EXPECT_THAT(done.err, ::testing::Not(HasSubstr("more than the")));
+  EXPECT_THAT(done.out, HasSubstr("image.png: "));
+  EXPECT_EQ(run(predict + " " + path("poster.png")).code, 0);
 }
 
 TEST_F(ProcessMemory, AResumedTrainingKeepsToTheSameProcess) {

@@ -27,6 +27,14 @@ struct Outcome {
   }
 };
 
+// The bytes that a refused budget's message says are needed.
+inline int64_t bytes_needed(const Outcome& refused) {
+  EXPECT_EQ(refused.code, 3) << refused.err;
+  const size_t end = refused.err.find(" bytes) are needed"), begin = refused.err.rfind('(', end);
+  EXPECT_NE(end, std::string::npos) << refused.err;
+  return end == std::string::npos ? 0 : std::stoll(refused.err.substr(begin + 1, end - begin - 1));
+}
+
 class Cli : public ::testing::Test {
  protected:
   void SetUp() override {

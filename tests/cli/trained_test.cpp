@@ -1,8 +1,6 @@
 // What is done with a network that is trained: eval, predict, and to begin another training with its weights.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spng.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,39 +8,21 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/cli/images.h"
 #include "tests/cli/program.h"
 
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using plimsoll::testing::bytes_needed;
 using plimsoll::testing::Outcome;
+using plimsoll::testing::write_png;
 using testing::HasSubstr;
 using testing::Not;
 
 class Trained : public plimsoll::testing::Cli {
  protected:
-  // A PNG of one colour.
-  static void write_png(const fs::path& file, uint8_t red, uint8_t green, uint8_t blue, int side = 40) {
-    std::vector<uint8_t> pixels;
-    for (int i = 0; i < side * side; ++i) pixels.insert(pixels.end(), {red, green, blue});
-    spng_ctx* encoder = spng_ctx_new(SPNG_CTX_ENCODER);
-    spng_set_option(encoder, SPNG_ENCODE_TO_BUFFER, 1);
-    spng_ihdr header{};
-    header.width = header.height = static_cast<uint32_t>(side);
-    header.color_type = SPNG_COLOR_TYPE_TRUECOLOR;
-    header.bit_depth = 8;
-    spng_set_ihdr(encoder, &header);
-    ASSERT_EQ(spng_encode_image(encoder, pixels.data(), pixels.size(), SPNG_FMT_PNG, SPNG_ENCODE_FINALIZE), 0);
-    size_t size = 0;
-    int error = 0;
-    void* bytes = spng_get_png_buffer(encoder, &size, &error);
-    fs::create_directories(file.parent_path());
-    std::ofstream(file, std::ios::binary).write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
-    ::free(bytes);
-    spng_ctx_free(encoder);
-  }
-
   // Three classes that are colours, which a network learns at once.
   void write_colours() const {
     for (int i = 0; i < 24; ++i) {
@@ -120,6 +100,40 @@ TEST_F(Trained, EvalCountsTheSameWhateverTheBatchAndTheMemory) {
   EXPECT_THAT(tight.err, HasSubstr("--memory"));
 }
 
+TEST_F(Trained, TheLeastMemoryThatIsNamedIsEnoughToAnswerWhateverWasMeasured) {
+  ASSERT_EQ(train("resnet20 --data digits --batch 16 --steps 1 --evaluate-every 0").code, 0);
+  write_png(folder_ / "sea.png", 0, 0, 230, 8);
+  fs::create_directories(path("spill"));
+  const std::string eval = "eval --checkpoint " + path("c.safetensors"),
+                    predict = "predict " + path("sea.png") + " --checkpoint " + path("c.safetensors");
+  const std::string spill = " --spill " + path("spill") + ":1GiB";
+  const std::string commands[] = {eval,
+                                  eval + " --batch 16",
+                                  eval + " --batch 8 --exact",
+                                  eval + " --batch 8" + spill,
+                                  predict,
+                                  predict + " --batch 4 --host-memory 64MiB"};
+  std::vector<int64_t> least;
+  for (const std::string& command : commands) {
+    SCOPED_TRACE(command);
+    const Outcome refused = run(command + " --memory 1KiB");
+    least.push_back(bytes_needed(refused));
+    EXPECT_EQ(refused.err.find("lower --batch") != std::string::npos,
+              command.find("--batch 16") != std::string::npos || command.find("--batch 8") != std::string::npos);
+    const std::string bytes = std::to_string(least.back());
+    EXPECT_EQ(run(command + " --memory " + bytes).code, 0) << slurp(path("err"));
+    EXPECT_EQ(bytes_needed(run(command + " --memory " + std::to_string(least.back() - 1))), least.back());
+  }
+  // Times that are measured choose other kernels, and fit as before.
+  ASSERT_EQ(run("profile resnet20 --data digits --batch 16").code, 0) << slurp(path("err"));
+  for (size_t i = 0; i < std::size(commands); ++i) {
+    SCOPED_TRACE(commands[i]);
+    EXPECT_EQ(bytes_needed(run(commands[i] + " --memory 1KiB")), least[i]);
+    for (int again = 0; again < 2; ++again)
+      EXPECT_EQ(run(commands[i] + " --memory " + std::to_string(least[i])).code, 0) << slurp(path("err"));
+  }
+}
+
 TEST_F(Trained, EvalSaysWhatItLacks) {
   const std::string c = path("c.safetensors");
   EXPECT_EQ(run("eval").code, 2);
@@ -188,6 +202,11 @@ TEST_F(Trained, PredictNamesClassesAndGoesOnAfterWhatItCannotRead) {
   EXPECT_THAT(table, testing::StartsWith("file,rank,class,name,probability\n"));
   EXPECT_THAT(table, HasSubstr("sea.png,1,0,\"blue, dark\","));
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 10);
+
+  const Outcome cut = run("predict --batch 1 --checkpoint " + path("c.safetensors") + " " + path("elsewhere") + " 2> " +
+                          path("told") + " | head -1");
+  EXPECT_THAT(cut.out, testing::EndsWith("%\n"));
+  EXPECT_THAT(slurp(path("told")), testing::EndsWith("plimsoll: standard output was closed before all was written\n"));
 
   const Outcome text = run("predict --top 1 --checkpoint " + path("c.safetensors") + " " + path("rose.png"));
   EXPECT_EQ(text.code, 0) << text.err;
@@ -294,6 +313,7 @@ TEST_F(Trained, AccumulatesGradientsOverBatches) {
   const json done = last(outcome, "done");
   EXPECT_EQ(done["steps"], 23) << "89 batches, in fours";
   EXPECT_EQ(last(outcome, "plan")["accumulate"], 4);
+  EXPECT_EQ(done["accumulate"], 4);
   EXPECT_GT(done["images_per_second"].get<double>(), 0);
   EXPECT_THAT(slurp(path("c.safetensors")).substr(8, 200000), HasSubstr("\"fc1.weight.gradient_sum\""));
   const Outcome resumed = run("train --epochs 2 --json - --resume " + path("c.safetensors"));
@@ -366,6 +386,43 @@ TEST_F(Trained, LogsALineAnEpochAndEventsForTensorBoard) {
   const Outcome nowhere = train("lenet --data digits --steps 1 --log-csv /nowhere/log.csv");
   EXPECT_EQ(nowhere.code, 2);
   EXPECT_THAT(nowhere.err, HasSubstr("--log-csv /nowhere/log.csv: cannot be written"));
+}
+
+TEST_F(Trained, ALogThatCannotBeWrittenEndsNoTraining) {
+  const Outcome outcome = train("lenet --data digits --batch 64 --epochs 2 --evaluate-every 0 --log-csv /dev/full");
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_THAT(outcome.err, HasSubstr("--log-csv /dev/full: writing failed: No space left on device; the training goes "
+                                     "on without it\n"));
+  EXPECT_EQ(last(outcome, "done")["epochs"], 2);
+  EXPECT_TRUE(fs::exists(path("c.safetensors")));
+}
+
+TEST_F(Trained, WhatIsWrittenNeverTakesThePlaceOfWhatIsRead) {
+  ASSERT_EQ(train("lenet --data digits --batch 64 --steps 2 --evaluate-every 0").code, 0);
+  write_png(folder_ / "image.png", 0, 0, 200, 8);
+  const std::string c = path("c.safetensors"), image = path("image.png"), before = slurp(c), pixels = slurp(image);
+  fs::create_symlink(c, path("link"));
+  const auto refusal = [&](const std::string& arguments) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_EQ(slurp(c), before);
+    EXPECT_EQ(slurp(image), pixels);
+    return outcome.err;
+  };
+  EXPECT_THAT(refusal("eval --checkpoint " + c + " --json " + c),
+              HasSubstr("would be written over what --checkpoint reads"));
+  EXPECT_THAT(refusal("eval --checkpoint " + c + " --json " + path("link")), HasSubstr("--json"));
+  const std::string predict = "predict " + image + " --checkpoint " + c;
+  EXPECT_THAT(refusal(predict + " --csv " + c), HasSubstr("--csv"));
+  EXPECT_THAT(refusal(predict + " --json " + image), HasSubstr("would be written over what IMAGE reads"));
+  EXPECT_THAT(refusal(predict + " --json " + path("new") + " --csv " + path("new")), HasSubstr("name the same file"));
+  EXPECT_THAT(refusal(predict + " --csv -"), HasSubstr("--csv -: standard output takes --json only"));
+  EXPECT_THAT(refusal(predict + " --json /nowhere/x"),
+              testing::StartsWith("plimsoll: --json: cannot write '/nowhere/x'"));
+  const std::string resume = "train --steps 4 --resume " + c;
+  for (const char* flag : {" --log-csv ", " --json ", " --trace ", " --report "}) refusal(resume + flag + c);
+  EXPECT_THAT(refusal("train lenet --steps 1 --json " + path("new") + " --log-csv " + path("new")),
+              HasSubstr("name the same file"));
 }
 
 TEST_F(Trained, CompareKnowsTheData) {
