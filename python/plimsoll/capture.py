@@ -23,11 +23,12 @@ two graphs are compared: a number that differs is a multiple of the batch.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import traceback
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -44,15 +45,13 @@ from .aten import CONVERTERS
 from .errors import Unsupported, UnsupportedOp
 
 # Composite operators that stay whole, in every overload.
-KEPT = frozenset(
-    """linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding matmul
+KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding matmul
     layer_norm group_norm rms_norm scaled_dot_product_attention softmax log_softmax
     gelu silu hardswish hardsigmoid relu6 leaky_relu
     avg_pool1d max_pool1d max_pool2d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
     upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
     pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d roll detach
-    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d""".split()
-)
+    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d""".split())
 
 # Random operators that the network draws itself, by counter; every other random operator belongs to the prelude.
 NETWORK_RANDOM = frozenset(
@@ -109,7 +108,9 @@ def _loss_of(output: Any) -> Tensor:
         output = output[0]
     if isinstance(output, Tensor):
         return output
-    raise TypeError(f"the model returns {type(output).__name__}, which holds no loss; pass loss=lambda output, batch: ...")
+    raise TypeError(
+        f"the model returns {type(output).__name__}, which holds no loss; pass loss=lambda output, batch: ..."
+    )
 
 
 def _named_outputs(outputs: Any) -> dict[str, Tensor]:
@@ -228,11 +229,11 @@ def _detach_without_gradient(module: GraphModule) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings that exporting other people's modules gives."""
+    """Without what PyTorch and other people's modules tell while they are exported; failures come as exceptions."""
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -377,7 +378,11 @@ def _plain_inputs(program: Program, places: Sequence[Place]) -> set[int]:
             continue
         inputs = [program.index[n] for n in node.all_input_nodes]
         from_input = any(j in plain for j in inputs)
-        if from_input and _is_plain(node) and all(j in plain or _is_floating_constant(program, places, j) for j in inputs):
+        if (
+            from_input
+            and _is_plain(node)
+            and all(j in plain or _is_floating_constant(program, places, j) for j in inputs)
+        ):
             plain.add(i)
     return plain
 
@@ -559,7 +564,9 @@ class Prelude:
                 continue
             if division.places[i] == Place.CONSTANT or i in program.sources:
                 value = captured.constant(i)
-                value = captured.buffers.get(program.sources[i].name) if i in program.sources and value is None else value
+                value = (
+                    captured.buffers.get(program.sources[i].name) if i in program.sources and value is None else value
+                )
                 if isinstance(value, Tensor):
                     name = f"constant_{i}"
                     roots.register_buffer(name, value)
@@ -649,7 +656,9 @@ class Captured:
         tensors = self.tensors_of(batch)
         size = tensors[self.batch_leaf].shape[0]
         if self.second is None and size != self.first.batch:
-            raise ValueError(f"captured for batches of {self.first.batch}, given {size}: " + "; ".join(self.fixed_batch))
+            raise ValueError(
+                f"captured for batches of {self.first.batch}, given {size}: " + "; ".join(self.fixed_batch)
+            )
         return dict(zip(self.inputs, tensors)) | self.prelude(tensors, size)
 
 

@@ -49,6 +49,12 @@ SHORT = {
     "split_with_sizes": "split",
 }
 
+# What to do instead, for operators that have another form.
+HINTS = {
+    "transformers.grouped_mm_fallback.default": "there is no such op yet; "
+    "model.set_experts_implementation('batched_mm') does without it",
+}
+
 Document = dict[str, Any]
 
 
@@ -360,7 +366,7 @@ class Writer:
 
 
 def _operator(node: Node) -> str:
-    """"add" of aten.add.Tensor."""
+    """ "add" of aten.add.Tensor."""
     parts = str(node.target).split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
@@ -400,7 +406,7 @@ def write(captured: Captured, program: Program) -> Writer:
 def _convert_node(writer: Writer, node: Node) -> Any:
     converter = CONVERTERS.get(str(node.target))
     if converter is None:
-        raise Refusal("there is no such op yet")
+        raise Refusal(HINTS.get(str(node.target), "there is no such op yet"))
     for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, Tensor) and value.dtype not in DTYPES:
             raise Refusal(f"its dtype is {value.dtype}; torch.float32 is expected")
@@ -428,7 +434,11 @@ def _refused_updates(writer: Writer) -> list[UnsupportedOp]:
     program, result = writer.program, []
     for buffer, i in program.updates.items():
         known = writer.values.get(i)
-        if writer.division.places[i] != Place.NETWORK or known == f"{buffer}.next" or program.nodes[i].op == "placeholder":
+        if (
+            writer.division.places[i] != Place.NETWORK
+            or known == f"{buffer}.next"
+            or program.nodes[i].op == "placeholder"
+        ):
             continue
         node = program.nodes[i]
         producer = node.args[0] if node.target is operator.getitem else node
@@ -455,7 +465,9 @@ def _section(writer: Writer) -> Document:
     writer.enter(loss_node)
     if math.prod(writer.shape(loss_node)) != 1:
         reason = f"the loss is a tensor {tuple(writer.shape(loss_node))}; a scalar is expected"
-        raise Unsupported([UnsupportedOp(str(loss_node.target), module_path(loss_node), source_line(loss_node), reason)])
+        raise Unsupported(
+            [UnsupportedOp(str(loss_node.target), module_path(loss_node), source_line(loss_node), reason)]
+        )
     loss = writer.reshape(loss_node, [], "loss")
     outputs = {name: writer.value(program.nodes[i]) for name, i in program.outputs.items()}
     ops, read = _without_unread(writer, [loss, *outputs.values()])
@@ -526,21 +538,43 @@ def _merge(a: Any, b: Any, sizes: tuple[int, int], where: str = "the network") -
 # --- initial values --------------------------------------------------------------------------------------------------
 
 
-def initializer(value: Optional[Tensor], name: str) -> Document:
-    """How a tensor starts where no weights are given: as its values are distributed now; of a model without values, as
-    its name suggests."""
+SAMPLED = 1 << 16  # elements that a distribution is judged by
+
+
+def initializer(value: Optional[Tensor], entry: Document) -> Optional[Document]:
+    """How a tensor starts where no weights are given.
+
+    A parameter: as its values are distributed now; of a model without values, as its rank suggests. A buffer: only if
+    all its values are one; of others nothing is said, since they cannot be drawn and must come with the weights.
+    """
     if not has_values(value):
-        constant = 1.0 if name.endswith(("running_var", "norm.weight")) else 0.0
-        is_matrix = value is not None and value.dim() > 1
-        return {"kind": "normal", "mean": 0.0, "scale": 0.02} if is_matrix else {"kind": "constant", "mean": constant, "scale": 0.0}
-    flat = value.detach().double().flatten()
+        return _guessed_initializer(entry)
+    flat = value.detach().flatten()
     if flat.numel() == 0 or bool((flat == flat[0]).all()):
-        return {"kind": "constant", "mean": float(flat[0]) if flat.numel() else 0.0, "scale": 0.0}
+        return _constant(float(flat[0]) if flat.numel() else 0.0)
+    if entry["role"] != "parameter":
+        return None
+    flat = flat[:: max(1, flat.numel() // SAMPLED)].double()
     mean, deviation = float(flat.mean()), float(flat.std(correction=0))
     widest = float((flat - mean).abs().max())
     if widest < 1.8 * deviation:  # uniform: sqrt(3) deviations wide
         return {"kind": "uniform", "mean": _short(mean), "scale": _short(deviation * math.sqrt(3))}
     return {"kind": "normal", "mean": _short(mean), "scale": _short(deviation)}
+
+
+def _guessed_initializer(entry: Document) -> Optional[Document]:
+    name, is_parameter = entry["name"], entry["role"] == "parameter"
+    if is_parameter and len(entry["shape"]) > 1:
+        return {"kind": "normal", "mean": 0.0, "scale": 0.02}
+    if is_parameter:
+        return _constant(1.0 if name.endswith("weight") else 0.0)
+    if name.endswith(("running_mean", "running_var")):
+        return _constant(1.0 if name.endswith("running_var") else 0.0)
+    return None
+
+
+def _constant(value: float) -> Document:
+    return {"kind": "constant", "mean": value, "scale": 0.0}
 
 
 def _short(x: float) -> float:
@@ -580,8 +614,9 @@ def convert(captured: Captured, *, label_dtype: str = "i64") -> Converted:
     values = _values(captured, writer, section)
     for tensor in section["tensors"]:
         if tensor["role"] in ("parameter", "statistic"):
-            own = values.get(tensor["name"])
-            tensor["init"] = initializer(own, tensor["name"])
+            init = initializer(values.get(tensor["name"]), tensor)
+            if init is not None:
+                tensor["init"] = init
         if tensor["name"] == section.get("labels") and label_dtype == "i32":
             tensor["dtype"] = "i32"
     document = {

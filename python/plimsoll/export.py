@@ -51,7 +51,9 @@ def export(
         values = {key: tensor for part in reversed(parts) for key, tensor in part.values.items()}
         without = [key for key, tensor in values.items() if not has_values(tensor)]
         if without:
-            raise ValueError(f"{len(without)} tensors have no values, '{without[0]}' among them: the model is on the meta device")
+            raise ValueError(
+                f"{len(without)} tensors have no values, '{without[0]}' among them: the model is on the meta device"
+            )
         save(values, weights)
     return document
 
@@ -79,7 +81,9 @@ def _tell(part: Converted) -> None:
         section = part.document.get(key, {"tensors": []})
         computed = [t["name"] for t in section["tensors"] if t["name"].startswith(MARK)]
         if computed:
-            warnings.warn(f"{key}: PyTorch computes {', '.join(computed)} of each batch; feed them as inputs", stacklevel=3)
+            warnings.warn(
+                f"{key}: PyTorch computes {', '.join(computed)} of each batch; feed them as inputs", stacklevel=3
+            )
     if part.fixed_batch:
         batch = part.document["batch"]
         warnings.warn(f"the file holds for batches of {batch} only: {'; '.join(part.fixed_batch)}", stacklevel=3)

@@ -34,7 +34,9 @@ class Run:
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
-def run(section: Mapping[str, Any], tensors: Mapping[str, Tensor], *, batch: int, masks: Optional[Mapping] = None) -> Run:
+def run(
+    section: Mapping[str, Any], tensors: Mapping[str, Tensor], *, batch: int, masks: Optional[Mapping] = None
+) -> Run:
     """Runs all ops of a section and adds up its objectives. Checks every shape that the file states."""
     floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
     state = Run({}, batch, floating[0] if floating else torch.float64, masks or {})
@@ -114,14 +116,17 @@ FUNCTIONS: dict[str, Callable] = {
     "not": lambda x: (x == 0),
     "and": lambda x, y: (x != 0) & (y != 0),
     "or": lambda x, y: (x != 0) | (y != 0),
-    **{name: getattr(torch, name) for name in (
-        "abs exp log log1p expm1 sqrt rsqrt reciprocal sin cos erf sigmoid tanh relu sign floor round eq ne lt le gt ge".split()
-    )},
+    **{
+        name: getattr(torch, name)
+        for name in (
+            "abs exp log log1p expm1 sqrt rsqrt reciprocal sin cos erf sigmoid tanh relu sign floor round eq ne lt le gt ge".split()
+        )
+    },
 }
 
 
 def evaluate(expression: str, inputs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """"mul(add(x0,x1),2.5)": a call, xK, or a number."""
+    """ "mul(add(x0,x1),2.5)": a call, xK, or a number."""
     tokens = re.findall(r"[A-Za-z_]\w*|[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|inf|nan)|[(),]", expression)
     place = 0
 
@@ -270,7 +275,9 @@ def constant(op: Op, x: list[Tensor], state: Run):
 @kernel("Reduce")
 def reduce(op: Op, x: list[Tensor], state: Run):
     functions = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
-    return functions[attribute(op, "function")](x[0], attribute(op, "dims"), keepdim=bool(attribute(op, "keep_dims", 0)))
+    return functions[attribute(op, "function")](
+        x[0], attribute(op, "dims"), keepdim=bool(attribute(op, "keep_dims", 0))
+    )
 
 
 @kernel("CumulativeSum")
@@ -327,14 +334,24 @@ def conv_transpose(op: Op, x: list[Tensor], state: Run):
     groups = attribute(op, "groups", 1)
     bias = x[2] if len(x) > 2 else None
     top, left, *_ = attribute(op, "padding", [0, 0, 0, 0])
-    stride, dilation, extra = attribute(op, "stride", [1, 1]), attribute(op, "dilation", [1, 1]), attribute(op, "output_padding", [0, 0])
+    stride, dilation, extra = (
+        attribute(op, "stride", [1, 1]),
+        attribute(op, "dilation", [1, 1]),
+        attribute(op, "output_padding", [0, 0]),
+    )
     return F.conv_transpose2d(x[0], _ungrouped(x[1], groups), bias, stride, [top, left], extra, groups, dilation)
 
 
 @kernel("MaxPoolForward")
 def max_pool(op: Op, x: list[Tensor], state: Run):
     top, left, *_ = attribute(op, "padding")
-    return F.max_pool2d(x[0], attribute(op, "kernel"), attribute(op, "stride"), (top, left), ceil_mode=bool(attribute(op, "ceil_mode", 0)))
+    return F.max_pool2d(
+        x[0],
+        attribute(op, "kernel"),
+        attribute(op, "stride"),
+        (top, left),
+        ceil_mode=bool(attribute(op, "ceil_mode", 0)),
+    )
 
 
 @kernel("AvgPoolForward")
@@ -380,7 +397,13 @@ def batch_norm(op: Op, x: list[Tensor], state: Run):
         return y
     count = data.numel() // data.shape[1]
     unbiased = variance.detach() * count / (count - 1)
-    return (y, mean, inv_std, (1 - momentum) * running_mean + momentum * mean.detach(), (1 - momentum) * running_var + momentum * unbiased)
+    return (
+        y,
+        mean,
+        inv_std,
+        (1 - momentum) * running_mean + momentum * mean.detach(),
+        (1 - momentum) * running_var + momentum * unbiased,
+    )
 
 
 def _affine(op: Op, y: Tensor, factors: Sequence[Tensor], shape: Callable[[Tensor], Tensor]) -> Tensor:
@@ -465,7 +488,9 @@ def random_bits(seed: int, step: int, salt: int, count: int) -> np.ndarray:
     """Draws [0, count) of a stream: 32 bits each."""
     blocks = (count + 3) // 4
     low = np.uint64(0xFFFFFFFF)
-    c = [np.arange(blocks, dtype=np.uint64) & low] + [np.full(blocks, v & 0xFFFFFFFF, dtype=np.uint64) for v in (salt, step, step >> 32)]
+    c = [np.arange(blocks, dtype=np.uint64) & low] + [
+        np.full(blocks, v & 0xFFFFFFFF, dtype=np.uint64) for v in (salt, step, step >> 32)
+    ]
     key = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
     for _ in range(10):
         a, b = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
@@ -478,7 +503,9 @@ def random_bits(seed: int, step: int, salt: int, count: int) -> np.ndarray:
 def _draw(op: Op, shape: Sequence[int], counters: Sequence[Tensor]) -> Tensor:
     step, seed = (int(t) for t in counters)
     count = int(np.prod(shape)) if len(shape) else 1
-    return torch.from_numpy(random_bits(seed, step, attribute(op, "salt", 0), count).astype(np.int64)).reshape(tuple(shape))
+    return torch.from_numpy(random_bits(seed, step, attribute(op, "salt", 0), count).astype(np.int64)).reshape(
+        tuple(shape)
+    )
 
 
 def _kept(op: Op, shape: Sequence[int], p: float, counters: Sequence[Tensor], state: Run) -> Tensor:
@@ -510,4 +537,6 @@ def random_normal(op: Op, x: list[Tensor], state: Run):
     u = (random_bits(seed, step, attribute(op, "salt", 0), count).astype(np.float64) + 0.5) * 2.0**-32
     radius, angle = np.sqrt(-2 * np.log(u[0::2])), 2 * np.pi * u[1::2]
     normal = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[: int(np.prod(shape))]
-    return attribute(op, "mean", 0.0) + attribute(op, "stddev", 1.0) * torch.from_numpy(normal).reshape(shape).to(state.dtype)
+    return attribute(op, "mean", 0.0) + attribute(op, "stddev", 1.0) * torch.from_numpy(normal).reshape(shape).to(
+        state.dtype
+    )

@@ -73,7 +73,9 @@ def expected(example: Example, captured: Captured, converted: Converted) -> dict
         "constants": constants(converted, section),
         "loss": float(loss.detach()),
         "gradients": {name: sums(name, p.grad) for name, p in model.named_parameters() if p.grad is not None},
-        "statistics": {n: float(b.abs().sum()) for n, b in model.named_buffers() if n.endswith(("running_mean", "running_var"))},
+        "statistics": {
+            n: float(b.abs().sum()) for n, b in model.named_buffers() if n.endswith(("running_mean", "running_var"))
+        },
     }
 
 

@@ -162,5 +162,7 @@ def assert_same(result: Both, tolerance: float = 1e-9) -> None:
             assert float(expected.norm()) <= 1e-9 * largest, f"no gradient of {name}"
             continue
         error = float((found.reshape(expected.shape) - expected).norm())
-        assert error <= tolerance * float(expected.norm()) + 1e-12 * largest, f"gradient of {name}: {error / float(expected.norm())}"
+        assert (
+            error <= tolerance * float(expected.norm()) + 1e-12 * largest
+        ), f"gradient of {name}: {error / float(expected.norm())}"
     assert set(result.file) <= set(result.eager)

@@ -29,7 +29,9 @@ class Masked(nn.Module):
     def forward(self, ids, lengths):
         visible = torch.arange(ids.shape[1])[None, :] < lengths[:, None]
         x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
-        x = F.scaled_dot_product_attention(x[:, None], x[:, None], self.mix(x)[:, None], attn_mask=visible[:, None, None, :])
+        x = F.scaled_dot_product_attention(
+            x[:, None], x[:, None], self.mix(x)[:, None], attn_mask=visible[:, None, None, :]
+        )
         labels = F.pad(ids, (0, 1), value=-100)[:, 1:]
         return F.cross_entropy((x[:, 0] @ self.words.weight.T).flatten(0, 1), labels.flatten())
 

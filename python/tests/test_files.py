@@ -17,7 +17,14 @@ from support import floats, start
 
 
 def test_safetensors_round_trip(tmp_path):
-    tensors = {"a.weight": floats("a", 2, 3), "ids": torch.arange(5), "flag": torch.tensor([True, False]), "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3), "half": floats("h", 3).bfloat16()}
+    tensors = {
+        "a.weight": floats("a", 2, 3),
+        "ids": torch.arange(5),
+        "flag": torch.tensor([True, False]),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3),
+        "half": floats("h", 3).bfloat16(),
+    }
     path = tmp_path / "w.safetensors"
     safetensors.save(tensors, path)
     found = safetensors.load(path)
@@ -29,10 +36,16 @@ def test_safetensors_round_trip(tmp_path):
 
 
 def test_a_network_file_holds_training_and_evaluation(tmp_path):
-    model = start(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, 5)))
+    model = start(
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, 5)
+        )
+    )
     batch = (floats("x", 2, 3, 8, 8), torch.tensor([1, 3]))
     path, weights = tmp_path / "net.json", tmp_path / "net.safetensors"
-    written = plimsoll.export(model, loss=lambda out, b: F.cross_entropy(out, b[1]), example=batch, path=path, weights=weights)
+    written = plimsoll.export(
+        model, loss=lambda out, b: F.cross_entropy(out, b[1]), example=batch, path=path, weights=weights
+    )
     document = json.loads(path.read_text())
     assert document == json.loads(json.dumps(written))
     assert document["format"] == "plimsoll network" and document["version"] == 1 and document["batch"] == 2
@@ -64,4 +77,10 @@ def test_a_meta_model_has_no_weights_to_write(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(ValueError, match="meta device"):
-            plimsoll.export(model, loss=lambda out, b: out.sum(), example=torch.zeros(2, 3, device="meta"), path=tmp_path / "n.json", weights=tmp_path / "n.safetensors")
+            plimsoll.export(
+                model,
+                loss=lambda out, b: out.sum(),
+                example=torch.zeros(2, 3, device="meta"),
+                path=tmp_path / "n.json",
+                weights=tmp_path / "n.safetensors",
+            )

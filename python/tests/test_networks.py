@@ -19,13 +19,21 @@ def test_network(name):
     assert converted.fixed_batch == []
     eager = with_given_dropout(start(example.build()), record.draws(converted, 5))
     result = both(
-        start(example.build()), example.batch(2), example.loss, run_batch=example.batch(5), eager=eager, captured=captured, converted=converted
+        start(example.build()),
+        example.batch(2),
+        example.loss,
+        run_batch=example.batch(5),
+        eager=eager,
+        captured=captured,
+        converted=converted,
     )
     assert_same(result)
 
     written = json.loads((record.FOLDER / f"{name}.json").read_text())
     recorded = json.loads((record.FOLDER / f"{name}.expected.json").read_text())
-    assert without_origin(written) == without_origin(json.loads(json.dumps(converted.document))), "run python/tests/record.py"
+    assert without_origin(written) == without_origin(
+        json.loads(json.dumps(converted.document))
+    ), "run python/tests/record.py"
     again = record.expected(example, captured, converted)
     assert again["loss"] == pytest.approx(recorded["loss"], rel=1e-10)
     for parameter, values in recorded["gradients"].items():

@@ -23,22 +23,79 @@ def check(branches: dict, *shape: int):
 
 
 UNARY = {
-    "abs": torch.abs, "neg": torch.neg, "exp": torch.exp, "expm1": torch.expm1, "sin": torch.sin, "cos": torch.cos, "tan": lambda x: torch.tan(x * 0.3),
-    "sinh": torch.sinh, "cosh": torch.cosh, "tanh": torch.tanh, "erf": torch.erf, "erfc": torch.erfc, "exp2": torch.exp2, "square": torch.square, "sign": lambda x: torch.sign(x) * x,
-    "relu": F.relu, "relu6": F.relu6, "leaky_relu": lambda x: F.leaky_relu(x, 0.2), "elu": lambda x: F.elu(x, 0.7), "selu": F.selu, "celu": lambda x: F.celu(x, 0.5),
-    "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish, "sigmoid": torch.sigmoid, "log_sigmoid": F.logsigmoid,
-    "softplus": F.softplus, "softplus_beta": lambda x: F.softplus(x, 2.0), "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.25),
-    "clamp": lambda x: x.clamp(-0.5, 0.4), "clamp_min": lambda x: x.clamp(min=0.1), "clamp_max": lambda x: x.clamp(max=0.1),
-    "power": lambda x: x**3, "square_power": lambda x: x**2, "base": lambda x: 2.0**x, "softsign": F.softsign, "tanhshrink": F.tanhshrink, "glu": lambda x: F.glu(x, -1),
-    "add": lambda x: x + 1.5, "rsub": lambda x: 1.5 - x, "alpha": lambda x: torch.add(x, x.flip(-1), alpha=0.3), "floor": lambda x: torch.floor(x) * x, "ceil": lambda x: torch.ceil(x) * x,
-    "where": lambda x: torch.where(x > 0.2, x * 2, -x), "masked_fill": lambda x: x.masked_fill(x < 0, 0.25), "maximum": lambda x: torch.maximum(x, x.roll(1, -1)),
-    "minimum": lambda x: torch.minimum(x, x.roll(1, -1)), "lerp": lambda x: torch.lerp(x, x.roll(1, -1), 0.25), "addcmul": lambda x: torch.addcmul(x, x, x.roll(1, 1), value=0.5),
-    "logaddexp": lambda x: torch.logaddexp(x, x.roll(1, -1)), "logic": lambda x: x * ((x > 0) & (x < 0.5) | ~(x < 1)), "threshold": lambda x: F.threshold(x, 0.1, 0.0),
-    "prelu": lambda x: F.prelu(x, x.new_tensor([0.25])), "softshrink": lambda x: F.softshrink(x, 0.2), "hardshrink": lambda x: F.hardshrink(x, 0.2),
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": lambda x: torch.tan(x * 0.3),
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "erfc": torch.erfc,
+    "exp2": torch.exp2,
+    "square": torch.square,
+    "sign": lambda x: torch.sign(x) * x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "elu": lambda x: F.elu(x, 0.7),
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, 0.5),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "mish": F.mish,
+    "sigmoid": torch.sigmoid,
+    "log_sigmoid": F.logsigmoid,
+    "softplus": F.softplus,
+    "softplus_beta": lambda x: F.softplus(x, 2.0),
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.25),
+    "clamp": lambda x: x.clamp(-0.5, 0.4),
+    "clamp_min": lambda x: x.clamp(min=0.1),
+    "clamp_max": lambda x: x.clamp(max=0.1),
+    "power": lambda x: x**3,
+    "square_power": lambda x: x**2,
+    "base": lambda x: 2.0**x,
+    "softsign": F.softsign,
+    "tanhshrink": F.tanhshrink,
+    "glu": lambda x: F.glu(x, -1),
+    "add": lambda x: x + 1.5,
+    "rsub": lambda x: 1.5 - x,
+    "alpha": lambda x: torch.add(x, x.flip(-1), alpha=0.3),
+    "floor": lambda x: torch.floor(x) * x,
+    "ceil": lambda x: torch.ceil(x) * x,
+    "where": lambda x: torch.where(x > 0.2, x * 2, -x),
+    "masked_fill": lambda x: x.masked_fill(x < 0, 0.25),
+    "maximum": lambda x: torch.maximum(x, x.roll(1, -1)),
+    "minimum": lambda x: torch.minimum(x, x.roll(1, -1)),
+    "lerp": lambda x: torch.lerp(x, x.roll(1, -1), 0.25),
+    "addcmul": lambda x: torch.addcmul(x, x, x.roll(1, 1), value=0.5),
+    "logaddexp": lambda x: torch.logaddexp(x, x.roll(1, -1)),
+    "logic": lambda x: x * ((x > 0) & (x < 0.5) | ~(x < 1)),
+    "threshold": lambda x: F.threshold(x, 0.1, 0.0),
+    "prelu": lambda x: F.prelu(x, x.new_tensor([0.25])),
+    "softshrink": lambda x: F.softshrink(x, 0.2),
+    "hardshrink": lambda x: F.hardshrink(x, 0.2),
 }
 POSITIVE = {
-    "log": torch.log, "log1p": torch.log1p, "log2": torch.log2, "log10": torch.log10, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal,
-    "div": lambda x: x / x.roll(1, -1), "rdiv": lambda x: 2.0 / x, "pow": lambda x: x**x.roll(1, -1), "root": lambda x: x**0.5, "pow_real": lambda x: x**1.7, "remainder": lambda x: x % 0.7,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "log2": torch.log2,
+    "log10": torch.log10,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "div": lambda x: x / x.roll(1, -1),
+    "rdiv": lambda x: 2.0 / x,
+    "pow": lambda x: x ** x.roll(1, -1),
+    "root": lambda x: x**0.5,
+    "pow_real": lambda x: x**1.7,
+    "remainder": lambda x: x % 0.7,
     "xlogy": lambda x: torch.special.xlogy(x, x),
 }
 
@@ -62,16 +119,44 @@ def test_broadcasting_is_left_to_the_op():
 
 
 SHAPES = {
-    "view": lambda x: x.view(x.shape[0], -1)[:, 3:7], "permute": lambda x: x.permute(0, 3, 1, 2), "transpose": lambda x: x.transpose(1, -1).contiguous(),
-    "unsqueeze": lambda x: x.unsqueeze(1).squeeze(1).flatten(1), "expand": lambda x: x[:, :1].expand(-1, 5, -1, -1), "repeat": lambda x: x.repeat(1, 2, 1, 3), "more": lambda x: x.repeat(2, 1, 1, 1, 2),
-    "interleave": lambda x: x.repeat_interleave(2, 1), "steps": lambda x: x[:, :, 1::2, 0:6:3], "negative": lambda x: x[:, -2:, :-1, -3:-1], "select": lambda x: x[:, 1, -1],
-    "split": lambda x: torch.cat([t * i for i, t in enumerate(x.split([1, 2, 3], -1))], -1), "chunk": lambda x: x.chunk(2, -1)[1], "unbind": lambda x: x.unbind(2)[3],
-    "stack": lambda x: torch.stack([x, -x], 2), "roll": lambda x: torch.roll(x, (1, -2), (1, 3)), "flip": lambda x: x.flip(1, 3), "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(-1, 4, 3, 6), 2),
-    "zeros": lambda x: F.pad(x, (1, 2, 0, 1)), "value": lambda x: F.pad(x, (1, 1), value=2.0), "crop": lambda x: F.pad(x, (-1, -2, 1, 0)), "reflect": lambda x: F.pad(x, (2, 1, 1, 1), mode="reflect"),
-    "replicate": lambda x: F.pad(x, (2, 1, 1, 1), mode="replicate"), "gather": lambda x: x.gather(3, torch.tensor([5, 0, 0, 3]).expand(x.shape[0], 3, 4, 4)), "index_select": lambda x: x.index_select(2, torch.tensor([3, 0, 0])),
-    "index": lambda x: x[:, :, torch.tensor([[0, -1], [2, 2]])], "index_two": lambda x: x[:, torch.tensor([0, 2]), torch.tensor([[1], [3]])], "index_front": lambda x: x.permute(1, 2, 0, 3)[torch.tensor([0, 2]), torch.tensor([3, 3])],
-    "assign": lambda x: _assigned(x), "meshed": lambda x: torch.einsum("ncij,ncjk->nik", x, x.transpose(2, 3)), "tile": lambda x: torch.tile(x, (1, 1, 1, 2)), "tril": lambda x: torch.tril(x), "movedim": lambda x: x.movedim(1, -1),
-    "diff": lambda x: x[..., 1:] - x[..., :-1], "narrow": lambda x: x.narrow(3, 2, 3), "swap": lambda x: x.swapaxes(1, 2), "cast": lambda x: x * (x > 0).float(), "unfold_free": lambda x: x.unflatten(3, (2, 3)).sum(4),
+    "view": lambda x: x.view(x.shape[0], -1)[:, 3:7],
+    "permute": lambda x: x.permute(0, 3, 1, 2),
+    "transpose": lambda x: x.transpose(1, -1).contiguous(),
+    "unsqueeze": lambda x: x.unsqueeze(1).squeeze(1).flatten(1),
+    "expand": lambda x: x[:, :1].expand(-1, 5, -1, -1),
+    "repeat": lambda x: x.repeat(1, 2, 1, 3),
+    "more": lambda x: x.repeat(2, 1, 1, 1, 2),
+    "interleave": lambda x: x.repeat_interleave(2, 1),
+    "steps": lambda x: x[:, :, 1::2, 0:6:3],
+    "negative": lambda x: x[:, -2:, :-1, -3:-1],
+    "select": lambda x: x[:, 1, -1],
+    "split": lambda x: torch.cat([t * i for i, t in enumerate(x.split([1, 2, 3], -1))], -1),
+    "chunk": lambda x: x.chunk(2, -1)[1],
+    "unbind": lambda x: x.unbind(2)[3],
+    "stack": lambda x: torch.stack([x, -x], 2),
+    "roll": lambda x: torch.roll(x, (1, -2), (1, 3)),
+    "flip": lambda x: x.flip(1, 3),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(-1, 4, 3, 6), 2),
+    "zeros": lambda x: F.pad(x, (1, 2, 0, 1)),
+    "value": lambda x: F.pad(x, (1, 1), value=2.0),
+    "crop": lambda x: F.pad(x, (-1, -2, 1, 0)),
+    "reflect": lambda x: F.pad(x, (2, 1, 1, 1), mode="reflect"),
+    "replicate": lambda x: F.pad(x, (2, 1, 1, 1), mode="replicate"),
+    "gather": lambda x: x.gather(3, torch.tensor([5, 0, 0, 3]).expand(x.shape[0], 3, 4, 4)),
+    "index_select": lambda x: x.index_select(2, torch.tensor([3, 0, 0])),
+    "index": lambda x: x[:, :, torch.tensor([[0, -1], [2, 2]])],
+    "index_two": lambda x: x[:, torch.tensor([0, 2]), torch.tensor([[1], [3]])],
+    "index_front": lambda x: x.permute(1, 2, 0, 3)[torch.tensor([0, 2]), torch.tensor([3, 3])],
+    "assign": lambda x: _assigned(x),
+    "meshed": lambda x: torch.einsum("ncij,ncjk->nik", x, x.transpose(2, 3)),
+    "tile": lambda x: torch.tile(x, (1, 1, 1, 2)),
+    "tril": lambda x: torch.tril(x),
+    "movedim": lambda x: x.movedim(1, -1),
+    "diff": lambda x: x[..., 1:] - x[..., :-1],
+    "narrow": lambda x: x.narrow(3, 2, 3),
+    "swap": lambda x: x.swapaxes(1, 2),
+    "cast": lambda x: x * (x > 0).float(),
+    "unfold_free": lambda x: x.unflatten(3, (2, 3)).sum(4),
 }
 
 
@@ -87,12 +172,31 @@ def test_shapes_slices_joins_and_indices():
 
 
 REDUCTIONS = {
-    "sum": lambda x: x.sum() * x.mean(), "dims": lambda x: x.sum((1, -1)), "keep": lambda x: x - x.mean(-1, keepdim=True), "amax": lambda x: x.amax(2), "amin": lambda x: x.amin((1, 3), keepdim=True),
-    "max": lambda x: x.max(2).values, "var": lambda x: x.var((2, 3)), "std": lambda x: x.std(1, keepdim=True), "biased": lambda x: x.var(-1, correction=0), "var_mean": lambda x: torch.var_mean(x, 1)[0] * torch.var_mean(x, 1)[1],
-    "norm": lambda x: x.norm(dim=1), "norm1": lambda x: x.norm(1, dim=(1, 2)), "normalize": lambda x: F.normalize(x, dim=-1), "logsumexp": lambda x: x.logsumexp(-1), "cumsum": lambda x: x.cumsum(2),
-    "softmax": lambda x: x.softmax(1), "log_softmax": lambda x: F.log_softmax(x, -1), "softmin": lambda x: F.softmin(x, -1), "cosine": lambda x: F.cosine_similarity(x, x.roll(1, 1), dim=-1),
-    "mse": lambda x: F.mse_loss(x, x.roll(1, 1)), "l1": lambda x: F.l1_loss(x, x.roll(1, 1)), "smooth_l1": lambda x: F.smooth_l1_loss(x, x.roll(1, 1)), "huber": lambda x: F.huber_loss(x, x.roll(1, 1), delta=0.4),
-    "bce": lambda x: F.binary_cross_entropy_with_logits(x, (x.detach() > 0).float()), "kl": lambda x: F.kl_div(F.log_softmax(x, -1), F.softmax(x.roll(1, -1), -1), reduction="batchmean"),
+    "sum": lambda x: x.sum() * x.mean(),
+    "dims": lambda x: x.sum((1, -1)),
+    "keep": lambda x: x - x.mean(-1, keepdim=True),
+    "amax": lambda x: x.amax(2),
+    "amin": lambda x: x.amin((1, 3), keepdim=True),
+    "max": lambda x: x.max(2).values,
+    "var": lambda x: x.var((2, 3)),
+    "std": lambda x: x.std(1, keepdim=True),
+    "biased": lambda x: x.var(-1, correction=0),
+    "var_mean": lambda x: torch.var_mean(x, 1)[0] * torch.var_mean(x, 1)[1],
+    "norm": lambda x: x.norm(dim=1),
+    "norm1": lambda x: x.norm(1, dim=(1, 2)),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "cumsum": lambda x: x.cumsum(2),
+    "softmax": lambda x: x.softmax(1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "softmin": lambda x: F.softmin(x, -1),
+    "cosine": lambda x: F.cosine_similarity(x, x.roll(1, 1), dim=-1),
+    "mse": lambda x: F.mse_loss(x, x.roll(1, 1)),
+    "l1": lambda x: F.l1_loss(x, x.roll(1, 1)),
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, x.roll(1, 1)),
+    "huber": lambda x: F.huber_loss(x, x.roll(1, 1), delta=0.4),
+    "bce": lambda x: F.binary_cross_entropy_with_logits(x, (x.detach() > 0).float()),
+    "kl": lambda x: F.kl_div(F.log_softmax(x, -1), F.softmax(x.roll(1, -1), -1), reduction="batchmean"),
 }
 
 
@@ -116,13 +220,26 @@ def test_linear_layers_and_convolutions():
     images, rows = (lambda x: x), (lambda x: x.flatten(2))
     result = check(
         {
-            "linear": Take(lambda x: x.flatten(1), nn.Linear(384, 5)), "linear4": Take(images, nn.Linear(8, 3, bias=False)), "linear1": Take(lambda x: x[0, 0, 0], nn.Linear(8, 3)),
-            "conv": Take(images, nn.Conv2d(6, 4, 3, 2, 1)), "grouped": Take(images, nn.Conv2d(6, 4, 3, groups=2, bias=False)), "depthwise": Take(images, nn.Conv2d(6, 12, (3, 2), groups=6, padding=(1, 0))),
-            "dilated": Take(images, nn.Conv2d(6, 2, 3, dilation=2, padding=2)), "same": Take(images, nn.Conv2d(6, 3, (4, 3), padding="same")), "conv1d": Take(rows, nn.Conv1d(6, 4, 5, 2, 2)),
-            "conv1d_grouped": Take(rows, nn.Conv1d(6, 6, 3, groups=3)), "transposed": Take(images, nn.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1)), "transposed_grouped": Take(images, nn.ConvTranspose2d(6, 4, 2, 2, groups=2)),
-            "transposed1d": Take(rows, nn.ConvTranspose1d(6, 4, 4, 2)), "weight_norm": Take(images, nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 4, 3))), "bilinear": Take(lambda x: (x[..., 0], x[..., 1]), Pairwise()),
+            "linear": Take(lambda x: x.flatten(1), nn.Linear(384, 5)),
+            "linear4": Take(images, nn.Linear(8, 3, bias=False)),
+            "linear1": Take(lambda x: x[0, 0, 0], nn.Linear(8, 3)),
+            "conv": Take(images, nn.Conv2d(6, 4, 3, 2, 1)),
+            "grouped": Take(images, nn.Conv2d(6, 4, 3, groups=2, bias=False)),
+            "depthwise": Take(images, nn.Conv2d(6, 12, (3, 2), groups=6, padding=(1, 0))),
+            "dilated": Take(images, nn.Conv2d(6, 2, 3, dilation=2, padding=2)),
+            "same": Take(images, nn.Conv2d(6, 3, (4, 3), padding="same")),
+            "conv1d": Take(rows, nn.Conv1d(6, 4, 5, 2, 2)),
+            "conv1d_grouped": Take(rows, nn.Conv1d(6, 6, 3, groups=3)),
+            "transposed": Take(images, nn.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1)),
+            "transposed_grouped": Take(images, nn.ConvTranspose2d(6, 4, 2, 2, groups=2)),
+            "transposed1d": Take(rows, nn.ConvTranspose1d(6, 4, 4, 2)),
+            "weight_norm": Take(images, nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 4, 3))),
+            "bilinear": Take(lambda x: (x[..., 0], x[..., 1]), Pairwise()),
         },
-        2, 6, 8, 8,
+        2,
+        6,
+        8,
+        8,
     )
     shapes = {t["name"]: t["shape"] for t in result.section["tensors"]}
     assert shapes["branches.grouped.layer.weight"] == [2, 2, 3, 3, 3]
@@ -140,17 +257,37 @@ class Pairwise(nn.Module):
     def forward(self, pair) -> Tensor:
         a, b = pair
         scores = (a @ self.w) @ (b @ self.w).transpose(-1, -2)
-        return torch.cat([scores.flatten(1), torch.bmm(a, b.mT).flatten(1), a @ self.v, torch.addmm(self.v[:5], a[:, 0], self.w, beta=0.5, alpha=2)], 1)
+        return torch.cat(
+            [
+                scores.flatten(1),
+                torch.bmm(a, b.mT).flatten(1),
+                a @ self.v,
+                torch.addmm(self.v[:5], a[:, 0], self.w, beta=0.5, alpha=2),
+            ],
+            1,
+        )
 
 
 def test_pools_and_resizes():
     rows = lambda x: x.flatten(2)  # noqa: E731
     up = lambda **kw: (lambda x: F.interpolate(x, **kw))  # noqa: E731
     cases = {
-        "max": lambda x: F.max_pool2d(x, 3, 2, 1), "ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True), "avg": lambda x: F.avg_pool2d(x, 2), "counted": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-        "whole": lambda x: F.adaptive_avg_pool2d(x, 1), "uneven": lambda x: F.adaptive_avg_pool2d(x, (3, 5)), "even": lambda x: F.adaptive_avg_pool2d(x, (4, 2)), "adaptive_max": lambda x: F.adaptive_max_pool2d(x, 3),
-        "avg1d": lambda x: F.avg_pool1d(rows(x), 3, 2), "max1d": lambda x: F.max_pool1d(rows(x), 4), "adaptive1d": lambda x: F.adaptive_avg_pool1d(rows(x), 8),
-        "nearest": up(scale_factor=2), "bilinear": up(scale_factor=2, mode="bilinear", align_corners=False), "corners": up(size=(12, 5), mode="bilinear", align_corners=True), "bicubic": up(size=(11, 13), mode="bicubic"), "nearest1d": lambda x: F.interpolate(rows(x), 90),
+        "max": lambda x: F.max_pool2d(x, 3, 2, 1),
+        "ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+        "avg": lambda x: F.avg_pool2d(x, 2),
+        "counted": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        "whole": lambda x: F.adaptive_avg_pool2d(x, 1),
+        "uneven": lambda x: F.adaptive_avg_pool2d(x, (3, 5)),
+        "even": lambda x: F.adaptive_avg_pool2d(x, (4, 2)),
+        "adaptive_max": lambda x: F.adaptive_max_pool2d(x, 3),
+        "avg1d": lambda x: F.avg_pool1d(rows(x), 3, 2),
+        "max1d": lambda x: F.max_pool1d(rows(x), 4),
+        "adaptive1d": lambda x: F.adaptive_avg_pool1d(rows(x), 8),
+        "nearest": up(scale_factor=2),
+        "bilinear": up(scale_factor=2, mode="bilinear", align_corners=False),
+        "corners": up(size=(12, 5), mode="bilinear", align_corners=True),
+        "bicubic": up(size=(11, 13), mode="bicubic"),
+        "nearest1d": lambda x: F.interpolate(rows(x), 90),
     }
     check({name: Function(body, 6, 8, 8) for name, body in cases.items()}, 2, 6, 8, 8)
 
@@ -159,11 +296,24 @@ def test_norms():
     images = lambda x: x  # noqa: E731
     result = check(
         {
-            "batch": Take(images, nn.BatchNorm2d(6)), "plain": Take(images, nn.BatchNorm2d(6, affine=False)), "batch1d": Take(lambda x: x.flatten(2), nn.BatchNorm1d(6)), "rows": Take(lambda x: x.mean((2, 3)), nn.BatchNorm1d(6)), "no_stats": Take(images, nn.BatchNorm2d(6, track_running_stats=False)),
-            "instance": Take(images, nn.InstanceNorm2d(6, affine=True)), "layer": Take(images, nn.LayerNorm(8)), "layer2": Take(images, nn.LayerNorm((8, 8), bias=False)), "layer_plain": Take(images, nn.LayerNorm(8, elementwise_affine=False)),
-            "group": Take(images, nn.GroupNorm(3, 6)), "group_plain": Take(images, nn.GroupNorm(2, 6, affine=False)), "rms": Take(images, nn.RMSNorm(8, eps=1e-6)), "twice": Take(images, Twice()),
+            "batch": Take(images, nn.BatchNorm2d(6)),
+            "plain": Take(images, nn.BatchNorm2d(6, affine=False)),
+            "batch1d": Take(lambda x: x.flatten(2), nn.BatchNorm1d(6)),
+            "rows": Take(lambda x: x.mean((2, 3)), nn.BatchNorm1d(6)),
+            "no_stats": Take(images, nn.BatchNorm2d(6, track_running_stats=False)),
+            "instance": Take(images, nn.InstanceNorm2d(6, affine=True)),
+            "layer": Take(images, nn.LayerNorm(8)),
+            "layer2": Take(images, nn.LayerNorm((8, 8), bias=False)),
+            "layer_plain": Take(images, nn.LayerNorm(8, elementwise_affine=False)),
+            "group": Take(images, nn.GroupNorm(3, 6)),
+            "group_plain": Take(images, nn.GroupNorm(2, 6, affine=False)),
+            "rms": Take(images, nn.RMSNorm(8, eps=1e-6)),
+            "twice": Take(images, Twice()),
         },
-        2, 6, 8, 8,
+        2,
+        6,
+        8,
+        8,
     )
     assert "branches.batch.layer.running_mean.next" in result.run.values
     names = [name for op in result.section["ops"] for name in op["outputs"] if name.endswith("running_var.next")]
@@ -185,7 +335,9 @@ def test_running_statistics_advance_as_in_pytorch():
     model = start(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=0.3), nn.Flatten(), nn.Linear(144, 1)))
     x = floats("x", 2, 3, 8, 8)
     result = both(model, x, lambda out, _: out.sum())
-    twin = start(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=0.3), nn.Flatten(), nn.Linear(144, 1))).double()
+    twin = start(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=0.3), nn.Flatten(), nn.Linear(144, 1))
+    ).double()
     twin(x.double())
     for name in ("1.running_mean", "1.running_var"):
         torch.testing.assert_close(result.run.values[name + ".next"], twin.state_dict()[name])
@@ -222,11 +374,20 @@ def test_attention():
     hidden = torch.zeros(5, 5).masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), float("-inf"))
     result = check(
         {
-            "plain": Heads(lambda q, k, v: sdpa(q, k, v)), "causal": Heads(lambda q, k, v: sdpa(q, k, v, is_causal=True)), "scaled": Heads(lambda q, k, v: sdpa(q, k, v, scale=0.3)),
-            "masked": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=mask)), "additive": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=hidden)), "grouped": Heads(lambda q, k, v: sdpa(q, k[:, :2], v[:, :2], enable_gqa=True)),
-            "learnt": Heads(lambda q, k, v, table: sdpa(q, k, v, attn_mask=table), bias=True), "by_hand": Heads(lambda q, k, v: (q @ k.transpose(-2, -1) * 0.5).masked_fill(~mask, float("-inf")).softmax(-1) @ v),
+            "plain": Heads(lambda q, k, v: sdpa(q, k, v)),
+            "causal": Heads(lambda q, k, v: sdpa(q, k, v, is_causal=True)),
+            "scaled": Heads(lambda q, k, v: sdpa(q, k, v, scale=0.3)),
+            "masked": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=mask)),
+            "additive": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=hidden)),
+            "grouped": Heads(lambda q, k, v: sdpa(q, k[:, :2], v[:, :2], enable_gqa=True)),
+            "learnt": Heads(lambda q, k, v, table: sdpa(q, k, v, attn_mask=table), bias=True),
+            "by_hand": Heads(
+                lambda q, k, v: (q @ k.transpose(-2, -1) * 0.5).masked_fill(~mask, float("-inf")).softmax(-1) @ v
+            ),
         },
-        2, 5, 16,
+        2,
+        5,
+        16,
     )
     attention = [op for op in result.section["ops"] if op["type"] == "AttentionForward"]
     causal = {op["layer"].split(".")[1]: op["attributes"]["causal"] for op in attention}
@@ -246,8 +407,13 @@ class Losses(nn.Module):
         ignored = torch.where(labels == 2, -100, labels)
         each = F.cross_entropy(logits, labels, reduction="none")
         return (
-            F.cross_entropy(logits, labels) + F.cross_entropy(logits, ignored, label_smoothing=0.1) * 2 + F.cross_entropy(logits, labels, reduction="sum", ignore_index=1) * 0.3
-            + F.cross_entropy(pixels, labels[:, None, None].expand(-1, 4, 4).contiguous()) + F.nll_loss(F.log_softmax(logits, 1), labels) + F.cross_entropy(logits, soft, label_smoothing=0.2) + (each * x[:, 0]).sum()
+            F.cross_entropy(logits, labels)
+            + F.cross_entropy(logits, ignored, label_smoothing=0.1) * 2
+            + F.cross_entropy(logits, labels, reduction="sum", ignore_index=1) * 0.3
+            + F.cross_entropy(pixels, labels[:, None, None].expand(-1, 4, 4).contiguous())
+            + F.nll_loss(F.log_softmax(logits, 1), labels)
+            + F.cross_entropy(logits, soft, label_smoothing=0.2)
+            + (each * x[:, 0]).sum()
         )
 
 
@@ -274,10 +440,17 @@ def test_embeddings():
 
     ids = integers("ids", 11, 2, 4)
     ids[0, 1] = 3
-    result = both(start(Words()), (ids, integers("labels", 11, 2, 4)), run_batch=(integers("more", 11, 5, 4), integers("labels2", 11, 5, 4)))
+    result = both(
+        start(Words()),
+        (ids, integers("labels", 11, 2, 4)),
+        run_batch=(integers("more", 11, 5, 4), integers("labels2", 11, 5, 4)),
+    )
     assert_same(result)
     assert result.captured.tied == {"head.weight": "words.weight"}
-    assert [t["name"] for t in result.section["tensors"] if t["role"] == "parameter"] == ["words.weight", "places.weight"]
+    assert [t["name"] for t in result.section["tensors"] if t["role"] == "parameter"] == [
+        "words.weight",
+        "places.weight",
+    ]
     assert result.section["labels"] == "labels"
 
 

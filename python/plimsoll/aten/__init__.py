@@ -1,6 +1,15 @@
 """ATen operators, a file a family: what each becomes in a network file. See registry.py."""
 
-from . import attention, elementwise, layers, losses, norms, random, reductions, shapes  # noqa: F401  (they fill the table)
+from . import (
+    attention,
+    elementwise,
+    layers,
+    losses,
+    norms,
+    random,
+    reductions,
+    shapes,
+)  # noqa: F401  (they fill the table)
 from .registry import CONVERTERS, Refusal, arguments, axis, converts
 
 __all__ = ["CONVERTERS", "Refusal", "arguments", "axis", "converts"]

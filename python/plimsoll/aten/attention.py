@@ -27,7 +27,12 @@ def attention(w: "Writer", node: Node, a: Arguments):
     if mask is not None and w.is_trained(mask):
         return _with_learnt_bias(w, node, a, mask, scale, causal)
     inputs = [q, k, v] + ([w._base(mask)] if mask is not None else [])
-    attributes = {"scale": scale, "causal": int(causal), "dropout": float(a["dropout_p"]), "enable_gqa": int(a["enable_gqa"])}
+    attributes = {
+        "scale": scale,
+        "causal": int(causal),
+        "dropout": float(a["dropout_p"]),
+        "enable_gqa": int(a["enable_gqa"]),
+    }
     if a["dropout_p"] > 0:
         attributes["salt"] = w.next_salt()
         inputs += w.random_inputs()

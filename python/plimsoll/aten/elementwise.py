@@ -84,7 +84,11 @@ EXPRESSIONS = {
     "logical_or.default": "or({self},{other})",
     "bitwise_and.Tensor": "and({self},{other})",
     "bitwise_or.Tensor": "or({self},{other})",
-    **{f"{name}.{kind}": f"{name}({{self}},{{other}})" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar")},
+    **{
+        f"{name}.{kind}": f"{name}({{self}},{{other}})"
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+        for kind in ("Tensor", "Scalar")
+    },
 }
 
 

@@ -127,7 +127,8 @@ def conv(w: "Writer", node: Node, a: Arguments):
     if a["groups"] != 1:
         attributes["groups"] = a["groups"]
     size = [
-        (shape[2 + i] + padding[i] + padding[i + 2] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(2)
+        (shape[2 + i] + padding[i] + padding[i + 2] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        for i in range(2)
     ]
     inputs = [x, weight] + ([a["bias"]] if a["bias"] is not None else [])
     y = w.emit("ConvForward", inputs, [shape[0], w.shape(a["weight"])[0], *size], attributes)
@@ -142,7 +143,11 @@ def conv_transpose(w: "Writer", node: Node, a: Arguments):
     stride, dilation = _pair(a["stride"], rank, 1), _pair(a["dilation"], rank, 1)
     padding, extra = _pair(a["padding"], rank, 0), _pair(a["output_padding"], rank, 0)
     attributes = {"stride": stride, "padding": padding * 2}
-    for name, value, default in (("dilation", dilation, [1, 1]), ("groups", a["groups"], 1), ("output_padding", extra, [0, 0])):
+    for name, value, default in (
+        ("dilation", dilation, [1, 1]),
+        ("groups", a["groups"], 1),
+        ("output_padding", extra, [0, 0]),
+    ):
         if value != default:
             attributes[name] = value
     size = [
@@ -156,7 +161,13 @@ def conv_transpose(w: "Writer", node: Node, a: Arguments):
 # --- pools ---
 
 
-@converts("max_pool1d.default", "max_pool2d.default", "max_pool2d_with_indices.default", "avg_pool1d.default", "avg_pool2d.default")
+@converts(
+    "max_pool1d.default",
+    "max_pool2d.default",
+    "max_pool2d_with_indices.default",
+    "avg_pool1d.default",
+    "avg_pool2d.default",
+)
 def pool(w: "Writer", node: Node, a: Arguments):
     name = str(node.target).split(".")[1]
     rank = 1 if "pool1d" in name else 2
@@ -177,13 +188,23 @@ def pool(w: "Writer", node: Node, a: Arguments):
         raise Refusal(f"a max-pooling window of {math.prod(kernel)} elements; at most 256 are possible")
     value = node.meta["val"][0] if name.endswith("with_indices") else node.meta["val"]
     after = [int(n) for n in value.shape]
-    y = w.emit("AvgPoolForward" if name.startswith("avg") else "MaxPoolForward", [x], [*shape[:2], *_pair(after[-rank:], rank, 1)], attributes)
+    y = w.emit(
+        "AvgPoolForward" if name.startswith("avg") else "MaxPoolForward",
+        [x],
+        [*shape[:2], *_pair(after[-rank:], rank, 1)],
+        attributes,
+    )
     result = w.reshape(y, after)
     return (result, None) if name.endswith("with_indices") else result
 
 
-@converts("adaptive_avg_pool1d.default", "adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default",
-          "adaptive_max_pool1d.default", "adaptive_max_pool2d.default")
+@converts(
+    "adaptive_avg_pool1d.default",
+    "adaptive_avg_pool2d.default",
+    "_adaptive_avg_pool2d.default",
+    "adaptive_max_pool1d.default",
+    "adaptive_max_pool2d.default",
+)
 def adaptive_pool(w: "Writer", node: Node, a: Arguments):
     """Where the sizes divide, an ordinary pool; windows of the same size otherwise do not exist."""
     name = str(node.target).split(".")[1]
@@ -206,8 +227,16 @@ def adaptive_pool(w: "Writer", node: Node, a: Arguments):
 # --- resizes ---
 
 
-@converts("upsample_nearest1d.vec", "upsample_nearest1d.default", "upsample_nearest2d.vec", "upsample_nearest2d.default",
-          "upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_bicubic2d.vec", "upsample_bicubic2d.default")
+@converts(
+    "upsample_nearest1d.vec",
+    "upsample_nearest1d.default",
+    "upsample_nearest2d.vec",
+    "upsample_nearest2d.default",
+    "upsample_bilinear2d.vec",
+    "upsample_bilinear2d.default",
+    "upsample_bicubic2d.vec",
+    "upsample_bicubic2d.default",
+)
 def resize(w: "Writer", node: Node, a: Arguments):
     name = str(node.target).split(".")[1]
     rank = 1 if name.endswith("1d") else 2

@@ -68,7 +68,9 @@ def _each_row(w: "Writer", node: Node, rows: str, labels: str, a: Arguments, smo
     logs = w.emit("SoftmaxForward", [rows], [n, classes], {"axis": 1, "log": 1}, "log_softmax")
     column = w.reshape(labels, [n, 1], "column")
     kept = w.pointwise(f"ne({{0}},{float(a['ignore_index'])!r})", [column], "kept")
-    inside = w.emit("Cast", [w.pointwise("mul({0},{1})", [column, kept], "inside")], [n, 1], {"dtype": "i64"}, "index", dtype="i64")
+    inside = w.emit(
+        "Cast", [w.pointwise("mul({0},{1})", [column, kept], "inside")], [n, 1], {"dtype": "i64"}, "index", dtype="i64"
+    )
     own = w.emit("Gather", [logs, inside], [n, 1], {"axis": 1}, "own")
     return w.reshape(w.pointwise("neg(mul({0},{1}))", [own, kept]), w.shape(node))
 

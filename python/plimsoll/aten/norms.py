@@ -80,7 +80,7 @@ def _gamma_beta(w: "Writer", a: Arguments, channels: list[int]) -> list:
 
 
 def _next_name(w: "Writer", node: Node, place: int, otherwise: str) -> str:
-    """"bn1.running_mean.next" where this is the buffer's value after the step."""
+    """ "bn1.running_mean.next" where this is the buffer's value after the step."""
     for user in node.users:
         if len(user.args) > 1 and user.args[1] == place and w.next_of(user) is not None:
             return f"{w.next_of(user)}.next"

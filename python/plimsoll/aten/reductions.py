@@ -21,10 +21,21 @@ def _dims(dim: Optional[Sequence[int] | int], rank: int) -> list[int]:
     return sorted(axis(d, rank) for d in ([dim] if isinstance(dim, int) else dim))
 
 
-@converts("sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "amax.default", "amin.default", "max.default", "min.default")
+@converts(
+    "sum.default",
+    "sum.dim_IntList",
+    "mean.default",
+    "mean.dim",
+    "amax.default",
+    "amin.default",
+    "max.default",
+    "min.default",
+)
 def reduce(w: "Writer", node: Node, a: Arguments):
     name = str(node.target).split(".")[1]
-    return w.reduce(a["self"], FUNCTIONS[name], _dims(a.get("dim"), len(w.shape(a["self"]))), bool(a.get("keepdim")), "")
+    return w.reduce(
+        a["self"], FUNCTIONS[name], _dims(a.get("dim"), len(w.shape(a["self"]))), bool(a.get("keepdim")), ""
+    )
 
 
 @converts("max.dim", "min.dim")

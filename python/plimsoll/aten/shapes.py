@@ -14,9 +14,21 @@ if TYPE_CHECKING:
     from ..convert import Writer
 
 
-@converts("alias.default", "clone.default", "contiguous.default", "lift_fresh_copy.default", "_unsafe_view.default",
-          "view.default", "reshape.default", "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims",
-          "flatten.using_ints", "unflatten.int")
+@converts(
+    "alias.default",
+    "clone.default",
+    "contiguous.default",
+    "lift_fresh_copy.default",
+    "_unsafe_view.default",
+    "view.default",
+    "reshape.default",
+    "unsqueeze.default",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+    "flatten.using_ints",
+    "unflatten.int",
+)
 def reshape(w: "Writer", node: Node, a: Arguments):
     return w.reshape(a["self"], w.shape(node), "")
 
@@ -89,7 +101,14 @@ def _parts(w: "Writer", x: Node, dim: int, sizes: Sequence[int]) -> tuple:
     return tuple(w.slice(x, dim, begin, size, part=str(i)) for i, (begin, size) in enumerate(zip(begins, sizes)))
 
 
-@converts("split_with_sizes.default", "split.Tensor", "chunk.default", "unsafe_split.Tensor", "split.sizes", "tensor_split.sections")
+@converts(
+    "split_with_sizes.default",
+    "split.Tensor",
+    "chunk.default",
+    "unsafe_split.Tensor",
+    "split.sizes",
+    "tensor_split.sections",
+)
 def split(w: "Writer", node: Node, a: Arguments):
     dim = axis(a["dim"], len(w.shape(a.get("self") or a.get("input"))))
     return _parts(w, a["self"], dim, [int(part.shape[dim]) for part in node.meta["val"]])
@@ -194,12 +213,20 @@ def full(w: "Writer", node: Node, a: Arguments):
 MODES = {"constant": "constant", "reflect": "reflect", "replicate": "replicate"}
 
 
-@converts("constant_pad_nd.default", "pad.default", "reflection_pad1d.default", "reflection_pad2d.default",
-          "replication_pad1d.default", "replication_pad2d.default")
+@converts(
+    "constant_pad_nd.default",
+    "pad.default",
+    "reflection_pad1d.default",
+    "reflection_pad2d.default",
+    "replication_pad1d.default",
+    "replication_pad2d.default",
+)
 def pad(w: "Writer", node: Node, a: Arguments):
     """PyTorch pads from the last dimension: [left, right, top, bottom, ...]."""
     name = str(node.target).split(".")[1]
-    mode = a.get("mode") or ("reflect" if name.startswith("refl") else "replicate" if name.startswith("repl") else "constant")
+    mode = a.get("mode") or (
+        "reflect" if name.startswith("refl") else "replicate" if name.startswith("repl") else "constant"
+    )
     if mode not in MODES:
         raise Refusal(f"padding mode '{mode}'; constant, reflect and replicate are possible")
     pads, rank = list(a.get("pad") or a.get("padding")), len(w.shape(node))
