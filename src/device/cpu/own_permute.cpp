@@ -75,28 +75,29 @@ PLIMSOLL_INLINE void move_tile(const T* from, int64_t from_row, T* to, int64_t t
   }
 }
 
+// A few rows become narrow columns: element by element, since masked stores are slow on some processors.
+template <class T, int64_t kRows>
+PLIMSOLL_INLINE void interleave_rows(const T* from, int64_t from_row, T* to, int64_t to_row, int64_t columns) {
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < kRows; ++r) to[c * to_row + r] = from[r * from_row + c];
+  }
+}
+
 // The same for a tile at the edge.
 template <class T>
 PLIMSOLL_INLINE void move_edge(const T* from, int64_t from_row, T* to, int64_t to_row, int64_t rows, int64_t columns) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    constexpr int64_t n = kTileSide<T>;
-    typename TileRow<T>::V tile[n] = {};
-    const int read = static_cast<int>(columns), written = static_cast<int>(rows);
-    const auto bits = [](auto v) { return bits_as<typename TileRow<T>::V>(v); };
-    for (int64_t i = 0; i < rows; ++i) {
-      const float* row = reinterpret_cast<const float*>(from + i * from_row);
-      tile[i] = bits(columns == n ? load(row) : load(row, read));
-    }
-    turn_tile<T>(tile);
-    for (int64_t i = 0; i < columns; ++i) {
-      float* row = reinterpret_cast<float*>(to + i * to_row);
-      rows == n ? store(row, bits_as<f32x16>(tile[i])) : store(row, bits_as<f32x16>(tile[i]), written);
-    }
-  } else {
-    for (int64_t c = 0; c < columns; ++c) {
-      for (int64_t r = 0; r < rows; ++r) to[c * to_row + r] = from[r * from_row + c];
-    }
+  constexpr int64_t n = kTileSide<T>;
+  switch (rows) {
+    case 1: return interleave_rows<T, 1>(from, from_row, to, to_row, columns);
+    case 2: return interleave_rows<T, 2>(from, from_row, to, to_row, columns);
+    case 3: return interleave_rows<T, 3>(from, from_row, to, to_row, columns);
+    case 4: return interleave_rows<T, 4>(from, from_row, to, to_row, columns);
+    default: break;
   }
+  typename TileRow<T>::V tile[n] = {};
+  for (int64_t i = 0; i < rows; ++i) std::memcpy(&tile[i], from + i * from_row, columns * sizeof(T));
+  turn_tile<T>(tile);
+  for (int64_t i = 0; i < columns; ++i) std::memcpy(to + i * to_row, &tile[i], rows * sizeof(T));
 }
 
 constexpr int64_t kSide = 64;             // of a block of tiles
@@ -176,14 +177,22 @@ class Permute : public OwnKernel {
   void move_block(const T* from, T* to, int64_t a, int64_t b) const {
     constexpr int64_t n = kTileSide<T>;
     const int64_t a_end = std::min(column_.size, a + kSide), b_end = std::min(row_.size, b + kSide);
+    const T* block = from + a * column_.from + b;
+    int64_t block_row = column_.from;
+    alignas(64) T copy[sizeof(T) == 1 ? kSide * kSide : 1];
+    if constexpr (sizeof(T) == 1) {  // a tile's row is less than a cache line: each line is read once
+      for (int64_t i = 0; i < a_end - a; ++i) std::memcpy(copy + i * kSide, block + i * block_row, b_end - b);
+      block = copy;
+      block_row = kSide;
+    }
     for (int64_t j = b; j < b_end; j += n) {
       for (int64_t i = a; i < a_end; i += n) {
-        const T* source = from + i * column_.from + j;
+        const T* source = block + (i - a) * block_row + (j - b);
         T* target = to + j * row_.to + i;
         if (i + n <= a_end && j + n <= b_end) {
-          move_tile<T, kStream>(source, column_.from, target, row_.to);
+          move_tile<T, kStream>(source, block_row, target, row_.to);
         } else {
-          move_edge(source, column_.from, target, row_.to, std::min(n, a_end - i), std::min(n, b_end - j));
+          move_edge(source, block_row, target, row_.to, std::min(n, a_end - i), std::min(n, b_end - j));
         }
       }
     }

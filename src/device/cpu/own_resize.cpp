@@ -30,6 +30,21 @@ struct LineMap {
   }
 };
 
+// The same with equally many entries everywhere, where that adds few: those added weigh nothing.
+LineMap evened(const LineMap& map) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < map.result; ++i) most = std::max(most, std::ssize(map.of(i)));
+  if (most == 0 || most * map.result > 2 * std::ssize(map.entries)) return map;
+  LineMap even{.source = map.source, .result = map.result, .first = {0}, .entries = {}};
+  for (int64_t i = 0; i < map.result; ++i) {
+    const std::span<const LineMap::Entry> own = map.of(i);
+    even.entries.insert(even.entries.end(), own.begin(), own.end());
+    even.entries.resize((i + 1) * most, {own.empty() ? 0 : own.back().at, 0.0f});
+    even.first.push_back(std::ssize(even.entries));
+  }
+  return even;
+}
+
 LineMap transposed(const LineMap& map) {
   LineMap back{.source = map.result, .result = map.source, .first = {}, .entries = {}};
   back.first.assign(map.source + 1, 0);
@@ -111,10 +126,11 @@ class SeparableMap : public OwnKernel {
     require_one_order(graph, op);
     room_ = (image_.run * columns_.source + kLanes - 1) / kLanes * kLanes;
     workspace_bytes_ = {parts_ * room_ * static_cast<int64_t>(sizeof(float))};
-    unit_ = true;
+    if (image_.run > 1) return;
+    columns_ = evened(columns_);
+    count_ = columns_.first[1];
     for (int64_t o = 0; o < columns_.result; ++o) {
-      const std::span<const LineMap::Entry> entries = columns_.of(o);
-      unit_ = unit_ && entries.size() == 1 && entries[0].weight == 1;
+      if (columns_.first[o + 1] - columns_.first[o] != count_) count_ = 0;
     }
   }
 
@@ -141,18 +157,33 @@ class SeparableMap : public OwnKernel {
   }
 
   PLIMSOLL_INLINE void map_columns(const float* from, float* to) const {
-    const LineMap::Entry* entries = columns_.entries.data();
     if (image_.run > 1) {
       for (int64_t o = 0; o < columns_.result; ++o) map_run(from, columns_.of(o), to + o * image_.run);
-    } else if (unit_) {  // nearest elements
-      for (int64_t o = 0; o < columns_.result; ++o) to[o] = from[entries[o].at];
-    } else {
-      for (int64_t o = 0; o < columns_.result; ++o) {
-        float sum = 0;
-        for (int64_t k = columns_.first[o]; k < columns_.first[o + 1]; ++k)
-          sum += entries[k].weight * from[entries[k].at];
-        to[o] = sum;
-      }
+      return;
+    }
+    switch (count_) {
+      case 1: return map_elements<1>(from, to);
+      case 2: return map_elements<2>(from, to);
+      case 3: return map_elements<3>(from, to);
+      case 4: return map_elements<4>(from, to);
+      case 5: return map_elements<5>(from, to);
+      case 6: return map_elements<6>(from, to);
+      case 8: return map_elements<8>(from, to);
+      default: break;
+    }
+    for (int64_t o = 0; o < columns_.result; ++o) {
+      float sum = 0;
+      for (const LineMap::Entry& entry : columns_.of(o)) sum += entry.weight * from[entry.at];
+      to[o] = sum;
+    }
+  }
+  template <int kCount>
+  PLIMSOLL_INLINE void map_elements(const float* from, float* to) const {
+    const LineMap::Entry* entry = columns_.entries.data();
+    for (int64_t o = 0; o < columns_.result; ++o, entry += kCount) {
+      float sum = entry[0].weight * from[entry[0].at];
+      for (int k = 1; k < kCount; ++k) sum += entry[k].weight * from[entry[k].at];
+      to[o] = sum;
     }
   }
   PLIMSOLL_INLINE void map_run(const float* from, std::span<const LineMap::Entry> entries, float* to) const {
@@ -170,7 +201,7 @@ class SeparableMap : public OwnKernel {
   Planes image_;  // of the source
   LineMap rows_, columns_;
   int64_t room_ = 0;   // floats of the workspace, for each part
-  bool unit_ = false;  // each element of a row is one of the source's
+  int64_t count_ = 0;  // of entries for each element of a row; 0: not the same everywhere
 };
 
 template <bool kBackward>
@@ -209,6 +240,7 @@ class AdaptiveMax final : public OwnKernel {
         x_(planes_of(graph.tensor(op.inputs[0]))),
         y_(planes_of(graph.tensor(op.outputs[0]))) {
     require_one_layout(graph, op, graph.tensor(op.outputs[0]).shape);
+    for (int64_t w = 0; w < y_.w; ++w) columns_.push_back(adaptive_window(x_.w, y_.w, w));
   }
 
   void run() override {
@@ -218,7 +250,7 @@ class AdaptiveMax final : public OwnKernel {
         const float* x = input(0) + i / y_.h * x_.h * x_.w * x_.run;
         const AdaptiveWindow rows = adaptive_window(x_.h, y_.h, i % y_.h);
         for (int64_t w = 0; w < y_.w; ++w) {
-          const AdaptiveWindow columns = adaptive_window(x_.w, y_.w, w);
+          const AdaptiveWindow columns = columns_[w];
           const int64_t at = (i * y_.w + w) * y_.run;
           if (x_.run == 1) {
             find(x, rows, columns, output(0)[at], output<int32_t>(1)[at]);
@@ -266,6 +298,7 @@ class AdaptiveMax final : public OwnKernel {
   }
 
   Planes x_, y_;
+  std::vector<AdaptiveWindow> columns_;  // of x, by column of y
 };
 
 class AdaptiveMaxBackward final : public OwnKernel {
