@@ -23,13 +23,17 @@ namespace {
 constexpr std::vector<NamedFactory> (*kFactories[])() = {
     dnnl_convolution_kernels,
     dnnl_fully_connected_kernels,
+    dnnl_matmul_kernels,
     dnnl_pool_kernels,
     reorder_kernels,
+    attention_kernels,
     batch_norm_kernels,
     elementwise_kernels,
     loss_kernels,
     update_kernels,
     lrn_kernels,
+    norm_kernels,
+    softmax_kernels,
     random_kernels,
     concat_kernels,
 };

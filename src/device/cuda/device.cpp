@@ -20,8 +20,9 @@ namespace {
 constexpr size_t kArenaAlignment = 4096;
 
 constexpr std::vector<NamedFactory> (*kFactories[])() = {
-    convolution_kernels, fully_connected_kernels, elementwise_kernels, join_kernels, update_kernels, random_kernels,
-    pool_kernels,        batch_norm_kernels,      loss_kernels,        clip_kernels,
+    convolution_kernels, fully_connected_kernels, elementwise_kernels, join_kernels, update_kernels,    random_kernels,
+    pool_kernels,        batch_norm_kernels,      loss_kernels,        clip_kernels, attention_kernels, matmul_kernels,
+    norm_kernels,        softmax_kernels,
 };
 
 const KernelFactory& factory_of(const Op& op) {

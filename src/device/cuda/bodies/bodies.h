@@ -3,11 +3,14 @@
 
 #include <array>
 
+#include "device/cuda/bodies/attention.h"
 #include "device/cuda/bodies/batch_norm.h"
 #include "device/cuda/bodies/clip.h"
 #include "device/cuda/bodies/elementwise.h"
 #include "device/cuda/bodies/loss.h"
+#include "device/cuda/bodies/norm.h"
 #include "device/cuda/bodies/random.h"
+#include "device/cuda/bodies/softmax.h"
 #include "device/cuda/bodies/sums.h"
 #include "device/cuda/bodies/window.h"
 
@@ -34,8 +37,11 @@ using Bodies =
              Lrn, LrnBackward, DirectForward, DirectBackwardData, DirectBackwardWeights, SumPieces<Values>,
              SumPieces<Moments>, SumPieces<Gradients>, SumPiecesAcross<Values>, SumPiecesAcross<Moments>,
              SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize, NormalizeBackward, SoftmaxTops,
-             SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, SoftmaxBackward, SumAll<SquaredError>,
+             SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, LossScale, SoftmaxBackward, SumAll<SquaredError>,
              SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward, SumAll<Squared>, NormTotal,
-             SquareNorm, ClipTotal, ScaleBy>;
+             SquareNorm, ClipTotal, ScaleBy, RowMoments, NormalizeRows, RowGradients, NormalizeRowsBackward,
+             NormColumns, NormColumnTotals, NormChannels, AxisTops, AxisSums, AxisSoftmax, AxisDots,
+             AxisSoftmaxBackward, AttentionScores, AttentionProbabilities, AttentionDots, AttentionScoreGradients,
+             AttentionMaskGradient, ScaleScores>;
 
 }  // namespace plimsoll::cuda
