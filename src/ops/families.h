@@ -10,6 +10,7 @@ namespace plimsoll {
 std::vector<OpType> accumulate_ops();       // accumulate.cpp: sums of gradients over batches
 std::vector<OpType> activation_ops();       // activation.cpp: ReLU, leaky ReLU, sigmoid, tanh
 std::vector<OpType> add_ops();              // add.cpp
+std::vector<OpType> attention_ops();        // attention.cpp
 std::vector<OpType> batch_norm_ops();       // batch_norm.cpp
 std::vector<OpType> bias_ops();             // bias.cpp
 std::vector<OpType> clip_ops();             // clip.cpp: the norm of gradients, and scaling down to it
@@ -21,6 +22,8 @@ std::vector<OpType> fully_connected_ops();  // fully_connected.cpp
 std::vector<OpType> layer_model_ops();      // layer_model.cpp: the layers of the papers' tables
 std::vector<OpType> loss_ops();       // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
 std::vector<OpType> lrn_ops();        // lrn.cpp
+std::vector<OpType> matmul_ops();     // matmul.cpp
+std::vector<OpType> norm_ops();       // norm.cpp: layer norm, RMS norm, group norm
 std::vector<OpType> pad_ops();        // pad.cpp
 std::vector<OpType> permute_ops();    // permute.cpp
 std::vector<OpType> pointwise_ops();  // pointwise.cpp
@@ -30,35 +33,16 @@ std::vector<OpType> reduce_ops();     // reduce.cpp: Reduce, Expand, Cast
 std::vector<OpType> reorder_ops();    // reorder.cpp
 std::vector<OpType> reshape_ops();    // reshape.cpp
 std::vector<OpType> resize_ops();     // resize.cpp: interpolation, adaptive pooling
+std::vector<OpType> softmax_ops();    // softmax.cpp
 std::vector<OpType> take_ops();       // take.cpp: Embedding, IndexSelect, Index, Gather
 std::vector<OpType> update_ops();     // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
-    accumulate_ops,
-    activation_ops,
-    add_ops,
-    batch_norm_ops,
-    bias_ops,
-    clip_ops,
-    concat_ops,
-    constant_ops,
-    conv_ops,
-    conv_transpose_ops,
-    fully_connected_ops,
-    layer_model_ops,
-    loss_ops,
-    lrn_ops,
-    pointwise_ops,
-    pad_ops,
-    permute_ops,
-    pool_ops,
-    random_ops,
-    reduce_ops,
-    reorder_ops,
-    reshape_ops,
-    resize_ops,
-    take_ops,
-    update_ops,
+    accumulate_ops,  activation_ops, add_ops,      attention_ops, batch_norm_ops,     bias_ops,
+    clip_ops,        concat_ops,     constant_ops, conv_ops,      conv_transpose_ops, fully_connected_ops,
+    layer_model_ops, loss_ops,       lrn_ops,      matmul_ops,    norm_ops,           pad_ops,
+    permute_ops,     pointwise_ops,  pool_ops,     random_ops,    reduce_ops,         reorder_ops,
+    reshape_ops,     resize_ops,     softmax_ops,  take_ops,      update_ops,
 };
 
 }  // namespace plimsoll

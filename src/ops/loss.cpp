@@ -24,10 +24,25 @@ void expect_labels(const Tensor& logits, const Tensor& labels) {
                 fmt::format("'{}' is {}; one label for each of the {} rows of '{}' is expected", labels.name,
                             to_string(labels.shape), logits.shape[0], logits.name));
   }
-  if (labels.dtype != DType::i32) {
+  if (labels.dtype != DType::i32 && labels.dtype != DType::i64) {
     throw Error(ErrorCode::invalid_input,
-                fmt::format("'{}' is {}; labels are i32", labels.name, to_string(labels.dtype)));
+                fmt::format("'{}' is {}; labels are i32 or i64", labels.name, to_string(labels.dtype)));
   }
+}
+
+// By which number the sum over the rows is divided: without the attribute by that of all rows, with "mean" by that of
+// the rows that count, as PyTorch does.
+enum class Reduction : uint8_t { mean_of_all, mean, sum };
+Reduction reduction(const Attributes& attributes) {
+  const std::string name = attributes.text("reduction", "");
+  if (name.empty()) return Reduction::mean_of_all;
+  if (name == "mean") return Reduction::mean;
+  if (name == "sum") return Reduction::sum;
+  throw Error(ErrorCode::invalid_input, fmt::format("reduction is '{}'; 'mean' or 'sum' is expected", name));
+}
+double row_divisor(Reduction reduction, int64_t rows, int64_t counted) {
+  if (reduction == Reduction::sum) return 1;
+  return static_cast<double>(reduction == Reduction::mean ? counted : rows);
 }
 
 double label_smoothing(const Attributes& attributes) {
@@ -36,16 +51,19 @@ double label_smoothing(const Attributes& attributes) {
   throw Error(ErrorCode::invalid_input, fmt::format("label_smoothing is {}; it lies in [0, 1)", smoothing));
 }
 
-// The label of a row, or -1 for one that counts nothing.
-int64_t label_at(const TensorView& labels, int64_t row, int64_t classes) {
-  const int32_t label = static_cast<const int32_t*>(labels.data)[row];
-  if (label < classes) return std::max(label, -1);
+// The label of a row, or -1 for one that counts nothing: that is ignore_index, or without the attribute any below 0.
+int64_t label_at(const Attributes& attributes, const TensorView& labels, int64_t row, int64_t classes) {
+  const int64_t label = labels.dtype == DType::i64 ? static_cast<const int64_t*>(labels.data)[row]
+                                                   : static_cast<const int32_t*>(labels.data)[row];
+  const bool stated = attributes.has("ignore_index");
+  if (stated ? label == attributes.integer("ignore_index") : label < 0) return -1;
+  if (label >= 0 && label < classes) return label;
   throw Error(ErrorCode::invalid_input,
               fmt::format("row {} has the label {}, but there are {} classes", row, label, classes));
 }
 
 // loss = sum over rows of cross entropy(softmax(logits), (1 - s) * onehot(label) + s / classes), over the number of
-// rows.
+// rows, of those that count, or 1.
 OpType softmax_cross_entropy_forward() {
   return {
       .name = "SoftmaxCrossEntropyForward",
@@ -54,6 +72,7 @@ OpType softmax_cross_entropy_forward() {
             expect_inputs(in, 2);
             expect_labels(*in[0], *in[1]);
             label_smoothing(attributes);
+            reduction(attributes);
             const DType dtype = in[0]->dtype;
             return std::vector<TensorSpec>{{{}, dtype, Role::output}, {in[0]->shape, dtype}, {{}, dtype, Role::output}};
           },
@@ -80,8 +99,9 @@ OpType softmax_cross_entropy_forward() {
             const int64_t rows = in[0].shape[0], classes = in[0].shape[1];
             const double smoothing = label_smoothing(op.attributes);
             double loss = 0, correct = 0;
+            int64_t counted = 0;
             for (int64_t r = 0; r < rows; ++r) {
-              const int64_t label = label_at(in[1], r, classes);
+              const int64_t label = label_at(op.attributes, in[1], r, classes);
               int64_t best = 0;
               double sum_logits = 0, sum_exp = 0;
               for (int64_t c = 0; c < classes; ++c) {
@@ -95,12 +115,13 @@ OpType softmax_cross_entropy_forward() {
                 const double mean_logit = sum_logits / static_cast<double>(classes);
                 loss += log_sum - (1 - smoothing) * load(in[0], r * classes + label) - smoothing * mean_logit;
                 correct += best == label ? 1 : 0;
+                ++counted;
               }
               for (int64_t c = 0; c < classes; ++c) {
                 store(out[1], r * classes + c, std::exp(load(in[0], r * classes + c) - log_sum));
               }
             }
-            store(out[0], 0, loss / static_cast<double>(rows));
+            store(out[0], 0, loss / row_divisor(reduction(op.attributes), rows, counted));
             store(out[2], 0, correct);
           },
   };
@@ -115,6 +136,7 @@ OpType softmax_cross_entropy_backward() {
             expect_labels(*in[0], *in[1]);
             expect_scalar(*in[2]);
             label_smoothing(attributes);
+            reduction(attributes);
             return std::vector<TensorSpec>{{in[0]->shape, in[0]->dtype}};
           },
       .gradient = {},
@@ -127,9 +149,11 @@ OpType softmax_cross_entropy_backward() {
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
             const int64_t rows = in[0].shape[0], classes = in[0].shape[1];
             const double smoothing = label_smoothing(op.attributes);
-            const double scale = load(in[2], 0) / static_cast<double>(rows);
+            int64_t counted = 0;
+            for (int64_t r = 0; r < rows; ++r) counted += label_at(op.attributes, in[1], r, classes) >= 0 ? 1 : 0;
+            const double scale = load(in[2], 0) / row_divisor(reduction(op.attributes), rows, counted);
             for (int64_t r = 0; r < rows; ++r) {
-              const int64_t label = label_at(in[1], r, classes);
+              const int64_t label = label_at(op.attributes, in[1], r, classes);
               for (int64_t c = 0; c < classes; ++c) {
                 const double target = (c == label ? 1 - smoothing : 0) + smoothing / static_cast<double>(classes);
                 store(out[0], r * classes + c, label < 0 ? 0 : scale * (load(in[0], r * classes + c) - target));

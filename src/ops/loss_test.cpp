@@ -37,6 +37,35 @@ TEST(SoftmaxCrossEntropy, AgreesWithPyTorchWithSmoothedLabels) {
                                     0.01361244843, 0.04050790218, 0.06313459198, -0.07427854048, 0.0111439485}));
 }
 
+// cross_entropy(ignore_index=-100, label_smoothing=0.1) in PyTorch 2.15, double precision.
+TEST(SoftmaxCrossEntropy, AgreesWithPyTorchByEveryReduction) {
+  const Literal labels{{4}, {2, -100, 0, 1}, DType::i64};
+  Attributes attributes{{"label_smoothing", 0.1}, {"ignore_index", int64_t{-100}}, {"reduction", std::string("mean")}};
+  auto out = run_op("SoftmaxCrossEntropyForward", {kLogits, labels}, attributes);
+  EXPECT_NEAR(out[0][0], 0.5255386221, kPrintedDigits);
+  EXPECT_EQ(out[2][0], 3);
+  EXPECT_THAT(run_op("SoftmaxCrossEntropyBackward", {{{4, 3}, out[1]}, labels, kOne}, attributes)[0],
+              agrees_with({0.02964579342, 0.07959504804, -0.1092408415, 0, 0, 0, -0.07216046748, 0.01814993124,
+                           0.05401053624, 0.08417945597, -0.09903805397, 0.014858598}));
+  attributes.set("reduction", std::string("sum"));
+  out = run_op("SoftmaxCrossEntropyForward", {kLogits, labels}, attributes);
+  EXPECT_NEAR(out[0][0], 1.576615866, kPrintedDigits);
+  EXPECT_THAT(run_op("SoftmaxCrossEntropyBackward", {{{4, 3}, out[1]}, labels, kOne}, attributes)[0],
+              agrees_with({0.08893738026, 0.2387851441, -0.3277225244, 0, 0, 0, -0.2164814024, 0.05444979371,
+                           0.1620316087, 0.2525383679, -0.2971141619, 0.04457579399}));
+}
+
+TEST(SoftmaxCrossEntropy, IgnoresOneStatedLabel) {
+  EXPECT_EQ(testing::error_text(ErrorCode::invalid_input,
+                                [] {
+                                  run_op("SoftmaxCrossEntropyForward", {kLogits, {{4}, {0, -1, 1, 2}, DType::i32}},
+                                         {{"ignore_index", int64_t{1}}});
+                                }),
+            "row 1 has the label -1, but there are 3 classes");
+  EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, kLabels}, {{"reduction", std::string("none")}}),
+              HasSubstr("reduction is 'none'; 'mean' or 'sum' is expected"));
+}
+
 TEST(SoftmaxCrossEntropy, DoesNotOverflow) {
   const auto out = run_op("SoftmaxCrossEntropyForward", {{{2, 2}, {1e4, -1e4, 1e4, -1e4}}, {{2}, {0, 1}, DType::i32}});
   EXPECT_EQ(out[0][0], 1e4);  // the mean of 0 and 2e4
@@ -53,13 +82,21 @@ TEST(SoftmaxCrossEntropy, GradientAgreesWithFiniteDifferences) {
         graph.add_op("SoftmaxCrossEntropyForward", "loss", "loss", {logits, labels}, {{"label_smoothing", smoothing}});
     EXPECT_EQ(check_gradients(graph, {graph.output(op)}, {logits}, {.values = {{"labels", {3, 0, -1, 2, 1}}}}), "");
   }
+  for (const std::string reduction : {"mean", "sum"}) {
+    Graph graph;
+    const TensorId logits = graph.add_source("logits", {5, 4}, DType::f64, Role::input);
+    const TensorId labels = graph.add_source("labels", {5}, DType::i64, Role::input);
+    const OpId op = graph.add_op("SoftmaxCrossEntropyForward", "loss", "loss", {logits, labels},
+                                 {{"reduction", reduction}, {"ignore_index", int64_t{2}}});
+    EXPECT_EQ(check_gradients(graph, {graph.output(op)}, {logits}, {.values = {{"labels", {3, 0, 1, 2, 1}}}}), "");
+  }
 }
 
 TEST(SoftmaxCrossEntropy, NamesWhatDoesNotFit) {
   EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, {{3}, {}, DType::i32}}),
               HasSubstr("'in1' is 3; one label for each of the 4 rows of 'in0' is expected"));
-  EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, {{4}, {}, DType::i64}}),
-              HasSubstr("'in1' is i64; labels are i32"));
+  EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, {{4}, {}, DType::u8}}),
+              HasSubstr("'in1' is u8; labels are i32 or i64"));
   EXPECT_THAT(refusal("SoftmaxCrossEntropyForward", {kLogits, kLabels}, {{"label_smoothing", 1.5}}),
               HasSubstr("label_smoothing is 1.5; it lies in [0, 1)"));
   EXPECT_EQ(testing::error_text(ErrorCode::invalid_input,

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace plimsoll {
 
 void expect_inputs(std::span<const Tensor* const> inputs, size_t least, size_t most) {
@@ -50,7 +52,15 @@ int64_t divisible_batch(const Graph& graph, const Op& op) {
   const BatchDivision& division = op.type->division;
   if (!division.possible()) return 0;
   const Shape& shape = graph.tensor(op.inputs[division.inputs[0]]).shape;
-  return shape.empty() ? 0 : shape[0];
+  if (shape.empty()) return 0;
+  // By its attributes an op may have no batch: a layer norm over all dimensions.
+  const auto has_rows = [&](const std::vector<TensorId>& tensors, const std::vector<int>& divided) {
+    return std::all_of(divided.begin(), divided.end(), [&](int i) {
+      const Shape& other = graph.tensor(tensors[static_cast<size_t>(i)]).shape;
+      return !other.empty() && other[0] == shape[0];
+    });
+  };
+  return has_rows(op.inputs, division.inputs) && has_rows(op.outputs, division.outputs) ? shape[0] : 0;
 }
 
 Bytes bytes_of(const Graph& graph, std::span<const TensorId> tensors) {

@@ -53,6 +53,15 @@ class CaseBuilder {
       default: return fill<int64_t>(std::move(shape), DType::i64, draw);
     }
   }
+  TensorId wide_labels(int64_t count, int64_t classes, int64_t ignored) {  // a third of them is `ignored`
+    return fill<int64_t>({count}, DType::i64, [&](int64_t i) {
+      return i % 3 == 2 ? ignored : static_cast<int64_t>(random_() % static_cast<uint64_t>(classes));
+    });
+  }
+  TensorId bytes(Shape shape, int chance) {  // 1 with this chance of ten, else 0
+    return fill<uint8_t>(std::move(shape), DType::u8,
+                         [&](int64_t) { return static_cast<uint8_t>(random_() % 10 < static_cast<uint64_t>(chance)); });
+  }
   // An op's outputs.
   std::vector<TensorId> op(std::string_view type, std::vector<TensorId> inputs, Attributes attributes = {}) {
     const OpId id =

@@ -3,9 +3,11 @@
 
 #include <fmt/format.h>
 
+#include "tests/conformance/attention_cases.h"
 #include "tests/conformance/case.h"
 #include "tests/conformance/convolution_cases.h"
 #include "tests/conformance/move_cases.h"
+#include "tests/conformance/norm_cases.h"
 
 namespace plimsoll::conformance {
 
@@ -238,6 +240,18 @@ inline std::vector<Case> loss_cases() {
                            b.op("SoftmaxCrossEntropyForward", {b.normal({s.n, s.classes}, 0, 3), labels}, attributes);
                        b.op("SoftmaxCrossEntropyBackward", {forward[1], labels, b.scalar(0.7)}, attributes);
                      }});
+    for (const std::string reduction : {"mean", "sum"}) {
+      Attributes reduced = attributes;
+      reduced.set("reduction", reduction);
+      reduced.set("ignore_index", int64_t{3});
+      auto build = [=](CaseBuilder& b, bool backward) {
+        const TensorId labels = b.wide_labels(s.n, s.classes, 3);
+        const auto forward = b.op("SoftmaxCrossEntropyForward", {b.normal({s.n, s.classes}, 0, 3), labels}, reduced);
+        if (backward) b.op("SoftmaxCrossEntropyBackward", {forward[1], labels, b.scalar(0.7)}, reduced);
+      };
+      cases.push_back({"SoftmaxCrossEntropyForward", text + " " + reduction, [=](CaseBuilder& b) { build(b, false); }});
+      cases.push_back({"SoftmaxCrossEntropyBackward", text + " " + reduction, [=](CaseBuilder& b) { build(b, true); }});
+    }
   }
   for (const Shape& shape : any_shapes()) {
     const std::string text = to_string(shape);
@@ -467,9 +481,10 @@ inline std::vector<Case> reduce_cases() {
 
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto family : {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases,
-                      other_image_cases, loss_cases, update_cases, clip_cases, accumulation_cases, pointwise_cases,
-                      reduce_cases, move_cases, resize_cases, take_cases}) {
+  for (auto family :
+       {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases, other_image_cases,
+        loss_cases, update_cases, clip_cases, accumulation_cases, pointwise_cases, reduce_cases, move_cases,
+        resize_cases, take_cases, norm_cases, matmul_cases, softmax_cases, attention_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

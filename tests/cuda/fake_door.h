@@ -464,15 +464,22 @@ class FakeDoor : public cuda::Door {
                           offset = static_cast<const float*>(p_.bias ? bias : nullptr), y = static_cast<float*>(out),
                           workspace, bytes = static_cast<size_t>(workspace_.count), most = door_.most_terms_] {
         if (bytes > 0) std::memset(workspace, 0xff, bytes);
-        if (p.m * p.n * p.k > most) return std::fill(y, y + p.m * p.n, 0.0F);
-        for (int64_t m = 0; m < p.m; ++m) {
-          for (int64_t n = 0; n < p.n; ++n) {
-            double sum = offset != nullptr ? offset[n] : 0;
-            for (int64_t k = 0; k < p.k; ++k) {
-              sum += static_cast<double>(left[p.transpose_a ? k * p.m + m : m * p.k + k]) *
-                     right[p.transpose_b ? n * p.k + k : k * p.n + n];
+        for (int64_t i = 0; i < p.batch; ++i) {
+          const float *a_i = left + i * p.to_a, *b_i = right + i * p.to_b;
+          float* const y_i = y + i * p.to_out;
+          if (p.m * p.n * p.k > most) {
+            std::fill(y_i, y_i + p.m * p.n, 0.0F);
+            continue;
+          }
+          for (int64_t m = 0; m < p.m; ++m) {
+            for (int64_t n = 0; n < p.n; ++n) {
+              double sum = (offset != nullptr ? offset[n] : 0.0F) + (p.adds ? y_i[m * p.n + n] : 0.0F);
+              for (int64_t k = 0; k < p.k; ++k) {
+                sum += static_cast<double>(a_i[p.transpose_a ? k * p.m + m : m * p.k + k]) *
+                       b_i[p.transpose_b ? n * p.k + k : k * p.n + n];
+              }
+              y_i[m * p.n + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
             }
-            y[m * p.n + n] = p.relu && !(sum > 0) ? 0 : static_cast<float>(sum);
           }
         }
       });

@@ -162,9 +162,10 @@ struct AttributeGuard {
 void fill_attributes(AttributeGuard& guard, const PrimitiveAttributes& wanted) {
   PLIMSOLL_DNNL(dnnl_primitive_attr_create(&guard.attributes));
   PLIMSOLL_DNNL(dnnl_primitive_attr_set_scratchpad_mode(guard.attributes, dnnl_scratchpad_mode_user));
-  if (!wanted.relu) return;
+  if (!wanted.relu && !wanted.sum) return;
   PLIMSOLL_DNNL(dnnl_post_ops_create(&guard.post_ops));
-  PLIMSOLL_DNNL(dnnl_post_ops_append_eltwise(guard.post_ops, 1.0f, dnnl_eltwise_relu, 0.0f, 0.0f));
+  if (wanted.sum) PLIMSOLL_DNNL(dnnl_post_ops_append_sum(guard.post_ops, 1.0f));
+  if (wanted.relu) PLIMSOLL_DNNL(dnnl_post_ops_append_eltwise(guard.post_ops, 1.0f, dnnl_eltwise_relu, 0.0f, 0.0f));
   PLIMSOLL_DNNL(dnnl_primitive_attr_set_post_ops(guard.attributes, guard.post_ops));
 }
 

@@ -70,6 +70,7 @@ using OwnedStream = Owned<dnnl_stream_t, dnnl_stream_destroy>;
 // What a primitive may be asked for besides its operation.
 struct PrimitiveAttributes {
   bool relu = false;  // applied to the result
+  bool sum = false;   // the result is added to what lies in its place
 };
 
 // One way in which oneDNN runs an operation. Scratch memory is the caller's.

@@ -21,21 +21,25 @@ using NamedFactory = std::pair<std::string_view, KernelFactory>;  // op type, it
 // oneDNN (dnnl_*.cpp)
 std::vector<NamedFactory> dnnl_convolution_kernels();  // ConvForward, ConvBackwardData, ConvBackwardWeights, transposed
 std::vector<NamedFactory> dnnl_fully_connected_kernels();
+std::vector<NamedFactory> dnnl_matmul_kernels();
 std::vector<NamedFactory> dnnl_pool_kernels();
 std::vector<NamedFactory> reorder_kernels();
 
 // Ours (own_*.cpp)
+std::vector<NamedFactory> attention_kernels();
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Constant
 std::vector<NamedFactory> lrn_kernels();
-std::vector<NamedFactory> pointwise_kernels();  // Cast, Expand, Pointwise
-std::vector<NamedFactory> random_kernels();     // Dropout, RandomNormal
-std::vector<NamedFactory> concat_kernels();     // Concat, Slice
+std::vector<NamedFactory> concat_kernels();  // Concat, Slice
 std::vector<NamedFactory> loss_kernels();
+std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
 std::vector<NamedFactory> pad_kernels();
 std::vector<NamedFactory> permute_kernels();
+std::vector<NamedFactory> pointwise_kernels();  // Cast, Expand, Pointwise
+std::vector<NamedFactory> random_kernels();     // Dropout, RandomNormal
 std::vector<NamedFactory> reduce_kernels();
 std::vector<NamedFactory> resize_kernels();  // and adaptive pooling
+std::vector<NamedFactory> softmax_kernels();
 std::vector<NamedFactory> take_kernels();    // Embedding, IndexSelect, Index, Gather
 std::vector<NamedFactory> update_kernels();  // SGD, Adam, sums of gradients
 

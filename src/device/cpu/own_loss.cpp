@@ -18,35 +18,65 @@ PLIMSOLL_INLINE void for_each_vector(int64_t begin, int64_t end, const Body& bod
   if (i < end) body(i, static_cast<int>(end - i));
 }
 
-void require_labels(const int32_t* labels, int64_t rows, int64_t classes) {
-  for (int64_t r = 0; r < rows; ++r) {
-    if (labels[r] < classes) continue;
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("row {} has the label {}, but there are {} classes", r, labels[r], classes));
-  }
-}
-
-class SoftmaxCrossEntropyForward : public OwnKernel {
+class CrossEntropy : public OwnKernel {
  public:
-  SoftmaxCrossEntropyForward(const Graph& graph, const Op& op, int threads)
+  CrossEntropy(const Graph& graph, const Op& op, int threads)
       : OwnKernel(graph, op, threads),
         rows_(graph.tensor(op.inputs[0]).shape[0]),
         classes_(graph.tensor(op.inputs[0]).shape[1]),
-        smoothing_(op.attributes.real("label_smoothing", 0)) {
+        smoothing_(op.attributes.real("label_smoothing", 0)),
+        wide_(graph.tensor(op.inputs[1]).dtype == DType::i64),
+        ignores_(op.attributes.has("ignore_index")),
+        ignored_(op.attributes.integer("ignore_index", -1)),
+        reduction_(op.attributes.text("reduction", "")) {}
+
+ protected:
+  static constexpr int64_t kIgnored = INT64_MIN;  // the label of a row that counts nothing
+  int64_t label_of(int64_t r) const {
+    const int64_t label = wide_ ? input<int64_t>(1)[r] : input<int32_t>(1)[r];
+    return (ignores_ ? label == ignored_ : label < 0) ? kIgnored : label;
+  }
+  // By which the sum over the rows is divided; refuses labels that are none.
+  double divisor() const {
+    int64_t counted = 0;
+    for (int64_t r = 0; r < rows_; ++r) {
+      const int64_t label = label_of(r);
+      if (label == kIgnored) continue;
+      ++counted;
+      if (label >= 0 && label < classes_) continue;
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("row {} has the label {}, but there are {} classes", r, label, classes_));
+    }
+    if (reduction_ == "sum") return 1;
+    return static_cast<double>(reduction_ == "mean" ? counted : rows_);
+  }
+
+  int64_t rows_, classes_;
+  double smoothing_;
+
+ private:
+  bool wide_, ignores_;
+  int64_t ignored_;
+  std::string reduction_;
+};
+
+class SoftmaxCrossEntropyForward : public CrossEntropy {
+ public:
+  SoftmaxCrossEntropyForward(const Graph& graph, const Op& op, int threads) : CrossEntropy(graph, op, threads) {
     workspace_bytes_ = {rows_ * 2 * 8};
   }
 
   void run() override {
     double* losses = static_cast<double*>(workspace_);
     double* hits = losses + rows_;
-    require_labels(input<int32_t>(1), rows_, classes_);
+    const double by = divisor();
     for_each_part(parts_, [&](int part) {
       const Range rows = share(rows_, part, parts_);
       for (int64_t r = rows.begin; r < rows.end; ++r) row(r, losses[r], hits[r]);
     });
     double loss = 0, correct = 0;
     for (int64_t r = 0; r < rows_; ++r) loss += losses[r], correct += hits[r];
-    *output(0) = static_cast<float>(loss / static_cast<double>(rows_));
+    *output(0) = static_cast<float>(loss / by);
     *output(2) = static_cast<float>(correct);
   }
 
@@ -55,7 +85,7 @@ class SoftmaxCrossEntropyForward : public OwnKernel {
   void row(int64_t r, double& loss, double& hit) const {
     const float* z = input(0) + r * classes_;
     float* p = output(1) + r * classes_;
-    const int32_t label = input<int32_t>(1)[r];
+    const int64_t label = label_of(r);
     f32x16 tops = splat(z[0]), total{};
     for_each_vector(0, classes_, [&](int64_t i, auto n) {
       const f32x16 v = load(z + i, n);
@@ -70,7 +100,7 @@ class SoftmaxCrossEntropyForward : public OwnKernel {
     const float label_logit = label >= 0 ? z[label] : 0;
     hit = 0;
     if (label >= 0 && label_logit == top) {  // the first of equal answers counts
-      int32_t first = 0;
+      int64_t first = 0;
       while (z[first] != top) ++first;
       hit = first == label ? 1 : 0;
     }
@@ -89,23 +119,14 @@ class SoftmaxCrossEntropyForward : public OwnKernel {
     loss = (top - static_cast<double>(label_logit)) + std::log(static_cast<double>(sum));
     if (smoothing_ != 0) loss += smoothing_ * (label_logit - mean_logit);
   }
-
-  int64_t rows_, classes_;
-  double smoothing_;
 };
 
-class SoftmaxCrossEntropyBackward : public OwnKernel {
+class SoftmaxCrossEntropyBackward : public CrossEntropy {
  public:
-  SoftmaxCrossEntropyBackward(const Graph& graph, const Op& op, int threads)
-      : OwnKernel(graph, op, threads),
-        rows_(graph.tensor(op.inputs[0]).shape[0]),
-        classes_(graph.tensor(op.inputs[0]).shape[1]),
-        smoothing_(op.attributes.real("label_smoothing", 0)) {}
+  using CrossEntropy::CrossEntropy;
 
   void run() override {
-    const int32_t* labels = input<int32_t>(1);
-    require_labels(labels, rows_, classes_);
-    const double scale = *input(2) / static_cast<double>(rows_);
+    const double scale = *input(2) / divisor();
     const f32x16 scales = splat(static_cast<float>(scale));
     const f32x16 spread = splat(static_cast<float>(smoothing_ / static_cast<double>(classes_)));
     for_each_part(parts_, [&](int part) {
@@ -113,21 +134,18 @@ class SoftmaxCrossEntropyBackward : public OwnKernel {
       for (int64_t r = rows.begin; r < rows.end; ++r) {
         const float* p = input(0) + r * classes_;
         float* dz = output(0) + r * classes_;
-        if (labels[r] < 0) {
+        const int64_t label = label_of(r);
+        if (label < 0) {
           std::fill(dz, dz + classes_, 0.0f);
           continue;
         }
         const double at_label =
-            static_cast<double>(p[labels[r]]) - (1 - smoothing_) - smoothing_ / static_cast<double>(classes_);
+            static_cast<double>(p[label]) - (1 - smoothing_) - smoothing_ / static_cast<double>(classes_);
         for_each_vector(0, classes_, [&](int64_t i, auto n) { store(dz + i, (load(p + i, n) - spread) * scales, n); });
-        dz[labels[r]] = static_cast<float>(scale * at_label);
+        dz[label] = static_cast<float>(scale * at_label);
       }
     });
   }
-
- private:
-  int64_t rows_, classes_;
-  double smoothing_;
 };
 
 // A sum over all elements in chunks of fixed size. Their number, and so the workspace, does not depend on the layout,

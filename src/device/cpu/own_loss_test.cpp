@@ -29,6 +29,26 @@ TEST(OwnLoss, SoftmaxCrossEntropyIsTheReference) {
   }
 }
 
+TEST(OwnLoss, SoftmaxCrossEntropyIsTheReferenceByEveryReduction) {
+  for (const std::string reduction : {"mean", "sum"}) {
+    for (DType dtype : {DType::i32, DType::i64}) {
+      const Attributes attributes{{"reduction", reduction}, {"ignore_index", int64_t{7}}};
+      std::vector<double> answers;
+      for (int i = 0; i < 40; ++i) answers.push_back(i * 7 % 50);
+      expect_like_reference({.type = "SoftmaxCrossEntropyForward",
+                             .inputs = {{{40, 50}}, {{40}, dtype}},
+                             .attributes = attributes,
+                             .values = {{1, answers}},
+                             .tolerance = 1e-6});
+      expect_like_reference({.type = "SoftmaxCrossEntropyBackward",
+                             .inputs = {{{40, 50}}, {{40}, dtype}, {{}}},
+                             .attributes = attributes,
+                             .values = {{1, answers}},
+                             .tolerance = 1e-6});
+    }
+  }
+}
+
 TEST(OwnLoss, OfEqualAnswersTheFirstCounts) {
   expect_like_reference({.type = "SoftmaxCrossEntropyForward",
                          .inputs = {{{3, 20}}, {{3}, DType::i32}},

@@ -3,73 +3,13 @@
 // A counter gives four draws, for four elements next to each other in row-major order. Where the storage is row-major,
 // sixteen counters make the keep bits of 64 elements. Where channels lie side by side, the lanes are sixteen channels,
 // and their four draws belong to four pixels.
-#include "base/random.h"
+#include "device/cpu/own_random.h"
+
 #include "device/cpu/own.h"
-#include "device/cpu/own_vector.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cpu {
 namespace {
-
-// The high and low halves of the products of 32-bit lanes.
-PLIMSOLL_INLINE void multiply(u32x16 a, uint32_t m, u32x16& high, u32x16& low) {
-#ifdef __AVX512F__
-  const __m512i factor = _mm512_set1_epi64(m), lanes = __m512i(a);
-  const __m512i even = _mm512_mul_epu32(lanes, factor);
-  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(lanes, 32), factor);
-  high = u32x16(_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd));
-  low = u32x16(_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32)));
-#else
-  for (int i = 0; i < kLanes; ++i) {
-    const uint64_t product = uint64_t{a[i]} * m;
-    high[i] = static_cast<uint32_t>(product >> 32);
-    low[i] = static_cast<uint32_t>(product);
-  }
-#endif
-}
-
-struct Draws {
-  u32x16 word[4];
-};
-// RandomStream::block of sixteen indices.
-PLIMSOLL_INLINE Draws draw(const RandomStream& stream, u32x16 index) {
-  u32x16 c0 = index, c1 = splat(stream.salt), c2 = splat(static_cast<uint32_t>(stream.step)),
-         c3 = splat(static_cast<uint32_t>(stream.step >> 32));
-  uint32_t k0 = static_cast<uint32_t>(stream.seed), k1 = static_cast<uint32_t>(stream.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    u32x16 a_high, a_low, b_high, b_low;
-    multiply(c0, 0xD2511F53, a_high, a_low);
-    multiply(c2, 0xCD9E8D57, b_high, b_low);
-    c0 = b_high ^ c1 ^ splat(k0);
-    c1 = b_low;
-    c2 = a_high ^ c3 ^ splat(k1);
-    c3 = a_low;
-    k0 += 0x9E3779B9;
-    k1 += 0xBB67AE85;
-  }
-  return {{c0, c1, c2, c3}};
-}
-
-// Bit i: lane i is at least `threshold`.
-PLIMSOLL_INLINE uint32_t kept_bits(u32x16 draws, uint32_t threshold) {
-#ifdef __AVX512F__
-  return _mm512_cmp_epu32_mask(__m512i(draws), _mm512_set1_epi32(static_cast<int>(threshold)), _MM_CMPINT_NLT);
-#else
-  uint32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(draws[i] >= threshold) << i;
-  return bits;
-#endif
-}
-
-// Moves bit i to bit 4 i.
-PLIMSOLL_INLINE uint64_t spread(uint64_t bits) {
-  bits = (bits | bits << 24) & 0x000000FF000000FF;
-  bits = (bits | bits << 12) & 0x000F000F000F000F;
-  bits = (bits | bits << 6) & 0x0303030303030303;
-  return (bits | bits << 3) & 0x1111111111111111;
-}
-
-constexpr u32x16 kCount{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 class Dropout : public OwnKernel {
  public:
@@ -105,9 +45,7 @@ class Dropout : public OwnKernel {
     for_each_part(parts_, [&](int part) {
       const Range range = share(image_.elements(), part, parts_, 64);
       for (int64_t i = range.begin; i < range.end; i += 64) {
-        const Draws draws = draw(stream, splat(static_cast<uint32_t>(i / 4)) + kCount);
-        uint64_t kept = 0;
-        for (int k = 0; k < 4; ++k) kept |= spread(kept_bits(draws.word[k], threshold_)) << k;
+        uint64_t kept = kept_bits_from(stream, i, threshold_);
         for (int64_t at = i; at < std::min(range.end, i + 64); at += kLanes, kept >>= kLanes) {
           const uint32_t bits = static_cast<uint32_t>(kept & 0xFFFF);
           if (at + kLanes <= range.end) {

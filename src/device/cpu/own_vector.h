@@ -100,6 +100,12 @@ PLIMSOLL_INLINE f32x16 square_root(f32x16 v) {
 }
 #endif
 PLIMSOLL_INLINE f32x16 first_lanes(f32x16 v, All) { return v; }
+// `other` in the lanes from `count` on.
+PLIMSOLL_INLINE f32x16 lanes_or(f32x16 v, int count, float other) {
+  const i32x16 lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return lane < splat(static_cast<int32_t>(count)) ? v : splat(other);
+}
+PLIMSOLL_INLINE f32x16 lanes_or(f32x16 v, All, float) { return v; }
 
 PLIMSOLL_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }  // b where either is not a number
 PLIMSOLL_INLINE f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
@@ -149,6 +155,12 @@ PLIMSOLL_INLINE f32x16 scaled_exponential(f32x16 x, uint32_t bias) {
 PLIMSOLL_INLINE f32x16 exponential(f32x16 x) {
   // In this order it keeps what is not a number.
   return scaled_exponential(minimum(splat(88.0f), maximum(splat(-87.0f), x)), 127u);
+}
+
+// The same, but 0 below -87: of scores that are masked by minus infinity.
+PLIMSOLL_INLINE f32x16 exponential_or_zero(f32x16 x) {
+  const f32x16 e = exponential(x);
+  return x < splat(-87.0f) ? splat(0.0f) : e;
 }
 
 PLIMSOLL_INLINE f32x16 sigmoid(f32x16 x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }

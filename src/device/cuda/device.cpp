@@ -27,7 +27,9 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     batch_norm_kernels,  loss_kernels,
     clip_kernels,        pad_kernels,
     permute_kernels,     resize_kernels,
-    take_kernels,
+    take_kernels,        attention_kernels,
+    matmul_kernels,      norm_kernels,
+    softmax_kernels,
 };
 
 const KernelFactory& factory_of(const Op& op) {

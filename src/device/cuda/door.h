@@ -21,7 +21,7 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 3;
+inline constexpr int kDoorVersion = 4;
 
 // A CUDA stream each.
 enum class Queue : uint8_t { compute, out, in, transfer };  // transfer: what the host writes and reads between steps
@@ -58,12 +58,15 @@ struct ConvolutionAlgorithm {
 };
 
 // out = a * b in row-major matrices: out[m,n], a[m,k] (or [k,m] when transposed), b[k,n] (or [n,k]); with a bias of n
-// values for every row, and ReLU after it.
+// values for every row, and ReLU after it. A batch of products has its matrices at equal distances, 0 for one that all
+// share; `adds`: out is added to.
 struct Product {
   int64_t m = 1, n = 1, k = 1;
   bool transpose_a = false, transpose_b = false;
   bool bias = false, relu = false;
   bool tf32 = false;
+  int64_t batch = 1, to_a = 0, to_b = 0, to_out = 0;  // elements from one product's to the next's
+  bool adds = false;
 };
 
 // A library's operation with its descriptors made; run asks the compute queue for it and allocates nothing.

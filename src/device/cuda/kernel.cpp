@@ -170,6 +170,18 @@ std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph
   return specs;
 }
 
+std::vector<KernelSpec> own_specs_row_major(const Context& context, const Graph& graph, const Op& op, LayoutFamily) {
+  return own_specs(context, graph, op, LayoutFamily::plain);
+}
+
+void require_row_major(const Graph& graph, const Op& op) {
+  for (const auto* list : {&op.inputs, &op.outputs}) {
+    for (TensorId id : *list) {
+      if (!graph.tensor(id).layout.is_plain()) throw_layout(op, graph.tensor(id));
+    }
+  }
+}
+
 void throw_no_kernel(const Op& op, std::string_view kernel) {
   throw Error(ErrorCode::unsupported,
               fmt::format("op '{}' ({}): CUDA has no kernel '{}' for it", op.name, op.type->name, kernel));

@@ -44,11 +44,15 @@ std::vector<NamedFactory> resize_kernels();  // and adaptive pooling
 std::vector<NamedFactory> take_kernels();    // Embedding, IndexSelect, Index, Gather
 std::vector<NamedFactory> update_kernels();
 std::vector<NamedFactory> random_kernels();
+std::vector<NamedFactory> attention_kernels();
 std::vector<NamedFactory> pointwise_kernels();  // and Cast, Expand, Reduce
 std::vector<NamedFactory> pool_kernels();       // and LRN
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> clip_kernels();
 std::vector<NamedFactory> loss_kernels();
+std::vector<NamedFactory> matmul_kernels();
+std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
+std::vector<NamedFactory> softmax_kernels();
 
 inline constexpr double kTf32Speed = 3;  // of tensor cores, by what full multiply-adds reach
 
@@ -119,6 +123,11 @@ std::vector<KernelSpec> own_specs(const Context& context, const Graph& graph, co
 // The same, on any layout that the tensors of the first input's shape share.
 std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph& graph, const Op& op,
                                              LayoutFamily family);
+// One kernel, "own": every tensor row-major, whatever the family.
+std::vector<KernelSpec> own_specs_row_major(const Context& context, const Graph& graph, const Op& op,
+                                            LayoutFamily family);
+// Throws Error(unsupported) unless every tensor of the op is row-major.
+void require_row_major(const Graph& graph, const Op& op);
 // A spec with this name and these layouts.
 KernelSpec family_spec(const Graph& graph, const Op& op, LayoutFamily family, std::string name, Bytes workspace);
 [[noreturn]] void throw_no_kernel(const Op& op, std::string_view kernel);
@@ -147,6 +156,12 @@ std::vector<KernelSpec> own_specs_with_workspace(const Context& context, const G
   std::vector<KernelSpec> specs = own_specs(context, graph, op, family);
   specs[0].workspace = K::workspace_for(graph, op);
   return specs;
+}
+
+template <class K>
+std::vector<KernelSpec> row_major_specs_with_workspace(const Context& context, const Graph& graph, const Op& op,
+                                                       LayoutFamily) {
+  return own_specs_with_workspace<K>(context, graph, op, LayoutFamily::plain);
 }
 
 // How a channel's elements are cut, and the room that their sums take.

@@ -7,13 +7,42 @@
 namespace plimsoll::cuda {
 namespace {
 
-class SoftmaxForwardKernel final : public CudaKernel {
+class CrossEntropyKernel : public CudaKernel {
  public:
-  SoftmaxForwardKernel(const Context& context, const Graph& graph, const Op& op)
+  CrossEntropyKernel(const Context& context, const Graph& graph, const Op& op)
       : CudaKernel(context, graph, op),
         rows_(graph.tensor(op.inputs[0]).shape[0]),
         classes_(graph.tensor(op.inputs[0]).shape[1]),
-        smoothing_(op.attributes.real("label_smoothing", 0)) {
+        smoothing_(op.attributes.real("label_smoothing", 0)),
+        wide_(graph.tensor(op.inputs[1]).dtype == DType::i64),
+        ignores_(op.attributes.has("ignore_index")),
+        ignored_(op.attributes.integer("ignore_index", -1)) {
+    const std::string reduction = op.attributes.text("reduction", "");
+    if (reduction == "mean") reduction_ = LossReduction::mean;
+    if (reduction == "sum") reduction_ = LossReduction::sum;
+  }
+
+ protected:
+  Labels labels() const {
+    return {.narrow = wide_ ? nullptr : input<int32_t>(1),
+            .wide = wide_ ? input<int64_t>(1) : nullptr,
+            .ignored = ignored_,
+            .ignores = ignores_};
+  }
+
+  int64_t rows_, classes_;
+  double smoothing_;
+  LossReduction reduction_ = LossReduction::mean_of_all;
+
+ private:
+  bool wide_, ignores_;
+  int64_t ignored_;
+};
+
+class SoftmaxForwardKernel final : public CrossEntropyKernel {
+ public:
+  SoftmaxForwardKernel(const Context& context, const Graph& graph, const Op& op)
+      : CrossEntropyKernel(context, graph, op) {
     workspace_bytes_ = workspace_for(graph, op);
   }
   static Bytes workspace_for(const Graph& graph, const Op& op) {
@@ -24,43 +53,37 @@ class SoftmaxForwardKernel final : public CudaKernel {
   void work() override {
     SoftmaxRow* const rows = scratch<SoftmaxRow>();
     launch(SoftmaxTops{.rows = rows, .logits = input(0), .classes = classes_}, rows_);
-    launch(SoftmaxSums{.rows = rows,
-                       .logits = input(0),
-                       .labels = input<int32_t>(1),
-                       .classes = classes_,
-                       .smoothing = smoothing_},
-           rows_);
+    launch(
+        SoftmaxSums{.rows = rows, .logits = input(0), .labels = labels(), .classes = classes_, .smoothing = smoothing_},
+        rows_);
     launch(SoftmaxProbabilities{.probabilities = output(1), .logits = input(0), .rows = rows, .classes = classes_},
            rows_ * classes_);
-    launch(SoftmaxTotal{.loss = output(0), .correct = output(2), .rows = rows, .count = rows_}, 1);
+    launch(SoftmaxTotal{.loss = output(0), .correct = output(2), .rows = rows, .count = rows_, .reduction = reduction_},
+           1);
   }
-
-  int64_t rows_, classes_;
-  double smoothing_;
 };
 
-class SoftmaxBackwardKernel final : public CudaKernel {
+class SoftmaxBackwardKernel final : public CrossEntropyKernel {
  public:
   SoftmaxBackwardKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op),
-        rows_(graph.tensor(op.inputs[0]).shape[0]),
-        classes_(graph.tensor(op.inputs[0]).shape[1]),
-        smoothing_(static_cast<float>(op.attributes.real("label_smoothing", 0))) {}
+      : CrossEntropyKernel(context, graph, op) {
+    workspace_bytes_ = workspace_for(graph, op);
+  }
+  static Bytes workspace_for(const Graph&, const Op&) { return {static_cast<int64_t>(sizeof(float))}; }
 
  private:
   void work() override {
+    float* const scale = scratch<float>();
+    launch(LossScale{.scale = scale, .dloss = input(2), .labels = labels(), .count = rows_, .reduction = reduction_},
+           1);
     launch(SoftmaxBackward{.dlogits = output(0),
                            .probabilities = input(0),
-                           .labels = input<int32_t>(1),
-                           .dloss = input(2),
+                           .labels = labels(),
+                           .scale = scale,
                            .classes = classes_,
-                           .smoothing = smoothing_,
-                           .one_by_rows = static_cast<float>(1.0 / static_cast<double>(rows_))},
+                           .smoothing = static_cast<float>(smoothing_)},
            rows_ * classes_);
   }
-
-  int64_t rows_, classes_;
-  float smoothing_;
 };
 
 // A mean over all elements, cut into pieces by their number alone.
@@ -154,7 +177,8 @@ class SigmoidErrorBackwardKernel final : public CudaKernel {
 std::vector<NamedFactory> loss_kernels() {
   return {
       {"SoftmaxCrossEntropyForward", {own_specs_with_workspace<SoftmaxForwardKernel>, make_own<SoftmaxForwardKernel>}},
-      {"SoftmaxCrossEntropyBackward", {own_specs, make_own<SoftmaxBackwardKernel>}},
+      {"SoftmaxCrossEntropyBackward",
+       {own_specs_with_workspace<SoftmaxBackwardKernel>, make_own<SoftmaxBackwardKernel>}},
       {"MeanSquaredErrorForward", {own_specs_with_workspace<SquaredErrorKernel>, make_own<SquaredErrorKernel>}},
       {"MeanSquaredErrorBackward", {own_specs, make_own<SquaredErrorBackwardKernel>}},
       {"SigmoidCrossEntropyForward", {own_specs_with_workspace<SigmoidErrorKernel>, make_own<SigmoidErrorKernel>}},

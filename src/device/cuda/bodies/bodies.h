@@ -3,14 +3,17 @@
 
 #include <array>
 
+#include "device/cuda/bodies/attention.h"
 #include "device/cuda/bodies/batch_norm.h"
 #include "device/cuda/bodies/clip.h"
 #include "device/cuda/bodies/elementwise.h"
 #include "device/cuda/bodies/loss.h"
 #include "device/cuda/bodies/move.h"
+#include "device/cuda/bodies/norm.h"
 #include "device/cuda/bodies/pointwise.h"
 #include "device/cuda/bodies/random.h"
 #include "device/cuda/bodies/resize.h"
+#include "device/cuda/bodies/softmax.h"
 #include "device/cuda/bodies/sums.h"
 #include "device/cuda/bodies/window.h"
 
@@ -45,6 +48,9 @@ using Bodies = BodyList<
     SpreadSteps<uint8_t>, SpreadSteps<uint32_t>, SpreadSteps<uint64_t>, MakeRows, TakeRows<uint8_t>, TakeRows<uint32_t>,
     TakeRows<uint64_t>, LinkRows, AddRows, GatherElements<uint8_t>, GatherElements<uint32_t>, GatherElements<uint64_t>,
     GatherLines, PadElements<uint8_t>, PadElements<uint32_t>, PadElements<uint64_t>, PadBackward, ResizeImage,
-    ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward>;
+    ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward, LossScale,
+    RowMoments, NormalizeRows, RowGradients, NormalizeRowsBackward, NormColumns, NormColumnTotals, NormChannels,
+    AxisTops, AxisSums, AxisSoftmax, AxisDots, AxisSoftmaxBackward, AttentionScores, AttentionProbabilities,
+    AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores>;
 
 }  // namespace plimsoll::cuda

@@ -15,8 +15,22 @@ struct Largest {
 };
 
 struct SoftmaxRow {  // what a row keeps between the kernels
-  double top, sum, log_sum, loss, correct;
+  double top, sum, log_sum, loss, correct, counted;
   int64_t best;
+};
+
+enum class LossReduction : int32_t { mean_of_all, mean, sum };
+
+inline constexpr int64_t kIgnoredLabel = INT64_MIN;
+struct Labels {
+  const int32_t* narrow;  // or null
+  const int64_t* wide;
+  int64_t ignored;
+  bool ignores;  // only the label `ignored` counts nothing; else any below 0
+  PLIMSOLL_BODY int64_t at(int64_t row) const {
+    const int64_t label = narrow != nullptr ? narrow[row] : wide[row];
+    return (ignores ? label == ignored : label < 0) ? kIgnoredLabel : label;
+  }
 };
 
 struct SoftmaxTops {  // a block a row
@@ -44,7 +58,7 @@ struct SoftmaxSums {  // a block a row
   using Value = Sum;
   SoftmaxRow* rows;
   const float* logits;
-  const int32_t* labels;
+  Labels labels;
   int64_t classes;
   double smoothing;
   PLIMSOLL_BODY Sum partial(int64_t row, int thread) const {
@@ -55,10 +69,11 @@ struct SoftmaxSums {  // a block a row
   PLIMSOLL_BODY void finish(int64_t row, const Sum& sum) const {
     SoftmaxRow& r = rows[row];
     r.log_sum = r.top + log(sum.a);
-    r.loss = r.correct = 0;
-    const int32_t label = labels[row];
-    if (label < 0) return;
-    if (label >= classes) {
+    r.loss = r.correct = r.counted = 0;
+    const int64_t label = labels.at(row);
+    if (label == kIgnoredLabel) return;
+    r.counted = 1;
+    if (label < 0 || label >= classes) {
       r.loss = NAN;
       return;
     }
@@ -77,36 +92,64 @@ struct SoftmaxProbabilities {
     probabilities[i] = static_cast<float>(exp(logits[i] - rows[divide(i, classes).quotient].log_sum));
   }
 };
+PLIMSOLL_BODY double row_divisor(LossReduction reduction, int64_t rows, double counted) {
+  if (reduction == LossReduction::sum) return 1;
+  return reduction == LossReduction::mean ? counted : static_cast<double>(rows);
+}
+struct LossTotals {
+  double loss = 0, correct = 0, counted = 0;
+  PLIMSOLL_BODY void add(const LossTotals& other) {
+    loss += other.loss, correct += other.correct, counted += other.counted;
+  }
+};
 struct SoftmaxTotal {  // one block
   using Kind = EachBlock;
-  using Value = SumPair;
+  using Value = LossTotals;
   float* loss;
   float* correct;
   const SoftmaxRow* rows;
   int64_t count;
-  PLIMSOLL_BODY SumPair partial(int64_t, int thread) const {
-    SumPair sum;
-    for (int64_t r = thread; r < count; r += kBlock) sum.add({rows[r].loss, rows[r].correct});
+  LossReduction reduction;
+  PLIMSOLL_BODY LossTotals partial(int64_t, int thread) const {
+    LossTotals sum;
+    for (int64_t r = thread; r < count; r += kBlock) sum.add({rows[r].loss, rows[r].correct, rows[r].counted});
     return sum;
   }
-  PLIMSOLL_BODY void finish(int64_t, const SumPair& sum) const {
-    *loss = static_cast<float>(sum.a / static_cast<double>(count));
-    *correct = static_cast<float>(sum.b);
+  PLIMSOLL_BODY void finish(int64_t, const LossTotals& sum) const {
+    *loss = static_cast<float>(sum.loss / row_divisor(reduction, count, sum.counted));
+    *correct = static_cast<float>(sum.correct);
+  }
+};
+struct LossScale {  // one block: dloss over the divisor
+  using Kind = EachBlock;
+  using Value = Sum;
+  float* scale;
+  const float* dloss;
+  Labels labels;
+  int64_t count;
+  LossReduction reduction;
+  PLIMSOLL_BODY Sum partial(int64_t, int thread) const {
+    Sum sum;
+    for (int64_t r = thread; r < count; r += kBlock) sum.a += labels.at(r) == kIgnoredLabel ? 0 : 1;
+    return sum;
+  }
+  PLIMSOLL_BODY void finish(int64_t, const Sum& sum) const {
+    *scale = static_cast<float>(*dloss / row_divisor(reduction, count, sum.a));
   }
 };
 struct SoftmaxBackward {
   using Kind = EachElement;
   float* dlogits;
   const float* probabilities;
-  const int32_t* labels;
-  const float* dloss;
+  Labels labels;
+  const float* scale;
   int64_t classes;
-  float smoothing, one_by_rows;
+  float smoothing;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division d = divide(i, classes);
-    const int32_t label = labels[d.quotient];
+    const int64_t label = labels.at(d.quotient);
     const float target = (d.remainder == label ? 1 - smoothing : 0) + smoothing / static_cast<float>(classes);
-    dlogits[i] = label < 0 ? 0 : *dloss * one_by_rows * (probabilities[i] - target);
+    dlogits[i] = label == kIgnoredLabel ? 0 : *scale * (probabilities[i] - target);
   }
 };
 

@@ -36,6 +36,9 @@ class LtProduct final : public Prepared {
       PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&right_, CUDA_R_32F, k, m, p.k));
     }
     PLIMSOLL_CUDA(cublasLtMatrixLayoutCreate(&out_, CUDA_R_32F, n, m, p.n));
+    set_batch(left_, p.to_b);
+    set_batch(right_, p.to_a);
+    set_batch(out_, p.to_out);
   }
   ~LtProduct() override {
     if (out_ != nullptr) cublasLtMatrixLayoutDestroy(out_);
@@ -81,12 +84,19 @@ class LtProduct final : public Prepared {
 
   void run(const void* a, const void* b, const void* bias, void* out, void* workspace) override {
     if (bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    const float one = 1, zero = 0;
-    PLIMSOLL_CUDA(cublasLtMatmul(handle_, operation_, &one, b, left_, a, right_, &zero, out, out_, out, out_,
+    const float one = 1, before = product_.adds ? 1.0F : 0.0F;
+    PLIMSOLL_CUDA(cublasLtMatmul(handle_, operation_, &one, b, left_, a, right_, &before, out, out_, out, out_,
                                  &chosen_.algo, aligned_workspace(workspace), chosen_.workspaceSize, stream_));
   }
 
  private:
+  void set_batch(cublasLtMatrixLayout_t layout, int64_t distance) const {
+    if (product_.batch == 1) return;
+    const int32_t count = static_cast<int32_t>(product_.batch);
+    PLIMSOLL_CUDA(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+    PLIMSOLL_CUDA(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &distance,
+                                                   sizeof(distance)));
+  }
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
     PLIMSOLL_CUDA(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)));

@@ -1,0 +1,47 @@
+#include "tests/support/own_test.h"
+
+namespace plimsoll {
+namespace {
+
+TEST(OwnSoftmax, IsTheReferenceAlongEveryAxis) {
+  for (const int64_t axis : {0, 1, 2}) {
+    for (const int64_t log : {0, 1}) {
+      const Attributes attributes{{"axis", axis}, {"log", log}};
+      for (const Shape& shape : std::vector<Shape>{{3, 50, 70}, {17, 1, 33}, {2, 3, 5000}}) {
+        expect_like_reference(
+            {.type = "SoftmaxForward", .inputs = {{shape}}, .attributes = attributes, .tolerance = 2e-6});
+        expect_like_reference(
+            {.type = "SoftmaxBackward", .inputs = {{shape}, {shape}}, .attributes = attributes, .tolerance = 3e-6});
+      }
+    }
+  }
+}
+
+// Several blocks of queries, the last of them smaller, and more heads of q than of k.
+TEST(OwnAttention, IsTheReferenceInBlocksOfQueries) {
+  const Shape q{2, 2, 283, 16}, k{2, 1, 300, 16}, v{2, 1, 300, 8}, y{2, 2, 283, 8}, log_sum{2, 2, 283};
+  const std::vector<double> large(static_cast<size_t>(element_count(log_sum)), 7.5);
+  for (const int64_t causal : {0, 1}) {
+    for (const double dropout : {0.0, 0.25}) {
+      Attributes attributes{{"enable_gqa", int64_t{1}}, {"causal", causal}, {"dropout", dropout}, {"salt", int64_t{5}}};
+      OpCase forward{.type = "AttentionForward", .inputs = {{q}, {k}, {v}}, .attributes = attributes};
+      OpCase backward{.type = "AttentionBackward",
+                      .inputs = {{q}, {k}, {v}, {y}, {log_sum}},
+                      .attributes = attributes,
+                      .values = {{4, large}}};
+      if (dropout > 0) {
+        for (OpCase* test : {&forward, &backward}) {
+          test->values[test->inputs.size()] = {3};
+          test->inputs.push_back({{}, DType::i64});
+          test->values[test->inputs.size()] = {1234567};
+          test->inputs.push_back({{}, DType::i64});
+        }
+      }
+      expect_like_reference(forward);
+      expect_like_reference(backward);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,294 @@
+// Attention by products of cuBLASLt and bodies between them: the scores of as many heads at a time as fit a share of
+// the workspace, all of one size.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "device/cuda/kernels.h"
+#include "ops/attention.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll::cuda {
+namespace {
+
+constexpr int64_t kMostScores = 16 * 1024 * 1024;  // elements of one buffer, where one head has no more
+constexpr Bytes kMostAttentionWorkspace = 32_MiB;  // of a product
+constexpr std::string_view kAttention = "cublaslt";
+
+int64_t attention_aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+Attention attention_of(const Graph& graph, const Op& op) {
+  std::vector<const Tensor*> tensors;
+  for (TensorId id : op.inputs) tensors.push_back(&graph.tensor(id));
+  return read_attention(op.attributes, tensors, op.type->name == "AttentionForward" ? 3 : 5);
+}
+
+// Heads of k and v at a time: a divisor of their number, so that every round is alike.
+int64_t heads_a_round(const Attention& a) {
+  const int64_t scores = a.groups * a.queries * a.keys;
+  int64_t heads = std::clamp<int64_t>(kMostScores / scores, 1, a.heads);
+  while (a.heads % heads != 0) --heads;
+  return heads;
+}
+
+// One of the products of a round, for each query head of a group: which of a, b and out have matrices by query head.
+class RoundProduct {
+ public:
+  struct Operand {
+    int64_t elements = 0;
+    bool by_query_head = true;
+    int64_t distance(const Attention& a) const { return elements * (by_query_head ? a.groups : 1); }
+    int64_t offset(int64_t group) const { return by_query_head ? group * elements : 0; }
+  };
+
+  bool make(Door& door, const Attention& a, int64_t heads, Product product, bool b_by_query_head,
+            bool out_by_query_head) {
+    a_ = {product.m * product.k, true};
+    b_ = {product.k * product.n, b_by_query_head};
+    out_ = {product.m * product.n, out_by_query_head};
+    groups_ = a.groups;
+    product.batch = heads;
+    product.to_a = a_.distance(a), product.to_b = b_.distance(a), product.to_out = out_.distance(a);
+    first_ = door.prepare(product, kMostAttentionWorkspace);
+    if (!first_) return false;
+    if (out_by_query_head || a.groups == 1) return true;
+    product.adds = true;
+    further_ = door.prepare(product, kMostAttentionWorkspace);
+    return further_ != nullptr;
+  }
+  Bytes workspace() const {
+    return further_ ? std::max(first_->workspace(), further_->workspace()) : first_->workspace();
+  }
+  void run(const float* a, const float* b, float* out, void* workspace) const {
+    for (int64_t g = 0; g < groups_; ++g) {
+      Prepared& product = g > 0 && further_ ? *further_ : *first_;
+      product.run(a + a_.offset(g), b + b_.offset(g), nullptr, out + out_.offset(g), workspace);
+    }
+  }
+
+ private:
+  Operand a_, b_, out_;
+  int64_t groups_ = 1;
+  std::unique_ptr<Prepared> first_, further_;
+};
+
+class AttentionBase : public CudaKernel {
+ public:
+  AttentionBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : CudaKernel(context, graph, op), a_(attention_of(graph, op)), heads_(heads_a_round(a_)) {
+    require_row_major(graph, op);
+    std::string_view name = kernel;
+    tf32_ = name.ends_with(kTf32);
+    if (tf32_) name.remove_suffix(kTf32.size());
+    if (name != kAttention || (tf32_ && !context.tf32)) throw_no_kernel(op, kernel);
+    if (a_.mask.sizes.size() > static_cast<size_t>(kMostHeadDimensions)) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("op '{}' ({}): '{}' has {} dimensions; CUDA's kernels take masks for up to {}", op.name,
+                              op.type->name, graph.tensor(op.inputs[0]).name, a_.mask.sizes.size() + 2,
+                              kMostHeadDimensions + 2));
+    }
+  }
+
+ protected:
+  int64_t rows() const { return heads_ * a_.groups * a_.queries; }  // of a round
+  int64_t scores() const { return rows() * a_.keys; }
+
+  void prepare(const Op& op, std::string_view kernel, RoundProduct& product, Product sizes, bool b_by_query_head,
+               bool out_by_query_head) {
+    sizes.tf32 = tf32_;
+    if (!product.make(door(), a_, heads_, sizes, b_by_query_head, out_by_query_head)) throw_no_kernel(op, kernel);
+    products_ = std::max(products_, product.workspace());
+  }
+  void lay_out_workspace(int buffers) {
+    buffer_bytes_ = attention_aligned(scores() * static_cast<int64_t>(sizeof(float)));
+    rows_at_ = buffers * buffer_bytes_;
+    products_at_ = rows_at_ + attention_aligned(rows() * static_cast<int64_t>(sizeof(AxisRow)));
+    workspace_bytes_ = Bytes{products_at_} + products_;
+  }
+  float* buffer(int i) const { return scratch<float>(i * buffer_bytes_); }
+  template <class T>
+  T* row_scratch() const {
+    return scratch<T>(rows_at_);
+  }
+  void* product_scratch() const { return scratch<std::byte>(products_at_); }
+
+  ScorePlace place(int64_t round) const {
+    return {.first_head = round * heads_ * a_.groups, .queries = a_.queries, .keys = a_.keys};
+  }
+  AttentionMask mask() const {
+    AttentionMask mask;
+    if (!a_.mask.present) return mask;
+    const auto at = static_cast<size_t>(a_.mask_at);
+    if (a_.mask.bytes) {
+      mask.allowed = input<uint8_t>(at);
+    } else {
+      mask.added = input(at);
+    }
+    mask.rank = static_cast<int32_t>(a_.mask.sizes.size());
+    std::copy(a_.mask.sizes.begin(), a_.mask.sizes.end(), mask.size);
+    std::copy(a_.mask.strides.begin(), a_.mask.strides.end(), mask.stride);
+    mask.to_row = a_.mask.to_row, mask.to_column = a_.mask.to_column;
+    return mask;
+  }
+  AttentionDropout dropout() const {
+    if (a_.dropout == 0) return {};
+    return {.step_number = input<int64_t>(static_cast<size_t>(a_.step_at)),
+            .seed = input<int64_t>(static_cast<size_t>(a_.seed_at)),
+            .salt = a_.salt,
+            .threshold = dropout_threshold(a_.dropout),
+            .scale = static_cast<float>(1 / (1 - a_.dropout))};
+  }
+  // Of the first head of a round.
+  int64_t queries_at(int64_t round) const { return round * rows() * a_.width; }
+  int64_t results_at(int64_t round) const { return round * rows() * a_.value_width; }
+  int64_t keys_at(int64_t round) const { return round * heads_ * a_.keys * a_.width; }
+  int64_t values_at(int64_t round) const { return round * heads_ * a_.keys * a_.value_width; }
+  Product scores_product() const { return {.m = a_.queries, .n = a_.keys, .k = a_.width, .transpose_b = true}; }
+  int64_t rounds() const { return a_.heads / heads_; }
+
+  Attention a_;
+  int64_t heads_;  // of k and v in a round
+
+ private:
+  bool tf32_ = false;
+  Bytes products_;
+  int64_t buffer_bytes_ = 0, rows_at_ = 0, products_at_ = 0;
+};
+
+class AttentionForwardKernel final : public AttentionBase {
+ public:
+  AttentionForwardKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : AttentionBase(context, graph, op, kernel) {
+    prepare(op, kernel, scores_, scores_product(), false, true);
+    prepare(op, kernel, results_, {.m = a_.queries, .n = a_.value_width, .k = a_.keys}, false, true);
+    lay_out_workspace(1);
+  }
+
+ private:
+  void work() override {
+    const AxisPlace along{.length = a_.keys, .inner = 1};
+    for (int64_t round = 0; round < rounds(); ++round) {
+      AxisRow* const of_rows = row_scratch<AxisRow>();
+      scores_.run(input(0) + queries_at(round), input(1) + keys_at(round), buffer(0), product_scratch());
+      launch(AttentionScores{.scores = buffer(0),
+                             .log_sums = nullptr,
+                             .mask = mask(),
+                             .place = place(round),
+                             .scale = static_cast<float>(a_.scale),
+                             .causal = a_.causal},
+             AttentionBase::scores());
+      launch(AxisTops{.rows = of_rows, .x = buffer(0), .place = along}, rows());
+      launch(
+          AxisSums{
+              .rows = of_rows, .log_sums = output(1) + round * rows(), .x = buffer(0), .place = along, .masked = true},
+          rows());
+      launch(AttentionProbabilities{.scores = buffer(0), .rows = of_rows, .place = place(round), .dropout = dropout()},
+             AttentionBase::scores());
+      results_.run(buffer(0), input(2) + values_at(round), output(0) + results_at(round), product_scratch());
+    }
+  }
+
+  RoundProduct scores_, results_;
+};
+
+class AttentionBackwardKernel final : public AttentionBase {
+ public:
+  AttentionBackwardKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
+      : AttentionBase(context, graph, op, kernel) {
+    prepare(op, kernel, scores_, scores_product(), false, true);
+    prepare(op, kernel, gradients_, {.m = a_.queries, .n = a_.keys, .k = a_.value_width, .transpose_b = true}, false,
+            true);
+    prepare(op, kernel, queries_, {.m = a_.queries, .n = a_.width, .k = a_.keys}, false, true);
+    prepare(op, kernel, keys_, {.m = a_.keys, .n = a_.width, .k = a_.queries, .transpose_a = true}, true, false);
+    prepare(op, kernel, values_, {.m = a_.keys, .n = a_.value_width, .k = a_.queries, .transpose_a = true}, true,
+            false);
+    lay_out_workspace(2);
+    if (op.outputs.size() > 3) mask_elements_ = element_count(graph.tensor(op.outputs[3]).shape);
+  }
+
+ private:
+  void work() override {
+    const float scale = static_cast<float>(a_.scale);
+    for (int64_t round = 0; round < rounds(); ++round) {
+      double* const dots = row_scratch<double>();
+      const float *q = input(0) + queries_at(round), *k = input(1) + keys_at(round), *v = input(2) + values_at(round),
+                  *dy = input(3) + results_at(round);
+      scores_.run(q, k, buffer(0), product_scratch());
+      launch(AttentionScores{.scores = buffer(0),
+                             .log_sums = input(4),
+                             .mask = mask(),
+                             .place = place(round),
+                             .scale = scale,
+                             .causal = a_.causal},
+             scores());
+      gradients_.run(dy, v, buffer(1), product_scratch());
+      launch(AttentionDots{.dots = dots,
+                           .probabilities = buffer(0),
+                           .gradients = buffer(1),
+                           .place = place(round),
+                           .dropout = dropout()},
+             rows());
+      launch(AttentionScoreGradients{.probabilities = buffer(0),
+                                     .gradients = buffer(1),
+                                     .dots = dots,
+                                     .place = place(round),
+                                     .dropout = dropout(),
+                                     .factor = mask_elements_ > 0 ? 1 : scale},
+             scores());
+      if (mask_elements_ > 0) {
+        launch(AttentionMaskGradient{.dmask = output(3),
+                                     .gradients = buffer(1),
+                                     .mask = mask(),
+                                     .place = place(round),
+                                     .heads = heads_ * a_.groups,
+                                     .adds = round > 0},
+               mask_elements_);
+        launch(ScaleScores{.scores = buffer(1), .scale = scale}, scores());
+      }
+      queries_.run(buffer(1), k, output(0) + queries_at(round), product_scratch());
+      keys_.run(buffer(1), q, output(1) + keys_at(round), product_scratch());
+      values_.run(buffer(0), dy, output(2) + values_at(round), product_scratch());
+    }
+  }
+
+  RoundProduct scores_, gradients_, queries_, keys_, values_;
+  int64_t mask_elements_ = 0;
+};
+
+template <class K>
+std::unique_ptr<Kernel> make_attention(const Context& context, const Graph& graph, const Op& op,
+                                       std::string_view kernel) {
+  require_f32(graph, op);
+  return std::make_unique<K>(context, graph, op, kernel);
+}
+
+template <class K>
+std::vector<KernelSpec> attention_specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily) {
+  std::vector<KernelSpec> list;
+  Graph plain;
+  std::vector<TensorId> inputs;
+  for (TensorId id : op.inputs) {
+    const Tensor& tensor = graph.tensor(id);
+    inputs.push_back(plain.add_source(fmt::format("{}", inputs.size()), tensor.shape, tensor.dtype, Role::input));
+  }
+  const OpId alone = plain.add_op(op.type->name, op.name, op.layer, inputs, op.attributes);
+  for (const bool tf32 : {true, false}) {
+    if (tf32 && !context.tf32) continue;
+    const std::string name = std::string(kAttention) + std::string(tf32 ? kTf32 : "");
+    const Bytes workspace = make_attention<K>(context, plain, plain.op(alone), name)->workspace();
+    list.push_back(family_spec(graph, op, LayoutFamily::plain, name, workspace));
+    list.back().exact = !tf32;
+    list.back().estimate = {.efficiency = tf32 ? kTf32Speed * 0.5 : 0.5};
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<NamedFactory> attention_kernels() {
+  return {{"AttentionForward", {attention_specs<AttentionForwardKernel>, make_attention<AttentionForwardKernel>}},
+          {"AttentionBackward", {attention_specs<AttentionBackwardKernel>, make_attention<AttentionBackwardKernel>}}};
+}
+
+}  // namespace plimsoll::cuda

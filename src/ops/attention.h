@@ -1,0 +1,38 @@
+// What an attention op is told by its shapes and attributes, for the reference and for the devices' kernels.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+
+// Every query head attends by itself: scores[l,s] = scale * q k' + mask, y = softmax(scores) v. Heads are counted over
+// all dimensions before the last two; query heads h * groups .. h * groups + groups - 1 share head h of k and v.
+struct Attention {
+  int64_t heads = 1;                                          // of k and v
+  int64_t groups = 1;                                         // query heads of each
+  int64_t queries = 1, keys = 1, width = 1, value_width = 1;  // L, S, E, Ev
+  double scale = 1;
+  bool causal = false;  // query l attends to keys 0..l
+  double dropout = 0;
+  uint32_t salt = 0;
+  int64_t query_heads() const { return heads * groups; }
+
+  // The mask's strides along the dimensions of the query heads; all 0 where there is none.
+  struct Mask {
+    bool present = false, bytes = false;  // bytes: what is 0 is not attended to; else what is added
+    std::vector<int64_t> sizes, strides;  // of the dimensions before the last two of q
+    int64_t to_row = 0, to_column = 0;
+    int64_t offset(int64_t query_head) const;
+  } mask;
+  // Which of the op's inputs they are; -1: none.
+  int mask_at = -1, step_at = -1, seed_at = -1;
+};
+
+// `inputs` are q, k, v and whatever follows; `first_optional` is where the mask stands, or step_number without one: 3 in
+// a forward op, 5 in a backward op. Throws Error(invalid_input) or Error(unsupported) that names what does not fit.
+Attention read_attention(const Attributes& attributes, std::span<const Tensor* const> inputs, size_t first_optional);
+
+}  // namespace plimsoll
