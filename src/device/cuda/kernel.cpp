@@ -170,10 +170,6 @@ std::vector<KernelSpec> own_specs_any_layout(const Context& context, const Graph
   return specs;
 }
 
-std::vector<KernelSpec> own_specs_row_major(const Context& context, const Graph& graph, const Op& op, LayoutFamily) {
-  return own_specs(context, graph, op, LayoutFamily::plain);
-}
-
 void require_row_major(const Graph& graph, const Op& op) {
   for (const auto* list : {&op.inputs, &op.outputs}) {
     for (TensorId id : *list) {

@@ -146,9 +146,6 @@ std::unique_ptr<Kernel> make_own_any_dtype(const Context& context, const Graph& 
   require_own(op, kernel);
   return std::make_unique<K>(context, graph, op);
 }
-// One kernel, "own", with all tensors row-major.
-std::vector<KernelSpec> own_specs_row_major(const Context& context, const Graph& graph, const Op& op,
-                                            LayoutFamily family);
 // Specs with the workspace that the kernel itself tells.
 template <class K>
 std::vector<KernelSpec> own_specs_with_workspace(const Context& context, const Graph& graph, const Op& op,
