@@ -6,6 +6,8 @@
 
 namespace plimsoll {
 namespace {
+constexpr double kRounding = 1 - 1e-9;  // of sums in another order
+
 bool contains(const std::vector<int32_t>& list, int32_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
@@ -32,10 +34,12 @@ void Scheduler::run(const Decisions& decisions, Schedule& schedule, const Tensor
   count_live(schedule);
 }
 
-void Scheduler::run_within(const Decisions& decisions, Schedule& schedule, size_t most_steps) {
+void Scheduler::run_within(const Decisions& decisions, Schedule& schedule, size_t most_steps, double most_ms) {
   most_steps_ = most_steps;
+  most_ms_ = most_ms;
   run(decisions, schedule);
   most_steps_ = SIZE_MAX;
+  most_ms_ = kAnyTime;
 }
 
 void Scheduler::start() {
@@ -43,7 +47,7 @@ void Scheduler::start() {
   out_->inputs.clear();
   out_->residences.clear();
   out_->moves.clear();
-  out_->compute_ms = 0;
+  out_->compute_ms = recompute_ms_ = 0;
   out_->recomputations = 0;
   out_->unrecoverable = -1;
   const size_t values = timeline_.values.size();
@@ -211,8 +215,12 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
   const int32_t d = static_cast<int32_t>(out_->steps.size());
   out_->steps.push_back({.step = s, .recompute = recompute, .first_input = static_cast<int32_t>(out_->inputs.size())});
   out_->compute_ms += step.ms;
-  if (recompute) ++out_->recomputations;
-  if (out_->steps.size() > most_steps_) out_->unrecoverable = 0;  // no value's fault
+  if (recompute) {
+    ++out_->recomputations;
+    recompute_ms_ += step.ms;
+  }
+  const bool too_long = (timeline_.compute_ms + recompute_ms_) * kRounding > most_ms_;
+  if (too_long || out_->steps.size() > most_steps_) out_->unrecoverable = 0;  // no value's fault
   for (int32_t v : recompute ? step.recompute_inputs : step.inputs) {
     Residence& residence = out_->residences[residence_[v]];
     if (residence.first < 0) {

@@ -77,8 +77,9 @@ class Scheduler {
  public:
   explicit Scheduler(const ValueTimeline& timeline) : timeline_(timeline) {}
   void run(const Decisions& decisions, Schedule& schedule, const TensorCache* cache = nullptr);
-  // The same, given up where it takes more than so many steps: the schedule is then incomplete (unrecoverable >= 0).
-  void run_within(const Decisions& decisions, Schedule& schedule, size_t most_steps);
+  // The same, given up where it takes more than so many steps, or surely computes longer than `most_ms`: the schedule
+  // is then incomplete (unrecoverable >= 0).
+  void run_within(const Decisions& decisions, Schedule& schedule, size_t most_steps, double most_ms = kAnyTime);
   // Counts live bytes and their peak anew, for who changes when values are there.
   void count_live(Schedule& schedule);
 
@@ -106,6 +107,7 @@ class Scheduler {
   Schedule* out_ = nullptr;
   const TensorCache* cache_ = nullptr;
   size_t most_steps_ = SIZE_MAX;
+  double most_ms_ = kAnyTime, recompute_ms_ = 0;
   int64_t live_ = 0;           // with a cache: bytes of what is open
   int32_t now_ = 0;            // the step of the timeline
   std::vector<int32_t> open_;  // with a cache: the values in the arena

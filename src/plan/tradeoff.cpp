@@ -158,7 +158,8 @@ class Descent {
   // schedules become a hundred times as long as the training step, and trials of them as slow.
   size_t most_steps() const {
     const size_t all = timeline_.steps.size();
-    return std::min(schedule_.steps.size() * 5 / 4 + all / 4 + kFewSteps / 8, std::max(kMostRunsOfAll * all, kFewSteps));
+    return std::min(schedule_.steps.size() * 5 / 4 + all / 4 + kFewSteps / 8,
+                    std::max(kMostRunsOfAll * all, kFewSteps));
   }
 
   // What a value is rebuilt from, as far as it is let go somewhere itself, does not stay when it was rebuilt.
@@ -452,16 +453,17 @@ class Ascent {
  private:
   static constexpr double kNever = 1e300;
 
-  double judge(const Decisions& decisions, int64_t limit) {
+  // kNever too where computing alone takes more than `within_ms`.
+  double judge(const Decisions& decisions, int64_t limit, double within_ms = kNever) {
     if (within_room_ && TierRoom(timeline_, tiers_, decisions).overfull()) return kNever;
-    scheduler_.run(decisions, schedule_);
-    if (schedule_.unrecoverable >= 0 || schedule_.peak > limit) return kNever;
+    scheduler_.run_within(decisions, schedule_, SIZE_MAX, within_ms);
+    if (schedule_.unrecoverable >= 0 || schedule_.peak > limit || schedule_.compute_ms > within_ms) return kNever;
     spread_copies(timeline_, tiers_, limit, schedule_);
     return time_of(timeline_, tiers_, schedule_).total_ms;
   }
 
   bool consider(const Decisions& decisions, int64_t limit) {
-    const double ms = judge(decisions, limit);
+    const double ms = judge(decisions, limit, best_.ms);
     if (ms >= best_.ms) return false;
     best_ = {decisions, limit, ms};
     return true;
