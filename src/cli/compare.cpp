@@ -262,31 +262,29 @@ class Largest {
       refused_ = {.limited_by = fmt::format("the search (--most {})", most)};
       refused_sizes_.insert(high);
     }
-    high = draw_near(high);
-    halve(high);
+    approach(high);
     while (flags_.what == "batch" && any_above()) halve(*refused_sizes_.upper_bound(low_));
   }
 
-  // What a size needs is nearly a line, and what is refused says what it needs: the line tells where the last that fits
-  // is to be looked for. Each refusal takes long, and so there are few. Returns the least that was refused.
-  int64_t draw_near(int64_t high) {
+  // What a size needs is nearly a line, and what is refused says what it needs: where the line meets the memory is asked
+  // first, since each refusal takes long.
+  void approach(int64_t high) {
     double size = 0, needed = 0;  // of what was refused before
-    for (int i = 0; i < kLinesDrawn && high - low_ > 2 && refused_.needed > refused_.memory; ++i) {
-      const double size_now = static_cast<double>(high), needed_now = static_cast<double>(refused_.needed.count),
-                   memory = static_cast<double>(refused_.memory.count);
-      const bool two = size > size_now && needed > needed_now;
-      const double slope = two ? (needed - needed_now) / (size - size_now) : needed_now / size_now;
-      const double last = size_now - (needed_now - memory) / slope;
-      const int64_t guess = std::clamp(static_cast<int64_t>(last), low_ + 1, high - 1);
-      if (attempt(guess)) {
-        if (guess + 1 < high && !attempt(guess + 1)) return guess + 1;
-        continue;  // `refused_` stays what it was
+    bool refused = true;
+    for (int lines = 0; high - low_ > 1;) {
+      int64_t guess = low_ + (high - low_) / 2;
+      if (refused && lines < kLinesDrawn && refused_.needed > refused_.memory) {
+        const double x = static_cast<double>(high), y = static_cast<double>(refused_.needed.count);
+        const double slope = size > x && needed > y ? (needed - y) / (size - x) : y / x;
+        const double last = x - (y - static_cast<double>(refused_.memory.count)) / slope;
+        guess = last < static_cast<double>(low_ + 1) ? low_ + 1 : std::min(static_cast<int64_t>(last), high - 1);
+        size = x;
+        needed = y;
+        ++lines;
       }
-      high = guess;
-      size = size_now;
-      needed = needed_now;
+      refused = !attempt(guess);
+      if (refused) high = guess;
     }
-    return high;
   }
 
   void halve(int64_t high) {
