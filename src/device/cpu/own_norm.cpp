@@ -198,10 +198,6 @@ class RowNormBackward : public OwnKernel {
 
 }  // namespace
 
-std::vector<KernelSpec> own_specs_row_major(const Graph& graph, const Op& op, LayoutFamily, int threads) {
-  return own_specs(graph, op, LayoutFamily::plain, threads);
-}
-
 void require_row_major(const Graph& graph, const Op& op) {
   for (const auto* list : {&op.inputs, &op.outputs}) {
     for (TensorId id : *list) {

@@ -9,9 +9,6 @@
 
 namespace plimsoll::cpu {
 
-// One spec, "own", with every tensor row-major, whatever the family.
-std::vector<KernelSpec> own_specs_row_major(const Graph& graph, const Op& op, LayoutFamily family, int threads);
-
 // Throws Error(unsupported) unless every tensor of the op is row-major.
 void require_row_major(const Graph& graph, const Op& op);
 
