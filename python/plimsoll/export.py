@@ -10,9 +10,11 @@ from typing import Any, Callable, Optional, Union
 
 from torch import nn
 
-from .capture import capture, has_values
-from .convert import Converted, Document, convert
+from .capture import capture
+from .convert import Converted, convert
+from .divide import has_values
 from .safetensors import save
+from .writer import Document
 
 MARK = "prelude/"
 

@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plimsoll import reference  # noqa: E402
-from plimsoll.capture import Captured, _loss_of, capture, default_call  # noqa: E402
+from plimsoll.capture import Captured, capture  # noqa: E402
 from plimsoll.convert import Converted, convert  # noqa: E402
+from plimsoll.joined import default_call, loss_of  # noqa: E402
 
 
 def numbers(name: str, count: int) -> np.ndarray:
@@ -127,7 +128,7 @@ def both(
     twin = copy.deepcopy(eager or model).double()
     twin.train(training)
     output = (call or (lambda m, b: default_call(m, b, loss is not None)))(twin, doubled(run_batch))
-    eager_loss = loss(output, doubled(run_batch)) if loss else _loss_of(output)
+    eager_loss = loss(output, doubled(run_batch)) if loss else loss_of(output)
     eager_loss.backward()
 
     values = {name: tensor.clone() for name, tensor in doubled(converted.values).items()}

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from plimsoll import Unsupported
-from plimsoll.capture import Place, capture, input_names
+from plimsoll.capture import capture
 from plimsoll.convert import convert
+from plimsoll.divide import Place
+from plimsoll.joined import input_names
 from support import assert_same, both, floats, integers, start
 
 

@@ -12,7 +12,7 @@ from .random import dropped
 from .registry import Arguments, Refusal, converts
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 
 @converts("scaled_dot_product_attention.default")

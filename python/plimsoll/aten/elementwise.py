@@ -11,7 +11,7 @@ from torch.fx import Node
 from .registry import CONVERTERS, Arguments, Refusal, converts
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 # ATen operator -> expression; {name} is an argument of its schema.
 EXPRESSIONS = {

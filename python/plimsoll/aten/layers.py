@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Optional, Sequence, Union
 
 from torch.fx import Node
 
-from .registry import Arguments, Refusal, axis, converts
+from .registry import Arguments, Refusal, axis, broadcast, converts
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 
 # --- linear and matrix products ---
@@ -46,15 +46,9 @@ def product(w: "Writer", x: Node, y: Node) -> str:
     inputs = [w.reshape(a, a_shape, "a"), w.reshape(b, b_shape, "b")]
     m = a_shape[-1] if transpose_a else a_shape[-2]
     n = b_shape[-2] if transpose_b else b_shape[-1]
-    batch = _broadcast_batch(a_shape[:-2], b_shape[:-2])
+    batch = broadcast([a_shape[:-2], b_shape[:-2]])
     attributes = {"transpose_a": int(transpose_a), "transpose_b": int(transpose_b)}
     return w.emit("MatMul", inputs, [*batch, m, n], attributes)
-
-
-def _broadcast_batch(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    from ..convert import _broadcast
-
-    return _broadcast([a, b])
 
 
 def _untransposed(w: "Writer", x: Node) -> tuple[Node, bool]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Optional
 
-import torch
 from torch.fx import Node
 
 from .registry import Arguments, Refusal, axis, converts
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
@@ -61,7 +60,7 @@ def _on_rows(w: "Writer", node: Node, rows: str, a: Arguments, smoothing: float)
 
 
 def _each_row(w: "Writer", node: Node, rows: str, labels: str, a: Arguments, smoothing: float):
-    """A loss for every row: -log p[label]. Ignored rows cannot be told from here, so they are refused by the index."""
+    """A loss for every row: -log p[label], and zero where the row is ignored."""
     if smoothing:
         raise Refusal("cross entropy with reduction='none' and label smoothing")
     n, classes = w.shape_of[rows]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch.fx import Node
 
-from .registry import Arguments, Refusal, converts
+from .registry import Arguments, converts
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 
 def _affine(w: "Writer", weight: Optional[Node], bias: Optional[Node]) -> tuple[list, str]:
@@ -59,18 +59,14 @@ def batch_norm(w: "Writer", node: Node, a: Arguments):
         y, *_ = batch_norm_fixed(w, node, a)
         return y, None, None, w.value(a["running_mean"]), w.value(a["running_var"])
     channels = w.shape(a["input"])[1:2]
-    x, after = _with_rank_two(w, a["input"])
+    x = w.value(a["input"])
     inputs = [x, *_gamma_beta(w, a, channels), a["running_mean"], a["running_var"]]
     attributes = {"epsilon": float(a["eps"]), "momentum": float(a["momentum"]), "training": 1}
     outputs = ["y", "mean", "inv_std", _next_name(w, node, 3, "running_mean"), _next_name(w, node, 4, "running_var")]
     y, mean, inv_std, *running = w.emit(
         "BatchNormForward", inputs, [w.shape_of[x], *[channels] * 4], attributes, outputs=outputs
     )
-    return w.reshape(y, after), mean, inv_std, *running
-
-
-def _with_rank_two(w: "Writer", x: Node) -> tuple[str, list[int]]:
-    return w.value(x), w.shape(x)
+    return y, mean, inv_std, *running
 
 
 def _gamma_beta(w: "Writer", a: Arguments, channels: list[int]) -> list:

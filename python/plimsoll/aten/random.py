@@ -9,7 +9,7 @@ from torch.fx import Node
 from .registry import Arguments, Refusal, converts
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 
 def dropped(w: "Writer", x, p: float, part: str = ""):

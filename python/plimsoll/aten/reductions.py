@@ -10,7 +10,7 @@ from torch.fx import Node
 from .registry import Arguments, Refusal, axis, converts
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 FUNCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "max": "max", "min": "min"}
 

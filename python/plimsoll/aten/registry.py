@@ -7,19 +7,29 @@ do what it is asked, it raises ``Refusal`` with the reason; conversion goes on, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Union
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Sequence, Union
 
 import torch
 from torch.fx import Node
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 Arguments = dict[str, Any]
 Result = Union[str, tuple, Any]
 Converter = Callable[["Writer", Node, Arguments], Result]
 
 CONVERTERS: dict[str, Converter] = {}
+
+
+@dataclass
+class Expanded:
+    """A tensor broadcast to a shape: an Expand op is written for it only where a reader cannot broadcast by itself."""
+
+    base: str
+    shape: list[int]
+    name: str = ""
 
 
 class Refusal(Exception):
@@ -57,3 +67,10 @@ def axis(dim: int, rank: int) -> int:
 
 def is_floating(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """The shape that tensors broadcast to."""
+    rank = max((len(s) for s in shapes), default=0)
+    padded = [[1] * (rank - len(s)) + list(s) for s in shapes]
+    return [max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded)]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Sequence
 import torch
 from torch.fx import Node
 
-from .registry import Arguments, Refusal, axis, converts
+from .registry import Arguments, Expanded, Refusal, axis, converts
 
 if TYPE_CHECKING:
-    from ..convert import Writer
+    from ..writer import Writer
 
 
 @converts(
@@ -60,8 +60,6 @@ def t(w: "Writer", node: Node, a: Arguments):
 
 @converts("expand.default")
 def expand(w: "Writer", node: Node, a: Arguments):
-    from ..convert import Expanded
-
     base = w.value(a["self"])
     return base if w.shape_of[base] == w.shape(node) else Expanded(base, w.shape(node))
 
@@ -195,8 +193,6 @@ def _replaced(w: "Writer", a: Arguments, dim: int, begin: int, size: int, by: st
 @converts("copy.default")
 def copy(w: "Writer", node: Node, a: Arguments):
     """What becomes of x.copy_(src): src in the shape of x."""
-    from ..convert import Expanded
-
     if w.dtype(a["src"]) != w.dtype(node):
         raise Refusal(f"copying {w.dtype(a['src'])} into {w.dtype(node)}")
     base = w.value(a["src"])

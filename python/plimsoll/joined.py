@@ -1,0 +1,125 @@
+"""Model and loss as one module, and how a batch is given to it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+WRAPPED = "model."  # where the wrapper below holds the model
+
+
+class Joined(nn.Module):
+    """Model and loss as one module that takes the tensors of a batch and returns (loss, outputs by name)."""
+
+    def __init__(self, model: nn.Module, loss: Optional[Callable], call: Callable, outputs: Optional[Callable], batch):
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.call = call
+        self.outputs = outputs
+        self.leaves, self.spec = pytree.tree_flatten(batch)
+
+    def forward(self, *tensors: Tensor):
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        batch = pytree.tree_unflatten(leaves, self.spec)
+        output = self.call(self.model, batch)
+        loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
+        return (loss, _named_outputs(self.outputs(output) if self.outputs else None))
+
+
+def loss_of(output: Any) -> Tensor:
+    """The loss in what a model returned: a scalar, ``.loss``, ``["loss"]``, or the first of a tuple."""
+    if isinstance(output, Mapping) and "loss" in output:
+        output = output["loss"]
+    elif not isinstance(output, Tensor) and hasattr(output, "loss"):
+        output = output.loss
+    elif isinstance(output, (tuple, list)) and output:
+        output = output[0]
+    if isinstance(output, Tensor):
+        return output
+    raise TypeError(
+        f"the model returns {type(output).__name__}, which holds no loss; pass loss=lambda output, batch: ..."
+    )
+
+
+def _named_outputs(outputs: Any) -> dict[str, Tensor]:
+    if outputs is None:
+        return {}
+    if isinstance(outputs, Tensor):
+        return {"output": outputs}
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    return {f"output{i}": tensor for i, tensor in enumerate(outputs)}
+
+
+def default_call(model: nn.Module, batch: Any, has_loss: bool) -> Any:
+    """How a batch is given to a model when the caller does not say.
+
+    A mapping by keywords, those that ``forward`` does not take left to the loss; a tuple by position, its last entry
+    left to the loss where there is one; anything else as the one argument.
+    """
+    if isinstance(batch, Mapping):
+        accepted = _keywords(model) if has_loss else None
+        return model(**{k: v for k, v in batch.items() if accepted is None or k in accepted})
+    if isinstance(batch, (tuple, list)):
+        return model(*(batch[:-1] if has_loss and len(batch) > 1 else batch))
+    return model(batch)
+
+
+def _keywords(model: nn.Module) -> Optional[set[str]]:
+    code = getattr(type(model).forward, "__code__", None)
+    if code is None or code.co_flags & 0x08:  # takes **kwargs
+        return None
+    return set(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
+
+
+def input_names(model: nn.Module, batch: Any, has_loss: bool) -> list[str]:
+    """Names of a batch's tensors: keys of mappings; "data" and "labels" for a pair with a loss; else as ``forward``
+    calls its arguments."""
+    paths = [path for path, leaf in pytree.tree_flatten_with_path(batch)[0] if isinstance(leaf, Tensor)]
+    positions: Sequence[str] = []
+    if isinstance(batch, (tuple, list)):
+        code = getattr(type(model).forward, "__code__", None)
+        positions = code.co_varnames[1 : code.co_argcount] if code else []
+        if has_loss:
+            positions = ("data", "labels") if len(batch) == 2 else (*positions[: len(batch) - 1], "labels")
+        if len(positions) < len(batch):
+            positions = [f"input{i}" for i in range(len(batch))]
+    names = [_path_name(path, positions) for path in paths]
+    return names if len(set(names)) == len(names) else [f"input{i}" for i in range(len(names))]
+
+
+def _path_name(path: Sequence, positions: Sequence[str]) -> str:
+    parts = []
+    for depth, key in enumerate(path):
+        if isinstance(key, pytree.SequenceKey):
+            parts.append(positions[key.idx] if depth == 0 and positions else str(key.idx))
+        else:
+            parts.append(str(getattr(key, "key", getattr(key, "name", key))))
+    return ".".join(parts) or "data"
+
+
+def resized(tensor: Tensor, batch: int, size: int) -> Tensor:
+    """The tensor with `size` rows where it has one a sample; else itself."""
+    if tensor.dim() == 0 or tensor.shape[0] != batch:
+        return tensor
+    rows = torch.arange(size, device="cpu") % batch
+    return tensor[: min(size, batch)] if size <= batch else tensor[rows.to(tensor.device)]
+
+
+@contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in training or evaluation mode; what the caller had set module by module comes back after it."""
+    before = [(m, m.training) for m in model.modules()]
+    try:
+        if not (training and model.training):  # a model in training mode may hold frozen parts: leave them
+            model.train(training)
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag

@@ -1,0 +1,181 @@
+"""One export: the graph of a step as ATen operators, for one batch size."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import traceback
+import warnings
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+
+from .errors import Unsupported, UnsupportedOp
+from .joined import WRAPPED, Joined
+
+# Composite operators that stay whole, in every overload.
+KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding matmul
+    layer_norm group_norm rms_norm scaled_dot_product_attention softmax log_softmax
+    gelu silu hardswish hardsigmoid relu6 leaky_relu
+    avg_pool1d max_pool1d max_pool2d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
+    upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
+    pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d roll detach
+    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d""".split())
+
+
+# Lines of PyTorch and of this package are not the user's.
+FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+@dataclass
+class Source:
+    """What a placeholder stands for."""
+
+    kind: str  # "parameter", "buffer", "constant", "input" or "token"
+    name: str  # as in state_dict; of a tied parameter, the first of its names
+    leaf: int = -1  # inputs: which tensor of the batch
+
+
+@dataclass
+class Program:
+    """A decomposed graph of one batch size."""
+
+    batch: int
+    nodes: list[Node]
+    sources: dict[int, Source]  # by index of the placeholder
+    loss: int
+    outputs: dict[str, int]
+    updates: dict[str, int]  # buffer -> the node that gives its next value
+    constants: dict[str, Tensor]
+    index: dict[Node, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+
+    def name_inputs(self, names: Sequence[str]) -> None:
+        for source in self.sources.values():
+            if source.kind == "input":
+                source.name = names[source.leaf]
+
+
+def decompositions() -> dict:
+    """PyTorch's default decompositions, less those of ``KEPT``."""
+    table = torch.export.default_decompositions()
+    for op in list(table):
+        parts = str(op).split(".")
+        if parts[0] == "aten" and parts[1] in KEPT and not parts[-1].endswith("out"):
+            del table[op]
+    return table
+
+
+def _detach_without_gradient(module: GraphModule) -> None:
+    """Puts a detach behind every region under ``torch.no_grad()``, since decomposing forgets the region itself."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or str(node.target) != "wrap_with_set_grad_enabled" or node.args[0]:
+            continue
+        for result in list(node.users):
+            with module.graph.inserting_after(result):
+                detached = module.graph.call_function(torch.ops.aten.detach.default, (result,))
+            detached.meta = dict(result.meta)
+            result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+    module.recompile()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what PyTorch and other people's modules tell while they are exported; failures come as exceptions."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
+    """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
+    try:
+        with _quiet():
+            exported = torch.export.export(step, tuple(tensors), strict=False)
+            _detach_without_gradient(exported.graph_module)
+            return exported.run_decompositions(decompositions())
+    except Exception as error:
+        raise Unsupported([_refused_by_export(error)]) from error
+
+
+def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
+    exported = _exported(step, tensors)
+    nodes = list(exported.graph.nodes)
+    by_name = {node.name: i for i, node in enumerate(nodes)}
+    signature = exported.graph_signature
+    sources: dict[int, Source] = {}
+    leaves = 0
+    for spec in signature.input_specs:
+        place = by_name[spec.arg.name]
+        if spec.kind == InputKind.USER_INPUT:
+            sources[place] = Source("input", "", leaves)
+            leaves += 1
+        elif spec.kind == InputKind.PARAMETER:
+            sources[place] = Source("parameter", names[spec.target])
+        elif spec.kind == InputKind.TOKEN:  # orders checks that PyTorch makes of values; nothing reads it
+            sources[place] = Source("token", spec.arg.name)
+        else:
+            kind = "buffer" if spec.kind == InputKind.BUFFER else "constant"
+            sources[place] = Source(kind, spec.target.removeprefix(WRAPPED))
+    updates, results = {}, []
+    for spec in signature.output_specs:
+        if spec.kind == OutputKind.BUFFER_MUTATION:
+            updates[spec.target.removeprefix(WRAPPED)] = by_name[spec.arg.name]
+        elif spec.kind == OutputKind.USER_OUTPUT:
+            results.append(by_name[spec.arg.name])
+        elif spec.kind != OutputKind.TOKEN:
+            raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its input '{spec.target}'")])
+    out_names = exported.call_spec.out_spec.child(1).context if len(results) > 1 else []
+    outputs = dict(zip(out_names, results[1:]))
+    return Program(batch, nodes, sources, results[0], outputs, updates, dict(exported.constants))
+
+
+def _refused_by_export(error: Exception) -> UnsupportedOp:
+    """The user's own line in the trace of a failed export."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(FOREIGN)]
+    source = f"{short_path(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    return UnsupportedOp("torch.export", "", source, f"it cannot follow the model: {text[:300]}")
+
+
+# --- where a node comes from -----------------------------------------------------------------------------------------
+
+
+def module_path(node: Node) -> str:
+    """The path of the innermost module that the node came from, as in ``named_modules``."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = list(stack.values())[-1][0] if stack else ""
+    return "" if path == WRAPPED[:-1] else path.removeprefix(WRAPPED)
+
+
+def source_line(node: Node) -> str:
+    """The innermost line outside of PyTorch that the node came from: "model.py:41"."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f for f in frames if not f[0].startswith(FOREIGN)]
+    return f"{short_path(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def short_path(path: str) -> str:
+    """Relative to the installed packages or to the working directory, else the file's name."""
+    for part in ("site-packages/", "dist-packages/"):
+        if part in path:
+            return path.rsplit(part, 1)[1]
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return Path(path).name
