@@ -210,7 +210,6 @@ struct Trial {
   std::string limited_by;
   Bytes peak, host;
   double step_time_ms = 0;
-  Bytes memory{}, needed{};  // what there is, and what would do; of what lacks memory
 };
 
 // What `--what depth` varies: the N in the model's name; resnet alone means the papers' 6-32-N-6.
@@ -226,8 +225,6 @@ std::string with_depth(const std::string& model, int64_t n) {
   }
   return name.substr(0, at) + std::to_string(n) + name.substr(at + 1);
 }
-
-constexpr int kLinesDrawn = 5;  // to find where the last size that fits is to be looked for
 
 class Largest {
  public:
@@ -259,32 +256,11 @@ class Largest {
     if (low_ == 0) return;
     if (high > most) {
       high = most + 1;
-      refused_ = {.limited_by = fmt::format("the search (--most {})", most)};
+      refused_ = {false, fmt::format("the search (--most {})", most), {}, {}};
       refused_sizes_.insert(high);
     }
-    approach(high);
+    halve(high);
     while (flags_.what == "batch" && any_above()) halve(*refused_sizes_.upper_bound(low_));
-  }
-
-  // What a size needs is nearly a line, and what is refused says what it needs: where the line meets the memory is asked
-  // first, since each refusal takes long.
-  void approach(int64_t high) {
-    double size = 0, needed = 0;  // of what was refused before
-    bool refused = true;
-    for (int lines = 0; high - low_ > 1;) {
-      int64_t guess = low_ + (high - low_) / 2;
-      if (refused && lines < kLinesDrawn && refused_.needed > refused_.memory) {
-        const double x = static_cast<double>(high), y = static_cast<double>(refused_.needed.count);
-        const double slope = size > x && needed > y ? (needed - y) / (size - x) : y / x;
-        const double last = x - (y - static_cast<double>(refused_.memory.count)) / slope;
-        guess = last < static_cast<double>(low_ + 1) ? low_ + 1 : std::min(static_cast<int64_t>(last), high - 1);
-        size = x;
-        needed = y;
-        ++lines;
-      }
-      refused = !attempt(guess);
-      if (refused) high = guess;
-    }
   }
 
   void halve(int64_t high) {
@@ -332,17 +308,10 @@ class Largest {
                            : infeasible->tier.empty()   ? "memory"
                            : infeasible->tier == "host" ? "host memory"
                                                         : infeasible->tier;
-        if (infeasible->flag.empty() && infeasible->tier.empty() && infeasible->minimum.count < INT64_MAX) {
-          trial.memory = infeasible->budget;
-          trial.needed = infeasible->minimum;
-        }
         return trial;
       }
       const Plan& plan = std::get<Program>(result).plan;
-      return {.fits = true,
-              .peak = plan.predicted.peak,
-              .host = used_of(plan, "host"),
-              .step_time_ms = plan.predicted.step_time_ms};
+      return {true, "", plan.predicted.peak, used_of(plan, "host"), plan.predicted.step_time_ms};
     } catch (const Error& error) {
       if (error.code() != ErrorCode::invalid_input || size == 1) throw;
       trial.limited_by = error.what();  // a network or a size that cannot be
