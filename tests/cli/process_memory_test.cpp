@@ -246,7 +246,7 @@ TEST_F(ProcessMemory, EvalAndPredictKeepWithinTheLeastProcessThatIsNamed) {
     EXPECT_EQ(bytes_needed(run(command + fmt::to_string(least - 1))), least) << "the same whatever was asked";
   }
   write_png(folder_ / "poster.png", 0, 0, 200, 4000);
-  const Watched done = watch(predict + " " + path("poster.png") + " --memory-is process --memory 128MiB");
+  const Watched done = watch(predict + " " + path("poster.png") + " --memory-is process --memory 192MiB");
   EXPECT_EQ(done.code, 2);
   EXPECT_THAT(done.err,
               HasSubstr("poster.png: would be decoded to 4000x4000 pixels, and there is memory for 12 million"));
