@@ -121,13 +121,15 @@ inline std::vector<Case> attention_cases() {
       if (!backward) return;
       std::vector<TensorId> back = {inputs[0], inputs[1], inputs[2], b.normal(b.shape(outputs[0])), outputs[1]};
       back.insert(back.end(), more.begin(), more.end());
-      if (!s.mask.empty() && !s.bytes) attributes.set("mask_gradient", int64_t{1});
+      // A mask that is the same for all keys of a query changes nothing: there is only rounding to compare.
+      if (!s.mask.empty() && !s.bytes && s.mask.back() > 1) attributes.set("mask_gradient", int64_t{1});
       b.op("AttentionBackward", back, attributes);
     };
     const std::string text = fmt::format("{} heads, {} by {}, {} and {}{}{}{}", to_string(s.batch), s.l, s.s, s.e, s.ev,
                                          s.mask.empty() ? "" : " mask " + to_string(s.mask), s.causal ? " causal" : "",
                                          s.dropout > 0 ? " dropout" : "");
     cases.push_back({"AttentionForward", text, [=](CaseBuilder& b) { build(b, false); }});
+    if (s.s == 1) continue;  // nor does what one key has to say
     cases.push_back({"AttentionBackward", text, [=](CaseBuilder& b) { build(b, true); }});
   }
   return cases;
