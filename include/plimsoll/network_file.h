@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plimsoll/models.h"
 
@@ -27,11 +29,15 @@ struct NetworkFileInfo {
   int64_t batch = 0;       // that it was exported with
   bool any_batch = false;  // whether other batches may be asked for
   bool has_evaluation = false;
+  // Constants whose values are not in the file, as tables of positions: they come with the weights.
+  std::vector<std::string> without_values;
   // How it is fed where a batch is samples and labels: samples of rank 4 are channels x height x width; others have
   // their elements as channels. `classes`: of the scores; 0 where it does not classify.
   ModelInput input;
 };
 NetworkFileInfo read_network_info(const std::filesystem::path& file);
+// The file of a model's name; nothing where the model is one of the zoo.
+std::optional<std::string> network_file_of(std::string_view model);
 // Whether build_model has an evaluation of it: of the zoo's networks always.
 bool has_evaluation(std::string_view model);
 

@@ -188,3 +188,54 @@ def test_an_exported_file_is_the_same_network(tmp_path):
     model = network()
     plimsoll.export(model, loss=cross_entropy, example=batch(0), path=tmp_path / "n.json", weights=tmp_path / "n.safetensors")
     assert json.loads((tmp_path / "n.json").read_text())["format"] == "plimsoll network"
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        rows, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).split(width, 2)
+        q, k, v = (part.view(rows, length, self.heads, width // self.heads).transpose(1, 2) for part in parts)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attention.transpose(1, 2).reshape(rows, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Language(nn.Module):
+    def __init__(self, words: int = 97, width: int = 64, length: int = 32):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(Block(width, 4), Block(width, 4))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        return self.head(self.norm(self.blocks(x)))
+
+
+def test_a_transformer_with_tied_weights_trains_as_in_pytorch():
+    def tokens(number):
+        drawn = torch.randint(0, 97, (4, 33), generator=torch.Generator().manual_seed(number))
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+    def loss_of(output, batch):
+        return F.cross_entropy(output.flatten(0, 1), batch[1].flatten())
+
+    torch.manual_seed(1)
+    ours = Language()
+    theirs = copy.deepcopy(ours)
+    optimizer, reference = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (ours, theirs))
+    step = plimsoll.compile(ours, optimizer, loss=loss_of, example=tokens(0), memory="16MiB", **LIMITS)
+    for i in range(5):
+        reference.zero_grad()
+        loss = loss_of(theirs(tokens(i)[0]), tokens(i))
+        loss.backward()
+        reference.step()
+        assert step(tokens(i)) == pytest.approx(loss.item(), rel=1e-5)

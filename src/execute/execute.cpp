@@ -215,8 +215,10 @@ void Executor::initialize(uint64_t seed) {
   std::vector<float> chunk;
   for (const State& state : impl_->ready.graph.states) {
     const Tensor& tensor = impl_->ready.graph.tensor(state.before);
-    if (tensor.dtype != DType::f32) {
-      throw Error(ErrorCode::unsupported, fmt::format("state '{}' is not f32", tensor.name));
+    if (tensor.dtype != DType::f32) {  // indices and masks, which a file gives: zeros until then
+      const std::vector<std::byte> zeros(storage_bytes(tensor.shape, tensor.dtype, {}).count);
+      write(state.before, zeros);
+      continue;
     }
     // A block of rows draws what these rows of the whole would.
     const std::string& name = tensor.block.is_block() ? tensor.block.whole : tensor.name;

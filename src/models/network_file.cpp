@@ -302,7 +302,14 @@ NetworkFileInfo read_network_info(const std::filesystem::path& path) {
                          .batch = file.member("batch").integer(1, kMostBatch),
                          .any_batch = takes_any_batch(file),
                          .has_evaluation = file.has("evaluation"),
+                         .without_values = {},
                          .input = {}};
+    const JsonReader tensors = file.member("training").member("tensors");
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const JsonReader tensor = tensors.item(i);
+      if (tensor.member("role").text() == to_string(Role::statistic) && !tensor.has("init"))
+        info.without_values.push_back(tensor.member("name").text());
+    }
     info.input = input_of(network_from_json(text), info.batch);
     return info;
   });

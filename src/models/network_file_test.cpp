@@ -177,6 +177,15 @@ TEST_F(NetworkFileOnDisk, TakesOnlyTheSamplesThatItWasExportedFor) {
   EXPECT_NE(refused_input({.batch = 3, .classes = 10}).find("3 classes, and there are 10"), std::string::npos);
 }
 
+TEST_F(NetworkFileOnDisk, NamesConstantsWithoutValues) {
+  EXPECT_TRUE(read_network_info(path_).without_values.empty());
+  json file = small_network();
+  file["training"]["tensors"].push_back(
+      {{"name", "positions"}, {"shape", {4}}, {"dtype", "i64"}, {"role", "statistic"}});
+  write(file);
+  EXPECT_EQ(read_network_info(path_).without_values, std::vector<std::string>{"positions"});
+}
+
 TEST_F(NetworkFileOnDisk, ErrorsNameTheFile) {
   std::ofstream(path_) << "{";
   EXPECT_NE(text_of([&] { build_model(model(), {}); }).find(path_.string()), std::string::npos);

@@ -366,6 +366,19 @@ void check_fed_by_data(const Network& network) {
   }
 }
 
+// Constants of a network's file come with its weights.
+void check_values_are_given(const TrainOptions& options) {
+  const auto file = network_file_of(options.model);
+  if (!file || options.weights || options.resume) return;
+  const std::vector<std::string> without = read_network_info(*file).without_values;
+  if (without.empty()) return;
+  throw Error(
+      ErrorCode::invalid_input,
+      fmt::format("{} has no values of '{}'{}: give the weights that were exported with "
+                  "it (--weights FILE.safetensors)",
+                  *file, without[0], without.size() > 1 ? fmt::format(" and {} more", without.size() - 1) : ""));
+}
+
 const TrainOptions& checked(const TrainOptions& options) {
   check_names(options);
   if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, options.memory.has_value());
@@ -408,6 +421,7 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
       process_(process_memory(network_, process_use(options_, *data_, cores_))) {
   check_length(options_, data_->info());
   check_fed_by_data(network_);
+  check_values_are_given(options_);
   if (beginning_.checkpoint)
     check_place(beginning_.checkpoint->state(), data_->info().train_count / options_.batch, *options_.resume);
   if (weights_) {
