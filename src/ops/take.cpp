@@ -455,8 +455,9 @@ OpType gather_backward() {
 }  // namespace
 
 std::vector<OpType> take_ops() {
+  // A lone index has no rows to divide: the indices, which stand first, say it.
   return of_kind(LayerKind::concat,
-                 {in_parts(embedding(), {{1}, {0}}), in_parts(embedding_backward(), {{0, 1}, {}}), index_select(),
+                 {in_parts(embedding(), {{1}, {0}}), in_parts(embedding_backward(), {{1, 0}, {}}), index_select(),
                   index_select_backward(), index_forward(), index_backward(), gather(), gather_backward()});
 }
 
