@@ -111,21 +111,23 @@ PLIMSOLL_INLINE f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }  //
 PLIMSOLL_INLINE f32x16 minimum(f32x16 a, f32x16 b) { return a < b ? a : b; }
 PLIMSOLL_INLINE f32x16 relu(f32x16 v) { return v <= splat(0.0f) ? splat(0.0f) : v; }  // keeps what is not a number
 
+// Lanes i and i + 8 together, then i and i + 4, and so on.
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
+template <class Join>
+PLIMSOLL_INLINE float join_lanes(f32x16 v, const Join& join) {
+  const f32x8 eight = join(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  const f32x4 four =
+      join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  const f32x4 two = join(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+  return join(two[0], two[1]);
+}
 PLIMSOLL_INLINE float sum_of_lanes(f32x16 v) {
-  float sums[16];
-  store(sums, v);
-  for (int half = 8; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
-  }
-  return sums[0];
+  return join_lanes(v, [](auto a, auto b) { return a + b; });
 }
 PLIMSOLL_INLINE float largest_lane(f32x16 v) {
-  float largest[16];
-  store(largest, v);
-  for (int half = 8; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) largest[i] = largest[i] > largest[i + half] ? largest[i] : largest[i + half];
-  }
-  return largest[0];
+  return join_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // Adds lane by lane into sixteen doubles.
