@@ -95,7 +95,7 @@ def _refused_updates(writer: Writer) -> list[UnsupportedOp]:
         known = writer.values.get(i)
         if (
             writer.division.places[i] != Place.NETWORK
-            or known == f"{buffer}.next"
+            or known in (buffer, f"{buffer}.next")
             or program.nodes[i].op == "placeholder"
         ):
             continue
@@ -206,7 +206,7 @@ def initializer(value: Optional[Tensor], entry: Document) -> Optional[Document]:
     A parameter: as its values are distributed now; of a model without values, as its rank suggests. A buffer: only if
     all its values are one; of others nothing is said, since they cannot be drawn and must come with the weights.
     """
-    if not has_values(value):
+    if value is None or not has_values(value):
         return _guessed_initializer(entry)
     flat = value.detach().flatten()
     if flat.numel() == 0 or bool((flat == flat[0]).all()):

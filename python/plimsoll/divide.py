@@ -244,7 +244,7 @@ class ConstantValues:
             value = self._buffers.get(source.name)
             value = self._program.constants.get(WRAPPED + source.name) if value is None else value
             value = self._program.constants.get(source.name) if value is None else value
-            return value.detach().cpu() if has_values(value) else None
+            return value.detach().cpu() if value is not None and has_values(value) else None
         values = {n: self(self._program.index[n]) for n in node.all_input_nodes}
         if any(value is None for value in values.values()):
             return None

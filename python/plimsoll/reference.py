@@ -118,9 +118,8 @@ FUNCTIONS: dict[str, Callable] = {
     "or": lambda x, y: (x != 0) | (y != 0),
     **{
         name: getattr(torch, name)
-        for name in (
-            "abs exp log log1p expm1 sqrt rsqrt reciprocal sin cos erf sigmoid tanh relu sign floor round eq ne lt le gt ge".split()
-        )
+        for name in ("""abs exp log log1p expm1 sqrt rsqrt reciprocal sin cos erf sigmoid tanh relu sign floor round
+            eq ne lt le gt ge""".split())
     },
 }
 

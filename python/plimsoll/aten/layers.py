@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
 
 from torch.fx import Node
 
@@ -173,7 +173,7 @@ def pool(w: "Writer", node: Node, a: Arguments):
         raise Refusal("a pool with dilation")
     if a.get("divisor_override"):
         raise Refusal("divisor_override")
-    attributes = {"kernel": kernel, "stride": stride, "padding": padding * 2}
+    attributes: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding * 2}
     if a["ceil_mode"]:
         attributes["ceil_mode"] = 1
     if name.startswith("avg"):

@@ -56,8 +56,7 @@ def batch_norm(w: "Writer", node: Node, a: Arguments):
     Gives (y, mean, 1/deviation, running mean, running variance) as the operator does.
     """
     if not a["training"]:
-        y, *_ = batch_norm_fixed(w, node, a)
-        return y, None, None, w.value(a["running_mean"]), w.value(a["running_var"])
+        return batch_norm_fixed(w, node, a)[0], None, None, w.value(a["running_mean"]), w.value(a["running_var"])
     channels = w.shape(a["input"])[1:2]
     x = w.value(a["input"])
     inputs = [x, *_gamma_beta(w, a, channels), a["running_mean"], a["running_var"]]

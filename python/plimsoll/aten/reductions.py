@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from torch.fx import Node
 
@@ -56,7 +56,7 @@ def variance(w: "Writer", node: Node, a: Arguments):
         raise Refusal(f"the variance of {count} elements less {correction}")
     mean = w.reduce(a["self"], "mean", dims, True, "mean")
     squares = w.pointwise("square(sub({0},{1}))", [a["self"], mean], "squares")
-    result = w.reduce(squares, "mean", dims, a["keepdim"], "")
+    result: Any = w.reduce(squares, "mean", dims, a["keepdim"], "")
     if correction:
         result = w.pointwise("mul({0},{1})", [result, count / (count - correction)], "unbiased")
     if name == "std":

@@ -225,7 +225,7 @@ def pad(w: "Writer", node: Node, a: Arguments):
     )
     if mode not in MODES:
         raise Refusal(f"padding mode '{mode}'; constant, reflect and replicate are possible")
-    pads, rank = list(a.get("pad") or a.get("padding")), len(w.shape(node))
+    pads, rank = list(a["pad"] if "pad" in a else a["padding"]), len(w.shape(node))
     if not any(pads):
         return w.value(a["self"])
     begin, end = [0] * rank, [0] * rank
