@@ -39,8 +39,9 @@ bool take_thread() {
 void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work) {
   std::atomic<size_t> next = 0;
   std::vector<std::exception_ptr> thrown(count);
-  auto run = [&] {
+  auto run = [&](const std::function<void()>& before_each) {
     for (size_t i = next++; i < count; i = next++) {
+      before_each();
       try {
         work(i);
       } catch (...) {
@@ -50,20 +51,25 @@ void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work)
   };
   std::vector<std::thread> helpers;
   helpers.reserve(std::min<size_t>(count, kMostThreads));
-  while (helpers.size() + 1 < count && take_thread()) {
-    try {
-      const NoSignals no_signals;
-      helpers.emplace_back([&run] {
-        run();
+  // As many as there are now; others may have ended their work since the last piece.
+  auto start_helpers = [&] {
+    while (next < count && helpers.size() + 1 < std::min<size_t>(count, kMostThreads) && take_thread()) {
+      try {
+        const NoSignals no_signals;
+        helpers.emplace_back([&run] {
+          run([] {});
+          ++spare_threads();
+        });
+      } catch (const std::system_error&) {  // no more threads for this process: those that there are do it
         ++spare_threads();
-      });
-    } catch (const std::system_error&) {  // no more threads for this process: those that there are do it
-      ++spare_threads();
-      break;
+        return;
+      }
     }
-  }
-  run();
+  };
+  run(start_helpers);
+  ++spare_threads();  // this one only waits
   for (std::thread& helper : helpers) helper.join();
+  --spare_threads();
   for (const std::exception_ptr& exception : thrown) {
     if (exception) std::rethrow_exception(exception);
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -47,6 +48,36 @@ TEST(Parallel, ThreadsThatTheSystemGivesCanBeStarted) {
   EXPECT_EQ(startable_threads(0), 0);
   EXPECT_EQ(startable_threads(5), 5);
   EXPECT_EQ(startable_threads(3), 3);
+}
+
+// Whether `count` pieces that wait for one another are all begun within a while.
+bool all_begin(int count) {
+  std::atomic<int> begun = 0, met = 0;
+  for_each_in_parallel(static_cast<size_t>(count), [&](size_t) {
+    ++begun;
+    for (int i = 0; begun < count && i < 5000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    met += begun == count ? 1 : 0;
+  });
+  return met == count;
+}
+
+TEST(Parallel, ACoreThatHasNothingLeftToDoHelpsWhereThereIsMore) {
+  if (threads_in_parallel(100) < 2) GTEST_SKIP() << "this machine has one core";
+  const int cores = threads_in_parallel(100);
+  // Every core has a piece; all but one end at once, whichever thread has them.
+  std::atomic<int> ended = 0;
+  std::atomic<bool> helped = false;
+  for_each_in_parallel(static_cast<size_t>(cores), [&](size_t i) {
+    if (i > 0) {
+      ++ended;
+      return;
+    }
+    while (ended < cores - 1) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // now they wait for this one
+    helped = all_begin(2);
+  });
+  EXPECT_TRUE(helped);
+  EXPECT_TRUE(all_begin(cores)) << "all are free again";
 }
 
 bool works_alone_when_limited() {

@@ -195,13 +195,22 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest();
   if (options.first_that_fits && options.memory < lower_bound)  // what would do was not asked
     return {{}, {}, Infeasible{.budget = options.memory, .minimum = lower_bound}};
-  Least least = find(options.name_minimum ? Bytes{1} : options.memory);
+  // Side by side: most budgets that are above the bound have a plan.
+  Least least;
+  Attempt fastest;
+  const bool may_fit = options.memory >= lower_bound && !options.first_that_fits;
+  for_each_in_parallel(may_fit ? 2 : 1, [&](size_t i) {
+    if (i == 0) {
+      least = find(options.name_minimum ? Bytes{1} : options.memory);
+    } else {
+      fastest = find_fastest();
+    }
+  });
   if (!least.attempt) return {{}, {}, std::move(least.why)};
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
   if (arena > options.memory) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
-  Attempt fastest = find_fastest();
   return is_better(*least.attempt, fastest) ? *std::move(least.attempt) : std::move(fastest);
 }
 

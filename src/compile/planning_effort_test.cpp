@@ -13,10 +13,12 @@ struct Case {
   int64_t batch;
   int percent;  // of what liveness needs
   int64_t placements, looks, steps;
+  int64_t host = -1;  // bytes; -1: what the device comes with
 };
 const Case kCases[] = {
     {"resnet18", "k40c", 8, 60, 200, 60'000'000, 4'000'000},
     {"resnet34", "k40c", 8, 40, 200, 60'000'000, 25'000'000},
+    {"densenet121", "k40c", 4, 60, 200, 60'000'000, 25'000'000, 64 << 10},  // no tensor has room there
 };
 
 class PlanningEffortOf : public ::testing::TestWithParam<Case> {};
@@ -29,6 +31,10 @@ TEST_P(PlanningEffortOf, ANetworkStaysWithinWhatItIsHeldTo) {
   CompileOptions options{.policy = "liveness"};
   const Bytes most = std::get<Program>(compile_training(network, *device, costs, options)).plan->arena;
   options = {.memory = {most.count / 100 * c.percent}, .name_minimum = true};
+  if (c.host >= 0) {
+    options.tiers = device->info().tiers;
+    options.tiers.at(0).capacity = {c.host};
+  }
   PlanningEffort& effort = planning_effort();
   effort.placements = effort.placement_looks = effort.scheduled_steps = 0;
   ASSERT_TRUE(std::holds_alternative<Program>(compile_training(network, *device, costs, options)));

@@ -109,8 +109,11 @@ Placement place_for(const PolicyInput& input, Bytes bottom, const PlacementMetho
   const bool fits = bottom + live <= input.budget;
   if (!fits && !input.explain) return {.offsets = std::vector<Bytes>(problem.size()), .height = live};
   const Bytes enough = enough_height(input, bottom, live);
-  PlacementOptions placing{
-      .alignment = kStayAlignment, .capacity = enough, .effort = 0, .only_to_fit = enough.count > 0};
+  PlacementOptions placing{.alignment = kStayAlignment,
+                           .capacity = enough,
+                           .effort = 0,
+                           .only_to_fit = enough.count > 0,
+                           .one_of_many = input.only_to_fit && !input.least_memory};
   Placement placement = method.place(problem, placing);
   placing.effort = input.effort;
   if (placing.capacity.count > 0) {
@@ -232,7 +235,7 @@ void finish_stays(const Graph& graph, Plan& plan) {
 }
 
 Bytes enough_height(const PolicyInput& input, Bytes bottom, Bytes live) {
-  const bool any = input.budget.count == INT64_MAX || input.least_memory;
+  const bool any = input.budget.count == INT64_MAX || (input.least_memory && !input.first_that_fits);
   return any || bottom + live > input.budget ? Bytes{} : input.budget - bottom;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "plan/assemble.h"
@@ -12,29 +13,38 @@ namespace {
 class PlanMaker {
  public:
   PlanMaker(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-            const Schedule& schedule, bool roughly)
+            const Schedule& schedule, std::optional<Bytes> roughly_below)
       : input_(input),
         graph_(input.graph),
         timeline_(timeline),
         decisions_(decisions),
         schedule_(schedule),
-        roughly_(roughly) {}
+        roughly_below_(roughly_below) {}
 
   Plan make(std::string_view policy) {
     plan_ = begin_plan(input_, policy);
     for (const ScheduledStep& s : schedule_.steps) {
       plan_.steps.push_back(make_step(input_, timeline_.steps[s.step].op, s.recompute));
     }
+    place_in_tiers();
+    if (!input_.explain && is_overfull()) {
+      plan_.arena = {schedule_.peak};
+      return std::move(plan_);
+    }
     join_places();
     place_in_arena();
     make_stays();
-    place_in_tiers();
     finish_stays(graph_, plan_);
     return std::move(plan_);
   }
 
  private:
   int32_t end() const { return std::max<int32_t>(static_cast<int32_t>(schedule_.steps.size()) - 1, 0); }
+
+  bool is_overfull() const {
+    return std::any_of(plan_.tiers.begin(), plan_.tiers.end(),
+                       [](const TierUse& use) { return use.used > use.tier.capacity; });
+  }
 
   // Residences that take each other's place are one place.
   void join_places() {
@@ -74,13 +84,15 @@ class PlanMaker {
     }
     const auto& live = schedule_.live;
     const Bytes most{live.empty() ? 0 : *std::max_element(live.begin(), live.end())};
-    const Bytes enough = roughly_ ? Bytes{} : enough_height(input_, {bottom}, most - Bytes{bottom});
+    const Bytes enough = roughly_below_ ? Bytes{} : enough_height(input_, {bottom}, most - Bytes{bottom});
     const auto place = [&](const PlacementMethod& method, const std::vector<Buffer>& problem) {
       PlacementOptions placing{.alignment = kStayAlignment,
                                .capacity = enough,
                                .effort = std::min(input_.effort, kEffortOfMany),
                                .only_to_fit = enough.count > 0,
-                               .roughly = roughly_};
+                               .one_of_many = input_.only_to_fit && !input_.least_memory,
+                               .roughly = roughly_below_.has_value()};
+      if (roughly_below_) placing.useless = *roughly_below_ - Bytes{bottom};
       Placement placement = method.place(problem, placing);
       if (enough.count == 0 || input_.only_to_fit || placement.proven_optimal) return placement;
       placing.capacity = {};
@@ -202,7 +214,7 @@ class PlanMaker {
   const ValueTimeline& timeline_;
   const Decisions& decisions_;
   const Schedule& schedule_;
-  const bool roughly_;
+  const std::optional<Bytes> roughly_below_;
   Plan plan_;
   std::vector<ArenaRegion> places_;
   std::vector<int32_t> place_of_;  // by residence
@@ -212,8 +224,8 @@ class PlanMaker {
 }  // namespace
 
 Plan make_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
-               const Schedule& schedule, std::string_view policy, bool roughly) {
-  return PlanMaker(input, timeline, decisions, schedule, roughly).make(policy);
+               const Schedule& schedule, std::string_view policy, std::optional<Bytes> roughly_below) {
+  return PlanMaker(input, timeline, decisions, schedule, roughly_below).make(policy);
 }
 
 }  // namespace plimsoll

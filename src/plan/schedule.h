@@ -23,6 +23,7 @@ struct Decisions {
   std::vector<int8_t> home;  // by value: -1 the arena, else the tier where a value from outside lies between steps
   std::vector<bool> retain;  // by value: rebuilt on the way to another, it stays for its own next use (speed-centric);
                              // else it goes at once and is rebuilt again (memory-centric)
+  friend bool operator==(const Decisions&, const Decisions&) = default;
 };
 Decisions keep_everything(const ValueTimeline& timeline);
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "plan/bounds.h"
 #include "plan/simulate.h"
 
 namespace plimsoll {
@@ -69,8 +70,9 @@ class Descent {
     keep_point();
     const double fraction = timeline_.steps.size() > 4000 ? 0.93 : timeline_.steps.size() > 1000 ? 0.97 : 0.985;
     double target = static_cast<double>(schedule_.peak);
-    while (true) {
-      target = std::min(target, static_cast<double>(schedule_.peak)) * fraction;
+    const int64_t least = least_live(timeline_, uses_tiers());
+    while (schedule_.peak > least) {
+      target = std::max(std::min(target, static_cast<double>(schedule_.peak)) * fraction, static_cast<double>(least));
       const int64_t before = schedule_.peak;
       if (!reach(static_cast<int64_t>(target))) {
         if (schedule_.peak < before) keep_point();
@@ -82,6 +84,13 @@ class Descent {
   }
 
  private:
+  bool uses_tiers() const {
+    const bool allowed = options_.tiers.empty() ? !tiers_.empty()
+                                                : std::find(options_.tiers.begin(), options_.tiers.end(), true) !=
+                                                      options_.tiers.end();
+    return allowed || std::any_of(decisions_.home.begin(), decisions_.home.end(), [](int8_t t) { return t >= 0; });
+  }
+
   // Lets values go until no step has more than `target` bytes alive; false when that cannot be.
   bool reach(int64_t target) {
     for (std::vector<uint32_t>& blocked : blocked_)
@@ -141,7 +150,7 @@ class Descent {
       set(change);
       if (memory_centric) release_sources(timeline_.value_of_gap[change.index], 40);
     }
-    scheduler_.run_within(decisions_, trial_, most_steps());
+    scheduler_.run_within(decisions_, trial_, most_steps(), options_.most_ms);
     effort_ += trial_.steps.size();
     bool good = trial_.unrecoverable < 0;
     if (good) {

@@ -14,6 +14,7 @@ struct TradeoffOptions {
       false;  // of one tier too; else only that of several is divided, and who asks sees what did not fit
   bool states_may_move = true;  // parameters and what belongs to them may lie in a tier between steps
   size_t effort = 20'000'000;   // at most so many steps are scheduled on the way: some seconds
+  double most_ms = kAnyTime;    // what computes longer is of no use
 };
 
 struct TradeoffPoint {

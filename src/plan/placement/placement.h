@@ -44,7 +44,9 @@ struct PlacementOptions {
       20'000'000;            // the search's limit, counted in items looked at (some 50 million a second), so that the
                              // same problem gets the same answer on every machine; heuristics run whatever it is
   bool only_to_fit = false;  // what is higher than the capacity is of no use, however low
+  bool one_of_many = false;  // with only_to_fit: who asks has others to place, and what seldom comes to fit is given up
   bool roughly = false;      // greedy orders alone, to compare problems by: a tenth of the time and less
+  Bytes useless{INT64_MAX};  // with `roughly`: how far above this height an answer lies does not matter
   std::optional<double>
       seconds;  // the search also ends here, for who cannot wait: not a planner, whose answers are the
                 // same on every machine

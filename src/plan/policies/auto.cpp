@@ -21,8 +21,10 @@ namespace {
 constexpr size_t kManySteps = 20'000;
 constexpr double kRounding = 1 - 1e-9;  // of sums in another order
 constexpr int kLongestChain = 6;        // steps that run again for one value
-constexpr size_t kPlacedRoughly = 16;   // plans with little memory, to find those that waste least between offsets
-constexpr size_t kPlacedWell = 4;       // of those
+constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find those that waste least between offsets
+constexpr size_t kPlacedWell = 4;       // of those, and of those only
+constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
+constexpr double kMostComputed = 3;     // times that of a step where nothing runs again, where a plan is known to fit
 
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
 bool may_be_faster(double bound_ms, double ms) { return bound_ms < kAnyTime && bound_ms * kRounding < ms; }
@@ -80,7 +82,7 @@ class AutoPlanner {
     std::vector<TradeoffPoint> some = points_with_room();
     points_.clear();
     for (const TradeoffPoint& point : some) {
-      std::optional<Plan> plan = make_below(point, std::min(more_than(input_.budget), below), true);
+      std::optional<Plan> plan = make_roughly(point, std::min(more_than(input_.budget), below));
       if (plan && plan->arena <= input_.budget) return plan;
     }
     find_points();
@@ -92,7 +94,7 @@ class AutoPlanner {
     std::stable_sort(points.begin(), points.end(),
                      [](const TradeoffPoint& a, const TradeoffPoint& b) { return a.peak < b.peak; });
     if (points[0].peak / 4 * 3 >= below.count) return std::nullopt;
-    std::optional<Plan> best = make_below(points[0], {INT64_MAX}, true);
+    std::optional<Plan> best = make_roughly(points[0], {INT64_MAX});
     if (best->arena > input_.budget) {
       const Bytes bound = best->arena;
       std::vector<TradeoffPoint> close =
@@ -122,15 +124,40 @@ class AutoPlanner {
     std::sort(peaks.begin(), peaks.end());
     for (LimitedPoint& point : improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room))
       some.push_back({std::move(point.decisions), point.limit, point.ms, true});
-    std::vector<std::pair<Bytes, size_t>> by_arena(some.size(), {Bytes{INT64_MAX}, 0});
-    for_each_in_parallel(some.size(), [&](size_t i) {
-      if (const std::optional<Plan> plan = make_below(some[i], below, true)) by_arena[i] = {plan->arena, i};
-    });
-    std::erase_if(by_arena, [](const auto& arena) { return arena.first.count == INT64_MAX; });
-    std::sort(by_arena.begin(), by_arena.end());
-    by_arena.resize(std::min(kPlacedWell, by_arena.size()));
+    return least_when_placed_roughly(std::move(some), below);
+  }
+  // The kPlacedWell points whose plans need the least, those near the least alone. A few at a time: how far above these
+  // the next ones lie does not matter.
+  std::vector<TradeoffPoint> least_when_placed_roughly(std::vector<TradeoffPoint> points, Bytes below) const {
+    std::stable_sort(points.begin(), points.end(),
+                     [](const TradeoffPoint& a, const TradeoffPoint& b) { return a.peak < b.peak; });
+    const auto same = [](const TradeoffPoint& a, const TradeoffPoint& b) {
+      return a.peak == b.peak && a.decisions == b.decisions;
+    };
+    for (size_t i = 0; i < points.size(); ++i)
+      points.erase(std::remove_if(points.begin() + static_cast<std::ptrdiff_t>(i) + 1, points.end(),
+                                  [&](const TradeoffPoint& other) { return same(points[i], other); }),
+                   points.end());
+    std::vector<std::pair<Bytes, size_t>> best;  // arena and point, the least first
+    for (size_t begin = 0; begin < points.size(); begin += kPlacedWell) {
+      Bytes useless{INT64_MAX};
+      if (!best.empty()) useless = best[0].first + Bytes{best[0].first.count / kNearTheLeast} + Bytes{1};
+      if (best.size() == kPlacedWell) useless = std::min(useless, best.back().first);
+      const size_t count = std::min(kPlacedWell, points.size() - begin);
+      std::vector<std::optional<Plan>> plans(count);
+      for_each_in_parallel(
+          count, [&](size_t i) { plans[i] = make_roughly(points[begin + i], std::min(below, useless), useless); });
+      for (size_t i = 0; i < count; ++i) {
+        if (plans[i]) best.emplace_back(plans[i]->arena, begin + i);
+      }
+      std::sort(best.begin(), best.end());
+      best.resize(std::min(kPlacedWell, best.size()));
+    }
     std::vector<TradeoffPoint> result;
-    for (const auto& [arena, i] : by_arena) result.push_back(std::move(some[i]));
+    for (const auto& [arena, i] : best) {
+      const Bytes least = best[0].first;
+      if (arena - least <= Bytes{least.count / kNearTheLeast}) result.push_back(std::move(points[i]));
+    }
     return result;
   }
   // Placed with more effort.
@@ -177,6 +204,7 @@ class AutoPlanner {
     TradeoffOptions options{.tiers = std::vector<bool>(input_.device.tiers.size(), false),
                             .states_may_move = input_.state_homes.empty()};
     if (input_.first_that_fits) options.effort = 3'000'000;
+    if (!input_.least_memory) options.most_ms = kMostComputed * timeline_.compute_ms;
     std::vector<TradeoffOptions> descents{options};  // without tiers first
     if (!input_.device.tiers.empty()) {
       options.tiers.clear();
@@ -327,23 +355,34 @@ class AutoPlanner {
   }
   int tries() const { return static_cast<int>(std::clamp<size_t>(30000 / (1 + timeline_.steps.size()), 2, 60)); }
 
-  Plan make(const Decisions& decisions, int64_t limit, bool roughly = false) const {
+  Plan make(const Decisions& decisions, int64_t limit) const {
     Schedule schedule;
     Scheduler(timeline_).run(decisions, schedule);
     spread_copies(timeline_, input_.device.tiers, limit, schedule);
-    return make_plan(input_, timeline_, decisions, schedule, "auto", roughly);
+    return make_plan(input_, timeline_, decisions, schedule, "auto");
   }
 
   // Nothing where it needs at least `below`; one that surely does is not placed.
-  std::optional<Plan> make_below(const TradeoffPoint& point, Bytes below, bool roughly = false) const {
+  std::optional<Plan> make_below(const TradeoffPoint& point, Bytes below) const {
+    const std::optional<Schedule> schedule = schedule_below(point, below);
+    if (!schedule) return std::nullopt;
+    Plan plan = make_plan(input_, timeline_, point.decisions, *schedule, "auto");
+    return plan.arena < below ? std::optional(std::move(plan)) : std::nullopt;
+  }
+  // Nothing where its live bytes are at least `below`; placed well, it may need less. What is not below `useless` may be
+  // said to need still more.
+  std::optional<Plan> make_roughly(const TradeoffPoint& point, Bytes below, Bytes useless = {INT64_MAX}) const {
+    const std::optional<Schedule> schedule = schedule_below(point, below);
+    if (!schedule) return std::nullopt;
+    return make_plan(input_, timeline_, point.decisions, *schedule, "auto", useless);
+  }
+  std::optional<Schedule> schedule_below(const TradeoffPoint& point, Bytes below) const {
     Schedule schedule;
     Scheduler(timeline_).run(point.decisions, schedule);
     if (schedule.peak >= below.count) return std::nullopt;
     spread_copies(timeline_, input_.device.tiers, point.peak, schedule);
     if (schedule.peak >= below.count) return std::nullopt;
-    Plan plan = make_plan(input_, timeline_, point.decisions, schedule, "auto", roughly);
-    // What is placed roughly may come below when it is placed well.
-    return roughly || plan.arena < below ? std::optional(std::move(plan)) : std::nullopt;
+    return schedule;
   }
 
   static bool fits_tiers(const Plan& plan) {
@@ -365,15 +404,17 @@ PolicyInput without_tiers(PolicyInput input) {
 
 // With every value kept where that fits; else by the search, or by another policy that needs still less.
 PlanOrInfeasible plan_least(const PolicyInput& input) {
-  PolicyInput any = input;
+  PolicyInput own = input, any = input;
+  own.only_to_fit = any.only_to_fit = input.first_that_fits;
   any.explain = false;
   PlanOrInfeasible kept = plan_liveness(any);
   if (std::holds_alternative<Plan>(kept)) return kept;
-  const Bytes below = input.less_than;
+  // Where the question is whether a plan fits, it is of no use that another needs less than this one.
+  const Bytes below = input.first_that_fits ? std::min(input.less_than, more_than(input.budget)) : input.less_than;
   const Bytes bound{least_live(make_timeline(input), !input.device.tiers.empty())};
   if (input.first_that_fits && bound > input.budget)  // what would do was not asked
     return Infeasible{.policy = "auto", .budget = input.budget, .minimum = bound};
-  std::optional<Plan> best = AutoPlanner(input).least(below);
+  std::optional<Plan> best = AutoPlanner(own).least(below);
   for (const Policy& policy : policies()) {
     if (best && best->arena <= input.budget) break;
     if (policy.plan == plan_auto || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;

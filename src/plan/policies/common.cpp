@@ -56,6 +56,9 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& time
   if (plan.arena > input.budget) return explain_infeasible(input, plan, false);
   for (const TierUse& use : plan.tiers) {
     if (use.used <= use.tier.capacity) continue;
+    if (!input.explain)
+      return Infeasible{
+          .policy = std::string(policy), .budget = input.budget, .minimum = plan.arena, .tier = use.tier.name};
     Infeasible infeasible = explain_infeasible(input, plan, false);
     infeasible.minimum = plan.arena;
     infeasible.tier = use.tier.name;
