@@ -23,6 +23,19 @@ PLIMSOLL_INLINE f32x16 sums_from_lane(f32x16 v) {
   return v + __builtin_shufflevector(v, zero, 8, 9, 10, 11, 12, 13, 14, 15, 16, 16, 16, 16, 16, 16, 16, 16);
 }
 
+typedef double f64x8 __attribute__((vector_size(64)));
+struct Doubles {  // of sixteen lanes
+  f64x8 low{}, high{};
+  PLIMSOLL_INLINE void add(f32x16 v) {
+    low += __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), f64x8);
+    high += __builtin_convertvector(__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), f64x8);
+  }
+  PLIMSOLL_INLINE f32x16 rounded() const {
+    const f32x8 a = __builtin_convertvector(low, f32x8), b = __builtin_convertvector(high, f32x8);
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+};
+
 constexpr int64_t kColumns = 64;  // that are added up together
 
 template <class In, class Sum, class Out>
@@ -88,11 +101,28 @@ class CumulativeRows final : public OwnKernel {
       y += (rows_.length - 1) * step;
       step = -step;
     }
+    if constexpr (std::is_same_v<In, float>) {
+      if (count == kColumns) return add_vectors<kColumns / kLanes>(x, y, step, kAll);
+      for (; count >= kLanes; count -= kLanes, x += kLanes, y += kLanes) add_vectors<1>(x, y, step, kAll);
+      if (count > 0) add_vectors<1>(x, y, step, static_cast<int>(count));
+      return;
+    }
     Sum sums[kColumns] = {};
     for (int64_t i = 0; i < rows_.length; ++i, x += step, y += step) {
       for (int64_t c = 0; c < count; ++c) {
         sums[c] += static_cast<Sum>(x[c]);
         y[c] = static_cast<Out>(sums[c]);
+      }
+    }
+  }
+
+  template <int kVectors, class Count>
+  PLIMSOLL_INLINE void add_vectors(const float* x, float* y, int64_t step, Count count) const {
+    Doubles sums[kVectors];
+    for (int64_t i = 0; i < rows_.length; ++i, x += step, y += step) {
+      for (int k = 0; k < kVectors; ++k) {
+        sums[k].add(load(x + k * kLanes, count));
+        store(y + k * kLanes, sums[k].rounded(), count);
       }
     }
   }

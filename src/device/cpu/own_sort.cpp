@@ -25,7 +25,7 @@ PLIMSOLL_INLINE uint32_t order_of(int32_t x) { return static_cast<uint32_t>(x) ^
 PLIMSOLL_INLINE uint32_t order_of(uint8_t x) { return x; }
 PLIMSOLL_INLINE uint64_t order_of(int64_t x) { return static_cast<uint64_t>(x) ^ (uint64_t{1} << 63); }
 
-constexpr int64_t kDigitsPay = 512;  // in rows of as many elements
+constexpr int64_t kDigitsPay = 128;  // in rows of as many elements
 
 // `other` is scratch of the same size. The lower half of the numbers, the places, is in order already.
 template <class Number>
