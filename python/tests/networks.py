@@ -158,6 +158,25 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(self.words(ids))[0])
 
 
+class Routed(nn.Module):
+    """Every word goes through the two experts that score best; then sums along the sentence, and features by size."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.gate = nn.Embedding(20, 8), nn.Linear(8, 5, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(8, 6) for _ in range(5))
+        self.head = nn.Linear(6, 20)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        best, which = self.gate(x).topk(2, -1)
+        experts = torch.stack([torch.tanh(expert(x)) for expert in self.experts], 2)
+        chosen = experts.gather(2, which.unsqueeze(-1).expand(-1, -1, -1, 6))
+        y = (chosen * best.softmax(-1).unsqueeze(-1)).sum(2)
+        y = (y - 0.5 * y.mean(1, keepdim=True).detach()).cumsum(1)
+        return self.head(y.sort(-1, descending=True)[0])
+
+
 def classified(output: Tensor, batch: Any) -> Tensor:
     return F.cross_entropy(output, batch[1])
 
@@ -195,6 +214,7 @@ EXAMPLES = {
     "unet": Example(UNet, classified, ((3, 16, 16), (16, 16)), ("floats", 4)),
     "mobilenet": Example(MobileNet, classified, ((3, 16, 16), ()), ("floats", 10)),
     "lstm": Example(Recurrent, next_word, ((5,), (5,)), (20, 20)),
+    "routed": Example(Routed, next_word, ((7,), (7,)), (20, 20)),
 }
 
 

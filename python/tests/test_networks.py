@@ -51,7 +51,7 @@ def test_the_recorded_files_name_only_ops_that_the_contract_has():
     known = """AdaptiveAvgPoolForward AdaptiveMaxPoolForward Add AttentionForward AvgPoolForward BatchNormForward Bernoulli Cast Concat Constant
     ConvForward ConvTransposeForward CumulativeSum DropoutForward Embedding Expand FullyConnectedForward Gather GroupNormForward Index IndexSelect
     LayerNormForward MatMul MaxPoolForward Pad Permute Pointwise RandomNormal Reduce ReluForward Reshape ResizeForward RmsNormForward Slice
-    SoftmaxCrossEntropyForward SoftmaxForward""".split()
+    SoftmaxCrossEntropyForward SoftmaxForward Sort StopGradient TopK""".split()
     for path in record.FOLDER.glob("*.json"):
         document = json.loads(path.read_text())
         for op in document.get("training", {"ops": []})["ops"]:

@@ -18,6 +18,7 @@ std::vector<OpType> concat_ops();           // concat.cpp: Concat, Slice
 std::vector<OpType> constant_ops();         // constant.cpp
 std::vector<OpType> conv_ops();             // conv.cpp
 std::vector<OpType> conv_transpose_ops();   // conv_transpose.cpp
+std::vector<OpType> cumulative_sum_ops();   // cumulative_sum.cpp
 std::vector<OpType> fully_connected_ops();  // fully_connected.cpp
 std::vector<OpType> layer_model_ops();      // layer_model.cpp: the layers of the papers' tables
 std::vector<OpType> loss_ops();       // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
@@ -28,21 +29,48 @@ std::vector<OpType> pad_ops();        // pad.cpp
 std::vector<OpType> permute_ops();    // permute.cpp
 std::vector<OpType> pointwise_ops();  // pointwise.cpp
 std::vector<OpType> pool_ops();       // pool.cpp: max and average
-std::vector<OpType> random_ops();     // random.cpp: dropout, RandomNormal
+std::vector<OpType> random_ops();     // random.cpp: dropout, Bernoulli, RandomNormal
 std::vector<OpType> reduce_ops();     // reduce.cpp: Reduce, Expand, Cast
 std::vector<OpType> reorder_ops();    // reorder.cpp
-std::vector<OpType> reshape_ops();    // reshape.cpp
+std::vector<OpType> reshape_ops();    // reshape.cpp: Reshape, StopGradient
 std::vector<OpType> resize_ops();     // resize.cpp: interpolation, adaptive pooling
 std::vector<OpType> softmax_ops();    // softmax.cpp
+std::vector<OpType> sort_ops();       // sort.cpp: Sort, TopK
 std::vector<OpType> take_ops();       // take.cpp: Embedding, IndexSelect, Index, Gather
 std::vector<OpType> update_ops();     // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
-    accumulate_ops,  activation_ops, add_ops,      attention_ops, batch_norm_ops,     bias_ops,
-    clip_ops,        concat_ops,     constant_ops, conv_ops,      conv_transpose_ops, fully_connected_ops,
-    layer_model_ops, loss_ops,       lrn_ops,      matmul_ops,    norm_ops,           pad_ops,
-    permute_ops,     pointwise_ops,  pool_ops,     random_ops,    reduce_ops,         reorder_ops,
-    reshape_ops,     resize_ops,     softmax_ops,  take_ops,      update_ops,
+    accumulate_ops,
+    activation_ops,
+    add_ops,
+    attention_ops,
+    batch_norm_ops,
+    bias_ops,
+    clip_ops,
+    concat_ops,
+    constant_ops,
+    conv_ops,
+    conv_transpose_ops,
+    cumulative_sum_ops,
+    fully_connected_ops,
+    layer_model_ops,
+    loss_ops,
+    lrn_ops,
+    matmul_ops,
+    norm_ops,
+    pad_ops,
+    permute_ops,
+    pointwise_ops,
+    pool_ops,
+    random_ops,
+    reduce_ops,
+    reorder_ops,
+    reshape_ops,
+    resize_ops,
+    softmax_ops,
+    sort_ops,
+    take_ops,
+    update_ops,
 };
 
 }  // namespace plimsoll

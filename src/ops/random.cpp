@@ -65,6 +65,38 @@ OpType dropout(std::string name) {
   };
 }
 
+// Ones where dropout with 1 - p would keep.
+OpType bernoulli() {
+  return {
+      .name = "Bernoulli",
+      .infer =
+          [](const Attributes& attributes, std::span<const Tensor* const> in) {
+            expect_inputs(in, 2);
+            expect_counter(*in[0]);
+            expect_counter(*in[1]);
+            const Shape shape = attributes.integers("shape");
+            expect_enough_draws(shape);
+            const double p = attributes.real("p");
+            if (!(p >= 0 && p <= 1)) {
+              throw Error(ErrorCode::invalid_input, fmt::format("p is {}; the share of ones lies in [0, 1]", p));
+            }
+            return std::vector<TensorSpec>{{shape, floating_dtype(attributes)}};
+          },
+      .gradient = [](Graph&, OpId, std::span<const TensorId>,
+                     const std::vector<bool>& wanted) { return std::vector<TensorId>(wanted.size()); },
+      .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
+      .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 1); },
+      .reference =
+          [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
+            const RandomStream stream = stream_of(op, in[0], in[1]);
+            const double p = op.attributes.real("p");
+            for_each_element(out[0], [&](int64_t i) {
+              store(out[0], i, p > 0 && stream.bits(i) >= dropout_threshold(1 - p) ? 1 : 0);
+            });
+          },
+  };
+}
+
 OpType random_normal() {
   return {
       .name = "RandomNormal",
@@ -103,8 +135,7 @@ std::vector<OpType> random_ops() {
     return result;
   };
   std::vector<OpType> types = of_kind(LayerKind::dropout, {std::move(forward), dropout("DropoutBackward")});
-  types.push_back(random_normal());
-  types.back().kind = LayerKind::other;
+  for (OpType& type : of_kind(LayerKind::other, {bernoulli(), random_normal()})) types.push_back(std::move(type));
   return types;
 }
 

@@ -68,6 +68,42 @@ TEST(Dropout, NamesWhatDoesNotFit) {
               HasSubstr("'in1' is f32 scalar; an i64 scalar is expected"));
 }
 
+TEST(Bernoulli, DrawsOnesWhereDropoutWithTheOtherShareKeeps) {
+  const Shape shape{3, 67};
+  const Attributes attributes = {{"shape", shape}, {"p", 0.3}, {"salt", int64_t{4}}};
+  const auto drawn = run_op("Bernoulli", {counter(3), counter(7)}, attributes)[0];
+  const auto kept = run_op("DropoutForward", {{shape, std::vector<double>(201, 0.3)}, counter(3), counter(7)},
+                           {{"p", 0.7}, {"salt", int64_t{4}}})[0];
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    EXPECT_EQ(drawn[i], kept[i] != 0 ? 1 : 0) << i;
+  }
+  EXPECT_NE(run_op("Bernoulli", {counter(4), counter(7)}, attributes)[0], drawn);
+}
+
+TEST(Bernoulli, HasTheShareOfOnesAskedFor) {
+  for (const double p : {0.0, 0.001, 0.25, 1.0}) {
+    const double n = 20000;
+    double ones = 0;
+    const auto drawn = run_op("Bernoulli", {counter(1), counter(2)}, {{"shape", Shape{100, 200}}, {"p", p}})[0];
+    for (double v : drawn) ones += v;
+    EXPECT_NEAR(ones, p * n, 5 * std::sqrt(p * (1 - p) * n)) << p;
+  }
+}
+
+TEST(Bernoulli, NamesWhatDoesNotFit) {
+  const Attributes shape = {{"shape", Shape{2}}};
+  const auto with = [&](double p) {
+    Attributes attributes = shape;
+    attributes.set("p", p);
+    return attributes;
+  };
+  EXPECT_THAT(refusal("Bernoulli", {counter(0), counter(0)}, with(1.5)),
+              HasSubstr("p is 1.5; the share of ones lies in [0, 1]"));
+  EXPECT_THAT(refusal("Bernoulli", {counter(0), {{}, {0}, DType::f32}}, with(0.5)),
+              HasSubstr("'in1' is f32 scalar; an i64 scalar is expected"));
+  EXPECT_THAT(refusal("Bernoulli", {counter(0), counter(0)}, shape), HasSubstr("'p'"));
+}
+
 TEST(RandomNormal, HasTheMeanAndDeviationAskedFor) {
   const auto z = run_op("RandomNormal", {counter(1), counter(2)},
                         {{"shape", Shape{100, 100}}, {"mean", 3.0}, {"stddev", 0.5}, {"salt", int64_t{1}}})[0];

@@ -1,4 +1,5 @@
-// Reshape: the same bytes under another shape. A view: it runs nothing, and its output must lie where its input lies.
+// Views, which run nothing: their output must lie where their input lies. Reshape gives the same bytes another shape;
+// StopGradient lets no gradient pass.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -8,6 +9,13 @@
 
 namespace plimsoll {
 namespace {
+
+std::vector<InPlace> in_the_inputs_place(const Graph&, const Op&) { return {{0, 0, true}}; }
+
+void copy_whole(const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
+  if (in[0].data == out[0].data) return;
+  std::memcpy(out[0].data, in[0].data, storage_bytes(in[0].shape, in[0].dtype, {}).count);
+}
 
 OpType reshape() {
   return {
@@ -31,22 +39,32 @@ OpType reshape() {
             return std::vector<TensorId>{
                 graph.output(add_backward(graph, "Reshape", id, "backward", {dy[0]}, {{"shape", shape}}))};
           },
-      .in_place =
-          [](const Graph&, const Op&) {
-            return std::vector<InPlace>{{0, 0, true}};
-          },
+      .in_place = in_the_inputs_place,
       .work = [](const Graph&, const Op&) { return Work{}; },
-      .reference =
-          [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
-            if (in[0].data == out[0].data) return;
-            std::memcpy(out[0].data, in[0].data, storage_bytes(in[0].shape, in[0].dtype, {}).count);
+      .reference = copy_whole,
+      .is_view = true,
+  };
+}
+
+OpType stop_gradient() {
+  return {
+      .name = "StopGradient",
+      .infer =
+          [](const Attributes&, std::span<const Tensor* const> in) {
+            expect_inputs(in, 1);
+            return std::vector<TensorSpec>{{in[0]->shape, in[0]->dtype}};
           },
+      .gradient = [](Graph&, OpId, std::span<const TensorId>,
+                     const std::vector<bool>&) { return std::vector<TensorId>{TensorId{}}; },
+      .in_place = in_the_inputs_place,
+      .work = [](const Graph&, const Op&) { return Work{}; },
+      .reference = copy_whole,
       .is_view = true,
   };
 }
 
 }  // namespace
 
-std::vector<OpType> reshape_ops() { return of_kind(LayerKind::other, {reshape()}); }
+std::vector<OpType> reshape_ops() { return of_kind(LayerKind::other, {reshape(), stop_gradient()}); }
 
 }  // namespace plimsoll

@@ -5,18 +5,12 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/axis_rows.h"
 #include "ops/families.h"
 #include "ops/reference.h"
 
 namespace plimsoll {
 namespace {
-
-// Rows along the axis: `length` elements `inner` apart.
-struct AxisRows {
-  int64_t outer = 1, length = 1, inner = 1;
-  int64_t rows() const { return outer * inner; }
-  int64_t first(int64_t row) const { return row / inner * length * inner + row % inner; }
-};
 
 AxisRows along_axis(const Attributes& attributes, const Shape& shape, std::string_view name) {
   const int64_t axis = attributes.integer("axis"), rank = static_cast<int64_t>(shape.size());
@@ -24,11 +18,7 @@ AxisRows along_axis(const Attributes& attributes, const Shape& shape, std::strin
     throw Error(ErrorCode::invalid_input, fmt::format("axis is {}, but '{}' is {}; its dimensions are 0 to {}", axis,
                                                       name, to_string(shape), rank - 1));
   }
-  AxisRows rows;
-  for (int64_t d = 0; d < rank; ++d) {
-    (d < axis ? rows.outer : d == axis ? rows.length : rows.inner) *= shape[static_cast<size_t>(d)];
-  }
-  return rows;
+  return axis_rows(shape, static_cast<size_t>(axis));
 }
 
 bool is_log(const Attributes& attributes) { return attributes.integer("log", 0) != 0; }

@@ -8,6 +8,7 @@
 #include "tests/conformance/convolution_cases.h"
 #include "tests/conformance/move_cases.h"
 #include "tests/conformance/norm_cases.h"
+#include "tests/conformance/sort_cases.h"
 
 namespace plimsoll::conformance {
 
@@ -140,6 +141,12 @@ inline std::vector<Case> elementwise_cases() {
         {"DropoutBackward", text, [=](CaseBuilder& b) {
            b.op("DropoutBackward", {b.normal(shape), b.number(4), b.number(77)}, {{"p", 0.5}, {"salt", int64_t{6}}});
          }});
+    for (const double p : {0.0, 0.3, 1.0}) {
+      cases.push_back(
+          {"Bernoulli", fmt::format("{} p {}", text, p), [=](CaseBuilder& b) {
+             b.op("Bernoulli", {b.number(4), b.number(78)}, {{"shape", shape}, {"salt", int64_t{3}}, {"p", p}});
+           }});
+    }
     cases.push_back({"RandomNormal", text, [=](CaseBuilder& b) {
                        b.op("RandomNormal", {b.number(4), b.number(78)},
                             {{"shape", shape}, {"salt", int64_t{2}}, {"mean", 1.0}, {"stddev", 0.25}});
@@ -151,6 +158,7 @@ inline std::vector<Case> elementwise_cases() {
   cases.push_back({"Reshape", "", [](CaseBuilder& b) {
                      b.op("Reshape", {b.normal({2, 20, 3, 3})}, {{"shape", Integers{2, 180}}});
                    }});
+  cases.push_back({"StopGradient", "", [](CaseBuilder& b) { b.op("StopGradient", {b.normal({2, 20, 3, 3})}); }});
   return cases;
 }
 
@@ -481,10 +489,13 @@ inline std::vector<Case> reduce_cases() {
 
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto family :
-       {convolution_cases, fully_connected_cases, pool_cases, elementwise_cases, batch_norm_cases, other_image_cases,
-        loss_cases, update_cases, clip_cases, accumulation_cases, pointwise_cases, reduce_cases, move_cases,
-        resize_cases, take_cases, norm_cases, matmul_cases, softmax_cases, attention_cases}) {
+  for (auto family : {convolution_cases,  fully_connected_cases, pool_cases,
+                      elementwise_cases,  batch_norm_cases,      other_image_cases,
+                      loss_cases,         update_cases,          clip_cases,
+                      accumulation_cases, pointwise_cases,       reduce_cases,
+                      move_cases,         resize_cases,          take_cases,
+                      sort_cases,         cumulative_sum_cases,  norm_cases,
+                      matmul_cases,       softmax_cases,         attention_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

@@ -42,6 +42,8 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     permute_kernels,
     resize_kernels,
     take_kernels,
+    sort_kernels,
+    cumulative_sum_kernels,
 };
 
 const KernelFactory* find_factory(std::string_view op_type) {

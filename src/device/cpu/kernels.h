@@ -28,6 +28,7 @@ std::vector<NamedFactory> reorder_kernels();
 // Ours (own_*.cpp)
 std::vector<NamedFactory> attention_kernels();
 std::vector<NamedFactory> batch_norm_kernels();
+std::vector<NamedFactory> cumulative_sum_kernels();
 std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Constant
 std::vector<NamedFactory> lrn_kernels();
 std::vector<NamedFactory> concat_kernels();  // Concat, Slice
@@ -36,10 +37,11 @@ std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
 std::vector<NamedFactory> pad_kernels();
 std::vector<NamedFactory> permute_kernels();
 std::vector<NamedFactory> pointwise_kernels();  // Cast, Expand, Pointwise
-std::vector<NamedFactory> random_kernels();     // Dropout, RandomNormal
+std::vector<NamedFactory> random_kernels();     // Dropout, Bernoulli, RandomNormal
 std::vector<NamedFactory> reduce_kernels();
 std::vector<NamedFactory> resize_kernels();  // and adaptive pooling
 std::vector<NamedFactory> softmax_kernels();
+std::vector<NamedFactory> sort_kernels();    // Sort, TopK
 std::vector<NamedFactory> take_kernels();    // Embedding, IndexSelect, Index, Gather
 std::vector<NamedFactory> update_kernels();  // SGD, Adam, sums of gradients
 

@@ -1,11 +1,12 @@
-// Dropout and normal noise: every element's draw is found from its row-major index, sixteen counters at a time.
+// Dropout, ones by chance, and normal noise: every element's draw is found from its row-major index, sixteen counters at
+// a time.
 //
 // A counter gives four draws, for four elements next to each other in row-major order. Where the storage is row-major,
 // sixteen counters make the keep bits of 64 elements. Where channels lie side by side, the lanes are sixteen channels,
 // and their four draws belong to four pixels.
 #include "device/cpu/own_random.h"
 
-#include "device/cpu/own.h"
+#include "device/cpu/own_rows.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cpu {
@@ -106,6 +107,46 @@ class Dropout : public OwnKernel {
   bool row_major_ = true;
 };
 
+// Row-major only.
+class Bernoulli : public OwnKernel {
+ public:
+  Bernoulli(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads),
+        elements_(element_count(graph.tensor(op.outputs[0]).shape)),
+        salt_(static_cast<uint32_t>(op.attributes.integer("salt", 0))),
+        never_(op.attributes.real("p") == 0),
+        threshold_(never_ ? 0 : dropout_threshold(1 - op.attributes.real("p"))) {
+    require_row_major(graph, op);
+  }
+
+  void run() override {
+    const RandomStream stream{.seed = static_cast<uint64_t>(*input<int64_t>(1)),
+                              .step = static_cast<uint64_t>(*input<int64_t>(0)),
+                              .salt = salt_};
+    float* y = output(0);
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(elements_, part, parts_, 64);
+      for (int64_t i = range.begin; i < range.end; i += 64) {
+        uint64_t ones = never_ ? 0 : kept_bits_from(stream, i, threshold_);
+        for (int64_t at = i; at < std::min(range.end, i + 64); at += kLanes, ones >>= kLanes) {
+          const f32x16 values = keep_lanes(static_cast<uint32_t>(ones & 0xFFFF), splat(1.0f));
+          if (at + kLanes <= range.end) {
+            store(y + at, values);
+          } else {
+            store(y + at, values, static_cast<int>(range.end - at));
+          }
+        }
+      }
+    });
+  }
+
+ private:
+  int64_t elements_;
+  uint32_t salt_;
+  bool never_;
+  uint32_t threshold_;
+};
+
 // Small tensors (a generator's input): one draw after the other.
 class RandomNormal : public OwnKernel {
  public:
@@ -144,7 +185,8 @@ class RandomNormal : public OwnKernel {
 }  // namespace
 
 std::vector<NamedFactory> random_kernels() {
-  return {{"DropoutForward", {own_specs, make_own<Dropout>}},
+  return {{"Bernoulli", {own_specs_row_major, make_own<Bernoulli>}},
+          {"DropoutForward", {own_specs, make_own<Dropout>}},
           {"DropoutBackward", {own_specs, make_own<Dropout>}},
           {"RandomNormal", {own_specs, make_own<RandomNormal>}}};
 }

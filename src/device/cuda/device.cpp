@@ -29,7 +29,7 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     permute_kernels,     resize_kernels,
     take_kernels,        attention_kernels,
     matmul_kernels,      norm_kernels,
-    softmax_kernels,
+    softmax_kernels,     sort_kernels,
 };
 
 const KernelFactory& factory_of(const Op& op) {

@@ -53,6 +53,7 @@ std::vector<NamedFactory> loss_kernels();
 std::vector<NamedFactory> matmul_kernels();
 std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
 std::vector<NamedFactory> softmax_kernels();
+std::vector<NamedFactory> sort_kernels();  // and CumulativeSum
 
 inline constexpr double kTf32Speed = 3;  // of tensor cores, by what full multiply-adds reach
 

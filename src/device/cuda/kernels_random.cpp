@@ -36,6 +36,31 @@ class DropoutKernel final : public CudaKernel {
   Dropout body_{};
 };
 
+class BernoulliKernel final : public CudaKernel {
+ public:
+  BernoulliKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
+    require_row_major(graph, op);
+    const double p = op.attributes.real("p");
+    body_ = {.y = nullptr,
+             .step_number = nullptr,
+             .seed = nullptr,
+             .salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
+             .threshold = p == 0 ? 0 : dropout_threshold(1 - p),
+             .never = p == 0,
+             .elements = element_count(graph.tensor(op.outputs[0]).shape)};
+  }
+
+ private:
+  void work() override {
+    Bernoulli body = body_;
+    body.y = output(0);
+    body.step_number = input<int64_t>(0), body.seed = input<int64_t>(1);
+    launch(body, (body.elements + 3) / 4);
+  }
+
+  Bernoulli body_{};
+};
+
 class NormalKernel final : public CudaKernel {
  public:
   NormalKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
@@ -65,7 +90,8 @@ class NormalKernel final : public CudaKernel {
 }  // namespace
 
 std::vector<NamedFactory> random_kernels() {
-  return {{"DropoutForward", {own_specs, make_own<DropoutKernel>}},
+  return {{"Bernoulli", {own_specs_row_major, make_own<BernoulliKernel>}},
+          {"DropoutForward", {own_specs, make_own<DropoutKernel>}},
           {"DropoutBackward", {own_specs, make_own<DropoutKernel>}},
           {"RandomNormal", {own_specs, make_own<NormalKernel>}}};
 }

@@ -14,6 +14,7 @@
 #include "device/cuda/bodies/random.h"
 #include "device/cuda/bodies/resize.h"
 #include "device/cuda/bodies/softmax.h"
+#include "device/cuda/bodies/sort.h"
 #include "device/cuda/bodies/sums.h"
 #include "device/cuda/bodies/window.h"
 
@@ -51,6 +52,11 @@ using Bodies = BodyList<
     ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward, LossScale,
     RowMoments, NormalizeRows, RowGradients, NormalizeRowsBackward, NormColumns, NormColumnTotals, NormChannels,
     AxisTops, AxisSums, AxisSoftmax, AxisDots, AxisSoftmaxBackward, AttentionScores, AttentionProbabilities,
-    AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores>;
+    AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores, Bernoulli, PlacesInOrder,
+    SortByRanks<float>, SortByRanks<int32_t>, SortByRanks<int64_t>, SortByRanks<uint8_t>, SortStep<float>,
+    SortStep<int32_t>, SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>, TakeSorted<int32_t>,
+    TakeSorted<int64_t>, TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>,
+    PieceSums<uint8_t>, SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>,
+    CumulativeSums<int64_t>, CumulativeSums<uint8_t>>;
 
 }  // namespace plimsoll::cuda

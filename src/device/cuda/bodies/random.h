@@ -50,6 +50,22 @@ struct Dropout {
   }
 };
 
+// Four ones or zeros.
+struct Bernoulli {
+  using Kind = EachElement;
+  float* y;
+  const int64_t* step_number;
+  const int64_t* seed;
+  uint32_t salt, threshold;
+  bool never;
+  int64_t elements;
+  PLIMSOLL_BODY void run(int64_t i) const {
+    const Block4 draws = philox(static_cast<uint64_t>(*seed), static_cast<uint64_t>(*step_number), salt, i);
+    for (int64_t k = 0; k < 4 && 4 * i + k < elements; ++k)
+      y[4 * i + k] = !never && draws.word[k] >= threshold ? 1.0f : 0.0f;
+  }
+};
+
 struct RandomNormal {
   using Kind = EachElement;
   float* z;

@@ -1,24 +1,9 @@
 // Softmax along an axis (ops/softmax.cpp): a block a row for its largest element and its sum, then a thread an element.
 #pragma once
 
-#include "device/cuda/bodies/common.h"
+#include "device/cuda/bodies/axis.h"
 
 namespace plimsoll::cuda {
-
-// `length` elements `inner` apart.
-struct AxisPlace {
-  int64_t length = 1, inner = 1;
-};
-PLIMSOLL_BODY int64_t first_of(const AxisPlace& place, int64_t row) {
-  if (place.inner == 1) return row * place.length;
-  const Division d = divide(row, place.inner);
-  return d.quotient * place.length * place.inner + d.remainder;
-}
-PLIMSOLL_BODY int64_t row_of(const AxisPlace& place, int64_t at) {
-  if (place.inner == 1) return divide(at, place.length).quotient;
-  const Division d = divide(at, place.inner);
-  return divide(d.quotient, place.length).quotient * place.inner + d.remainder;
-}
 
 struct Top {
   double value = -INFINITY;
