@@ -85,9 +85,9 @@ class Descent {
 
  private:
   bool uses_tiers() const {
-    const bool allowed = options_.tiers.empty() ? !tiers_.empty()
-                                                : std::find(options_.tiers.begin(), options_.tiers.end(), true) !=
-                                                      options_.tiers.end();
+    const bool allowed = options_.tiers.empty()
+                             ? !tiers_.empty()
+                             : std::find(options_.tiers.begin(), options_.tiers.end(), true) != options_.tiers.end();
     return allowed || std::any_of(decisions_.home.begin(), decisions_.home.end(), [](int8_t t) { return t >= 0; });
   }
 
