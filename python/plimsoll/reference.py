@@ -255,7 +255,8 @@ def cast(op: Op, x: list[Tensor], state: Run):
 
 @kernel("Sort")
 def sort(op: Op, x: list[Tensor], state: Run):
-    return tuple(torch.sort(x[0], attribute(op, "axis"), bool(attribute(op, "descending", 0)), stable=True))
+    descending = bool(attribute(op, "descending", 0))
+    return tuple(torch.sort(x[0], dim=attribute(op, "axis"), descending=descending, stable=True))
 
 
 @kernel("TopK")
