@@ -29,13 +29,6 @@ from .writer import DTYPES, Document, Writer
 
 FORMAT, VERSION = "plimsoll network", 1
 
-# What to do instead, for operators that have another form.
-HINTS = {
-    "transformers.grouped_mm_fallback.default": "there is no such op yet; "
-    "model.set_experts_implementation('batched_mm') does without it",
-}
-
-
 # --- one section -----------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +58,7 @@ def write(captured: Captured, program: Program) -> Writer:
 def _convert_node(writer: Writer, node: Node) -> Any:
     converter = CONVERTERS.get(str(node.target))
     if converter is None:
-        raise Refusal(HINTS.get(str(node.target), "there is no such op yet"))
+        raise Refusal("there is no such op yet")
     for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, Tensor) and value.dtype not in DTYPES:
             raise Refusal(f"its dtype is {value.dtype}; torch.float32 is expected")

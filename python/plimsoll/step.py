@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import weakref
 from typing import Any, Callable, Mapping, Optional, Union
 
 import torch
@@ -50,6 +51,29 @@ def _feed(captured: Captured, section: Mapping[str, Any], batch: Any, feed: Call
         if tensor["role"] == "input":
             value = given[tensor["name"]].detach().to(device="cpu", dtype=_DTYPES[tensor["dtype"]]).contiguous()
             feed(tensor["name"], value.numpy())
+
+
+# The steps of a module: what they hold is brought into its tensors before anybody reads them.
+_steps: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Step]]" = weakref.WeakKeyDictionary()
+
+
+def _bring_up_to_date(model: nn.Module) -> None:
+    """Before an export, which must not meet a hook that writes values."""
+    for module in model.modules():
+        for step in list(_steps.get(module, ())):
+            step.sync()
+
+
+def _weak_hook(step: "Step") -> Callable[..., None]:
+    """Brings module and optimizer up to date, and does not keep the step's memory alive."""
+    held = weakref.ref(step)
+
+    def sync(*_: Any) -> None:
+        step = held()
+        if step is not None:
+            step.sync()
+
+    return sync
 
 
 class _Progress:
@@ -100,11 +124,20 @@ class Step:
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
         self._stale = False
         self._push()
+        hook = _weak_hook(self)
         self._hooks = [
-            model.register_state_dict_pre_hook(lambda *_: self.sync()),
-            model.register_forward_pre_hook(lambda *_: self.sync()),
-            optimizer.register_state_dict_pre_hook(lambda *_: self.sync()),
+            model.register_state_dict_pre_hook(hook),
+            model.register_forward_pre_hook(hook),
+            optimizer.register_state_dict_pre_hook(hook),
         ]
+        _steps.setdefault(model, weakref.WeakSet()).add(self)
+
+    def __del__(self) -> None:
+        """What was trained outlives the step."""
+        if hasattr(self, "_hooks") and not sys.is_finalizing():
+            self.sync()
+            for hook in self._hooks:
+                hook.remove()
 
     # --- training ---
 
@@ -121,6 +154,7 @@ class Step:
         """The loss of a batch in evaluation mode (no dropout, running statistics), in the same memory. Nothing is trained;
         ``step.evaluation_outputs`` are what ``outputs=`` picked."""
         if self._evaluation is None:
+            self.sync()
             captured = self._capture_evaluation()
             converted = convert(captured, label_dtype="i32")
             self._evaluation = captured, converted.document["evaluation"]
@@ -284,6 +318,7 @@ def compile(
 
 def _captured(model, optimizer, loss, example, outputs, call):
     optimizers.kind_of(optimizer)
+    _bring_up_to_date(model)
     example = _on_device_of(model, example)
     captured = capture(model, loss, example, outputs=outputs, call=call)
     converted = convert(captured, label_dtype="i32")

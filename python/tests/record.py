@@ -111,10 +111,15 @@ def constants(converted: Converted, section: dict) -> dict:
 
 def main(names: list[str]) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
+    examples = dict(EXAMPLES)
+    if "experts" in names:  # wants transformers
+        from test_experts import EXAMPLE
+
+        examples["experts"] = EXAMPLE
     for name in names or EXAMPLES:
-        captured, converted = converted_example(EXAMPLES[name])
+        captured, converted = converted_example(examples[name])
         write_json(converted.document, FOLDER / f"{name}.json")
-        record = expected(EXAMPLES[name], captured, converted)
+        record = expected(examples[name], captured, converted)
         (FOLDER / f"{name}.expected.json").write_text(json.dumps(record, indent=1) + "\n")
         print(f"{name}: {len(converted.document['training']['ops'])} ops, loss {record['loss']:.6f}")
 

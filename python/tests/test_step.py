@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import weakref
 
 import pytest
 import torch
@@ -139,6 +140,46 @@ def test_evaluates_in_the_same_memory():
     weights = copy.deepcopy(model.state_dict())
     step.evaluate((x, y))
     assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
+
+
+def test_evaluates_what_was_just_trained():
+    model, beside = network(), network()
+    optimizer, reference = (OPTIMIZERS["sgd"](m.parameters()) for m in (model, beside))
+    step = plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    step(batch(0))
+    train_beside(beside, reference, 1)
+    x, y = batch(9)
+    with torch.no_grad():
+        expected = F.cross_entropy(beside.eval()(x), y).item()
+    assert step.evaluate((x, y)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_model_can_be_compiled_again_and_goes_on_where_it_was():
+    model, beside = network(), network()
+    optimizer, reference = (OPTIMIZERS["momentum"](m.parameters()) for m in (model, beside))
+
+    def compiled(memory):
+        return plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory=memory, **LIMITS)
+
+    step = compiled("2MiB")
+    losses = [step(batch(0)), step(batch(1))]
+    step = compiled("1MiB")  # takes over what the first has trained, though nobody has read it
+    losses += [step(batch(2)), step(batch(3))]
+    assert losses == pytest.approx(train_beside(beside, reference, 4), rel=1e-4)
+
+
+def test_what_was_trained_outlives_the_step_and_its_memory_does_not():
+    model, beside = network(), network()
+    optimizer, reference = (OPTIMIZERS["momentum"](m.parameters()) for m in (model, beside))
+    step = plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", **LIMITS)
+    step(batch(0))
+    gone = weakref.ref(step)
+    del step
+    assert gone() is None
+    train_beside(beside, reference, 1)
+    expected = beside.state_dict()
+    for key, value in model.state_dict().items():
+        assert torch.allclose(value.float(), expected[key].float(), atol=2e-4), key
 
 
 def test_saves_and_goes_on(tmp_path):

@@ -3,6 +3,7 @@
 from . import (
     attention,
     elementwise,
+    experts,
     layers,
     losses,
     norms,

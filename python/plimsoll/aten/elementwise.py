@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
+from .experts import EXACT, bound
 from .registry import CONVERTERS, Arguments, Refusal, converts
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ def power(w: "Writer", node: Node, a: Arguments):
 
 @converts("div.Tensor_mode", "div.Scalar_mode")
 def divide_rounded(w: "Writer", node: Node, a: Arguments):
+    if a["rounding_mode"] == "floor" and w.dtype(node) in (torch.int64, torch.int32):
+        return _indices_divided(w, node, a)
     _expect_float_or_bool(w, node)
     forms = {
         None: "div({0},{1})",
@@ -159,6 +162,15 @@ def divide_rounded(w: "Writer", node: Node, a: Arguments):
         "trunc": "mul(sign(div({0},{1})),floor(abs(div({0},{1}))))",
     }
     return w.pointwise(forms[a["rounding_mode"]], [a["self"], a["other"]])
+
+
+def _indices_divided(w: "Writer", node: Node, a: Arguments):
+    """Of indices, which are known to be exact in f32; half of one is added, since a quotient may be rounded down."""
+    below, by = bound(w, a["self"]), w.number(a["other"])
+    if below is None or below >= EXACT // 2 or by is None or by < 1:
+        _expect_float_or_bool(w, node)
+    y = w.pointwise("floor(div(add({0},0.5),{1}))", [a["self"], by], "whole")
+    return w.emit("Cast", [y], w.shape(node), {"dtype": "i64"}, dtype="i64")
 
 
 @converts("clamp.default", "clamp.Tensor")

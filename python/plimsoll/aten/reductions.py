@@ -89,7 +89,10 @@ def logsumexp(w: "Writer", node: Node, a: Arguments):
 
 @converts("cumsum.default")
 def cumsum(w: "Writer", node: Node, a: Arguments):
-    return w.emit("CumulativeSum", [a["self"]], w.shape(node), {"axis": axis(a["dim"], len(w.shape(node)))})
+    """Of whole numbers i64, whatever the dtype that is asked: what reads it takes both."""
+    name = w.value(a["self"])
+    dtype = "f32" if w.dtype_of[name] == "f32" else "i64"
+    return w.emit("CumulativeSum", [name], w.shape(node), {"axis": axis(a["dim"], len(w.shape(node)))}, dtype=dtype)
 
 
 @converts("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default", "_safe_softmax.default")

@@ -295,8 +295,9 @@ def embedding(w: "Writer", node: Node, a: Arguments):
 def sort(w: "Writer", node: Node, a: Arguments):
     shape = w.shape(a["self"])
     attributes = {"axis": axis(a["dim"], len(shape)), "descending": int(a["descending"])}
-    y, indices = w.emit("Sort", [a["self"]], [shape, shape], attributes, outputs=("y", "indices"))
-    w.dtype_of[indices] = "i64"
+    name = w.value(a["self"])
+    y, indices = w.emit("Sort", [name], [shape, shape], attributes, outputs=("y", "indices"))
+    w.dtype_of[y], w.dtype_of[indices] = w.dtype_of[name], "i64"
     return y, indices
 
 
