@@ -261,9 +261,15 @@ class FakeDoor : public cuda::Door {
   Event make_event(bool) override {
     const std::lock_guard lock(mutex_);
     call("cudaEventCreateWithFlags");
-    return new EventState;
+    const auto state = std::make_shared<EventState>();
+    events_.emplace(state.get(), state);
+    return state.get();
   }
-  void drop_event(Event event) noexcept override { delete static_cast<EventState*>(event); }
+  // As CUDA does it: what was asked of the event before is still done.
+  void drop_event(Event event) noexcept override {
+    const std::lock_guard lock(mutex_);
+    events_.erase(event);
+  }
   void record(Queue queue, Event event) override {
     const std::lock_guard lock(mutex_);
     call("cudaEventRecord");
@@ -277,7 +283,8 @@ class FakeDoor : public cuda::Door {
     meet_host(queue);
     state->clock = clocks_[at(queue)];
     pending_[at(queue)].push_back(
-        {.work = [=, this] { state->reached = version, state->at_ms = ++ticks_; }, .event = nullptr});
+        {.work = [=, this, state = events_.at(event)] { state->reached = version, state->at_ms = ++ticks_; },
+         .event = nullptr});
   }
   void wait(Queue queue, Event event) override {
     const std::lock_guard lock(mutex_);
@@ -293,7 +300,7 @@ class FakeDoor : public cuda::Door {
     }
     if (++waits_ == forget_) return;
     merge(clocks_[at(queue)], state->clock);
-    pending_[at(queue)].push_back({.work = [] {}, .event = state, .version = state->asked});
+    pending_[at(queue)].push_back({.work = [] {}, .event = events_.at(event), .version = state->asked});
   }
   void synchronize(Event event) override {
     const std::lock_guard lock(mutex_);
@@ -363,7 +370,7 @@ class FakeDoor : public cuda::Door {
   };
   struct Pending {
     std::function<void()> work;
-    EventState* event = nullptr;  // to be reached first
+    std::shared_ptr<EventState> event;  // to be reached first
     int64_t version = 0;
   };
   struct Entry {
@@ -596,6 +603,7 @@ class FakeDoor : public cuda::Door {
   std::map<void*, size_t> allocated_, pinned_;
   std::map<std::string, int> calls_;
   std::array<std::deque<Pending>, cuda::kQueues> pending_;
+  std::map<Event, std::shared_ptr<EventState>> events_;
   std::array<Clock, cuda::kQueues> clocks_{};
   Clock host_{};
   std::vector<Entry> log_;
