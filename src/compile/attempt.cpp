@@ -136,6 +136,11 @@ double Flow::least_ms_when_upgraded(const Attempt& attempt, bool divide) {
   return kSaidToBeLeast * simulate(attempt.graph, plan).step_time_ms;
 }
 
+double Flow::least_ms(const Choice& choice) {
+  const LaidOut* laid = lay_out(choice);
+  return laid == nullptr ? kAnyTime : laid->layouts.estimated_ms - gain_of_fastest(choice, *laid);
+}
+
 double Flow::gain_of_fastest(const Choice& choice, const LaidOut& laid) {
   const std::lock_guard lock(mutex_);
   auto [place, fresh] = gains_.try_emplace({choice.family, choice.limit, choice.divide}, 0);

@@ -62,6 +62,9 @@ class Flow {
   // The layouts of a choice; null where none are within the limits on workspace.
   const LaidOut* lay_out(const Choice& choice);
 
+  // No step by the kernels of a choice takes less, whatever room there is for faster ones in the same layouts.
+  double least_ms(const Choice& choice);
+
   // The same layouts with the fastest kernels for which there is room in the plan that was found, if that makes it
   // faster; nothing where they are those.
   std::optional<Attempt> upgraded(const Attempt& attempt, bool divide, const std::string& policy);

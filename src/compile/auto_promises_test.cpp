@@ -126,7 +126,9 @@ int number_from(const char* variable, int otherwise) {
 
 TEST(RandomNetworks, AreNeverSlowerByAutoNorForMoreMemory) {
   const int first = number_from("PLIMSOLL_RANDOM_SEED", 1), count = number_from("PLIMSOLL_RANDOM_NETWORKS", 6);
-  std::vector<int> seeds{174};  // once its plans were not safe
+  // Once the plans of the first were not safe. Of the second, the fastest kernels together were not those chosen one by
+  // one, which liveness' plan showed.
+  std::vector<int> seeds{174, 48};
   for (int seed = first; seed < first + count; ++seed) seeds.push_back(seed);
   for (const int seed : seeds) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));

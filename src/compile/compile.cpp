@@ -88,29 +88,52 @@ void upgrade_others(Attempt& best, Flow& flow, const std::vector<Choice>& choice
   }
 }
 
-// The fastest kernels, if with them nothing has to leave the arena or run twice. Else the other choices as well: what
-// gives the fastest step of those that fit. Then steps of the best get faster kernels again. Else infeasible, with the
-// least memory that any of them needs.
+// The ways to choose kernels, each once, that by which they take the least time together first: mostly the one without a
+// limit, but what is chosen op by op is not always the best of all.
+std::vector<Choice> choices_of(Flow& flow, const Choice& first, const CompileOptions& options, bool many) {
+  const LaidOut& unlimited = *flow.lay_out(first);
+  std::vector<Choice> choices{first};
+  std::set<std::string> seen{identity(unlimited)};
+  for (const Choice& other : other_choices(flow, first, unlimited.layouts, options, many)) {
+    const LaidOut* laid = flow.lay_out(other);
+    if (laid != nullptr && seen.insert(identity(*laid)).second) choices.push_back(other);
+  }
+  const auto ms = [&](const Choice& choice) { return flow.lay_out(choice)->layouts.estimated_ms; };
+  const auto fastest = std::min_element(choices.begin(), choices.end(),
+                                        [&](const Choice& a, const Choice& b) { return ms(a) * kRounding < ms(b); });
+  std::rotate(choices.begin(), fastest, fastest + 1);
+  return choices;
+}
+
+// The fastest kernels, if with them nothing has to leave the arena or run twice, and no other choice can be faster. Else
+// the other choices as well: what gives the fastest step of those that fit. Then steps of the best get faster kernels
+// again. Else infeasible, with the least memory that any of them needs.
 Attempt search(const Network& network, Flow& flow, const CompileOptions& options, bool divide) {
   const bool one_only = options.exact || !options.kernels.empty();
   Choice chosen{.family = options.family, .limit = {INT64_MAX}, .divide = divide};
   const bool many = network.graph.op_count() > kManyOps;
+  if (flow.lay_out(chosen) == nullptr) return flow.over_limit(divide);
+  const bool any_will_do = many || options.first_that_fits;
+  std::vector<Choice> choices;
+  if (!one_only && !any_will_do) {
+    choices = choices_of(flow, chosen, options, many);
+    chosen = choices.front();
+  }
   Attempt best = flow.attempt(chosen, one_only);
-  if (!best.has_kernels()) return flow.over_limit(divide);
-  if (!is_free_of_charge(best) && !one_only && !((many || options.first_that_fits) && best.feasible())) {
-    std::vector<Choice> choices{chosen}, others = other_choices(flow, chosen, best.layouts, options, many);
-    std::set<std::string> seen{identity(*flow.lay_out(chosen))};
-    std::erase_if(others, [&](const Choice& other) {
-      const LaidOut* laid = flow.lay_out(other);
-      return laid == nullptr || !seen.insert(identity(*laid)).second;
-    });
-    choices.insert(choices.end(), others.begin(), others.end());
+  const bool nothing_is_faster =
+      is_free_of_charge(best) && std::all_of(choices.begin(), choices.end(), [&](const Choice& c) {
+        return flow.least_ms(c) * kRounding >= best.plan().predicted.step_time_ms;
+      });
+  if (!nothing_is_faster && !one_only && !(any_will_do && best.feasible())) {
+    if (choices.empty()) choices = choices_of(flow, chosen, options, many);
+    std::erase_if(choices, [&](const Choice& other) { return other == chosen; });
+    choices.insert(choices.begin(), chosen);
     std::mutex best_mutex;
     size_t best_index = 0;  // of equal ones the first: the same whoever is done first
-    for_each_in_parallel(others.size(), [&](size_t i) {
+    for_each_in_parallel(choices.size() - 1, [&](size_t i) {
       double ms = kAnyTime;
       if (const std::lock_guard lock(best_mutex); best.feasible()) ms = best.plan().predicted.step_time_ms * kRounding;
-      Attempt other = flow.attempt(others[i], false, ms);
+      Attempt other = flow.attempt(choices[i + 1], false, ms);
       const std::lock_guard lock(best_mutex);
       if (!(is_better(other, best) || (i + 1 < best_index && !is_better(best, other)))) return;
       best = std::move(other);

@@ -19,6 +19,7 @@ struct Choice {
   std::optional<LayoutFamily> family;
   Bytes limit{INT64_MAX};  // on the workspace of an op: kernels above it are taken only where no other can run it
   bool divide = true;      // the batch, where that is faster
+  friend bool operator==(const Choice&, const Choice&) = default;
 };
 
 // What the device offers is asked once for all choices.

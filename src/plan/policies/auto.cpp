@@ -204,7 +204,7 @@ class AutoPlanner {
     TradeoffOptions options{.tiers = std::vector<bool>(input_.device.tiers.size(), false),
                             .states_may_move = input_.state_homes.empty()};
     if (input_.first_that_fits) options.effort = 3'000'000;
-    if (!input_.least_memory) options.most_ms = kMostComputed * timeline_.compute_ms;
+    if (!input_.least_memory && !input_.first_that_fits) options.most_ms = kMostComputed * timeline_.compute_ms;
     std::vector<TradeoffOptions> descents{options};  // without tiers first
     if (!input_.device.tiers.empty()) {
       options.tiers.clear();
