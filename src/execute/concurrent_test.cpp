@@ -149,7 +149,10 @@ class WatchedDevice final : public PretendDevice {
     Bytes workspace() const override { return {}; }
     void bind(std::span<void* const>, std::span<void* const>, void*) override {}
     void run() override {
-      if (watch_.failed) ++watch_.begun_after_failure;
+      if (watch_.failed) {
+        ++watch_.begun_after_failure;
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // meanwhile whose step failed tells the others
+      }
       raise(watch_.most, ++watch_.running);
       raise(watch_.most_threads, watch_.threads += threads_);
       std::this_thread::sleep_for(std::chrono::microseconds(300));
