@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import weakref
-from typing import Any, Callable, Mapping, Optional, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,11 @@ from torch.utils import _pytree as pytree
 from . import _core, optimizers
 from .capture import Captured, capture
 from .convert import Converted, convert
+from .forms import DTYPES, Form, Key, key_of
 from .infeasible import Infeasible
 
 Size = Union[str, int]
-_DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}
+MOST_SHAPES = 16  # of batches; each has a plan and kernels of its own
 
 
 def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Group], accumulate: int,
@@ -43,14 +44,6 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
         "groups": [{"parameters": group.names, **group.settings} for group in groups],
     }
     return json.dumps(told)
-
-
-def _feed(captured: Captured, section: Mapping[str, Any], batch: Any, feed: Callable[[str, Any], None]) -> None:
-    given = captured.feed(batch)
-    for tensor in section["tensors"]:
-        if tensor["role"] == "input":
-            value = given[tensor["name"]].detach().to(device="cpu", dtype=_DTYPES[tensor["dtype"]]).contiguous()
-            feed(tensor["name"], value.numpy())
 
 
 # The steps of a module: what they hold is brought into its tensors before anybody reads them.
@@ -93,6 +86,10 @@ class _Progress:
             sys.stderr.write("\r\033[K")
 
 
+def _told(key: Key) -> str:
+    return ", ".join("x".join(map(str, shape)) or "1" for shape, _ in key)
+
+
 class Step:
     """A compiled training step. Call it with a batch: it trains, and returns the loss.
 
@@ -100,22 +97,23 @@ class Step:
     predicted time, traffic); ``step.report("x.html")`` draws it; ``step.explain(name)`` tells about a tensor or layer.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, captured: Captured,
-                 converted: Converted, options: str, groups: list[optimizers.Group],
-                 capture_evaluation: Callable[[], Captured], progress: bool):
-        self._model, self._optimizer, self._captured = model, optimizer, captured
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
+                 groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], progress: bool):
+        self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
         self._kind, self._groups = optimizers.kind_of(optimizer), groups
-        document = converted.document
-        self._values = converted.values
-        section = document["training"]
+        self._example, self._first = forms[0]
+        self._form, self._evaluated = self._first, None  # of the last batch
+        document = self._first.converted.document
+        self._captured, self._values = self._first.captured, self._first.converted.values
         self._name, self._batch = document["name"], document["batch"]
-        self._section = section
-        self._tensors = {tensor["name"]: tensor for tensor in section["tensors"]}
-        self._capture_evaluation, self._evaluation = capture_evaluation, None
-        self._output_names = list(section.get("outputs", []))
+        self._tensors = {tensor["name"]: tensor for tensor in self._first.section["tensors"]}
+        # Form and number in the core, by the shapes of a batch.
+        self._shapes = {key: (form, number) for number, (key, form) in enumerate(forms)}
+        self._evaluations: dict[Key, tuple[Form, int]] = {}
+        self._progress = progress
         shown = _Progress(progress)
         try:
-            self._core = _core.Step(json.dumps(document), options, shown)
+            self._core = _core.Step(self._first.text, options, shown, [form.text for _, form in forms[1:]])
         except _core.InfeasibleAnswer as answer:
             raise Infeasible.from_core(*answer.args) from None
         finally:
@@ -143,8 +141,11 @@ class Step:
 
     def __call__(self, batch: Any) -> float:
         """Trains on one batch; returns its loss. Where gradients are accumulated, every call is one batch of a step."""
-        optimizers.check_unchanged(self._optimizer, self._kind, self._groups)
-        _feed(self._captured, self._section, batch, self._core.feed)
+        for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups).items():
+            self._core.set_group(group, json.dumps(settings))
+        self._form, number = self._shapes.get(key_of(batch)) or self._add_shape(batch)
+        self._core.use(number)
+        self._form.feed(batch, self._core.feed)
         loss = self._core.run(optimizers.learning_rates(self._optimizer))
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
         self._stale = True
@@ -153,25 +154,62 @@ class Step:
     def evaluate(self, batch: Any) -> float:
         """The loss of a batch in evaluation mode (no dropout, running statistics), in the same memory. Nothing is trained;
         ``step.evaluation_outputs`` are what ``outputs=`` picked."""
-        if self._evaluation is None:
+        self._evaluated = self._evaluations.get(key_of(batch)) or self._add_evaluation(batch)
+        form, number = self._evaluated
+        if form.is_fed:
             self.sync()
-            captured = self._capture_evaluation()
-            converted = convert(captured, label_dtype="i32")
-            self._evaluation = captured, converted.document["evaluation"]
-            self._core.prepare_evaluation(json.dumps(converted.document), 0)
-        captured, section = self._evaluation
-        _feed(captured, section, batch, self._core.feed_evaluation)
-        return self._core.evaluate()
+        form.feed(batch, lambda name, value: self._core.feed_evaluation(number, name, value))
+        return self._core.evaluate(number)
+
+    def _add_shape(self, batch: Any) -> tuple[Form, int]:
+        """A plan for batches of another shape, in the same memory. A short last batch takes the first's network."""
+        size = self._first.size_of(batch, self._example)
+        form = self._first if size else self._captured_form(batch, True)
+        add = lambda shown: self._core.add_shape(form.text, size or 0, shown)  # noqa: E731
+        return self._added(self._shapes, batch, form, add)
+
+    def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
+        size = None
+        if self._evaluations:
+            key, (form, _) = next(iter(self._evaluations.items()))
+            size = form.size_of(batch, key)
+        if not size:
+            form = self._captured_form(batch, False)
+        return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, size or 0))
+
+    def _captured_form(self, batch: Any, training: bool) -> Form:
+        self.sync()
+        captured = self._capture_as(batch, training)
+        return Form(captured, convert(captured, label_dtype="i32"), self._first)
+
+    def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
+        if len(to) >= MOST_SHAPES:
+            raise ValueError(
+                f"this batch's tensors have shapes unlike the {MOST_SHAPES} that were met before: {_told(key_of(batch))}; each"
+                " takes a plan of its own, so pad batches to a few lengths"
+            )
+        shown = _Progress(self._progress)
+        try:
+            to[key_of(batch)] = form, add(shown)
+        except _core.InfeasibleAnswer as answer:
+            told = f"a batch of {_told(key_of(batch))} does not fit the memory that was taken for the others; name its shape when" \
+                   " compiling, as example= or among shapes=, or state more memory="
+            raise Infeasible(told, json.loads(answer.args[1])) from None
+        finally:
+            shown.end()
+        return to[key_of(batch)]
 
     @property
     def evaluation_outputs(self) -> dict[str, Tensor]:
-        names = self._evaluation[1].get("outputs", []) if self._evaluation else []
-        return {name: torch.from_numpy(self._core.evaluation_output(name)) for name in names}
+        if self._evaluated is None:
+            return {}
+        form, number = self._evaluated
+        return {name: torch.from_numpy(self._core.evaluation_output(number, name)) for name in form.outputs}
 
     @property
     def outputs(self) -> dict[str, Tensor]:
         """Of the last batch, what ``outputs=`` picked."""
-        return {name: torch.from_numpy(self._core.output(name)) for name in self._output_names}
+        return {name: torch.from_numpy(self._core.output(name)) for name in self._form.outputs}
 
     @property
     def gradient_norm(self) -> Optional[float]:
@@ -185,7 +223,7 @@ class Step:
         return {theirs: f"{parameter}.{ours}" for theirs, ours in known.items() if f"{parameter}.{ours}" in self._states}
 
     def _set(self, name: str, value: Tensor) -> None:
-        dtype = _DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
+        dtype = DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
         self._core.set_state(name, value.detach().to(device="cpu", dtype=dtype).contiguous().numpy())
 
     def _push(self) -> None:
@@ -285,6 +323,7 @@ def compile(
     *,
     loss: Optional[Callable[[Any, Any], Tensor]] = None,
     example: Any,
+    shapes: Sequence[Any] = (),
     memory: Optional[Size] = None,
     host_memory: Optional[Size] = None,
     spill: Optional[str] = None,
@@ -304,7 +343,8 @@ def compile(
     """Plans a training step of `model` inside `memory` and takes that memory.
 
     ``loss(output, batch)`` gives the loss; left out, the model returns it. ``example`` is a batch as the loader gives it.
-    Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
+    Batches of other shapes than the example's get a plan of their own when the first comes, in the same memory; ``shapes`` are
+    examples of those that need more of it than ``example`` does. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
     ``Unsupported`` where the network holds what cannot be trained, before anything is allocated.
     """
     captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call)
@@ -312,8 +352,18 @@ def compile(
         optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill,
         memory_is=memory_is, policy=policy, placement=placement, exact=exact, threads=threads, device=device, costs=costs,
     )
-    evaluation = lambda: capture(model, loss, example, outputs=outputs, call=call, training=False)  # noqa: E731
-    return Step(model, optimizer, captured, converted, options, groups, evaluation, progress)
+
+    def capture_as(batch: Any, training: bool) -> Captured:
+        return capture(model, loss, batch, outputs=outputs, call=call, training=training)
+
+    first = Form(captured, converted)
+    forms = [(key_of(example), first)]
+    for batch in shapes:
+        if key_of(batch) in dict(forms):
+            continue
+        other = capture_as(batch, True)
+        forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
+    return Step(model, optimizer, forms, options, groups, capture_as, progress)
 
 
 def _captured(model, optimizer, loss, example, outputs, call):

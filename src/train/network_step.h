@@ -4,8 +4,10 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "plimsoll/train.h"
 #include "plimsoll/training_step.h"
@@ -21,26 +23,38 @@ struct NetworkStepListener {
 
 class NetworkStep {
  public:
-  // Of `options` those count that say of device, memory, policy, optimizer, exactness, workspaces and costs. Throws Error
-  // where an option cannot be.
+  // Of `options` those count that say of device, memory, policy, optimizer, exactness, workspaces and costs. `others`:
+  // the same network for batches of other shapes, which the arena is to have room for. Throws Error where an option
+  // cannot be.
   static std::variant<std::unique_ptr<NetworkStep>, Infeasible> open(const Network& network,
                                                                      const TrainOptions& options,
-                                                                     const NetworkStepListener& listener = {});
+                                                                     const NetworkStepListener& listener = {},
+                                                                     std::span<const Network> others = {});
 
-  // Makes an evaluation of the same network ready, in the same memory: its states are the training's. Throws
-  // Error(infeasible) where it does not fit there.
-  void prepare_evaluation(const Network& network);
-  bool has_evaluation() const { return evaluation_ != nullptr; }
-  TrainingStep& evaluation() { return *evaluation_; }
+  // Makes the step of one more shape ready, in the memory that was taken. Returns its number: 0 is the first network's, then
+  // come `others`.
+  std::variant<size_t, Infeasible> add_shape(const Network& network, const NetworkStepListener& listener = {});
+  // The next steps are of this shape. Parameters, counters and settings go on.
+  void use(size_t shape);
 
-  TrainingStep& step() { return *step_; }
-  const TrainingStep& step() const { return *step_; }
+  // Makes an evaluation of the same network ready, in the same memory: its states are the training's. Returns its
+  // number, from 0.
+  std::variant<size_t, Infeasible> add_evaluation(const Network& network);
+  TrainingStep& evaluation(size_t number) { return *evaluations_.at(number); }
+
+  TrainingStep& step() { return *steps_[current_]; }  // of the shape in use
+  const TrainingStep& step() const { return *steps_[current_]; }
   const Session& session() const { return session_; }
 
  private:
+  using Compile = std::function<std::variant<Program, Infeasible>()>;
+  std::variant<size_t, Infeasible> add(std::vector<std::unique_ptr<TrainingStep>>& to, const Compile& compile);
+
   Session session_;
   CompileOptions compile_;
-  std::unique_ptr<TrainingStep> step_, evaluation_;
+  bool measures_ = false;
+  std::vector<std::unique_ptr<TrainingStep>> steps_, evaluations_;
+  size_t current_ = 0;
 };
 
 // The plan that `open` would make with estimated costs, and the least memory that would do, without measuring or taking
