@@ -111,6 +111,9 @@ class TrainingStep {
   // Throw Error(invalid_input) with the nearest name where there is none of this name, or it has another shape or type.
   StateTensor state(std::string_view name) const;
   void set_state(const StateTensor& state);
+  // The state's own elements, to read and write between steps for as long as its memory lives; nothing where they are not
+  // one row-major run that the host can address.
+  std::span<std::byte> state_bytes(std::string_view name);
   // The same for some of its elements, row-major from byte `offset` on, so that a large one is never held twice.
   void set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements);
   TensorSource state_source() const;  // for save_checkpoint

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
@@ -155,15 +156,11 @@ NetworkStepListener listener_of(const nb::object& progress) {
 
 class Step {
  public:
-  // `others`: networks for batches of other shapes.
-  Step(const std::string& network, const std::string& options, const nb::object& progress,
-       const std::vector<std::string>& others) {
+  Step(const std::string& network, const std::string& options, const nb::object& progress) {
     const TrainOptions parsed = options_from(json::parse(options));
-    std::vector<Network> shapes;
-    for (const std::string& other : others) shapes.push_back(network_of(other));
     const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
-    auto result = NetworkStep::open(network_of(network), parsed, listener, shapes);
+    auto result = NetworkStep::open(network_of(network), parsed, listener);
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) throw InfeasibleError(*infeasible);
     step_ = std::get<std::unique_ptr<NetworkStep>>(std::move(result));
   }
@@ -205,6 +202,15 @@ class Step {
   }
   NumpyArray state(const std::string& name) const { return to_array(step().state(name)); }
   void set_state(const std::string& name, const ReadOnlyArray& array) { step().set_state(name, {0}, bytes_of(array)); }
+  // The state itself, or None where it is no plain array.
+  std::optional<NumpyArray> state_view(const std::string& name) {
+    const std::span<std::byte> bytes = step().state_bytes(name);
+    if (bytes.empty()) return std::nullopt;
+    const auto& states = step().states();
+    const CheckpointTensor& state = *std::ranges::find(states, name, &CheckpointTensor::name);
+    const std::vector<size_t> shape(state.shape.begin(), state.shape.end());
+    return NumpyArray(bytes.data(), shape.size(), shape.data(), nb::find(this), nullptr, dlpack_of(state.dtype));
+  }
   NumpyArray output(const std::string& name) const { return to_array(step().output(name)); }
   std::vector<std::string> states() const {
     std::vector<std::string> names;
@@ -216,19 +222,19 @@ class Step {
   int64_t accumulated() const { return step().accumulated(); }
   std::optional<double> gradient_norm() const { return step().gradient_norm(); }
   std::string plan() const {
-    json told = plan_json(step().program(), std::nullopt);
-    told["measured_peak_bytes"] = step().executor().measured_peak().count;
+    json told = plan_json(step_->first().program(), std::nullopt);
+    told["measured_peak_bytes"] = step_->measured_peak().count;
     return told.dump();
   }
   void report(const std::string& file, const std::string& model, int64_t batch) const {
-    write_file_atomically(file, html_report(step().program(), {.model = model,
+    write_file_atomically(file, html_report(step_->first().program(), {.model = model,
                                                                .batch = batch,
                                                                .device = step_->session().device->info().description,
                                                                .minimum = std::nullopt,
                                                                .reason = {}}));
   }
   std::string explain(const std::string& name) const {
-    return plimsoll::explain(step().program(), *step_->session().device, step_->session().costs, name);
+    return plimsoll::explain(step_->first().program(), *step_->session().device, step_->session().costs, name);
   }
   std::string weights_sha256() const { return step().weights_sha256(); }
 
@@ -251,6 +257,7 @@ std::string fits(const std::string& network, const std::string& options) {
 NB_MODULE(_core, m) {
   using namespace plimsoll;
   using plimsoll::python::Step;
+  nb::set_leak_warnings(false);  // a module's tensors may outlive the interpreter's last look
   static nb::object infeasible_type, error_type;
   error_type = nb::exception<Error>(m, "Error", PyExc_RuntimeError);
   // Raised with one argument more than the text: the answer as JSON, for plimsoll.Infeasible.
@@ -270,8 +277,8 @@ NB_MODULE(_core, m) {
       },
       nullptr);
   nb::class_<Step>(m, "Step")
-      .def(nb::init<const std::string&, const std::string&, const nb::object&, const std::vector<std::string>&>(),
-           "network"_a, "options"_a, "progress"_a.none(), "others"_a)
+      .def(nb::init<const std::string&, const std::string&, const nb::object&>(), "network"_a, "options"_a,
+           "progress"_a.none())
       .def("feed", &Step::feed)
       .def("run", &Step::run, "learning_rates"_a, "batches"_a = 0)
       .def("set_group", &Step::set_group)
@@ -283,6 +290,7 @@ NB_MODULE(_core, m) {
       .def("evaluation_output", &Step::evaluation_output)
       .def("state", &Step::state)
       .def("set_state", &Step::set_state)
+      .def("state_view", &Step::state_view)
       .def("output", &Step::output)
       .def_prop_ro("states", &Step::states)
       .def("start_at", &Step::start_at)

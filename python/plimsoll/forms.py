@@ -57,8 +57,9 @@ class Form:
         return bool(self._fed)
 
     @property
-    def outputs(self) -> list[str]:
-        return list(self.section.get("outputs", []))
+    def outputs(self) -> dict[str, str]:
+        """The caller's names of what he reads after a step, and the network's."""
+        return self.converted.outputs
 
     def size_of(self, batch: Any, example: Key) -> Optional[int]:
         """The number of samples of a batch that differs from the example by it alone; None: it differs otherwise."""

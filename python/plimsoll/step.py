@@ -6,7 +6,8 @@
         scheduler.step()
 
 The step holds parameters, optimizer states and everything that it computes with in one arena of that size. The module
-and the optimizer stay what they were to the user: their tensors are brought up to date when somebody asks for them.
+and the optimizer stay what they were to the user: a tensor that lies in the arena as PyTorch would have it is the module's
+own, and the others are brought up to date when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Step:
     """A compiled training step. Call it with a batch: it trains, and returns the loss.
 
     ``step.outputs`` are what ``outputs=`` picked, of the last batch; ``step.plan`` the plan as a dictionary (peak,
-    predicted time, traffic); ``step.report("x.html")`` draws it; ``step.explain(name)`` tells about a tensor or layer.
+    predicted time, traffic) for the largest of the shapes that it was compiled for; ``step.report("x.html")`` draws it; ``step.explain(name)`` tells about a tensor or layer.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
@@ -108,12 +109,14 @@ class Step:
         self._name, self._batch = document["name"], document["batch"]
         self._tensors = {tensor["name"]: tensor for tensor in self._first.section["tensors"]}
         # Form and number in the core, by the shapes of a batch.
-        self._shapes = {key: (form, number) for number, (key, form) in enumerate(forms)}
+        self._shapes: dict[Key, tuple[Form, int]] = {self._example: (self._first, 0)}
         self._evaluations: dict[Key, tuple[Form, int]] = {}
         self._progress = progress
         shown = _Progress(progress)
         try:
-            self._core = _core.Step(self._first.text, options, shown, [form.text for _, form in forms[1:]])
+            self._core = _core.Step(self._first.text, options, shown)
+            for key, form in forms[1:]:
+                self._shapes[key] = form, self._core.add_shape(form.text, 0, shown)
         except _core.InfeasibleAnswer as answer:
             raise Infeasible.from_core(*answer.args) from None
         finally:
@@ -121,6 +124,7 @@ class Step:
         self._states = set(self._core.states)
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
         self._stale = False
+        self._views: dict[str, Tensor] = {}
         self._push()
         hook = _weak_hook(self)
         self._hooks = [
@@ -134,6 +138,7 @@ class Step:
         """What was trained outlives the step."""
         if hasattr(self, "_hooks") and not sys.is_finalizing():
             self.sync()
+            self._let_go()
             for hook in self._hooks:
                 hook.remove()
 
@@ -204,12 +209,13 @@ class Step:
         if self._evaluated is None:
             return {}
         form, number = self._evaluated
-        return {name: torch.from_numpy(self._core.evaluation_output(number, name)) for name in form.outputs}
+        return {theirs: torch.from_numpy(self._core.evaluation_output(number, ours)) for theirs, ours in form.outputs.items()}
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        """Of the last batch, what ``outputs=`` picked."""
-        return {name: torch.from_numpy(self._core.output(name)) for name in self._form.outputs}
+        """Of the last batch, what ``outputs=`` picked, by the names that it gave: "output" where it gave a tensor, "output0" and so
+        on where it gave several."""
+        return {theirs: torch.from_numpy(self._core.output(ours)) for theirs, ours in self._form.outputs.items()}
 
     @property
     def gradient_norm(self) -> Optional[float]:
@@ -226,30 +232,52 @@ class Step:
         dtype = DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
         self._core.set_state(name, value.detach().to(device="cpu", dtype=dtype).contiguous().numpy())
 
+    def _view(self, name: str) -> Optional[Tensor]:
+        """The state where the step has it, if it lies there as an array does."""
+        if name not in self._views:
+            array = self._core.state_view(name)
+            if array is None:
+                return None
+            self._views[name] = torch.from_numpy(array)
+        return self._views[name]
+
+    def _own(self) -> dict[str, Tensor]:
+        """The module's tensors that the step holds."""
+        tensors = {**self._captured.buffers, **self._captured.parameters}
+        return {name: tensor for name, tensor in tensors.items() if name in self._states}
+
     def _push(self) -> None:
-        """Module and optimizer -> arena."""
-        tensors = {**self._values, **self._captured.buffers, **self._captured.parameters}
-        for name, tensor in tensors.items():
-            if name in self._states:
+        """Module and optimizer -> arena. The module's tensors then are those in the arena, where that is possible."""
+        for name, tensor in self._values.items():
+            if name in self._states and name not in self._captured.buffers and name not in self._captured.parameters:
                 self._set(name, tensor)
+        for name, tensor in self._own().items():
+            view = self._view(name)
+            if view is not None and tensor.data_ptr() == view.data_ptr():
+                continue
+            self._set(name, tensor)
+            if view is not None and tensor.device.type == "cpu" and tensor.dtype == view.dtype:
+                tensor.data = view.view(tensor.shape)
         number = 0
         for name, parameter in self._captured.parameters.items():
             state = self._optimizer.state.get(parameter, {})
             number = max(number, int(state.get("step", 0)))
             for theirs, ours in self._states_of(name).items():
-                value = state.get(theirs)
-                self._set(ours, torch.zeros_like(parameter) if value is None else value)
+                value, view = state.get(theirs), self._view(ours)
+                if value is None or view is None or value.data_ptr() != view.data_ptr():
+                    self._set(ours, torch.zeros_like(parameter) if value is None else value)
         self._core.start_at(number, self._seed)
 
     def sync(self) -> None:
-        """Brings the module's parameters and buffers, and the optimizer's states, up to date. Reading a ``state_dict``
-        of either, or running the module, does it by itself."""
+        """Brings the module's parameters and buffers, and the optimizer's states, up to date: those that are not the
+        step's own already. Reading a ``state_dict`` of either, or running the module, does it by itself."""
         if not self._stale:
             return
         self._stale = False
         with torch.no_grad():
-            for name, tensor in {**self._captured.parameters, **self._captured.buffers}.items():
-                if name in self._states:
+            for name, tensor in self._own().items():
+                view = self._view(name)
+                if view is None or tensor.data_ptr() != view.data_ptr():
                     tensor.copy_(self._get(name).reshape(tensor.shape))
         for name, parameter in self._captured.parameters.items():
             ours = self._states_of(name)
@@ -257,9 +285,22 @@ class Step:
                 continue
             state = self._optimizer.state[parameter]
             for theirs, core_name in ours.items():
-                state[theirs] = self._get(core_name).reshape(parameter.shape)
+                view = self._view(core_name)
+                state[theirs] = (self._get(core_name) if view is None else view).reshape(parameter.shape)
             if self._kind != "sgd":
                 state["step"] = torch.tensor(float(self._core.number))
+
+    def _let_go(self) -> None:
+        """Module and optimizer get tensors of their own for those in the step's memory."""
+        ours = {view.data_ptr() for view in self._views.values()}
+        for tensor in self._own().values():
+            if tensor.data_ptr() in ours:
+                tensor.data = tensor.data.clone()
+        for parameter in self._captured.parameters.values():
+            state = self._optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.data_ptr() in ours:
+                    state[key] = value.clone()
 
     def _get(self, name: str) -> Tensor:
         return torch.from_numpy(self._core.state(name))
@@ -347,6 +388,7 @@ def compile(
     examples of those that need more of it than ``example`` does. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
     ``Unsupported`` where the network holds what cannot be trained, before anything is allocated.
     """
+    example, *shapes = sorted([example, *shapes], key=_elements, reverse=True)  # where states lie is as the largest needs it
     captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call)
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill,
@@ -359,11 +401,14 @@ def compile(
     first = Form(captured, converted)
     forms = [(key_of(example), first)]
     for batch in shapes:
-        if key_of(batch) in dict(forms):
-            continue
-        other = capture_as(batch, True)
-        forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
+        if key_of(batch) not in dict(forms):
+            other = capture_as(batch, True)
+            forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
     return Step(model, optimizer, forms, options, groups, capture_as, progress)
+
+
+def _elements(batch: Any) -> int:
+    return sum(leaf.numel() for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def _captured(model, optimizer, loss, example, outputs, call):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,7 +191,7 @@ def test_fits_needs_no_weights():
 def test_evaluates_in_the_same_memory():
     model, beside = network(), network()
     step = plimsoll.compile(model, OPTIMIZERS["momentum"](model.parameters()), loss=cross_entropy, example=batch(0),
-                            memory="2MiB", **LIMITS)  # fmt: skip
+                            memory="2MiB", outputs=lambda output: output, **LIMITS)  # fmt: skip
     for i in range(3):
         step(batch(i))
     beside.load_state_dict(model.state_dict())
@@ -195,6 +199,7 @@ def test_evaluates_in_the_same_memory():
     with torch.no_grad():
         expected = F.cross_entropy(beside.eval()(x), y).item()
     assert step.evaluate((x, y)) == pytest.approx(expected, rel=1e-4)
+    assert torch.allclose(step.evaluation_outputs["output"], beside(x).detach(), atol=1e-4)
     weights = copy.deepcopy(model.state_dict())
     step.evaluate((x, y))
     assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
@@ -375,3 +380,34 @@ def test_sequences_of_several_lengths_share_one_memory():
         assert step.evaluate(tokens(9, length)) == pytest.approx(loss, rel=1e-5)
     with pytest.raises(plimsoll.Infeasible, match="shapes="):
         step(tokens(0, 32, 64))
+
+
+def test_the_modules_tensors_are_those_of_the_step():
+    model, beside = network(), network()
+    optimizer, reference = (OPTIMIZERS["adamw"](m.parameters()) for m in (model, beside))
+    step = plimsoll.compile(model, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", exact=True, **LIMITS)
+    bias = model[-1].bias
+    before = bias.detach().clone()
+    step(batch(0))
+    train_beside(beside, reference, 1)
+    assert not torch.equal(bias, before)  # though nothing was asked for
+    assert torch.allclose(bias, beside[-1].bias, atol=2e-4)
+    with torch.no_grad():
+        for module in (model, beside):
+            module[-1].bias.clamp_(-0.05, 0.05)
+    assert [step(batch(i)) for i in (1, 2)] == pytest.approx(train_beside(beside, reference, 2, 1), rel=1e-4)
+    states = optimizer.state_dict()["state"]
+    kept = {k: v.clone() for k, v in model.state_dict().items()}
+    del step
+    assert all(torch.equal(kept[k], v) for k, v in model.state_dict().items())
+    assert torch.equal(states[0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    model.train()
+    cross_entropy(model(batch(3)[0]), batch(3)).backward()  # by PyTorch again
+    optimizer.step()
+
+
+def test_the_example_runs():
+    example = Path(__file__).parents[2] / "examples" / "own_network.py"
+    told = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=600)
+    assert told.returncode == 0, told.stderr
+    assert "epoch 4" in told.stdout and int(re.findall(r"(\d+)% right", told.stdout)[-1]) > 65

@@ -47,12 +47,18 @@ void measure(Session& session, const Network& network, const CompileOptions& com
   if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
 }
 
+std::variant<size_t, Infeasible> keep(std::variant<std::unique_ptr<TrainingStep>, Infeasible> added,
+                                      std::vector<std::unique_ptr<TrainingStep>>& among) {
+  if (auto* infeasible = std::get_if<Infeasible>(&added)) return std::move(*infeasible);
+  among.push_back(std::get<std::unique_ptr<TrainingStep>>(std::move(added)));
+  return among.size() - 1;
+}
+
 }  // namespace
 
 std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const Network& network,
                                                                          const TrainOptions& options,
-                                                                         const NetworkStepListener& listener,
-                                                                         std::span<const Network> others) {
+                                                                         const NetworkStepListener& listener) {
   check_options(options);
   auto result = std::make_unique<NetworkStep>();
   result->session_ = open_session(options.device, cores_of(options).intra_op, tiers_of(options));
@@ -67,40 +73,28 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
   const CompileOptions& compile = result->compile_ = compile_options_of(options, session);
   if (options.costs == "measured") forget_busy_times(session);
   result->measures_ = options.costs == "measured" && !options.exact;
+
   if (result->measures_) {  // what is lacking is measured only where there is a plan at all
     auto first = compile_training(network, *session.device, session.costs, compile);
     if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
     measure(session, network, compile, listener);
-    for (const Network& other : others) measure(session, other, compile, listener);
   }
   for (Refusals refused;;) {
     auto compiled = compile_training(network, *session.device, session.costs, compile);
     if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return std::move(*infeasible);
-    Program& program = std::get<Program>(compiled);
-    Bytes arena = program.plan->arena;
-    for (const Network& other : others) {
-      auto shaped = compile_shape(other, program, *session.device, session.costs, compile);
-      if (auto* infeasible = std::get_if<Infeasible>(&shaped)) return std::move(*infeasible);
-      arena = std::max(arena, std::get<Program>(shaped).plan->arena);
-    }
     give_memory_back();  // that planning took
-    const ExecuteOptions executing{.spill = session.spill, .peer = session.peer};
     result->steps_.clear();
     result->steps_.push_back(
-        std::make_unique<TrainingStep>(std::move(program), *session.device, executing, Memory{}, arena));
+        std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session.device,
+                                       ExecuteOptions{.spill = session.spill, .peer = session.peer}));
     if (!session.device->info().asynchronous || rehearse(result->step().executor(), refused).empty()) break;
   }
   result->step().initialize(options.seed);
-  for (const Network& other : others) {
-    auto added = result->add_shape(other, listener);
-    if (auto* infeasible = std::get_if<Infeasible>(&added)) return std::move(*infeasible);
-  }
   return result;
 }
 
-// Adds what is compiled, to run in the memory that the first step has. Compiles again where a device refuses a kernel.
-std::variant<size_t, Infeasible> NetworkStep::add(std::vector<std::unique_ptr<TrainingStep>>& to,
-                                                  const Compile& compile) {
+// A step of what is compiled, in the memory that was taken. Compiles again where a device refuses a kernel.
+NetworkStep::Added NetworkStep::in_this_memory(const Compile& compile) {
   for (Refusals refused;;) {
     auto compiled = compile();
     if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return std::move(*infeasible);
@@ -109,8 +103,7 @@ std::variant<size_t, Infeasible> NetworkStep::add(std::vector<std::unique_ptr<Tr
                                                steps_[0]->executor().memory());
     if (session_.device->info().asynchronous && !rehearse(step->executor(), refused).empty()) continue;
     step->start_at(0, 0);
-    to.push_back(std::move(step));
-    return to.size() - 1;
+    return step;
   }
 }
 
@@ -118,9 +111,10 @@ std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, 
   if (measures_) measure(session_, network, compile_, listener);
   CompileOptions options = compile_;
   options.memory = steps_[0]->executor().arena_bytes();
-  return add(steps_, [&] {
-    return compile_shape(network, steps_[0]->program(), *session_.device, session_.costs, options);
-  });
+  return keep(in_this_memory([&] {
+                return compile_shape(network, steps_[0]->program(), *session_.device, session_.costs, options);
+              }),
+              steps_);
 }
 
 void NetworkStep::use(size_t shape) {
@@ -129,10 +123,17 @@ void NetworkStep::use(size_t shape) {
   current_ = shape;
 }
 
+Bytes NetworkStep::measured_peak() const {
+  Bytes peak;
+  for (const auto& step : steps_) peak = std::max(peak, step->executor().measured_peak());
+  return peak;
+}
+
 std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& network) {
-  return add(evaluations_, [&] {
-    return compile_evaluation(network, steps_[0]->program(), *session_.device, session_.costs, compile_);
-  });
+  return keep(in_this_memory([&] {
+                return compile_evaluation(network, steps_[0]->program(), *session_.device, session_.costs, compile_);
+              }),
+              evaluations_);
 }
 
 std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options) {

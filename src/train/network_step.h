@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -23,16 +22,14 @@ struct NetworkStepListener {
 
 class NetworkStep {
  public:
-  // Of `options` those count that say of device, memory, policy, optimizer, exactness, workspaces and costs. `others`:
-  // the same network for batches of other shapes, which the arena is to have room for. Throws Error where an option
-  // cannot be.
+  // Of `options` those count that say of device, memory, policy, optimizer, exactness, workspaces and costs. Throws Error
+  // where an option cannot be.
   static std::variant<std::unique_ptr<NetworkStep>, Infeasible> open(const Network& network,
                                                                      const TrainOptions& options,
-                                                                     const NetworkStepListener& listener = {},
-                                                                     std::span<const Network> others = {});
+                                                                     const NetworkStepListener& listener = {});
 
-  // Makes the step of one more shape ready, in the memory that was taken. Returns its number: 0 is the first network's, then
-  // come `others`.
+  // Makes the step of the same network for batches of another shape ready, in the memory that was taken: so the largest
+  // is the one to begin with. Returns its number; the first is 0.
   std::variant<size_t, Infeasible> add_shape(const Network& network, const NetworkStepListener& listener = {});
   // The next steps are of this shape. Parameters, counters and settings go on.
   void use(size_t shape);
@@ -44,11 +41,14 @@ class NetworkStep {
 
   TrainingStep& step() { return *steps_[current_]; }  // of the shape in use
   const TrainingStep& step() const { return *steps_[current_]; }
+  const TrainingStep& first() const { return *steps_[0]; }
+  Bytes measured_peak() const;  // of all shapes, as Executor::measured_peak
   const Session& session() const { return session_; }
 
  private:
   using Compile = std::function<std::variant<Program, Infeasible>()>;
-  std::variant<size_t, Infeasible> add(std::vector<std::unique_ptr<TrainingStep>>& to, const Compile& compile);
+  using Added = std::variant<std::unique_ptr<TrainingStep>, Infeasible>;
+  Added in_this_memory(const Compile& compile);
 
   Session session_;
   CompileOptions compile_;

@@ -223,6 +223,11 @@ StateTensor TrainingStep::state(std::string_view name) const {
   return result;
 }
 
+std::span<std::byte> TrainingStep::state_bytes(std::string_view name) {
+  const std::vector<TensorId>& parts = wholes_[find_state(name)].parts;
+  return parts.size() == 1 ? executor_->bytes_at_rest(parts[0]) : std::span<std::byte>();
+}
+
 void TrainingStep::set_state(const StateTensor& state) {
   const size_t i = find_state(state.name);
   const CheckpointTensor& mine = states_[i];
