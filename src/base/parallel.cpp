@@ -67,9 +67,10 @@ void for_each_in_parallel(size_t count, const std::function<void(size_t)>& work)
     }
   };
   run(start_helpers);
-  ++spare_threads();  // this one only waits
+  const int waiting = helpers.empty() ? 0 : 1;  // this one only waits
+  spare_threads() += waiting;
   for (std::thread& helper : helpers) helper.join();
-  --spare_threads();
+  spare_threads() -= waiting;
   for (const std::exception_ptr& exception : thrown) {
     if (exception) std::rethrow_exception(exception);
   }

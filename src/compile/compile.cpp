@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -218,21 +219,23 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest();
   if (options.first_that_fits && options.memory < lower_bound)  // what would do was not asked
     return {{}, {}, Infeasible{.budget = options.memory, .minimum = lower_bound}};
-  // Side by side: most budgets that are above the bound have a plan.
+  // Side by side where there are cores: most budgets that are above the bound have a plan.
   Least least;
   Attempt fastest;
+  std::atomic<bool> too_much = false;
   const bool may_fit = options.memory >= lower_bound && !options.first_that_fits;
   for_each_in_parallel(may_fit ? 2 : 1, [&](size_t i) {
     if (i == 0) {
       least = find(options.name_minimum ? Bytes{1} : options.memory);
-    } else {
+      too_much = !least.attempt || least.attempt->plan().arena > options.memory;
+    } else if (!too_much) {
       fastest = find_fastest();
     }
   });
   if (!least.attempt) return {{}, {}, std::move(least.why)};
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
-  if (arena > options.memory) return {{}, {}, std::move(least.why)};
+  if (too_much) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
   return is_better(*least.attempt, fastest) ? *std::move(least.attempt) : std::move(fastest);
 }

@@ -65,22 +65,27 @@ OpType dropout(std::string name) {
   };
 }
 
+// Of what draws its elements from counters alone, as its attributes say.
+std::vector<TensorSpec> drawn(const Attributes& attributes, std::span<const Tensor* const> in) {
+  expect_inputs(in, 2);
+  expect_counter(*in[0]);
+  expect_counter(*in[1]);
+  const Shape shape = attributes.integers("shape");
+  expect_enough_draws(shape);
+  return {{shape, floating_dtype(attributes)}};
+}
+
 // Ones where dropout with 1 - p would keep.
 OpType bernoulli() {
   return {
       .name = "Bernoulli",
       .infer =
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
-            expect_inputs(in, 2);
-            expect_counter(*in[0]);
-            expect_counter(*in[1]);
-            const Shape shape = attributes.integers("shape");
-            expect_enough_draws(shape);
             const double p = attributes.real("p");
             if (!(p >= 0 && p <= 1)) {
               throw Error(ErrorCode::invalid_input, fmt::format("p is {}; the share of ones lies in [0, 1]", p));
             }
-            return std::vector<TensorSpec>{{shape, floating_dtype(attributes)}};
+            return drawn(attributes, in);
           },
       .gradient = [](Graph&, OpId, std::span<const TensorId>,
                      const std::vector<bool>& wanted) { return std::vector<TensorId>(wanted.size()); },
@@ -100,15 +105,7 @@ OpType bernoulli() {
 OpType random_normal() {
   return {
       .name = "RandomNormal",
-      .infer =
-          [](const Attributes& attributes, std::span<const Tensor* const> in) {
-            expect_inputs(in, 2);
-            expect_counter(*in[0]);
-            expect_counter(*in[1]);
-            const Shape shape = attributes.integers("shape");
-            expect_enough_draws(shape);
-            return std::vector<TensorSpec>{{shape, floating_dtype(attributes)}};
-          },
+      .infer = drawn,
       .gradient = [](Graph&, OpId, std::span<const TensorId>,
                      const std::vector<bool>& wanted) { return std::vector<TensorId>(wanted.size()); },
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
