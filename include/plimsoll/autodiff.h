@@ -42,7 +42,8 @@ struct OptimizerOptions {
   // states. The graph is the same for any number above 1.
   int64_t accumulate = 1;
   // Where there are some: every parameter that is trained belongs to one of them, whose settings stand for those above. Group
-  // number i > 0 has its learning rate from the input "learning_rate.i".
+  // number i > 0 has its learning rate from the input "learning_rate.i". These inputs are vectors then: the other settings follow
+  // the rate, and may change from step to step (TrainingStep::set_group). Whether there is momentum, and its form, may not.
   std::vector<ParameterGroup> groups;
 };
 

@@ -108,6 +108,11 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
                                                      const Device& device, const CostTable& costs,
                                                      const CompileOptions& options);
 
+// The program of a training step of the same network for batches of another shape; `network` is its forward pass there.
+// The states of `training` keep their places, so both run in one memory, by turns. options.memory is the arena's.
+std::variant<Program, Infeasible> compile_shape(const Network& network, const Program& training, const Device& device,
+                                                const CostTable& costs, const CompileOptions& options);
+
 // The program of a forward pass alone, for a classifier that was trained: `network` is built with
 // ModelInput::training false. Outputs are the loss, the number of right answers, and the scores (logits_of). What fits,
 // and the least memory, follow from network, device and options as for a training step.

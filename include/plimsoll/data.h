@@ -87,6 +87,7 @@ struct LoaderOptions {
   int64_t epoch = 0;          // where to begin
   int64_t first_batch = 0;    // in that epoch
   int threads = 1;            // that prepare batches beside the training
+  int32_t padding_label = -1;  // of rows that fill up the last batch of an evaluation
   int queue = 0;              // batches prepared at most; each costs its bytes. 0: batches_prepared()
 };
 
@@ -97,7 +98,7 @@ int batches_prepared(Bytes batch, int threads);
 // Valid until the next call of release() or next().
 struct Batch {
   std::span<const float> data;      // batch x channels x height x width, row-major
-  std::span<const int32_t> labels;  // -1 for the rows that fill up the last batch of an evaluation
+  std::span<const int32_t> labels;  // LoaderOptions::padding_label for rows that fill up the last batch
   int64_t epoch = 0;
   int64_t index = 0;  // in the epoch
   int64_t count = 0;  // rows with a sample

@@ -79,6 +79,9 @@ class Executor {
   // The same for the elements from number `first` on, so that a large tensor is saved and loaded without a copy of it.
   void write(TensorId tensor, int64_t first, std::span<const std::byte> elements);
   void read(TensorId tensor, int64_t first, std::span<std::byte> elements) const;
+  // A state's own bytes between steps, where they are row-major in memory that the host can address; else nothing.
+  // During a step other things may lie there.
+  std::span<std::byte> bytes_at_rest(TensorId state);
   // Fills parameters, optimizer states and statistics from their initializers: depends on seed and names only,
   // and not on how a state is split.
   void initialize(uint64_t seed);

@@ -59,7 +59,7 @@ struct Layout {
 // What a tensor is for; reports add up memory by it.
 enum class Role : uint8_t {
   input,            // a batch of data or labels, written from outside before the step
-  hyperparameter,   // a scalar written from outside before the step: learning rate, step number
+  hyperparameter,   // written from outside before the step: learning rate, step number
   parameter,        // learnt
   optimizer_state,  // momentum, second moment
   statistic,        // running mean and variance: changed by the forward pass, not learnt

@@ -58,6 +58,11 @@ int64_t layer_count(const Network& network);
 // The scores that a classifier answers with, a row a sample, before softmax: what its loss is computed from. Invalid
 // where the network does not classify. `head`: the names of the parameters of the layer that makes them.
 TensorId logits_of(const Network& network);
+
+// The label of a row that counts nothing in a classifier's loss; and what its loss is multiplied by to give the sum over the
+// rows, `counted` of which count.
+int32_t padding_label(const Network& network);
+double rows_of_loss(const Network& network, int64_t rows, int64_t counted);
 std::vector<std::string> head_of(const Network& network);
 
 // Height and width; one number stands for both.

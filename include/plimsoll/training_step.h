@@ -79,6 +79,10 @@ class TrainingStep {
   // `accumulated`: batches whose gradients the sums among the states have already, where a step takes several.
   void start_at(int64_t step, uint64_t seed, int64_t accumulated = 0);
 
+  // Instead, where the other has the same states in the same memory: goes on after it, with its number, seed, sums and
+  // settings of groups.
+  void go_on_from(const TrainingStep& other);
+
   // Copies a batch into the arena, for the next run; the batch may be given back then. Throws Error(invalid_input) on
   // another size.
   void feed(const Batch& batch);
@@ -93,6 +97,9 @@ class TrainingStep {
   double run(double learning_rate, int64_t batches = 0);
   // The same with a rate for each of the optimizer's groups (OptimizerOptions::groups).
   double run(std::span<const double> learning_rates, int64_t batches = 0);
+  // From the next step on, other settings of one of these groups than it was compiled with: all but its parameters and
+  // nesterov. Throws Error(invalid_input) where there is no such group, or it has no momentum that could change.
+  void set_group(size_t group, const ParameterGroup& settings);
   int64_t accumulated() const { return accumulated_; }  // batches since the last update
   double loss() const;                                  // of the last batch: its mean, all objectives together
   std::optional<double> correct() const;        // samples that were right; nothing where the network does not classify
@@ -104,6 +111,9 @@ class TrainingStep {
   // Throw Error(invalid_input) with the nearest name where there is none of this name, or it has another shape or type.
   StateTensor state(std::string_view name) const;
   void set_state(const StateTensor& state);
+  // The state's own elements, to read and write between steps for as long as its memory lives; nothing where they are not
+  // one row-major run that the host can address.
+  std::span<std::byte> state_bytes(std::string_view name);
   // The same for some of its elements, row-major from byte `offset` on, so that a large one is never held twice.
   void set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements);
   TensorSource state_source() const;  // for save_checkpoint
@@ -133,7 +143,8 @@ class TrainingStep {
   const ExecuteOptions options_;
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
-  std::vector<TensorId> learning_rates_;  // by group
+  std::vector<TensorId> learning_rates_;     // by group
+  std::vector<std::vector<float>> settings_;  // by group, beginning with the rate
   std::vector<double> rates_;             // one for all
   TensorId step_number_, seed_tensor_;
   TensorId count_tensor_, scale_, update_number_;  // where gradients are accumulated

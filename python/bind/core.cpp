@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
@@ -74,6 +75,16 @@ NumpyArray to_array(StateTensor tensor) {
   return NumpyArray(data, shape.size(), shape.data(), owner, nullptr, type);
 }
 
+ParameterGroup group_from(const json& j) {
+  return {.parameters = {},
+          .momentum = j.value("momentum", 0.0),
+          .nesterov = j.value("nesterov", false),
+          .weight_decay = j.value("weight_decay", 0.0),
+          .beta1 = j.value("beta1", 0.9),
+          .beta2 = j.value("beta2", 0.999),
+          .epsilon = j.value("epsilon", 1e-8)};
+}
+
 // The options are a JSON object: sizes as texts ("4GiB"), and groups as PyTorch has them.
 TrainOptions options_from(const json& j) {
   TrainOptions options;
@@ -105,13 +116,8 @@ TrainOptions options_from(const json& j) {
   optimizer.clip_grad_norm = o.value("clip_grad_norm", 0.0);
   optimizer.accumulate = o.value("accumulate", int64_t{1});
   for (const json& g : o.at("groups")) {
-    optimizer.groups.push_back({.parameters = g.at("parameters"),
-                                .momentum = g.value("momentum", 0.0),
-                                .nesterov = g.value("nesterov", false),
-                                .weight_decay = g.value("weight_decay", 0.0),
-                                .beta1 = g.value("beta1", 0.9),
-                                .beta2 = g.value("beta2", 0.999),
-                                .epsilon = g.value("epsilon", 1e-8)});
+    optimizer.groups.push_back(group_from(g));
+    optimizer.groups.back().parameters = g.at("parameters");
   }
   if (!optimizer.groups.empty()) {  // what holds for all is checked by the first's
     const ParameterGroup& first = optimizer.groups[0];
@@ -130,19 +136,29 @@ void expect_dtype(const TrainingStep& step, const std::string& name, const ReadO
   throw Error(ErrorCode::invalid_input, "input '" + name + "' is of " + std::string(to_string(graph.tensor(id).dtype)));
 }
 
+size_t number_of(const std::variant<size_t, Infeasible>& added) {
+  if (const auto* infeasible = std::get_if<Infeasible>(&added)) throw InfeasibleError(*infeasible);
+  return std::get<size_t>(added);
+}
+
+NetworkStepListener listener_of(const nb::object& progress) {
+  NetworkStepListener listener;
+  listener.stop = [] {
+    const nb::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;
+  };
+  listener.preparing = [&progress](const std::string& what, int64_t done, int64_t total) {
+    const nb::gil_scoped_acquire gil;
+    if (!progress.is_none()) progress(what, done, total);
+  };
+  return listener;
+}
+
 class Step {
  public:
   Step(const std::string& network, const std::string& options, const nb::object& progress) {
-    NetworkStepListener listener;
-    listener.stop = [] {
-      const nb::gil_scoped_acquire gil;
-      return PyErr_CheckSignals() != 0;
-    };
-    listener.preparing = [&](const std::string& what, int64_t done, int64_t total) {
-      const nb::gil_scoped_acquire gil;
-      if (!progress.is_none()) progress(what, done, total);
-    };
     const TrainOptions parsed = options_from(json::parse(options));
+    const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
     auto result = NetworkStep::open(network_of(network), parsed, listener);
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) throw InfeasibleError(*infeasible);
@@ -161,22 +177,40 @@ class Step {
     step().run(learning_rates, batches);
     return step().loss();
   }
-  void prepare_evaluation(const std::string& network, int64_t batch) {
+  void set_group(size_t group, const std::string& settings) { step().set_group(group, group_from(json::parse(settings))); }
+  size_t add_shape(const std::string& network, int64_t batch, const nb::object& progress) {
+    const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
-    step_->prepare_evaluation(network_from_json(network, batch, false));
+    return number_of(step_->add_shape(network_from_json(network, batch, true), listener));
   }
-  void feed_evaluation(const std::string& name, const ReadOnlyArray& array) {
-    expect_dtype(step_->evaluation(), name, array);
-    step_->evaluation().feed(name, bytes_of(array));
-  }
-  double evaluate() {
+  void use(size_t shape) { step_->use(shape); }
+  size_t add_evaluation(const std::string& network, int64_t batch) {
     const nb::gil_scoped_release released;
-    step_->evaluation().run(0);
-    return step_->evaluation().loss();
+    return number_of(step_->add_evaluation(network_from_json(network, batch, false)));
   }
-  NumpyArray evaluation_output(const std::string& name) { return to_array(step_->evaluation().output(name)); }
+  void feed_evaluation(size_t number, const std::string& name, const ReadOnlyArray& array) {
+    expect_dtype(step_->evaluation(number), name, array);
+    step_->evaluation(number).feed(name, bytes_of(array));
+  }
+  double evaluate(size_t number) {
+    const nb::gil_scoped_release released;
+    step_->evaluation(number).run(0);
+    return step_->evaluation(number).loss();
+  }
+  NumpyArray evaluation_output(size_t number, const std::string& name) {
+    return to_array(step_->evaluation(number).output(name));
+  }
   NumpyArray state(const std::string& name) const { return to_array(step().state(name)); }
   void set_state(const std::string& name, const ReadOnlyArray& array) { step().set_state(name, {0}, bytes_of(array)); }
+  // The state itself, or None where it is no plain array.
+  std::optional<NumpyArray> state_view(const std::string& name) {
+    const std::span<std::byte> bytes = step().state_bytes(name);
+    if (bytes.empty()) return std::nullopt;
+    const auto& states = step().states();
+    const CheckpointTensor& state = *std::ranges::find(states, name, &CheckpointTensor::name);
+    const std::vector<size_t> shape(state.shape.begin(), state.shape.end());
+    return NumpyArray(bytes.data(), shape.size(), shape.data(), nb::find(this), nullptr, dlpack_of(state.dtype));
+  }
   NumpyArray output(const std::string& name) const { return to_array(step().output(name)); }
   std::vector<std::string> states() const {
     std::vector<std::string> names;
@@ -188,19 +222,19 @@ class Step {
   int64_t accumulated() const { return step().accumulated(); }
   std::optional<double> gradient_norm() const { return step().gradient_norm(); }
   std::string plan() const {
-    json told = plan_json(step().program(), std::nullopt);
-    told["measured_peak_bytes"] = step().executor().measured_peak().count;
+    json told = plan_json(step_->first().program(), std::nullopt);
+    told["measured_peak_bytes"] = step_->measured_peak().count;
     return told.dump();
   }
   void report(const std::string& file, const std::string& model, int64_t batch) const {
-    write_file_atomically(file, html_report(step().program(), {.model = model,
+    write_file_atomically(file, html_report(step_->first().program(), {.model = model,
                                                                .batch = batch,
                                                                .device = step_->session().device->info().description,
                                                                .minimum = std::nullopt,
                                                                .reason = {}}));
   }
   std::string explain(const std::string& name) const {
-    return plimsoll::explain(step().program(), *step_->session().device, step_->session().costs, name);
+    return plimsoll::explain(step_->first().program(), *step_->session().device, step_->session().costs, name);
   }
   std::string weights_sha256() const { return step().weights_sha256(); }
 
@@ -223,6 +257,7 @@ std::string fits(const std::string& network, const std::string& options) {
 NB_MODULE(_core, m) {
   using namespace plimsoll;
   using plimsoll::python::Step;
+  nb::set_leak_warnings(false);  // a module's tensors may outlive the interpreter's last look
   static nb::object infeasible_type, error_type;
   error_type = nb::exception<Error>(m, "Error", PyExc_RuntimeError);
   // Raised with one argument more than the text: the answer as JSON, for plimsoll.Infeasible.
@@ -246,12 +281,16 @@ NB_MODULE(_core, m) {
            "progress"_a.none())
       .def("feed", &Step::feed)
       .def("run", &Step::run, "learning_rates"_a, "batches"_a = 0)
-      .def("prepare_evaluation", &Step::prepare_evaluation)
+      .def("set_group", &Step::set_group)
+      .def("add_shape", &Step::add_shape, "network"_a, "batch"_a, "progress"_a.none())
+      .def("use", &Step::use)
+      .def("add_evaluation", &Step::add_evaluation)
       .def("feed_evaluation", &Step::feed_evaluation)
       .def("evaluate", &Step::evaluate)
       .def("evaluation_output", &Step::evaluation_output)
       .def("state", &Step::state)
       .def("set_state", &Step::set_state)
+      .def("state_view", &Step::state_view)
       .def("output", &Step::output)
       .def_prop_ro("states", &Step::states)
       .def("start_at", &Step::start_at)

@@ -121,7 +121,7 @@ def _section(writer: Writer) -> Document:
             [UnsupportedOp(str(loss_node.target), module_path(loss_node), source_line(loss_node), reason)]
         )
     loss = writer.reshape(loss_node, [], "loss")
-    outputs = {name: writer.value(program.nodes[i]) for name, i in program.outputs.items()}
+    outputs = writer.outputs = {name: writer.value(program.nodes[i]) for name, i in program.outputs.items()}
     ops, read = _without_unread(writer, [loss, *outputs.values()])
     tensors = [t for t in writer.tensors.values() if t["name"] in read]
     section: Document = {"tensors": _ordered(tensors, captured), "ops": ops, "objectives": [{"loss": loss}]}
@@ -247,6 +247,7 @@ class Converted:
     document: Document
     values: dict[str, Tensor]
     fixed_batch: list[str] = field(default_factory=list)
+    outputs: dict[str, str] = field(default_factory=dict)  # the caller's names of them -> the file's
 
 
 def convert(captured: Captured, *, label_dtype: str = "i64") -> Converted:
@@ -278,7 +279,7 @@ def convert(captured: Captured, *, label_dtype: str = "i64") -> Converted:
         "batch": captured.first.batch,
         ("training" if captured.training else "evaluation"): section,
     }
-    return Converted(document, values, fixed)
+    return Converted(document, values, fixed, writer.outputs)
 
 
 def _values(captured: Captured, writer: Writer, section: Document) -> dict[str, Tensor]:

@@ -8,7 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .capture import capture
 from .convert import Converted, convert
@@ -45,6 +46,7 @@ def export(
     if evaluation:
         captured = capture(model, loss, example, call=call, outputs=outputs, name=name, training=False)
         parts.append(convert(captured, label_dtype="i32"))
+        _join_states(*parts)
     document = {key: value for part in reversed(parts) for key, value in part.document.items()}
     for part in parts:
         _tell(part)
@@ -58,6 +60,30 @@ def export(
             )
         save(values, weights)
     return document
+
+
+def _join_states(training: Converted, evaluation: Converted) -> None:
+    """What evaluation alone keeps is kept while training too. Of two tables with one name the second gets another."""
+    section, other = training.document["training"], evaluation.document["evaluation"]
+    known = {t["name"]: t for t in section["tensors"]}
+    names: dict[str, str] = {}
+    for tensor in other["tensors"]:
+        if tensor["role"] not in ("parameter", "statistic"):
+            continue
+        name, same = tensor["name"], known.get(tensor["name"])
+        value = evaluation.values[name]
+        if same is not None and (same["shape"] != tensor["shape"] or not _is_same(training.values[name], value)):
+            tensor["name"] = names[name] = f"evaluation/{name}"
+            evaluation.values[names[name]] = evaluation.values.pop(name)
+            same = None
+        if same is None:
+            section["tensors"].append({**tensor, "role": "statistic"})
+    for op in other["ops"]:
+        op["inputs"] = [names.get(i, i) for i in op["inputs"]]
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return a is b or a.data_ptr() == b.data_ptr() or torch.equal(a, b)
 
 
 def write_json(document: Document, path: Union[str, Path]) -> None:

@@ -84,18 +84,26 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def check_unchanged(optimizer: torch.optim.Optimizer, kind: str, groups: Sequence[Group]) -> None:
-    """Raises ValueError where a setting other than the learning rate is another than the step was compiled with."""
+def changed_settings(optimizer: torch.optim.Optimizer, kind: str, groups: Sequence[Group]) -> dict[int, dict[str, Any]]:
+    """By number, the settings of those groups whose settings are others than ``groups`` says, which is brought up to date.
+
+    Schedulers change them from step to step. Raises ValueError where the step must be compiled anew for a change.
+    """
     if len(optimizer.param_groups) != len(groups):
         raise ValueError("the optimizer has other parameter groups than the step was compiled with; compile anew")
-    for number, (group, compiled) in enumerate(zip(optimizer.param_groups, groups)):
+    changed = {}
+    for number, (group, known) in enumerate(zip(optimizer.param_groups, groups)):
         now = _settings(kind, group, number)
-        for name, value in compiled.settings.items():
-            if now[name] != value:
-                raise ValueError(
-                    f"parameter group {number}: {name} is {now[name]} now, and {value} when the step was compiled; of the"
-                    " settings only lr may change from step to step (compile anew to change others)"
-                )
+        if now == known.settings:
+            continue
+        momentum, before = now.get("momentum", 1), known.settings.get("momentum", 1)
+        if now.get("nesterov") != known.settings.get("nesterov") or (momentum == 0) != (before == 0):
+            raise ValueError(
+                f"parameter group {number}: its form of momentum is another than when the step was compiled, which decides"
+                " what states there are; compile anew"
+            )
+        known.settings = changed[number] = now
+    return changed
 
 
 def parameter_names(model: nn.Module, tied: Mapping[str, str]) -> dict[int, str]:

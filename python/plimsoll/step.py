@@ -6,7 +6,8 @@
         scheduler.step()
 
 The step holds parameters, optimizer states and everything that it computes with in one arena of that size. The module
-and the optimizer stay what they were to the user: their tensors are brought up to date when somebody asks for them.
+and the optimizer stay what they were to the user: a tensor that lies in the arena as PyTorch would have it is the module's
+own, and the others are brought up to date when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import sys
 import weakref
-from typing import Any, Callable, Mapping, Optional, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,11 @@ from torch.utils import _pytree as pytree
 from . import _core, optimizers
 from .capture import Captured, capture
 from .convert import Converted, convert
+from .forms import DTYPES, Form, Key, key_of
 from .infeasible import Infeasible
 
 Size = Union[str, int]
-_DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}
+MOST_SHAPES = 16  # of batches; each has a plan and kernels of its own
 
 
 def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Group], accumulate: int,
@@ -43,14 +45,6 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
         "groups": [{"parameters": group.names, **group.settings} for group in groups],
     }
     return json.dumps(told)
-
-
-def _feed(captured: Captured, section: Mapping[str, Any], batch: Any, feed: Callable[[str, Any], None]) -> None:
-    given = captured.feed(batch)
-    for tensor in section["tensors"]:
-        if tensor["role"] == "input":
-            value = given[tensor["name"]].detach().to(device="cpu", dtype=_DTYPES[tensor["dtype"]]).contiguous()
-            feed(tensor["name"], value.numpy())
 
 
 # The steps of a module: what they hold is brought into its tensors before anybody reads them.
@@ -93,29 +87,36 @@ class _Progress:
             sys.stderr.write("\r\033[K")
 
 
+def _told(key: Key) -> str:
+    return ", ".join("x".join(map(str, shape)) or "1" for shape, _ in key)
+
+
 class Step:
     """A compiled training step. Call it with a batch: it trains, and returns the loss.
 
     ``step.outputs`` are what ``outputs=`` picked, of the last batch; ``step.plan`` the plan as a dictionary (peak,
-    predicted time, traffic); ``step.report("x.html")`` draws it; ``step.explain(name)`` tells about a tensor or layer.
+    predicted time, traffic) for the largest of the shapes that it was compiled for; ``step.report("x.html")`` draws it; ``step.explain(name)`` tells about a tensor or layer.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, captured: Captured,
-                 converted: Converted, options: str, groups: list[optimizers.Group],
-                 capture_evaluation: Callable[[], Captured], progress: bool):
-        self._model, self._optimizer, self._captured = model, optimizer, captured
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
+                 groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], progress: bool):
+        self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
         self._kind, self._groups = optimizers.kind_of(optimizer), groups
-        document = converted.document
-        self._values = converted.values
-        section = document["training"]
+        self._example, self._first = forms[0]
+        self._form, self._evaluated = self._first, None  # of the last batch
+        document = self._first.converted.document
+        self._captured, self._values = self._first.captured, self._first.converted.values
         self._name, self._batch = document["name"], document["batch"]
-        self._section = section
-        self._tensors = {tensor["name"]: tensor for tensor in section["tensors"]}
-        self._capture_evaluation, self._evaluation = capture_evaluation, None
-        self._output_names = list(section.get("outputs", []))
+        self._tensors = {tensor["name"]: tensor for tensor in self._first.section["tensors"]}
+        # Form and number in the core, by the shapes of a batch.
+        self._shapes: dict[Key, tuple[Form, int]] = {self._example: (self._first, 0)}
+        self._evaluations: dict[Key, tuple[Form, int]] = {}
+        self._progress = progress
         shown = _Progress(progress)
         try:
-            self._core = _core.Step(json.dumps(document), options, shown)
+            self._core = _core.Step(self._first.text, options, shown)
+            for key, form in forms[1:]:
+                self._shapes[key] = form, self._core.add_shape(form.text, 0, shown)
         except _core.InfeasibleAnswer as answer:
             raise Infeasible.from_core(*answer.args) from None
         finally:
@@ -123,6 +124,7 @@ class Step:
         self._states = set(self._core.states)
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
         self._stale = False
+        self._views: dict[str, Tensor] = {}
         self._push()
         hook = _weak_hook(self)
         self._hooks = [
@@ -136,6 +138,7 @@ class Step:
         """What was trained outlives the step."""
         if hasattr(self, "_hooks") and not sys.is_finalizing():
             self.sync()
+            self._let_go()
             for hook in self._hooks:
                 hook.remove()
 
@@ -143,8 +146,11 @@ class Step:
 
     def __call__(self, batch: Any) -> float:
         """Trains on one batch; returns its loss. Where gradients are accumulated, every call is one batch of a step."""
-        optimizers.check_unchanged(self._optimizer, self._kind, self._groups)
-        _feed(self._captured, self._section, batch, self._core.feed)
+        for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups).items():
+            self._core.set_group(group, json.dumps(settings))
+        self._form, number = self._shapes.get(key_of(batch)) or self._add_shape(batch)
+        self._core.use(number)
+        self._form.feed(batch, self._core.feed)
         loss = self._core.run(optimizers.learning_rates(self._optimizer))
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
         self._stale = True
@@ -153,25 +159,63 @@ class Step:
     def evaluate(self, batch: Any) -> float:
         """The loss of a batch in evaluation mode (no dropout, running statistics), in the same memory. Nothing is trained;
         ``step.evaluation_outputs`` are what ``outputs=`` picked."""
-        if self._evaluation is None:
+        self._evaluated = self._evaluations.get(key_of(batch)) or self._add_evaluation(batch)
+        form, number = self._evaluated
+        if form.is_fed:
             self.sync()
-            captured = self._capture_evaluation()
-            converted = convert(captured, label_dtype="i32")
-            self._evaluation = captured, converted.document["evaluation"]
-            self._core.prepare_evaluation(json.dumps(converted.document), 0)
-        captured, section = self._evaluation
-        _feed(captured, section, batch, self._core.feed_evaluation)
-        return self._core.evaluate()
+        form.feed(batch, lambda name, value: self._core.feed_evaluation(number, name, value))
+        return self._core.evaluate(number)
+
+    def _add_shape(self, batch: Any) -> tuple[Form, int]:
+        """A plan for batches of another shape, in the same memory. A short last batch takes the first's network."""
+        size = self._first.size_of(batch, self._example)
+        form = self._first if size else self._captured_form(batch, True)
+        add = lambda shown: self._core.add_shape(form.text, size or 0, shown)  # noqa: E731
+        return self._added(self._shapes, batch, form, add)
+
+    def _add_evaluation(self, batch: Any) -> tuple[Form, int]:
+        size = None
+        if self._evaluations:
+            key, (form, _) = next(iter(self._evaluations.items()))
+            size = form.size_of(batch, key)
+        if not size:
+            form = self._captured_form(batch, False)
+        return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, size or 0))
+
+    def _captured_form(self, batch: Any, training: bool) -> Form:
+        self.sync()
+        captured = self._capture_as(batch, training)
+        return Form(captured, convert(captured, label_dtype="i32"), self._first)
+
+    def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
+        if len(to) >= MOST_SHAPES:
+            raise ValueError(
+                f"this batch's tensors have shapes unlike the {MOST_SHAPES} that were met before: {_told(key_of(batch))}; each"
+                " takes a plan of its own, so pad batches to a few lengths"
+            )
+        shown = _Progress(self._progress)
+        try:
+            to[key_of(batch)] = form, add(shown)
+        except _core.InfeasibleAnswer as answer:
+            told = f"a batch of {_told(key_of(batch))} does not fit the memory that was taken for the others; name its shape when" \
+                   " compiling, as example= or among shapes=, or state more memory="
+            raise Infeasible(told, json.loads(answer.args[1])) from None
+        finally:
+            shown.end()
+        return to[key_of(batch)]
 
     @property
     def evaluation_outputs(self) -> dict[str, Tensor]:
-        names = self._evaluation[1].get("outputs", []) if self._evaluation else []
-        return {name: torch.from_numpy(self._core.evaluation_output(name)) for name in names}
+        if self._evaluated is None:
+            return {}
+        form, number = self._evaluated
+        return {theirs: torch.from_numpy(self._core.evaluation_output(number, ours)) for theirs, ours in form.outputs.items()}
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        """Of the last batch, what ``outputs=`` picked."""
-        return {name: torch.from_numpy(self._core.output(name)) for name in self._output_names}
+        """Of the last batch, what ``outputs=`` picked, by the names that it gave: "output" where it gave a tensor, "output0" and so
+        on where it gave several."""
+        return {theirs: torch.from_numpy(self._core.output(ours)) for theirs, ours in self._form.outputs.items()}
 
     @property
     def gradient_norm(self) -> Optional[float]:
@@ -185,33 +229,55 @@ class Step:
         return {theirs: f"{parameter}.{ours}" for theirs, ours in known.items() if f"{parameter}.{ours}" in self._states}
 
     def _set(self, name: str, value: Tensor) -> None:
-        dtype = _DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
+        dtype = DTYPES[self._tensors[name]["dtype"]] if name in self._tensors else torch.float32
         self._core.set_state(name, value.detach().to(device="cpu", dtype=dtype).contiguous().numpy())
 
+    def _view(self, name: str) -> Optional[Tensor]:
+        """The state where the step has it, if it lies there as an array does."""
+        if name not in self._views:
+            array = self._core.state_view(name)
+            if array is None:
+                return None
+            self._views[name] = torch.from_numpy(array)
+        return self._views[name]
+
+    def _own(self) -> dict[str, Tensor]:
+        """The module's tensors that the step holds."""
+        tensors = {**self._captured.buffers, **self._captured.parameters}
+        return {name: tensor for name, tensor in tensors.items() if name in self._states}
+
     def _push(self) -> None:
-        """Module and optimizer -> arena."""
-        tensors = {**self._values, **self._captured.buffers, **self._captured.parameters}
-        for name, tensor in tensors.items():
-            if name in self._states:
+        """Module and optimizer -> arena. The module's tensors then are those in the arena, where that is possible."""
+        for name, tensor in self._values.items():
+            if name in self._states and name not in self._captured.buffers and name not in self._captured.parameters:
                 self._set(name, tensor)
+        for name, tensor in self._own().items():
+            view = self._view(name)
+            if view is not None and tensor.data_ptr() == view.data_ptr():
+                continue
+            self._set(name, tensor)
+            if view is not None and tensor.device.type == "cpu" and tensor.dtype == view.dtype:
+                tensor.data = view.view(tensor.shape)
         number = 0
         for name, parameter in self._captured.parameters.items():
             state = self._optimizer.state.get(parameter, {})
             number = max(number, int(state.get("step", 0)))
             for theirs, ours in self._states_of(name).items():
-                value = state.get(theirs)
-                self._set(ours, torch.zeros_like(parameter) if value is None else value)
+                value, view = state.get(theirs), self._view(ours)
+                if value is None or view is None or value.data_ptr() != view.data_ptr():
+                    self._set(ours, torch.zeros_like(parameter) if value is None else value)
         self._core.start_at(number, self._seed)
 
     def sync(self) -> None:
-        """Brings the module's parameters and buffers, and the optimizer's states, up to date. Reading a ``state_dict``
-        of either, or running the module, does it by itself."""
+        """Brings the module's parameters and buffers, and the optimizer's states, up to date: those that are not the
+        step's own already. Reading a ``state_dict`` of either, or running the module, does it by itself."""
         if not self._stale:
             return
         self._stale = False
         with torch.no_grad():
-            for name, tensor in {**self._captured.parameters, **self._captured.buffers}.items():
-                if name in self._states:
+            for name, tensor in self._own().items():
+                view = self._view(name)
+                if view is None or tensor.data_ptr() != view.data_ptr():
                     tensor.copy_(self._get(name).reshape(tensor.shape))
         for name, parameter in self._captured.parameters.items():
             ours = self._states_of(name)
@@ -219,9 +285,22 @@ class Step:
                 continue
             state = self._optimizer.state[parameter]
             for theirs, core_name in ours.items():
-                state[theirs] = self._get(core_name).reshape(parameter.shape)
+                view = self._view(core_name)
+                state[theirs] = (self._get(core_name) if view is None else view).reshape(parameter.shape)
             if self._kind != "sgd":
                 state["step"] = torch.tensor(float(self._core.number))
+
+    def _let_go(self) -> None:
+        """Module and optimizer get tensors of their own for those in the step's memory."""
+        ours = {view.data_ptr() for view in self._views.values()}
+        for tensor in self._own().values():
+            if tensor.data_ptr() in ours:
+                tensor.data = tensor.data.clone()
+        for parameter in self._captured.parameters.values():
+            state = self._optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.data_ptr() in ours:
+                    state[key] = value.clone()
 
     def _get(self, name: str) -> Tensor:
         return torch.from_numpy(self._core.state(name))
@@ -285,6 +364,7 @@ def compile(
     *,
     loss: Optional[Callable[[Any, Any], Tensor]] = None,
     example: Any,
+    shapes: Sequence[Any] = (),
     memory: Optional[Size] = None,
     host_memory: Optional[Size] = None,
     spill: Optional[str] = None,
@@ -304,16 +384,31 @@ def compile(
     """Plans a training step of `model` inside `memory` and takes that memory.
 
     ``loss(output, batch)`` gives the loss; left out, the model returns it. ``example`` is a batch as the loader gives it.
-    Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
+    Batches of other shapes than the example's get a plan of their own when the first comes, in the same memory; ``shapes`` are
+    examples of those that need more of it than ``example`` does. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
     ``Unsupported`` where the network holds what cannot be trained, before anything is allocated.
     """
+    example, *shapes = sorted([example, *shapes], key=_elements, reverse=True)  # where states lie is as the largest needs it
     captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call)
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill,
         memory_is=memory_is, policy=policy, placement=placement, exact=exact, threads=threads, device=device, costs=costs,
     )
-    evaluation = lambda: capture(model, loss, example, outputs=outputs, call=call, training=False)  # noqa: E731
-    return Step(model, optimizer, captured, converted, options, groups, evaluation, progress)
+
+    def capture_as(batch: Any, training: bool) -> Captured:
+        return capture(model, loss, batch, outputs=outputs, call=call, training=training)
+
+    first = Form(captured, converted)
+    forms = [(key_of(example), first)]
+    for batch in shapes:
+        if key_of(batch) not in dict(forms):
+            other = capture_as(batch, True)
+            forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
+    return Step(model, optimizer, forms, options, groups, capture_as, progress)
+
+
+def _elements(batch: Any) -> int:
+    return sum(leaf.numel() for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def _captured(model, optimizer, loss, example, outputs, call):

@@ -66,6 +66,7 @@ class Writer:
         self.shape_of: dict[str, list[int]] = {}
         self.dtype_of: dict[str, str] = {}
         self.values: dict[int, Any] = {}
+        self.outputs: dict[str, str] = {}
         self.constant_values: dict[str, Tensor] = {}  # computed constants, by tensor name
         self._op_names: set[str] = set()
         self._maker: dict[str, Document] = {}

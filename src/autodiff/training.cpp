@@ -8,6 +8,7 @@
 #include "autodiff/backward.h"
 #include "autodiff/optimizers.h"
 #include "base/names.h"
+#include "ops/update_settings.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
 
@@ -21,12 +22,15 @@ State& state_of(Graph& graph, TensorId before) {
   throw Error(ErrorCode::invalid_input, fmt::format("'{}' is no state of the graph", graph.tensor(before).name));
 }
 
-TensorId hyperparameter(Graph& graph, std::string_view name, DType dtype) {
+TensorId hyperparameter(Graph& graph, std::string_view name, DType dtype, const Shape& shape = {}) {
   const TensorId there = graph.find_tensor(name);
-  if (!there.valid()) return graph.add_source(std::string(name), {}, dtype, Role::hyperparameter);
+  if (!there.valid()) return graph.add_source(std::string(name), shape, dtype, Role::hyperparameter);
   const Tensor& t = graph.tensor(there);
-  if (t.producer.valid() || !t.shape.empty() || t.dtype != dtype) {
-    throw Error(ErrorCode::invalid_input, fmt::format("'{}' must be a {} scalar from outside", name, to_string(dtype)));
+  if (t.producer.valid() || t.shape != shape || t.dtype != dtype) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("'{}' must be {} from outside", name,
+                            shape.empty() ? fmt::format("a {} scalar", to_string(dtype))
+                                          : fmt::format("{} of {}", to_string(shape), to_string(dtype))));
   }
   return there;
 }
@@ -152,8 +156,10 @@ UpdateInputs update_inputs(Graph& graph, const OptimizerOptions& options) {
       throw Error(ErrorCode::invalid_input, fmt::format("parameter '{}' belongs to two groups of the optimizer", name));
     }
   }
+  Shape rate;
+  if (!options.groups.empty()) rate = {options.name == "sgd" ? SgdSettings::kCount : AdamSettings::kCount};
   for (size_t i = 0; i < inputs.groups.size(); ++i)
-    inputs.learning_rates.push_back(hyperparameter(graph, learning_rate_name(i), DType::f32));
+    inputs.learning_rates.push_back(hyperparameter(graph, learning_rate_name(i), DType::f32, rate));
   const bool sums = options.accumulate > 1;
   if (options.name != "sgd")
     inputs.step_number = hyperparameter(graph, sums ? "update_number" : "step_number", DType::i64);

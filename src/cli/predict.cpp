@@ -118,7 +118,7 @@ int run_predict(const PredictFlags& flags, const CLI::App& command) {
   const auto batch = static_cast<size_t>(network.batch()), classes = static_cast<size_t>(network.classes());
   const auto elements = static_cast<size_t>(info.channels * info.height * info.width);
   std::vector<float> pixels(batch * elements);
-  const std::vector<int32_t> labels(batch, -1);
+  const std::vector<int32_t> labels(batch, network.padding_label());
   const bool stated = request.options.memory_is == MemoryIs::process;
   const int64_t most_pixels = stated ? kCountedPixels : kMostDecodedPixels;
   for (size_t first = 0; first < files.size(); first += batch) {

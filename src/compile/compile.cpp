@@ -340,6 +340,58 @@ std::pair<int, Bytes> place_of(const Plan& plan, TensorId state) {
   return {-1, {-1}};
 }
 
+// Gives a graph the states of `training`, in their order, so that the placement gives them the same offsets. Returns the
+// options that keep them where they are, in an arena of `memory`.
+CompileOptions pin_states(Graph& graph, const Program& training, const CompileOptions& options, Bytes memory) {
+  CompileOptions pinned = options;
+  pinned.memory = memory;
+  pinned.tiers.clear();
+  for (const TierUse& use : training.plan->tiers) {  // what the training has taken of each
+    pinned.tiers.push_back(use.tier);
+    pinned.tiers.back().capacity = use.used;
+  }
+  pinned.family = training.family;
+  pinned.kernels.clear();
+  const Graph& trained = training.network.graph;
+  std::vector<State> states;
+  for (const State& state : trained.states) {
+    const Tensor& tensor = trained.tensor(state.before);
+    TensorId id = graph.find_tensor(tensor.name);
+    if (!id.valid()) {
+      id = graph.add_source(tensor.name, tensor.shape, tensor.dtype, tensor.role, tensor.init);
+      graph.tensor(id).block = tensor.block;
+    }
+    const auto own = std::ranges::find(graph.states, id, &State::before);
+    states.push_back({id, own != graph.states.end() ? own->after : id});
+    pinned.state_homes.push_back(home_of(training.plan, state.before));
+    pinned.state_layouts[tensor.name] = tensor.layout;
+  }
+  for (const State& state : graph.states) {
+    if (std::ranges::find(states, state.before, &State::before) != states.end()) continue;
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("'{}' is no state of the training '{}'", graph.tensor(state.before).name, trained.name));
+  }
+  graph.states = states;
+  return pinned;
+}
+
+std::variant<Program, Infeasible> compile_pinned(Network network, const Program& training, const Device& device,
+                                                 const CostTable& costs, const CompileOptions& pinned,
+                                                 const Stopwatch& watch) {
+  Attempt found = search(network, device, costs, pinned);
+  if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
+  Program program = program_of(std::move(network), std::move(found), pinned, watch);
+  const Graph& trained = training.network.graph;
+  for (size_t i = 0; i < trained.states.size(); ++i) {
+    if (place_of(training.plan, trained.states[i].before) !=
+        place_of(program.plan, program.network.graph.states[i].before)) {
+      throw Error(ErrorCode::internal, fmt::format("state '{}' lies elsewhere than in the training",
+                                                   trained.tensor(trained.states[i].before).name));
+    }
+  }
+  return program;
+}
+
 }  // namespace
 
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training,
@@ -351,45 +403,27 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   Graph& graph = evaluation.graph;
   for (const Objective& objective : evaluation.objectives) graph.outputs.push_back(objective.loss);
   if (evaluation.correct.valid()) graph.outputs.push_back(evaluation.correct);
-
-  // The same states in the same order, so that the placement gives them the same offsets.
-  const Graph& trained = training.network.graph;
-  std::vector<State> states;
-  CompileOptions pinned = options;
+  graph.states.clear();  // nothing changes
+  CompileOptions pinned = pin_states(graph, training, options, training.plan->arena);
   pinned.policy = training.plan->homes.empty() ? "liveness" : "auto";
-  pinned.memory = training.plan->arena;
-  pinned.tiers.clear();
-  for (const TierUse& use : training.plan->tiers) {  // what the training has taken of each
-    pinned.tiers.push_back(use.tier);
-    pinned.tiers.back().capacity = use.used;
-  }
-  pinned.family = training.family;
-  pinned.kernels.clear();
-  for (const State& state : trained.states) {
-    const Tensor& tensor = trained.tensor(state.before);
-    TensorId id = graph.find_tensor(tensor.name);
-    if (!id.valid()) {
-      id = graph.add_source(tensor.name, tensor.shape, tensor.dtype, tensor.role, tensor.init);
-      graph.tensor(id).block = tensor.block;
-    }
-    states.push_back({id, id});
-    pinned.state_homes.push_back(home_of(training.plan, state.before));
-    pinned.state_layouts[tensor.name] = tensor.layout;
-  }
-  graph.states = states;
+  auto result = compile_pinned(std::move(evaluation), training, device, costs, pinned, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
+  return result;
+}
 
-  Attempt found = search(evaluation, device, costs, pinned);
-  if (!found.feasible()) return std::get<Infeasible>(std::move(found.result));
-  Program program = program_of(std::move(evaluation), std::move(found), options, watch);
-  program.passes = std::move(passes);
-  for (size_t i = 0; i < trained.states.size(); ++i) {
-    if (place_of(training.plan, trained.states[i].before) !=
-        place_of(program.plan, program.network.graph.states[i].before)) {
-      throw Error(ErrorCode::internal, fmt::format("state '{}' lies elsewhere in the evaluation than in the training",
-                                                   trained.tensor(trained.states[i].before).name));
-    }
-  }
-  return program;
+std::variant<Program, Infeasible> compile_shape(const Network& network, const Program& training, const Device& device,
+                                                const CostTable& costs, const CompileOptions& options) {
+  const Stopwatch watch;
+  Network shaped = network;
+  std::vector<PassReport> passes = run_fusion_passes(shaped, options.fusion);
+  shaped = make_training_network(shaped, options.optimizer);
+  for (PassReport& report : run_training_passes(shaped, options.fusion)) passes.push_back(std::move(report));
+  CompileOptions pinned = pin_states(shaped.graph, training, options, options.memory);
+  pinned.policy = "auto";  // of the policies it alone heeds where states lie
+  pinned.name_minimum = false;
+  auto result = compile_pinned(std::move(shaped), training, device, costs, pinned, watch);
+  if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
+  return result;
 }
 
 std::variant<Program, Infeasible> compile_inference(const Network& network, const Device& device,

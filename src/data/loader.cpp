@@ -101,7 +101,7 @@ struct Loader::Impl {
       slot.labels[row] = scratch.image.label;
     }
     std::fill(slot.data.begin() + slot.count * sample_elements, slot.data.end(), 0.0F);
-    std::fill(slot.labels.begin() + slot.count, slot.labels.end(), -1);
+    std::fill(slot.labels.begin() + slot.count, slot.labels.end(), options.padding_label);
   }
 
   void work() {

@@ -191,6 +191,12 @@ void Executor::write(TensorId id, int64_t first, std::span<const std::byte> elem
   impl_->ready.device.write(storage, whole);
 }
 
+std::span<std::byte> Executor::bytes_at_rest(TensorId state) {
+  const Tensor& tensor = impl_->ready.graph.tensor(state);
+  if (impl_->homes->has(state) || !impl_->ready.device.host_addressable() || !tensor.layout.is_plain()) return {};
+  return {impl_->storage_of(state), static_cast<size_t>(tensor.bytes().count)};
+}
+
 void Executor::read(TensorId id, int64_t first, std::span<std::byte> elements) const {
   const Tensor& tensor = impl_->ready.graph.tensor(id);
   impl_->check_range(tensor, first, elements.size());

@@ -301,11 +301,32 @@ int64_t layer_count(const Network& network) {
   return static_cast<int64_t>(layers.size()) + forks;
 }
 
-TensorId logits_of(const Network& network) {
-  if (network.objectives.size() != 1 || !network.labels.valid()) return {};
+namespace {
+
+// The op that a classifier's loss comes from; null where the network does not classify.
+const Op* loss_op(const Network& network) {
+  if (network.objectives.size() != 1 || !network.labels.valid()) return nullptr;
   const OpId loss = network.graph.tensor(network.objectives[0].loss).producer;
-  if (!loss.valid() || network.graph.op(loss).type->name != "SoftmaxCrossEntropyForward") return {};
-  return network.graph.op(loss).inputs.at(0);
+  if (!loss.valid() || network.graph.op(loss).type->name != "SoftmaxCrossEntropyForward") return nullptr;
+  return &network.graph.op(loss);
+}
+
+}  // namespace
+
+TensorId logits_of(const Network& network) {
+  const Op* loss = loss_op(network);
+  return loss != nullptr ? loss->inputs.at(0) : TensorId{};
+}
+
+int32_t padding_label(const Network& network) {
+  const Op* loss = loss_op(network);
+  return loss != nullptr ? static_cast<int32_t>(loss->attributes.integer("ignore_index", -1)) : -1;
+}
+
+double rows_of_loss(const Network& network, int64_t rows, int64_t counted) {
+  const Op* loss = loss_op(network);
+  const std::string reduction = loss != nullptr ? loss->attributes.text("reduction", "") : "";
+  return reduction == "sum" ? 1 : static_cast<double>(reduction == "mean" ? counted : rows);
 }
 
 std::vector<std::string> head_of(const Network& network) {

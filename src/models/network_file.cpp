@@ -221,8 +221,8 @@ void check_header(const JsonReader& file) {
   file.member("version").integer(kVersion, kVersion);
 }
 
-bool takes_any_batch(const JsonReader& file) {
-  const JsonReader tensors = file.member("training").member("tensors");
+bool takes_any_batch(const JsonReader& section) {
+  const JsonReader tensors = section.member("tensors");
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (names_batch(tensors.item(i).member("shape").raw())) return true;
   }
@@ -279,16 +279,16 @@ Network network_from_json(std::string_view text, int64_t batch, bool training) {
   const JsonReader file(document);
   check_header(file);
   const int64_t stated = file.member("batch").integer(1, kMostBatch);
-  if (batch != 0 && batch != stated && !takes_any_batch(file)) {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("--batch {}: the network was exported for batches of {} alone; export it for any batch, or "
-                            "leave --batch out",
-                            batch, stated));
-  }
   const std::string_view section = training ? "training" : "evaluation";
   if (!file.has(section)) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("the network was exported without its {0}; export it with it", section));
+  }
+  if (batch != 0 && batch != stated && !takes_any_batch(file.member(section))) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--batch {}: the network was exported for batches of {} alone; export it for any batch, or "
+                            "leave --batch out",
+                            batch, stated));
   }
   return NetworkReader(file.member(section), file.member("name").text(), batch != 0 ? batch : stated).read();
 }
@@ -300,7 +300,7 @@ NetworkFileInfo read_network_info(const std::filesystem::path& path) {
     check_header(file);
     NetworkFileInfo info{.name = file.member("name").text(),
                          .batch = file.member("batch").integer(1, kMostBatch),
-                         .any_batch = takes_any_batch(file),
+                         .any_batch = takes_any_batch(file.member("training")),
                          .has_evaluation = file.has("evaluation"),
                          .without_values = {},
                          .input = {}};

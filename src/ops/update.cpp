@@ -2,7 +2,8 @@
 // Every formula is that of PyTorch, term by term and in that order.
 //
 // With the attribute "scaled" the last input is a scalar by which the gradient is multiplied. Where it is below 0 there
-// is nothing to update yet, and everything stays as it is.
+// is nothing to update yet, and everything stays as it is. What the learning rate's input may hold beside it:
+// update_settings.h.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -12,6 +13,7 @@
 #include "ops/families.h"
 #include "ops/reference.h"
 #include "ops/typed.h"
+#include "ops/update_settings.h"
 
 namespace plimsoll {
 namespace {
@@ -22,6 +24,14 @@ void expect_scalar(const Tensor& tensor, std::string_view what, bool integer) {
   throw Error(ErrorCode::invalid_input,
               fmt::format("'{}' is {} of {}; the {} is a scalar of {}", tensor.name, to_string(tensor.shape),
                           to_string(tensor.dtype), what, integer ? "i64" : "f32 or f64"));
+}
+
+void expect_rate(const Tensor& tensor, int64_t settings) {
+  if (tensor.shape.empty()) return expect_scalar(tensor, "learning rate", false);
+  if (tensor.shape == Shape{settings} && (tensor.dtype == DType::f32 || tensor.dtype == DType::f64)) return;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' is {} of {}; a learning rate is a scalar, or the first of {} settings, of f32 or f64",
+                          tensor.name, to_string(tensor.shape), to_string(tensor.dtype), settings));
 }
 
 // The parameter, its gradient and its states have one shape and one floating dtype.
@@ -58,15 +68,24 @@ std::optional<T> scale_of(const Attributes& attributes, std::span<const TensorVi
   return std::nullopt;
 }
 
+template <class Settings>
+Settings settings_of(const Attributes& attributes, const TensorView& given) {
+  Settings settings(attributes);
+  with_floating_type(given, [&](auto zero) {
+    settings.read(elements<decltype(zero)>(given), element_count(given.shape));
+  });
+  return settings;
+}
+
 TensorSpec next_of(const Tensor& state) { return {state.shape, state.dtype, state.role}; }
 
 template <class T>
-void sgd(const Attributes& attributes, double learning_rate, std::span<const TensorView> in,
+void sgd(const Attributes& attributes, const SgdSettings& settings, std::span<const TensorView> in,
          std::span<const TensorView> out) {
-  const T lr = static_cast<T>(learning_rate);
-  const T momentum = static_cast<T>(attributes.real("momentum", 0));
-  const T weight_decay = static_cast<T>(attributes.real("weight_decay", 0));
-  const bool nesterov = attributes.integer("nesterov", 0) != 0, has_momentum = out.size() > 1;
+  const T lr = static_cast<T>(settings.learning_rate);
+  const T momentum = static_cast<T>(settings.momentum);
+  const T weight_decay = static_cast<T>(settings.weight_decay);
+  const bool nesterov = settings.nesterov, has_momentum = out.size() > 1;
   const std::optional<T> scale =
       has_momentum ? scale_of<T>(attributes, in, {{0, 0}, {3, 1}}, out) : scale_of<T>(attributes, in, {{0, 0}}, out);
   if (!scale) return;
@@ -93,7 +112,7 @@ OpType sgd_update() {
               throw Error(ErrorCode::invalid_input, "nesterov needs a momentum that is not 0");
             }
             expect_inputs(in, with_scale(attributes, has_momentum ? 4 : 3));
-            expect_scalar(*in[2], "learning rate", false);
+            expect_rate(*in[2], SgdSettings::kCount);
             expect_scale(attributes, in);
             std::vector<TensorSpec> next = {next_of(*in[0])};
             expect_like_parameter(in, {1});
@@ -114,24 +133,24 @@ OpType sgd_update() {
                  const Op& op) { return elementwise_work(graph, op, op.outputs.size() > 1 ? 6 : 4); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            with_floating_type(in[0], [&](auto zero) { sgd<decltype(zero)>(op.attributes, load(in[2], 0), in, out); });
+            const auto settings = settings_of<SgdSettings>(op.attributes, in[2]);
+            with_floating_type(in[0], [&](auto zero) { sgd<decltype(zero)>(op.attributes, settings, in, out); });
           },
       .changes_state = true,
   };
 }
 
 template <class T>
-void adam(const Attributes& attributes, double learning_rate, double step, std::span<const TensorView> in,
+void adam(const Attributes& attributes, const AdamSettings& settings, double step, std::span<const TensorView> in,
           std::span<const TensorView> out) {
-  const double beta1 = attributes.real("beta1", 0.9), beta2 = attributes.real("beta2", 0.999);
-  const double weight_decay = attributes.real("weight_decay", 0);
-  const bool decoupled = attributes.integer("decoupled", 0) != 0;
-  const T keep = static_cast<T>(decoupled ? 1 - learning_rate * weight_decay : 1);
-  const T decay = static_cast<T>(decoupled ? 0 : weight_decay);
-  const T epsilon = static_cast<T>(attributes.real("epsilon", 1e-8));
-  const T b2 = static_cast<T>(beta2), c1 = static_cast<T>(1 - beta1), c2 = static_cast<T>(1 - beta2);
-  const T step_size = static_cast<T>(learning_rate / (1 - std::pow(beta1, step)));
-  const T correction = static_cast<T>(std::sqrt(1 - std::pow(beta2, step)));
+  const double learning_rate = settings.learning_rate, weight_decay = settings.weight_decay;
+  const T keep = static_cast<T>(settings.decoupled ? 1 - learning_rate * weight_decay : 1);
+  const T decay = static_cast<T>(settings.decoupled ? 0 : weight_decay);
+  const T epsilon = static_cast<T>(settings.epsilon);
+  const T b2 = static_cast<T>(settings.beta2()), c1 = static_cast<T>(settings.rest1);
+  const T c2 = static_cast<T>(settings.rest2);
+  const T step_size = static_cast<T>(learning_rate / (1 - std::pow(settings.beta1(), step)));
+  const T correction = static_cast<T>(std::sqrt(1 - std::pow(settings.beta2(), step)));
   const T *w = elements<T>(in[0]), *g = elements<T>(in[1]), *m = elements<T>(in[4]), *v = elements<T>(in[5]);
   T *w_next = elements<T>(out[0]), *m_next = elements<T>(out[1]), *v_next = elements<T>(out[2]);
   const std::optional<T> scale = scale_of<T>(attributes, in, {{0, 0}, {4, 1}, {5, 2}}, out);
@@ -152,7 +171,7 @@ OpType adam_update() {
       .infer =
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, with_scale(attributes, 6));
-            expect_scalar(*in[2], "learning rate", false);
+            expect_rate(*in[2], AdamSettings::kCount);
             expect_scale(attributes, in);
             expect_scalar(*in[3], "step number", true);
             expect_like_parameter(in, {1, 4, 5});
@@ -167,8 +186,8 @@ OpType adam_update() {
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
             const double step = load(in[3], 0) + 1;  // PyTorch counts from 1
-            with_floating_type(in[0],
-                               [&](auto zero) { adam<decltype(zero)>(op.attributes, load(in[2], 0), step, in, out); });
+            const auto settings = settings_of<AdamSettings>(op.attributes, in[2]);
+            with_floating_type(in[0], [&](auto zero) { adam<decltype(zero)>(op.attributes, settings, step, in, out); });
           },
       .changes_state = true,
   };

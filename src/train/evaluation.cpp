@@ -43,7 +43,7 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
       throw Error(ErrorCode::infeasible, fmt::format("evaluation: {}; or set --evaluate-every 0", to_text(infeasible)));
     if (input.batch == 1) {
       throw Error(ErrorCode::infeasible,
-                  fmt::format("the evaluation does not fit the training's {}: {}; set --evaluate-every 0",
+                  fmt::format("the evaluation does not fit the training's {} (--evaluate-every 0 trains without): {}",
                               to_string(training.plan->arena), to_text(infeasible)));
     }
     input.batch /= 2;
@@ -52,7 +52,9 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
 }
 
 Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {
-  Loader loader(data, {.split = Split::test, .batch = batch_, .seed = seed});
+  const Network& network = step_->program().network;
+  Loader loader(
+      data, {.split = Split::test, .batch = batch_, .seed = seed, .padding_label = padding_label(network)});
   const auto pinned = pin_batches(loader, device_);
   step_->start_at(0, seed);
   double loss = 0, correct = 0;
@@ -61,10 +63,11 @@ Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, u
   for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
     const Batch& batch = loader.next();
     step_->feed(batch);
-    count += batch.count;
+    const int64_t counted = batch.count;
+    count += counted;
     loader.release();
     step_->run(0);
-    loss += step_->loss() * static_cast<double>(batch_);
+    loss += step_->loss() * rows_of_loss(network, batch_, counted);
     if (const auto c = step_->correct()) {
       correct += *c;
     } else {

@@ -117,17 +117,22 @@ Inference::Inference(const InferenceRequest& request, ModelInput input, const We
 }
 
 Inference::Answers Inference::run(std::span<const float> data, std::span<const int32_t> labels) {
+  const auto counted = std::ssize(labels) - std::ranges::count(labels, padding_label());
   step_->feed(data, labels);
   step_->run(0);
   step_->executor().read(logits_, std::as_writable_bytes(std::span(scores_)));
-  return {.loss_sum = step_->loss() * static_cast<double>(input_.batch), .logits = scores_};
+  return {.loss_sum = step_->loss() * rows_of_loss(step_->program().network, input_.batch, counted), .logits = scores_};
 }
 
 Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data, uint64_t seed, int workers,
                   const std::function<bool(int64_t done, int64_t total)>& go_on) {
   const Stopwatch watch;
   const int64_t classes = network.classes();
-  Loader loader(data, {.split = Split::test, .batch = network.batch(), .seed = seed, .threads = workers});
+  Loader loader(data, {.split = Split::test,
+                       .batch = network.batch(),
+                       .seed = seed,
+                       .threads = workers,
+                       .padding_label = network.padding_label()});
   const auto pinned = pin_batches(loader, network.device());
   Assessment result;
   result.classes.resize(static_cast<size_t>(classes));

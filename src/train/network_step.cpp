@@ -1,5 +1,6 @@
 #include "train/network_step.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cores/core_options.h"
@@ -36,18 +37,21 @@ void check_options(const TrainOptions& options) {
   }
 }
 
-// What is lacking is measured only where there is a plan at all.
-std::optional<Infeasible> measure_what_lacks(Session& session, const Network& network, const CompileOptions& compile,
-                                             const NetworkStepListener& listener) {
-  auto first = compile_training(network, *session.device, session.costs, compile);
-  if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
+void measure(Session& session, const Network& network, const CompileOptions& compile,
+             const NetworkStepListener& listener) {
   MeasureOptions measuring{.tolerance = kMeasuringTolerance, .stop = listener.stop};
   measuring.progress = [&](int done, int total, const std::string& what) {
     if (listener.preparing) listener.preparing(what, done, total);
   };
   measure_missing(session, network, compile, measuring);
   if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
-  return std::nullopt;
+}
+
+std::variant<size_t, Infeasible> keep(std::variant<std::unique_ptr<TrainingStep>, Infeasible> added,
+                                      std::vector<std::unique_ptr<TrainingStep>>& among) {
+  if (auto* infeasible = std::get_if<Infeasible>(&added)) return std::move(*infeasible);
+  among.push_back(std::get<std::unique_ptr<TrainingStep>>(std::move(added)));
+  return among.size() - 1;
 }
 
 }  // namespace
@@ -67,38 +71,69 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
     if (listener.notice) listener.notice(text);
   }
   const CompileOptions& compile = result->compile_ = compile_options_of(options, session);
-  if (options.costs == "measured") {
-    forget_busy_times(session);
-    if (!options.exact) {
-      if (auto infeasible = measure_what_lacks(session, network, compile, listener)) return std::move(*infeasible);
-    }
+  if (options.costs == "measured") forget_busy_times(session);
+  result->measures_ = options.costs == "measured" && !options.exact;
+
+  if (result->measures_) {  // what is lacking is measured only where there is a plan at all
+    auto first = compile_training(network, *session.device, session.costs, compile);
+    if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
+    measure(session, network, compile, listener);
   }
   for (Refusals refused;;) {
     auto compiled = compile_training(network, *session.device, session.costs, compile);
     if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return std::move(*infeasible);
     give_memory_back();  // that planning took
-    result->step_ = std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session.device,
-                                                   ExecuteOptions{.spill = session.spill, .peer = session.peer});
-    if (!session.device->info().asynchronous) break;
-    if (rehearse(result->step_->executor(), refused).empty()) break;
+    result->steps_.clear();
+    result->steps_.push_back(
+        std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session.device,
+                                       ExecuteOptions{.spill = session.spill, .peer = session.peer}));
+    if (!session.device->info().asynchronous || rehearse(result->step().executor(), refused).empty()) break;
   }
-  result->step_->initialize(options.seed);
+  result->step().initialize(options.seed);
   return result;
 }
 
-void NetworkStep::prepare_evaluation(const Network& network) {
+// A step of what is compiled, in the memory that was taken. Compiles again where a device refuses a kernel.
+NetworkStep::Added NetworkStep::in_this_memory(const Compile& compile) {
   for (Refusals refused;;) {
-    auto compiled = compile_evaluation(network, step_->program(), *session_.device, session_.costs, compile_);
-    if (const auto* infeasible = std::get_if<Infeasible>(&compiled)) {
-      throw Error(ErrorCode::infeasible,
-                  "the evaluation of a batch of this size does not fit the training's memory: " + to_text(*infeasible));
-    }
-    evaluation_ = std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session_.device,
-                                                 ExecuteOptions{.spill = session_.spill, .peer = session_.peer},
-                                                 step_->executor().memory());
-    evaluation_->start_at(0, 0);
-    if (!session_.device->info().asynchronous || rehearse(evaluation_->executor(), refused).empty()) return;
+    auto compiled = compile();
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return std::move(*infeasible);
+    auto step = std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session_.device,
+                                               ExecuteOptions{.spill = session_.spill, .peer = session_.peer},
+                                               steps_[0]->executor().memory());
+    if (session_.device->info().asynchronous && !rehearse(step->executor(), refused).empty()) continue;
+    step->start_at(0, 0);
+    return step;
   }
+}
+
+std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, const NetworkStepListener& listener) {
+  if (measures_) measure(session_, network, compile_, listener);
+  CompileOptions options = compile_;
+  options.memory = steps_[0]->executor().arena_bytes();
+  return keep(in_this_memory([&] {
+                return compile_shape(network, steps_[0]->program(), *session_.device, session_.costs, options);
+              }),
+              steps_);
+}
+
+void NetworkStep::use(size_t shape) {
+  if (shape == current_) return;
+  steps_.at(shape)->go_on_from(step());
+  current_ = shape;
+}
+
+Bytes NetworkStep::measured_peak() const {
+  Bytes peak;
+  for (const auto& step : steps_) peak = std::max(peak, step->executor().measured_peak());
+  return peak;
+}
+
+std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& network) {
+  return keep(in_this_memory([&] {
+                return compile_evaluation(network, steps_[0]->program(), *session_.device, session_.costs, compile_);
+              }),
+              evaluations_);
 }
 
 std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "plimsoll/train.h"
 #include "plimsoll/training_step.h"
@@ -27,20 +28,33 @@ class NetworkStep {
                                                                      const TrainOptions& options,
                                                                      const NetworkStepListener& listener = {});
 
-  // Makes an evaluation of the same network ready, in the same memory: its states are the training's. Throws
-  // Error(infeasible) where it does not fit there.
-  void prepare_evaluation(const Network& network);
-  bool has_evaluation() const { return evaluation_ != nullptr; }
-  TrainingStep& evaluation() { return *evaluation_; }
+  // Makes the step of the same network for batches of another shape ready, in the memory that was taken: so the largest
+  // is the one to begin with. Returns its number; the first is 0.
+  std::variant<size_t, Infeasible> add_shape(const Network& network, const NetworkStepListener& listener = {});
+  // The next steps are of this shape. Parameters, counters and settings go on.
+  void use(size_t shape);
 
-  TrainingStep& step() { return *step_; }
-  const TrainingStep& step() const { return *step_; }
+  // Makes an evaluation of the same network ready, in the same memory: its states are the training's. Returns its
+  // number, from 0.
+  std::variant<size_t, Infeasible> add_evaluation(const Network& network);
+  TrainingStep& evaluation(size_t number) { return *evaluations_.at(number); }
+
+  TrainingStep& step() { return *steps_[current_]; }  // of the shape in use
+  const TrainingStep& step() const { return *steps_[current_]; }
+  const TrainingStep& first() const { return *steps_[0]; }
+  Bytes measured_peak() const;  // of all shapes, as Executor::measured_peak
   const Session& session() const { return session_; }
 
  private:
+  using Compile = std::function<std::variant<Program, Infeasible>()>;
+  using Added = std::variant<std::unique_ptr<TrainingStep>, Infeasible>;
+  Added in_this_memory(const Compile& compile);
+
   Session session_;
   CompileOptions compile_;
-  std::unique_ptr<TrainingStep> step_, evaluation_;
+  bool measures_ = false;
+  std::vector<std::unique_ptr<TrainingStep>> steps_, evaluations_;
+  size_t current_ = 0;
 };
 
 // The plan that `open` would make with estimated costs, and the least memory that would do, without measuring or taking

@@ -8,6 +8,7 @@
 #include "base/by_id.h"
 #include "base/clock.h"
 #include "base/names.h"
+#include "ops/update_settings.h"
 
 namespace plimsoll {
 namespace {
@@ -22,6 +23,16 @@ float read_scalar(const Executor& executor, TensorId id) {
   float value = 0;
   executor.read(id, std::as_writable_bytes(std::span(&value, 1)));
   return value;
+}
+
+// The settings that follow a learning rate in its input, as its updates were compiled: the rate alone where it is a scalar.
+std::vector<float> compiled_settings(const Graph& graph, TensorId rate) {
+  for (const Op& op : graph.ops()) {
+    if (graph.tensor(rate).shape.empty() || std::ranges::find(op.inputs, rate) == op.inputs.end()) continue;
+    return graph.tensor(rate).shape[0] == SgdSettings::kCount ? SgdSettings(op.attributes).values()
+                                                              : AdamSettings(op.attributes).values();
+  }
+  return std::vector<float>(element_count(graph.tensor(rate).shape));
 }
 
 void expect_size(const Graph& graph, TensorId id, size_t given, const char* what) {
@@ -68,6 +79,9 @@ void TrainingStep::find_tensors() {
   learning_rates_.clear();
   for (size_t i = 0; graph.find_tensor(learning_rate_name(i)).valid(); ++i)
     learning_rates_.push_back(graph.find_tensor(learning_rate_name(i)));
+  const bool set_before = settings_.size() == learning_rates_.size();
+  for (size_t i = 0; i < learning_rates_.size() && !set_before; ++i)
+    settings_.push_back(compiled_settings(graph, learning_rates_[i]));
   step_number_ = graph.find_tensor("step_number");
   seed_tensor_ = graph.find_tensor("seed");
   count_tensor_ = graph.find_tensor("accumulated");
@@ -87,6 +101,11 @@ void TrainingStep::start_at(int64_t step, uint64_t seed, int64_t accumulated) {
   number_ = step;
   seed_ = seed;
   accumulated_ = accumulated;
+}
+
+void TrainingStep::go_on_from(const TrainingStep& other) {
+  start_at(other.number_, other.seed_, other.accumulated_);
+  settings_ = other.settings_;
 }
 
 void TrainingStep::feed(const Batch& batch) {
@@ -139,8 +158,10 @@ double TrainingStep::run(std::span<const double> learning_rates, int64_t batches
   const int64_t most = program_->network.accumulate;
   const int64_t wanted = batches > 0 ? batches : most;
   const bool updates = accumulated_ + 1 >= wanted;
-  for (size_t i = 0; i < learning_rates.size(); ++i)
-    write_scalar(*executor_, learning_rates_[i], static_cast<float>(learning_rates[i]));
+  for (size_t i = 0; i < learning_rates.size(); ++i) {
+    settings_[i][0] = static_cast<float>(learning_rates[i]);
+    executor_->write(learning_rates_[i], std::as_bytes(std::span(settings_[i])));
+  }
   write_scalar(*executor_, step_number_, number_ * most + accumulated_);  // no two batches draw alike
   write_scalar(*executor_, update_number_, number_);
   write_scalar(*executor_, count_tensor_, accumulated_);
@@ -152,6 +173,21 @@ double TrainingStep::run(std::span<const double> learning_rates, int64_t batches
   accumulated_ = updates ? 0 : accumulated_ + 1;
   number_ += updates ? 1 : 0;
   return seconds;
+}
+
+void TrainingStep::set_group(size_t group, const ParameterGroup& settings) {
+  if (group >= settings_.size() || settings_[group].size() == 1) {
+    throw Error(ErrorCode::invalid_input, fmt::format("the step was compiled without a group {} of its own settings", group));
+  }
+  Attributes attributes{{"weight_decay", settings.weight_decay}, {"momentum", settings.momentum}};
+  if (settings_[group].size() == SgdSettings::kCount) {
+    settings_[group] = SgdSettings(attributes).values();
+    return;
+  }
+  attributes.set("beta1", settings.beta1);
+  attributes.set("beta2", settings.beta2);
+  attributes.set("epsilon", settings.epsilon);
+  settings_[group] = AdamSettings(attributes).values();
 }
 
 double TrainingStep::loss() const {
@@ -185,6 +221,11 @@ StateTensor TrainingStep::state(std::string_view name) const {
   result.elements.resize(states_[i].bytes().count);
   read_state(i, {}, result.elements);
   return result;
+}
+
+std::span<std::byte> TrainingStep::state_bytes(std::string_view name) {
+  const std::vector<TensorId>& parts = wholes_[find_state(name)].parts;
+  return parts.size() == 1 ? executor_->bytes_at_rest(parts[0]) : std::span<std::byte>();
 }
 
 void TrainingStep::set_state(const StateTensor& state) {

@@ -20,31 +20,9 @@
 namespace plimsoll::cpu {
 namespace {
 
-constexpr std::vector<NamedFactory> (*kFactories[])() = {
-    dnnl_convolution_kernels,
-    dnnl_fully_connected_kernels,
-    dnnl_matmul_kernels,
-    dnnl_pool_kernels,
-    reorder_kernels,
-    attention_kernels,
-    batch_norm_kernels,
-    elementwise_kernels,
-    loss_kernels,
-    pointwise_kernels,
-    reduce_kernels,
-    update_kernels,
-    lrn_kernels,
-    norm_kernels,
-    softmax_kernels,
-    random_kernels,
-    concat_kernels,
-    pad_kernels,
-    permute_kernels,
-    resize_kernels,
-    take_kernels,
-    sort_kernels,
-    cumulative_sum_kernels,
-};
+constexpr std::vector<NamedFactory> (*kFactories[])() = {dnnl_convolution_kernels, dnnl_fully_connected_kernels,
+                                                         dnnl_matmul_kernels,      dnnl_pool_kernels,
+                                                         reorder_kernels,          own_kernels};
 
 const KernelFactory* find_factory(std::string_view op_type) {
   static const std::map<std::string_view, KernelFactory> factories = [] {

@@ -25,7 +25,8 @@ std::vector<NamedFactory> dnnl_matmul_kernels();
 std::vector<NamedFactory> dnnl_pool_kernels();
 std::vector<NamedFactory> reorder_kernels();
 
-// Ours (own_*.cpp)
+// Ours (own_*.cpp), all of them: compiled for the instructions that this processor has
+std::vector<NamedFactory> own_kernels();
 std::vector<NamedFactory> attention_kernels();
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> cumulative_sum_kernels();

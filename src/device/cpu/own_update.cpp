@@ -4,6 +4,7 @@
 
 #include "device/cpu/own.h"
 #include "device/cpu/own_vector.h"
+#include "ops/update_settings.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cpu {
@@ -69,30 +70,35 @@ void with_gradient(const float* g, const float* scale, const Body& body) {
   if (!(*scale < 0)) body(ScaledGradient{g, splat(*scale)});
 }
 
+int64_t settings_count(const Graph& graph, const Op& op) { return element_count(graph.tensor(op.inputs[2]).shape); }
+
 class SgdUpdate : public Update {
  public:
   SgdUpdate(const Graph& graph, const Op& op, int threads)
       : Update(graph, op, threads),
-        momentum_(static_cast<float>(op.attributes.real("momentum", 0))),
-        weight_decay_(static_cast<float>(op.attributes.real("weight_decay", 0))),
-        nesterov_(op.attributes.integer("nesterov", 0) != 0),
+        settings_(op.attributes),
+        settings_count_(settings_count(graph, op)),
+        has_momentum_(op.outputs.size() > 1),
         scaled_(op.attributes.integer("scaled", 0) != 0) {}
 
   void run() override {
-    const float* scale = scaled_ ? input(momentum_ == 0 ? 3 : 4) : nullptr;
+    settings_.read(input(2), settings_count_);
+    const float* scale = scaled_ ? input(has_momentum_ ? 4 : 3) : nullptr;
     with_gradient(input(1), scale, [&](const auto& gradient) {
-      if (momentum_ == 0) return plain(gradient);
-      if (nesterov_) return with_momentum<true>(gradient);
+      if (!has_momentum_) return plain(gradient);
+      if (settings_.nesterov) return with_momentum<true>(gradient);
       with_momentum<false>(gradient);
     });
   }
 
  private:
+  f32x16 rate() const { return splat(static_cast<float>(settings_.learning_rate)); }
+  f32x16 decay() const { return splat(static_cast<float>(settings_.weight_decay)); }
   template <class Gradient>
   void plain(const Gradient& g) {
     const float* w = input(0);
     float* next = output(0);
-    const f32x16 rate = splat(*input(2)), decay = splat(weight_decay_);
+    const f32x16 rate = this->rate(), decay = this->decay();
     for_each_vector([&](int64_t i, auto n) {
       const f32x16 old = load(w + i, n);
       store(next + i, old - rate * (g.at(i, n) + decay * old), n);
@@ -104,7 +110,8 @@ class SgdUpdate : public Update {
     const float* m = input(3);
     float* next = output(0);
     float* next_m = output(1);
-    const f32x16 rate = splat(*input(2)), decay = splat(weight_decay_), momentum = splat(momentum_);
+    const f32x16 rate = this->rate(), decay = this->decay();
+    const f32x16 momentum = splat(static_cast<float>(settings_.momentum));
     for_each_vector([&](int64_t i, auto n) {
       const f32x16 old = load(w + i, n), gradient = g.at(i, n) + decay * old;
       const f32x16 velocity = momentum * load(m + i, n) + gradient;
@@ -113,43 +120,42 @@ class SgdUpdate : public Update {
     });
   }
 
-  float momentum_, weight_decay_;
-  bool nesterov_, scaled_;
+  SgdSettings settings_;
+  int64_t settings_count_;
+  bool has_momentum_, scaled_;
 };
 
 class AdamUpdate : public Update {
  public:
   AdamUpdate(const Graph& graph, const Op& op, int threads)
       : Update(graph, op, threads),
-        beta1_(op.attributes.real("beta1", 0.9)),
-        beta2_(op.attributes.real("beta2", 0.999)),
-        epsilon_(op.attributes.real("epsilon", 1e-8)),
-        weight_decay_(op.attributes.real("weight_decay", 0)),
-        decoupled_(op.attributes.integer("decoupled", 0) != 0),
+        settings_(op.attributes),
+        settings_count_(settings_count(graph, op)),
         scaled_(op.attributes.integer("scaled", 0) != 0) {}
 
   void run() override {
+    settings_.read(input(2), settings_count_);
     with_gradient(input(1), scaled_ ? input(6) : nullptr, [&](const auto& gradient) { update(gradient); });
   }
 
  private:
   template <class Gradient>
   void update(const Gradient& g) {
+    const AdamSettings& s = settings_;
     const float* w = input(0);
-    const double learning_rate = *input(2);
     const double step = static_cast<double>(*input<int64_t>(3)) + 1;
     const float* m = input(4);
     const float* v = input(5);
     float* next = output(0);
     float* next_m = output(1);
     float* next_v = output(2);
-    const f32x16 beta1 = splat(static_cast<float>(beta1_)), rest1 = splat(static_cast<float>(1 - beta1_));
-    const f32x16 beta2 = splat(static_cast<float>(beta2_)), rest2 = splat(static_cast<float>(1 - beta2_));
-    const f32x16 rate = splat(static_cast<float>(learning_rate / (1 - std::pow(beta1_, step))));
-    const f32x16 root_scale = splat(static_cast<float>(1 / std::sqrt(1 - std::pow(beta2_, step))));
-    const f32x16 epsilon = splat(static_cast<float>(epsilon_));
-    const f32x16 added = splat(static_cast<float>(decoupled_ ? 0 : weight_decay_));
-    const f32x16 kept = splat(static_cast<float>(decoupled_ ? 1 - learning_rate * weight_decay_ : 1));
+    const f32x16 beta1 = splat(static_cast<float>(s.beta1())), rest1 = splat(static_cast<float>(s.rest1));
+    const f32x16 beta2 = splat(static_cast<float>(s.beta2())), rest2 = splat(static_cast<float>(s.rest2));
+    const f32x16 rate = splat(static_cast<float>(s.learning_rate / (1 - std::pow(s.beta1(), step))));
+    const f32x16 root_scale = splat(static_cast<float>(1 / std::sqrt(1 - std::pow(s.beta2(), step))));
+    const f32x16 epsilon = splat(static_cast<float>(s.epsilon));
+    const f32x16 added = splat(static_cast<float>(s.decoupled ? 0 : s.weight_decay));
+    const f32x16 kept = splat(static_cast<float>(s.decoupled ? 1 - s.learning_rate * s.weight_decay : 1));
     for_each_vector([&](int64_t i, auto n) {
       const f32x16 old = load(w + i, n), gradient = g.at(i, n) + added * old;
       const f32x16 first = beta1 * load(m + i, n) + rest1 * gradient;
@@ -160,8 +166,9 @@ class AdamUpdate : public Update {
     });
   }
 
-  double beta1_, beta2_, epsilon_, weight_decay_;
-  bool decoupled_, scaled_;
+  AdamSettings settings_;
+  int64_t settings_count_;
+  bool scaled_;
 };
 
 class ClipScale : public OwnKernel {

@@ -1,5 +1,6 @@
 // Optimizers. They run over the storage as it lies, padding included: it stays zero.
 #include "device/cuda/kernels.h"
+#include "ops/update_settings.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
@@ -10,6 +11,8 @@ int64_t stored(const Graph& graph, const Op& op) {
   require_one_layout(graph, op, w);
   return storage_elements(w.shape, w.layout);
 }
+
+bool has_settings(const Graph& graph, const Op& op) { return !graph.tensor(op.inputs[2]).shape.empty(); }
 
 bool is_scaled(const Op& op) { return op.attributes.integer("scaled", 0) != 0; }
 
@@ -29,7 +32,11 @@ class AccumulateKernel final : public CudaKernel {
 class SgdKernel final : public CudaKernel {
  public:
   SgdKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op), attributes_(op.attributes), scaled_(is_scaled(op)), count_(stored(graph, op)) {}
+      : CudaKernel(context, graph, op),
+        settings_(op.attributes),
+        has_settings_(has_settings(graph, op)),
+        scaled_(is_scaled(op)),
+        count_(stored(graph, op)) {}
 
  private:
   void work() override {
@@ -41,58 +48,58 @@ class SgdKernel final : public CudaKernel {
                .m = has_momentum ? input(3) : nullptr,
                .learning_rate = input(2),
                .scale = scaled_ ? input(has_momentum ? 4 : 3) : nullptr,
-               .momentum = static_cast<float>(attributes_.real("momentum", 0)),
-               .weight_decay = static_cast<float>(attributes_.real("weight_decay", 0)),
-               .nesterov = attributes_.integer("nesterov", 0) != 0},
+               .weight_decay = static_cast<float>(settings_.weight_decay),
+               .momentum = static_cast<float>(settings_.momentum),
+               .has_settings = has_settings_,
+               .nesterov = settings_.nesterov},
            count_);
   }
 
-  Attributes attributes_;
-  bool scaled_;
+  SgdSettings settings_;
+  bool has_settings_, scaled_;
   int64_t count_;
 };
 
 class AdamKernel final : public CudaKernel {
  public:
   AdamKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op), scaled_(is_scaled(op)), count_(stored(graph, op)) {
+      : CudaKernel(context, graph, op),
+        settings_(op.attributes),
+        has_settings_(has_settings(graph, op)),
+        scaled_(is_scaled(op)),
+        count_(stored(graph, op)) {
     workspace_bytes_ = workspace_for(graph, op);
-    const Attributes& a = op.attributes;
-    const double beta1 = a.real("beta1", 0.9), beta2 = a.real("beta2", 0.999), decay = a.real("weight_decay", 0);
-    const bool decoupled = a.integer("decoupled", 0) != 0;
-    factors_ = {.factors = nullptr,
-                .learning_rate = nullptr,
-                .step_number = nullptr,
-                .beta1 = beta1,
-                .beta2 = beta2,
-                .weight_decay = decay,
-                .decoupled = decoupled};
-    body_.decay = static_cast<float>(decoupled ? 0 : decay);
-    body_.epsilon = static_cast<float>(a.real("epsilon", 1e-8));
-    body_.b2 = static_cast<float>(beta2);
-    body_.c1 = static_cast<float>(1 - beta1);
-    body_.c2 = static_cast<float>(1 - beta2);
   }
-  static Bytes workspace_for(const Graph&, const Op&) { return {3 * static_cast<int64_t>(sizeof(float))}; }
+  static Bytes workspace_for(const Graph&, const Op&) {
+    return {AdamFactors::kCount * static_cast<int64_t>(sizeof(float))};
+  }
 
  private:
   void work() override {
-    AdamFactors factors = factors_;
-    factors.factors = scratch<float>();
-    factors.learning_rate = input(2);
-    factors.step_number = input<int64_t>(3);
-    launch(factors, 1);
-    Adam body = body_;
-    body.w_next = output(0), body.m_next = output(1), body.v_next = output(2);
-    body.w = input(0), body.g = input(1), body.m = input(4), body.v = input(5);
-    body.factors = scratch<float>();
-    body.scale = scaled_ ? input(6) : nullptr;
-    launch(body, count_);
+    launch(AdamFactors{.factors = scratch<float>(),
+                       .learning_rate = input(2),
+                       .step_number = input<int64_t>(3),
+                       .weight_decay = settings_.weight_decay,
+                       .rest1 = settings_.rest1,
+                       .rest2 = settings_.rest2,
+                       .epsilon = settings_.epsilon,
+                       .has_settings = has_settings_,
+                       .decoupled = settings_.decoupled},
+           1);
+    launch(Adam{.w_next = output(0),
+                .m_next = output(1),
+                .v_next = output(2),
+                .w = input(0),
+                .g = input(1),
+                .m = input(4),
+                .v = input(5),
+                .factors = scratch<float>(),
+                .scale = scaled_ ? input(6) : nullptr},
+           count_);
   }
 
-  AdamFactors factors_{};
-  Adam body_{};
-  bool scaled_;
+  AdamSettings settings_;
+  bool has_settings_, scaled_;
   int64_t count_;
 };
 

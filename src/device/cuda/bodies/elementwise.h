@@ -103,9 +103,12 @@ struct Sgd {
   const float* m;
   const float* learning_rate;
   const float* scale;  // of the gradient; below 0: no update yet; null: 1
-  float momentum, weight_decay;
+  float weight_decay, momentum;
+  bool has_settings;  // behind the learning rate, instead of these (ops/update_settings.h)
   bool nesterov;
   PLIMSOLL_BODY void run(int64_t i) const {
+    const float weight_decay = has_settings ? learning_rate[1] : this->weight_decay;
+    const float momentum = has_settings ? learning_rate[2] : this->momentum;
     float d = g[i];
     if (scale != nullptr) {
       if (*scale < 0) return;
@@ -134,16 +137,26 @@ struct Accumulate {
 // What one step's update shares, made once before it: powers are dear.
 struct AdamFactors {
   using Kind = EachElement;
-  float* factors;  // keep, step size, correction
+  static constexpr int kCount = 8;
+  float* factors;
   const float* learning_rate;
   const int64_t* step_number;
-  double beta1, beta2, weight_decay;
+  double weight_decay, rest1, rest2, epsilon;
+  bool has_settings;  // behind the learning rate, instead of these (ops/update_settings.h)
   bool decoupled;
   PLIMSOLL_BODY void run(int64_t) const {
-    const double lr = *learning_rate, step = static_cast<double>(*step_number) + 1;
-    factors[0] = static_cast<float>(decoupled ? 1 - lr * weight_decay : 1);
-    factors[1] = static_cast<float>(lr / (1 - pow(beta1, step)));
-    factors[2] = static_cast<float>(sqrt(1 - pow(beta2, step)));
+    const double lr = learning_rate[0], step = static_cast<double>(*step_number) + 1;
+    const double decay = has_settings ? learning_rate[1] : weight_decay;
+    const double c1 = has_settings ? learning_rate[2] : rest1;
+    const double c2 = has_settings ? learning_rate[3] : rest2;
+    factors[0] = static_cast<float>(decoupled ? 1 - lr * decay : 1);  // what is kept
+    factors[1] = static_cast<float>(lr / (1 - pow(1 - c1, step)));
+    factors[2] = static_cast<float>(sqrt(1 - pow(1 - c2, step)));
+    factors[3] = static_cast<float>(decoupled ? 0 : decay);  // what is added
+    factors[4] = static_cast<float>(c1);
+    factors[5] = static_cast<float>(1 - c2);
+    factors[6] = static_cast<float>(c2);
+    factors[7] = has_settings ? learning_rate[4] : static_cast<float>(epsilon);
   }
 };
 struct Adam {
@@ -157,17 +170,16 @@ struct Adam {
   const float* v;
   const float* factors;
   const float* scale;  // as Sgd's
-  float decay, epsilon, b2, c1, c2;
   PLIMSOLL_BODY void run(int64_t i) const {
     float d = g[i];
     if (scale != nullptr) {
       if (*scale < 0) return;
       d *= *scale;
     }
-    d += decay * w[i];
-    const float mean = m[i] + c1 * (d - m[i]);
-    const float square = b2 * v[i] + c2 * d * d;
-    w_next[i] = factors[0] * w[i] - factors[1] * (mean / (sqrtf(square) / factors[2] + epsilon));
+    d += factors[3] * w[i];
+    const float mean = m[i] + factors[4] * (d - m[i]);
+    const float square = factors[5] * v[i] + factors[6] * d * d;
+    w_next[i] = factors[0] * w[i] - factors[1] * (mean / (sqrtf(square) / factors[2] + factors[7]));
     m_next[i] = mean;
     v_next[i] = square;
   }

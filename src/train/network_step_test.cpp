@@ -1,0 +1,152 @@
+// A step for batches of several shapes in one memory, and settings of groups that change.
+#include "train/network_step.h"
+
+#include <gtest/gtest.h>
+
+#include "plimsoll/models.h"
+
+namespace plimsoll {
+namespace {
+
+Network network_of(int64_t batch) {
+  return build_model("resnet20", {.batch = batch, .channels = 3, .height = 16, .width = 16, .classes = 10});
+}
+
+std::vector<std::string> parameters_of(const Network& network) {
+  std::vector<std::string> names;
+  for (TensorId id : network.objectives.at(0).parameters) names.push_back(network.graph.tensor(id).name);
+  return names;
+}
+
+TrainOptions options_of(const std::string& optimizer) {
+  TrainOptions options;
+  options.model.clear();
+  options.threads = 1;
+  options.exact = true;
+  options.costs = "estimated";
+  options.optimizer.name = optimizer;
+  options.optimizer.clip_grad_norm = 1;
+  options.optimizer.groups = {{.parameters = parameters_of(network_of(1)), .momentum = 0.9, .weight_decay = 1e-3}};
+  return options;
+}
+
+std::unique_ptr<NetworkStep> open(const Network& network, const TrainOptions& options) {
+  auto result = NetworkStep::open(network, options);
+  if (const auto* infeasible = std::get_if<Infeasible>(&result)) throw Error(ErrorCode::infeasible, to_text(*infeasible));
+  return std::get<std::unique_ptr<NetworkStep>>(std::move(result));
+}
+
+void feed(TrainingStep& step, int64_t batch, uint32_t noise) {
+  std::vector<float> data(batch * 3 * 16 * 16);
+  for (float& x : data) {
+    noise = noise * 1664525 + 1013904223;
+    x = static_cast<float>(noise >> 16) / 32768 - 1;
+  }
+  std::vector<int32_t> labels(batch);
+  for (int64_t i = 0; i < batch; ++i) labels[i] = static_cast<int32_t>((noise + 3 * i) % 10);
+  step.feed(data, labels);
+}
+
+const std::vector<int64_t> kBatches = {6, 6, 2, 9, 6, 2, 9};
+
+// The losses of training with a step of its own for each batch, to which states are carried over.
+std::vector<double> losses_of_own_steps(const TrainOptions& options) {
+  std::vector<double> losses;
+  std::unique_ptr<NetworkStep> before;
+  for (size_t i = 0; i < kBatches.size(); ++i) {
+    auto now = open(network_of(kBatches[i]), options);
+    TrainingStep& step = now->step();
+    step.start_at(static_cast<int64_t>(i), options.seed);
+    if (before) {
+      for (const CheckpointTensor& state : step.states()) step.set_state(before->step().state(state.name));
+    }
+    feed(step, kBatches[i], static_cast<uint32_t>(i));
+    step.run(0.05);
+    losses.push_back(step.loss());
+    before = std::move(now);
+  }
+  return losses;
+}
+
+Bytes minimum_of(const TrainOptions& options) {
+  const auto result = plan_network(network_of(9), options);
+  return std::get<Program>(result).minimum.value();
+}
+
+struct Case {
+  std::string optimizer;
+  double memory;  // of what the largest batch needs at least; 0: all there is
+  bool host = false;
+};
+
+class Shapes : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Shapes, ShareOneMemoryAndTrainAsStepsOfTheirOwn) {
+  TrainOptions options = options_of(GetParam().optimizer);
+  if (GetParam().host) options.host_memory = 64_MiB;
+  const std::vector<double> expected = losses_of_own_steps(options);
+  if (GetParam().memory > 0) {
+    options.memory = Bytes{static_cast<int64_t>(GetParam().memory * static_cast<double>(minimum_of(options).count))};
+  }
+  const auto network = open(network_of(9), options);
+  ASSERT_EQ(std::get<size_t>(network->add_shape(network_of(6))), 1u);
+  ASSERT_EQ(std::get<size_t>(network->add_shape(network_of(2))), 2u);
+  const std::map<int64_t, size_t> shape_of = {{9, 0}, {6, 1}, {2, 2}};
+  for (size_t i = 0; i < kBatches.size(); ++i) {
+    network->use(shape_of.at(kBatches[i]));
+    feed(network->step(), kBatches[i], static_cast<uint32_t>(i));
+    network->step().run(0.05);
+    EXPECT_NEAR(network->step().loss(), expected[i], 1e-4 * expected[i]) << "batch " << i;
+    EXPECT_EQ(network->step().number(), static_cast<int64_t>(i) + 1);
+  }
+  EXPECT_LE(network->step().executor().arena_bytes(), options.memory.value_or(Bytes{INT64_MAX}));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Shapes,
+                         ::testing::Values(Case{"sgd", 0}, Case{"adamw", 0}, Case{"sgd", 1.1}, Case{"adamw", 1.1},
+                                         Case{"sgd", 1.3, true}, Case{"adamw", 1.3, true}),
+                         [](const auto& info) {
+                           return info.param.optimizer + (info.param.memory > 0 ? "_tight" : "") +
+                                  (info.param.host ? "_host" : "");
+                         });
+
+TEST(NetworkStep, SaysThatAShapeDoesNotFitAndGoesOn) {
+  TrainOptions options = options_of("sgd");
+  const auto network = open(network_of(2), options);
+  const auto added = network->add_shape(network_of(64));
+  ASSERT_TRUE(std::holds_alternative<Infeasible>(added));
+  EXPECT_GT(std::get<Infeasible>(added).minimum, network->step().executor().arena_bytes());
+  feed(network->step(), 2, 1);
+  network->step().run(0.05);
+  EXPECT_GT(network->step().loss(), 0);
+}
+
+// By the settings that it was compiled with or that it was given: the same bits.
+TEST(NetworkStep, TakesSettingsOfAGroupAsIfItWereCompiledWithThem) {
+  for (const std::string optimizer : {"sgd", "adam", "adamw"}) {
+    const auto trained = [&](const ParameterGroup& compiled, const ParameterGroup& given) {
+      TrainOptions options = options_of(optimizer);
+      const std::vector<std::string> parameters = options.optimizer.groups[0].parameters;
+      options.optimizer.groups = {compiled};
+      options.optimizer.groups[0].parameters = parameters;
+      const auto network = open(network_of(2), options);
+      network->step().set_group(0, given);
+      for (int i = 0; i < 3; ++i) {
+        feed(network->step(), 2, static_cast<uint32_t>(i));
+        network->step().run(0.05);
+      }
+      return network->step().weights_sha256();
+    };
+    const ParameterGroup one, other{.momentum = 0.7, .weight_decay = 0.02, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6};
+    EXPECT_EQ(trained(one, other), trained(other, other)) << optimizer;
+    EXPECT_NE(trained(one, other), trained(one, one)) << optimizer;
+  }
+}
+
+TEST(NetworkStep, HasSettingsOfItsGroupsOnly) {
+  const auto network = open(network_of(2), options_of("sgd"));
+  EXPECT_THROW(network->step().set_group(1, {}), Error);
+}
+
+}  // namespace
+}  // namespace plimsoll
