@@ -127,6 +127,8 @@ TrainOptions options_from(const json& j) {
   return options;
 }
 
+Bytes held_by(const json& options) { return {options.value("held_bytes", int64_t{0})}; }
+
 Network network_of(const std::string& text, bool training = true) { return network_from_json(text, 0, training); }
 
 void expect_dtype(const TrainingStep& step, const std::string& name, const ReadOnlyArray& array) {
@@ -157,10 +159,11 @@ NetworkStepListener listener_of(const nb::object& progress) {
 class Step {
  public:
   Step(const std::string& network, const std::string& options, const nb::object& progress) {
-    const TrainOptions parsed = options_from(json::parse(options));
+    const json given = json::parse(options);
+    const TrainOptions parsed = options_from(given);
     const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
-    auto result = NetworkStep::open(network_of(network), parsed, listener);
+    auto result = NetworkStep::open(network_of(network), parsed, listener, held_by(given));
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) throw InfeasibleError(*infeasible);
     step_ = std::get<std::unique_ptr<NetworkStep>>(std::move(result));
   }
@@ -243,9 +246,10 @@ class Step {
 };
 
 std::string fits(const std::string& network, const std::string& options) {
-  const TrainOptions parsed = options_from(json::parse(options));
+  const json given = json::parse(options);
+  const TrainOptions parsed = options_from(given);
   const nb::gil_scoped_release released;
-  const auto result = plan_network(network_of(network), parsed);
+  const auto result = plan_network(network_of(network), parsed, held_by(given));
   if (const auto* infeasible = std::get_if<Infeasible>(&result)) return infeasible_json(*infeasible).dump();
   const Program& program = std::get<Program>(result);
   return plan_json(program, program.minimum).dump();

@@ -12,6 +12,7 @@ own, and the others are brought up to date when somebody asks for them.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -38,6 +39,8 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
     if kind != "sgd":
         kind = "adamw" if optimizers.adam_decouples(kind, optimizer) else "adam"
     told = {name: value for name, value in flags.items() if value is not None}
+    if told.get("memory_is", "arena") not in ("arena", "process"):
+        raise ValueError(f"memory_is is {told['memory_is']!r}; it is 'arena' or 'process'")
     told["optimizer"] = {
         "name": kind,
         "accumulate": accumulate,
@@ -385,14 +388,17 @@ def compile(
 
     ``loss(output, batch)`` gives the loss; left out, the model returns it. ``example`` is a batch as the loader gives it.
     Batches of other shapes than the example's get a plan of their own when the first comes, in the same memory; ``shapes`` are
-    examples of those that need more of it than ``example`` does. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
+    examples of those that need more of it than ``example`` does. ``memory`` is the arena's, in which all tensors and workspaces
+    lie; with ``memory_is="process"`` it is the whole process's: what it holds now (PyTorch, the model), what the step takes beside the
+    arena, and the arena in what is left. What the process takes later for other things is not known here. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
     ``Unsupported`` where the network holds what cannot be trained, before anything is allocated.
     """
     example, *shapes = sorted([example, *shapes], key=_elements, reverse=True)  # where states lie is as the largest needs it
     captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call)
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill,
-        memory_is=memory_is, policy=policy, placement=placement, exact=exact, threads=threads, device=device, costs=costs,
+        memory_is=memory_is, held_bytes=_held(model, memory_is), policy=policy, placement=placement, exact=exact,
+        threads=threads, device=device, costs=costs,
     )
 
     def capture_as(batch: Any, training: bool) -> Captured:
@@ -428,6 +434,17 @@ def _captured(model, optimizer, loss, example, outputs, call):
     return captured, converted, groups
 
 
+def _held(model: nn.Module, memory_is: str) -> Optional[int]:
+    """What the process holds already, and what it will for a model that has no values yet."""
+    if memory_is != "process":
+        return None
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    tensors = [*model.parameters(), *model.buffers()]
+    return resident + sum(t.numel() * t.element_size() for t in tensors if t.is_meta)
+
+
 def _on_device_of(model: nn.Module, example: Any) -> Any:
     """The example for a model without values has none either."""
     if not any(parameter.is_meta for parameter in model.parameters()):
@@ -444,6 +461,7 @@ def fits(
     memory: Size,
     host_memory: Optional[Size] = None,
     spill: Optional[str] = None,
+    memory_is: str = "arena",
     policy: str = "auto",
     exact: bool = False,
     threads: int = 0,
@@ -451,10 +469,11 @@ def fits(
     call: Optional[Callable[[nn.Module, Any], Any]] = None,
 ) -> dict[str, Any]:
     """Whether a training step fits, and what it would cost, before any weight exists: the model may be on the meta
-    device. Gives ``feasible``, ``minimum_bytes``, ``proven`` and, where it fits, ``step_time_ms``."""
+    device. Gives ``feasible``, ``minimum_bytes``, ``proven`` and, where it fits, ``step_time_ms``. With
+    ``memory_is="process"`` memory and ``minimum_bytes`` are the whole process's, as in ``compile``."""
     _, converted, groups = _captured(model, optimizer, loss, example, None, call)
     options = _core_options(
-        optimizer, groups, 1, 0.0, memory=memory, host_memory=host_memory, spill=spill, policy=policy, exact=exact,
-        threads=threads, device=device, costs="estimated",
+        optimizer, groups, 1, 0.0, memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
+        held_bytes=_held(model, memory_is), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",
     )
     return json.loads(_core.fits(json.dumps(converted.document), options))

@@ -411,3 +411,37 @@ def test_the_example_runs():
     told = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=600)
     assert told.returncode == 0, told.stderr
     assert "epoch 4" in told.stdout and int(re.findall(r"(\d+)% right", told.stdout)[-1]) > 65
+
+
+PROCESS = """
+import sys
+import torch
+import plimsoll
+from torch import nn
+import torch.nn.functional as F
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+batch = torch.randn(256, 3, 32, 32), torch.randint(0, 10, (256,))
+loss = lambda output, batch: F.cross_entropy(output, batch[1])
+told = plimsoll.fits(model, optimizer, loss=loss, example=batch, memory="16GiB", memory_is="process", threads=1)
+try:
+    plimsoll.compile(model, optimizer, loss=loss, example=batch, memory="200MiB", memory_is="process", threads=1)
+except plimsoll.Infeasible as infeasible:
+    print(infeasible.minimum_bytes)
+stated = told["minimum_bytes"] + 2**26  # capturing again takes some
+step = plimsoll.compile(model, optimizer, loss=loss, example=batch, memory=stated, memory_is="process", threads=1, costs=sys.argv[1])
+for i in range(20):
+    step(batch)
+peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(stated, peak)
+"""
+
+
+@pytest.mark.parametrize("costs", ["estimated", "measured"])
+def test_the_memory_of_the_whole_process_is_kept(costs):
+    told = subprocess.run([sys.executable, "-c", PROCESS, costs], capture_output=True, text=True, timeout=600)
+    assert told.returncode == 0, told.stderr
+    refused, stated, peak = map(int, told.stdout.split())
+    assert refused > 200 * 2**20 and stated > 300 * 2**20
+    assert peak <= stated

@@ -15,31 +15,54 @@ CoreOptions cores_of(const TrainOptions& options) {
   return core_options(options.device, {.threads = options.threads, .intra_op = options.intra_op}, options.exact);
 }
 
-CompileOptions compile_options_of(const TrainOptions& options, const Session& session) {
-  return {
-      .memory = options.memory ? *options.memory : default_budget(*session.device, options.host_memory.value_or(0_B)),
-      .policy = options.policy,
-      .placement = options.placement,
-      .tiers = session.tiers,
-      .optimizer = options.optimizer,
-      .exact = options.exact,
-      .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
-      .workspace_total = options.workspace_total,
-      .batch_sizes = options.batch_sizes};
+CompileOptions compile_options_of(const TrainOptions& options, const Session& session, Bytes memory) {
+  return {.memory = memory,
+          .policy = options.policy,
+          .placement = options.placement,
+          .tiers = session.tiers,
+          .optimizer = options.optimizer,
+          .exact = options.exact,
+          .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
+          .workspace_total = options.workspace_total,
+          .batch_sizes = options.batch_sizes};
 }
 
 void check_options(const TrainOptions& options) {
   check_choices(options.policy, options.placement);
-  if (options.memory_is == MemoryIs::process) {
-    throw Error(
-        ErrorCode::unsupported,
-        "memory_is='process': what other libraries take in this process is not known here; state the arena's bytes");
-  }
+  if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, options.memory.has_value());
 }
 
-void measure(Session& session, const Network& network, const CompileOptions& compile,
+// What the process takes beside the arena: what it holds already, and what comes with a step.
+ProcessMemory process_of(const Network& network, const TrainOptions& options, Bytes held) {
+  const CoreOptions cores = cores_of(options);
+  ProcessMemory process = process_memory(network, {.memory_is = options.memory_is,
+                                                   .training = true,
+                                                   .evaluates = false,
+                                                   .threads = std::max(cores.cores, cores.intra_op),
+                                                   .workers = 0,
+                                                   .data = {},
+                                                   .tiers = tiers_of(options)});
+  process.program += held;
+  process.batches = {};
+  for (TensorId input : network.graph.inputs) process.batches += network.graph.tensor(input).bytes() * 2;
+  return process;
+}
+
+Bytes arena_budget(const TrainOptions& options, const Session& session, const std::optional<ProcessMemory>& process) {
+  if (process) return arena_within(*process, *options.memory);
+  return options.memory ? *options.memory : default_budget(*session.device, options.host_memory.value_or(0_B));
+}
+
+// An answer about the arena as one about what was stated.
+Infeasible of_stated(Infeasible infeasible, const std::optional<ProcessMemory>& process, const TrainOptions& options) {
+  return process ? of_process(std::move(infeasible), *process, *options.memory) : infeasible;
+}
+
+void measure(Session& session, const Network& network, const CompileOptions& compile, Bytes room,
              const NetworkStepListener& listener) {
-  MeasureOptions measuring{.tolerance = kMeasuringTolerance, .stop = listener.stop};
+  MeasureOptions measuring{.tolerance = kMeasuringTolerance,
+                           .memory = room,
+                           .stop = listener.stop};
   measuring.progress = [&](int done, int total, const std::string& what) {
     if (listener.preparing) listener.preparing(what, done, total);
   };
@@ -58,10 +81,14 @@ std::variant<size_t, Infeasible> keep(std::variant<std::unique_ptr<TrainingStep>
 
 std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const Network& network,
                                                                          const TrainOptions& options,
-                                                                         const NetworkStepListener& listener) {
+                                                                         const NetworkStepListener& listener,
+                                                                         Bytes held) {
   check_options(options);
   auto result = std::make_unique<NetworkStep>();
-  result->session_ = open_session(options.device, cores_of(options).intra_op, tiers_of(options));
+  std::optional<ProcessMemory> process;
+  if (options.memory_is == MemoryIs::process) process = process_of(network, options, held);
+  result->session_ = open_session(options.device, cores_of(options).intra_op, tiers_of(options),
+                                  process ? std::max(*options.memory - process->program, 0_B) : Bytes{INT64_MAX});
   Session& session = result->session_;
   if (session.device->info().simulated) {
     throw Error(ErrorCode::invalid_input,
@@ -70,18 +97,23 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
   for (const std::string& text : session.notices) {
     if (listener.notice) listener.notice(text);
   }
-  const CompileOptions& compile = result->compile_ = compile_options_of(options, session);
+  const CompileOptions& compile = result->compile_ =
+      compile_options_of(options, session, arena_budget(options, session, process));
+  result->measuring_room_ = process ? compile.memory : std::max(compile.memory, kMeasuringRoom);
   if (options.costs == "measured") forget_busy_times(session);
   result->measures_ = options.costs == "measured" && !options.exact;
 
   if (result->measures_) {  // what is lacking is measured only where there is a plan at all
     auto first = compile_training(network, *session.device, session.costs, compile);
-    if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
-    measure(session, network, compile, listener);
+    if (auto* infeasible = std::get_if<Infeasible>(&first)) return of_stated(std::move(*infeasible), process, options);
+    measure(session, network, compile, result->measuring_room_, listener);
   }
   for (Refusals refused;;) {
     auto compiled = compile_training(network, *session.device, session.costs, compile);
-    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return std::move(*infeasible);
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return of_stated(std::move(*infeasible), process, options);
+    if (process) {
+      if (auto infeasible = refused_by_planning(std::get<Program>(compiled), *process, *options.memory)) return *infeasible;
+    }
     give_memory_back();  // that planning took
     result->steps_.clear();
     result->steps_.push_back(
@@ -108,7 +140,7 @@ NetworkStep::Added NetworkStep::in_this_memory(const Compile& compile) {
 }
 
 std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, const NetworkStepListener& listener) {
-  if (measures_) measure(session_, network, compile_, listener);
+  if (measures_) measure(session_, network, compile_, measuring_room_, listener);
   CompileOptions options = compile_;
   options.memory = steps_[0]->executor().arena_bytes();
   return keep(in_this_memory([&] {
@@ -136,12 +168,20 @@ std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& netw
               evaluations_);
 }
 
-std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options) {
+std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options, Bytes held) {
   check_options(options);
+  std::optional<ProcessMemory> process;
+  if (options.memory_is == MemoryIs::process) process = process_of(network, options, held);
   Session session = open_session(options.device, cores_of(options).intra_op, tiers_of(options));
-  CompileOptions compile = compile_options_of(options, session);
+  CompileOptions compile = compile_options_of(options, session, arena_budget(options, session, process));
   compile.name_minimum = true;
-  return compile_training(network, *session.device, session.costs, compile);
+  auto result = compile_training(network, *session.device, session.costs, compile);
+  if (!process) return result;
+  if (auto* infeasible = std::get_if<Infeasible>(&result)) return of_process(std::move(*infeasible), *process, *options.memory);
+  Program& program = std::get<Program>(result);
+  if (auto infeasible = refused_by_planning(program, *process, *options.memory)) return *infeasible;
+  program.minimum = process->with(*program.minimum);
+  return result;
 }
 
 }  // namespace plimsoll

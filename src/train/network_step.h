@@ -22,11 +22,12 @@ struct NetworkStepListener {
 
 class NetworkStep {
  public:
-  // Of `options` those count that say of device, memory, policy, optimizer, exactness, workspaces and costs. Throws Error
-  // where an option cannot be.
+  // Of `options` those count that say of device, memory, policy, optimizer, exactness, workspaces and costs. `held`: what
+  // the process has taken already, where the memory is the process's. Throws Error where an option cannot be.
   static std::variant<std::unique_ptr<NetworkStep>, Infeasible> open(const Network& network,
                                                                      const TrainOptions& options,
-                                                                     const NetworkStepListener& listener = {});
+                                                                     const NetworkStepListener& listener = {},
+                                                                     Bytes held = {});
 
   // Makes the step of the same network for batches of another shape ready, in the memory that was taken: so the largest
   // is the one to begin with. Returns its number; the first is 0.
@@ -53,12 +54,13 @@ class NetworkStep {
   Session session_;
   CompileOptions compile_;
   bool measures_ = false;
+  Bytes measuring_room_;
   std::vector<std::unique_ptr<TrainingStep>> steps_, evaluations_;
   size_t current_ = 0;
 };
 
 // The plan that `open` would make with estimated costs, and the least memory that would do, without measuring or taking
-// memory.
-std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options);
+// memory. Where the memory is the process's, so is Program::minimum.
+std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options, Bytes held = {});
 
 }  // namespace plimsoll
