@@ -83,12 +83,12 @@ struct LoaderOptions {
   Split split = Split::train;
   int64_t batch = 32;
   uint64_t seed = 0;
-  Augmentation augmentation;  // of Split::train; none unless said: DataInfo has what is usual
-  int64_t epoch = 0;          // where to begin
-  int64_t first_batch = 0;    // in that epoch
-  int threads = 1;            // that prepare batches beside the training
+  Augmentation augmentation;   // of Split::train; none unless said: DataInfo has what is usual
+  int64_t epoch = 0;           // where to begin
+  int64_t first_batch = 0;     // in that epoch
+  int threads = 1;             // that prepare batches beside the training
   int32_t padding_label = -1;  // of rows that fill up the last batch of an evaluation
-  int queue = 0;              // batches prepared at most; each costs its bytes. 0: batches_prepared()
+  int queue = 0;               // batches prepared at most; each costs its bytes. 0: batches_prepared()
 };
 
 // How many batches are prepared at most where `queue` says nothing: two, and one where a batch is over 4 MiB, since it is

@@ -143,9 +143,9 @@ class TrainingStep {
   const ExecuteOptions options_;
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
-  std::vector<TensorId> learning_rates_;     // by group
+  std::vector<TensorId> learning_rates_;      // by group
   std::vector<std::vector<float>> settings_;  // by group, beginning with the rate
-  std::vector<double> rates_;             // one for all
+  std::vector<double> rates_;                 // one for all
   TensorId step_number_, seed_tensor_;
   TensorId count_tensor_, scale_, update_number_;  // where gradients are accumulated
   std::vector<WholeState> wholes_;

@@ -180,7 +180,9 @@ class Step {
     step().run(learning_rates, batches);
     return step().loss();
   }
-  void set_group(size_t group, const std::string& settings) { step().set_group(group, group_from(json::parse(settings))); }
+  void set_group(size_t group, const std::string& settings) {
+    step().set_group(group, group_from(json::parse(settings)));
+  }
   size_t add_shape(const std::string& network, int64_t batch, const nb::object& progress) {
     const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
@@ -230,11 +232,12 @@ class Step {
     return told.dump();
   }
   void report(const std::string& file, const std::string& model, int64_t batch) const {
-    write_file_atomically(file, html_report(step_->first().program(), {.model = model,
-                                                               .batch = batch,
-                                                               .device = step_->session().device->info().description,
-                                                               .minimum = std::nullopt,
-                                                               .reason = {}}));
+    write_file_atomically(file,
+                          html_report(step_->first().program(), {.model = model,
+                                                                 .batch = batch,
+                                                                 .device = step_->session().device->info().description,
+                                                                 .minimum = std::nullopt,
+                                                                 .reason = {}}));
   }
   std::string explain(const std::string& name) const {
     return plimsoll::explain(step_->first().program(), *step_->session().device, step_->session().costs, name);

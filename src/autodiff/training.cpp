@@ -8,7 +8,6 @@
 #include "autodiff/backward.h"
 #include "autodiff/optimizers.h"
 #include "base/names.h"
-#include "ops/update_settings.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
 

@@ -3,7 +3,7 @@
 //
 // With the attribute "scaled" the last input is a scalar by which the gradient is multiplied. Where it is below 0 there
 // is nothing to update yet, and everything stays as it is. What the learning rate's input may hold beside it:
-// update_settings.h.
+// plimsoll/ops.h.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -13,7 +13,6 @@
 #include "ops/families.h"
 #include "ops/reference.h"
 #include "ops/typed.h"
-#include "ops/update_settings.h"
 
 namespace plimsoll {
 namespace {
@@ -71,9 +70,8 @@ std::optional<T> scale_of(const Attributes& attributes, std::span<const TensorVi
 template <class Settings>
 Settings settings_of(const Attributes& attributes, const TensorView& given) {
   Settings settings(attributes);
-  with_floating_type(given, [&](auto zero) {
-    settings.read(elements<decltype(zero)>(given), element_count(given.shape));
-  });
+  with_floating_type(given,
+                     [&](auto zero) { settings.read(elements<decltype(zero)>(given), element_count(given.shape)); });
   return settings;
 }
 

@@ -53,8 +53,7 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
 
 Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {
   const Network& network = step_->program().network;
-  Loader loader(
-      data, {.split = Split::test, .batch = batch_, .seed = seed, .padding_label = padding_label(network)});
+  Loader loader(data, {.split = Split::test, .batch = batch_, .seed = seed, .padding_label = padding_label(network)});
   const auto pinned = pin_batches(loader, device_);
   step_->start_at(0, seed);
   double loss = 0, correct = 0;

@@ -42,7 +42,9 @@ class Inference {
   Answers run(std::span<const float> data, std::span<const int32_t> labels);
 
   int64_t batch() const { return input_.batch; }
-  int32_t padding_label() const { return plimsoll::padding_label(step_->program().network); }  // of rows that count nothing
+  int32_t padding_label() const {
+    return plimsoll::padding_label(step_->program().network);
+  }  // of rows that count nothing
   int64_t classes() const { return input_.classes; }
   Bytes budget() const { return step_->program().plan->budget; }
   Bytes arena() const { return step_->program().plan->arena; }

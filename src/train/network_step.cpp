@@ -60,9 +60,7 @@ Infeasible of_stated(Infeasible infeasible, const std::optional<ProcessMemory>& 
 
 void measure(Session& session, const Network& network, const CompileOptions& compile, Bytes room,
              const NetworkStepListener& listener) {
-  MeasureOptions measuring{.tolerance = kMeasuringTolerance,
-                           .memory = room,
-                           .stop = listener.stop};
+  MeasureOptions measuring{.tolerance = kMeasuringTolerance, .memory = room, .stop = listener.stop};
   measuring.progress = [&](int done, int total, const std::string& what) {
     if (listener.preparing) listener.preparing(what, done, total);
   };
@@ -110,9 +108,11 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
   }
   for (Refusals refused;;) {
     auto compiled = compile_training(network, *session.device, session.costs, compile);
-    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return of_stated(std::move(*infeasible), process, options);
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled))
+      return of_stated(std::move(*infeasible), process, options);
     if (process) {
-      if (auto infeasible = refused_by_planning(std::get<Program>(compiled), *process, *options.memory)) return *infeasible;
+      if (auto infeasible = refused_by_planning(std::get<Program>(compiled), *process, *options.memory))
+        return *infeasible;
     }
     give_memory_back();  // that planning took
     result->steps_.clear();
@@ -177,7 +177,8 @@ std::variant<Program, Infeasible> plan_network(const Network& network, const Tra
   compile.name_minimum = true;
   auto result = compile_training(network, *session.device, session.costs, compile);
   if (!process) return result;
-  if (auto* infeasible = std::get_if<Infeasible>(&result)) return of_process(std::move(*infeasible), *process, *options.memory);
+  if (auto* infeasible = std::get_if<Infeasible>(&result))
+    return of_process(std::move(*infeasible), *process, *options.memory);
   Program& program = std::get<Program>(result);
   if (auto infeasible = refused_by_planning(program, *process, *options.memory)) return *infeasible;
   program.minimum = process->with(*program.minimum);

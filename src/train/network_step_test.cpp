@@ -32,7 +32,8 @@ TrainOptions options_of(const std::string& optimizer) {
 
 std::unique_ptr<NetworkStep> open(const Network& network, const TrainOptions& options) {
   auto result = NetworkStep::open(network, options);
-  if (const auto* infeasible = std::get_if<Infeasible>(&result)) throw Error(ErrorCode::infeasible, to_text(*infeasible));
+  if (const auto* infeasible = std::get_if<Infeasible>(&result))
+    throw Error(ErrorCode::infeasible, to_text(*infeasible));
   return std::get<std::unique_ptr<NetworkStep>>(std::move(result));
 }
 
@@ -104,7 +105,7 @@ TEST_P(Shapes, ShareOneMemoryAndTrainAsStepsOfTheirOwn) {
 
 INSTANTIATE_TEST_SUITE_P(All, Shapes,
                          ::testing::Values(Case{"sgd", 0}, Case{"adamw", 0}, Case{"sgd", 1.1}, Case{"adamw", 1.1},
-                                         Case{"sgd", 1.3, true}, Case{"adamw", 1.3, true}),
+                                           Case{"sgd", 1.3, true}, Case{"adamw", 1.3, true}),
                          [](const auto& info) {
                            return info.param.optimizer + (info.param.memory > 0 ? "_tight" : "") +
                                   (info.param.host ? "_host" : "");
@@ -137,7 +138,8 @@ TEST(NetworkStep, TakesSettingsOfAGroupAsIfItWereCompiledWithThem) {
       }
       return network->step().weights_sha256();
     };
-    const ParameterGroup one, other{.momentum = 0.7, .weight_decay = 0.02, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6};
+    const ParameterGroup one,
+        other{.momentum = 0.7, .weight_decay = 0.02, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-6};
     EXPECT_EQ(trained(one, other), trained(other, other)) << optimizer;
     EXPECT_NE(trained(one, other), trained(one, one)) << optimizer;
   }

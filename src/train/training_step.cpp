@@ -8,7 +8,7 @@
 #include "base/by_id.h"
 #include "base/clock.h"
 #include "base/names.h"
-#include "ops/update_settings.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -177,7 +177,8 @@ double TrainingStep::run(std::span<const double> learning_rates, int64_t batches
 
 void TrainingStep::set_group(size_t group, const ParameterGroup& settings) {
   if (group >= settings_.size() || settings_[group].size() == 1) {
-    throw Error(ErrorCode::invalid_input, fmt::format("the step was compiled without a group {} of its own settings", group));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("the step was compiled without a group {} of its own settings", group));
   }
   Attributes attributes{{"weight_decay", settings.weight_decay}, {"momentum", settings.momentum}};
   if (settings_[group].size() == SgdSettings::kCount) {

@@ -4,7 +4,6 @@
 
 #include "device/cpu/own.h"
 #include "device/cpu/own_vector.h"
-#include "ops/update_settings.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cpu {

@@ -12,18 +12,21 @@ std::vector<NamedFactory> own_kernels_v4();
 
 namespace {
 
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"); }
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
 // oneDNN's variable holds for our kernels as well: it names the most that may be used.
 bool may_use_avx512() {
   for (const char* name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"}) {
     const char* value = std::getenv(name);
-    if (value != nullptr) return std::string_view(value).starts_with("AVX512") || std::string_view(value) == "ALL" ||
-                                 std::string_view(value) == "DEFAULT";
+    if (value != nullptr)
+      return std::string_view(value).starts_with("AVX512") || std::string_view(value) == "ALL" ||
+             std::string_view(value) == "DEFAULT";
   }
   return true;
 }

@@ -1,6 +1,5 @@
 // Optimizers. They run over the storage as it lies, padding included: it stays zero.
 #include "device/cuda/kernels.h"
-#include "ops/update_settings.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {

@@ -104,7 +104,7 @@ struct Sgd {
   const float* learning_rate;
   const float* scale;  // of the gradient; below 0: no update yet; null: 1
   float weight_decay, momentum;
-  bool has_settings;  // behind the learning rate, instead of these (ops/update_settings.h)
+  bool has_settings;  // behind the learning rate, instead of these (plimsoll/ops.h)
   bool nesterov;
   PLIMSOLL_BODY void run(int64_t i) const {
     const float weight_decay = has_settings ? learning_rate[1] : this->weight_decay;
@@ -142,7 +142,7 @@ struct AdamFactors {
   const float* learning_rate;
   const int64_t* step_number;
   double weight_decay, rest1, rest2, epsilon;
-  bool has_settings;  // behind the learning rate, instead of these (ops/update_settings.h)
+  bool has_settings;  // behind the learning rate, instead of these (plimsoll/ops.h)
   bool decoupled;
   PLIMSOLL_BODY void run(int64_t) const {
     const double lr = learning_rate[0], step = static_cast<double>(*step_number) + 1;
