@@ -8,6 +8,7 @@
 #include "tests/conformance/convolution_cases.h"
 #include "tests/conformance/move_cases.h"
 #include "tests/conformance/norm_cases.h"
+#include "tests/conformance/recurrent_cases.h"
 #include "tests/conformance/sort_cases.h"
 
 namespace plimsoll::conformance {
@@ -495,7 +496,8 @@ inline std::vector<Case> all_cases() {
                       accumulation_cases, pointwise_cases,       reduce_cases,
                       move_cases,         resize_cases,          take_cases,
                       sort_cases,         cumulative_sum_cases,  norm_cases,
-                      matmul_cases,       softmax_cases,         attention_cases}) {
+                      matmul_cases,       softmax_cases,         attention_cases,
+                      recurrent_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

@@ -8,6 +8,8 @@ from . import (
     losses,
     norms,
     random,
+    recurrent,
+    scatter,
     reductions,
     shapes,
 )  # noqa: F401  (they fill the table)

@@ -31,6 +31,7 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     elementwise_kernels,
     loss_kernels,
     pointwise_kernels,
+    recurrent_kernels,
     reduce_kernels,
     update_kernels,
     lrn_kernels,
