@@ -9,6 +9,7 @@ from . import (
     norms,
     random,
     recurrent,
+    sample,
     scatter,
     reductions,
     shapes,

@@ -194,10 +194,10 @@ def embedding_bag(w: "Writer", node: Node, a: Arguments):
     begun = w.pointwise("ge({0},{1})", [places, w.reshape(offsets, [1, bags], "begins")], "begun")
     number = w.pointwise("sub({0},1.0)", [w.reduce(begun, "sum", [1], False, "bags_begun")], "bag_number")
     bag = w.emit("Cast", [number], [count], {"dtype": "i64"}, "bag", dtype="i64")
-    y = w.emit("IndexSelectBackward", [rows, bag], [bags, width], {"axis": 0, "length": bags}, "sums")
+    y = w.emit("IndexBackward", [rows, bag], [bags, width], {"shape": [bags, width]}, "sums")
     if mode == "mean":
         ones = w.fill([count, 1], 1.0, "ones")
-        sizes = w.emit("IndexSelectBackward", [ones, bag], [bags, 1], {"axis": 0, "length": bags}, "sizes")
+        sizes = w.emit("IndexBackward", [ones, bag], [bags, 1], {"shape": [bags, 1]}, "sizes")
         return w.pointwise("div({0},max({1},1.0))", [y, sizes]), None, None, None
     return y, None, None, None
 

@@ -171,8 +171,9 @@ struct LrnBackward {
 struct DirectShape {
   Image x, y;
   int64_t groups, group_c, group_k;
-  Slide d, h, w;
-  int64_t to_k, to_c, to_q, to_r, to_s;  // between weights
+  Slide d{1, 1};  // one place
+  Slide h, w;
+  int64_t to_k, to_c, to_q = 0, to_r, to_s;  // between weights
 };
 // Where tap (q, r) of a window at row `place` of the small image lies among the rows of the large one, or -1.
 PLIMSOLL_BODY int64_t row_of_taps(const DirectShape& shape, int64_t place, int64_t q, int64_t r) {
