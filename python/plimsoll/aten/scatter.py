@@ -44,7 +44,7 @@ def scatter_reduce(w: "Writer", node: Node, a: Arguments):
         if counts is None:
             return w.pointwise("add({0},{1})", [a["self"], total])
         return w.pointwise("where(gt({2},0.5),{1},{0})", [a["self"], total, counts])
-    form = f"where(gt({{2}},0.5),div(add(mul({{0}},{own}),{{1}}),add({{2}},{own})),{{0}})"
+    form = f"where(gt({{2}},0.5),div(add(mul({{0}},{own}),{{1}}),max(add({{2}},{own}),1.0)),{{0}})"
     return w.pointwise(form, [a["self"], total, counts])  # type: ignore[list-item]
 
 
