@@ -155,7 +155,9 @@ class Video(nn.Module):
     def __init__(self):
         super().__init__()
         self.down = nn.Sequential(nn.Conv3d(2, 6, 3, padding=1, bias=False), nn.BatchNorm3d(6), nn.ReLU())
-        self.inner = nn.Sequential(nn.Conv3d(6, 8, (3, 1, 1), padding=(1, 0, 0)), nn.ReLU(), nn.Conv3d(8, 8, 3, padding=1, groups=2))
+        self.inner = nn.Sequential(
+            nn.Conv3d(6, 8, (3, 1, 1), padding=(1, 0, 0)), nn.ReLU(), nn.Conv3d(8, 8, 3, padding=1, groups=2)
+        )
         self.up = nn.ConvTranspose3d(8, 4, 2, 2)
         self.out = nn.Conv3d(14, 3, 1)
 

@@ -45,10 +45,9 @@ Window window_from_y(const Attributes& attributes, const Shape& kernel, const Sh
     WindowAxis& axis = *axes[i];
     const int64_t room = y[i] - extra[i] + axis.before + axis.after - axis.extent();
     if (room < 0 || room % axis.stride != 0) {
-      throw Error(
-          ErrorCode::invalid_input,
-          fmt::format("no transposed convolution with kernel {} and this stride and padding gives a {} image",
-                      to_string(kernel), to_string(y)));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("no transposed convolution with kernel {} and this stride and padding gives a {} image",
+                              to_string(kernel), to_string(y)));
     }
     axis.out = room / axis.stride + 1;
   }

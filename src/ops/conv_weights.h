@@ -11,7 +11,7 @@ int64_t read_groups(const Attributes& attributes);
 
 struct ConvWeights {
   int64_t outer = 0, inner = 0;  // channels over all groups
-  Shape kernel;                    // [R, S] or [D, R, S]
+  Shape kernel;                  // [R, S] or [D, R, S]
 };
 // Of images with `dimensions` sizes behind batch and channels.
 ConvWeights read_weights(const Tensor& w, int64_t groups, size_t dimensions);

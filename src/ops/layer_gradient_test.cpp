@@ -109,7 +109,8 @@ TEST(PoolGradient, AgreesWithFiniteDifferences) {
       {{1, 1, 7, 7},
        {{"kernel", Ints{2, 2}}, {"stride", Ints{3, 3}}, {"padding", Ints{1, 1, 1, 1}}, {"ceil_mode", int64_t{1}}}},
       {{2, 3, 4, 5}, {{"kernel", Ints{4, 5}}}},
-      {{1, 2, 8, 7}, {{"kernel", Ints{3, 2}}, {"dilation", Ints{2, 3}}, {"stride", Ints{1, 2}}, {"padding", Ints{2, 1, 1, 0}}}},
+      {{1, 2, 8, 7},
+       {{"kernel", Ints{3, 2}}, {"dilation", Ints{2, 3}}, {"stride", Ints{1, 2}}, {"padding", Ints{2, 1, 1, 0}}}},
   };
   for (size_t i = 0; i < cases.size(); ++i) {
     for (const char* type : {"MaxPoolForward", "AvgPoolForward"}) {

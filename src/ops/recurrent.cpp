@@ -128,7 +128,8 @@ void step_backward(const Recurrence& r, const T* h, const T* h_before, const T* 
     const auto gate = [&](int64_t g) { return static_cast<double>(kept[g * width + j]); };
     switch (r.cell) {
       case Cell::lstm: {
-        const double in = gate(0), forget = gate(1), g = gate(2), out = gate(3), bent = std::tanh(static_cast<double>(c[j]));
+        const double in = gate(0), forget = gate(1), g = gate(2), out = gate(3),
+                     bent = std::tanh(static_cast<double>(c[j]));
         dc[j] += dh[j] * out * (1 - bent * bent);
         dx[j] = dc[j] * g * in * (1 - in);
         dx[width + j] = dc[j] * c_before[j] * forget * (1 - forget);
@@ -215,8 +216,7 @@ TensorId rows_before(Graph& graph, OpId id, const Recurrence& r) {
 std::vector<TensorId> recurrent_gradient(Graph& graph, OpId id, std::span<const TensorId> dy,
                                          const std::vector<bool>& wanted) {
   const Op op = graph.op(id);
-  const Recurrence r =
-      recurrence_of(op.attributes, graph.tensor(op.inputs[0]).shape, graph.tensor(op.inputs[1]).shape);
+  const Recurrence r = recurrence_of(op.attributes, graph.tensor(op.inputs[0]).shape, graph.tensor(op.inputs[1]).shape);
   const bool lstm = r.cell == Cell::lstm, has_dc = lstm && dy[1].valid();
   std::vector<TensorId> result(op.inputs.size());
   if (!dy[0].valid() && !has_dc) return result;

@@ -289,7 +289,8 @@ OpType index_select_backward() {
           },
       .gradient =
           [](Graph& graph, OpId id, std::span<const TensorId> dx, const std::vector<bool>& wanted) {
-            return rows_gradient(graph, id, "IndexSelect", dx[0], wanted[0], {{"axis", graph.op(id).attributes.integer("axis")}});
+            return rows_gradient(graph, id, "IndexSelect", dx[0], wanted[0],
+                                 {{"axis", graph.op(id).attributes.integer("axis")}});
           },
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
       .work = rows_backward_work,
@@ -445,7 +446,8 @@ OpType gather_backward() {
           },
       .gradient =
           [](Graph& graph, OpId id, std::span<const TensorId> dx, const std::vector<bool>& wanted) {
-            return rows_gradient(graph, id, "Gather", dx[0], wanted[0], {{"axis", graph.op(id).attributes.integer("axis")}});
+            return rows_gradient(graph, id, "Gather", dx[0], wanted[0],
+                                 {{"axis", graph.op(id).attributes.integer("axis")}});
           },
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
       .work = rows_backward_work,

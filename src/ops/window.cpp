@@ -87,8 +87,8 @@ void fit(Window& window, bool ceil_mode) {
 
 void expect_image(const Tensor& tensor, const Shape& size) {
   if (tensor.shape.size() == size.size() + 2 && image_size(tensor.shape) == size) return;
-  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {}; a {} image is expected", tensor.name,
-                                                    to_string(tensor.shape), to_string(size)));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' is {}; a {} image is expected", tensor.name, to_string(tensor.shape), to_string(size)));
 }
 
 }  // namespace plimsoll

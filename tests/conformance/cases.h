@@ -68,10 +68,11 @@ inline std::vector<Case> pool_cases() {
   };
   std::vector<Case> cases;
   for (const Sizes& s : sizes) {
-    const std::string text = fmt::format("{} by {} stride {} padding {}{}{}", fmt::join(s.x, "x"),
-                                         fmt::join(s.kernel, "x"), fmt::join(s.stride, "x"), fmt::join(s.padding, ","),
-                                         s.ceil ? " ceil" : "", s.count_padding ? "" : " padding not counted") +
-                             (s.dilation == Integers{1, 1} ? "" : fmt::format(" dilation {}", fmt::join(s.dilation, "x")));
+    const std::string text =
+        fmt::format("{} by {} stride {} padding {}{}{}", fmt::join(s.x, "x"), fmt::join(s.kernel, "x"),
+                    fmt::join(s.stride, "x"), fmt::join(s.padding, ","), s.ceil ? " ceil" : "",
+                    s.count_padding ? "" : " padding not counted") +
+        (s.dilation == Integers{1, 1} ? "" : fmt::format(" dilation {}", fmt::join(s.dilation, "x")));
     Attributes attributes = {
         {"kernel", s.kernel}, {"stride", s.stride}, {"padding", s.padding}, {"ceil_mode", int64_t{s.ceil}}};
     Attributes average = attributes;

@@ -166,8 +166,9 @@ inline std::vector<DeepConvolution> deep_convolutions() {
 }
 inline void add_deep_cases(std::vector<Case>& cases, const DeepConvolution& s) {
   const std::string prefix = s.transposed ? "ConvTranspose" : "Conv";
-  const std::string text = fmt::format("{} by {} stride {} dilation {} groups {}{}", to_string(s.x), to_string(s.weights),
-                                       to_string(s.stride), to_string(s.dilation), s.groups, s.bias ? " bias" : "");
+  const std::string text =
+      fmt::format("{} by {} stride {} dilation {} groups {}{}", to_string(s.x), to_string(s.weights),
+                  to_string(s.stride), to_string(s.dilation), s.groups, s.bias ? " bias" : "");
   const Attributes forward = {
       {"stride", s.stride}, {"dilation", s.dilation}, {"padding", s.padding}, {"groups", s.groups}};
   const auto build_forward = [=](CaseBuilder& b) {

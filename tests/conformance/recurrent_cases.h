@@ -27,8 +27,8 @@ inline std::vector<Case> recurrent_cases() {
         };
         const std::string text = fmt::format("{} of {} steps, {} rows, {} wide{}{}", cell, s.steps, s.rows, s.width,
                                              reverse != 0 ? ", reverse" : "", bias ? ", with bias" : "");
-        cases.push_back({"RecurrentForward", text,
-                         [=](CaseBuilder& b) { b.op("RecurrentForward", forward(b), attributes); }});
+        cases.push_back(
+            {"RecurrentForward", text, [=](CaseBuilder& b) { b.op("RecurrentForward", forward(b), attributes); }});
         cases.push_back({"RecurrentBackward", text, [=](CaseBuilder& b) {
                            const std::vector<TensorId> in = forward(b), out = b.op("RecurrentForward", in, attributes);
                            std::vector<TensorId> inputs = {b.normal({s.steps, s.rows, s.width}), in[1]};

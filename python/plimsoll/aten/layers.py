@@ -254,8 +254,9 @@ def pool(w: "Writer", node: Node, a: Arguments):
         y = w.pointwise("mul({0},{1})", [y, math.prod(kernel) / a["divisor_override"]], "divisor")
     if not with_indices:
         return y
-    places = _places_of_taps(w, taps[0], after, w.shape(a["self"])[-1], kernel, stride, padding, dilation) if rank == 2 and taps else None
-    return y, places
+    if rank != 2 or not taps:
+        return y, None
+    return y, _places_of_taps(w, taps[0], after, w.shape(a["self"])[-1], kernel, stride, padding, dilation)
 
 
 def _places_of_taps(w: "Writer", taps: str, after: list[int], width: int, kernel, stride, padding, dilation) -> str:

@@ -64,16 +64,21 @@ def _place(w: "Writer", x: str, dim: int, is_max: bool, shape: list[int]) -> str
     return w.reshape(places, shape)
 
 
+def _along(w: "Writer", a: Arguments) -> tuple[str, int]:
+    """The tensor and the dimension asked for; without one, all elements in a row."""
+    shape = w.shape(a["self"])
+    return (w.value(a["self"]), axis(a["dim"], len(shape))) if "dim" in a else (w.reshape(a["self"], [math.prod(shape)]), 0)
+
+
 @converts("median.default", "median.dim", "kthvalue.default")
 def in_order(w: "Writer", node: Node, a: Arguments):
     """The k-th smallest element; the median is the lower one of two."""
-    shape = w.shape(a["self"])
-    x, dim = (w.value(a["self"]), axis(a["dim"], len(shape))) if "dim" in a else (w.reshape(a["self"], [math.prod(shape)]), 0)
+    x, dim = _along(w, a)
     shape = w.shape_of[x]
     k = a["k"] if "k" in a else (shape[dim] + 1) // 2
     y, places = w.emit("Sort", [x], [shape, shape], {"axis": dim, "descending": 0}, "sort", outputs=("y", "indices"))
     w.dtype_of[places] = "i64"
-    after = [n for d, n in enumerate(shape) if d != dim] if not a.get("keepdim") else [1 if d == dim else n for d, n in enumerate(shape)]
+    after = [1 if d == dim else n for d, n in enumerate(shape) if a.get("keepdim") or d != dim]
     value, place = (w.reshape(w.slice(t, dim, k - 1, 1), after) for t in (y, places))
     return (value, place) if "dim" in a else value
 
@@ -81,8 +86,7 @@ def in_order(w: "Writer", node: Node, a: Arguments):
 @converts("prod.default", "prod.dim_int")
 def product_of_all(w: "Writer", node: Node, a: Arguments):
     """Halves multiplied by each other, until one is left."""
-    shape = w.shape(a["self"])
-    x, dim = (w.value(a["self"]), axis(a["dim"], len(shape))) if "dim" in a else (w.reshape(a["self"], [math.prod(shape)]), 0)
+    x, dim = _along(w, a)
     while (size := w.shape_of[x][dim]) > 1:
         half = size // 2
         parts = [w.slice(x, dim, begin, half) for begin in (0, half)]

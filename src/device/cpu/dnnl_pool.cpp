@@ -57,9 +57,7 @@ bool index_fits(const Graph& graph, const Pool& pool, const Implementation& one,
              storage_bytes(graph.tensor(pool.y_tensor).shape, DType::u8, y_layout);
 }
 
-bool needs_own(const Pool& pool) {
-  return pool.dilated() || (!pool.max && pool.count_padding && pool.overhangs());
-}
+bool needs_own(const Pool& pool) { return pool.dilated() || (!pool.max && pool.count_padding && pool.overhangs()); }
 
 std::vector<KernelSpec> pool_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
   expect_countable(graph, op);
@@ -133,7 +131,8 @@ Pool read_pool(const Graph& graph, const Op& op) {
     pool.dilation[d] = dilation.at(d);
     pool.begin[d] = padding.at(d);
     pool.end[d] = padding.at(d + 2);
-    pool.reach[d] = (pool.y[d + 2] - 1) * pool.stride[d] + (pool.kernel[d] - 1) * pool.dilation[d] + 1 - pool.x[d + 2] - pool.begin[d];
+    pool.reach[d] = (pool.y[d + 2] - 1) * pool.stride[d] + (pool.kernel[d] - 1) * pool.dilation[d] + 1 - pool.x[d + 2] -
+                    pool.begin[d];
   }
   if (pool.max && pool.kernel[0] * pool.kernel[1] > 256) {
     throw Error(

@@ -76,7 +76,8 @@ class OwnPool final : public Kernel {
       const int64_t end = start + (pool_.kernel[d] - 1) * pool_.dilation[d] + 1;
       window.start[d] = start;
       // The first tap inside.
-      window.first[d] = start >= 0 ? start : start + (-start + pool_.dilation[d] - 1) / pool_.dilation[d] * pool_.dilation[d];
+      window.first[d] =
+          start >= 0 ? start : start + (-start + pool_.dilation[d] - 1) / pool_.dilation[d] * pool_.dilation[d];
       window.last[d] = std::min(end, size);
       counted *= pool_.count_padding ? std::min(end, size + pool_.end[d]) - start : window.last[d] - window.first[d];
     }

@@ -61,11 +61,10 @@ class RecurrentKernel : public OwnKernel {
 class RecurrentForward final : public RecurrentKernel {
  public:
   RecurrentForward(const Graph& graph, const Op& op, int threads)
-      : RecurrentKernel(graph, op, threads, false,
-                        recurrence_of(op.attributes, graph.tensor(op.inputs[0]).shape,
-                                      graph.tensor(op.inputs[1]).shape)
-                                .gates() *
-                            graph.tensor(op.inputs[1]).shape[1]),
+      : RecurrentKernel(
+            graph, op, threads, false,
+            recurrence_of(op.attributes, graph.tensor(op.inputs[0]).shape, graph.tensor(op.inputs[1]).shape).gates() *
+                graph.tensor(op.inputs[1]).shape[1]),
         bias_at_(r_.cell == Cell::lstm ? 4 : 3),
         has_bias_(op.inputs.size() > bias_at_) {}
 

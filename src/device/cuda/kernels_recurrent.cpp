@@ -91,7 +91,9 @@ class RecurrentForwardKernel final : public RecurrentKernel {
                            .s = s,
                            .bias = has_input(bias) ? input(bias) : nullptr,
                            .h_before = h_before,
-                           .c_before = !lstm ? nullptr : i > 0 ? output(1) + at(i - 1) : input(3),
+                           .c_before = !lstm   ? nullptr
+                                       : i > 0 ? output(1) + at(i - 1)
+                                               : input(3),
                            .h = output(0) + at(i),
                            .c = lstm ? output(1) + at(i) : nullptr,
                            .kept = r_.kept() > 0 ? output(kept) + 4 * at(i) : nullptr,

@@ -255,7 +255,8 @@ struct DirectBackwardWeights {
     int64_t k, c, q, r, s;
   };
   PLIMSOLL_BODY Weight weight(int64_t block) const {
-    const Division s = divide(block, d.w.kernel), r = divide(s.quotient, d.h.kernel), q = divide(r.quotient, d.d.kernel);
+    const Division s = divide(block, d.w.kernel), r = divide(s.quotient, d.h.kernel),
+                   q = divide(r.quotient, d.d.kernel);
     const Division c = divide(q.quotient, d.group_c);
     return {c.quotient, c.remainder, q.remainder, r.remainder, s.remainder};
   }
