@@ -176,7 +176,7 @@ std::vector<Layouts> candidate_layouts(const Graph& graph, const Op& op, const C
 // 7x7.
 double winograd_efficiency(const Graph& graph, const Op& op, const Convolution& c) {
   const Shape &x = tensor_at(graph, op, c.x).shape, &y = tensor_at(graph, op, c.y).shape;
-  const Shape& larger = y[2] * y[3] > x[2] * x[3] ? y : x;  // Winograd has no depth
+  const Shape& larger = y[2] * y[3] > x[2] * x[3] ? y : x;
   const double full = std::clamp(0.55 + 0.1 * static_cast<double>(larger[0]), 0.6, 1.8);
   return larger[2] * larger[3] <= 64 ? 0.6 * full : full;
 }

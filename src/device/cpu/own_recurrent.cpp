@@ -7,9 +7,7 @@
 namespace plimsoll::cpu {
 namespace {
 
-constexpr int64_t kFloat = sizeof(float);
-
-int64_t lines(int64_t floats) { return (floats * kFloat + 63) / 64 * 64; }
+int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 class RecurrentKernel : public OwnKernel {
  public:
@@ -30,9 +28,9 @@ class RecurrentKernel : public OwnKernel {
                                             .transpose_b = !backward,
                                             .batch = {}}));
       scratch = std::max(scratch, products_.back()->workspace().count);
-      buffer_bytes_ = std::max(buffer_bytes_, lines(rows * buffers));
+      buffer_bytes_ = std::max(buffer_bytes_, whole_lines(rows * buffers * static_cast<int64_t>(sizeof(float))));
     }
-    part_bytes_ = buffer_bytes_ + (scratch + 63) / 64 * 64;
+    part_bytes_ = buffer_bytes_ + whole_lines(scratch);
     workspace_bytes_ = {part_bytes_ * parts_};
   }
 
