@@ -351,7 +351,7 @@ def max_pool(op: Op, x: list[Tensor], state: Run):
     width = x[0].shape[3]
     rows = places // width - (torch.arange(y.shape[2])[:, None] * stride[0] - top)
     columns = places % width - (torch.arange(y.shape[3]) * stride[1] - left)
-    return y, rows // dilation[0] * kernel[1] + columns // dilation[1]
+    return (y, rows // dilation[0] * kernel[1] + columns // dilation[1])[: len(op["outputs"])]
 
 
 @kernel("AvgPoolForward")

@@ -243,6 +243,8 @@ def pool(w: "Writer", node: Node, a: Arguments):
             return w.emit("AvgPoolForward", [x], shape, attributes | {"count_include_pad": int(a["count_include_pad"])})
         if math.prod(attributes["kernel"]) > 256:
             raise Refusal(f"a max-pooling window of {math.prod(attributes['kernel'])} elements; at most 256 are possible")
+        if not with_indices:
+            return w.emit("MaxPoolForward", [x], shape, attributes)
         y, tap = w.emit("MaxPoolForward", [x], [shape, shape], attributes, outputs=("y", "index"))
         taps.append(tap)
         return y
