@@ -25,7 +25,7 @@ from .capture import Captured
 from .divide import Place, has_values
 from .errors import Unsupported, UnsupportedOp
 from .program import Program, module_path, source_line
-from .writer import DTYPES, Document, Writer
+from .writer import DTYPES, Document, Writer, sizes_of
 
 FORMAT, VERSION = "plimsoll network", 1
 
@@ -60,6 +60,8 @@ def _convert_node(writer: Writer, node: Node) -> Any:
     if converter is None:
         raise Refusal("there is no such op yet")
     for value in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(value, Tensor):
+            sizes_of(value)
         if isinstance(value, Tensor) and value.dtype not in DTYPES:
             raise Refusal(f"its dtype is {value.dtype}; torch.float32 is expected")
         if isinstance(value, Tensor) and value.dtype == torch.float64:
@@ -72,7 +74,8 @@ def _stand_in(writer: Writer, node: Node) -> Any:
 
     def name(value: Any, k: int) -> str:
         text = f"?{node.name}/{k}"
-        writer.shape_of[text], writer.dtype_of[text] = [int(n) for n in value.shape], "f32"
+        writer.shape_of[text] = [n if isinstance(n, int) else 1 for n in value.shape]
+        writer.dtype_of[text] = "f32"
         return text
 
     value = node.meta.get("val")

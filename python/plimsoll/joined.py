@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .assume import Assumptions
+
 WRAPPED = "model."  # where the wrapper below holds the model
 
 
@@ -27,8 +29,9 @@ class Joined(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         batch = pytree.tree_unflatten(leaves, self.spec)
-        output = self.call(self.model, batch)
-        loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
+        with Assumptions():
+            output = self.call(self.model, batch)
+            loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))
 
 

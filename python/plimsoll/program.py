@@ -25,10 +25,12 @@ from .joined import WRAPPED, Joined
 KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding matmul
     layer_norm group_norm rms_norm scaled_dot_product_attention softmax log_softmax
     gelu silu hardswish hardsigmoid relu6 leaky_relu
-    avg_pool1d max_pool1d max_pool2d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
-    upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
+    avg_pool1d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
+    upsample_nearest1d upsample_linear1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
+    upsample_nearest3d upsample_trilinear3d adaptive_avg_pool3d adaptive_max_pool3d
     pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d roll detach
-    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d""".split())
+    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d
+    lstm gru rnn_tanh rnn_relu max_unpool2d""".split())
 
 
 # Lines of PyTorch and of this package are not the user's.

@@ -309,49 +309,49 @@ def fully_connected(op: Op, x: list[Tensor], state: Run):
 # --- images ---
 
 
-def _ungrouped(weight: Tensor, groups: int) -> Tensor:
+def _ungrouped(weight: Tensor, groups: int, axes: int) -> Tensor:
     """Grouped weights carry the groups as a dimension of their own."""
-    if weight.dim() != (4 if groups == 1 else 5):
+    if weight.dim() != axes + (2 if groups == 1 else 3):
         raise ValueError(f"{groups} groups with weights {list(weight.shape)}")
     return weight if groups == 1 else weight.flatten(0, 1)
 
 
-def _padded(op: Op, x: Tensor, value: float = 0.0) -> Tensor:
-    top, left, bottom, right = attribute(op, "padding", [0, 0, 0, 0])
-    return F.pad(x, [left, right, top, bottom], value=value)
+def _window(op: Op, x: Tensor) -> tuple[int, dict[str, list[int]]]:
+    """How many dimensions an image has, and the attributes of a window over it."""
+    axes = x.dim() - 2
+    defaults = {"stride": [1] * axes, "dilation": [1] * axes, "padding": [0] * axes * 2, "output_padding": [0] * axes}
+    return axes, {name: attribute(op, name, default) for name, default in defaults.items()}
 
 
 @kernel("ConvForward")
 def conv(op: Op, x: list[Tensor], state: Run):
-    groups = attribute(op, "groups", 1)
-    bias = x[2] if len(x) > 2 else None
-    stride, dilation = attribute(op, "stride", [1, 1]), attribute(op, "dilation", [1, 1])
-    return F.conv2d(_padded(op, x[0]), _ungrouped(x[1], groups), bias, stride, 0, dilation, groups)
+    axes, window = _window(op, x[0])
+    groups, bias = attribute(op, "groups", 1), x[2] if len(x) > 2 else None
+    sides = [p for i in reversed(range(axes)) for p in (window["padding"][i], window["padding"][i + axes])]
+    weight = _ungrouped(x[1], groups, axes)
+    run_conv = F.conv2d if axes == 2 else F.conv3d
+    return run_conv(F.pad(x[0], sides), weight, bias, window["stride"], 0, window["dilation"], groups)
 
 
 @kernel("ConvTransposeForward")
 def conv_transpose(op: Op, x: list[Tensor], state: Run):
-    groups = attribute(op, "groups", 1)
-    bias = x[2] if len(x) > 2 else None
-    top, left, *_ = attribute(op, "padding", [0, 0, 0, 0])
-    stride, dilation, extra = (
-        attribute(op, "stride", [1, 1]),
-        attribute(op, "dilation", [1, 1]),
-        attribute(op, "output_padding", [0, 0]),
-    )
-    return F.conv_transpose2d(x[0], _ungrouped(x[1], groups), bias, stride, [top, left], extra, groups, dilation)
+    axes, window = _window(op, x[0])
+    groups, bias = attribute(op, "groups", 1), x[2] if len(x) > 2 else None
+    weight, padding, extra = _ungrouped(x[1], groups, axes), window["padding"][:axes], window["output_padding"]
+    run_conv = F.conv_transpose2d if axes == 2 else F.conv_transpose3d
+    return run_conv(x[0], weight, bias, window["stride"], padding, extra, groups, window["dilation"])
 
 
 @kernel("MaxPoolForward")
 def max_pool(op: Op, x: list[Tensor], state: Run):
-    top, left, *_ = attribute(op, "padding")
-    return F.max_pool2d(
-        x[0],
-        attribute(op, "kernel"),
-        attribute(op, "stride"),
-        (top, left),
-        ceil_mode=bool(attribute(op, "ceil_mode", 0)),
-    )
+    _, window = _window(op, x[0])
+    kernel, stride, dilation = attribute(op, "kernel"), window["stride"], window["dilation"]
+    (top, left), ceil = window["padding"][:2], bool(attribute(op, "ceil_mode", 0))
+    y, places = F.max_pool2d(x[0], kernel, stride, (top, left), dilation, ceil, return_indices=True)
+    width = x[0].shape[3]
+    rows = places // width - (torch.arange(y.shape[2])[:, None] * stride[0] - top)
+    columns = places % width - (torch.arange(y.shape[3]) * stride[1] - left)
+    return (y, rows // dilation[0] * kernel[1] + columns // dilation[1])[: len(op["outputs"])]
 
 
 @kernel("AvgPoolForward")
@@ -373,9 +373,62 @@ def adaptive_max_pool(op: Op, x: list[Tensor], state: Run):
 
 @kernel("ResizeForward")
 def resize(op: Op, x: list[Tensor], state: Run):
-    mode = attribute(op, "mode")
+    mode, size, scale = attribute(op, "mode"), attribute(op, "size"), attribute(op, "scale")
     corners = None if mode == "nearest" else bool(attribute(op, "align_corners", 0))
-    return F.interpolate(x[0], attribute(op, "size"), mode=mode, align_corners=corners)
+    if scale is None:
+        return F.interpolate(x[0], size, mode=mode, align_corners=corners)
+    factors = [f or s / n for f, s, n in zip(scale, size, x[0].shape[2:])]
+    return F.interpolate(x[0], scale_factor=factors, mode=mode, align_corners=corners)
+
+
+# --- recurrent layers ---
+
+
+@kernel("RecurrentForward")
+def recurrent(op: Op, x: list[Tensor], state: Run):
+    cell, given, weight, h = attribute(op, "cell"), *x[:3]
+    c = x[3] if cell == "lstm" else None
+    rest = x[4 if cell == "lstm" else 3 :]
+    ys, cs, kept = {}, {}, {}
+    order = range(len(given))
+    for t in reversed(order) if attribute(op, "reverse", 0) else order:
+        s = h @ weight.T + (rest[0] if rest else 0)
+        if cell == "lstm":
+            i, f, g, o = (given[t] + s).chunk(4, 1)
+            i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+            c = f * c + i * g
+            h, cs[t], kept[t] = o * c.tanh(), c, torch.cat([i, f, g, o], 1)
+        elif cell == "gru":
+            (xr, xz, xn), (sr, sz, sn) = given[t].chunk(3, 1), s.chunk(3, 1)
+            r, z = (xr + sr).sigmoid(), (xz + sz).sigmoid()
+            n = (xn + r * sn).tanh()
+            h, kept[t] = (1 - z) * n + z * h, torch.cat([r, z, n, sn], 1)
+        else:
+            h = (given[t] + s).tanh() if cell == "tanh" else (given[t] + s).relu()
+        ys[t] = h
+    return tuple(torch.stack([values[t] for t in order]) for values in (ys, cs, kept) if values)
+
+
+# --- adding at indices ---
+
+
+@kernel("GatherBackward")
+def add_elements(op: Op, x: list[Tensor], state: Run):
+    zeros = torch.zeros(attribute(op, "shape"), dtype=x[0].dtype)
+    return zeros.scatter_add(attribute(op, "axis"), x[1].long(), x[0])
+
+
+@kernel("IndexSelectBackward")
+def add_rows(op: Op, x: list[Tensor], state: Run):
+    axis, shape = attribute(op, "axis"), list(x[0].shape)
+    shape[axis] = attribute(op, "length")
+    return torch.zeros(shape, dtype=x[0].dtype).index_add(axis, x[1].long(), x[0])
+
+
+@kernel("IndexBackward")
+def add_at_indices(op: Op, x: list[Tensor], state: Run):
+    zeros = torch.zeros(attribute(op, "shape"), dtype=x[0].dtype)
+    return zeros.index_put(tuple(i.long() for i in x[1:]), x[0], accumulate=True)
 
 
 # --- normalisation ---

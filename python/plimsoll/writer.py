@@ -81,7 +81,7 @@ class Writer:
     # --- what converters read ---
 
     def shape(self, node: Node) -> list[int]:
-        return [int(n) for n in node.meta["val"].shape]
+        return sizes_of(node.meta["val"])
 
     def dtype(self, node: Node) -> torch.dtype:
         return node.meta["val"].dtype
@@ -244,8 +244,9 @@ class Writer:
         numbers = [self.number(x) for x in operands]
         bases = [self._base(x) if number is None else "" for x, number in zip(operands, numbers)]
         inputs = list(dict.fromkeys(filter(None, bases)))
-        if not inputs:
-            raise Refusal("all its operands are numbers")
+        if not inputs:  # numbers alone: the first as a tensor
+            bases[0] = self.fill([], numbers[0] or 0.0)
+            inputs = bases[:1]
         texts = [f"x{inputs.index(base)}" if base else repr(number) for base, number in zip(bases, numbers)]
         natural = broadcast([self.shape_of[x] for x in inputs])
         full = broadcast([natural, *(self._shape_read(x) for x in operands)])
@@ -339,6 +340,12 @@ class Writer:
             candidate, n = f"{name}_{n}", n + 1
         self._op_names.add(candidate)
         return candidate
+
+
+def sizes_of(value: Tensor) -> list[int]:
+    if not all(isinstance(n, int) for n in value.shape):
+        raise Refusal("its size depends on values of the batch")
+    return [int(n) for n in value.shape]
 
 
 def _operator(node: Node) -> str:

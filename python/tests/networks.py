@@ -149,6 +149,55 @@ class MobileNet(nn.Module):
         return self.fc(self.drop(self.blocks(self.stem(x)).mean((2, 3))))
 
 
+class Video(nn.Module):
+    """A U-Net over images with depth."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv3d(2, 6, 3, padding=1, bias=False), nn.BatchNorm3d(6), nn.ReLU())
+        self.inner = nn.Sequential(
+            nn.Conv3d(6, 8, (3, 1, 1), padding=(1, 0, 0)), nn.ReLU(), nn.Conv3d(8, 8, 3, padding=1, groups=2)
+        )
+        self.up = nn.ConvTranspose3d(8, 4, 2, 2)
+        self.out = nn.Conv3d(14, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.down(x)
+        b = self.inner(F.max_pool3d(a, 2))
+        wide = F.interpolate(b[:, :4], scale_factor=2, mode="trilinear")
+        return self.out(torch.cat([a, self.up(b), wide], 1))
+
+
+class Gated(nn.Module):
+    """A sentence read from both ends, its last word and its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.gru = nn.Embedding(20, 8), nn.GRU(8, 6, 2, batch_first=True, bidirectional=True)
+        self.rnn, self.head = nn.RNN(12, 5, bias=False), nn.Linear(17, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, h = self.gru(self.words(ids))
+        return self.head(torch.cat([self.rnn(x.transpose(0, 1))[0][-1], h[0], h[3]], 1))
+
+
+class Message(nn.Module):
+    """Sums of what neighbours in a graph send, weighed by a softmax over each one's neighbours."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.tensor([[0, 1, 1, 3, 2, 0, 4], [1, 0, 2, 2, 2, 3, 0]]))
+        self.send, self.weigh, self.head = nn.Linear(4, 8), nn.Linear(16, 1), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, (start, end) = self.send(x), self.edges
+        scores = self.weigh(torch.cat([x[:, start], x[:, end]], 2)).exp()
+        total = torch.zeros_like(x[..., :1]).index_add(1, end, scores)
+        sent = x[:, start] * scores / (total[:, end] + 1e-6)
+        received = torch.zeros_like(x).scatter_add(1, end[:, None].expand_as(sent), sent)
+        return self.head(received.relu()).transpose(1, 2)
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -185,6 +234,10 @@ def smoothed(output: Tensor, batch: Any) -> Tensor:
     return F.cross_entropy(output, batch[1], label_smoothing=0.1)
 
 
+def weighed(output: Tensor, batch: Any) -> Tensor:
+    return F.cross_entropy(output, batch[1], torch.tensor([0.5, 2.0, 1.0], dtype=output.dtype), label_smoothing=0.1)
+
+
 def next_word(output: Tensor, batch: Any) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1), batch[1].flatten())
 
@@ -214,6 +267,9 @@ EXAMPLES = {
     "unet": Example(UNet, classified, ((3, 16, 16), (16, 16)), ("floats", 4)),
     "mobilenet": Example(MobileNet, classified, ((3, 16, 16), ()), ("floats", 10)),
     "lstm": Example(Recurrent, next_word, ((5,), (5,)), (20, 20)),
+    "video": Example(Video, weighed, ((2, 4, 6, 6), (4, 6, 6)), ("floats", 3)),
+    "gated": Example(Gated, classified, ((9,), ()), (20, 10)),
+    "message": Example(Message, weighed, ((5, 4), (5,)), ("floats", 3)),
     "routed": Example(Routed, next_word, ((7,), (7,)), (20, 20)),
 }
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from networks import Example
-from plimsoll.errors import Unsupported
 from support import assert_same, both, start
 
 moe = pytest.importorskip("transformers.integrations.moe")
@@ -47,21 +46,3 @@ def test_rows_meet_their_own_experts():
     result = both(start(EXAMPLE.build()), EXAMPLE.batch(5), EXAMPLE.loss, run_batch=EXAMPLE.batch(7))
     assert result.converted.fixed_batch == []
     assert_same(result)
-
-
-class Written(nn.Module):
-    """What writes at indices that are no permutation."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x):
-        y = self.layer(x)
-        return y.index_put((y.topk(1).indices.flatten(),), torch.zeros(3))
-
-
-def test_other_writing_at_indices_is_refused_by_name():
-    with pytest.raises(Unsupported) as refused:
-        both(start(Written()), EXAMPLE.batch(5), EXAMPLE.loss)
-    assert "aten.index_put.default" in {op.op for op in refused.value.ops}

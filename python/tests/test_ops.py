@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cases import Branches, Function
+from cases import Branches, Function, weighted
 from support import assert_same, both, floats, integers, start
 
 SHAPE = (3, 4, 6)
@@ -288,8 +288,195 @@ def test_pools_and_resizes():
         "corners": up(size=(12, 5), mode="bilinear", align_corners=True),
         "bicubic": up(size=(11, 13), mode="bicubic"),
         "nearest1d": lambda x: F.interpolate(rows(x), 90),
+        "linear1d": lambda x: F.interpolate(rows(x), 90, mode="linear"),
+        "dilated": lambda x: F.max_pool2d(x, 3, 2, 1, dilation=2),
+        "divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=4),
+        "fraction": up(scale_factor=1.7),
+        "fraction_bilinear": up(scale_factor=1.7, mode="bilinear"),
+        "unpooled": lambda x: _unpooled(x),
     }
     check({name: Function(body, 6, 8, 8) for name, body in cases.items()}, 2, 6, 8, 8)
+
+
+def _unpooled(x: Tensor) -> Tensor:
+    y, places = F.max_pool2d(x, 2, return_indices=True)
+    return F.max_unpool2d(y, places, 2)
+
+
+def test_images_with_depth():
+    images = lambda x: x  # noqa: E731
+    up = lambda **kw: (lambda x: F.interpolate(x, **kw))  # noqa: E731
+    functions = {
+        "max": lambda x: F.max_pool3d(x, 2),
+        "max_padded": lambda x: F.max_pool3d(x, 3, 2, 1),
+        "max_dilated": lambda x: F.max_pool3d(x, 2, 1, dilation=(1, 2, 2)),
+        "avg": lambda x: F.avg_pool3d(x, (1, 2, 3), 2),
+        "avg_padded": lambda x: F.avg_pool3d(x, 3, 2, 1, count_include_pad=False),
+        "avg_ceil": lambda x: F.avg_pool3d(x, 3, 2, 1, ceil_mode=True),
+        "whole": lambda x: F.adaptive_avg_pool3d(x, 1),
+        "uneven": lambda x: F.adaptive_avg_pool3d(x, (3, 4, 2)),
+        "adaptive_max": lambda x: F.adaptive_max_pool3d(x, (2, 3, 2)),
+        "nearest": up(scale_factor=2),
+        "trilinear": up(scale_factor=2, mode="trilinear"),
+        "corners": up(size=(7, 3, 9), mode="trilinear", align_corners=True),
+        "smaller": up(size=(2, 3, 3), mode="trilinear"),
+    }
+    layers = {
+        "conv": nn.Conv3d(4, 3, 3, 2, 1),
+        "factored": nn.Conv3d(4, 3, (3, 1, 1), padding=(1, 0, 0), bias=False),
+        "grouped": nn.Conv3d(4, 6, 3, groups=2, padding=1),
+        "dilated": nn.Conv3d(4, 2, 2, dilation=2),
+        "same": nn.Conv3d(4, 2, (2, 3, 3), padding="same"),
+        "transposed": nn.ConvTranspose3d(4, 3, 3, 2, 1, output_padding=1),
+        "transposed_grouped": nn.ConvTranspose3d(4, 4, 2, 2, groups=2),
+        "norm": nn.BatchNorm3d(4),
+        "instance": nn.InstanceNorm3d(4, affine=True),
+        "circular": nn.Conv3d(4, 2, 3, padding=1, padding_mode="circular"),
+        "lrn": nn.LocalResponseNorm(3),
+    }
+    branches = {name: Function(body, 4, 5, 6, 6) for name, body in functions.items()}
+    result = check(branches | {name: Take(images, layer) for name, layer in layers.items()}, 2, 4, 5, 6, 6)
+    shapes = {t["name"]: t["shape"] for t in result.section["tensors"]}
+    assert shapes["branches.grouped.layer.weight"] == [2, 3, 2, 3, 3, 3]
+
+
+class Sequence(nn.Module):
+    """A recurrent layer of which all results are read."""
+
+    def __init__(self, layer: nn.RNNBase, first: bool = False):
+        super().__init__()
+        self.layer = layer
+        states = layer.num_layers * (2 if layer.bidirectional else 1)
+        self.first = nn.Parameter(torch.ones(states, 2, layer.hidden_size)) if first else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.layer.batch_first else x.transpose(0, 1)
+        if self.first is None:
+            y, last = self.layer(x)
+        else:
+            y, last = self.layer(x, (self.first, self.first * 0.5) if isinstance(self.layer, nn.LSTM) else self.first)
+        return torch.cat([y.flatten(), *(t.flatten() * 2 for t in (last if isinstance(last, tuple) else (last,)))])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind):
+    result = check(
+        {
+            "plain": Sequence(kind(5, 4)),
+            "deep": Sequence(kind(5, 4, num_layers=2, batch_first=True, bias=False)),
+            "both_ways": Sequence(kind(5, 4, num_layers=2, bidirectional=True), first=True),
+            **({"relu": Sequence(kind(5, 4, nonlinearity="relu"))} if kind is nn.RNN else {}),
+        },
+        2,
+        6,
+        5,
+    )
+    assert sum(t == "RecurrentForward" for t in result.types()) == 7 + (kind is nn.RNN)
+
+
+def test_a_recurrent_classifier_at_any_batch():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(11, 6)
+            self.layer = nn.LSTM(6, 4, 2, bidirectional=True, batch_first=True)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, ids):
+            _, (h, _) = self.layer(self.words(ids))
+            return self.head(torch.cat([h[-2], h[-1]], 1))
+
+    batch = [(integers(f"ids{n}", 11, n, 128), integers(f"labels{n}", 3, n)) for n in (2, 5)]
+    loss = lambda out, batch: F.cross_entropy(out, batch[1])  # noqa: E731
+    result = both(start(Classifier()), batch[0], loss, run_batch=batch[1])
+    assert result.converted.fixed_batch == [] and len(result.types()) < 60
+    assert_same(result)
+
+
+GRAPH = torch.tensor([[0, 1, 1, 3, 2, 0], [1, 0, 2, 2, 2, 3]])
+SCATTERS = {
+    "scatter_add": lambda x: x.new_zeros(2, 3, 4, 6).scatter_add(2, torch.tensor([0, 0, 2, 1])[:, None].expand_as(x), x),
+    "index_add": lambda x: x.index_add(3, torch.tensor([5, 0, 0]), x[..., :3], alpha=2),
+    "graph": lambda x: torch.zeros_like(x).index_add(2, GRAPH[1], x[:, :, GRAPH[0]]),
+    "scatter": lambda x: (x * 2).scatter(3, torch.tensor([4, 0]).expand(2, 3, 4, 2), x[..., 2:4]),
+    "value": lambda x: x.scatter(3, torch.tensor([4, 0]).expand(2, 3, 4, 2), 0.5),
+    "mean": lambda x: x.scatter_reduce(2, torch.tensor([0, 0, 2, 1])[:, None].expand_as(x), x * 3, "mean"),
+    "mean_alone": lambda x: x.scatter_reduce(
+        2, torch.tensor([0, 0, 2, 1])[:, None].expand_as(x), x * 3, "mean", include_self=False
+    ),
+    "sum": lambda x: x.scatter_reduce(2, torch.tensor([0, 0, 2, 1])[:, None].expand_as(x), x * 3, "sum"),
+    "put": lambda x: x.index_put((torch.tensor([1, 0]), torch.tensor([2, 0])), x[:, 0, 0, :1, None]),
+    "put_more": lambda x: x.index_put((torch.tensor([1, 0, 1]),), x[:1].expand(3, -1, -1, -1) * 2, accumulate=True),
+    "put_middle": lambda x: _put_middle(x),
+    "filled": lambda x: x.index_fill(3, torch.tensor([1, 2]), 0.25),
+    "masked": lambda x: _masked(x),
+    "fold": lambda x: F.fold(F.unfold(x, 2, stride=1), (4, 6), 2),
+    "windows": lambda x: x.unfold(3, 3, 2).unfold(2, 2, 2),
+    "sorted": lambda x: x.sort(-1).values * x.argsort(-1),
+    "argmax": lambda x: x.gather(3, x.argmax(3, keepdim=True)) + x.max(2, keepdim=True).indices,
+}
+
+
+def _put_middle(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :, torch.tensor([3, 1])] = x[:, :, :2] * 2
+    return y
+
+
+def _masked(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[x > 0.3] = 0.5
+    return y
+
+
+def test_writing_at_indices():
+    check({name: Function(body, *SHAPE) for name, body in SCATTERS.items()})
+
+
+PRODUCTS = {
+    "prod": lambda x: x.prod(2),
+    "prod_all": lambda x: (1 + 0.1 * x).prod(),
+    "cumprod": lambda x: x.cumprod(3),
+    "median": lambda x: x.median(3).values * x.median(),
+    "kth": lambda x: x.kthvalue(2, dim=1).values,
+    "cdist": lambda x: torch.cdist(x[0, 0], x[1, 1]),
+    "norm3": lambda x: x.norm(3, dim=2),
+    "hypot": lambda x: torch.hypot(x, x.roll(1, -1)),
+    "fmod": lambda x: torch.fmod(x, 0.7),
+    "addmv": lambda x: torch.addmv(x[0, 0, :, 0], x[0, 0], x[1, 1, 1]),
+    "any": lambda x: x * (x > 1).any(-1, keepdim=True) + x * (x > -1).all(1, keepdim=True),
+}
+
+
+def test_products_and_orders():
+    check({name: Function(body, *SHAPE) for name, body in PRODUCTS.items()})
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Bilinear(6, 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[:, 0], x[:, 0].mT[..., :4, :4].mean(1, keepdim=True).expand(-1, 4, -1))
+
+
+class Bags(nn.Module):
+    """Bags of words, of one length and of several."""
+
+    def __init__(self):
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(11, 5, mode=mode) for mode in ("mean", "sum", "max"))
+
+    def forward(self, ids, offsets):
+        rows = sum(weighted(bag(ids)) for bag in self.bags)
+        return rows + sum(weighted(bag(ids.flatten(), offsets)) for bag in self.bags[:2])
+
+
+def test_bags_and_bilinear_layers():
+    check({"bilinear": Pair()})
+    batch = (integers("ids", 11, 4, 3), torch.tensor([0, 5, 6, 10]))
+    assert_same(both(start(Bags()), batch))
 
 
 def test_norms():
@@ -406,6 +593,8 @@ class Losses(nn.Module):
         logits, pixels = self.head(x), self.pixels(image)
         ignored = torch.where(labels == 2, -100, labels)
         each = F.cross_entropy(logits, labels, reduction="none")
+        weights = torch.tensor([0.5, 2.0, 1.5, 1.0, 0.25], dtype=x.dtype)
+        logs = torch.log(F.softmax(logits, 1) + 0.01)
         return (
             F.cross_entropy(logits, labels)
             + F.cross_entropy(logits, ignored, label_smoothing=0.1) * 2
@@ -414,6 +603,12 @@ class Losses(nn.Module):
             + F.nll_loss(F.log_softmax(logits, 1), labels)
             + F.cross_entropy(logits, soft, label_smoothing=0.2)
             + (each * x[:, 0]).sum()
+            + F.cross_entropy(logits, labels, weights) * 0.7
+            + F.cross_entropy(pixels, ignored[:, None, None].expand(-1, 4, 4), weights, label_smoothing=0.1) * 0.6
+            + F.cross_entropy(logits, ignored, weights, reduction="sum", label_smoothing=0.3) * 0.2
+            + (F.cross_entropy(logits, labels, reduction="none", label_smoothing=0.3) * x[:, 1]).sum()
+            + F.cross_entropy(logits, soft, weights, label_smoothing=0.2)
+            + F.nll_loss(logs, labels, weights) * 0.4
         )
 
 

@@ -1,4 +1,5 @@
-// Convolution of images: x[N,C,H,W] with w[K,C,R,S] (grouped: w[g,K/g,C/g,R,S]), an optional bias and a fused ReLU.
+// Convolution of images: x[N,C,H,W] with w[K,C,R,S] (grouped: w[g,K/g,C/g,R,S]), an optional bias and a fused ReLU. Images
+// may have a depth: x[N,C,D,H,W] with w[K,C,Q,R,S].
 #include <fmt/format.h>
 
 #include "ops/conv_weights.h"
@@ -10,8 +11,7 @@ namespace plimsoll {
 namespace {
 
 // From the shapes of the image side and of the weights; `out` is fitted.
-ConvShape conv_shape(const Attributes& attributes, int64_t n, std::array<int64_t, 2> image,
-                     const ConvWeights& weights) {
+ConvShape conv_shape(const Attributes& attributes, int64_t n, const Shape& image, const ConvWeights& weights) {
   ConvShape shape{.n = n,
                   .c = weights.inner,
                   .k = weights.outer,
@@ -25,7 +25,7 @@ ConvShape conv_shape(const Attributes& attributes, int64_t n, std::array<int64_t
 ConvShape conv_shape(const Attributes& attributes, const Shape& x, const Shape& w) {
   Tensor weights;
   weights.shape = w;
-  return conv_shape(attributes, x[0], {x[2], x[3]}, read_weights(weights, read_groups(attributes)));
+  return conv_shape(attributes, x[0], image_size(x), read_weights(weights, read_groups(attributes), x.size() - 2));
 }
 
 OpType conv_forward_op() {
@@ -35,13 +35,14 @@ OpType conv_forward_op() {
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 2, 3);
             has_relu(attributes);
-            const ConvWeights weights = read_weights(*in[1], read_groups(attributes));
+            expect_image_rank(*in[0]);
+            const ConvWeights weights = read_weights(*in[1], read_groups(attributes), in[0]->shape.size() - 2);
             expect_channels(*in[0], weights.inner);
             expect_same_dtype(*in[0], *in[1]);
             if (in.size() > 2) expect_bias(*in[2], *in[0], weights.outer);
             const Shape& x = in[0]->shape;
-            const ConvShape shape = conv_shape(attributes, x[0], {x[2], x[3]}, weights);
-            return std::vector<TensorSpec>{{{x[0], shape.k, shape.window.h.out, shape.window.w.out}, in[0]->dtype}};
+            const ConvShape shape = conv_shape(attributes, x[0], image_size(x), weights);
+            return std::vector<TensorSpec>{{image_shape(x[0], shape.k, shape.window.out()), in[0]->dtype}};
           },
       .gradient =
           [](Graph& graph, OpId id, std::span<const TensorId> dy, const std::vector<bool>& wanted) {
@@ -51,8 +52,8 @@ OpType conv_forward_op() {
                                 .backward_weights = "ConvBackwardWeights",
                                 .data_attributes = window_attributes(op.attributes),
                                 .weights_attributes = window_attributes(op.attributes)};
-            layer.data_attributes.set("input_size", std::vector<int64_t>{x[2], x[3]});
-            layer.weights_attributes.set("kernel", std::vector<int64_t>(w.end() - 2, w.end()));
+            layer.data_attributes.set("input_size", image_size(x));
+            layer.weights_attributes.set("kernel", Shape(w.end() - std::ssize(x) + 2, w.end()));
             return weighted_layer_gradient(graph, id, dy[0], wanted, layer);
           },
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
@@ -71,13 +72,14 @@ OpType conv_backward_data_op() {
       .infer =
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 2);
-            const ConvWeights weights = read_weights(*in[1], read_groups(attributes));
+            expect_image_rank(*in[0]);
+            const ConvWeights weights = read_weights(*in[1], read_groups(attributes), in[0]->shape.size() - 2);
             expect_channels(*in[0], weights.outer);
             expect_same_dtype(*in[0], *in[1]);
-            const auto image = read_pair(attributes, "input_size", 1);
+            const Shape image = read_sizes(attributes, "input_size", in[0]->shape.size() - 2, 1);
             const ConvShape shape = conv_shape(attributes, in[0]->shape[0], image, weights);
-            expect_image(*in[0], shape.window.h.out, shape.window.w.out);
-            return std::vector<TensorSpec>{{{shape.n, shape.c, image[0], image[1]}, in[0]->dtype}};
+            expect_image(*in[0], shape.window.out());
+            return std::vector<TensorSpec>{{image_shape(shape.n, shape.c, image), in[0]->dtype}};
           },
       .gradient = {},
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
@@ -96,14 +98,14 @@ OpType conv_backward_weights_op() {
       .infer =
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 2);
-            expect_rank(*in[0], 4);
-            expect_rank(*in[1], 4);
+            expect_image_rank(*in[0]);
+            expect_rank(*in[1], in[0]->shape.size());
             expect_same_dtype(*in[0], *in[1]);
             const Shape &x = in[0]->shape, &dy = in[1]->shape;
             const int64_t groups = read_groups(attributes);
-            const ConvWeights weights{dy[1], x[1], read_pair(attributes, "kernel", 1)};
-            const ConvShape shape = conv_shape(attributes, x[0], {x[2], x[3]}, weights);
-            expect_image(*in[1], shape.window.h.out, shape.window.w.out);
+            const ConvWeights weights{dy[1], x[1], read_sizes(attributes, "kernel", x.size() - 2, 1)};
+            const ConvShape shape = conv_shape(attributes, x[0], image_size(x), weights);
+            expect_image(*in[1], shape.window.out());
             expect_same_batch(*in[0], *in[1]);
             std::vector<TensorSpec> gradients = {{weights_shape(weights, groups), in[0]->dtype}};
             if (attributes.integer("bias", 0) != 0) gradients.push_back({{dy[1]}, in[0]->dtype});

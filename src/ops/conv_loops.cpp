@@ -7,19 +7,19 @@
 namespace plimsoll {
 namespace {
 
-// Calls body(weight tap index r*S+s, place oh, first place ow, number of places, row of the image, column at that first
-// place) for every run of places in a row of the output at which the tap lies inside the image.
+// Calls body(weight tap index, place in the output, number of places, position in the image of the first) for every run
+// of places in a row of the output at which the tap lies inside the image.
 template <class Body>
 void for_each_tap_row(const Window& window, Body body) {
-  const auto& [h, w] = window;
-  for (int64_t r = 0; r < h.kernel; ++r) {
-    const WindowAxis::Range rows = h.places(r);
-    for (int64_t s = 0; s < w.kernel; ++s) {
-      const WindowAxis::Range columns = w.places(s);
-      if (columns.first >= columns.last) continue;
+  const WindowAxis &d = window.d, &h = window.h, &w = window.w;
+  for (int64_t tap = 0; tap < window.taps(); ++tap) {
+    const int64_t s = tap % w.kernel, r = tap / w.kernel % h.kernel, q = tap / w.kernel / h.kernel;
+    const WindowAxis::Range planes = d.places(q), rows = h.places(r), columns = w.places(s);
+    if (columns.first >= columns.last) continue;
+    for (int64_t od = planes.first; od < planes.last; ++od) {
       for (int64_t oh = rows.first; oh < rows.last; ++oh) {
-        body(r * w.kernel + s, oh, columns.first, columns.last - columns.first, h.position(oh, r),
-             w.position(columns.first, s));
+        body(tap, (od * h.out + oh) * w.out + columns.first, columns.last - columns.first,
+             (d.position(od, q) * h.in + h.position(oh, r)) * w.in + w.position(columns.first, s));
       }
     }
   }
@@ -28,7 +28,7 @@ void for_each_tap_row(const Window& window, Body body) {
 template <class T>
 void forward(const ConvShape& shape, const T* x, const T* w, const T* b, bool relu, T* y) {
   const Window& window = shape.window;
-  const int64_t in = window.h.in * window.w.in, out = window.h.out * window.w.out, stride = window.w.stride;
+  const int64_t in = window.pixels_in(), out = window.pixels_out(), stride = window.w.stride;
   std::vector<double> sum(out);
   for (int64_t n = 0; n < shape.n; ++n) {
     for (int64_t k = 0; k < shape.k; ++k) {
@@ -37,10 +37,10 @@ void forward(const ConvShape& shape, const T* x, const T* w, const T* b, bool re
       for (int64_t c = 0; c < shape.group_c(); ++c) {
         const T* image = x + (n * shape.c + first_c + c) * in;
         const T* weights = w + (k * shape.group_c() + c) * window.taps();
-        for_each_tap_row(window, [&](int64_t tap, int64_t oh, int64_t ow, int64_t count, int64_t ih, int64_t iw) {
+        for_each_tap_row(window, [&](int64_t tap, int64_t place, int64_t count, int64_t at) {
           const double weight = weights[tap];
-          const T* from = image + ih * window.w.in + iw;
-          double* to = sum.data() + oh * window.w.out + ow;
+          const T* from = image + at;
+          double* to = sum.data() + place;
           for (int64_t i = 0; i < count; ++i) to[i] += weight * from[i * stride];
         });
       }
@@ -56,7 +56,7 @@ void forward(const ConvShape& shape, const T* x, const T* w, const T* b, bool re
 template <class T>
 void backward_data(const ConvShape& shape, const T* dy, const T* w, const T* b, T* dx) {
   const Window& window = shape.window;
-  const int64_t in = window.h.in * window.w.in, out = window.h.out * window.w.out, stride = window.w.stride;
+  const int64_t in = window.pixels_in(), out = window.pixels_out(), stride = window.w.stride;
   std::vector<double> sum(in);
   for (int64_t n = 0; n < shape.n; ++n) {
     for (int64_t c = 0; c < shape.c; ++c) {
@@ -65,10 +65,10 @@ void backward_data(const ConvShape& shape, const T* dy, const T* w, const T* b, 
       for (int64_t k = group * shape.group_k(); k < (group + 1) * shape.group_k(); ++k) {
         const T* gradient = dy + (n * shape.k + k) * out;
         const T* weights = w + (k * shape.group_c() + c_in_group) * window.taps();
-        for_each_tap_row(window, [&](int64_t tap, int64_t oh, int64_t ow, int64_t count, int64_t ih, int64_t iw) {
+        for_each_tap_row(window, [&](int64_t tap, int64_t place, int64_t count, int64_t at) {
           const double weight = weights[tap];
-          const T* from = gradient + oh * window.w.out + ow;
-          double* to = sum.data() + ih * window.w.in + iw;
+          const T* from = gradient + place;
+          double* to = sum.data() + at;
           for (int64_t i = 0; i < count; ++i) to[i * stride] += weight * from[i];
         });
       }
@@ -81,7 +81,7 @@ void backward_data(const ConvShape& shape, const T* dy, const T* w, const T* b, 
 template <class T>
 void backward_weights(const ConvShape& shape, const T* x, const T* dy, T* dw) {
   const Window& window = shape.window;
-  const int64_t in = window.h.in * window.w.in, out = window.h.out * window.w.out, stride = window.w.stride;
+  const int64_t in = window.pixels_in(), out = window.pixels_out(), stride = window.w.stride;
   std::vector<double> sum(window.taps());
   for (int64_t k = 0; k < shape.k; ++k) {
     const int64_t first_c = k / shape.group_k() * shape.group_c();
@@ -90,9 +90,9 @@ void backward_weights(const ConvShape& shape, const T* x, const T* dy, T* dw) {
       for (int64_t n = 0; n < shape.n; ++n) {
         const T* image = x + (n * shape.c + first_c + c) * in;
         const T* gradient = dy + (n * shape.k + k) * out;
-        for_each_tap_row(window, [&](int64_t tap, int64_t oh, int64_t ow, int64_t count, int64_t ih, int64_t iw) {
-          const T* a = image + ih * window.w.in + iw;
-          const T* g = gradient + oh * window.w.out + ow;
+        for_each_tap_row(window, [&](int64_t tap, int64_t place, int64_t count, int64_t at) {
+          const T* a = image + at;
+          const T* g = gradient + place;
           double dot = 0;
           for (int64_t i = 0; i < count; ++i) dot += static_cast<double>(a[i * stride]) * g[i];
           sum[tap] += dot;

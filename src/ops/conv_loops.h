@@ -7,7 +7,7 @@
 namespace plimsoll {
 
 // A convolution from the image of window.in (C channels) to the one of window.out (K channels). The weights are in
-// memory [group][K / groups][C / groups][R][S].
+// memory [group][K / groups][C / groups][D][R][S].
 struct ConvShape {
   int64_t n = 0, c = 0, k = 0, groups = 1;
   Window window;

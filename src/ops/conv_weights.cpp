@@ -12,17 +12,16 @@ int64_t read_groups(const Attributes& attributes) {
   throw Error(ErrorCode::invalid_input, fmt::format("groups is {}; at least 1 is expected", groups));
 }
 
-ConvWeights read_weights(const Tensor& w, int64_t groups) {
+ConvWeights read_weights(const Tensor& w, int64_t groups, size_t dimensions) {
   const Shape& s = w.shape;
-  if (groups == 1) {
-    if (s.size() == 4) return {s[0], s[1], {s[2], s[3]}};
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("the weights '{}' are {}; 4 dimensions are expected", w.name, to_string(s)));
-  }
-  if (s.size() == 5 && s[0] == groups) return {s[0] * s[1], s[0] * s[2], {s[3], s[4]}};
+  const size_t rank = dimensions + (groups == 1 ? 2 : 3);
+  if (s.size() == rank && groups == 1) return {s[0], s[1], image_size(s)};
+  if (s.size() == rank && s[0] == groups) return {s[0] * s[1], s[0] * s[2], {s.begin() + 3, s.end()}};
   throw Error(ErrorCode::invalid_input,
-              fmt::format("the weights '{}' are {}; with {} groups 5 dimensions are expected, {} first", w.name,
-                          to_string(s), groups, groups));
+              groups == 1
+                  ? fmt::format("the weights '{}' are {}; {} dimensions are expected", w.name, to_string(s), rank)
+                  : fmt::format("the weights '{}' are {}; with {} groups {} dimensions are expected, {} first", w.name,
+                                to_string(s), groups, rank, groups));
 }
 
 Shape weights_shape(const ConvWeights& weights, int64_t groups) {
@@ -30,13 +29,17 @@ Shape weights_shape(const ConvWeights& weights, int64_t groups) {
     if (channels % groups == 0) continue;
     throw Error(ErrorCode::invalid_input, fmt::format("{} channels do not divide into {} groups", channels, groups));
   }
-  const auto [r, s] = weights.kernel;
-  if (groups == 1) return {weights.outer, weights.inner, r, s};
-  return {groups, weights.outer / groups, weights.inner / groups, r, s};
+  if (groups == 1) return image_shape(weights.outer, weights.inner, weights.kernel);
+  Shape shape = image_shape(weights.outer / groups, weights.inner / groups, weights.kernel);
+  shape.insert(shape.begin(), groups);
+  return shape;
+}
+
+void expect_image_rank(const Tensor& tensor) {
+  if (tensor.shape.size() != 5) expect_rank(tensor, 4);
 }
 
 void expect_channels(const Tensor& tensor, int64_t channels) {
-  expect_rank(tensor, 4);
   if (tensor.shape[1] == channels) return;
   throw Error(ErrorCode::invalid_input,
               fmt::format("'{}' has {} channels; the weights take {}", tensor.name, tensor.shape[1], channels));
@@ -52,7 +55,7 @@ Attributes window_attributes(const Attributes& attributes) {
 
 Work conv_work(const Graph& graph, const Op& op, TensorId weights, TensorId places) {
   const Shape& image = graph.tensor(places).shape;
-  const double per_weight = static_cast<double>(image[0] * image[2] * image[3]);
+  const double per_weight = static_cast<double>(element_count(image) / image[1]);
   const Bytes bytes = bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs);
   return {2.0 * static_cast<double>(element_count(graph.tensor(weights).shape)) * per_weight,
           static_cast<double>(bytes.count)};

@@ -1,8 +1,7 @@
 // The weights of convolutions: [outer, inner / groups, R, S], or with groups [g, outer / g, inner / g, R, S] (the same
-// memory). A convolution's outer channels are its outputs, a transposed convolution's are its inputs.
+// memory); those over images with depth have [.., D, R, S]. A convolution's outer channels are its outputs, a transposed
+// convolution's are its inputs.
 #pragma once
-
-#include <array>
 
 #include "ops/conv_loops.h"
 
@@ -12,12 +11,14 @@ int64_t read_groups(const Attributes& attributes);
 
 struct ConvWeights {
   int64_t outer = 0, inner = 0;  // channels over all groups
-  std::array<int64_t, 2> kernel{};
+  Shape kernel;                  // [R, S] or [D, R, S]
 };
-ConvWeights read_weights(const Tensor& w, int64_t groups);
+// Of images with `dimensions` sizes behind batch and channels.
+ConvWeights read_weights(const Tensor& w, int64_t groups, size_t dimensions);
 Shape weights_shape(const ConvWeights& weights, int64_t groups);
 
-// `tensor` is an image of `channels` channels, N x channels x H x W.
+// `tensor` is images, N x C x H x W or N x C x D x H x W; the second form tells C.
+void expect_image_rank(const Tensor& tensor);
 void expect_channels(const Tensor& tensor, int64_t channels);
 
 // Those of stride, padding, dilation, groups, output_padding that are there.

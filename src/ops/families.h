@@ -30,6 +30,7 @@ std::vector<OpType> permute_ops();    // permute.cpp
 std::vector<OpType> pointwise_ops();  // pointwise.cpp
 std::vector<OpType> pool_ops();       // pool.cpp: max and average
 std::vector<OpType> random_ops();     // random.cpp: dropout, Bernoulli, RandomNormal
+std::vector<OpType> recurrent_ops();  // recurrent.cpp: LSTM, GRU and plain recurrent layers
 std::vector<OpType> reduce_ops();     // reduce.cpp: Reduce, Expand, Cast
 std::vector<OpType> reorder_ops();    // reorder.cpp
 std::vector<OpType> reshape_ops();    // reshape.cpp: Reshape, StopGradient
@@ -63,6 +64,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     pointwise_ops,
     pool_ops,
     random_ops,
+    recurrent_ops,
     reduce_ops,
     reorder_ops,
     reshape_ops,

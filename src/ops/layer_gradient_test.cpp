@@ -42,6 +42,12 @@ const std::vector<ConvCase>& conv_cases() {
       {{1, 3, 4, 4}, {3, 1, 1, 3, 3}, {{"groups", int64_t{3}}, {"stride", Ints{2, 2}}}, "depthwise"},
       {{1, 1, 3, 3}, {1, 1, 3, 3}, {{"stride", Ints{4, 4}}}, "one place"},
       {{1, 2, 9, 8}, {2, 2, 2, 2}, {{"stride", Ints{3, 3}}}, "stride beyond the kernel"},
+      {{2, 2, 4, 3, 4}, {3, 2, 2, 3, 3}, {{"padding", Ints{1, 1, 1, 1, 1, 1}}}, "depth"},
+      {{1, 2, 5, 4, 5},
+       {2, 2, 2, 2, 3},
+       {{"stride", Ints{2, 1, 2}}, {"dilation", Ints{3, 2, 1}}, {"padding", Ints{1, 0, 2, 0, 1, 1}}},
+       "depth with stride and dilation"},
+      {{1, 4, 3, 3, 2}, {2, 2, 2, 2, 2, 1}, {{"groups", int64_t{2}}}, "depth in groups"},
   };
   return cases;
 }
@@ -49,7 +55,7 @@ const std::vector<ConvCase>& conv_cases() {
 TEST(ConvGradient, AgreesWithFiniteDifferences) {
   for (const ConvCase& c : conv_cases()) {
     EXPECT_EQ(check_layer("ConvForward", c, 0), "") << c.what;
-    const int64_t k = c.w.size() == 5 ? c.w[0] * c.w[1] : c.w[0];
+    const int64_t k = c.w.size() > c.x.size() ? c.w[0] * c.w[1] : c.w[0];
     EXPECT_EQ(check_layer("ConvForward", c, k), "") << c.what << " with bias";
     EXPECT_EQ(check_layer("ConvForward", c, k, true), "") << c.what << " with bias and ReLU";
   }
@@ -67,9 +73,14 @@ TEST(ConvTransposeGradient, AgreesWithFiniteDifferences) {
        {{"dilation", Ints{3, 2}}, {"output_padding", Ints{2, 1}}},
        "output padding below dilation"},
       {{1, 4, 3, 3}, {2, 2, 3, 2, 2}, {{"groups", int64_t{2}}, {"stride", Ints{2, 2}}}, "groups"},
+      {{1, 2, 2, 3, 2},
+       {2, 2, 2, 3, 3},
+       {{"stride", Ints{2, 1, 2}}, {"padding", Ints{0, 1, 1, 1, 1, 1}}, {"output_padding", Ints{1, 0, 1}}},
+       "depth"},
+      {{1, 4, 2, 2, 2}, {2, 2, 1, 2, 2, 2}, {{"groups", int64_t{2}}, {"stride", Ints{2, 2, 2}}}, "depth in groups"},
   };
   for (const ConvCase& c : cases) {
-    const int64_t k = c.w.size() == 5 ? c.w[0] * c.w[2] : c.w[1];
+    const int64_t k = c.w.size() > c.x.size() ? c.w[0] * c.w[2] : c.w[1];
     EXPECT_EQ(check_layer("ConvTransposeForward", c, 0), "") << c.what;
     EXPECT_EQ(check_layer("ConvTransposeForward", c, k), "") << c.what << " with bias";
   }
@@ -98,9 +109,12 @@ TEST(PoolGradient, AgreesWithFiniteDifferences) {
       {{1, 1, 7, 7},
        {{"kernel", Ints{2, 2}}, {"stride", Ints{3, 3}}, {"padding", Ints{1, 1, 1, 1}}, {"ceil_mode", int64_t{1}}}},
       {{2, 3, 4, 5}, {{"kernel", Ints{4, 5}}}},
+      {{1, 2, 8, 7},
+       {{"kernel", Ints{3, 2}}, {"dilation", Ints{2, 3}}, {"stride", Ints{1, 2}}, {"padding", Ints{2, 1, 1, 0}}}},
   };
   for (size_t i = 0; i < cases.size(); ++i) {
     for (const char* type : {"MaxPoolForward", "AvgPoolForward"}) {
+      if (cases[i].second.has("dilation") && type == std::string_view("AvgPoolForward")) continue;
       for (int64_t count_padding : {0, 1}) {
         Graph g;
         const TensorId x = g.add_source("x", cases[i].first, DType::f64, Role::input);

@@ -215,6 +215,13 @@ TEST(Taking, GradientsAgreeWithFiniteDifferences) {
   check("Index", {3, 2, 2}, {{{2, 1}, {2, -1}, DType::i32}, {{3}, {0, 1, -2}, DType::i64}});
   check("Index", {3, 2}, {{{4}, {2, 0, 2, 2}, DType::i32}});
   check("Gather", {3, 4, 2}, {{{2, 5, 1}, {3, 0, 0, 2, 3, 1, 1, 1, 0, 3}, DType::i64}}, axis);
+  // What adds at indices has a gradient too.
+  check("IndexSelectBackward", {2, 5, 3}, {{{5}, {3, 0, 0, 2, 3}, DType::i64}},
+        {{"axis", int64_t{1}}, {"length", int64_t{4}}});
+  check("IndexBackward", {2, 3, 2}, {{{2, 1}, {2, -1}, DType::i32}, {{3}, {0, 1, -2}, DType::i64}},
+        {{"shape", Shape{3, 2, 2}}});
+  check("GatherBackward", {2, 5, 1}, {{{2, 5, 1}, {3, 0, 0, 2, 3, 1, 1, 1, 0, 3}, DType::i64}},
+        {{"axis", int64_t{1}}, {"shape", Shape{3, 4, 2}}});
 }
 
 }  // namespace

@@ -13,21 +13,41 @@
 namespace plimsoll {
 namespace {
 
-Window pool_window(const Attributes& attributes, std::array<int64_t, 2> image) {
-  Window window = read_window(attributes, read_pair(attributes, "kernel", 1), image);
-  const auto& [h, w] = window;
-  if (h.dilation != 1 || w.dilation != 1) throw Error(ErrorCode::unsupported, "pooling takes no dilation");
-  if (std::max(h.before, h.after) >= h.kernel || std::max(w.before, w.after) >= w.kernel) {
+// Whether every window has an element in the image, whatever its taps skip.
+bool always_meets(const WindowAxis& axis) {
+  for (int64_t o = 0; o < axis.out; ++o) {
+    bool meets = false;
+    for (int64_t k = 0; k < axis.kernel && !meets; ++k) {
+      meets = axis.position(o, k) >= 0 && axis.position(o, k) < axis.in;
+    }
+    if (!meets) return false;
+  }
+  return true;
+}
+
+Window pool_window(const Attributes& attributes, const Shape& image) {
+  Window window = read_window(attributes, read_sizes(attributes, "kernel", 2, 1), image);
+  const WindowAxis &h = window.h, &w = window.w;
+  const bool dilated = h.dilation != 1 || w.dilation != 1;
+  if (std::max(h.before, h.after) >= h.extent() || std::max(w.before, w.after) >= w.extent()) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("the padding is not less than the kernel {}x{}: a window would hold nothing else", h.kernel,
                             w.kernel));
   }
   fit(window, attributes.integer("ceil_mode", 0) != 0);
+  if (dilated && (!always_meets(h) || !always_meets(w))) {
+    throw Error(ErrorCode::invalid_input, fmt::format("a window of {}x{} with dilation {}x{} holds nothing but padding",
+                                                      h.kernel, w.kernel, h.dilation, w.dilation));
+  }
   return window;
 }
 
-Window pool_window(const Attributes& attributes, const Shape& x) {
-  return pool_window(attributes, std::array<int64_t, 2>{x[2], x[3]});
+Window pool_window_over(const Attributes& attributes, const Shape& x) { return pool_window(attributes, image_size(x)); }
+
+Window average_window(const Attributes& attributes, const Shape& x) {
+  const Window window = pool_window_over(attributes, x);
+  if (window.h.dilation == 1 && window.w.dilation == 1) return window;
+  throw Error(ErrorCode::unsupported, "average pooling takes no dilation");
 }
 
 void expect_window_of_bytes(const Window& window) {
@@ -42,10 +62,9 @@ std::vector<TensorSpec> pooled(const Tensor& x, const Window& window) {
 
 std::vector<TensorSpec> unpooled(const Attributes& attributes, const Tensor& dy) {
   expect_rank(dy, 4);
-  const auto image = read_pair(attributes, "input_size", 1);
-  const Window window = pool_window(attributes, image);
-  expect_image(dy, window.h.out, window.w.out);
-  return {{{dy.shape[0], dy.shape[1], image[0], image[1]}, dy.dtype}};
+  const Shape image = read_sizes(attributes, "input_size", 2, 1);
+  expect_image(dy, pool_window(attributes, image).out());
+  return {{image_shape(dy.shape[0], dy.shape[1], image), dy.dtype}};
 }
 
 std::vector<TensorId> pool_gradient(Graph& graph, OpId id, std::string_view type, std::vector<TensorId> inputs,
@@ -93,19 +112,18 @@ template <class T>
 void max_forward(const Window& window, const TensorView& x, const TensorView& y, const TensorView& index) {
   for_each_place(y.shape, [&](int64_t i, int64_t oh, int64_t ow, int64_t image) {
     const T* from = elements<T>(x) + image * window.h.in * window.w.in;
-    const Extent rows = inside(window.h, oh), columns = inside(window.w, ow);
-    int64_t winner_h = rows.first, winner_w = columns.first;
-    T best = from[winner_h * window.w.in + winner_w];
-    for (int64_t ih = rows.first; ih < rows.last; ++ih) {
-      for (int64_t iw = columns.first; iw < columns.last; ++iw) {
-        const T value = from[ih * window.w.in + iw];
-        if (!(value > best) && !(std::isnan(value) && !std::isnan(best))) continue;
-        best = value, winner_h = ih, winner_w = iw;
-      }
+    int64_t winner = -1;
+    T best{};
+    for (int64_t tap = 0; tap < window.taps(); ++tap) {
+      const int64_t ih = window.h.position(oh, tap / window.w.kernel);
+      const int64_t iw = window.w.position(ow, tap % window.w.kernel);
+      if (ih < 0 || ih >= window.h.in || iw < 0 || iw >= window.w.in) continue;
+      const T value = from[ih * window.w.in + iw];
+      if (winner >= 0 && !(value > best) && !(std::isnan(value) && !std::isnan(best))) continue;
+      best = value, winner = tap;
     }
-    const int64_t r = winner_h - window.h.position(oh, 0), s = winner_w - window.w.position(ow, 0);
     elements<T>(y)[i] = best;
-    elements<uint8_t>(index)[i] = static_cast<uint8_t>(r * window.w.kernel + s);
+    elements<uint8_t>(index)[i] = static_cast<uint8_t>(winner);
   });
 }
 
@@ -160,7 +178,7 @@ OpType max_pool_forward() {
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 1);
             expect_rank(*in[0], 4);
-            const Window window = pool_window(attributes, in[0]->shape);
+            const Window window = pool_window_over(attributes, in[0]->shape);
             expect_window_of_bytes(window);
             std::vector<TensorSpec> specs = pooled(*in[0], window);
             specs.push_back({specs[0].shape, DType::u8});
@@ -174,7 +192,7 @@ OpType max_pool_forward() {
       .work = [](const Graph& graph, const Op& op) { return pool_work(graph, op, op.outputs[0]); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const Window window = pool_window(op.attributes, in[0].shape);
+            const Window window = pool_window_over(op.attributes, in[0].shape);
             with_floating_type(in[0], [&](auto zero) { max_forward<decltype(zero)>(window, in[0], out[0], out[1]); });
           },
   };
@@ -198,7 +216,7 @@ OpType max_pool_backward() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 1); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const Window window = pool_window(op.attributes, out[0].shape);
+            const Window window = pool_window_over(op.attributes, out[0].shape);
             with_floating_type(in[0], [&](auto zero) { max_backward<decltype(zero)>(window, in[0], in[1], out[0]); });
           },
   };
@@ -211,7 +229,7 @@ OpType average_pool_forward() {
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 1);
             expect_rank(*in[0], 4);
-            return pooled(*in[0], pool_window(attributes, in[0]->shape));
+            return pooled(*in[0], average_window(attributes, in[0]->shape));
           },
       .gradient =
           [](Graph& graph, OpId id, std::span<const TensorId> dy, const std::vector<bool>& wanted) {
@@ -221,7 +239,7 @@ OpType average_pool_forward() {
       .work = [](const Graph& graph, const Op& op) { return pool_work(graph, op, op.outputs[0]); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const Window window = pool_window(op.attributes, in[0].shape);
+            const Window window = average_window(op.attributes, in[0].shape);
             const bool count = counts_padding(op.attributes);
             with_floating_type(in[0],
                                [&](auto zero) { average_forward<decltype(zero)>(window, count, in[0], out[0]); });
@@ -235,14 +253,16 @@ OpType average_pool_backward() {
       .infer =
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 1);
-            return unpooled(attributes, *in[0]);
+            const std::vector<TensorSpec> specs = unpooled(attributes, *in[0]);
+            average_window(attributes, specs[0].shape);
+            return specs;
           },
       .gradient = {},
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
       .work = [](const Graph& graph, const Op& op) { return pool_work(graph, op, op.inputs[0]); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const Window window = pool_window(op.attributes, out[0].shape);
+            const Window window = average_window(op.attributes, out[0].shape);
             const bool count = counts_padding(op.attributes);
             with_floating_type(in[0],
                                [&](auto zero) { average_backward<decltype(zero)>(window, count, in[0], out[0]); });

@@ -46,7 +46,7 @@ Shape sized(const Tensor& tensor, std::array<int64_t, 2> size) {
 std::vector<TensorSpec> backward_specs(const Attributes& attributes, const Tensor& dy) {
   expect_rank(dy, 4);
   const auto size = read_pair(attributes, "size", 1), input = read_pair(attributes, "input_size", 1);
-  expect_image(dy, size[0], size[1]);
+  expect_image(dy, {size[0], size[1]});
   return {{sized(dy, input), dy.dtype}};
 }
 

@@ -1,5 +1,5 @@
 // Elements and rows by index tensors. Their gradients are sums of the rows that were taken more than once, always in the
-// order of the indices.
+// order of the indices. A network that adds rows at indices uses the gradients' ops: each is the other's gradient.
 //
 //   Embedding    y[i..., :] = weight[indices[i...], :]
 //   IndexSelect  y[.., k, ..] = x[.., indices[k], ..] along one axis
@@ -165,7 +165,7 @@ Work rows_backward_work(const Graph& graph, const Op& op) {
           static_cast<double>((bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs)).count)};
 }
 
-// The backward op reads dy and the index tensors.
+// The gradient's op reads the result's gradient and the index tensors.
 std::vector<TensorId> rows_gradient(Graph& graph, OpId id, std::string_view type, TensorId dy, bool wanted,
                                     Attributes attributes) {
   const std::vector<TensorId> inputs = graph.op(id).inputs;
@@ -287,7 +287,11 @@ OpType index_select_backward() {
             shape[axis] = attributes.integer("length");
             return std::vector<TensorSpec>{{shape, in[0]->dtype}};
           },
-      .gradient = {},
+      .gradient =
+          [](Graph& graph, OpId id, std::span<const TensorId> dx, const std::vector<bool>& wanted) {
+            return rows_gradient(graph, id, "IndexSelect", dx[0], wanted[0],
+                                 {{"axis", graph.op(id).attributes.integer("axis")}});
+          },
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
       .work = rows_backward_work,
       .reference =
@@ -355,7 +359,10 @@ OpType index_backward() {
             expect_gradient_shape(*in[0], indexed_shape(shape, in.subspan(1)));
             return std::vector<TensorSpec>{{shape, in[0]->dtype}};
           },
-      .gradient = {},
+      .gradient =
+          [](Graph& graph, OpId id, std::span<const TensorId> dx, const std::vector<bool>& wanted) {
+            return rows_gradient(graph, id, "Index", dx[0], wanted[0], {});
+          },
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
       .work = rows_backward_work,
       .reference =
@@ -437,7 +444,11 @@ OpType gather_backward() {
             expect_gather(*in[1], shape, in[1]->shape, axis_of(attributes, *in[0]));
             return std::vector<TensorSpec>{{shape, in[0]->dtype}};
           },
-      .gradient = {},
+      .gradient =
+          [](Graph& graph, OpId id, std::span<const TensorId> dx, const std::vector<bool>& wanted) {
+            return rows_gradient(graph, id, "Gather", dx[0], wanted[0],
+                                 {{"axis", graph.op(id).attributes.integer("axis")}});
+          },
       .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
       .work = rows_backward_work,
       .reference =

@@ -15,54 +15,69 @@ void expect_range(std::string_view name, const std::vector<int64_t>& list, size_
                                                     fmt::join(list, ", "), size, least));
 }
 
-std::string padding_text(const Window& window) {
-  const auto& [h, w] = window;
-  if (h.before == h.after && w.before == w.after) {
-    return h.before == w.before ? fmt::format("{}", h.before) : fmt::format("{}x{}", h.before, w.before);
+std::string padding_text(Window window) {
+  bool even = true;
+  Shape before, after;
+  for (const WindowAxis* axis : window.axes()) {
+    before.push_back(axis->before);
+    after.push_back(axis->after);
+    even = even && axis->before == before[0];
   }
-  return fmt::format("top {}, left {}, bottom {}, right {}", h.before, w.before, h.after, w.after);
+  if (before == after) return even ? fmt::format("{}", before[0]) : to_string(before);
+  if (window.deep) return fmt::format("{} before and {} behind", to_string(before), to_string(after));
+  return fmt::format("top {}, left {}, bottom {}, right {}", before[0], before[1], after[0], after[1]);
 }
 
 }  // namespace
 
 std::array<int64_t, 2> read_pair(const Attributes& attributes, std::string_view name, int64_t least) {
-  const std::vector<int64_t>& list = attributes.integers(name);
-  expect_range(name, list, 2, least);
+  const Shape list = read_sizes(attributes, name, 2, least);
   return {list[0], list[1]};
 }
 
-std::array<int64_t, 2> read_pair(const Attributes& attributes, std::string_view name, int64_t least,
-                                 int64_t otherwise) {
-  return attributes.has(name) ? read_pair(attributes, name, least) : std::array<int64_t, 2>{otherwise, otherwise};
+Shape read_sizes(const Attributes& attributes, std::string_view name, size_t count, int64_t least) {
+  const std::vector<int64_t>& list = attributes.integers(name);
+  expect_range(name, list, count, least);
+  return list;
 }
 
-Window read_window(const Attributes& attributes, std::array<int64_t, 2> kernel, std::array<int64_t, 2> in) {
-  const std::vector<int64_t> padding = attributes.integers("padding", {0, 0, 0, 0});
-  expect_range("kernel", {kernel[0], kernel[1]}, 2, 1);
-  expect_range("image", {in[0], in[1]}, 2, 1);
-  expect_range("padding", padding, 4, 0);
-  const auto stride = read_pair(attributes, "stride", 1, 1), dilation = read_pair(attributes, "dilation", 1, 1);
-  const auto axis = [&](size_t i) {
-    return WindowAxis{.in = in[i],
-                      .kernel = kernel[i],
-                      .stride = stride[i],
-                      .dilation = dilation[i],
-                      .before = padding[i],
-                      .after = padding[i + 2]};
-  };
-  return {axis(0), axis(1)};
+Shape read_sizes(const Attributes& attributes, std::string_view name, size_t count, int64_t least, int64_t otherwise) {
+  return attributes.has(name) ? read_sizes(attributes, name, count, least) : Shape(count, otherwise);
+}
+
+Window read_window(const Attributes& attributes, const Shape& kernel, const Shape& in) {
+  const size_t count = in.size();
+  const Shape padding = attributes.integers("padding", Shape(2 * count, 0));
+  expect_range("kernel", kernel, count, 1);
+  expect_range("image", in, count, 1);
+  expect_range("padding", padding, 2 * count, 0);
+  const Shape stride = read_sizes(attributes, "stride", count, 1, 1);
+  const Shape dilation = read_sizes(attributes, "dilation", count, 1, 1);
+  Window window;
+  window.deep = count == 3;
+  const std::vector<WindowAxis*> axes = window.axes();
+  for (size_t i = 0; i < count; ++i) {
+    *axes[i] = {.in = in[i],
+                .kernel = kernel[i],
+                .stride = stride[i],
+                .dilation = dilation[i],
+                .before = padding[i],
+                .after = padding[i + count]};
+  }
+  return window;
 }
 
 void fit(Window& window, bool ceil_mode) {
-  for (WindowAxis* axis : {&window.h, &window.w}) {
+  for (WindowAxis* axis : window.axes()) {
     const int64_t room = axis->in + axis->before + axis->after - axis->extent();
     if (room < 0) {
-      const auto& [h, w] = window;
-      const bool dilated = h.dilation != 1 || w.dilation != 1;
+      Shape kernel, dilation;
+      for (const WindowAxis* one : window.axes()) kernel.push_back(one->kernel), dilation.push_back(one->dilation);
+      const bool dilated = dilation != Shape(dilation.size(), 1);
       throw Error(ErrorCode::invalid_input,
-                  fmt::format("kernel {}x{}{} does not fit a {}x{} image with padding {}", h.kernel, w.kernel,
-                              dilated ? fmt::format(" with dilation {}x{}", h.dilation, w.dilation) : "", h.in, w.in,
-                              padding_text(window)));
+                  fmt::format("kernel {}{} does not fit a {} image with padding {}", to_string(kernel),
+                              dilated ? fmt::format(" with dilation {}", to_string(dilation)) : "",
+                              to_string(window.in()), padding_text(window)));
     }
     axis->out = (room + (ceil_mode ? axis->stride - 1 : 0)) / axis->stride + 1;
     // A window that would begin in the padding at the far end holds nothing.
@@ -70,10 +85,10 @@ void fit(Window& window, bool ceil_mode) {
   }
 }
 
-void expect_image(const Tensor& tensor, int64_t height, int64_t width) {
-  if (tensor.shape.size() == 4 && tensor.shape[2] == height && tensor.shape[3] == width) return;
-  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {}; a {}x{} image is expected", tensor.name,
-                                                    to_string(tensor.shape), height, width));
+void expect_image(const Tensor& tensor, const Shape& size) {
+  if (tensor.shape.size() == size.size() + 2 && image_size(tensor.shape) == size) return;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("'{}' is {}; a {} image is expected", tensor.name, to_string(tensor.shape), to_string(size)));
 }
 
 }  // namespace plimsoll

@@ -15,7 +15,7 @@
 
 namespace plimsoll {
 
-// One of the two dimensions. `in` is the side that the window slides over, `out` the number of its places.
+// One of the two or three dimensions. `in` is the side that the window slides over, `out` the number of its places.
 struct WindowAxis {
   int64_t in = 0, out = 0;
   int64_t kernel = 1, stride = 1, dilation = 1;
@@ -37,24 +37,45 @@ struct WindowAxis {
   }
 };
 
+// Over images of height and width, or of depth, height and width: without depth its axis has one place and one tap.
 struct Window {
   WindowAxis h, w;
-  int64_t taps() const { return h.kernel * w.kernel; }
+  WindowAxis d{.in = 1, .out = 1};
+  bool deep = false;
+
+  int64_t taps() const { return d.kernel * h.kernel * w.kernel; }
+  int64_t pixels_in() const { return d.in * h.in * w.in; }
+  int64_t pixels_out() const { return d.out * h.out * w.out; }
+  Shape in() const { return deep ? Shape{d.in, h.in, w.in} : Shape{h.in, w.in}; }
+  Shape out() const { return deep ? Shape{d.out, h.out, w.out} : Shape{h.out, w.out}; }
+  std::vector<WindowAxis*> axes() { return deep ? std::vector{&d, &h, &w} : std::vector{&h, &w}; }
 };
 
-// Reads stride, dilation, padding for a window of `kernel` over an image of `in`, all [h, w], and leaves `out` 0.
-// Throws Error(invalid_input) on lists of a wrong length or values out of range.
-Window read_window(const Attributes& attributes, std::array<int64_t, 2> kernel, std::array<int64_t, 2> in);
+// The sizes of an image tensor's dimensions behind batch and channels, and the image that has them.
+inline Shape image_size(const Shape& image) { return {image.begin() + 2, image.end()}; }
+inline Shape image_shape(int64_t n, int64_t channels, const Shape& size) {
+  Shape shape = {n, channels};
+  shape.insert(shape.end(), size.begin(), size.end());
+  return shape;
+}
+
+// Reads stride, dilation, padding for a window of `kernel` over an image of `in`, all [h, w] or [d, h, w], and leaves
+// `out` 0. Padding is that before each, then that behind each. Throws Error(invalid_input) on lists of a wrong length or
+// values out of range.
+Window read_window(const Attributes& attributes, const Shape& kernel, const Shape& in);
+
+// A number for each of `count` dimensions from a list attribute, each at least `least`.
+Shape read_sizes(const Attributes& attributes, std::string_view name, size_t count, int64_t least);
+Shape read_sizes(const Attributes& attributes, std::string_view name, size_t count, int64_t least, int64_t otherwise);
 
 // [h, w] from a list attribute, each at least `least`.
 std::array<int64_t, 2> read_pair(const Attributes& attributes, std::string_view name, int64_t least);
-std::array<int64_t, 2> read_pair(const Attributes& attributes, std::string_view name, int64_t least, int64_t otherwise);
 
 // Sets `out` to the number of places where the window fits; with ceil_mode also those that begin inside and reach out
 // at the far end (as in PyTorch). Throws "kernel 11x11 does not fit a 5x5 image with padding 0".
 void fit(Window& window, bool ceil_mode = false);
 
 // The backward ops' check that dy has the window's size. Throws Error(invalid_input) that names dy.
-void expect_image(const Tensor& tensor, int64_t height, int64_t width);
+void expect_image(const Tensor& tensor, const Shape& size);
 
 }  // namespace plimsoll

@@ -8,6 +8,7 @@
 #include "tests/conformance/convolution_cases.h"
 #include "tests/conformance/move_cases.h"
 #include "tests/conformance/norm_cases.h"
+#include "tests/conformance/recurrent_cases.h"
 #include "tests/conformance/sort_cases.h"
 
 namespace plimsoll::conformance {
@@ -48,6 +49,7 @@ inline std::vector<Case> pool_cases() {
     Integers kernel, stride, padding;
     bool ceil = false;
     bool count_padding = true;
+    Integers dilation = {1, 1};  // of max pooling
   };
   const std::vector<Sizes> sizes = {
       {{2, 16, 8, 8}, {2, 2}, {2, 2}, {0, 0, 0, 0}},
@@ -61,26 +63,33 @@ inline std::vector<Case> pool_cases() {
       {{2, 17, 11, 12}, {5, 5}, {3, 3}, {0, 0, 0, 0}},
       {{1, 1, 5, 4}, {2, 3}, {1, 2}, {0, 1, 1, 0}},
       {{2, 20, 16, 16}, {16, 16}, {1, 1}, {0, 0, 0, 0}},
+      {{2, 20, 12, 11}, {3, 3}, {2, 2}, {1, 1, 1, 1}, false, true, {2, 2}},
+      {{2, 16, 12, 11}, {2, 3}, {1, 2}, {2, 0, 2, 1}, true, true, {3, 1}},
   };
   std::vector<Case> cases;
   for (const Sizes& s : sizes) {
-    const std::string text = fmt::format("{} by {} stride {} padding {}{}{}", fmt::join(s.x, "x"),
-                                         fmt::join(s.kernel, "x"), fmt::join(s.stride, "x"), fmt::join(s.padding, ","),
-                                         s.ceil ? " ceil" : "", s.count_padding ? "" : " padding not counted");
-    const Attributes attributes = {
+    const std::string text =
+        fmt::format("{} by {} stride {} padding {}{}{}", fmt::join(s.x, "x"), fmt::join(s.kernel, "x"),
+                    fmt::join(s.stride, "x"), fmt::join(s.padding, ","), s.ceil ? " ceil" : "",
+                    s.count_padding ? "" : " padding not counted") +
+        (s.dilation == Integers{1, 1} ? "" : fmt::format(" dilation {}", fmt::join(s.dilation, "x")));
+    Attributes attributes = {
         {"kernel", s.kernel}, {"stride", s.stride}, {"padding", s.padding}, {"ceil_mode", int64_t{s.ceil}}};
     Attributes average = attributes;
+    attributes.set("dilation", s.dilation);
     average.set("count_include_pad", int64_t{s.count_padding});
     auto with_input_size = [s](Attributes a) {
       a.set("input_size", Integers{s.x[2], s.x[3]});
       return a;
     };
-    cases.push_back(
-        {"AvgPoolForward", text, [=](CaseBuilder& b) { b.op("AvgPoolForward", {b.normal(s.x)}, average); }});
-    cases.push_back({"AvgPoolBackward", text, [=](CaseBuilder& b) {
-                       const Shape y = b.shape(b.op("AvgPoolForward", {b.normal(s.x)}, average)[0]);
-                       b.op("AvgPoolBackward", {b.normal(y)}, with_input_size(average));
-                     }});
+    if (s.dilation == Integers{1, 1}) {
+      cases.push_back(
+          {"AvgPoolForward", text, [=](CaseBuilder& b) { b.op("AvgPoolForward", {b.normal(s.x)}, average); }});
+      cases.push_back({"AvgPoolBackward", text, [=](CaseBuilder& b) {
+                         const Shape y = b.shape(b.op("AvgPoolForward", {b.normal(s.x)}, average)[0]);
+                         b.op("AvgPoolBackward", {b.normal(y)}, with_input_size(average));
+                       }});
+    }
     if (!s.count_padding) continue;
     cases.push_back(
         {"MaxPoolForward", text, [=](CaseBuilder& b) { b.op("MaxPoolForward", {b.normal(s.x)}, attributes); }});
@@ -495,7 +504,8 @@ inline std::vector<Case> all_cases() {
                       accumulation_cases, pointwise_cases,       reduce_cases,
                       move_cases,         resize_cases,          take_cases,
                       sort_cases,         cumulative_sum_cases,  norm_cases,
-                      matmul_cases,       softmax_cases,         attention_cases}) {
+                      matmul_cases,       softmax_cases,         attention_cases,
+                      recurrent_cases}) {
     for (Case& one : family()) cases.push_back(std::move(one));
   }
   return cases;

@@ -140,10 +140,63 @@ inline void add_convolution_cases(std::vector<Case>& cases, const ConvolutionSha
                    }});
 }
 
+// Images with depth: d x h x w, windows of q x r x s.
+struct DeepConvolution {
+  Shape x;        // N, C, D, H, W
+  Shape weights;  // as the op has them
+  int64_t k = 1;  // channels that come out
+  Shape stride = {1, 1, 1}, dilation = {1, 1, 1};
+  Shape padding = {0, 0, 0, 0, 0, 0};
+  int64_t groups = 1;
+  bool bias = false, transposed = false;
+};
+inline std::vector<DeepConvolution> deep_convolutions() {
+  return {
+      {{2, 3, 6, 9, 8}, {16, 3, 3, 7, 7}, 16, {1, 2, 2}, {1, 1, 1}, {1, 3, 3, 1, 3, 3}},
+      {{2, 16, 4, 7, 6}, {20, 16, 3, 3, 3}, 20, {1, 1, 1}, {1, 1, 1}, {1, 1, 1, 1, 1, 1}, 1, true},
+      {{1, 16, 5, 6, 6}, {24, 16, 3, 1, 1}, 24, {2, 1, 1}, {1, 1, 1}, {1, 0, 0, 1, 0, 0}},
+      {{2, 20, 3, 5, 5}, {8, 20, 1, 1, 1}, 8, {1, 1, 1}, {1, 1, 1}, {0, 0, 0, 0, 0, 0}, 1, true},
+      {{2, 12, 4, 6, 5}, {4, 5, 3, 3, 3, 3}, 20, {1, 1, 1}, {1, 1, 1}, {1, 1, 1, 1, 1, 1}, 4, true},
+      {{1, 8, 4, 5, 5}, {8, 1, 1, 3, 3, 3}, 8, {1, 1, 1}, {1, 1, 1}, {1, 1, 1, 1, 1, 1}, 8},
+      {{1, 6, 7, 8, 8}, {10, 6, 3, 3, 3}, 10, {1, 1, 1}, {2, 2, 2}, {2, 2, 2, 2, 2, 2}, 1, true},
+      {{2, 12, 3, 4, 4}, {12, 8, 2, 2, 2}, 8, {2, 2, 2}, {1, 1, 1}, {0, 0, 0, 0, 0, 0}, 1, true, true},
+      {{1, 16, 3, 4, 5}, {16, 6, 3, 4, 4}, 6, {1, 2, 2}, {1, 1, 1}, {1, 1, 1, 1, 1, 1}, 1, false, true},
+      {{1, 8, 3, 4, 4}, {2, 4, 3, 3, 3, 3}, 6, {2, 2, 2}, {1, 1, 1}, {1, 1, 1, 1, 1, 1}, 2, false, true},
+  };
+}
+inline void add_deep_cases(std::vector<Case>& cases, const DeepConvolution& s) {
+  const std::string prefix = s.transposed ? "ConvTranspose" : "Conv";
+  const std::string text =
+      fmt::format("{} by {} stride {} dilation {} groups {}{}", to_string(s.x), to_string(s.weights),
+                  to_string(s.stride), to_string(s.dilation), s.groups, s.bias ? " bias" : "");
+  const Attributes forward = {
+      {"stride", s.stride}, {"dilation", s.dilation}, {"padding", s.padding}, {"groups", s.groups}};
+  const auto build_forward = [=](CaseBuilder& b) {
+    std::vector<TensorId> inputs = {b.normal(s.x), b.normal(s.weights, 0, 0.1)};
+    if (s.bias) inputs.push_back(b.normal({s.k}));
+    return b.op(prefix + "Forward", inputs, forward)[0];
+  };
+  cases.push_back({prefix + "Forward", text, [=](CaseBuilder& b) { build_forward(b); }});
+  cases.push_back({prefix + "BackwardData", text, [=](CaseBuilder& b) {
+                     const Shape y = b.shape(build_forward(b));
+                     Attributes attributes = forward;
+                     attributes.set("input_size", Shape(s.x.begin() + 2, s.x.end()));
+                     b.op(prefix + "BackwardData", {b.normal(y), b.normal(s.weights, 0, 0.1)}, attributes);
+                   }});
+  cases.push_back({prefix + "BackwardWeights", text, [=](CaseBuilder& b) {
+                     const Shape y = b.shape(build_forward(b));
+                     Attributes attributes = forward;
+                     attributes.set("kernel", Shape(s.weights.end() - 3, s.weights.end()));
+                     attributes.set("bias", int64_t{s.bias});
+                     b.op(prefix + "BackwardWeights", {b.normal(s.x), b.normal(y)}, attributes);
+                   }});
+}
+
 inline std::vector<Case> convolution_cases() {
   std::vector<Case> cases;
   for (const ConvolutionShape& shape : convolution_shapes()) add_convolution_cases(cases, shape, false);
   for (const ConvolutionShape& shape : transposed_shapes()) add_convolution_cases(cases, shape, true);
+  for (const DeepConvolution& shape : deep_convolutions()) add_deep_cases(cases, shape);
   return cases;
 }
 

@@ -59,7 +59,8 @@ inline void train_and_compare(const Network& network, const Tensors& recorded, c
   const Graph& graph = network.graph;
   for (const WholeState& t : whole_states(graph)) {
     const bool moment = t.role == Role::optimizer_state;
-    const std::vector<float> start = moment ? std::vector<float>(element_count(t.shape)) : start_value(t.name, t.shape);
+    const std::vector<float> start =
+        moment ? std::vector<float>(element_count(t.shape)) : start_value(t.name, t.shape, t.shape.size() == 5);
     run.write(t.name, {start.begin(), start.end()});
   }
   run.write("learning_rate", {optimizer.starts_with("adam") ? 0.01 : 0.1});

@@ -82,6 +82,15 @@ class RecordedStep {
   Executor executor_;
 };
 
+// Whether a tensor is the weights of a convolution in groups.
+bool is_grouped(const Graph& graph, const std::string& name) {
+  for (const Op& op : graph.ops()) {
+    if (op.attributes.integer("groups", 1) == 1 || op.inputs.size() < 2) continue;
+    if (graph.tensor(op.inputs[1]).name == name) return op.type->name.starts_with("Conv");
+  }
+  return false;
+}
+
 void feed(RecordedStep& step, const Graph& graph, const json& record) {
   for (const auto& [name, how] : record["inputs"].items()) {
     step.write(name, made(name, how, element_count(graph.tensor(graph.find_tensor(name)).shape)));
@@ -90,7 +99,7 @@ void feed(RecordedStep& step, const Graph& graph, const json& record) {
     if (record["constants"].contains(state.name)) continue;
     std::vector<double> start(element_count(state.shape));
     if (state.role != Role::optimizer_state) {
-      const std::vector<float> values = start_value(state.name, state.shape);
+      const std::vector<float> values = start_value(state.name, state.shape, is_grouped(graph, state.name));
       start.assign(values.begin(), values.end());
     }
     step.write(state.name, start);

@@ -52,8 +52,8 @@ inline std::vector<double> numbers(const std::string& name, int64_t count) {
 
 inline bool ends_with(const std::string& text, std::string_view end) { return text.ends_with(end); }
 
-// `start_value` of the script. Grouped weights are 5-D here and 4-D there, in the same order.
-inline std::vector<float> start_value(const std::string& name, const Shape& shape) {
+// `start_value` of the script. Grouped weights have a dimension more here than there, in the same order.
+inline std::vector<float> start_value(const std::string& name, const Shape& shape, bool grouped) {
   const std::vector<double> u = numbers(name, element_count(shape));
   double offset = 0, scale = 1;
   if (ends_with(name, "running_mean")) {
@@ -65,7 +65,7 @@ inline std::vector<float> start_value(const std::string& name, const Shape& shap
   } else if (ends_with(name, "weight") && shape.size() == 1) {
     offset = 1, scale = 0.25;
   } else if (ends_with(name, "weight")) {
-    const int64_t outer = shape.size() == 5 ? shape[0] * shape[1] : shape[0];
+    const int64_t outer = grouped ? shape[0] * shape[1] : shape[0];
     scale = 1.5 / std::sqrt(static_cast<double>(element_count(shape) / outer));
   }
   std::vector<float> result;

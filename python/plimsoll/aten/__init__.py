@@ -8,6 +8,9 @@ from . import (
     losses,
     norms,
     random,
+    recurrent,
+    sample,
+    scatter,
     reductions,
     shapes,
 )  # noqa: F401  (they fill the table)

@@ -66,35 +66,6 @@ def histogram(w: "Writer", node: Node, a: Arguments):
     return w.reduce(inside, "sum", [0], False, "")
 
 
-@converts("index_put.default")
-def index_put(w: "Writer", node: Node, a: Arguments):
-    """Of writing 0, 1, 2, ... at the places of a permutation: the permutation backwards, which sorting it gives."""
-    indices, values = list(a["indices"]), a["values"]
-    order = _origin(indices[0]) if len(indices) == 1 and isinstance(indices[0], Node) else None
-    is_counting = isinstance(values, Node) and str(values.target).startswith("aten.arange.") and not a["accumulate"]
-    if not is_counting or order is None or w.shape(node) != w.shape(indices[0]) or len(w.shape(node)) != 1 or not _from_zero(values):
-        raise Refusal("writing at indices; only turning a permutation back, x[order] = arange(n) with order from sort, is possible")
-    shape = w.shape(node)
-    places = w.value(indices[0])
-    y, backwards = w.emit("Sort", [places], [shape, shape], {"axis": 0, "descending": 0}, outputs=("y", "indices"))
-    w.dtype_of[y] = w.dtype_of[places]
-    w.dtype_of[backwards] = "i64"
-    return backwards
-
-
-def _from_zero(node: Node) -> bool:
-    """Whether an arange counts 0, 1, 2, ..."""
-    name = str(node.target).removeprefix("aten.arange.")
-    return name == "default" or (node.args[0] == 0 and (name == "start" or len(node.args) < 3 or node.args[2] == 1))
-
-
-def _origin(node: Node) -> Optional[Node]:
-    """The sort that a tensor of indices comes from."""
-    is_item = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem" and node.args[1] == 1
-    source: Any = node.args[0] if is_item else None
-    return source if source is not None and str(source.target).startswith("aten.sort.") else None
-
-
 def bound(w: "Writer", node: Any) -> Optional[int]:
     """What the indices of a sort or a topk lie below, and what is a view of them; None: it is not known."""
     while isinstance(node, Node) and str(node.target) in ("aten.view.default", "aten.expand.default", "aten.permute.default"):

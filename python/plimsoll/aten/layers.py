@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Union
 
+import torch
 from torch.fx import Node
 
 from .registry import Arguments, Refusal, axis, broadcast, converts
@@ -61,10 +62,31 @@ def _untransposed(w: "Writer", x: Node) -> tuple[Node, bool]:
     return x, False
 
 
-@converts("addmm.default", "baddbmm.default")
+@converts("mv.default", "dot.default")
+def vector_product(w: "Writer", node: Node, a: Arguments):
+    return w.reshape(product(w, a["self"], a.get("vec") or a["tensor"]), w.shape(node))
+
+
+@converts("_trilinear.default")
+def bilinear(w: "Writer", node: Node, a: Arguments):
+    """nn.Bilinear: y[n, o] = the sum over i and j of x[n, i] weight[o, i, j] z[n, j]."""
+    if (a["expand1"], a["expand2"], a["expand3"], a["sumdim"]) != ([1, 3], [0], [1, 2], [2, 3]):
+        raise Refusal("a product of three tensors other than nn.Bilinear's")
+    rows, inner = w.shape(a["i1"])
+    outer, _, other = w.shape(a["i2"])
+    matrix = w.reshape(w.weight(a["i2"], [outer, inner, other]), [outer * inner, other], "matrix")
+    half = w.emit("FullyConnectedForward", [a["i3"], matrix], [rows, outer * inner], part="half")
+    inputs = [w.reshape(half, [rows, outer, inner]), w.reshape(a["i1"], [rows, inner, 1], "column")]
+    return w.reshape(w.emit("MatMul", inputs, [rows, outer, 1], {"transpose_a": 0, "transpose_b": 0}), w.shape(node))
+
+
+@converts("addmm.default", "baddbmm.default", "addmv.default")
 def addmm(w: "Writer", node: Node, a: Arguments):
-    x, y = (a["mat1"], a["mat2"]) if "mat1" in a else (a["batch1"], a["batch2"])
-    result = product(w, x, y)
+    if "vec" in a:
+        x, y = a["mat"], a["vec"]
+    else:
+        x, y = (a["mat1"], a["mat2"]) if "mat1" in a else (a["batch1"], a["batch2"])
+    result = w.reshape(product(w, x, y), broadcast([w.shape(x)[:-1] + (w.shape(y)[-1:] if len(w.shape(y)) > 1 else [])]))
     if a["alpha"] == 1 and a["beta"] == 1:
         return w.pointwise("add({0},{1})", [result, a["self"]], "bias")
     return w.pointwise("add(mul({0},{2}),mul({1},{3}))", [result, a["self"], a["alpha"], a["beta"]], "bias")
@@ -72,28 +94,34 @@ def addmm(w: "Writer", node: Node, a: Arguments):
 
 # --- convolutions ---
 
+# Attributes of windows are numbers for height and width, or for depth, height and width.
 
-def _pair(value: Union[int, Sequence[int]], rank: int, fill: int) -> list[int]:
-    """Two numbers for height and width; a one-dimensional layer has `fill` for its height."""
+
+def _sizes(value: Union[int, Sequence[int]], rank: int, fill: int) -> list[int]:
+    """A number for each dimension; a one-dimensional layer has `fill` for its height."""
     values = [value] * rank if isinstance(value, int) else list(value)
     values = values * rank if len(values) == 1 and rank > 1 else values
     return [fill] * (2 - rank) + values
 
 
-def _image(w: "Writer", x: Node, rank: int) -> tuple[str, list[int], bool]:
-    """x as N x C x H x W; its shape; whether it came without a batch."""
+def _rank(node: Node) -> int:
+    """Of "aten.conv3d.default": 3."""
+    return int(next(c for c in str(node.target) if c.isdigit()))
+
+
+def _image(w: "Writer", x: Node, rank: int) -> tuple[str, list[int]]:
+    """x as N x C x H x W or N x C x D x H x W; its shape."""
     shape = w.shape(x)
-    unbatched = len(shape) == rank + 1
-    full = ([1] if unbatched else []) + shape
+    full = ([1] if len(shape) == rank + 1 else []) + shape
     if rank == 1:
         full = full[:2] + [1] + full[2:]
-    return w.reshape(x, full, "image"), full, unbatched
+    return w.reshape(x, full, "image"), full
 
 
 def _conv_weight(w: "Writer", weight: Node, groups: int, rank: int) -> tuple[str, list[int]]:
-    """Grouped weights carry the groups as a dimension of their own. Also gives (height, width) of the kernel."""
+    """Grouped weights carry the groups as a dimension of their own. Also gives the size of the kernel."""
     outer, inner, *kernel = w.shape(weight)
-    kernel = _pair(kernel, rank, 1)
+    kernel = _sizes(kernel, rank, 1)
     shape = [outer, inner, *kernel] if groups == 1 else [groups, outer // groups, inner, *kernel]
     return w.weight(weight, shape), kernel
 
@@ -105,116 +133,182 @@ def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
     return begin + [t - b for t, b in zip(total, begin)]
 
 
-@converts("conv1d.default", "conv2d.default", "conv1d.padding", "conv2d.padding")
+@converts("conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding", "conv3d.padding")
 def conv(w: "Writer", node: Node, a: Arguments):
-    rank = 1 if "conv1d" in str(node.target) else 2
-    x, shape, _ = _image(w, a["input"], rank)
+    rank = _rank(node)
+    x, shape = _image(w, a["input"], rank)
     weight, kernel = _conv_weight(w, a["weight"], a["groups"], rank)
-    stride, dilation = _pair(a["stride"], rank, 1), _pair(a["dilation"], rank, 1)
+    axes = len(kernel)
+    stride, dilation = _sizes(a["stride"], rank, 1), _sizes(a["dilation"], rank, 1)
     if isinstance(a["padding"], str):
-        padding = _same_padding(kernel, dilation) if a["padding"] == "same" else [0, 0, 0, 0]
+        padding = _same_padding(kernel, dilation) if a["padding"] == "same" else [0] * axes * 2
     else:
-        padding = _pair(a["padding"], rank, 0) * 2
+        padding = _sizes(a["padding"], rank, 0) * 2
     attributes = {"stride": stride, "padding": padding}
-    if dilation != [1, 1]:
+    if any(d != 1 for d in dilation):
         attributes["dilation"] = dilation
     if a["groups"] != 1:
         attributes["groups"] = a["groups"]
     size = [
-        (shape[2 + i] + padding[i] + padding[i + 2] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-        for i in range(2)
+        (shape[2 + i] + padding[i] + padding[i + axes] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        for i in range(axes)
     ]
     inputs = [x, weight] + ([a["bias"]] if a["bias"] is not None else [])
     y = w.emit("ConvForward", inputs, [shape[0], w.shape(a["weight"])[0], *size], attributes)
     return w.reshape(y, w.shape(node))
 
 
-@converts("conv_transpose1d.default", "conv_transpose2d.input")
+@converts("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
 def conv_transpose(w: "Writer", node: Node, a: Arguments):
-    rank = 1 if "transpose1d" in str(node.target) else 2
-    x, shape, _ = _image(w, a["input"], rank)
+    rank = _rank(node)
+    x, shape = _image(w, a["input"], rank)
     weight, kernel = _conv_weight(w, a["weight"], a["groups"], rank)
-    stride, dilation = _pair(a["stride"], rank, 1), _pair(a["dilation"], rank, 1)
-    padding, extra = _pair(a["padding"], rank, 0), _pair(a["output_padding"], rank, 0)
-    attributes = {"stride": stride, "padding": padding * 2}
-    for name, value, default in (
-        ("dilation", dilation, [1, 1]),
-        ("groups", a["groups"], 1),
-        ("output_padding", extra, [0, 0]),
-    ):
-        if value != default:
-            attributes[name] = value
+    stride, dilation = _sizes(a["stride"], rank, 1), _sizes(a["dilation"], rank, 1)
+    padding, extra = _sizes(a["padding"], rank, 0), _sizes(a["output_padding"], rank, 0)
+    attributes: dict[str, Any] = {"stride": stride, "padding": padding * 2}
+    if any(d != 1 for d in dilation):
+        attributes["dilation"] = dilation
+    if a["groups"] != 1:
+        attributes["groups"] = a["groups"]
+    if any(extra):
+        attributes["output_padding"] = extra
     size = [
-        (shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 + extra[i] for i in range(2)
+        (shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 + extra[i]
+        for i in range(len(kernel))
     ]
     inputs = [x, weight] + ([a["bias"]] if a["bias"] is not None else [])
     y = w.emit("ConvTransposeForward", inputs, [shape[0], w.shape(a["weight"])[1] * a["groups"], *size], attributes)
     return w.reshape(y, w.shape(node))
 
 
-# --- pools ---
+# --- over depth, height and width ---
+
+# Pools and resizes of three dimensions are one over height and width and one over depth: the largest of the largest, the
+# mean of means.
+
+Axes = tuple[int, Optional[int]]  # the dimensions that the height and width of an image are; none: each row alone
+OverPlane = Callable[[str, Axes, list[int]], str]
+
+
+def _over_axes(w: "Writer", x: str, size: Sequence[int], run: OverPlane, depth_first: bool = False) -> str:
+    """Runs ``run(image, axes, shape of the result)`` over height and width, and of images with depth over that as well."""
+    n, c, *before = w.shape_of[x]
+    if len(before) == 2:
+        return run(x, (0, 1), [n, c, *size])
+
+    def over_plane(x: str) -> str:
+        depth, *plane = w.shape_of[x][2:]
+        y = run(w.reshape(x, [n, c * depth, *plane], "planes"), (1, 2), [n, c * depth, *size[1:]])
+        return w.reshape(y, [n, c, depth, *size[1:]], "depth")
+
+    def over_depth(x: str) -> str:
+        depth, *plane = w.shape_of[x][2:]
+        pixels = math.prod(plane)
+        y = run(w.reshape(x, [n, c, depth, pixels], "pixels"), (0, None), [n, c, size[0], pixels])
+        return w.reshape(y, [n, c, size[0], *plane], "depth")
+
+    return over_plane(over_depth(x)) if depth_first else over_depth(over_plane(x))
 
 
 @converts(
     "max_pool1d.default",
     "max_pool2d.default",
     "max_pool2d_with_indices.default",
+    "max_pool3d.default",
+    "max_pool3d_with_indices.default",
     "avg_pool1d.default",
     "avg_pool2d.default",
+    "avg_pool3d.default",
 )
 def pool(w: "Writer", node: Node, a: Arguments):
-    name = str(node.target).split(".")[1]
-    rank = 1 if "pool1d" in name else 2
-    x, shape, _ = _image(w, a["self"], rank)
-    kernel = _pair(a["kernel_size"], rank, 1)
-    stride = _pair(a["stride"], rank, 1) if a["stride"] else kernel
-    padding = _pair(a["padding"], rank, 0)
-    if any(d != 1 for d in _pair(a.get("dilation", 1), rank, 1)):
-        raise Refusal("a pool with dilation")
+    name, rank = str(node.target).split(".")[1], _rank(node)
+    x, _ = _image(w, a["self"], rank)
+    kernel, padding = _sizes(a["kernel_size"], rank, 1), _sizes(a["padding"], rank, 0)
+    stride = _sizes(a["stride"], rank, 1) if a["stride"] else kernel
+    dilation = _sizes(a.get("dilation", 1), rank, 1)
+    with_indices = name.endswith("with_indices")
+    after = [int(n) for n in (node.meta["val"][0] if with_indices else node.meta["val"]).shape]
+    taps: list[str] = []
+
+    def run(x: str, axes: Axes, shape: list[int]) -> str:
+        of = lambda values, neutral: [neutral if d is None else values[d] for d in axes]  # noqa: E731
+        attributes: dict[str, Any] = {"kernel": of(kernel, 1), "stride": of(stride, 1), "padding": of(padding, 0) * 2}
+        if any(d != 1 for d in of(dilation, 1)):
+            attributes["dilation"] = of(dilation, 1)
+        if a["ceil_mode"]:
+            attributes["ceil_mode"] = 1
+        if attributes["kernel"] == attributes["stride"] == [1, 1] and w.shape_of[x] == shape:
+            return x
+        if name.startswith("avg"):
+            return w.emit("AvgPoolForward", [x], shape, attributes | {"count_include_pad": int(a["count_include_pad"])})
+        if math.prod(attributes["kernel"]) > 256:
+            raise Refusal(f"a max-pooling window of {math.prod(attributes['kernel'])} elements; at most 256 are possible")
+        if not with_indices:
+            return w.emit("MaxPoolForward", [x], shape, attributes)
+        y, tap = w.emit("MaxPoolForward", [x], [shape, shape], attributes, outputs=("y", "index"))
+        taps.append(tap)
+        return y
+
+    y: Any = w.reshape(_over_axes(w, x, _sizes(after[-rank:], rank, 1), run), after)
     if a.get("divisor_override"):
-        raise Refusal("divisor_override")
-    attributes: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding * 2}
-    if a["ceil_mode"]:
-        attributes["ceil_mode"] = 1
-    if name.startswith("avg"):
-        attributes["count_include_pad"] = int(a["count_include_pad"])
-    elif math.prod(kernel) > 256:
-        raise Refusal(f"a max-pooling window of {math.prod(kernel)} elements; at most 256 are possible")
-    value = node.meta["val"][0] if name.endswith("with_indices") else node.meta["val"]
-    after = [int(n) for n in value.shape]
-    y = w.emit(
-        "AvgPoolForward" if name.startswith("avg") else "MaxPoolForward",
-        [x],
-        [*shape[:2], *_pair(after[-rank:], rank, 1)],
-        attributes,
-    )
-    result = w.reshape(y, after)
-    return (result, None) if name.endswith("with_indices") else result
+        if a["ceil_mode"] or not a["count_include_pad"]:
+            raise Refusal("divisor_override together with ceil_mode or without count_include_pad")
+        y = w.pointwise("mul({0},{1})", [y, math.prod(kernel) / a["divisor_override"]], "divisor")
+    if not with_indices:
+        return y
+    if rank != 2 or not taps:
+        return y, None
+    return y, _places_of_taps(w, taps[0], after, w.shape(a["self"])[-1], kernel, stride, padding, dilation)
+
+
+def _places_of_taps(w: "Writer", taps: str, after: list[int], width: int, kernel, stride, padding, dilation) -> str:
+    """Where in its image each winner of a window stands, from which element of the window it is."""
+    rows, columns = torch.arange(after[-2]), torch.arange(after[-1])
+    corner = (rows[:, None] * stride[0] - padding[0]) * width + columns * stride[1] - padding[1]
+    form = "add({1},add(mul(floor(div({0},{2})),{3}),mul(sub({0},mul(floor(div({0},{2})),{2})),{4})))"
+    operands = [taps, w.add_constant(corner.float()), kernel[1], dilation[0] * width, dilation[1]]
+    places = w.pointwise(form, operands, "places")
+    return w.reshape(w.emit("Cast", [places], w.shape_of[taps], {"dtype": "i64"}, "places", dtype="i64"), after)
+
+
+@converts("max_unpool2d.default")
+def max_unpool(w: "Writer", node: Node, a: Arguments):
+    """Puts every element at its place in the image; windows do not overlap, so no place is taken twice."""
+    x, places, after = a["self"], a["indices"], w.shape(node)
+    images, pixels = math.prod(after[:-2]), math.prod(after[-2:])
+    flat = [images, math.prod(w.shape(x)[-2:])]
+    inputs = [w.reshape(x, flat), w.reshape(places, flat)]
+    attributes = {"axis": 1, "shape": [images, pixels]}
+    return w.reshape(w.emit("GatherBackward", inputs, [images, pixels], attributes), after)
 
 
 @converts(
     "adaptive_avg_pool1d.default",
     "adaptive_avg_pool2d.default",
     "_adaptive_avg_pool2d.default",
+    "adaptive_avg_pool3d.default",
+    "_adaptive_avg_pool3d.default",
     "adaptive_max_pool1d.default",
     "adaptive_max_pool2d.default",
+    "adaptive_max_pool3d.default",
 )
 def adaptive_pool(w: "Writer", node: Node, a: Arguments):
     """Where the sizes divide, an ordinary pool; windows of the same size otherwise do not exist."""
-    name = str(node.target).split(".")[1]
-    rank, is_max = (1 if name.endswith("1d") else 2), "max" in name
-    x, shape, _ = _image(w, a["self"], rank)
-    value = node.meta["val"][0] if is_max else node.meta["val"]
-    after = [int(n) for n in value.shape]
-    size = _pair(after[-rank:], rank, 1)
-    kernel = [n // s for n, s in zip(shape[2:], size)]
-    full = [*shape[:2], *size]
-    if all(n % s == 0 for n, s in zip(shape[2:], size)) and not (is_max and math.prod(kernel) > 256):
-        attributes = {"kernel": kernel, "stride": kernel, "padding": [0, 0, 0, 0]}
-        y = x if kernel == [1, 1] else w.emit("MaxPoolForward" if is_max else "AvgPoolForward", [x], full, attributes)
-    else:
-        y = w.emit("AdaptiveMaxPoolForward" if is_max else "AdaptiveAvgPoolForward", [x], full, {"size": size})
-    result = w.reshape(y, after)
+    rank, is_max = _rank(node), "max" in str(node.target)
+    x, _ = _image(w, a["self"], rank)
+    after = [int(n) for n in (node.meta["val"][0] if is_max else node.meta["val"]).shape]
+
+    def run(x: str, axes: Axes, shape: list[int]) -> str:
+        before, size = w.shape_of[x][2:], shape[2:]
+        kernel = [n // s for n, s in zip(before, size)]
+        if before == size:
+            return x
+        if all(n % s == 0 for n, s in zip(before, size)) and not (is_max and math.prod(kernel) > 256):
+            attributes = {"kernel": kernel, "stride": kernel, "padding": [0, 0, 0, 0]}
+            return w.emit("MaxPoolForward" if is_max else "AvgPoolForward", [x], shape, attributes)
+        return w.emit("AdaptiveMaxPoolForward" if is_max else "AdaptiveAvgPoolForward", [x], shape, {"size": size})
+
+    result = w.reshape(_over_axes(w, x, _sizes(after[-rank:], rank, 1), run), after)
     return (result, None) if is_max else result
 
 
@@ -226,26 +320,42 @@ def adaptive_pool(w: "Writer", node: Node, a: Arguments):
     "upsample_nearest1d.default",
     "upsample_nearest2d.vec",
     "upsample_nearest2d.default",
+    "upsample_nearest3d.vec",
+    "upsample_nearest3d.default",
+    "upsample_linear1d.vec",
+    "upsample_linear1d.default",
     "upsample_bilinear2d.vec",
     "upsample_bilinear2d.default",
+    "upsample_trilinear3d.vec",
+    "upsample_trilinear3d.default",
     "upsample_bicubic2d.vec",
     "upsample_bicubic2d.default",
 )
 def resize(w: "Writer", node: Node, a: Arguments):
-    name = str(node.target).split(".")[1]
-    rank = 1 if name.endswith("1d") else 2
-    x, shape, _ = _image(w, a.get("input") if "input" in a else a["self"], rank)
-    size = _pair(w.shape(node)[-rank:], rank, 1)
-    for given, n, s in zip(_factors(a, rank), shape[2:], size):
-        if given is not None and abs(given - s / n) > 1e-9:
-            raise Refusal(f"a scale factor of {given} for {n} elements, which gives {s}; a whole number is expected")
+    name, rank = str(node.target).split(".")[1], _rank(node)
+    x, shape = _image(w, a.get("input") if "input" in a else a["self"], rank)
+    size, factors = _sizes(w.shape(node)[-rank:], rank, 1), _factors(a, rank)
     mode = name.removeprefix("upsample_")[:-2]
-    attributes = {"size": size, "mode": mode, "align_corners": int(bool(a.get("align_corners")))}
-    return w.reshape(w.emit("ResizeForward", [x], [*shape[:2], *size], attributes), w.shape(node))
+    mode = "bilinear" if mode.endswith("linear") else mode
+    corners = bool(a.get("align_corners"))
+
+    def run(x: str, axes: Axes, shape: list[int]) -> str:
+        if w.shape_of[x] == shape and all(d is None or factors[d] in (None, 1.0) for d in axes):
+            return x
+        attributes: dict[str, Any] = {"size": shape[2:], "mode": mode, "align_corners": int(corners)}
+        scale = [0.0 if d is None else factors[d] or 0.0 for d in axes]
+        exact = [f == 0 or f * n == s for f, n, s in zip(scale, w.shape_of[x][2:], shape[2:])]
+        if not all(exact) and not corners:
+            attributes["scale"] = scale
+        return w.emit("ResizeForward", [x], shape, attributes)
+
+    depth_first = rank == 3 and size[0] > shape[2]  # the smaller result between the two
+    return w.reshape(_over_axes(w, x, size, run, depth_first), w.shape(node))
 
 
 def _factors(a: Arguments, rank: int) -> list[Optional[float]]:
-    """The scale factors that the caller gave, for height and width; without them the sizes say the scale."""
+    """The scale factors that the caller gave, in the order of the dimensions; without them the sizes say the scale."""
     given = a.get("scale_factors")
-    given = given if given is not None else [a.get("scales_h"), a.get("scales_w")] if rank == 2 else [a.get("scales")]
+    if given is None:
+        given = [a.get("scales")] if rank == 1 else [a.get(f"scales_{d}") for d in "dhw"[3 - rank :]]
     return [None] * (2 - rank) + list(given)

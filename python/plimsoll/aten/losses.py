@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import Node
 
@@ -37,21 +37,20 @@ def cross_entropy(w: "Writer", node: Node, a: Arguments):
 def nll_loss(w: "Writer", node: Node, a: Arguments):
     """Of a log_softmax over the classes: cross entropy of what goes into it."""
     x = a["self"]
-    if str(x.target) not in ("aten.log_softmax.int", "aten._log_softmax.default"):
-        raise Refusal("nll_loss of anything but log_softmax; use cross_entropy")
-    if axis(x.args[1], len(w.shape(x))) != min(1, len(w.shape(x)) - 1):
-        raise Refusal("nll_loss of a log_softmax over another dimension than the classes")
-    rows, _ = _rows(w, x.args[0])
-    return _on_rows(w, node, rows, a, 0.0)
+    of_softmax = str(x.target) in ("aten.log_softmax.int", "aten._log_softmax.default")
+    if of_softmax and axis(x.args[1], len(w.shape(x))) == min(1, len(w.shape(x)) - 1):
+        rows, _ = _rows(w, x.args[0])
+        return _on_rows(w, node, rows, a, 0.0)
+    rows, _ = _rows(w, x)
+    return _each_row(w, node, rows, a, 0.0)
 
 
 def _on_rows(w: "Writer", node: Node, rows: str, a: Arguments, smoothing: float):
-    if a["weight"] is not None:
-        raise Refusal("cross entropy with weights of classes")
     reduction = REDUCTIONS[a["reduction"]]
+    if reduction == "none" or a["weight"] is not None:
+        logs = w.emit("SoftmaxForward", [rows], w.shape_of[rows], {"axis": 1, "log": 1}, "log_softmax")
+        return _each_row(w, node, logs, a, smoothing)
     labels = w.reshape(a["target"], w.shape_of[rows][:1], "labels")
-    if reduction == "none":
-        return _each_row(w, node, rows, labels, a, smoothing)
     attributes = {"label_smoothing": smoothing, "ignore_index": a["ignore_index"], "reduction": reduction}
     shapes = [[], w.shape_of[rows], []]
     outputs = ("loss", "probabilities", "correct")
@@ -59,36 +58,53 @@ def _on_rows(w: "Writer", node: Node, rows: str, a: Arguments, smoothing: float)
     return loss
 
 
-def _each_row(w: "Writer", node: Node, rows: str, labels: str, a: Arguments, smoothing: float):
-    """A loss for every row: -log p[label], and zero where the row is ignored."""
-    if smoothing:
-        raise Refusal("cross entropy with reduction='none' and label smoothing")
-    n, classes = w.shape_of[rows]
-    logs = w.emit("SoftmaxForward", [rows], [n, classes], {"axis": 1, "log": 1}, "log_softmax")
-    column = w.reshape(labels, [n, 1], "column")
-    kept = w.pointwise(f"ne({{0}},{float(a['ignore_index'])!r})", [column], "kept")
+def _each_row(w: "Writer", node: Node, logs: str, a: Arguments, smoothing: float):
+    """Of log p, row by row: -weight[label] log p[label], smoothed by the mean of -weight log p; 0 where a row is ignored."""
+    n, classes = w.shape_of[logs]
+    column = w.reshape(a["target"], [n, 1], "column")
+    kept: Any = w.pointwise(f"ne({{0}},{float(a['ignore_index'])!r})", [column], "kept")
     inside = w.emit(
         "Cast", [w.pointwise("mul({0},{1})", [column, kept], "inside")], [n, 1], {"dtype": "i64"}, "index", dtype="i64"
     )
     own = w.emit("Gather", [logs, inside], [n, 1], {"axis": 1}, "own")
-    return w.reshape(w.pointwise("neg(mul({0},{1}))", [own, kept]), w.shape(node))
+    factor, weight = kept, a["weight"]
+    if weight is not None:
+        flat = w.reshape(inside, [n], "labels")
+        picked = w.emit("IndexSelect", [weight, flat], [n], {"axis": 0}, "weight")
+        factor = w.pointwise("mul({0},{1})", [w.reshape(picked, [n, 1]), kept], "factor")
+    each: Any = w.pointwise("neg(mul({0},{1}))", [own, factor], "each")
+    if smoothing:
+        even: Any = w.pointwise("mul({0},{1})", [logs, w.reshape(weight, [1, classes])], "even") if weight is not None else logs
+        even = w.reduce(even, "mean", [1], True, "mean")
+        each = w.pointwise("sub(mul({0},{3}),mul({1},mul({2},{4})))", [each, even, kept, 1 - smoothing, smoothing], "smooth")
+    reduction = REDUCTIONS[a["reduction"]]
+    if reduction == "none":
+        return w.reshape(each, w.shape(node))
+    total = w.reduce(each, "sum", [0, 1], False, "sum")
+    if reduction == "sum":
+        return total
+    return w.pointwise("div({0},{1})", [total, w.reduce(factor, "sum", [0, 1], False, "count")])
 
 
 def _soft_cross_entropy(w: "Writer", node: Node, a: Arguments):
     """Targets are probabilities: -sum(t * log_softmax(x)), the mean over everything but the classes."""
     x, target, smoothing = a["self"], a["target"], float(a["label_smoothing"])
-    if a["weight"] is not None:
-        raise Refusal("cross entropy with weights of classes")
     shape = w.shape(x)
     dim = min(1, len(shape) - 1)
-    logs = w.emit("SoftmaxForward", [x], shape, {"axis": dim, "log": 1}, "log_softmax")
+    logs: Any = w.emit("SoftmaxForward", [x], shape, {"axis": dim, "log": 1}, "log_softmax")
+    if a["weight"] is not None:
+        weight = w.reshape(a["weight"], [n if d == dim else 1 for d, n in enumerate(shape)], "weight")
+        logs = w.pointwise("mul({0},{1})", [logs, weight], "weighted")
     if smoothing:
         form = "mul(neg({0}),add(mul({1},{2}),{3}))"
         terms: Any = w.pointwise(form, [logs, target, 1 - smoothing, smoothing / shape[dim]], "terms")
     else:
         terms = w.pointwise("mul(neg({0}),{1})", [logs, target], "terms")
     each = w.reduce(terms, "sum", [dim], False, "each")
-    function: Optional[str] = {0: None, 1: "mean", 2: "sum"}[a["reduction"]]
-    if function is None:
+    if a["reduction"] == 0:
         return each
-    return w.reduce(each, function, list(range(len(w.shape_of[each]))), False, "")
+    rows = len(w.shape_of[each])
+    total = w.reduce(each, "sum", list(range(rows)), False, "sum")
+    if a["reduction"] == 2:
+        return total
+    return w.pointwise("div({0},{1})", [total, float(math.prod(w.shape_of[each]))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torch.fx import Node
@@ -36,9 +37,9 @@ def dropout(w: "Writer", node: Node, a: Arguments):
 @converts("bernoulli.p", "bernoulli.default")
 def bernoulli(w: "Writer", node: Node, a: Arguments):
     """Ones with probability p, else zeros."""
-    p = a["p"] if "p" in a else w.number(a["self"])
+    p = a["p"] if a.get("p") is not None else w.number(a["self"])
     if p is None:
-        raise Refusal("probabilities that differ from element to element")
+        return w.pointwise("lt({0},{1})", [even(w, w.shape(node)), a["self"]])
     attributes = {"shape": w.shape(node), "p": float(p), "salt": w.next_salt()}
     return w.emit("Bernoulli", w.random_inputs(), w.shape(node), attributes)
 
@@ -47,3 +48,31 @@ def bernoulli(w: "Writer", node: Node, a: Arguments):
 def randn(w: "Writer", node: Node, a: Arguments):
     attributes = {"shape": w.shape(node), "salt": w.next_salt()}
     return w.emit("RandomNormal", w.random_inputs(), w.shape(node), attributes)
+
+
+def even(w: "Writer", shape) -> str:
+    """Numbers even in [0, 1): where normal ones stand in their distribution."""
+    attributes = {"shape": shape, "salt": w.next_salt()}
+    normal = w.emit("RandomNormal", w.random_inputs(), shape, attributes, "normal")
+    form = f"clamp(add(mul(erf(mul({{0}},{math.sqrt(0.5)!r})),0.5),0.5),0.0,{1 - 2.0**-24!r})"
+    return w.value(w.pointwise(form, [normal], "even"))
+
+
+@converts("rand_like.default", "rand.default")
+def rand(w: "Writer", node: Node, a: Arguments):
+    return even(w, w.shape(node))
+
+
+@converts("randint_like.default", "randint_like.low_dtype")
+def randint(w: "Writer", node: Node, a: Arguments):
+    low = float(a.get("low") or 0)
+    return w.pointwise("add(floor(mul({0},{1})),{2})", [even(w, w.shape(node)), a["high"] - low, low])
+
+
+@converts("rrelu_with_noise_functional.default")
+def rrelu(w: "Writer", node: Node, a: Arguments):
+    """A leaky ReLU whose slope is drawn for every element. Gives (y, None)."""
+    if not a["training"]:
+        return w.pointwise("leaky_relu({0},{1})", [a["self"], (a["lower"] + a["upper"]) / 2]), None
+    slope = w.pointwise("add({1},mul({0},{2}))", [even(w, w.shape(a["self"])), a["lower"], a["upper"] - a["lower"]], "slope")
+    return w.pointwise("where(gt({0},0.0),{0},mul({0},{1}))", [a["self"], slope]), None

@@ -42,7 +42,95 @@ def reduce(w: "Writer", node: Node, a: Arguments):
 def extreme(w: "Writer", node: Node, a: Arguments):
     name = str(node.target).split(".")[1]
     values = w.reduce(a["self"], name, _dims(a["dim"], len(w.shape(a["self"]))), a["keepdim"], "")
-    return values, None  # the indices are not kept
+    return values, _place(w, w.value(a["self"]), a["dim"], name == "max", w.shape_of[w.value(values)])
+
+
+@converts("argmax.default", "argmin.default")
+def argmax(w: "Writer", node: Node, a: Arguments):
+    is_max = "argmax" in str(node.target)
+    if a["dim"] is None:
+        return _place(w, w.reshape(a["self"], [math.prod(w.shape(a["self"]))]), 0, is_max, w.shape(node))
+    return _place(w, w.value(a["self"]), a["dim"], is_max, w.shape(node))
+
+
+def _place(w: "Writer", x: str, dim: int, is_max: bool, shape: list[int]) -> str:
+    """Where along a dimension the largest or smallest element stands."""
+    before = list(w.shape_of[x])
+    dim = axis(dim, len(before))
+    before[dim] = 1
+    attributes = {"axis": dim, "k": 1, "largest": int(is_max)}
+    _, places = w.emit("TopK", [x], [before, before], attributes, "place", outputs=("y", "indices"))
+    w.dtype_of[places] = "i64"
+    return w.reshape(places, shape)
+
+
+def _along(w: "Writer", a: Arguments) -> tuple[str, int]:
+    """The tensor and the dimension asked for; without one, all elements in a row."""
+    shape = w.shape(a["self"])
+    return (w.value(a["self"]), axis(a["dim"], len(shape))) if "dim" in a else (w.reshape(a["self"], [math.prod(shape)]), 0)
+
+
+@converts("median.default", "median.dim", "kthvalue.default")
+def in_order(w: "Writer", node: Node, a: Arguments):
+    """The k-th smallest element; the median is the lower one of two."""
+    x, dim = _along(w, a)
+    shape = w.shape_of[x]
+    k = a["k"] if "k" in a else (shape[dim] + 1) // 2
+    y, places = w.emit("Sort", [x], [shape, shape], {"axis": dim, "descending": 0}, "sort", outputs=("y", "indices"))
+    w.dtype_of[places] = "i64"
+    after = [1 if d == dim else n for d, n in enumerate(shape) if a.get("keepdim") or d != dim]
+    value, place = (w.reshape(w.slice(t, dim, k - 1, 1), after) for t in (y, places))
+    return (value, place) if "dim" in a else value
+
+
+@converts("prod.default", "prod.dim_int")
+def product_of_all(w: "Writer", node: Node, a: Arguments):
+    """Halves multiplied by each other, until one is left."""
+    x, dim = _along(w, a)
+    while (size := w.shape_of[x][dim]) > 1:
+        half = size // 2
+        parts = [w.slice(x, dim, begin, half) for begin in (0, half)]
+        multiplied = w.value(w.pointwise("mul({0},{1})", parts, "halves"))
+        x = w.concat([multiplied, w.slice(x, dim, size - 1, 1)], dim) if size % 2 else multiplied
+    return w.reshape(x, w.shape(node))
+
+
+@converts("cumprod.default")
+def cumulative_product(w: "Writer", node: Node, a: Arguments):
+    """Each element times the one before it, then times the one two before it, then four: log2(n) steps."""
+    shape = w.shape(node)
+    dim, x, reach = axis(a["dim"], len(shape)), w.value(a["self"]), 1
+    while reach < shape[dim]:
+        rest = shape[dim] - reach
+        later, earlier = w.slice(x, dim, reach, rest), w.slice(x, dim, 0, rest)
+        multiplied = w.value(w.pointwise("mul({0},{1})", [later, earlier], "times"))
+        x = w.concat([w.slice(x, dim, 0, reach), multiplied], dim)
+        reach *= 2
+    return x
+
+
+@converts("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
+def any_or_all(w: "Writer", node: Node, a: Arguments):
+    name = str(node.target).split(".")[1]
+    dims = _dims(a.get("dim"), len(w.shape(a["self"])))
+    truth = w.pointwise("ne({0},0.0)", [a["self"]], "truth")
+    return w.reduce(truth, "max" if name == "any" else "min", dims, bool(a.get("keepdim")), "")
+
+
+@converts("_cdist_forward.default")
+def distances(w: "Writer", node: Node, a: Arguments):
+    """|x - y| by |x|^2 + |y|^2 - 2 x y', of each row of x with each of y. Where it is 0 its gradient is 0."""
+    from .layers import product
+
+    if a["p"] != 2.0:
+        raise Refusal(f"distances of order {a['p']}; 2 is possible")
+    x, y = a["x1"], a["x2"]
+    (*_, rows, width), (*_, columns, _) = w.shape(x), w.shape(y)
+    batch = w.shape(node)[:-2]
+    squares = [w.reduce(w.pointwise("square({0})", [t], "square"), "sum", [len(w.shape(t)) - 1], True) for t in (x, y)]
+    other = w.reshape(squares[1], [*w.shape(y)[:-2], 1, columns])
+    both = w.emit("MatMul", [x, y], [*batch, rows, columns], {"transpose_a": 0, "transpose_b": 1}, "product")
+    return w.pointwise("sqrt(max(sub(add({0},{1}),mul({2},2.0)),1e-30))", [squares[0], other, both])
 
 
 @converts("var.correction", "std.correction", "var_mean.correction")
@@ -72,7 +160,10 @@ def vector_norm(w: "Writer", node: Node, a: Arguments):
     if order == math.inf:
         return w.reduce(w.pointwise("abs({0})", [a["self"]], "abs"), "max", dims, a["keepdim"], "")
     if order not in (1.0, 2.0):
-        raise Refusal(f"the norm of order {order}; 1, 2 and infinity are possible")
+        if order <= 0:
+            raise Refusal(f"the norm of order {order}; one above 0 is expected")
+        powers = w.pointwise("pow(abs({0}),{1})", [a["self"], order], "powers")
+        return w.pointwise("pow({0},{1})", [w.reduce(powers, "sum", dims, a["keepdim"]), 1 / order], "root")
     powers = w.pointwise("square({0})" if order == 2 else "abs({0})", [a["self"]], "powers")
     total = w.reduce(powers, "sum", dims, a["keepdim"], "")
     return w.pointwise("sqrt({0})", [total], "sqrt") if order == 2 else total

@@ -83,7 +83,7 @@ def slice_(w: "Writer", node: Node, a: Arguments):
     begin = max(0, min(begin + size_before[dim] if begin < 0 else begin, size_before[dim]))
     size = w.shape(node)[dim]
     if size == 0:
-        raise Refusal("it leaves nothing of a dimension")
+        return None  # joins leave it out
     return w.slice(a["self"], dim, begin, size, a["step"] or 1, part="")
 
 
@@ -206,9 +206,6 @@ def full(w: "Writer", node: Node, a: Arguments):
 
 # --- pads ---
 
-MODES = {"constant": "constant", "reflect": "reflect", "replicate": "replicate"}
-
-
 @converts(
     "constant_pad_nd.default",
     "pad.default",
@@ -223,18 +220,43 @@ def pad(w: "Writer", node: Node, a: Arguments):
     mode = a.get("mode") or (
         "reflect" if name.startswith("refl") else "replicate" if name.startswith("repl") else "constant"
     )
-    if mode not in MODES:
-        raise Refusal(f"padding mode '{mode}'; constant, reflect and replicate are possible")
     pads, rank = list(a["pad"] if "pad" in a else a["padding"]), len(w.shape(node))
     if not any(pads):
         return w.value(a["self"])
     begin, end = [0] * rank, [0] * rank
     for i in range(len(pads) // 2):
         begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]
+    if mode == "circular":
+        return _padded_in_a_circle(w, w.value(a["self"]), begin, end)
     value = float(a.get("value") or 0.0)
     attributes = {"begin": begin, "end": end, "mode": mode} | ({"value": value} if mode == "constant" else {})
     name = w.value(a["self"])
     return w.emit("Pad", [name], w.shape(node), attributes, dtype=w.dtype_of[name])
+
+
+def _padded_in_a_circle(w: "Writer", x: str, begin: Sequence[int], end: Sequence[int]) -> str:
+    for d, (before, after) in enumerate(zip(begin, end)):
+        size = w.shape_of[x][d]
+        parts = [w.slice(x, d, size - before, before, part="before")] if before else []
+        parts += [x] + ([w.slice(x, d, 0, after, part="after")] if after else [])
+        x = w.concat(parts, d)
+    return x
+
+
+@converts("unfold.default")
+def unfold(w: "Writer", node: Node, a: Arguments):
+    """Windows of a dimension, their elements last."""
+    before, size, step = w.shape(a["self"]), a["size"], a["step"]
+    dim = axis(a["dimension"], len(before))
+    count = w.shape(node)[dim]
+    if step == size and count * size == before[dim]:
+        x = w.value(a["self"])
+    else:
+        index = (torch.arange(count)[:, None] * step + torch.arange(size)).flatten()
+        taken = before[:dim] + [count * size] + before[dim + 1 :]
+        x = w.emit("IndexSelect", [a["self"], w.add_constant(index)], taken, {"axis": dim}, "windows")
+    x = w.reshape(x, before[:dim] + [count, size] + before[dim + 1 :])
+    return w.permute(x, [d for d in range(len(before) + 1) if d != dim + 1] + [dim + 1])
 
 
 # --- indices ---

@@ -1,4 +1,5 @@
-// Convolutions by oneDNN: three passes, plain and transposed, with groups and dilation.
+// Convolutions by oneDNN: three passes, plain and transposed, with groups and dilation; of images with depth, too, which
+// lie row-major.
 //
 // A transposed convolution is a convolution with its passes exchanged: its forward pass is the other's backward pass to
 // the data, with the very same weights. So it has the same choice of algorithms. Only a bias, which a backward pass
@@ -21,20 +22,21 @@ struct Convolution {
   Slot x, weights, y;
   std::optional<Slot> bias;
   bool grouped = false;
-  dnnl_dims_t stride = {1, 1}, dilation = {0, 0}, padding_begin = {0, 0}, padding_end = {0, 0};
+  dnnl_dims_t stride{}, dilation{}, padding_begin{}, padding_end{};  // by oneDNN, 0 is no dilation
 };
 
-Convolution read_convolution(const Op& op) {
+Convolution read_convolution(const Graph& graph, const Op& op) {
   const std::string& type = op.type->name;
   const Attributes& a = op.attributes;
   Convolution c;
-  const auto stride = a.integers("stride", {1, 1}), dilation = a.integers("dilation", {1, 1});
-  const auto padding = a.integers("padding", {0, 0, 0, 0});
-  for (size_t i = 0; i < 2; ++i) {
+  const size_t count = graph.tensor(op.inputs[0]).shape.size() - 2;  // an image, whichever op it is
+  const Shape stride = a.integers("stride", Shape(count, 1)), dilation = a.integers("dilation", Shape(count, 1));
+  const Shape padding = a.integers("padding", Shape(2 * count, 0));
+  for (size_t i = 0; i < count; ++i) {
     c.stride[i] = stride.at(i);
     c.dilation[i] = dilation.at(i) - 1;
     c.padding_begin[i] = padding.at(i);
-    c.padding_end[i] = padding.at(i + 2);
+    c.padding_end[i] = padding.at(i + count);
   }
   c.grouped = a.integer("groups", 1) > 1;
   c.relu = a.text("activation", "none") == "relu";
@@ -150,6 +152,7 @@ const dnnl_memory_desc_t& weights_memory(const Convolution& c, const Implementat
 // The layouts of x and y to try for a family, best first. An image of few channels is taken as it is where a kernel
 // can: padding 3 channels to 16 takes five times the memory.
 std::vector<Layouts> candidate_layouts(const Graph& graph, const Op& op, const Convolution& c, LayoutFamily family) {
+  if (tensor_at(graph, op, c.x).shape.size() == 5) return {{Layout{}, Layout{}, {}}};
   const Layout plain = family_layout(LayoutFamily::plain, 4), last = family_layout(LayoutFamily::channels_last, 4);
   const Layout blocked = family_layout(LayoutFamily::blocked, 4);
   switch (family) {
@@ -224,7 +227,7 @@ void add_specs(const Graph& graph, const Op& op, const Convolution& c, Layouts l
 std::vector<KernelSpec> convolution_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
   expect_countable(graph, op);
   const ThreadCount scope(threads);
-  const Convolution c = read_convolution(op);
+  const Convolution c = read_convolution(graph, op);
   std::vector<KernelSpec> result;
   for (const Layouts& layouts : candidate_layouts(graph, op, c, family)) {
     add_specs(graph, op, c, layouts, false, result);
@@ -260,7 +263,7 @@ std::optional<Implementation> find(const Graph& graph, const Op& op, const Convo
 
 std::unique_ptr<Kernel> make_convolution(const Graph& graph, const Op& op, std::string_view kernel, int threads) {
   const ThreadCount scope(threads);
-  const Convolution c = read_convolution(op);
+  const Convolution c = read_convolution(graph, op);
   const std::string name(kernel.substr(0, kernel.find('@')));
   const Layouts layouts{tensor_at(graph, op, c.x).layout, tensor_at(graph, op, c.y).layout,
                         tensor_at(graph, op, c.weights).layout};

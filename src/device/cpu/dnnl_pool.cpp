@@ -57,7 +57,7 @@ bool index_fits(const Graph& graph, const Pool& pool, const Implementation& one,
              storage_bytes(graph.tensor(pool.y_tensor).shape, DType::u8, y_layout);
 }
 
-bool needs_own(const Pool& pool) { return !pool.max && pool.count_padding && pool.overhangs(); }
+bool needs_own(const Pool& pool) { return pool.dilated() || (!pool.max && pool.count_padding && pool.overhangs()); }
 
 std::vector<KernelSpec> pool_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
   expect_countable(graph, op);
@@ -120,6 +120,7 @@ Pool read_pool(const Graph& graph, const Op& op) {
   pool.y_tensor = pool.backward ? op.inputs.at(0) : op.outputs.at(0);
   if (pool.max) pool.index_tensor = pool.backward ? op.inputs.at(1) : op.outputs.at(1);
   const auto kernel = op.attributes.integers("kernel"), stride = op.attributes.integers("stride", {1, 1});
+  const auto dilation = op.attributes.integers("dilation", {1, 1});
   const auto padding = op.attributes.integers("padding", {0, 0, 0, 0});
   const Shape &x = graph.tensor(pool.x_tensor).shape, &y = graph.tensor(pool.y_tensor).shape;
   std::copy_n(x.begin(), 4, pool.x);
@@ -127,9 +128,11 @@ Pool read_pool(const Graph& graph, const Op& op) {
   for (size_t d = 0; d < 2; ++d) {
     pool.kernel[d] = kernel.at(d);
     pool.stride[d] = stride.at(d);
+    pool.dilation[d] = dilation.at(d);
     pool.begin[d] = padding.at(d);
     pool.end[d] = padding.at(d + 2);
-    pool.reach[d] = (pool.y[d + 2] - 1) * pool.stride[d] + pool.kernel[d] - pool.x[d + 2] - pool.begin[d];
+    pool.reach[d] = (pool.y[d + 2] - 1) * pool.stride[d] + (pool.kernel[d] - 1) * pool.dilation[d] + 1 - pool.x[d + 2] -
+                    pool.begin[d];
   }
   if (pool.max && pool.kernel[0] * pool.kernel[1] > 256) {
     throw Error(

@@ -73,9 +73,11 @@ class OwnPool final : public Kernel {
     int64_t counted = 1;
     for (int d = 0; d < 2; ++d) {
       const int64_t size = pool_.x[d + 2], start = position[d] * pool_.stride[d] - pool_.begin[d];
-      const int64_t end = start + pool_.kernel[d];
+      const int64_t end = start + (pool_.kernel[d] - 1) * pool_.dilation[d] + 1;
       window.start[d] = start;
-      window.first[d] = std::max<int64_t>(start, 0);
+      // The first tap inside.
+      window.first[d] =
+          start >= 0 ? start : start + (-start + pool_.dilation[d] - 1) / pool_.dilation[d] * pool_.dilation[d];
       window.last[d] = std::min(end, size);
       counted *= pool_.count_padding ? std::min(end, size + pool_.end[d]) - start : window.last[d] - window.first[d];
     }
@@ -104,11 +106,13 @@ class OwnPool final : public Kernel {
       if (!first && !(value > y)) return;
       first = false;
       y = value;
-      index = static_cast<uint8_t>((h - window.start[0]) * pool_.kernel[1] + w - window.start[1]);
+      index = static_cast<uint8_t>((h - window.start[0]) / pool_.dilation[0] * pool_.kernel[1] +
+                                   (w - window.start[1]) / pool_.dilation[1]);
     });
   }
   void spread_max(int64_t n, int64_t c, const Window& window, float dy, uint8_t index) {
-    const int64_t h = window.start[0] + index / pool_.kernel[1], w = window.start[1] + index % pool_.kernel[1];
+    const int64_t h = window.start[0] + index / pool_.kernel[1] * pool_.dilation[0];
+    const int64_t w = window.start[1] + index % pool_.kernel[1] * pool_.dilation[1];
     if (h < 0 || w < 0 || h >= pool_.x[2] || w >= pool_.x[3]) return;
     x_data_[x_.at(n, c, h * pool_.x[3] + w)] += dy;
   }
@@ -123,9 +127,9 @@ class OwnPool final : public Kernel {
   }
 
   template <class Body>
-  static void for_each_pixel(const Window& window, const Body& body) {
-    for (int64_t h = window.first[0]; h < window.last[0]; ++h) {
-      for (int64_t w = window.first[1]; w < window.last[1]; ++w) body(h, w);
+  void for_each_pixel(const Window& window, const Body& body) const {
+    for (int64_t h = window.first[0]; h < window.last[0]; h += pool_.dilation[0]) {
+      for (int64_t w = window.first[1]; w < window.last[1]; w += pool_.dilation[1]) body(h, w);
     }
   }
 

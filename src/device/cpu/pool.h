@@ -12,12 +12,14 @@ struct Pool {
   bool count_padding = true;   // average: padding counts as elements of value 0
   int64_t kernel[2] = {1, 1};  // height, width
   int64_t stride[2] = {1, 1};
+  int64_t dilation[2] = {1, 1};
   int64_t begin[2] = {0, 0};     // padding before the first row, column
   int64_t end[2] = {0, 0};       // as stated; windows may reach beyond it when the output size is rounded up
   int64_t reach[2] = {0, 0};     // how far the last window reaches beyond the last row, column
   int64_t x[4] = {}, y[4] = {};  // sizes of image and result, logical N, C, H, W
   TensorId x_tensor, y_tensor, index_tensor;  // of a backward op: the gradients
 
+  bool dilated() const { return dilation[0] != 1 || dilation[1] != 1; }
   // A window beyond the stated padding averages over what lies inside it only; oneDNN divides by the whole window.
   bool overhangs() const { return reach[0] > end[0] || reach[1] > end[1]; }
 };

@@ -52,6 +52,7 @@ std::vector<NamedFactory> clip_kernels();
 std::vector<NamedFactory> loss_kernels();
 std::vector<NamedFactory> matmul_kernels();
 std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
+std::vector<NamedFactory> recurrent_kernels();
 std::vector<NamedFactory> softmax_kernels();
 std::vector<NamedFactory> sort_kernels();  // and CumulativeSum
 

@@ -1,5 +1,5 @@
 // Convolutions: cuDNN's algorithms, each a kernel with its workspace, and one plain kernel of ours where cuDNN has none
-// that is exact (padding that differs between two sides). A transposed convolution is the other one's gradient, with
+// that is exact (padding that differs between two sides, images with depth). A transposed convolution is the other one's gradient, with
 // the same weights.
 #include <fmt/format.h>
 
@@ -67,9 +67,16 @@ Roles roles_of(const Op& op) {
   return {Pass::backward_weights, in(1), out(0), in(0), false, summed, true};  // ConvTransposeBackwardWeights
 }
 
-Layout weights_layout(LayoutFamily family, size_t rank) {
-  if (family != LayoutFamily::channels_last) return {};
-  return Layout{rank == 5 ? "abdec" : "acdb"};  // outer channels, rows, columns, inner channels
+bool is_deep(const Graph& graph, const Roles& roles) { return graph.tensor(roles.x).shape.size() == 5; }
+
+Layout weights_layout(const Graph& graph, const Roles& roles, LayoutFamily family) {
+  if (family != LayoutFamily::channels_last || is_deep(graph, roles)) return {};
+  // Outer channels, rows, columns, inner channels.
+  return Layout{graph.tensor(roles.w).shape.size() == 5 ? "abdec" : "acdb"};
+}
+
+Layout images_layout(const Graph& graph, const Roles& roles, LayoutFamily family) {
+  return family_layout(family, graph.tensor(roles.x).shape.size());
 }
 
 Convolution convolution_of(const Graph& graph, const Op& op, const Roles& roles, bool channels_last) {
@@ -136,7 +143,7 @@ Layout layout_of(const Graph& graph, const Op& op, const Roles& roles) {
   const bool last = !x.layout.is_plain() || !y.layout.is_plain() || !w.layout.is_plain();
   const LayoutFamily family = last ? LayoutFamily::channels_last : LayoutFamily::plain;
   for (const Tensor* tensor : {&x, &w, &y}) {
-    const Layout wanted = tensor == &w ? weights_layout(family, w.shape.size()) : family_layout(family, 4);
+    const Layout wanted = tensor == &w ? weights_layout(graph, roles, family) : images_layout(graph, roles, family);
     if (tensor->layout.tag != wanted.tag && !(wanted.is_plain() && tensor->layout.is_plain())) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("op '{}' ({}): '{}' lies as '{}'; CUDA's convolutions take all tensors row-major, "
@@ -144,7 +151,25 @@ Layout layout_of(const Graph& graph, const Op& op, const Roles& roles) {
                               op.name, op.type->name, tensor->name, tensor->layout.tag));
     }
   }
-  return family_layout(family, 4);
+  return images_layout(graph, roles, family);
+}
+
+// An image with depth: its planes one below the other.
+Image rows_of_planes(const Op& op, const Tensor& tensor) {
+  Image image = image_of(op, tensor);
+  if (tensor.shape.size() != 5) return image;
+  image.h = tensor.shape[2] * tensor.shape[3];
+  image.w = image.to_h = tensor.shape[4];
+  return image;
+}
+
+// The window of a convolution between two images, as its attributes and the images' sizes say.
+Window window_of(const Graph& graph, const Op& op, const Roles& roles) {
+  const Shape &x = graph.tensor(roles.x).shape, &w = graph.tensor(roles.w).shape, &y = graph.tensor(roles.y).shape;
+  Window window = read_window(op.attributes, Shape(w.end() - std::ssize(x) + 2, w.end()), image_size(x));
+  const std::vector<WindowAxis*> axes = window.axes();
+  for (size_t i = 0; i < axes.size(); ++i) axes[i]->out = y[i + 2];
+  return window;
 }
 
 class ConvolutionKernel : public CudaKernel {
@@ -153,7 +178,6 @@ class ConvolutionKernel : public CudaKernel {
       : CudaKernel(context, graph, op),
         roles_(roles_of(op)),
         layout_(layout_of(graph, op, roles_)),
-        convolution_(convolution_of(graph, op, roles_, !layout_.is_plain())),
         relu_(op.attributes.text("activation", "none") == "relu") {
     const Tensor& out = graph.tensor(op.outputs[0]);
     out_count_ = element_count(out.shape);
@@ -174,7 +198,6 @@ class ConvolutionKernel : public CudaKernel {
 
   Roles roles_;
   Layout layout_;
-  Convolution convolution_;
   bool relu_;
   Image out_image_;
   int64_t out_count_ = 0;
@@ -184,7 +207,10 @@ class ConvolutionKernel : public CudaKernel {
 class CudnnKernel final : public ConvolutionKernel {
  public:
   CudnnKernel(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
-      : ConvolutionKernel(context, graph, op), context_(context) {
+      : ConvolutionKernel(context, graph, op),
+        context_(context),
+        convolution_(convolution_of(graph, op, roles_, !layout_.is_plain())) {
+    if (is_deep(graph, roles_)) throw_no_kernel(op, kernel);
     const auto algorithms = algorithms_of(context, convolution_);
     const auto found = std::find_if(algorithms.begin(), algorithms.end(),
                                     [&](const ConvolutionAlgorithm& a) { return name_of(a) == kernel; });
@@ -212,6 +238,7 @@ class CudnnKernel final : public ConvolutionKernel {
   }
 
   const Context& context_;  // the device's, which outlives its kernels
+  Convolution convolution_;
   ConvolutionAlgorithm algorithm_;
   std::unique_ptr<Prepared> prepared_;
 };
@@ -219,31 +246,23 @@ class CudnnKernel final : public ConvolutionKernel {
 class DirectKernel final : public ConvolutionKernel {
  public:
   DirectKernel(const Context& context, const Graph& graph, const Op& op) : ConvolutionKernel(context, graph, op) {
-    const Convolution& c = convolution_;
-    const int64_t group_c = c.c / c.groups;
-    shape_ = {.x = image_of(op, graph.tensor(roles_.x)),
-              .y = image_of(op, graph.tensor(roles_.y)),
-              .groups = c.groups,
+    const Window window = window_of(graph, op, roles_);
+    const int64_t groups = op.attributes.integer("groups", 1), taps = window.taps();
+    const int64_t group_c = graph.tensor(roles_.x).shape[1] / groups;
+    const int64_t apart = layout_.is_plain() ? 1 : group_c;  // between the taps of a row
+    shape_ = {.x = rows_of_planes(op, graph.tensor(roles_.x)),
+              .y = rows_of_planes(op, graph.tensor(roles_.y)),
+              .groups = groups,
               .group_c = group_c,
-              .group_k = c.k / c.groups,
-              .h = {.in = c.h,
-                    .out = c.oh,
-                    .kernel = c.r,
-                    .stride = c.stride_h,
-                    .dilation = c.dilation_h,
-                    .before = c.top,
-                    .after = c.bottom},
-              .w = {.in = c.w,
-                    .out = c.ow,
-                    .kernel = c.s,
-                    .stride = c.stride_w,
-                    .dilation = c.dilation_w,
-                    .before = c.left,
-                    .after = c.right},
-              .to_k = group_c * c.r * c.s,
-              .to_c = c.channels_last ? 1 : c.r * c.s,
-              .to_r = c.channels_last ? c.s * group_c : c.s,
-              .to_s = c.channels_last ? group_c : 1};
+              .group_k = graph.tensor(roles_.y).shape[1] / groups,
+              .d = slide_of(window.d),
+              .h = slide_of(window.h),
+              .w = slide_of(window.w),
+              .to_k = group_c * taps,
+              .to_c = layout_.is_plain() ? taps : 1,
+              .to_q = window.h.kernel * window.w.kernel * apart,
+              .to_r = window.w.kernel * apart,
+              .to_s = apart};
   }
 
  private:
@@ -276,18 +295,21 @@ std::vector<KernelSpec> convolution_specs(const Context& context, const Graph& g
   const Roles roles = roles_of(op);
   const bool last = family == LayoutFamily::channels_last;
   const Bytes bias_room =
-      roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), family_layout(family, 4))) : Bytes{};
+      roles.bias_summed ? room_for(bias_pieces(op, graph.tensor(op.inputs[1]), images_layout(graph, roles, family)))
+                        : Bytes{};
   std::vector<KernelSpec> list;
   auto add = [&](std::string name, Bytes workspace) -> KernelSpec& {
     KernelSpec spec = family_spec(graph, op, family, std::move(name), std::max(workspace, bias_room));
-    const Layout weights = weights_layout(family, graph.tensor(roles.w).shape.size());
+    const Layout weights = weights_layout(graph, roles, family);
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (op.inputs[i] == roles.w) spec.inputs[i] = weights;
     }
     if (op.outputs[0] == roles.w) spec.outputs[0] = weights;
     return list.emplace_back(std::move(spec));
   };
-  for (const ConvolutionAlgorithm& a : algorithms_of(context, convolution_of(graph, op, roles, last))) {
+  std::vector<ConvolutionAlgorithm> algorithms;
+  if (!is_deep(graph, roles)) algorithms = algorithms_of(context, convolution_of(graph, op, roles, last));
+  for (const ConvolutionAlgorithm& a : algorithms) {
     const KnownAlgorithm& known = known_algorithm(a.name);
     KernelSpec& spec = add(name_of(a), a.workspace);
     spec.exact = a.deterministic && !a.tf32;

@@ -15,7 +15,7 @@ struct Pooling {
 Pooling pooling_of(const Graph& graph, const Op& op, bool backward) {
   const Tensor &in = graph.tensor(op.inputs[0]), &out = graph.tensor(op.outputs[0]);
   const Tensor &small = backward ? in : out, &large = backward ? out : in;
-  Window window = read_window(op.attributes, read_pair(op.attributes, "kernel", 1), {large.shape[2], large.shape[3]});
+  Window window = read_window(op.attributes, read_sizes(op.attributes, "kernel", 2, 1), image_size(large.shape));
   fit(window, op.attributes.integer("ceil_mode", 0) != 0);
   return {.small = image_of(op, small),
           .large = image_of(op, large),

@@ -27,18 +27,21 @@ struct MaxPool {
   Slide h, w;
   PLIMSOLL_BODY void run(int64_t i) const {
     const Spot s = spot(small, i);
-    const int64_t top = tap(h, s.h, 0), left = tap(w, s.w, 0);
-    int64_t best_h = larger(top, 0), best_w = larger(left, 0);
-    float best = x[at(large, s.n, s.c, best_h, best_w)];
-    for (int64_t ih = larger(top, 0); ih < smaller(top + h.kernel, h.in); ++ih) {
-      for (int64_t iw = larger(left, 0); iw < smaller(left + w.kernel, w.in); ++iw) {
+    int64_t winner = -1;
+    float best = 0;
+    for (int64_t r = 0; r < h.kernel; ++r) {
+      const int64_t ih = tap(h, s.h, r);
+      if (ih < 0 || ih >= h.in) continue;
+      for (int64_t c = 0; c < w.kernel; ++c) {
+        const int64_t iw = tap(w, s.w, c);
+        if (iw < 0 || iw >= w.in) continue;
         const float v = x[at(large, s.n, s.c, ih, iw)];
-        if (!(v > best) && !(v != v && best == best)) continue;
-        best = v, best_h = ih, best_w = iw;
+        if (winner >= 0 && !(v > best) && !(v != v && best == best)) continue;
+        best = v, winner = r * w.kernel + c;
       }
     }
     y[i] = best;
-    index[i] = static_cast<uint8_t>((best_h - top) * w.kernel + (best_w - left));
+    index[i] = static_cast<uint8_t>(winner);
   }
 };
 
@@ -163,13 +166,27 @@ struct LrnBackward {
   }
 };
 
-// A convolution's three passes, an output a thread (weights: a block). w lies [k][c / groups][r][s] by these distances.
+// A convolution's three passes, an output a thread (weights: a block). w lies [k][c / groups][q][r][s] by these distances.
+// Of images with depth, an Image's rows are those of all its planes; without, depth has one place and one tap.
 struct DirectShape {
   Image x, y;
   int64_t groups, group_c, group_k;
+  Slide d{1, 1};  // one place
   Slide h, w;
-  int64_t to_k, to_c, to_r, to_s;  // between weights
+  int64_t to_k, to_c, to_q = 0, to_r, to_s;  // between weights
 };
+// Where tap (q, r) of a window at row `place` of the small image lies among the rows of the large one, or -1.
+PLIMSOLL_BODY int64_t row_of_taps(const DirectShape& shape, int64_t place, int64_t q, int64_t r) {
+  const Division o = divide(place, shape.h.out);
+  const int64_t id = tap(shape.d, o.quotient, q), ih = tap(shape.h, o.remainder, r);
+  return id < 0 || id >= shape.d.in || ih < 0 || ih >= shape.h.in ? -1 : id * shape.h.in + ih;
+}
+// The row of the small image at which tap (q, r) lies on `row` of the large one, or -1.
+PLIMSOLL_BODY int64_t row_of_places(const DirectShape& shape, int64_t row, int64_t q, int64_t r) {
+  const Division i = divide(row, shape.h.in);
+  const int64_t od = place_of(shape.d, i.quotient, q), oh = place_of(shape.h, i.remainder, r);
+  return od < 0 || oh < 0 ? -1 : od * shape.h.out + oh;
+}
 struct DirectForward {
   using Kind = EachElement;
   float* y;
@@ -183,14 +200,15 @@ struct DirectForward {
     const int64_t first_c = divide(s.c, d.group_k).quotient * d.group_c;
     double sum = 0;
     for (int64_t c = 0; c < d.group_c; ++c) {
-      for (int64_t r = 0; r < d.h.kernel; ++r) {
-        const int64_t ih = tap(d.h, s.h, r);
-        if (ih < 0 || ih >= d.h.in) continue;
-        for (int64_t q = 0; q < d.w.kernel; ++q) {
-          const int64_t iw = tap(d.w, s.w, q);
+      for (int64_t t = 0; t < d.d.kernel * d.h.kernel; ++t) {
+        const Division qr = divide(t, d.h.kernel);
+        const int64_t row = row_of_taps(d, s.h, qr.quotient, qr.remainder);
+        if (row < 0) continue;
+        const int64_t from = s.c * d.to_k + c * d.to_c + qr.quotient * d.to_q + qr.remainder * d.to_r;
+        for (int64_t k = 0; k < d.w.kernel; ++k) {
+          const int64_t iw = tap(d.w, s.w, k);
           if (iw < 0 || iw >= d.w.in) continue;
-          sum += static_cast<double>(x[at(d.x, s.n, first_c + c, ih, iw)]) *
-                 weights[s.c * d.to_k + c * d.to_c + r * d.to_r + q * d.to_s];
+          sum += static_cast<double>(x[at(d.x, s.n, first_c + c, row, iw)]) * weights[from + k * d.to_s];
         }
       }
     }
@@ -209,15 +227,16 @@ struct DirectBackwardData {
     const Spot s = spot(d.x, i);
     const Division g = divide(s.c, d.group_c);
     double sum = 0;
-    for (int64_t r = 0; r < d.h.kernel; ++r) {
-      const int64_t oh = place_of(d.h, s.h, r);
-      if (oh < 0) continue;
-      for (int64_t q = 0; q < d.w.kernel; ++q) {
-        const int64_t ow = place_of(d.w, s.w, q);
+    for (int64_t t = 0; t < d.d.kernel * d.h.kernel; ++t) {
+      const Division qr = divide(t, d.h.kernel);
+      const int64_t row = row_of_places(d, s.h, qr.quotient, qr.remainder);
+      if (row < 0) continue;
+      for (int64_t e = 0; e < d.w.kernel; ++e) {
+        const int64_t ow = place_of(d.w, s.w, e);
         if (ow < 0) continue;
+        const int64_t from = g.remainder * d.to_c + qr.quotient * d.to_q + qr.remainder * d.to_r + e * d.to_s;
         for (int64_t k = g.quotient * d.group_k; k < (g.quotient + 1) * d.group_k; ++k) {
-          sum += static_cast<double>(dy[at(d.y, s.n, k, oh, ow)]) *
-                 weights[k * d.to_k + g.remainder * d.to_c + r * d.to_r + q * d.to_s];
+          sum += static_cast<double>(dy[at(d.y, s.n, k, row, ow)]) * weights[from + k * d.to_k];
         }
       }
     }
@@ -232,31 +251,31 @@ struct DirectBackwardWeights {
   const float* x;
   const float* dy;
   DirectShape d;
+  struct Weight {
+    int64_t k, c, q, r, s;
+  };
+  PLIMSOLL_BODY Weight weight(int64_t block) const {
+    const Division s = divide(block, d.w.kernel), r = divide(s.quotient, d.h.kernel),
+                   q = divide(r.quotient, d.d.kernel);
+    const Division c = divide(q.quotient, d.group_c);
+    return {c.quotient, c.remainder, q.remainder, r.remainder, s.remainder};
+  }
   PLIMSOLL_BODY Sum partial(int64_t block, int thread) const {
-    Division t = divide(block, d.w.kernel);
-    const int64_t q = t.remainder;
-    t = divide(t.quotient, d.h.kernel);
-    const int64_t r = t.remainder;
-    t = divide(t.quotient, d.group_c);
-    const int64_t k = t.quotient, c = divide(k, d.group_k).quotient * d.group_c + t.remainder;
+    const Weight own = weight(block);
+    const int64_t c = divide(own.k, d.group_k).quotient * d.group_c + own.c;
     Sum sum;
     for (int64_t e = thread; e < d.y.n * d.y.h * d.y.w; e += kBlock) {
-      Division p = divide(e, d.y.w);
-      const int64_t ow = p.remainder;
-      p = divide(p.quotient, d.y.h);
-      const int64_t ih = tap(d.h, p.remainder, r), iw = tap(d.w, ow, q);
-      if (ih < 0 || ih >= d.h.in || iw < 0 || iw >= d.w.in) continue;
-      sum.a += static_cast<double>(x[at(d.x, p.quotient, c, ih, iw)]) * dy[at(d.y, p.quotient, k, p.remainder, ow)];
+      const Division column = divide(e, d.y.w), row = divide(column.quotient, d.y.h);
+      const int64_t from = row_of_taps(d, row.remainder, own.q, own.r), iw = tap(d.w, column.remainder, own.s);
+      if (from < 0 || iw < 0 || iw >= d.w.in) continue;
+      sum.a += static_cast<double>(x[at(d.x, row.quotient, c, from, iw)]) *
+               dy[at(d.y, row.quotient, own.k, row.remainder, column.remainder)];
     }
     return sum;
   }
   PLIMSOLL_BODY void finish(int64_t block, const Sum& sum) const {
-    Division t = divide(block, d.w.kernel);
-    const int64_t q = t.remainder;
-    t = divide(t.quotient, d.h.kernel);
-    const int64_t r = t.remainder;
-    t = divide(t.quotient, d.group_c);
-    dw[t.quotient * d.to_k + t.remainder * d.to_c + r * d.to_r + q * d.to_s] = static_cast<float>(sum.a);
+    const Weight own = weight(block);
+    dw[own.k * d.to_k + own.c * d.to_c + own.q * d.to_q + own.r * d.to_r + own.s * d.to_s] = static_cast<float>(sum.a);
   }
 };
 

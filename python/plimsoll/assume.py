@@ -1,0 +1,78 @@
+"""What is taken to hold of values while a model is exported, where Python asks for them.
+
+An exported graph has no branches, and values are not known while it is made. Some branches are checks whose answer is
+known all the same: nothing is infinite or not a number; a layer that is dropped with probability 0 is not dropped; and
+the parameters of PyTorch's distributions are valid.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, Callable, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
+_ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
+_KEEPING = frozenset({torch.any, Tensor.any, torch.all, Tensor.all, torch.logical_or, Tensor.logical_or})
+_BELOW = frozenset({torch.lt, Tensor.lt, torch.le, Tensor.le})
+
+
+class Assumptions(TorchFunctionMode):
+    """A mode in which ``bool(tensor)`` is answered where the answer is known so."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        if func is Tensor.__bool__:
+            answer = self._answer(args[0])
+            if answer is not None:
+                return answer
+        if func is F.gaussian_nll_loss:  # whose check of the variance cannot be seen from here
+            return _gaussian_nll_loss(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            known = _known_of(func, args)
+            if known is not None:
+                result._plimsoll_known = known  # type: ignore[attr-defined]
+        return result
+
+    def _answer(self, tensor: Tensor) -> Optional[bool]:
+        known = getattr(tensor, "_plimsoll_known", None)
+        if known == "drawn":
+            raise RuntimeError("a random draw decides which layers run; set the probability of dropping a layer to 0")
+        if known is not None:
+            return known == "true"
+        return True if "/torch/distributions/" in sys._getframe(2).f_code.co_filename else None
+
+
+def _known_of(func: Callable, args: tuple) -> Optional[str]:
+    if func in _NEVER:
+        return "false"
+    if func in _ALWAYS:
+        return "true"
+    before = [getattr(a, "_plimsoll_known", None) for a in args if isinstance(a, Tensor)]
+    if func in _KEEPING and before and before[0] in ("true", "false") and len(set(before)) == 1:
+        return before[0]
+    if func is torch.rand and args and args[0] in ([], ()):
+        return "draw"
+    if func in _BELOW and before == ["draw"]:
+        return "false" if args[1] <= 0 else "drawn"
+    return None
+
+
+def _gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input, float(var))
+    if var.dim() == input.dim() - 1:
+        var = var.unsqueeze(-1)
+    # As PyTorch has it, what keeps the variance above eps gets no gradient of its own.
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss

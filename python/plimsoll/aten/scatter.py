@@ -1,0 +1,208 @@
+"""Writing at indices. What is added at indices is the gradient of reading there, so the ops are those of that gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import torch
+from torch.fx import Node
+
+from .registry import Arguments, Refusal, axis, converts
+
+if TYPE_CHECKING:
+    from ..writer import Writer
+
+
+# --- an index for every element ---
+
+
+@converts("scatter_add.default")
+def scatter_add(w: "Writer", node: Node, a: Arguments):
+    added = _added(w, node, a, a["src"])
+    return added if w.number(a["self"]) == 0 else w.pointwise("add({0},{1})", [a["self"], added])
+
+
+@converts("scatter.src", "scatter.value")
+def scatter(w: "Writer", node: Node, a: Arguments):
+    """Of a place that is written twice PyTorch leaves either; this leaves the mean of the two."""
+    counts = _added(w, node, a, 1.0)
+    if "value" in a:
+        return w.pointwise("where(gt({0},0.5),{1},{2})", [counts, a["value"], a["self"]])
+    return _mean_where_written(w, _added(w, node, a, a["src"]), counts, a["self"])
+
+
+@converts("scatter_reduce.two")
+def scatter_reduce(w: "Writer", node: Node, a: Arguments):
+    if a["reduce"] not in ("sum", "mean"):
+        raise Refusal(f"scatter_reduce with '{a['reduce']}'; 'sum' and 'mean' are possible")
+    total, counts = _added(w, node, a, a["src"]), None
+    if a["reduce"] == "mean" or not a["include_self"]:
+        counts = _added(w, node, a, 1.0)
+    own = 1.0 if a["include_self"] else 0.0
+    if a["reduce"] == "sum":
+        if counts is None:
+            return w.pointwise("add({0},{1})", [a["self"], total])
+        return w.pointwise("where(gt({2},0.5),{1},{0})", [a["self"], total, counts])
+    form = f"where(gt({{2}},0.5),div(add(mul({{0}},{own}),{{1}}),max(add({{2}},{own}),1.0)),{{0}})"
+    return w.pointwise(form, [a["self"], total, counts])  # type: ignore[list-item]
+
+
+def _mean_where_written(w: "Writer", total: str, counts: str, otherwise: Node):
+    return w.pointwise("where(gt({1},0.5),div({0},max({1},1.0)),{2})", [total, counts, otherwise])
+
+
+def _added(w: "Writer", node: Node, a: Arguments, source: Union[Node, float]) -> str:
+    """The sum of what is written at each place of the result."""
+    dim, shape, index = axis(a["dim"], len(w.shape(node))), w.shape(node), w.value(a["index"])
+    if not shape:
+        shape, index, dim = [1], w.reshape(index, [1]), 0
+    size = w.shape_of[index]
+    if isinstance(source, Node):
+        _expect_floats(w, source)
+        name = w.value(source)
+        for d, n in enumerate(size):
+            name = w.slice(name, d, 0, n)
+        name = w.reshape(name, size)
+    else:
+        name = w.fill(size, source, "ones")
+    added = w.emit("GatherBackward", [name, index], shape, {"axis": dim, "shape": shape}, "added")
+    return w.reshape(added, w.shape(node))
+
+
+# --- rows ---
+
+
+@converts("index_put.default", "_unsafe_index_put.default")
+def index_put(w: "Writer", node: Node, a: Arguments):
+    """x[i, j, ...] = values, or += values."""
+    indices, values = list(a["indices"]), a["values"]
+    if any(i is not None and w.dtype(i) in (torch.bool, torch.uint8) for i in indices):
+        return _masked_put(w, node, a, indices, values)
+    if _is_permutation_backwards(w, node, indices, a):
+        return _permutation_backwards(w, node, indices[0])
+    _expect_floats(w, node)
+    at = [d for d, index in enumerate(indices) if index is not None]
+    if at != list(range(at[0], at[0] + len(at))):
+        raise Refusal("writing at indices with a slice between them")
+    number = w.number(values)
+    shape, rank, k, first = w.shape(node), len(w.shape(node)), len(at), at[0]
+    order = at + [d for d in range(rank) if d not in at]
+    front = [shape[d] for d in order]
+    back = sorted(range(rank), key=lambda d: order[d])
+    names = [w.value(indices[d]) for d in at]
+    chosen = _broadcast_shape([w.shape_of[n] for n in names])
+    # As PyTorch has them, the indices' dimensions stand where the first of the indexed ones did.
+    full = shape[:first] + chosen + shape[first + k :]
+
+    def added(source: str) -> str:
+        moved = [*range(first, first + len(chosen)), *range(first), *range(first + len(chosen), len(full))]
+        y = w.emit("IndexBackward", [w.permute(source, moved), *names], front, {"shape": front}, "added")
+        return w.permute(y, back, "back")
+
+    if a["accumulate"]:
+        total = added(w.fill(full, number, "values") if number is not None else _expanded(w, values, full))
+        return total if w.number(a["self"]) == 0 else w.pointwise("add({0},{1})", [a["self"], total])
+    counts = added(w.fill(full, 1.0, "ones"))
+    if number is not None:
+        return w.pointwise("where(gt({0},0.5),{1},{2})", [counts, number, a["self"]])
+    return _mean_where_written(w, added(_expanded(w, values, full)), counts, a["self"])
+
+
+def _expanded(w: "Writer", x: Node, shape: list[int]) -> str:
+    name = w.value(x)
+    if w.shape_of[name] == shape:
+        return name
+    return w.emit("Expand", [name], shape, {"shape": shape}, "expand")
+
+
+def _broadcast_shape(shapes: list[list[int]]) -> list[int]:
+    return list(torch.broadcast_shapes(*shapes))
+
+
+def _expect_floats(w: "Writer", node: Node) -> None:
+    if w.dtype(node) != torch.float32:
+        raise Refusal(f"writing {w.dtype(node)} at indices that depends on parameters")
+
+
+def _masked_put(w: "Writer", node: Node, a: Arguments, indices: list, values: Node):
+    """x[mask] = value, where the values do not tell elements apart."""
+    if len(indices) != 1 or math.prod(w.shape(values)) != 1 or a["accumulate"]:
+        raise Refusal("writing several values at a mask, whose number depends on the mask's values")
+    mask = indices[0]
+    missing = len(w.shape(node)) - len(w.shape(mask))
+    aligned = w.reshape(mask, w.shape(mask) + [1] * missing)
+    value: Any = w.number(values)
+    value = w.reshape(values, []) if value is None else value
+    return w.pointwise("where({0},{1},{2})", [aligned, value, a["self"]])
+
+
+# --- permutations ---
+
+
+def _is_permutation_backwards(w: "Writer", node: Node, indices: list, a: Arguments) -> bool:
+    """Whether 0, 1, 2, ... are written at the places of a permutation."""
+    values, order = a["values"], _origin(indices[0]) if len(indices) == 1 and isinstance(indices[0], Node) else None
+    is_counting = isinstance(values, Node) and str(values.target).startswith("aten.arange.") and not a["accumulate"]
+    is_whole = order is not None and w.shape(node) == w.shape(indices[0]) and len(w.shape(node)) == 1
+    return is_counting and is_whole and _from_zero(values)
+
+
+def _permutation_backwards(w: "Writer", node: Node, order: Node) -> str:
+    """Sorting a permutation gives it backwards."""
+    shape = w.shape(node)
+    places = w.value(order)
+    y, backwards = w.emit("Sort", [places], [shape, shape], {"axis": 0, "descending": 0}, outputs=("y", "indices"))
+    w.dtype_of[y], w.dtype_of[backwards] = w.dtype_of[places], "i64"
+    return backwards
+
+
+def _from_zero(node: Node) -> bool:
+    """Whether an arange counts 0, 1, 2, ..."""
+    name = str(node.target).removeprefix("aten.arange.")
+    return name == "default" or (node.args[0] == 0 and (name == "start" or len(node.args) < 3 or node.args[2] == 1))
+
+
+def _origin(node: Node) -> Optional[Node]:
+    """The sort that a tensor of indices comes from."""
+    is_item = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem" and node.args[1] == 1
+    source: Any = node.args[0] if is_item else None
+    return source if source is not None and str(source.target).startswith("aten.sort.") else None
+
+
+# --- sums of an embedding's rows ---
+
+
+@converts("_embedding_bag.default", "_embedding_bag_forward_only.default")
+def embedding_bag(w: "Writer", node: Node, a: Arguments):
+    """Bags are rows of one length, or begin at offsets. Gives (y, None, None, None)."""
+    weight, indices, offsets = a["weight"], a["indices"], a["offsets"]
+    mode = ("sum", "mean", "max")[a["mode"]]
+    if a["scale_grad_by_freq"] or a["sparse"] or a["padding_idx"] >= 0 or a["include_last_offset"]:
+        raise Refusal("scale_grad_by_freq, sparse, padding_idx and include_last_offset")
+    (bags, width), count = [int(n) for n in node.meta["val"][0].shape], w.shape(indices)[0]
+    rows = w.emit("Embedding", [weight, indices], [count, width], {"padding_index": -1}, "rows")
+    if a["per_sample_weights"] is not None:
+        rows = w.value(w.pointwise("mul({0},{1})", [rows, w.reshape(a["per_sample_weights"], [count, 1])], "weighted"))
+    if _is_even(offsets, count, bags):
+        return w.reduce(w.reshape(rows, [bags, count // bags, width]), mode, [1], False, ""), None, None, None
+    if mode == "max":
+        raise Refusal("the largest of bags of different lengths")
+    from .experts import _row_numbers
+
+    places = w.reshape(_row_numbers(w, count), [count, 1], "place")
+    begun = w.pointwise("ge({0},{1})", [places, w.reshape(offsets, [1, bags], "begins")], "begun")
+    number = w.pointwise("sub({0},1.0)", [w.reduce(begun, "sum", [1], False, "bags_begun")], "bag_number")
+    bag = w.emit("Cast", [number], [count], {"dtype": "i64"}, "bag", dtype="i64")
+    y = w.emit("IndexBackward", [rows, bag], [bags, width], {"shape": [bags, width]}, "sums")
+    if mode == "mean":
+        ones = w.fill([count, 1], 1.0, "ones")
+        sizes = w.emit("IndexBackward", [ones, bag], [bags, 1], {"shape": [bags, 1]}, "sizes")
+        return w.pointwise("div({0},max({1},1.0))", [y, sizes]), None, None, None
+    return y, None, None, None
+
+
+def _is_even(offsets: Node, count: int, bags: int) -> bool:
+    """Whether bags begin at 0, n, 2 n, ... as those of two-dimensional indices do."""
+    is_range = offsets.op == "call_function" and str(offsets.target) == "aten.arange.start_step"
+    return is_range and bags > 0 and count % bags == 0 and list(offsets.args[:3]) == [0, count, count // bags]
