@@ -345,13 +345,9 @@ def conv_transpose(op: Op, x: list[Tensor], state: Run):
 @kernel("MaxPoolForward")
 def max_pool(op: Op, x: list[Tensor], state: Run):
     _, window = _window(op, x[0])
-    kernel, stride, dilation = attribute(op, "kernel"), window["stride"], window["dilation"]
-    (top, left), ceil = window["padding"][:2], bool(attribute(op, "ceil_mode", 0))
-    y, places = F.max_pool2d(x[0], kernel, stride, (top, left), dilation, ceil, return_indices=True)
-    width = x[0].shape[3]
-    rows = places // width - (torch.arange(y.shape[2])[:, None] * stride[0] - top)
-    columns = places % width - (torch.arange(y.shape[3]) * stride[1] - left)
-    return (y, rows // dilation[0] * kernel[1] + columns // dilation[1])[: len(op["outputs"])]
+    top, left, *_ = window["padding"]
+    ceil = bool(attribute(op, "ceil_mode", 0))
+    return F.max_pool2d(x[0], attribute(op, "kernel"), window["stride"], (top, left), window["dilation"], ceil)
 
 
 @kernel("AvgPoolForward")

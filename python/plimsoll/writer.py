@@ -10,6 +10,7 @@ from typing import Any, Optional, Sequence, Union
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .aten import Refusal
 from .aten.registry import Expanded, broadcast
@@ -343,9 +344,10 @@ class Writer:
 
 
 def sizes_of(value: Tensor) -> list[int]:
-    if not all(isinstance(n, int) for n in value.shape):
-        raise Refusal("its size depends on values of the batch")
-    return [int(n) for n in value.shape]
+    try:
+        return [int(n) for n in value.shape]
+    except GuardOnDataDependentSymNode:
+        raise Refusal("its size depends on values of the batch") from None
 
 
 def _operator(node: Node) -> str:

@@ -293,14 +293,14 @@ def test_pools_and_resizes():
         "divisor": lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=4),
         "fraction": up(scale_factor=1.7),
         "fraction_bilinear": up(scale_factor=1.7, mode="bilinear"),
-        "unpooled": lambda x: _unpooled(x),
+        "unpooled": lambda x: _unpooled(x[..., :7]),
     }
     check({name: Function(body, 6, 8, 8) for name, body in cases.items()}, 2, 6, 8, 8)
 
 
 def _unpooled(x: Tensor) -> Tensor:
     y, places = F.max_pool2d(x, 2, return_indices=True)
-    return F.max_unpool2d(y, places, 2)
+    return F.max_unpool2d(y, places, 2, output_size=x.shape[-2:])
 
 
 def test_images_with_depth():

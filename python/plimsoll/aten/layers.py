@@ -228,7 +228,6 @@ def pool(w: "Writer", node: Node, a: Arguments):
     dilation = _sizes(a.get("dilation", 1), rank, 1)
     with_indices = name.endswith("with_indices")
     after = [int(n) for n in (node.meta["val"][0] if with_indices else node.meta["val"]).shape]
-    taps: list[str] = []
 
     def run(x: str, axes: Axes, shape: list[int]) -> str:
         of = lambda values, neutral: [neutral if d is None else values[d] for d in axes]  # noqa: E731
@@ -243,32 +242,43 @@ def pool(w: "Writer", node: Node, a: Arguments):
             return w.emit("AvgPoolForward", [x], shape, attributes | {"count_include_pad": int(a["count_include_pad"])})
         if math.prod(attributes["kernel"]) > 256:
             raise Refusal(f"a max-pooling window of {math.prod(attributes['kernel'])} elements; at most 256 are possible")
-        if not with_indices:
-            return w.emit("MaxPoolForward", [x], shape, attributes)
-        y, tap = w.emit("MaxPoolForward", [x], [shape, shape], attributes, outputs=("y", "index"))
-        taps.append(tap)
-        return y
+        return w.emit("MaxPoolForward", [x], shape, attributes)
 
+    if with_indices and _is_read(node, 1):
+        if rank != 2 or kernel != stride or any(padding) or any(d != 1 for d in dilation) or a["ceil_mode"]:
+            raise Refusal("max pooling whose indices are read, unless its windows lie side by side in images")
+        return _largest_and_where(w, x, kernel, after)
     y: Any = w.reshape(_over_axes(w, x, _sizes(after[-rank:], rank, 1), run), after)
     if a.get("divisor_override"):
         if a["ceil_mode"] or not a["count_include_pad"]:
             raise Refusal("divisor_override together with ceil_mode or without count_include_pad")
         y = w.pointwise("mul({0},{1})", [y, math.prod(kernel) / a["divisor_override"]], "divisor")
-    if not with_indices:
-        return y
-    if rank != 2 or not taps:
-        return y, None
-    return y, _places_of_taps(w, taps[0], after, w.shape(a["self"])[-1], kernel, stride, padding, dilation)
+    return (y, None) if with_indices else y
 
 
-def _places_of_taps(w: "Writer", taps: str, after: list[int], width: int, kernel, stride, padding, dilation) -> str:
-    """Where in its image each winner of a window stands, from which element of the window it is."""
-    rows, columns = torch.arange(after[-2]), torch.arange(after[-1])
-    corner = (rows[:, None] * stride[0] - padding[0]) * width + columns * stride[1] - padding[1]
-    form = "add({1},add(mul(floor(div({0},{2})),{3}),mul(sub({0},mul(floor(div({0},{2})),{2})),{4})))"
-    operands = [taps, w.add_constant(corner.float()), kernel[1], dilation[0] * width, dilation[1]]
-    places = w.pointwise(form, operands, "places")
-    return w.reshape(w.emit("Cast", [places], w.shape_of[taps], {"dtype": "i64"}, "places", dtype="i64"), after)
+def _is_read(node: Node, i: int) -> bool:
+    return any(len(user.args) > 1 and user.args[1] == i for user in node.users)
+
+
+def _largest_and_where(w: "Writer", x: str, kernel: list[int], after: list[int]) -> tuple[str, str]:
+    """Of windows side by side: the largest element of each, and its place in the image."""
+    n, c, height, width = w.shape_of[x]
+    rows, columns = after[-2:]
+    tall, wide = kernel
+    x = w.slice(w.slice(x, 2, 0, rows * tall, part="fitting"), 3, 0, columns * wide, part="fitting")
+    x = w.permute(w.reshape(x, [n * c, rows, tall, columns, wide], "windows"), [0, 1, 3, 2, 4], "windows")
+    x = w.reshape(x, [n * c, rows, columns, tall * wide], "windows")
+    shape = [n * c, rows, columns, 1]
+    attributes = {"axis": 3, "k": 1, "largest": 1}
+    y, tap = w.emit("TopK", [x], [shape, shape], attributes, "largest", outputs=("y", "indices"))
+    w.dtype_of[tap] = "i64"
+    corner = (torch.arange(rows)[:, None] * tall * width + torch.arange(columns) * wide).float()
+    row = "floor(div(add({0},0.5),{2}))"
+    form = f"add({{1}},add(mul({row},{{3}}),sub({{0}},mul({row},{{2}}))))"
+    operands = [tap, w.add_constant(corner.reshape(1, rows, columns, 1)), float(wide), float(width)]
+    places = w.value(w.pointwise(form, operands, "places"))
+    places = w.emit("Cast", [places], shape, {"dtype": "i64"}, "places", dtype="i64")
+    return w.reshape(y, after), w.reshape(places, after)
 
 
 @converts("max_unpool2d.default")
