@@ -415,7 +415,7 @@ class Descent {
   std::optional<TierRoom> room_;
   size_t effort_ = 0;
   std::vector<TradeoffPoint> points_;
-  std::vector<Change>* changes_ = nullptr;  // that are listed
+  std::vector<Change>* changes_ = nullptr;        // that are listed
   std::array<std::vector<uint32_t>, 3> blocked_;  // by kind and index: a bit a choice
   std::vector<Undo> undo_;
   std::vector<int32_t> above_;          // how many of the steps before this one are above the target
@@ -467,7 +467,7 @@ class Ascent {
 
  private:
   static constexpr double kNever = 1e300;
-  static constexpr size_t kPointsJudged = 6;   // of those below a limit
+  static constexpr size_t kPointsJudged = 6;  // of those below a limit
   static constexpr size_t kStepsKept = 4000;  // schedules of deeper networks are not kept: they are large
 
   // Whether these decisions are better within `limit` than the best so far; then they are the best.
