@@ -9,7 +9,7 @@
 namespace plimsoll {
 namespace {
 
-// The numbers of those moves that are `taken`, by a step of theirs below `steps`; of one step in the order in which they are.
+// Which moves are `taken`, in the order of a step of theirs that is below `steps`; of one step as they come.
 template <class Taken, class Step>
 std::vector<int32_t> moves_by_step(const std::vector<ScheduledMove>& moves, size_t steps, const Taken& taken,
                                    const Step& step) {
