@@ -91,7 +91,7 @@ class Bounds {
 
   // Across a step lies what was written before it, is wanted behind it, and is not among its inputs.
   bool lies_across(int32_t v, size_t step) const {
-    const std::vector<int32_t>& inputs = timeline_.steps[step].inputs;
+    const std::span<const int32_t> inputs = timeline_.steps[step].inputs;
     const int32_t s = static_cast<int32_t>(step);
     return begin_[v] < s && s < end_[v] && std::find(inputs.begin(), inputs.end(), v) == inputs.end();
   }

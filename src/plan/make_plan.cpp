@@ -126,7 +126,7 @@ class PlanMaker {
     for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
       const ScheduledStep& scheduled = schedule_.steps[d];
       const TimelineStep& step = timeline_.steps[scheduled.step];
-      const std::vector<int32_t>& inputs = scheduled.recompute ? step.recompute_inputs : step.inputs;
+      const std::span<const int32_t> inputs = scheduled.recompute ? step.recompute_inputs : step.inputs;
       const Op& op = graph_.op(step.op);
       for (size_t i = 0; i < inputs.size(); ++i) {
         const int32_t residence = schedule_.inputs[scheduled.first_input + i];

@@ -8,7 +8,7 @@ namespace plimsoll {
 namespace {
 constexpr double kRounding = 1 - 1e-9;  // of sums in another order
 
-bool contains(const std::vector<int32_t>& list, int32_t value) {
+bool contains(std::span<const int32_t> list, int32_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 }  // namespace
@@ -51,48 +51,42 @@ void Scheduler::start() {
   out_->recomputations = 0;
   out_->unrecoverable = -1;
   const size_t values = timeline_.values.size();
-  residence_.assign(values, -1);
+  states_.assign(values, {});
   open_.clear();
   place_in_open_.assign(cache_ != nullptr ? values : 0, 0);
-  next_use_.assign(values, 0);
-  slot_.assign(values, -1);
-  wanted_by_.assign(values, -1);
-  locks_.assign(values, 0);
-  transient_.assign(values, false);
-  gone_.assign(values, false);
   stack_.clear();
   now_ = -1;
   for (int32_t v = 0; v < static_cast<int32_t>(values); ++v) {
     if (timeline_.values[v].producer >= 0) continue;
-    slot_[v] = decisions_->home[v];
-    if (slot_[v] < 0) open(v, -1);
+    states_[v].slot = decisions_->home[v];
+    if (states_[v].slot < 0) open(v, -1);
   }
 }
 
 void Scheduler::run_step(int32_t s) {
   const TimelineStep& step = timeline_.steps[s];
-  for (int32_t v : step.inputs) wanted_by_[v] = s;
+  for (int32_t v : step.inputs) states_[v].wanted_by = s;
   // The last produced first: what it is rebuilt from may be wanted as well, and then is there.
   for (int32_t v : step.latest_first) bring(v);
   if (out_->unrecoverable >= 0) return;
   const int32_t d = append(s, false);
   for (int32_t v : step.outputs) open(v, d);
   for (int32_t v : step.inputs) {
-    ++next_use_[v];
-    transient_[v] = false;
+    ++states_[v].next_use;
+    states_[v].transient = false;
   }
   for (const TimelineInPlace& pair : step.in_place) {
     if (!pair.required) continue;  // what is overwritten is lost, wherever else it lay
-    gone_[pair.input] = true;
+    states_[pair.input].gone = true;
     close(pair.input);
-    slot_[pair.input] = -1;
+    states_[pair.input].slot = -1;
   }
   for (int32_t v : step.outputs) {
     const int32_t before = timeline_.values[v].before;
     if (before >= 0 && decisions_->home[before] >= 0) copy_out(v, decisions_->home[before]);
   }
   for (int32_t v : step.inputs) {
-    if (residence_[v] >= 0) begin_gap(v, next_use_[v]);
+    if (states_[v].residence >= 0) begin_gap(v, states_[v].next_use);
   }
   for (int32_t v : step.outputs) begin_gap(v, 0);
 }
@@ -106,24 +100,27 @@ void Scheduler::begin_gap(int32_t v, int32_t gap) {
     if (cache_ != nullptr && gap == static_cast<int32_t>(value.uses.size())) close(v);  // nobody reads it any more
     return;
   }
-  if (choice >= kOffload && slot_[v] < 0) copy_out(v, static_cast<int8_t>(choice - kOffload));
+  if (choice >= kOffload && states_[v].slot < 0) copy_out(v, static_cast<int8_t>(choice - kOffload));
   close(v);
 }
 
 void Scheduler::open(int32_t v, int32_t written) {
-  residence_[v] = static_cast<int32_t>(out_->residences.size());
+  State& state = states_[v];
+  const int32_t r = static_cast<int32_t>(out_->residences.size()), previous = state.last_residence;
+  state.residence = state.last_residence = r;
+  if (previous >= 0) out_->residences[previous].next = r;
   if (cache_ != nullptr) {
     place_in_open_[v] = open_.size();
     open_.push_back(v);
   }
   live_ += timeline_.values[v].bytes;
   const int32_t first = std::max(written, 0);
-  out_->residences.push_back({.value = v, .first = first, .last = first, .written = written});
+  out_->residences.push_back({.value = v, .first = first, .last = first, .written = written, .previous = previous});
 }
 
 void Scheduler::close(int32_t v) {
-  if (residence_[v] < 0) return;
-  residence_[v] = -1;
+  if (states_[v].residence < 0) return;
+  states_[v].residence = -1;
   if (cache_ != nullptr) {
     place_in_open_[open_.back()] = place_in_open_[v];
     open_[place_in_open_[v]] = open_.back();
@@ -133,31 +130,31 @@ void Scheduler::close(int32_t v) {
 }
 
 void Scheduler::copy_out(int32_t v, int8_t tier) {
-  const int32_t r = residence_[v];
+  const int32_t r = states_[v].residence;
   Residence& residence = out_->residences[r];
   residence.out = static_cast<int32_t>(out_->moves.size());
   out_->moves.push_back({.out = true, .tier = tier, .residence = r, .after = residence.written});
-  slot_[v] = tier;
+  states_[v].slot = tier;
 }
 
 void Scheduler::fetch(int32_t v) {
   open(v, -1);
-  Residence& residence = out_->residences[residence_[v]];
+  Residence& residence = out_->residences[states_[v].residence];
   residence.in = static_cast<int32_t>(out_->moves.size());
   residence.first = -1;  // known with its user
-  out_->moves.push_back({.out = false, .tier = slot_[v], .residence = residence_[v]});
-  transient_[v] = !(decisions_->retain[v] && has_uses_left(v));
+  out_->moves.push_back({.out = false, .tier = states_[v].slot, .residence = states_[v].residence});
+  states_[v].transient = !(decisions_->retain[v] && has_uses_left(v));
 }
 
 bool Scheduler::has_uses_left(int32_t v) const {
-  return next_use_[v] < static_cast<int32_t>(timeline_.values[v].uses.size());
+  return states_[v].next_use < static_cast<int32_t>(timeline_.values[v].uses.size());
 }
 
 void Scheduler::bring(int32_t v) {
-  if (out_->unrecoverable >= 0 || residence_[v] >= 0) return;
-  if (slot_[v] >= 0) {
+  if (out_->unrecoverable >= 0 || states_[v].residence >= 0) return;
+  if (states_[v].slot >= 0) {
     fetch(v);
-  } else if (timeline_.values[v].recomputable && !gone_[v]) {
+  } else if (timeline_.values[v].recomputable && !states_[v].gone) {
     rebuild(v);
   } else {
     out_->unrecoverable = v;
@@ -169,7 +166,7 @@ void Scheduler::rebuild(int32_t value) {
   stack_.assign(1, {timeline_.values[value].producer, 0});
   while (!stack_.empty() && out_->unrecoverable < 0) {
     const int32_t step = stack_.back().first;
-    const std::vector<int32_t>& inputs = timeline_.steps[step].recompute_inputs;
+    const std::span<const int32_t> inputs = timeline_.steps[step].recompute_inputs;
     const size_t i = stack_.back().second;
     if (i == inputs.size()) {
       stack_.pop_back();
@@ -178,11 +175,11 @@ void Scheduler::rebuild(int32_t value) {
     }
     const int32_t v = inputs[i];
     ++stack_.back().second;
-    ++locks_[v];
-    if (residence_[v] >= 0) continue;
-    if (slot_[v] >= 0) {
+    ++states_[v].locks;
+    if (states_[v].residence >= 0) continue;
+    if (states_[v].slot >= 0) {
       fetch(v);
-    } else if (timeline_.values[v].recomputable && !gone_[v]) {
+    } else if (timeline_.values[v].recomputable && !states_[v].gone) {
       stack_.emplace_back(timeline_.values[v].producer, 0);
     } else {
       out_->unrecoverable = v;
@@ -194,19 +191,19 @@ void Scheduler::rerun(int32_t s) {
   const TimelineStep& step = timeline_.steps[s];
   const int32_t d = append(s, true);
   for (int32_t v : step.recompute_outputs) {
-    if (residence_[v] >= 0) {
-      Residence& residence = out_->residences[residence_[v]];
+    if (states_[v].residence >= 0) {
+      Residence& residence = out_->residences[states_[v].residence];
       if (residence.first < 0) arrive(residence, d);  // a copy brings it for who comes after this step
       residence.last = std::max(residence.last, d);   // written once more, the same
       continue;
     }
     open(v, d);
-    transient_[v] = !(decisions_->retain[v] && has_uses_left(v));
-    if (transient_[v] && locks_[v] == 0 && wanted_by_[v] != now_) close(v);
+    states_[v].transient = !(decisions_->retain[v] && has_uses_left(v));
+    if (states_[v].transient && states_[v].locks == 0 && states_[v].wanted_by != now_) close(v);
   }
   for (int32_t v : step.recompute_inputs) {
-    --locks_[v];
-    if (transient_[v] && locks_[v] == 0 && wanted_by_[v] != now_) close(v);
+    --states_[v].locks;
+    if (states_[v].transient && states_[v].locks == 0 && states_[v].wanted_by != now_) close(v);
   }
 }
 
@@ -221,7 +218,10 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
   const TimelineStep& step = timeline_.steps[s];
   if (cache_ != nullptr) make_room(s, recompute);
   const int32_t d = static_cast<int32_t>(out_->steps.size());
-  out_->steps.push_back({.step = s, .recompute = recompute, .first_input = static_cast<int32_t>(out_->inputs.size())});
+  out_->steps.push_back({.step = s,
+                         .recompute = recompute,
+                         .first_input = static_cast<int32_t>(out_->inputs.size()),
+                         .first_residence = static_cast<int32_t>(out_->residences.size())});
   out_->compute_ms += step.ms;
   if (recompute) {
     ++out_->recomputations;
@@ -230,10 +230,10 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
   const bool too_long = (timeline_.compute_ms + recompute_ms_) * kRounding > most_ms_;
   if (too_long || out_->steps.size() > most_steps_) out_->unrecoverable = 0;  // no value's fault
   for (int32_t v : recompute ? step.recompute_inputs : step.inputs) {
-    Residence& residence = out_->residences[residence_[v]];
+    Residence& residence = out_->residences[states_[v].residence];
     if (residence.first < 0) arrive(residence, d);
     residence.last = d;
-    out_->inputs.push_back(residence_[v]);
+    out_->inputs.push_back(states_[v].residence);
   }
   return d;
 }
@@ -242,12 +242,12 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
 int64_t Scheduler::room_for(const TimelineStep& step, bool recompute) const {
   int64_t bytes = step.workspace;
   for (int32_t v : recompute ? step.recompute_outputs : step.outputs) {
-    if (residence_[v] >= 0) continue;
+    if (states_[v].residence >= 0) continue;
     const bool takes_place = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& pair) {
       if (pair.output != v) return false;
       const TimelineValue& input = timeline_.values[pair.input];
       return pair.required || (!recompute && input.state < 0 && !input.at_end && !input.uses.empty() &&
-                               input.uses.back() == now_ && slot_[pair.input] < 0);
+                               input.uses.back() == now_ && states_[pair.input].slot < 0);
     });
     if (!takes_place) bytes += timeline_.values[v].bytes;
   }
@@ -256,9 +256,10 @@ int64_t Scheduler::room_for(const TimelineStep& step, bool recompute) const {
 
 bool Scheduler::may_leave(int32_t v) const {
   const TimelineValue& value = timeline_.values[v];
-  if (residence_[v] < 0 || wanted_by_[v] == now_ || locks_[v] > 0 || value.bytes == 0) return false;
-  if (value.state >= 0 || (value.producer < 0 && slot_[v] < 0)) return false;  // their place is the arena
-  return !(value.at_end && next_use_[v] == static_cast<int32_t>(value.uses.size()));
+  if (states_[v].residence < 0 || states_[v].wanted_by == now_ || states_[v].locks > 0 || value.bytes == 0)
+    return false;
+  if (value.state >= 0 || (value.producer < 0 && states_[v].slot < 0)) return false;  // their place is the arena
+  return !(value.at_end && states_[v].next_use == static_cast<int32_t>(value.uses.size()));
 }
 
 void Scheduler::make_room(int32_t s, bool recompute) {
@@ -269,30 +270,31 @@ void Scheduler::make_room(int32_t s, bool recompute) {
     for (int32_t v : open_) {
       if (!may_leave(v)) continue;
       const TimelineValue& value = timeline_.values[v];
-      const int32_t used = next_use_[v];
+      const int32_t used = states_[v].next_use;
       const int64_t key = cache_->farthest
                               ? (used < static_cast<int32_t>(value.uses.size()) ? value.uses[used] : INT32_MAX)
-                              : -static_cast<int64_t>(out_->residences[residence_[v]].last);
+                              : -static_cast<int64_t>(out_->residences[states_[v].residence].last);
       if (victim < 0 || key > rank || (key == rank && v < victim)) {
         victim = v;
         rank = key;
       }
     }
     if (victim < 0) return;
-    if (slot_[victim] < 0) copy_out(victim, cache_->tier);
+    if (states_[victim].slot < 0) copy_out(victim, cache_->tier);
     close(victim);
   }
 }
 
 // In the arena, and not in a tier.
 bool Scheduler::lives_to_the_end(int32_t v) const {
-  return timeline_.values[v].at_end && (timeline_.values[v].is_output || slot_[v] < 0);
+  return timeline_.values[v].at_end && (timeline_.values[v].is_output || states_[v].slot < 0);
 }
 
 void Scheduler::end() {
   const int32_t last = std::max<int32_t>(static_cast<int32_t>(out_->steps.size()) - 1, 0);
-  for (size_t v = 0; v < residence_.size(); ++v) {
-    if (residence_[v] >= 0 && lives_to_the_end(static_cast<int32_t>(v))) out_->residences[residence_[v]].last = last;
+  for (size_t v = 0; v < states_.size(); ++v) {
+    if (states_[v].residence >= 0 && lives_to_the_end(static_cast<int32_t>(v)))
+      out_->residences[states_[v].residence].last = last;
   }
   for (ScheduledMove& move : out_->moves) {
     if (move.out) move.before = out_->residences[move.residence].last + 1;
@@ -301,24 +303,14 @@ void Scheduler::end() {
 
 // Where an op may write over an input that ends with it, it does.
 void Scheduler::share_places() {
-  written_.clear();
-  written_at_.assign(out_->steps.size() + 1, 0);
-  for (const Residence& r : out_->residences) {
-    if (r.written >= 0) ++written_at_[r.written + 1];
-  }
-  for (size_t d = 1; d < written_at_.size(); ++d) written_at_[d] += written_at_[d - 1];
-  written_.resize(written_at_.back());
-  std::vector<int32_t>& next = scratch_;
-  next = written_at_;
-  for (int32_t r = 0; r < static_cast<int32_t>(out_->residences.size()); ++r) {
-    const int32_t d = out_->residences[r].written;
-    if (d >= 0) written_[next[d]++] = r;
-  }
-  for (int32_t d = 0; d < static_cast<int32_t>(out_->steps.size()); ++d) {
+  const int32_t count = static_cast<int32_t>(out_->steps.size());
+  for (int32_t d = 0; d < count; ++d) {
     const ScheduledStep& scheduled = out_->steps[d];
     const TimelineStep& step = timeline_.steps[scheduled.step];
     if (step.in_place.empty()) continue;
-    const std::vector<int32_t>& inputs = scheduled.recompute ? step.recompute_inputs : step.inputs;
+    const std::span<const int32_t> inputs = scheduled.recompute ? step.recompute_inputs : step.inputs;
+    const int32_t end =
+        d + 1 < count ? out_->steps[d + 1].first_residence : static_cast<int32_t>(out_->residences.size());
     for (const TimelineInPlace& pair : step.in_place) {
       if (scheduled.recompute && !contains(step.recompute_outputs, pair.output)) continue;
       const auto found = std::find(inputs.begin(), inputs.end(), pair.input);
@@ -326,13 +318,13 @@ void Scheduler::share_places() {
       const int32_t source = out_->inputs[scheduled.first_input + (found - inputs.begin())];
       Residence& from = out_->residences[source];
       if (from.last != d || from.overwritten) continue;
-      const bool last_step = d + 1 == static_cast<int32_t>(out_->steps.size());
+      const bool last_step = d + 1 == count;
       if (last_step && lives_to_the_end(pair.input) && !pair.required) continue;
       if (from.out >= 0 && !pair.required) continue;  // still being copied
       // The output's residence that begins here, if it does.
-      for (int32_t r = written_at_[d]; r < written_at_[d + 1]; ++r) {
-        Residence& to = out_->residences[written_[r]];
-        if (to.value != pair.output || to.in_place_of >= 0) continue;
+      for (int32_t r = scheduled.first_residence; r < end; ++r) {
+        Residence& to = out_->residences[r];
+        if (to.written != d || to.value != pair.output || to.in_place_of >= 0) continue;
         to.in_place_of = source;
         from.overwritten = true;
         break;

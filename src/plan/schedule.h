@@ -31,10 +31,11 @@ Decisions keep_everything(const ValueTimeline& timeline);
 struct Residence {
   int32_t value = -1;
   int32_t first = 0, last = 0;
-  int32_t written = -1;       // the step that writes it; -1: a copy brings it, or it is there from the start
-  int32_t in_place_of = -1;   // it begins in the bytes of this residence, which ends at that step
-  bool overwritten = false;   // another begins in its bytes
-  int32_t out = -1, in = -1;  // the copies of it
+  int32_t written = -1;              // the step that writes it; -1: a copy brings it, or it is there from the start
+  int32_t in_place_of = -1;          // it begins in the bytes of this residence, which ends at that step
+  bool overwritten = false;          // another begins in its bytes
+  int32_t out = -1, in = -1;         // the copies of it
+  int32_t previous = -1, next = -1;  // residences of the same value
 };
 
 struct ScheduledMove {
@@ -48,6 +49,7 @@ struct ScheduledStep {
   int32_t step = 0;  // of the timeline
   bool recompute = false;
   int32_t first_input = 0;  // in Schedule::inputs: the residences that it reads, in the order of the timeline's list
+  int32_t first_residence = 0;  // what it writes, and what copies bring for later steps, follows in order
 };
 
 struct Schedule {
@@ -114,16 +116,19 @@ class Scheduler {
   int64_t live_ = 0;           // with a cache: bytes of what is open
   int32_t now_ = 0;            // the step of the timeline
   std::vector<int32_t> open_;  // with a cache: the values in the arena
-  // By value.
-  std::vector<size_t> place_in_open_;
-  std::vector<int32_t> residence_;                       // the open one; -1: not in the arena
-  std::vector<int32_t> next_use_;                        // how many uses are over
-  std::vector<int8_t> slot_;                             // the tier that holds it; -1: none
-  std::vector<int32_t> wanted_by_;                       // the step of the timeline that wants it now
-  std::vector<int32_t> locks_;                           // how many reruns in preparation want it
-  std::vector<bool> transient_;                          // in the arena only to rebuild another
-  std::vector<bool> gone_;                               // overwritten by the new value of its state
-  std::vector<int32_t> written_, written_at_, scratch_;  // residences by the step that writes them
+  // Where a value is while steps are appended.
+  struct State {
+    int32_t residence = -1;       // the open one; -1: not in the arena
+    int32_t last_residence = -1;  // open or not
+    int32_t next_use = 0;         // how many uses are over
+    int32_t wanted_by = -1;       // the step of the timeline that wants it now
+    int32_t locks = 0;            // how many reruns in preparation want it
+    int8_t slot = -1;             // the tier that holds it; -1: none
+    bool transient = false;       // in the arena only to rebuild another
+    bool gone = false;            // overwritten by the new value of its state
+  };
+  std::vector<State> states_;                      // by value
+  std::vector<size_t> place_in_open_;              // by value
   std::vector<std::pair<int32_t, size_t>> stack_;  // reruns in preparation: the step, and how many inputs are there
 };
 

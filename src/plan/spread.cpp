@@ -9,6 +9,22 @@
 namespace plimsoll {
 namespace {
 
+// Which moves are `taken`, in the order of a step of theirs that is below `steps`; of one step as they come.
+template <class Taken, class Step>
+std::vector<int32_t> moves_by_step(const std::vector<ScheduledMove>& moves, size_t steps, const Taken& taken,
+                                   const Step& step) {
+  std::vector<int32_t> next(steps + 1, 0);  // by step: where its next move goes
+  for (const ScheduledMove& move : moves) {
+    if (taken(move)) ++next[static_cast<size_t>(step(move)) + 1];
+  }
+  for (size_t s = 1; s <= steps; ++s) next[s] += next[s - 1];
+  std::vector<int32_t> order(next.back());
+  for (size_t m = 0; m < moves.size(); ++m) {
+    if (taken(moves[m])) order[next[step(moves[m])]++] = static_cast<int32_t>(m);
+  }
+  return order;
+}
+
 class Spreader {
  public:
   Spreader(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, int64_t limit, Schedule& schedule,
@@ -21,7 +37,6 @@ class Spreader {
       now += timeline.steps[step.step].ms;
     }
     starts_.push_back(now);
-    find_neighbours();
   }
 
   void run() {
@@ -45,30 +60,10 @@ class Spreader {
     return copy_ms(tiers_[move.tier], move.out ? Move::Direction::out : Move::Direction::in, {bytes});
   }
 
-  // A value's residences, one after the other; and the copy that put it into its slot.
-  void find_neighbours() {
-    const size_t residences = schedule_.residences.size();
-    next_.assign(residences, -1);
-    previous_.assign(residences, -1);
-    std::vector<int32_t> last(timeline_.values.size(), -1);
-    for (int32_t r = 0; r < static_cast<int32_t>(residences); ++r) {
-      int32_t& previous = last[schedule_.residences[r].value];
-      previous_[r] = previous;
-      if (previous >= 0) next_[previous] = r;
-      previous = r;
-    }
-  }
-
   std::vector<int32_t> sorted(bool out) const {
-    std::vector<int32_t> list;
-    for (int32_t m = 0; m < static_cast<int32_t>(schedule_.moves.size()); ++m) {
-      if (schedule_.moves[m].out == out) list.push_back(m);
-    }
-    std::stable_sort(list.begin(), list.end(), [&](int32_t a, int32_t b) {
-      return out ? schedule_.moves[a].after < schedule_.moves[b].after
-                 : schedule_.moves[a].before > schedule_.moves[b].before;
-    });
-    return list;
+    return moves_by_step(
+        schedule_.moves, starts_.size() + 1, [&](const ScheduledMove& move) { return move.out == out; },
+        [&](const ScheduledMove& move) { return out ? move.after + 1 : count() - move.before; });
   }
 
   void spread_out() {
@@ -81,9 +76,7 @@ class Spreader {
       free_at[move.tier] = end;
       int32_t before = static_cast<int32_t>(std::lower_bound(starts_.begin(), starts_.end(), end) - starts_.begin());
       before = std::min(before, count());
-      if (next_[move.residence] >= 0) {
-        before = std::min(before, schedule_.residences[next_[move.residence]].first);
-      }
+      if (residence.next >= 0) before = std::min(before, schedule_.residences[residence.next].first);
       const int64_t bytes = bytes_of(move);
       for (int32_t d = residence.last + 1; d < before; ++d) {
         if (schedule_.live[d] + bytes > limit_) break;
@@ -104,9 +97,7 @@ class Spreader {
       int32_t first =
           static_cast<int32_t>(std::upper_bound(starts_.begin(), starts_.end(), start) - starts_.begin()) - 1;
       first = std::max(first, earliest_ == nullptr ? 0 : (*earliest_)[m]);
-      if (const int32_t previous = previous_[move.residence]; previous >= 0) {
-        first = std::max(first, schedule_.residences[previous].last + 1);
-      }
+      if (residence.previous >= 0) first = std::max(first, schedule_.residences[residence.previous].last + 1);
       const int64_t bytes = bytes_of(move);
       while (residence.first > first && schedule_.live[residence.first - 1] + bytes <= limit_) {
         --residence.first;
@@ -123,8 +114,7 @@ class Spreader {
   int64_t limit_;
   Schedule& schedule_;
   const std::vector<int32_t>* earliest_;
-  std::vector<double> starts_;            // by step, were there no copies to wait for; one more for the end
-  std::vector<int32_t> next_, previous_;  // by residence: of the same value
+  std::vector<double> starts_;  // by step, were there no copies to wait for; one more for the end
 };
 
 }  // namespace
@@ -139,15 +129,17 @@ ScheduleTime time_of(const ValueTimeline& timeline, const std::vector<TierInfo>&
   std::vector<double> step_ms;
   step_ms.reserve(schedule.steps.size());
   for (const ScheduledStep& step : schedule.steps) step_ms.push_back(timeline.steps[step.step].ms);
+  // Of those that start after the same step, what is wanted first is copied first; by that step the engines order them.
+  const std::vector<int32_t> order = moves_by_step(
+      schedule.moves, step_ms.size() + 2, [](const ScheduledMove&) { return true; },
+      [](const ScheduledMove& move) { return move.before; });
   std::vector<EngineMove> moves;
-  moves.reserve(schedule.moves.size());
-  for (const ScheduledMove& move : schedule.moves) {
+  moves.reserve(order.size());
+  for (int32_t m : order) {
+    const ScheduledMove& move = schedule.moves[m];
     const int64_t bytes = timeline.values[schedule.residences[move.residence].value].copied_bytes;
     moves.push_back({move.out, move.tier, bytes, move.after, move.before});
   }
-  std::stable_sort(moves.begin(), moves.end(), [](const EngineMove& a, const EngineMove& b) {
-    return a.after != b.after ? a.after < b.after : a.before < b.before;
-  });
   const EngineTimes times = run_engines(step_ms, moves, tiers);
   return {times.total_ms, times.stall_ms};
 }

@@ -95,10 +95,12 @@ class Descent {
   bool reach(int64_t target) {
     for (std::vector<uint32_t>& blocked : blocked_)
       blocked.assign(std::max(decisions_.gaps.size(), timeline_.values.size()), 0);
-    while (schedule_.peak > target) {
+    std::vector<Change> all, changes;
+    for (bool applied = true; schedule_.peak > target;) {
       if (effort_ > options_.effort) return false;
-      std::vector<Change> changes = list_changes(target);
-      if (changes.empty()) return false;
+      if (applied) list_changes(target, all);
+      if (all.empty()) return false;
+      changes = all;
       // Several at once where there is much to do: those that fit side by side are taken in order of their score.
       const size_t batch =
           std::max<size_t>(1, std::min<size_t>(changes.size(), timeline_.steps.size() / kStepsAChange));
@@ -106,7 +108,7 @@ class Descent {
       std::partial_sort(changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(n), changes.end(),
                         [](const Change& a, const Change& b) { return a.score < b.score; });
       n = those_with_room(changes, n);
-      bool applied = false;
+      applied = false;
       for (size_t m = n; m > 0 && !applied; m /= 8) {
         changes.resize(m);
         applied = apply(changes, target);
@@ -114,8 +116,10 @@ class Descent {
       }
       if (applied) continue;
       // Rebuilt memory-centrically, what it is rebuilt from does not stay.
-      if (apply({changes[0]}, target, true)) continue;
+      applied = apply({changes[0]}, target, true);
+      if (applied) continue;
       block(changes[0]);
+      std::erase_if(all, [&](const Change& change) { return is_blocked(change.kind, change.index, change.choice); });
     }
     return true;
   }
@@ -245,7 +249,7 @@ class Descent {
   }
 
   // Every idle stretch of a residence across steps that are above the target, with the ways to end it.
-  std::vector<Change> list_changes(int64_t target) {
+  void list_changes(int64_t target, std::vector<Change>& changes) {
     const int32_t steps = static_cast<int32_t>(schedule_.steps.size());
     above_.assign(steps + 1, 0);
     for (int32_t d = 0; d < steps; ++d) above_[d + 1] = above_[d] + (schedule_.live[d] > target ? 1 : 0);
@@ -263,7 +267,8 @@ class Descent {
     }
     room_.emplace(timeline_, tiers_, decisions_);
     used_at_.assign(schedule_.residences.size(), -1);
-    changes_.clear();
+    changes.clear();
+    changes_ = &changes;
     for (size_t r = 0; r < schedule_.residences.size(); ++r) {
       const Residence& residence = schedule_.residences[r];
       used_at_[r] = residence.written >= 0                      ? residence.written
@@ -284,7 +289,6 @@ class Descent {
     for (size_t r = 0; r < schedule_.residences.size(); ++r) {
       if (schedule_.residences[r].last > used_at_[r]) consider(static_cast<int32_t>(r), used_at_[r], steps);
     }
-    return std::move(changes_);
   }
 
   double one_copy_ms(int8_t tier, bool out, int64_t bytes) const {
@@ -316,7 +320,7 @@ class Descent {
       // It was rebuilt or fetched early and waits for its own use.
       if (decisions_.retain[residence.value] && !is_blocked(Change::Kind::retain, residence.value, 0)) {
         const double ms = value.recomputable && !fetched_before ? timeline_.steps[value.producer].ms : 0.2;
-        changes_.push_back({Change::Kind::retain, residence.value, 0, (ms + 1e-6) * 4 / freed});
+        changes_->push_back({Change::Kind::retain, residence.value, 0, (ms + 1e-6) * 4 / freed});
       }
       return;
     }
@@ -349,13 +353,13 @@ class Descent {
       const double uses = static_cast<double>(timeline_.values[owner].uses.size());
       const double ms =
           uses * copy_cost(static_cast<int8_t>(t), value.bytes, true, start_ms_.back() / std::max(uses, 1.0));
-      changes_.push_back({Change::Kind::home, owner, static_cast<Choice>(t), (ms + 1e-6) / freed});
+      changes_->push_back({Change::Kind::home, owner, static_cast<Choice>(t), (ms + 1e-6) / freed});
     }
   }
 
   void offer(int32_t gap, Choice choice, double ms, double freed) {
     if (!is_blocked(Change::Kind::gap, gap, choice))
-      changes_.push_back({Change::Kind::gap, gap, choice, (ms + 1e-6) / freed});
+      changes_->push_back({Change::Kind::gap, gap, choice, (ms + 1e-6) / freed});
   }
 
   // What a copy out and in costs: what it takes from compute, what does not fit the gap, and what the engine has no
@@ -411,7 +415,7 @@ class Descent {
   std::optional<TierRoom> room_;
   size_t effort_ = 0;
   std::vector<TradeoffPoint> points_;
-  std::vector<Change> changes_;
+  std::vector<Change>* changes_ = nullptr;        // that are listed
   std::array<std::vector<uint32_t>, 3> blocked_;  // by kind and index: a bit a choice
   std::vector<Undo> undo_;
   std::vector<int32_t> above_;          // how many of the steps before this one are above the target
@@ -441,7 +445,9 @@ class Ascent {
     std::vector<LimitedPoint> result;
     size_t seen = 0;
     for (int64_t limit : limits) {
-      if (!result.empty()) consider(result.back().decisions, limit);
+      if (best_.ms != kNever && !consider(best_.decisions, limit)) {
+        std::swap(schedule_, best_schedule_);  // no better, but that of the best within this limit
+      }
       std::vector<size_t> fresh;
       for (; seen < by_peak_.size() && points_[by_peak_[seen]].peak <= limit; ++seen) fresh.push_back(by_peak_[seen]);
       // Those that copy gain by room: the best of all below are judged again.
@@ -450,8 +456,8 @@ class Ascent {
       }
       std::stable_sort(fresh.begin(), fresh.end(), [&](size_t a, size_t b) { return points_[a].ms < points_[b].ms; });
       fresh.erase(std::unique(fresh.begin(), fresh.end()), fresh.end());
-      if (fresh.size() > 6) fresh.resize(6);
-      for (size_t i : fresh) consider(points_[i].decisions, limit);
+      if (fresh.size() > kPointsJudged) fresh.resize(kPointsJudged);
+      for (size_t i : fresh) consider_point(i, limit);
       if (best_.ms == kNever) continue;
       improve(limit, tries);
       if (result.empty() || best_.ms < result.back().ms) result.push_back(best_);
@@ -461,21 +467,49 @@ class Ascent {
 
  private:
   static constexpr double kNever = 1e300;
+  static constexpr size_t kPointsJudged = 6;  // of those below a limit
+  static constexpr size_t kStepsKept = 4000;  // schedules of deeper networks are not kept: they are large
 
-  // kNever too where computing alone takes more than `within_ms`.
-  double judge(const Decisions& decisions, int64_t limit, double within_ms = kNever) {
-    if (within_room_ && TierRoom(timeline_, tiers_, decisions).overfull()) return kNever;
-    scheduler_.run_within(decisions, schedule_, SIZE_MAX, within_ms);
-    if (schedule_.unrecoverable >= 0 || schedule_.peak > limit || schedule_.compute_ms > within_ms) return kNever;
-    spread_copies(timeline_, tiers_, limit, schedule_);
-    return time_of(timeline_, tiers_, schedule_).total_ms;
-  }
-
+  // Whether these decisions are better within `limit` than the best so far; then they are the best.
   bool consider(const Decisions& decisions, int64_t limit) {
-    const double ms = judge(decisions, limit, best_.ms);
+    if (within_room_ && TierRoom(timeline_, tiers_, decisions).overfull()) return false;
+    scheduler_.run_within(decisions, schedule_, SIZE_MAX, best_.ms);
+    return take_if_better(decisions, limit);
+  }
+  // Their schedule is known.
+  bool take_if_better(const Decisions& decisions, int64_t limit) {
+    if (schedule_.unrecoverable >= 0 || schedule_.peak > limit || schedule_.compute_ms > best_.ms) return false;
+    spread_copies(timeline_, tiers_, limit, schedule_);
+    const double ms = time_of(timeline_, tiers_, schedule_).total_ms;
     if (ms >= best_.ms) return false;
     best_ = {decisions, limit, ms};
+    std::swap(schedule_, best_schedule_);
     return true;
+  }
+  // A point is considered again and again: with every limit its copies have more room.
+  void consider_point(size_t i, int64_t limit) {
+    const Decisions& decisions = points_[i].decisions;
+    if (!points_[i].copies || timeline_.steps.size() > kStepsKept) {
+      consider(decisions, limit);
+      return;
+    }
+    auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const KeptSchedule& k) { return k.point == i; });
+    if (kept == kept_.end()) {
+      if (within_room_ && TierRoom(timeline_, tiers_, decisions).overfull()) return;
+      if (kept_.size() < kPointsJudged) {
+        kept_.emplace_back();
+      } else {
+        std::rotate(kept_.begin(), kept_.begin() + 1, kept_.end());  // the one that was asked for longest ago
+      }
+      kept = std::prev(kept_.end());
+      kept->point = i;
+      scheduler_.run(decisions, kept->schedule);
+    } else {
+      std::rotate(kept, kept + 1, kept_.end());
+      kept = std::prev(kept_.end());
+    }
+    schedule_ = kept->schedule;
+    take_if_better(decisions, limit);
   }
 
   struct Toggle {
@@ -504,20 +538,19 @@ class Ascent {
 
   // By step; of what runs again, that is left out.
   std::vector<int64_t> live_of_first_runs() const {
-    std::vector<int64_t> live = schedule_.live;
+    std::vector<int64_t> live = best_schedule_.live;
     for (size_t d = 0; d < live.size(); ++d) {
-      if (schedule_.steps[d].recompute) live[d] = 0;
+      if (best_schedule_.steps[d].recompute) live[d] = 0;
     }
     return live;
   }
 
   std::vector<Toggle> list_toggles(int64_t limit) {
-    judge(best_.decisions, limit);
     std::vector<int32_t> step_of(timeline_.steps.size(), 0);
-    std::vector<double> start(schedule_.steps.size() + 1, 0);
-    for (int32_t d = 0; d < static_cast<int32_t>(schedule_.steps.size()); ++d) {
-      if (!schedule_.steps[d].recompute) step_of[schedule_.steps[d].step] = d;
-      start[d + 1] = start[d] + timeline_.steps[schedule_.steps[d].step].ms;
+    std::vector<double> start(best_schedule_.steps.size() + 1, 0);
+    for (int32_t d = 0; d < static_cast<int32_t>(best_schedule_.steps.size()); ++d) {
+      if (!best_schedule_.steps[d].recompute) step_of[best_schedule_.steps[d].step] = d;
+      start[d + 1] = start[d] + timeline_.steps[best_schedule_.steps[d].step].ms;
     }
     const RangeMaximum live(live_of_first_runs());
     std::vector<Toggle> list;
@@ -563,7 +596,12 @@ class Ascent {
   const std::vector<TradeoffPoint>& points_;
   const bool within_room_;
   Scheduler scheduler_;
-  Schedule schedule_;
+  Schedule schedule_, best_schedule_;
+  struct KeptSchedule {
+    size_t point = 0;
+    Schedule schedule;  // copies not spread
+  };
+  std::vector<KeptSchedule> kept_;  // of points, the last asked for last
   std::vector<size_t> by_peak_;
   LimitedPoint best_{{}, 0, kNever};
 };

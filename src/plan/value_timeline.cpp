@@ -13,9 +13,11 @@ class TimelineMaker {
 
   ValueTimeline make() {
     find_values();
+    uses_.resize(timeline_.values.size());
     timeline_.step_of.assign(graph_.op_count(), -1);
     for (size_t s = 0; s < input_.route.order.size(); ++s) add_step(static_cast<int32_t>(s));
     note_ends();
+    pack_lists();
     note_recomputable();
     for (size_t v = 0; v < timeline_.values.size(); ++v) {
       timeline_.values[v].first_gap = timeline_.gap_total;
@@ -26,6 +28,11 @@ class TimelineMaker {
   }
 
  private:
+  struct StepLists {
+    std::vector<int32_t> inputs, latest_first, outputs, recompute_inputs, recompute_outputs;
+    std::vector<TimelineInPlace> in_place;
+  };
+
   TimelineValue& value_of(TensorId id) { return timeline_.values[timeline_.value_of[id]]; }
 
   void find_values() {
@@ -55,13 +62,14 @@ class TimelineMaker {
     const OpId id = input_.route.order[index];
     const Op& op = graph_.op(id);
     TimelineStep step;
+    StepLists lists;
     step.op = id;
     timeline_.step_of[id] = index;
     step.view = op.type->is_view;
-    for (TensorId t : op.inputs) add_once(step.inputs, timeline_.value_of[t]);
+    for (TensorId t : op.inputs) add_once(lists.inputs, timeline_.value_of[t]);
     if (!step.view) {
       for (TensorId t : op.outputs) {
-        step.outputs.push_back(timeline_.value_of[t]);
+        lists.outputs.push_back(timeline_.value_of[t]);
         value_of(t).producer = index;
       }
       const KernelChoice choice = input_.kernel_of(id);
@@ -71,34 +79,35 @@ class TimelineMaker {
         step.ms = cost.time_ms;
         step.estimated = cost.source == Cost::Source::estimated;
       }
-      note_in_place(op, step);
+      note_in_place(op, lists);
     }
-    step.latest_first = step.inputs;
-    std::stable_sort(step.latest_first.begin(), step.latest_first.end(),
+    lists.latest_first = lists.inputs;
+    std::stable_sort(lists.latest_first.begin(), lists.latest_first.end(),
                      [&](int32_t a, int32_t b) { return timeline_.values[a].producer > timeline_.values[b].producer; });
-    for (int32_t v : step.inputs) timeline_.values[v].uses.push_back(index);
+    for (int32_t v : lists.inputs) uses_[v].push_back(index);
     timeline_.compute_ms += step.ms;
-    timeline_.steps.push_back(std::move(step));
+    timeline_.steps.push_back(step);
+    step_lists_.push_back(std::move(lists));
   }
 
   static void add_once(std::vector<int32_t>& list, int32_t value) {
     if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
   }
 
-  void note_in_place(const Op& op, TimelineStep& step) {
+  void note_in_place(const Op& op, StepLists& lists) {
     const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
     auto unused = [&](int output) {
       const auto& list = op.type->state_outputs;
       return std::find(list.begin(), list.end(), output) != list.end();
     };
     for (size_t o = 0; o < op.outputs.size(); ++o) {
-      if (!unused(static_cast<int>(o))) step.recompute_outputs.push_back(timeline_.value_of[op.outputs[o]]);
+      if (!unused(static_cast<int>(o))) lists.recompute_outputs.push_back(timeline_.value_of[op.outputs[o]]);
     }
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       const bool only_for_state = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
         return p.required && p.input == static_cast<int>(i) && unused(p.output);
       });
-      if (!only_for_state) add_once(step.recompute_inputs, timeline_.value_of[op.inputs[i]]);
+      if (!only_for_state) add_once(lists.recompute_inputs, timeline_.value_of[op.inputs[i]]);
     }
     for (const InPlace& pair : pairs) {
       const TensorId in = op.inputs.at(pair.input), out = op.outputs.at(pair.output);
@@ -110,9 +119,9 @@ class TimelineMaker {
         const bool all = mentions_allow(op, pairs, from, pair.output);
         if (!all || graph_.tensor(timeline_.values[from].tensor).bytes() != b.bytes()) continue;
       }
-      step.in_place.push_back({from, to, pair.required});
+      lists.in_place.push_back({from, to, pair.required});
     }
-    std::stable_sort(step.in_place.begin(), step.in_place.end(),
+    std::stable_sort(lists.in_place.begin(), lists.in_place.end(),
                      [](const TimelineInPlace& x, const TimelineInPlace& y) { return x.required > y.required; });
   }
 
@@ -127,6 +136,36 @@ class TimelineMaker {
       if (!allowed) return false;
     }
     return true;
+  }
+
+  void pack_lists() {
+    auto packed = std::make_shared<TimelineLists>();
+    size_t numbers = 0, pairs = 0;
+    for (const StepLists& lists : step_lists_) {
+      numbers += lists.inputs.size() + lists.latest_first.size() + lists.outputs.size() +
+                 lists.recompute_inputs.size() + lists.recompute_outputs.size();
+      pairs += lists.in_place.size();
+    }
+    for (const std::vector<int32_t>& uses : uses_) numbers += uses.size();
+    packed->numbers.reserve(numbers);  // what spans point into does not move
+    packed->in_place.reserve(pairs);
+    const auto pack = []<class T>(std::vector<T>& all, const std::vector<T>& list) {
+      const size_t begin = all.size();
+      all.insert(all.end(), list.begin(), list.end());
+      return std::span<const T>(all.data() + begin, list.size());
+    };
+    for (size_t s = 0; s < step_lists_.size(); ++s) {
+      TimelineStep& step = timeline_.steps[s];
+      const StepLists& lists = step_lists_[s];
+      step.inputs = pack(packed->numbers, lists.inputs);
+      step.latest_first = pack(packed->numbers, lists.latest_first);
+      step.outputs = pack(packed->numbers, lists.outputs);
+      step.recompute_inputs = pack(packed->numbers, lists.recompute_inputs);
+      step.recompute_outputs = pack(packed->numbers, lists.recompute_outputs);
+      step.in_place = pack(packed->in_place, lists.in_place);
+    }
+    for (size_t v = 0; v < uses_.size(); ++v) timeline_.values[v].uses = pack(packed->numbers, uses_[v]);
+    timeline_.lists = std::move(packed);
   }
 
   void note_ends() {
@@ -157,6 +196,8 @@ class TimelineMaker {
   const PolicyInput& input_;
   const Graph& graph_;
   ValueTimeline timeline_;
+  std::vector<StepLists> step_lists_;       // by step
+  std::vector<std::vector<int32_t>> uses_;  // by value
 };
 
 }  // namespace

@@ -9,6 +9,8 @@
 // The last gap, after the last use, matters when the value is wanted once more to rebuild another.
 #pragma once
 
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "base/by_id.h"
@@ -18,11 +20,11 @@
 namespace plimsoll {
 
 struct TimelineValue {
-  TensorId tensor;            // the first of those that share the bytes
-  int64_t bytes = 0;          // what it takes in the arena: a multiple of kStayAlignment
-  int64_t copied_bytes = 0;   // what a copy of it moves
-  int32_t producer = -1;      // the step that writes it; -1: it comes from outside
-  std::vector<int32_t> uses;  // the steps that read it or view it, in order
+  TensorId tensor;                // the first of those that share the bytes
+  int64_t bytes = 0;              // what it takes in the arena: a multiple of kStayAlignment
+  int64_t copied_bytes = 0;       // what a copy of it moves
+  int32_t producer = -1;          // the step that writes it; -1: it comes from outside
+  std::span<const int32_t> uses;  // the steps that read it or view it, in order
   bool at_end = false;     // must be in the arena when the step ends: an output of the graph, the new value of a state
   bool is_output = false;  // of the graph
   int32_t state = -1;      // the state that this is a value of, an index into graph.states
@@ -39,11 +41,11 @@ struct TimelineInPlace {
 
 struct TimelineStep {
   OpId op;
-  std::vector<int32_t> inputs;                               // values, each once
-  std::vector<int32_t> latest_first;                         // the inputs, the last produced first
-  std::vector<int32_t> outputs;                              // values, views left out
-  std::vector<int32_t> recompute_inputs, recompute_outputs;  // the same when it runs again: without running statistics
-  std::vector<TimelineInPlace>
+  std::span<const int32_t> inputs;                               // values, each once
+  std::span<const int32_t> latest_first;                         // the inputs, the last produced first
+  std::span<const int32_t> outputs;                              // values, views left out
+  std::span<const int32_t> recompute_inputs, recompute_outputs;  // when it runs again: without running statistics
+  std::span<const TimelineInPlace>
       in_place;  // pairs of one size and layout where the op allows it for every mention of the input
   bool view = false;
   double ms = 0;
@@ -51,7 +53,14 @@ struct TimelineStep {
   int64_t workspace = 0;
 };
 
+// What the lists of values and steps lie in, side by side: a schedule looks at all of them, and is made often.
+struct TimelineLists {
+  std::vector<int32_t> numbers;
+  std::vector<TimelineInPlace> in_place;
+};
+
 struct ValueTimeline {
+  std::shared_ptr<const TimelineLists> lists;  // shared by copies
   std::vector<TimelineValue> values;
   std::vector<TimelineStep> steps;  // in the order of the route
   ById<TensorId, int32_t> value_of;

@@ -87,25 +87,24 @@ void GreedyPlacer::find_neighbours() {
   });
 }
 
-std::vector<std::vector<int32_t>> GreedyPlacer::orders() const {
-  std::vector<int32_t> first(count());
-  std::iota(first.begin(), first.end(), 0);
-  std::vector<std::vector<int32_t>> result;
-  auto add = [&](auto key) {  // largest key first
-    std::vector<int32_t> order = first;
+std::vector<int32_t> GreedyPlacer::order(size_t index) const {
+  std::vector<int32_t> order(count());
+  std::iota(order.begin(), order.end(), 0);
+  auto by = [&](auto key) {  // largest key first
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) > key(b); });
-    result.push_back(std::move(order));
+    return std::move(order);
   };
   auto area = [&](int32_t i) { return static_cast<double>(item(i).size) * item(i).length(); };
-  add([&](int32_t i) { return std::tuple(item(i).length(), item(i).size); });
-  add([&](int32_t i) { return std::tuple(pressure(i), item(i).length(), item(i).size); });
-  add([&](int32_t i) { return std::tuple(item(i).size, item(i).length()); });
-  add([&](int32_t i) { return area(i); });
-  add([&](int32_t i) { return std::tuple(pressure(i), item(i).size, item(i).length()); });
-  add([&](int32_t i) { return std::tuple(pressure(i), area(i)); });
-  add([&](int32_t i) { return std::tuple(-item(i).lower, item(i).length()); });
-  add([&](int32_t i) { return std::tuple(item(i).upper, item(i).length()); });
-  return result;
+  switch (index) {
+    case 0: return by([&](int32_t i) { return std::tuple(item(i).length(), item(i).size); });
+    case 1: return by([&](int32_t i) { return std::tuple(pressure(i), item(i).length(), item(i).size); });
+    case 2: return by([&](int32_t i) { return std::tuple(item(i).size, item(i).length()); });
+    case 3: return by([&](int32_t i) { return area(i); });
+    case 4: return by([&](int32_t i) { return std::tuple(pressure(i), item(i).size, item(i).length()); });
+    case 5: return by([&](int32_t i) { return std::tuple(pressure(i), area(i)); });
+    case 6: return by([&](int32_t i) { return std::tuple(-item(i).lower, item(i).length()); });
+    default: return by([&](int32_t i) { return std::tuple(item(i).upper, item(i).length()); });
+  }
 }
 
 Skyline GreedyPlacer::place_long(const std::vector<int32_t>& order, std::vector<int64_t>& offsets) const {

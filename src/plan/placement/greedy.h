@@ -19,8 +19,9 @@ class GreedyPlacer {
  public:
   explicit GreedyPlacer(const PlacementProblem& problem);
 
-  // Several orders of all items, by what usually comes first in good placements.
-  std::vector<std::vector<int32_t>> orders() const;
+  // Orders of all items, by what usually comes first in good placements.
+  static constexpr size_t kOrders = 8;
+  std::vector<int32_t> order(size_t index) const;
 
   // Places what has no offset yet (-1): the long ones on the skyline, then the short ones into holes above it.
   // Returns the height of all. What reaches `limit` is of no use: as soon as an item has no place below it, the limit

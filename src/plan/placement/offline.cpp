@@ -101,6 +101,11 @@ class PartPlacer {
 
   // Heights of `limit` and more are of no use.
   void run_greedy(int64_t goal, int64_t limit) {
+    limit = std::min(limit, height_);
+    for (const bool backwards : {false, true}) {  // takes no time, and is the lowest of all more often than not
+      take(place_on_heap(problem_, Heap::Fit::best, backwards));
+      if (height_ <= goal) return;
+    }
     const GreedyPlacer placer(problem_);
     std::vector<int32_t> best_order;
     std::vector<int64_t> offsets;
@@ -108,17 +113,19 @@ class PartPlacer {
       offsets.assign(problem_.items.size(), -1);
       const Skyline skyline = placer.place_long(order, offsets);
       const int64_t height = placer.place_short(order, skyline, offsets, limit);
-      if (height < limit && take(height, offsets)) best_order = order;
       looks_ = placer.looks();
+      if (height < limit) take(height, offsets);
+      return height;
     };
-    for (const std::vector<int32_t>& order : placer.orders()) {
-      try_order(order, std::min(limit, height_));
+    // No order has to be lower than what is nearly good: what comes of it is mended.
+    int64_t lowest = height_ - goal < goal / kNearlyGood ? limit : std::min(limit, height_);
+    for (size_t i = 0; i < GreedyPlacer::kOrders && looks_ <= kGreedyLooks; ++i) {
+      std::vector<int32_t> order = placer.order(i);
+      const int64_t height = try_order(order, lowest);
       if (height_ <= goal) return;
-      if (looks_ > kGreedyLooks) break;
-    }
-    for (const bool backwards : {false, true}) {
-      take(place_on_heap(problem_, Heap::Fit::best, backwards));
-      if (height_ <= goal) return;
+      if (height >= lowest) continue;
+      lowest = height;
+      best_order = std::move(order);
     }
     // What sticks out above the goal is placed earlier the next time; that mends what is nearly good.
     if (best_order.empty()) return;

@@ -65,8 +65,7 @@ class Search {
       }
       alive.push_back(i);
     }
-    lowest_.resize(problem.times);
-    to_come_.resize(problem.times);
+    for (uint64_t i = 0; i < 2 * problem.items.size(); ++i) item_bits_.push_back(mix(i * 0x9e3779b97f4a7c15U));
   }
 
   // `order`: all items, those to be tried first in front. Failures hold for this order alone.
@@ -82,6 +81,7 @@ class Search {
     placed_order_.clear();
     changes_.clear();
     waiting_ = sorted_;
+    to_come_ = problem_.live;
     failures_ = &failures;
     effort_left_ = effort;
     deadline_ = deadline;
@@ -141,7 +141,6 @@ class Search {
     }
     const int64_t floor = std::max<int64_t>(last.first, 0);
     int64_t lowest_top = std::numeric_limits<int64_t>::max(), highest_top = 0, smallest = lowest_top;
-    Failures::Key key;
     bool falls = false;
     for (size_t p = range.begin; p < range.end; ++p) {
       const int32_t i = waiting_[p];
@@ -150,15 +149,11 @@ class Search {
       smallest = std::min(smallest, item(i).size);
       falls = falls || (offset_[i] < floor && waiting_neighbours_[i] == 0);
       effort_left_ -= item(i).length() / 32;  // has_room looks at all its times
-      const bool blocked = place_of(i) <= last;
-      const uint64_t bits = mix((static_cast<uint64_t>(i) << 1 | (blocked ? 1 : 0)) * 0x9e3779b97f4a7c15U) ^
-                            static_cast<uint64_t>(offset_[i]);
-      key.low += mix(bits + 0x9e3779b97f4a7c15U);
-      key.high += mix(bits + 0x3c6ef372fe94f82aU);
     }
     if (highest_top > capacity_) return false;
     if (falls || lowest_top <= floor) return false;  // it could fall: there is a lower solution elsewhere
     if (!has_room(range, floor, smallest)) return false;
+    const Failures::Key key = key_of(range, last);
     if (failures_->contains(key)) return false;
 
     const size_t candidates = candidates_.size();
@@ -189,36 +184,62 @@ class Search {
     return found;
   }
 
+  // Of what waits, where, and whether it may be placed next.
+  Failures::Key key_of(Range range, Place last) const {
+    Failures::Key key;
+    for (size_t p = range.begin; p < range.end; ++p) {
+      const int32_t i = waiting_[p];
+      const bool blocked = place_of(i) <= last;
+      const uint64_t bits =
+          item_bits_[2 * static_cast<size_t>(i) + (blocked ? 1 : 0)] ^ static_cast<uint64_t>(offset_[i]);
+      key.low += mix(bits + 0x9e3779b97f4a7c15U);
+      key.high += mix(bits + 0x3c6ef372fe94f82aU);
+    }
+    return key;
+  }
+
   // At every time, what is to come fits above the lowest place that any of it can have.
   bool has_room(Range range, int64_t floor, int64_t smallest) {
-    const size_t begin = item(waiting_[range.begin]).lower;
-    size_t end = begin;
-    for (size_t p = range.begin; p < range.end; ++p) end = std::max<size_t>(end, item(waiting_[p]).upper);
-    std::fill(lowest_.begin() + static_cast<std::ptrdiff_t>(begin), lowest_.begin() + static_cast<std::ptrdiff_t>(end),
-              capacity_);
-    std::fill(to_come_.begin() + static_cast<std::ptrdiff_t>(begin),
-              to_come_.begin() + static_cast<std::ptrdiff_t>(end), 0);
-    int64_t* const lowest = lowest_.data();
-    int64_t* const to_come = to_come_.data();
-    for (size_t p = range.begin; p < range.end; ++p) {
-      const PlacementItem& it = item(waiting_[p]);
+    // Of what waits at the time that is looked at, what is the lowest until a time that nothing lower reaches: places rise
+    // with these times. By its begin the next that waits.
+    lowest_.clear();
+    size_t first = 0;  // of lowest_
+    int32_t time = item(waiting_[range.begin]).lower;
+    for (size_t p = range.begin; p <= range.end; ++p) {
+      const int32_t until = p < range.end ? item(waiting_[p]).lower : std::numeric_limits<int32_t>::max();
+      while (first < lowest_.size() && time < until) {
+        const int32_t end = std::min(until, lowest_[first].until);
+        const int64_t room = capacity_ - lowest_[first].offset;
+        for (; time < end; ++time) {
+          if (to_come_[time] > room) return false;
+        }
+        if (time == lowest_[first].until) ++first;
+      }
+      if (p == range.end) break;
       // What is below the floor stands on something that is still to come.
-      int64_t offset = offset_[waiting_[p]];
-      if (offset < floor) offset = floor + smallest;
-      const int64_t size = it.size;
-      for (int32_t t = it.lower; t < it.upper; ++t) {
-        lowest[t] = std::min(lowest[t], offset);
-        to_come[t] += size;
+      const int32_t i = waiting_[p];
+      const int64_t offset = offset_[i] < floor ? floor + smallest : offset_[i];
+      size_t at = lowest_.size();
+      while (at > first && lowest_[at - 1].offset >= offset) --at;
+      if (at > first && lowest_[at - 1].until >= item(i).upper) continue;
+      size_t end = at;
+      while (end < lowest_.size() && lowest_[end].until <= item(i).upper) ++end;
+      const Lowest added{offset, item(i).upper};
+      if (end == at) {
+        lowest_.insert(lowest_.begin() + static_cast<std::ptrdiff_t>(at), added);
+      } else {
+        lowest_[at] = added;
+        lowest_.erase(lowest_.begin() + static_cast<std::ptrdiff_t>(at) + 1,
+                      lowest_.begin() + static_cast<std::ptrdiff_t>(end));
       }
     }
-    int64_t most = 0;
-    for (size_t t = begin; t < end; ++t) most = std::max(most, lowest[t] + to_come[t]);
-    return most <= capacity_;
+    return true;
   }
 
   void place(int32_t i) {
     placed_[i] = true;
     placed_order_.push_back(i);
+    add_to_come(i, -item(i).size);
     const int64_t height = top(i);
     for (int32_t other : meets_[i]) {
       --waiting_neighbours_[other];
@@ -228,11 +249,17 @@ class Search {
     }
   }
 
+  void add_to_come(int32_t i, int64_t bytes) {
+    int64_t* const to_come = to_come_.data();
+    for (int32_t t = item(i).lower, end = item(i).upper; t < end; ++t) to_come[t] += bytes;
+  }
+
   // Back to when so many items were placed and so many offsets changed.
   void take_back(size_t placed, size_t changed) {
     for (; changes_.size() > changed; changes_.pop_back()) offset_[changes_.back().first] = changes_.back().second;
     for (; placed_order_.size() > placed; placed_order_.pop_back()) {
       placed_[placed_order_.back()] = false;
+      add_to_come(placed_order_.back(), item(placed_order_.back()).size);
       for (int32_t other : meets_[placed_order_.back()]) ++waiting_neighbours_[other];
     }
   }
@@ -243,6 +270,7 @@ class Search {
   Clock::time_point deadline_;
   std::vector<std::vector<int32_t>> meets_;  // by item: those alive together with it
   std::vector<int32_t> sorted_;              // items by lower
+  std::vector<uint64_t> item_bits_;          // two an item, for keys: free to be placed next, and not
   std::vector<int32_t> rank_, twin_before_;
   std::vector<int64_t> offset_;  // of placed items; of others the lowest that is left
   std::vector<char> placed_;
@@ -250,7 +278,12 @@ class Search {
   std::vector<int32_t> placed_order_;
   std::vector<std::pair<int32_t, int64_t>> changes_;  // item, its offset before
   std::vector<int32_t> waiting_, candidates_;         // stacks: of every open node its part and its candidates
-  std::vector<int64_t> lowest_, to_come_;             // by time, only inside has_room
+  std::vector<int64_t> to_come_;                      // by time: bytes of what waits
+  struct Lowest {
+    int64_t offset = 0;
+    int32_t until = 0;
+  };
+  std::vector<Lowest> lowest_;  // only inside has_room
   Failures* failures_ = nullptr;
   int64_t effort_left_ = 0, nodes_ = 0;
   bool stopped_ = false;
