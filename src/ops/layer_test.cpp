@@ -346,10 +346,10 @@ TEST(Update, LeavesTheNextValuesInTheSameBytes) {
   EXPECT_EQ(g.tensor(op.outputs[1]).role, Role::optimizer_state);
 }
 
-TEST(Update, RefusesNesterovWithoutMomentum) {
+TEST(Update, RefusesNesterovWithoutMomentumAndRatesOfAnotherShape) {
   EXPECT_EQ(message_of({"SgdUpdate", {{3}, {3}, {}}, {{"nesterov", kOne}}}), "nesterov needs a momentum that is not 0");
   EXPECT_EQ(message_of({"SgdUpdate", {{3}, {3}, {1}}, {}}),
-            "'in2' is 1 of f64; the learning rate is a scalar of f32 or f64");
+            "'in2' is 1 of f64; a learning rate is a scalar, or the first of 3 settings, of f32 or f64");
 }
 
 }  // namespace
