@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "plan/assemble.h"
@@ -35,7 +36,8 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .explain = wanted.explain,
                     .state_homes = options.state_homes,
                     .options = policy_options(wanted.policy),
-                    .timeline = wanted.timeline};
+                    .timeline = wanted.timeline,
+                    .descents = wanted.descents};
   if (!options.tiers.empty()) input.device.tiers = options.tiers;
   if (!input.timeline) input.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
   return input;
@@ -78,7 +80,8 @@ Attempt Flow::attempt(const Choice& choice, bool explain, double faster_than_ms)
     return make(*laid, {.policy = options_.policy,
                         .explain = explain,
                         .faster_than_ms = faster_than_ms,
-                        .timeline = timeline_of(choice, *laid)});
+                        .timeline = timeline_of(choice, *laid),
+                        .descents = descents_for(laid->graph, choice.divide)});
   return {{}, {}, Infeasible{.flag = "--workspace"}};
 }
 Attempt Flow::make(LaidOut laid, Wanted wanted) {
@@ -90,6 +93,37 @@ Attempt Flow::over_limit(bool divide) {
   return {{}, {}, selection_.over_limit(divide)};
 }
 
+void Flow::announce(const std::vector<Choice>& choices) {
+  for (const Choice& choice : choices) {
+    const LaidOut* laid = lay_out(choice);
+    if (laid == nullptr) continue;
+    std::vector<Choice>& of = descents_[{fingerprint(laid->graph), choice.divide}].of;
+    if (of.size() == 2) of.pop_back();
+    of.push_back(choice);
+  }
+}
+
+std::function<std::shared_ptr<const Descents>()> Flow::descents_for(const Graph& graph, bool divide) {
+  const auto place = descents_.find({fingerprint(graph), divide});
+  if (place == descents_.end()) return {};
+  return [this, shared = &place->second] { return find(*shared); };
+}
+
+std::shared_ptr<const Descents> Flow::find(SharedDescents& shared) {
+  const std::lock_guard lock(shared.mutex);
+  if (shared.found) return shared.found;
+  std::vector<Route> routes;
+  routes.reserve(shared.of.size());
+  std::vector<PolicyInput> inputs;
+  for (const Choice& choice : shared.of) {
+    const LaidOut& laid = *lay_out(choice);
+    routes.push_back(make_route(laid.graph));
+    const Wanted wanted{.policy = "auto", .timeline = timeline_of(choice, laid)};
+    inputs.push_back(input_for(laid.graph, routes.back(), laid.layouts.kernels, device_, costs_, options_, wanted));
+  }
+  return shared.found = find_descents(inputs);
+}
+
 const LaidOut* Flow::lay_out(const Choice& choice) {
   const std::lock_guard lock(mutex_);
   auto [place, fresh] = laid_out_.try_emplace({choice.family, choice.limit, choice.divide});
@@ -97,12 +131,22 @@ const LaidOut* Flow::lay_out(const Choice& choice) {
   return place->second ? &*place->second : nullptr;
 }
 
+bool Flow::has_divided() {
+  const std::lock_guard lock(mutex_);
+  const auto divides = [](const KernelChoice& choice) { return !parts_of(choice.kernel).empty(); };
+  return std::ranges::any_of(laid_out_, [&](const auto& entry) {
+    return entry.second && std::ranges::any_of(entry.second->layouts.kernels, divides);
+  });
+}
+
 std::optional<Attempt> Flow::upgraded(const Attempt& attempt, bool divide, const std::string& policy) {
   const std::vector<Bytes> room = room_of_ops(attempt.graph, attempt.plan(), options_.memory);
   std::optional<LaidOut> next =
       upgrade({attempt.graph, attempt.layouts}, divide, [&](OpId op) { return room[op.index]; });
   if (!next) return std::nullopt;
-  return make(std::move(*next), {.policy = policy, .faster_than_ms = attempt.plan().predicted.step_time_ms});
+  auto descents = descents_for(next->graph, divide);
+  return make(std::move(*next),
+              {.policy = policy, .faster_than_ms = attempt.plan().predicted.step_time_ms, .descents = descents});
 }
 
 Attempt Flow::attempt_by(const std::string& policy, const Choice& choice, double ms) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
 
 #include "kernels/selection.h"
@@ -39,6 +40,7 @@ struct Wanted {
   bool only_to_fit = false;    // as in PolicyInput
   bool unplaced = false;
   std::shared_ptr<const ValueTimeline> timeline = {};  // of the layouts, where it is known
+  std::function<std::shared_ptr<const Descents>()> descents = {};
 };
 
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
@@ -55,12 +57,20 @@ class Flow {
   Flow(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options)
       : device_(device), costs_(costs), options_(options), selection_(network, device, costs, options) {}
 
+  // What auto will be asked for, all of them divided or none. Of those with the same graph the first and the last are gone
+  // down from, when that is wanted first, and what is found serves all: they differ in kernels only, mostly in a few
+  // workspaces.
+  void announce(const std::vector<Choice>& choices);
+
   // Of use only where its step takes less than `faster_than_ms`.
   Attempt attempt(const Choice& choice, bool explain = false, double faster_than_ms = kAnyTime);
   Attempt over_limit(bool divide);
 
   // The layouts of a choice; null where none are within the limits on workspace.
   const LaidOut* lay_out(const Choice& choice);
+
+  // Whether any choice that was laid out divides a batch.
+  bool has_divided();
 
   // No step by the kernels of a choice takes less, whatever room there is for faster ones in the same layouts.
   double least_ms(const Choice& choice);
@@ -79,6 +89,14 @@ class Flow {
   double gain_of_fastest(const Choice& choice, const LaidOut& laid);
   std::shared_ptr<const ValueTimeline> timeline_of(const Choice& choice, const LaidOut& laid);
   std::optional<LaidOut> upgrade(const LaidOut& laid, bool divide, const std::function<Bytes(OpId)>& room);
+  struct SharedDescents {
+    std::vector<Choice> of;
+    std::mutex mutex;
+    std::shared_ptr<const Descents> found;
+  };
+  // Gives those of the announced choices with this graph; empty where there are none.
+  std::function<std::shared_ptr<const Descents>()> descents_for(const Graph& graph, bool divide);
+  std::shared_ptr<const Descents> find(SharedDescents& shared);
 
   const Device& device_;
   const CostTable& costs_;
@@ -89,6 +107,8 @@ class Flow {
   std::map<Key, std::optional<LaidOut>> laid_out_;  // by choice
   std::map<Key, std::shared_ptr<const ValueTimeline>> timelines_;
   std::map<Key, double> gains_;  // by choice: ms that the fastest kernels take less
+  // By the fingerprint of the graph, and whether its batch may be divided.
+  std::map<std::pair<uint64_t, bool>, SharedDescents> descents_;
 };
 
 constexpr int32_t kManyOps = 5000;  // for such a graph, the first plan that fits is taken: each takes seconds

@@ -23,13 +23,9 @@ namespace plimsoll {
 namespace {
 
 constexpr size_t kLimitsTried = 4;      // workspace limits between the largest and none
+constexpr size_t kTriedAtOnce = 2;      // choices of kernels; where none is better, those after them are hardly ever
 constexpr double kRounding = 1 + 1e-9;  // of times that are equal
 constexpr int kUpgrades = 2;            // of the plan's free bytes with faster kernels
-
-bool divides(const Attempt& attempt) {
-  return std::any_of(attempt.layouts.kernels.begin(), attempt.layouts.kernels.end(),
-                     [](const KernelChoice& choice) { return !parts_of(choice.kernel).empty(); });
-}
 
 bool is_free_of_charge(const Attempt& a) {
   return a.feasible() && a.plan().moves.empty() && a.plan().predicted.recompute_steps == 0;
@@ -119,6 +115,7 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
   if (!one_only && !any_will_do) {
     choices = choices_of(flow, chosen, options, many);
     chosen = choices.front();
+    if (choices.size() > 1) flow.announce(choices);
   }
   Attempt best = flow.attempt(chosen, one_only);
   const bool nothing_is_faster =
@@ -131,15 +128,21 @@ Attempt search(const Network& network, Flow& flow, const CompileOptions& options
     choices.insert(choices.begin(), chosen);
     std::mutex best_mutex;
     size_t best_index = 0;  // of equal ones the first: the same whoever is done first
-    for_each_in_parallel(choices.size() - 1, [&](size_t i) {
-      double ms = kAnyTime;
-      if (const std::lock_guard lock(best_mutex); best.feasible()) ms = best.plan().predicted.step_time_ms * kRounding;
-      Attempt other = flow.attempt(choices[i + 1], false, ms);
-      const std::lock_guard lock(best_mutex);
-      if (!(is_better(other, best) || (i + 1 < best_index && !is_better(best, other)))) return;
-      best = std::move(other);
-      best_index = i + 1;
-    });
+    for (size_t end = 1; end < choices.size() && (!best.feasible() || end <= best_index + kTriedAtOnce);) {
+      const size_t begin = end;
+      end = std::min(choices.size(), begin + kTriedAtOnce);
+      for_each_in_parallel(end - begin, [&](size_t i) {
+        const size_t index = begin + i;
+        double ms = kAnyTime;
+        if (const std::lock_guard lock(best_mutex); best.feasible())
+          ms = best.plan().predicted.step_time_ms * kRounding;
+        Attempt other = flow.attempt(choices[index], false, ms);
+        const std::lock_guard lock(best_mutex);
+        if (!(is_better(other, best) || (index < best_index && !is_better(best, other)))) return;
+        best = std::move(other);
+        best_index = index;
+      });
+    }
     chosen = choices[best_index];
     if (best.feasible() && !many && !options.workspace_total) {
       upgrade(best, flow, divide, options.policy);
@@ -160,7 +163,7 @@ Attempt search_sizes(const Network& network, const Device& device, const CostTab
   Flow flow(network, device, costs, options);
   Attempt best = search(network, flow, options, true);
   const bool asked = options.batch_sizes && *options.batch_sizes != BatchSizes::undivided;
-  if (options.exact || !options.kernels.empty() || (!divides(best) && !asked)) return best;
+  if (options.exact || !options.kernels.empty() || (!flow.has_divided() && !asked)) return best;
   auto consider = [&](Attempt other) {
     if (is_better(other, best)) best = std::move(other);
   };

@@ -19,6 +19,7 @@ namespace plimsoll {
 inline constexpr double kAnyTime = 1e300;  // ms of a step
 
 struct ValueTimeline;
+struct Descents;
 
 struct PolicyInput {
   const Graph& graph;
@@ -50,6 +51,10 @@ struct PolicyInput {
   // What make_timeline gives for this graph and route, these kernels and costs, where it is known: asked often, and slow.
   std::shared_ptr<const ValueTimeline> timeline = {};
 
+  // Of auto alone: gives the ways down from keeping everything that were found for this graph with other kernels, from
+  // whose points auto then starts. Empty: it goes down itself.
+  std::function<std::shared_ptr<const Descents>()> descents = {};
+
   // Nothing where no kernels are chosen: planning by shapes alone.
   KernelChoice kernel_of(OpId op) const { return op.index < std::ssize(kernels) ? kernels[op.index] : KernelChoice{}; }
 };
@@ -63,6 +68,9 @@ struct Policy {
   std::string_view options =
       {};  // "offload=checkpoints|conv|none recompute=...": what may follow the name, the default first
 };
+
+// The ways down that auto finds for inputs of the same graph with different kernels, whatever their budgets.
+std::shared_ptr<const Descents> find_descents(const std::vector<PolicyInput>& inputs);
 
 // baseline: every tensor its own memory. liveness: a tensor's bytes are free after its last reader. auto: the best
 // there is.

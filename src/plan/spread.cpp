@@ -60,6 +60,30 @@ class Spreader {
     return copy_ms(tiers_[move.tier], move.out ? Move::Direction::out : Move::Direction::in, {bytes});
   }
 
+  // The first step of [begin, end) where more than `most` bytes are alive, else end. Here planning spends much of its
+  // time: no branch but one for four steps.
+  int32_t first_above(int32_t begin, int32_t end, int64_t most) const {
+    const int64_t* live = schedule_.live.data();
+    while (begin + 4 <= end && !any_above(live + begin, most)) begin += 4;
+    while (begin < end && live[begin] <= most) ++begin;
+    return begin;
+  }
+  // The last such step, else begin - 1.
+  int32_t last_above(int32_t begin, int32_t end, int64_t most) const {
+    const int64_t* live = schedule_.live.data();
+    while (end - 4 >= begin && !any_above(live + end - 4, most)) end -= 4;
+    while (end > begin && live[end - 1] <= most) --end;
+    return end - 1;
+  }
+  static bool any_above(const int64_t* live, int64_t most) {
+    return ((live[0] > most) | (live[1] > most) | (live[2] > most) | (live[3] > most)) != 0;
+  }
+  void add(int32_t begin, int32_t end, int64_t bytes) {
+    int64_t* live = schedule_.live.data();
+#pragma omp simd
+    for (int32_t d = begin; d < end; ++d) live[d] += bytes;
+  }
+
   std::vector<int32_t> sorted(bool out) const {
     return moves_by_step(
         schedule_.moves, starts_.size() + 1, [&](const ScheduledMove& move) { return move.out == out; },
@@ -78,11 +102,9 @@ class Spreader {
       before = std::min(before, count());
       if (residence.next >= 0) before = std::min(before, schedule_.residences[residence.next].first);
       const int64_t bytes = bytes_of(move);
-      for (int32_t d = residence.last + 1; d < before; ++d) {
-        if (schedule_.live[d] + bytes > limit_) break;
-        schedule_.live[d] += bytes;
-        residence.last = d;
-      }
+      const int32_t begin = residence.last + 1;
+      residence.last = first_above(begin, std::max(begin, before), limit_ - bytes) - 1;
+      add(begin, residence.last + 1, bytes);
       move.before = residence.last + 1;
     }
   }
@@ -99,10 +121,9 @@ class Spreader {
       first = std::max(first, earliest_ == nullptr ? 0 : (*earliest_)[m]);
       if (residence.previous >= 0) first = std::max(first, schedule_.residences[residence.previous].last + 1);
       const int64_t bytes = bytes_of(move);
-      while (residence.first > first && schedule_.live[residence.first - 1] + bytes <= limit_) {
-        --residence.first;
-        schedule_.live[residence.first] += bytes;
-      }
+      const int32_t wanted = residence.first;
+      residence.first = last_above(std::min(first, wanted), wanted, limit_ - bytes) + 1;
+      add(residence.first, wanted, bytes);
       move.after = residence.first - 1;
       next_start[move.tier] = std::max(start, starts_[residence.first]);
       next_start[move.tier] = std::min(next_start[move.tier], starts_[move.before]);

@@ -4,7 +4,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "plan/bounds.h"
@@ -429,12 +431,14 @@ class Descent {
 class Ascent {
  public:
   Ascent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const std::vector<TradeoffPoint>& points,
-         bool within_room)
+         bool within_room, bool many_at_once)
       : timeline_(timeline),
         tiers_(tiers),
         points_(points),
         within_room_(within_room || tiers.size() > 1),
-        scheduler_(timeline) {
+        many_at_once_(many_at_once),
+        scheduler_(timeline),
+        least_ms_(points.size(), 0) {
     by_peak_.resize(points.size());
     for (size_t i = 0; i < points.size(); ++i) by_peak_[i] = i;
     std::stable_sort(by_peak_.begin(), by_peak_.end(),
@@ -459,6 +463,7 @@ class Ascent {
       if (fresh.size() > kPointsJudged) fresh.resize(kPointsJudged);
       for (size_t i : fresh) consider_point(i, limit);
       if (best_.ms == kNever) continue;
+      if (many_at_once_) fill(limit);
       improve(limit, tries);
       if (result.empty() || best_.ms < result.back().ms) result.push_back(best_);
     }
@@ -467,7 +472,8 @@ class Ascent {
 
  private:
   static constexpr double kNever = 1e300;
-  static constexpr size_t kPointsJudged = 6;  // of those below a limit
+  static constexpr size_t kPointsJudged = 6;                        // of those below a limit
+  static constexpr std::array<double, 3> kFilled = {1, 0.85, 0.7};  // of a limit
   static constexpr size_t kStepsKept = 4000;  // schedules of deeper networks are not kept: they are large
 
   // Whether these decisions are better within `limit` than the best so far; then they are the best.
@@ -493,6 +499,7 @@ class Ascent {
       consider(decisions, limit);
       return;
     }
+    if (least_ms_[i] >= best_.ms) return;
     auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const KeptSchedule& k) { return k.point == i; });
     if (kept == kept_.end()) {
       if (within_room_ && TierRoom(timeline_, tiers_, decisions).overfull()) return;
@@ -504,6 +511,10 @@ class Ascent {
       kept = std::prev(kept_.end());
       kept->point = i;
       scheduler_.run(decisions, kept->schedule);
+      schedule_ = kept->schedule;
+      spread_copies(timeline_, tiers_, INT64_MAX, schedule_);
+      least_ms_[i] = time_of(timeline_, tiers_, schedule_).total_ms;
+      if (least_ms_[i] >= best_.ms) return;
     } else {
       std::rotate(kept, kept + 1, kept_.end());
       kept = std::prev(kept_.end());
@@ -517,6 +528,70 @@ class Ascent {
     Choice choice = kKeep;
     double gain = 0;
   };
+
+  // A gap that is not kept, from one step to another.
+  struct Stretch {
+    int32_t gap, from, to;
+    int64_t bytes;
+    double gain;  // of keeping it: ms a byte
+  };
+  // Those that gain most first.
+  std::vector<Stretch> list_stretches(const Schedule& schedule) const {
+    const Decisions& decisions = best_.decisions;
+    const std::vector<int32_t> step_of = first_runs(schedule);
+    std::vector<Stretch> list;
+    for (size_t v = 0; v < timeline_.values.size(); ++v) {
+      const TimelineValue& value = timeline_.values[v];
+      if (value.bytes == 0) continue;
+      for (int32_t g = 0; g < static_cast<int32_t>(value.uses.size()); ++g) {
+        const Choice choice = decisions.gaps[value.first_gap + g];
+        if (choice == kKeep) continue;
+        double ms = value.recomputable ? timeline_.steps[value.producer].ms : 0;
+        if (decisions.home[v] >= 0) ms = one_copy_ms(decisions.home[v], Move::Direction::in, value);
+        if (choice >= kOffload) {
+          const int tier = choice - kOffload;
+          ms = one_copy_ms(tier, Move::Direction::out, value) + one_copy_ms(tier, Move::Direction::in, value);
+        }
+        const int32_t from = g == 0 ? (value.producer < 0 ? 0 : step_of[value.producer]) : step_of[value.uses[g - 1]];
+        list.push_back(
+            {value.first_gap + g, from, step_of[value.uses[g]], value.bytes, ms / static_cast<double>(value.bytes)});
+      }
+    }
+    std::ranges::stable_sort(list, std::greater(), &Stretch::gain);
+    return list;
+  }
+  double one_copy_ms(int tier, Move::Direction direction, const TimelineValue& value) const {
+    return copy_ms(tiers_[tier], direction, {value.copied_bytes});
+  }
+  // By step of the timeline: where it is scheduled the first time.
+  std::vector<int32_t> first_runs(const Schedule& schedule) const {
+    std::vector<int32_t> step_of(timeline_.steps.size(), 0);
+    for (int32_t d = 0; d < static_cast<int32_t>(schedule.steps.size()); ++d) {
+      if (!schedule.steps[d].recompute) step_of[schedule.steps[d].step] = d;
+    }
+    return step_of;
+  }
+
+  // Keeps what costs most for its bytes, all at once, as far as there is room: single changes that gain nothing, where an
+  // engine is busy with other copies, gain together. The copies that are left may want some of the room.
+  void fill(int64_t limit) {
+    scheduler_.run(best_.decisions, schedule_);  // copies not spread
+    const std::vector<Stretch> stretches = list_stretches(schedule_);
+    const std::vector<int64_t> live = live_of_first_runs(schedule_);
+    for (double share : kFilled) {
+      const int64_t most = static_cast<int64_t>(share * static_cast<double>(limit));
+      std::vector<int64_t> filled = live;
+      Decisions trial = best_.decisions;
+      for (const Stretch& stretch : stretches) {
+        const std::span<int64_t> between(filled.data() + stretch.from + 1,
+                                         filled.data() + std::max(stretch.to, stretch.from + 1));
+        if (!between.empty() && *std::ranges::max_element(between) + stretch.bytes > most) continue;
+        for (int64_t& bytes : between) bytes += stretch.bytes;
+        trial.gaps[stretch.gap] = kKeep;
+      }
+      if (trial != best_.decisions && consider(trial, limit)) return;
+    }
+  }
 
   void improve(int64_t limit, int tries) {
     for (int round = 0; round < 3 && tries > 0; ++round) {
@@ -537,22 +612,17 @@ class Ascent {
   }
 
   // By step; of what runs again, that is left out.
-  std::vector<int64_t> live_of_first_runs() const {
-    std::vector<int64_t> live = best_schedule_.live;
+  static std::vector<int64_t> live_of_first_runs(const Schedule& schedule) {
+    std::vector<int64_t> live = schedule.live;
     for (size_t d = 0; d < live.size(); ++d) {
-      if (best_schedule_.steps[d].recompute) live[d] = 0;
+      if (schedule.steps[d].recompute) live[d] = 0;
     }
     return live;
   }
 
   std::vector<Toggle> list_toggles(int64_t limit) {
-    std::vector<int32_t> step_of(timeline_.steps.size(), 0);
-    std::vector<double> start(best_schedule_.steps.size() + 1, 0);
-    for (int32_t d = 0; d < static_cast<int32_t>(best_schedule_.steps.size()); ++d) {
-      if (!best_schedule_.steps[d].recompute) step_of[best_schedule_.steps[d].step] = d;
-      start[d + 1] = start[d] + timeline_.steps[best_schedule_.steps[d].step].ms;
-    }
-    const RangeMaximum live(live_of_first_runs());
+    const std::vector<int32_t> step_of = first_runs(best_schedule_);
+    const RangeMaximum live(live_of_first_runs(best_schedule_));
     std::vector<Toggle> list;
     for (size_t v = 0; v < timeline_.values.size(); ++v) {
       const TimelineValue& value = timeline_.values[v];
@@ -594,7 +664,7 @@ class Ascent {
   const ValueTimeline& timeline_;
   const std::vector<TierInfo>& tiers_;
   const std::vector<TradeoffPoint>& points_;
-  const bool within_room_;
+  const bool within_room_, many_at_once_;
   Scheduler scheduler_;
   Schedule schedule_, best_schedule_;
   struct KeptSchedule {
@@ -602,6 +672,7 @@ class Ascent {
     Schedule schedule;  // copies not spread
   };
   std::vector<KeptSchedule> kept_;  // of points, the last asked for last
+  std::vector<double> least_ms_;    // by point: with room for all copies; 0: not known yet
   std::vector<size_t> by_peak_;
   LimitedPoint best_{{}, 0, kNever};
 };
@@ -634,8 +705,8 @@ int64_t TierRoom::slot_bytes(int64_t bytes) { return align_up(Bytes{bytes}, kSlo
 
 std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits,
-                                           int tries, bool within_room) {
-  return Ascent(timeline, tiers, points, within_room).run(limits, tries);
+                                           int tries, bool within_room, bool many_at_once) {
+  return Ascent(timeline, tiers, points, within_room, many_at_once).run(limits, tries);
 }
 
 std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,

@@ -24,6 +24,11 @@ struct TradeoffPoint {
   bool copies = false;  // whether anything is copied out or in
 };
 
+// The decisions of points, without what they need and cost: that depends on kernels.
+struct Descents {
+  std::vector<Decisions> in_place, others;  // in_place: what uses no tier
+};
+
 // What the tiers have left beside these decisions. A slot is counted as if it were its value's own for the whole step.
 class TierRoom {
  public:
@@ -52,10 +57,10 @@ struct LimitedPoint {
   double ms = 0;
 };
 // Walks up again over `limits` (ascending): at each, the best of the points that fit is improved by single changes, at
-// most `tries` of them, starting from what was found for the limit below. So times only fall along the result, and what
-// is found for a limit does not depend on those above it.
+// most `tries` of them, starting from what was found for the limit below; with `many_at_once` the room is filled first.
+// So times only fall along the result, and what is found for a limit does not depend on those above it.
 std::vector<LimitedPoint> improve_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,
                                            const std::vector<TradeoffPoint>& points, const std::vector<int64_t>& limits,
-                                           int tries, bool within_room = false);
+                                           int tries, bool within_room, bool many_at_once);
 
 }  // namespace plimsoll

@@ -2,6 +2,7 @@
 // chooses the fastest point that fits. So more memory is never predicted slower. What any other policy offers for this
 // budget is judged beside it.
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <optional>
 #include <set>
@@ -24,7 +25,8 @@ constexpr int kLongestChain = 6;        // steps that run again for one value
 constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find those that waste least between offsets
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
-constexpr double kMostComputed = 3;     // times that of a step where nothing runs again, where a plan is known to fit
+constexpr double kLessForOffsets = 0.985;
+constexpr double kMostComputed = 3;  // times that of a step where nothing runs again, where a plan is known to fit
 
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
 bool may_be_faster(double bound_ms, double ms) { return bound_ms < kAnyTime && bound_ms * kRounding < ms; }
@@ -44,18 +46,29 @@ class AutoPlanner {
       for (const Extreme& extreme : extremes()) add_extreme(extreme);
     }
     // The curve supposes tiers without end; and what is planned where there is no tier: a tier more is never slower.
-    std::vector<Ascent> ascents{{points_, input_.device.tiers, false}};
-    if (may_be_faster(least_ms_in_place(), input_.faster_than_ms)) ascents.push_back({in_place_, {}, false});
+    std::vector<Ascent> ascents;
+    const auto ascend = [&](const std::vector<TradeoffPoint>& points, const std::vector<TierInfo>& tiers,
+                            bool within_room) {
+      for (bool many_at_once : {false, true}) ascents.push_back({points, tiers, within_room, many_at_once});
+    };
+    ascend(points_, input_.device.tiers, false);
+    if (may_be_faster(least_ms_in_place(), input_.faster_than_ms)) ascend(in_place_, {}, false);
     if (points_with_room().size() < points_.size()) {
       // What surely fits the tiers may be faster than the rest of the curve.
       if (!input_.first_that_fits) find_points_within_room();
-      ascents.push_back({points_with_room(), input_.device.tiers, true});
+      ascend(points_with_room(), input_.device.tiers, true);
     }
-    std::vector<Found> found(ascents.size());
-    for_each_in_parallel(ascents.size(), [&](size_t i) { found[i] = fastest_of(ascents[i]); });
-    const auto best =
-        std::min_element(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.ms < b.ms; });
-    return best->plan ? PlanOrInfeasible(*std::move(best->plan)) : smallest(input_);
+    if (std::optional<Plan> plan = fastest_of(ascents)) return *std::move(plan);
+    return smallest(input_);
+  }
+
+  // The ways down, for whatever budget.
+  Descents descents() {
+    const size_t in_place = descend();
+    Descents found;
+    for (size_t i = 0; i < points_.size(); ++i)
+      (i < in_place ? found.in_place : found.others).push_back(std::move(points_[i].decisions));
+    return found;
   }
 
   // A bound of the time within the budget where no tier is used.
@@ -105,10 +118,6 @@ class AutoPlanner {
   }
 
  private:
-  struct Found {
-    std::optional<Plan> plan;
-    double ms = 1e300;
-  };
   // Of `some` points, of those with peaks below `bound`, and of what these improve to: what may need less than `below`, by
   // the arena that it needs when placed roughly, the least first.
   std::vector<TradeoffPoint> placed_roughly(std::vector<TradeoffPoint> some, std::vector<TradeoffPoint> points,
@@ -122,7 +131,8 @@ class AutoPlanner {
     std::vector<int64_t> peaks;
     for (const TradeoffPoint& point : some) peaks.push_back(point.peak);
     std::sort(peaks.begin(), peaks.end());
-    for (LimitedPoint& point : improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room))
+    for (LimitedPoint& point :
+         improve_tradeoff(timeline_, input_.device.tiers, points, peaks, tries(), within_room, false))
       some.push_back({std::move(point.decisions), point.limit, point.ms, true});
     return least_when_placed_roughly(std::move(some), below);
   }
@@ -176,20 +186,36 @@ class AutoPlanner {
     std::vector<TradeoffPoint> points;
     std::vector<TierInfo> tiers;
     bool within_room;
+    bool many_at_once;
   };
-  // The fastest plan that it leads to.
-  Found fastest_of(const Ascent& ascent) const {
-    if (ascent.points.empty()) return {};
-    const std::vector<LimitedPoint> found =
-        improve_tradeoff(timeline_, ascent.tiers, ascent.points, limits(ascent.points), tries(), ascent.within_room);
-    // The fastest last; one that does not fit in the end (its offsets need more than its bytes) gives way to the one
-    // before.
-    for (size_t i = found.size(); i-- > 0;) {
-      if (found[i].ms * kRounding >= input_.faster_than_ms) break;
-      Plan plan = make(found[i].decisions, found[i].limit);
-      if (plan.arena <= input_.budget && fits_tiers(plan)) return {std::move(plan), found[i].ms};
+  // The fastest plan that they lead to.
+  std::optional<Plan> fastest_of(const std::vector<Ascent>& ascents) const {
+    std::vector<std::vector<LimitedPoint>> found(ascents.size());
+    for_each_in_parallel(ascents.size(), [&](size_t i) {
+      const Ascent& a = ascents[i];
+      if (!a.points.empty())
+        found[i] =
+            improve_tradeoff(timeline_, a.tiers, a.points, limits(a.points), tries(), a.within_room, a.many_at_once);
+    });
+    std::vector<std::pair<const LimitedPoint*, size_t>> points;  // and of which ascent
+    for (size_t a = 0; a < found.size(); ++a) {
+      for (const LimitedPoint& point : found[a]) points.emplace_back(&point, a);
     }
-    return {};
+    std::ranges::stable_sort(points, [](const auto& a, const auto& b) { return a.first->ms < b.first->ms; });
+    // One that does not fit in the end (its offsets need more than its bytes) gives way to the next. The more have not,
+    // the more room the next of its ascent must leave.
+    std::vector<double> most(ascents.size(), static_cast<double>(input_.budget.count));
+    for (const auto& [point, ascent] : points) {
+      if (point->ms * kRounding >= input_.faster_than_ms) break;
+      if (static_cast<double>(point->limit) > most[ascent]) continue;
+      Plan plan = make(point->decisions, point->limit);
+      if (plan.arena > input_.budget) {
+        most[ascent] *= kLessForOffsets;
+      } else if (fits_tiers(plan)) {
+        return plan;
+      }
+    }
+    return std::nullopt;
   }
 
   std::vector<TradeoffPoint> points_with_room() const {
@@ -201,6 +227,14 @@ class AutoPlanner {
   }
 
   void find_points() {
+    const size_t in_place = input_.descents ? take_points(*input_.descents()) : descend();
+    if (input_.device.tiers.empty()) return;
+    if (input_.state_homes.empty())
+      in_place_.assign(points_.begin(), points_.begin() + static_cast<std::ptrdiff_t>(in_place));
+    for (const Extreme& extreme : extremes()) add_extreme(extreme);
+  }
+  // Adds the points of ways down, those in place first; returns their number.
+  size_t descend() {
     TradeoffOptions options{.tiers = std::vector<bool>(input_.device.tiers.size(), false),
                             .states_may_move = input_.state_homes.empty()};
     if (input_.first_that_fits) options.effort = 3'000'000;
@@ -212,11 +246,31 @@ class AutoPlanner {
       options.recompute = false;
       descents.push_back(options);
     }
-    const size_t in_place = add_descents(descents);
-    if (input_.device.tiers.empty()) return;
-    if (input_.state_homes.empty())
-      in_place_.assign(points_.begin(), points_.begin() + static_cast<std::ptrdiff_t>(in_place));
-    for (const Extreme& extreme : extremes()) add_extreme(extreme);
+    return add_descents(descents);
+  }
+  // The same, of ways that are known.
+  size_t take_points(const Descents& descents) {
+    const std::array<const std::vector<Decisions>*, 2> lists{&descents.in_place, &descents.others};
+    std::array<std::vector<TradeoffPoint>, 2> points;
+    for_each_in_parallel(lists.size(), [&](size_t i) {
+      Scheduler scheduler(timeline_);
+      Schedule schedule;
+      for (const Decisions& decisions : *lists[i]) {
+        if (std::optional<TradeoffPoint> point = point_of(decisions, scheduler, schedule))
+          points[i].push_back(*std::move(point));
+      }
+    });
+    for (const std::vector<TradeoffPoint>& some : points) points_.insert(points_.end(), some.begin(), some.end());
+    return points[0].size();
+  }
+  // Nothing where something cannot be had again.
+  std::optional<TradeoffPoint> point_of(const Decisions& decisions, Scheduler& scheduler, Schedule& schedule) const {
+    scheduler.run(decisions, schedule);
+    if (schedule.unrecoverable >= 0) return std::nullopt;
+    const int64_t peak = schedule.peak;
+    spread_copies(timeline_, input_.device.tiers, peak, schedule);
+    const double ms = time_of(timeline_, input_.device.tiers, schedule).total_ms;
+    return TradeoffPoint{decisions, peak, ms, !schedule.moves.empty()};
   }
   void find_points_within_room() {
     TradeoffOptions options{.tiers = {}, .within_room = true, .states_may_move = input_.state_homes.empty()};
@@ -330,12 +384,8 @@ class AutoPlanner {
   }
 
   void add_extreme(const Extreme& extreme) {
-    Decisions decisions = everything_out(extreme);
-    scheduler_.run(decisions, schedule_);
-    if (schedule_.unrecoverable >= 0) return;
-    const int64_t peak = schedule_.peak;
-    spread_copies(timeline_, input_.device.tiers, peak, schedule_);
-    points_.push_back({std::move(decisions), peak, time_of(timeline_, input_.device.tiers, schedule_).total_ms, true});
+    if (std::optional<TradeoffPoint> point = point_of(everything_out(extreme), scheduler_, schedule_))
+      points_.push_back(*std::move(point));
   }
 
   // A fixed ladder and the peaks of the points on it, the same for every budget; it ends at the budget.
@@ -427,6 +477,17 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
 }
 
 }  // namespace
+
+std::shared_ptr<const Descents> find_descents(const std::vector<PolicyInput>& inputs) {
+  std::vector<Descents> found(inputs.size());
+  for_each_in_parallel(inputs.size(), [&](size_t i) { found[i] = AutoPlanner(inputs[i]).descents(); });
+  auto all = std::make_shared<Descents>();
+  for (Descents& some : found) {
+    std::ranges::move(some.in_place, std::back_inserter(all->in_place));
+    std::ranges::move(some.others, std::back_inserter(all->others));
+  }
+  return all;
+}
 
 PlanOrInfeasible plan_auto(const PolicyInput& input) {
   if (input.least_memory) return plan_least(input);
