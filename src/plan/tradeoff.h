@@ -55,6 +55,7 @@ struct LimitedPoint {
   Decisions decisions;
   int64_t limit = 0;
   double ms = 0;
+  friend bool operator==(const LimitedPoint&, const LimitedPoint&) = default;
 };
 // Walks up again over `limits` (ascending): at each, the best of the points that fit is improved by single changes, at
 // most `tries` of them, starting from what was found for the limit below; with `many_at_once` the room is filled first.

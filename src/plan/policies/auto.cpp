@@ -3,6 +3,7 @@
 // budget is judged beside it.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <set>
@@ -202,17 +203,32 @@ class AutoPlanner {
       for (const LimitedPoint& point : found[a]) points.emplace_back(&point, a);
     }
     std::ranges::stable_sort(points, [](const auto& a, const auto& b) { return a.first->ms < b.first->ms; });
-    // One that does not fit in the end (its offsets need more than its bytes) gives way to the next. The more have not,
+    // One that does not fit in the end (its offsets need more than its bytes) gives way to the next. The more it lacked,
     // the more room the next of its ascent must leave.
-    std::vector<double> most(ascents.size(), static_cast<double>(input_.budget.count));
-    for (const auto& [point, ascent] : points) {
-      if (point->ms * kRounding >= input_.faster_than_ms) break;
-      if (static_cast<double>(point->limit) > most[ascent]) continue;
-      Plan plan = make(point->decisions, point->limit);
-      if (plan.arena > input_.budget) {
-        most[ascent] *= kLessForOffsets;
-      } else if (fits_tiers(plan)) {
-        return plan;
+    const double budget = static_cast<double>(input_.budget.count);
+    std::vector<double> most(ascents.size(), budget);
+    const LimitedPoint* last = nullptr;
+    for (size_t next = 0, at_once = 1; next < points.size(); at_once = 2) {
+      std::vector<std::pair<const LimitedPoint*, size_t>> tried;
+      for (; next < points.size() && tried.size() < at_once; ++next) {
+        const auto& [point, ascent] = points[next];
+        if (point->ms * kRounding >= input_.faster_than_ms) break;
+        if (static_cast<double>(point->limit) > most[ascent]) continue;
+        if (last != nullptr && *last == *point) continue;  // of another ascent
+        tried.push_back(points[next]);
+        last = point;
+      }
+      if (tried.empty()) break;
+      std::vector<std::optional<Plan>> plans(tried.size());
+      for_each_in_parallel(plans.size(),
+                           [&](size_t i) { plans[i] = make(tried[i].first->decisions, tried[i].first->limit); });
+      for (size_t i = 0; i < plans.size(); ++i) {
+        const Bytes arena = plans[i]->arena;
+        if (arena > input_.budget) {
+          most[tried[i].second] *= std::min(kLessForOffsets, std::pow(budget / static_cast<double>(arena.count), 0.25));
+        } else if (fits_tiers(*plans[i])) {
+          return std::move(plans[i]);
+        }
       }
     }
     return std::nullopt;
