@@ -477,6 +477,28 @@ def planning(o, model, batch, memory, host):
              "spread_ms": max(times) - min(times), "command_seconds": statistics.median(wall)}]
 
 
+@part("planning-tight", 4, [("plan", model, 16, "") for model in ("alexnet", "vgg16", "vgg19", "resnet18", "resnet34", "resnet50", "resnet152",
+                                                                  "densenet121", "densenet201", "inception3", "inception4")]
+      + [("max", "resnet50", None, ""), ("max", "resnet152", None, ""), ("max", "densenet201", None, ""), ("max", "inception4", None, "400GiB")],
+      [("plan", "resnet20", 16, "")])
+def planning_tight(o, command, model, batch, host):
+    """Time of whole commands on a simulated k40c: `plan` in shares of what liveness takes, and `max`."""
+    def timed(*arguments):
+        begun = time.monotonic()
+        result = plimsoll(*arguments)
+        return time.monotonic() - begun, result[0] if result else None
+    if command == "max":
+        seconds, found = timed("max", model, "--device", "k40c", *(("--host-memory", host) if host else ()))
+        return [{"command": "max", "model": model, "host_memory": host, "seconds": seconds, "batch": found["batch"]}]
+    liveness = plimsoll("plan", model, "--batch", batch, "--device", "k40c", "--policy", "liveness")[0]["peak_bytes"]
+    rows = []
+    for percent in (15, 30, 50):
+        seconds, plan = timed("plan", model, "--batch", batch, "--device", "k40c", "--memory", liveness * percent // 100)
+        rows.append({"command": "plan", "model": model, "batch": batch, "percent": percent, "seconds": seconds, "feasible": plan["feasible"],
+                     "minimum_bytes": plan["minimum_bytes"], "step_time_ms": plan.get("step_time_ms"), "everything_ms": plan.get("keeping_everything_ms")})
+    return rows
+
+
 @part("exactness", 2, [("resnet20", 32, "digits"), ("lenet", 64, "digits"), ("resnet18", 8, "synthetic"),
                        ("densenet:depth=40,growth=12", 8, "synthetic")], [("lenet", 32, "digits")])
 def exactness(o, model, batch, data):

@@ -241,6 +241,23 @@ def planning(r):
             + table(("network", "batch", "memory", "steps", "plan s", "spread s", "whole command s"), rows))
 
 
+@section("planning-tight", "Planning time in little memory")
+def planning_tight(r):
+    plans, largest = [], []
+    ages = Ages(r)
+    for x in r.rows():
+        if x["command"] == "max":
+            first = (f"{x['model']}{ages.mark(x['run'])}",)
+            largest.append((first[0], x["host_memory"] or "all there is", x["batch"], f"{x['seconds']:.1f}"))
+            continue
+        slower = f"{x['step_time_ms'] / x['everything_ms']:.2f}x" if x["feasible"] and x["everything_ms"] else "does not fit"
+        plans.append((*named([x], ages)[0][1], f"{x['percent']} %", f"{x['minimum_bytes'] / MIB:.1f}", slower, f"{x['seconds']:.1f}"))
+    return ("The whole command for a simulated k40c, in shares of what liveness takes, with the least memory that would do and the predicted step "
+            "beside that which keeps everything; one run each.\n\n"
+            + table(("network", "batch", "memory", "least MiB", "step", "seconds"), plans)
+            + "\n\n`plimsoll max`, from batch 1 on:\n\n" + table(("network", "host memory", "batch", "seconds"), largest))
+
+
 @section("exactness", "The same bits")
 def exactness(r):
     rows = []
