@@ -129,7 +129,7 @@ def build(target):
     else:
         command = (f"plimsoll_root={shlex.quote(str(ROOT))}; . \"$plimsoll_root/scripts/common.sh\"; "
                    f"plimsoll_build {shlex.quote(str(folder))} {target} "
-                   "-DCMAKE_BUILD_TYPE=Release -DPLIMSOLL_TESTS=OFF -DPLIMSOLL_BENCH=ON -DPLIMSOLL_EXAMPLES=OFF")
+                   "-DCMAKE_BUILD_TYPE=Release -DPLIMSOLL_TESTS=OFF -DPLIMSOLL_BENCH=ON -DPLIMSOLL_EXAMPLES=OFF -DPLIMSOLL_NATIVE=ON")
     if subprocess.run(["sh", "-eu", "-c", command]).returncode != 0:
         raise RuntimeError(f"{target} cannot be built in {folder}")
     return folder
