@@ -412,7 +412,10 @@ class AutoPlanner {
       least = std::min(least, point.peak);
       most = std::max(most, point.peak);
     }
-    const double ratio = timeline_.steps.size() > 4000 ? 1.25 : timeline_.steps.size() > 1500 ? 1.06 : 1.025;
+    const double ratio = timeline_.steps.size() > 4000   ? 1.25
+                         : timeline_.steps.size() > 1500 ? 1.06
+                         : timeline_.steps.size() > 1000 ? 1.035
+                                                         : 1.025;
     for (double limit = static_cast<double>(least); limit < static_cast<double>(most) * ratio; limit *= ratio) {
       limits.insert(static_cast<int64_t>(limit));
     }
