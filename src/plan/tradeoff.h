@@ -29,22 +29,6 @@ struct Descents {
   std::vector<Decisions> in_place, others;  // in_place: what uses no tier
 };
 
-// What the tiers have left beside these decisions. A slot is counted as if it were its value's own for the whole step.
-class TierRoom {
- public:
-  TierRoom(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& decisions);
-  bool has(int8_t tier, int64_t bytes) const { return slot_bytes(bytes) <= left_[tier]; }
-  void take(int8_t tier, int64_t bytes) { left_[tier] -= slot_bytes(bytes); }
-  // The first tier that has room; the largest when none has.
-  int8_t first(int64_t bytes) const;
-  bool overfull() const;
-
- private:
-  static int64_t slot_bytes(int64_t bytes);
-  std::vector<int64_t> left_;
-  int8_t largest_ = 0;
-};
-
 // Walks down from `start`: among all gaps that lie across the steps with the most bytes alive, lets go the one that
 // costs the least time for the bytes that it frees, and so on until nothing more can be let go.
 std::vector<TradeoffPoint> find_tradeoff(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers,

@@ -15,18 +15,6 @@ CoreOptions cores_of(const TrainOptions& options) {
   return core_options(options.device, {.threads = options.threads, .intra_op = options.intra_op}, options.exact);
 }
 
-CompileOptions compile_options_of(const TrainOptions& options, const Session& session, Bytes memory) {
-  return {.memory = memory,
-          .policy = options.policy,
-          .placement = options.placement,
-          .tiers = session.tiers,
-          .optimizer = options.optimizer,
-          .exact = options.exact,
-          .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
-          .workspace_total = options.workspace_total,
-          .batch_sizes = options.batch_sizes};
-}
-
 void check_options(const TrainOptions& options) {
   check_choices(options.policy, options.placement);
   if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, options.memory.has_value());

@@ -173,6 +173,18 @@ TierOptions tiers_of(const TrainOptions& options) {
           .peer_size = options.peer_size};
 }
 
+CompileOptions compile_options_of(const TrainOptions& options, const Session& session, Bytes memory) {
+  return {.memory = memory,
+          .policy = options.policy,
+          .placement = options.placement,
+          .tiers = session.tiers,
+          .optimizer = options.optimizer,
+          .exact = options.exact,
+          .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
+          .workspace_total = options.workspace_total,
+          .batch_sizes = options.batch_sizes};
+}
+
 Session open_session(std::string_view name, int threads, const TierOptions& tiers, Bytes room) {
   Session session;
   open_device_and_costs(session, name, threads, room);

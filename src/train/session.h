@@ -31,6 +31,8 @@ struct Session {
 };
 
 TierOptions tiers_of(const TrainOptions& options);
+// What the options ask for, in `memory` of the arena.
+CompileOptions compile_options_of(const TrainOptions& options, const Session& session, Bytes memory);
 
 // Opens the device and its database; probes the machine's speed, and that of the tiers which the user gives, when the
 // database does not know it. `room`: the memory there is for that. What was found in less than kProbeRoom holds for this

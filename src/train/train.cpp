@@ -133,15 +133,7 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
 CompileOptions compile_options(const TrainOptions& options, Bytes budget, const Beginning& beginning,
                                const Session& session, const std::function<void(const std::string&)>& notice) {
   const DeviceInfo& device = session.device->info();
-  CompileOptions compile{.memory = budget,
-                         .policy = options.policy,
-                         .placement = options.placement,
-                         .tiers = session.tiers,
-                         .optimizer = options.optimizer,
-                         .exact = options.exact,
-                         .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
-                         .workspace_total = options.workspace_total,
-                         .batch_sizes = options.batch_sizes};
+  CompileOptions compile = compile_options_of(options, session, budget);
   if (beginning.plan) pin(compile, *beginning.plan, options, device);
   if (!beginning.checkpoint) return compile;
   const TrainingState& saved = beginning.checkpoint->state();

@@ -15,6 +15,7 @@
 #include "plan/make_plan.h"
 #include "plan/policies/policies.h"
 #include "plan/simulate.h"
+#include "plan/tier_room.h"
 #include "plan/tradeoff.h"
 
 namespace plimsoll {

@@ -7,6 +7,9 @@ namespace plimsoll::cuda {
 
 enum class RecurrentCell : int32_t { lstm, gru, tanh, relu };
 
+PLIMSOLL_BODY int64_t gates_of(RecurrentCell cell) {
+  return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;
+}
 PLIMSOLL_BODY float gate_of(float v) { return 1 / (1 + expf(-v)); }
 
 struct RecurrentStep {
@@ -24,7 +27,7 @@ struct RecurrentStep {
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division at = divide(i, width);
     const int64_t j = at.remainder;
-    const int64_t gates = cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;
+    const int64_t gates = gates_of(cell);
     float g[4] = {}, of_state[4] = {};
     for (int64_t k = 0; k < gates; ++k) {
       const int64_t from = (at.quotient * gates + k) * width + j;
@@ -75,7 +78,7 @@ struct RecurrentStepBackward {
   PLIMSOLL_BODY void run(int64_t i) const {
     const Division at = divide(i, width);
     const int64_t j = at.remainder;
-    const int64_t gates = cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;
+    const int64_t gates = gates_of(cell);
     const int64_t to = at.quotient * gates * width + j;
     const float* const gate = kept + at.quotient * 4 * width + j;
     const float d = dh[i] + dy[i];
