@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <span>
 
 #include "device/cpu/dnnl.h"
 #include "device/cpu/kernels.h"
@@ -20,20 +21,27 @@
 namespace plimsoll::cpu {
 namespace {
 
-constexpr std::vector<NamedFactory> (*kFactories[])() = {dnnl_convolution_kernels, dnnl_fully_connected_kernels,
-                                                         dnnl_matmul_kernels,      dnnl_pool_kernels,
-                                                         reorder_kernels,          own_kernels};
+constexpr std::string_view kOwn = "own";
+constexpr std::vector<NamedFactory> (*kFactories[])() = {
+    own_kernels,         dnnl_convolution_kernels, dnnl_fully_connected_kernels,
+    dnnl_matmul_kernels, dnnl_pool_kernels,        reorder_kernels};
 
-const KernelFactory* find_factory(std::string_view op_type) {
-  static const std::map<std::string_view, KernelFactory> factories = [] {
-    std::map<std::string_view, KernelFactory> result;
+// Ours before oneDNN's.
+std::span<const KernelFactory> find_factories(std::string_view op_type) {
+  static const std::map<std::string_view, std::vector<KernelFactory>> factories = [] {
+    std::map<std::string_view, std::vector<KernelFactory>> result;
     for (auto list : kFactories) {
-      for (const NamedFactory& factory : list()) result.insert(factory);
+      for (const auto& [type, factory] : list()) result[type].push_back(factory);
     }
     return result;
   }();
-  auto it = factories.find(op_type);
-  return it == factories.end() ? nullptr : &it->second;
+  const auto it = factories.find(op_type);
+  if (it == factories.end()) return {};
+  return it->second;
+}
+// Of those, the one that has a kernel of this name.
+const KernelFactory& factory_of(std::span<const KernelFactory> factories, std::string_view kernel) {
+  return kernel == kOwn ? factories.front() : factories.back();
 }
 
 // The workspace of one of our own kernels, which only the kernel itself knows: the most over the layouts that may stand
@@ -133,23 +141,24 @@ class CpuDevice final : public Device {
 
   std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const override {
     if (op.type->is_view) return {make_spec(op, "", {})};
-    const KernelFactory* factory = find_factory(op.type->name);
-    if (factory != nullptr) {
-      std::vector<KernelSpec> specs = factory->specs(graph, op, family, info_.threads);
-      for (KernelSpec& spec : specs) {
-        if (spec.name == "own") spec.workspace = own_workspace(graph, op, spec, *factory, info_.threads);
+    const std::span<const KernelFactory> factories = find_factories(op.type->name);
+    if (factories.empty()) return reference(op).kernels(graph, op, LayoutFamily::plain);
+    std::vector<KernelSpec> specs;
+    for (const KernelFactory& factory : factories) {
+      for (KernelSpec& spec : factory.specs(graph, op, family, info_.threads)) {
+        if (spec.name == kOwn) spec.workspace = own_workspace(graph, op, spec, factory, info_.threads);
+        specs.push_back(std::move(spec));
       }
-      return specs;
     }
-    return reference(op).kernels(graph, op, LayoutFamily::plain);
+    return specs;
   }
 
   std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                       int threads) const override {
     if (op.type->is_view) return std::make_unique<NoKernel>();
-    const KernelFactory* factory = find_factory(op.type->name);
-    if (factory != nullptr) return factory->make(graph, op, kernel, threads > 0 ? threads : info_.threads);
-    return reference(op).make_kernel(graph, op, kernel);
+    const std::span<const KernelFactory> factories = find_factories(op.type->name);
+    if (factories.empty()) return reference(op).make_kernel(graph, op, kernel);
+    return factory_of(factories, kernel).make(graph, op, kernel, threads > 0 ? threads : info_.threads);
   }
 
   std::unique_ptr<Arena> take_arena(Bytes bytes) const override {

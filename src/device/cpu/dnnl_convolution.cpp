@@ -186,6 +186,8 @@ KernelEstimate estimate(const Graph& graph, const Op& op, const Convolution& c, 
   if (winograd) return {.efficiency = winograd_efficiency(graph, op, c)};
   const bool weights = c.pass == Pass::backward_weights;
   if (one.is_gemm()) return {.efficiency = weights ? 0.4 : 0.5};
+  const Shape& w = tensor_at(graph, op, c.weights).shape;
+  if (weights && c.grouped && w[1] == 1 && w[2] == 1) return {.efficiency = 0.02};  // depthwise
   return {.efficiency = weights ? 0.8 : 0.9};
 }
 

@@ -30,6 +30,7 @@ std::vector<NamedFactory> own_kernels();
 std::vector<NamedFactory> attention_kernels();
 std::vector<NamedFactory> batch_norm_kernels();
 std::vector<NamedFactory> cumulative_sum_kernels();
+std::vector<NamedFactory> depthwise_kernels();    // ConvBackwardWeights, beside oneDNN's
 std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Constant
 std::vector<NamedFactory> lrn_kernels();
 std::vector<NamedFactory> concat_kernels();  // Concat, Slice
