@@ -56,6 +56,7 @@ class Captured:
     tied: dict[str, str]
     fixed_batch: list[str] = field(default_factory=list)
     batch_leaf: int = 0  # the tensor of the batch whose first size is the batch's
+    fallback: bool = False  # whether PyTorch computes what has no converter
 
     def __post_init__(self) -> None:
         constants = {i for i, place in enumerate(self.division.places) if place == Place.CONSTANT}
@@ -118,6 +119,7 @@ def capture(
     training: bool = True,
     any_batch: bool = True,
     name: str = "",
+    fallback: bool = False,
 ) -> Captured:
     """Captures a training step of a model.
 
@@ -126,7 +128,8 @@ def capture(
     batch)`` says how the model takes a batch where ``default_call`` would not do. ``outputs(output)`` picks what is to be
     read after a step, for metrics; what is picked stays in memory until the step's end.
 
-    With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any.
+    With ``any_batch`` the model is captured at a second batch size as well, so that the network can be used at any. With
+    ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
     if example is None:
@@ -150,7 +153,7 @@ def capture(
 
     def divided(first: Program, second: Optional[Program]) -> Captured:
         division = divide(first, second, buffers)
-        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, fixed, sized[0])
+        return Captured(title, training, first, second, division, inputs, parameters, buffers, tied, fixed, sized[0], fallback)
 
     with mode(model, training):
         first = export_program(step, tensors, batch, names)

@@ -24,6 +24,7 @@ from .aten import CONVERTERS, Refusal, arguments
 from .capture import Captured
 from .divide import Place, has_values
 from .errors import Unsupported, UnsupportedOp
+from .fallback import in_regions, write_region
 from .program import Program, module_path, source_line
 from .writer import DTYPES, Document, Writer, sizes_of
 
@@ -33,29 +34,57 @@ FORMAT, VERSION = "plimsoll network", 1
 
 
 def write(captured: Captured, program: Program) -> Writer:
-    """Converts every node that the loss needs. Raises ``Unsupported`` with all that cannot be."""
-    writer = Writer(captured, program)
-    refused: list[UnsupportedOp] = []
-    for i in captured.division.network:
-        node = program.nodes[i]
-        if node.op == "placeholder":
-            continue
-        if node.op == "call_function" and node.target is operator.getitem:
-            writer.values[i] = writer.values[program.index[node.args[0]]][node.args[1]]
-            continue
-        writer.enter(node)
-        try:
-            writer.values[i] = _convert_node(writer, node)
-        except Refusal as refusal:
-            refused.append(UnsupportedOp(str(node.target), module_path(node), source_line(node), str(refusal)))
-            writer.values[i] = _stand_in(writer, node)
-    refused += _refused_updates(writer)
-    if refused:
-        raise Unsupported(refused)
+    """Converts every node that the loss needs; what cannot be is left to PyTorch where ``captured.fallback`` says so.
+    Raises ``Unsupported`` with all that is left."""
+    writer, refused = _attempt(Writer(captured, program), {})
+    if refused and captured.fallback:
+        writer, refused = _attempt(Writer(captured, program), refused)
+    told = [
+        UnsupportedOp(str(node.target), module_path(node), source_line(node), reason)
+        for node, reason in ((program.nodes[i], reason) for i, reason in refused.items())
+    ]
+    told += _refused_updates(writer)
+    if told:
+        raise Unsupported(told, hint=_hint(captured, program, refused))
     return writer
 
 
+def _hint(captured: Captured, program: Program, refused: dict[int, str]) -> str:
+    """Whether PyTorch could compute what is refused."""
+    if captured.fallback or not refused or _attempt(Writer(captured, program), refused)[1]:
+        return ""
+    return 'plimsoll.compile(..., fallback="torch") lets PyTorch compute this inside the step, in memory that no plan counts'
+
+
+def _attempt(writer: Writer, fallbacks: dict[int, str]) -> tuple[Writer, dict[int, str]]:
+    """Converts all nodes but those of ``fallbacks``, which PyTorch computes for the reasons given. Gives what is refused, and
+    why (an exception itself would keep alive all that its traceback sees)."""
+    refused: dict[int, str] = {}
+    nodes = writer.program.nodes
+    for run in in_regions(writer) if fallbacks else [[i] for i in writer.division.network]:
+        left = next((i for i in run if i in fallbacks), None)
+        if left is not None:
+            try:
+                write_region(writer, run, fallbacks)
+            except Refusal as refusal:
+                refused[left] = f"{fallbacks[left]}; and PyTorch cannot compute it in the step: {refusal}"
+                writer.values.update((i, _stand_in(writer, nodes[i])) for i in run)
+            continue
+        for i in run:
+            if nodes[i].op == "placeholder":
+                continue
+            try:
+                writer.values[i] = _convert_node(writer, nodes[i])
+            except Refusal as refusal:
+                refused[i] = str(refusal)
+                writer.values[i] = _stand_in(writer, nodes[i])
+    return writer, refused
+
+
 def _convert_node(writer: Writer, node: Node) -> Any:
+    if node.op == "call_function" and node.target is operator.getitem:
+        return writer.values[writer.program.index[node.args[0]]][node.args[1]]
+    writer.enter(node)
     converter = CONVERTERS.get(str(node.target))
     if converter is None:
         raise Refusal("there is no such op yet")

@@ -27,8 +27,8 @@ class UnsupportedOp:
 class Unsupported(Exception):
     """The network holds what cannot be trained. ``ops`` lists every such place, so that one run tells them all."""
 
-    def __init__(self, ops: Sequence[UnsupportedOp]):
+    def __init__(self, ops: Sequence[UnsupportedOp], hint: str = ""):
         self.ops = list(ops)
         count = len(self.ops)
         head = "1 operation cannot" if count == 1 else f"{count} operations cannot"
-        super().__init__("\n  ".join([f"{head} be trained:", *map(str, self.ops)]))
+        super().__init__("\n  ".join([f"{head} be trained:", *map(str, self.ops)]) + (f"\n{hint}" if hint else ""))

@@ -22,8 +22,9 @@ from typing import Any, Callable, Optional, Sequence, Union
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _core, optimizers
+from . import _core, fallback as fallbacks, optimizers
 from .capture import Captured, capture
 from .convert import Converted, convert
 from .forms import DTYPES, Form, Key, key_of
@@ -114,12 +115,13 @@ class Step:
         # Form and number in the core, by the shapes of a batch.
         self._shapes: dict[Key, tuple[Form, int]] = {self._example: (self._first, 0)}
         self._evaluations: dict[Key, tuple[Form, int]] = {}
-        self._progress = progress
+        self._progress, self._unplanned = progress, fallbacks.Measured()
         shown = _Progress(progress)
         try:
-            self._core = _core.Step(self._first.text, options, shown)
-            for key, form in forms[1:]:
-                self._shapes[key] = form, self._core.add_shape(form.text, 0, shown)
+            with fallbacks.rehearsal():
+                self._core = _core.Step(self._first.text, options, shown)
+                for key, form in forms[1:]:
+                    self._shapes[key] = form, self._core.add_shape(form.text, 0, shown)
         except _core.InfeasibleAnswer as answer:
             raise Infeasible.from_core(*answer.args) from None
         finally:
@@ -140,8 +142,9 @@ class Step:
     def __del__(self) -> None:
         """What was trained outlives the step."""
         if hasattr(self, "_hooks") and not sys.is_finalizing():
-            self.sync()
-            self._let_go()
+            with torch._C.DisableTorchFunction(), _disable_current_modes():  # the collector may run in the midst of an export
+                self.sync()
+                self._let_go()
             for hook in self._hooks:
                 hook.remove()
 
@@ -154,7 +157,8 @@ class Step:
         self._form, number = self._shapes.get(key_of(batch)) or self._add_shape(batch)
         self._core.use(number)
         self._form.feed(batch, self._core.feed)
-        loss = self._core.run(optimizers.learning_rates(self._optimizer))
+        with self._unplanned:
+            loss = self._core.run(optimizers.learning_rates(self._optimizer))
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
         self._stale = True
         return loss
@@ -167,7 +171,8 @@ class Step:
         if form.is_fed:
             self.sync()
         form.feed(batch, lambda name, value: self._core.feed_evaluation(number, name, value))
-        return self._core.evaluate(number)
+        with self._unplanned:
+            return self._core.evaluate(number)
 
     def _add_shape(self, batch: Any) -> tuple[Form, int]:
         """A plan for batches of another shape, in the same memory. A short last batch takes the first's network."""
@@ -198,7 +203,8 @@ class Step:
             )
         shown = _Progress(self._progress)
         try:
-            to[key_of(batch)] = form, add(shown)
+            with fallbacks.rehearsal():
+                to[key_of(batch)] = form, add(shown)
         except _core.InfeasibleAnswer as answer:
             told = f"a batch of {_told(key_of(batch))} does not fit the memory that was taken for the others; name its shape when" \
                    " compiling, as example= or among shapes=, or state more memory="
@@ -350,7 +356,17 @@ class Step:
 
     @property
     def plan(self) -> dict[str, Any]:
-        return json.loads(self._core.plan())
+        """The plan as a dictionary. ``unplanned_bytes`` is what PyTorch takes beside the arena for what it computes in the step, at
+        most: 0 where nothing is left to it, None before it has run."""
+        taken = [entry["unplanned_bytes"] for entry in self.fallbacks]
+        return json.loads(self._core.plan()) | {"unplanned_bytes": None if None in taken else max(taken, default=0)}
+
+    @property
+    def fallbacks(self) -> list[dict[str, Any]]:
+        """What PyTorch computes in the step: of each region its ``ops`` (operator, module, source line, reason) and its
+        ``unplanned_bytes``, measured when it first ran."""
+        forms = [form for form, _ in [*self._shapes.values(), *self._evaluations.values()]]
+        return self._unplanned.told(list(dict.fromkeys(text for form in forms for text in form.fallbacks)))
 
     def report(self, path: Union[str, os.PathLike]) -> None:
         """Writes the plan as one HTML file with charts."""
@@ -359,6 +375,9 @@ class Step:
     def explain(self, name: str) -> str:
         """Tells where a tensor or a layer lies when, and why."""
         return self._core.explain(name)
+
+
+_core.register_fallback(fallbacks.run)
 
 
 def compile(
@@ -382,6 +401,7 @@ def compile(
     clip_grad_norm: float = 0.0,
     outputs: Optional[Callable[[Any], Any]] = None,
     call: Optional[Callable[[nn.Module, Any], Any]] = None,
+    fallback: Optional[str] = None,
     progress: bool = True,
 ) -> Step:
     """Plans a training step of `model` inside `memory` and takes that memory.
@@ -392,9 +412,13 @@ def compile(
     lie; with ``memory_is="process"`` it is the whole process's: what it holds now (PyTorch, the model), what the step takes beside the
     arena, and the arena in what is left. What the process takes later for other things is not known here. Sizes are bytes or texts as "4GiB". Raises ``Infeasible`` where no plan fits, with the least that would do, and
     ``Unsupported`` where the network holds what cannot be trained, before anything is allocated.
+
+    With ``fallback="torch"`` PyTorch computes inside the step what Plimsoll has no op for. Inputs and results of such an operator lie
+    in the arena; what PyTorch takes meanwhile is not in the plan. ``step.fallbacks`` lists them, ``step.plan["unplanned_bytes"]``
+    says how much that was.
     """
     example, *shapes = sorted([example, *shapes], key=_elements, reverse=True)  # where states lie is as the largest needs it
-    captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call)
+    captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call, fallback)
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill,
         memory_is=memory_is, held_bytes=_held(model, memory_is), policy=policy, placement=placement, exact=exact,
@@ -402,7 +426,7 @@ def compile(
     )
 
     def capture_as(batch: Any, training: bool) -> Captured:
-        return capture(model, loss, batch, outputs=outputs, call=call, training=training)
+        return capture(model, loss, batch, outputs=outputs, call=call, training=training, fallback=fallback is not None)
 
     first = Form(captured, converted)
     forms = [(key_of(example), first)]
@@ -417,11 +441,13 @@ def _elements(batch: Any) -> int:
     return sum(leaf.numel() for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
-def _captured(model, optimizer, loss, example, outputs, call):
+def _captured(model, optimizer, loss, example, outputs, call, fallback):
+    if fallback not in (None, "torch"):
+        raise ValueError(f"fallback={fallback!r} is unknown; 'torch' lets PyTorch compute what Plimsoll has no op for")
     optimizers.kind_of(optimizer)
     _bring_up_to_date(model)
     example = _on_device_of(model, example)
-    captured = capture(model, loss, example, outputs=outputs, call=call)
+    captured = capture(model, loss, example, outputs=outputs, call=call, fallback=fallback is not None)
     converted = convert(captured, label_dtype="i32")
     document = converted.document
     groups = optimizers.groups_of(optimizer, optimizers.parameter_names(model, captured.tied))
@@ -467,11 +493,13 @@ def fits(
     threads: int = 0,
     device: str = "cpu",
     call: Optional[Callable[[nn.Module, Any], Any]] = None,
+    fallback: Optional[str] = None,
 ) -> dict[str, Any]:
     """Whether a training step fits, and what it would cost, before any weight exists: the model may be on the meta
     device. Gives ``feasible``, ``minimum_bytes``, ``proven`` and, where it fits, ``step_time_ms``. With
-    ``memory_is="process"`` memory and ``minimum_bytes`` are the whole process's, as in ``compile``."""
-    _, converted, groups = _captured(model, optimizer, loss, example, None, call)
+    ``memory_is="process"`` memory and ``minimum_bytes`` are the whole process's, as in ``compile``. ``fallback`` as there; what PyTorch
+    takes for it is not counted."""
+    _, converted, groups = _captured(model, optimizer, loss, example, None, call, fallback)
     options = _core_options(
         optimizer, groups, 1, 0.0, memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
         held_bytes=_held(model, memory_is), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",

@@ -62,6 +62,7 @@ class Writer:
     def __init__(self, captured: Captured, program: Program):
         self.captured, self.program = captured, program
         self.division: Division = captured.division
+        self.in_network = frozenset(self.division.network)
         self.tensors: dict[str, Document] = {}
         self.ops: list[Document] = []
         self.shape_of: dict[str, list[int]] = {}
