@@ -65,7 +65,7 @@ class Part:
     def command(self, options):
         """What would measure this part again."""
         flags = [f"--{flag} {getattr(options, flag):g}" for flag, usual in DEFAULTS.items() if self.repeated and getattr(options, flag) != usual]
-        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "tight"))
+        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "python", "tight"))
         return " ".join(["bench/bench.py", self.name, *flags])
 
     def seconds(self, options):
@@ -316,6 +316,16 @@ class Contest:
             if ms is not None:
                 times.setdefault(way, []).append(ms)
 
+    def row(self, model, batch, times):
+        times = {name: ms for name, ms in times.items() if name not in self.failed}
+        rate = {name: batch * 1000 / statistics.median(ms) for name, ms in times.items()}
+        fastest = max((name for name in rate if name != "plimsoll"), key=rate.get, default=None)
+        ratio = rate["plimsoll"] / rate[fastest] if fastest and "plimsoll" in rate else None
+        print(f"  {', '.join(f'{name} {r:.1f}' for name, r in rate.items())} images/s" + (f"; {ratio:.2f}x" if ratio else ""), flush=True)
+        return {"model": model, "batch": batch, "threads": self.threads, "torch": ", ".join(self.versions), "images_per_second": rate, "step_ms": times,
+                "spread": {name: spread(ms) for name, ms in times.items()}, "failed": self.failed, "first_step_s": self.first_step_s,
+                "compiler": self.compiler, "fastest_peer": fastest, "ratio": ratio}
+
     def close(self):
         for peer in self.peers.values():
             peer.close()
@@ -333,14 +343,40 @@ def peers(o, model, batch):
             contest.turn(times)
     finally:
         contest.close()
-    times = {name: ms for name, ms in times.items() if name not in contest.failed}
-    rate = {name: batch * 1000 / statistics.median(ms) for name, ms in times.items()}
-    fastest = max((name for name in rate if name != "plimsoll"), key=rate.get, default=None)
-    row = {"model": model, "batch": batch, "threads": contest.threads, "torch": ", ".join(contest.versions), "images_per_second": rate, "step_ms": times,
-           "spread": {name: spread(ms) for name, ms in times.items()}, "failed": contest.failed, "first_step_s": contest.first_step_s,
-           "compiler": contest.compiler, "fastest_peer": fastest, "ratio": rate["plimsoll"] / rate[fastest] if fastest else None}
-    print(f"  {', '.join(f'{name} {r:.1f}' for name, r in rate.items())} images/s" + (f"; {row['ratio']:.2f}x" if fastest else ""), flush=True)
-    return [row]
+    return [contest.row(model, batch, times)]
+
+
+@functools.cache
+def package(python):
+    """The folder with the Python package, installed from this tree."""
+    folder = ROOT / "build/bench-package"
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--upgrade", "--target", folder, ROOT]
+    subprocess.run(list(map(str, command)), check=True)
+    return folder
+
+
+PYTHON_NETWORKS = [("torchvision:resnet50", 16), ("torchvision:mobilenet_v3_large", 16), ("torchvision:convnext_tiny", 8), ("unet", 8),
+                   ("torchvision:swin_t", 8)]
+
+
+@part("python", 25, PYTHON_NETWORKS, [("unet", 2)], repeated=True)
+def python(o, model, batch):
+    """Networks of torchvision and a U-Net through the Python package against PyTorch, eager and compiled, in both layouts, interleaved."""
+    if not o.torch:
+        raise SystemExit("the part `python` needs --torch PYTHON: a Python program that has torch, torchvision, nanobind and scikit-build-core")
+    os.environ["PYTHONPATH"] = str(package(o.torch))
+    contest = Contest(o, model, batch)
+    try:
+        contest.attempt("plimsoll", lambda: contest.enter("plimsoll", TorchPeer(o.torch, model, batch, "plimsoll")))
+        times, own = {}, []
+        for _ in range(o.rounds):
+            contest.turn(times)
+            if "plimsoll" in contest.peers:
+                last = contest.peers["plimsoll"].last
+                own.append(statistics.median(1 - inside / whole for inside, whole in zip(last["inside_ms"], last["step_ms"])))
+    finally:
+        contest.close()
+    return [{**contest.row(model, batch, times), "python_share": statistics.median(own) if own else None}]
 
 
 POLICIES = ["auto", "superneurons", "vdnn", "dymem", "mxnet", "tensorflow"]
@@ -888,7 +924,7 @@ class Run:
 def options_from(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=["all", *PARTS], metavar="PART", help=f"all, or of {', '.join(PARTS)}")
-    parser.add_argument("--torch", metavar="PYTHON", help="a Python program that has torch, for peers and tight")
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python program that has torch, for peers, python and tight")
     parser.add_argument("--rounds", type=int, default=DEFAULTS["rounds"], help="so often each is measured, in turns (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=DEFAULTS["seconds"], help="about so long each time (default: %(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only cases with this word, such as a network; the others stay")

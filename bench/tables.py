@@ -169,6 +169,17 @@ def peers(r):
     return text
 
 
+@section("python", "Networks through Python against PyTorch")
+def python(r):
+    versions = ", ".join(dict.fromkeys(x["torch"] for x in r.rows() if x["torch"])) or "none"
+    shares = [x["python_share"] for x in r.rows() if x["python_share"] is not None]
+    worst = max((value, f"{x['model']}, {name}") for x in r.rows() for name, value in x["spread"].items())
+    own = f" Python's own share of a step, all that is not in the core, is at most {percent(max(shares))}." if shares else ""
+    return (f"`plimsoll.compile` on torchvision's modules and a U-Net (batch norm, 32 to 512 channels, 128 x 128), fp32, SGD with momentum, in turns in one run with "
+            f"PyTorch {versions}, as it is and with `torch.compile`, each with both layouts; its fastest is bold.{own} The largest spread of any cell is "
+            f"{percent(worst[0], 0)} ({worst[1]}).\n\n{peers_table(r, Ages(r))}")
+
+
 @section("memory", "The whole process against its budget")
 def memory(r):
     rows = []

@@ -4,6 +4,8 @@
     torch_bench.py MODEL BATCH LAYOUT [--threads N] [--saving eager|checkpoint|disk] [--folder DIR] [--device cuda] [--compile] [--tf32]
                             [--memory BYTES]
                             alexnet vgg16 inception4 resnet50 resnet101 resnet152 resnet32 resnet:6-32-788-6; nchw or channels_last
+    torch_bench.py torchvision:NAME BATCH LAYOUT ... | unet BATCH LAYOUT ...     the networks that bench.py trains through the package
+    torch_bench.py MODEL BATCH plimsoll                                          plimsoll.compile trains it instead
 
 Prints a line of JSON that says what it is, then waits: for each line "run N" on standard input it runs N steps and prints
 {"step_ms": [...], "loss": ..., "peak_bytes": ...}; "quit" or the end of input ends it. So a driver can take turns between several of
@@ -16,6 +18,8 @@ largest resident size of the process less what it had before the model was made:
 what PyTorch had allocated on the GPU; single precision in full unless --tf32, and cuDNN measures which kernels are fastest, as Plimsoll
 does. --memory is the most that PyTorch's allocator may hold on the GPU (what CUDA itself takes is not counted); where that is too little,
 "out of memory" is the last line of standard error.
+
+With plimsoll each answer has "inside_ms" too, a step's time in the core: what is missing to "step_ms" is Python's own.
 
 With --compile the first step compiles. Each answer then has "compiler": how often the graph broke, which would leave parts of the network
 as they were, and whether all of it came from the cache on disk of an earlier run, so that the first step tells little about compiling.
@@ -176,6 +180,44 @@ MODELS = {
 }
 
 
+class UNet(nn.Module):
+    """Ronneberger et al.'s, with batch norm and padded convolutions: every stage halves the image and doubles the channels."""
+
+    def __init__(self, width=32, depth=4, classes=21):
+        super().__init__()
+        widths = [width << i for i in range(depth + 1)]
+        self.down = nn.ModuleList(chain(a, (b, 3), (b, 3)) for a, b in zip([3, *widths], widths))
+        self.wider = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in zip(widths, widths[1:]))
+        self.up = nn.ModuleList(chain(2 * a, (a, 3), (a, 3)) for a in widths[:-1])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x):
+        kept = []
+        for stage in self.down[:-1]:
+            kept.append(stage(x))
+            x = F.max_pool2d(kept[-1], 2)
+        x = self.down[-1](x)
+        for wider, up in zip(reversed(self.wider), reversed(self.up)):
+            x = up(torch.cat([kept.pop(), wider(x)], 1))
+        return self.head(x)
+
+
+MODELS["unet"] = (UNet, 128, 21, None)
+TORCHVISION = "torchvision:"
+
+
+def torchvision_model(name):
+    import torchvision
+
+    return lambda: torchvision.models.get_model(name, weights=None), 224, 1000, None
+
+
+def known_model(name):
+    if name not in MODELS and not name.startswith(TORCHVISION):
+        raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(MODELS)}, {TORCHVISION}NAME")
+    return name
+
+
 def resident(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field + ":")) * 1024
 
@@ -230,7 +272,7 @@ class Training:
     def __init__(self, model, batch, layout, saving, folder, device="cpu", compiled=False):
         self.before = resident("VmRSS")
         self.saving, self.folder, self.device = saving, folder, device
-        build, side, classes, parameters = MODELS[model]
+        build, side, classes, parameters = MODELS[model] if model in MODELS else torchvision_model(model.removeprefix(TORCHVISION))
         torch.manual_seed(0)
         memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
         self.model = build().to(device).to(memory_format=memory_format).train()
@@ -238,7 +280,7 @@ class Training:
         if parameters is not None and count != parameters:
             sys.exit(f"{model} has {count} parameters here and {parameters} in the zoo")
         self.data = torch.randn(batch, 3, side, side).to(device).contiguous(memory_format=memory_format)
-        self.labels = torch.randint(classes, (batch,)).to(device)
+        self.labels = torch.randint(classes, (batch, side, side) if model == "unet" else (batch,)).to(device)
         if compiled:
             self.model = torch.compile(self.model)
         self.optimizer = sgd(self.model.parameters())
@@ -268,12 +310,56 @@ class Training:
         return resident("VmHWM") - self.before
 
 
+class Timed:
+    """An object whose methods' time is added up."""
+
+    def __init__(self, inside):
+        self.inside, self.ms = inside, 0.0
+
+    def __getattr__(self, name):
+        found = getattr(self.inside, name)
+        if not callable(found):
+            return found
+
+        def timed(*args):
+            start = time.perf_counter()
+            try:
+                return found(*args)
+            finally:
+                self.ms += (time.perf_counter() - start) * 1000
+
+        return timed
+
+
+class TrainingByPlimsoll(Training):
+    """The same by the package, in as much memory as it wants."""
+
+    def __init__(self, model, batch):
+        import plimsoll
+
+        super().__init__(model, batch, "nchw", "eager", None)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.compiled = plimsoll.compile(self.model, optimizer, loss=lambda y, batch: F.cross_entropy(y, batch[1]),
+                                         example=(self.data, self.labels), progress=False)
+        self.core = self.compiled._core = Timed(self.compiled._core)
+
+    def step(self):
+        return self.compiled((self.data, self.labels))
+
+
 def say(value):
     print(json.dumps(value), flush=True)
 
 
+def inside(training):
+    return training.core.ms if isinstance(training, TrainingByPlimsoll) else 0.0
+
+
 def take_turns(args):
-    training = Training(args.model, args.batch, args.layout, args.saving, args.folder, args.device, args.compile)
+    if args.layout == "plimsoll":
+        training = TrainingByPlimsoll(args.model, args.batch)
+    else:
+        training = Training(args.model, args.batch, args.layout, args.saving, args.folder, args.device, args.compile)
     say({"torch": torch.__version__, "model": args.model, "batch": args.batch, "layout": args.layout, "saving": args.saving,
          "threads": torch.get_num_threads()})
     for line in sys.stdin:
@@ -282,21 +368,23 @@ def take_turns(args):
             break
         if len(words) != 2 or words[0] != "run" or not words[1].isdigit():
             sys.exit(f"expected 'run N' or 'quit', got {line.strip()!r}")
-        step_ms, loss = [], None
+        step_ms, inside_ms, loss = [], [], None
         for _ in range(int(words[1])):
-            start = time.perf_counter()
+            before, start = inside(training), time.perf_counter()
             loss = training.step()
             step_ms.append((time.perf_counter() - start) * 1000)
+            inside_ms.append(inside(training) - before)
         if loss is not None and not math.isfinite(loss):
             raise ArithmeticError(f"the loss is {loss}: these times would mean nothing")
-        say({"step_ms": step_ms, "loss": loss, "peak_bytes": training.peak(), **({"compiler": compiler()} if args.compile else {})})
+        say({"step_ms": step_ms, "loss": loss, "peak_bytes": training.peak(), **({"compiler": compiler()} if args.compile else {}),
+             **({"inside_ms": inside_ms} if args.layout == "plimsoll" else {})})
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("model", type=known_model)
     parser.add_argument("batch", type=int)
-    parser.add_argument("layout", choices=("nchw", "channels_last"))
+    parser.add_argument("layout", choices=("nchw", "channels_last", "plimsoll"))
     parser.add_argument("--threads", type=int, help="default: PyTorch's own choice")
     parser.add_argument("--saving", choices=("eager", "checkpoint", "disk"), default="eager")
     parser.add_argument("--folder", help="where --saving disk writes")
