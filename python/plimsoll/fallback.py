@@ -92,9 +92,9 @@ class Function:
             for to, value in zip(outputs, found):
                 to.zero_() if value is None else to.copy_(value)
 
-    def differentiable(self, inputs: Sequence[Tensor]) -> list[int]:
+    def differentiable(self, inputs: Sequence[Tensor], trained: Sequence[bool]) -> list[int]:
         """Which results have gradients, tried without computing anything: `inputs` have no values."""
-        free = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+        free = [x.detach().requires_grad_() if of and x.is_floating_point() else x for x, of in zip(inputs, trained)]
         with torch.enable_grad():
             results = self(*free)
             able = [k for k, y in enumerate(results) if y.requires_grad and y.dtype == torch.float32]
@@ -214,7 +214,7 @@ def write_region(writer: "Writer", members: Sequence[int], reasons: dict[int, st
     places = [UnsupportedOp(str(n.target), module_path(n), source_line(n), reasons[i]) for i, n in zip(members, nodes) if i in reasons]
     lines = [(n.target, *pytree.tree_map_only(Node, ref, (tuple(n.args), dict(n.kwargs)))) for n in nodes]
     function = Function(lines, read, [writer.dtype(n) for n in inputs], [v for _, v in constants], places)
-    able = _differentiable(function, inputs)
+    able = _differentiable(function, inputs, [writer.is_trained(n) for n in inputs])
     function = FUNCTIONS.setdefault(function.text, function)
     writer.enter(next((n for i, n in zip(members, nodes) if i in reasons), nodes[-1]))
     shapes = [writer.shape(nodes[k]) for k in read]
@@ -250,7 +250,7 @@ def _is_read_outside(writer: "Writer", node: Node, line_of: dict[Node, int]) -> 
     return program.index[node] in wanted or any(u not in line_of and program.index.get(u) in writer.in_network for u in node.users)
 
 
-def _differentiable(function: Function, inputs: Sequence[Node]) -> list[int]:
+def _differentiable(function: Function, inputs: Sequence[Node], trained: Sequence[bool]) -> list[int]:
     fake = [node.meta["val"] for node in inputs]
     mode = next((x.fake_mode for x in fake if hasattr(x, "fake_mode")), None)
     if mode is None:
@@ -260,8 +260,8 @@ def _differentiable(function: Function, inputs: Sequence[Node]) -> list[int]:
         with mode:
             function.constants = [torch.empty_like(c, device=c.device) for c in constants]
             empty = [torch.empty(tuple(x.shape), dtype=x.dtype) for x in fake]
-            return function.differentiable(empty)
-    except NotImplementedError as error:
+            return function.differentiable(empty, trained)
+    except RuntimeError as error:  # NotImplementedError is one too
         raise Refusal(f"PyTorch has no gradient of it: {str(error).splitlines()[0]}") from None
     finally:
         function.constants = constants

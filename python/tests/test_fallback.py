@@ -149,6 +149,7 @@ def test_other_batches_take_it_too():
     [
         (lambda x: x * torch.multinomial(x.softmax(1), 1), "random"),
         (lambda x: x + x.nonzero().sum(), "depends on values"),
+        (lambda x: torch.special.zeta(x + 2, torch.ones(12)), "no gradient of it"),
     ],
 )
 def test_what_pytorch_cannot_compute_there_is_refused(function, reason):
