@@ -97,10 +97,9 @@ std::vector<TensorId> add_gradient(Graph& graph, OpId id, std::span<const Tensor
   }
   if (given.empty() || asked.empty()) return result;
   inputs.insert(inputs.end(), forward.inputs.begin(), forward.inputs.end());
-  const OpId back =
-      graph.add_op("FallbackBackward", forward.name + "/backward", forward.layer, std::move(inputs),
-                   {{"function", forward.attributes.text("function")}, {"given", given}, {"wanted", asked}},
-                   Phase::backward);
+  const OpId back = graph.add_op(
+      "FallbackBackward", forward.name + "/backward", forward.layer, std::move(inputs),
+      {{"function", forward.attributes.text("function")}, {"given", given}, {"wanted", asked}}, Phase::backward);
   graph.op(back).forward = id;
   for (size_t k = 0; k < asked.size(); ++k) result[asked[k]] = graph.op(back).outputs[k];
   return result;

@@ -51,9 +51,7 @@ class DepthwiseBackwardWeights : public OwnKernel {
   int64_t blocks() const { return x_.blocks(); }
   // Numbers of images, block by block.
   Range part_of(int part) const { return share(blocks() * x_.images, part, parts_); }
-  double* piece(int part, int which) const {
-    return static_cast<double*>(workspace_) + (2 * part + which) * sums();
-  }
+  double* piece(int part, int which) const { return static_cast<double*>(workspace_) + (2 * part + which) * sums(); }
   float* of_image(int part) const {
     return reinterpret_cast<float*>(static_cast<double*>(workspace_) + 2 * parts_ * sums()) + part * sums();
   }
@@ -165,13 +163,12 @@ class DepthwiseBackwardWeights : public OwnKernel {
   template <class Count>
   void add_bias(const float* dy, Range rows, Count lanes, float* sum) const {
     f32x16 a = load(sum);
-    for (int64_t p = rows.begin * window_.w.out; p < rows.end * window_.w.out; ++p) a += load(dy + p * pixel(dy_), lanes);
+    for (int64_t p = rows.begin * window_.w.out; p < rows.end * window_.w.out; ++p)
+      a += load(dy + p * pixel(dy_), lanes);
     store(sum, a);
   }
 
-  static int64_t pixel(const Image& image) {
-    return image.order == Image::Order::blocked ? kLanes : image.channels;
-  }
+  static int64_t pixel(const Image& image) { return image.order == Image::Order::blocked ? kLanes : image.channels; }
 
   Image x_, dy_;
   bool bias_;
