@@ -616,7 +616,8 @@ def values_of(record):
 
 def readme_text(read):
     """The README's tables; `read` gives the results of a bench. What is older than the newest of them is marked."""
-    peers, memory, prediction, placement, tight = shown = [read(name) for name in ("peers", "memory", "prediction", "placement", "tight")]
+    peers, python, memory, prediction, placement, tight = shown = [
+        read(name) for name in ("peers", "python", "memory", "prediction", "placement", "tight")]
     shown = [r for r in shown if r.cases]
     ages = Ages(*shown)
     marked = lambda text, r: text + (" \\*" if ages.named(r) else "")
@@ -626,6 +627,10 @@ def readme_text(read):
         versions = ", ".join(dict.fromkeys(x["torch"] for x in peers.rows() if x["torch"]))
         text += (f"Images per second, fp32, {machine['cores']} cores ({machine['device']}), the same work in turns with PyTorch {versions}:\n\n"
                  f"{peers_table(peers, ages)}\n")
+    ratios = [(x["model"].rsplit(":")[-1], x["ratio"]) for x in python.rows() if x["ratio"]]
+    if ratios:
+        told = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios)
+        rows.append((marked("`plimsoll.compile` against PyTorch's fastest (eager or compiled, either layout)", python), told))
     if memory.cases:
         worst = max(x["beyond_budget"] for x in memory.rows()) / MIB
         rows.append((marked("whole process, libraries included (AlexNet 64, ResNet-50 16, VGG16 8)", memory), f"within its budget + {worst:.0f} MiB"))
