@@ -1,12 +1,13 @@
 """What is taken to hold of values while a model is exported, where Python asks for them.
 
 An exported graph has no branches, and values are not known while it is made. Some branches are checks whose answer is
-known all the same: nothing is infinite or not a number; a layer that is dropped with probability 0 is not dropped; and
-the parameters of PyTorch's distributions are valid.
+known all the same: nothing is infinite or not a number; a layer that is dropped with probability 0 is not dropped; what a
+model asserts holds; and the parameters of PyTorch's distributions are valid.
 """
 
 from __future__ import annotations
 
+import linecache
 import math
 import sys
 from typing import Any, Callable, Optional
@@ -26,7 +27,7 @@ class Assumptions(TorchFunctionMode):
     """A mode in which ``bool(tensor)`` is answered where the answer is known so."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        if func is Tensor.__bool__:
+        if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
             answer = self._answer(args[0])
             if answer is not None:
                 return answer
@@ -45,7 +46,19 @@ class Assumptions(TorchFunctionMode):
             raise RuntimeError("a random draw decides which layers run; set the probability of dropping a layer to 0")
         if known is not None:
             return known == "true"
-        return True if "/torch/distributions/" in sys._getframe(2).f_code.co_filename else None
+        caller = sys._getframe(2)
+        if "/torch/distributions/" in caller.f_code.co_filename:
+            return True
+        return _asserted(linecache.getline(caller.f_code.co_filename, caller.f_lineno).strip())
+
+
+def _asserted(statement: str) -> Optional[bool]:
+    """What a line of an assertion expects of its values, if that can be seen: all of them to be true, or a single one not to be."""
+    if not statement.startswith("assert "):
+        return None
+    is_negated = statement.startswith("assert not ")
+    words = statement.removeprefix("assert not ").removeprefix("assert ").split()
+    return None if "not" in words or (is_negated and ("and" in words or "or" in words)) else not is_negated
 
 
 def _known_of(func: Callable, args: tuple) -> Optional[str]:

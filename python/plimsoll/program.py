@@ -168,7 +168,7 @@ def module_path(node: Node) -> str:
 def source_line(node: Node) -> str:
     """The innermost line outside of PyTorch that the node came from: "model.py:41"."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [f for f in frames if not f[0].startswith(FOREIGN)]
+    own = [f for f in frames if not f[0].startswith((*FOREIGN, "<"))]  # "<eval_with_key>.3": code that PyTorch wrote
     return f"{short_path(own[-1][0])}:{own[-1][1]}" if own else ""
 
 

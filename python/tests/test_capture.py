@@ -14,7 +14,7 @@ from plimsoll.capture import capture
 from plimsoll.convert import convert
 from plimsoll.divide import Place
 from plimsoll.joined import input_names
-from support import assert_same, both, floats, integers, start
+from support import assert_bounded, assert_same, both, floats, integers, start
 
 
 def names(section: dict, role: str) -> list[str]:
@@ -206,6 +206,7 @@ class Checked(nn.Module):
 
     def forward(self, x):
         y = self.f(x)
+        assert_bounded(x, y)
         if torch.isinf(y).any() or not torch.isfinite(y).all():
             y = y.clamp(-1e4, 1e4)
         if self.training and torch.rand([]) < self.p:
