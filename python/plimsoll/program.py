@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from .errors import Unsupported, UnsupportedOp
 from .joined import WRAPPED, Joined
@@ -142,9 +143,8 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
             results.append(by_name[spec.arg.name])
         elif spec.kind != OutputKind.TOKEN:
             raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its input '{spec.target}'")])
-    out_names = exported.call_spec.out_spec.child(1).context if len(results) > 1 else []
-    outputs = dict(zip(out_names, results[1:]))
-    return Program(batch, nodes, sources, results[0], outputs, updates, dict(exported.constants))
+    loss, outputs = pytree.tree_unflatten(results, exported.call_spec.out_spec)  # as Joined.forward returns them
+    return Program(batch, nodes, sources, loss, outputs, updates, dict(exported.constants))
 
 
 def _refused_by_export(error: Exception) -> UnsupportedOp:

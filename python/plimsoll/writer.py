@@ -145,6 +145,10 @@ class Writer:
         source = self.program.sources.get(self.program.index[node])
         return source.name if source is not None and source.kind == "parameter" else None
 
+    def maker_is(self, name: str, kind: str) -> bool:
+        """Whether an op of this type wrote the tensor."""
+        return name in self._maker and self._maker[name]["type"] == kind
+
     def next_of(self, node: Node) -> Optional[str]:
         """The buffer whose next value a node gives."""
         i = self.program.index[node]
@@ -191,7 +195,7 @@ class Writer:
     def reshape(self, x: Readable, shape: Sequence[int], part: str = "reshape") -> str:
         """Nothing where the shape is that already; of several reshapes in a row, the last."""
         name, shape = self.value(x), list(shape)
-        while name in self._maker and self._maker[name]["type"] == "Reshape":
+        while self.maker_is(name, "Reshape"):
             name = self._maker[name]["inputs"][0]
         if self.shape_of[name] == shape:
             return name

@@ -567,6 +567,8 @@ def test_attention():
             "masked": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=mask)),
             "additive": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=hidden)),
             "grouped": Heads(lambda q, k, v: sdpa(q, k[:, :2], v[:, :2], enable_gqa=True)),
+            "one_head_of_keys": Heads(lambda q, k, v: sdpa(q, k[:, :1], v[:, :1])),
+            "keys_of_all": Heads(lambda q, k, v: sdpa(q, k[:1], v[:, :1])),
             "learnt": Heads(lambda q, k, v, table: sdpa(q, k, v, attn_mask=table), bias=True),
             "by_hand": Heads(
                 lambda q, k, v: (q @ k.transpose(-2, -1) * 0.5).masked_fill(~mask, float("-inf")).softmax(-1) @ v
@@ -578,7 +580,8 @@ def test_attention():
     )
     attention = [op for op in result.section["ops"] if op["type"] == "AttentionForward"]
     causal = {op["layer"].split(".")[1]: op["attributes"]["causal"] for op in attention}
-    assert causal == {"plain": 0, "causal": 1, "scaled": 0, "masked": 0, "additive": 1, "grouped": 0}
+    assert causal == {"plain": 0, "causal": 1, "scaled": 0, "masked": 0, "additive": 1, "grouped": 0,
+                      "one_head_of_keys": 0, "keys_of_all": 0}  # fmt: skip
     product = next(op for op in result.section["ops"] if op["type"] == "MatMul" and "by_hand" in op["name"])
     assert product["attributes"]["transpose_b"] == 1
 

@@ -9,10 +9,10 @@ import torch
 from torch.fx import Node
 
 from .random import dropped
-from .registry import Arguments, Refusal, converts
+from .registry import Arguments, Expanded, Refusal, broadcast, converts
 
 if TYPE_CHECKING:
-    from ..writer import Writer
+    from ..writer import Readable, Writer
 
 
 @converts("scaled_dot_product_attention.default")
@@ -26,17 +26,32 @@ def attention(w: "Writer", node: Node, a: Arguments):
         mask, causal = None, True
     if mask is not None and w.is_trained(mask):
         return _with_learnt_bias(w, node, a, mask, scale, causal)
-    inputs = [q, k, v] + ([w._base(mask)] if mask is not None else [])
+    inputs, is_grouped = _of_one_batch(w, q, k, v, bool(a["enable_gqa"]))
+    inputs += [w._base(mask)] if mask is not None else []
     attributes = {
         "scale": scale,
         "causal": int(causal),
         "dropout": float(a["dropout_p"]),
-        "enable_gqa": int(a["enable_gqa"]),
+        "enable_gqa": int(is_grouped),
     }
     if a["dropout_p"] > 0:
         attributes["salt"] = w.next_salt()
         inputs += w.random_inputs()
     return w.emit("AttentionForward", inputs, w.shape(node), attributes)
+
+
+def _of_one_batch(w: "Writer", q: Node, k: Node, v: Node, is_grouped: bool) -> tuple[list[Readable], bool]:
+    """The three with equal sizes before the last two, and whether heads are grouped: one head of keys for all queries is a
+    group; what else is broadcast is written out."""
+    before = [w.shape(x)[:-2] for x in (q, k, v)]
+    if is_grouped or before[0] == before[1] == before[2]:
+        return [q, k, v], is_grouped
+    if before[1] == before[2] and before[1] == [*before[0][:-1], 1]:
+        return [q, k, v], True
+    full = broadcast(before)
+    return [
+        x if shape == full else Expanded(w.value(x), [*full, *w.shape(x)[-2:]]) for x, shape in zip((q, k, v), before)
+    ], False
 
 
 def _hides_nothing(w: "Writer", mask: Node) -> bool:

@@ -37,7 +37,8 @@ def reshape(w: "Writer", node: Node, a: Arguments):
 def detach(w: "Writer", node: Node, a: Arguments):
     if not w.is_trained(a["self"]):
         return w.value(a["self"])
-    return w.emit("StopGradient", [a["self"]], w.shape(node))
+    name = w.value(a["self"])
+    return name if w.maker_is(name, "StopGradient") else w.emit("StopGradient", [name], w.shape(node))
 
 
 @converts("permute.default")
