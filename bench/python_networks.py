@@ -73,8 +73,12 @@ def run_one(options, name, row):
 
     row["stage"] = "eager"
     if not options.dropout:
-        exact = gradients_of(copy.deepcopy(model).double(), *doubled((args, keywords)))
         single = gradients_of(copy.deepcopy(model), args, keywords)
+        try:
+            exact = gradients_of(copy.deepcopy(model).double(), *doubled((args, keywords)))
+        except RuntimeError as error:  # an operator that PyTorch has in single precision alone
+            row["judged_by_fp32"] = str(error)
+            exact = {name: g.double() for name, g in single.items()}
         row["eager_gradient_error"] = difference(single, exact)
         row["eager_loss"], row["eager_step_ms"] = eager(model, optimizer(), args, keywords, options.steps)
 
