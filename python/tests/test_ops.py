@@ -374,6 +374,15 @@ def test_recurrent_layers(kind):
     assert sum(t == "RecurrentForward" for t in result.types()) == 7 + (kind is nn.RNN)
 
 
+def knows_the_shape_of_last_states() -> bool:
+    """PyTorch 2.10 exports the last state of an LSTM with a dimension too many."""
+    layer = nn.LSTM(2, 3, 2, bidirectional=True, batch_first=True)
+    exported = torch.export.export(layer, (torch.ones(2, 4, 2),), strict=False)
+    last = list(exported.graph.nodes)[-1].args[0][1]
+    return tuple(last.meta["val"].shape) == (4, 2, 3)
+
+
+@pytest.mark.skipif(not knows_the_shape_of_last_states(), reason="this PyTorch exports the last state of an LSTM in a wrong shape")
 def test_a_recurrent_classifier_at_any_batch():
     class Classifier(nn.Module):
         def __init__(self):
