@@ -363,7 +363,7 @@ PYTHON_NETWORKS = [("torchvision:resnet50", 16), ("torchvision:mobilenet_v3_larg
 def python(o, model, batch):
     """Networks of torchvision and a U-Net through the Python package against PyTorch, eager and compiled, in both layouts, interleaved."""
     if not o.torch:
-        raise SystemExit("the part `python` needs --torch PYTHON: a Python program that has torch, torchvision, nanobind and scikit-build-core")
+        raise RuntimeError("the part `python` needs --torch PYTHON: a Python program that has torch, torchvision, nanobind and scikit-build-core")
     os.environ["PYTHONPATH"] = str(package(o.torch))
     contest = Contest(o, model, batch)
     try:

@@ -24,7 +24,7 @@ from .aten import CONVERTERS, Refusal, arguments
 from .capture import Captured
 from .divide import Place, has_values
 from .errors import Unsupported, UnsupportedOp
-from .fallback import in_regions, write_region
+from .fallback import Region, in_regions, write_region
 from .program import Program, module_path, source_line
 from .writer import DTYPES, Document, Writer, sizes_of
 
@@ -280,6 +280,7 @@ class Converted:
     values: dict[str, Tensor]
     fixed_batch: list[str] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)  # the caller's names of them -> the file's
+    fallbacks: list[Region] = field(default_factory=list)  # what PyTorch computes in the step
 
 
 def convert(captured: Captured, *, label_dtype: str = "i64") -> Converted:
@@ -311,7 +312,7 @@ def convert(captured: Captured, *, label_dtype: str = "i64") -> Converted:
         "batch": captured.first.batch,
         ("training" if captured.training else "evaluation"): section,
     }
-    return Converted(document, values, fixed, writer.outputs)
+    return Converted(document, values, fixed, writer.outputs, writer.fallbacks)
 
 
 def _values(captured: Captured, writer: Writer, section: Document) -> dict[str, Tensor]:

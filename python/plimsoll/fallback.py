@@ -12,7 +12,7 @@ import hashlib
 import operator
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 import torch
@@ -24,12 +24,13 @@ from .aten import Refusal
 from .divide import Place, is_random
 from .errors import UnsupportedOp
 from .program import module_path, source_line
+from .writer import DTYPES
 
 if TYPE_CHECKING:
     from .writer import Writer
 
 # What a tensor of the network can be.
-HELD = {torch.float32: "f32", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8", torch.bool: "u8"}
+HELD = {dtype: name for dtype, name in DTYPES.items() if name != "f64"}
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ class Function:
     results: list[int]
     types: list[torch.dtype]
     constants: list[Tensor]
-    places: list[UnsupportedOp]
     text: str = ""
 
     def __post_init__(self) -> None:
         lines = [f"{target}{(*args, *kwargs.items())}" for target, args, kwargs in self.lines]
         digest = hashlib.sha256()
         for constant in self.constants:
-            digest.update(torch.view_as_real(constant).numpy().tobytes() if constant.is_complex() else constant.numpy().tobytes())
+            digest.update(f"{constant.dtype} {tuple(constant.shape)}".encode())
+            digest.update(constant.resolve_conj().resolve_neg().flatten().view(torch.uint8).numpy().tobytes())
         known = f" of {digest.hexdigest()[:16]}" if self.constants else ""
         self.text = f"{'; '.join(lines)} -> {self.results} from {[str(t) for t in self.types]}{known}"
 
@@ -87,7 +88,11 @@ class Function:
             for i in wanted:
                 inputs[i] = inputs[i].detach().requires_grad_()
             results = self(*inputs)
-            found = torch.autograd.grad([results[k] for k in given], [inputs[i] for i in wanted], gradients, allow_unused=True)
+            reached = [(results[k], dy) for k, dy in zip(given, gradients) if results[k].requires_grad]
+            found = [None] * len(wanted)
+            if reached:
+                ys, dys = zip(*reached)
+                found = torch.autograd.grad(ys, [inputs[i] for i in wanted], dys, allow_unused=True)
         with torch.no_grad():
             for to, value in zip(outputs, found):
                 to.zero_() if value is None else to.copy_(value)
@@ -213,7 +218,7 @@ def write_region(writer: "Writer", members: Sequence[int], reasons: dict[int, st
             raise Refusal(f"its result is of {getattr(value, 'dtype', type(value).__name__)}, which the network cannot hold")
     places = [UnsupportedOp(str(n.target), module_path(n), source_line(n), reasons[i]) for i, n in zip(members, nodes) if i in reasons]
     lines = [(n.target, *pytree.tree_map_only(Node, ref, (tuple(n.args), dict(n.kwargs)))) for n in nodes]
-    function = Function(lines, read, [writer.dtype(n) for n in inputs], [v for _, v in constants], places)
+    function = Function(lines, read, [writer.dtype(n) for n in inputs], [v for _, v in constants])
     able = _differentiable(function, inputs, [writer.is_trained(n) for n in inputs])
     function = FUNCTIONS.setdefault(function.text, function)
     writer.enter(next((n for i, n in zip(members, nodes) if i in reasons), nodes[-1]))
@@ -226,6 +231,7 @@ def write_region(writer: "Writer", members: Sequence[int], reasons: dict[int, st
     }
     if not read:
         return
+    writer.fallbacks.append((function.text, places))
     names = writer.emit("FallbackForward", inputs, shapes, attributes, outputs=[f"y{k}" for k in range(len(read))])
     for name, k in zip(names, read):
         writer.values[members[k]] = name
@@ -270,12 +276,14 @@ def _differentiable(function: Function, inputs: Sequence[Node], trained: Sequenc
 # --- running them ----------------------------------------------------------------------------------------------------
 
 FUNCTIONS: dict[str, Function] = {}
+Region = tuple[str, list[UnsupportedOp]]  # its function's text, and what is left to PyTorch in it
 _one_at_a_time = threading.Lock()
 _rehearsals = 0
 
 
 class rehearsal:
-    """While kernels are timed, on buffers without meaning: what PyTorch objects to then is no error."""
+    """While kernels are timed, on buffers without meaning: inputs are zeros then, since not every operator checks what it takes
+    for an index, and what PyTorch objects to is no error."""
 
     def __enter__(self) -> None:
         global _rehearsals
@@ -310,13 +318,9 @@ class Measured:
             self._seen.add((text, key))
             self.bytes[text] = max(taken, self.bytes.get(text, 0))
 
-    def told(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """Of each function, what PyTorch computes there and why, and the bytes; None before it has run."""
-        result = []
-        for text in texts:
-            ops = [{"op": p.op, "module": p.module, "source": p.source, "reason": p.reason} for p in FUNCTIONS[text].places]
-            result.append({"ops": ops, "unplanned_bytes": self.bytes.get(text)})
-        return result
+    def told(self, regions: Sequence[Region]) -> list[dict[str, Any]]:
+        """Of each region, what PyTorch computes there and why, and the bytes; None before it has run."""
+        return [{"ops": [asdict(place) for place in places], "unplanned_bytes": self.bytes.get(text)} for text, places in regions]
 
 
 def run(text: str, backward: bool, inputs: list, outputs: list, given: list[int], wanted: list[int]) -> None:
@@ -324,6 +328,8 @@ def run(text: str, backward: bool, inputs: list, outputs: list, given: list[int]
     function = FUNCTIONS[text]
     into = [torch.from_dlpack(x) for x in outputs]
     tensors = [torch.from_dlpack(x) for x in inputs]
+    if _rehearsals:
+        tensors = [torch.zeros_like(x) for x in tensors]
     first = len(given)
     tensors[first:] = [t.view(torch.bool) if dtype == torch.bool else t for t, dtype in zip(tensors[first:], function.types)]
 

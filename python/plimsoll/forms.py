@@ -57,11 +57,6 @@ class Form:
         return bool(self._fed)
 
     @property
-    def fallbacks(self) -> list[str]:
-        """Of what PyTorch computes in it, the functions."""
-        return [op["attributes"]["function"] for op in self.section["ops"] if op["type"] == "FallbackForward"]
-
-    @property
     def outputs(self) -> dict[str, str]:
         """The caller's names of what he reads after a step, and the network's."""
         return self.converted.outputs

@@ -366,7 +366,8 @@ class Step:
         """What PyTorch computes in the step: of each region its ``ops`` (operator, module, source line, reason) and its
         ``unplanned_bytes``, measured when it first ran."""
         forms = [form for form, _ in [*self._shapes.values(), *self._evaluations.values()]]
-        return self._unplanned.told(list(dict.fromkeys(text for form in forms for text in form.fallbacks)))
+        converted = {id(form): form.converted for form in forms}.values()  # sizes of a last batch share a form
+        return self._unplanned.told([region for one in converted for region in one.fallbacks])
 
     def report(self, path: Union[str, os.PathLike]) -> None:
         """Writes the plan as one HTML file with charts."""

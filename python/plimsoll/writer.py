@@ -70,6 +70,7 @@ class Writer:
         self.values: dict[int, Any] = {}
         self.outputs: dict[str, str] = {}
         self.constant_values: dict[str, Tensor] = {}  # computed constants, by tensor name
+        self.fallbacks: list[tuple] = []  # what PyTorch computes in the step: fallback.Region
         self._op_names: set[str] = set()
         self._maker: dict[str, Document] = {}
         self._salts = 0

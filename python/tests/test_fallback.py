@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import plimsoll
-from plimsoll.fallback import _cycles
+from plimsoll.fallback import Function, Ref, _cycles
 
 LIMITS = dict(threads=1, costs="estimated", progress=False)
 
@@ -157,30 +157,30 @@ def test_what_pytorch_cannot_compute_there_is_refused(function, reason):
         compiled(Middle(function))
 
 
-@torch.library.custom_op("plimsoll_tests::root", mutates_args=())
-def root(x: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("plimsoll_tests::square_root", mutates_args=())
+def square_root(x: torch.Tensor) -> torch.Tensor:
     if bool((x < 0).any()):
         raise ValueError("there is no root of a negative number")
     return x.sqrt()
 
 
-root.register_fake(lambda x: torch.empty_like(x))
-root.register_autograd(
+square_root.register_fake(lambda x: torch.empty_like(x))
+square_root.register_autograd(
     lambda ctx, gradient: gradient / (2 * ctx.saved_tensors[0]),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
 )
 
 
 def test_an_op_of_the_users_own():
-    model = Middle(lambda x: root(x * x + 1))
+    model = Middle(lambda x: square_root(x * x + 1))
     expected = eager(copy.deepcopy(model), 3)
     step = compiled(model)
     assert [step(batch(i)) for i in range(3)] == pytest.approx(expected, rel=2e-5)
-    assert step.fallbacks[0]["ops"][0]["op"] == "plimsoll_tests.root.default"
+    assert step.fallbacks[0]["ops"][0]["op"] == "plimsoll_tests.square_root.default"
 
 
 def test_an_error_there_ends_the_step_with_its_text():
-    step = compiled(Middle(lambda x: root(x + 0.5)))  # of tanh
+    step = compiled(Middle(lambda x: square_root(x + 0.5)))  # of tanh
     with pytest.raises(RuntimeError, match="no root of a negative number"):
         step((torch.full((8, 6), -100.0), batch(0)[1]))
 
@@ -199,6 +199,39 @@ def test_a_step_that_is_collected_while_a_model_is_exported_leaves_its_values():
     torch.export.export(Greedy(), (torch.ones(2),))
     assert all(type(p.data) is torch.Tensor and p.isfinite().all() for p in model.parameters())
     model(batch(0)[0])
+
+
+def test_each_place_is_told_as_its_own():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.early, self.late = Middle(FUNCTIONS["lgamma"]), Middle(FUNCTIONS["lgamma"])
+
+        def forward(self, x):
+            return self.early(x) + self.late(x)
+
+    step = compiled(Two())
+    assert [entry["ops"][0]["module"] for entry in step.fallbacks] == ["early", "late"]
+
+
+def test_nothing_is_rehearsed_with_numbers_without_meaning(monkeypatch):
+    seen = []
+    forward = Function.forward
+    monkeypatch.setattr(Function, "forward", lambda self, i, o: (seen.append(bool(i[0].any())), forward(self, i, o))[1])
+    step = compiled(Middle(FUNCTIONS["lgamma"]), costs="measured")
+    assert seen and not any(seen)
+    step(batch(0))
+    assert seen[-1]
+
+
+def test_a_result_that_leads_to_nothing_wanted():
+    two = Function([(torch.ops.aten.sin.default, (Ref(0),), {}), (torch.ops.aten.cos.default, (Ref(1),), {})], [0, 1],
+                   [torch.float32] * 2, [])  # fmt: skip
+    x, dy, dx = torch.rand(3), torch.ones(3), torch.empty(3)
+    two.backward([dy, dy, x, x], [dx], [0, 1], [0])
+    assert torch.allclose(dx, x.cos())
+    two.backward([dy, x, x], [dx], [1], [0])
+    assert not dx.any()
 
 
 def test_another_fallback_is_refused():

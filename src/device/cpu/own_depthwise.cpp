@@ -1,4 +1,4 @@
-// Weight gradients of depthwise convolutions, sixteen channels side by side. oneDNN's take thirty times its forward pass.
+// Weight gradients of depthwise convolutions, sixteen channels side by side. oneDNN's take many times its forward pass.
 //
 //   dw[c][r][s] = sum over n, h, w of x[n][c][h * stride - before + r * dilation][...] * dy[n][c][h][w]
 //
