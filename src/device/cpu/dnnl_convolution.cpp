@@ -185,9 +185,9 @@ KernelEstimate estimate(const Graph& graph, const Op& op, const Convolution& c, 
                         bool winograd) {
   if (winograd) return {.efficiency = winograd_efficiency(graph, op, c)};
   const bool weights = c.pass == Pass::backward_weights;
-  if (one.is_gemm()) return {.efficiency = weights ? 0.4 : 0.5};
   const Shape& w = tensor_at(graph, op, c.weights).shape;
-  if (weights && c.grouped && w[1] == 1 && w[2] == 1) return {.efficiency = 0.02};  // depthwise
+  if (weights && c.grouped && w[1] == 1 && w[2] == 1) return {.efficiency = 0.02};  // depthwise: slow by GEMM too
+  if (one.is_gemm()) return {.efficiency = weights ? 0.4 : 0.5};
   return {.efficiency = weights ? 0.8 : 0.9};
 }
 
