@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from .aten import CONVERTERS, Refusal, arguments
 from .capture import Captured
-from .divide import Place, has_values
+from .divide import has_values
 from .errors import Unsupported, UnsupportedOp
 from .fallback import Region, in_regions, write_region
 from .program import Program, module_path, source_line
@@ -43,7 +43,6 @@ def write(captured: Captured, program: Program) -> Writer:
         UnsupportedOp(str(node.target), module_path(node), source_line(node), reason)
         for node, reason in ((program.nodes[i], reason) for i, reason in refused.items())
     ]
-    told += _refused_updates(writer)
     if told:
         raise Unsupported(told, hint=_hint(captured, program, refused))
     return writer
@@ -78,6 +77,11 @@ def _attempt(writer: Writer, fallbacks: dict[int, str]) -> tuple[Writer, dict[in
             except Refusal as refusal:
                 refused[i] = str(refusal)
                 writer.values[i] = _stand_in(writer, nodes[i])
+    for buffer, i in writer.division.assigned.items():
+        try:
+            _assign(writer, buffer, i)
+        except Refusal as refusal:
+            refused.setdefault(i, str(refusal))
     return writer, refused
 
 
@@ -113,24 +117,20 @@ def _stand_in(writer: Writer, node: Node) -> Any:
     return name(value, 0) if isinstance(value, Tensor) else None
 
 
-def _refused_updates(writer: Writer) -> list[UnsupportedOp]:
-    """Buffers that the network changes otherwise than by batch norm."""
-    program, result = writer.program, []
-    for buffer, i in program.updates.items():
-        known = writer.values.get(i)
-        if (
-            writer.division.places[i] != Place.NETWORK
-            or known in (buffer, f"{buffer}.next")
-            or program.nodes[i].op == "placeholder"
-        ):
-            continue
-        node = program.nodes[i]
-        producer = node.args[0] if node.target is operator.getitem else node
-        if known is None and str(producer.target).startswith("aten._native_batch_norm"):
-            continue  # of a layer that the loss does not need
-        reason = f"it changes the buffer '{buffer}'; only running statistics of batch norm can change"
-        result.append(UnsupportedOp(str(producer.target), module_path(node), source_line(node), reason))
-    return result
+def _assign(writer: Writer, buffer: str, i: int) -> None:
+    """A buffer takes a value that the network computes, at the end of the step."""
+    node = writer.program.nodes[i]
+    writer.enter(node)
+    if not writer.captured.training:
+        raise Refusal(f"it changes the buffer '{buffer}' in evaluation, which leaves everything as it is; change it in training alone")
+    value = writer.value(node)
+    if writer.tensors.get(writer.root(value), {}).get("role") == "statistic":  # which may be assigned as well
+        value = writer.value(writer.pointwise("mul({0},1.0)", [value], "copy"))
+    before = writer.value(writer.program.buffer(buffer))
+    if writer.dtype_of[value] != writer.dtype_of[before]:
+        raise Refusal(f"it writes {writer.dtype_of[value]} into the buffer '{buffer}', which is {writer.dtype_of[before]}")
+    shape, dtype = writer.shape_of[before], writer.dtype_of[before]
+    writer.emit("Assign", [before, value], shape, part="assign", outputs=[f"{buffer}.next"], dtype=dtype)
 
 
 def _without_unread(writer: Writer, kept: Sequence[str]) -> tuple[list[Document], set[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Collection, Mapping, Optional, Sequence
@@ -60,6 +61,7 @@ class Division:
     prelude: list[int]  # nodes whose values PyTorch computes before the step
     constants: list[int]
     dynamic: dict[str, int]  # buffers that PyTorch advances, since no parameter is in their update
+    assigned: dict[str, int]  # buffers that take a value that the network computes: those of batch norm are not among them
     samples: dict[int, Tensor]  # what is the same for every sample: the value for one, a row
 
 
@@ -149,7 +151,8 @@ def divide(program: Program, second: Optional[Program], buffers: Mapping[str, Te
 
     network: set[int] = set()
     outside: dict[Place, set[int]] = {Place.INPUT: set(), Place.CONSTANT: set()}
-    waiting = [program.loss, *program.outputs.values()]
+    assigned = {name: i for name, i in program.updates.items() if _is_assigned(program, places, name, i)}
+    waiting = [program.loss, *program.outputs.values(), *assigned.values()]
     while waiting:
         i = waiting.pop()
         if i in network or any(i in found for found in outside.values()):
@@ -163,7 +166,15 @@ def divide(program: Program, second: Optional[Program], buffers: Mapping[str, Te
     samples = _same_for_every_sample(program, second, outside[Place.INPUT], places, buffers)
     prelude = sorted(outside[Place.INPUT] - samples.keys())
     updates = {name: program.updates[name] for name in dynamic}
-    return Division(places, sorted(network), prelude, sorted(outside[Place.CONSTANT]), updates, samples)
+    return Division(places, sorted(network), prelude, sorted(outside[Place.CONSTANT]), updates, assigned, samples)
+
+
+def _is_assigned(program: Program, places: Sequence[Place], buffer: str, i: int) -> bool:
+    node, source = program.nodes[i], program.sources.get(i)
+    if places[i] != Place.NETWORK or (source is not None and source.name == buffer):
+        return False
+    producer = node.args[0] if node.target is operator.getitem else node
+    return not str(getattr(producer, "target", "")).startswith("aten._native_batch_norm")
 
 
 def _same_for_every_sample(

@@ -63,6 +63,10 @@ class Program:
     def __post_init__(self) -> None:
         self.index = {node: i for i, node in enumerate(self.nodes)}
 
+    def buffer(self, name: str) -> Node:
+        """What stands for a buffer as it is before the step."""
+        return self.nodes[next(i for i, source in self.sources.items() if source.kind == "buffer" and source.name == name)]
+
     def name_inputs(self, names: Sequence[str]) -> None:
         for source in self.sources.values():
             if source.kind == "input":
@@ -142,7 +146,9 @@ def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: M
         elif spec.kind == OutputKind.USER_OUTPUT:
             results.append(by_name[spec.arg.name])
         elif spec.kind != OutputKind.TOKEN:
-            raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its input '{spec.target}'")])
+            told = str(spec.target).removeprefix(WRAPPED)
+            what = "parameter" if spec.kind == OutputKind.PARAMETER_MUTATION else "input"
+            raise Unsupported([UnsupportedOp("torch.export", "", "", f"the model changes its {what} '{told}' in its forward pass")])
     loss, outputs = pytree.tree_unflatten(results, exported.call_spec.out_spec)  # as Joined.forward returns them
     return Program(batch, nodes, sources, loss, outputs, updates, dict(exported.constants))
 

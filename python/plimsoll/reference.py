@@ -118,7 +118,7 @@ FUNCTIONS: dict[str, Callable] = {
     "or": lambda x, y: (x != 0) | (y != 0),
     **{
         name: getattr(torch, name)
-        for name in ("""abs exp log log1p expm1 sqrt rsqrt reciprocal sin cos erf sigmoid tanh relu sign floor round
+        for name in ("""abs exp log log1p expm1 sqrt rsqrt reciprocal sin cos atan erf sigmoid tanh relu sign floor round
             eq ne lt le gt ge""".split())
     },
 }
@@ -165,6 +165,11 @@ def relu(op: Op, x: list[Tensor], state: Run):
 @kernel("Add")
 def add(op: Op, x: list[Tensor], state: Run):
     return sum(x[1:], x[0])
+
+
+@kernel("Assign")
+def assign(op: Op, x: list[Tensor], state: Run):
+    return x[1].detach()
 
 
 @kernel("StopGradient")

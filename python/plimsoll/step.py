@@ -493,6 +493,8 @@ def fits(
     exact: bool = False,
     threads: int = 0,
     device: str = "cpu",
+    accumulate: int = 1,
+    clip_grad_norm: float = 0.0,
     call: Optional[Callable[[nn.Module, Any], Any]] = None,
     fallback: Optional[str] = None,
 ) -> dict[str, Any]:
@@ -502,7 +504,7 @@ def fits(
     takes for it is not counted."""
     _, converted, groups = _captured(model, optimizer, loss, example, None, call, fallback)
     options = _core_options(
-        optimizer, groups, 1, 0.0, memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
+        optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
         held_bytes=_held(model, memory_is), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",
     )
     return json.loads(_core.fits(json.dumps(converted.document), options))

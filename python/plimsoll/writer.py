@@ -150,6 +150,12 @@ class Writer:
         """Whether an op of this type wrote the tensor."""
         return name in self._maker and self._maker[name]["type"] == kind
 
+    def root(self, name: str) -> str:
+        """The tensor whose elements a tensor has in another shape."""
+        while self.maker_is(name, "Reshape"):
+            name = self._maker[name]["inputs"][0]
+        return name
+
     def next_of(self, node: Node) -> Optional[str]:
         """The buffer whose next value a node gives."""
         i = self.program.index[node]
@@ -195,9 +201,7 @@ class Writer:
 
     def reshape(self, x: Readable, shape: Sequence[int], part: str = "reshape") -> str:
         """Nothing where the shape is that already; of several reshapes in a row, the last."""
-        name, shape = self.value(x), list(shape)
-        while self.maker_is(name, "Reshape"):
-            name = self._maker[name]["inputs"][0]
+        name, shape = self.root(self.value(x)), list(shape)
         if self.shape_of[name] == shape:
             return name
         return self.emit("Reshape", [name], shape, {"shape": shape}, part, dtype=self.dtype_of[name])

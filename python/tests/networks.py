@@ -226,6 +226,31 @@ class Routed(nn.Module):
         return self.head(y.sort(-1, descending=True)[0])
 
 
+class Quantized(nn.Module):
+    """Codes that move towards what comes to them, behind a layer of spectral norm: buffers that the network changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(9, 6), nn.Linear(6, 10)
+        self.register_buffer("codes", floats("codes", 7, 6))
+        self.register_buffer("counts", torch.ones(7))
+        self.register_buffer("u", floats("u", 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.inner.weight
+        with torch.no_grad():
+            v = F.normalize(w.t() @ self.u, dim=0)
+            self.u.copy_(F.normalize(w @ v, dim=0))
+        z = F.linear(x, w / torch.dot(self.u.clone(), w @ v), self.inner.bias)
+        nearest = (z.detach()[:, None] - self.codes).square().sum(2).argmin(1)
+        code = self.codes[nearest]
+        with torch.no_grad():
+            came = F.one_hot(nearest, 7).to(z.dtype)
+            self.counts.mul_(0.75).add_(came.sum(0), alpha=0.25)
+            self.codes.add_(came.t() @ (z - code) / self.counts[:, None], alpha=0.5)
+        return self.head(z + (code - z).detach())
+
+
 def classified(output: Tensor, batch: Any) -> Tensor:
     return F.cross_entropy(output, batch[1])
 
@@ -270,6 +295,7 @@ EXAMPLES = {
     "video": Example(Video, weighed, ((2, 4, 6, 6), (4, 6, 6)), ("floats", 3)),
     "gated": Example(Gated, classified, ((9,), ()), (20, 10)),
     "message": Example(Message, weighed, ((5, 4), (5,)), ("floats", 3)),
+    "quantized": Example(Quantized, classified, ((9,), ()), ("floats", 10)),
     "routed": Example(Routed, next_word, ((7,), (7,)), (20, 20)),
 }
 

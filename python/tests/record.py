@@ -16,7 +16,8 @@ of it, in double precision:
     loss        the loss
     gradients   for every parameter, the sum of the absolute values of its gradient, and the gradient's sum weighed by
                 numbers("gradient/" + name, count)
-    statistics  for every running statistic, the sum of its absolute values after the step
+    statistics  for every running statistic, and every other buffer that the network changes, the sum of its absolute values
+                after the step
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def expected(example: Example, captured: Captured, converted: Converted) -> dict
     loss = example.loss(model(batch[0].double() if batch[0].is_floating_point() else batch[0]), batch)
     loss.backward()
     section = converted.document["training"]
+    changing = {op["inputs"][0] for op in section["ops"] if op["type"] == "Assign"}
     return {
         "batch": BATCH,
         "seed": SEED,
@@ -74,7 +76,9 @@ def expected(example: Example, captured: Captured, converted: Converted) -> dict
         "loss": float(loss.detach()),
         "gradients": {name: sums(name, p.grad) for name, p in model.named_parameters() if p.grad is not None},
         "statistics": {
-            n: float(b.abs().sum()) for n, b in model.named_buffers() if n.endswith(("running_mean", "running_var"))
+            n: float(b.abs().sum())
+            for n, b in model.named_buffers()
+            if n in changing or n.endswith(("running_mean", "running_var"))
         },
     }
 

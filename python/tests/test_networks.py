@@ -48,7 +48,7 @@ def without_origin(document: dict) -> dict:
 
 
 def test_the_recorded_files_name_only_ops_that_the_contract_has():
-    known = """AdaptiveAvgPoolForward AdaptiveMaxPoolForward Add AttentionForward AvgPoolForward BatchNormForward Bernoulli Cast Concat Constant
+    known = """AdaptiveAvgPoolForward AdaptiveMaxPoolForward Add Assign AttentionForward AvgPoolForward BatchNormForward Bernoulli Cast Concat Constant
     ConvForward ConvTransposeForward CumulativeSum DropoutForward Embedding Expand FullyConnectedForward Gather GatherBackward GroupNormForward Index
     IndexBackward IndexSelect IndexSelectBackward LayerNormForward MatMul MaxPoolForward Pad Permute Pointwise RandomNormal RecurrentForward Reduce ReluForward Reshape ResizeForward RmsNormForward Slice
     SoftmaxCrossEntropyForward SoftmaxForward Sort StopGradient TopK""".split()

@@ -186,6 +186,8 @@ def test_fits_needs_no_weights():
     told = plimsoll.fits(model, optimizer, loss=cross_entropy, example=batch(0), memory="1GiB")
     assert told["feasible"] and told["minimum_bytes"] > 3 * 4 * 768 * 4096 and told["step_time_ms"] > 0
     assert not plimsoll.fits(model, optimizer, loss=cross_entropy, example=batch(0), memory="1MiB")["feasible"]
+    summed = plimsoll.fits(model, optimizer, loss=cross_entropy, example=batch(0), memory="1GiB", accumulate=4)
+    assert summed["minimum_bytes"] >= told["minimum_bytes"] + 4 * 768 * 4096, "a sum of gradients beside each parameter"
 
 
 def test_evaluates_in_the_same_memory():
@@ -286,6 +288,86 @@ def test_what_is_not_supported_is_refused_by_name():
     step._optimizer.param_groups[0]["momentum"] = 0
     with pytest.raises(ValueError, match="group 0: its form of momentum"):
         step(batch(0))
+
+
+class Following(nn.Module):
+    """Buffers that the forward pass changes: a mean that it subtracts, two that are exchanged, a weight as it was, a count."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 4)
+        for name in ("mean", "a", "b"):
+            self.register_buffer(name, torch.randn(8))
+        self.register_buffer("before", torch.zeros(4, 8))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        y = self.inner(x) - self.mean + self.a * self.b
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(y.mean(0), alpha=0.1)
+                a = self.a + 0 * self.mean
+                self.a.copy_(self.b + 0 * self.mean)
+                self.b.copy_(a)
+                self.before.copy_(self.head.weight)
+                self.count += 1
+        return self.head(y.relu()) + self.before.sum()
+
+
+def test_buffers_that_the_network_changes_are_pytorchs():
+    def rows(number, size):
+        generator = torch.Generator().manual_seed(number)
+        return torch.randn(size, 8, generator=generator), torch.randint(0, 4, (size,), generator=generator)
+
+    torch.manual_seed(3)
+    first = Following()
+    batches = [rows(i, 8 if i % 3 else 5) for i in range(7)]
+    theirs = copy.deepcopy(first)
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for batch in batches:
+        reference.zero_grad()
+        loss = cross_entropy(theirs(batch[0]), batch)
+        loss.backward()
+        reference.step()
+        losses.append(loss.item())
+    minimum = None
+    for memory in ("1KiB", None, "2MiB"):
+        ours = copy.deepcopy(first)
+        optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
+        settings = dict(loss=cross_entropy, example=rows(0, 8), memory=memory or minimum, exact=True, **LIMITS)
+        if memory == "1KiB":
+            with pytest.raises(plimsoll.Infeasible) as told:
+                plimsoll.compile(ours, optimizer, **settings)
+            minimum = told.value.minimum_bytes
+            continue
+        step = plimsoll.compile(ours, optimizer, **settings)
+        assert [step(batch) for batch in batches] == pytest.approx(losses, rel=1e-5)
+        expected = theirs.state_dict()
+        for key, value in ours.state_dict().items():
+            assert torch.allclose(value, expected[key], atol=1e-6), key
+        theirs.eval()
+        with torch.no_grad():
+            assert step.evaluate(rows(9, 8)) == pytest.approx(cross_entropy(theirs(rows(9, 8)[0]), rows(9, 8)).item(), rel=1e-5)
+
+
+def test_evaluation_changes_no_buffer():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(8, 4)
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x):
+            y = super().forward(x)
+            self.seen.add_(y.detach().sum(0))
+            return y
+
+    model = Counting()
+    rows = torch.randn(6, 8), torch.randint(0, 4, (6,))
+    step = plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=cross_entropy, example=rows, memory="2MiB", **LIMITS)
+    step(rows)
+    with pytest.raises(plimsoll.Unsupported, match="changes the buffer 'seen' in evaluation"):
+        step.evaluate(rows)
 
 
 def test_an_exported_file_is_the_same_network(tmp_path):

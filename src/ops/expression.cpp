@@ -63,6 +63,7 @@ constexpr FunctionRow kTable[] = {
     {"square", 1, 1, [](const double* v) { return v[0] * v[0]; }},
     {"sin", 1, 20, [](const double* v) { return std::sin(v[0]); }},
     {"cos", 1, 20, [](const double* v) { return std::cos(v[0]); }},
+    {"atan", 1, 25, [](const double* v) { return std::atan(v[0]); }},
     {"erf", 1, 40, [](const double* v) { return std::erf(v[0]); }},
     {"sigmoid", 1, 20, [](const double* v) { return sigmoid(v[0]); }},
     {"tanh", 1, 30, [](const double* v) { return std::tanh(v[0]); }},
@@ -539,6 +540,7 @@ int32_t ExpressionBuilder::contribution(int32_t i, int which, int32_t g) {
     case F::square: return times(f2(F::mul, x, num(2)));
     case F::sin: return times(f1(F::cos, x));
     case F::cos: return f1(F::neg, times(f1(F::sin, x)));
+    case F::atan: return f2(F::div, g, f2(F::add, f1(F::square, x), num(1)));
     case F::erf: return times(f2(F::mul, f1(F::exp, f1(F::neg, f1(F::square, x))), num(2 / std::sqrt(kPi))));
     case F::sigmoid: return times(f2(F::mul, i, f2(F::sub, num(1), i)));
     case F::tanh: return times(f2(F::sub, num(1), f1(F::square, i)));

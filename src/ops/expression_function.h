@@ -34,6 +34,7 @@ enum class Function : uint8_t {
   square,
   sin,
   cos,
+  atan,
   erf,
   sigmoid,
   tanh,

@@ -10,6 +10,7 @@ namespace plimsoll {
 std::vector<OpType> accumulate_ops();       // accumulate.cpp: sums of gradients over batches
 std::vector<OpType> activation_ops();       // activation.cpp: ReLU, leaky ReLU, sigmoid, tanh
 std::vector<OpType> add_ops();              // add.cpp
+std::vector<OpType> assign_ops();           // assign.cpp: a state takes a computed value
 std::vector<OpType> attention_ops();        // attention.cpp
 std::vector<OpType> batch_norm_ops();       // batch_norm.cpp
 std::vector<OpType> bias_ops();             // bias.cpp
@@ -44,6 +45,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     accumulate_ops,
     activation_ops,
     add_ops,
+    assign_ops,
     attention_ops,
     batch_norm_ops,
     bias_ops,

@@ -342,6 +342,12 @@ inline std::vector<Case> clip_cases() {
 inline std::vector<Case> accumulation_cases() {
   std::vector<Case> cases;
   const int64_t on = 1;
+  for (const Shape& shape : {Shape{20, 16, 3, 3}, Shape{5}, Shape{1000, 33}, Shape{}}) {
+    cases.push_back({"Assign", to_string(shape), [=](CaseBuilder& b) {
+                       b.op("Assign", {b.normal(shape), b.normal(shape)});
+                     }});
+  }
+  cases.push_back({"Assign", "i64", [](CaseBuilder& b) { b.op("Assign", {b.number(3), b.number(5)}); }});
   for (const Shape& shape : {Shape{20, 16, 3, 3}, Shape{5}, Shape{1000, 33}}) {
     for (const int64_t count : {0, 1, 5}) {
       cases.push_back(
@@ -392,9 +398,9 @@ inline std::vector<Case> pointwise_cases() {
                        }});
     }
   }
-  for (const char* one : {"neg",  "abs",         "exp",       "expm1", "reciprocal", "square",    "sin",  "cos",
-                          "erf",  "sigmoid",     "tanh",      "relu",  "gelu",       "gelu_tanh", "silu", "softplus",
-                          "mish", "hardsigmoid", "hardswish", "sign",  "floor",      "round",     "not"}) {
+  for (const char* one : {"neg",      "abs",  "exp",         "expm1",     "reciprocal", "square", "sin",       "cos",
+                          "atan",     "erf",  "sigmoid",     "tanh",      "relu",       "gelu",   "gelu_tanh", "silu",
+                          "softplus", "mish", "hardsigmoid", "hardswish", "sign",       "floor",  "round",     "not"}) {
     cases.push_back({"Pointwise", one, [=](CaseBuilder& b) {
                        b.op("Pointwise", {b.normal({3, 333}, 0, 3)}, expression(fmt::format("{}(x0)", one)));
                      }});

@@ -34,6 +34,13 @@ EXPRESSIONS = {
     "tan.default": "div(sin({self}),cos({self}))",
     "sinh.default": "mul(sub(exp({self}),exp(neg({self}))),0.5)",
     "cosh.default": "mul(add(exp({self}),exp(neg({self}))),0.5)",
+    "atan.default": "atan({self})",
+    # Of quotients that are right at both ends, where a difference to a quarter turn would have lost its digits.
+    "asin.default": "atan(div({self},sqrt(mul(sub(1.0,{self}),add(1.0,{self})))))",
+    "acos.default": "mul(atan(sqrt(div(sub(1.0,{self}),add(1.0,{self})))),2.0)",
+    "asinh.default": "mul(sign({self}),log1p(add(abs({self}),div(square({self}),add(sqrt(add(square({self}),1.0)),1.0)))))",
+    "acosh.default": "log1p(add(sub({self},1.0),sqrt(mul(sub({self},1.0),add({self},1.0)))))",
+    "atanh.default": "mul(sub(log1p({self}),log1p(neg({self}))),0.5)",
     "tanh.default": "tanh({self})",
     "erf.default": "erf({self})",
     "erfc.default": "sub(1.0,erf({self}))",
@@ -175,6 +182,18 @@ def _indices_divided(w: "Writer", node: Node, a: Arguments):
         _expect_float_or_bool(w, node)
     y = w.pointwise("floor(div(add({0},0.5),{1}))", [a["self"], by], "whole")
     return w.emit("Cast", [y], w.shape(node), {"dtype": "i64"}, dtype="i64")
+
+
+@converts("atan2.default")
+def atan2(w: "Writer", node: Node, a: Arguments):
+    """By the smaller over the larger of the two, so that no quotient is infinite and every gradient is finite."""
+    y, x = a["self"], a["other"]
+    flat = "ge(abs({1}),abs({0}))"
+    below = f"where({flat},{{1}},{{0}})"
+    angle = f"atan(div(where({flat},{{0}},{{1}}),where(eq({below},0.0),1.0,{below})))"
+    left = f"where(lt({{1}},0.0),where(lt({{0}},0.0),{-math.pi!r},{math.pi!r}),0.0)"
+    upright = f"where(lt({{0}},0.0),{-math.pi / 2!r},{math.pi / 2!r})"
+    return w.pointwise(f"where({flat},add({angle},{left}),sub({upright},{angle}))", [y, x])
 
 
 @converts("clamp.default", "clamp.Tensor")

@@ -90,6 +90,7 @@ PLIMSOLL_UNARY(ReciprocalRow, one() / x)
 PLIMSOLL_UNARY(SquareRow, x* x)
 PLIMSOLL_UNARY(SinRow, sine_or_cosine<false>(x))
 PLIMSOLL_UNARY(CosRow, sine_or_cosine<true>(x))
+PLIMSOLL_UNARY(AtanRow, arc_tangent(x))
 PLIMSOLL_UNARY(ErfRow, error_function(x))
 PLIMSOLL_UNARY(SigmoidRow, sigmoid_of(x))
 PLIMSOLL_UNARY(TanhRow, hyperbolic_tangent(x))
@@ -137,9 +138,9 @@ constexpr std::array<RowLoop, sizeof...(Rows)> row_loops() {
 constexpr auto kRowLoops =
     row_loops<AddRows, SubRows, MulRows, DivRows, PowRows, MaxRows, MinRows, EqRows, NeRows, LtRows, LeRows, GtRows,
               GeRows, AndRows, OrRows, NegRow, AbsRow, ExpRow, LogRow, Log1pRow, Expm1Row, SqrtRow, RsqrtRow,
-              ReciprocalRow, SquareRow, SinRow, CosRow, ErfRow, SigmoidRow, TanhRow, ReluRow, GeluRow, GeluTanhRow,
-              SiluRow, SoftplusRow, MishRow, HardsigmoidRow, HardswishRow, SignRow, FloorRow, RoundRow, NotRow,
-              LeakyReluRows, EluRows, ClampRows, ClampRows, WhereRows>();
+              ReciprocalRow, SquareRow, SinRow, CosRow, AtanRow, ErfRow, SigmoidRow, TanhRow, ReluRow, GeluRow,
+              GeluTanhRow, SiluRow, SoftplusRow, MishRow, HardsigmoidRow, HardswishRow, SignRow, FloorRow, RoundRow,
+              NotRow, LeakyReluRows, EluRows, ClampRows, ClampRows, WhereRows>();
 static_assert(kRowLoops.size() == kFunctions);
 
 // Rows are slots: of scratch, of a number, of an input, and the output's.

@@ -36,7 +36,7 @@ TEST(OwnPointwise, FunctionsHoldFarOutAndNearZero) {
        {0.0, 1e-30, 1e-20, 1e-6, 1e-3, 0.3, 0.99, 1.01, 5.0, 20.0, 80.0, 87.5, 88.6, 1e3, 8000.0, 9000.0, 1e5})
     x.push_back(static_cast<float>(m)), x.push_back(static_cast<float>(-m));
   for (const char* name : {"erf", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "softplus", "mish", "sin", "cos",
-                           "hardswish", "round", "floor", "sign", "square"}) {
+                           "atan", "hardswish", "round", "floor", "sign", "square"}) {
     const double size = std::string(name) == "square" ? 1e-15 : 5e-7;  // of the largest element
     expect_like_reference({.type = "Pointwise",
                            .inputs = {{{static_cast<int64_t>(x.size())}}},
@@ -46,7 +46,8 @@ TEST(OwnPointwise, FunctionsHoldFarOutAndNearZero) {
   }
   // In parts of themselves: what is small is right, too.
   for (const char* text : {"div(log1p(x0),x0)", "div(expm1(x0),x0)", "div(erf(x0),x0)", "div(tanh(x0),x0)",
-                           "div(exp(mul(x0,80)),exp(mul(x0,80)))", "log(exp(mul(x0,85)))", "exp(log(abs(x0)))"}) {
+                           "div(atan(x0),x0)", "div(atan(mul(x0,5)),x0)", "div(exp(mul(x0,80)),exp(mul(x0,80)))",
+                           "log(exp(mul(x0,85)))", "exp(log(abs(x0)))"}) {
     std::vector<double> small;
     for (int i = 1; i <= 64; ++i) {
       small.push_back(static_cast<float>(i / 65.0)), small.push_back(static_cast<float>(-i / 65.0));

@@ -1,6 +1,7 @@
 // Optimizer updates: each parameter in one pass over it, its gradient and its states, whatever their common layout.
 // Padding stays zero: its gradient is. Sums of gradients over batches (ops/accumulate.cpp) are made here, too.
 #include <cmath>
+#include <cstring>
 
 #include "device/cpu/own.h"
 #include "device/cpu/own_vector.h"
@@ -43,6 +44,24 @@ class AccumulateGradient : public Update {
       for_each_vector([&](int64_t i, auto n) { store(next + i, load(sum + i, n) + load(g + i, n), n); });
     }
   }
+};
+
+class Assign : public OwnKernel {
+ public:
+  Assign(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads), bytes_(graph.tensor(op.inputs[0]).bytes().count) {
+    require_one_layout(graph, op, graph.tensor(op.inputs[0]).shape);
+  }
+  void run() override {
+    for_each_part(parts_, [&](int part) {
+      const Range range = share(bytes_, part, parts_, kCacheLine);
+      std::memcpy(output<std::byte>(0) + range.begin, input<std::byte>(1) + range.begin, range.end - range.begin);
+    });
+  }
+
+ private:
+  static constexpr int64_t kCacheLine = 64;
+  int64_t bytes_;
 };
 
 // The gradient as it is, or multiplied by a scalar.
@@ -213,6 +232,7 @@ class ScaleGradient : public Update {
 
 std::vector<NamedFactory> update_kernels() {
   return {{"AccumulateGradient", {own_specs_any_layout, make_own<AccumulateGradient>}},
+          {"Assign", {own_specs_any_layout, make_own<Assign>}},
           {"ClipScale", {own_specs_any_layout, make_own<ClipScale>}},
           {"ScaleGradient", {own_specs_any_layout, make_own<ScaleGradient>}},
           {"SgdUpdate", {own_specs_any_layout, make_own<SgdUpdate>}},

@@ -1,5 +1,6 @@
 // Optimizers. They run over the storage as it lies, padding included: it stays zero.
 #include "device/cuda/kernels.h"
+#include "ops/move.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cuda {
@@ -26,6 +27,22 @@ class AccumulateKernel final : public CudaKernel {
   }
 
   int64_t count_;
+};
+
+class AssignKernel final : public CudaKernel {
+ public:
+  AssignKernel(const Context& context, const Graph& graph, const Op& op)
+      : CudaKernel(context, graph, op), count_(stored(graph, op)), width_(element_width(graph.tensor(op.inputs[0]))) {}
+
+ private:
+  void work() override {
+    with_width(width_, [&](auto zero) {
+      using T = decltype(zero);
+      launch(CopyElements<T>{.to = output<T>(0), .from = input<T>(1)}, count_);
+    });
+  }
+
+  int64_t count_, width_;
 };
 
 class SgdKernel final : public CudaKernel {
@@ -106,6 +123,7 @@ class AdamKernel final : public CudaKernel {
 
 std::vector<NamedFactory> update_kernels() {
   return {{"AccumulateGradient", {own_specs_any_layout, make_own<AccumulateKernel>}},
+          {"Assign", {own_specs_any_layout, make_own<AssignKernel>}},
           {"SgdUpdate", {own_specs_any_layout, make_own<SgdKernel>}},
           {"AdamUpdate", {own_specs_with_workspace<AdamKernel>, make_own<AdamKernel>}}};
 }

@@ -134,6 +134,14 @@ struct Accumulate {
   PLIMSOLL_BODY void run(int64_t i) const { sum_next[i] = *count == 0 ? g[i] : sum[i] + g[i]; }
 };
 
+template <class T>
+struct CopyElements {
+  using Kind = EachElement;
+  T* to;
+  const T* from;
+  PLIMSOLL_BODY void run(int64_t i) const { to[i] = from[i]; }
+};
+
 // What one step's update shares, made once before it: powers are dear.
 struct AdamFactors {
   using Kind = EachElement;

@@ -113,6 +113,7 @@ struct RunExpression {
       PLIMSOLL_CASE(square, x[k] * x[k])
       PLIMSOLL_CASE(sin, sinf(x[k]))
       PLIMSOLL_CASE(cos, cosf(x[k]))
+      PLIMSOLL_CASE(atan, atanf(x[k]))
       PLIMSOLL_CASE(erf, erff(x[k]))
       PLIMSOLL_CASE(sigmoid, 1 / (1 + expf(-x[k])))
       PLIMSOLL_CASE(tanh, tanhf(x[k]))
