@@ -65,7 +65,7 @@ class Part:
     def command(self, options):
         """What would measure this part again."""
         flags = [f"--{flag} {getattr(options, flag):g}" for flag, usual in DEFAULTS.items() if self.repeated and getattr(options, flag) != usual]
-        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "python", "tight"))
+        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "python", "networks", "tight"))
         return " ".join(["bench/bench.py", self.name, *flags])
 
     def seconds(self, options):
@@ -377,6 +377,28 @@ def python(o, model, batch):
     finally:
         contest.close()
     return [{**contest.row(model, batch, times), "python_share": statistics.median(own) if own else None}]
+
+
+LONG = ("nanogpt", "llama", "t5", "bert_cls", "lstm", "timm_convnextv2", "unet_bn", "unet_gn", "shufflenet")
+KEPT_OF_A_NETWORK = ("network", "family", "state", "said", "stage", "parameters", "seeds", "gradient_error", "eager_gradient_error", "worst_parameter",
+                     "worst_parameter_factor", "loss_error", "drift", "late_drift", "eager_drift", "eager_late_drift", "judged_by_fp32", "peak_bytes",
+                     "measured_peak_bytes", "minimum_bytes", "proven", "measured_peak_at_minimum", "same_bits", "same_bits_at_60_percent")
+
+
+@part("networks", 60, [("pytorch_zoo", 3), ("pytorch_zoo", 200, *LONG)], [("pytorch_zoo", 3, "nanogpt")])
+def networks(o, zoo, steps, *only):
+    """People's networks through the Python package: loss and gradients against PyTorch's, and the same bits in less memory (python_networks.py)."""
+    if not o.torch:
+        raise RuntimeError("the part `networks` needs --torch PYTHON: a Python program that has torch, torchvision, timm, transformers, nanobind and "
+                           "scikit-build-core")
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "rows.json"
+        command = [o.torch, "-W", "ignore", ROOT / "bench/python_networks.py", ROOT / f"bench/{zoo}.py", "--steps", steps, "--out", out]
+        done = subprocess.run(list(map(str, command + ["--only", ",".join(only)] * bool(only))), stdout=sys.stderr,
+                              env={**os.environ, "PYTHONPATH": str(package(o.torch))})
+        if not out.exists():
+            raise RuntimeError(f"python_networks.py ended with {done.returncode} and told nothing")
+        return [{"steps": steps, **{key: row.get(key) for key in KEPT_OF_A_NETWORK}} for row in json.loads(out.read_text())["rows"]]
 
 
 POLICIES = ["auto", "superneurons", "vdnn", "dymem", "mxnet", "tensorflow"]
@@ -924,7 +946,7 @@ class Run:
 def options_from(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=["all", *PARTS], metavar="PART", help=f"all, or of {', '.join(PARTS)}")
-    parser.add_argument("--torch", metavar="PYTHON", help="a Python program that has torch, for peers, python and tight")
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python program that has torch, for peers, python, networks and tight")
     parser.add_argument("--rounds", type=int, default=DEFAULTS["rounds"], help="so often each is measured, in turns (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=DEFAULTS["seconds"], help="about so long each time (default: %(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only cases with this word, such as a network; the others stay")

@@ -10,8 +10,9 @@ Of each network, in a process of its own: a few steps in eager PyTorch; the same
 took, with host memory beside it; and in the least memory that an Infeasible answer names, without. Compared are the loss and all gradients
 of the first step, with PyTorch's in double precision: "gradient_error" is the norm of the difference over the gradient's norm, all
 parameters together, beside what PyTorch's own fp32 is off by; "worst_parameter" is the one whose gradient is off by most against PyTorch's own error of it.
-(Later losses drift apart in networks that magnify rounding, as batch norm over two samples does: "drift" tells by how much at most, "late_drift" of the
-mean of the last 20 steps, where there are 40 or more.) A row's "state" is
+(Later losses drift apart in networks that magnify rounding, as batch norm over two samples does: "drift" tells by how much at most, over the first 20
+steps, "late_drift" of the mean of the last 20, where there are 40 or more. With --steps 20 or more stands beside them, as "eager_drift" and
+"eager_late_drift", how far PyTorch's own single precision is from its double precision.) A row's "state" is
 
   trains      all ran, the first loss is PyTorch's, the gradients no worse than twice PyTorch's own, and less memory gave the same bits
   differs     all ran, and something is not the same: "loss_error", "gradient_error", "same_bits", "same_bits_at_60_percent"
@@ -81,6 +82,11 @@ def run_one(options, name, row):
             exact = {name: g.double() for name, g in single.items()}
         row["eager_gradient_error"] = difference(single, exact)
         row["eager_loss"], row["eager_step_ms"] = eager(model, optimizer(), args, keywords, options.steps)
+        if options.steps >= LAST_STEPS and "judged_by_fp32" not in row:
+            model.load_state_dict(start)
+            double = copy.deepcopy(model).double()
+            sgd = torch.optim.SGD(double.parameters(), lr=options.lr, momentum=0.9)
+            add_drifts(row, "eager_", row["eager_loss"], eager(double, sgd, *doubled((args, keywords)), options.steps)[0])
 
     import plimsoll
 
@@ -109,10 +115,7 @@ def run_one(options, name, row):
     told = step.plan
     row |= {"peak_bytes": told["peak_bytes"], "measured_peak_bytes": told["measured_peak_bytes"]}
     if "eager_loss" in row:
-        row["drift"] = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(row["loss"], row["eager_loss"]))
-        last = [sum(losses[-LAST_STEPS:]) / LAST_STEPS for losses in (row["loss"], row["eager_loss"])]
-        if options.steps >= 2 * LAST_STEPS:
-            row["late_drift"] = abs(last[0] - last[1]) / max(abs(last[1]), 1e-3)
+        add_drifts(row, "", row["loss"], row["eager_loss"])
     del step
 
     row["stage"] = "60 % with host memory"
@@ -135,6 +138,14 @@ def run_one(options, name, row):
     row["same_bits"] = tight == row["loss"]
     row["state"] = "trains" if row["same_bits"] and row["same_bits_at_60_percent"] and is_pytorchs(row) else "differs"
     del row["stage"]
+
+
+def add_drifts(row, prefix, found, expected):
+    """How far losses are from others: at most, over the first steps, and in the mean of the last."""
+    row[f"{prefix}drift"] = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(found[:LAST_STEPS], expected))
+    if len(found) >= 2 * LAST_STEPS:
+        a, b = (sum(losses[-LAST_STEPS:]) / LAST_STEPS for losses in (found, expected))
+        row[f"{prefix}late_drift"] = abs(a - b) / max(abs(b), 1e-3)
 
 
 def is_pytorchs(row):

@@ -180,6 +180,34 @@ def python(r):
             f"{percent(worst[0], 0)} ({worst[1]}).\n\n{peers_table(r, Ages(r))}")
 
 
+@section("networks", "People's networks, against PyTorch")
+def networks(r):
+    ages, short, long = Ages(r), [], []
+    error = lambda x, key: "" if x[key] is None else f"{x[key]:.0e}"
+    for x in r.rows():
+        name = f"{x['network']}{ages.mark(x['run'])}"
+        if x["state"] not in ("trains", "differs"):
+            (short if x["steps"] < 20 else long).append((name, f"{x['state']}: {x['said']}", *[""] * 6))
+        elif x["steps"] < 20:
+            short.append((name, x["state"], error(x, "loss_error"), error(x, "gradient_error"), error(x, "eager_gradient_error"),
+                          f"{x['worst_parameter_factor']:.1f}", f"{x['measured_peak_bytes'] / MIB:.1f}",
+                          f"{x['measured_peak_at_minimum'] / MIB:.1f}"))
+        else:
+            long.append((name, x["state"], *(error(x, key) for key in ("drift", "eager_drift", "late_drift", "eager_late_drift"))))
+    trained = sum(row[1] == "trains" for row in short)
+    text = (f"Of `bench/pytorch_zoo.py`: {trained} of {len(short)} train. Three steps each, batch 2 for images, one thread, `exact=True`, dropout off: with plenty "
+            "of memory, in 60 % of what that took with host memory beside it, and in the least memory that an `Infeasible` answer names; all three to the same "
+            "bits, else the state is \"differs\". Errors are relative: the first loss against eager PyTorch's, all gradients of the first step against double "
+            "precision, beside PyTorch's own in single precision. \"Worst\" is the parameter whose gradient is off by most, in multiples of PyTorch's own error of "
+            "it, of errors above 1e-5 of the gradient. Where a network normalises by batches of two, one ReLU that rounding switches makes these errors, in either arithmetic.\n\n"
+            + table(("network", "state", "loss off", "gradients off", "PyTorch's off", "worst", "plenty MiB", "least MiB"), short))
+    if long:
+        text += (f"\nTrained for {max(x['steps'] for x in r.rows())} steps on one batch, SGD with momentum. How far the losses are from eager PyTorch's, at most over the first "
+                 "20 steps, and in the mean of the last 20; beside them how far PyTorch's own single precision is from its double precision.\n\n"
+                 + table(("network", "state", "first 20", "PyTorch's own", "last 20", "PyTorch's own"), long))
+    return text
+
+
 @section("memory", "The whole process against its budget")
 def memory(r):
     rows = []

@@ -127,6 +127,8 @@ class TrainingStep {
   const Program& program() const { return *program_; }
   Executor& executor() { return *executor_; }  // until the next swap
   const Executor& executor() const { return *executor_; }
+  // The most that any step had live, under this plan or one before it (Executor::measured_peak).
+  Bytes measured_peak() const;
   const ExecuteOptions& options() const { return options_; }
 
  private:
@@ -143,6 +145,7 @@ class TrainingStep {
   const ExecuteOptions options_;
   std::unique_ptr<Program> program_;  // at one address, wherever the step is moved
   std::unique_ptr<Executor> executor_;
+  Bytes peak_before_swap_;
   std::vector<TensorId> learning_rates_;      // by group
   std::vector<std::vector<float>> settings_;  // by group, beginning with the rate
   std::vector<double> rates_;                 // one for all

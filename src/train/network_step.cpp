@@ -145,7 +145,7 @@ void NetworkStep::use(size_t shape) {
 
 Bytes NetworkStep::measured_peak() const {
   Bytes peak;
-  for (const auto& step : steps_) peak = std::max(peak, step->executor().measured_peak());
+  for (const auto& step : steps_) peak = std::max(peak, step->measured_peak());
   return peak;
 }
 

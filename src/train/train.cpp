@@ -293,7 +293,7 @@ class Training {
   Loader make_loader(const TrainingPlace& place) const;
   std::optional<Evaluation> make_evaluation(const Executor& executor) const;
   DoneEvent train(TrainingStep& step);
-  void complete(DoneEvent& done, const Executor& executor);
+  void complete(DoneEvent& done, const TrainingStep& step);
 
   TrainOptions options_;
   const TrainListener& listener_;
@@ -589,7 +589,7 @@ void Training::keep_first_times() {
   step_times_.reset();
 }
 
-// After every step.
+// After every step but the last.
 void Training::swap_plans(TrainingStep& step) {
   if (step_times_ && step_times_->add(program_.plan, step.executor())) keep_first_times();
   if (tuner_) {
@@ -632,7 +632,8 @@ DoneEvent Training::train(TrainingStep& step) {
   return done;
 }
 
-void Training::complete(DoneEvent& done, const Executor& executor) {
+void Training::complete(DoneEvent& done, const TrainingStep& step) {
+  const Executor& executor = step.executor();
   if (tuner_) tuner_->finish();
   keep_first_times();
   done.budget = program_.plan->budget;
@@ -642,7 +643,7 @@ void Training::complete(DoneEvent& done, const Executor& executor) {
     correct_costs(session_, program_, executor, done.step_time_ms,
                   !session_.device->info().asynchronous && is_busy(load_.load()));
   }
-  done.peak = executor.measured_peak();
+  done.peak = step.measured_peak();
   done.captured = executor.is_captured();
   done.process_peak = process_peak();
   done.process =
@@ -674,7 +675,7 @@ std::variant<DoneEvent, Infeasible> Training::run() {
     if (tier->name() == "disk") notice_(fmt::format("spilling to {}: {}", tier->where(), tier->how()));
   }
   DoneEvent done = train(step);
-  complete(done, step.executor());
+  complete(done, step);
   return done;
 }
 

@@ -74,6 +74,8 @@ int64_t TrainingLoop::batches_of_step() const {
 
 bool TrainingLoop::run_batch(EpochSums& sums) {
   const TrainOptions& options = parts_.options;
+  // Not after the last batch: then nobody runs the plan that it may choose.
+  if (batches_done_ > 0 && parts_.after_step) parts_.after_step();
   const bool had_chosen = has_chosen();
   const Stopwatch watch;
   const double lr = learning_rate(options.schedule, place_.step, steps_per_epoch_, total_steps_);
@@ -101,7 +103,6 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   const bool stepped = parts_.training_step.accumulated() == 0;
   if (stepped) ++place_.step;
   const std::optional<double> norm = parts_.training_step.gradient_norm();
-  if (parts_.after_step) parts_.after_step();
   if (stepped) end_step(sums, lr, norm);
   return stepped;
 }

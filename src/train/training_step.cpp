@@ -314,6 +314,8 @@ std::vector<StateTensor> TrainingStep::states_that_move(const Plan& next) const 
   return moved;
 }
 
+Bytes TrainingStep::measured_peak() const { return std::max(peak_before_swap_, executor_->measured_peak()); }
+
 void TrainingStep::swap(CheckedPlan plan) {
   const Plan& now = program_->plan;
   if (plan->graph_fingerprint != now.graph_fingerprint) {
@@ -322,6 +324,7 @@ void TrainingStep::swap(CheckedPlan plan) {
                             plan->graph_name, plan->graph_fingerprint, now.graph_name, now.graph_fingerprint));
   }
   const std::vector<StateTensor> moved = states_that_move(plan);
+  peak_before_swap_ = measured_peak();
   executor_ = std::make_unique<Executor>(program_->network.graph, plan, device_, options_, executor_->memory());
   program_->plan = std::move(plan);  // an executor reads its plan, so the old one goes after its executor
   for (const StateTensor& state : moved) set_state(state);

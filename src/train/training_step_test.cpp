@@ -133,8 +133,11 @@ TEST(TrainingStep, GoesOnWithAnotherPlanAsIfNothingHadHappened) {
   TrainingStep step(program, *device, {.check_memory = true}, {}, plan.arena);
   step.initialize(3);
   run(step, 0, 2);
+  const Bytes peak = step.measured_peak();
+  EXPECT_GT(peak, 0_B);
   step.swap(check_plan(program.network.graph, plan));
   EXPECT_EQ(step.executor().arena_bytes(), plan.arena);
+  EXPECT_EQ(step.measured_peak(), peak) << "of the steps before";
   run(step, 2, 4);
   step.swap(program.plan);
   EXPECT_EQ(run(step, 4, 6), expected);

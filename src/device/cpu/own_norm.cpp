@@ -22,8 +22,8 @@ Rows read_rows(const Graph& graph, const Op& op) {
   return rows;
 }
 
-// kCentred: layer norm. The variance is summed around the row's first element, so that a large mean does not eat its
-// digits.
+// kCentred: layer norm. Its sums run around the mean of the row's first elements: so neither a large mean eats their digits, nor do
+// the differences add up to something large.
 template <class T, bool kCentred>
 class RowNormForward : public OwnKernel {
  public:
@@ -49,7 +49,8 @@ class RowNormForward : public OwnKernel {
     float mean = 0;
     double squares = 0;
     if constexpr (kCentred) {
-      const f32x16 shift = splat(x[0]);
+      const int some = static_cast<int>(std::min<int64_t>(kLanes, rows_.length));
+      const f32x16 shift = splat(sum_of_lanes(load(x, some)) / static_cast<float>(some));
       double sums[2];
       row_sums<2>(
           rows_.length,
@@ -59,7 +60,7 @@ class RowNormForward : public OwnKernel {
             a[1] += d * d;
           },
           sums);
-      mean = static_cast<float>(x[0] + sums[0] / n);
+      mean = static_cast<float>(static_cast<double>(shift[0]) + sums[0] / n);
       squares = std::max(0.0, sums[1] - sums[0] * sums[0] / n);
       output<T>(1)[r] = mean;
     } else {
