@@ -28,6 +28,14 @@ double largest(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 double least(double a, double b) { return std::isnan(a) || a < b ? a : b; }
 constexpr double kGeluTanh = 0.79788456080286535588, kGeluCube = 0.044715;  // sqrt(2/pi)
 double gelu_tanh(double x) { return 0.5 * x * (1 + std::tanh(kGeluTanh * (x + kGeluCube * x * x * x))); }
+double gelu_derivative(double x) {
+  return 0.5 * std::erfc(-x * std::sqrt(0.5)) + x * std::exp(-0.5 * x * x) / std::sqrt(2 * kPi);
+}
+double gelu_tanh_derivative(double x) {
+  const double t = std::tanh(kGeluTanh * (x + kGeluCube * x * x * x));
+  return 0.5 * (1 + t + x * (1 - t * t) * kGeluTanh * (1 + 3 * kGeluCube * x * x));
+}
+double silu_derivative(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); }
 
 struct FunctionRow {
   std::string_view name;
@@ -71,6 +79,9 @@ constexpr FunctionRow kTable[] = {
     {"gelu", 1, 45, [](const double* v) { return 0.5 * v[0] * std::erfc(-v[0] * std::sqrt(0.5)); }},
     {"gelu_tanh", 1, 38, [](const double* v) { return gelu_tanh(v[0]); }},
     {"silu", 1, 21, [](const double* v) { return v[0] * sigmoid(v[0]); }},
+    {"gelu_derivative", 1, 65, [](const double* v) { return gelu_derivative(v[0]); }},
+    {"gelu_tanh_derivative", 1, 48, [](const double* v) { return gelu_tanh_derivative(v[0]); }},
+    {"silu_derivative", 1, 25, [](const double* v) { return silu_derivative(v[0]); }},
     {"softplus", 1, 45, [](const double* v) { return softplus(v[0]); }},
     {"mish", 1, 25, [](const double* v) { return v[0] * std::tanh(softplus(v[0])); }},
     {"hardsigmoid", 1, 4, [](const double* v) { return least(largest(v[0] + 3, 0), 6) / 6; }},
@@ -545,22 +556,28 @@ int32_t ExpressionBuilder::contribution(int32_t i, int which, int32_t g) {
     case F::sigmoid: return times(f2(F::mul, i, f2(F::sub, num(1), i)));
     case F::tanh: return times(f2(F::sub, num(1), f1(F::square, i)));
     case F::relu: return where(f2(F::gt, i, zero), g, zero);
-    case F::gelu: {
-      const int32_t share = f2(F::mul, f2(F::add, f1(F::erf, f2(F::mul, x, num(std::sqrt(0.5)))), num(1)), num(0.5));
-      const int32_t bell = f1(F::exp, f2(F::mul, f1(F::square, x), num(-0.5)));
-      return times(f2(F::add, share, f2(F::mul, f2(F::mul, x, bell), num(1 / std::sqrt(2 * kPi)))));
+    case F::gelu: return times(f1(F::gelu_derivative, x));
+    case F::gelu_tanh: return times(f1(F::gelu_tanh_derivative, x));
+    case F::silu: return times(f1(F::silu_derivative, x));
+    case F::gelu_derivative: {  // the bell curve times 2 - x^2
+      const int32_t square = f1(F::square, x);
+      const int32_t bell = f2(F::mul, f1(F::exp, f2(F::mul, square, num(-0.5))), num(1 / std::sqrt(2 * kPi)));
+      return times(f2(F::mul, bell, f2(F::sub, num(2), square)));
     }
-    case F::gelu_tanh: {
+    case F::gelu_tanh_derivative: {  // of (1 + t + x t') / 2 by t = tanh(u): t' + x t'' / 2
       const int32_t square = f1(F::square, x);
       const int32_t bent = f2(F::add, f2(F::mul, square, num(kGeluTanh * kGeluCube)), num(kGeluTanh));
       const int32_t t = f1(F::tanh, f2(F::mul, x, bent));
-      const int32_t inner = f2(F::add, f2(F::mul, square, num(3 * kGeluTanh * kGeluCube)), num(kGeluTanh));
-      const int32_t steep = f2(F::mul, f2(F::mul, x, f2(F::sub, num(1), f1(F::square, t))), inner);
-      return times(f2(F::mul, f2(F::add, f2(F::add, t, num(1)), steep), num(0.5)));
+      const int32_t steep = f2(F::sub, num(1), f1(F::square, t));
+      const int32_t u1 = f2(F::add, f2(F::mul, square, num(3 * kGeluTanh * kGeluCube)), num(kGeluTanh));
+      const int32_t u2 = f2(F::mul, x, num(6 * kGeluTanh * kGeluCube));
+      const int32_t bend = f2(F::sub, u2, f2(F::mul, f2(F::mul, t, num(2)), f1(F::square, u1)));
+      return times(f2(F::mul, steep, f2(F::add, u1, f2(F::mul, f2(F::mul, x, num(0.5)), bend))));
     }
-    case F::silu: {
-      const int32_t s = f1(F::sigmoid, x);
-      return times(f2(F::mul, s, f2(F::add, f2(F::mul, x, f2(F::sub, num(1), s)), num(1))));
+    case F::silu_derivative: {
+      const int32_t s = f1(F::sigmoid, x), left = f2(F::sub, num(1), s);
+      const int32_t bend = f2(F::add, f2(F::mul, x, f2(F::sub, left, s)), num(2));
+      return times(f2(F::mul, f2(F::mul, s, left), bend));
     }
     case F::softplus: return times(f1(F::sigmoid, x));
     case F::mish: {

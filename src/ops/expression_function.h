@@ -42,6 +42,9 @@ enum class Function : uint8_t {
   gelu,
   gelu_tanh,
   silu,
+  gelu_derivative,  // each in one pass, since a step has as many of them as of the functions
+  gelu_tanh_derivative,
+  silu_derivative,
   softplus,
   mish,
   hardsigmoid,

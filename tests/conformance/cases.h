@@ -398,9 +398,33 @@ inline std::vector<Case> pointwise_cases() {
                        }});
     }
   }
-  for (const char* one : {"neg",      "abs",  "exp",         "expm1",     "reciprocal", "square", "sin",       "cos",
-                          "atan",     "erf",  "sigmoid",     "tanh",      "relu",       "gelu",   "gelu_tanh", "silu",
-                          "softplus", "mish", "hardsigmoid", "hardswish", "sign",       "floor",  "round",     "not"}) {
+  for (const char* one : {"neg",
+                          "abs",
+                          "exp",
+                          "expm1",
+                          "reciprocal",
+                          "square",
+                          "sin",
+                          "cos",
+                          "atan",
+                          "erf",
+                          "sigmoid",
+                          "tanh",
+                          "relu",
+                          "gelu",
+                          "gelu_tanh",
+                          "silu",
+                          "softplus",
+                          "mish",
+                          "hardsigmoid",
+                          "hardswish",
+                          "sign",
+                          "floor",
+                          "round",
+                          "not",
+                          "gelu_derivative",
+                          "gelu_tanh_derivative",
+                          "silu_derivative"}) {
     cases.push_back({"Pointwise", one, [=](CaseBuilder& b) {
                        b.op("Pointwise", {b.normal({3, 333}, 0, 3)}, expression(fmt::format("{}(x0)", one)));
                      }});

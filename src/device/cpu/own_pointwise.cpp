@@ -62,6 +62,20 @@ PLIMSOLL_INLINE f32x16 bent(f32x16 x) {  // what gelu_tanh takes the tanh of
   return x * (splat(0.7978845608f) + splat(0.7978845608f * 0.044715f) * (x * x));
 }
 
+PLIMSOLL_INLINE f32x16 gelu_derivative_of(f32x16 x) {
+  const f32x16 bell = natural_exponential(x * x * splat(-0.5f)) * splat(0.3989422804f);
+  return splat(0.5f) * (one() + error_function(x * splat(0.70710678f))) + x * bell;
+}
+PLIMSOLL_INLINE f32x16 gelu_tanh_derivative_of(f32x16 x) {
+  const f32x16 t = hyperbolic_tangent(bent(x));
+  const f32x16 slope = splat(0.7978845608f) + splat(3 * 0.7978845608f * 0.044715f) * (x * x);
+  return splat(0.5f) * (one() + t + x * (one() - t * t) * slope);
+}
+PLIMSOLL_INLINE f32x16 silu_derivative_of(f32x16 x) {
+  const f32x16 s = sigmoid_of(x);
+  return s * (one() + x * (one() - s));
+}
+
 PLIMSOLL_UNARY(CopyRow, x)
 PLIMSOLL_BINARY(AddRows, x + y)
 PLIMSOLL_BINARY(SubRows, x - y)
@@ -98,6 +112,9 @@ PLIMSOLL_UNARY(ReluRow, relu(x))
 PLIMSOLL_UNARY(GeluRow, splat(0.5f) * x * (one() + error_function(x * splat(0.70710678f))))
 PLIMSOLL_UNARY(GeluTanhRow, splat(0.5f) * x * (one() + hyperbolic_tangent(bent(x))))
 PLIMSOLL_UNARY(SiluRow, x* sigmoid_of(x))
+PLIMSOLL_UNARY(GeluDerivativeRow, gelu_derivative_of(x))
+PLIMSOLL_UNARY(GeluTanhDerivativeRow, gelu_tanh_derivative_of(x))
+PLIMSOLL_UNARY(SiluDerivativeRow, silu_derivative_of(x))
 PLIMSOLL_UNARY(SoftplusRow, soft_plus(x))
 PLIMSOLL_UNARY(MishRow, mish_of(x))
 PLIMSOLL_UNARY(HardsigmoidRow, hard_share(x))
@@ -139,8 +156,9 @@ constexpr auto kRowLoops =
     row_loops<AddRows, SubRows, MulRows, DivRows, PowRows, MaxRows, MinRows, EqRows, NeRows, LtRows, LeRows, GtRows,
               GeRows, AndRows, OrRows, NegRow, AbsRow, ExpRow, LogRow, Log1pRow, Expm1Row, SqrtRow, RsqrtRow,
               ReciprocalRow, SquareRow, SinRow, CosRow, AtanRow, ErfRow, SigmoidRow, TanhRow, ReluRow, GeluRow,
-              GeluTanhRow, SiluRow, SoftplusRow, MishRow, HardsigmoidRow, HardswishRow, SignRow, FloorRow, RoundRow,
-              NotRow, LeakyReluRows, EluRows, ClampRows, ClampRows, WhereRows>();
+              GeluTanhRow, SiluRow, GeluDerivativeRow, GeluTanhDerivativeRow, SiluDerivativeRow, SoftplusRow, MishRow,
+              HardsigmoidRow, HardswishRow, SignRow, FloorRow, RoundRow, NotRow, LeakyReluRows, EluRows, ClampRows,
+              ClampRows, WhereRows>();
 static_assert(kRowLoops.size() == kFunctions);
 
 // Rows are slots: of scratch, of a number, of an input, and the output's.

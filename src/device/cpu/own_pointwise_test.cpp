@@ -35,8 +35,9 @@ TEST(OwnPointwise, FunctionsHoldFarOutAndNearZero) {
   for (double m :
        {0.0, 1e-30, 1e-20, 1e-6, 1e-3, 0.3, 0.99, 1.01, 5.0, 20.0, 80.0, 87.5, 88.6, 1e3, 8000.0, 9000.0, 1e5})
     x.push_back(static_cast<float>(m)), x.push_back(static_cast<float>(-m));
-  for (const char* name : {"erf", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "softplus", "mish", "sin", "cos",
-                           "atan", "hardswish", "round", "floor", "sign", "square"}) {
+  for (const char* name :
+       {"erf", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "gelu_derivative", "gelu_tanh_derivative",
+        "silu_derivative", "softplus", "mish", "sin", "cos", "atan", "hardswish", "round", "floor", "sign", "square"}) {
     const double size = std::string(name) == "square" ? 1e-15 : 5e-7;  // of the largest element
     expect_like_reference({.type = "Pointwise",
                            .inputs = {{{static_cast<int64_t>(x.size())}}},

@@ -121,6 +121,9 @@ struct RunExpression {
       PLIMSOLL_CASE(gelu, 0.5f * x[k] * erfcf(-0.70710678f * x[k]))
       PLIMSOLL_CASE(gelu_tanh, 0.5f * x[k] * (1 + tanhf(0.79788456f * (x[k] + 0.044715f * x[k] * x[k] * x[k]))))
       PLIMSOLL_CASE(silu, x[k] / (1 + expf(-x[k])))
+      PLIMSOLL_CASE(gelu_derivative, 0.5f * erfcf(-0.70710678f * x[k]) + 0.39894228f * x[k] * expf(-0.5f * x[k] * x[k]))
+      PLIMSOLL_CASE(gelu_tanh_derivative, gelu_tanh_derivative(x[k]))
+      PLIMSOLL_CASE(silu_derivative, silu_derivative(x[k]))
       PLIMSOLL_CASE(softplus, soft_plus(x[k]))
       PLIMSOLL_CASE(mish, x[k] * tanhf(soft_plus(x[k])))
       PLIMSOLL_CASE(hardsigmoid, low(high(x[k] + 3, 0), 6) / 6)
@@ -152,6 +155,14 @@ struct RunExpression {
   // These keep what is not a number.
   PLIMSOLL_BODY static float high(float x, float y) { return x > y || x != x ? x : y; }
   PLIMSOLL_BODY static float low(float x, float y) { return x < y || x != x ? x : y; }
+  PLIMSOLL_BODY static float gelu_tanh_derivative(float x) {
+    const float t = tanhf(0.79788456f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1 + t + x * (1 - t * t) * 0.79788456f * (1 + 3 * 0.044715f * x * x));
+  }
+  PLIMSOLL_BODY static float silu_derivative(float x) {
+    const float s = 1 / (1 + expf(-x));
+    return s * (1 + x * (1 - s));
+  }
   PLIMSOLL_BODY static float soft_plus(float x) { return high(x, 0) + log1pf(expf(-fabsf(x))); }
 };
 
