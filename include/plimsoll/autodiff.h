@@ -45,6 +45,8 @@ struct OptimizerOptions {
   // number i > 0 has its learning rate from the input "learning_rate.i". These inputs are vectors then: the other settings follow
   // the rate, and may change from step to step (TrainingStep::set_group). Whether there is momentum, and its form, may not.
   std::vector<ParameterGroup> groups;
+  // Parameters that no gradient reaches are left as they are, as PyTorch's optimizers leave them; else they are an error.
+  bool leave_unreached = false;
 };
 
 // A loss and the parameters that it trains. A classifier has one objective; a GAN has two.

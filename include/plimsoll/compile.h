@@ -106,7 +106,7 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
 // arena.
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training,
                                                      const Device& device, const CostTable& costs,
-                                                     const CompileOptions& options);
+                                                     const CompileOptions& options, Bytes arena = {});
 
 // The program of a training step of the same network for batches of another shape; `network` is its forward pass there.
 // The states of `training` keep their places, so both run in one memory, by turns. options.memory is the arena's.

@@ -8,8 +8,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "arrays.h"
 #include "base/files.h"
@@ -31,10 +34,25 @@ using nlohmann::json;
 using ReadOnlyArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using NumpyArray = nb::ndarray<nb::numpy>;
 
+// The library's messages name the command line's flags; here they are arguments.
+std::string with_arguments(const std::string& text) {
+  static const std::regex kBatch("--batch\\b"), kFlag("--([a-z]+)(?:-([a-z]+))?(?:-([a-z]+))?");
+  std::string result;
+  const std::string named = std::regex_replace(text, kBatch, "the batch size");
+  size_t copied = 0;
+  for (std::sregex_iterator it(named.begin(), named.end(), kFlag), end; it != end; ++it) {
+    result += named.substr(copied, it->position() - copied) + (*it)[1].str();
+    for (size_t part : {2, 3}) result += (*it)[part].matched ? "_" + (*it)[part].str() : "";
+    result += "=";
+    copied = it->position() + it->length();
+  }
+  return result + named.substr(copied);
+}
+
 // A plan that does not fit, on its way to a Python exception with fields.
 struct InfeasibleError : std::exception {
   explicit InfeasibleError(const Infeasible& infeasible)
-      : told(infeasible_json(infeasible)), text(to_text(infeasible)) {}
+      : told(infeasible_json(infeasible)), text(with_arguments(to_text(infeasible))) {}
   const char* what() const noexcept override { return text.c_str(); }
   json told;
   std::string text;
@@ -93,6 +111,7 @@ TrainOptions options_from(const json& j) {
   optimizer.name = o.at("name");
   optimizer.clip_grad_norm = o.value("clip_grad_norm", 0.0);
   optimizer.accumulate = o.value("accumulate", int64_t{1});
+  optimizer.leave_unreached = true;  // as PyTorch does
   for (const json& g : o.at("groups")) {
     optimizer.groups.push_back(group_from(g));
     optimizer.groups.back().parameters = g.at("parameters");
@@ -106,6 +125,9 @@ TrainOptions options_from(const json& j) {
 }
 
 Bytes held_by(const json& options) { return {options.value("held_bytes", int64_t{0})}; }
+
+// At least so much is taken, for other networks in the same memory.
+Bytes arena_of(const json& options) { return {options.value("arena_bytes", int64_t{0})}; }
 
 Network network_of(const std::string& text, bool training = true) { return network_from_json(text, 0, training); }
 
@@ -123,9 +145,13 @@ size_t number_of(const std::variant<size_t, Infeasible>& added) {
 
 NetworkStepListener listener_of(const nb::object& progress) {
   NetworkStepListener listener;
-  listener.stop = [] {
-    const nb::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
+  // Python tells of a signal once.
+  listener.stop = [stopped = std::make_shared<std::atomic<bool>>(false)] {
+    if (!*stopped) {
+      const nb::gil_scoped_acquire gil;
+      if (PyErr_CheckSignals() != 0) *stopped = true;
+    }
+    return stopped->load();
   };
   listener.preparing = [&progress](const std::string& what, int64_t done, int64_t total) {
     const nb::gil_scoped_acquire gil;
@@ -141,7 +167,8 @@ class Step {
     const TrainOptions parsed = options_from(given);
     const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
-    auto result = NetworkStep::open(network_of(network), parsed, listener, held_by(given));
+    auto result = NetworkStep::open(network_of(network), parsed, listener, held_by(given), arena_of(given));
+    if (listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) throw InfeasibleError(*infeasible);
     step_ = std::get<std::unique_ptr<NetworkStep>>(std::move(result));
   }
@@ -167,6 +194,8 @@ class Step {
     return number_of(step_->add_shape(network_from_json(network, batch, true), listener));
   }
   void use(size_t shape) { step_->use(shape); }
+  int64_t budget_bytes() const { return step_->budget().count; }
+  int64_t arena_bytes() const { return step().executor().arena_bytes().count; }
   size_t add_evaluation(const std::string& network, int64_t batch) {
     const nb::gil_scoped_release released;
     return number_of(step_->add_evaluation(network_from_json(network, batch, false)));
@@ -257,7 +286,7 @@ NB_MODULE(_core, m) {
         } catch (const Error& error) {
           if (PyErr_Occurred() != nullptr) return;  // Ctrl-C ended it
           PyErr_SetString(error.code() == ErrorCode::interrupted ? PyExc_KeyboardInterrupt : error_type.ptr(),
-                          error.what());
+                          plimsoll::python::with_arguments(error.what()).c_str());
         }
       },
       nullptr);
@@ -280,6 +309,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("states", &Step::states)
       .def("start_at", &Step::start_at)
       .def_prop_ro("number", &Step::number)
+      .def_prop_ro("arena_bytes", &Step::arena_bytes)
+      .def_prop_ro("budget_bytes", &Step::budget_bytes)
       .def_prop_ro("accumulated", &Step::accumulated)
       .def_prop_ro("gradient_norm", &Step::gradient_norm)
       .def("plan", &Step::plan)

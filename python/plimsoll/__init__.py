@@ -8,9 +8,12 @@
 a file, for the command line.
 """
 
+from ._core import Error
 from .errors import Unsupported, UnsupportedOp
 from .export import export
 from .infeasible import Infeasible
 from .step import Step, compile, fits
 
-__all__ = ["Infeasible", "Step", "Unsupported", "UnsupportedOp", "compile", "export", "fits"]
+__all__ = ["Error", "Infeasible", "Step", "Unsupported", "UnsupportedOp", "compile", "export", "fits"]
+
+Error.__module__ = "plimsoll"  # as users name it

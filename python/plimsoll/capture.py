@@ -26,13 +26,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .divide import ConstantValues, Division, Place, divide
-from .errors import Unsupported
+from .divide import ConstantValues, Division, Place, divide, has_values, numbers_of
+from .errors import Unsupported, UnsupportedOp
+from .held import released
 from .prelude import Prelude
-from .program import Program, export_program
+from .program import Program, export_program, module_path, source_line
 from .joined import WRAPPED, Joined, default_call, input_names, mode, resized
 
 
@@ -88,6 +90,15 @@ class Captured:
         return dict(zip(self.inputs, tensors)) | self.prelude(tensors, size)
 
 
+def _no_batch_in(example: Any) -> str:
+    kinds = sorted({type(leaf).__name__ for leaf in pytree.tree_leaves(example) if not isinstance(leaf, Tensor)})
+    return "the example holds no tensor with a dimension for the batch" + (
+        f", but {', '.join(kinds)}: give tensors, in tuples, lists or dictionaries, or make a class known by torch.export.register_dataclass"
+        if kinds
+        else ""
+    )
+
+
 def refuse(captured: Captured) -> None:
     """Raises ``Unsupported`` with all that cannot be converted."""
     from .convert import write
@@ -106,7 +117,27 @@ def _tie(step: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
         names[name] = first.setdefault(key, own)
         if names[name] != own:
             tied[own] = names[name]
+    _refuse_elements(step)
     return names, tied
+
+
+def _refuse_elements(step: nn.Module) -> None:
+    """Parameters have elements; two may have the same, but not share some."""
+    empty = [name.removeprefix(WRAPPED) for name, p in step.named_parameters() if p.numel() == 0]
+    if empty:
+        raise Unsupported([UnsupportedOp("a parameter", "", "", f"'{name}' has no elements; leave it out") for name in empty])
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for name, p in step.named_parameters():
+        if not has_values(p):
+            continue
+        begin = p.storage_offset()
+        end = begin + sum((size - 1) * abs(stride) for size, stride in zip(p.shape, p.stride())) + 1
+        spans.setdefault(p.untyped_storage()._cdata, []).append((begin, end, name.removeprefix(WRAPPED)))
+    for found in spans.values():
+        found.sort()
+        for (begin, end, a), (after, last, b) in zip(found, found[1:]):
+            if after < end and (begin, end) != (after, last):
+                raise Unsupported([UnsupportedOp("a parameter", "", "", f"'{b}' shares some of its elements with '{a}', which are one memory to PyTorch and two here")])
 
 
 def capture(
@@ -132,13 +163,20 @@ def capture(
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
+    with released(model):
+        return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback)
+
+
+def _capture(model, loss, example, call, outputs, training, any_batch, name, fallback) -> Captured:
     if example is None:
         raise ValueError("capture needs an example: a batch as the loader gives it")
     tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
     sized = [i for i, tensor in enumerate(tensors) if tensor.dim() > 0]
     if not sized:
-        raise ValueError("the example holds no tensor with a dimension for the batch")
+        raise ValueError(_no_batch_in(example))
     batch = tensors[sized[0]].shape[0]
+    if batch == 0:
+        raise ValueError(f"the batch is empty: its first tensor is of shape {tuple(tensors[sized[0]].shape)}")
     seen: set[int] = set()  # one tensor in two places of a batch is two inputs
     tensors = [t.clone() if id(t) in seen or seen.add(id(t)) else t for t in tensors]  # type: ignore[func-returns-value]
     has_loss = loss is not None
@@ -166,7 +204,44 @@ def capture(
             fixed.append("it was captured for one batch size")
         if second is not None:
             second.name_inputs(inputs)
+        if any_batch and (second is None or _differ_beyond_the_batch(first, second)):
+            _expect_the_same_again(step, tensors, batch, names, first)
     return divided(first, second)
+
+
+def _differ_beyond_the_batch(first: Program, second: Program) -> bool:
+    for a, b in zip(first.nodes, second.nodes):
+        for x, y in zip(numbers_of(a), numbers_of(b)):
+            by_batch = type(x) is int and type(y) is int and x * second.batch == y * first.batch
+            if repr(x) != repr(y) and not by_batch:
+                return True
+    return _other_constant(first, second) is not None
+
+
+def _other_constant(a: Program, b: Program) -> Optional[str]:
+    for name, value in a.constants.items():
+        other = b.constants.get(name)
+        if not isinstance(value, Tensor) or not isinstance(other, Tensor) or not (has_values(value) and has_values(other)):
+            continue
+        if value.shape == other.shape and not torch.equal(value, other):
+            return name
+    return None
+
+
+def _expect_the_same_again(step: Joined, tensors: list[Tensor], batch: int, names: dict[str, str], first: Program) -> None:
+    """What Python computes anew at every call, a step would keep as it was in the first."""
+    reason = (
+        "Python gives it {} in one call and {} in the next (a count, or a random number that torch does not draw); a step would keep"
+        " the first. Make it an input of the batch or a buffer, draw it by torch, or leave it out"
+    )
+    again = export_program(step, tensors, batch, names)
+    for a, b in zip(first.nodes, again.nodes):
+        for x, y in zip([str(a.target), *numbers_of(a)], [str(b.target), *numbers_of(b)]):
+            if repr(x) != repr(y) and a.op == "call_function":
+                raise Unsupported([UnsupportedOp(str(a.target), module_path(a), source_line(a), reason.format(x, y))])
+    other = _other_constant(first, again)
+    if other is not None:
+        raise Unsupported([UnsupportedOp("a tensor of values", "", "", f"'{other}': " + reason.format("some values", "others"))])
 
 
 def _second(step, tensors, batch, names, first: Program, fixed: list[str]) -> Optional[Program]:

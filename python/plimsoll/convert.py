@@ -17,6 +17,7 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -29,6 +30,7 @@ from .program import Program, module_path, source_line
 from .writer import DTYPES, Document, Writer, sizes_of
 
 FORMAT, VERSION = "plimsoll network", 1
+FLOAT_EXPECTED = "torch.float32 is expected"
 
 # --- one section -----------------------------------------------------------------------------------------------------
 
@@ -49,7 +51,9 @@ def write(captured: Captured, program: Program) -> Writer:
 
 
 def _hint(captured: Captured, program: Program, refused: dict[int, str]) -> str:
-    """Whether PyTorch could compute what is refused."""
+    """What would do for all that is refused."""
+    if refused and all(FLOAT_EXPECTED in reason for reason in refused.values()):
+        return "Plimsoll trains in float32 for now: call model.float(), give batches of it, and leave autocast out"
     if captured.fallback or not refused or _attempt(Writer(captured, program), refused)[1]:
         return ""
     return 'plimsoll.compile(..., fallback="torch") lets PyTorch compute this inside the step, in memory that no plan counts'
@@ -70,7 +74,7 @@ def _attempt(writer: Writer, fallbacks: dict[int, str]) -> tuple[Writer, dict[in
                 writer.values.update((i, _stand_in(writer, nodes[i])) for i in run)
             continue
         for i in run:
-            if nodes[i].op == "placeholder":
+            if nodes[i].op in ("placeholder", "get_attr"):  # the latter: what a branch would do
                 continue
             try:
                 writer.values[i] = _convert_node(writer, nodes[i])
@@ -90,15 +94,17 @@ def _convert_node(writer: Writer, node: Node) -> Any:
         return writer.values[writer.program.index[node.args[0]]][node.args[1]]
     writer.enter(node)
     converter = CONVERTERS.get(str(node.target))
+    if isinstance(node.target, HigherOrderOperator):
+        raise Refusal("what is done here depends on values of the batch; compute both ways, and choose by torch.where")
     if converter is None:
         raise Refusal("there is no such op yet")
     for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, Tensor):
             sizes_of(value)
         if isinstance(value, Tensor) and value.dtype not in DTYPES:
-            raise Refusal(f"its dtype is {value.dtype}; torch.float32 is expected")
+            raise Refusal(f"its dtype is {value.dtype}; {FLOAT_EXPECTED}")
         if isinstance(value, Tensor) and value.dtype == torch.float64:
-            raise Refusal("its dtype is torch.float64; torch.float32 is expected")
+            raise Refusal(f"its dtype is torch.float64; {FLOAT_EXPECTED}")
     return converter(writer, node, arguments(node))
 
 

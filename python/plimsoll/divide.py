@@ -72,11 +72,11 @@ def _varying(first: Program, second: Optional[Program]) -> list[bool]:
     result = []
     for a, b in zip(first.nodes, second.nodes):
         shapes = [getattr(n.meta.get("val"), "shape", None) for n in (a, b)]
-        result.append(shapes[0] != shapes[1] or _numbers(a) != _numbers(b))
+        result.append(shapes[0] != shapes[1] or numbers_of(a) != numbers_of(b))
     return result
 
 
-def _numbers(node: Node) -> list:
+def numbers_of(node: Node) -> list:
     leaves = pytree.tree_leaves((node.args, dict(node.kwargs)))
     return [leaf for leaf in leaves if not isinstance(leaf, Node)]
 

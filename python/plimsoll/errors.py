@@ -32,3 +32,7 @@ class Unsupported(Exception):
         count = len(self.ops)
         head = "1 operation cannot" if count == 1 else f"{count} operations cannot"
         super().__init__("\n  ".join([f"{head} be trained:", *map(str, self.ops)]) + (f"\n{hint}" if hint else ""))
+
+
+class WrongResult(TypeError):
+    """The model, loss= or outputs= gives what is no tensor."""

@@ -240,6 +240,8 @@ def write_region(writer: "Writer", members: Sequence[int], reasons: dict[int, st
 
 def _constant(writer: "Writer", node: Node) -> Tensor:
     i = writer.program.index[node]
+    if node.op == "get_attr":
+        raise Refusal("it holds graphs of its own")
     value = None
     if writer.division.places[i] == Place.CONSTANT and i not in writer.division.samples:
         value = writer.captured.constant(i)

@@ -21,8 +21,35 @@ Key = tuple
 
 
 def key_of(batch: Any) -> Key:
-    """Shapes and types of a batch's tensors."""
-    return tuple((tuple(t.shape), t.dtype) for t in pytree.tree_leaves(batch) if isinstance(t, Tensor))
+    """Of a batch's tensors shapes and types; what is no tensor, which a network has as it was; and how it is put together."""
+    leaves, structure = pytree.tree_flatten(batch)
+    return tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else ("value", repr(x)) for x in leaves) + (repr(structure),)
+
+
+def tensors_of_key(key: Key) -> list[tuple]:
+    return [part for part in key if isinstance(part, tuple) and part[0] != "value"]
+
+
+def skeleton_of(batch: Any) -> Any:
+    """How a batch is put together, without its values."""
+    return pytree.tree_map(lambda _: None, batch)
+
+
+def arranged(batch: Any, like: Any) -> Any:
+    """The batch with its dictionaries' keys in the order of another's; further mappings, as tokenizers give them, become dictionaries."""
+    if isinstance(batch, Mapping) and type(batch) not in pytree.SUPPORTED_NODES:
+        batch = dict(batch)
+    if isinstance(batch, dict) and isinstance(like, dict) and batch.keys() == like.keys():
+        values = {key: arranged(batch[key], like[key]) for key in like}
+        return values if type(batch) is dict else type(batch)(values)
+    if isinstance(batch, (list, tuple)) and type(batch) in (list, tuple) and isinstance(like, (list, tuple)) and len(batch) == len(like):
+        return type(batch)(arranged(a, b) for a, b in zip(batch, like))
+    return batch
+
+
+def plain(batch: Any) -> Any:
+    """The batch with dictionaries for mappings that PyTorch's pytrees do not know."""
+    return arranged(batch, None) if isinstance(batch, Mapping) else batch
 
 
 def states_of(section: Document) -> dict[str, list]:
@@ -47,6 +74,7 @@ class Form:
             read = states_of(self.section)
             self.section["frozen"] = [name for name in first.section["frozen"] if name in read]
         self.text = json.dumps({**converted.document, kind: self.section})
+        self._ranges = _ranges(self.section)
 
     def _values(self) -> dict[str, Tensor]:
         return {**self.converted.values, **self.captured.buffers, **self.captured.parameters}
@@ -65,20 +93,59 @@ class Form:
         """The number of samples of a batch that differs from the example by it alone; None: it differs otherwise."""
         tensors = self.captured.tensors_of(batch)
         sized = self.captured.batch_leaf
-        if self.captured.second is None or self.converted.fixed_batch or len(tensors) != len(example):
+        shapes = tensors_of_key(example)
+        if self.captured.second is None or self.converted.fixed_batch or len(tensors) != len(shapes):
             return None
         if tensors[sized].dim() == 0 or tensors[sized].shape[0] == 0:
             return None
         before, after = self.captured.first.batch, int(tensors[sized].shape[0])
-        scaled = [resized(torch.empty(shape, dtype=dtype, device="meta"), before, after) for shape, dtype in example]
-        return after if key_of(scaled) == key_of(tensors) else None
+        scaled = [resized(torch.empty(shape, dtype=dtype, device="meta"), before, after) for shape, dtype in shapes]
+        rest = [[part for part in key if not isinstance(part, tuple) or part[0] == "value"] for key in (example, key_of(batch))]
+        return after if key_of(scaled) == key_of(tensors) and rest[0] == rest[1] else None
 
     def feed(self, batch: Any, feed: Callable[[str, Any], None]) -> None:
         given = {**self.captured.feed(batch), **self._fed}
         for tensor in self.section["tensors"]:
             if tensor["role"] == "input":
                 value = given[tensor["name"]].detach().to(device="cpu", dtype=DTYPES[tensor["dtype"]]).contiguous()
+                for size, ignored, what in self._ranges.get(tensor["name"], ()):
+                    _expect_below(value, size, ignored, what)
                 feed(tensor["name"], value.numpy())
+
+
+def _ranges(section: Document) -> dict[str, list[tuple[int, Optional[int], str]]]:
+    """Of inputs that are read as labels or as rows of a table: how many there are, which label does not count, and what it is."""
+    views = {op["outputs"][0]: op["inputs"][0] for op in section["ops"] if op["type"] == "Reshape"}
+    shapes = {t["name"]: t["shape"] for t in section["tensors"]} | {out: s for op in section["ops"] for out, s in zip(op["outputs"], op["shapes"])}
+    inputs = {t["name"] for t in section["tensors"] if t["role"] == "input"}
+    result: dict[str, list] = {}
+    for op in section["ops"]:
+        if op["type"] == "SoftmaxCrossEntropyForward":
+            read, size, what = op["inputs"][1], shapes[op["inputs"][0]][-1], "label"
+            ignored = op.get("attributes", {}).get("ignore_index")
+        elif op["type"] == "Embedding":
+            read, size, ignored, what = op["inputs"][1], shapes[op["inputs"][0]][0], None, "index"
+        else:
+            continue
+        while read in views:
+            read = views[read]
+        if read in inputs and isinstance(size, int):
+            result.setdefault(read, []).append((size, ignored, what))
+    return result
+
+
+def _expect_below(value: Tensor, size: int, ignored: Optional[int], what: str) -> None:
+    if value.numel() == 0 or value.is_floating_point():
+        return
+    least, most = (int(x) for x in torch.aminmax(value))
+    if 0 <= least and most < size:
+        return
+    wrong = (value < 0) | (value >= size)
+    if ignored is not None:
+        wrong &= value != ignored
+    if bool(wrong.any()):
+        place = tuple(int(i) for i in wrong.nonzero()[0])
+        raise IndexError(f"the {what} {int(value[place])} at {list(place)} of the batch is out of range: there are {size}; nothing was trained")
 
 
 def _fed_beside(section: Document, values: Mapping[str, Tensor], first: Form) -> tuple[Document, dict[str, Tensor]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 
@@ -25,4 +24,4 @@ class Infeasible(MemoryError):
 
     @classmethod
     def from_core(cls, text: str, told: str) -> "Infeasible":
-        return cls(re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_") + "=", text), json.loads(told))
+        return cls(text, json.loads(told))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .assume import Assumptions
+from .errors import WrongResult
 
 WRAPPED = "model."  # where the wrapper below holds the model
 
@@ -32,6 +33,8 @@ class Joined(nn.Module):
         with Assumptions():
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
+            if not isinstance(loss, Tensor):
+                raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))
 
 
@@ -45,7 +48,7 @@ def loss_of(output: Any) -> Tensor:
         output = output[0]
     if isinstance(output, Tensor):
         return output
-    raise TypeError(
+    raise WrongResult(
         f"the model returns {type(output).__name__}, which holds no loss; pass loss=lambda output, batch: ..."
     )
 
@@ -56,8 +59,13 @@ def _named_outputs(outputs: Any) -> dict[str, Tensor]:
     if isinstance(outputs, Tensor):
         return {"output": outputs}
     if isinstance(outputs, Mapping):
-        return dict(outputs)
-    return {f"output{i}": tensor for i, tensor in enumerate(outputs)}
+        named = {str(name): tensor for name, tensor in outputs.items()}
+    else:
+        named = {f"output{i}": tensor for i, tensor in enumerate(outputs)}
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise WrongResult(f"outputs(output) gives {type(tensor).__name__} as '{name}'; tensors, or one dictionary of tensors, are expected")
+    return named
 
 
 def default_call(model: nn.Module, batch: Any, has_loss: bool) -> Any:

@@ -74,9 +74,13 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
             if not parameter.requires_grad:
                 continue
             if id(parameter) not in names:
-                raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that the model has not")
+                raise ValueError(f"parameter group {number} has a parameter of shape {tuple(parameter.shape)} that the model has not: if"
+                    " it is the loss's, put model and loss into one nn.Module and leave loss= out; if a list holds it, make that an"
+                    " nn.ModuleList or nn.ParameterList")
             members.append(names[id(parameter)])
         result.append(Group(members, _settings(kind, group, number)))
+    if not any(group.names for group in result):
+        raise ValueError("no parameter of the optimizer requires a gradient, so that nothing would be trained")
     return result
 
 

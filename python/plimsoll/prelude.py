@@ -38,6 +38,8 @@ class Prelude:
             self._modules[batch] = self._build(batch)
         with torch.no_grad():
             results = self._modules[batch](*tensors)
+            if self._captured.division.dynamic:  # results may be buffers, which change now
+                results = tuple(value.clone() for value in results)
             for name, value in zip(self._captured.division.dynamic, results[len(self.names) :]):
                 self._captured.buffers[name].copy_(value)
         return dict(zip(self.names.values(), results))

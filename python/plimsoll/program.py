@@ -19,8 +19,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from .errors import Unsupported, UnsupportedOp
+from .errors import Unsupported, UnsupportedOp, WrongResult
 from .joined import WRAPPED, Joined
+from .unseen import FOREIGN, each_once, watched
 
 # Composite operators that stay whole, in every overload.
 KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding matmul
@@ -32,10 +33,6 @@ KEPT = frozenset("""linear conv1d conv2d conv3d conv_transpose1d conv_transpose2
     pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d roll detach
     cross_entropy_loss nll_loss nll_loss_nd nll_loss2d
     lstm gru rnn_tanh rnn_relu max_unpool2d""".split())
-
-
-# Lines of PyTorch and of this package are not the user's.
-FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 @dataclass
@@ -112,12 +109,19 @@ def _quiet() -> Iterator[None]:
 def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
     """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
     try:
-        with _quiet():
-            exported = torch.export.export(step, tuple(tensors), strict=False)
+        with _quiet(), each_once(step):
+            with watched(step) as watch:
+                exported = torch.export.export(step, tuple(tensors), strict=False)
             _detach_without_gradient(exported.graph_module)
-            return exported.run_decompositions(decompositions())
+            decomposed = exported.run_decompositions(decompositions())
+    except WrongResult:
+        raise
     except Exception as error:
-        raise Unsupported([_refused_by_export(error)]) from error
+        raise Unsupported(watch.told if watch.told else [_refused_by_export(error)]) from error
+    told = watch.told + [entry for name, entry in watch.replaced.items() if name in exported.constants]
+    if told:
+        raise Unsupported(told)
+    return decomposed
 
 
 def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:

@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import weakref
 from typing import Any, Callable, Optional, Sequence, Union
 
@@ -27,8 +28,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import _core, fallback as fallbacks, optimizers
 from .capture import Captured, capture
 from .convert import Converted, convert
-from .forms import DTYPES, Form, Key, key_of
+from .divide import has_values
+from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
+from .held import hold, let_go, untouched
 from .infeasible import Infeasible
+from .unseen import refuse_unseen
 
 Size = Union[str, int]
 MOST_SHAPES = 16  # of batches; each has a plan and kernels of its own
@@ -40,6 +44,14 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
     if kind != "sgd":
         kind = "adamw" if optimizers.adam_decouples(kind, optimizer) else "adam"
     told = {name: value for name, value in flags.items() if value is not None}
+    for name in ("memory", "host_memory"):
+        size = told.get(name, "")
+        if isinstance(size, bool) or not isinstance(size, (int, str)) or (isinstance(size, int) and not 0 < size < 1 << 62):
+            raise ValueError(f"{name}={size!r} is no size; give bytes as an integer above 0, or a text as '4GiB'")
+    if told.get("costs", "measured") not in ("measured", "estimated"):
+        raise ValueError(f"costs is {told['costs']!r}; it is 'measured' or 'estimated'")
+    if accumulate < 1 or clip_grad_norm < 0:
+        raise ValueError(f"accumulate={accumulate} is to be at least 1, clip_grad_norm={clip_grad_norm} at least 0")
     if told.get("memory_is", "arena") not in ("arena", "process"):
         raise ValueError(f"memory_is is {told['memory_is']!r}; it is 'arena' or 'process'")
     told["optimizer"] = {
@@ -57,21 +69,25 @@ _steps: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Step]]" = weakref.
 
 def _bring_up_to_date(model: nn.Module) -> None:
     """Before an export, which must not meet a hook that writes values."""
-    for module in model.modules():
-        for step in list(_steps.get(module, ())):
+    tensors = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    for step in [step for steps in list(_steps.values()) for step in steps]:
+        if any(id(tensor) in tensors for tensor in step._own().values()):
             step.sync()
 
 
-def _weak_hook(step: "Step") -> Callable[..., None]:
-    """Brings module and optimizer up to date, and does not keep the step's memory alive."""
-    held = weakref.ref(step)
+class _Hook:
+    """Calls a method of a step whose memory it does not keep alive. A copy of it, or what is read from a file, does nothing."""
 
-    def sync(*_: Any) -> None:
-        step = held()
+    def __init__(self, step: Optional["Step"] = None, method: str = "sync"):
+        self._step, self._method = (lambda: None) if step is None else weakref.ref(step), method
+
+    def __call__(self, *_: Any) -> None:
+        step = self._step()
         if step is not None:
-            step.sync()
+            getattr(step, self._method)()
 
-    return sync
+    def __reduce__(self) -> Any:
+        return _Hook, ()
 
 
 class _Progress:
@@ -92,7 +108,8 @@ class _Progress:
 
 
 def _told(key: Key) -> str:
-    return ", ".join("x".join(map(str, shape)) or "1" for shape, _ in key)
+    parts = [part for part in key if isinstance(part, tuple)]
+    return ", ".join(part[1] if part[0] == "value" else "x".join(map(str, part[0])) or "1" for part in parts)
 
 
 class Step:
@@ -103,11 +120,13 @@ class Step:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
-                 groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], progress: bool):
+                 groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], skeleton: Any, progress: bool):
         self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
         self._kind, self._groups = optimizers.kind_of(optimizer), groups
         self._example, self._first = forms[0]
+        self._skeleton = skeleton
         self._form, self._evaluated = self._first, None  # of the last batch
+        self._options = options
         document = self._first.converted.document
         self._captured, self._values = self._first.captured, self._first.converted.values
         self._name, self._batch = document["name"], document["batch"]
@@ -115,6 +134,7 @@ class Step:
         # Form and number in the core, by the shapes of a batch.
         self._shapes: dict[Key, tuple[Form, int]] = {self._example: (self._first, 0)}
         self._evaluations: dict[Key, tuple[Form, int]] = {}
+        self._sizes: dict[Key, int] = {}  # of shapes that share the first's form: samples
         self._progress, self._unplanned = progress, fallbacks.Measured()
         shown = _Progress(progress)
         try:
@@ -128,16 +148,26 @@ class Step:
             shown.end()
         self._states = set(self._core.states)
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
-        self._stale = False
+        self._stale = self._loaded = False
+        self._read: set[str] = set()  # states whose tensors somebody had in his hands since the last step
         self._views: dict[str, Tensor] = {}
+        self._lock = threading.Lock()
+        self._runs, self._others = 0, weakref.WeakKeyDictionary()
+        self._needs = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
+        self._modes = [(name, m, m.training or not model.training) for name, m in model.named_modules()]
         self._push()
-        hook = _weak_hook(self)
+        hook = _Hook(self)
         self._hooks = [
             model.register_state_dict_pre_hook(hook),
             model.register_forward_pre_hook(hook),
             optimizer.register_state_dict_pre_hook(hook),
+            model.register_load_state_dict_pre_hook(hook),
+            model.register_load_state_dict_post_hook(_Hook(self, "_reload")),
+            optimizer.register_load_state_dict_pre_hook(hook),
+            optimizer.register_load_state_dict_post_hook(_Hook(self, "_reload")),
         ]
         _steps.setdefault(model, weakref.WeakSet()).add(self)
+        self._meet_others()
 
     def __del__(self) -> None:
         """What was trained outlives the step."""
@@ -150,22 +180,85 @@ class Step:
 
     # --- training ---
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a step cannot be copied: compile another, or write it to a file by step.save")
+
     def __call__(self, batch: Any) -> float:
         """Trains on one batch; returns its loss. Where gradients are accumulated, every call is one batch of a step."""
+        with self._lock:
+            return self._train(arranged(batch, self._skeleton))
+
+    def _train(self, batch: Any) -> float:
+        self._expect_the_same_model()
+        self._take_over()
         for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups).items():
             self._core.set_group(group, json.dumps(settings))
         self._form, number = self._shapes.get(key_of(batch)) or self._add_shape(batch)
         self._core.use(number)
         self._form.feed(batch, self._core.feed)
+        self._read.clear()  # what was read since, for a new shape, nobody has written
         with self._unplanned:
             loss = self._core.run(optimizers.learning_rates(self._optimizer))
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
         self._stale = True
+        self._runs += 1
+        if self._others:
+            self.sync()
         return loss
+
+    def _expect_the_same_model(self) -> None:
+        """What decides the network, and a user may change meanwhile."""
+        with untouched():
+            for name, parameter, needed in self._needs:
+                if parameter.requires_grad != needed:
+                    now, then = ("a", "none") if parameter.requires_grad else ("no", "one")
+                    raise ValueError(f"'{name}' needs {now} gradient now, and {then} when the step was compiled; compile anew")
+        if self._model.training:
+            for name, module, mode in self._modes:
+                if module.training != mode:
+                    now = "training" if module.training else "evaluation"
+                    raise ValueError(f"module '{name}' is in {now} mode now, and was not when the step was compiled; compile anew")
+
+    # --- who else has the module's tensors ---
+
+    def _meet_others(self) -> None:
+        """Finds the steps that train some of the same tensors."""
+        own = {id(tensor) for tensor in self._own().values()}
+        for other in [step for steps in list(_steps.values()) for step in steps if step is not self]:
+            if any(id(tensor) in own for tensor in other._own().values()):
+                self._others[other], other._others[self] = other._runs, self._runs
+
+    def _take_over(self) -> None:
+        """What somebody else has written since this step's last run: another step, the user, a file."""
+        for other, seen in list(self._others.items()):
+            if other._runs != seen:
+                self._others[other], self._loaded = other._runs, True
+        if self._loaded:
+            self.refresh()
+        elif self._read:
+            tensors = self._own()
+            with untouched():
+                for name in self._read:
+                    self._set(name, tensors[name])
+        self._loaded = False
+        self._read.clear()
+
+    def _reload(self) -> None:
+        self._loaded = True
+
+    def reads(self, name: str) -> None:
+        """Called when somebody is about to read, or to write, a tensor that this step holds in a layout of its own."""
+        self.sync()
+        self._read.add(name)
 
     def evaluate(self, batch: Any) -> float:
         """The loss of a batch in evaluation mode (no dropout, running statistics), in the same memory. Nothing is trained;
         ``step.evaluation_outputs`` are what ``outputs=`` picked."""
+        with self._lock:
+            return self._evaluate(arranged(batch, self._skeleton))
+
+    def _evaluate(self, batch: Any) -> float:
+        self._take_over()
         self._evaluated = self._evaluations.get(key_of(batch)) or self._add_evaluation(batch)
         form, number = self._evaluated
         if form.is_fed:
@@ -178,6 +271,7 @@ class Step:
         """A plan for batches of another shape, in the same memory. A short last batch takes the first's network."""
         size = self._first.size_of(batch, self._example)
         form = self._first if size else self._captured_form(batch, True)
+        self._sizes[key_of(batch)] = size or 0
         add = lambda shown: self._core.add_shape(form.text, size or 0, shown)  # noqa: E731
         return self._added(self._shapes, batch, form, add)
 
@@ -206,12 +300,41 @@ class Step:
             with fallbacks.rehearsal():
                 to[key_of(batch)] = form, add(shown)
         except _core.InfeasibleAnswer as answer:
-            told = f"a batch of {_told(key_of(batch))} does not fit the memory that was taken for the others; name its shape when" \
-                   " compiling, as example= or among shapes=, or state more memory="
-            raise Infeasible(told, json.loads(answer.args[1])) from None
+            needed = json.loads(answer.args[1])
+            if not self._grow(needed["minimum_bytes"]):
+                told = (
+                    f"a batch of {_told(key_of(batch))} does not fit memory={self._core.budget_bytes / 2**20:.1f}MiB; it needs"
+                    f" {needed['minimum_bytes'] / 2**20:.1f}MiB at least. State more, or give smaller batches"
+                )
+                raise Infeasible(told, needed) from None
+            return self._added(to, batch, form, add)
         finally:
             shown.end()
         return to[key_of(batch)]
+
+    def _grow(self, needed: int) -> bool:
+        """Takes more memory, as far as was allowed, for another shape or an evaluation that needs more than training did so far. All
+        values move."""
+        if not self._core.arena_bytes < needed <= self._core.budget_bytes or self._core.accumulated:
+            return False
+        self.sync()
+        self._let_go()
+        self._views.clear()
+        self._core = None  # its memory goes before more is taken
+        self._options = json.dumps(json.loads(self._options) | {"arena_bytes": needed})
+        shown = _Progress(self._progress)
+        try:
+            with fallbacks.rehearsal():
+                self._core = _core.Step(self._first.text, self._options, shown)
+                for key, (form, number) in list(self._shapes.items()):
+                    if number != 0:
+                        self._shapes[key] = form, self._core.add_shape(form.text, self._sizes.get(key, 0), shown)
+        finally:
+            shown.end()
+        self._evaluations.clear()
+        self._evaluated = None
+        self._push()
+        return True
 
     @property
     def evaluation_outputs(self) -> dict[str, Tensor]:
@@ -260,13 +383,17 @@ class Step:
         for name, tensor in self._values.items():
             if name in self._states and name not in self._captured.buffers and name not in self._captured.parameters:
                 self._set(name, tensor)
-        for name, tensor in self._own().items():
-            view = self._view(name)
-            if view is not None and tensor.data_ptr() == view.data_ptr():
-                continue
-            self._set(name, tensor)
-            if view is not None and tensor.device.type == "cpu" and tensor.dtype == view.dtype:
-                tensor.data = view.view(tensor.shape)
+        with untouched():
+            for name, tensor in self._own().items():
+                view = self._view(name)
+                if view is not None and tensor.data_ptr() == view.data_ptr():
+                    continue
+                self._set(name, tensor)
+                if view is not None and tensor.device.type == "cpu" and tensor.dtype == view.dtype:
+                    let_go(tensor, None)
+                    tensor.data = view.view(tensor.shape)
+                else:
+                    hold(tensor, self, name)
         number = 0
         for name, parameter in self._captured.parameters.items():
             state = self._optimizer.state.get(parameter, {})
@@ -283,7 +410,7 @@ class Step:
         if not self._stale:
             return
         self._stale = False
-        with torch.no_grad():
+        with torch.no_grad(), untouched():
             for name, tensor in self._own().items():
                 view = self._view(name)
                 if view is None or tensor.data_ptr() != view.data_ptr():
@@ -302,9 +429,11 @@ class Step:
     def _let_go(self) -> None:
         """Module and optimizer get tensors of their own for those in the step's memory."""
         ours = {view.data_ptr() for view in self._views.values()}
-        for tensor in self._own().values():
-            if tensor.data_ptr() in ours:
-                tensor.data = tensor.data.clone()
+        with untouched():
+            for tensor in self._own().values():
+                let_go(tensor, self)
+                if tensor.data_ptr() in ours:
+                    tensor.data = tensor.data.clone()
         for parameter in self._captured.parameters.values():
             state = self._optimizer.state.get(parameter, {})
             for key, value in state.items():
@@ -341,8 +470,12 @@ class Step:
 
     def load(self, path: Union[str, os.PathLike]) -> None:
         """Goes on where ``save`` stopped."""
-        content = torch.load(path, weights_only=True)
-        if content.get("format") != "plimsoll step":
+        with open(path, "rb") as file:
+            try:
+                content = torch.load(file, weights_only=True)
+            except Exception as error:  # of many kinds, as its bytes are
+                raise ValueError(f"{path} was not written by step.save, or is damaged: {error}") from None
+        if not isinstance(content, dict) or content.get("format") != "plimsoll step":
             raise ValueError(f"{path} was not written by step.save")
         self._model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
@@ -418,7 +551,10 @@ def compile(
     in the arena; what PyTorch takes meanwhile is not in the plan. ``step.fallbacks`` lists them, ``step.plan["unplanned_bytes"]``
     says how much that was.
     """
-    example, *shapes = sorted([example, *shapes], key=_elements, reverse=True)  # where states lie is as the largest needs it
+    shapes = [arranged(batch, example) for batch in shapes]
+    example, *shapes = sorted([plain(example), *shapes], key=_elements, reverse=True)  # where states lie is as the largest needs it
+    refuse_unseen(model, optimizer)
+    _expect_values(model)
     captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call, fallback)
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill,
@@ -435,7 +571,16 @@ def compile(
         if key_of(batch) not in dict(forms):
             other = capture_as(batch, True)
             forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
-    return Step(model, optimizer, forms, options, groups, capture_as, progress)
+    return Step(model, optimizer, forms, options, groups, capture_as, skeleton_of(example), progress)
+
+
+def _expect_values(model: nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if not has_values(tensor):
+            raise ValueError(
+                f"'{name}' has no values (its device is {tensor.device}); plimsoll.fits answers for such a model. To train it, call"
+                ' model.to_empty(device="cpu") and load or initialize its weights'
+            )
 
 
 def _elements(batch: Any) -> int:
@@ -502,7 +647,8 @@ def fits(
     device. Gives ``feasible``, ``minimum_bytes``, ``proven`` and, where it fits, ``step_time_ms``. With
     ``memory_is="process"`` memory and ``minimum_bytes`` are the whole process's, as in ``compile``. ``fallback`` as there; what PyTorch
     takes for it is not counted."""
-    _, converted, groups = _captured(model, optimizer, loss, example, None, call, fallback)
+    refuse_unseen(model, optimizer)
+    _, converted, groups = _captured(model, optimizer, loss, plain(example), None, call, fallback)
     options = _core_options(
         optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
         held_bytes=_held(model, memory_is), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",

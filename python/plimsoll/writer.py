@@ -146,6 +146,10 @@ class Writer:
         source = self.program.sources.get(self.program.index[node])
         return source.name if source is not None and source.kind == "parameter" else None
 
+    def is_buffer(self, node: Node) -> bool:
+        source = self.program.sources.get(self.program.index[node])
+        return source is not None and source.kind == "buffer"
+
     def maker_is(self, name: str, kind: str) -> bool:
         """Whether an op of this type wrote the tensor."""
         return name in self._maker and self._maker[name]["type"] == kind

@@ -214,7 +214,8 @@ def test_each_place_is_told_as_its_own():
     assert [entry["ops"][0]["module"] for entry in step.fallbacks] == ["early", "late"]
 
 
-def test_nothing_is_rehearsed_with_numbers_without_meaning(monkeypatch):
+def test_nothing_is_rehearsed_with_numbers_without_meaning(monkeypatch, tmp_path):
+    monkeypatch.setenv("PLIMSOLL_CACHE", str(tmp_path))
     seen = []
     forward = Function.forward
     monkeypatch.setattr(Function, "forward", lambda self, i, o: (seen.append(bool(i[0].any())), forward(self, i, o))[1])

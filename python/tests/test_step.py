@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import json
 import re
@@ -460,8 +461,137 @@ def test_sequences_of_several_lengths_share_one_memory():
         with torch.no_grad():
             loss = loss_of(theirs(tokens(9, length)[0]), tokens(9, length)).item()
         assert step.evaluate(tokens(9, length)) == pytest.approx(loss, rel=1e-5)
-    with pytest.raises(plimsoll.Infeasible, match="shapes="):
+    with pytest.raises(plimsoll.Infeasible, match="64x32, 64x32 does not fit memory=2.3MiB; it needs"):
         step(tokens(0, 32, 64))
+
+
+class Named(nn.Module):
+    """Reads its batch by names, and a number that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.words, self.head = nn.Embedding(11, 8), nn.Linear(8, 4)
+
+    def forward(self, tokens, labels, scale=1.0):
+        return {"loss": F.cross_entropy(self.head(self.words(tokens).mean(1)), labels, ignore_index=-1) * scale}
+
+
+def named(number, rows=6, scale=1.0):
+    generator = torch.Generator().manual_seed(number)
+    return {
+        "tokens": torch.randint(0, 11, (rows, 5), generator=generator),
+        "labels": torch.randint(-1, 4, (rows,), generator=generator),
+        "scale": scale,
+    }
+
+
+class Encoding(collections.UserDict):
+    """As tokenizers give batches."""
+
+
+def compiled_named(memory="2MiB", example=None):
+    model = Named()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Named(), plimsoll.compile(model, optimizer, example=example or named(0), memory=memory, **LIMITS)
+
+
+def test_a_batch_is_read_by_its_keys():
+    beside, step = compiled_named(example=Encoding(named(0)))
+    optimizer = torch.optim.SGD(beside.parameters(), lr=0.1)
+    for i in range(6):
+        optimizer.zero_grad()
+        told = named(i, 6 if i % 2 else 4, scale=2.0 if i > 3 else 1.0)
+        loss = beside(**told)["loss"]
+        loss.backward()
+        optimizer.step()
+        given = [told, dict(reversed(told.items())), Encoding(told)][i % 3]
+        assert step(given) == pytest.approx(loss.item(), rel=1e-5), i
+
+
+def test_labels_and_indices_out_of_range_are_told_before_anything_is_trained():
+    _, step = compiled_named()
+    before = copy.deepcopy(step._model.state_dict())
+    wrong = named(1)
+    wrong["labels"][3] = 4
+    with pytest.raises(IndexError, match=r"the label 4 at \[3\] of the batch is out of range: there are 4"):
+        step(wrong)
+    wrong = named(1)
+    wrong["tokens"][2, 1] = -3
+    with pytest.raises(IndexError, match=r"the index -3 at \[2, 1\]"):
+        step(wrong)
+    assert all(torch.equal(before[k], v) for k, v in step._model.state_dict().items())
+    step(named(1))
+
+
+def test_memory_grows_for_larger_evaluations_up_to_what_was_stated():
+    ours, theirs = network(), network()
+    optimizer, reference = (OPTIMIZERS["momentum"](m.parameters()) for m in (ours, theirs))
+    step = plimsoll.compile(ours, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", policy="liveness", **LIMITS)
+    taken = step._core.arena_bytes
+    for i in range(6):
+        assert step(batch(i, 8 if i % 2 else 5)) == pytest.approx(train_beside_sized(theirs, reference, i, 8 if i % 2 else 5), rel=2e-4)
+        if i == 2:
+            step.evaluate(batch(9, 40))
+            assert taken < step._core.arena_bytes <= 2 << 20
+            theirs.eval()
+            with torch.no_grad():
+                assert step.evaluate(batch(9, 40)) == pytest.approx(cross_entropy(theirs(batch(9, 40)[0]), batch(9, 40)).item(), rel=1e-4)
+            theirs.train()
+    with pytest.raises(plimsoll.Infeasible, match="does not fit memory=2.0MiB"):
+        step.evaluate(batch(9, 4000))
+    expected = theirs.state_dict()
+    for key, value in ours.state_dict().items():
+        assert torch.allclose(value.float(), expected[key].float(), atol=4e-4), key
+
+
+def train_beside_sized(model, optimizer, number, size):
+    optimizer.zero_grad()
+    loss = cross_entropy(model(batch(number, size)[0]), batch(number, size))
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        (dict(memory=-3), "memory=-3 is no size"),
+        (dict(memory=True), "memory=True is no size"),
+        (dict(host_memory=0), "host_memory=0 is no size"),
+        (dict(costs="guessed"), "it is 'measured' or 'estimated'"),
+        (dict(accumulate=0), "accumulate=0"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(settings, told):
+    model = network()
+    with pytest.raises(ValueError, match=told):
+        plimsoll.compile(model, OPTIMIZERS["sgd"](model.parameters()), loss=cross_entropy, example=batch(0), **({"memory": "2MiB"} | LIMITS | settings))
+
+
+INTERRUPTED = """
+import _thread, sys, threading
+import torch
+import plimsoll
+from torch import nn
+import torch.nn.functional as F
+
+model = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.ReLU())])
+step = lambda: plimsoll.compile(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda y, x: (y**2).mean(), example=torch.randn(256, 512),
+                                memory="200MiB", progress=False)
+threading.Timer(float(sys.argv[1]), _thread.interrupt_main).start()
+try:
+    while True:
+        step()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("after", ["1.0", "3.0"])
+def test_an_interrupt_ends_compilation(after):
+    told = subprocess.run([sys.executable, "-c", INTERRUPTED, after], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0 and "interrupted" in told.stdout, told.stderr
 
 
 def test_the_modules_tensors_are_those_of_the_step():

@@ -295,6 +295,18 @@ std::string message_of(const Network& network, const OptimizerOptions& options =
   return "nothing was thrown";
 }
 
+TEST(TrainingNetwork, LeavesParametersThatNoGradientReachesWhereThatIsAsked) {
+  Chain chain;
+  const TensorId other = conv_weights(chain.network.graph, "other");
+  chain.network.objectives[0].parameters = {chain.w1, other, chain.w2};
+  const Network training = make_training_network(chain.network, {.leave_unreached = true});
+  EXPECT_THAT(training.objectives[0].parameters, ElementsAre(chain.w1, chain.w2));
+  EXPECT_EQ(op_names(training.graph, Phase::update),
+            op_names(make_training_network(Chain().network, {}).graph, Phase::update));
+  chain.network.objectives[0].parameters = {other};
+  EXPECT_THAT(message_of(chain.network, {.leave_unreached = true}), HasSubstr("reaches the parameter 'other'"));
+}
+
 TEST(TrainingNetwork, TellsWhatIsWrong) {
   Chain chain;
   EXPECT_THAT(message_of(chain.network, {.name = "adm"}), HasSubstr("unknown optimizer 'adm'; did you mean 'adam'?"));

@@ -253,15 +253,32 @@ void append_clipped_updates(Network& network, std::vector<WaitingUpdates>& by_ob
   }
 }
 
-void check_that_gradients_reach_all(const Network& network, const std::map<TensorId, size_t>& objective_of,
-                                    const std::vector<Backward>& backwards) {
+std::vector<TensorId> find_unreached(const std::map<TensorId, size_t>& objective_of,
+                                     const std::vector<Backward>& backwards) {
+  std::vector<TensorId> result;
   for (const auto& [parameter, objective] : objective_of) {
-    if (backwards[objective].gradient(parameter).valid()) continue;
-    const Graph& graph = network.graph;
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("no gradient of the loss '{}' reaches the parameter '{}'",
-                            graph.tensor(network.objectives[objective].loss).name, graph.tensor(parameter).name));
+    if (!backwards[objective].gradient(parameter).valid()) result.push_back(parameter);
   }
+  return result;
+}
+
+void check_that_gradients_reach_all(const Network& network, const std::map<TensorId, size_t>& objective_of,
+                                    const std::vector<TensorId>& unreached) {
+  if (unreached.empty()) return;
+  const Graph& graph = network.graph;
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("no gradient of the loss '{}' reaches the parameter '{}'",
+                          graph.tensor(network.objectives[objective_of.at(unreached[0])].loss).name,
+                          graph.tensor(unreached[0]).name));
+}
+
+// The same network, which leaves these parameters as they are.
+Network without_training(Network network, const std::vector<TensorId>& parameters) {
+  for (Objective& objective : network.objectives) {
+    std::erase_if(objective.parameters,
+                  [&](TensorId id) { return std::find(parameters.begin(), parameters.end(), id) != parameters.end(); });
+  }
+  return network;
 }
 
 }  // namespace
@@ -376,7 +393,10 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
     }
   }
   append_clipped_updates(network, waiting, options, inputs);
-  check_that_gradients_reach_all(network, objective_of, backwards);
+  const std::vector<TensorId> unreached = find_unreached(objective_of, backwards);
+  if (options.leave_unreached && !unreached.empty() && unreached.size() < objective_of.size())
+    return make_training_network(without_training(forward, unreached), options);
+  check_that_gradients_reach_all(network, objective_of, unreached);
   return network;
 }
 

@@ -399,7 +399,7 @@ std::variant<Program, Infeasible> compile_pinned(Network network, const Program&
 
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training,
                                                      const Device& device, const CostTable& costs,
-                                                     const CompileOptions& options) {
+                                                     const CompileOptions& options, Bytes arena) {
   const Stopwatch watch;
   Network evaluation = network;
   std::vector<PassReport> passes = run_fusion_passes(evaluation, options.fusion);
@@ -407,7 +407,7 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   for (const Objective& objective : evaluation.objectives) graph.outputs.push_back(objective.loss);
   if (evaluation.correct.valid()) graph.outputs.push_back(evaluation.correct);
   graph.states.clear();  // nothing changes
-  CompileOptions pinned = pin_states(graph, training, options, training.plan->arena);
+  CompileOptions pinned = pin_states(graph, training, options, std::max(training.plan->arena, arena));
   pinned.policy = training.plan->homes.empty() ? "liveness" : "auto";
   auto result = compile_pinned(std::move(evaluation), training, device, costs, pinned, watch);
   if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);

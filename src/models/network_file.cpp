@@ -244,6 +244,12 @@ ModelInput input_of(const Network& network, int64_t batch) {
 
 // Samples of as many elements are taken, whatever their shape.
 void expect_input(const ModelInput& asked, const ModelInput& own) {
+  if (own.channels == 0 && asked.channels > 0) {
+    throw Error(
+        ErrorCode::invalid_input,
+        "the network is not fed with samples and a label of each, which is what --data gives; train it from Python, "
+        "by plimsoll.compile");
+  }
   const int64_t elements = asked.channels * asked.height * asked.width;
   const auto expect = [](int64_t wanted, int64_t there, std::string_view what) {
     if (wanted == 0 || wanted == there) return;

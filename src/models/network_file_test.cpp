@@ -177,6 +177,18 @@ TEST_F(NetworkFileOnDisk, TakesOnlyTheSamplesThatItWasExportedFor) {
   EXPECT_NE(refused_input({.batch = 3, .classes = 10}).find("3 classes, and there are 10"), std::string::npos);
 }
 
+TEST_F(NetworkFileOnDisk, OneWithoutLabelsIsForPython) {
+  json file = small_network();
+  file["training"].erase("data");
+  file["training"].erase("labels");
+  file["training"].erase("correct");
+  write(file);
+  EXPECT_EQ(text_of([&] { build_model(model(), {.batch = 3}); }), "");
+  EXPECT_NE(
+      text_of([&] { build_model(model(), {.batch = 3, .channels = 3, .height = 4, .width = 4}); }).find("from Python"),
+      std::string::npos);
+}
+
 TEST_F(NetworkFileOnDisk, NamesConstantsWithoutValues) {
   EXPECT_TRUE(read_network_info(path_).without_values.empty());
   json file = small_network();

@@ -68,7 +68,7 @@ std::variant<size_t, Infeasible> keep(std::variant<std::unique_ptr<TrainingStep>
 std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const Network& network,
                                                                          const TrainOptions& options,
                                                                          const NetworkStepListener& listener,
-                                                                         Bytes held) {
+                                                                         Bytes held, Bytes arena) {
   check_options(options);
   auto result = std::make_unique<NetworkStep>();
   std::optional<ProcessMemory> process;
@@ -106,7 +106,7 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
     result->steps_.clear();
     result->steps_.push_back(
         std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session.device,
-                                       ExecuteOptions{.spill = session.spill, .peer = session.peer}));
+                                       ExecuteOptions{.spill = session.spill, .peer = session.peer}, Memory{}, arena));
     if (!session.device->info().asynchronous || rehearse(result->step().executor(), refused).empty()) break;
   }
   result->step().initialize(options.seed);
@@ -151,7 +151,8 @@ Bytes NetworkStep::measured_peak() const {
 
 std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& network) {
   return keep(in_this_memory([&] {
-                return compile_evaluation(network, steps_[0]->program(), *session_.device, session_.costs, compile_);
+                return compile_evaluation(network, steps_[0]->program(), *session_.device, session_.costs, compile_,
+                                          steps_[0]->executor().arena_bytes());
               }),
               evaluations_);
 }

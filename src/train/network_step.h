@@ -23,11 +23,12 @@ struct NetworkStepListener {
 class NetworkStep {
  public:
   // Of `options` those count that say of device, memory, policy, optimizer, exactness, workspaces and costs. `held`: what
-  // the process has taken already, where the memory is the process's. Throws Error where an option cannot be.
+  // the process has taken already, where the memory is the process's. At least `arena` is taken, for other networks in the same
+  // memory. Throws Error where an option cannot be.
   static std::variant<std::unique_ptr<NetworkStep>, Infeasible> open(const Network& network,
                                                                      const TrainOptions& options,
                                                                      const NetworkStepListener& listener = {},
-                                                                     Bytes held = {});
+                                                                     Bytes held = {}, Bytes arena = {});
 
   // Makes the step of the same network for batches of another shape ready, in the memory that was taken: so the largest
   // is the one to begin with. Returns its number; the first is 0.
@@ -43,7 +44,8 @@ class NetworkStep {
   TrainingStep& step() { return *steps_[current_]; }  // of the shape in use
   const TrainingStep& step() const { return *steps_[current_]; }
   const TrainingStep& first() const { return *steps_[0]; }
-  Bytes measured_peak() const;  // of all shapes, as Executor::measured_peak
+  Bytes measured_peak() const;                      // of all shapes, as Executor::measured_peak
+  Bytes budget() const { return compile_.memory; }  // what may be taken at most
   const Session& session() const { return session_; }
 
  private:

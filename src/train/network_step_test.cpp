@@ -8,8 +8,9 @@
 namespace plimsoll {
 namespace {
 
-Network network_of(int64_t batch) {
-  return build_model("resnet20", {.batch = batch, .channels = 3, .height = 16, .width = 16, .classes = 10});
+Network network_of(int64_t batch, bool training = true) {
+  return build_model("resnet20",
+                     {.batch = batch, .channels = 3, .height = 16, .width = 16, .classes = 10, .training = training});
 }
 
 std::vector<std::string> parameters_of(const Network& network) {
@@ -120,6 +121,27 @@ TEST(NetworkStep, SaysThatAShapeDoesNotFitAndGoesOn) {
   feed(network->step(), 2, 1);
   network->step().run(0.05);
   EXPECT_GT(network->step().loss(), 0);
+}
+
+TEST(NetworkStep, TakesMoreMemoryThanItsStepNeedsForAnotherShape) {
+  const TrainOptions options = options_of("sgd");
+  const auto small = open(network_of(2), options);
+  const auto refused = small->add_shape(network_of(16));
+  ASSERT_TRUE(std::holds_alternative<Infeasible>(refused));
+  // Twice the minimum, since a machine that is busy has other rates, and so other plans, each time.
+  const Bytes needed{2 * std::get<Infeasible>(refused).minimum.count};
+  ASSERT_LE(needed, small->budget());
+  auto opened = NetworkStep::open(network_of(2), options, {}, {}, needed);
+  auto& large = std::get<std::unique_ptr<NetworkStep>>(opened);
+  EXPECT_EQ(large->step().executor().arena_bytes(), needed);
+  EXPECT_EQ(std::get<size_t>(large->add_shape(network_of(16))), 1u);
+  const auto evaluated = large->add_evaluation(network_of(16, false));
+  EXPECT_TRUE(std::holds_alternative<size_t>(evaluated));
+  for (NetworkStep* each : {small.get(), large.get()}) {
+    feed(each->step(), 2, 1);
+    each->step().run(0.05);
+  }
+  EXPECT_EQ(small->step().loss(), large->step().loss());
 }
 
 // By the settings that it was compiled with or that it was given: the same bits.

@@ -59,6 +59,9 @@ def batch_norm(w: "Writer", node: Node, a: Arguments):
         return batch_norm_fixed(w, node, a)[0], None, None, w.value(a["running_mean"]), w.value(a["running_var"])
     channels = w.shape(a["input"])[1:2]
     x = w.value(a["input"])
+    running = [a["running_mean"], a["running_var"]]
+    if not all(w.is_buffer(one) or w.maker_is(w.value(one), "BatchNormForward") for one in running):
+        return _batch_norm_beside(w, node, a)
     inputs = [x, *_gamma_beta(w, a, channels), a["running_mean"], a["running_var"]]
     attributes = {"epsilon": float(a["eps"]), "momentum": float(a["momentum"]), "training": 1}
     outputs = ["y", "mean", "inv_std", _next_name(w, node, 3, "running_mean"), _next_name(w, node, 4, "running_var")]
@@ -66,6 +69,23 @@ def batch_norm(w: "Writer", node: Node, a: Arguments):
         "BatchNormForward", inputs, [w.shape_of[x], *[channels] * 4], attributes, outputs=outputs
     )
     return y, mean, inv_std, *running
+
+
+def _batch_norm_beside(w: "Writer", node: Node, a: Arguments):
+    """The same where the running statistics are computed, as instance norm repeats them for every sample."""
+    shape = w.shape(a["input"])
+    dims = [d for d in range(len(shape)) if d != 1]
+    count = math.prod(shape[d] for d in dims)
+    y = batch_norm_without_statistics(w, node, a)[0]
+    mean = w.reduce(a["input"], "mean", dims, part="mean")
+    wide = w.reshape(mean, [1, shape[1]] + [1] * (len(shape) - 2), "wide")
+    squares = w.reduce(w.value(w.pointwise("square(sub({0},{1}))", [a["input"], wide], "squares")), "mean", dims, part="variance")
+    momentum = float(a["momentum"])
+    next_mean, next_var = (
+        w.value(w.pointwise("add(mul({0},{1}),mul({2},{3}))", [a[name], 1 - momentum, found, by], "next"))
+        for name, found, by in (("running_mean", mean, momentum), ("running_var", squares, momentum * count / (count - 1)))
+    )
+    return y, mean, None, next_mean, next_var
 
 
 def _gamma_beta(w: "Writer", a: Arguments, channels: list[int]) -> list:

@@ -33,6 +33,21 @@ def reshape(w: "Writer", node: Node, a: Arguments):
     return w.reshape(a["self"], w.shape(node), "")
 
 
+@converts("diagonal.default")
+def diagonal(w: "Writer", node: Node, a: Arguments):
+    """Every (columns + 1)-th element of the matrices' rows, one after the other."""
+    shape, offset = w.shape(a["self"]), a["offset"]
+    rank = len(shape)
+    rows, columns = a["dim1"] % rank, a["dim2"] % rank
+    rest = [d for d in range(rank) if d not in (rows, columns)]
+    x = w.permute(a["self"], [*rest, rows, columns], "matrices")
+    n, m = shape[rows], shape[columns]
+    count = w.shape(node)[-1]
+    flat = w.reshape(x, [*(shape[d] for d in rest), n * m], "flat")
+    begin = offset if offset >= 0 else -offset * m
+    return w.slice(flat, len(rest), begin, count, m + 1, "diagonal")
+
+
 @converts("detach.default")
 def detach(w: "Writer", node: Node, a: Arguments):
     if not w.is_trained(a["self"]):
@@ -309,8 +324,8 @@ def _not_negative(w: "Writer", index: Node, size: int) -> str:
 
 @converts("embedding.default")
 def embedding(w: "Writer", node: Node, a: Arguments):
-    if a["sparse"] or a["scale_grad_by_freq"]:
-        raise Refusal("sparse gradients and scale_grad_by_freq")
+    if a["scale_grad_by_freq"]:
+        raise Refusal("scale_grad_by_freq")
     return w.emit("Embedding", [a["weight"], a["indices"]], w.shape(node), {"padding_index": a["padding_idx"]})
 
 

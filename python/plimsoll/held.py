@@ -1,0 +1,91 @@
+"""Tensors of a module that a step holds in a layout of its own: they are brought up to date when somebody reads them.
+
+Where a state lies in the arena as PyTorch would have it, the module's tensor is that memory. Others, blocked weights of convolutions
+for example, would be as they were before training; so they are of the classes below, whose every use goes through Python first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+_FIELD = "_plimsoll_held"  # of such a tensor: (weak reference to the step, the state's name)
+
+untouched = torch._C.DisableTorchFunctionSubclass  # in this context such tensors are as all others
+
+
+def _read(tensor: Tensor) -> None:
+    """Somebody is about to read a tensor, or to write it."""
+    reference, name = tensor.__dict__.get(_FIELD, (None, ""))
+    step = reference() if reference is not None else None
+    if step is not None:
+        step.reads(name)
+
+
+class _Held:
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, _Held):
+                _read(leaf)  # type: ignore[arg-type]
+        with untouched():
+            return func(*args, **(kwargs or {}))
+
+    def _copied(self) -> Tensor:
+        """A tensor of PyTorch's own class with the same elements, in the same memory."""
+        _read(self)  # type: ignore[arg-type]
+        with untouched():
+            data = self.data  # type: ignore[attr-defined]
+            return nn.Parameter(data, self.requires_grad) if isinstance(self, nn.Parameter) else data  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = self._copied().__deepcopy__({})  # not memo, which would know a tensor that is gone by its id
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._copied().__reduce_ex__(protocol)
+
+
+class HeldParameter(_Held, nn.Parameter):
+    pass
+
+
+class HeldTensor(_Held, Tensor):
+    pass
+
+
+def hold(tensor: Tensor, step: Any, name: str) -> None:
+    """From now on, `tensor` is what ``step`` has under `name`."""
+    if isinstance(tensor, nn.Parameter) or type(tensor) is Tensor or isinstance(tensor, _Held):
+        tensor.__dict__[_FIELD] = (weakref.ref(step), name)
+        tensor.__class__ = HeldParameter if isinstance(tensor, nn.Parameter) else HeldTensor
+
+
+def let_go(tensor: Tensor, step: Any) -> None:
+    """The opposite, if it is this step's."""
+    reference, _ = tensor.__dict__.get(_FIELD, (None, ""))
+    if reference is not None and reference() in (step, None):
+        del tensor.__dict__[_FIELD]
+        tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
+
+
+@contextmanager
+def released(model: nn.Module) -> Iterator[None]:
+    """The model's tensors are PyTorch's own meanwhile: for an export, which knows no others."""
+    tensors = [t for t in [*model.parameters(), *model.buffers()] if isinstance(t, _Held)]
+    for tensor in tensors:
+        _read(tensor)
+    classes = [type(tensor) for tensor in tensors]
+    for tensor in tensors:
+        tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
+    try:
+        yield
+    finally:
+        for tensor, own in zip(tensors, classes):
+            tensor.__class__ = own

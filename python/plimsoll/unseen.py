@@ -1,0 +1,182 @@
+"""What an exported graph does not show, though PyTorch would do it at every step: refused by name, so that no step does less.
+
+Hooks on gradients and optimizers; the backward of a ``torch.autograd.Function``; buffers and tensors that the forward pass
+puts other tensors in the place of; and what Python computes anew at every call, a count or a random number.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer as optimizers
+from torch.nn.modules import module as modules
+from torch.nn.modules.batchnorm import _NormBase as NormBase
+
+from .errors import Unsupported, UnsupportedOp
+
+FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))  # lines of these are not the user's
+
+# --- hooks -----------------------------------------------------------------------------------------------------------
+
+_OF_MODULES = {"_backward_hooks": "register_full_backward_hook", "_backward_pre_hooks": "register_full_backward_pre_hook"}
+_OF_TENSORS = {"_backward_hooks": "register_hook", "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook"}
+_OF_OPTIMIZERS = {"_optimizer_step_pre_hooks": "register_step_pre_hook", "_optimizer_step_post_hooks": "register_step_post_hook"}
+_OF_ALL_MODULES = {"_global_backward_hooks": "register_module_full_backward_hook", "_global_backward_pre_hooks": "register_module_full_backward_pre_hook"}
+_OF_ALL_OPTIMIZERS = {"_global_optimizer_pre_hooks": "register_optimizer_step_pre_hook", "_global_optimizer_post_hooks": "register_optimizer_step_post_hook"}
+
+
+def refuse_unseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ``Unsupported`` with all hooks that PyTorch would call in the backward pass or beside an update, and with modules that
+    cannot be followed."""
+    told = _hooks_of(modules, "every module", _OF_ALL_MODULES) + _hooks_of(optimizers, "every optimizer", _OF_ALL_OPTIMIZERS)
+    for name, module in model.named_modules():
+        told += _hooks_of(module, name, _OF_MODULES)
+    told += _not_followed(model)
+    for name, parameter in model.named_parameters():
+        told += _hooks_of(parameter, name, _OF_TENSORS)
+    told += _hooks_of(optimizer, "the optimizer", _OF_OPTIMIZERS)
+    if told:
+        raise Unsupported(told)
+
+
+def _not_followed(module: nn.Module, name: str = "") -> list[UnsupportedOp]:
+    if isinstance(module, torch.jit.ScriptModule):
+        reason = "a scripted module has no Python that could be followed; give the nn.Module that it was made from"
+    elif isinstance(module, NormBase) and module.training and module.track_running_stats and module.momentum is None:
+        reason = "with momentum=None Python divides by the number of batches, which a step would keep as it was; give a momentum, as 0.1"
+    else:
+        return [told for key, child in module.named_children() for told in _not_followed(child, f"{name}.{key}" if name else key)]
+    return [UnsupportedOp(type(module).__name__, name, "", reason)]
+
+
+def _hooks_of(owner: Any, name: str, kinds: dict[str, str]) -> list[UnsupportedOp]:
+    reason = "the step would not call this hook; remove it, or do what it does in the loss or between steps"
+    found = ((kind, hook) for field, kind in kinds.items() for hook in (getattr(owner, field, None) or {}).values())
+    return [UnsupportedOp(kind, name, _line_of(hook), reason) for kind, hook in found]
+
+
+def _line_of(function: Callable) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
+
+
+# --- while a model is exported ----------------------------------------------------------------------------------------
+
+
+class Watch:
+    """What the forward pass did that the graph does not show. ``told`` is to be refused; ``replaced`` are plain tensors of modules,
+    by their names, which are to be refused where the graph reads them."""
+
+    def __init__(self, step: nn.Module):
+        self.told: list[UnsupportedOp] = []
+        self.replaced: dict[str, UnsupportedOp] = {}
+        self._names = {id(module): name for name, module in step.named_modules()}
+
+    def sees_function(self, function: type) -> None:
+        own = function.__module__
+        if own == "torch.utils.checkpoint":
+            reason = "it runs its modules without gradients; checkpoint(..., use_reentrant=False) does not"
+        elif own.startswith("torch."):
+            return
+        else:
+            reason = (
+                "its backward is Python of its own, which is not followed; write it by operators whose derivative it is, as"
+                " x + (f(x) - x).detach() for a gradient that passes straight through"
+            )
+        self._tell(self.told, f"{function.__qualname__}.apply", "", reason)
+
+    def sees_assignment(self, module: nn.Module, name: str, value: Any) -> None:
+        path = self._names.get(id(module), "")
+        full = f"{path}.{name}" if path else name
+        if not isinstance(value, Tensor):
+            return
+        before = module._buffers.get(name)
+        if before is not None and value.untyped_storage()._cdata == before.untyped_storage()._cdata:
+            return  # self.count += 1
+        if name in module._buffers:
+            reason = f"the forward pass puts another tensor in the buffer's place; write self.{name}.copy_(...) instead"
+            self._tell(self.told, f"self.{name} = ...", path, reason)
+        elif isinstance(module.__dict__.get(name), Tensor):
+            reason = f"the forward pass puts another tensor in its place and reads it in the next; make it a buffer, and write self.{name}.copy_(...)"
+            self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path, _own_line(), reason)
+
+    def _tell(self, to: list[UnsupportedOp], op: str, path: str, reason: str) -> None:
+        entry = UnsupportedOp(op, path.removeprefix("model."), _own_line(), reason)
+        if entry not in to:
+            to.append(entry)
+
+
+def _own_line() -> str:
+    """The user's line that is running."""
+    frame: Optional[Any] = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((*FOREIGN, "<")):
+            return f"{Path(code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@contextmanager
+def watched(step: nn.Module) -> Iterator[Watch]:
+    """Python's part of a forward pass, watched."""
+    watch = Watch(step)
+    apply, assign = torch.autograd.Function.__dict__["apply"], nn.Module.__setattr__
+
+    def watched_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        watch.sees_function(cls)
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    def watched_assignment(self: nn.Module, name: str, value: Any) -> None:
+        watch.sees_assignment(self, name, value)
+        assign(self, name, value)
+
+    torch.autograd.Function.apply = classmethod(watched_apply)  # type: ignore[method-assign,assignment]
+    nn.Module.__setattr__ = watched_assignment  # type: ignore[method-assign,assignment]
+    try:
+        yield watch
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        nn.Module.__setattr__ = assign  # type: ignore[method-assign]
+
+
+# --- modules with several names --------------------------------------------------------------------------------------
+
+
+class _Again(nn.Module):
+    """A module under a further name, without tensors of its own."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.__dict__["_again"] = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["_again"](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_again"], name)
+
+
+@contextmanager
+def each_once(step: nn.Module) -> Iterator[None]:
+    """Modules with buffers have one name each meanwhile, since PyTorch cannot decompose a graph that changes one buffer under two."""
+    seen: set[int] = set()
+    changed: list[tuple[nn.Module, str, nn.Module]] = []
+    for parent in list(step.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is None or next(child.buffers(), None) is None:
+                continue
+            if id(child) in seen:
+                changed.append((parent, name, child))
+                parent._modules[name] = _Again(child)
+            seen.add(id(child))
+    try:
+        yield
+    finally:
+        for parent, name, child in changed:
+            parent._modules[name] = child

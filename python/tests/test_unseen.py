@@ -1,0 +1,417 @@
+"""What an exported graph does not show is refused by name; nothing trains differently in silence."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import plimsoll
+
+LIMITS = dict(memory="4MiB", threads=1, costs="estimated", progress=False)
+ROWS = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+def compiled(model: nn.Module, example=ROWS, optimizer=None, **settings):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    return plimsoll.compile(model, optimizer, example=example, **(LIMITS | settings))
+
+
+class Squares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return (self.inner(x) ** 2).mean()
+
+
+# --- hooks -----------------------------------------------------------------------------------------------------------
+
+
+def on_parameter(model, optimizer):
+    return model.inner.weight.register_hook(lambda gradient: gradient * 2)
+
+
+def after_gradient(model, optimizer):
+    return model.inner.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def on_module(model, optimizer):
+    return model.inner.register_full_backward_hook(lambda module, grad_in, grad_out: None)
+
+
+def on_optimizer(model, optimizer):
+    return optimizer.register_step_post_hook(lambda *_: None)
+
+
+def on_all_modules(model, optimizer):
+    return nn.modules.module.register_module_full_backward_hook(lambda module, grad_in, grad_out: None)
+
+
+@pytest.mark.parametrize(
+    "register, told",
+    [
+        (on_parameter, "register_hook in inner.weight"),
+        (after_gradient, "register_post_accumulate_grad_hook in inner.bias"),
+        (on_module, "register_full_backward_hook in inner"),
+        (on_optimizer, "register_step_post_hook in the optimizer"),
+        (on_all_modules, "register_module_full_backward_hook in every module"),
+    ],
+)
+def test_hooks_that_a_step_would_not_call_are_refused(register, told):
+    model = Squares()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = register(model, optimizer)
+    try:
+        with pytest.raises(plimsoll.Unsupported) as refused:
+            compiled(model, optimizer=optimizer)
+        assert told in str(refused.value) and "test_unseen.py" in str(refused.value)
+        with pytest.raises(plimsoll.Unsupported):
+            plimsoll.fits(model, optimizer, example=ROWS, memory="4MiB")
+    finally:
+        hook.remove()
+    compiled(model, optimizer=optimizer)(ROWS)
+
+
+# --- functions with a backward of their own ---------------------------------------------------------------------------
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_a_function_with_its_own_backward_is_refused_at_its_line():
+    class Own(Squares):
+        def forward(self, x):
+            return (Rounded.apply(self.inner(x)) ** 2).mean()
+
+    apply = torch.autograd.Function.__dict__["apply"]
+    with pytest.raises(plimsoll.Unsupported, match=r"Rounded\.apply") as refused:
+        compiled(Own())
+    assert "test_unseen.py" in str(refused.value) and "detach" in str(refused.value)
+    assert torch.autograd.Function.__dict__["apply"] is apply, "nothing is watched afterwards"
+
+
+def test_what_its_message_proposes_trains_as_in_pytorch():
+    class Straight(Squares):
+        def forward(self, x):
+            y = 4 * self.inner(x)
+            return ((y + (y.round() - y).detach()) ** 2).mean()
+
+    assert losses_of(Straight) == pytest.approx(pytorchs(Straight), rel=1e-5)
+
+
+def test_checkpointed_modules_train():
+    class Checkpointed(Squares):
+        reentrant = False
+
+        def forward(self, x):
+            return (torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=self.reentrant) ** 2).mean()
+
+    assert losses_of(Checkpointed) == pytest.approx(pytorchs(Checkpointed), rel=1e-5)
+    Checkpointed.reentrant = True
+    with pytest.raises(plimsoll.Unsupported, match="use_reentrant=False"):
+        compiled(Checkpointed())
+
+
+# --- what a forward pass leaves behind -------------------------------------------------------------------------------
+
+
+def batches():
+    return [torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+
+
+def losses_of(make, **settings):
+    model = make()
+    step = compiled(model, **settings)
+    return [step(batch) for batch in batches()]
+
+
+def pytorchs(make):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = model(batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Queue(Squares):
+    """Reads two buffers, and writes them for the next batch, as a queue of keys is."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("number", torch.tensor(1.0))
+        self.register_buffer("queue", torch.ones(3))
+
+    def forward(self, x):
+        y = self.inner(x) * self.number.clone() + self.queue.clone().detach() * x[:, :3]
+        self.number.add_(1)
+        self.queue.copy_(x[0, :3])
+        return (y**2).mean()
+
+
+def test_a_buffer_is_read_as_it_was_before_the_batch_changes_it():
+    assert losses_of(Queue) == pytest.approx(pytorchs(Queue), rel=1e-5)
+
+
+def test_a_buffer_that_another_tensor_replaces_is_refused():
+    class Replacing(Queue):
+        def forward(self, x):
+            self.number = self.number * 2
+            return (self.inner(x) * self.number).mean()
+
+    class Counting(Queue):
+        def forward(self, x):
+            self.number += 1  # Python assigns here as well, but the same tensor
+            return (self.inner(x) * self.number).mean()
+
+    with pytest.raises(plimsoll.Unsupported, match=r"self\.number = \.\.\..*test_unseen.py.*copy_"):
+        compiled(Replacing())
+    assert losses_of(Counting) == pytest.approx(pytorchs(Counting), rel=1e-5)
+
+
+def test_a_tensor_that_is_no_buffer_may_be_left_behind_but_not_read():
+    class Kept(Squares):
+        def __init__(self):
+            super().__init__()
+            self.seen = torch.zeros(3)
+            self.reads = False
+
+        def forward(self, x):
+            y = self.inner(x)
+            if self.reads:
+                y = y + self.seen
+            self.seen = y.detach().mean(0)
+            return (y**2).mean()
+
+    assert losses_of(Kept) == pytest.approx(pytorchs(Kept), rel=1e-5)
+    model = Kept()
+    model.reads = True
+    with pytest.raises(plimsoll.Unsupported, match=r"self\.seen = \.\.\."):
+        compiled(model)
+
+
+class Warmed(Squares):
+    calls = 0
+
+    def forward(self, x):
+        Warmed.calls += 1
+        return (self.inner(x) ** 2).mean() * Warmed.calls
+
+
+class Jittered(Squares):
+    def forward(self, x):
+        return (self.inner(x) ** 2).mean() * random.random()
+
+
+class Noisy(Squares):
+    def forward(self, x):
+        return ((self.inner(x) + torch.from_numpy(numpy.random.rand(3).astype("float32"))) ** 2).mean()
+
+
+@pytest.mark.parametrize("model", [Warmed, Jittered, Noisy])
+def test_numbers_that_python_gives_anew_at_every_call_are_refused(model):
+    with pytest.raises(plimsoll.Unsupported, match="a step would keep the first"):
+        compiled(model())
+
+
+def test_parameters_that_share_some_elements_are_refused():
+    class Sharing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            both = torch.randn(9)
+            self.a, self.b = nn.Parameter(both[:6]), nn.Parameter(both[3:])
+
+        def forward(self, x):
+            return (x * self.a + self.b).mean()
+
+    with pytest.raises(plimsoll.Unsupported, match="'b' shares some of its elements with 'a'"):
+        compiled(Sharing())
+
+
+def test_one_norm_under_two_names_is_one():
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            norm = nn.BatchNorm1d(6)
+            self.layers = nn.Sequential(nn.Linear(6, 6), norm, nn.ReLU(), nn.Linear(6, 6), norm)
+
+        def forward(self, x):
+            return (self.layers(x) ** 2).mean() + self.layers[1].running_mean.sum()
+
+    mine, theirs = [], []
+    assert losses_of(lambda: mine.append(Again()) or mine[0]) == pytest.approx(pytorchs(lambda: theirs.append(Again()) or theirs[0]), rel=1e-5)
+    for (name, value), expected in zip(mine[0].state_dict().items(), theirs[0].state_dict().values()):
+        assert torch.allclose(value, expected, atol=1e-6), name
+    assert type(mine[0].layers[4]) is nn.BatchNorm1d
+
+
+def test_instance_norm_tracks_its_statistics():
+    class Tracked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.conv, self.norm = nn.Conv1d(1, 3, 3), nn.InstanceNorm1d(3, affine=True, track_running_stats=True)
+
+        def forward(self, x):
+            return (self.norm(self.conv(x[:, None])) ** 2 * x[:, None, :4]).mean()
+
+    mine, theirs = [], []
+    assert losses_of(lambda: mine.append(Tracked()) or mine[0]) == pytest.approx(pytorchs(lambda: theirs.append(Tracked()) or theirs[0]), rel=1e-5)
+    for (name, value), expected in zip(mine[0].state_dict().items(), theirs[0].state_dict().values()):
+        assert torch.allclose(value, expected, atol=1e-6), name
+
+
+@pytest.mark.parametrize("size", [6, 5])
+def test_pytorchs_transformer_takes_a_causal_mask(size):
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.layers = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
+
+        def forward(self, x):
+            rows = x[..., None] * torch.linspace(-1, 1, 8)
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+            return (self.layers(rows, rows.flip(1), tgt_mask=mask, tgt_is_causal=False) * rows).mean()
+
+    model, beside = Decoder(), Decoder()
+    step = compiled(model, example=ROWS[:, :size])
+    optimizer = torch.optim.SGD(beside.parameters(), lr=0.1)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = beside(batch[:, :size])
+        loss.backward()
+        optimizer.step()
+        assert step(batch[:, :size]) == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_what_is_no_loss_is_told():
+    with pytest.raises(TypeError, match=r"loss\(output, batch\) gives float"):
+        compiled(Squares(), loss=lambda output, batch: 1.0)
+    with pytest.raises(TypeError, match="outputs.*gives str as 'a'"):
+        compiled(Squares(), outputs=lambda output: {"a": "b"})
+    with pytest.raises(ValueError, match="the example holds no tensor"):
+        compiled(Squares(), example=3)
+
+
+# --- modules and batches that cannot be trained ----------------------------------------------------------------------
+
+
+class Branching(Squares):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: (self.inner(x) ** 2).mean(), lambda x: self.inner(x).mean(), (x,))
+
+
+class Empty(Squares):
+    def __init__(self):
+        super().__init__()
+        self.none = nn.Parameter(torch.zeros(0, 3))
+
+
+class Cumulative(Squares):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None))
+
+
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (Branching, r"cond in the model itself \(.*test_unseen.py:\d+\): .* torch.where"),
+        (lambda: torch.jit.script(Squares()), "ScriptModule in the model itself: a scripted module"),
+        (Cumulative, "BatchNorm1d in inner.1: with momentum=None"),
+        (Empty, "'none' has no elements"),
+        (lambda: Squares().double(), r"call model.float\(\)"),
+    ],
+)
+def test_modules_that_cannot_be_followed_are_named(make, told):
+    model = make()
+    with pytest.raises(plimsoll.Unsupported, match=told):
+        compiled(model, example=ROWS.to(next(model.parameters()).dtype))
+
+
+def test_weights_without_values_are_for_fits_alone():
+    with torch.device("meta"):
+        model = Squares()
+    with pytest.raises(ValueError, match=r"'inner.weight' has no values \(its device is meta\); plimsoll.fits"):
+        compiled(model)
+    assert plimsoll.fits(model, torch.optim.SGD(model.parameters(), lr=0.1), example=ROWS, memory="4MiB")["feasible"]
+
+
+def test_nothing_to_train_is_told():
+    model = Squares().requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing would be trained"):
+        compiled(model)
+
+
+def test_an_empty_batch_is_told_and_training_goes_on():
+    model = Squares()
+    with pytest.raises(ValueError, match="the batch is empty"):
+        compiled(model, example=ROWS[:0])
+    step = compiled(model)
+    with pytest.raises(ValueError, match=r"the batch is empty: its first tensor is of shape \(0, 6\)"):
+        step(ROWS[:0])
+    step(ROWS)
+
+
+def test_a_step_is_not_copied():
+    step = compiled(Squares())
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="step.save"):
+            copying(step)
+
+
+def test_files_that_no_step_wrote_are_refused(tmp_path):
+    step = compiled(Squares())
+    torch.save([1], tmp_path / "list.pt")
+    (tmp_path / "text.pt").write_text("abc")
+    (tmp_path / "empty.pt").write_text("")
+    step.save(tmp_path / "whole.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:-100])
+    before = copy.deepcopy(step._model.state_dict())
+    for name in ("list.pt", "text.pt", "empty.pt", "cut.pt"):
+        with pytest.raises(ValueError, match="was not written by step.save"):
+            step.load(tmp_path / name)
+    assert all(torch.equal(before[k], v) for k, v in step._model.state_dict().items())
+    step.load(tmp_path / "whole.pt")
+
+
+def test_messages_name_arguments():
+    with pytest.raises(plimsoll.Error, match="^spill=: there is no folder"):
+        compiled(Squares(), spill="/nowhere/at/all")
+    with pytest.raises(plimsoll.Infeasible, match="raise memory= to .* or lower the batch size"):
+        compiled(Squares(), memory="64B")
+
+
+def test_a_sparse_embedding_trains_as_a_dense_one():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.table = nn.Embedding(10, 4, sparse=True)
+
+        def forward(self, x):
+            return (self.table((x[:, 0].abs() * 4).long().clamp(max=9)) ** 2).mean()
+
+    assert losses_of(Table) == pytest.approx(pytorchs(Table), rel=1e-5)
