@@ -320,21 +320,34 @@ class Step:
         self.sync()
         self._let_go()
         self._views.clear()
+        before = self._options
+        try:
+            self._open_again(json.dumps(json.loads(before) | {"arena_bytes": needed}))
+        except BaseException:  # Ctrl-C, or a system that has not so much
+            self._open_again(before)
+            raise
+        return True
+
+    def _open_again(self, options: str) -> None:
+        """Takes other memory, for all shapes that still fit there."""
         self._core = None  # its memory goes before more is taken
-        self._options = json.dumps(json.loads(self._options) | {"arena_bytes": needed})
+        self._options = options
+        self._evaluations.clear()
+        self._evaluated = None
         shown = _Progress(self._progress)
         try:
             with fallbacks.rehearsal():
-                self._core = _core.Step(self._first.text, self._options, shown)
+                self._core = _core.Step(self._first.text, options, shown)
                 for key, (form, number) in list(self._shapes.items()):
-                    if number != 0:
+                    if number == 0:
+                        continue
+                    try:
                         self._shapes[key] = form, self._core.add_shape(form.text, self._sizes.get(key, 0), shown)
+                    except _core.InfeasibleAnswer:  # it is tried again when a batch of it comes
+                        del self._shapes[key]
         finally:
             shown.end()
-        self._evaluations.clear()
-        self._evaluated = None
         self._push()
-        return True
 
     @property
     def evaluation_outputs(self) -> dict[str, Tensor]:

@@ -545,6 +545,29 @@ def test_memory_grows_for_larger_evaluations_up_to_what_was_stated():
         assert torch.allclose(value.float(), expected[key].float(), atol=4e-4), key
 
 
+def test_a_step_goes_on_where_the_system_has_no_more_memory(monkeypatch):
+    ours, theirs = network(), network()
+    optimizer, reference = (OPTIMIZERS["momentum"](m.parameters()) for m in (ours, theirs))
+    step = plimsoll.compile(ours, optimizer, loss=cross_entropy, example=batch(0), memory="2MiB", policy="liveness", **LIMITS)
+    taken, own = step._core.arena_bytes, plimsoll.step._core.Step
+    step(batch(0, 8))
+    step(batch(1, 5))
+
+    def short(text, options, shown):
+        if json.loads(options).get("arena_bytes", 0) > taken:
+            raise MemoryError("no more")
+        return own(text, options, shown)
+
+    monkeypatch.setattr(plimsoll.step._core, "Step", short)
+    with pytest.raises(MemoryError, match="no more"):
+        step.evaluate(batch(9, 40))
+    assert step._core.arena_bytes == taken
+    for i, size in enumerate((8, 5, 8, 5)):
+        loss = train_beside_sized(theirs, reference, i, size)
+        if i >= 2:
+            assert step(batch(i, size)) == pytest.approx(loss, rel=2e-4)
+
+
 def train_beside_sized(model, optimizer, number, size):
     optimizer.zero_grad()
     loss = cross_entropy(model(batch(number, size)[0]), batch(number, size))
