@@ -3,6 +3,8 @@
 An exported graph has no branches, and values are not known while it is made. Some branches are checks whose answer is
 known all the same: nothing is infinite or not a number; a layer that is dropped with probability 0 is not dropped; what a
 model asserts holds; and the parameters of PyTorch's distributions are valid.
+
+On the way it is noted which tensors depend on values at all, and not on shapes alone: ``depends``.
 """
 
 from __future__ import annotations
@@ -10,21 +12,28 @@ from __future__ import annotations
 import linecache
 import math
 import sys
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 _NEVER = frozenset({torch.isinf, torch.isnan, Tensor.isinf, Tensor.isnan})
 _ALWAYS = frozenset({torch.isfinite, Tensor.isfinite})
 _KEEPING = frozenset({torch.any, Tensor.any, torch.all, Tensor.all, torch.logical_or, Tensor.logical_or})
 _BELOW = frozenset({torch.lt, Tensor.lt, torch.le, Tensor.le})
+_OF_SHAPES = frozenset("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor".split())
+_DRAWS = ("rand", "bernoulli", "normal", "multinomial", "poisson", "exponential", "uniform", "dropout")
 
 
 class Assumptions(TorchFunctionMode):
-    """A mode in which ``bool(tensor)`` is answered where the answer is known so."""
+    """A mode in which ``bool(tensor)`` is answered where the answer is known so. ``given``: tensors of a batch and a model."""
+
+    def __init__(self, given: Iterable[Tensor] = ()):
+        super().__init__()
+        self._given = {id(tensor): tensor for tensor in given}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if func is Tensor.__bool__ or (func is Tensor.item and args[0].dtype == torch.bool):
@@ -34,11 +43,21 @@ class Assumptions(TorchFunctionMode):
         if func is F.gaussian_nll_loss:  # whose check of the variance cannot be seen from here
             return _gaussian_nll_loss(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        self._note(getattr(func, "__name__", ""), args, kwargs or {}, result)
         if isinstance(result, Tensor):
             known = _known_of(func, args)
             if known is not None:
                 result._plimsoll_known = known  # type: ignore[attr-defined]
         return result
+
+    def _note(self, name: str, args: tuple, kwargs: dict, result: Any) -> None:
+        if name in _OF_SHAPES:
+            return
+        if name.startswith(_DRAWS) or any(id(leaf) in self._given or depends(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+            written = [args[0]] if args and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))) else []
+            for leaf in pytree.tree_leaves((result, written)):
+                if isinstance(leaf, Tensor) and id(leaf) not in self._given:
+                    leaf._plimsoll_depends = True  # type: ignore[attr-defined]
 
     def _answer(self, tensor: Tensor) -> Optional[bool]:
         known = getattr(tensor, "_plimsoll_known", None)
@@ -52,6 +71,11 @@ class Assumptions(TorchFunctionMode):
         if caller.f_code.co_name == "_detect_is_causal_mask":  # of nn.Transformer: a hint; the mask is read in any case
             return False
         return _asserted(linecache.getline(caller.f_code.co_filename, caller.f_lineno).strip())
+
+
+def depends(tensor: Any) -> bool:
+    """Whether a tensor that came up under the mode depends on values of the batch or the model, or on chance."""
+    return isinstance(tensor, Tensor) and getattr(tensor, "_plimsoll_depends", False)
 
 
 def _asserted(statement: str) -> Optional[bool]:

@@ -25,16 +25,21 @@ class Joined(nn.Module):
         self.call = call
         self.outputs = outputs
         self.leaves, self.spec = pytree.tree_flatten(batch)
+        self.ended: Optional[Callable[[], None]] = None  # called when a forward pass is over
 
     def forward(self, *tensors: Tensor):
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         batch = pytree.tree_unflatten(leaves, self.spec)
-        with Assumptions():
+        for tensor in tensors:
+            tensor._plimsoll_depends = True  # type: ignore[attr-defined]
+        with Assumptions([*tensors, *self.model.parameters(), *self.model.buffers()]):
             output = self.call(self.model, batch)
             loss = self.loss(output, batch) if self.loss is not None else loss_of(output)
             if not isinstance(loss, Tensor):
                 raise WrongResult(f"loss(output, batch) gives {type(loss).__name__}; a scalar tensor is expected")
+        if self.ended is not None:
+            self.ended()
         return (loss, _named_outputs(self.outputs(output) if self.outputs else None))
 
 

@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from .carried import Left, restored
 from .errors import Unsupported, UnsupportedOp, WrongResult
 from .joined import WRAPPED, Joined
 from .unseen import FOREIGN, each_once, watched
@@ -109,19 +110,45 @@ def _quiet() -> Iterator[None]:
 def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
     """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
     try:
-        with _quiet(), each_once(step):
+        with _quiet(), each_once(step), restored(step):
+            left = Left(step)
+            step.ended = left.look
             with watched(step) as watch:
                 exported = torch.export.export(step, tuple(tensors), strict=False)
+            step.ended = None
+            if left:
+                left.plant()
+                watch.told += _carried(step, tensors, left)
             _detach_without_gradient(exported.graph_module)
             decomposed = exported.run_decompositions(decompositions())
     except WrongResult:
         raise
     except Exception as error:
         raise Unsupported(watch.told if watch.told else [_refused_by_export(error)]) from error
-    told = watch.told + [entry for name, entry in watch.replaced.items() if name in exported.constants]
+    buffers = exported.graph_signature.inputs_to_buffers
+    unread = {target for node, target in buffers.items() if not _is_read(exported, node)}
+    read = ({*exported.constants} | {*buffers.values()}) - unread
+    told = watch.told + [entry for name, entry in watch.replaced.items() if name in read]
     if told:
         raise Unsupported(told)
     return decomposed
+
+
+def _carried(step: Joined, tensors: Sequence[Tensor], left: Left) -> list[UnsupportedOp]:
+    """What a second pass reads of what the first has left."""
+    names = set(left.names.values())
+    try:
+        again = torch.export.export(step, tuple(tensors), strict=False)
+    except Exception:  # it reads something; all may be meant
+        pass
+    else:
+        names = {left.names.get(t.untyped_storage()._cdata) for t in again.constants.values() if isinstance(t, Tensor)} - {None}
+    reason = "a forward pass leaves a tensor there which the next one reads; make it a buffer, and write it by copy_"
+    return [UnsupportedOp(f"self.{name.rpartition('.')[2]} = ...", name.rpartition(".")[0].removeprefix(WRAPPED).removeprefix("model"), "", reason) for name in sorted(names)]
+
+
+def _is_read(exported: ExportedProgram, name: str) -> bool:
+    return any(node.op == "placeholder" and node.name == name and node.users for node in exported.graph.nodes)
 
 
 def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
@@ -161,7 +188,7 @@ def _refused_by_export(error: Exception) -> UnsupportedOp:
     """The user's own line in the trace of a failed export."""
     own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(FOREIGN)]
     source = f"{short_path(own[-1].filename)}:{own[-1].lineno}" if own else ""
-    text = re.sub(r"\s+", " ", str(error)).strip()
+    text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
     return UnsupportedOp("torch.export", "", source, f"it cannot follow the model: {text[:300]}")
 
 

@@ -17,6 +17,7 @@ from torch.optim import optimizer as optimizers
 from torch.nn.modules import module as modules
 from torch.nn.modules.batchnorm import _NormBase as NormBase
 
+from .assume import depends
 from .errors import Unsupported, UnsupportedOp
 
 FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))  # lines of these are not the user's
@@ -69,8 +70,8 @@ def _line_of(function: Callable) -> str:
 
 
 class Watch:
-    """What the forward pass did that the graph does not show. ``told`` is to be refused; ``replaced`` are plain tensors of modules,
-    by their names, which are to be refused where the graph reads them."""
+    """What the forward pass did that the graph does not show. ``told`` is to be refused; ``replaced`` are tensors of modules with another
+    in their place, by name, which are to be refused where the graph reads what was there before."""
 
     def __init__(self, step: nn.Module):
         self.told: list[UnsupportedOp] = []
@@ -100,7 +101,10 @@ class Watch:
             return  # self.count += 1
         if name in module._buffers:
             reason = f"the forward pass puts another tensor in the buffer's place; write self.{name}.copy_(...) instead"
-            self._tell(self.told, f"self.{name} = ...", path, reason)
+            if not depends(value):  # a table for a shape
+                self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path.removeprefix("model."), _own_line(), reason)
+            else:
+                self._tell(self.told, f"self.{name} = ...", path, reason)
         elif isinstance(module.__dict__.get(name), Tensor):
             reason = f"the forward pass puts another tensor in its place and reads it in the next; make it a buffer, and write self.{name}.copy_(...)"
             self.replaced[full] = UnsupportedOp(f"self.{name} = ...", path, _own_line(), reason)

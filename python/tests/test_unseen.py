@@ -210,6 +210,104 @@ def test_a_tensor_that_is_no_buffer_may_be_left_behind_but_not_read():
         compiled(model)
 
 
+class Recurrent(Squares):
+    """Carries what it computed to the next batch."""
+
+    hidden = None
+
+    def forward(self, x):
+        y = torch.tanh(self.inner(x) + (torch.zeros_like(x[:, :3]) if self.hidden is None else self.hidden))
+        self.hidden = y.detach()
+        return (y**2).mean()
+
+
+class InDictionary(Squares):
+    def __init__(self):
+        super().__init__()
+        self.cache = {}
+
+    def forward(self, x):
+        y = torch.tanh(self.inner(x) + self.cache.get("hidden", 0))
+        self.cache["hidden"] = y.detach()
+        return (y**2).mean()
+
+
+class InList(Squares):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def forward(self, x):
+        self.losses.append(self.inner(x).square().mean())
+        return sum(self.losses)
+
+
+@pytest.mark.parametrize("model, name", [(Recurrent, "hidden"), (InDictionary, "cache"), (InList, "losses")])
+def test_what_a_pass_leaves_for_the_next_is_refused(model, name):
+    used = model()
+    with pytest.raises(plimsoll.Unsupported, match=rf"self\.{name} = \.\.\..*leaves a tensor there which the next one reads"):
+        compiled(used)
+    assert not getattr(used, name)  # nothing of the export is left
+
+
+class Table(Squares):
+    """Makes a table for the shape of its batches when it first needs it."""
+
+    def __init__(self, table=None, **told):
+        super().__init__()
+        if told:
+            self.register_buffer("table", table, **told)
+        else:
+            self.table = table
+
+    def forward(self, x):
+        if self.table is None or self.table.shape[0] != x.shape[1]:
+            self.table = torch.arange(x.shape[1]).float().sin()
+        return (self.inner(x + self.table) ** 2).mean()
+
+
+class TableInDictionary(Squares):
+    def __init__(self):
+        super().__init__()
+        self.tables = {}
+
+    def forward(self, x):
+        if x.shape[1] not in self.tables:
+            self.tables[x.shape[1]] = torch.arange(x.shape[1]).float().sin()
+        return (self.inner(x + self.tables[x.shape[1]]) ** 2).mean()
+
+
+class Cleared(InList):
+    def forward(self, x):
+        self.losses.clear()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Table,
+        lambda: Table(persistent=True),
+        lambda: Table(persistent=False),
+        lambda: Table(torch.zeros(1), persistent=False),
+        TableInDictionary,
+        Cleared,
+    ],
+)
+def test_what_every_pass_would_make_alike_is_no_state(make):
+    assert losses_of(make) == pytest.approx(pytorchs(make), rel=1e-5)
+
+
+def test_what_was_there_before_a_table_is_not_read():
+    class Early(Table):
+        def forward(self, x):
+            before = self.table
+            return super().forward(x) + before.sum()
+
+    with pytest.raises(plimsoll.Unsupported, match=r"self\.table = \.\.\..*copy_"):
+        compiled(Early(torch.ones(1), persistent=False))
+
+
 class Warmed(Squares):
     calls = 0
 
