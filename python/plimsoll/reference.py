@@ -86,7 +86,8 @@ def kernel(*names: str) -> Callable[[Kernel], Kernel]:
 
 
 def attribute(op: Op, name: str, otherwise: Any = None) -> Any:
-    return op["attributes"].get(name, otherwise)
+    value = op["attributes"].get(name, otherwise)
+    return float(value) if value in ("inf", "-inf") else value
 
 
 # --- Pointwise expressions ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ class Writer:
             "shapes": [list(s) for s in (shapes if several else [shapes])],
         }
         if attributes:
-            op["attributes"] = attributes
+            op["attributes"] = {name: _in_json(value) for name, value in attributes.items()}
         if self._site.source:
             op["source"] = self._site.source
         self.ops.append(op)
@@ -355,6 +356,15 @@ class Writer:
             candidate, n = f"{name}_{n}", n + 1
         self._op_names.add(candidate)
         return candidate
+
+
+def _in_json(value: Any) -> Any:
+    """An attribute's value: JSON has no numbers that are not finite."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        raise Refusal("one of its constants is not a number (NaN)")
+    return "inf" if value > 0 else "-inf"
 
 
 def sizes_of(value: Tensor) -> list[int]:

@@ -146,6 +146,8 @@ SHAPES = {
     "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(-1, 4, 3, 6), 2),
     "zeros": lambda x: F.pad(x, (1, 2, 0, 1)),
     "value": lambda x: F.pad(x, (1, 1), value=2.0),
+    "infinite": lambda x: F.max_pool2d(F.pad(x, (1, 0, 0, 1), value=-math.inf), 3, 2),
+    "filled": lambda x: torch.maximum(x, torch.full_like(x[:, :, :1], -math.inf).expand_as(x)),
     "crop": lambda x: F.pad(x, (-1, -2, 1, 0)),
     "reflect": lambda x: F.pad(x, (2, 1, 1, 1), mode="reflect"),
     "replicate": lambda x: F.pad(x, (2, 1, 1, 1), mode="replicate"),

@@ -40,7 +40,11 @@ ordered_json attributes_json(const Op& op) {
   ordered_json j = ordered_json::object();
   for (const auto& [name, attribute] : op.attributes.items()) {
     if (const double* real = std::get_if<double>(&attribute)) {
-      j[name] = real_json(*real, op.name);
+      if (std::isinf(*real)) {
+        j[name] = *real > 0 ? "inf" : "-inf";
+      } else {
+        j[name] = real_json(*real, op.name);
+      }
     } else if (const auto* reals = std::get_if<std::vector<double>>(&attribute)) {
       j[name] = ordered_json::array();
       for (double each : *reals) j[name].push_back(real_json(each, op.name));

@@ -1,9 +1,12 @@
 #include "graph/json_parts.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace plimsoll {
 namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::i32, DType::i64, DType::u8, DType::bit};
 constexpr Role kRoles[] = {Role::input,     Role::hyperparameter, Role::parameter, Role::optimizer_state,
@@ -26,7 +29,9 @@ Attributes read_attributes(const JsonReader& r, const std::function<int64_t(cons
   Attributes attributes;
   for (const auto& [name, value] : r.raw().items()) {
     const JsonReader item = r.member(name);
-    if (value.is_string()) {
+    if (value.is_string() && (item.text() == "inf" || item.text() == "-inf")) {  // JSON has no numbers for these
+      attributes.set(name, item.text() == "inf" ? kInfinity : -kInfinity);
+    } else if (value.is_string()) {
       attributes.set(name, item.text());
     } else if (value.is_number_float()) {
       attributes.set(name, item.number());

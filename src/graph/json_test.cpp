@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "plimsoll/graph.h"
 #include "tests/support/random_graph.h"
 
@@ -47,6 +49,16 @@ TEST(GraphJson, ReadsOpsThatReadWhatALaterOpMakes) {
   const OpId late = graph.add_op("Constant", "late", "", {}, {{"shape", std::vector<int64_t>{2, 3}}, {"value", 1.0}});
   graph.op({0}).inputs[0] = graph.output(late);
   EXPECT_EQ(fingerprint(graph_from_json(to_json(graph))), fingerprint(graph));
+}
+
+TEST(GraphJson, KeepsInfiniteNumbers) {
+  Graph graph = small_graph();
+  const double infinity = std::numeric_limits<double>::infinity();
+  graph.op({0}).attributes.set("least", -infinity);
+  graph.op({0}).attributes.set("most", infinity);
+  const Graph again = graph_from_json(to_json(graph));
+  EXPECT_EQ(again.op({0}).attributes, graph.op({0}).attributes);
+  EXPECT_EQ(fingerprint(again), fingerprint(graph));
 }
 
 TEST(GraphJson, KeepsListsOfRealNumbers) {

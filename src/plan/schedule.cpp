@@ -7,6 +7,8 @@
 namespace plimsoll {
 namespace {
 constexpr double kRounding = 1 - 1e-9;  // of sums in another order
+// No schedule is longer than so many times the timeline and so many steps.
+constexpr size_t kAlwaysTooMany = 100, kAlwaysFew = 10'000;
 
 bool contains(std::span<const int32_t> list, int32_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
@@ -50,6 +52,8 @@ void Scheduler::start() {
   out_->compute_ms = recompute_ms_ = 0;
   out_->recomputations = 0;
   out_->unrecoverable = -1;
+  out_->given_up = false;
+  most_of_all_ = std::min(most_steps_, kAlwaysTooMany * timeline_.steps.size() + kAlwaysFew);
   const size_t values = timeline_.values.size();
   states_.assign(values, {});
   open_.clear();
@@ -228,7 +232,10 @@ int32_t Scheduler::append(int32_t s, bool recompute) {
     recompute_ms_ += step.ms;
   }
   const bool too_long = (timeline_.compute_ms + recompute_ms_) * kRounding > most_ms_;
-  if (too_long || out_->steps.size() > most_steps_) out_->unrecoverable = 0;  // no value's fault
+  if (too_long || out_->steps.size() > most_of_all_) {
+    out_->unrecoverable = 0;
+    out_->given_up = true;
+  }
   for (int32_t v : recompute ? step.recompute_inputs : step.inputs) {
     Residence& residence = out_->residences[states_[v].residence];
     if (residence.first < 0) arrive(residence, d);

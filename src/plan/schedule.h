@@ -63,6 +63,7 @@ struct Schedule {
   double compute_ms = 0;  // recomputations included
   int32_t recomputations = 0;
   int32_t unrecoverable = -1;  // what is wanted and can no longer be brought back; -1: the schedule is complete
+  bool given_up = false;       // incomplete since it became too long, and no value's fault
 };
 
 // A cache of tensors in the arena (SuperNeurons, section 3.3.2 and Algorithm 2): nothing moves while everything fits;
@@ -79,9 +80,10 @@ struct TensorCache {
 class Scheduler {
  public:
   explicit Scheduler(const ValueTimeline& timeline) : timeline_(timeline) {}
+  // Given up where it takes a hundred times the timeline's steps: what is rebuilt from two values, and these from two
+  // each, takes steps without end. The schedule is then incomplete (unrecoverable >= 0).
   void run(const Decisions& decisions, Schedule& schedule, const TensorCache* cache = nullptr);
-  // The same, given up where it takes more than so many steps, or surely computes longer than `most_ms`: the schedule
-  // is then incomplete (unrecoverable >= 0).
+  // The same, given up where it takes more than so many steps, or surely computes longer than `most_ms`.
   void run_within(const Decisions& decisions, Schedule& schedule, size_t most_steps, double most_ms = kAnyTime);
   // Counts live bytes and their peak anew, for who changes when values are there.
   void count_live(Schedule& schedule);
@@ -111,7 +113,7 @@ class Scheduler {
   const Decisions* decisions_ = nullptr;
   Schedule* out_ = nullptr;
   const TensorCache* cache_ = nullptr;
-  size_t most_steps_ = SIZE_MAX;
+  size_t most_steps_ = SIZE_MAX, most_of_all_ = SIZE_MAX;
   double most_ms_ = kAnyTime, recompute_ms_ = 0;
   int64_t live_ = 0;           // with a cache: bytes of what is open
   int32_t now_ = 0;            // the step of the timeline

@@ -38,6 +38,14 @@ std::vector<ForwardValue> forward_values(const PolicyInput& input, const ValueTi
 
 PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& timeline, const Decisions& decisions,
                              const Schedule& schedule, std::string_view policy) {
+  if (schedule.given_up) {
+    return Infeasible{.policy = std::string(policy),
+                      .budget = input.budget,
+                      .minimum = {INT64_MAX},
+                      .suggestion =
+                          "this policy would compute more than a hundred times what the step has; choose "
+                          "another --policy"};
+  }
   if (schedule.unrecoverable >= 0) {
     const std::string& name = input.graph.tensor(timeline.values[schedule.unrecoverable].tensor).name;
     return Infeasible{

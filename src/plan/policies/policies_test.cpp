@@ -1,10 +1,15 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 
 #include <random>
+#include <utility>
 
+#include "plan/effort.h"
 #include "plan/simulate.h"
+#include "plimsoll/autodiff.h"
+#include "plimsoll/models.h"
 #include "plimsoll/verify.h"
 #include "tests/support/random_graph.h"
 
@@ -248,6 +253,33 @@ TEST(Policies, StatesLieInTheOrderOfTheGraphFromOffsetZero) {
       expected += align_up(graph.tensor(state.before).bytes(), kStayAlignment);
     }
   }
+}
+
+// What is rebuilt from two values, and these from two each, took steps, and memory for them, without end.
+TEST(Policies, RebuildingThatMultipliesIsGivenUp) {
+  Builder builder("fibonacci", {.batch = 2, .channels = 3, .height = 8, .width = 8, .classes = 4});
+  TensorId before = builder.relu("first", builder.data());
+  TensorId now = builder.relu("second", before);
+  for (int i = 0; i < 60; ++i) before = std::exchange(now, builder.add(fmt::format("add{}", i), {now, before}));
+  const TensorId wide = builder.conv("conv", now, {.channels = 4, .kernel = 3, .padding = 1});
+  const Network network = make_training_network(
+      std::move(builder).finish_classifier(builder.fully_connected("fc", builder.flatten("flat", wide), {4})), {});
+  const Route route = make_route(network.graph);
+  const auto kernels = testing::random_kernels(network.graph, 1);
+  const CostTable costs;
+  const int64_t before_all = planning_effort().scheduled_steps;
+  for (const Policy& policy : policies()) {
+    const PlanOrInfeasible answer = policy.plan({.graph = network.graph,
+                                                 .route = route,
+                                                 .kernels = kernels,
+                                                 .costs = costs,
+                                                 .device = {},
+                                                 .budget = least_possible(network.graph)});
+    if (const Plan* plan = std::get_if<Plan>(&answer)) {
+      EXPECT_EQ(describe(verify(network.graph, *plan)), "") << policy.name;
+    }
+  }
+  EXPECT_LT(planning_effort().scheduled_steps - before_all, 5'000'000);
 }
 
 TEST(Policies, UnknownNamesAreAnsweredWithTheNearest) {
