@@ -15,10 +15,10 @@ from support import assert_same, both, floats, integers, start
 SHAPE = (3, 4, 6)
 
 
-def check(branches: dict, *shape: int):
+def check(branches: dict, *shape: int, tolerance: float = 1e-9):
     x = floats("x", *(shape or (2, *SHAPE))) * 2
     result = both(start(Branches(branches)), x, any_batch=False)
-    assert_same(result)
+    assert_same(result, tolerance)
     return result
 
 
@@ -308,6 +308,18 @@ def test_pools_and_resizes():
         "unpooled": lambda x: _unpooled(x[..., :7]),
     }
     check({name: Function(body, 6, 8, 8) for name, body in cases.items()}, 2, 6, 8, 8)
+
+
+def test_antialiased_resizes():
+    up = lambda **kw: (lambda x: F.interpolate(x, antialias=True, **kw))  # noqa: E731
+    cases = {
+        "bicubic": up(size=(5, 13), mode="bicubic"),
+        "corners": up(size=(12, 3), mode="bicubic", align_corners=True),
+        "height": up(scale_factor=(0.4, 1), mode="bilinear"),
+        "width": up(scale_factor=(1, 1.7), mode="bilinear"),
+    }
+    # Its weights are in single precision.
+    check({name: Function(body, 6, 8, 8) for name, body in cases.items()}, 2, 6, 8, 8, tolerance=1e-6)
 
 
 def _unpooled(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Union
 
 import torch
+import torch.nn.functional as functional
 from torch.fx import Node
 
 from .registry import Arguments, Refusal, axis, broadcast, converts
@@ -361,6 +362,27 @@ def resize(w: "Writer", node: Node, a: Arguments):
 
     depth_first = rank == 3 and size[0] > shape[2]  # the smaller result between the two
     return w.reshape(_over_axes(w, x, size, run, depth_first), w.shape(node))
+
+
+@converts(
+    "_upsample_bilinear2d_aa.vec", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.vec", "_upsample_bicubic2d_aa.default"
+)
+def resize_antialiased(w: "Writer", node: Node, a: Arguments):
+    """Each dimension by a matrix, which PyTorch tells: its columns are what becomes of rows with a single one."""
+    image = a.get("input") if "input" in a else a["self"]
+    mode = "bilinear" if "bilinear" in str(node.target) else "bicubic"
+    x, (n, c, height, width), size, factors = w.value(image), w.shape(image), w.shape(node)[-2:], _factors(a, 2)
+
+    def columns(length: int, d: int) -> torch.Tensor:
+        rows = torch.eye(length, device="cpu").reshape(length, 1, 1, length)
+        told = {"size": (1, size[d])} if factors[d] is None else {"scale_factor": (1.0, factors[d]), "recompute_scale_factor": False}
+        return functional.interpolate(rows, mode=mode, align_corners=bool(a["align_corners"]), antialias=True, **told)[:, 0, 0]
+
+    if size[0] != height:
+        x = w.emit("MatMul", [w.add_constant(columns(height, 0).T.contiguous()), x], [n, c, size[0], width], {}, "rows")
+    if size[1] != width:
+        x = w.emit("MatMul", [x, w.add_constant(columns(width, 1).contiguous())], [n, c, *size], {}, "columns")
+    return x
 
 
 def _factors(a: Arguments, rank: int) -> list[Optional[float]]:
