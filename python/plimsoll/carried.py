@@ -7,6 +7,7 @@ look at, is the same in every pass, or not read.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
@@ -16,40 +17,43 @@ from torch import Tensor, nn
 from .assume import depends
 
 _OWN = frozenset(vars(nn.Module()))  # fields that every module has
+_CONTAINERS = (dict, list, tuple, deque)
+_DEPTH = 6  # of containers in containers
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OWN}
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for entry in value.values():
-            yield from _tensors(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _tensors(entry)
+    elif isinstance(value, _CONTAINERS) and depth > 0:
+        for entry in _entries(value):
+            yield from _tensors(entry, depth - 1)
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = _DEPTH) -> Any:
     if isinstance(value, Tensor):
         return change(value)
-    if type(value) is dict:
-        return {key: _mapped(entry, change) for key, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(entry, change) for entry in value)
-    return value
+    if not isinstance(value, _CONTAINERS) or depth == 0:
+        return value
+    if isinstance(value, dict):
+        result = value.copy()  # of its own class
+        result.update((key, _mapped(entry, change, depth - 1)) for key, entry in value.items())
+        return result
+    entries = [_mapped(entry, change, depth - 1) for entry in value]
+    return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)  # the former: named tuples
 
 
-def _contents(value: Any, found: list[tuple[Any, Any]]) -> None:
+def _contents(value: Any, found: list[tuple[Any, Any]], depth: int = _DEPTH) -> None:
     """The containers that a value consists of, each with a copy of it."""
-    if isinstance(value, (dict, list)):
+    if not isinstance(value, _CONTAINERS) or depth == 0:
+        return
+    if not isinstance(value, tuple):
         found.append((value, value.copy()))
-    if isinstance(value, (dict, list, tuple)):
-        for entry in value.values() if isinstance(value, dict) else value:
-            _contents(entry, found)
+    for entry in _entries(value):
+        _contents(entry, found, depth - 1)
 
 
 @contextmanager

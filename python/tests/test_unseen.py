@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
 import random
@@ -232,6 +233,17 @@ class InDictionary(Squares):
         return (y**2).mean()
 
 
+class InDeque(Squares):
+    def __init__(self):
+        super().__init__()
+        self.recent = collections.deque(maxlen=3)
+
+    def forward(self, x):
+        y = self.inner(x) + sum(self.recent)
+        self.recent.append(y.detach())
+        return (y**2).mean()
+
+
 class InList(Squares):
     def __init__(self):
         super().__init__()
@@ -242,7 +254,7 @@ class InList(Squares):
         return sum(self.losses)
 
 
-@pytest.mark.parametrize("model, name", [(Recurrent, "hidden"), (InDictionary, "cache"), (InList, "losses")])
+@pytest.mark.parametrize("model, name", [(Recurrent, "hidden"), (InDictionary, "cache"), (InDeque, "recent"), (InList, "losses")])
 def test_what_a_pass_leaves_for_the_next_is_refused(model, name):
     used = model()
     with pytest.raises(plimsoll.Unsupported, match=rf"self\.{name} = \.\.\..*leaves a tensor there which the next one reads"):
