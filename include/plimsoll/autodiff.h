@@ -45,6 +45,9 @@ struct OptimizerOptions {
   // number i > 0 has its learning rate from the input "learning_rate.i". These inputs are vectors then: the other settings follow
   // the rate, and may change from step to step (TrainingStep::set_group). Whether there is momentum, and its form, may not.
   std::vector<ParameterGroup> groups;
+  // Above 1: so many processes train together, each with its part of the batch. Every gradient is averaged over them before
+  // anything else reads it (AllReduce); a sum of gradients before its update.
+  int ranks = 1;
   // Parameters that no gradient reaches are left as they are, as PyTorch's optimizers leave them; else they are an error.
   bool leave_unreached = false;
 };

@@ -82,6 +82,9 @@ std::vector<int32_t> epoch_order(int64_t count, uint64_t seed, int64_t epoch);
 struct LoaderOptions {
   Split split = Split::train;
   int64_t batch = 32;
+  // Where several processes share every batch: this is part `part` of `parts`, each of `batch` rows. All parts of one
+  // number together are the rows of a batch of `parts` times the size.
+  int64_t part = 0, parts = 1;
   uint64_t seed = 0;
   Augmentation augmentation;   // of Split::train; none unless said: DataInfo has what is usual
   int64_t epoch = 0;           // where to begin

@@ -41,6 +41,15 @@ struct CoreShape {
   friend bool operator==(const CoreShape&, const CoreShape&) = default;
 };
 
+// What lies between the ranks of a training. Of an exchange, in which every rank sends a piece to every other: it takes
+// the latency, and its bytes at the rate at which a rank sends while it receives as much.
+struct LinkInfo {
+  int ranks = 1;
+  double latency_us = 0;
+  double gb_per_s = 0;
+  friend bool operator==(const LinkInfo&, const LinkInfo&) = default;
+};
+
 struct DeviceInfo {
   std::string name;         // "cpu": what --device takes
   std::string description;  // "2 threads, AVX-512, oneDNN 2.6.3"
@@ -55,6 +64,7 @@ struct DeviceInfo {
   bool asynchronous = false;      // run() of a kernel only asks for the work (open_queues)
   bool lists_best_first = false;  // the first of an op's kernels is its library's choice for this very machine
   std::vector<TierInfo> tiers;    // what a plan may use, the fastest first; none unless the user gives it
+  LinkInfo link;                  // to the other ranks, where there are some
 };
 
 // How images lie in memory across a whole network. Choosing kernels compares the families and takes one.
@@ -78,6 +88,7 @@ struct KernelEstimate {
   double bandwidth = 1;         // share of the memory's rate that its traffic reaches
   std::optional<double> flops;  // that it does; absent: the op's work
   double extra_bytes = 0;       // memory traffic beyond the op's inputs and outputs
+  std::optional<double> ms;     // what it takes, where the device knows that itself; nobody measures it then
   friend bool operator==(const KernelEstimate&, const KernelEstimate&) = default;
 };
 

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "plimsoll/communicator.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
@@ -78,6 +79,9 @@ struct TrainOptions {
   std::optional<std::filesystem::path> plan;  // run this saved plan; policy and placement are the plan's
   std::string costs = "measured";             // measured: measure what the database lacks; estimated: do not
   bool check_memory = false;
+  // The other processes that train this network, each with its part of every batch: `batch` is the sum of all parts, and
+  // `memory` what each may take. All give the same options. The first saves, and has what the listener is told. Null: none.
+  std::shared_ptr<Communicator> communicator = {};
 };
 
 // A step is an update. Where it takes several batches (OptimizerOptions::accumulate), loss and times are of all of those

@@ -209,6 +209,19 @@ TensorId append_sum(Graph& graph, const ReadyUpdate& ready, TensorId accumulated
   return graph.output(op);
 }
 
+// The mean of the ranks' gradients, or of their sums.
+TensorId append_all_reduce(Graph& graph, const ReadyUpdate& ready, int ranks, TensorId scale) {
+  const std::string name = graph.tensor(ready.parameter).name + "/all_reduce";
+  const std::string layer = layer_of(graph, ready.gradient);
+  std::vector<TensorId> inputs = {ready.parameter, ready.gradient};
+  Attributes attributes{{"ranks", int64_t{ranks}}};
+  if (scale.valid()) {
+    inputs.push_back(scale);
+    attributes.set("scaled", int64_t{1});
+  }
+  return graph.output(graph.add_op("AllReduce", name, layer, inputs, attributes, Phase::update));
+}
+
 // Of gradients that are not summed: scales all of an objective by one factor. Of sums: the updates do it. Returns the
 // norm that they had together.
 TensorId append_clip(Graph& graph, std::vector<ReadyUpdate>& ready, const std::vector<TensorId>& norms, double max_norm,
@@ -383,6 +396,7 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
         ReadyUpdate ready{parameter, backwards[owner].gradient(parameter)};
         if (!ready.gradient.valid()) continue;
         if (inputs.accumulated.valid()) ready.gradient = append_sum(graph, ready, inputs.accumulated);
+        if (options.ranks > 1) ready.gradient = append_all_reduce(graph, ready, options.ranks, inputs.scale);
         if (options.clip_grad_norm == 0) {
           append_update_of_group(graph, ready, inputs, inputs.scale);
           continue;

@@ -18,6 +18,7 @@
 #include "base/texts.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
+#include "plimsoll/communicator.h"
 
 namespace {
 
@@ -97,7 +98,7 @@ std::string parser_text(const CLI::App& app, const CLI::ParseError& error) {
 // The exit code when there is nothing to run: help was asked for, or the arguments are wrong.
 std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   auto refuse = [](const std::string& what) {
-    cli::complain(what);
+    if (launched_rank() == 0) cli::complain(what);  // all ranks have the same arguments
     return cli::kBadInput;
   };
   try {

@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/interrupts.h"
 #include "cli/progress.h"
+#include "cli/ranks.h"
 #include "compile/plan_file.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
@@ -45,6 +46,7 @@ struct TrainFlags : CommonFlags {
   int64_t evaluate_every = 1, checkpoint_every = 0;
   std::string checkpoint, resume, weights, plan, log_csv, tensorboard, trace, report, costs = "measured";
   bool check_memory = false;
+  double timeout = static_cast<double>(kDefaultTimeout.count());
 };
 
 // Flags that were not given come from the checkpoint, so that `--resume FILE` alone goes on with what was begun.
@@ -517,7 +519,18 @@ class Narrator {
   std::optional<Recorded> recorded_;  // the report also tells what is known only when all is done
 };
 
-int run_train(TrainFlags& flags, const CLI::App& command) {
+// One of several ranks that is not the first: what it is asked for is written by that one.
+TrainListener quiet_listener() {
+  TrainListener listener;
+  listener.stop = [] { return interrupted(); };
+  return listener;
+}
+
+int run_train(TrainFlags& flags, const CLI::App& command, const std::shared_ptr<Communicator>& ranks) {
+  const bool tells = ranks == nullptr || ranks->is_first();
+  if (!tells) {
+    for (std::string* file : {&flags.json, &flags.log_csv, &flags.tensorboard, &flags.trace, &flags.report}) file->clear();
+  }
   // A checkpoint may take the place of what the training began with.
   check_apart(
       {{"--json", flags.json}, {"--log-csv", flags.log_csv}, {"--trace", flags.trace}, {"--report", flags.report}},
@@ -528,22 +541,24 @@ int run_train(TrainFlags& flags, const CLI::App& command) {
   check_apart({{"--checkpoint", flags.checkpoint}}, {{"--plan", flags.plan}});
   check_is_no_stream("--log-csv", flags.log_csv);
   check_is_no_stream("--tensorboard", flags.tensorboard);
-  check_writable("--checkpoint", flags.checkpoint);
+  if (tells) check_writable("--checkpoint", flags.checkpoint);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
-  const TrainOptions options = options_from(flags, command);
-  if (flags.checkpoint.empty() && options.checkpoint)
+  TrainOptions options = options_from(flags, command);
+  options.communicator = ranks;
+  if (tells && flags.checkpoint.empty() && options.checkpoint)
     check_writable("--resume (without --checkpoint it is saved to again)", options.checkpoint->string());
   Narrator narrator(flags, options);
-  const TrainListener listener = narrator.listener();
+  const TrainListener listener = tells ? narrator.listener() : quiet_listener();
   catch_interrupts(options.checkpoint ? Hangup::saves : Hangup::stops);
+  if (ranks != nullptr) ranks->set_ending([] { return interrupted(); });
   const auto result = train(options, listener);
   if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
-    narrator.tell_infeasible(*infeasible);
+    if (tells) narrator.tell_infeasible(*infeasible);
     return kInfeasible;
   }
   const DoneEvent& done = std::get<DoneEvent>(result);
-  narrator.tell_done(done);
+  if (tells) narrator.tell_done(done);
   if (done.interrupted) return kInterrupted;
   return narrator.lost_a_log() ? kFailure : kDone;
 }
@@ -675,9 +690,19 @@ Run add_train(CLI::App& app) {
   command->add_option("--costs", flags->costs, "measured: time kernels that the database lacks; estimated: do not")
       ->capture_default_str()
       ->check(CLI::IsMember({"measured", "estimated"}));
+  command
+      ->add_option("--timeout", flags->timeout,
+                   "Seconds after which a rank that does not answer ends the training of all, where mpirun or srun "
+                   "started several")
+      ->capture_default_str()
+      ->check(positive_number());
   command->add_flag("--check-memory", flags->check_memory,
                     "Overwrite memory as soon as the plan says that it is free (slow; finds planning bugs)");
-  return [flags, command] { return run_train(*flags, *command); };
+  return [flags, command] {
+    return as_rank(flags->timeout, [&](const std::shared_ptr<Communicator>& ranks) {
+      return run_train(*flags, *command, ranks);
+    });
+  };
 }
 
 }  // namespace plimsoll::cli

@@ -110,7 +110,9 @@ class Lister {
     std::vector<KernelSpec> all;
     for (LayoutFamily family : {LayoutFamily::blocked, LayoutFamily::channels_last, LayoutFamily::plain}) {
       try {
-        for (KernelSpec& spec : device_.kernels(graph, op, family)) all.push_back(std::move(spec));
+        for (KernelSpec& spec : device_.kernels(graph, op, family)) {
+          if (!spec.estimate.ms) all.push_back(std::move(spec));
+        }
       } catch (const Error& error) {
         if (error.code() != ErrorCode::unsupported) throw;
       }

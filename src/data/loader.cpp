@@ -83,11 +83,11 @@ struct Loader::Impl {
   }
 
   void fill(int64_t number, Slot& slot, PrepareScratch& scratch) {
-    const int64_t epoch = number / batches_per_epoch, first = number % batches_per_epoch * options.batch;
+    const int64_t epoch = number / batches_per_epoch, first = (number % batches_per_epoch * options.parts + options.part) * options.batch;
     const auto shuffled = order_of(epoch);
     const bool training = options.split == Split::train;
     const int64_t side = smallest_side(data->info(), options.split);
-    slot.count = std::min(options.batch, sample_count - first);
+    slot.count = std::clamp<int64_t>(sample_count - first, 0, options.batch);
     for (int64_t row = 0; row < slot.count; ++row) {
       {
         const std::lock_guard lock(mutex);
@@ -151,15 +151,16 @@ Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options
   impl.sample_count = impl.data->count(options.split);
   if (options.batch < 1)
     throw Error(ErrorCode::invalid_input, fmt::format("a batch of {} samples; at least 1 is needed", options.batch));
-  if (impl.sample_count < (training ? options.batch : 1)) {
+  const int64_t whole = options.batch * options.parts;
+  if (impl.sample_count < (training ? whole : 1)) {
     throw Error(ErrorCode::invalid_input,
                 training ? fmt::format("data '{}' has {} training samples but a batch has {}; lower --batch", info.name,
-                                       impl.sample_count, options.batch)
+                                       impl.sample_count, whole)
                          : fmt::format("data '{}' has no test samples", info.name));
   }
   impl.sample_elements = info.channels * info.height * info.width;
   impl.batches_per_epoch =
-      training ? impl.sample_count / options.batch : (impl.sample_count + options.batch - 1) / options.batch;
+      training ? impl.sample_count / whole : (impl.sample_count + whole - 1) / whole;
   impl.claimed = impl.delivered = impl.released = options.epoch * impl.batches_per_epoch + options.first_batch;
 
   const int64_t batch_elements = options.batch * impl.sample_elements;

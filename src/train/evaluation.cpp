@@ -51,9 +51,14 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
   batch_ = input.batch;
 }
 
-Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed) {
+Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed, Communicator* ranks) {
   const Network& network = step_->program().network;
-  Loader loader(data, {.split = Split::test, .batch = batch_, .seed = seed, .padding_label = padding_label(network)});
+  Loader loader(data, {.split = Split::test,
+                       .batch = batch_,
+                       .part = ranks != nullptr ? ranks->rank() : 0,
+                       .parts = ranks != nullptr ? ranks->size() : 1,
+                       .seed = seed,
+                       .padding_label = padding_label(network)});
   const auto pinned = pin_batches(loader, device_);
   step_->start_at(0, seed);
   double loss = 0, correct = 0;
@@ -61,8 +66,9 @@ Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, u
   int64_t count = 0;
   for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
     const Batch& batch = loader.next();
-    step_->feed(batch);
     const int64_t counted = batch.count;
+    if (counted == 0) continue;  // the other ranks have what is left of the test set
+    step_->feed(batch);
     count += counted;
     loader.release();
     step_->run(0);
@@ -71,6 +77,20 @@ Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, u
       correct += *c;
     } else {
       has_correct = false;
+    }
+  }
+  if (ranks != nullptr) {
+    struct Part {
+      double loss, correct;
+      int64_t count;
+    };
+    const std::vector<Part> all = ranks->all_gather(Part{loss, correct, count});
+    loss = correct = 0;
+    count = 0;
+    for (const Part& part : all) {
+      loss += part.loss;
+      correct += part.correct;
+      count += part.count;
     }
   }
   const double n = static_cast<double>(std::max<int64_t>(1, count));

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "cores/core_options.h"
+#include "plimsoll/communicator.h"
 #include "plimsoll/data.h"
 #include "plimsoll/models.h"
 #include "plimsoll/training_step.h"
@@ -31,7 +32,8 @@ class Evaluation {
     double loss = 0;
     std::optional<double> accuracy;
   };
-  Result run(const std::shared_ptr<const DataSet>& data, uint64_t seed);  // over the test set
+  // Over the test set. Of several ranks each takes its part, and all get the result of the whole.
+  Result run(const std::shared_ptr<const DataSet>& data, uint64_t seed, Communicator* ranks = nullptr);
 
  private:
   const Device& device_;

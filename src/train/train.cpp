@@ -10,6 +10,7 @@
 #include "compile/plan_file.h"
 #include "compile/verify_file.h"
 #include "cores/share_cores.h"
+#include "device/collectives.h"
 #include "kernels/workspace_limits.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
@@ -20,6 +21,7 @@
 #include "train/crowd_monitor.h"
 #include "train/evaluation.h"
 #include "train/process_memory.h"
+#include "train/ranks.h"
 #include "train/rehearse.h"
 #include "train/resume.h"
 #include "train/session.h"
@@ -100,10 +102,15 @@ Beginning begin(TrainOptions& options) {
   return beginning;
 }
 
+// Where a plan that is run as it is comes from.
+std::string plan_name(const TrainOptions& options) {
+  return options.plan ? options.plan->string() : fmt::format("the plan of {}", options.communicator->name(0));
+}
+
 // A saved plan is run as it is: what is compiled for it is the graph alone, in which its kernels and layouts are
 // pinned.
 void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& options, const DeviceInfo& device) {
-  const std::string file = options.plan->string();
+  const std::string file = plan_name(options);
   const bool same_threads = saved.plan.device_threads == 0 || saved.plan.device_threads == device.threads;
   if (saved.plan.device_key != device.key || !same_threads) {
     throw Error(
@@ -234,7 +241,7 @@ std::optional<Memory> memory_if_it_runs(const Session& session, const Program& p
 // Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
 void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options, Bytes budget,
               const Device& device) {
-  const std::string file = options.plan->string();
+  const std::string file = plan_name(options);
   if (saved.plan.graph_fingerprint != program.plan->graph_fingerprint) {
     throw Error(
         ErrorCode::invalid_input,
@@ -266,7 +273,7 @@ auto naming_plan(const TrainOptions& options, const Action& action) {
     return action();
   } catch (const Error& error) {
     if (options.plan)
-      throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", options.plan->string(), error.what()));
+      throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", plan_name(options), error.what()));
     throw;
   }
 }
@@ -279,6 +286,9 @@ class Training {
 
  private:
   using Notice = std::function<void(const std::string&)>;
+  void join_ranks();
+  std::optional<Infeasible> plan_together();
+  PlanRequest request() const;
   bool measures() const { return options_.costs == "measured"; }
   bool process_is_stated() const { return options_.memory_is == MemoryIs::process; }
   std::optional<Infeasible> plan();
@@ -298,7 +308,7 @@ class Training {
   TrainOptions options_;
   const TrainListener& listener_;
   const Notice notice_;
-  const Beginning beginning_;
+  Beginning beginning_;
   const std::shared_ptr<const DataSet> data_;
   const ModelInput input_;
   const Network network_;
@@ -371,10 +381,10 @@ void check_values_are_given(const TrainOptions& options) {
                   *file, without[0], without.size() > 1 ? fmt::format(" and {} more", without.size() - 1) : ""));
 }
 
-const TrainOptions& checked(const TrainOptions& options) {
+TrainOptions checked(const TrainOptions& options) {
   check_names(options);
   if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, options.memory.has_value());
-  return options;
+  return options_of_rank(options);
 }
 
 ProcessUse process_use(const TrainOptions& options, const DataSet& data, const CoreOptions& cores) {
@@ -424,10 +434,51 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
   session_ = open_session(options_.device, cores_.intra_op, tiers_of(options_),
                           process_is_stated() ? std::max(*options_.memory - process_.program, 0_B) : Bytes{INT64_MAX});
   for (const std::string& text : session_.notices) notice_(text);
+  if (options_.communicator) join_ranks();
   budget_ = process_is_stated() ? arena_within(process_, *options_.memory)
             : options_.memory   ? *options_.memory
                                 : default_budget(*session_.device, options_.host_memory.value_or(0_B));
+  if (options_.communicator && !options_.memory)  // all on this machine see the same that is free
+    budget_ = {budget_.count / static_cast<int64_t>(options_.communicator->ranks_here().size())};
   compile_ = compile_options(options_, budget_, beginning_, session_, notice_);
+}
+
+// As one of several ranks: messages to the others are kernels of the device.
+void Training::join_ranks() {
+  const LinkInfo link = probe_link(*options_.communicator);
+  session_.device = with_ranks(std::move(session_.device), link, options_.communicator);
+}
+
+PlanRequest Training::request() const {
+  return {.model = options_.model,
+          .input = input_,
+          .optimizer = options_.optimizer,
+          .exact = options_.exact,
+          .memory = program_.plan->budget,
+          .host_memory = options_.host_memory,
+          .spill_size = options_.spill_size,
+          .threads = options_.threads,
+          .inter_op = options_.inter_op,
+          .intra_op = options_.intra_op};
+}
+
+// The first rank's plan, by all of them.
+std::optional<Infeasible> Training::plan_together() {
+  Communicator* const ranks = options_.communicator.get();
+  if (ranks == nullptr || ranks->is_first()) {
+    std::optional<Infeasible> infeasible = plan();
+    if (!infeasible) share_cores();
+    if (ranks != nullptr) send_plan(*ranks, request(), infeasible ? nullptr : &program_);
+    if (infeasible) return infeasible;
+  } else {
+    std::optional<SavedPlan> saved = receive_plan(*ranks);
+    if (!saved) return Infeasible{.policy = options_.policy};
+    beginning_.plan = std::move(saved);
+    pin(compile_, *beginning_.plan, options_, session_.device->info());
+    if (auto infeasible = compile()) return infeasible;
+  }
+  if (ranks != nullptr) check_same_plan(*ranks, program_);
+  return std::nullopt;
 }
 
 // To a plan of one step after another, with measured costs; or of the saved plan.
@@ -534,7 +585,9 @@ TrainingPlace Training::begin_states(TrainingStep& step) const {
 
 Loader Training::make_loader(const TrainingPlace& place) const {
   LoaderOptions loading{.split = Split::train,
-                        .batch = options_.batch,
+                        .batch = own_batch(options_),
+                        .part = options_.communicator ? options_.communicator->rank() : 0,
+                        .parts = ranks_of(options_),
                         .seed = options_.seed,
                         .epoch = place.epoch,
                         .first_batch = place.batch_in_epoch,
@@ -562,7 +615,7 @@ std::optional<Evaluation> Training::make_evaluation(const Executor& executor) co
 // bits of a result: it stays where somebody relies on it.
 void Training::watch_crowd(const TrainingStep& step) {
   const int threads = session_.device->info().threads;
-  if (!plimsoll::shares_cores(options_.device) || threads < 2 || options_.inter_op == 0) return;
+  if (!plimsoll::shares_cores(options_.device) || threads < 2 || options_.inter_op == 0 || options_.communicator) return;
   CrowdOptions crowd{.threads = threads};
   if (options_.exact) {
     crowd.stays = "--exact";
@@ -628,7 +681,9 @@ DoneEvent Training::train(TrainingStep& step) {
                             .after_step = [&] { swap_plans(step); },
                             .has_chosen = [&] { return !tuner_ || tuner_->has_chosen(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
-  done.weights_sha256 = step.weights_sha256();
+  if (options_.communicator) share_statistics(*options_.communicator, step);
+  done.weights_sha256 =
+      options_.communicator ? common_weights_sha256(*options_.communicator, step) : step.weights_sha256();
   return done;
 }
 
@@ -662,12 +717,11 @@ void Training::complete(DoneEvent& done, const TrainingStep& step) {
 }
 
 std::variant<DoneEvent, Infeasible> Training::run() {
-  if (auto infeasible = plan())
+  if (auto infeasible = plan_together())
     return process_is_stated() ? of_process(*infeasible, process_, *options_.memory) : *infeasible;
   if (process_is_stated()) {
     if (auto refused = refused_by_planning(program_, process_, *options_.memory)) return *refused;
   }
-  share_cores();
   predicted_ms_ = program_.plan->predicted.step_time_ms;
   if (listener_.planned) listener_.planned(program_, data_->info().name, with_plan(process_, program_.plan));
   TrainingStep step = make_step();

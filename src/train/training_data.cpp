@@ -6,6 +6,7 @@
 
 #include "plimsoll/error.h"
 #include "plimsoll/models.h"
+#include "train/ranks.h"
 
 namespace plimsoll {
 namespace {
@@ -37,7 +38,7 @@ ModelInput training_input(const TrainOptions& options, const DataInfo& data) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} has {} classes; {} are too few: raise --num-classes",
                                                       data.name, data.classes, options.classes));
   }
-  return {.batch = options.batch,
+  return {.batch = own_batch(options),
           .channels = data.channels,
           .height = data.height,
           .width = data.width,

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/statistics.h"
 #include "plimsoll/error.h"
+#include "train/ranks.h"
 #include "train/resume.h"
 #include "train/training_data.h"
 
@@ -35,7 +36,7 @@ DoneEvent TrainingLoop::run() {
   while (place_.step < total_steps_ && !stopped_) run_epoch();
   if (thrown_) std::rethrow_exception(thrown_);
   if (parts_.evaluation != nullptr && !stopped_ && !done_.accuracy) {  // nothing was left to do
-    done_.accuracy = parts_.evaluation->run(parts_.data, parts_.options.seed).accuracy;
+    done_.accuracy = evaluate().accuracy;
   }
   done_.interrupted = stopped_;
   done_.step = place_.step;
@@ -51,9 +52,12 @@ void TrainingLoop::run_epoch() {
   EpochSums sums;
   while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
     const bool stepped = run_batch(sums);
-    stopped_ = asked_to_stop() || thrown_;
+    if (parts_.options.communicator == nullptr) {
+      stopped_ = asked_to_stop();
+      save_asked_ = asked_to_save();
+    }
     const int64_t every = parts_.options.checkpoint_every;
-    const bool due = asked_to_save() || (stepped && every > 0 && place_.step % every == 0);
+    const bool due = save_asked_ || (stepped && every > 0 && place_.step % every == 0);
     if (!stopped_ && parts_.options.checkpoint && due) save();
   }
   if (stopped_) {
@@ -84,8 +88,19 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
   const double ms = 1000 * parts_.training_step.run(lr, batches_of_step());
   ++place_.batch_in_epoch;
   ++batches_done_;
-  const double loss = parts_.training_step.loss();
-  const auto correct = parts_.training_step.correct();
+  double loss = parts_.training_step.loss();
+  auto correct = parts_.training_step.correct();
+  if (Communicator* const ranks = options.communicator.get()) {
+    const BatchReport whole = sum_of(*ranks, {.loss = loss,
+                                              .correct = correct.value_or(0),
+                                              .has_correct = correct.has_value(),
+                                              .stop = asked_to_stop(),
+                                              .save = asked_to_save()});
+    loss = whole.loss;
+    if (correct) correct = whole.correct;
+    stopped_ = whole.stop != 0;
+    save_asked_ = whole.save != 0;
+  }
   sums.loss += loss;
   sums.seen += options.batch;
   if (correct) {
@@ -138,6 +153,13 @@ void TrainingLoop::end_step(EpochSums& sums, double lr, std::optional<double> no
   step_ = {};
 }
 
+// Of several ranks each evaluates a part.
+Evaluation::Result TrainingLoop::evaluate() {
+  Communicator* const ranks = parts_.options.communicator.get();
+  if (ranks != nullptr) share_statistics(*ranks, parts_.training_step);
+  return parts_.evaluation->run(parts_.data, parts_.options.seed, ranks);
+}
+
 void TrainingLoop::tell_step(const StepEvent& event) {
   if (!parts_.listener.step) return;
   try {
@@ -159,7 +181,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
   }
   const bool last = place_.step >= total_steps_;
   if (parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {
-    const Evaluation::Result result = parts_.evaluation->run(parts_.data, options.seed);
+    const Evaluation::Result result = evaluate();
     event.test_loss = result.loss;
     event.test_accuracy = done_.accuracy = result.accuracy;
   }

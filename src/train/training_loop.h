@@ -72,8 +72,9 @@ class TrainingLoop {
   void tell(const std::string& text) const;
   bool has_chosen() const { return !parts_.has_chosen || parts_.has_chosen(); }
   void tell_step(const StepEvent& event);
-  bool asked_to_stop() const { return parts_.listener.stop && parts_.listener.stop(); }
+  bool asked_to_stop() const { return thrown_ || (parts_.listener.stop && parts_.listener.stop()); }
   bool asked_to_save() const { return parts_.listener.save && parts_.listener.save(); }
+  Evaluation::Result evaluate();
 
   const TrainingParts& parts_;
   Loader& loader_;
@@ -88,6 +89,7 @@ class TrainingLoop {
   double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;
   bool chosen_ = false, stopped_ = false, save_failed_ = false;
+  bool save_asked_ = false;  // after the last batch, by a rank
   bool states_lost_ = false;   // while they are read for a checkpoint, and for good where that failed
   std::exception_ptr thrown_;  // by the listener
 };

@@ -1,0 +1,149 @@
+// The processes that train one network together. Each is a rank, as MPI numbers them, and has a part of every batch.
+//
+//   Transport      messages between two ranks: MPI, NCCL, torch.distributed, or threads of one process in tests
+//   Communicator   what a training does with them: collectives whose sums have one order, and failures that all learn of
+//
+// Sums run in the order of the ranks, element by element: ((x0 + x1) + x2) + x3. So they are the same in every run,
+// however the elements are grouped into messages.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plimsoll/bytes.h"
+#include "plimsoll/error.h"
+
+namespace plimsoll {
+
+// Messages between two ranks. Those of one channel arrive in the order in which they were sent. It may be used by one
+// thread at a time.
+class Transport {
+ public:
+  enum class Channel : uint8_t { data, control, failure };
+  using Ticket = int32_t;  // of a message under way
+  virtual ~Transport() = default;
+  virtual std::string name() const = 0;  // "Open MPI 4.1.4"
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Begin to send or receive; the memory must stay until the message is done.
+  virtual Ticket send(Channel channel, int to, std::span<const std::byte> bytes) = 0;
+  virtual Ticket receive(Channel channel, int from, std::span<std::byte> bytes) = 0;
+  // Moves messages on. True: this one is done, and its ticket has no meaning any more. Throws Error(device_failure).
+  virtual bool is_done(Ticket ticket) = 0;
+  // Takes leave of the other ranks, which do the same. Without it a launcher takes the end of the process for a failure.
+  virtual void finish() = 0;
+};
+
+inline constexpr std::chrono::seconds kDefaultTimeout{300};
+
+// A rank has failed, or does not answer. The message names rank and host.
+class RankFailed : public Error {
+ public:
+  RankFailed(ErrorCode code, const std::string& message, bool told) : Error(code, message), told_(told) {}
+  bool told() const { return told_; }  // another rank has told the user
+
+ private:
+  bool told_;
+};
+
+// All ranks make the same calls in the same order. Calls of one kind come from one thread at a time: exchanges of data
+// from the one that runs collectives, the others from the one that trains.
+//
+// Every call throws RankFailed when another rank has ended, or has not answered for as long as the timeout says.
+class Communicator {
+ public:
+  explicit Communicator(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout = kDefaultTimeout);
+  ~Communicator();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool is_first() const { return rank_ == 0; }
+  std::string transport() const { return transport_->name(); }
+  const std::string& host(int rank) const { return places_[rank].host; }
+  std::string name(int rank) const;             // "rank 2 (node7)"
+  std::vector<int> ranks_here() const;          // those on this rank's host, this one included
+  std::vector<int64_t> processes_here() const;  // their process numbers, without this one's
+  bool shares_processors() const;               // another rank may run on the same processors of this host
+
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  // Asked while it waits: whether all are to end. A rank that does not answer is waited for only a little longer then.
+  void set_ending(std::function<bool()> ending) { ending_ = std::move(ending); }
+
+  void broadcast(std::span<std::byte> bytes, int root = 0);
+  std::string broadcast(std::string text, int root = 0);  // of any length; other ranks give anything
+  // Equal pieces of all ranks, in their order.
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all);
+  template <class T>
+  std::vector<T> all_gather(const T& mine) {
+    std::vector<T> all(size_);
+    all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+    return all;
+  }
+  void barrier();
+
+  // The exchange under an AllReduce: piece r of `pieces` goes to rank r, and `received` gets this rank's piece of every
+  // rank, in their order (its own is left out). `sizes`: the elements of each piece; both lie one behind the other.
+  void exchange(std::span<const float> pieces, std::span<const int64_t> sizes, std::span<float> received);
+  // Piece r of `pieces`, which rank r has, reaches all.
+  void spread(std::span<float> pieces, std::span<const int64_t> sizes);
+
+  // Tells the others that this rank ends, and why, so that they end too. Waits a moment, so that it reaches them. Returns
+  // whether this rank is to tell the user: not where another did, as of what all ranks find at once.
+  bool fail(ErrorCode code, std::string_view why) noexcept;
+  // Takes leave in peace, when all is done. The others are at the same place.
+  void finish();
+  bool is_over() const { return over_; }
+
+ private:
+  struct Place {
+    std::string host;
+    int64_t process = 0;
+    uint64_t processors = 0;  // a hash of those that it may run on
+    bool is_seen = false;     // its process can be looked for from here
+  };
+  struct Notice;
+  void exchange_places();
+  void wait(std::span<Transport::Ticket> tickets, std::span<const int> ranks);
+  bool pass(std::span<Transport::Ticket> tickets);
+  void look_for_failures();
+  [[noreturn]] void end(const std::string& why);
+  std::string silent_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
+  std::string dead_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
+  Transport::Ticket begin_send(Transport::Channel channel, int to, std::span<const std::byte> bytes);
+  Transport::Ticket begin_receive(Transport::Channel channel, int from, std::span<std::byte> bytes);
+  void forget();
+
+  std::unique_ptr<Transport> transport_;
+  const int rank_, size_;
+  std::vector<Place> places_;
+  std::chrono::milliseconds timeout_;
+  std::function<bool()> ending_;
+  std::mutex mutex_;  // of the transport
+  std::unique_ptr<Notice[]> notices_;  // one a rank: what it says when it fails
+  struct Tickets {
+    std::vector<Transport::Ticket> tickets;
+    std::vector<int> ranks;
+  };
+  Tickets data_, control_;
+  std::vector<Transport::Ticket> failures_;
+  std::atomic<bool> over_ = false;
+};
+
+// The ranks that mpirun or srun started; null where this process is alone. Throws Error(unsupported) where it was
+// started as one of several and there is no MPI in this build.
+std::unique_ptr<Transport> open_mpi();
+// This process's number among those, known before MPI is asked; 0 where it is alone.
+int launched_rank();
+int launched_ranks();
+
+}  // namespace plimsoll

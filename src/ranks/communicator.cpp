@@ -1,0 +1,349 @@
+#include "plimsoll/communicator.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+namespace plimsoll {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Channel = Transport::Channel;
+using Ticket = Transport::Ticket;
+
+constexpr Ticket kNone = -1;
+constexpr size_t kHostBytes = 256, kReasonBytes = 1000;
+constexpr int kSpins = 64;  // looks without a pause
+constexpr std::chrono::microseconds kShortestNap{5}, kLongestNap{200};
+constexpr std::chrono::milliseconds kBetweenLooks{50};     // for failures
+constexpr std::chrono::seconds kAfterEnding{20};           // that a rank is waited for when all are to end
+constexpr std::chrono::milliseconds kToReachOthers{1000};  // at most, for the word that this rank fails
+constexpr std::chrono::milliseconds kToGoOut{100};         // at least
+constexpr std::chrono::milliseconds kBeforeOthers{150}, kBetweenRanks{20};  // so that one of several tells the user
+
+uint64_t hash_of_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set);
+  return XXH3_64bits(&set, sizeof set);
+}
+
+// Whether a process of this host is gone, or has ended and was not yet asked for.
+bool has_ended(int64_t process) {
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::string line;
+  if (!std::getline(file, line)) return true;
+  const size_t name_end = line.rfind(')');  // a program's name may hold anything
+  return name_end != std::string::npos && name_end + 2 < line.size() &&
+         (line[name_end + 2] == 'Z' || line[name_end + 2] == 'X');
+}
+
+// Pauses that grow: a message that is nearly there is met at once, and a long wait costs the processor little.
+class Naps {
+ public:
+  void rest() {
+    if (++looks_ < kSpins) return;
+    std::this_thread::sleep_for(nap_);
+    nap_ = std::min(nap_ + nap_ / 2 + std::chrono::microseconds(1), kLongestNap);
+  }
+
+ private:
+  int looks_ = 0;
+  std::chrono::microseconds nap_ = kShortestNap;
+};
+
+}  // namespace
+
+struct Communicator::Notice {
+  int32_t code = 0;
+  std::array<char, kReasonBytes> reason{};
+};
+
+Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout)
+    : transport_(std::move(transport)), rank_(transport_->rank()), size_(transport_->size()), timeout_(timeout) {
+  for (Tickets* tickets : {&data_, &control_}) {
+    tickets->tickets.reserve(2 * size_);
+    tickets->ranks.reserve(2 * size_);
+  }
+  notices_ = std::make_unique<Notice[]>(size_ + 1);  // the last is this rank's own word
+  failures_.assign(size_, kNone);
+  places_.resize(size_);
+  for (int r = 0; r < size_; ++r) {
+    places_[r].host = "its host";
+    if (r != rank_)
+      failures_[r] = transport_->receive(Channel::failure, r, std::as_writable_bytes(std::span(&notices_[r], 1)));
+  }
+  exchange_places();
+}
+
+Communicator::~Communicator() = default;
+
+void Communicator::exchange_places() {
+  struct Words {
+    std::array<char, kHostBytes> host{};
+    int64_t process = 0;
+    uint64_t processors = 0;
+  } mine;
+  ::gethostname(mine.host.data(), mine.host.size() - 1);
+  mine.process = ::getpid();
+  mine.processors = hash_of_processors();
+  const std::vector<Words> all = all_gather(mine);
+  for (int r = 0; r < size_; ++r) places_[r] = {all[r].host.data(), all[r].process, all[r].processors};
+  for (int r : ranks_here()) places_[r].is_seen = r != rank_ && !has_ended(places_[r].process);
+  barrier();
+}
+
+std::string Communicator::name(int rank) const { return fmt::format("rank {} ({})", rank, places_[rank].host); }
+
+std::vector<int> Communicator::ranks_here() const {
+  std::vector<int> here;
+  for (int r = 0; r < size_; ++r) {
+    if (places_[r].host == places_[rank_].host) here.push_back(r);
+  }
+  return here;
+}
+
+std::vector<int64_t> Communicator::processes_here() const {
+  std::vector<int64_t> processes;
+  for (int r : ranks_here()) {
+    if (r != rank_) processes.push_back(places_[r].process);
+  }
+  return processes;
+}
+
+bool Communicator::shares_processors() const {
+  const std::vector<int> here = ranks_here();
+  return std::any_of(here.begin(), here.end(),
+                     [&](int r) { return r != rank_ && places_[r].processors == places_[rank_].processors; });
+}
+
+Ticket Communicator::begin_send(Channel channel, int to, std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  return transport_->send(channel, to, bytes);
+}
+
+Ticket Communicator::begin_receive(Channel channel, int from, std::span<std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  return transport_->receive(channel, from, bytes);
+}
+
+// Whether all are done; those that are become kNone.
+bool Communicator::pass(std::span<Ticket> tickets) {
+  const std::lock_guard lock(mutex_);
+  bool all = true;
+  for (Ticket& ticket : tickets) {
+    if (ticket == kNone) continue;
+    if (transport_->is_done(ticket)) {
+      ticket = kNone;
+    } else {
+      all = false;
+    }
+  }
+  return all;
+}
+
+void Communicator::look_for_failures() {
+  for (int r = 0; r < size_; ++r) {
+    if (failures_[r] == kNone || !pass({&failures_[r], 1})) continue;
+    over_ = true;
+    throw RankFailed(static_cast<ErrorCode>(notices_[r].code),
+                     fmt::format("{} failed: {}", name(r), notices_[r].reason.data()), true);
+  }
+}
+
+std::string Communicator::silent_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
+  std::string names;
+  for (int r = 0; r < size_; ++r) {
+    for (size_t i = 0; i < tickets.size(); ++i) {
+      if (tickets[i] == kNone || ranks[i] != r) continue;
+      names += fmt::format("{}{}", names.empty() ? "" : ", ", name(r));
+      break;
+    }
+  }
+  return names;
+}
+
+// Of this host's ranks that are waited for, one whose process is gone.
+std::string Communicator::dead_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
+  for (size_t i = 0; i < tickets.size(); ++i) {
+    const Place& place = places_[ranks[i]];
+    if (tickets[i] != kNone && place.is_seen && has_ended(place.process)) return name(ranks[i]);
+  }
+  return {};
+}
+
+void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks) {
+  Naps naps;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point looked = begin;
+  std::optional<Clock::time_point> ending;
+  while (!pass(tickets)) {
+    naps.rest();
+    const Clock::time_point now = Clock::now();
+    if (now - looked < kBetweenLooks) continue;
+    looked = now;
+    look_for_failures();
+    if (const std::string dead = dead_among(tickets, ranks); !dead.empty()) end(fmt::format("{} has died", dead));
+    if (!ending && ending_ && ending_()) ending = now;
+    const bool too_long = now - begin > timeout_;
+    if (!too_long && !(ending && now - *ending > kAfterEnding)) continue;
+    const std::string silent = silent_among(tickets, ranks);
+    const double seconds = std::chrono::duration<double>(now - begin).count();
+    end(too_long ? fmt::format("{} has not answered for {:.0f} s (--timeout): it hangs, has died, or cannot be reached",
+                               silent, seconds)
+                 : fmt::format("{} does not answer any more, and this process was told to end", silent));
+  }
+}
+
+void Communicator::end(const std::string& why) {
+  const bool tells = fail(ErrorCode::device_failure, why);
+  throw RankFailed(ErrorCode::device_failure, why, !tells);
+}
+
+void Communicator::broadcast(std::span<std::byte> bytes, int root) {
+  control_.tickets.clear();
+  control_.ranks.clear();
+  // Doubling: who has it gives it on, so that it takes as many rounds as size_ has bits.
+  const int mine = (rank_ - root + size_) % size_;
+  int reach = 1;
+  for (; reach < size_; reach *= 2) {
+    if (mine < reach) {
+      if (mine + reach < size_) {
+        const int to = (mine + reach + root) % size_;
+        control_.tickets.push_back(begin_send(Channel::control, to, bytes));
+        control_.ranks.push_back(to);
+      }
+    } else if (mine < 2 * reach) {
+      const int from = (mine - reach + root) % size_;
+      control_.tickets.push_back(begin_receive(Channel::control, from, bytes));
+      control_.ranks.push_back(from);
+      wait(control_.tickets, control_.ranks);
+      control_.tickets.clear();
+      control_.ranks.clear();
+    }
+  }
+  wait(control_.tickets, control_.ranks);
+}
+
+std::string Communicator::broadcast(std::string text, int root) {
+  int64_t length = static_cast<int64_t>(text.size());
+  broadcast(std::as_writable_bytes(std::span(&length, 1)), root);
+  text.resize(length);
+  broadcast(std::as_writable_bytes(std::span(text)), root);
+  return text;
+}
+
+void Communicator::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
+  const size_t each = mine.size();
+  if (all.size() != each * size_) throw Error(ErrorCode::internal, "all_gather: the pieces do not add up");
+  control_.tickets.clear();
+  control_.ranks.clear();
+  for (int r = 0; r < size_; ++r) {
+    const std::span<std::byte> place = all.subspan(r * each, each);
+    if (r == rank_) {
+      std::memcpy(place.data(), mine.data(), each);
+      continue;
+    }
+    control_.tickets.push_back(begin_receive(Channel::control, r, place));
+    control_.ranks.push_back(r);
+  }
+  for (int k = 1; k < size_; ++k) {
+    const int to = (rank_ + k) % size_;
+    control_.tickets.push_back(begin_send(Channel::control, to, mine));
+    control_.ranks.push_back(to);
+  }
+  wait(control_.tickets, control_.ranks);
+}
+
+void Communicator::barrier() { all_gather(char{}); }
+
+void Communicator::exchange(std::span<const float> pieces, std::span<const int64_t> sizes, std::span<float> received) {
+  data_.tickets.clear();
+  data_.ranks.clear();
+  const auto add = [&](Ticket ticket, int rank) {
+    data_.tickets.push_back(ticket);
+    data_.ranks.push_back(rank);
+  };
+  const int64_t mine = sizes[rank_];
+  for (int r = 0, at = 0; r < size_ && mine > 0; ++r) {
+    if (r == rank_) continue;
+    add(begin_receive(Channel::data, r, std::as_writable_bytes(received.subspan(mine * at++, mine))), r);
+  }
+  int64_t first = 0;
+  for (int r = 0; r < rank_; ++r) first += sizes[r];
+  // From this rank's neighbour on, so that not all send to the same one first.
+  for (int k = 1; k < size_; ++k) {
+    const int to = (rank_ + k) % size_;
+    first = to == 0 ? 0 : first + sizes[to - 1];
+    if (sizes[to] > 0) add(begin_send(Channel::data, to, std::as_bytes(pieces.subspan(first, sizes[to]))), to);
+  }
+  wait(data_.tickets, data_.ranks);
+}
+
+void Communicator::spread(std::span<float> pieces, std::span<const int64_t> sizes) {
+  data_.tickets.clear();
+  data_.ranks.clear();
+  const auto add = [&](Ticket ticket, int rank) {
+    data_.tickets.push_back(ticket);
+    data_.ranks.push_back(rank);
+  };
+  int64_t first = 0, own = 0;
+  for (int r = 0; r < size_; first += sizes[r++]) {
+    if (r == rank_) own = first;
+    if (r == rank_ || sizes[r] == 0) continue;
+    add(begin_receive(Channel::data, r, std::as_writable_bytes(pieces.subspan(first, sizes[r]))), r);
+  }
+  for (int k = 1; k < size_ && sizes[rank_] > 0; ++k) {
+    const int to = (rank_ + k) % size_;
+    add(begin_send(Channel::data, to, std::as_bytes(pieces.subspan(own, sizes[rank_]))), to);
+  }
+  wait(data_.tickets, data_.ranks);
+}
+
+bool Communicator::fail(ErrorCode code, std::string_view why) noexcept {
+  if (over_.exchange(true)) return false;
+  try {
+    // What all find at once, the first of them tells.
+    const Clock::time_point begin = Clock::now();
+    const auto turn = rank_ == 0 ? Clock::duration{} : kBeforeOthers + kBetweenRanks * std::min(rank_, 50);
+    do {
+      for (int r = 0; r < rank_; ++r) {
+        if (failures_[r] != kNone && pass({&failures_[r], 1})) return false;
+      }
+      if (rank_ > 0) std::this_thread::sleep_for(kLongestNap);
+    } while (Clock::now() - begin < turn);
+    Notice& word = notices_[size_];
+    word.code = static_cast<int32_t>(code);
+    std::memcpy(word.reason.data(), why.data(), std::min(why.size(), word.reason.size() - 1));
+    std::vector<Ticket> sent;
+    for (int r = 0; r < size_; ++r) {
+      if (r != rank_) sent.push_back(begin_send(Channel::failure, r, std::as_bytes(std::span(&word, 1))));
+    }
+    // A short message is "sent" when the library has it; it goes on its way while the library is asked.
+    const Clock::time_point since = Clock::now();
+    for (bool all = false; !all || Clock::now() - since < kToGoOut;) {
+      all = pass(sent);
+      if (Clock::now() - since > kToReachOthers) break;
+      std::this_thread::sleep_for(kLongestNap);
+    }
+  } catch (...) {  // they will see that it does not answer
+  }
+  return true;
+}
+
+void Communicator::finish() {
+  if (over_) return;
+  barrier();
+  over_ = true;
+  const std::lock_guard lock(mutex_);
+  transport_->finish();
+}
+
+}  // namespace plimsoll

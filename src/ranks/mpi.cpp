@@ -1,0 +1,76 @@
+#include "ranks/mpi.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <initializer_list>
+
+namespace plimsoll {
+namespace {
+
+constexpr const char* kFile = "libplimsoll_mpi.so";
+
+// The number that the first of these variables has; `otherwise` where none is set.
+int number_in(std::initializer_list<const char*> variables, int otherwise) {
+  for (const char* variable : variables) {
+    if (const char* text = std::getenv(variable)) return std::atoi(text);
+  }
+  return otherwise;
+}
+
+// $PLIMSOLL_MPI_MODULE, else beside the program, else where a library of it is installed.
+std::filesystem::path find_module() {
+  if (const char* given = std::getenv("PLIMSOLL_MPI_MODULE")) return given;
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return {};
+  const std::filesystem::path folder = program.parent_path();
+  for (const auto& place : {folder / kFile, folder.parent_path() / "lib" / kFile,
+                            folder.parent_path() / "lib" / "plimsoll" / kFile, folder.parent_path() / kFile}) {
+    if (std::filesystem::exists(place, error)) return place;
+  }
+  return {};
+}
+
+}  // namespace
+
+// Open MPI's mpirun, MPICH's and Intel's, and srun by PMI. A job step of srun without an MPI plugin has tasks, but no
+// way to meet: PMI's variables are missing then.
+int launched_ranks() { return number_in({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}, 1); }
+int launched_rank() { return number_in({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}, 0); }
+
+std::unique_ptr<Transport> open_mpi() {
+  const int ranks = launched_ranks();
+  if (ranks < 2) return nullptr;
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("this is one of {} processes that were started to train together, but {}", ranks, why));
+  };
+  const std::filesystem::path file = find_module();
+  std::error_code error;
+  if (file.empty() || !std::filesystem::exists(file, error)) {
+    refuse(fmt::format(
+        "this build has no MPI ({} is not beside the program): install libopenmpi-dev, configure again, and build",
+        kFile));
+  }
+  // Its symbols are for all: MPI loads parts of its own that look for them.
+  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (handle == nullptr) refuse(fmt::format("MPI does not load: {}", dlerror()));
+  const auto version = reinterpret_cast<MpiVersion>(dlsym(handle, "plimsoll_mpi_version"));
+  const auto open = reinterpret_cast<MpiOpen>(dlsym(handle, "plimsoll_mpi_open"));
+  if (version == nullptr || open == nullptr || version() != kTransportVersion)
+    refuse(fmt::format("{} belongs to another version of Plimsoll; build it again", file.string()));
+  std::array<char, 512> reason{};
+  std::unique_ptr<Transport> transport(open(reason.data(), reason.size()));
+  if (!transport) refuse(fmt::format("MPI failed: {}", reason.data()));
+  if (transport->size() != ranks) {
+    refuse(fmt::format("MPI sees {}: the program that started them belongs to another MPI than {}", transport->size(),
+                       transport->name()));
+  }
+  return transport;
+}
+
+}  // namespace plimsoll

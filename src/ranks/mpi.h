@@ -1,0 +1,18 @@
+// The door to MPI: what its module (module/mpi.cpp) gives. It is loaded when mpirun or srun has started several of us,
+// so that a program with MPI starts where there is none.
+#pragma once
+
+#include <cstddef>
+
+#include "plimsoll/communicator.h"
+
+namespace plimsoll {
+
+// Raised by whoever changes Transport: a module of another number is not loaded.
+inline constexpr int kTransportVersion = 1;
+
+using MpiVersion = int (*)();
+// Joins the others. Null with the reason in `reason` where MPI cannot.
+using MpiOpen = Transport* (*)(char* reason, size_t size);
+
+}  // namespace plimsoll

@@ -1,0 +1,113 @@
+#include "train/ranks.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "device/cpu/machine.h"
+#include "plimsoll/checkpoint.h"
+
+namespace plimsoll {
+namespace {
+
+// What must be equal for the ranks to run the same steps; not the budget, which may differ from machine to machine.
+uint64_t identity_of(const Program& program) {
+  Plan plan = program.plan;
+  plan.budget = {};
+  plan.plan_time_ms = 0;
+  plan.predicted = {};
+  for (TierUse& use : plan.tiers) use.tier = {.name = use.tier.name};
+  const std::string text = to_json(plan, program.network.graph);
+  return XXH3_64bits_withSeed(text.data(), text.size(), plan.graph_fingerprint);
+}
+
+}  // namespace
+
+TrainOptions options_of_rank(TrainOptions options) {
+  if (!options.communicator || options.communicator->size() < 2) {
+    options.communicator = nullptr;
+    return options;
+  }
+  const Communicator& communicator = *options.communicator;
+  const int ranks = communicator.size();
+  const auto refuse = [&](ErrorCode code, const std::string& why) { throw Error(code, why); };
+  if (options.batch % ranks != 0) {
+    const int64_t below = options.batch / ranks * ranks;
+    refuse(ErrorCode::invalid_input,
+           fmt::format("--batch {} cannot be divided equally among {} ranks; take {}{}", options.batch, ranks,
+                       below > 0 ? fmt::format("{} or ", below) : "", below + ranks));
+  }
+  if (options.device != "cpu") {
+    refuse(ErrorCode::unsupported,
+           fmt::format("--device {}: several ranks train on cpu only", options.device));
+  }
+  if (options.inter_op != 1)
+    refuse(ErrorCode::unsupported, "--inter-op: with several ranks, steps run one after another; leave it out");
+  if (options.plan)
+    refuse(ErrorCode::unsupported, "--plan: several ranks make their plan together; leave it out");
+  const int here = static_cast<int>(communicator.ranks_here().size());
+  if (options.threads == 0 && options.intra_op == 0 && communicator.shares_processors())
+    options.threads = std::max(1, cpu::usable_processors() / here);
+  if (!communicator.is_first()) options.checkpoint.reset();
+  options.optimizer.ranks = ranks;
+  return options;
+}
+
+void send_plan(Communicator& communicator, const PlanRequest& request, const Program* program) {
+  communicator.broadcast(program != nullptr ? to_json(request, *program) : std::string());
+}
+
+std::optional<SavedPlan> receive_plan(Communicator& communicator) {
+  const std::string text = communicator.broadcast(std::string());
+  if (text.empty()) return std::nullopt;
+  return saved_plan_from_json(text);
+}
+
+void check_same_plan(Communicator& communicator, const Program& program) {
+  const std::vector<uint64_t> all = communicator.all_gather(identity_of(program));
+  for (int r = 1; r < communicator.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw Error(ErrorCode::internal,
+                fmt::format("{} has another plan ({:016x}) than {} ({:016x}), so they would wait for each other; please "
+                            "report this",
+                            communicator.name(r), all[r], communicator.name(0), all[0]));
+  }
+}
+
+void share_statistics(Communicator& communicator, TrainingStep& step) {
+  for (const CheckpointTensor& tensor : step.states()) {
+    if (tensor.role != Role::statistic) continue;
+    StateTensor state = step.state(tensor.name);
+    communicator.broadcast(state.elements);
+    if (!communicator.is_first()) step.set_state(state);
+  }
+}
+
+std::string common_weights_sha256(Communicator& communicator, TrainingStep& step) {
+  const std::string mine = step.weights_sha256();
+  const uint64_t hash = XXH3_64bits(mine.data(), mine.size());
+  const std::vector<uint64_t> all = communicator.all_gather(hash);
+  for (int r = 1; r < communicator.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw Error(ErrorCode::internal, fmt::format("the weights of {} are not those of {}; please report this",
+                                                 communicator.name(r), communicator.name(0)));
+  }
+  return mine;
+}
+
+BatchReport sum_of(Communicator& communicator, const BatchReport& mine) {
+  const std::vector<BatchReport> all = communicator.all_gather(mine);
+  BatchReport sum = all[0];
+  for (size_t r = 1; r < all.size(); ++r) {
+    sum.loss += all[r].loss;
+    sum.correct += all[r].correct;
+    sum.has_correct &= all[r].has_correct;
+    sum.stop |= all[r].stop;
+    sum.save |= all[r].save;
+  }
+  sum.loss /= static_cast<double>(all.size());
+  return sum;
+}
+
+}  // namespace plimsoll

@@ -1,0 +1,51 @@
+// A training by several processes (plimsoll/communicator.h): what each is told, and what they must agree on.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "compile/plan_file.h"
+#include "plimsoll/train.h"
+#include "plimsoll/training_step.h"
+
+namespace plimsoll {
+
+// Above 1 where several train together.
+inline int ranks_of(const TrainOptions& options) { return options.communicator ? options.communicator->size() : 1; }
+inline bool is_first_rank(const TrainOptions& options) {
+  return !options.communicator || options.communicator->is_first();
+}
+// Rows of a batch that are this process's.
+inline int64_t own_batch(const TrainOptions& options) { return options.batch / ranks_of(options); }
+
+// What the options mean for one of several ranks: its share of the processors where it has them with others, no files
+// but the first rank's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
+// ranks cannot do.
+TrainOptions options_of_rank(TrainOptions options);
+
+// The first rank's plan for all of them, as a file of it has it; nothing where there is none, since none fits.
+void send_plan(Communicator& communicator, const PlanRequest& request, const Program* program);
+std::optional<SavedPlan> receive_plan(Communicator& communicator);
+
+// Throws Error(internal) that names a rank whose plan differs from this one's: it would wait for other collectives.
+void check_same_plan(Communicator& communicator, const Program& program);
+
+// Running statistics are of each rank's own part of the batches; what is evaluated with and saved are the first rank's,
+// as in PyTorch's DistributedDataParallel. Gives them to all.
+void share_statistics(Communicator& communicator, TrainingStep& step);
+
+// The hash of the weights. Throws Error(internal) that names a rank whose weights are others.
+std::string common_weights_sha256(Communicator& communicator, TrainingStep& step);
+
+// What the ranks tell each other after every batch.
+struct BatchReport {
+  double loss = 0;     // mean over the batch
+  double correct = 0;  // of the batch; with has_correct
+  uint8_t has_correct = 0, stop = 0, save = 0;
+};
+// Of the whole batch: the mean of losses and the sum of right answers, in the order of the ranks; stop and save where
+// any wants it.
+BatchReport sum_of(Communicator& communicator, const BatchReport& mine);
+
+}  // namespace plimsoll
