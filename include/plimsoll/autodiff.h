@@ -14,6 +14,7 @@
 
 namespace plimsoll {
 
+inline constexpr int kMostRanks = 1 << 20;
 inline constexpr int64_t kMostAccumulated = int64_t{1} << 20;  // batches of one update
 
 // Parameters that are updated by settings of their own: one of PyTorch's parameter groups.

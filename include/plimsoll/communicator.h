@@ -46,14 +46,10 @@ class Transport {
 
 inline constexpr std::chrono::seconds kDefaultTimeout{300};
 
-// A rank has failed, or does not answer. The message names rank and host.
+// A rank has failed, or does not answer. The message names rank and host; one of the ranks has told the user.
 class RankFailed : public Error {
  public:
-  RankFailed(ErrorCode code, const std::string& message, bool told) : Error(code, message), told_(told) {}
-  bool told() const { return told_; }  // another rank has told the user
-
- private:
-  bool told_;
+  using Error::Error;
 };
 
 // All ranks make the same calls in the same order. Calls of one kind come from one thread at a time: exchanges of data
@@ -78,6 +74,9 @@ class Communicator {
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   // Asked while it waits: whether all are to end. A rank that does not answer is waited for only a little longer then.
   void set_ending(std::function<bool()> ending) { ending_ = std::move(ending); }
+  void set_ending_timeout(std::chrono::milliseconds timeout) { ending_timeout_ = timeout; }
+
+  void set_teller(std::function<void(std::string_view)> teller) { teller_ = std::move(teller); }  // to the user
 
   void broadcast(std::span<std::byte> bytes, int root = 0);
   std::string broadcast(std::string text, int root = 0);  // of any length; other ranks give anything
@@ -97,9 +96,9 @@ class Communicator {
   // Piece r of `pieces`, which rank r has, reaches all.
   void spread(std::span<float> pieces, std::span<const int64_t> sizes);
 
-  // Tells the others that this rank ends, and why, so that they end too. Waits a moment, so that it reaches them. Returns
-  // whether this rank is to tell the user: not where another did, as of what all ranks find at once.
-  bool fail(ErrorCode code, std::string_view why) noexcept;
+  // Tells the user, and the others, that this rank ends, and why, so that they end too. What all ranks find at once, one of
+  // them tells. Waits a moment, so that it reaches them.
+  void fail(ErrorCode code, std::string_view why) noexcept;
   // Takes leave in peace, when all is done. The others are at the same place.
   void finish();
   bool is_over() const { return over_; }
@@ -126,8 +125,9 @@ class Communicator {
   std::unique_ptr<Transport> transport_;
   const int rank_, size_;
   std::vector<Place> places_;
-  std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds timeout_, ending_timeout_ = std::chrono::seconds(20);
   std::function<bool()> ending_;
+  std::function<void(std::string_view)> teller_;
   std::mutex mutex_;  // of the transport
   std::unique_ptr<Notice[]> notices_;  // one a rank: what it says when it fails
   struct Tickets {

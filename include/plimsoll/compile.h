@@ -50,6 +50,9 @@ struct CompileOptions {
   std::map<std::string, std::string, std::less<>> kernels;   // by op name: repeat these choices
   std::map<std::string, Layout, std::less<>> state_layouts;  // pinned layouts of states, by name
   FusionOptions fusion;
+  // Of several ranks: so many bytes of gradients may be on their way while compute goes on, before the first of them is
+  // waited for. Absent: what makes the step shortest.
+  std::optional<Bytes> in_flight;
   bool first_that_fits = false;  // whether there is a plan is the question, not how fast it is
   bool name_minimum = false;     // in Program::minimum; takes a search of its own where everything would fit
 };

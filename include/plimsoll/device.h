@@ -47,8 +47,14 @@ struct LinkInfo {
   int ranks = 1;
   double latency_us = 0;
   double gb_per_s = 0;
+  double compute_share = 0;  // of compute's speed that messages take while they are under way, 0 to 1
   friend bool operator==(const LinkInfo&, const LinkInfo&) = default;
 };
+
+// So much of some tensors goes into one exchange.
+inline constexpr Bytes kMessageBytes = 4_MiB;
+// What an AllReduce of so many bytes takes: pieces to all, and sums to all, message by message.
+double all_reduce_ms(const LinkInfo& link, Bytes bytes);
 
 struct DeviceInfo {
   std::string name;         // "cpu": what --device takes
@@ -173,6 +179,10 @@ class Device {
   // Throws Error(unsupported) when no such kernel runs these layouts.
   virtual std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                               int threads = 0) const = 0;
+
+  // One kernel for several ops that all ranks run together (OpType::is_collective), of one type; it is bound to the inputs
+  // of all, in their order, and to the outputs of all. Throws Error(unsupported) on a device that is alone.
+  virtual std::unique_ptr<Kernel> make_collective(const Graph& graph, std::span<const OpId> ops) const;
 
   // Where a kernel runs a part of the batch, the part's first row lies at a multiple of so many bytes in every tensor.
   virtual int64_t row_alignment(const Op&, std::string_view /*kernel*/) const { return 1; }

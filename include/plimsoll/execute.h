@@ -102,6 +102,7 @@ class Executor {
   const Memory& memory() const;
   std::span<const StepRecord> records() const;  // one a plan step; empty without record_times
   std::span<const StepRecord> copies() const;   // one a move
+  std::span<const StepRecord> messages() const;  // one a collective
 
  private:
   struct Impl;

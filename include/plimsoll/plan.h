@@ -139,6 +139,21 @@ struct Home {
   friend bool operator==(const Home&, const Home&) = default;
 };
 
+// Steps whose ops all ranks run together (OpType::is_collective), as one exchange of messages on an engine beside compute.
+// It begins when the last of them is reached and all collectives before it are done; it is complete before step `before`
+// starts. Until then the bytes that these steps read and write, each from its step on, are the wire's. A collective step that
+// belongs to none runs by itself at its place.
+//
+//   step       3          4      5          6
+//   steps 3,5  [ dw2 ready ]     [ dw1 ready ]          from here both are under way
+//   before 6                                 [ update ]  reads the means
+struct Collective {
+  std::vector<StepIndex> steps;  // ascending
+  StepIndex before = 0;
+  double time_ms = 0;  // by Plan::link; those of its steps are 0
+  friend bool operator==(const Collective&, const Collective&) = default;
+};
+
 struct TierUse {
   TierInfo tier;
   Bytes used;  // the end of the highest slot
@@ -146,8 +161,8 @@ struct TierUse {
 };
 
 struct EngineSpan {   // one bar of the predicted timeline
-  int engine = 0;     // 0 compute; 1 + 2 * tier: copies out to it; 2 + 2 * tier: copies in from it
-  int32_t index = 0;  // step, or move
+  int engine = 0;     // 0 compute; 1 + 2 * tier: copies out to it; 2 + 2 * tier: copies in from it; behind them: messages
+  int32_t index = 0;  // step, move, or collective
   double start_ms = 0;
   double end_ms = 0;
 };
@@ -163,7 +178,9 @@ struct Prediction {
   double lower_bound_ms = 0;
   Bytes offload, prefetch;  // traffic of a step
   double copy_ms = 0;       // how long the copy engines are busy
-  double stall_ms = 0;      // how long compute waits for them
+  double stall_ms = 0;      // how long compute waits for them, and for messages
+  double communication_ms = 0;        // how long messages are under way, of collectives and of steps that are some
+  double communication_stall_ms = 0;  // how long compute waits for nothing but them
   int recompute_steps = 0;
   double recompute_ms = 0;
   std::vector<EngineSpan> timeline;
@@ -186,6 +203,8 @@ struct Plan {
   std::vector<Move> moves;
   std::vector<Home> homes;
   std::vector<TierUse> tiers;  // what Move::tier and Home::tier count in
+  LinkInfo link;               // to the other ranks
+  std::vector<Collective> collectives;  // in the order of their last steps: the same on all ranks
   Prediction predicted;
   double plan_time_ms = 0;
 };

@@ -18,10 +18,8 @@ std::shared_ptr<Communicator> join(double timeout) {
       std::move(transport), std::chrono::milliseconds(static_cast<int64_t>(std::min(timeout, 1e9) * 1000)));
 }
 
-// Tells the others and, where none of them did, the user.
 int end(Communicator& ranks, ErrorCode code, const std::string& why) {
-  const bool tells = ranks.fail(code, why);
-  if (tells) complain(ranks.is_first() ? why : fmt::format("{}: {}", ranks.name(ranks.rank()), why));
+  ranks.fail(code, ranks.is_first() ? why : fmt::format("{}: {}", ranks.name(ranks.rank()), why));
   return exit_code(code);
 }
 
@@ -30,12 +28,12 @@ int end(Communicator& ranks, ErrorCode code, const std::string& why) {
 int as_rank(double timeout, const std::function<int(const std::shared_ptr<Communicator>&)>& run) {
   const std::shared_ptr<Communicator> ranks = join(timeout);
   if (!ranks) return run(nullptr);
+  ranks->set_teller([](std::string_view why) { complain(why); });
   try {
     const int code = run(ranks);
     ranks->finish();
     return code;
   } catch (const RankFailed& error) {
-    if (!error.told()) complain(error.what());
     return exit_code(error.code());
   } catch (const Error& error) {
     return end(*ranks, error.code(), error.what());

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plan/assemble.h"
+#include "plan/overlap.h"
 #include "plan/room.h"
 #include "plan/route.h"
 #include "plan/simulate.h"
@@ -43,6 +44,10 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
   return input;
 }
 
+Route route_of(const Graph& graph, const CompileOptions& options) {
+  return delay_updates(graph, make_route(graph), options.in_flight.value_or(0_B));
+}
+
 }  // namespace
 
 std::string identity(const LaidOut& laid) {
@@ -54,18 +59,27 @@ std::string identity(const LaidOut& laid) {
 Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs, const CompileOptions& options,
                      const Wanted& wanted) {
   auto& [graph, layouts] = laid;
-  const Route route = make_route(graph);
+  const Route route = route_of(graph, options);
   const PolicyInput input = input_for(graph, route, layouts.kernels, device, costs, options, wanted);
   PlanOrInfeasible result = find_policy(wanted.policy).plan(input);
-  if (Plan* plan = std::get_if<Plan>(&result)) predict(input, *plan);
+  if (Plan* plan = std::get_if<Plan>(&result)) {
+    predict(input, *plan);
+    if (options.in_flight) *plan = overlap_messages(graph, *plan);
+  }
   return {std::move(graph), std::move(layouts), std::move(result)};
 }
 
 void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options) {
   if (!attempt.feasible()) return;
-  const Route route = make_route(attempt.graph);
-  place_again(input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, {options.policy}),
-              std::get<Plan>(attempt.result));
+  const Route route = route_of(attempt.graph, options);
+  const PolicyInput input =
+      input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, {options.policy});
+  Plan& plan = std::get<Plan>(attempt.result);
+  place_again(input, plan);
+  if (plan.collectives.empty()) return;
+  plan.collectives.clear();  // other bytes are waited for
+  predict(input, plan);
+  plan = overlap_messages(attempt.graph, plan);
 }
 
 bool is_better(const Attempt& a, const Attempt& than) {
@@ -117,7 +131,7 @@ std::shared_ptr<const Descents> Flow::find(SharedDescents& shared) {
   std::vector<PolicyInput> inputs;
   for (const Choice& choice : shared.of) {
     const LaidOut& laid = *lay_out(choice);
-    routes.push_back(make_route(laid.graph));
+    routes.push_back(route_of(laid.graph, options_));
     const Wanted wanted{.policy = "auto", .timeline = timeline_of(choice, laid)};
     inputs.push_back(input_for(laid.graph, routes.back(), laid.layouts.kernels, device_, costs_, options_, wanted));
   }
@@ -198,7 +212,7 @@ std::shared_ptr<const ValueTimeline> Flow::timeline_of(const Choice& choice, con
   const std::lock_guard lock(mutex_);
   auto [place, fresh] = timelines_.try_emplace({choice.family, choice.limit, choice.divide});
   if (fresh) {
-    const Route route = make_route(laid.graph);
+    const Route route = route_of(laid.graph, options_);
     place->second = input_for(laid.graph, route, laid.layouts.kernels, device_, costs_, options_, {"auto"}).timeline;
   }
   return place->second;

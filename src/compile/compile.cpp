@@ -15,6 +15,7 @@
 #include "kernels/workspace_limits.h"
 #include "passes/passes.h"
 #include "plan/assemble.h"
+#include "plan/overlap.h"
 #include "plan/route.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
@@ -199,9 +200,25 @@ Attempt search_shares(const Network& network, const Device& device, const CostTa
   return best;
 }
 
+// Of several ranks: how long updates may wait for the gradients of others. As long as they like, where nothing has to leave
+// the arena or run twice for it.
+Attempt search_in_flight(const Network& network, const Device& device, const CostTable& costs,
+                         const CompileOptions& options) {
+  if (device.info().link.ranks < 2 || options.in_flight) return search_shares(network, device, costs, options);
+  CompileOptions within = options;
+  Attempt best;
+  for (const Bytes in_flight : {Bytes{INT64_MAX}, 32_MiB, 0_B}) {
+    within.in_flight = in_flight;
+    Attempt found = search_shares(network, device, costs, within);
+    if (best.graph.op_count() == 0 || is_better(found, best)) best = std::move(found);
+    if (is_free_of_charge(best)) break;
+  }
+  return best;
+}
+
 // All of these; the plan that is taken is placed with more effort than those that it was chosen among.
 Attempt search(const Network& network, const Device& device, const CostTable& costs, const CompileOptions& options) {
-  Attempt best = search_shares(network, device, costs, options);
+  Attempt best = search_in_flight(network, device, costs, options);
   place_again(best, device, costs, options);
   return best;
 }
@@ -286,6 +303,8 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, const Devic
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); },
                          [&] { return search(network, device, costs, options); }, options, lower_bound, minimum);
+  if (found.feasible() && found.plan().collectives.empty())
+    found.result = overlap_messages(found.graph, found.plan());
   auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
   return result;

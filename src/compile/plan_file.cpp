@@ -40,6 +40,7 @@ json request_json(const PlanRequest& r) {
   if (!r.optimizer.freeze.empty()) j["optimizer"]["freeze"] = r.optimizer.freeze;
   if (r.optimizer.clip_grad_norm != 0) j["optimizer"]["clip_grad_norm"] = r.optimizer.clip_grad_norm;
   if (r.optimizer.accumulate != 1) j["optimizer"]["accumulate"] = r.optimizer.accumulate;
+  if (r.optimizer.ranks != 1) j["ranks"] = r.optimizer.ranks;
   if (r.host_memory) j["host_memory"] = r.host_memory->count;
   if (r.spill_size) j["spill_size"] = r.spill_size->count;
   if (r.peer_size) j["peer_size"] = r.peer_size->count;
@@ -67,18 +68,20 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
 
 PlanRequest request_from(const JsonReader& r) {
   r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "lowered", "memory", "threads",
-          "inter_op", "intra_op", "optimizer", "host_memory", "spill_size", "peer_size"});
+          "inter_op", "intra_op", "optimizer", "ranks", "host_memory", "spill_size", "peer_size"});
   auto bytes_of = [&](std::string_view name) {
     return r.has(name) ? std::optional(Bytes{r.member(name).integer(0)}) : std::nullopt;
   };
   auto count_of = [&](std::string_view name) { return static_cast<int>(r.member(name).integer(0, kMostThreads)); };
+  OptimizerOptions optimizer = optimizer_from(r.member("optimizer"));
+  if (r.has("ranks")) optimizer.ranks = static_cast<int>(r.member("ranks").integer(1, kMostRanks));
   return {.model = r.member("model").text(),
           .input = {.batch = r.member("batch").integer(1, 1 << 24),
                     .channels = r.member("channels").integer(0, 1 << 16),
                     .height = r.member("height").integer(0, 1 << 16),
                     .width = r.member("width").integer(0, 1 << 16),
                     .classes = r.member("classes").integer(0, 1 << 24)},
-          .optimizer = optimizer_from(r.member("optimizer")),
+          .optimizer = std::move(optimizer),
           .exact = r.member("exact").boolean(),
           .paper_layers = r.member("lowered").boolean(),
           .memory = {r.member("memory").integer(0)},

@@ -13,9 +13,9 @@
 namespace plimsoll {
 namespace {
 
-constexpr std::string_view kOrdered = "ordered:";
-constexpr Bytes kChunks[] = {4_MiB, 512_KiB, 64_KiB};
+constexpr std::string_view kOrdered = "ordered";
 constexpr int64_t kFloat = sizeof(float);
+constexpr int64_t kMessageElements = kMessageBytes.count / kFloat;
 
 // Elements of each rank's piece of `count`.
 void divide(int64_t count, std::span<int64_t> sizes) {
@@ -23,64 +23,109 @@ void divide(int64_t count, std::span<int64_t> sizes) {
   for (int64_t r = 0; r < ranks; ++r) sizes[r] = count * (r + 1) / ranks - count * r / ranks;
 }
 
-int64_t largest_piece(int64_t count, int64_t ranks) { return (count + ranks - 1) / ranks; }
+// What collectives share, since one runs at a time.
+struct MessageBuffers {
+  explicit MessageBuffers(int64_t ranks)
+      : sizes(ranks), packed(kMessageElements), received((kMessageElements + ranks - 1) / ranks * (ranks - 1)) {}
+  std::vector<int64_t> sizes;
+  std::vector<float> packed, received;
+};
 
-// Elements that are reduced at a time. What a layout adds to a tensor comes as one more time.
-int64_t elements_at_a_time(const Tensor& tensor, Bytes chunk) {
-  return std::max<int64_t>(std::min(element_count(tensor.shape), chunk.count / kFloat), 1);
-}
-
-Bytes workspace_of(const Tensor& tensor, Bytes chunk, int64_t ranks) {
-  return {largest_piece(elements_at_a_time(tensor, chunk), ranks) * (ranks - 1) * kFloat};
-}
-
+// The mean of each of some tensors over the ranks.
 class OrderedAllReduce final : public Kernel {
  public:
-  OrderedAllReduce(const Graph& graph, const Op& op, Bytes chunk, Communicator& communicator)
+  OrderedAllReduce(const Graph& graph, std::span<const OpId> ops, Communicator& communicator, MessageBuffers& buffers)
       : communicator_(communicator),
-        count_(graph.tensor(op.outputs[0]).bytes().count / kFloat),
-        chunk_(elements_at_a_time(graph.tensor(op.outputs[0]), chunk)),
+        buffers_(buffers),
         ranks_(communicator.size()),
-        mean_(1.0F / static_cast<float>(ranks_)),
-        scaled_(op.attributes.integer("scaled", 0) != 0),
-        workspace_bytes_(workspace_of(graph.tensor(op.outputs[0]), chunk, ranks_)),
-        sizes_(ranks_) {}
-
-  Bytes workspace() const override { return workspace_bytes_; }
-
-  void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) override {
-    in_ = static_cast<float*>(inputs[1]);
-    scale_ = scaled_ ? static_cast<const float*>(inputs.back()) : nullptr;
-    out_ = static_cast<float*>(outputs[0]);
-    received_ = static_cast<float*>(workspace);
+        mean_(1.0F / static_cast<float>(ranks_)) {
+    size_t inputs = 0, outputs = 0;
+    for (OpId id : ops) {
+      const Op& op = graph.op(id);
+      scaled_ = op.attributes.integer("scaled", 0) != 0;
+      tensors_.push_back({.in_at = inputs + 1,
+                          .out_at = outputs,
+                          .count = graph.tensor(op.outputs[0]).bytes().count / kFloat});
+      inputs += op.inputs.size();
+      outputs += op.outputs.size();
+    }
   }
 
+  Bytes workspace() const override { return {}; }
+
+  void bind(std::span<void* const> inputs, std::span<void* const> outputs, void*) override {
+    for (Part& tensor : tensors_) {
+      tensor.in = static_cast<float*>(inputs[tensor.in_at]);
+      tensor.out = static_cast<float*>(outputs[tensor.out_at]);
+    }
+    scale_ = scaled_ ? static_cast<const float*>(inputs.back()) : nullptr;
+  }
+
+  // A tensor that fills messages of its own is sent from where it lies; others are packed together.
   void run() override {
-    if (scale_ != nullptr && *scale_ < 0) return;  // no update yet
-    for (int64_t first = 0; first < count_; first += chunk_) reduce(first, std::min(chunk_, count_ - first));
+    if (scale_ != nullptr && *scale_ < 0) {  // no update yet: nobody reads what comes out
+      for (const Part& tensor : tensors_) std::fill_n(tensor.out, tensor.in == tensor.out ? 0 : tensor.count, 0.0F);
+      return;
+    }
+    int64_t packed = 0;
+    size_t first = 0;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const Part& tensor = tensors_[i];
+      if (packed + tensor.count > kMessageElements) {
+        reduce_packed(first, i, packed);
+        packed = 0;
+        first = i;
+      }
+      if (tensor.count < kMessageElements) {
+        std::copy_n(tensor.in, tensor.count, buffers_.packed.data() + packed);
+        packed += tensor.count;
+        continue;
+      }
+      for (int64_t at = 0; at < tensor.count; at += kMessageElements)
+        reduce(tensor.in + at, tensor.out + at, std::min(kMessageElements, tensor.count - at));
+      first = i + 1;
+    }
+    reduce_packed(first, tensors_.size(), packed);
   }
 
  private:
-  void reduce(int64_t first, int64_t count) {
-    divide(count, sizes_);
-    const int64_t mine = sizes_[communicator_.rank()];
+  struct Part {
+    size_t in_at = 0, out_at = 0;
+    int64_t count = 0;
+    float* in = nullptr;
+    float* out = nullptr;
+  };
+
+  void reduce_packed(size_t first, size_t end, int64_t count) {
+    if (count == 0) return;
+    float* at = buffers_.packed.data();
+    reduce(at, at, count);
+    for (size_t i = first; i < end; ++i) {
+      std::copy_n(at, tensors_[i].count, tensors_[i].out);
+      at += tensors_[i].count;
+    }
+  }
+
+  void reduce(const float* in, float* out, int64_t count) {
+    divide(count, buffers_.sizes);
+    const int64_t mine = buffers_.sizes[communicator_.rank()];
     int64_t before = 0;
-    for (int r = 0; r < communicator_.rank(); ++r) before += sizes_[r];
-    communicator_.exchange({in_ + first, static_cast<size_t>(count)}, sizes_,
-                           {received_, static_cast<size_t>(mine * (ranks_ - 1))});
-    add_in_order(in_ + first + before, mine, out_ + first + before);
-    communicator_.spread({out_ + first, static_cast<size_t>(count)}, sizes_);
+    for (int r = 0; r < communicator_.rank(); ++r) before += buffers_.sizes[r];
+    communicator_.exchange({in, static_cast<size_t>(count)}, buffers_.sizes,
+                           std::span(buffers_.received).first(mine * (ranks_ - 1)));
+    add_in_order(in + before, mine, out + before);
+    communicator_.spread({out, static_cast<size_t>(count)}, buffers_.sizes);
   }
 
   // out = mean of the ranks' pieces; `own` may be `out`.
-  void add_in_order(const float* own, int64_t count, float* out) {
+  void add_in_order(const float* own, int64_t count, float* out) const {
     constexpr int64_t kBlock = 1024;
     std::array<float, kBlock> sums;
+    const int64_t rank = communicator_.rank();
     for (int64_t at = 0; at < count; at += kBlock) {
       const int64_t n = std::min(kBlock, count - at);
       const auto piece = [&](int64_t r) {
-        const int64_t rank = communicator_.rank();
-        return r == rank ? own + at : received_ + (r < rank ? r : r - 1) * count + at;
+        return r == rank ? own + at : buffers_.received.data() + (r < rank ? r : r - 1) * count + at;
       };
       std::copy_n(piece(0), n, sums.data());
       for (int64_t r = 1; r < ranks_; ++r) {
@@ -92,14 +137,11 @@ class OrderedAllReduce final : public Kernel {
   }
 
   Communicator& communicator_;
-  const int64_t count_, chunk_, ranks_;
+  MessageBuffers& buffers_;
+  const int64_t ranks_;
   const float mean_;
-  const bool scaled_;
-  const Bytes workspace_bytes_;
-  std::vector<int64_t> sizes_;
-  float* in_ = nullptr;
-  float* out_ = nullptr;
-  float* received_ = nullptr;
+  bool scaled_ = false;
+  std::vector<Part> tensors_;
   const float* scale_ = nullptr;
 };
 
@@ -108,6 +150,7 @@ class RankDevice final : public Device {
   RankDevice(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Communicator> communicator)
       : device_(std::move(device)), communicator_(std::move(communicator)), info_(device_->info()) {
     info_.link = link;
+    if (communicator_) buffers_ = std::make_unique<MessageBuffers>(communicator_->size());
     if (!device_->host_addressable()) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("several ranks on device '{}' are not supported: train on cpu", info_.name));
@@ -122,31 +165,29 @@ class RankDevice final : public Device {
     const Tensor& gradient = graph.tensor(op.inputs[1]);
     if (gradient.dtype != DType::f32)
       throw Error(ErrorCode::unsupported, fmt::format("op '{}': gradients of {} are not reduced, only f32", op.name, to_string(gradient.dtype)));
-    std::vector<KernelSpec> specs;
+    std::vector<Layout> inputs(op.inputs.size());
+    inputs[0] = inputs[1] = kAnyLayout;
     const Bytes bytes = storage_bytes(gradient.shape, gradient.dtype, {});
-    for (const Bytes chunk : kChunks) {
-      if (!specs.empty() && bytes <= chunk) specs.clear();  // the larger ones are the same
-      std::vector<Layout> inputs(op.inputs.size());
-      inputs[0] = inputs[1] = kAnyLayout;
-      specs.push_back({.name = fmt::format("{}{}", kOrdered, to_string(chunk)),
-                       .inputs = std::move(inputs),
-                       .outputs = {kAnyLayout},
-                       .workspace = workspace_of(gradient, chunk, info_.link.ranks),
-                       .estimate = {.ms = all_reduce_ms(info_.link, bytes, chunk)}});
-    }
-    return specs;
+    return {{.name = std::string(kOrdered),
+             .inputs = std::move(inputs),
+             .outputs = {kAnyLayout},
+             .estimate = {.ms = all_reduce_ms(info_.link, bytes)}}};
   }
 
   std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                       int threads) const override {
     if (!op.type->is_collective) return device_->make_kernel(graph, op, kernel, threads);
-    expect_ranks(op);
-    if (!communicator_) throw Error(ErrorCode::unsupported, fmt::format("op '{}': this device only plans for ranks", op.name));
-    for (const Bytes chunk : kChunks) {
-      if (kernel == fmt::format("{}{}", kOrdered, to_string(chunk)))
-        return std::make_unique<OrderedAllReduce>(graph, op, chunk, *communicator_);
-    }
-    throw Error(ErrorCode::unsupported, fmt::format("op '{}': no collective is called '{}'", op.name, kernel));
+    if (kernel != kOrdered)
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}': no collective is called '{}'", op.name, kernel));
+    const OpId id = graph.find_op(op.name);
+    return make_collective(graph, {&id, 1});
+  }
+
+  std::unique_ptr<Kernel> make_collective(const Graph& graph, std::span<const OpId> ops) const override {
+    for (OpId id : ops) expect_ranks(graph.op(id));
+    if (!communicator_)
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}': this device only plans for several ranks", graph.op(ops[0]).name));
+    return std::make_unique<OrderedAllReduce>(graph, ops, *communicator_, *buffers_);
   }
 
   int64_t row_alignment(const Op& op, std::string_view kernel) const override {
@@ -172,6 +213,7 @@ class RankDevice final : public Device {
 
   const std::unique_ptr<Device> device_;
   const std::shared_ptr<Communicator> communicator_;
+  std::unique_ptr<MessageBuffers> buffers_;
   DeviceInfo info_;
 };
 
@@ -201,7 +243,7 @@ std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInf
 
 LinkInfo probe_link(Communicator& communicator) {
   constexpr int kRuns = 9;
-  const int64_t ranks = communicator.size(), small = ranks * 16, large = kChunks[0].count / kFloat;
+  const int64_t ranks = communicator.size(), small = ranks * 16, large = kMessageElements;
   const double small_ms = exchange_ms(communicator, small, kRuns), large_ms = exchange_ms(communicator, large, kRuns);
   const double sent = static_cast<double>((large - small) * kFloat * (ranks - 1)) / static_cast<double>(ranks);
   return {.ranks = communicator.size(),
@@ -209,11 +251,6 @@ LinkInfo probe_link(Communicator& communicator) {
           .gb_per_s = sent / 1e6 / std::max(large_ms - small_ms, 1e-3)};
 }
 
-double all_reduce_ms(const LinkInfo& link, Bytes bytes, Bytes chunk) {
-  if (link.ranks < 2) return 0;
-  const double chunks = static_cast<double>(std::max<int64_t>(1, (bytes.count + chunk.count - 1) / chunk.count));
-  const double sent = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks;
-  return 2 * (chunks * link.latency_us / 1000 + (link.gb_per_s > 0 ? sent / (link.gb_per_s * 1e6) : 0));
-}
+Bytes message_buffers(int ranks) { return ranks < 2 ? Bytes{} : Bytes{2 * kMessageBytes.count + ranks * kFloat}; }
 
 }  // namespace plimsoll

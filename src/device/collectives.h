@@ -1,8 +1,9 @@
 // A device as one of the ranks of a training: its own kernels, and for collectives (OpType::is_collective) those that
 // send and receive. The arena must be addressable by the host.
 //
-// "ordered:SIZE" takes SIZE of a tensor at a time, sends every rank its piece of it, adds the pieces that it got in the
-// order of the ranks, and sends the sum to all. Its workspace is that of the pieces; the bits do not depend on SIZE.
+// There is one, "ordered": it takes kMessageBytes of the tensors at a time, sends every rank its piece of them, adds the
+// pieces that it got in the order of the ranks, and sends the sum to all. The bits do not depend on how tensors are taken
+// together. Its buffers lie beside the arena (plimsoll/process_memory.h): one collective runs at a time.
 #pragma once
 
 #include <memory>
@@ -19,7 +20,7 @@ std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInf
 // Measures the link, all ranks together: a fraction of a second.
 LinkInfo probe_link(Communicator& communicator);
 
-// What an AllReduce of so many bytes takes, `chunk` of them at a time.
-double all_reduce_ms(const LinkInfo& link, Bytes bytes, Bytes chunk);
+// What a collective's buffers take at most, beside the arena.
+Bytes message_buffers(int ranks);
 
 }  // namespace plimsoll

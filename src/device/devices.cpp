@@ -16,6 +16,19 @@ namespace {
 constexpr std::string_view kCpu = "cpu";
 }
 
+double all_reduce_ms(const LinkInfo& link, Bytes bytes) {
+  if (link.ranks < 2) return 0;
+  const int64_t messages = std::max<int64_t>(1, (bytes.count + kMessageBytes.count - 1) / kMessageBytes.count);
+  const double sent = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks;
+  return 2 * (static_cast<double>(messages) * link.latency_us / 1000 +
+              (link.gb_per_s > 0 ? sent / (link.gb_per_s * 1e6) : 0));
+}
+
+std::unique_ptr<Kernel> Device::make_collective(const Graph& graph, std::span<const OpId> ops) const {
+  throw Error(ErrorCode::unsupported, fmt::format("op '{}' is run by several ranks together, but device '{}' is alone",
+                                                  graph.op(ops[0]).name, info().name));
+}
+
 std::shared_ptr<Tier> Device::open_peer(std::string_view name, std::optional<Bytes>) const {
   throw Error(ErrorCode::invalid_input,
               fmt::format("device '{}' has no peers, so --peer {} gives it nothing", info().name, name));

@@ -22,7 +22,8 @@ class Binder {
   Bindings run(std::span<const std::unique_ptr<Kernel>> kernels) {
     result_.steps = ById<StepIndex, KernelBinding>(plan_.steps.size());
     for (StepIndex s = 0; s < static_cast<StepIndex>(plan_.steps.size()); ++s) {
-      if (kernels[s]) bind_step(s, *kernels[s]);
+      const bool in_collective = !kernels[s] && graph_.op(plan_.steps[s].op).type->is_collective;
+      if (kernels[s] || in_collective) bind_step(s, kernels[s].get());
     }
     for (const Stay& stay : plan_.stays) {
       if (stay.is_workspace() && kernels[stay.first]) result_.steps[stay.first].workspace.at = address(stay);
@@ -40,11 +41,11 @@ class Binder {
   std::byte* address(const Stay& stay) const { return result_.arena + stay.offset.count; }
   Region region(TensorId id, const Stay& stay) const { return {address(stay), graph_.tensor(id).bytes(), id}; }
 
-  void bind_step(StepIndex s, Kernel& kernel) {
+  void bind_step(StepIndex s, const Kernel* kernel) {
     const Step& step = plan_.steps[s];
     const Op& op = graph_.op(step.op);
     KernelBinding& binding = result_.steps[s];
-    binding.workspace.bytes = kernel.workspace();
+    binding.workspace.bytes = kernel != nullptr ? kernel->workspace() : Bytes{};
     if (binding.workspace.bytes > step.workspace) {
       throw Error(ErrorCode::internal,
                   fmt::format("step {} ({}): kernel '{}' needs {} of workspace but the plan has {}", s, op.name,

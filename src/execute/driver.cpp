@@ -21,6 +21,12 @@ bool has_several_thread_counts(const ReadyPlan& ready) {
 }  // namespace
 
 std::unique_ptr<Driver> make_driver(ReadyPlan& ready) {
+  const bool messages = !ready.plan.collectives.empty();
+  if (messages && (ready.plan.cores.inter_op > 1 || ready.device.info().asynchronous)) {
+    throw Error(ErrorCode::unsupported,
+                "messages to other ranks beside compute are for steps that run one after another, on the cpu");
+  }
+  if (messages) return make_serial_driver(ready);
   if (auto queues = ready.device.open_queues()) return make_queued_driver(ready, std::move(queues));
   if (ready.plan.cores.inter_op > 1 || has_several_thread_counts(ready)) return make_concurrent_driver(ready);
   return make_serial_driver(ready);

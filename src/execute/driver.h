@@ -24,10 +24,12 @@ struct ReadyPlan {
   const Device& device;
   ExecuteOptions options;
   std::vector<std::shared_ptr<Tier>> tiers;      // in the plan's order
-  std::vector<std::unique_ptr<Kernel>> kernels;  // by step; null for a view
+  std::vector<std::unique_ptr<Kernel>> kernels;  // by step; null for a view, and for what a collective runs
+  std::vector<std::unique_ptr<Kernel>> collectives;  // by collective
   Bindings bindings;
   BoundaryTable boundaries;
-  std::vector<StepRecord> records, copy_records;  // by step and by move; empty where no times are taken
+  // By step, by move and by collective; empty where no times are taken.
+  std::vector<StepRecord> records, copy_records, message_records;
 
   size_t steps() const { return kernels.size(); }
 };

@@ -95,9 +95,25 @@ std::vector<std::unique_ptr<Kernel>> make_kernels(const Graph& graph, const Plan
   std::vector<std::unique_ptr<Kernel>> kernels;
   for (const Step& step : plan.steps) {
     const Op& op = graph.op(step.op);
-    kernels.push_back(op.type->is_view ? nullptr : make_kernel(device, graph, op, step.kernel, step.threads));
+    const bool in_collective = op.type->is_collective && !plan.collectives.empty();
+    kernels.push_back(op.type->is_view || in_collective ? nullptr : make_kernel(device, graph, op, step.kernel, step.threads));
   }
   return kernels;
+}
+
+// One kernel for all steps of a collective.
+std::unique_ptr<Kernel> make_collective(const Graph& graph, const Plan& plan, const Device& device,
+                                        const Collective& collective, const Bindings& bindings) {
+  std::vector<OpId> ops;
+  std::vector<void*> inputs, outputs;
+  for (const StepIndex s : collective.steps) {
+    ops.push_back(plan.steps[s].op);
+    for (const Region& input : bindings.steps[s].inputs) inputs.push_back(input.at);
+    for (const Region& output : bindings.steps[s].outputs) outputs.push_back(output.at);
+  }
+  std::unique_ptr<Kernel> kernel = device.make_collective(graph, ops);
+  kernel->bind(inputs, outputs, nullptr);
+  return kernel;
 }
 
 }  // namespace
@@ -128,10 +144,13 @@ struct Executor::Impl {
     for (StepIndex s = 0; s < static_cast<StepIndex>(ready.steps()); ++s) {
       if (ready.kernels[s]) bind(*ready.kernels[s], ready.bindings.steps[s]);
     }
+    for (const Collective& collective : plan.collectives)
+      ready.collectives.push_back(make_collective(graph, plan, device, collective, ready.bindings));
     ready.boundaries = make_boundaries(plan);
     if (options.record_times) {
       ready.records.resize(plan.steps.size());
       ready.copy_records.resize(plan.moves.size());
+      ready.message_records.resize(plan.collectives.size());
     }
     homes = std::make_unique<Homes>(graph, plan, ready.tiers);
     driver = make_driver(ready);
@@ -266,5 +285,6 @@ Bytes Executor::arena_bytes() const { return impl_->memory.arena->bytes(); }
 const Memory& Executor::memory() const { return impl_->memory; }
 std::span<const StepRecord> Executor::records() const { return impl_->ready.records; }
 std::span<const StepRecord> Executor::copies() const { return impl_->ready.copy_records; }
+std::span<const StepRecord> Executor::messages() const { return impl_->ready.message_records; }
 
 }  // namespace plimsoll

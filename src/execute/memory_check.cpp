@@ -103,6 +103,18 @@ void MemoryCheck::arrived(int32_t move) {
   std::copy(bindings_.arena + bytes.first, bindings_.arena + bytes.second, copy_.data() + bytes.first);
 }
 
+void MemoryCheck::sending(StepIndex step) {
+  for (const Region& output : bindings_.steps[step].outputs) arriving_.push_back(range(output));
+}
+
+void MemoryCheck::received(StepIndex step) {
+  for (const Region& output : bindings_.steps[step].outputs) {
+    const Range bytes = range(output);
+    std::erase(arriving_, bytes);
+    std::copy(bindings_.arena + bytes.first, bindings_.arena + bytes.second, copy_.data() + bytes.first);
+  }
+}
+
 void MemoryCheck::expect_inputs(StepIndex step) const {
   for (const Region& input : bindings_.steps[step].inputs) {
     const int64_t at = find_poison(input);

@@ -5,20 +5,26 @@
 #include "execute/copy_engines.h"
 #include "execute/driver.h"
 #include "execute/memory_check.h"
+#include "execute/message_engine.h"
 #include "execute/run_kernel.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
 
 class SerialDriver final : public Driver {
  public:
-  explicit SerialDriver(ReadyPlan& ready) : Driver(ready), ready_(ready), engines_(ready) {
+  explicit SerialDriver(ReadyPlan& ready)
+      : Driver(ready), ready_(ready), ends_(ready.steps() + 1), engines_(ready), messages_(ready) {
+    const std::vector<Collective>& collectives = ready.plan.collectives;
+    for (size_t c = 0; c < collectives.size(); ++c) ends_[collectives[c].before].push_back(static_cast<int32_t>(c));
     if (ready.options.check_memory) check_.emplace(ready.graph, ready.plan, ready.bindings);
   }
 
   void run(std::vector<KernelRefused>*) override {
     start_ = Clock::now();
     engines_.begin(start_);
+    messages_.begin(start_);
     if (measuring_) meter_.begin();
     if (check_) {
       check_->begin();
@@ -26,17 +32,26 @@ class SerialDriver final : public Driver {
     }
     const std::vector<Boundary>& boundaries = ready_.boundaries.before;
     for (size_t s = 0; s < ready_.steps(); ++s) {
+      receive(s);
       pass(boundaries[s].out);
       if (check_ && s > 0) check_->fill_dying(static_cast<StepIndex>(s) - 1);
       pass(boundaries[s].in);
-      if (ready_.kernels[s]) run_step(s);
+      if (ready_.kernels[s]) {
+        run_step(s);
+      } else if (!ready_.collectives.empty()) {
+        send(s);
+      }
     }
+    receive(ready_.steps());
     pass(boundaries.back().out);
     pass(boundaries.back().in);
     measuring_ = false;  // every training step is the same
   }
 
-  void rest() noexcept override { engines_.rest(); }
+  void rest() noexcept override {
+    messages_.rest();
+    engines_.rest();
+  }
 
  private:
   void pass(const Pass& pass) {
@@ -53,6 +68,31 @@ class SerialDriver final : public Driver {
         if (measuring_) meter_.end(node_of(move));
         if (check_ && !is_out(ready_.plan.moves[move])) check_->arrived(move);
       });
+    }
+  }
+
+  // A step whose bytes are the wire's from now on.
+  void send(size_t s) {
+    const StepIndex step = static_cast<StepIndex>(s);
+    const bool in_collective = ready_.graph.op(ready_.plan.steps[s].op).type->is_collective;
+    if (!in_collective) return;  // a view
+    if (measuring_) meter_.start(step);
+    if (check_) check_->expect_inputs(step);
+    if (check_) check_->sending(step);
+    messages_.reached(step);
+    if (!ready_.records.empty()) ready_.records[s] = {now_ms(), now_ms()};
+  }
+
+  void receive(size_t s) {
+    messages_.wait_before(static_cast<StepIndex>(s));
+    for (const int32_t c : ends_[s]) {
+      for (const StepIndex step : ready_.plan.collectives[c].steps) {
+        if (check_) {
+          check_->received(step);
+          check_->expect_outputs(step);
+        }
+        if (measuring_) meter_.end(step);
+      }
     }
   }
 
@@ -85,7 +125,9 @@ class SerialDriver final : public Driver {
   std::optional<MemoryCheck> check_;
   bool measuring_ = true;
   Clock::time_point start_;
+  std::vector<std::vector<int32_t>> ends_;  // by step: collectives that are complete before it
   CopyEngines engines_;  // the first to go: they copy between what stands above
+  MessageEngine messages_;
 };
 
 }  // namespace

@@ -182,6 +182,7 @@ Plan begin_plan(const PolicyInput& input, std::string_view policy) {
   plan.device_threads = input.device.threads;
   plan.policy = policy;
   plan.budget = input.budget;
+  plan.link = input.device.link;
   return plan;
 }
 
@@ -249,6 +250,7 @@ void predict(const PolicyInput& input, Plan& plan) {
     step.time_ms = known.ms;
     step.estimated = known.estimated;
   }
+  take_times_of_collectives(input.graph, plan);
   plan.predicted = simulate(input.graph, plan);
 }
 

@@ -1,6 +1,7 @@
 #include "plan/engines.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "plan/simulate.h"
 
@@ -10,14 +11,22 @@ namespace {
 class Engines {
  public:
   Engines(std::span<const double> step_ms, std::span<const EngineMove> moves, std::span<const TierInfo> tiers,
-          std::vector<EngineSpan>* timeline)
-      : step_ms_(step_ms), moves_(moves), tiers_(tiers), timeline_(timeline), free_at_(2 * tiers.size(), 0) {}
+          std::vector<EngineSpan>* timeline, std::span<const EngineCollective> collectives, double share)
+      : step_ms_(step_ms),
+        moves_(moves),
+        tiers_(tiers),
+        timeline_(timeline),
+        collectives_(collectives),
+        message_share_(share),
+        free_at_(2 * tiers.size(), 0) {}
 
   EngineTimes run() {
     order_moves();
     complete_before_.assign(step_ms_.size() + 1, 0);
+    if (!collectives_.empty()) received_before_.assign(step_ms_.size() + 1, 0);
     double now = 0;
     for (size_t s = 0; s <= step_ms_.size(); ++s) {
+      wait_for_messages(s, now);  // copies may be of what they bring
       start_moves(s, now, true);
       wait(s, now);
       start_moves(s, now, false);
@@ -26,6 +35,7 @@ class Engines {
       const double start = now;
       now = finish_of(start, step_ms_[s]);
       if (timeline_ != nullptr) timeline_->push_back({0, static_cast<int32_t>(s), start, now});
+      start_collectives(s, now);
     }
     result_.total_ms = now;
     return result_;
@@ -50,6 +60,30 @@ class Engines {
   void wait(size_t step, double& now) {
     result_.stall_ms += std::max(0.0, complete_before_[step] - now);
     now = std::max(now, complete_before_[step]);
+  }
+
+  void wait_for_messages(size_t step, double& now) {
+    if (collectives_.empty() || received_before_[step] <= now) return;
+    result_.stall_ms += received_before_[step] - now;
+    result_.communication_stall_ms += received_before_[step] - now;
+    now = received_before_[step];
+  }
+
+  // One after another, in their order.
+  void start_collectives(size_t step, double now) {
+    for (; next_ < collectives_.size() && std::cmp_equal(collectives_[next_].last, step); ++next_) {
+      const EngineCollective& collective = collectives_[next_];
+      const double start = std::max(now, wire_free_at_);
+      wire_free_at_ = start + collective.ms;
+      result_.communication_ms += collective.ms;
+      if (timeline_ != nullptr) {
+        const int engine = 1 + 2 * static_cast<int>(tiers_.size());
+        timeline_->push_back({engine, static_cast<int32_t>(next_), start, wire_free_at_});
+      }
+      if (message_share_ > 0 && collective.ms > 0) copies_.push_back({start, wire_free_at_, message_share_});
+      double& received = received_before_[collective.before];
+      received = std::max(received, wire_free_at_);
+    }
   }
 
   // When work that takes `ms` alone is done if it starts at `now`, slowed by the copies that run meanwhile.
@@ -99,6 +133,11 @@ class Engines {
   std::span<const EngineMove> moves_;
   std::span<const TierInfo> tiers_;
   std::vector<EngineSpan>* timeline_;
+  std::span<const EngineCollective> collectives_;
+  double message_share_;
+  std::vector<double> received_before_;  // by step: when the last collective that it waits for is complete
+  size_t next_ = 0;                      // of collectives_
+  double wire_free_at_ = 0;
   std::vector<int32_t> first_, order_;   // moves by the step after which they start
   std::vector<double> complete_before_;  // by step: when the last move that it waits for is complete
   std::vector<double> free_at_;          // by engine
@@ -109,8 +148,9 @@ class Engines {
 }  // namespace
 
 EngineTimes run_engines(std::span<const double> step_ms, std::span<const EngineMove> moves,
-                        std::span<const TierInfo> tiers, std::vector<EngineSpan>* timeline) {
-  return Engines(step_ms, moves, tiers, timeline).run();
+                        std::span<const TierInfo> tiers, std::vector<EngineSpan>* timeline,
+                        std::span<const EngineCollective> collectives, double share) {
+  return Engines(step_ms, moves, tiers, timeline, collectives, share).run();
 }
 
 }  // namespace plimsoll

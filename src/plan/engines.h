@@ -19,12 +19,19 @@ struct EngineMove {
   int32_t after = -1, before = 0;
 };
 
-struct EngineTimes {
-  double total_ms = 0, stall_ms = 0, copy_ms = 0;
+// Collectives, in order.
+struct EngineCollective {
+  int32_t last = 0, before = 0;  // steps
+  double ms = 0;
 };
 
-// With a timeline: a span for every step and every move.
+struct EngineTimes {
+  double total_ms = 0, stall_ms = 0, copy_ms = 0, communication_ms = 0, communication_stall_ms = 0;
+};
+
+// With a timeline: a span for every step, every move and every collective. `share`: of compute's speed that messages take.
 EngineTimes run_engines(std::span<const double> step_ms, std::span<const EngineMove> moves,
-                        std::span<const TierInfo> tiers, std::vector<EngineSpan>* timeline = nullptr);
+                        std::span<const TierInfo> tiers, std::vector<EngineSpan>* timeline = nullptr,
+                        std::span<const EngineCollective> collectives = {}, double share = 0);
 
 }  // namespace plimsoll

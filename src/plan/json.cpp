@@ -70,10 +70,21 @@ ordered_json tier_json(const TierUse& use, const Graph&) {
           {"used", use.used.count}};
 }
 
+ordered_json link_json(const LinkInfo& link) {
+  return {{"ranks", link.ranks},
+          {"latency_us", link.latency_us},
+          {"gb_per_s", link.gb_per_s},
+          {"compute_share", link.compute_share}};
+}
+
+ordered_json collective_json(const Collective& collective, const Graph&) {
+  return {{"steps", collective.steps}, {"before", collective.before}, {"time_ms", collective.time_ms}};
+}
+
 ordered_json prediction_json(const Prediction& p) {
   ordered_json timeline = ordered_json::array();
   for (const EngineSpan& span : p.timeline) timeline.push_back({span.engine, span.index, span.start_ms, span.end_ms});
-  return {{"peak", p.peak.count},
+  ordered_json j = {{"peak", p.peak.count},
           {"peak_step", p.peak_step},
           {"step_time_ms", p.step_time_ms},
           {"estimated_share", p.estimated_share},
@@ -83,8 +94,13 @@ ordered_json prediction_json(const Prediction& p) {
           {"copy_ms", p.copy_ms},
           {"stall_ms", p.stall_ms},
           {"recompute_steps", p.recompute_steps},
-          {"recompute_ms", p.recompute_ms},
-          {"timeline", timeline}};
+          {"recompute_ms", p.recompute_ms}};
+  if (p.communication_ms != 0) {
+    j["communication_ms"] = p.communication_ms;
+    j["communication_stall_ms"] = p.communication_stall_ms;
+  }
+  j["timeline"] = std::move(timeline);
+  return j;
 }
 
 template <class Items, class MakeJson>
@@ -101,7 +117,7 @@ class PlanReader {
 
   Plan read() {
     file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
-                "plan_time_ms", "predicted", "cores", "steps", "stays", "moves", "homes", "tiers"});
+                "plan_time_ms", "predicted", "cores", "steps", "stays", "moves", "homes", "tiers", "link", "collectives"});
     if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
     if (file_.member("version").integer(1) != kVersion) file_.member("version").fail(other_version(kVersion));
     read_graph(file_.member("graph"));
@@ -124,7 +140,12 @@ class PlanReader {
     for (size_t i = 0; i < tiers.size(); ++i) plan_.tiers.push_back(tier(tiers.item(i)));
     for (size_t i = 0; i < moves.size(); ++i) plan_.moves.push_back(move(moves.item(i)));
     for (size_t i = 0; i < homes.size(); ++i) plan_.homes.push_back(home(homes.item(i)));
+    if (file_.has("link")) read_link(file_.member("link"));
     if (file_.has("cores")) read_cores(file_.member("cores"));
+    if (file_.has("collectives")) {
+      const JsonReader collectives = file_.member("collectives");
+      for (size_t i = 0; i < collectives.size(); ++i) plan_.collectives.push_back(collective(collectives.item(i)));
+    }
     read_prediction(file_.member("predicted"));
     return std::move(plan_);
   }
@@ -241,9 +262,27 @@ class PlanReader {
             .used = bytes(r.member("used"))};
   }
 
+  void read_link(const JsonReader& r) {
+    r.only({"ranks", "latency_us", "gb_per_s", "compute_share"});
+    plan_.link = {.ranks = small(r.member("ranks"), 1),
+                  .latency_us = r.member("latency_us").number(),
+                  .gb_per_s = r.member("gb_per_s").number(),
+                  .compute_share = r.member("compute_share").number()};
+  }
+
+  Collective collective(const JsonReader& r) const {
+    r.only({"steps", "before", "time_ms"});
+    Collective c;
+    const JsonReader steps = r.member("steps");
+    for (size_t i = 0; i < steps.size(); ++i) c.steps.push_back(step_index(steps.item(i), 0, last_step()));
+    c.before = step_index(r.member("before"), 0, last_step() + 1);
+    c.time_ms = r.member("time_ms").number();
+    return c;
+  }
+
   void read_prediction(const JsonReader& r) {
     r.only({"peak", "peak_step", "step_time_ms", "estimated_share", "lower_bound_ms", "offload", "prefetch", "copy_ms",
-            "stall_ms", "recompute_steps", "recompute_ms", "timeline"});
+            "stall_ms", "communication_ms", "communication_stall_ms", "recompute_steps", "recompute_ms", "timeline"});
     Prediction& p = plan_.predicted;
     p.peak = bytes(r.member("peak"));
     p.peak_step = step_index(r.member("peak_step"), 0, last_step());
@@ -256,12 +295,19 @@ class PlanReader {
     p.stall_ms = r.member("stall_ms").number();
     p.recompute_steps = small(r.member("recompute_steps"));
     p.recompute_ms = r.member("recompute_ms").number();
+    if (r.has("communication_ms")) {
+      p.communication_ms = r.member("communication_ms").number();
+      p.communication_stall_ms = r.member("communication_stall_ms").number();
+    }
     const JsonReader timeline = r.member("timeline");
     for (size_t i = 0; i < timeline.size(); ++i) {
       const JsonReader span = timeline.item(i);
       if (span.size() != 4) span.fail("engine, index, start and end were expected");
-      const int engine = static_cast<int>(span.item(0).integer(0, 2 * static_cast<int64_t>(plan_.tiers.size())));
-      const size_t count = engine == 0 ? plan_.steps.size() : plan_.moves.size();
+      const int messages = 1 + 2 * static_cast<int>(plan_.tiers.size());
+      const int engine = static_cast<int>(span.item(0).integer(0, messages));
+      const size_t count = engine == 0          ? plan_.steps.size()
+                           : engine == messages ? plan_.collectives.size()
+                                                : plan_.moves.size();
       const int64_t index = span.item(1).integer(0, static_cast<int64_t>(count) - 1);
       p.timeline.push_back({engine, static_cast<int32_t>(index), span.item(2).number(), span.item(3).number()});
     }
@@ -296,6 +342,9 @@ std::string to_json(const Plan& plan, const Graph& graph) {
   out += fmt::format(" \"stays\": {},\n", lines(plan.stays, graph, stay_json));
   out += fmt::format(" \"moves\": {},\n", lines(plan.moves, graph, move_json));
   out += fmt::format(" \"homes\": {},\n", lines(plan.homes, graph, home_json));
+  if (plan.link != LinkInfo{}) out += fmt::format(" \"link\": {},\n", link_json(plan.link).dump());
+  if (!plan.collectives.empty())
+    out += fmt::format(" \"collectives\": {},\n", lines(plan.collectives, graph, collective_json));
   out += fmt::format(" \"tiers\": {}\n}}\n", lines(plan.tiers, graph, tier_json));
   return out;
 }

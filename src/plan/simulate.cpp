@@ -31,7 +31,9 @@ EngineTimes run_one_by_one(const Graph& graph, const Plan& plan, std::vector<Eng
   for (const Step& step : plan.steps) step_ms.push_back(step.time_ms);
   std::vector<TierInfo> tiers;
   for (const TierUse& use : plan.tiers) tiers.push_back(use.tier);
-  return run_engines(step_ms, moves_of(graph, plan), tiers, &timeline);
+  std::vector<EngineCollective> collectives;
+  for (const Collective& c : plan.collectives) collectives.push_back({c.steps.back(), c.before, c.time_ms});
+  return run_engines(step_ms, moves_of(graph, plan), tiers, &timeline, collectives, plan.link.compute_share);
 }
 
 }  // namespace
@@ -45,7 +47,20 @@ void take_times(const Graph& graph, Plan& plan, const CostTable& costs) {
   for (Step& step : plan.steps) {
     const Cost cost = step_cost(graph, step, costs);
     step.time_ms = cost.time_ms;
-    step.estimated = cost.source == Cost::Source::estimated;
+    step.estimated = cost.source == Cost::Source::estimated && !graph.op(step.op).type->is_collective;
+  }
+  take_times_of_collectives(graph, plan);
+}
+
+void take_times_of_collectives(const Graph& graph, Plan& plan) {
+  for (Collective& collective : plan.collectives) {
+    Bytes bytes;
+    for (const StepIndex s : collective.steps) {
+      Step& step = plan.steps[s];
+      step.time_ms = 0;
+      for (TensorId id : graph.op(step.op).outputs) bytes += graph.tensor(id).bytes();
+    }
+    collective.time_ms = all_reduce_ms(plan.link, bytes);
   }
 }
 
@@ -71,6 +86,13 @@ Prediction simulate(const Graph& graph, const Plan& plan) {
   result.step_time_ms = times.total_ms;
   result.stall_ms = times.stall_ms;
   result.copy_ms = times.copy_ms;
+  result.communication_ms = times.communication_ms;
+  result.communication_stall_ms = times.communication_stall_ms;
+  for (const Step& step : plan.steps) {  // those that run by themselves; the others have no time
+    if (!graph.op(step.op).type->is_collective) continue;
+    result.communication_ms += step.time_ms;
+    result.communication_stall_ms += step.time_ms;
+  }
   result.estimated_share = compute > 0 ? estimated / compute : 0;
   result.lower_bound_ms = at_once ? least_ms_on_cores(graph, plan) : compute - result.recompute_ms;
   return result;

@@ -14,6 +14,9 @@ double copy_ms(const TierInfo& tier, Move::Direction direction, Bytes bytes);
 // threads. A step of Affinity::spread has the time of such threads in a step, where that was measured.
 void take_times(const Graph& graph, Plan& plan, const CostTable& costs);
 
+// Gives collectives theirs, by the plan's link; the steps that they are of take none.
+void take_times_of_collectives(const Graph& graph, Plan& plan);
+
 // Peak, step time, traffic and the timeline of every engine. The plan must be valid (verify.h), and have its times.
 Prediction simulate(const Graph& graph, const Plan& plan);
 // The same with the times that the table has for the steps.

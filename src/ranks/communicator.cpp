@@ -23,7 +23,6 @@ constexpr size_t kHostBytes = 256, kReasonBytes = 1000;
 constexpr int kSpins = 64;  // looks without a pause
 constexpr std::chrono::microseconds kShortestNap{5}, kLongestNap{200};
 constexpr std::chrono::milliseconds kBetweenLooks{50};     // for failures
-constexpr std::chrono::seconds kAfterEnding{20};           // that a rank is waited for when all are to end
 constexpr std::chrono::milliseconds kToReachOthers{1000};  // at most, for the word that this rank fails
 constexpr std::chrono::milliseconds kToGoOut{100};         // at least
 constexpr std::chrono::milliseconds kBeforeOthers{150}, kBetweenRanks{20};  // so that one of several tells the user
@@ -154,7 +153,7 @@ void Communicator::look_for_failures() {
     if (failures_[r] == kNone || !pass({&failures_[r], 1})) continue;
     over_ = true;
     throw RankFailed(static_cast<ErrorCode>(notices_[r].code),
-                     fmt::format("{} failed: {}", name(r), notices_[r].reason.data()), true);
+                     fmt::format("{} failed: {}", name(r), notices_[r].reason.data()));
   }
 }
 
@@ -193,7 +192,7 @@ void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks) {
     if (const std::string dead = dead_among(tickets, ranks); !dead.empty()) end(fmt::format("{} has died", dead));
     if (!ending && ending_ && ending_()) ending = now;
     const bool too_long = now - begin > timeout_;
-    if (!too_long && !(ending && now - *ending > kAfterEnding)) continue;
+    if (!too_long && !(ending && now - *ending > ending_timeout_)) continue;
     const std::string silent = silent_among(tickets, ranks);
     const double seconds = std::chrono::duration<double>(now - begin).count();
     end(too_long ? fmt::format("{} has not answered for {:.0f} s (--timeout): it hangs, has died, or cannot be reached",
@@ -203,8 +202,8 @@ void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks) {
 }
 
 void Communicator::end(const std::string& why) {
-  const bool tells = fail(ErrorCode::device_failure, why);
-  throw RankFailed(ErrorCode::device_failure, why, !tells);
+  fail(ErrorCode::device_failure, why);
+  throw RankFailed(ErrorCode::device_failure, why);
 }
 
 void Communicator::broadcast(std::span<std::byte> bytes, int root) {
@@ -307,18 +306,19 @@ void Communicator::spread(std::span<float> pieces, std::span<const int64_t> size
   wait(data_.tickets, data_.ranks);
 }
 
-bool Communicator::fail(ErrorCode code, std::string_view why) noexcept {
-  if (over_.exchange(true)) return false;
+void Communicator::fail(ErrorCode code, std::string_view why) noexcept {
+  if (over_.exchange(true)) return;
   try {
     // What all find at once, the first of them tells.
     const Clock::time_point begin = Clock::now();
     const auto turn = rank_ == 0 ? Clock::duration{} : kBeforeOthers + kBetweenRanks * std::min(rank_, 50);
     do {
       for (int r = 0; r < rank_; ++r) {
-        if (failures_[r] != kNone && pass({&failures_[r], 1})) return false;
+        if (failures_[r] != kNone && pass({&failures_[r], 1})) return;
       }
       if (rank_ > 0) std::this_thread::sleep_for(kLongestNap);
     } while (Clock::now() - begin < turn);
+    if (teller_) teller_(why);  // first: who hears of it ends, and then a launcher ends all
     Notice& word = notices_[size_];
     word.code = static_cast<int32_t>(code);
     std::memcpy(word.reason.data(), why.data(), std::min(why.size(), word.reason.size() - 1));
@@ -335,7 +335,6 @@ bool Communicator::fail(ErrorCode code, std::string_view why) noexcept {
     }
   } catch (...) {  // they will see that it does not answer
   }
-  return true;
 }
 
 void Communicator::finish() {

@@ -296,7 +296,7 @@ void keep_step_times(Session& session, const Program& program, std::vector<std::
   std::map<CostKey, std::vector<double>> pooled;
   for (size_t s = 0; s < times.size(); ++s) {
     const Step& step = program.plan->steps[s];
-    if (step.kernel.empty()) continue;
+    if (step.kernel.empty() || graph.op(step.op).type->is_collective) continue;
     const int threads = step.threads == session.device->info().threads ? 0 : step.threads;
     auto& all = pooled[{op_signature(graph, graph.op(step.op)), step.kernel, threads,
                         threads != 0 && step.affinity == Affinity::spread}];

@@ -16,6 +16,7 @@
 #include "plimsoll/data.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/network_file.h"
+#include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 #include "train/core_tuner.h"
 #include "train/crowd_monitor.h"
@@ -38,7 +39,7 @@ constexpr double kPredictionTolerance = 0.1;
 bool needs_calibration(const Program& program, const CostTable& costs) {
   const Graph& graph = program.network.graph;
   for (const Step& step : program.plan->steps) {
-    if (step.kernel.empty()) continue;
+    if (step.kernel.empty() || graph.op(step.op).type->is_collective) continue;
     const auto cost = costs.find_in_step(
         {op_signature(graph, graph.op(step.op)), step.kernel, step.threads, step.affinity == Affinity::spread});
     if (!cost) return true;

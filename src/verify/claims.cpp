@@ -22,6 +22,14 @@ double copy_takes(const TierInfo& tier, const Move& move, Bytes bytes) {
   return tier.latency_us * 1e-3 + (rate > 0 ? static_cast<double>(bytes.count) * 1e-6 / rate : 0);
 }
 
+// What the messages of a collective take: pieces to all ranks, then sums to all, so much at a time.
+double messages_take(const LinkInfo& link, Bytes bytes) {
+  if (link.ranks < 2) return 0;
+  const double rounds = std::max(1.0, std::ceil(static_cast<double>(bytes.count) / static_cast<double>(kMessageBytes.count)));
+  const double mb = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks * 1e-6;
+  return 2 * (rounds * link.latency_us * 1e-3 + (link.gb_per_s > 0 ? mb / link.gb_per_s : 0));
+}
+
 class ClaimChecker {
  public:
   ClaimChecker(const Graph& graph, const Plan& plan, Findings& findings)
@@ -30,7 +38,8 @@ class ClaimChecker {
         predicted_(plan.predicted),
         findings_(findings),
         steps_(plan.steps.size()),
-        moves_(plan.moves.size()) {}
+        moves_(plan.moves.size()),
+        collectives_(plan.collectives.size()) {}
 
   void run() {
     const Bytes least = least_bytes(graph_, !plan_.tiers.empty());
@@ -113,7 +122,7 @@ class ClaimChecker {
     const Prediction& p = predicted_;
     return !p.timeline.empty() || p.step_time_ms != 0 || p.estimated_share != 0 || p.lower_bound_ms != 0 ||
            p.offload.count != 0 || p.prefetch.count != 0 || p.copy_ms != 0 || p.stall_ms != 0 ||
-           p.recompute_steps != 0 || p.recompute_ms != 0;
+           p.recompute_steps != 0 || p.recompute_ms != 0 || p.communication_ms != 0 || p.communication_stall_ms != 0;
   }
 
   void check_prediction() {
@@ -122,6 +131,7 @@ class ClaimChecker {
     check_sums();
     if (!read_timeline()) return;
     check_copies();
+    check_messages();
     if (at_once()) {
       check_steps_at_once();
     } else {
@@ -209,20 +219,21 @@ class ClaimChecker {
   // Every step and every copy has one bar, on its engine.
   bool read_timeline() {
     for (const EngineSpan& span : predicted_.timeline) {
-      const size_t items = span.engine == 0 ? plan_.steps.size() : plan_.moves.size();
+      const bool message = span.engine == message_engine();
+      const size_t items = span.engine == 0 ? plan_.steps.size() : message ? plan_.collectives.size() : plan_.moves.size();
       if (span.engine < 0 || span.index < 0 || std::cmp_greater_equal(span.index, items)) {
         wrong(-1,
               fmt::format("the timeline has a bar of {} on engine {}, which does not exist", span.index, span.engine));
         continue;
       }
-      Bar& bar = span.engine == 0 ? steps_[span.index] : moves_[span.index];
+      Bar& bar = span.engine == 0 ? steps_[span.index] : message ? collectives_[span.index] : moves_[span.index];
       if (bar.seen) wrong(-1, fmt::format("the timeline has {} twice on engine {}", span.index, span.engine));
       bar = {span.start_ms, span.end_ms, true};
       if (!std::isfinite(bar.start) || !std::isfinite(bar.end) || bar.start < 0 || bar.end < bar.start) {
         wrong(-1, fmt::format("the timeline has {} on engine {} from {} to {} ms", span.index, span.engine, bar.start,
                               bar.end));
       }
-      if (span.engine == 0) continue;
+      if (span.engine == 0 || message) continue;
       const Move& m = plan_.moves[span.index];
       const int engine = 2 * m.tier + (m.direction == Move::Direction::out ? 1 : 2);
       if (span.engine != engine)
@@ -238,6 +249,11 @@ class ClaimChecker {
         wrong(plan_.moves[i].after, fmt::format("{} is missing in the timeline", findings_.what(plan_.moves[i])));
       end_ms_ = std::max(end_ms_, moves_[i].end);
     }
+    for (size_t i = 0; i < collectives_.size(); ++i) {
+      if (!collectives_[i].seen)
+        wrong(plan_.collectives[i].steps.back(), fmt::format("collective {} is missing in the timeline", i));
+      end_ms_ = std::max(end_ms_, collectives_[i].end);
+    }
     scale_ = std::max(end_ms_, work_ms_);
     expect("step_time_ms", predicted_.step_time_ms, end_ms_, scale_);
     return findings_.none();
@@ -249,7 +265,7 @@ class ClaimChecker {
   void check_copies() {
     std::map<int, double> free_at;
     for (const EngineSpan& span : predicted_.timeline) {
-      if (span.engine == 0) continue;
+      if (span.engine == 0 || span.engine == message_engine()) continue;
       const Move& m = plan_.moves[span.index];
       const double takes = copy_takes(tier_of(m), m, graph_.tensor(m.tensor).bytes());
       if (!same(span.end_ms - span.start_ms, takes)) {
@@ -261,6 +277,40 @@ class ClaimChecker {
         wrong(m.after, fmt::format("{} starts while its engine copies", findings_.what(m)));
       free = span.end_ms;
     }
+  }
+
+  int message_engine() const { return 1 + 2 * static_cast<int>(plan_.tiers.size()); }
+
+  // One after another, each when its last step is done.
+  void check_messages() {
+    double sum = 0, free = 0;
+    for (size_t i = 0; i < plan_.collectives.size(); ++i) {
+      const Collective& c = plan_.collectives[i];
+      const Bar& bar = collectives_[i];
+      Bytes bytes;
+      for (const StepIndex s : c.steps) {
+        for (TensorId id : graph_.op(step(s).op).outputs) bytes += graph_.tensor(id).bytes();
+        if (step(s).time_ms != 0)
+          wrong(s, fmt::format("{} is of collective {} and takes {} ms besides", findings_.where(s), i, step(s).time_ms));
+      }
+      const double takes = messages_take(plan_.link, bytes);
+      if (!same(c.time_ms, takes))
+        wrong(c.steps.back(), fmt::format("collective {} is said to take {} ms; by its link it takes {}", i, c.time_ms, takes));
+      const double start = std::max(free, steps_[c.steps.back()].end);
+      if (!same(bar.start, start) || !same(bar.end - bar.start, c.time_ms)) {
+        wrong(c.steps.back(), fmt::format("collective {} is from {} to {} ms in the timeline; it could begin at {} ms and "
+                                          "takes {}",
+                                          i, bar.start, bar.end, start, c.time_ms));
+      }
+      free = bar.end;
+      sum += c.time_ms;
+    }
+    for (StepIndex s = 0; s < count(); ++s) {
+      if (!graph_.op(step(s).op).type->is_collective) continue;
+      sum += step(s).time_ms;
+      message_stall_ms_ += step(s).time_ms;
+    }
+    expect("communication_ms", predicted_.communication_ms, sum, scale_);
   }
 
   // How much of its speed compute has had since time 0: the time that passed, less what copies took of it.
@@ -307,10 +357,19 @@ class ClaimChecker {
       if (tier_of(m).beside_compute() && tier_of(m).compute_share > 0)
         speed.add(moves_[i].start, moves_[i].end, tier_of(m).compute_share);
     }
+    ById<StepIndex, double> received(count() + 1, 0.0);
+    for (size_t i = 0; i < plan_.collectives.size(); ++i) {
+      double& there = received[plan_.collectives[i].before];
+      there = std::max(there, collectives_[i].end);
+      if (plan_.link.compute_share > 0)
+        speed.add(collectives_[i].start, collectives_[i].end, plan_.link.compute_share);
+    }
     speed.prepare();
     double now = 0, stalled = 0;
     for (StepIndex s = 0; s <= count(); ++s) {
       const double was = now;
+      now = std::max(now, received[s]);
+      message_stall_ms_ += now - was;
       start_copies(starting[s], Move::Direction::out, now);
       for (size_t i : ending[s]) {  // for those that began before, and for those that just did
         const Move& m = plan_.moves[i];
@@ -332,6 +391,7 @@ class ClaimChecker {
       now = bar.end;
     }
     expect("stall_ms", predicted_.stall_ms, stalled, scale_);
+    expect("communication_stall_ms", predicted_.communication_stall_ms, message_stall_ms_, scale_);
   }
 
   // An engine takes them in the order in which they may start; where there is none beside compute, compute waits.
@@ -424,8 +484,9 @@ class ClaimChecker {
   const Prediction& predicted_;
   Findings& findings_;
   ById<StepIndex, Bar> steps_;
-  std::vector<Bar> moves_;
+  std::vector<Bar> moves_, collectives_;
   std::map<std::pair<int, Move::Direction>, double> free_at_;  // by engine
+  double message_stall_ms_ = 0;
   double work_ms_ = 0, copy_ms_ = 0, end_ms_ = 0, scale_ = 0;
 };
 

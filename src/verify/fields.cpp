@@ -26,6 +26,7 @@ class FieldChecker {
     }
     for (size_t i = 0; i < plan_.stays.size(); ++i) check_stay(i);
     for (size_t i = 0; i < plan_.moves.size(); ++i) check_move(i);
+    check_collectives();
     check_homes();
     if (!findings_.none()) return false;
     check_sizes();
@@ -101,6 +102,54 @@ class FieldChecker {
       if (left != 0) bad(fmt::format("the parts of '{}' do not make up the {} rows of the batch", kernel, batch));
     } catch (const Error& error) {
       bad(error.what());
+    }
+  }
+
+  // Every collective step belongs to one of them, or none does; those of one are of one kind, and all are in order.
+  void check_collectives() {
+    const auto bad = [&](StepIndex s, std::string message) {
+      findings_.report(Rule::bad_collective, s, std::move(message));
+    };
+    const LinkInfo& link = plan_.link;
+    if (link.ranks < 1 || !std::isfinite(link.latency_us) || link.latency_us < 0 || !std::isfinite(link.gb_per_s) ||
+        link.gb_per_s < 0 || !(link.compute_share >= 0 && link.compute_share < 1)) {
+      bad(-1, fmt::format("the link is between {} ranks, with {} us and {} GB/s, and takes {} of compute", link.ranks,
+                          link.latency_us, link.gb_per_s, link.compute_share));
+    }
+    if (plan_.collectives.empty()) return;
+    if (plan_.cores.inter_op > 1) bad(-1, "messages beside compute are for steps that run one after another");
+    std::vector<bool> seen(plan_.steps.size(), false);
+    StepIndex last = -1;
+    for (size_t i = 0; i < plan_.collectives.size(); ++i) {
+      const Collective& c = plan_.collectives[i];
+      if (c.steps.empty()) {
+        bad(-1, fmt::format("collective {} has no steps", i));
+        continue;
+      }
+      for (const StepIndex s : c.steps) {
+        if (s < 0 || s >= step_count_) {
+          bad_index(s, fmt::format("collective {} is of step {}, the plan has {}", i, s, step_count_));
+          return;
+        }
+        const OpId id = plan_.steps[s].op;
+        const bool known = id.index >= 0 && id.index < graph_.op_count();
+        if (!known || !graph_.op(id).type->is_collective || seen[s] || plan_.steps[s].recompute)
+          bad(s, fmt::format("collective {} is of step {}, which {}", i, s,
+                             known && seen[s] ? "another is of, too" : "the ranks do not run together"));
+        seen[s] = true;
+      }
+      if (!std::is_sorted(c.steps.begin(), c.steps.end()) || c.steps.back() <= last)
+        bad(c.steps.back(), fmt::format("collective {} is not in the order of its steps, or before another one", i));
+      last = c.steps.back();
+      if (c.before <= last || c.before > step_count_) {
+        bad_index(last, fmt::format("collective {} begins after step {} and is complete before step {}, the plan has {}",
+                                    i, last, c.before, step_count_));
+      }
+    }
+    for (StepIndex s = 0; s < step_count_; ++s) {
+      const OpId id = plan_.steps[s].op;
+      if (id.index < 0 || id.index >= graph_.op_count() || !graph_.op(id).type->is_collective || seen[s]) continue;
+      bad(s, fmt::format("step {} ('{}') sends messages while others are under way", s, graph_.op(id).name));
     }
   }
 

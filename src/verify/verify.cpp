@@ -28,6 +28,7 @@ class Checker {
   void run() {
     prepare();
     for (StepIndex s = 0; s <= step_count_ && !findings_.full(); ++s) {
+      for (int32_t c : collectives_ending_[s]) end_collective(c);
       if (s <= last_step_) begin_stays(s);
       for (int32_t i : outs_starting_[s]) start_out(i);
       for (int32_t i : outs_ending_[s]) --residence(place_of(i)).reading;
@@ -78,6 +79,14 @@ class Checker {
     has_home_.assign(tensors, false);
     for (const Home& home : plan_.homes) has_home_[home.tensor] = true;
     prepare_moves(gaps);
+    collectives_ending_.resize(gaps);
+    on_wire_.resize(step_count_);
+    read_by_wire_.resize(step_count_);
+    collective_of_.assign(step_count_, -1);
+    for (size_t c = 0; c < plan_.collectives.size(); ++c) {
+      collectives_ending_[plan_.collectives[c].before].push_back(static_cast<int32_t>(c));
+      for (const StepIndex s : plan_.collectives[c].steps) collective_of_[s] = static_cast<int32_t>(c);
+    }
   }
 
   // --- the arena over time ---
@@ -237,6 +246,11 @@ class Checker {
       check_required(step, op.inputs.at(pair.input), op.outputs.at(pair.output));
     }
     check_workspace(step, s);
+    if (const int32_t c = collective_of_[step]; c >= 0) {
+      begin_on_wire(step, op, plan_.collectives[c]);
+      ran_[s.op] = true;
+      return;
+    }
     for (size_t o = 0; o < op.outputs.size() && !op.type->is_view; ++o) {
       const int32_t place = stay_of(op.outputs[o]);
       if (place < 0 || is_unused(static_cast<int>(o))) continue;
@@ -247,6 +261,52 @@ class Checker {
       gain_value(place);
     }
     ran_[s.op] = true;
+  }
+
+  // From this step on its bytes are the wire's, until the collective is complete.
+  void begin_on_wire(StepIndex step, const Op& op, const Collective& collective) {
+    const auto must_last = [&](int32_t place) {
+      if (stay(place).last >= collective.before - 1) return;
+      report(Rule::bad_collective, step,
+             fmt::format("{}: {} ends before the messages have arrived, before step {}", where(step), what(stay(place)),
+                         collective.before));
+    };
+    for (TensorId id : op.outputs) {
+      const int32_t place = stay_of(id);
+      if (place < 0) continue;
+      if (is_being_copied(place)) {
+        report(Rule::bad_move, step,
+               fmt::format("{} writes {} while a copy of these bytes is under way", where(step), what(stay(place))));
+      }
+      must_last(place);
+      lose_value(place);
+      ++residence(place).writing;
+      on_wire_[step].push_back(place);
+    }
+    for (TensorId id : op.inputs) {
+      const int32_t place = stay_of(id);
+      if (place < 0) continue;
+      const bool taken_over = std::ranges::any_of(op.outputs, [&](TensorId out) {
+        const int32_t other = stay_of(out);
+        return other >= 0 && stay(other).offset == stay(place).offset;
+      });
+      if (taken_over || !is_read_late(op, id)) continue;
+      must_last(place);
+      ++residence(place).reading;
+      read_by_wire_[step].push_back(place);
+    }
+  }
+  // The first input says only how the others are laid out.
+  static bool is_read_late(const Op& op, TensorId id) { return op.inputs.size() < 2 || op.inputs[0] != id; }
+
+  void end_collective(int32_t c) {
+    for (const StepIndex step : plan_.collectives[c].steps) {
+      for (const int32_t place : on_wire_[step]) {
+        --residence(place).writing;
+        gain_value(place);
+      }
+      for (const int32_t place : read_by_wire_[step]) --residence(place).reading;
+    }
   }
 
   void check_repetition(StepIndex step, const Step& s, const Op& op) {
@@ -417,6 +477,9 @@ class Checker {
   std::map<int64_t, std::vector<int32_t>> present_by_offset_;
   ById<TensorId, bool> is_state_, has_home_;
   ById<OpId, bool> ran_;
+  std::vector<std::vector<int32_t>> collectives_ending_;     // by the step that is next
+  std::vector<std::vector<int32_t>> on_wire_, read_by_wire_;  // by step: stays that messages write, and read, from it on
+  std::vector<int32_t> collective_of_;                       // by step; -1: none
   std::vector<int32_t> places_;  // by move: the stay
   std::vector<std::vector<int32_t>> outs_starting_, outs_ending_, ins_starting_,
       ins_ending_;  // by the step that is next
@@ -470,6 +533,7 @@ std::string_view to_string(Violation::Rule rule) {
     case Rule::wrong_workspace: return "wrong_workspace";
     case Rule::wrong_request: return "wrong_request";
     case Rule::edited: return "edited";
+    case Rule::bad_collective: return "bad_collective";
     case Rule::bad_home: return "bad_home";
     case Rule::out_of_tier: return "out_of_tier";
   }

@@ -1,0 +1,211 @@
+// Plans of one of several ranks: messages beside compute, judged by the verifier, which knows nothing of how they are made.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "device/collectives.h"
+#include "plan/overlap.h"
+#include "plan/simulate.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/models.h"
+#include "plimsoll/ops.h"
+#include "plimsoll/verify.h"
+
+namespace plimsoll {
+namespace {
+
+using Rule = Violation::Rule;
+
+LinkInfo link_of(int ranks, double gb_per_s) {
+  return {.ranks = ranks, .latency_us = 30, .gb_per_s = gb_per_s, .compute_share = 0.1};
+}
+
+Network network_of(const std::string& model, int64_t batch = 8) {
+  return build_model(model, {.batch = batch, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true});
+}
+
+CompileOptions options_of(int ranks, Bytes memory = {INT64_MAX}) {
+  CompileOptions options{.memory = memory};
+  options.optimizer.ranks = ranks;
+  return options;
+}
+
+Program compiled(const std::string& model, const LinkInfo& link, const CompileOptions& options) {
+  const auto device = with_ranks(open_device("cpu", 1), link, nullptr);
+  auto result = compile_training(network_of(model), *device, CostTable(), options);
+  if (auto* infeasible = std::get_if<Infeasible>(&result)) throw Error(ErrorCode::infeasible, to_text(*infeasible));
+  return std::get<Program>(std::move(result));
+}
+
+std::string problems(const Graph& graph, const Plan& plan) {
+  std::string text;
+  for (const Violation& v : verify(graph, plan, 3)) text += fmt::format("{}: {}\n", to_string(v.rule), v.message);
+  return text;
+}
+
+std::set<Rule> rules(const Graph& graph, const Plan& plan) {
+  std::set<Rule> found;
+  for (const Violation& v : verify_safety(graph, plan, 50)) found.insert(v.rule);
+  return found;
+}
+
+int collective_ops(const Graph& graph) {
+  int count = 0;
+  for (const Op& op : graph.ops()) count += op.type->is_collective ? 1 : 0;
+  return count;
+}
+
+TEST(RankPlan, EveryGradientIsReducedOnceBeforeItsUpdate) {
+  for (const int ranks : {1, 2, 7}) {
+    const Program program = compiled("resnet20", link_of(ranks, 1), options_of(ranks));
+    const Graph& graph = program.network.graph;
+    int parameters = 0;
+    for (const Objective& objective : program.network.objectives) parameters += static_cast<int>(objective.parameters.size());
+    EXPECT_EQ(collective_ops(graph), ranks > 1 ? parameters : 0);
+    for (const Op& op : graph.ops()) {
+      if (op.type->name != "SgdUpdate" || ranks == 1) continue;
+      TensorId gradient = op.inputs[1];  // or its copy in another layout
+      while (graph.op(graph.tensor(gradient).producer).type->name == "Reorder")
+        gradient = graph.op(graph.tensor(gradient).producer).inputs[0];
+      EXPECT_TRUE(graph.op(graph.tensor(gradient).producer).type->is_collective) << op.name;
+    }
+  }
+}
+
+TEST(RankPlan, MessagesRunBesideComputeAndCostLessThanBetweenSteps) {
+  const LinkInfo link = link_of(4, 0.5);
+  const Program program = compiled("resnet20", link, options_of(4));
+  const Plan& plan = program.plan;
+  ASSERT_FALSE(plan.collectives.empty());
+  EXPECT_EQ(problems(program.network.graph, plan), "");
+  EXPECT_GT(plan.predicted.communication_ms, 0);
+  EXPECT_LT(plan.predicted.communication_stall_ms, 0.8 * plan.predicted.communication_ms) << "most of it is hidden";
+  size_t steps = 0;
+  for (const Collective& c : plan.collectives) steps += c.steps.size();
+  EXPECT_EQ(steps, static_cast<size_t>(collective_ops(program.network.graph)));
+  EXPECT_LT(plan.collectives.size(), steps) << "small gradients share messages";
+}
+
+TEST(RankPlan, BucketsGrowWithTheLatency) {
+  LinkInfo fast = link_of(4, 1), slow = fast;
+  fast.latency_us = 0;
+  slow.latency_us = 20000;
+  const size_t many = compiled("resnet20", fast, options_of(4)).plan->collectives.size();
+  const size_t few = compiled("resnet20", slow, options_of(4)).plan->collectives.size();
+  EXPECT_GT(many, few);
+  EXPECT_LE(few, 3u);
+}
+
+// The same network, budgets from the least to plenty, with and without what makes gradients wait.
+TEST(RankPlan, IsSafeInEveryBudget) {
+  for (const std::string model : {"lenet", "resnet20", "vgg11"}) {
+    for (const int variant : {0, 1, 2}) {
+      CompileOptions options = options_of(3);
+      if (variant == 1) options.optimizer.clip_grad_norm = 1;
+      if (variant == 2) options.optimizer.accumulate = 4;
+      options.name_minimum = true;
+      const Program roomy = compiled(model, link_of(3, 0.3), options);
+      ASSERT_TRUE(roomy.minimum);
+      for (const double share : {0.0, 0.3, 0.7, 1.0}) {
+        const double least = static_cast<double>(roomy.minimum->count);
+        options.memory = {static_cast<int64_t>(least + share * (static_cast<double>(roomy.plan->arena.count) - least))};
+        options.name_minimum = false;
+        SCOPED_TRACE(fmt::format("{} variant {} in {}", model, variant, to_string(options.memory)));
+        const Program program = compiled(model, link_of(3, 0.3), options);
+        EXPECT_EQ(problems(program.network.graph, program.plan), "");
+        EXPECT_LE(program.plan->arena, options.memory);
+        const Plan back = plan_from_json(to_json(program.plan, program.network.graph), program.network.graph);
+        EXPECT_EQ(back.collectives, program.plan->collectives);
+        EXPECT_EQ(back.link, program.plan->link);
+        EXPECT_EQ(problems(program.network.graph, back), "");
+      }
+    }
+  }
+}
+
+TEST(RankPlan, TheVerifierSeesWhatIsWrongWithMessages) {
+  const Program program = compiled("resnet20", link_of(4, 0.05), options_of(4));
+  const Graph& graph = program.network.graph;
+  const Plan good = program.plan;
+  ASSERT_GE(good.collectives.size(), 2u);
+  ASSERT_TRUE(rules(graph, good).empty());
+  int changed = 0;
+  for (size_t c = 0; c < good.collectives.size(); ++c) {
+    Plan late = good;
+    if (late.collectives[c].before < static_cast<StepIndex>(good.steps.size())) {
+      late.collectives[c].before += 1;
+      EXPECT_FALSE(rules(graph, late).empty()) << "collective " << c << " is waited for too late";
+      ++changed;
+    }
+    Plan gone = good;
+    gone.collectives.erase(gone.collectives.begin() + static_cast<std::ptrdiff_t>(c));
+    EXPECT_TRUE(rules(graph, gone).contains(Rule::bad_collective));
+  }
+  EXPECT_GT(changed, 0);
+  Plan swapped = good;
+  std::swap(swapped.collectives[0], swapped.collectives[1]);
+  EXPECT_TRUE(rules(graph, swapped).contains(Rule::bad_collective)) << "another order than on the other ranks";
+  Plan twice = good;
+  twice.collectives[1].steps.push_back(twice.collectives[0].steps[0]);
+  EXPECT_FALSE(rules(graph, twice).empty());
+  Plan other = good;
+  other.collectives[0].steps[0] = 0;
+  EXPECT_TRUE(rules(graph, other).contains(Rule::bad_collective)) << "a step that is none";
+  Plan early = good;
+  early.collectives[0].before = early.collectives[0].steps.back();
+  EXPECT_TRUE(rules(graph, early).contains(Rule::bad_index));
+  Plan claims = good;
+  claims.collectives[0].time_ms *= 0.5;
+  EXPECT_NE(problems(graph, claims), "") << "faster than its link";
+  Plan hidden = good;
+  hidden.predicted.communication_stall_ms += 1;
+  EXPECT_NE(problems(graph, hidden), "");
+}
+
+// Bytes that are on the wire are nobody else's.
+TEST(RankPlan, AStayThatEndsWhileItsBytesAreOnTheWireIsSeen) {
+  const Program program = compiled("resnet20", link_of(4, 0.05), options_of(4));
+  const Graph& graph = program.network.graph;
+  int seen = 0;
+  for (const Collective& c : program.plan->collectives) {
+    for (const StepIndex s : c.steps) {
+      if (c.before - 1 <= s) continue;
+      Plan plan = program.plan;
+      for (Stay& stay : plan.stays) {
+        if (stay.tensor == graph.op(plan.steps[s].op).outputs[0]) stay.last = s;
+      }
+      EXPECT_TRUE(rules(graph, plan).contains(Rule::bad_collective));
+      ++seen;
+    }
+  }
+  EXPECT_GT(seen, 0);
+}
+
+TEST(DelayedUpdates, WaitForSoManyBytesAndKeepTheOrder) {
+  const Program program = compiled("resnet20", link_of(2, 1), options_of(2));
+  const Graph& graph = program.network.graph;
+  const Route route = make_route(graph);
+  const auto position = [&](const Route& r) {
+    std::vector<size_t> at(graph.op_count());
+    for (size_t i = 0; i < r.order.size(); ++i) at[r.order[i].index] = i;
+    return at;
+  };
+  EXPECT_EQ(delay_updates(graph, route, 0_B).order, route.order);
+  for (const Bytes in_flight : {1_KiB, 64_KiB, Bytes{INT64_MAX}}) {
+    const Route later = delay_updates(graph, route, in_flight);
+    ASSERT_EQ(later.order.size(), route.order.size());
+    const auto at = position(later);
+    for (const Op& op : graph.ops()) {
+      for (TensorId input : op.inputs) {
+        const OpId producer = graph.tensor(input).producer;
+        if (producer.valid()) EXPECT_LT(at[producer.index], at[graph.find_op(op.name).index]) << op.name;
+      }
+    }
+  }
+  const Route last = delay_updates(graph, route, {INT64_MAX});
+  EXPECT_EQ(graph.op(last.order.back()).phase, Phase::update);
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,130 @@
+// What ranks say to each other, as threads of one process.
+#include "plimsoll/communicator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "tests/support/local_transport.h"
+
+namespace plimsoll {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::as_ranks;
+using std::chrono::milliseconds;
+
+TEST(Communicator, BroadcastsFromAnyRankToAll) {
+  for (const int size : {1, 2, 3, 5, 8}) {
+    as_ranks(size, [&](const std::shared_ptr<Communicator>& ranks) {
+      for (int root = 0; root < size; ++root) {
+        const std::string text = "from " + std::string(root, '!');
+        EXPECT_EQ(ranks->broadcast(ranks->rank() == root ? text : "", root), text) << size;
+      }
+    });
+  }
+}
+
+TEST(Communicator, GathersInTheOrderOfTheRanks) {
+  as_ranks(4, [](const std::shared_ptr<Communicator>& ranks) {
+    EXPECT_THAT(ranks->all_gather(10 * ranks->rank()), ::testing::ElementsAre(0, 10, 20, 30));
+    ranks->barrier();
+    EXPECT_THAT(ranks->all_gather(int64_t{ranks->rank()}), ::testing::ElementsAre(0, 1, 2, 3));
+  });
+}
+
+TEST(Communicator, ExchangesPiecesOfDifferentSizes) {
+  constexpr int kRanks = 3;
+  const std::vector<int64_t> sizes = {2, 0, 3};
+  as_ranks(kRanks, [&](const std::shared_ptr<Communicator>& ranks) {
+    const int me = ranks->rank();
+    std::vector<float> pieces(5), received(sizes[me] * (kRanks - 1));
+    for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = static_cast<float>(100 * me + i);
+    ranks->exchange(pieces, sizes, received);
+    if (me == 0) EXPECT_THAT(received, ::testing::ElementsAre(100, 101, 200, 201));
+    if (me == 2) EXPECT_THAT(received, ::testing::ElementsAre(2, 3, 4, 102, 103, 104));
+    ranks->spread(pieces, sizes);
+    EXPECT_THAT(pieces, ::testing::ElementsAre(0, 1, 202, 203, 204));
+  });
+}
+
+TEST(Communicator, KnowsWhoSharesTheHost) {
+  as_ranks(3, [](const std::shared_ptr<Communicator>& ranks) {
+    EXPECT_THAT(ranks->ranks_here(), ::testing::ElementsAre(0, 1, 2));
+    EXPECT_EQ(ranks->processes_here().size(), 2u);
+    EXPECT_TRUE(ranks->shares_processors());
+    EXPECT_THAT(ranks->name(2), HasSubstr("rank 2 ("));
+  });
+}
+
+TEST(Communicator, OneThatDoesNotAnswerIsNamed) {
+  try {
+    as_ranks(
+        3,
+        [](const std::shared_ptr<Communicator>& ranks) {
+          if (ranks->rank() == 1) std::this_thread::sleep_for(milliseconds(900));  // and says nothing
+          if (ranks->rank() != 1) ranks->barrier();
+        },
+        milliseconds(200));
+    FAIL() << "nobody noticed";
+  } catch (const RankFailed& error) {
+    EXPECT_EQ(error.code(), ErrorCode::device_failure);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 ("));
+    EXPECT_THAT(error.what(), HasSubstr("--timeout"));
+  }
+}
+
+TEST(Communicator, WhatEndsOneEndsAllAndIsToldOnce) {
+  std::atomic<int> told = 0, ended = 0;
+  as_ranks(4, [&](const std::shared_ptr<Communicator>& ranks) {
+    ranks->set_teller([&](std::string_view why) {
+      ++told;
+      EXPECT_EQ(why, "no space left");
+    });
+    if (ranks->rank() == 2) return ranks->fail(ErrorCode::invalid_input, "no space left");
+    try {
+      ranks->barrier();
+    } catch (const RankFailed& error) {
+      ++ended;
+      EXPECT_EQ(error.code(), ErrorCode::invalid_input);
+      EXPECT_THAT(error.what(), HasSubstr("no space left"));
+      EXPECT_THAT(error.what(), HasSubstr("rank 2 ("));
+    }
+  });
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(ended, 3);
+}
+
+TEST(Communicator, WhatAllFindAtOnceIsToldOnce) {
+  std::atomic<int> told = 0;
+  as_ranks(4, [&](const std::shared_ptr<Communicator>& ranks) {
+    ranks->set_teller([&](std::string_view) { ++told; });
+    ranks->fail(ErrorCode::invalid_input, "the same everywhere");
+  });
+  EXPECT_EQ(told, 1);
+}
+
+TEST(Communicator, OneThatIsToEndWaitsALittleOnly) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    as_ranks(
+        2,
+        [](const std::shared_ptr<Communicator>& ranks) {
+          ranks->set_ending([] { return true; });
+          ranks->set_ending_timeout(milliseconds(100));
+          if (ranks->rank() == 1) std::this_thread::sleep_for(milliseconds(700));
+          if (ranks->rank() == 0) ranks->barrier();
+        },
+        std::chrono::hours(1));
+    FAIL();
+  } catch (const RankFailed& error) {
+    EXPECT_THAT(error.what(), HasSubstr("told to end"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+}  // namespace
+}  // namespace plimsoll

@@ -1,0 +1,158 @@
+// A training by several ranks, which are threads here: against one process, and against itself under other budgets.
+#include "train/ranks.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "tests/support/error_text.h"
+#include "tests/support/local_transport.h"
+#include "tests/support/short_training.h"
+#include "tests/support/temporary_folder.h"
+
+namespace plimsoll {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::as_ranks;
+using testing::run_training;
+using testing::short_training;
+
+struct Run {
+  std::vector<double> losses;
+  DoneEvent done;
+};
+
+Run alone(const TrainOptions& options) {
+  Run run;
+  TrainListener listener;
+  listener.step = [&](const StepEvent& e) { run.losses.push_back(e.loss); };
+  run.done = run_training(options, listener);
+  return run;
+}
+
+// What the first rank tells; all end with the same weights, or train() throws.
+Run together(int ranks, const TrainOptions& options) {
+  Run run;
+  as_ranks(ranks, [&](const std::shared_ptr<Communicator>& communicator) {
+    TrainOptions mine = options;
+    mine.communicator = communicator;
+    TrainListener listener;
+    if (communicator->is_first()) listener.step = [&](const StepEvent& e) { run.losses.push_back(e.loss); };
+    DoneEvent done = run_training(mine, listener);
+    if (communicator->is_first()) run.done = std::move(done);
+  });
+  return run;
+}
+
+double largest_difference(const Run& a, const Run& b) {
+  EXPECT_EQ(a.losses.size(), b.losses.size());
+  double most = 0;
+  for (size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i)
+    most = std::max(most, std::abs(a.losses[i] - b.losses[i]) / std::abs(a.losses[i]));
+  return most;
+}
+
+TEST(Ranks, LearnAsOneProcessWithTheWholeBatch) {
+  for (const int ranks : {2, 4}) {
+    TrainOptions options = short_training("lenet");
+    options.batch = 32;
+    options.steps = 50;
+    EXPECT_LT(largest_difference(alone(options), together(ranks, options)), 1e-4) << ranks;
+  }
+}
+
+TEST(Ranks, EndWithTheSameBitsUnderEveryBudgetAndPolicy) {
+  TrainOptions options = short_training("resnet8");
+  options.batch = 16;
+  options.steps = 4;
+  const Run first = together(2, options);
+  EXPECT_EQ(together(2, options).done.weights_sha256, first.done.weights_sha256) << "again";
+  for (const char* policy : {"liveness", "superneurons", "auto"}) {
+    options.policy = policy;
+    for (const Bytes memory : {first.done.peak, Bytes{first.done.peak.count * 3 / 4}}) {
+      options.memory = memory;
+      options.host_memory = 64_MiB;
+      options.check_memory = true;
+      EXPECT_EQ(together(2, options).done.weights_sha256, first.done.weights_sha256)
+          << policy << " in " << to_string(memory);
+    }
+  }
+}
+
+TEST(Ranks, SumGradientsOverBatchesAndClipThemTogether) {
+  TrainOptions options = short_training("lenet");
+  options.batch = 16;
+  options.steps = 12;
+  options.optimizer.accumulate = 3;
+  options.optimizer.clip_grad_norm = 0.5;
+  options.check_memory = true;
+  EXPECT_LT(largest_difference(alone(options), together(2, options)), 1e-4);
+}
+
+TEST(Ranks, EvaluateThePartsOfTheTestSetAndAgree) {
+  TrainOptions options = short_training("lenet");
+  options.batch = 32;
+  options.steps = 40;
+  options.evaluate_every = 1;
+  const Run one = alone(options), three = together(4, options);
+  ASSERT_TRUE(one.done.accuracy && three.done.accuracy);
+  EXPECT_NEAR(*one.done.accuracy, *three.done.accuracy, 0.02);
+}
+
+TEST(Ranks, GoOnFromTheFirstOnesCheckpointWithTheSameBits) {
+  const testing::TemporaryFolder folder;
+  TrainOptions options = short_training("resnet8");
+  options.batch = 16;
+  options.steps = 6;
+  const Run whole = together(2, options);
+  options.steps = 3;
+  options.checkpoint = folder.path() / "c.safetensors";
+  together(2, options);
+  options.resume = options.checkpoint;
+  options.steps = 6;
+  EXPECT_EQ(together(2, options).done.weights_sha256, whole.done.weights_sha256);
+}
+
+TEST(Ranks, RefuseWhatCannotBeShared) {
+  const auto refusal = [](const std::function<void(TrainOptions&)>& change) {
+    return testing::error_text([&] {
+      as_ranks(3, [&](const std::shared_ptr<Communicator>& communicator) {
+        TrainOptions options = short_training("lenet");
+        options.batch = 12;
+        options.steps = 1;
+        options.communicator = communicator;
+        change(options);
+        run_training(options);
+      });
+    });
+  };
+  EXPECT_THAT(refusal([](TrainOptions& o) { o.batch = 13; }), HasSubstr("take 12 or 15"));
+  EXPECT_THAT(refusal([](TrainOptions& o) { o.batch = 2; }), HasSubstr("take 3"));
+  EXPECT_THAT(refusal([](TrainOptions& o) { o.inter_op = 0; }), HasSubstr("--inter-op"));
+  EXPECT_THAT(refusal([](TrainOptions& o) { o.memory = 1_KiB; }), HasSubstr("no plan"));
+}
+
+TEST(Ranks, StopTogetherWhenOneIsAskedTo) {
+  std::atomic<int> stopped = 0;
+  as_ranks(3, [&](const std::shared_ptr<Communicator>& communicator) {
+    TrainOptions options = short_training("lenet");
+    options.batch = 12;
+    options.steps = 1000;
+    options.communicator = communicator;
+    TrainListener listener;
+    int asked = 0;
+    if (communicator->rank() == 2) listener.stop = [&asked] { return ++asked >= 5; };
+    const DoneEvent done = run_training(options, listener);
+    EXPECT_TRUE(done.interrupted);
+    EXPECT_LT(done.steps, 10);
+    ++stopped;
+  });
+  EXPECT_EQ(stopped, 3);
+}
+
+}  // namespace
+}  // namespace plimsoll
