@@ -28,6 +28,13 @@ coinor-libcbc-dev file:/usr/include/coin/Cbc_C_Interface.h
 libgmock-dev file:/usr/include/gmock/gmock.h
 python3 command:python3
 LIST
+  plimsoll_mpi_packages
+}
+plimsoll_mpi_packages() {  # for several processes that train together; mpirun has its own
+  cat <<'LIST'
+libopenmpi-dev command:mpicxx
+openmpi-bin command:mpirun
+LIST
 }
 plimsoll_python_packages() {  # for the Python package: pip install .
   cat <<'LIST'

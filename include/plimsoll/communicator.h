@@ -128,7 +128,7 @@ class Communicator {
   std::chrono::milliseconds timeout_, ending_timeout_ = std::chrono::seconds(20);
   std::function<bool()> ending_;
   std::function<void(std::string_view)> teller_;
-  std::mutex mutex_;  // of the transport
+  std::mutex mutex_;                   // of the transport
   std::unique_ptr<Notice[]> notices_;  // one a rank: what it says when it fails
   struct Tickets {
     std::vector<Transport::Ticket> tickets;

@@ -100,8 +100,8 @@ class Executor {
   Bytes arena_bytes() const;
   bool is_captured() const;  // training steps are asked for as a whole (ExecuteOptions::capture)
   const Memory& memory() const;
-  std::span<const StepRecord> records() const;  // one a plan step; empty without record_times
-  std::span<const StepRecord> copies() const;   // one a move
+  std::span<const StepRecord> records() const;   // one a plan step; empty without record_times
+  std::span<const StepRecord> copies() const;    // one a move
   std::span<const StepRecord> messages() const;  // one a collective
 
  private:

@@ -160,8 +160,8 @@ struct TierUse {
   friend bool operator==(const TierUse&, const TierUse&) = default;
 };
 
-struct EngineSpan {   // one bar of the predicted timeline
-  int engine = 0;     // 0 compute; 1 + 2 * tier: copies out to it; 2 + 2 * tier: copies in from it; behind them: messages
+struct EngineSpan {  // one bar of the predicted timeline
+  int engine = 0;  // 0 compute; 1 + 2 * tier: copies out to it; 2 + 2 * tier: copies in from it; behind them: messages
   int32_t index = 0;  // step, move, or collective
   double start_ms = 0;
   double end_ms = 0;
@@ -176,9 +176,9 @@ struct Prediction {
   // that run at once: neither the longest chain of ops that read each other's results, nor all their work on the cores
   // takes longer.
   double lower_bound_ms = 0;
-  Bytes offload, prefetch;  // traffic of a step
-  double copy_ms = 0;       // how long the copy engines are busy
-  double stall_ms = 0;      // how long compute waits for them, and for messages
+  Bytes offload, prefetch;            // traffic of a step
+  double copy_ms = 0;                 // how long the copy engines are busy
+  double stall_ms = 0;                // how long compute waits for them, and for messages
   double communication_ms = 0;        // how long messages are under way, of collectives and of steps that are some
   double communication_stall_ms = 0;  // how long compute waits for nothing but them
   int recompute_steps = 0;
@@ -202,8 +202,8 @@ struct Plan {
   std::vector<Stay> stays;  // in order of first step, then offset
   std::vector<Move> moves;
   std::vector<Home> homes;
-  std::vector<TierUse> tiers;  // what Move::tier and Home::tier count in
-  LinkInfo link;               // to the other ranks
+  std::vector<TierUse> tiers;           // what Move::tier and Home::tier count in
+  LinkInfo link;                        // to the other ranks
   std::vector<Collective> collectives;  // in the order of their last steps: the same on all ranks
   Prediction predicted;
   double plan_time_ms = 0;

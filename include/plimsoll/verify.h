@@ -36,8 +36,8 @@ struct Violation {
     bad_move,         // a copy overlaps the use of its bytes, or brings what was never taken out
     bad_index,        // a step, tensor or op that does not exist
     bad_collective,  // messages: of steps that are none, out of order, or bytes that are used while they are on the wire
-    bad_home,         // of what does not come from outside, a second one, or on another's bytes
-    out_of_tier,      // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
+    bad_home,        // of what does not come from outside, a second one, or on another's bytes
+    out_of_tier,     // a slot ends beyond its tier's use, or this beyond its capacity; a tier's numbers make no sense
     bad_threads,  // a step is to run by fewer than no threads, or by more than kMostThreads, or than the plan has cores
     bad_cores,  // how steps share the cores makes no sense: their numbers, conflicts of no ops, an order of other steps
     bad_division,      // a kernel's name is no name and no configuration, or its parts do not make up the op's batch

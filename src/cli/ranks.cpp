@@ -14,8 +14,8 @@ namespace {
 std::shared_ptr<Communicator> join(double timeout) {
   std::unique_ptr<Transport> transport = open_mpi();
   if (!transport) return nullptr;
-  return std::make_shared<Communicator>(
-      std::move(transport), std::chrono::milliseconds(static_cast<int64_t>(std::min(timeout, 1e9) * 1000)));
+  return std::make_shared<Communicator>(std::move(transport),
+                                        std::chrono::milliseconds(static_cast<int64_t>(std::min(timeout, 1e9) * 1000)));
 }
 
 int end(Communicator& ranks, ErrorCode code, const std::string& why) {
@@ -40,8 +40,9 @@ int as_rank(double timeout, const std::function<int(const std::shared_ptr<Commun
   } catch (const std::bad_alloc&) {
     return end(*ranks, ErrorCode::device_failure, "the system has no more memory; lower --memory or --batch");
   } catch (const std::system_error& error) {
-    return end(*ranks, ErrorCode::device_failure,
-               fmt::format("the system refused what was asked of it: {}; a limit (ulimit -a) may be too low", error.what()));
+    return end(
+        *ranks, ErrorCode::device_failure,
+        fmt::format("the system refused what was asked of it: {}; a limit (ulimit -a) may be too low", error.what()));
   } catch (const std::exception& error) {
     return end(*ranks, ErrorCode::internal, fmt::format("internal error: {}", error.what()));
   }

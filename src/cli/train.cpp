@@ -529,7 +529,8 @@ TrainListener quiet_listener() {
 int run_train(TrainFlags& flags, const CLI::App& command, const std::shared_ptr<Communicator>& ranks) {
   const bool tells = ranks == nullptr || ranks->is_first();
   if (!tells) {
-    for (std::string* file : {&flags.json, &flags.log_csv, &flags.tensorboard, &flags.trace, &flags.report}) file->clear();
+    for (std::string* file : {&flags.json, &flags.log_csv, &flags.tensorboard, &flags.trace, &flags.report})
+      file->clear();
   }
   // A checkpoint may take the place of what the training began with.
   check_apart(
@@ -699,9 +700,8 @@ Run add_train(CLI::App& app) {
   command->add_flag("--check-memory", flags->check_memory,
                     "Overwrite memory as soon as the plan says that it is free (slow; finds planning bugs)");
   return [flags, command] {
-    return as_rank(flags->timeout, [&](const std::shared_ptr<Communicator>& ranks) {
-      return run_train(*flags, *command, ranks);
-    });
+    return as_rank(flags->timeout,
+                   [&](const std::shared_ptr<Communicator>& ranks) { return run_train(*flags, *command, ranks); });
   };
 }
 

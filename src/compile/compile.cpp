@@ -303,8 +303,7 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, const Devic
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); },
                          [&] { return search(network, device, costs, options); }, options, lower_bound, minimum);
-  if (found.feasible() && found.plan().collectives.empty())
-    found.result = overlap_messages(found.graph, found.plan());
+  if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
   auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
   return result;

@@ -22,7 +22,8 @@ LinkInfo link_of(int ranks, double gb_per_s) {
 }
 
 Network network_of(const std::string& model, int64_t batch = 8) {
-  return build_model(model, {.batch = batch, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true});
+  return build_model(model,
+                     {.batch = batch, .channels = 3, .height = 32, .width = 32, .classes = 10, .training = true});
 }
 
 CompileOptions options_of(int ranks, Bytes memory = {INT64_MAX}) {
@@ -61,7 +62,8 @@ TEST(RankPlan, EveryGradientIsReducedOnceBeforeItsUpdate) {
     const Program program = compiled("resnet20", link_of(ranks, 1), options_of(ranks));
     const Graph& graph = program.network.graph;
     int parameters = 0;
-    for (const Objective& objective : program.network.objectives) parameters += static_cast<int>(objective.parameters.size());
+    for (const Objective& objective : program.network.objectives)
+      parameters += static_cast<int>(objective.parameters.size());
     EXPECT_EQ(collective_ops(graph), ranks > 1 ? parameters : 0);
     for (const Op& op : graph.ops()) {
       if (op.type->name != "SgdUpdate" || ranks == 1) continue;
@@ -199,7 +201,8 @@ TEST(DelayedUpdates, WaitForSoManyBytesAndKeepTheOrder) {
     for (const Op& op : graph.ops()) {
       for (TensorId input : op.inputs) {
         const OpId producer = graph.tensor(input).producer;
-        if (producer.valid()) EXPECT_LT(at[producer.index], at[graph.find_op(op.name).index]) << op.name;
+        if (!producer.valid()) continue;
+        EXPECT_LT(at[producer.index], at[graph.find_op(op.name).index]) << op.name;
       }
     }
   }

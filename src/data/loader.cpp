@@ -83,7 +83,8 @@ struct Loader::Impl {
   }
 
   void fill(int64_t number, Slot& slot, PrepareScratch& scratch) {
-    const int64_t epoch = number / batches_per_epoch, first = (number % batches_per_epoch * options.parts + options.part) * options.batch;
+    const int64_t epoch = number / batches_per_epoch,
+                  first = (number % batches_per_epoch * options.parts + options.part) * options.batch;
     const auto shuffled = order_of(epoch);
     const bool training = options.split == Split::train;
     const int64_t side = smallest_side(data->info(), options.split);
@@ -159,8 +160,7 @@ Loader::Loader(std::shared_ptr<const DataSet> data, const LoaderOptions& options
                          : fmt::format("data '{}' has no test samples", info.name));
   }
   impl.sample_elements = info.channels * info.height * info.width;
-  impl.batches_per_epoch =
-      training ? impl.sample_count / whole : (impl.sample_count + whole - 1) / whole;
+  impl.batches_per_epoch = training ? impl.sample_count / whole : (impl.sample_count + whole - 1) / whole;
   impl.claimed = impl.delivered = impl.released = options.epoch * impl.batches_per_epoch + options.first_batch;
 
   const int64_t batch_elements = options.batch * impl.sample_elements;

@@ -43,9 +43,8 @@ class OrderedAllReduce final : public Kernel {
     for (OpId id : ops) {
       const Op& op = graph.op(id);
       scaled_ = op.attributes.integer("scaled", 0) != 0;
-      tensors_.push_back({.in_at = inputs + 1,
-                          .out_at = outputs,
-                          .count = graph.tensor(op.outputs[0]).bytes().count / kFloat});
+      tensors_.push_back(
+          {.in_at = inputs + 1, .out_at = outputs, .count = graph.tensor(op.outputs[0]).bytes().count / kFloat});
       inputs += op.inputs.size();
       outputs += op.outputs.size();
     }
@@ -164,7 +163,8 @@ class RankDevice final : public Device {
     expect_ranks(op);
     const Tensor& gradient = graph.tensor(op.inputs[1]);
     if (gradient.dtype != DType::f32)
-      throw Error(ErrorCode::unsupported, fmt::format("op '{}': gradients of {} are not reduced, only f32", op.name, to_string(gradient.dtype)));
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}': gradients of {} are not reduced, only f32", op.name,
+                                                      to_string(gradient.dtype)));
     std::vector<Layout> inputs(op.inputs.size());
     inputs[0] = inputs[1] = kAnyLayout;
     const Bytes bytes = storage_bytes(gradient.shape, gradient.dtype, {});
@@ -186,7 +186,8 @@ class RankDevice final : public Device {
   std::unique_ptr<Kernel> make_collective(const Graph& graph, std::span<const OpId> ops) const override {
     for (OpId id : ops) expect_ranks(graph.op(id));
     if (!communicator_)
-      throw Error(ErrorCode::unsupported, fmt::format("op '{}': this device only plans for several ranks", graph.op(ops[0]).name));
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("op '{}': this device only plans for several ranks", graph.op(ops[0]).name));
     return std::make_unique<OrderedAllReduce>(graph, ops, *communicator_, *buffers_);
   }
 

@@ -23,8 +23,8 @@ struct ReadyPlan {
   const Plan& plan;
   const Device& device;
   ExecuteOptions options;
-  std::vector<std::shared_ptr<Tier>> tiers;      // in the plan's order
-  std::vector<std::unique_ptr<Kernel>> kernels;  // by step; null for a view, and for what a collective runs
+  std::vector<std::shared_ptr<Tier>> tiers;          // in the plan's order
+  std::vector<std::unique_ptr<Kernel>> kernels;      // by step; null for a view, and for what a collective runs
   std::vector<std::unique_ptr<Kernel>> collectives;  // by collective
   Bindings bindings;
   BoundaryTable boundaries;

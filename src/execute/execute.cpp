@@ -96,7 +96,8 @@ std::vector<std::unique_ptr<Kernel>> make_kernels(const Graph& graph, const Plan
   for (const Step& step : plan.steps) {
     const Op& op = graph.op(step.op);
     const bool in_collective = op.type->is_collective && !plan.collectives.empty();
-    kernels.push_back(op.type->is_view || in_collective ? nullptr : make_kernel(device, graph, op, step.kernel, step.threads));
+    kernels.push_back(op.type->is_view || in_collective ? nullptr
+                                                        : make_kernel(device, graph, op, step.kernel, step.threads));
   }
   return kernels;
 }

@@ -51,7 +51,7 @@ class MemoryCheck {
   void fill_dying(const Range& bytes);  // some of a step's
   void arriving(int32_t move);          // a copy in begins: its bytes change at any time
   void arrived(int32_t move);
-  void sending(StepIndex step);   // the same of messages: the outputs of a step are the wire's
+  void sending(StepIndex step);  // the same of messages: the outputs of a step are the wire's
   void received(StepIndex step);
   void expect_others_unchanged(StepIndex step);
 

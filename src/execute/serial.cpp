@@ -126,7 +126,7 @@ class SerialDriver final : public Driver {
   bool measuring_ = true;
   Clock::time_point start_;
   std::vector<std::vector<int32_t>> ends_;  // by step: collectives that are complete before it
-  CopyEngines engines_;  // the first to go: they copy between what stands above
+  CopyEngines engines_;                     // the first to go: they copy between what stands above
   MessageEngine messages_;
 };
 

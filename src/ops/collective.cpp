@@ -29,7 +29,8 @@ OpType all_reduce() {
             expect_same_shape(*in[kReducedParameter], *in[kReducedGradient]);
             expect_same_dtype(*in[kReducedParameter], *in[kReducedGradient]);
             if (attributes.integer("ranks") < 1)
-              throw Error(ErrorCode::invalid_input, fmt::format("{} ranks; at least 1 is needed", attributes.integer("ranks")));
+              throw Error(ErrorCode::invalid_input,
+                          fmt::format("{} ranks; at least 1 is needed", attributes.integer("ranks")));
             if (scaled && !in.back()->shape.empty())
               throw Error(ErrorCode::invalid_input, fmt::format("'{}' must be a scalar", in.back()->name));
             const Tensor& gradient = *in[kReducedGradient];

@@ -85,16 +85,16 @@ ordered_json prediction_json(const Prediction& p) {
   ordered_json timeline = ordered_json::array();
   for (const EngineSpan& span : p.timeline) timeline.push_back({span.engine, span.index, span.start_ms, span.end_ms});
   ordered_json j = {{"peak", p.peak.count},
-          {"peak_step", p.peak_step},
-          {"step_time_ms", p.step_time_ms},
-          {"estimated_share", p.estimated_share},
-          {"lower_bound_ms", p.lower_bound_ms},
-          {"offload", p.offload.count},
-          {"prefetch", p.prefetch.count},
-          {"copy_ms", p.copy_ms},
-          {"stall_ms", p.stall_ms},
-          {"recompute_steps", p.recompute_steps},
-          {"recompute_ms", p.recompute_ms}};
+                    {"peak_step", p.peak_step},
+                    {"step_time_ms", p.step_time_ms},
+                    {"estimated_share", p.estimated_share},
+                    {"lower_bound_ms", p.lower_bound_ms},
+                    {"offload", p.offload.count},
+                    {"prefetch", p.prefetch.count},
+                    {"copy_ms", p.copy_ms},
+                    {"stall_ms", p.stall_ms},
+                    {"recompute_steps", p.recompute_steps},
+                    {"recompute_ms", p.recompute_ms}};
   if (p.communication_ms != 0) {
     j["communication_ms"] = p.communication_ms;
     j["communication_stall_ms"] = p.communication_stall_ms;
@@ -117,7 +117,8 @@ class PlanReader {
 
   Plan read() {
     file_.only({"format", "version", "graph", "device", "policy", "placement", "budget", "arena", "lower_bound",
-                "plan_time_ms", "predicted", "cores", "steps", "stays", "moves", "homes", "tiers", "link", "collectives"});
+                "plan_time_ms", "predicted", "cores", "steps", "stays", "moves", "homes", "tiers", "link",
+                "collectives"});
     if (file_.member("format").text() != kFormat) file_.member("format").expected(fmt::format("\"{}\"", kFormat));
     if (file_.member("version").integer(1) != kVersion) file_.member("version").fail(other_version(kVersion));
     read_graph(file_.member("graph"));

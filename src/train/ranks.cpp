@@ -39,13 +39,11 @@ TrainOptions options_of_rank(TrainOptions options) {
                        below > 0 ? fmt::format("{} or ", below) : "", below + ranks));
   }
   if (options.device != "cpu") {
-    refuse(ErrorCode::unsupported,
-           fmt::format("--device {}: several ranks train on cpu only", options.device));
+    refuse(ErrorCode::unsupported, fmt::format("--device {}: several ranks train on cpu only", options.device));
   }
   if (options.inter_op != 1)
     refuse(ErrorCode::unsupported, "--inter-op: with several ranks, steps run one after another; leave it out");
-  if (options.plan)
-    refuse(ErrorCode::unsupported, "--plan: several ranks make their plan together; leave it out");
+  if (options.plan) refuse(ErrorCode::unsupported, "--plan: several ranks make their plan together; leave it out");
   const int here = static_cast<int>(communicator.ranks_here().size());
   if (options.threads == 0 && options.intra_op == 0 && communicator.shares_processors())
     options.threads = std::max(1, cpu::usable_processors() / here);
@@ -68,10 +66,11 @@ void check_same_plan(Communicator& communicator, const Program& program) {
   const std::vector<uint64_t> all = communicator.all_gather(identity_of(program));
   for (int r = 1; r < communicator.size(); ++r) {
     if (all[r] == all[0]) continue;
-    throw Error(ErrorCode::internal,
-                fmt::format("{} has another plan ({:016x}) than {} ({:016x}), so they would wait for each other; please "
-                            "report this",
-                            communicator.name(r), all[r], communicator.name(0), all[0]));
+    throw Error(
+        ErrorCode::internal,
+        fmt::format("{} has another plan ({:016x}) than {} ({:016x}), so they would wait for each other; please "
+                    "report this",
+                    communicator.name(r), all[r], communicator.name(0), all[0]));
   }
 }
 

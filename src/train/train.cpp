@@ -273,8 +273,7 @@ auto naming_plan(const TrainOptions& options, const Action& action) {
   try {
     return action();
   } catch (const Error& error) {
-    if (options.plan)
-      throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", plan_name(options), error.what()));
+    if (options.plan) throw Error(ErrorCode::invalid_input, fmt::format("{}: {}", plan_name(options), error.what()));
     throw;
   }
 }
@@ -616,7 +615,8 @@ std::optional<Evaluation> Training::make_evaluation(const Executor& executor) co
 // bits of a result: it stays where somebody relies on it.
 void Training::watch_crowd(const TrainingStep& step) {
   const int threads = session_.device->info().threads;
-  if (!plimsoll::shares_cores(options_.device) || threads < 2 || options_.inter_op == 0 || options_.communicator) return;
+  if (!plimsoll::shares_cores(options_.device) || threads < 2 || options_.inter_op == 0 || options_.communicator)
+    return;
   CrowdOptions crowd{.threads = threads};
   if (options_.exact) {
     crowd.stays = "--exact";

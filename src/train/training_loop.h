@@ -89,7 +89,7 @@ class TrainingLoop {
   double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;
   bool chosen_ = false, stopped_ = false, save_failed_ = false;
-  bool save_asked_ = false;  // after the last batch, by a rank
+  bool save_asked_ = false;    // after the last batch, by a rank
   bool states_lost_ = false;   // while they are read for a checkpoint, and for good where that failed
   std::exception_ptr thrown_;  // by the listener
 };

@@ -25,7 +25,8 @@ double copy_takes(const TierInfo& tier, const Move& move, Bytes bytes) {
 // What the messages of a collective take: pieces to all ranks, then sums to all, so much at a time.
 double messages_take(const LinkInfo& link, Bytes bytes) {
   if (link.ranks < 2) return 0;
-  const double rounds = std::max(1.0, std::ceil(static_cast<double>(bytes.count) / static_cast<double>(kMessageBytes.count)));
+  const double rounds =
+      std::max(1.0, std::ceil(static_cast<double>(bytes.count) / static_cast<double>(kMessageBytes.count)));
   const double mb = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks * 1e-6;
   return 2 * (rounds * link.latency_us * 1e-3 + (link.gb_per_s > 0 ? mb / link.gb_per_s : 0));
 }
@@ -220,7 +221,9 @@ class ClaimChecker {
   bool read_timeline() {
     for (const EngineSpan& span : predicted_.timeline) {
       const bool message = span.engine == message_engine();
-      const size_t items = span.engine == 0 ? plan_.steps.size() : message ? plan_.collectives.size() : plan_.moves.size();
+      const size_t items = span.engine == 0 ? plan_.steps.size()
+                           : message        ? plan_.collectives.size()
+                                            : plan_.moves.size();
       if (span.engine < 0 || span.index < 0 || std::cmp_greater_equal(span.index, items)) {
         wrong(-1,
               fmt::format("the timeline has a bar of {} on engine {}, which does not exist", span.index, span.engine));
@@ -291,16 +294,19 @@ class ClaimChecker {
       for (const StepIndex s : c.steps) {
         for (TensorId id : graph_.op(step(s).op).outputs) bytes += graph_.tensor(id).bytes();
         if (step(s).time_ms != 0)
-          wrong(s, fmt::format("{} is of collective {} and takes {} ms besides", findings_.where(s), i, step(s).time_ms));
+          wrong(s,
+                fmt::format("{} is of collective {} and takes {} ms besides", findings_.where(s), i, step(s).time_ms));
       }
       const double takes = messages_take(plan_.link, bytes);
       if (!same(c.time_ms, takes))
-        wrong(c.steps.back(), fmt::format("collective {} is said to take {} ms; by its link it takes {}", i, c.time_ms, takes));
+        wrong(c.steps.back(),
+              fmt::format("collective {} is said to take {} ms; by its link it takes {}", i, c.time_ms, takes));
       const double start = std::max(free, steps_[c.steps.back()].end);
       if (!same(bar.start, start) || !same(bar.end - bar.start, c.time_ms)) {
-        wrong(c.steps.back(), fmt::format("collective {} is from {} to {} ms in the timeline; it could begin at {} ms and "
-                                          "takes {}",
-                                          i, bar.start, bar.end, start, c.time_ms));
+        wrong(c.steps.back(),
+              fmt::format("collective {} is from {} to {} ms in the timeline; it could begin at {} ms and "
+                          "takes {}",
+                          i, bar.start, bar.end, start, c.time_ms));
       }
       free = bar.end;
       sum += c.time_ms;
@@ -361,8 +367,7 @@ class ClaimChecker {
     for (size_t i = 0; i < plan_.collectives.size(); ++i) {
       double& there = received[plan_.collectives[i].before];
       there = std::max(there, collectives_[i].end);
-      if (plan_.link.compute_share > 0)
-        speed.add(collectives_[i].start, collectives_[i].end, plan_.link.compute_share);
+      if (plan_.link.compute_share > 0) speed.add(collectives_[i].start, collectives_[i].end, plan_.link.compute_share);
     }
     speed.prepare();
     double now = 0, stalled = 0;

@@ -142,8 +142,9 @@ class FieldChecker {
         bad(c.steps.back(), fmt::format("collective {} is not in the order of its steps, or before another one", i));
       last = c.steps.back();
       if (c.before <= last || c.before > step_count_) {
-        bad_index(last, fmt::format("collective {} begins after step {} and is complete before step {}, the plan has {}",
-                                    i, last, c.before, step_count_));
+        bad_index(last,
+                  fmt::format("collective {} begins after step {} and is complete before step {}, the plan has {}", i,
+                              last, c.before, step_count_));
       }
     }
     for (StepIndex s = 0; s < step_count_; ++s) {

@@ -477,10 +477,11 @@ class Checker {
   std::map<int64_t, std::vector<int32_t>> present_by_offset_;
   ById<TensorId, bool> is_state_, has_home_;
   ById<OpId, bool> ran_;
-  std::vector<std::vector<int32_t>> collectives_ending_;     // by the step that is next
-  std::vector<std::vector<int32_t>> on_wire_, read_by_wire_;  // by step: stays that messages write, and read, from it on
-  std::vector<int32_t> collective_of_;                       // by step; -1: none
-  std::vector<int32_t> places_;  // by move: the stay
+  std::vector<std::vector<int32_t>> collectives_ending_;  // by the step that is next
+  std::vector<std::vector<int32_t>> on_wire_,
+      read_by_wire_;                    // by step: stays that messages write, and read, from it on
+  std::vector<int32_t> collective_of_;  // by step; -1: none
+  std::vector<int32_t> places_;         // by move: the stay
   std::vector<std::vector<int32_t>> outs_starting_, outs_ending_, ins_starting_,
       ins_ending_;  // by the step that is next
 };

@@ -115,7 +115,8 @@ extern "C" __attribute__((visibility("default"))) plimsoll::Transport* plimsoll_
     int given = 0;
     plimsoll::check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &given), "MPI_Init_thread");
     if (given < MPI_THREAD_SERIALIZED) {
-      std::snprintf(reason, size, "this MPI lets only one thread call it; one that gives MPI_THREAD_SERIALIZED is needed");
+      std::snprintf(reason, size,
+                    "this MPI lets only one thread call it; one that gives MPI_THREAD_SERIALIZED is needed");
       return nullptr;
     }
     return new plimsoll::MpiTransport;

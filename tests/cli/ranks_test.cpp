@@ -1,0 +1,168 @@
+// Trainings by several processes that mpirun starts on this machine: one output, one checkpoint, one exit code.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "tests/cli/program.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using plimsoll::testing::Cli;
+using plimsoll::testing::Outcome;
+using testing::HasSubstr;
+using testing::Not;
+
+class RanksCli : public Cli {
+ protected:
+  void SetUp() override {
+    Cli::SetUp();
+    if (std::system("mpirun --version > /dev/null 2>&1") != 0)
+      GTEST_SKIP() << "mpirun is not there (Debian: openmpi-bin)";
+    if (!fs::exists(PLIMSOLL_BINARY_DIR "/libplimsoll_mpi.so"))
+      GTEST_SKIP() << "this build has no MPI (Debian: libopenmpi-dev)";
+    for (const char* allow : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) ::setenv(allow, "1", 1);
+    ::setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
+    ::setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 1);
+  }
+
+  pid_t start_ranks(int ranks, const std::string& arguments) {
+    const std::string command = "exec mpirun -n " + std::to_string(ranks) + " " PLIMSOLL_BINARY_DIR "/plimsoll " +
+                                arguments + " > " + path("out") + " 2> " + path("err");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      ::_exit(127);
+    }
+    return child;
+  }
+  Outcome run_ranks(int ranks, const std::string& arguments) { return wait(start_ranks(ranks, arguments)); }
+
+  // The processes of this test's program that run: mpirun's children.
+  static std::vector<pid_t> children_of(pid_t parent) {
+    std::ifstream file("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
+    std::vector<pid_t> children;
+    for (pid_t child = 0; file >> child;) children.push_back(child);
+    return children;
+  }
+  void wait_for(const std::string& file, const std::string& text) {
+    for (int i = 0; i < 6000 && slurp(path(file.c_str())).find(text) == std::string::npos; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  static int count(const std::string& text, const std::string& part) {
+    int found = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  }
+};
+
+constexpr const char* kShort =
+    "train lenet --data digits --memory 64MiB --exact --costs estimated --threads 1 --evaluate-every 0 ";
+constexpr const char* kLong =
+    "train mlp --data synthetic:8000000 --image-size 8 --batch 16 --threads 1 --costs estimated --evaluate-every 0 ";
+
+TEST_F(RanksCli, OneOutputAndTheLossesOfOneProcess) {
+  const Outcome alone = run(kShort + std::string("--batch 32 --steps 50 --json -"));
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  for (const int ranks : {2, 4}) {
+    const Outcome together = run_ranks(ranks, kShort + std::string("--batch 32 --steps 50 --json -"));
+    ASSERT_EQ(together.code, 0) << together.err;
+    const std::vector<json> one = alone.lines(), all = together.lines();
+    ASSERT_EQ(one.size(), all.size()) << together.out;
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_EQ(one[i]["event"], all[i]["event"]);
+      if (one[i]["event"] != "step") continue;
+      const double a = one[i]["loss"], b = all[i]["loss"];
+      EXPECT_LT(std::abs(a - b), 1e-4 * std::abs(a));
+    }
+  }
+}
+
+TEST_F(RanksCli, OneCheckpointFromWhichAnyNumberGoesOn) {
+  const std::string file = path("c.safetensors");
+  const std::string flags = kShort + std::string("--batch 32 --json ") + path("json") + " ";
+  ASSERT_EQ(run_ranks(2, flags + "--steps 20").code, 0);
+  const std::string whole = weights_sha256(path("json"));
+  ASSERT_EQ(run_ranks(2, flags + "--steps 10 --checkpoint " + file).code, 0);
+  const fs::path copy = path("copy.safetensors");
+  fs::copy_file(file, copy);
+  const Outcome same = run_ranks(2, flags + "--steps 20 --resume " + file);
+  ASSERT_EQ(same.code, 0) << same.err;
+  EXPECT_EQ(weights_sha256(path("json")), whole) << "as many ranks: the same bits";
+  for (const int ranks : {1, 4}) {
+    fs::copy_file(copy, file, fs::copy_options::overwrite_existing);
+    const Outcome other = ranks == 1 ? run(flags + "--steps 20 --resume " + file)
+                                     : run_ranks(ranks, flags + "--steps 20 --resume " + file);
+    EXPECT_EQ(other.code, 0) << ranks << ": " << other.err;
+  }
+}
+
+TEST_F(RanksCli, WhatIsWrongIsSaidOnceWithOneExitCode) {
+  const auto expect = [&](const std::string& arguments, int code, const std::string& text) {
+    const Outcome outcome = run_ranks(3, arguments);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_EQ(count(outcome.err, text), 1) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+  };
+  expect("train lenet --bogus", 2, "unknown argument '--bogus'");
+  expect("train lenet --batch 32 --steps 1 --costs estimated", 2, "take 30 or 33");
+  expect("train nonesuch --batch 30 --steps 1", 2, "unknown model 'nonesuch'");
+  expect("train lenet --batch 30 --steps 1 --costs estimated --memory 1KiB", 3, "no plan by policy");
+  expect("train lenet --batch 30 --steps 1 --costs estimated --inter-op auto", 2, "--inter-op");
+}
+
+TEST_F(RanksCli, ACtrlCSavesAndEndsWithFive) {
+  const std::string file = path("c.safetensors");
+  const pid_t launcher = start_ranks(2, kLong + std::string("--checkpoint ") + file + " --json " + path("json"));
+  wait_for("json", "\"event\":\"step\"");
+  const std::vector<pid_t> ranks = children_of(launcher);
+  ASSERT_EQ(ranks.size(), 2u);
+  ::kill(ranks[1], SIGTERM);  // to one of them
+  const Outcome outcome = wait(launcher);
+  EXPECT_EQ(outcome.code, 5) << outcome.err;
+  EXPECT_TRUE(fs::exists(file));
+}
+
+TEST_F(RanksCli, AKilledRankEndsAllIsNamedAndLeavesTheCheckpointWhole) {
+  const std::string file = path("c.safetensors");
+  for (const int victim : {0, 1, 2}) {
+    fs::remove(file);
+    const std::string flags =
+        kShort + std::string("--epochs 10000 --batch 30 --checkpoint-every 20 --checkpoint ") + file;
+    const pid_t launcher = start_ranks(3, flags);
+    for (int i = 0; i < 6000 && !fs::exists(file); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const std::vector<pid_t> ranks = children_of(launcher);
+    ASSERT_EQ(ranks.size(), 3u);
+    const auto begin = std::chrono::steady_clock::now();
+    ::kill(ranks[victim], SIGKILL);
+    const Outcome outcome = wait(launcher);
+    EXPECT_NE(outcome.code, 0);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    const Outcome resumed = run(kShort + std::string("--batch 30 --steps 1 --resume ") + file);
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+  }
+}
+
+TEST_F(RanksCli, ARankThatHangsEndsAllWithinTheTimeout) {
+  const pid_t launcher =
+      start_ranks(3, kShort + std::string("--epochs 10000 --batch 30 --timeout 2 --json ") + path("json"));
+  wait_for("json", "\"event\":\"step\"");
+  const std::vector<pid_t> ranks = children_of(launcher);
+  ASSERT_EQ(ranks.size(), 3u);
+  ::kill(ranks[2], SIGSTOP);
+  const Outcome outcome = wait(launcher);
+  EXPECT_EQ(outcome.code, 4) << outcome.err;
+  EXPECT_EQ(count(outcome.err, "rank 2 ("), 1) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("--timeout"));
+}
+
+}  // namespace
