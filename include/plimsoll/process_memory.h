@@ -1,7 +1,7 @@
 // What a process takes beside its arena, by kind: known before anything is planned, and the same on every run.
 //
 //   before the first step    | program | probing, planning       |
-//   while steps run          | program | kernels | threads | batches | data | copies | host |  arena  |
+//   while steps run          | program | kernels | threads | batches | data | copies | messages | host |  arena  |
 //
 // The arena is planned to the byte. These kinds are bounds: some follow from sizes (batches, data, copies, host), and
 // some are figures of this build, found by measuring many networks and rounded up (program, kernels, threads,
@@ -31,14 +31,17 @@ struct ProcessMemory {
   Bytes batches;   // that the loaders prepare
   Bytes data;      // that the data set holds, and images that are being decoded
   Bytes copies;    // buffers of copies to the disk, and states that are converted on their way to a tier
+  Bytes messages;  // buffers of what the ranks send each other, and their library's
   Bytes host;      // the tier in host memory
   Bytes planning;  // before the arena is taken; given back then
   Bytes probing;   // likewise, where the machine's speed is not known yet; 0: it makes do with what is left
 
-  Bytes beside() const { return program + kernels + threads + batches + data + copies + host; }  // while steps run
-  Bytes before() const { return program + std::max(planning, probing); }                         // the first step
-  Bytes with(Bytes arena) const { return std::max(arena + beside(), before()); }                 // the whole process
-  std::vector<std::pair<std::string_view, Bytes>> kinds() const;                                 // by name
+  Bytes beside() const {
+    return program + kernels + threads + batches + data + copies + messages + host;
+  }                                                                               // while steps run
+  Bytes before() const { return program + std::max(planning, probing); }          // the first step
+  Bytes with(Bytes arena) const { return std::max(arena + beside(), before()); }  // the whole process
+  std::vector<std::pair<std::string_view, Bytes>> kinds() const;                  // by name
 };
 
 }  // namespace plimsoll

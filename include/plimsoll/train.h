@@ -128,8 +128,10 @@ struct TrainListener {
   std::function<void(const Program&, const std::string& data_name, const ProcessMemory& process)> planned;
   std::function<void(const StepEvent&)> step;
   std::function<void(const EpochEvent&)> epoch;
-  // At the end: when each step, and each copy, of the last training step ran.
-  std::function<void(const Program&, std::span<const StepRecord> steps, std::span<const StepRecord> copies)> recorded;
+  // At the end: when each step, each copy, and each collective, of the last training step ran.
+  std::function<void(const Program&, std::span<const StepRecord> steps, std::span<const StepRecord> copies,
+                     std::span<const StepRecord> messages)>
+      recorded;
   std::function<bool()> stop;  // asked after every batch; true ends the training, which saves where it has a checkpoint
   std::function<bool()> save;  // asked after every batch; true saves the checkpoint now, and goes on
 };

@@ -398,7 +398,9 @@ class Narrator {
     };
     if (!flags_.trace.empty() || !flags_.report.empty()) {
       listener.recorded = [this](const Program& program, std::span<const StepRecord> steps,
-                                 std::span<const StepRecord> copies) { keep_record(program, steps, copies); };
+                                 std::span<const StepRecord> copies, std::span<const StepRecord> messages) {
+        keep_record(program, steps, copies, messages);
+      };
     }
     return listener;
   }
@@ -490,10 +492,11 @@ class Narrator {
     }
   }
 
-  void keep_record(const Program& program, std::span<const StepRecord> steps, std::span<const StepRecord> copies) {
+  void keep_record(const Program& program, std::span<const StepRecord> steps, std::span<const StepRecord> copies,
+                   std::span<const StepRecord> messages) {
     if (!flags_.report.empty()) recorded_ = Recorded{program, {steps.begin(), steps.end()}};
     if (flags_.trace.empty()) return;
-    write_file_atomically(flags_.trace, trace_json(program.network.graph, program.plan, steps, copies));
+    write_file_atomically(flags_.trace, trace_json(program.network.graph, program.plan, steps, copies, messages));
     say(out_,
         fmt::format("trace of the plan and of the last step: {} (open it at https://ui.perfetto.dev)", flags_.trace));
   }

@@ -313,7 +313,7 @@ std::string memory_map(const Graph& graph, const Plan& plan) {
 }
 
 std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const StepRecord> records) {
-  std::vector<std::vector<Bar>> engines(1 + 2 * plan.tiers.size());
+  std::vector<std::vector<Bar>> engines(2 + 2 * plan.tiers.size());  // messages last
   std::vector<Bar> measured;
   double total = 0;
   for (const EngineSpan& span : plan.predicted.timeline) {
@@ -342,12 +342,15 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
   };
   std::vector<Row> rows{{"predicted", &engines[0], true}};
   for (size_t e = 1; e < engines.size(); ++e) {
-    if (!engines[e].empty())
-      rows.push_back(
-          {fmt::format("{} {}", e % 2 == 1 ? "to" : "from", plan.tiers[(e - 1) / 2].tier.name), &engines[e], false});
+    if (engines[e].empty()) continue;
+    const bool messages = e + 1 == engines.size();
+    rows.push_back(
+        {messages ? "messages" : fmt::format("{} {}", e % 2 == 1 ? "to" : "from", plan.tiers[(e - 1) / 2].tier.name),
+         &engines[e], false});
   }
   if (!measured.empty()) rows.push_back({"measured", &measured, true});
 
+  const auto is_of_messages = [&](size_t row) { return rows[row].bars == &engines.back(); };
   const double ms_width = kPlot / total, bottom = 38.0 * static_cast<double>(rows.size());
   std::string svg = open_svg(bottom + 24, "timeline of a step");
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -356,9 +359,15 @@ std::string timeline_chart(const Graph& graph, const Plan& plan, std::span<const
     draw_bars(svg, *rows[r].bars, ms_width, y, 30, [&](const Bar& bar) {
       const double ms = bar.end - bar.start;
       if (bar.first != bar.last)
-        return fmt::format("{} {} to {}\n{:.4g} ms", rows[r].steps ? "steps" : "copies", bar.first, bar.last, ms);
+        return fmt::format("{} {} to {}\n{:.4g} ms",
+                           rows[r].steps       ? "steps"
+                           : is_of_messages(r) ? "buckets"
+                                               : "copies",
+                           bar.first, bar.last, ms);
       if (rows[r].steps)
         return fmt::format("{}\n{:.4g} ms by {}", op_text(graph, plan, bar.first), ms, plan.steps[bar.first].kernel);
+      if (is_of_messages(r))
+        return fmt::format("{} gradients\n{:.4g} ms", plan.collectives[bar.first].steps.size(), ms);
       return fmt::format("{}\n{:.4g} ms", shortened(graph.tensor(plan.moves[bar.first].tensor).name), ms);
     });
   }

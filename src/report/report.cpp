@@ -80,6 +80,33 @@ std::string cores_text(const Plan& plan) {
   return text;
 }
 
+namespace {
+
+// That a rank sends in a step: of every gradient its pieces to all, and its sum to all.
+Bytes message_bytes(const Graph& graph, const Plan& plan) {
+  Bytes sent;
+  for (const Step& step : plan.steps) {
+    const Op& op = graph.op(step.op);
+    if (!op.type->is_collective) continue;
+    const int64_t bytes = graph.tensor(op.outputs[0]).bytes().count;
+    sent += Bytes{2 * (bytes - bytes / plan.link.ranks)};
+  }
+  return sent;
+}
+
+std::string messages_text(const Graph& graph, const Plan& plan) {
+  const double all = plan.predicted.communication_ms, waits = plan.predicted.communication_stall_ms;
+  const size_t buckets = plan.collectives.size();
+  return fmt::format("{} ranks; each sends {} a step{}, {}{}; the link has {:.0f} us and {:.2f} GB/s", plan.link.ranks,
+                     to_string(message_bytes(graph, plan)),
+                     buckets > 0 ? fmt::format(" in {} bucket{}", buckets, buckets == 1 ? "" : "s") : "",
+                     time_text(all),
+                     all > 0 ? fmt::format(", {:.0f} % of it beside compute", 100 * (1 - waits / all)) : "",
+                     plan.link.latency_us, plan.link.gb_per_s);
+}
+
+}  // namespace
+
 std::string plan_text(const Program& program, int64_t batch) {
   const Plan& plan = program.plan;
   const Graph& graph = program.network.graph;
@@ -116,6 +143,7 @@ std::string plan_text(const Program& program, int64_t batch) {
     line("", fmt::format("a step of {} batches, which update once: {}", batches, time_text(batches * ms)));
   if (ms > plan.predicted.lower_bound_ms * 1.005)
     line("", "no order of these kernels takes less than " + time_text(plan.predicted.lower_bound_ms));
+  if (plan.link.ranks > 1) line("messages", messages_text(program.network.graph, plan));
   return text;
 }
 
@@ -279,6 +307,10 @@ json plan_json(const Program& program, std::optional<Bytes> minimum, const std::
           {"recompute_ms", plan.predicted.recompute_ms},
           {"copy_ms", plan.predicted.copy_ms},
           {"stall_ms", plan.predicted.stall_ms},
+          {"ranks", plan.link.ranks},
+          {"message_bytes", message_bytes(graph, plan).count},
+          {"communication_ms", plan.predicted.communication_ms},
+          {"communication_stall_ms", plan.predicted.communication_stall_ms},
           {"lower_bound_ms", plan.predicted.lower_bound_ms},
           {"tiers", tiers},
           {"steps", plan.steps.size()},

@@ -54,6 +54,6 @@ nlohmann::json infeasible_json(const Infeasible& infeasible);
 // A timeline in Chrome's trace format, one thread an engine, plus a counter of live bytes: predicted where `records` is
 // empty, else measured beside it.
 std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records,
-                       std::span<const StepRecord> copies = {});
+                       std::span<const StepRecord> copies = {}, std::span<const StepRecord> messages = {});
 
 }  // namespace plimsoll

@@ -27,11 +27,18 @@ class Trace {
     const ById<StepIndex, StepRecord> steps = predicted_steps();
     add_steps(kPredicted, steps);
     for (const EngineSpan& span : plan_.predicted.timeline) {
+      if (span.engine == message_row()) {
+        add_messages(kPredicted, span.index, span.start_ms, span.end_ms);
+        continue;
+      }
       if (span.engine != 0) add_copy(kPredicted, span.engine, span.index, span.start_ms, span.end_ms);
     }
   }
 
-  void add_measured(std::span<const StepRecord> records, std::span<const StepRecord> copies) {
+  void add_measured(std::span<const StepRecord> records, std::span<const StepRecord> copies,
+                    std::span<const StepRecord> messages) {
+    for (int32_t i = 0; i < static_cast<int32_t>(messages.size()); ++i)
+      add_messages(kMeasured, i, messages[i].start_ms, messages[i].end_ms);
     name_process(kMeasured, "measured");
     add_steps(kMeasured, ById<StepIndex, StepRecord>(std::vector<StepRecord>(records.begin(), records.end())));
     for (int32_t i = 0; i < static_cast<int32_t>(copies.size()); ++i) {
@@ -59,6 +66,7 @@ class Trace {
       name_row(process, static_cast<int>(2 * t + 1), "to " + plan_.tiers[t].tier.name);
       name_row(process, static_cast<int>(2 * t + 2), "from " + plan_.tiers[t].tier.name);
     }
+    if (!plan_.collectives.empty()) name_row(process, message_row(), "messages");
   }
 
   void name_row(int process, int row, std::string_view name) {
@@ -111,6 +119,21 @@ class Trace {
                        {"args", {{"tier", move.tier}, {"bytes", tensor.bytes().count}}}});
   }
 
+  int message_row() const { return 1 + 2 * static_cast<int>(plan_.tiers.size()); }
+
+  void add_messages(int process, int32_t index, double start_ms, double end_ms) {
+    const Collective& collective = plan_.collectives[index];
+    Bytes bytes;
+    for (const StepIndex step : collective.steps) bytes += graph_.tensor(op_of(step).outputs[0]).bytes();
+    events_.push_back({{"ph", "X"},
+                       {"pid", process},
+                       {"tid", message_row()},
+                       {"name", fmt::format("{} gradients", collective.steps.size())},
+                       {"ts", start_ms * 1000},
+                       {"dur", (end_ms - start_ms) * 1000},
+                       {"args", {{"bytes", bytes.count}, {"before_step", collective.before}}}});
+  }
+
   // At the start of every step.
   void add_live_bytes(int process, const ById<StepIndex, StepRecord>& records) {
     double now_ms = 0;
@@ -156,10 +179,10 @@ class Trace {
 }  // namespace
 
 std::string trace_json(const Graph& graph, const Plan& plan, std::span<const StepRecord> records,
-                       std::span<const StepRecord> copies) {
+                       std::span<const StepRecord> copies, std::span<const StepRecord> messages) {
   Trace trace(graph, plan);
   trace.add_predicted();
-  if (!records.empty()) trace.add_measured(records, copies);
+  if (!records.empty()) trace.add_measured(records, copies, messages);
   return std::move(trace).text();
 }
 

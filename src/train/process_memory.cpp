@@ -8,6 +8,7 @@
 
 #include "base/parallel.h"
 #include "cost/probe.h"
+#include "device/collectives.h"
 #include "device/cpu/device.h"
 #include "device/tier/queue.h"
 #include "execute/homes.h"
@@ -22,6 +23,7 @@ constexpr Bytes kProgram = 40_MiB;
 constexpr Bytes kKernels = 12_MiB;  // and for each op of the network:
 constexpr Bytes kKernelsOfOp = 48_KiB, kKernelsOfForwardOp = 24_KiB;
 constexpr Bytes kThread = 256_KiB;
+constexpr Bytes kMessages = 16_MiB, kMessagesOfRank = 128_KiB;  // MPI's own, with Open MPI 4.1
 constexpr Bytes kPlanning = 24_MiB;  // and for each op of the network and each thread that plans:
 constexpr Bytes kPlanningOfOp = 64_KiB;
 constexpr int kPlanners = 2;  // where --memory is of the process
@@ -42,8 +44,8 @@ Bytes largest_matrix(const Graph& graph, const FusionOptions& fusion) {
 }  // namespace
 
 std::vector<std::pair<std::string_view, Bytes>> ProcessMemory::kinds() const {
-  return {{"program", program}, {"kernels", kernels}, {"threads", threads}, {"batches", batches},
-          {"data", data},       {"copies", copies},   {"host", host}};
+  return {{"program", program}, {"kernels", kernels}, {"threads", threads},   {"batches", batches},
+          {"data", data},       {"copies", copies},   {"messages", messages}, {"host", host}};
 }
 
 ProcessMemory process_memory(const Network& network, const ProcessUse& use) {
@@ -65,6 +67,7 @@ ProcessMemory process_memory(const Network& network, const ProcessUse& use) {
   memory.data = use.data + kDecoding * use.decoders;
   if (has_tier) memory.copies += std::max(Homes::kHeldBytes, largest_matrix(graph, {})) + Bytes{2 * kTierPiece};
   if (use.tiers.spill) memory.copies += Bytes{kDiskBuffers * kTierPiece};
+  if (use.ranks > 1) memory.messages = message_buffers(use.ranks) + kMessages + kMessagesOfRank * use.ranks;
   memory.host = use.tiers.host_memory.value_or(0_B);
   const bool stated = use.memory_is == MemoryIs::process;
   if (stated) limit_parallel_work(kPlanners);

@@ -22,6 +22,7 @@ struct ProcessUse {
   int workers = 1;   // that prepare batches
   Bytes data;        // that the data set holds
   int decoders = 0;  // threads that decode image files
+  int ranks = 1;
   TierOptions tiers;
 };
 

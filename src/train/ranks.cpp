@@ -52,6 +52,12 @@ TrainOptions options_of_rank(TrainOptions options) {
   return options;
 }
 
+uint64_t own_seed(const TrainOptions& options) {
+  if (is_first_rank(options)) return options.seed;
+  const int rank = options.communicator->rank();
+  return XXH3_64bits_withSeed(&rank, sizeof rank, options.seed);
+}
+
 void send_plan(Communicator& communicator, const PlanRequest& request, const Program* program) {
   communicator.broadcast(program != nullptr ? to_json(request, *program) : std::string());
 }

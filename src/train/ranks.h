@@ -19,6 +19,9 @@ inline bool is_first_rank(const TrainOptions& options) {
 // Rows of a batch that are this process's.
 inline int64_t own_batch(const TrainOptions& options) { return options.batch / ranks_of(options); }
 
+// Of what a step draws, dropout: the ranks' parts of a batch are not dropped alike. The first one's is the training's.
+uint64_t own_seed(const TrainOptions& options);
+
 // What the options mean for one of several ranks: its share of the processors where it has them with others, no files
 // but the first rank's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
 // ranks cannot do.

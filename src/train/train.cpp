@@ -395,6 +395,7 @@ ProcessUse process_use(const TrainOptions& options, const DataSet& data, const C
           .workers = options.workers,
           .data = data_bytes(data),
           .decoders = options.data.starts_with("images") ? options.workers : 0,
+          .ranks = ranks_of(options),
           .tiers = {.host_memory = options.host_memory,
                     .spill = options.spill,
                     .spill_size = options.spill_size,
@@ -574,12 +575,13 @@ TrainingStep Training::make_step() {
 TrainingPlace Training::begin_states(TrainingStep& step) const {
   if (!beginning_.checkpoint) {
     step.initialize(options_.seed);
+    step.start_at(0, own_seed(options_));
     if (weights_) take_weights(*weights_, match_, step);
     return {};
   }
   step.load(*beginning_.checkpoint);
   const TrainingState& saved = beginning_.checkpoint->state();
-  step.start_at(saved.step, options_.seed, saved.batch_in_epoch % options_.optimizer.accumulate);
+  step.start_at(saved.step, own_seed(options_), saved.batch_in_epoch % options_.optimizer.accumulate);
   return {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
 }
 
@@ -714,7 +716,8 @@ void Training::complete(DoneEvent& done, const TrainingStep& step) {
   if (!listener_.recorded) return;
   const std::span<const StepRecord> none;
   const bool ran = done.steps > 0;
-  listener_.recorded(program_, ran ? executor.records() : none, ran ? executor.copies() : none);
+  listener_.recorded(program_, ran ? executor.records() : none, ran ? executor.copies() : none,
+                     ran ? executor.messages() : none);
 }
 
 std::variant<DoneEvent, Infeasible> Training::run() {

@@ -74,8 +74,8 @@ TEST(Tiers, GiveTheSameWeightsInLessMemoryThanWeightsAndMomentumNeed) {
       const DoneEvent done = testing::run_training(
           options,
           {.planned = [&](const Program& p, const std::string&, const ProcessMemory&) { homes = p.plan->homes.size(); },
-           .recorded = [&](const Program&, std::span<const StepRecord>,
-                           std::span<const StepRecord> records) { copies = records.size(); }});
+           .recorded = [&](const Program&, std::span<const StepRecord>, std::span<const StepRecord> records,
+                           std::span<const StepRecord>) { copies = records.size(); }});
       EXPECT_EQ(done.weights_sha256, plain.weights_sha256) << (disk ? "disk" : "host");
       EXPECT_LE(done.peak, 200_KiB);
       EXPECT_GT(plain.peak, 300_KiB);
