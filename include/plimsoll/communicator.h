@@ -71,6 +71,7 @@ class Communicator {
   std::vector<int64_t> processes_here() const;  // their process numbers, without this one's
   bool shares_processors() const;               // another rank may run on the same processors of this host
 
+  std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   // Asked while it waits: whether all are to end. A rank that does not answer is waited for only a little longer then.
   void set_ending(std::function<bool()> ending) { ending_ = std::move(ending); }

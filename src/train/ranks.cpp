@@ -44,12 +44,25 @@ TrainOptions options_of_rank(TrainOptions options) {
   if (options.inter_op != 1)
     refuse(ErrorCode::unsupported, "--inter-op: with several ranks, steps run one after another; leave it out");
   if (options.plan) refuse(ErrorCode::unsupported, "--plan: several ranks make their plan together; leave it out");
-  const int here = static_cast<int>(communicator.ranks_here().size());
-  if (options.threads == 0 && options.intra_op == 0 && communicator.shares_processors())
-    options.threads = std::max(1, cpu::usable_processors() / here);
   if (!communicator.is_first()) options.checkpoint.reset();
   options.optimizer.ranks = ranks;
   return options;
+}
+
+int threads_of(const TrainOptions& options) {
+  if (options.threads != 0 || options.intra_op != 0 || !options.communicator) return options.threads;
+  if (!options.communicator->shares_processors()) return 0;
+  return std::max(1, cpu::usable_processors() / static_cast<int>(options.communicator->ranks_here().size()));
+}
+
+WaitsForPlan::WaitsForPlan(Communicator* communicator) : communicator_(communicator) {
+  if (communicator_ == nullptr) return;
+  timeout_ = communicator_->timeout();
+  communicator_->set_timeout(std::max<std::chrono::milliseconds>(timeout_, std::chrono::hours(1)));
+}
+
+WaitsForPlan::~WaitsForPlan() {
+  if (communicator_ != nullptr) communicator_->set_timeout(timeout_);
 }
 
 uint64_t own_seed(const TrainOptions& options) {

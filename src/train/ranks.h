@@ -22,8 +22,23 @@ inline int64_t own_batch(const TrainOptions& options) { return options.batch / r
 // Of what a step draws, dropout: the ranks' parts of a batch are not dropped alike. The first one's is the training's.
 uint64_t own_seed(const TrainOptions& options);
 
-// What the options mean for one of several ranks: its share of the processors where it has them with others, no files
-// but the first rank's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
+// The threads of one of several ranks where nothing is said: its share of the processors that it has with others.
+int threads_of(const TrainOptions& options);
+
+// As long as it lives, the others are waited for as long as measuring and planning may take, which only the first does.
+class WaitsForPlan {
+ public:
+  explicit WaitsForPlan(Communicator* communicator);
+  ~WaitsForPlan();
+  WaitsForPlan(const WaitsForPlan&) = delete;
+  WaitsForPlan& operator=(const WaitsForPlan&) = delete;
+
+ private:
+  Communicator* communicator_;
+  std::chrono::milliseconds timeout_{};
+};
+
+// What the options mean for one of several ranks: no checkpoint but the first one's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
 // ranks cannot do.
 TrainOptions options_of_rank(TrainOptions options);
 

@@ -84,6 +84,7 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     .spill_size = options.spill_size,
                     .peer_size = options.peer_size,
                     .peer = options.peer};
+  state.settings.ranks = options.optimizer.ranks;
   if (options.memory_is == MemoryIs::process) state.settings.process_memory = options.memory;
   if (options.spill) state.settings.spill = options.spill->string();
   if (options.inter_op == 0 && has_chosen) state.cores = cores_to_save(graph, program.plan);

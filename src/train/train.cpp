@@ -145,7 +145,12 @@ CompileOptions compile_options(const TrainOptions& options, Bytes budget, const 
   if (beginning.plan) pin(compile, *beginning.plan, options, device);
   if (!beginning.checkpoint) return compile;
   const TrainingState& saved = beginning.checkpoint->state();
-  if (saved.device_key == device.key) {
+  if (saved.settings.ranks != ranks_of(options)) {
+    notice(fmt::format(
+        "{} rank{} before this checkpoint, {} now: kernels are chosen anew for the other parts of a batch, so "
+        "results may differ in the last bits",
+        saved.settings.ranks, saved.settings.ranks == 1 ? "" : "s", ranks_of(options)));
+  } else if (saved.device_key == device.key) {
     pin(compile, saved);
   } else {
     notice(other_device_text(saved.device_key, device));
@@ -415,7 +420,7 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
       network_(build_model(options_.model, input_)),
       weights_(options_.weights ? std::optional<WeightsFile>(*options_.weights) : std::nullopt),
       cores_(core_options(options_.device,
-                          {.threads = options_.threads,
+                          {.threads = threads_of(options_),
                            .inter_op = options_.inter_op,
                            .intra_op = options_.intra_op,
                            .strategies = options_.strategies,
@@ -466,6 +471,7 @@ PlanRequest Training::request() const {
 // The first rank's plan, by all of them.
 std::optional<Infeasible> Training::plan_together() {
   Communicator* const ranks = options_.communicator.get();
+  const WaitsForPlan patient(ranks);
   if (ranks == nullptr || ranks->is_first()) {
     std::optional<Infeasible> infeasible = plan();
     if (!infeasible) share_cores();
