@@ -26,7 +26,7 @@ class PostOffice {
   void put(const Way& way, std::span<const std::byte> bytes) {
     const std::lock_guard lock(mutex_);
     boxes_[way].emplace_back(bytes.begin(), bytes.end());
-    sent_ += bytes.size();
+    if (std::get<2>(way) == Transport::Channel::data) data_sent_ += bytes.size();
   }
   bool take(const Way& way, std::span<std::byte> bytes) {
     const std::lock_guard lock(mutex_);
@@ -37,16 +37,16 @@ class PostOffice {
     box.pop_front();
     return true;
   }
-  size_t bytes_sent() {
+  size_t data_bytes_sent() {
     const std::lock_guard lock(mutex_);
-    return sent_;
+    return data_sent_;
   }
 
  private:
   const int size_;
   std::mutex mutex_;
   std::map<Way, std::deque<std::vector<std::byte>>> boxes_;
-  size_t sent_ = 0;
+  size_t data_sent_ = 0;
 };
 
 class LocalTransport final : public Transport {
