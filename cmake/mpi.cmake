@@ -1,5 +1,14 @@
 # libplimsoll_mpi.so: messages between ranks by MPI (src/ranks/module). Nothing else is compiled against MPI.
-find_package(MPI COMPONENTS CXX QUIET)
+# Debian's mpirun brings the compiler wrapper without the headers that it names, which FindMPI takes for an error.
+find_program(PLIMSOLL_MPICXX NAMES mpicxx mpic++)
+set(PLIMSOLL_MPI_HEADERS 1)
+if(PLIMSOLL_MPICXX)
+  file(WRITE ${CMAKE_BINARY_DIR}/has_mpi.cpp "#include <mpi.h>\n")
+  execute_process(COMMAND ${PLIMSOLL_MPICXX} -E ${CMAKE_BINARY_DIR}/has_mpi.cpp OUTPUT_QUIET ERROR_QUIET RESULT_VARIABLE PLIMSOLL_MPI_HEADERS)
+endif()
+if(PLIMSOLL_MPI_HEADERS EQUAL 0)
+  find_package(MPI COMPONENTS CXX QUIET)
+endif()
 if(NOT MPI_CXX_FOUND)
   if(PLIMSOLL_MPI STREQUAL "ON")
     message(FATAL_ERROR "PLIMSOLL_MPI is ON, but no MPI was found (Debian: libopenmpi-dev)")

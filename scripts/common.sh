@@ -1,6 +1,6 @@
 # What ./plimsoll and ./test share: finding and installing what is missing, and building. Sourced, not run.
 
-# One Debian package a line, with the file or command that shows that it is there.
+# One Debian package a line, with the file, command or check that shows that it is there.
 plimsoll_packages() {  # to build and run the program
   cat <<'LIST'
 g++ command:g++
@@ -32,7 +32,7 @@ LIST
 }
 plimsoll_mpi_packages() {  # for several processes that train together; mpirun has its own
   cat <<'LIST'
-libopenmpi-dev command:mpicxx
+libopenmpi-dev check:plimsoll_has_mpi
 openmpi-bin command:mpirun
 LIST
 }
@@ -44,11 +44,17 @@ python3-venv file:/usr/share/doc/python3-venv
 LIST
 }
 
+# MPI's compiler wrapper comes with mpirun, its headers with another package.
+plimsoll_has_mpi() {
+  command -v mpicxx >/dev/null 2>&1 && echo '#include <mpi.h>' | mpicxx -E -x c++ - >/dev/null 2>&1
+}
+
 # plimsoll_missing LIST...: those of these lists that are not there.
 plimsoll_missing() {
   for list; do "$list"; done | while read -r package sign; do
     case "$sign" in
       command:*) command -v "${sign#command:}" >/dev/null 2>&1 || echo "$package" ;;
+      check:*) "${sign#check:}" || echo "$package" ;;
       file:*) [ -e "${sign#file:}" ] || echo "$package" ;;
     esac
   done
