@@ -26,6 +26,20 @@ struct ParameterGroup {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
 };
 
+// What belongs to a parameter may be divided among the ranks (ZeRO: Rajbhandari et al., "ZeRO: memory optimizations toward
+// training trillion parameter models", SC 2020, section 5). Its stages, each with what the one before divides:
+//   1  optimizer states: every rank updates its piece of the parameter, and gathers the others'
+//   2  sums of gradients over several batches. (Without these a gradient lives but a moment in any stage.)
+//   3  the parameter: gathered for the forward pass, and again for the backward pass
+struct Sharding {
+  int stage = 0;  // 0: nothing is divided
+  Bytes least;    // parameters of fewer bytes stay whole
+  // Sums over batches are not divided in any stage: then they are added in the same order, and the bits are the same.
+  bool whole_sums = false;
+  friend bool operator==(const Sharding&, const Sharding&) = default;
+};
+inline constexpr int kMostShardingStage = 3;
+
 struct OptimizerOptions {
   std::string name = "sgd";  // sgd, adam, adamw
   double momentum = 0.9;     // sgd
@@ -49,6 +63,7 @@ struct OptimizerOptions {
   // Above 1: so many processes train together, each with its part of the batch. Every gradient is averaged over them before
   // anything else reads it (AllReduce); a sum of gradients before its update.
   int ranks = 1;
+  Sharding sharding;  // among them
   // Parameters that no gradient reaches are left as they are, as PyTorch's optimizers leave them; else they are an error.
   bool leave_unreached = false;
 };
@@ -87,6 +102,14 @@ std::vector<TensorId> append_backward(Graph& graph, std::span<const Seed> seeds,
 // value below 0 that there is nothing to update yet; invalid where the gradient is taken as it is.
 void append_update(Graph& graph, TensorId parameter, TensorId gradient, const OptimizerOptions& options,
                    TensorId learning_rate, TensorId step_number, TensorId scale = {});
+
+// Whether what belongs to a parameter of this shape is divided among so many ranks: not where a piece is hardly smaller
+// than the whole.
+bool is_divided(const Shape& parameter, const Sharding& sharding, int ranks);
+
+// Puts a piece of each parameter that is divided in its place among the states, and gathers it where it is read first.
+// Of a forward network, before its gradients; of an evaluation too.
+void divide_parameters(Network& network, const Sharding& sharding, int ranks);
 
 // The name of the input that a group's learning rate comes from: "learning_rate", "learning_rate.1", ...
 std::string learning_rate_name(size_t group);

@@ -53,6 +53,9 @@ struct CompileOptions {
   // Of several ranks: so many bytes of gradients may be on their way while compute goes on, before the first of them is
   // waited for. Absent: what makes the step shortest.
   std::optional<Bytes> in_flight;
+  // Of several ranks: the stage of ZeRO (Sharding), with all parameters divided. Absent: what costs least of those that
+  // fit; nothing where all fits undivided. optimizer.sharding is what comes of it.
+  std::optional<int> zero;
   bool first_that_fits = false;  // whether there is a plan is the question, not how fast it is
   bool name_minimum = false;     // in Program::minimum; takes a search of its own where everything would fit
 };
@@ -86,6 +89,7 @@ struct Program {
   LayoutFamily family = LayoutFamily::plain;
   std::string policy;  // that was asked for; plan->policy made the plan: auto takes whatever is best
   CheckedPlan plan;
+  Sharding sharding;             // how states are divided among the ranks
   Bytes lower_bound;             // no plan needs less (least_bytes)
   std::optional<Bytes> minimum;  // the least memory with which there is a plan, as options.name_minimum asks
   Bytes baseline_peak;           // what the baseline policy needs for the same graph

@@ -16,6 +16,7 @@
 
 namespace plimsoll {
 
+class Communicator;
 class Tier;
 
 // Memory behind the arena, with engines of its own that copy in and out beside compute.
@@ -53,8 +54,11 @@ struct LinkInfo {
 
 // So much of some tensors goes into one exchange.
 inline constexpr Bytes kMessageBytes = 4_MiB;
-// What an AllReduce of so many bytes takes: pieces to all, and sums to all, message by message.
-double all_reduce_ms(const LinkInfo& link, Bytes bytes);
+// What these take as one, message by message: collectives (OpType::is_collective) of one type. Pieces go to all; those of
+// an AllReduce twice, as gradients and as means.
+double collective_ms(const LinkInfo& link, const Graph& graph, std::span<const OpId> ops);
+// Bytes that each rank sends for them.
+Bytes collective_traffic(const LinkInfo& link, const Graph& graph, std::span<const OpId> ops);
 
 struct DeviceInfo {
   std::string name;         // "cpu": what --device takes
@@ -180,6 +184,8 @@ class Device {
   virtual std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                               int threads = 0) const = 0;
 
+  // Which of the ranks this is, and how it reaches the others; null where it is alone, or only plans for several.
+  virtual Communicator* communicator() const { return nullptr; }
   // One kernel for several ops that all ranks run together (OpType::is_collective), of one type; it is bound to the inputs
   // of all, in their order, and to the outputs of all. Throws Error(unsupported) on a device that is alone.
   virtual std::unique_ptr<Kernel> make_collective(const Graph& graph, std::span<const OpId> ops) const;

@@ -88,6 +88,21 @@ struct RowBlock {
   friend bool operator==(const RowBlock&, const RowBlock&) = default;
 };
 
+// A tensor of which every rank of a training has another piece (ZeRO): the elements of the whole in row-major order, cut
+// into pieces of one length. Rank r has piece r; behind the whole's last element there are zeros. Files and people know
+// the whole.
+struct Shard {
+  std::string whole;  // the whole's name: "fc.weight"
+  Shape shape;        // of the whole
+  int64_t ranks = 0;  // 0: the tensor is no shard
+  bool is_shard() const { return ranks > 0; }
+  friend bool operator==(const Shard&, const Shard&) = default;
+};
+// The elements of one piece: a multiple of kShardUnit, so that sums over blocks of so many elements do not depend on how a
+// tensor is cut.
+inline constexpr int64_t kShardUnit = 4096;
+int64_t shard_elements(const Shape& whole, int64_t ranks);
+
 struct Tensor {
   std::string name;  // unique in the graph
   Shape shape;
@@ -97,6 +112,7 @@ struct Tensor {
   OpId producer;     // invalid: comes from outside
   Initializer init;  // for parameters, optimizer states and statistics
   RowBlock block;    // for states of split layers; named "fc.weight[0:512]"
+  Shard shard;       // for states that are divided among ranks; named "fc.weight[/4]"
 
   Bytes bytes() const;  // storage, with the layout's padding
 };
@@ -216,6 +232,10 @@ struct WholeState {
 // whole when blocks overlap, leave rows out or do not belong together.
 std::vector<WholeState> whole_states(const Graph& graph);
 std::string block_name(const RowBlock& block, int64_t rows);  // "fc.weight[0:512]"
+std::string shard_name(const Shard& shard);                   // "fc.weight[/4]"
+// The name by which files and people know a state, or the one that it is a part of; and the shape of all ranks' pieces.
+const std::string& whole_name(const Tensor& state);
+const Shape& whole_shape(const Tensor& state);
 
 // Every structural rule: inputs exist and are written before they are read in some order (no cycle), names are unique,
 // states pair tensors of one size and the blocks of each make a whole, outputs exist. Throws Error(invalid_input) that

@@ -98,6 +98,7 @@ struct OpType {
   bool is_view = false;        // moves no data: the output is the input under another shape (reshape)
   bool changes_state = false;  // must run exactly once a step: optimizer updates
   bool is_collective = false;  // all ranks run it together (device/collectives.h), each with its part of the batch
+  bool is_of_rank = false;     // what comes out depends on which rank runs it, though it sends nothing
   // Outputs that are the new values of running statistics. A recomputation leaves them alone, so that they advance once
   // a step.
   std::vector<int> state_outputs;

@@ -79,6 +79,7 @@ struct TrainOptions {
   std::optional<std::filesystem::path> plan;  // run this saved plan; policy and placement are the plan's
   std::string costs = "measured";             // measured: measure what the database lacks; estimated: do not
   bool check_memory = false;
+  std::optional<int> zero;  // as in CompileOptions
   // The other processes that train this network, each with its part of every batch: `batch` is the sum of all parts, and
   // `memory` what each may take. All give the same options. The first saves, and has what the listener is told. Null: none.
   std::shared_ptr<Communicator> communicator = {};

@@ -117,6 +117,9 @@ class TrainingStep {
   // The same for some of its elements, row-major from byte `offset` on, so that a large one is never held twice.
   void set_state(std::string_view name, Bytes offset, std::span<const std::byte> elements);
   TensorSource state_source() const;  // for save_checkpoint
+  // Whether other ranks have a part of some state. Then what reads a state, here and state() above, is done by all ranks
+  // together, in one order; each gets the whole.
+  bool is_divided() const;
   std::string weights_sha256() const;
   // Checks the checkpoint's bytes against their hash, then takes every state from it; throws Error(corrupt_file).
   void load(const Checkpoint& checkpoint);

@@ -7,6 +7,7 @@
 
 #include "autodiff/backward.h"
 #include "autodiff/optimizers.h"
+#include "autodiff/sharding.h"
 #include "base/names.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
@@ -82,7 +83,7 @@ std::map<TensorId, size_t> objective_of_parameters(const Network& network) {
 void leave_frozen(Network& network, const std::vector<std::string>& patterns) {
   const auto name_of = [&](TensorId id) -> const std::string& {
     const Tensor& tensor = network.graph.tensor(id);
-    return tensor.block.is_block() ? tensor.block.whole : tensor.name;
+    return whole_name(tensor);
   };
   std::vector<std::string> names;
   for (const Objective& objective : network.objectives) {
@@ -123,10 +124,24 @@ std::string layer_of(const Graph& graph, TensorId id) {
   return producer.valid() ? graph.op(producer).layer : graph.tensor(id).name;
 }
 
-TensorId append_norm(Graph& graph, const ReadyUpdate& ready) {
-  const std::string name = graph.tensor(ready.parameter).name + "/gradient_norm";
+// With several ranks the sum does not depend on whether the gradient is divided among them.
+TensorId append_norm(Graph& graph, const ReadyUpdate& ready, int ranks) {
+  const Tensor p = graph.tensor(ready.parameter);  // a copy: the tensor list grows below
+  const std::string name = p.name + "/gradient_norm";
   const std::string layer = layer_of(graph, ready.gradient);
-  return graph.output(graph.add_op("GradientNorm", name, layer, {ready.gradient}, {}, Phase::backward));
+  const auto add = [&](std::string_view type, const std::string& op, TensorId input, const Attributes& attributes) {
+    return graph.output(graph.add_op(type, op, layer, {input}, attributes, Phase::backward));
+  };
+  if (p.shard.is_shard()) {
+    const TensorId sums = add("SquareSums", name + "/sums", ready.gradient, {});
+    const Shape all{graph.tensor(sums).shape[0] * ranks};
+    const TensorId gathered =
+        add("AllGather", name + "/all_gather", sums, {{"ranks", int64_t{ranks}}, {"shape", all}});
+    return add("NormOfSums", name, gathered, {});
+  }
+  Attributes attributes;
+  if (ranks > 1) attributes.set("row_major", int64_t{1});
+  return add("GradientNorm", name, ready.gradient, attributes);
 }
 
 // What the updates of a step share.
@@ -168,23 +183,54 @@ UpdateInputs update_inputs(Graph& graph, const OptimizerOptions& options) {
   return inputs;
 }
 
-// A state beside a parameter, of its shape, named after it. A block's state is a block of the whole's.
+// A state beside a parameter, of its shape, named after it. A block's state is a block of the whole's, a piece's a piece.
 TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view suffix) {
   RowBlock block = parameter.block;
+  Shard shard = parameter.shard;
   if (block.is_block()) block.whole += fmt::format(".{}", suffix);
-  const std::string name =
-      block.is_block() ? block_name(block, parameter.shape.at(0)) : fmt::format("{}.{}", parameter.name, suffix);
+  std::string name = block.is_block()
+                         ? block_name(block, whole_shape(parameter).at(0))
+                         : fmt::format("{}.{}", shard.is_shard() ? shard.whole : parameter.name, suffix);
+  if (shard.is_shard()) {
+    shard.whole = name;
+    name = shard_name(shard);
+  }
   const TensorId id = graph.add_source(name, parameter.shape, parameter.dtype, Role::optimizer_state);
   graph.tensor(id).block = block;
+  graph.tensor(id).shard = shard;
   return id;
+}
+
+// What a collective makes of what it has `sent`, once it is complete.
+TensorId append_wait(Graph& graph, OpId collective, std::vector<TensorId> sent, const std::string& name,
+                     const std::string& output) {
+  sent.insert(sent.begin(), graph.output(collective));
+  const std::string layer = graph.op(collective).layer;
+  return graph.output(graph.add_op("Wait", name, layer, std::move(sent), {}, Phase::update, {output}));
+}
+
+// A piece that an update has changed goes to all ranks, where the parameter itself is whole.
+void append_gather(Graph& graph, TensorId piece, TensorId changed, TensorId scale) {
+  const Op taken = graph.op(graph.tensor(piece).producer);  // a copy: the op list grows below
+  const TensorId parameter = taken.inputs[0];
+  const std::string name = graph.tensor(parameter).name;
+  std::vector<TensorId> inputs = {parameter, changed};
+  Attributes attributes{{"ranks", graph.tensor(piece).shard.ranks}};
+  if (scale.valid()) {
+    inputs.push_back(scale);
+    attributes.set("scaled", int64_t{1});
+  }
+  const OpId op =
+      graph.add_op("AllGatherParameter", name + "/all_gather", taken.layer, inputs, attributes, Phase::update);
+  state_of(graph, parameter).after =
+      append_wait(graph, op, {inputs.begin() + 1, inputs.end()}, name + "/wait", name + ".next");
 }
 
 // By the settings of the parameter's group.
 void append_update_of_group(Graph& graph, const ReadyUpdate& ready, const UpdateInputs& inputs, TensorId scale) {
   size_t group = 0;
   if (!inputs.group_of.empty()) {
-    const Tensor& parameter = graph.tensor(ready.parameter);
-    const std::string& name = parameter.block.is_block() ? parameter.block.whole : parameter.name;
+    const std::string& name = whole_name(graph.tensor(ready.parameter));
     const auto place = inputs.group_of.find(name);
     if (place == inputs.group_of.end()) {
       throw Error(
@@ -202,8 +248,10 @@ TensorId append_sum(Graph& graph, const ReadyUpdate& ready, TensorId accumulated
   const Tensor p = graph.tensor(ready.parameter);  // a copy: the tensor list grows below
   const std::string layer = layer_of(graph, ready.gradient);
   const TensorId sum = add_state_of(graph, p, "gradient_sum");
+  // A parameter that is gathered need not be there for it.
+  const TensorId like = is_gathered(graph, ready.parameter) ? sum : ready.parameter;
   const OpId op = graph.add_op("AccumulateGradient", p.name + "/accumulate", layer,
-                               {ready.parameter, ready.gradient, sum, accumulated}, {}, Phase::update,
+                               {like, ready.gradient, sum, accumulated}, {}, Phase::update,
                                {graph.tensor(sum).name + ".next"});
   state_of(graph, sum).after = graph.output(op);
   return graph.output(op);
@@ -220,6 +268,49 @@ TensorId append_all_reduce(Graph& graph, const ReadyUpdate& ready, int ranks, Te
     attributes.set("scaled", int64_t{1});
   }
   return graph.output(graph.add_op("AllReduce", name, layer, inputs, attributes, Phase::update));
+}
+
+// This rank's piece of the mean, and of what it is to update.
+ReadyUpdate append_reduce_scatter(Graph& graph, const ReadyUpdate& ready, int ranks, TensorId scale) {
+  const Tensor whole = graph.tensor(ready.parameter);  // a copy: the tensor list grows below
+  const std::string layer = layer_of(graph, ready.gradient);
+  ReadyUpdate result;
+  if (is_gathered(graph, ready.parameter)) {
+    result.parameter = piece_of(graph, ready.parameter);
+  } else {
+    const Shard shard{whole.name, whole.shape, ranks};
+    result.parameter = graph.output(graph.add_op("TakeShard", whole.name + "/take_shard", layer, {ready.parameter},
+                                                 {{"ranks", int64_t{ranks}}}, Phase::update, {shard_name(shard)}));
+    graph.tensor(result.parameter).shard = shard;
+    graph.tensor(result.parameter).block = whole.block;
+  }
+  std::vector<TensorId> inputs = {ready.gradient};
+  Attributes attributes{{"ranks", int64_t{ranks}}};
+  if (scale.valid()) {
+    inputs.push_back(scale);
+    attributes.set("scaled", int64_t{1});
+  }
+  const std::string name = whole.name + "/reduce_scatter";
+  const OpId op = graph.add_op("ReduceScatter", name, layer, inputs, attributes, Phase::update);
+  result.gradient = append_wait(graph, op, inputs, name + "/wait", name + "/wait:0");
+  return result;
+}
+
+// What the update of a parameter reads: its gradient summed over batches and averaged over ranks, as far as it is.
+ReadyUpdate append_reductions(Graph& graph, ReadyUpdate ready, const OptimizerOptions& options, TensorId accumulated,
+                              TensorId scale) {
+  const bool divided = options.ranks > 1 && (is_gathered(graph, ready.parameter) ||
+                                             is_divided(graph.tensor(ready.parameter).shape, options.sharding,
+                                                        options.ranks));
+  if (divided && accumulated.valid() && options.sharding.stage >= 2 && !options.sharding.whole_sums) {  // the sum is a piece, too
+    ready = append_reduce_scatter(graph, ready, options.ranks, {});
+    ready.gradient = append_sum(graph, ready, accumulated);
+    return ready;
+  }
+  if (accumulated.valid()) ready.gradient = append_sum(graph, ready, accumulated);
+  if (divided) return append_reduce_scatter(graph, ready, options.ranks, scale);
+  if (options.ranks > 1) ready.gradient = append_all_reduce(graph, ready, options.ranks, scale);
+  return ready;
 }
 
 // Of gradients that are not summed: scales all of an objective by one factor. Of sums: the updates do it. Returns the
@@ -304,6 +395,10 @@ void check(const OptimizerOptions& options) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("--accumulate {}: an update takes at least 1 batch", options.accumulate));
   }
+  if (options.sharding.stage < 0 || options.sharding.stage > kMostShardingStage) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("ZeRO has no stage {}; give 0 to {}", options.sharding.stage, kMostShardingStage));
+  }
   if (!options.nesterov) return;
   if (options.name != "sgd") {
     throw Error(
@@ -355,7 +450,11 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
   std::vector<std::string> names = {p.name + ".next"};
   for (TensorId id : states) names.push_back(graph.tensor(id).name + ".next");
   const OpId op = graph.add_op(type, p.name + "/update", layer, inputs, attributes, Phase::update, names);
-  state_of(graph, parameter).after = graph.output(op, 0);
+  if (p.shard.is_shard() && p.producer.valid()) {
+    append_gather(graph, parameter, graph.output(op, 0), scale);
+  } else {
+    state_of(graph, parameter).after = graph.output(op, 0);
+  }
   for (size_t i = 0; i < states.size(); ++i) state_of(graph, states[i]).after = graph.output(op, i + 1);
 }
 
@@ -363,6 +462,7 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
   check(options);
   Network network = forward;
   leave_frozen(network, options.freeze);
+  divide_parameters(network, options.sharding, options.ranks);
   Graph& graph = network.graph;
   network.accumulate = options.accumulate;
   const UpdateInputs inputs = update_inputs(graph, options);
@@ -395,14 +495,13 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
         const size_t owner = objective_of.at(parameter);
         ReadyUpdate ready{parameter, backwards[owner].gradient(parameter)};
         if (!ready.gradient.valid()) continue;
-        if (inputs.accumulated.valid()) ready.gradient = append_sum(graph, ready, inputs.accumulated);
-        if (options.ranks > 1) ready.gradient = append_all_reduce(graph, ready, options.ranks, inputs.scale);
+        ready = append_reductions(graph, ready, options, inputs.accumulated, inputs.scale);
         if (options.clip_grad_norm == 0) {
           append_update_of_group(graph, ready, inputs, inputs.scale);
           continue;
         }
         waiting[owner].updates.push_back(ready);
-        waiting[owner].norms.push_back(append_norm(graph, waiting[owner].updates.back()));
+        waiting[owner].norms.push_back(append_norm(graph, waiting[owner].updates.back(), options.ranks));
       }
     }
   }
@@ -411,6 +510,7 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
   if (options.leave_unreached && !unreached.empty() && unreached.size() < objective_of.size())
     return make_training_network(without_training(forward, unreached), options);
   check_that_gradients_reach_all(network, objective_of, unreached);
+  if (options.sharding.stage >= 3) gather_again(network);
   return network;
 }
 

@@ -70,6 +70,7 @@ struct CommonFlags {
   int64_t accumulate = 1;
   bool nesterov = false, exact = false;
   std::vector<std::string> freeze;
+  std::string zero_name = "auto";
   std::optional<std::string> workspace, workspace_total, batch_sizes_name;
 
   void add_to(CLI::App& command, bool model_required);
@@ -77,6 +78,8 @@ struct CommonFlags {
   bool means_process() const { return memory_is == "process"; }
   void add_layer_model_to(CLI::App& command);
   void add_optimizer_to(CLI::App& command);
+  void add_zero_to(CLI::App& command);
+  std::optional<int> zero() const;  // nothing: auto
   void add_sharing_to(CLI::App& command);
   CoreRequest core_request() const;
   void add_workspace_to(CLI::App& command);

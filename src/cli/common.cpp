@@ -145,6 +145,20 @@ void CommonFlags::add_optimizer_to(CLI::App& command) {
       ->check(whole_number(1, kMostAccumulated));
 }
 
+void CommonFlags::add_zero_to(CLI::App& command) {
+  command
+      .add_option("--zero", zero_name,
+                  "What several ranks divide among them, as ZeRO's stages: 0 nothing; 1 optimizer states; 2 sums of "
+                  "gradients (--accumulate), too; 3 parameters, too. auto: nothing where it fits, else what costs least")
+      ->type_name("auto|0|1|2|3")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "0", "1", "2", "3"}));
+}
+
+std::optional<int> CommonFlags::zero() const {
+  return zero_name == "auto" ? std::nullopt : std::optional(std::stoi(zero_name));
+}
+
 void CommonFlags::add_sharing_to(CLI::App& command) {
   command
       .add_option("--inter-op", inter_op,
@@ -306,6 +320,7 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session,
   options.workspace = flags.workspace_bytes().value_or(Bytes{INT64_MAX});
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();
+  options.zero = flags.zero();
   return options;
 }
 

@@ -17,6 +17,7 @@
 #include "compile/verify_file.h"
 #include "cores/share_cores.h"
 #include "cost/cost_file.h"
+#include "device/collectives.h"
 #include "device/cpu/machine.h"
 #include "papers/layer_model.h"
 #include "plimsoll/train.h"
@@ -48,8 +49,30 @@ std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Networ
 
 struct PlanFlags : CommonFlags {
   std::string save, trace, data, report, explain, costs = "estimated";
-  int tensors = 10;
+  int tensors = 10, ranks = 1;
+  double link_gbit_per_s = 10, link_latency_us = 50;
 };
+
+// Every rank sends to every other at once. What a message beside the first costs is assumed.
+constexpr double kMessageUs = 1;
+LinkInfo link_of(const PlanFlags& flags) {
+  return {.ranks = flags.ranks,
+          .latency_us = flags.link_latency_us + kMessageUs * (flags.ranks - 2),
+          .gb_per_s = flags.link_gbit_per_s / 8};
+}
+
+void check_ranks(const PlanFlags& flags, int64_t batch) {
+  if (flags.ranks < 2) return;
+  const auto refuse = [](const std::string& why) { throw Error(ErrorCode::invalid_input, why); };
+  if (batch % flags.ranks != 0) {
+    const int64_t below = batch / flags.ranks * flags.ranks;
+    refuse(fmt::format("--batch {} is of all ranks, and cannot be divided equally among {}; take {}{}", batch,
+                       flags.ranks, below > 0 ? fmt::format("{} or ", below) : "", below + flags.ranks));
+  }
+  if (flags.has_paper_layers())
+    refuse("--ranks: the papers' layer model has no gradients to send; leave out --layer-model paper");
+  if (flags.inter_op != "1") refuse("--inter-op: with several ranks, steps run one after another; leave it out");
+}
 
 // Measures what the database lacks, as `train` does before it plans; false: it was interrupted.
 bool measure_for_plan(Session& session, const Network& network, const CompileOptions& options, const PlanFlags& flags) {
@@ -152,19 +175,49 @@ PlanReason find_reason(Planner& planner, CompileOptions options, const Program& 
   return reason_of(program, {.keeping = all, .more = std::get_if<Program>(&more)});
 }
 
+// What a step of one rank's part of the batch takes a process that is alone, in the same memory where that will do.
+std::optional<double> ms_alone(const PlanFlags& flags, const Session& session, const Network& network,
+                               const Program& program) {
+  if (flags.ranks < 2) return std::nullopt;
+  CompileOptions options = compile_options(flags, session);
+  options.memory = program.plan->budget;
+  auto result = compile_training(network, *session.device, session.costs, options);
+  if (std::holds_alternative<Infeasible>(result)) {
+    options.memory = {INT64_MAX};
+    result = compile_training(network, *session.device, session.costs, options);
+  }
+  const Program* const alone = std::get_if<Program>(&result);
+  return alone != nullptr ? std::optional(alone->plan->predicted.step_time_ms) : std::nullopt;
+}
+
+std::string efficiency_text(const PlanFlags& flags, const Program& program, std::optional<double> alone) {
+  if (!alone) return "";
+  const double ms = program.plan->predicted.step_time_ms;
+  return fmt::format(
+      "  {:<10} {:.1f} % of {} processes that need not wait for each other ({:.1f} ms alone); the link is assumed: "
+      "{:.4g} Gbit/s, {:.4g} us for a message and {:.4g} us for each to a further rank\n",
+      "efficiency", 100 * *alone / ms, flags.ranks, *alone, flags.link_gbit_per_s, flags.link_latency_us, kMessageUs);
+}
+
 // What the plan is, to a person and as JSON.
 void tell_plan(const PlanFlags& flags, const Session& session, const Network& network, const ModelInput& input,
                const Program& program, const PlanReason& reason, const ProcessMemory& process, JsonLines& out) {
   Bytes minimum = *program.minimum;
-  say(out, fmt::format("{}, batch {}, device {} ({})", flags.model, input.batch, flags.device,
+  const std::string share = flags.ranks > 1 ? fmt::format(" ({} a rank)", input.batch) : "";
+  say(out, fmt::format("{}, batch {}{}, device {} ({})", flags.model, input.batch * flags.ranks, share, flags.device,
                        session.device->info().description));
   const bool runs_here = shares_cores(flags.device) && !flags.has_paper_layers();
   if (flags.means_process()) minimum = process.with(minimum);
-  say(out, plan_text(program, input.batch) +
+  const std::optional<double> alone = ms_alone(flags, session, network, program);
+  say(out, plan_text(program, input.batch * flags.ranks) + efficiency_text(flags, program, alone) +
                fmt::format("  {:<10} {} would do, less than {} nothing can\n", "minimum", to_string(minimum),
                            to_string(flags.means_process() ? process.with(program.lower_bound) : program.lower_bound)) +
                (runs_here ? process_text(process, program.plan, flags.means_process()) : "") + reason_text(reason));
   json object = plan_json(program, minimum, reason);
+  if (alone) {
+    object["alone_ms"] = *alone;
+    object["efficiency"] = *alone / program.plan->predicted.step_time_ms;
+  }
   if (runs_here) add_process(object, process, program.plan, flags.means_process());
   if (flags.explain.empty()) {
     say(out,
@@ -187,15 +240,19 @@ int run_plan(const PlanFlags& flags) {
   check_momentum(flags, flags.optimizer);
   check_costs(flags);
   JsonLines out(flags.json);
-  const ModelInput input = planned_input(flags);
+  ModelInput input = planned_input(flags);
+  check_ranks(flags, input.batch);
+  input.batch /= flags.ranks;
   const Network network = build_model(flags.model, input);
   const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
   if (!cores.notice.empty()) complain(cores.notice);
   Session session = open_session(flags.device, cores.intra_op, flags.tiers(), probing_room(flags));
   for (const std::string& notice : session.notices) complain(notice);
+  if (flags.ranks > 1) session.device = with_ranks(std::move(session.device), link_of(flags), nullptr);
   const ProcessMemory process = process_of(flags, network, flags.data);
   const std::optional<ProcessMemory> stated = stated_process(flags, network, flags.data);
   CompileOptions options = compile_options(flags, session, stated);
+  options.optimizer.ranks = flags.ranks;
   options.name_minimum = true;
   if (flags.costs == "measured" && !measure_for_plan(session, network, options, flags)) {
     say(out, "interrupted; what was measured is kept");
@@ -480,6 +537,7 @@ Run add_plan(CLI::App& app) {
       "Examples:\n"
       "  plimsoll plan vgg16 --batch 32 --memory 2GiB                        would it fit, and what would it cost?\n"
       "  plimsoll plan resnet50 --batch 16 --explain layer1.0.conv1          what happens to this layer, and why\n"
+      "  plimsoll plan resnet50 --batch 256 --ranks 8 --memory 2GiB          eight machines: bytes, time, efficiency of each\n"
       "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json    for `verify` and `train --plan`");
   flags->add_to(*command, true);
   flags->add_layer_model_to(*command);
@@ -491,6 +549,24 @@ Run add_plan(CLI::App& app) {
           "--data", flags->data,
           "Plan for images as this data gives them, as `train` would: digits, mnist:DIR, synthetic, ... (default: as the network is usually fed)")
       ->check(not_empty());
+  flags->add_zero_to(*command);
+  command
+      ->add_option("--ranks", flags->ranks,
+                   "Plan for so many processes that train together (mpirun -n N): --batch is of all of them, --memory "
+                   "of each")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(whole_number(1, kMostRanks));
+  command
+      ->add_option("--link-bandwidth", flags->link_gbit_per_s, "With --ranks: of each rank's link to the others, in Gbit/s")
+      ->type_name("GBIT")
+      ->capture_default_str()
+      ->check(positive_number(1e6));
+  command
+      ->add_option("--link-latency", flags->link_latency_us, "With --ranks: of a message between two of them, in us")
+      ->type_name("US")
+      ->capture_default_str()
+      ->check(number(0, 1e9));
   command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")
       ->type_name("FILE")
       ->check(not_empty());

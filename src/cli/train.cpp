@@ -259,6 +259,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.workspace = flags.workspace_bytes();
   options.workspace_total = flags.workspace_total_bytes();
   options.batch_sizes = flags.batch_sizes();
+  options.zero = flags.zero();
   options.image_size = flags.image_size;
   options.classes = flags.classes;
   options.augment = !flags.no_augment;
@@ -686,6 +687,7 @@ Run add_train(CLI::App& app) {
           "faster and --exact is not given)");
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
+  flags->add_zero_to(*command);
   flags->add_workspace_to(*command);
   add_data_to(*command, *flags);
   add_learning_rate_to(*command, *flags);

@@ -45,7 +45,8 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
 }
 
 Route route_of(const Graph& graph, const CompileOptions& options) {
-  return delay_updates(graph, make_route(graph), options.in_flight.value_or(0_B));
+  const Bytes in_flight = options.in_flight.value_or(0_B);
+  return advance_gathers(graph, delay_updates(graph, make_route(graph), in_flight), in_flight);
 }
 
 }  // namespace

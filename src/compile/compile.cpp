@@ -205,13 +205,18 @@ Attempt search_shares(const Network& network, const Device& device, const CostTa
 Attempt search_in_flight(const Network& network, const Device& device, const CostTable& costs,
                          const CompileOptions& options) {
   if (device.info().link.ranks < 2 || options.in_flight) return search_shares(network, device, costs, options);
+  // A parameter that comes back after its update is waited for, too: then later is not always better.
+  const bool gathers = std::ranges::any_of(network.graph.ops(),
+                                           [](const Op& op) { return op.type->name == "AllGatherParameter"; });
+  const std::vector<Bytes> choices =
+      gathers ? std::vector<Bytes>{{INT64_MAX}, 32_MiB, 4_MiB, 0_B} : std::vector<Bytes>{{INT64_MAX}, 32_MiB, 0_B};
   CompileOptions within = options;
   Attempt best;
-  for (const Bytes in_flight : {Bytes{INT64_MAX}, 32_MiB, 0_B}) {
+  for (const Bytes in_flight : choices) {
     within.in_flight = in_flight;
     Attempt found = search_shares(network, device, costs, within);
     if (best.graph.op_count() == 0 || is_better(found, best)) best = std::move(found);
-    if (is_free_of_charge(best)) break;
+    if (is_free_of_charge(best) && !gathers) break;
   }
   return best;
 }
@@ -309,18 +314,114 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, const Devic
   return result;
 }
 
-}  // namespace
+// A parameter that is gathered lies row-major, as its pieces do.
+void pin_gathered(const Graph& graph, CompileOptions& options) {
+  for (const Op& op : graph.ops()) {
+    if (op.type->name == "AllGatherParameter") options.state_layouts[graph.tensor(op.inputs[0]).name] = {};
+  }
+}
 
-std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
-                                                   const CompileOptions& options) {
+// With the states divided as options.optimizer says.
+std::variant<Program, Infeasible> compile_as_divided(const Network& network, const Device& device,
+                                                     const CostTable& costs, CompileOptions options) {
   const Stopwatch watch;
+  options.optimizer.sharding.whole_sums = options.exact;
   Network training = network;
   std::vector<PassReport> passes = run_fusion_passes(training, options.fusion);
   training = make_training_network(training, options.optimizer);
   for (PassReport& report : run_training_passes(training, options.fusion)) passes.push_back(std::move(report));
+  pin_gathered(training.graph, options);
   auto result = compile_rewritten(std::move(training), device, costs, options, watch);
-  if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
+  if (auto* program = std::get_if<Program>(&result)) {
+    program->passes = std::move(passes);
+    program->sharding = options.optimizer.sharding;
+  }
   return result;
+}
+
+// Ways to divide what belongs to parameters, the least divided first: in each stage the largest parameters, of which so
+// many have that share of all bytes, and then all of them.
+std::vector<Sharding> ways_to_divide(const Network& network, const OptimizerOptions& optimizer) {
+  std::vector<Bytes> sizes;
+  Bytes all;
+  for (const State& state : network.graph.states) {
+    const Tensor& t = network.graph.tensor(state.before);
+    if (t.role != Role::parameter || !is_divided(t.shape, {.stage = 1}, optimizer.ranks)) continue;
+    sizes.push_back(t.bytes());
+    all += t.bytes();
+  }
+  std::ranges::sort(sizes, std::greater());
+  std::vector<Bytes> least;
+  for (const int64_t share : {2, 1}) {
+    Bytes sum;
+    for (const Bytes size : sizes) {
+      sum += size;
+      if (sum.count < all.count / share) continue;
+      if (least.empty() || size < least.back()) least.push_back(size);
+      break;
+    }
+  }
+  std::vector<Sharding> ways;
+  for (int stage = 1; stage <= kMostShardingStage; ++stage) {
+    if (stage == 2 && optimizer.accumulate < 2) continue;  // nothing that stage 1 does not divide
+    for (const Bytes bytes : least) ways.push_back({.stage = stage, .least = bytes});
+  }
+  return ways;
+}
+
+// What is fastest of those that fit; of those that do not, the one that needs least.
+std::variant<Program, Infeasible> better(std::variant<Program, Infeasible> a, std::variant<Program, Infeasible> b) {
+  const auto* const one = std::get_if<Program>(&a);
+  const auto* const other = std::get_if<Program>(&b);
+  if ((one == nullptr) != (other == nullptr)) return one != nullptr ? std::move(a) : std::move(b);
+  if (one != nullptr)
+    return other->plan->predicted.step_time_ms < one->plan->predicted.step_time_ms ? std::move(b) : std::move(a);
+  return std::get<Infeasible>(b).minimum < std::get<Infeasible>(a).minimum ? std::move(b) : std::move(a);
+}
+
+}  // namespace
+
+std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
+                                                   const CompileOptions& options) {
+  const int ranks = options.optimizer.ranks;
+  if (ranks < 2 || options.optimizer.sharding.stage > 0) return compile_as_divided(network, device, costs, options);
+  CompileOptions divided = options;
+  if (options.zero) {
+    divided.optimizer.sharding.stage = *options.zero;
+    return compile_as_divided(network, device, costs, divided);
+  }
+  auto best = compile_as_divided(network, device, costs, options);
+  const auto is_enough = [](const std::variant<Program, Infeasible>& result) {
+    const auto* const program = std::get_if<Program>(&result);
+    return program != nullptr && program->plan->moves.empty() && program->plan->predicted.recompute_steps == 0;
+  };
+  std::optional<Bytes> minimum;
+  const auto consider_minimum = [&](const std::variant<Program, Infeasible>& result) {
+    const auto* const program = std::get_if<Program>(&result);
+    const std::optional<Bytes> its = program != nullptr ? program->minimum : std::get<Infeasible>(result).minimum;
+    if (its && (!minimum || *its < *minimum)) minimum = its;
+  };
+  consider_minimum(best);
+  Bytes lower_bound = best.index() == 0 ? std::get<Program>(best).lower_bound : std::get<Infeasible>(best).lower_bound;
+  if (!is_enough(best) || options.name_minimum) {
+    for (const Sharding& way : ways_to_divide(network, options.optimizer)) {
+      divided.optimizer.sharding = way;
+      const bool only_names = is_enough(best);
+      auto found = compile_as_divided(network, device, costs, divided);
+      consider_minimum(found);
+      const Bytes bound =
+          found.index() == 0 ? std::get<Program>(found).lower_bound : std::get<Infeasible>(found).lower_bound;
+      lower_bound = std::min(lower_bound, bound);
+      if (!only_names) best = better(std::move(best), std::move(found));
+    }
+  }
+  if (auto* program = std::get_if<Program>(&best)) {
+    if (options.name_minimum) program->minimum = minimum;
+    program->lower_bound = lower_bound;
+  } else {
+    std::get<Infeasible>(best).lower_bound = lower_bound;
+  }
+  return best;
 }
 
 std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device,
@@ -381,6 +482,7 @@ CompileOptions pin_states(Graph& graph, const Program& training, const CompileOp
     if (!id.valid()) {
       id = graph.add_source(tensor.name, tensor.shape, tensor.dtype, tensor.role, tensor.init);
       graph.tensor(id).block = tensor.block;
+      graph.tensor(id).shard = tensor.shard;
     }
     const auto own = std::ranges::find(graph.states, id, &State::before);
     states.push_back({id, own != graph.states.end() ? own->after : id});
@@ -421,6 +523,7 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   const Stopwatch watch;
   Network evaluation = network;
   std::vector<PassReport> passes = run_fusion_passes(evaluation, options.fusion);
+  divide_parameters(evaluation, training.sharding, options.optimizer.ranks);
   Graph& graph = evaluation.graph;
   for (const Objective& objective : evaluation.objectives) graph.outputs.push_back(objective.loss);
   if (evaluation.correct.valid()) graph.outputs.push_back(evaluation.correct);
@@ -437,7 +540,9 @@ std::variant<Program, Infeasible> compile_shape(const Network& network, const Pr
   const Stopwatch watch;
   Network shaped = network;
   std::vector<PassReport> passes = run_fusion_passes(shaped, options.fusion);
-  shaped = make_training_network(shaped, options.optimizer);
+  OptimizerOptions optimizer = options.optimizer;
+  optimizer.sharding = training.sharding;
+  shaped = make_training_network(shaped, optimizer);
   for (PassReport& report : run_training_passes(shaped, options.fusion)) passes.push_back(std::move(report));
   CompileOptions pinned = pin_states(shaped.graph, training, options, options.memory);
   pinned.policy = "auto";  // of the policies it alone heeds where states lie

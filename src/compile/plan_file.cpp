@@ -41,6 +41,8 @@ json request_json(const PlanRequest& r) {
   if (r.optimizer.clip_grad_norm != 0) j["optimizer"]["clip_grad_norm"] = r.optimizer.clip_grad_norm;
   if (r.optimizer.accumulate != 1) j["optimizer"]["accumulate"] = r.optimizer.accumulate;
   if (r.optimizer.ranks != 1) j["ranks"] = r.optimizer.ranks;
+  if (const Sharding& s = r.optimizer.sharding; s.stage > 0)
+    j["zero"] = {{"stage", s.stage}, {"least", s.least.count}, {"whole_sums", s.whole_sums}};
   if (r.host_memory) j["host_memory"] = r.host_memory->count;
   if (r.spill_size) j["spill_size"] = r.spill_size->count;
   if (r.peer_size) j["peer_size"] = r.peer_size->count;
@@ -68,13 +70,20 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
 
 PlanRequest request_from(const JsonReader& r) {
   r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "lowered", "memory", "threads",
-          "inter_op", "intra_op", "optimizer", "ranks", "host_memory", "spill_size", "peer_size"});
+          "inter_op", "intra_op", "optimizer", "ranks", "zero", "host_memory", "spill_size", "peer_size"});
   auto bytes_of = [&](std::string_view name) {
     return r.has(name) ? std::optional(Bytes{r.member(name).integer(0)}) : std::nullopt;
   };
   auto count_of = [&](std::string_view name) { return static_cast<int>(r.member(name).integer(0, kMostThreads)); };
   OptimizerOptions optimizer = optimizer_from(r.member("optimizer"));
   if (r.has("ranks")) optimizer.ranks = static_cast<int>(r.member("ranks").integer(1, kMostRanks));
+  if (r.has("zero")) {
+    const JsonReader zero = r.member("zero");
+    zero.only({"stage", "least", "whole_sums"});
+    optimizer.sharding = {.stage = static_cast<int>(zero.member("stage").integer(1, kMostShardingStage)),
+                          .least = {zero.member("least").integer(0)},
+                          .whole_sums = zero.member("whole_sums").boolean()};
+  }
   return {.model = r.member("model").text(),
           .input = {.batch = r.member("batch").integer(1, 1 << 24),
                     .channels = r.member("channels").integer(0, 1 << 16),
@@ -111,7 +120,9 @@ auto read_part(const JsonReader& file, std::string_view name, const Read& read) 
 
 }  // namespace
 
-std::string to_json(const PlanRequest& request, const Program& program) {
+std::string to_json(const PlanRequest& asked, const Program& program) {
+  PlanRequest request = asked;
+  request.optimizer.sharding = program.sharding;
   json file = {{"format", kFormat},
                {"version", kVersion},
                {"request", request_json(request)},

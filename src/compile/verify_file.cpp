@@ -206,7 +206,7 @@ class FileChecker {
     if (!id.valid()) return wrong_request("model", fmt::format("the graph has no tensor '{}'", expected.name));
     const Tensor& tensor = graph_.tensor(id);
     if (tensor.shape == expected.shape && tensor.dtype == expected.dtype && tensor.role == expected.role &&
-        tensor.init == expected.init && tensor.block == expected.block) {
+        tensor.init == expected.init && tensor.block == expected.block && tensor.shard == expected.shard) {
       return;
     }
     wrong_request(
@@ -231,7 +231,7 @@ std::vector<Violation> verify_workspaces(const Graph& graph, const Plan& plan, c
   for (StepIndex s = 0; s < static_cast<StepIndex>(plan.steps.size()) && found.size() < limit; ++s) {
     const Step& step = plan.steps[s];
     const Op& op = graph.op(step.op);
-    if (op.type->is_view) continue;
+    if (op.type->is_view || op.type->is_collective || op.type->is_of_rank) continue;  // a rank has none for these
     auto wrong = [&](const std::string& why) {
       found.push_back({Violation::Rule::wrong_workspace, s, fmt::format("step {} ('{}'): {}", s, op.name, why)});
     };

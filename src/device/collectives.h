@@ -1,9 +1,10 @@
 // A device as one of the ranks of a training: its own kernels, and for collectives (OpType::is_collective) those that
 // send and receive. The arena must be addressable by the host.
 //
-// There is one, "ordered": it takes kMessageBytes of the tensors at a time, sends every rank its piece of them, adds the
-// pieces that it got in the order of the ranks, and sends the sum to all. The bits do not depend on how tensors are taken
-// together. Its buffers lie beside the arena (plimsoll/process_memory.h): one collective runs at a time.
+// They are "ordered". An AllReduce takes kMessageBytes of the tensors at a time, sends every rank its piece of them, adds the
+// pieces that it got in the order of the ranks, and sends the sum to all. A ReduceScatter is the first half, an AllGather the
+// second, of pieces that are the ranks' own. The bits do not depend on how tensors are taken together, nor on which of these
+// does the sum. Their buffers lie beside the arena (plimsoll/process_memory.h): one collective runs at a time.
 #pragma once
 
 #include <memory>

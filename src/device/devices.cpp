@@ -10,18 +10,41 @@
 #include "device/tier/tier.h"
 #include "plimsoll/device.h"
 #include "plimsoll/error.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
 constexpr std::string_view kCpu = "cpu";
 }
 
-double all_reduce_ms(const LinkInfo& link, Bytes bytes) {
-  if (link.ranks < 2) return 0;
+namespace {
+
+// What each rank divides among all of them: all that an op has before or after.
+Bytes whole_of(const Graph& graph, const Op& op) {
+  Bytes most;
+  for (TensorId id : op.inputs) most = std::max(most, graph.tensor(id).bytes());
+  for (TensorId id : op.outputs) most = std::max(most, graph.tensor(id).bytes());
+  return most;
+}
+
+int passes_of(const Op& op) { return op.type->name == "AllReduce" ? 2 : 1; }
+
+}  // namespace
+
+double collective_ms(const LinkInfo& link, const Graph& graph, std::span<const OpId> ops) {
+  if (link.ranks < 2 || ops.empty()) return 0;
+  Bytes bytes;
+  for (OpId id : ops) bytes += whole_of(graph, graph.op(id));
   const int64_t messages = std::max<int64_t>(1, (bytes.count + kMessageBytes.count - 1) / kMessageBytes.count);
   const double sent = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks;
-  return 2 * (static_cast<double>(messages) * link.latency_us / 1000 +
-              (link.gb_per_s > 0 ? sent / (link.gb_per_s * 1e6) : 0));
+  return passes_of(graph.op(ops[0])) * (static_cast<double>(messages) * link.latency_us / 1000 +
+                                        (link.gb_per_s > 0 ? sent / (link.gb_per_s * 1e6) : 0));
+}
+
+Bytes collective_traffic(const LinkInfo& link, const Graph& graph, std::span<const OpId> ops) {
+  Bytes sent;
+  for (OpId id : ops) sent += whole_of(graph, graph.op(id)) * passes_of(graph.op(id));
+  return link.ranks < 2 ? Bytes{} : Bytes{sent.count / link.ranks * (link.ranks - 1)};
 }
 
 std::unique_ptr<Kernel> Device::make_collective(const Graph& graph, std::span<const OpId> ops) const {

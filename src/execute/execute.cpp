@@ -11,6 +11,7 @@
 #include "device/divided.h"
 #include "execute/driver.h"
 #include "execute/homes.h"
+#include "plimsoll/communicator.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 
@@ -167,6 +168,11 @@ struct Executor::Impl {
     }
   }
 
+  int64_t rank() const {
+    const Communicator* const ranks = ready.device.communicator();
+    return ranks != nullptr ? ranks->rank() : 0;
+  }
+
   std::byte* storage_of(TensorId tensor) const { return memory.arena->base() + stays.at_rest(tensor).offset.count; }
 
   void check_range(const Tensor& tensor, int64_t first, size_t bytes) const {
@@ -246,14 +252,22 @@ void Executor::initialize(uint64_t seed) {
       write(state.before, zeros);
       continue;
     }
-    // A block of rows draws what these rows of the whole would.
-    const std::string& name = tensor.block.is_block() ? tensor.block.whole : tensor.name;
+    // A block of rows draws what these rows of the whole would, a rank's piece what these elements would.
+    const std::string& name = whole_name(tensor);
     const RandomStream stream{.seed = seed, .step = XXH3_64bits(name.data(), name.size()), .salt = kInitializeSalt};
+    const int64_t whole = element_count(whole_shape(tensor));
     const int64_t count = element_count(tensor.shape);
-    const int64_t before = tensor.block.is_block() ? tensor.block.first * (count / tensor.shape[0]) : 0;
+    int64_t before = tensor.block.is_block() ? tensor.block.first * (whole / whole_shape(tensor)[0]) : 0;
+    int64_t drawn = count;  // behind it there are zeros
+    if (tensor.shard.is_shard()) {
+      const int64_t first = impl_->rank() * count;
+      drawn = std::clamp<int64_t>(whole - first, 0, count);
+      before += first;
+    }
     for (int64_t first = 0; first < count; first += kChunkElements) {
-      chunk.resize(std::min(kChunkElements, count - first));
-      draw(chunk, tensor.init, stream, before + first);
+      chunk.assign(std::min(kChunkElements, count - first), 0.0F);
+      const int64_t known = std::clamp<int64_t>(drawn - first, 0, std::ssize(chunk));
+      if (known > 0) draw(std::span(chunk).first(known), tensor.init, stream, before + first);
       write(state.before, first, std::as_bytes(std::span(chunk)));
     }
   }

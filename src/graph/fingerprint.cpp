@@ -72,6 +72,11 @@ uint64_t fingerprint(const Graph& graph) {
       to.number(t.block.first);
       to.number(t.block.rows);
     }
+    if (t.shard.is_shard()) {
+      to.text(t.shard.whole);
+      to.numbers(t.shard.shape);
+      to.number(t.shard.ranks);
+    }
   }
   to.number(graph.op_count());
   for (const Op& op : graph.ops()) {

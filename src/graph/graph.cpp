@@ -324,7 +324,8 @@ TensorId Graph::add_source(std::string name, Shape shape, DType dtype, Role role
                       .layout = {},
                       .producer = {},
                       .init = init,
-                      .block = {}});
+                      .block = {},
+                      .shard = {}});
   if (role == Role::input || role == Role::hyperparameter) inputs.push_back(id);
   if (role == Role::parameter || role == Role::optimizer_state || role == Role::statistic) states.push_back({id, id});
   return id;
@@ -377,7 +378,8 @@ OpId Graph::add_op(std::string_view type, std::string name, std::string layer, s
                         .layout = {},
                         .producer = id,
                         .init = {},
-                        .block = {}});
+                        .block = {},
+                      .shard = {}});
     op.outputs.push_back(out);
   }
   ops_.push_back(std::move(op));

@@ -33,6 +33,8 @@ ordered_json tensor_json(const Tensor& t) {
                  {"scale", real_json(t.init.scale, t.name)}};
   }
   if (t.block.is_block()) j["block"] = {{"whole", t.block.whole}, {"first", t.block.first}, {"rows", t.block.rows}};
+  if (t.shard.is_shard())
+    j["shard"] = {{"whole", t.shard.whole}, {"shape", t.shard.shape}, {"ranks", t.shard.ranks}};
   return j;
 }
 
@@ -106,7 +108,7 @@ class GraphReader {
 
  private:
   void read_tensor(const JsonReader& r, int32_t index) {
-    r.only({"name", "shape", "dtype", "role", "layout", "init", "block"});
+    r.only({"name", "shape", "dtype", "role", "layout", "init", "block", "shard"});
     Tensor t;
     const JsonReader name = r.member("name"), shape = r.member("shape");
     t.name = name.text();
@@ -134,6 +136,17 @@ class GraphReader {
       block.only({"whole", "first", "rows"});
       t.block = {block.member("whole").text(), block.member("first").integer(0, kMostElements),
                  block.member("rows").integer(1, kMostElements)};
+    }
+    if (r.has("shard")) {
+      const JsonReader shard = r.member("shard");
+      shard.only({"whole", "shape", "ranks"});
+      t.shard = {shard.member("whole").text(), {}, shard.member("ranks").integer(1, kMostElements)};
+      const JsonReader whole = shard.member("shape");
+      int64_t left = kMostElements;
+      for (size_t i = 0; i < whole.size(); ++i) {
+        t.shard.shape.push_back(whole.item(i).integer(1, left));
+        left /= t.shard.shape.back();
+      }
     }
     tensors_.push_back(std::move(t));
   }

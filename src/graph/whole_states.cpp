@@ -21,15 +21,15 @@ void join(const Graph& graph, WholeState& state) {
   int64_t row = 0;
   for (TensorId id : state.parts) {
     const Tensor& part = at(id);
-    if (part.shape.empty()) fail("have no rows");
-    Shape shape = part.shape;
+    if (whole_shape(part).empty()) fail("have no rows");
+    Shape shape = whole_shape(part);
     shape[0] = state.shape[0];
     if (shape != state.shape || part.dtype != state.dtype || part.role != state.role ||
         part.block.rows != state.shape[0]) {
       fail(fmt::format("do not belong together: '{}'", part.name));
     }
     if (part.block.first != row) fail(fmt::format("leave no place to '{}': rows to {} are there", part.name, row));
-    row += part.shape[0];
+    row += whole_shape(part)[0];
   }
   if (row != state.shape[0]) fail(fmt::format("have {} rows of {}", row, state.shape[0]));
 }
@@ -39,6 +39,20 @@ void join(const Graph& graph, WholeState& state) {
 std::string block_name(const RowBlock& block, int64_t rows) {
   return fmt::format("{}[{}:{}]", block.whole, block.first, block.first + rows);
 }
+
+int64_t shard_elements(const Shape& whole, int64_t ranks) {
+  const int64_t piece = (element_count(whole) + ranks - 1) / ranks;
+  return (piece + kShardUnit - 1) / kShardUnit * kShardUnit;
+}
+
+std::string shard_name(const Shard& shard) { return fmt::format("{}[/{}]", shard.whole, shard.ranks); }
+
+const std::string& whole_name(const Tensor& state) {
+  if (state.block.is_block()) return state.block.whole;
+  return state.shard.is_shard() ? state.shard.whole : state.name;
+}
+
+const Shape& whole_shape(const Tensor& state) { return state.shard.is_shard() ? state.shard.shape : state.shape; }
 
 std::vector<WholeState> whole_states(const Graph& graph) {
   std::vector<WholeState> result;
@@ -52,7 +66,7 @@ std::vector<WholeState> whole_states(const Graph& graph) {
         continue;
       }
     }
-    result.push_back({t.name, t.shape, t.dtype, t.role, {state.before}});
+    result.push_back({t.shard.is_shard() ? t.shard.whole : t.name, whole_shape(t), t.dtype, t.role, {state.before}});
     if (!t.block.is_block()) continue;
     result.back().name = t.block.whole;
     if (!result.back().shape.empty()) result.back().shape[0] = t.block.rows;

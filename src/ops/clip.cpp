@@ -8,6 +8,11 @@
 // Of gradients that are summed over several batches (accumulate.cpp), with the attribute "scaled": the last input of
 // ClipScale is the scale of the sums, and what comes out is by what the update multiplies them. Where it is below 0
 // there is no update yet: it stays, and the norm is 0.
+//
+// A norm does not depend on how the gradient is cut into pieces (Shard, graph.h): where it is, sums of squares of blocks of
+// kShardUnit elements are gathered, and added in their order.
+//
+//   piece ──> SquareSums ──> AllGather ──> NormOfSums ──> norm
 #include <fmt/format.h>
 
 #include <cmath>
@@ -44,6 +49,61 @@ OpType gradient_norm() {
           [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
             double sum = 0;
             for_each_element(in[0], [&](int64_t i) { sum += load(in[0], i) * load(in[0], i); });
+            store(out[0], 0, std::sqrt(sum));
+          },
+  };
+}
+
+OpType square_sums() {
+  return {
+      .name = "SquareSums",
+      .infer =
+          [](const Attributes&, std::span<const Tensor* const> in) {
+            expect_inputs(in, 1);
+            const Shape& shape = in[0]->shape;
+            if (shape.size() != 1 || shape[0] % kShardUnit != 0) {
+              throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {}, not one or more blocks of {} elements",
+                                                                in[0]->name, to_string(shape), kShardUnit));
+            }
+            return std::vector<TensorSpec>{{{shape[0] / kShardUnit}, DType::f64, Role::gradient}};
+          },
+      .gradient = {},
+      .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
+      .work =
+          [](const Graph& graph, const Op& op) {
+            return Work{2 * static_cast<double>(element_count(graph.tensor(op.inputs[0]).shape)),
+                        static_cast<double>(bytes_of(graph, op.inputs).count)};
+          },
+      .reference =
+          [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
+            for_each_element(out[0], [&](int64_t block) {
+              double sum = 0;
+              for (int64_t i = block * kShardUnit; i < (block + 1) * kShardUnit; ++i)
+                sum += load(in[0], i) * load(in[0], i);
+              store(out[0], block, sum);
+            });
+          },
+  };
+}
+
+OpType norm_of_sums() {
+  return {
+      .name = "NormOfSums",
+      .infer =
+          [](const Attributes&, std::span<const Tensor* const> in) {
+            expect_inputs(in, 1);
+            if (in[0]->dtype != DType::f64)
+              throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {}; sums of squares are f64", in[0]->name,
+                                                                to_string(in[0]->dtype)));
+            return std::vector<TensorSpec>{{{}, DType::f32, Role::gradient}};
+          },
+      .gradient = {},
+      .in_place = [](const Graph&, const Op&) { return std::vector<InPlace>{}; },
+      .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 1); },
+      .reference =
+          [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
+            double sum = 0;
+            for_each_element(in[0], [&](int64_t i) { sum += load(in[0], i); });
             store(out[0], 0, std::sqrt(sum));
           },
   };
@@ -109,6 +169,9 @@ OpType scale_gradient() {
 
 }  // namespace
 
-std::vector<OpType> clip_ops() { return of_kind(LayerKind::other, {gradient_norm(), clip_scale(), scale_gradient()}); }
+std::vector<OpType> clip_ops() {
+  return of_kind(LayerKind::other,
+                 {gradient_norm(), square_sums(), norm_of_sums(), clip_scale(), scale_gradient()});
+}
 
 }  // namespace plimsoll

@@ -4,12 +4,13 @@
 
 namespace plimsoll {
 
-Rebuilder::Rebuilder(const Graph& before, const std::map<TensorId, RowBounds>& split)
+Rebuilder::Rebuilder(const Graph& before, const std::map<TensorId, RowBounds>& split,
+                     const std::set<TensorId>& left_out)
     : before_(before), new_ids_(before.tensor_count()), new_op_(before.op_count()) {
   after_.name = before.name;
   for (int32_t i = 0; i < before.tensor_count(); ++i) {
     const Tensor& t = before.tensor({i});
-    if (t.producer.valid()) continue;
+    if (t.producer.valid() || left_out.contains({i})) continue;
     std::vector<TensorId>& parts = new_ids_[TensorId{i}];
     if (const auto bounds = split.find({i}); bounds != split.end()) {
       add_blocks(t, bounds->second, parts);
@@ -18,6 +19,7 @@ Rebuilder::Rebuilder(const Graph& before, const std::map<TensorId, RowBounds>& s
     parts = {after_.add_source(t.name, t.shape, t.dtype, t.role, t.init)};
     after_.tensor(parts[0]).layout = t.layout;
     after_.tensor(parts[0]).block = t.block;
+    after_.tensor(parts[0]).shard = t.shard;
   }
 }
 

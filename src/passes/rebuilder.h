@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,14 +17,18 @@ using RowBounds = std::vector<int64_t>;
 
 class Rebuilder {
  public:
-  // `before` must outlive it.
-  explicit Rebuilder(const Graph& before, const std::map<TensorId, RowBounds>& split = {});
+  // `before` must outlive it. Sources that are `left_out` are not in the new graph.
+  explicit Rebuilder(const Graph& before, const std::map<TensorId, RowBounds>& split = {},
+                     const std::set<TensorId>& left_out = {});
 
   void copy(OpId id);
   // Adds an op whose outputs take the place of tensors of the graph before, and which stands for `replaced` there.
   void replace(const std::vector<OpId>& replaced, const std::string& type, std::string name, std::string layer,
                std::vector<TensorId> inputs, const Attributes& attributes, const std::vector<TensorId>& outputs,
                Phase phase = Phase::forward);
+
+  // From here on `now` is read where `old` was.
+  void put(TensorId old, TensorId now) { new_ids_[old] = {now}; }
 
   Graph& graph() { return after_; }  // to add ops whose outputs are new
   TensorId map(TensorId old) const;  // of a tensor that is not split

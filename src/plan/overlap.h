@@ -14,8 +14,13 @@
 namespace plimsoll {
 
 // Moves every update whose gradient comes from other ranks back, until `in_flight` bytes of gradients that came after it
-// are on their way. 0: the route as it is.
+// are on their way. What takes a piece of a parameter for the update, and what gathers the pieces after it, goes with it. 0:
+// the route as it is.
 Route delay_updates(const Graph& graph, Route route, Bytes in_flight);
+
+// Moves what gathers a divided parameter forward, so that it comes while ops before its reader run: as long as no more than
+// `in_flight` bytes (and no more than a few layers have) are there ahead. 0: the route as it is.
+Route advance_gathers(const Graph& graph, Route route, Bytes in_flight);
 
 // The same steps with their collectives beside compute, in the buckets that make the step shortest; each is complete before
 // the first step or copy that needs it or its bytes. The plan itself where nothing is gained, or steps run at once.

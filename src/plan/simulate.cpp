@@ -54,13 +54,12 @@ void take_times(const Graph& graph, Plan& plan, const CostTable& costs) {
 
 void take_times_of_collectives(const Graph& graph, Plan& plan) {
   for (Collective& collective : plan.collectives) {
-    Bytes bytes;
+    std::vector<OpId> ops;
     for (const StepIndex s : collective.steps) {
-      Step& step = plan.steps[s];
-      step.time_ms = 0;
-      for (TensorId id : graph.op(step.op).outputs) bytes += graph.tensor(id).bytes();
+      plan.steps[s].time_ms = 0;
+      ops.push_back(plan.steps[s].op);
     }
-    collective.time_ms = all_reduce_ms(plan.link, bytes);
+    collective.time_ms = collective_ms(plan.link, graph, ops);
   }
 }
 

@@ -39,7 +39,7 @@ Leaving leaving(const Graph& graph, const Plan& plan) {
   for (const State& state : graph.states) states.insert({state.before, state.after});
   const auto name_of = [&](TensorId id) {
     const Tensor& tensor = graph.tensor(id);
-    return tensor.block.is_block() ? tensor.block.whole : tensor.name;
+    return whole_name(tensor);
   };
   Leaving result;
   for (const Home& home : plan.homes) {

@@ -82,16 +82,39 @@ std::string cores_text(const Plan& plan) {
 
 namespace {
 
-// That a rank sends in a step: of every gradient its pieces to all, and its sum to all.
+// That a rank sends in a step.
 Bytes message_bytes(const Graph& graph, const Plan& plan) {
   Bytes sent;
   for (const Step& step : plan.steps) {
-    const Op& op = graph.op(step.op);
-    if (!op.type->is_collective) continue;
-    const int64_t bytes = graph.tensor(op.outputs[0]).bytes().count;
-    sent += Bytes{2 * (bytes - bytes / plan.link.ranks)};
+    if (graph.op(step.op).type->is_collective) sent += collective_traffic(plan.link, graph, std::span(&step.op, 1));
   }
   return sent;
+}
+
+Bytes state_bytes(const Graph& graph) {
+  Bytes sum;
+  for (const State& state : graph.states) sum += graph.tensor(state.before).bytes();
+  return sum;
+}
+
+// What is divided among the ranks, and what is not.
+std::string sharding_text(const Program& program) {
+  const Graph& graph = program.network.graph;
+  Bytes divided, whole;
+  for (const State& state : graph.states) {
+    const Tensor& t = graph.tensor(state.before);
+    if (t.shard.is_shard()) {
+      divided += t.bytes();
+    } else {
+      whole += t.bytes();
+    }
+  }
+  constexpr std::string_view kStages[] = {"nothing", "optimizer states", "optimizer states and sums of gradients",
+                                          "parameters and their optimizer states"};
+  const int64_t ranks = program.plan->link.ranks;
+  return fmt::format("{} among {} ranks (ZeRO stage {}): pieces of {} here, of {}; {} whole",
+                     kStages[program.sharding.stage], ranks, program.sharding.stage, to_string(divided),
+                     to_string(divided * ranks), to_string(whole));
 }
 
 std::string messages_text(const Graph& graph, const Plan& plan) {
@@ -143,6 +166,7 @@ std::string plan_text(const Program& program, int64_t batch) {
     line("", fmt::format("a step of {} batches, which update once: {}", batches, time_text(batches * ms)));
   if (ms > plan.predicted.lower_bound_ms * 1.005)
     line("", "no order of these kernels takes less than " + time_text(plan.predicted.lower_bound_ms));
+  if (program.sharding.stage > 0) line("divided", sharding_text(program));
   if (plan.link.ranks > 1) line("messages", messages_text(program.network.graph, plan));
   return text;
 }
@@ -309,6 +333,8 @@ json plan_json(const Program& program, std::optional<Bytes> minimum, const std::
           {"stall_ms", plan.predicted.stall_ms},
           {"ranks", plan.link.ranks},
           {"message_bytes", message_bytes(graph, plan).count},
+          {"zero_stage", program.sharding.stage},
+          {"state_bytes", state_bytes(graph).count},
           {"communication_ms", plan.predicted.communication_ms},
           {"communication_stall_ms", plan.predicted.communication_stall_ms},
           {"lower_bound_ms", plan.predicted.lower_bound_ms},

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "cores/share_cores.h"
+#include "plimsoll/ops.h"
+#include "train/ranks.h"
 #include "train/rehearse.h"
 
 namespace plimsoll {
@@ -49,6 +51,8 @@ Evaluation::Evaluation(std::string_view model, ModelInput input, const Program& 
     input.batch /= 2;
   }
   batch_ = input.batch;
+  has_collectives_ =
+      std::ranges::any_of(step_->program().network.graph.ops(), [](const Op& op) { return op.type->is_collective; });
 }
 
 Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, uint64_t seed, Communicator* ranks) {
@@ -61,17 +65,20 @@ Evaluation::Result Evaluation::run(const std::shared_ptr<const DataSet>& data, u
                        .padding_label = padding_label(network)});
   const auto pinned = pin_batches(loader, device_);
   step_->start_at(0, seed);
+  if (ranks != nullptr && has_collectives_) check_same_collectives(*ranks, step_->program());
   double loss = 0, correct = 0;
   bool has_correct = true;
   int64_t count = 0;
   for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
     const Batch& batch = loader.next();
     const int64_t counted = batch.count;
-    if (counted == 0) continue;  // the other ranks have what is left of the test set
+    const bool alone = ranks == nullptr || !has_collectives_;
+    if (counted == 0 && alone) continue;  // the other ranks have what is left of the test set
     step_->feed(batch);
     count += counted;
     loader.release();
     step_->run(0);
+    if (counted == 0) continue;
     loss += step_->loss() * rows_of_loss(network, batch_, counted);
     if (const auto c = step_->correct()) {
       correct += *c;

@@ -39,6 +39,7 @@ class Evaluation {
   const Device& device_;
   std::unique_ptr<TrainingStep> step_;
   int64_t batch_ = 0;
+  bool has_collectives_ = false;  // it gathers parameters: all ranks run it as often
 };
 
 }  // namespace plimsoll

@@ -7,6 +7,7 @@
 
 #include "device/cpu/machine.h"
 #include "plimsoll/checkpoint.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -20,6 +21,29 @@ uint64_t identity_of(const Program& program) {
   for (TierUse& use : plan.tiers) use.tier = {.name = use.tier.name};
   const std::string text = to_json(plan, program.network.graph);
   return XXH3_64bits_withSeed(text.data(), text.size(), plan.graph_fingerprint);
+}
+
+void expect_equal(Communicator& communicator, uint64_t identity) {
+  const std::vector<uint64_t> all = communicator.all_gather(identity);
+  for (int r = 1; r < communicator.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw Error(
+        ErrorCode::internal,
+        fmt::format("{} has another plan ({:016x}) than {} ({:016x}), so they would wait for each other; please "
+                    "report this",
+                    communicator.name(r), all[r], communicator.name(0), all[0]));
+  }
+}
+
+// What is read next by all ranks together: bytes of a state.
+struct Read {
+  int64_t state = 0;  // below 0: nothing any more
+  int64_t offset = 0, bytes = 0;
+  int64_t well = 0;
+};
+
+void broadcast(Communicator& communicator, Read& read) {
+  communicator.broadcast(std::as_writable_bytes(std::span(&read, 1)));
 }
 
 }  // namespace
@@ -82,15 +106,16 @@ std::optional<SavedPlan> receive_plan(Communicator& communicator) {
 }
 
 void check_same_plan(Communicator& communicator, const Program& program) {
-  const std::vector<uint64_t> all = communicator.all_gather(identity_of(program));
-  for (int r = 1; r < communicator.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    throw Error(
-        ErrorCode::internal,
-        fmt::format("{} has another plan ({:016x}) than {} ({:016x}), so they would wait for each other; please "
-                    "report this",
-                    communicator.name(r), all[r], communicator.name(0), all[0]));
+  expect_equal(communicator, identity_of(program));
+}
+
+void check_same_collectives(Communicator& communicator, const Program& program) {
+  const Graph& graph = program.network.graph;
+  std::string text = to_string(graph.tensor(program.network.data).shape);
+  for (const Step& step : program.plan->steps) {
+    if (graph.op(step.op).type->is_collective) text += "\n" + graph.op(step.op).name;
   }
+  expect_equal(communicator, XXH3_64bits(text.data(), text.size()));
 }
 
 void share_statistics(Communicator& communicator, TrainingStep& step) {
@@ -100,6 +125,36 @@ void share_statistics(Communicator& communicator, TrainingStep& step) {
     communicator.broadcast(state.elements);
     if (!communicator.is_first()) step.set_state(state);
   }
+}
+
+TensorSource shared_source(Communicator& communicator, const TrainingStep& step) {
+  return [&communicator, source = step.state_source()](size_t i, Bytes offset, std::span<std::byte> into) {
+    Read read{.state = static_cast<int64_t>(i), .offset = offset.count, .bytes = std::ssize(into)};
+    broadcast(communicator, read);
+    source(i, offset, into);
+  };
+}
+
+void end_reads(Communicator& communicator, bool well) {
+  Read end{.state = -1, .well = well ? 1 : 0};
+  broadcast(communicator, end);
+}
+
+bool serve_reads(Communicator& communicator, const TrainingStep& step) {
+  const TensorSource source = step.state_source();
+  std::vector<std::byte> bytes;
+  for (Read read;;) {
+    broadcast(communicator, read);
+    if (read.state < 0) return read.well != 0;
+    bytes.resize(read.bytes);
+    source(read.state, {read.offset}, bytes);
+  }
+}
+
+bool first_saves(Communicator& communicator, bool mine) {
+  std::byte saves{static_cast<uint8_t>(mine ? 1 : 0)};
+  communicator.broadcast(std::span(&saves, 1));
+  return saves != std::byte{0};
 }
 
 std::string common_weights_sha256(Communicator& communicator, TrainingStep& step) {

@@ -85,6 +85,8 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     .peer_size = options.peer_size,
                     .peer = options.peer};
   state.settings.ranks = options.optimizer.ranks;
+  state.settings.zero_stage = program.sharding.stage;
+  state.settings.zero_least = program.sharding.least;
   if (options.memory_is == MemoryIs::process) state.settings.process_memory = options.memory;
   if (options.spill) state.settings.spill = options.spill->string();
   if (options.inter_op == 0 && has_chosen) state.cores = cores_to_save(graph, program.plan);
@@ -191,6 +193,8 @@ void pin(CompileOptions& compile, const TrainingState& saved) {
   compile.kernels = saved.kernels;
   for (const auto& [name, tag] : saved.state_layouts) compile.state_layouts[name] = {tag};
   compile.family = family_named(saved.layout_family);
+  compile.zero = saved.settings.zero_stage;
+  compile.optimizer.sharding = {.stage = saved.settings.zero_stage, .least = saved.settings.zero_least};
 }
 
 std::optional<Plan> saved_cores(const CoreInput& input, const Plan& plan, const Plan& relaxed,

@@ -182,7 +182,8 @@ CompileOptions compile_options_of(const TrainOptions& options, const Session& se
           .exact = options.exact,
           .workspace = options.workspace.value_or(Bytes{INT64_MAX}),
           .workspace_total = options.workspace_total,
-          .batch_sizes = options.batch_sizes};
+          .batch_sizes = options.batch_sizes,
+          .zero = options.zero};
 }
 
 Session open_session(std::string_view name, int threads, const TierOptions& tiers, Bytes room) {

@@ -130,6 +130,8 @@ void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& op
   compile.memory = {INT64_MAX};
   compile.policy = "liveness";
   compile.family = saved.family;
+  compile.zero = saved.request.optimizer.sharding.stage;
+  compile.optimizer.sharding = saved.request.optimizer.sharding;
   for (const Step& step : saved.plan.steps) compile.kernels[saved.graph.op(step.op).name] = step.kernel;
   for (const State& state : saved.graph.states) {
     const Tensor& t = saved.graph.tensor(state.before);
@@ -150,6 +152,9 @@ CompileOptions compile_options(const TrainOptions& options, Bytes budget, const 
         "{} rank{} before this checkpoint, {} now: kernels are chosen anew for the other parts of a batch, so "
         "results may differ in the last bits",
         saved.settings.ranks, saved.settings.ranks == 1 ? "" : "s", ranks_of(options)));
+  } else if (options.zero && *options.zero != saved.settings.zero_stage) {
+    notice(fmt::format("ZeRO stage {} before this checkpoint, {} now: kernels are chosen anew", saved.settings.zero_stage,
+                       *options.zero));
   } else if (saved.device_key == device.key) {
     pin(compile, saved);
   } else {
@@ -298,6 +303,7 @@ class Training {
   bool process_is_stated() const { return options_.memory_is == MemoryIs::process; }
   std::optional<Infeasible> plan();
   std::optional<Infeasible> compile();
+  bool choose_division_anew();
   void share_cores();
   void tell_of_busy_times() const;
   void watch_crowd(const TrainingStep& step);
@@ -528,7 +534,10 @@ std::optional<Infeasible> Training::compile() {
   for (Refusals refused;;) {
     auto compiled =
         naming_plan(options_, [&] { return compile_training(network_, *session_.device, session_.costs, compile_); });
-    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return *infeasible;
+    if (auto* infeasible = std::get_if<Infeasible>(&compiled)) {
+      if (!choose_division_anew()) return *infeasible;
+      continue;
+    }
     program_ = std::get<Program>(std::move(compiled));
     if (beginning_.plan) use_plan(program_, *beginning_.plan, options_, budget_, *session_.device);
     if (!session_.device->memory_now() || !compile_.kernels.empty()) return std::nullopt;
@@ -537,6 +546,17 @@ std::optional<Infeasible> Training::compile() {
       return std::nullopt;
     }
   }
+}
+
+// Where a resumed training does not fit as it was divided among the ranks. Returns whether there is another way.
+bool Training::choose_division_anew() {
+  if (ranks_of(options_) < 2 || options_.zero || !compile_.zero || beginning_.plan) return false;
+  notice_(
+      fmt::format("{} had ZeRO stage {}, for which --memory is too little now: kernels are chosen anew, so results may "
+                  "differ in the last bits",
+                  options_.resume->string(), *compile_.zero));
+  compile_ = compile_options_of(options_, session_, budget_);
+  return true;
 }
 
 // Lets steps run side by side, where that was asked for. A saved plan says itself how; a resumed training repeats what

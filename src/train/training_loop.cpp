@@ -29,6 +29,8 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, Loader& loader, const Tra
   total_steps_ = options.steps > 0 ? std::min(options.steps, epochs * steps_per_epoch_) : epochs * steps_per_epoch_;
   last_epoch_ = (total_steps_ + steps_per_epoch_ - 1) / steps_per_epoch_;
   times_.reserve(kTimesKept);
+  saves_ = options.checkpoint.has_value();
+  if (options.communicator && parts.training_step.is_divided()) saves_ = first_saves(*options.communicator, saves_);
 }
 
 DoneEvent TrainingLoop::run() {
@@ -58,10 +60,10 @@ void TrainingLoop::run_epoch() {
     }
     const int64_t every = parts_.options.checkpoint_every;
     const bool due = save_asked_ || (stepped && every > 0 && place_.step % every == 0);
-    if (!stopped_ && parts_.options.checkpoint && due) save();
+    if (!stopped_ && saves_ && due) save();
   }
   if (stopped_) {
-    if (parts_.options.checkpoint) save_at_end();
+    if (saves_) save_at_end();
     return;
   }
   finish_epoch(sums, watch);
@@ -185,7 +187,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
     event.test_loss = result.loss;
     event.test_accuracy = done_.accuracy = result.accuracy;
   }
-  if (options.checkpoint && saved_at_step_ != place_.step) last ? save_at_end() : save();
+  if (saves_ && saved_at_step_ != place_.step) last ? save_at_end() : save();
   event.seconds = watch.seconds();
   if (parts_.listener.epoch) parts_.listener.epoch(event);
 }
@@ -225,13 +227,29 @@ std::string TrainingLoop::saved_text() const {
 }
 
 void TrainingLoop::write_checkpoint() {
+  Communicator* const ranks = parts_.options.communicator.get();
+  if (ranks == nullptr || !parts_.training_step.is_divided())
+    return write_checkpoint(parts_.training_step.state_source());
+  if (!ranks->is_first()) {
+    if (serve_reads(*ranks, parts_.training_step)) saved_at_step_ = place_.step;
+    return;
+  }
+  try {
+    write_checkpoint(shared_source(*ranks, parts_.training_step));
+  } catch (const Error&) {
+    if (!states_lost_) end_reads(*ranks, false);
+    throw;
+  }
+  end_reads(*ranks, true);
+}
+
+void TrainingLoop::write_checkpoint(const TensorSource& source) {
   const bool end = place_.batch_in_epoch == per_epoch_;
   TrainingState state = state_to_save(parts_.options, parts_.program, parts_.device_key, has_chosen());
   state.step = place_.step;
   state.epoch = end ? place_.epoch + 1 : place_.epoch;
   state.batch_in_epoch = end ? 0 : place_.batch_in_epoch;
   state.input = input_to_save(parts_.data->info(), parts_.classes);
-  const TensorSource source = parts_.training_step.state_source();
   save_checkpoint(*parts_.options.checkpoint, state, parts_.training_step.states(),
                   [&](size_t i, Bytes offset, std::span<std::byte> into) {
                     states_lost_ = true;

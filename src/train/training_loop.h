@@ -68,6 +68,7 @@ class TrainingLoop {
   void save();
   void save_at_end();
   void write_checkpoint();
+  void write_checkpoint(const TensorSource& source);
   std::string saved_text() const;
   void tell(const std::string& text) const;
   bool has_chosen() const { return !parts_.has_chosen || parts_.has_chosen(); }
@@ -88,6 +89,7 @@ class TrainingLoop {
   size_t times_at_ = 0;
   double step_seconds_ = 0;  // of all steps, waiting for data included
   int64_t saved_at_step_ = -1;
+  bool saves_ = false;  // this rank, or the first with pieces of this one
   bool chosen_ = false, stopped_ = false, save_failed_ = false;
   bool save_asked_ = false;    // after the last batch, by a rank
   bool states_lost_ = false;   // while they are read for a checkpoint, and for good where that failed

@@ -78,6 +78,8 @@ void visit_optional_fields(State& s, Visitor&& field) {
   field("settings.peer", s.settings.peer, other.peer);
   field("settings.peer_size", s.settings.peer_size, other.peer_size);
   field("settings.ranks", s.settings.ranks, other.ranks);
+  field("settings.zero_stage", s.settings.zero_stage, other.zero_stage);
+  field("settings.zero_least", s.settings.zero_least.count, other.zero_least.count);
 }
 
 // "optimizer.name" is the field name in the object optimizer.
@@ -294,6 +296,7 @@ void check_ranges(const TrainingState& s) {
   whole("settings.inter_op", s.settings.inter_op, kMostThreads);
   whole("settings.intra_op", s.settings.intra_op, kMostThreads);
   whole("settings.climb_interval", s.settings.climb_interval, kMostThreads);
+  whole("settings.zero_stage", s.settings.zero_stage, kMostShardingStage);
   if (s.optimizer.accumulate < 1) wrong("optimizer.accumulate", "a whole number from 1");
   whole("optimizer.accumulate", s.optimizer.accumulate, kMostAccumulated);
 }

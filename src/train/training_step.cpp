@@ -8,6 +8,7 @@
 #include "base/by_id.h"
 #include "base/clock.h"
 #include "base/names.h"
+#include "plimsoll/communicator.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -226,7 +227,8 @@ StateTensor TrainingStep::state(std::string_view name) const {
 
 std::span<std::byte> TrainingStep::state_bytes(std::string_view name) {
   const std::vector<TensorId>& parts = wholes_[find_state(name)].parts;
-  return parts.size() == 1 ? executor_->bytes_at_rest(parts[0]) : std::span<std::byte>();
+  if (parts.size() != 1 || program_->network.graph.tensor(parts[0]).shard.is_shard()) return {};
+  return executor_->bytes_at_rest(parts[0]);
 }
 
 void TrainingStep::set_state(const StateTensor& state) {
@@ -259,10 +261,11 @@ void TrainingStep::for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, 
   int64_t at = offset.count;
   for (TensorId part : wholes_[i].parts) {
     const Tensor& tensor = program_->network.graph.tensor(part);
-    const int64_t size = storage_bytes(tensor.shape, tensor.dtype, {}).count;
+    const Shape& shape = whole_shape(tensor);
+    const int64_t size = storage_bytes(shape, tensor.dtype, {}).count;
     if (at < size && !bytes.empty()) {
       const size_t count = std::min(size - at, static_cast<int64_t>(bytes.size()));
-      action(part, at / (size / element_count(tensor.shape)), bytes.first(count));
+      action(part, at / (size / element_count(shape)), bytes.first(count));
       bytes = bytes.subspan(count);
       at += static_cast<int64_t>(count);
     }
@@ -270,16 +273,49 @@ void TrainingStep::for_each_part(size_t i, Bytes offset, std::span<Byte> bytes, 
   }
 }
 
+// Calls action(rank, first element in its piece, bytes) for each rank's piece of a tensor that has some of `bytes`, which
+// begin with element `first` of the whole.
+template <class Byte, class Action>
+void for_each_piece(const Tensor& tensor, int64_t first, std::span<Byte> bytes, const Action& action) {
+  const int64_t size = storage_bytes({1}, tensor.dtype, {}).count, piece = element_count(tensor.shape);
+  while (!bytes.empty()) {
+    const int64_t at = first % piece;
+    const int64_t count = std::min(std::ssize(bytes) / size, piece - at);
+    action(static_cast<int>(first / piece), at, bytes.first(count * size));
+    bytes = bytes.subspan(count * size);
+    first += count;
+  }
+}
+
 void TrainingStep::read_state(size_t i, Bytes offset, std::span<std::byte> into) const {
+  Communicator* const ranks = device_.communicator();
   for_each_part(i, offset, into, [&](TensorId part, int64_t first, std::span<std::byte> elements) {
-    executor_->read(part, first, elements);
+    const Tensor& tensor = program_->network.graph.tensor(part);
+    if (!tensor.shard.is_shard() || ranks == nullptr) return executor_->read(part, first, elements);
+    for_each_piece(tensor, first, elements, [&](int rank, int64_t at, std::span<std::byte> bytes) {
+      if (rank == ranks->rank()) executor_->read(part, at, bytes);
+      ranks->broadcast(bytes, rank);
+    });
   });
 }
 
+// What lies behind the whole in the last piece stays as it is: nobody reads it.
 void TrainingStep::write_state(size_t i, Bytes offset, std::span<const std::byte> from) {
+  const Communicator* const ranks = device_.communicator();
   for_each_part(i, offset, from, [&](TensorId part, int64_t first, std::span<const std::byte> elements) {
-    executor_->write(part, first, elements);
+    const Tensor& tensor = program_->network.graph.tensor(part);
+    if (!tensor.shard.is_shard() || ranks == nullptr) return executor_->write(part, first, elements);
+    for_each_piece(tensor, first, elements, [&](int rank, int64_t at, std::span<const std::byte> bytes) {
+      if (rank == ranks->rank()) executor_->write(part, at, bytes);
+    });
   });
+}
+
+bool TrainingStep::is_divided() const {
+  const Graph& graph = program_->network.graph;
+  return device_.communicator() != nullptr && std::ranges::any_of(graph.states, [&](const State& state) {
+           return graph.tensor(state.before).shard.is_shard();
+         });
 }
 
 TensorSource TrainingStep::state_source() const {

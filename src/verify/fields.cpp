@@ -105,7 +105,7 @@ class FieldChecker {
     }
   }
 
-  // Every collective step belongs to one of them, or none does; those of one are of one kind, and all are in order.
+  // Every collective step belongs to one of them, or none does; those of one are of one type, and all are in order.
   void check_collectives() {
     const auto bad = [&](StepIndex s, std::string message) {
       findings_.report(Rule::bad_collective, s, std::move(message));
@@ -133,10 +133,13 @@ class FieldChecker {
         }
         const OpId id = plan_.steps[s].op;
         const bool known = id.index >= 0 && id.index < graph_.op_count();
-        if (!known || !graph_.op(id).type->is_collective || seen[s] || plan_.steps[s].recompute)
+        if (!known || !graph_.op(id).type->is_collective || seen[s])
           bad(s, fmt::format("collective {} is of step {}, which {}", i, s,
                              known && seen[s] ? "another is of, too" : "the ranks do not run together"));
         seen[s] = true;
+        if (known && graph_.op(id).type != graph_.op(plan_.steps[c.steps[0]].op).type)
+          bad(s, fmt::format("collective {} is of '{}' and of '{}'", i,
+                             graph_.op(plan_.steps[c.steps[0]].op).type->name, graph_.op(id).type->name));
       }
       if (!std::is_sorted(c.steps.begin(), c.steps.end()) || c.steps.back() <= last)
         bad(c.steps.back(), fmt::format("collective {} is not in the order of its steps, or before another one", i));

@@ -296,8 +296,8 @@ class Checker {
       read_by_wire_[step].push_back(place);
     }
   }
-  // The first input says only how the others are laid out.
-  static bool is_read_late(const Op& op, TensorId id) { return op.inputs.size() < 2 || op.inputs[0] != id; }
+  // The first input of an AllReduce says only how the others are laid out.
+  static bool is_read_late(const Op& op, TensorId id) { return op.type->name != "AllReduce" || op.inputs[0] != id; }
 
   void end_collective(int32_t c) {
     for (const StepIndex step : plan_.collectives[c].steps) {

@@ -166,11 +166,18 @@ class SumOverElements : public OwnKernel {
   }
 
  protected:
-  static constexpr int64_t kChunk = 4096;
+  static constexpr int64_t kChunk = kShardUnit;
 
   template <class Body>  // body(i, n) -> the terms of elements [i, i + n), zero in other lanes
   double sum(const Body& body) const {
     double* sums = static_cast<double*>(workspace_);
+    sum_chunks(body, sums);
+    double total = 0;
+    for (int64_t k = 0; k < chunks_; ++k) total += sums[k];
+    return total;
+  }
+  template <class Body>
+  void sum_chunks(const Body& body, double* sums) const {
     for_each_part(parts_, [&](int part) {
       const Range range = share(chunks_, part, parts_);
       for (int64_t k = range.begin; k < range.end; ++k) {
@@ -183,9 +190,6 @@ class SumOverElements : public OwnKernel {
         for (double lane : lanes) sums[k] += lane;
       }
     });
-    double total = 0;
-    for (int64_t k = 0; k < chunks_; ++k) total += sums[k];
-    return total;
   }
   template <class Body>
   void map(const Body& body) const {
@@ -214,6 +218,44 @@ class GradientNorm : public SumOverElements {
     })));
   }
 };
+
+// Adds as GradientNorm does, of a gradient that lies row-major.
+class SquareSums : public SumOverElements {
+ public:
+  SquareSums(const Graph& graph, const Op& op, int threads) : SumOverElements(graph, op, threads) {
+    workspace_bytes_ = {};
+  }
+  void run() override {
+    const float* g = input(0);
+    sum_chunks(
+        [=](int64_t i, auto n) {
+          const f32x16 value = load(g + i, n);
+          return value * value;
+        },
+        static_cast<double*>(static_cast<void*>(output(0))));
+  }
+};
+
+class NormOfSums : public OwnKernel {
+ public:
+  NormOfSums(const Graph& graph, const Op& op, int threads)
+      : OwnKernel(graph, op, threads), count_(element_count(graph.tensor(op.inputs[0]).shape)) {}
+  void run() override {
+    const double* sums = static_cast<const double*>(static_cast<const void*>(input(0)));
+    double total = 0;
+    for (int64_t i = 0; i < count_; ++i) total += sums[i];
+    *output(0) = static_cast<float>(std::sqrt(total));
+  }
+
+ private:
+  int64_t count_;
+};
+
+// With the attribute "row_major" in that order, so that the sum does not depend on a layout.
+std::vector<KernelSpec> norm_specs(const Graph& graph, const Op& op, LayoutFamily family, int threads) {
+  return op.attributes.integer("row_major", 0) != 0 ? own_specs_row_major(graph, op, family, threads)
+                                                    : own_specs_any_layout(graph, op, family, threads);
+}
 
 class MeanSquaredErrorForward : public SumOverElements {
  public:
@@ -304,7 +346,9 @@ std::vector<KernelSpec> unpadded_specs(const Graph& graph, const Op& op, LayoutF
 std::vector<NamedFactory> loss_kernels() {
   return {{"SoftmaxCrossEntropyForward", {own_specs, make_own<SoftmaxCrossEntropyForward>}},
           {"SoftmaxCrossEntropyBackward", {own_specs, make_own<SoftmaxCrossEntropyBackward>}},
-          {"GradientNorm", {own_specs_any_layout, make_own<GradientNorm>}},
+          {"GradientNorm", {norm_specs, make_own<GradientNorm>}},
+          {"SquareSums", {own_specs_row_major, make_own<SquareSums>}},
+          {"NormOfSums", {own_specs_row_major, make_own<NormOfSums>}},
           {"MeanSquaredErrorForward", {own_specs_any_layout, make_own<MeanSquaredErrorForward>}},
           {"MeanSquaredErrorBackward", {own_specs_any_layout, make_own<MeanSquaredErrorBackward>}},
           {"SigmoidCrossEntropyForward", {unpadded_specs, make_own<SigmoidCrossEntropyForward>}},
