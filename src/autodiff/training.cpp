@@ -249,7 +249,7 @@ TensorId append_sum(Graph& graph, const ReadyUpdate& ready, TensorId accumulated
   const std::string layer = layer_of(graph, ready.gradient);
   const TensorId sum = add_state_of(graph, p, "gradient_sum");
   // A parameter that is gathered need not be there for it.
-  const TensorId like = is_gathered(graph, ready.parameter) ? sum : ready.parameter;
+  const TensorId like = is_gathered(graph, ready.parameter) ? ready.gradient : ready.parameter;
   const OpId op = graph.add_op("AccumulateGradient", p.name + "/accumulate", layer,
                                {like, ready.gradient, sum, accumulated}, {}, Phase::update,
                                {graph.tensor(sum).name + ".next"});

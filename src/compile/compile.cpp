@@ -321,15 +321,40 @@ void pin_gathered(const Graph& graph, CompileOptions& options) {
   }
 }
 
+// The training step of a network, with what the passes did to it.
+Network training_step_of(const Network& network, const CompileOptions& options, std::vector<PassReport>& passes) {
+  Network training = network;
+  passes = run_fusion_passes(training, options.fusion);
+  training = make_training_network(training, options.optimizer);
+  for (PassReport& report : run_training_passes(training, options.fusion)) passes.push_back(std::move(report));
+  return training;
+}
+
+// With options.exact, by the kernels of the step that divides nothing: a parameter that lies row-major would suit others,
+// which round otherwise.
+void keep_kernels_of_whole(const Network& network, const Device& device, const CostTable& costs,
+                           CompileOptions& options) {
+  if (!options.exact || options.optimizer.sharding.stage == 0 || !options.kernels.empty()) return;
+  CompileOptions undivided = options;
+  undivided.optimizer.sharding = {};
+  std::vector<PassReport> passes;
+  const Network training = training_step_of(network, undivided, passes);
+  Flow flow(training, device, costs, undivided);
+  const LaidOut* const laid = flow.lay_out({.family = options.family, .limit = {INT64_MAX}, .divide = true});
+  if (laid == nullptr) return;  // nor are there any for the divided one
+  options.family = laid->layouts.family;
+  for (const Op& op : training.graph.ops())
+    options.kernels[op.name] = laid->layouts.kernels[laid->graph.find_op(op.name).index].kernel;
+}
+
 // With the states divided as options.optimizer says.
 std::variant<Program, Infeasible> compile_as_divided(const Network& network, const Device& device,
                                                      const CostTable& costs, CompileOptions options) {
   const Stopwatch watch;
   options.optimizer.sharding.whole_sums = options.exact;
-  Network training = network;
-  std::vector<PassReport> passes = run_fusion_passes(training, options.fusion);
-  training = make_training_network(training, options.optimizer);
-  for (PassReport& report : run_training_passes(training, options.fusion)) passes.push_back(std::move(report));
+  std::vector<PassReport> passes;
+  Network training = training_step_of(network, options, passes);
+  keep_kernels_of_whole(network, device, costs, options);
   pin_gathered(training.graph, options);
   auto result = compile_rewritten(std::move(training), device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) {
@@ -538,12 +563,10 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
 std::variant<Program, Infeasible> compile_shape(const Network& network, const Program& training, const Device& device,
                                                 const CostTable& costs, const CompileOptions& options) {
   const Stopwatch watch;
-  Network shaped = network;
-  std::vector<PassReport> passes = run_fusion_passes(shaped, options.fusion);
-  OptimizerOptions optimizer = options.optimizer;
-  optimizer.sharding = training.sharding;
-  shaped = make_training_network(shaped, optimizer);
-  for (PassReport& report : run_training_passes(shaped, options.fusion)) passes.push_back(std::move(report));
+  CompileOptions as_trained = options;
+  as_trained.optimizer.sharding = training.sharding;
+  std::vector<PassReport> passes;
+  Network shaped = training_step_of(network, as_trained, passes);
   CompileOptions pinned = pin_states(shaped.graph, training, options, options.memory);
   pinned.policy = "auto";  // of the policies it alone heeds where states lie
   pinned.name_minimum = false;
