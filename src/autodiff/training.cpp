@@ -220,10 +220,10 @@ void append_gather(Graph& graph, TensorId piece, TensorId changed, TensorId scal
     inputs.push_back(scale);
     attributes.set("scaled", int64_t{1});
   }
-  const OpId op =
-      graph.add_op("AllGatherParameter", name + "/all_gather", taken.layer, inputs, attributes, Phase::update);
-  state_of(graph, parameter).after =
-      append_wait(graph, op, {inputs.begin() + 1, inputs.end()}, name + "/wait", name + ".next");
+  const OpId op = graph.add_op("AllGatherParameter", name + "/all_gather", taken.layer, inputs, attributes,
+                               Phase::update, {name + ".next"});
+  state_of(graph, parameter).after = graph.output(op);
+  append_wait(graph, op, {inputs.begin() + 1, inputs.end()}, name + "/wait", name + "/wait:0");
 }
 
 // By the settings of the parameter's group.

@@ -60,6 +60,7 @@ struct CommonFlags {
   std::string memory_is = "arena";
   std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
+  int ranks = 1;  // that are planned for
   std::string inter_op = "1", intra_op = "auto";
   std::optional<std::string> strategies;
   int climb_interval = 0;

@@ -328,6 +328,7 @@ ProcessMemory process_of(const CommonFlags& flags, const Network& network, const
   const CoreOptions cores = core_options(flags.device, flags.core_request(), flags.exact);
   ProcessUse use{.memory_is = flags.means_process() ? MemoryIs::process : MemoryIs::arena,
                  .threads = std::max(cores.cores, cores.intra_op),
+                 .ranks = flags.ranks,
                  .tiers = flags.tiers()};
   if (!data.empty()) {
     const auto set = open_training_data({.model = flags.model, .data = data, .image_size = flags.image_size});

@@ -49,7 +49,7 @@ std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Networ
 
 struct PlanFlags : CommonFlags {
   std::string save, trace, data, report, explain, costs = "estimated";
-  int tensors = 10, ranks = 1;
+  int tensors = 10;
   double link_gbit_per_s = 10, link_latency_us = 50;
 };
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "device/collectives.h"
@@ -104,6 +105,7 @@ TEST(RankPlan, IsSafeInEveryBudget) {
   for (const std::string model : {"lenet", "resnet20", "vgg11"}) {
     for (const int variant : {0, 1, 2}) {
       CompileOptions options = options_of(3);
+      options.zero = 0;
       if (variant == 1) options.optimizer.clip_grad_norm = 1;
       if (variant == 2) options.optimizer.accumulate = 4;
       options.name_minimum = true;
@@ -124,6 +126,88 @@ TEST(RankPlan, IsSafeInEveryBudget) {
       }
     }
   }
+}
+
+// Every stage, budgets from the least to plenty: safe, and read back from its file.
+TEST(RankPlan, IsSafeInEveryBudgetHoweverStatesAreDivided) {
+  for (const std::string model : {"lenet", "resnet20"}) {
+    for (int stage = 1; stage <= kMostShardingStage; ++stage) {
+      for (const int variant : {0, 1, 2, 3}) {
+        CompileOptions options = options_of(3);
+        options.zero = stage;
+        options.exact = variant == 3;
+        options.optimizer.name = variant == 2 ? "adamw" : "sgd";
+        if (stage == 2 && variant < 2) continue;  // as stage 1
+        if (variant == 1) options.optimizer.clip_grad_norm = 1;
+        if (variant >= 2) options.optimizer.accumulate = 4;
+        options.name_minimum = true;
+        const Program roomy = compiled(model, link_of(3, 0.3), options);
+        ASSERT_TRUE(roomy.minimum);
+        for (const double share : {0.0, 0.5, 1.0}) {
+          const double least = static_cast<double>(roomy.minimum->count);
+          options.memory = {
+              static_cast<int64_t>(least + share * (static_cast<double>(roomy.plan->arena.count) - least))};
+          options.name_minimum = false;
+          SCOPED_TRACE(fmt::format("{} stage {} variant {} in {}", model, stage, variant, to_string(options.memory)));
+          const Program program = compiled(model, link_of(3, 0.3), options);
+          const Graph& graph = program.network.graph;
+          EXPECT_EQ(problems(graph, program.plan), "");
+          EXPECT_LE(program.plan->arena, options.memory);
+          EXPECT_EQ(program.sharding.stage, stage);
+          const Plan back = plan_from_json(to_json(program.plan, graph), graph);
+          EXPECT_EQ(problems(graph, back), "");
+          EXPECT_EQ(fingerprint(graph_from_json(to_json(graph))), fingerprint(graph));
+        }
+      }
+    }
+  }
+}
+
+TEST(RankPlan, DividesWhatDoesNotFitAndNothingElse) {
+  const LinkInfo link = link_of(4, 5);
+  const Program whole = compiled("vgg11", link, options_of(4));
+  EXPECT_EQ(whole.sharding.stage, 0) << "all fits";
+  CompileOptions options = options_of(4);
+  Bytes least{INT64_MAX};
+  for (int stage = 0; stage <= kMostShardingStage; ++stage) {
+    options.zero = stage;
+    options.name_minimum = true;
+    const Program program = compiled("vgg11", link, options);
+    if (stage == 1 || stage == 3) {
+      EXPECT_LT(program.minimum->count, least.count * 3 / 4) << "stage " << stage;
+    }
+    least = std::min(least, *program.minimum);
+  }
+  options.zero.reset();
+  options.name_minimum = false;
+  options.memory = {least.count * 11 / 10};
+  const Program tight = compiled("vgg11", link, options);
+  EXPECT_EQ(tight.sharding.stage, 3) << "nothing else fits";
+  EXPECT_EQ(problems(tight.network.graph, tight.plan), "");
+  options.memory = {least.count / 2};
+  const auto device = with_ranks(open_device("cpu", 1), link, nullptr);
+  const auto none = compile_training(network_of("vgg11"), *device, CostTable(), options);
+  ASSERT_TRUE(std::holds_alternative<Infeasible>(none));
+  EXPECT_LE(std::get<Infeasible>(none).minimum, least) << "the least of all ways to divide";
+}
+
+TEST(RankPlan, GathersAParameterForEachPassAndReducesItOnce) {
+  CompileOptions options = options_of(3);
+  options.zero = 3;
+  const Program program = compiled("resnet20", link_of(3, 1), options);
+  const Graph& graph = program.network.graph;
+  std::map<std::string, int> count;
+  for (const Op& op : graph.ops()) ++count[op.type->name];
+  EXPECT_GT(count["ReduceScatter"], 0);
+  EXPECT_LE(count["AllGather"], 2 * count["ReduceScatter"]);
+  EXPECT_GT(count["AllGather"], count["ReduceScatter"]);
+  Bytes divided;
+  for (const State& state : graph.states) {
+    const Tensor& t = graph.tensor(state.before);
+    if (t.shard.is_shard()) divided += t.bytes();
+  }
+  EXPECT_GT(divided.count, 0);
+  for (const WholeState& whole : whole_states(graph)) EXPECT_EQ(whole.name.find("[/"), std::string::npos);
 }
 
 TEST(RankPlan, TheVerifierSeesWhatIsWrongWithMessages) {

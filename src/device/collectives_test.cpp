@@ -140,5 +140,71 @@ TEST(AllReduce, IsRefusedOnADeviceThatIsAloneOrForOtherRanks) {
   EXPECT_EQ(code_of(*with_ranks(open_device("cpu", 1), {.ranks = 2}, nullptr)), ErrorCode::invalid_input);
 }
 
+// Tensors whose pieces every rank has, or gets.
+struct Divided {
+  Graph graph;
+  std::vector<OpId> reduce, gather, take;
+};
+
+Divided divided_of(const std::vector<int64_t>& sizes, int ranks) {
+  Divided d;
+  const Attributes ours{{"ranks", int64_t{ranks}}};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const std::string name = "w" + std::to_string(i);
+    const TensorId whole = d.graph.add_source(name, {sizes[i]}, DType::f32, Role::activation);
+    const TensorId piece = d.graph.add_source(name + "/piece", {shard_elements({sizes[i]}, ranks)}, DType::f32,
+                                              Role::activation);
+    Attributes shaped = ours;
+    shaped.set("shape", Shape{sizes[i]});
+    d.reduce.push_back(d.graph.add_op("ReduceScatter", name + "/reduce_scatter", name, {whole}, ours));
+    d.gather.push_back(d.graph.add_op("AllGather", name + "/all_gather", name, {piece}, shaped));
+    d.take.push_back(d.graph.add_op("TakeShard", name + "/take_shard", name, {whole}, ours));
+  }
+  return d;
+}
+
+void run(const Device& device, const Graph& graph, std::span<const OpId> ops, Tensors& in, Tensors& out,
+         size_t first) {
+  std::vector<void*> inputs, outputs;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    inputs.push_back(in[first + i].data());
+    outputs.push_back(out[first + i].data());
+  }
+  const auto kernel = device.make_collective(graph, ops);
+  kernel->bind(inputs, outputs, nullptr);
+  kernel->run();
+}
+
+TEST(Shards, AreOfTheSameMeanAndMakeTheWholeAgain) {
+  const int64_t message = kMessageBytes.count / static_cast<int64_t>(sizeof(float));
+  const std::vector<int64_t> sizes = {1, 5, 4096, 10000, message - 700, 3, message, 2 * message + 17, 33};
+  for (const int ranks : {2, 3, 5}) {
+    const Tensors wanted = expected(sizes, ranks);
+    as_ranks(ranks, [&](const std::shared_ptr<Communicator>& communicator) {
+      const auto device = with_ranks(open_device("cpu", 1), {.ranks = ranks}, communicator);
+      const Divided d = divided_of(sizes, ranks);
+      for (const size_t together : {size_t{1}, size_t{2}, sizes.size()}) {
+        Tensors whole, pieces, taken, back;
+        for (size_t i = 0; i < sizes.size(); ++i) {
+          whole.push_back(values(sizes[i], communicator->rank(), i));
+          pieces.emplace_back(shard_elements({sizes[i]}, ranks), 7.0F);
+          taken.emplace_back(pieces.back().size(), 7.0F);
+          back.emplace_back(sizes[i], 7.0F);
+        }
+        for (size_t first = 0; first < sizes.size(); first += together) {
+          const size_t count = std::min(together, sizes.size() - first);
+          run(*device, d.graph, std::span(d.reduce).subspan(first, count), whole, pieces, first);
+          run(*device, d.graph, std::span(d.gather).subspan(first, count), pieces, back, first);
+        }
+        EXPECT_TRUE(back == wanted) << ranks << " ranks, " << together << " together, rank " << communicator->rank();
+        for (size_t i = 0; i < sizes.size(); ++i) {  // what a rank takes of the whole is what it got of the sum
+          run(*device, d.graph, std::span(d.take).subspan(i, 1), back, taken, i);
+          EXPECT_TRUE(taken[i] == pieces[i]) << sizes[i];
+        }
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace plimsoll

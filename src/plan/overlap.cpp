@@ -214,7 +214,8 @@ Route advance_gathers(const Graph& graph, Route route, Bytes in_flight) {
   struct Gather {
     OpId op;
     Bytes bytes;
-    size_t reader = 0;  // where it is in the route that is read first
+    size_t at = 0;      // where it is in the route
+    size_t reader = 0;  // and who reads it first
   };
   const auto is_gather = [&](OpId id) {
     const Op& op = graph.op(id);
@@ -233,7 +234,7 @@ Route advance_gathers(const Graph& graph, Route route, Bytes in_flight) {
     }
     if (!is_gather(route.order[at])) continue;
     made[op.outputs[0]] = gathers.size();
-    gathers.push_back({route.order[at], graph.tensor(op.outputs[0]).bytes()});
+    gathers.push_back({route.order[at], graph.tensor(op.outputs[0]).bytes(), at, at});
     largest = std::max(largest, gathers.back().bytes);
   }
   if (gathers.empty() || in_flight.count == 0) return route;
@@ -244,7 +245,7 @@ Route advance_gathers(const Graph& graph, Route route, Bytes in_flight) {
   for (size_t i = 0, first = 0; i < gathers.size(); ++i) {
     ahead += gathers[i].bytes;
     while (ahead > most && first < i) ahead -= gathers[first++].bytes;
-    before[gathers[first].reader].push_back(gathers[i].op);
+    before[std::min(gathers[first].reader, gathers[i].at)].push_back(gathers[i].op);
   }
   Route result;
   for (size_t at = 0; at < route.order.size(); ++at) {

@@ -7,11 +7,18 @@
 
 #include <atomic>
 #include <cmath>
+#include <map>
+#include <random>
 
+#include "device/collectives.h"
+#include "plimsoll/checkpoint.h"
+#include "plimsoll/models.h"
+#include "plimsoll/training_step.h"
 #include "tests/support/error_text.h"
 #include "tests/support/local_transport.h"
 #include "tests/support/short_training.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/write_inputs.h"
 
 namespace plimsoll {
 namespace {
@@ -117,6 +124,141 @@ TEST(Ranks, GoOnFromTheFirstOnesCheckpointWithTheSameBits) {
   options.resume = options.checkpoint;
   options.steps = 6;
   EXPECT_EQ(together(2, options).done.weights_sha256, whole.done.weights_sha256);
+}
+
+// The division of states changes no bit, nor does the budget that a divided training has.
+TEST(Ranks, EndWithTheSameBitsHoweverStatesAreDivided) {
+  for (const int variant : {0, 1, 2}) {
+    TrainOptions options = short_training("resnet20");
+    options.batch = 24;
+    options.steps = 3;
+    if (variant == 1) options.optimizer.clip_grad_norm = 0.5;
+    if (variant == 2) {
+      options.optimizer.accumulate = 2;
+      options.optimizer.name = "adamw";
+      options.schedule.lr = 0.001;
+    }
+    options.check_memory = true;
+    const int ranks = variant == 1 ? 3 : 2;
+    options.zero = 0;
+    const Learned whole = together(ranks, options);
+    for (int stage = 1; stage <= kMostShardingStage; ++stage) {
+      options.zero = stage;
+      options.memory = 512_MiB;
+      options.host_memory.reset();
+      const Learned divided = together(ranks, options);
+      EXPECT_EQ(divided.done.weights_sha256, whole.done.weights_sha256) << "variant " << variant << ", stage " << stage;
+      if (variant != stage - 1) continue;  // each stage in one tight budget
+      options.memory = Bytes{divided.done.peak.count * 7 / 10};
+      options.host_memory = 64_MiB;
+      EXPECT_EQ(together(ranks, options).done.weights_sha256, whole.done.weights_sha256)
+          << "variant " << variant << ", stage " << stage << ", in " << to_string(*options.memory);
+    }
+  }
+}
+
+TEST(Ranks, SaveStatesWholeHoweverTheyAreDivided) {
+  const TemporaryFolder folder;
+  TrainOptions options = short_training("resnet20");
+  options.batch = 24;
+  options.evaluate_every = 1;
+  options.steps = 6;
+  options.zero = 0;
+  const Learned whole = together(2, options);
+  options.steps = 3;
+  options.checkpoint = folder.path() / "whole.safetensors";
+  together(2, options);
+  const auto elements = [](const std::filesystem::path& file) {
+    const Checkpoint checkpoint(file);
+    std::map<std::string, std::vector<std::byte>> all;
+    for (size_t i = 0; i < checkpoint.tensors().size(); ++i) {
+      std::vector<std::byte>& bytes = all[checkpoint.tensors()[i].name];
+      bytes.resize(checkpoint.tensors()[i].bytes().count);
+      checkpoint.read(i, {}, bytes);
+    }
+    return all;
+  };
+  const auto wanted = elements(*options.checkpoint);
+  for (const int stage : {1, 3}) {
+    options.zero = stage;
+    options.resume.reset();
+    options.steps = 3;
+    options.checkpoint = folder.path() / fmt::format("{}.safetensors", stage);
+    together(2, options);
+    EXPECT_TRUE(elements(*options.checkpoint) == wanted) << "stage " << stage;
+    options.resume = options.checkpoint;
+    options.checkpoint.reset();
+    options.steps = 6;
+    EXPECT_EQ(together(2, options).done.weights_sha256, whole.done.weights_sha256) << "stage " << stage;
+    options.zero.reset();  // as the file says
+    EXPECT_EQ(together(2, options).done.weights_sha256, whole.done.weights_sha256) << "stage " << stage;
+    EXPECT_EQ(together(3, options).done.steps, 3) << "other ranks";
+    EXPECT_EQ(alone(options).done.steps, 3) << "one process";
+  }
+}
+
+// Networks drawn at random, in budgets drawn at random.
+TEST(Ranks, RandomNetworksEndWithTheBitsOfUndividedOnes) {
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto draw = [&](int64_t least, int64_t most) {
+      return std::uniform_int_distribution<int64_t>(least, most)(random);
+    };
+    const int ranks = static_cast<int>(draw(2, 4));
+    const auto network = [&] {
+      std::mt19937_64 same(seed + 100);
+      const auto pick = [&](int64_t least, int64_t most) {
+        return std::uniform_int_distribution<int64_t>(least, most)(same);
+      };
+      Builder b("random", {.batch = pick(1, 5), .channels = 3, .height = 8, .width = 8, .classes = 10});
+      TensorId x = b.data();
+      const int64_t layers = pick(1, 4);
+      int64_t channels = pick(3, 40);
+      for (int64_t i = 0; i < layers; ++i) {
+        const std::string name = fmt::format("conv{}", i);
+        const TensorId y = b.relu(name + "/relu", b.conv(name, x, {.channels = channels, .kernel = 3, .padding = 1}));
+        x = i > 0 && pick(0, 1) == 1 && b.shape(x) == b.shape(y) ? b.add(name + "/add", {x, y}) : y;
+        if (pick(0, 2) == 0) channels = pick(3, 70);
+      }
+      x = b.relu("fc1/relu", b.fully_connected("fc1", b.flatten("flat", x), {.channels = pick(20, 130)}));
+      return std::move(b).finish_classifier(b.fully_connected("fc2", x, {.channels = 10}));
+    };
+    CompileOptions options{.exact = true};
+    options.optimizer.ranks = ranks;
+    options.optimizer.name = draw(0, 1) == 1 ? "adam" : "sgd";
+    options.optimizer.accumulate = draw(0, 2) == 0 ? 2 : 1;
+    options.optimizer.clip_grad_norm = draw(0, 1) == 1 ? 0.3 : 0;
+    std::map<std::string, std::vector<std::byte>> wanted;
+    for (int stage = 0; stage <= kMostShardingStage; ++stage) {
+      const double share = static_cast<double>(draw(0, 10)) / 10;
+      as_ranks(ranks, [&](const std::shared_ptr<Communicator>& communicator) {
+        const LinkInfo link{.ranks = ranks, .latency_us = 20, .gb_per_s = 0.2};
+        const auto device = with_ranks(open_device("cpu", 1), link, communicator);
+        CompileOptions mine = options;
+        mine.zero = stage;
+        mine.name_minimum = true;
+        auto compiled = compile_training(network(), *device, CostTable(), mine);
+        const Bytes least = *std::get<Program>(compiled).minimum, most = std::get<Program>(compiled).plan->arena;
+        mine.memory = {least.count + static_cast<int64_t>(share * static_cast<double>(most.count - least.count))};
+        mine.name_minimum = false;
+        compiled = compile_training(network(), *device, CostTable(), mine);
+        TrainingStep step(std::get<Program>(std::move(compiled)), *device, {.check_memory = true});
+        step.initialize(seed);
+        step.start_at(0, seed);
+        for (int batch = 0; batch < 4; ++batch) {
+          write_inputs(step.executor(), step.program().network.graph, 10 * batch + communicator->rank());
+          step.run(0.05);
+        }
+        for (const CheckpointTensor& state : step.states()) {
+          const StateTensor now = step.state(state.name);
+          if (!communicator->is_first()) continue;
+          auto [known, is_new] = wanted.try_emplace(state.name, now.elements);
+          EXPECT_TRUE(is_new == (stage == 0) && known->second == now.elements)
+              << "seed " << seed << ", " << ranks << " ranks, stage " << stage << ": " << state.name;
+        }
+      });
+    }
+  }
 }
 
 TEST(Ranks, RefuseWhatCannotBeShared) {

@@ -326,6 +326,9 @@ inline std::vector<Case> clip_cases() {
   for (const Shape& shape : {Shape{20, 16, 3, 3}, Shape{5}, Shape{1000, 33}}) {
     cases.push_back(
         {"GradientNorm", to_string(shape), [=](CaseBuilder& b) { b.op("GradientNorm", {b.normal(shape)}); }});
+    cases.push_back({"Wait", to_string(shape), [=](CaseBuilder& b) {
+                       b.op("Wait", {b.normal(shape), b.normal(shape)});
+                     }});
     cases.push_back({"ScaleGradient", to_string(shape), [=](CaseBuilder& b) {
                        b.op("ScaleGradient", {b.normal(shape), b.scalar(0.3)});
                      }});
