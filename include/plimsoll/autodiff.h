@@ -106,10 +106,9 @@ void append_update(Graph& graph, TensorId parameter, TensorId gradient, const Op
 // Whether what belongs to a parameter of this shape is divided among so many ranks: not where a piece is hardly smaller
 // than the whole.
 bool is_divided(const Shape& parameter, const Sharding& sharding, int ranks);
-
-// Puts a piece of each parameter that is divided in its place among the states, and gathers it where it is read first.
-// Of a forward network, before its gradients; of an evaluation too.
-void divide_parameters(Network& network, const Sharding& sharding, int ranks);
+// Of a parameter that an AllGather makes of the ranks' pieces, and this rank's piece of it.
+bool is_gathered(const Graph& graph, TensorId id);
+TensorId piece_of(const Graph& graph, TensorId gathered);
 
 // The name of the input that a group's learning rate comes from: "learning_rate", "learning_rate.1", ...
 std::string learning_rate_name(size_t group);

@@ -47,7 +47,7 @@ struct SavedSettings {
   std::optional<Bytes> process_memory;  // of the whole process; the state's budget is what it left for the arena
   std::optional<Bytes> host_memory, spill_size, peer_size;
   std::optional<std::string> spill, peer;
-  int ranks = 1;  // that trained together; not asked for again
+  int ranks = 1;       // that trained together; not asked for again
   int zero_stage = 0;  // how they had divided the states (Sharding); the file has them whole
   Bytes zero_least;
   friend bool operator==(const SavedSettings&, const SavedSettings&) = default;

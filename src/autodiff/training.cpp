@@ -7,7 +7,6 @@
 
 #include "autodiff/backward.h"
 #include "autodiff/optimizers.h"
-#include "autodiff/sharding.h"
 #include "base/names.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/ops.h"
@@ -135,8 +134,7 @@ TensorId append_norm(Graph& graph, const ReadyUpdate& ready, int ranks) {
   if (p.shard.is_shard()) {
     const TensorId sums = add("SquareSums", name + "/sums", ready.gradient, {});
     const Shape all{graph.tensor(sums).shape[0] * ranks};
-    const TensorId gathered =
-        add("AllGather", name + "/all_gather", sums, {{"ranks", int64_t{ranks}}, {"shape", all}});
+    const TensorId gathered = add("AllGather", name + "/all_gather", sums, {{"ranks", int64_t{ranks}}, {"shape", all}});
     return add("NormOfSums", name, gathered, {});
   }
   Attributes attributes;
@@ -188,9 +186,8 @@ TensorId add_state_of(Graph& graph, const Tensor& parameter, std::string_view su
   RowBlock block = parameter.block;
   Shard shard = parameter.shard;
   if (block.is_block()) block.whole += fmt::format(".{}", suffix);
-  std::string name = block.is_block()
-                         ? block_name(block, whole_shape(parameter).at(0))
-                         : fmt::format("{}.{}", shard.is_shard() ? shard.whole : parameter.name, suffix);
+  std::string name = block.is_block() ? block_name(block, whole_shape(parameter).at(0))
+                                      : fmt::format("{}.{}", shard.is_shard() ? shard.whole : parameter.name, suffix);
   if (shard.is_shard()) {
     shard.whole = name;
     name = shard_name(shard);
@@ -250,9 +247,9 @@ TensorId append_sum(Graph& graph, const ReadyUpdate& ready, TensorId accumulated
   const TensorId sum = add_state_of(graph, p, "gradient_sum");
   // A parameter that is gathered need not be there for it.
   const TensorId like = is_gathered(graph, ready.parameter) ? ready.gradient : ready.parameter;
-  const OpId op = graph.add_op("AccumulateGradient", p.name + "/accumulate", layer,
-                               {like, ready.gradient, sum, accumulated}, {}, Phase::update,
-                               {graph.tensor(sum).name + ".next"});
+  const OpId op =
+      graph.add_op("AccumulateGradient", p.name + "/accumulate", layer, {like, ready.gradient, sum, accumulated}, {},
+                   Phase::update, {graph.tensor(sum).name + ".next"});
   state_of(graph, sum).after = graph.output(op);
   return graph.output(op);
 }
@@ -299,10 +296,11 @@ ReadyUpdate append_reduce_scatter(Graph& graph, const ReadyUpdate& ready, int ra
 // What the update of a parameter reads: its gradient summed over batches and averaged over ranks, as far as it is.
 ReadyUpdate append_reductions(Graph& graph, ReadyUpdate ready, const OptimizerOptions& options, TensorId accumulated,
                               TensorId scale) {
-  const bool divided = options.ranks > 1 && (is_gathered(graph, ready.parameter) ||
-                                             is_divided(graph.tensor(ready.parameter).shape, options.sharding,
-                                                        options.ranks));
-  if (divided && accumulated.valid() && options.sharding.stage >= 2 && !options.sharding.whole_sums) {  // the sum is a piece, too
+  const bool divided =
+      options.ranks > 1 && (is_gathered(graph, ready.parameter) ||
+                            is_divided(graph.tensor(ready.parameter).shape, options.sharding, options.ranks));
+  if (divided && accumulated.valid() && options.sharding.stage >= 2 &&
+      !options.sharding.whole_sums) {  // the sum is a piece, too
     ready = append_reduce_scatter(graph, ready, options.ranks, {});
     ready.gradient = append_sum(graph, ready, accumulated);
     return ready;
@@ -462,7 +460,6 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
   check(options);
   Network network = forward;
   leave_frozen(network, options.freeze);
-  divide_parameters(network, options.sharding, options.ranks);
   Graph& graph = network.graph;
   network.accumulate = options.accumulate;
   const UpdateInputs inputs = update_inputs(graph, options);
@@ -510,7 +507,6 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
   if (options.leave_unreached && !unreached.empty() && unreached.size() < objective_of.size())
     return make_training_network(without_training(forward, unreached), options);
   check_that_gradients_reach_all(network, objective_of, unreached);
-  if (options.sharding.stage >= 3) gather_again(network);
   return network;
 }
 

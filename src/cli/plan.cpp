@@ -558,12 +558,12 @@ Run add_plan(CLI::App& app) {
       ->capture_default_str()
       ->check(whole_number(1, kMostRanks));
   command
-      ->add_option("--link-bandwidth", flags->link_gbit_per_s, "With --ranks: of each rank's link to the others, in Gbit/s")
+      ->add_option("--link-bandwidth", flags->link_gbit_per_s,
+                   "With --ranks: of each rank's link to the others, in Gbit/s")
       ->type_name("GBIT")
       ->capture_default_str()
       ->check(positive_number(1e6));
-  command
-      ->add_option("--link-latency", flags->link_latency_us, "With --ranks: of a message between two of them, in us")
+  command->add_option("--link-latency", flags->link_latency_us, "With --ranks: of a message between two of them, in us")
       ->type_name("US")
       ->capture_default_str()
       ->check(number(0, 1e9));

@@ -206,8 +206,8 @@ Attempt search_in_flight(const Network& network, const Device& device, const Cos
                          const CompileOptions& options) {
   if (device.info().link.ranks < 2 || options.in_flight) return search_shares(network, device, costs, options);
   // A parameter that comes back after its update is waited for, too: then later is not always better.
-  const bool gathers = std::ranges::any_of(network.graph.ops(),
-                                           [](const Op& op) { return op.type->name == "AllGatherParameter"; });
+  const bool gathers =
+      std::ranges::any_of(network.graph.ops(), [](const Op& op) { return op.type->name == "AllGatherParameter"; });
   const std::vector<Bytes> choices =
       gathers ? std::vector<Bytes>{{INT64_MAX}, 32_MiB, 4_MiB, 0_B} : std::vector<Bytes>{{INT64_MAX}, 32_MiB, 0_B};
   CompileOptions within = options;
@@ -321,15 +321,6 @@ void pin_gathered(const Graph& graph, CompileOptions& options) {
   }
 }
 
-// The training step of a network, with what the passes did to it.
-Network training_step_of(const Network& network, const CompileOptions& options, std::vector<PassReport>& passes) {
-  Network training = network;
-  passes = run_fusion_passes(training, options.fusion);
-  training = make_training_network(training, options.optimizer);
-  for (PassReport& report : run_training_passes(training, options.fusion)) passes.push_back(std::move(report));
-  return training;
-}
-
 // With options.exact, by the kernels of the step that divides nothing: a parameter that lies row-major would suit others,
 // which round otherwise.
 void keep_kernels_of_whole(const Network& network, const Device& device, const CostTable& costs,
@@ -337,8 +328,7 @@ void keep_kernels_of_whole(const Network& network, const Device& device, const C
   if (!options.exact || options.optimizer.sharding.stage == 0 || !options.kernels.empty()) return;
   CompileOptions undivided = options;
   undivided.optimizer.sharding = {};
-  std::vector<PassReport> passes;
-  const Network training = training_step_of(network, undivided, passes);
+  const Network training = make_training_step(network, undivided.optimizer, undivided.fusion);
   Flow flow(training, device, costs, undivided);
   const LaidOut* const laid = flow.lay_out({.family = options.family, .limit = {INT64_MAX}, .divide = true});
   if (laid == nullptr) return;  // nor are there any for the divided one
@@ -353,7 +343,7 @@ std::variant<Program, Infeasible> compile_as_divided(const Network& network, con
   const Stopwatch watch;
   options.optimizer.sharding.whole_sums = options.exact;
   std::vector<PassReport> passes;
-  Network training = training_step_of(network, options, passes);
+  Network training = make_training_step(network, options.optimizer, options.fusion, &passes);
   keep_kernels_of_whole(network, device, costs, options);
   pin_gathered(training.graph, options);
   auto result = compile_rewritten(std::move(training), device, costs, options, watch);
@@ -563,10 +553,10 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
 std::variant<Program, Infeasible> compile_shape(const Network& network, const Program& training, const Device& device,
                                                 const CostTable& costs, const CompileOptions& options) {
   const Stopwatch watch;
-  CompileOptions as_trained = options;
-  as_trained.optimizer.sharding = training.sharding;
+  OptimizerOptions optimizer = options.optimizer;
+  optimizer.sharding = training.sharding;
   std::vector<PassReport> passes;
-  Network shaped = training_step_of(network, as_trained, passes);
+  Network shaped = make_training_step(network, optimizer, options.fusion, &passes);
   CompileOptions pinned = pin_states(shaped.graph, training, options, options.memory);
   pinned.policy = "auto";  // of the policies it alone heeds where states lie
   pinned.name_minimum = false;

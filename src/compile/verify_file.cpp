@@ -144,7 +144,10 @@ class FileChecker {
     try {
       Network network = build_model(request.model, request.input);
       run_fusion_passes(network);
-      expected = make_training_network(network, request.optimizer).graph;
+      divide_parameters(network, request.optimizer.sharding, request.optimizer.ranks);
+      network = make_training_network(network, request.optimizer);
+      gather_again(network);
+      expected = std::move(network.graph);
     } catch (const Error& error) {
       return wrong_request("model", error.what());
     }

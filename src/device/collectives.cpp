@@ -63,9 +63,7 @@ bool says_nothing_yet(const float* scale) { return scale != nullptr && *scale < 
 class OrderedAllReduce final : public Kernel {
  public:
   OrderedAllReduce(const Graph& graph, std::span<const OpId> ops, Communicator& communicator, MessageBuffers& buffers)
-      : communicator_(communicator),
-        buffers_(buffers),
-        ranks_(communicator.size()) {
+      : communicator_(communicator), buffers_(buffers), ranks_(communicator.size()) {
     size_t inputs = 0, outputs = 0;
     for (OpId id : ops) {
       const Op& op = graph.op(id);
@@ -164,10 +162,8 @@ class ShardKernel : public Kernel {
       const size_t from = op.type->name == "AllGatherParameter" ? 1 : 0;
       const int64_t in = floats(graph.tensor(op.inputs[from])), out = floats(graph.tensor(op.outputs[0]));
       const bool gathers = op.type->name != "ReduceScatter";
-      tensors_.push_back({.in_at = inputs + from,
-                          .out_at = outputs,
-                          .whole = gathers ? out : in,
-                          .piece = gathers ? in : out});
+      tensors_.push_back(
+          {.in_at = inputs + from, .out_at = outputs, .whole = gathers ? out : in, .piece = gathers ? in : out});
       total_ += tensors_.back().piece;
       inputs += op.inputs.size();
       outputs += op.outputs.size();
@@ -332,8 +328,8 @@ class RankDevice final : public Device {
     for (TensorId id : op.outputs) {
       const DType dtype = graph.tensor(id).dtype;
       if (dtype == DType::f32 || (dtype == DType::f64 && op.type->name == "AllGather")) continue;
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("op '{}': tensors of {} are not sent to other ranks, only f32", op.name, to_string(dtype)));
+      throw Error(ErrorCode::unsupported, fmt::format("op '{}': tensors of {} are not sent to other ranks, only f32",
+                                                      op.name, to_string(dtype)));
     }
     KernelSpec spec{.name = std::string(kOrdered)};
     spec.inputs.resize(op.inputs.size());

@@ -152,8 +152,8 @@ Divided divided_of(const std::vector<int64_t>& sizes, int ranks) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     const std::string name = "w" + std::to_string(i);
     const TensorId whole = d.graph.add_source(name, {sizes[i]}, DType::f32, Role::activation);
-    const TensorId piece = d.graph.add_source(name + "/piece", {shard_elements({sizes[i]}, ranks)}, DType::f32,
-                                              Role::activation);
+    const TensorId piece =
+        d.graph.add_source(name + "/piece", {shard_elements({sizes[i]}, ranks)}, DType::f32, Role::activation);
     Attributes shaped = ours;
     shaped.set("shape", Shape{sizes[i]});
     d.reduce.push_back(d.graph.add_op("ReduceScatter", name + "/reduce_scatter", name, {whole}, ours));
@@ -163,8 +163,7 @@ Divided divided_of(const std::vector<int64_t>& sizes, int ranks) {
   return d;
 }
 
-void run(const Device& device, const Graph& graph, std::span<const OpId> ops, Tensors& in, Tensors& out,
-         size_t first) {
+void run(const Device& device, const Graph& graph, std::span<const OpId> ops, Tensors& in, Tensors& out, size_t first) {
   std::vector<void*> inputs, outputs;
   for (size_t i = 0; i < ops.size(); ++i) {
     inputs.push_back(in[first + i].data());

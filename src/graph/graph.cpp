@@ -379,7 +379,7 @@ OpId Graph::add_op(std::string_view type, std::string name, std::string layer, s
                         .producer = id,
                         .init = {},
                         .block = {},
-                      .shard = {}});
+                        .shard = {}});
     op.outputs.push_back(out);
   }
   ops_.push_back(std::move(op));

@@ -33,8 +33,7 @@ ordered_json tensor_json(const Tensor& t) {
                  {"scale", real_json(t.init.scale, t.name)}};
   }
   if (t.block.is_block()) j["block"] = {{"whole", t.block.whole}, {"first", t.block.first}, {"rows", t.block.rows}};
-  if (t.shard.is_shard())
-    j["shard"] = {{"whole", t.shard.whole}, {"shape", t.shard.shape}, {"ranks", t.shard.ranks}};
+  if (t.shard.is_shard()) j["shard"] = {{"whole", t.shard.whole}, {"shape", t.shard.shape}, {"ranks", t.shard.ranks}};
   return j;
 }
 

@@ -93,8 +93,8 @@ OpType norm_of_sums() {
           [](const Attributes&, std::span<const Tensor* const> in) {
             expect_inputs(in, 1);
             if (in[0]->dtype != DType::f64)
-              throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {}; sums of squares are f64", in[0]->name,
-                                                                to_string(in[0]->dtype)));
+              throw Error(ErrorCode::invalid_input,
+                          fmt::format("'{}' is {}; sums of squares are f64", in[0]->name, to_string(in[0]->dtype)));
             return std::vector<TensorSpec>{{{}, DType::f32, Role::gradient}};
           },
       .gradient = {},
@@ -170,8 +170,7 @@ OpType scale_gradient() {
 }  // namespace
 
 std::vector<OpType> clip_ops() {
-  return of_kind(LayerKind::other,
-                 {gradient_norm(), square_sums(), norm_of_sums(), clip_scale(), scale_gradient()});
+  return of_kind(LayerKind::other, {gradient_norm(), square_sums(), norm_of_sums(), clip_scale(), scale_gradient()});
 }
 
 }  // namespace plimsoll

@@ -80,10 +80,8 @@ OpType all_reduce() {
             if (graph.tensor(op.inputs[kReducedGradient]).role == Role::optimizer_state) return std::vector<InPlace>{};
             return std::vector<InPlace>{{0, kReducedGradient}};
           },
-      .work =
-          [](const Graph& graph, const Op& op) {
-            return exchange_work(graph, op, op.inputs[kReducedGradient], true);
-          },
+      .work = [](const Graph& graph,
+                 const Op& op) { return exchange_work(graph, op, op.inputs[kReducedGradient], true); },
       .reference =
           [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
             for_each_element(out[0], [&](int64_t i) { store(out[0], i, load(in[kReducedGradient], i)); });

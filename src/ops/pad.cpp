@@ -106,9 +106,13 @@ OpType pad() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 0); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const Padding padding = read_padding(
-                op.attributes,
-                {.name = "x", .shape = in[0].shape, .layout = {}, .producer = {}, .init = {}, .block = {}, .shard = {}});
+            const Padding padding = read_padding(op.attributes, {.name = "x",
+                                                                 .shape = in[0].shape,
+                                                                 .layout = {},
+                                                                 .producer = {},
+                                                                 .init = {},
+                                                                 .block = {},
+                                                                 .shard = {}});
             const int64_t width = storage_bytes({1}, in[0].dtype, {}).count;
             const std::byte* from = static_cast<const std::byte*>(in[0].data);
             std::byte* to = static_cast<std::byte*>(out[0].data);
@@ -140,9 +144,13 @@ OpType pad_backward() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 1); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const Padding padding = read_padding_backward(
-                op.attributes,
-                {.name = "dy", .shape = in[0].shape, .layout = {}, .producer = {}, .init = {}, .block = {}, .shard = {}});
+            const Padding padding = read_padding_backward(op.attributes, {.name = "dy",
+                                                                          .shape = in[0].shape,
+                                                                          .layout = {},
+                                                                          .producer = {},
+                                                                          .init = {},
+                                                                          .block = {},
+                                                                          .shard = {}});
             with_floating_type(in[0], [&](auto zero) {
               using T = decltype(zero);
               std::fill_n(elements<T>(out[0]), element_count(out[0].shape), T{0});

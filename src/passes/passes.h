@@ -19,4 +19,15 @@ std::vector<std::string_view> fusion_pass_names();
 // What is fused in the graph of a training step: pointwise ops of its backward pass, unless "fuse_pointwise" is off.
 std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options = {});
 
+// Puts a piece of each parameter that is divided among the ranks in its place among the states, and gathers it where it is
+// read first. Of a forward network, before its gradients; of an evaluation too. Only stage 3 divides parameters.
+void divide_parameters(Network& network, const Sharding& sharding, int ranks);
+// Of its training step: where the backward pass reads what was gathered for the forward pass, and others were in between,
+// it is gathered anew. So it need not be there in between.
+void gather_again(Network& training);
+
+// From a forward network to the graph of its training step: all of the above around make_training_network.
+Network make_training_step(const Network& forward, const OptimizerOptions& optimizer, const FusionOptions& fusion = {},
+                           std::vector<PassReport>* reports = nullptr);
+
 }  // namespace plimsoll

@@ -50,7 +50,8 @@ std::vector<Reduced> reduced_of(const Graph& graph, const Plan& plan) {
     }
     const std::vector<InPlace> pairs = op.type->in_place(graph, op);
     for (size_t i = op.type->name == "AllReduce" ? 1 : 0; i < op.inputs.size(); ++i) {
-      const bool goes_over = std::ranges::any_of(pairs, [&](const InPlace& pair) { return std::cmp_equal(pair.input, i); });
+      const bool goes_over =
+          std::ranges::any_of(pairs, [&](const InPlace& pair) { return std::cmp_equal(pair.input, i); });
       if (!goes_over) reduced.before = std::min(reduced.before, end_of(op.inputs[i], s));
     }
     for (TensorId id : op.outputs) {
@@ -197,10 +198,10 @@ class Delay {
   const Bytes in_flight_;
   const ById<TensorId, std::vector<OpId>> readers_;
   Route result_;
-  std::deque<Delayed> delayed_;             // in order; it does not move what it has
-  std::map<TensorId, Delayed*> updates_;    // by what those that are delayed make
-  std::map<TensorId, OpId> held_;           // by what they make
-  std::deque<Delayed> arriving_;            // waits for parameters that come back
+  std::deque<Delayed> delayed_;           // in order; it does not move what it has
+  std::map<TensorId, Delayed*> updates_;  // by what those that are delayed make
+  std::map<TensorId, OpId> held_;         // by what they make
+  std::deque<Delayed> arriving_;          // waits for parameters that come back
   Bytes waiting_, arriving_bytes_;
 };
 

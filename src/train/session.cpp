@@ -208,10 +208,7 @@ bool forget_busy_times(Session& session) {
 
 Measured measure_missing(Session& session, const Network& network, const CompileOptions& options,
                          const MeasureOptions& measure, std::span<const Device* const> beside) {
-  Network fused = network;
-  run_fusion_passes(fused, options.fusion);
-  Network training = make_training_network(fused, options.optimizer);
-  run_training_passes(training, options.fusion);
+  const Network training = make_training_step(network, options.optimizer, options.fusion);
   std::vector<const Device*> devices{session.device.get()};
   devices.insert(devices.end(), beside.begin(), beside.end());
   std::set<CostKey> known;

@@ -153,8 +153,8 @@ CompileOptions compile_options(const TrainOptions& options, Bytes budget, const 
         "results may differ in the last bits",
         saved.settings.ranks, saved.settings.ranks == 1 ? "" : "s", ranks_of(options)));
   } else if (options.zero && *options.zero != saved.settings.zero_stage) {
-    notice(fmt::format("ZeRO stage {} before this checkpoint, {} now: kernels are chosen anew", saved.settings.zero_stage,
-                       *options.zero));
+    notice(fmt::format("ZeRO stage {} before this checkpoint, {} now: kernels are chosen anew",
+                       saved.settings.zero_stage, *options.zero));
   } else if (saved.device_key == device.key) {
     pin(compile, saved);
   } else {

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include "tests/cli/program.h"
@@ -37,8 +39,9 @@ class RanksCli : public Cli {
   }
 
   pid_t start_ranks(int ranks, const std::string& arguments) {
-    const std::string command = "exec mpirun -n " + std::to_string(ranks) + " " PLIMSOLL_BINARY_DIR "/plimsoll " +
-                                arguments + " > " + path("out") + " 2> " + path("err");
+    const std::string command = "exec " + launcher_ + "mpirun -n " + std::to_string(ranks) +
+                                " " PLIMSOLL_BINARY_DIR "/plimsoll " + arguments + " > " + path("out") + " 2> " +
+                                path("err");
     const pid_t child = ::fork();
     if (child == 0) {
       ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
@@ -47,6 +50,8 @@ class RanksCli : public Cli {
     return child;
   }
   Outcome run_ranks(int ranks, const std::string& arguments) { return wait(start_ranks(ranks, arguments)); }
+
+  std::string launcher_;  // before mpirun
 
   // The processes of this test's program that run: mpirun's children.
   static std::vector<pid_t> children_of(pid_t parent) {
@@ -58,6 +63,12 @@ class RanksCli : public Cli {
   void wait_for(const std::string& file, const std::string& text) {
     for (int i = 0; i < 6000 && slurp(path(file.c_str())).find(text) == std::string::npos; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  static json last_json(const std::string& lines) {
+    std::istringstream in(lines);
+    std::string last;
+    for (std::string line; std::getline(in, line);) last = line;
+    return json::parse(last);
   }
   static int count(const std::string& text, const std::string& part) {
     int found = 0;
@@ -164,6 +175,77 @@ TEST_F(RanksCli, ARankThatHangsEndsAllWithinTheTimeout) {
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_EQ(count(outcome.err, "rank 2 ("), 1) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("--timeout"));
+}
+
+TEST_F(RanksCli, DividedStatesAreSavedWholeAndGiveTheSameWeights) {
+  std::set<std::string> weights;
+  for (const std::string stage : {"0", "1", "2", "3", "auto"}) {
+    const std::string file = path("z.safetensors");
+    const Outcome outcome = run_ranks(2, kShort + std::string("--batch 32 --steps 6 --opt adamw --lr 0.001 --zero ") +
+                                             stage + " --checkpoint " + file + " --json -");
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    weights.insert(last_json(outcome.out).at("weights_sha256").get<std::string>());
+    const Outcome resumed = run(kShort + std::string("--batch 32 --steps 7 --resume ") + file);
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+  }
+  EXPECT_EQ(weights.size(), 1u);
+}
+
+TEST_F(RanksCli, APlanForSeveralRanksNeedsNoneOfThem) {
+  const std::string plan = "plan resnet20 --batch 32 --ranks 4 --json - ";
+  const json whole = last_json(run(plan).out);
+  EXPECT_EQ(whole.at("ranks"), 4);
+  EXPECT_EQ(whole.at("zero_stage"), 0);
+  EXPECT_GT(whole.at("message_bytes"), 0);
+  EXPECT_GT(whole.at("efficiency"), 0.0);
+  EXPECT_LE(whole.at("efficiency"), 1.1);
+  const int64_t least = whole.at("minimum_bytes");
+  const json tight = last_json(run(plan + "--memory " + std::to_string(least)).out);
+  EXPECT_EQ(tight.at("zero_stage"), 3);
+  const std::string file = path("plan.json");
+  const Outcome saved = run("plan resnet20 --batch 32 --ranks 4 --zero 3 --save " + file);
+  ASSERT_EQ(saved.code, 0) << saved.err;
+  EXPECT_THAT(saved.out, HasSubstr("ZeRO stage 3"));
+  const Outcome verified = run("verify " + file);
+  EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+  for (const std::string wrong : {"--ranks 0", "--ranks 5", "--ranks 2 --zero 4", "--ranks 2 --link-bandwidth 0",
+                                  "--ranks 2 --link-latency -1", "--ranks 2 --inter-op 2"}) {
+    EXPECT_EQ(run("plan resnet20 --batch 32 " + wrong).code, 2) << wrong;
+  }
+}
+
+// Two hosts, which are network namespaces.
+class TwoHosts : public RanksCli {
+ protected:
+  void SetUp() override {
+    RanksCli::SetUp();
+    if (IsSkipped()) return;
+    const std::string script = PLIMSOLL_SOURCE_DIR "/tests/support/two_hosts";
+    if (std::system((script + " --check 2> " + path("why")).c_str()) != 0) GTEST_SKIP() << slurp(path("why"));
+    launcher_ = script + " ";
+  }
+};
+
+TEST_F(TwoHosts, LearnWhatRanksOfOneHostLearn) {
+  const std::string flags = kShort + std::string("--batch 32 --steps 10 --zero 3 --json ") + path("json");
+  ASSERT_EQ(run_ranks(2, flags).code, 0) << slurp(path("err"));
+  const std::string over_the_link = last_json(slurp(path("json"))).at("weights_sha256");
+  launcher_.clear();
+  ASSERT_EQ(run_ranks(2, flags).code, 0) << slurp(path("err"));
+  EXPECT_EQ(over_the_link, last_json(slurp(path("json"))).at("weights_sha256"));
+}
+
+TEST_F(TwoHosts, ALinkThatIsGoneEndsBothWithinTheTimeoutAndTheCheckpointIsWhole) {
+  const std::string file = path("c.safetensors");
+  launcher_ += "--cut-after 4 ";
+  const auto begin = std::chrono::steady_clock::now();
+  const Outcome outcome = run_ranks(
+      2, kShort + std::string("--epochs 1000000 --batch 32 --timeout 3 --checkpoint-every 20 --checkpoint ") + file);
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 (second) has not answered")) << outcome.err;
+  launcher_.clear();
+  EXPECT_EQ(run(kShort + std::string("--batch 32 --steps 1 --resume ") + file).code, 0);
 }
 
 }  // namespace

@@ -202,7 +202,7 @@ TEST(ConformanceSuite, HasACaseForEveryOpType) {
   const std::set<std::string> tested = tested_types();
   for (const std::string& name : known_types()) {
     if (!op_type(name).reference && !op_type(name).is_view)
-      continue;                                 // it is planned, never run: a layer of a paper's model
+      continue;  // it is planned, never run: a layer of a paper's model
     const OpType& type = op_type(name);
     if (type.is_collective || type.is_of_rank) continue;  // by ranks, not by a device: device/collectives_test.cpp
     if (name == "SquareSums" || name == "NormOfSums") continue;  // of f64, between such: train/ranks_test.cpp
