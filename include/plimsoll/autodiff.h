@@ -49,6 +49,9 @@ struct OptimizerOptions {
   // Above 1: so many processes train together, each with its part of the batch. Every gradient is averaged over them before
   // anything else reads it (AllReduce); a sum of gradients before its update.
   int ranks = 1;
+  // With several ranks: BatchNorm takes mean and variance of the whole batch, as torch.nn.SyncBatchNorm, rather than of each
+  // rank's part. All ranks wait for each other twice a layer: for the statistics, and for their gradients.
+  bool sync_batch_norm = false;
   // Parameters that no gradient reaches are left as they are, as PyTorch's optimizers leave them; else they are an error.
   bool leave_unreached = false;
 };

@@ -316,6 +316,7 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
   const Stopwatch watch;
   Network training = network;
   std::vector<PassReport> passes = run_fusion_passes(training, options.fusion);
+  for (PassReport& report : run_rank_passes(training, options.optimizer)) passes.push_back(std::move(report));
   training = make_training_network(training, options.optimizer);
   for (PassReport& report : run_training_passes(training, options.fusion)) passes.push_back(std::move(report));
   auto result = compile_rewritten(std::move(training), device, costs, options, watch);
@@ -437,6 +438,7 @@ std::variant<Program, Infeasible> compile_shape(const Network& network, const Pr
   const Stopwatch watch;
   Network shaped = network;
   std::vector<PassReport> passes = run_fusion_passes(shaped, options.fusion);
+  for (PassReport& report : run_rank_passes(shaped, options.optimizer)) passes.push_back(std::move(report));
   shaped = make_training_network(shaped, options.optimizer);
   for (PassReport& report : run_training_passes(shaped, options.fusion)) passes.push_back(std::move(report));
   CompileOptions pinned = pin_states(shaped.graph, training, options, options.memory);

@@ -144,6 +144,7 @@ class FileChecker {
     try {
       Network network = build_model(request.model, request.input);
       run_fusion_passes(network);
+      run_rank_passes(network, request.optimizer);
       expected = make_training_network(network, request.optimizer).graph;
     } catch (const Error& error) {
       return wrong_request("model", error.what());

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/statistics.h"
+#include "device/channel_collectives.h"
 #include "device/tier/tier.h"
 #include "plimsoll/ops.h"
 
@@ -161,6 +162,7 @@ class RankDevice final : public Device {
   std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const override {
     if (!op.type->is_collective) return device_->kernels(graph, op, family);
     expect_ranks(op);
+    if (is_of_channels(op)) return {channel_collective_spec(graph, op, info_.link)};
     const Tensor& gradient = graph.tensor(op.inputs[1]);
     if (gradient.dtype != DType::f32)
       throw Error(ErrorCode::unsupported, fmt::format("op '{}': gradients of {} are not reduced, only f32", op.name,
@@ -177,7 +179,7 @@ class RankDevice final : public Device {
   std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                       int threads) const override {
     if (!op.type->is_collective) return device_->make_kernel(graph, op, kernel, threads);
-    if (kernel != kOrdered)
+    if (kernel != kernels(graph, op, LayoutFamily::plain)[0].name)
       throw Error(ErrorCode::unsupported, fmt::format("op '{}': no collective is called '{}'", op.name, kernel));
     const OpId id = graph.find_op(op.name);
     return make_collective(graph, {&id, 1});
@@ -188,6 +190,7 @@ class RankDevice final : public Device {
     if (!communicator_)
       throw Error(ErrorCode::unsupported,
                   fmt::format("op '{}': this device only plans for several ranks", graph.op(ops[0]).name));
+    if (is_of_channels(graph.op(ops[0]))) return make_channel_collective(graph, ops, *communicator_, buffers_->packed);
     return std::make_unique<OrderedAllReduce>(graph, ops, *communicator_, *buffers_);
   }
 

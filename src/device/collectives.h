@@ -1,7 +1,7 @@
 // A device as one of the ranks of a training: its own kernels, and for collectives (OpType::is_collective) those that
 // send and receive. The arena must be addressable by the host.
 //
-// There is one, "ordered": it takes kMessageBytes of the tensors at a time, sends every rank its piece of them, adds the
+// Of gradients there is one, "ordered" (of batch norm's statistics: channel_collectives.h). It takes kMessageBytes of the tensors at a time, sends every rank its piece of them, adds the
 // pieces that it got in the order of the ranks, and sends the sum to all. The bits do not depend on how tensors are taken
 // together. Its buffers lie beside the arena (plimsoll/process_memory.h): one collective runs at a time.
 #pragma once

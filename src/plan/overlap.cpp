@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <utility>
 
 #include "base/by_id.h"
@@ -15,6 +16,7 @@ namespace {
 constexpr Bytes kBuckets[] = {0_B, 256_KiB, 1_MiB, 4_MiB, 16_MiB, 64_MiB, {INT64_MAX}};
 
 struct Reduced {
+  const OpType* type = nullptr;
   StepIndex step = 0, before = 0;
   Bytes bytes;
 };
@@ -28,7 +30,7 @@ std::vector<Reduced> reduced_of(const Graph& graph, const Plan& plan) {
   for (StepIndex s = 0; s < steps; ++s) {
     const Op& op = graph.op(plan.steps[s].op);
     if (!op.type->is_collective) continue;
-    Reduced& reduced = result.emplace_back(Reduced{.step = s, .before = steps});
+    Reduced& reduced = result.emplace_back(Reduced{.type = op.type, .step = s, .before = steps});
     for (TensorId id : op.outputs) reduced.bytes += graph.tensor(id).bytes();
     for (const int32_t node : dependencies.after(s)) {
       const StepIndex before = node < steps ? node : plan.moves[node - steps].after + 1;
@@ -38,21 +40,30 @@ std::vector<Reduced> reduced_of(const Graph& graph, const Plan& plan) {
   return result;
 }
 
-// A bucket is full with so many bytes, and ends where a member is needed.
+// A bucket has ops of one type, is full with so many bytes, and ends where a member is needed. Those of other types may
+// begin while it fills.
 std::vector<Collective> buckets_of(const std::vector<Reduced>& all, Bytes size) {
+  struct Filling {
+    size_t bucket = 0;
+    Bytes bytes;
+  };
+  std::map<const OpType*, Filling> filling;
   std::vector<Collective> buckets;
-  Bytes bytes;
   for (const Reduced& reduced : all) {
-    const bool fits = !buckets.empty() && bytes < size && reduced.step < buckets.back().before;
+    const auto open = filling.find(reduced.type);
+    const bool fits =
+        open != filling.end() && open->second.bytes < size && reduced.step < buckets[open->second.bucket].before;
     if (!fits) {
+      filling[reduced.type] = {.bucket = buckets.size()};
       buckets.push_back({.before = reduced.before});
-      bytes = {};
     }
-    Collective& bucket = buckets.back();
+    Filling& place = filling[reduced.type];
+    Collective& bucket = buckets[place.bucket];
     bucket.steps.push_back(reduced.step);
     bucket.before = std::min(bucket.before, reduced.before);
-    bytes += reduced.bytes;
+    place.bytes += reduced.bytes;
   }
+  std::ranges::sort(buckets, {}, [](const Collective& bucket) { return bucket.steps.back(); });
   return buckets;
 }
 

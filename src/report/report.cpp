@@ -82,14 +82,19 @@ std::string cores_text(const Plan& plan) {
 
 namespace {
 
-// That a rank sends in a step: of every gradient its pieces to all, and its sum to all.
+// That a rank sends in a step: of every gradient its pieces to all, and its sum to all; its statistics to all.
 Bytes message_bytes(const Graph& graph, const Plan& plan) {
   Bytes sent;
   for (const Step& step : plan.steps) {
     const Op& op = graph.op(step.op);
     if (!op.type->is_collective) continue;
-    const int64_t bytes = graph.tensor(op.outputs[0]).bytes().count;
-    sent += Bytes{2 * (bytes - bytes / plan.link.ranks)};
+    int64_t bytes = 0;
+    for (const TensorId id : op.outputs) bytes += graph.tensor(id).bytes().count;
+    if (op.outputs.size() > 1) {
+      sent += Bytes{bytes * (plan.link.ranks - 1)};
+    } else {
+      sent += Bytes{2 * (bytes - bytes / plan.link.ranks)};
+    }
   }
   return sent;
 }

@@ -209,6 +209,7 @@ Measured measure_missing(Session& session, const Network& network, const Compile
                          const MeasureOptions& measure, std::span<const Device* const> beside) {
   Network fused = network;
   run_fusion_passes(fused, options.fusion);
+  run_rank_passes(fused, options.optimizer);
   Network training = make_training_network(fused, options.optimizer);
   run_training_passes(training, options.fusion);
   std::vector<const Device*> devices{session.device.get()};

@@ -150,6 +150,10 @@ CompileOptions compile_options(const TrainOptions& options, Bytes budget, const 
         "{} rank{} before this checkpoint, {} now: kernels are chosen anew for the other parts of a batch, so "
         "results may differ in the last bits",
         saved.settings.ranks, saved.settings.ranks == 1 ? "" : "s", ranks_of(options)));
+  } else if (ranks_of(options) > 1 && saved.optimizer.sync_batch_norm != options.optimizer.sync_batch_norm) {
+    notice(fmt::format("BatchNorm took the statistics of {} before this checkpoint, and takes those of {} now",
+                       saved.optimizer.sync_batch_norm ? "the whole batch" : "each rank's part",
+                       options.optimizer.sync_batch_norm ? "the whole batch" : "each rank's part"));
   } else if (saved.device_key == device.key) {
     pin(compile, saved);
   } else {
