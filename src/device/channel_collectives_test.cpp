@@ -78,9 +78,9 @@ Norm part_of(const Form& form, int ranks) {
   return norm;
 }
 
-// Channel c lies around 100 c, so that squares that are not taken around the mean would lose their digits.
+// Channels lie around 0, 100 or 200, so that squares that are not taken around the mean would lose their digits.
 double x_of(int64_t i, int64_t channel) {
-  return 100.0 * static_cast<double>(channel) + std::sin(3.7 * static_cast<double>(i));
+  return static_cast<float>(100 * static_cast<double>(channel % 3) + std::sin(3.7 * static_cast<double>(i)));
 }
 
 // Rows [first, first + rows) of the whole batch's numbers.
