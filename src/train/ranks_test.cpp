@@ -93,7 +93,7 @@ std::map<std::string, std::vector<float>> states_of(const std::filesystem::path&
   const Checkpoint checkpoint(file);
   for (size_t i = 0; i < checkpoint.tensors().size(); ++i) {
     const CheckpointTensor& tensor = checkpoint.tensors()[i];
-    if (tensor.role != Role::parameter && tensor.role != Role::statistic) continue;
+    if (tensor.dtype != DType::f32 || tensor.name.ends_with(".momentum")) continue;
     std::vector<float>& elements = result[tensor.name];
     elements.resize(element_count(tensor.shape));
     checkpoint.read(i, {}, std::as_writable_bytes(std::span(elements)));
@@ -106,7 +106,7 @@ TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
   TrainOptions options = short_training("resnet20");
   options.batch = 32;
   options.steps = 50;
-  options.schedule.lr = 0.01;
+  options.schedule.lr = 1e-4;  // with a higher one, a training drifts from itself with another number of threads
   options.checkpoint = folder.path() / "alone.safetensors";
   const Learned one = alone(options);
   const auto expected = states_of(*options.checkpoint);
@@ -114,7 +114,7 @@ TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
     SCOPED_TRACE(fmt::format("{} ranks", ranks));
     options.checkpoint = folder.path() / fmt::format("{}.safetensors", ranks);
     options.optimizer.sync_batch_norm = true;
-    EXPECT_LT(largest_difference(one, together(ranks, options)), 1e-3);
+    EXPECT_LT(largest_difference(one, together(ranks, options)), 1e-4);
     const auto found = states_of(*options.checkpoint);
     ASSERT_EQ(found.size(), expected.size());
     int statistics = 0;
@@ -126,12 +126,12 @@ TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
         off += (got[i] - wanted[i]) * (got[i] - wanted[i]);
         size += wanted[i] * wanted[i];
       }
-      EXPECT_LT(std::sqrt(off), 1e-2 * std::sqrt(size) + 1e-4) << name;
+      EXPECT_LT(std::sqrt(off), 1e-3 * std::sqrt(size) + 1e-5) << name;
       statistics += name.find("running_") != std::string::npos;
     }
     EXPECT_EQ(statistics, 38);
     options.optimizer.sync_batch_norm = false;
-    EXPECT_GT(largest_difference(one, together(ranks, options)), 1e-2) << "each its own statistics: another training";
+    EXPECT_GT(largest_difference(one, together(ranks, options)), 5e-3) << "each its own statistics: another training";
   }
 }
 
