@@ -64,6 +64,9 @@ struct OptimizerOptions {
   // anything else reads it (AllReduce); a sum of gradients before its update.
   int ranks = 1;
   Sharding sharding;  // among them
+  // With several ranks: BatchNorm takes mean and variance of the whole batch, as torch.nn.SyncBatchNorm, rather than of each
+  // rank's part. All ranks wait for each other twice a layer: for the statistics, and for their gradients.
+  bool sync_batch_norm = false;
   // Parameters that no gradient reaches are left as they are, as PyTorch's optimizers leave them; else they are an error.
   bool leave_unreached = false;
 };

@@ -69,7 +69,7 @@ struct CommonFlags {
   std::optional<double> momentum;  // nothing: 0.9
   double weight_decay = 0, clip_grad_norm = 0;
   int64_t accumulate = 1;
-  bool nesterov = false, exact = false;
+  bool nesterov = false, exact = false, sync_batch_norm = false;
   std::vector<std::string> freeze;
   std::string zero_name = "auto";
   std::optional<std::string> workspace, workspace_total, batch_sizes_name;

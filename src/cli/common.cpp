@@ -143,6 +143,9 @@ void CommonFlags::add_optimizer_to(CLI::App& command) {
       ->type_name("N")
       ->capture_default_str()
       ->check(whole_number(1, kMostAccumulated));
+  command.add_flag("--sync-batch-norm", sync_batch_norm,
+                   "With several ranks: BatchNorm takes mean and variance of the whole batch, as "
+                   "torch.nn.SyncBatchNorm, not of each rank's part; the ranks wait for each other at every layer");
 }
 
 void CommonFlags::add_zero_to(CLI::App& command) {
@@ -207,7 +210,8 @@ OptimizerOptions CommonFlags::optimizer_options() const {
                            .weight_decay = weight_decay,
                            .freeze = freeze,
                            .clip_grad_norm = clip_grad_norm,
-                           .accumulate = accumulate};
+                           .accumulate = accumulate,
+                           .sync_batch_norm = sync_batch_norm};
   if (momentum) options.momentum = *momentum;
   return options;
 }

@@ -76,6 +76,7 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--freeze", options.optimizer.freeze, saved.optimizer.freeze);
   take("--clip-grad-norm", options.optimizer.clip_grad_norm, saved.optimizer.clip_grad_norm);
   take("--accumulate", options.optimizer.accumulate, saved.optimizer.accumulate);
+  take("--sync-batch-norm", options.optimizer.sync_batch_norm, saved.optimizer.sync_batch_norm);
   take("--lr", options.schedule.lr, saved.schedule.lr);
   take("--sched", options.schedule.name, saved.schedule.name);
   take("--warmup-epochs", options.schedule.warmup_epochs, saved.schedule.warmup_epochs);
@@ -189,6 +190,7 @@ void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App
   plan.check("--freeze", listed(asked.freeze), listed(planned.freeze));
   plan.check("--clip-grad-norm", asked.clip_grad_norm, planned.clip_grad_norm);
   plan.check("--accumulate", asked.accumulate, planned.accumulate);
+  plan.check("--sync-batch-norm", asked.sync_batch_norm, planned.sync_batch_norm);
   if (const int threads = cores_of(saved); threads > 0) plan.check("--threads", flags.threads, threads);
   if (request.input.height > 0) plan.check("--image-size", flags.image_size, request.input.height);
   if (request.input.classes > 0) plan.check("--num-classes", flags.classes, request.input.classes);

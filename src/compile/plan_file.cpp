@@ -40,6 +40,7 @@ json request_json(const PlanRequest& r) {
   if (!r.optimizer.freeze.empty()) j["optimizer"]["freeze"] = r.optimizer.freeze;
   if (r.optimizer.clip_grad_norm != 0) j["optimizer"]["clip_grad_norm"] = r.optimizer.clip_grad_norm;
   if (r.optimizer.accumulate != 1) j["optimizer"]["accumulate"] = r.optimizer.accumulate;
+  if (r.optimizer.sync_batch_norm) j["optimizer"]["sync_batch_norm"] = true;
   if (r.optimizer.ranks != 1) j["ranks"] = r.optimizer.ranks;
   if (const Sharding& s = r.optimizer.sharding; s.stage > 0)
     j["zero"] = {{"stage", s.stage}, {"least", s.least.count}, {"whole_sums", s.whole_sums}};
@@ -51,7 +52,7 @@ json request_json(const PlanRequest& r) {
 
 OptimizerOptions optimizer_from(const JsonReader& r) {
   r.only({"name", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon", "freeze", "clip_grad_norm",
-          "accumulate"});
+          "accumulate", "sync_batch_norm"});
   OptimizerOptions options{.name = r.member("name").text(),
                            .momentum = r.member("momentum").number(),
                            .nesterov = r.member("nesterov").boolean(),
@@ -65,6 +66,7 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
   }
   if (r.has("clip_grad_norm")) options.clip_grad_norm = r.member("clip_grad_norm").number();
   if (r.has("accumulate")) options.accumulate = r.member("accumulate").integer(1, kMostAccumulated);
+  if (r.has("sync_batch_norm")) options.sync_batch_norm = r.member("sync_batch_norm").boolean();
   return options;
 }
 

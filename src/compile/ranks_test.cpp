@@ -103,11 +103,12 @@ TEST(RankPlan, BucketsGrowWithTheLatency) {
 // The same network, budgets from the least to plenty, with and without what makes gradients wait.
 TEST(RankPlan, IsSafeInEveryBudget) {
   for (const std::string model : {"lenet", "resnet20", "vgg11"}) {
-    for (const int variant : {0, 1, 2}) {
+    for (const int variant : {0, 1, 2, 3}) {
       CompileOptions options = options_of(3);
       options.zero = 0;
       if (variant == 1) options.optimizer.clip_grad_norm = 1;
       if (variant == 2) options.optimizer.accumulate = 4;
+      options.optimizer.sync_batch_norm = variant == 3;
       options.name_minimum = true;
       const Program roomy = compiled(model, link_of(3, 0.3), options);
       ASSERT_TRUE(roomy.minimum);
@@ -208,6 +209,43 @@ TEST(RankPlan, GathersAParameterForEachPassAndReducesItOnce) {
   }
   EXPECT_GT(divided.count, 0);
   for (const WholeState& whole : whole_states(graph)) EXPECT_EQ(whole.name.find("[/"), std::string::npos);
+}
+
+// Statistics are read at once, and gradients may be under way meanwhile: no bucket has both, and nothing is sent twice.
+TEST(RankPlan, StatisticsOfAllRanksGoBetweenTheGradients) {
+  CompileOptions options = options_of(3);
+  options.optimizer.sync_batch_norm = true;
+  options.name_minimum = true;
+  const Program roomy = compiled("resnet20", link_of(3, 0.3), options);
+  std::map<std::string, int> ops;
+  for (const Op& op : roomy.network.graph.ops()) ++ops[op.type->name];
+  EXPECT_EQ(ops["BatchNormForward"] + ops["BatchNormBackward"], 0);
+  EXPECT_EQ(ops["CombineMoments"], 19);
+  EXPECT_EQ(ops["SumOverRanks"], 19);
+  EXPECT_EQ(ops["SyncBatchNormForward"], 19);
+  for (const char* policy :
+       {"liveness", "vdnn:layers=all", "mxnet:recompute=sublinear", "dymem", "superneurons", "auto"}) {
+    options.policy = policy;
+    options.memory = std::string_view(policy) == "auto" ? *roomy.minimum : Bytes{INT64_MAX};
+    options.name_minimum = false;
+    SCOPED_TRACE(policy);
+    const Program program = compiled("resnet20", link_of(3, 0.3), options);
+    const Graph& graph = program.network.graph;
+    const Plan& plan = program.plan;
+    EXPECT_EQ(problems(graph, plan), "");
+    for (const Step& step : plan.steps) EXPECT_FALSE(step.recompute && graph.op(step.op).type->is_collective);
+    for (const Collective& c : plan.collectives) {
+      for (const StepIndex s : c.steps)
+        EXPECT_EQ(graph.op(plan.steps[s].op).type, graph.op(plan.steps[c.steps[0]].op).type);
+    }
+    if (plan.collectives.empty()) continue;
+    Plan mixed = plan;
+    std::vector<StepIndex>& steps = mixed.collectives[0].steps;
+    steps.push_back(mixed.collectives.back().steps.back());
+    mixed.collectives.pop_back();
+    mixed.collectives[0].before = static_cast<StepIndex>(plan.steps.size());
+    EXPECT_TRUE(rules(graph, mixed).contains(Rule::bad_collective));
+  }
 }
 
 TEST(RankPlan, TheVerifierSeesWhatIsWrongWithMessages) {

@@ -144,6 +144,7 @@ class FileChecker {
     try {
       Network network = build_model(request.model, request.input);
       run_fusion_passes(network);
+      run_rank_passes(network, request.optimizer);
       divide_parameters(network, request.optimizer.sharding, request.optimizer.ranks);
       network = make_training_network(network, request.optimizer);
       gather_again(network);

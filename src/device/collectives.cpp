@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/statistics.h"
+#include "device/channel_collectives.h"
 #include "device/tier/tier.h"
 #include "plimsoll/ops.h"
 
@@ -325,6 +326,7 @@ class RankDevice final : public Device {
   std::vector<KernelSpec> kernels(const Graph& graph, const Op& op, LayoutFamily family) const override {
     if (!op.type->is_collective && !op.type->is_of_rank) return device_->kernels(graph, op, family);
     expect_ranks(op);
+    if (is_of_channels(op)) return {channel_collective_spec(graph, op, info_.link)};
     for (TensorId id : op.outputs) {
       const DType dtype = graph.tensor(id).dtype;
       if (dtype == DType::f32 || (dtype == DType::f64 && op.type->name == "AllGather")) continue;
@@ -342,7 +344,7 @@ class RankDevice final : public Device {
   std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                       int threads) const override {
     if (!op.type->is_collective && !op.type->is_of_rank) return device_->make_kernel(graph, op, kernel, threads);
-    if (kernel != kOrdered)
+    if (kernel != kernels(graph, op, LayoutFamily::plain)[0].name)
       throw Error(ErrorCode::unsupported, fmt::format("op '{}': no collective is called '{}'", op.name, kernel));
     return make_collective(graph, ids_of(graph, op));
   }
@@ -352,6 +354,7 @@ class RankDevice final : public Device {
     const Op& first = graph.op(ops[0]);
     if (!communicator_)
       throw Error(ErrorCode::unsupported, fmt::format("op '{}': this device only plans for several ranks", first.name));
+    if (is_of_channels(first)) return make_channel_collective(graph, ops, *communicator_, buffers_->packed);
     if (first.type->name == "TakeShard") return std::make_unique<TakeShard>(graph, first, communicator_->rank());
     if (first.type->name == "AllReduce")
       return std::make_unique<OrderedAllReduce>(graph, ops, *communicator_, *buffers_);

@@ -19,9 +19,13 @@ constexpr std::string_view kCpu = "cpu";
 
 namespace {
 
-// What each rank divides among all of them: all that an op has before or after.
-Bytes whole_of(const Graph& graph, const Op& op) {
+// What all ranks exchange: all that an op has before or after; or the statistics of each, of which all get all.
+Bytes whole_of(const Graph& graph, const Op& op, int ranks) {
   Bytes most;
+  if (op.outputs.size() > 1) {
+    for (TensorId id : op.outputs) most += graph.tensor(id).bytes();
+    return most * ranks;
+  }
   for (TensorId id : op.inputs) most = std::max(most, graph.tensor(id).bytes());
   for (TensorId id : op.outputs) most = std::max(most, graph.tensor(id).bytes());
   return most;
@@ -34,7 +38,7 @@ int passes_of(const Op& op) { return op.type->name == "AllReduce" ? 2 : 1; }
 double collective_ms(const LinkInfo& link, const Graph& graph, std::span<const OpId> ops) {
   if (link.ranks < 2 || ops.empty()) return 0;
   Bytes bytes;
-  for (OpId id : ops) bytes += whole_of(graph, graph.op(id));
+  for (OpId id : ops) bytes += whole_of(graph, graph.op(id), link.ranks);
   const int64_t messages = std::max<int64_t>(1, (bytes.count + kMessageBytes.count - 1) / kMessageBytes.count);
   const double sent = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks;
   return passes_of(graph.op(ops[0])) * (static_cast<double>(messages) * link.latency_us / 1000 +
@@ -43,7 +47,7 @@ double collective_ms(const LinkInfo& link, const Graph& graph, std::span<const O
 
 Bytes collective_traffic(const LinkInfo& link, const Graph& graph, std::span<const OpId> ops) {
   Bytes sent;
-  for (OpId id : ops) sent += whole_of(graph, graph.op(id)) * passes_of(graph.op(id));
+  for (OpId id : ops) sent += whole_of(graph, graph.op(id), link.ranks) * passes_of(graph.op(id));
   return link.ranks < 2 ? Bytes{} : Bytes{sent.count / link.ranks * (link.ranks - 1)};
 }
 

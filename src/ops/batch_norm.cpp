@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ops/batch_norm.h"
 #include "ops/families.h"
 #include "ops/layer_inputs.h"
 #include "ops/reference.h"
@@ -21,35 +22,6 @@ namespace plimsoll {
 namespace {
 
 bool is_training(const Attributes& attributes) { return attributes.integer("training", 1) != 0; }
-
-void expect_images(const Tensor& x) {
-  if (x.shape.size() >= 2) return;
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("'{}' is {}; two or more dimensions are expected, the second of them channels", x.name,
-                          to_string(x.shape)));
-}
-
-void expect_one_a_channel(const Tensor& x, const Tensor& values) {
-  expect_same_dtype(x, values);
-  if (values.shape == Shape{x.shape[1]}) return;
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("'{}' is {}; one value for each of the {} channels of '{}' is expected", values.name,
-                          to_string(values.shape), x.shape[1], x.name));
-}
-
-// Visits the elements of one channel in row-major order.
-struct Channels {
-  int64_t outer, count, inner;
-  explicit Channels(const Shape& shape)
-      : outer(shape[0]), count(shape[1]), inner(element_count(shape) / (shape[0] * shape[1])) {}
-  int64_t elements_each() const { return outer * inner; }
-  template <class Body>
-  void for_each(int64_t channel, Body body) const {
-    for (int64_t n = 0; n < outer; ++n) {
-      for (int64_t i = 0; i < inner; ++i) body((n * count + channel) * inner + i);
-    }
-  }
-};
 
 std::vector<TensorSpec> infer_forward(const Attributes& attributes, std::span<const Tensor* const> in) {
   expect_inputs(in, 5, 6);
@@ -134,13 +106,7 @@ std::vector<TensorSpec> infer_backward(const Attributes& attributes, std::span<c
   expect_same_shape(x, *in[1]);
   expect_same_dtype(x, *in[1]);
   for (const Tensor* values : in.subspan(2, 3)) expect_one_a_channel(x, *values);
-  if (relu) {
-    expect_same_shape(x, *in[5]);
-    if (in[5]->dtype != DType::bit) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("the mask '{}' is {}; bit is expected", in[5]->name, to_string(in[5]->dtype)));
-    }
-  }
+  if (relu) expect_mask_of(x, *in[5]);
   std::vector<TensorSpec> out{{x.shape, x.dtype}, {{x.shape[1]}, x.dtype}, {{x.shape[1]}, x.dtype}};
   if (attributes.integer("residual", 0) != 0) out.push_back({x.shape, x.dtype});
   return out;

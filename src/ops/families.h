@@ -39,8 +39,9 @@ std::vector<OpType> reshape_ops();    // reshape.cpp: Reshape, StopGradient
 std::vector<OpType> resize_ops();     // resize.cpp: interpolation, adaptive pooling
 std::vector<OpType> softmax_ops();    // softmax.cpp
 std::vector<OpType> sort_ops();       // sort.cpp: Sort, TopK
-std::vector<OpType> take_ops();       // take.cpp: Embedding, IndexSelect, Index, Gather
-std::vector<OpType> update_ops();     // update.cpp: SGD, Adam
+std::vector<OpType> sync_batch_norm_ops();  // sync_batch_norm.cpp: by the statistics of all ranks
+std::vector<OpType> take_ops();             // take.cpp: Embedding, IndexSelect, Index, Gather
+std::vector<OpType> update_ops();           // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     accumulate_ops,     activation_ops,     add_ops,
@@ -53,8 +54,8 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     permute_ops,        pointwise_ops,      pool_ops,
     random_ops,         recurrent_ops,      reduce_ops,
     reorder_ops,        reshape_ops,        resize_ops,
-    softmax_ops,        sort_ops,           take_ops,
-    update_ops,
+    softmax_ops,        sort_ops,           sync_batch_norm_ops,
+    take_ops,           update_ops,
 };
 
 }  // namespace plimsoll

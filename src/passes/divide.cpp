@@ -111,6 +111,7 @@ Network make_training_step(const Network& forward, const OptimizerOptions& optim
                            std::vector<PassReport>* reports) {
   Network training = forward;
   std::vector<PassReport> done = run_fusion_passes(training, fusion);
+  for (PassReport& report : run_rank_passes(training, optimizer)) done.push_back(std::move(report));
   divide_parameters(training, optimizer.sharding, optimizer.ranks);
   training = make_training_network(training, optimizer);
   gather_again(training);

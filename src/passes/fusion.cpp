@@ -15,6 +15,7 @@
 #include "passes/pointwise.h"
 #include "passes/rebuilder.h"
 #include "passes/split.h"
+#include "passes/sync_batch_norm.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -243,6 +244,11 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
     reports.push_back(run_pass(network, kSplitPass, [&] { return split_fully_connected(network, options); }));
   }
   return reports;
+}
+
+std::vector<PassReport> run_rank_passes(Network& network, const OptimizerOptions& options) {
+  if (options.ranks < 2 || !options.sync_batch_norm) return {};
+  return {run_pass(network, "sync_batch_norm", [&] { return synchronise_batch_norm(network, options.ranks); })};
 }
 
 std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options) {

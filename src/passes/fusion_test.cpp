@@ -6,6 +6,7 @@
 #include <random>
 
 #include "passes/passes.h"
+#include "passes/sync_batch_norm.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 #include "tests/support/interpreter.h"
@@ -183,6 +184,58 @@ TEST(Fusion, KeepsWhatTheNetworkKnowsOfItsTensors) {
   }
   ASSERT_EQ(after.graph.inputs.size(), 2u);
   EXPECT_EQ(name(after, after.graph.inputs[1]), "target");
+}
+
+TEST(SyncBatchNorm, StandsInThePlaceOfFusedBatchNormsWithTheSameResults) {
+  Network fused = residual_block();
+  run_fusion_passes(fused);
+  Network apart = fused;
+  EXPECT_EQ(synchronise_batch_norm(apart, 1), 3);
+  EXPECT_THAT(lines(apart.graph),
+              ElementsAre("bn1+relu1: BatchMoments(data) -> bn1+relu1/moments:0",
+                          "bn1+relu1: CombineMoments(bn1+relu1/moments:0, bn1+relu1/moments:1) -> "
+                          "bn1+relu1/all_moments:0",
+                          "bn1+relu1: SyncBatchNormForward(data, bn1+relu1/all_moments:0, bn1+relu1/all_moments:1) -> "
+                          "relu1/forward:0 relu",
+                          "downsample: BatchMoments(data) -> downsample/moments:0",
+                          "downsample: CombineMoments(downsample/moments:0, downsample/moments:1) -> "
+                          "downsample/all_moments:0",
+                          "downsample: SyncBatchNormForward(data, downsample/all_moments:0, downsample/all_moments:1) "
+                          "-> downsample/forward:0",
+                          "bn2+add+relu2: BatchMoments(relu1/forward:0) -> bn2+add+relu2/moments:0",
+                          "bn2+add+relu2: CombineMoments(bn2+add+relu2/moments:0, bn2+add+relu2/moments:1) -> "
+                          "bn2+add+relu2/all_moments:0",
+                          "bn2+add+relu2: SyncBatchNormForward(relu1/forward:0, bn2+add+relu2/all_moments:0, "
+                          "bn2+add+relu2/all_moments:1, downsample/forward:0) -> relu2/forward:0 relu",
+                          "loss: MeanSquaredErrorForward(relu2/forward:0, target) -> loss/forward:0"));
+  check(apart.graph);
+  expect_equal_results(fused, apart);
+}
+
+TEST(SyncBatchNorm, LeavesOneRankAndRunningStatisticsAlone) {
+  Network network = residual_block();
+  EXPECT_THAT(run_rank_passes(network, {.ranks = 4}), ElementsAre());
+  EXPECT_THAT(run_rank_passes(network, {.sync_batch_norm = true}), ElementsAre());
+  EXPECT_EQ(fingerprint(network.graph), fingerprint(residual_block().graph));
+  EXPECT_THAT(rewrites(run_rank_passes(network, {.ranks = 4, .sync_batch_norm = true})),
+              ElementsAre(std::pair("sync_batch_norm", 3)));
+  Builder b;
+  Network evaluation = b.finish(b.norm("bn", b.data({4, 3, 2, 2}), false));
+  EXPECT_THAT(rewrites(run_rank_passes(evaluation, {.ranks = 4, .sync_batch_norm = true})), ElementsAre());
+}
+
+TEST(SyncBatchNorm, RefusesANetworkThatReadsItsStatistics) {
+  Builder b;
+  const TensorId y = b.norm("bn", b.data({4, 3, 2, 2}));
+  Network network = b.finish(y);
+  network.graph.outputs.push_back({y.index + 1});
+  try {
+    synchronise_batch_norm(network, 2);
+    ADD_FAILURE() << "it was not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_THAT(error.what(), HasSubstr("reads 'bn/forward:1', a statistic of op 'bn/forward'"));
+  }
 }
 
 TEST(Fusion, FusesASumWithoutReluIntoItsBatchNorm) {

@@ -16,6 +16,11 @@ namespace plimsoll {
 std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions& options = {});
 std::vector<std::string_view> fusion_pass_names();
 
+// What several ranks change in a forward network, after what is fused there and before autodiff: with
+// OptimizerOptions::sync_batch_norm, batch norms take the statistics of all ranks' parts of the batch
+// (sync_batch_norm.h). Nothing with one rank.
+std::vector<PassReport> run_rank_passes(Network& network, const OptimizerOptions& options);
+
 // What is fused in the graph of a training step: pointwise ops of its backward pass, unless "fuse_pointwise" is off.
 std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options = {});
 

@@ -92,6 +92,82 @@ TEST(Ranks, EndWithTheSameBitsUnderEveryBudgetAndPolicy) {
   }
 }
 
+// The weights and running statistics that a training left, by name.
+std::map<std::string, std::vector<float>> states_of(const std::filesystem::path& file) {
+  std::map<std::string, std::vector<float>> result;
+  const Checkpoint checkpoint(file);
+  for (size_t i = 0; i < checkpoint.tensors().size(); ++i) {
+    const CheckpointTensor& tensor = checkpoint.tensors()[i];
+    if (tensor.dtype != DType::f32 || tensor.name.ends_with(".momentum")) continue;
+    std::vector<float>& elements = result[tensor.name];
+    elements.resize(element_count(tensor.shape));
+    checkpoint.read(i, {}, std::as_writable_bytes(std::span(elements)));
+  }
+  return result;
+}
+
+TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {
+  const TemporaryFolder folder;
+  TrainOptions options = short_training("resnet20");
+  options.batch = 32;
+  options.steps = 50;
+  options.schedule.lr = 1e-4;  // with a higher one, a training drifts from itself with another number of threads
+  options.checkpoint = folder.path() / "alone.safetensors";
+  const Learned one = alone(options);
+  const auto expected = states_of(*options.checkpoint);
+  for (const int ranks : {2, 4}) {
+    SCOPED_TRACE(fmt::format("{} ranks", ranks));
+    options.checkpoint = folder.path() / fmt::format("{}.safetensors", ranks);
+    options.optimizer.sync_batch_norm = true;
+    EXPECT_LT(largest_difference(one, together(ranks, options)), 1e-4);
+    const auto found = states_of(*options.checkpoint);
+    ASSERT_EQ(found.size(), expected.size());
+    int statistics = 0;
+    for (const auto& [name, wanted] : expected) {
+      const std::vector<float>& got = found.at(name);
+      ASSERT_EQ(got.size(), wanted.size());
+      double off = 0, size = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        off += (got[i] - wanted[i]) * (got[i] - wanted[i]);
+        size += wanted[i] * wanted[i];
+      }
+      EXPECT_LT(std::sqrt(off), 1e-3 * std::sqrt(size) + 1e-5) << name;
+      statistics += name.find("running_") != std::string::npos;
+    }
+    EXPECT_EQ(statistics, 38);
+    options.optimizer.sync_batch_norm = false;
+    EXPECT_GT(largest_difference(one, together(ranks, options)), 5e-3) << "each its own statistics: another training";
+  }
+}
+
+TEST(Ranks, EndWithTheSameBitsWithBatchNormOfTheWholeBatch) {
+  TrainOptions options = short_training("resnet20");
+  options.batch = 12;
+  options.steps = 3;
+  options.optimizer.sync_batch_norm = true;
+  const Learned first = together(3, options);
+  EXPECT_EQ(together(3, options).done.weights_sha256, first.done.weights_sha256) << "again";
+  for (const char* policy : {"liveness", "vdnn:layers=all", "mxnet:recompute=sublinear", "superneurons", "auto"}) {
+    options.policy = policy;
+    options.host_memory = 64_MiB;
+    options.check_memory = true;
+    options.memory = {std::string_view(policy) == "auto" ? first.done.peak.count * 6 / 10 : first.done.peak.count * 2};
+    EXPECT_EQ(together(3, options).done.weights_sha256, first.done.weights_sha256) << policy;
+  }
+}
+
+TEST(Ranks, ChangeNothingAloneOrWithoutBatchNormByItsStatistics) {
+  for (const int ranks : {1, 2}) {
+    TrainOptions options = short_training(ranks == 1 ? "resnet20" : "lenet");
+    options.batch = 8;
+    options.steps = 2;
+    const Learned plain = ranks == 1 ? alone(options) : together(ranks, options);
+    options.optimizer.sync_batch_norm = true;
+    const Learned sync = ranks == 1 ? alone(options) : together(ranks, options);
+    EXPECT_EQ(plain.done.weights_sha256, sync.done.weights_sha256);
+  }
+}
+
 TEST(Ranks, SumGradientsOverBatchesAndClipThemTogether) {
   TrainOptions options = short_training("lenet");
   options.batch = 16;

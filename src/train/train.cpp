@@ -155,6 +155,10 @@ CompileOptions compile_options(const TrainOptions& options, Bytes budget, const 
   } else if (options.zero && *options.zero != saved.settings.zero_stage) {
     notice(fmt::format("ZeRO stage {} before this checkpoint, {} now: kernels are chosen anew",
                        saved.settings.zero_stage, *options.zero));
+  } else if (ranks_of(options) > 1 && saved.optimizer.sync_batch_norm != options.optimizer.sync_batch_norm) {
+    notice(fmt::format("BatchNorm took the statistics of {} before this checkpoint, and takes those of {} now",
+                       saved.optimizer.sync_batch_norm ? "the whole batch" : "each rank's part",
+                       options.optimizer.sync_batch_norm ? "the whole batch" : "each rank's part"));
   } else if (saved.device_key == device.key) {
     pin(compile, saved);
   } else {

@@ -70,6 +70,7 @@ void visit_optional_fields(State& s, Visitor&& field) {
   field("optimizer.freeze", s.optimizer.freeze, usual.freeze);
   field("optimizer.clip_grad_norm", s.optimizer.clip_grad_norm, usual.clip_grad_norm);
   field("optimizer.accumulate", s.optimizer.accumulate, usual.accumulate);
+  field("optimizer.sync_batch_norm", s.optimizer.sync_batch_norm, usual.sync_batch_norm);
   field("settings.strategies", s.settings.strategies, other.strategies);
   field("settings.process_memory", s.settings.process_memory, other.process_memory);
   field("settings.host_memory", s.settings.host_memory, other.host_memory);

@@ -285,9 +285,13 @@ class ClaimChecker {
 
   int message_engine() const { return 1 + 2 * static_cast<int>(plan_.tiers.size()); }
 
-  // The whole of what an op of all ranks reads or writes: a piece is smaller.
+  // The whole of what an op of all ranks reads or writes: a piece is smaller. Of statistics every rank has a whole.
   Bytes bytes_divided(const Op& op) const {
     Bytes most;
+    if (op.type->name == "CombineMoments" || op.type->name == "SumOverRanks") {
+      for (TensorId id : op.outputs) most += graph_.tensor(id).bytes();
+      return most * plan_.link.ranks;
+    }
     for (TensorId id : op.inputs) most = std::max(most, graph_.tensor(id).bytes());
     for (TensorId id : op.outputs) most = std::max(most, graph_.tensor(id).bytes());
     return most;

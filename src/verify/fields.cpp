@@ -126,6 +126,7 @@ class FieldChecker {
         bad(-1, fmt::format("collective {} has no steps", i));
         continue;
       }
+      const OpType* type = nullptr;
       for (const StepIndex s : c.steps) {
         if (s < 0 || s >= step_count_) {
           bad_index(s, fmt::format("collective {} is of step {}, the plan has {}", i, s, step_count_));
@@ -137,9 +138,10 @@ class FieldChecker {
           bad(s, fmt::format("collective {} is of step {}, which {}", i, s,
                              known && seen[s] ? "another is of, too" : "the ranks do not run together"));
         seen[s] = true;
-        if (known && graph_.op(id).type != graph_.op(plan_.steps[c.steps[0]].op).type)
-          bad(s, fmt::format("collective {} is of '{}' and of '{}'", i,
-                             graph_.op(plan_.steps[c.steps[0]].op).type->name, graph_.op(id).type->name));
+        if (!known) continue;
+        if (type != nullptr && graph_.op(id).type != type)
+          bad(s, fmt::format("collective {} is of {} and of {}", i, type->name, graph_.op(id).type->name));
+        type = graph_.op(id).type;
       }
       if (!std::is_sorted(c.steps.begin(), c.steps.end()) || c.steps.back() <= last)
         bad(c.steps.back(), fmt::format("collective {} is not in the order of its steps, or before another one", i));

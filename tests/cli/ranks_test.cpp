@@ -99,6 +99,44 @@ TEST_F(RanksCli, OneOutputAndTheLossesOfOneProcess) {
   }
 }
 
+TEST_F(RanksCli, BatchNormOfTheWholeBatchLearnsAsOneProcessAndIsKeptInTheCheckpoint) {
+  const std::string flags =
+      "train resnet20 --data digits --memory 128MiB --exact --costs estimated --threads 1 --evaluate-every 0 --lr 0.01 "
+      "--batch 32 ";
+  const auto losses = [](const Outcome& outcome) {
+    std::vector<double> result;
+    for (const json& line : outcome.lines()) {
+      if (line["event"] == "step") result.push_back(line["loss"]);
+    }
+    return result;
+  };
+  const std::vector<double> alone = losses(run(flags + "--steps 10 --json -"));
+  ASSERT_EQ(alone.size(), 10u);
+  EXPECT_EQ(losses(run(flags + "--steps 10 --json - --sync-batch-norm")), alone) << "one process: nothing changes";
+  const std::string file = path("c.safetensors");
+  const Outcome first = run_ranks(2, flags + "--steps 5 --json - --sync-batch-norm --checkpoint " + file);
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Outcome rest = run_ranks(2, flags + "--steps 10 --json - --resume " + file);  // the flag comes with it
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  std::vector<double> together = losses(first);
+  const std::vector<double> more = losses(rest);
+  together.insert(together.end(), more.begin(), more.end());
+  ASSERT_EQ(together.size(), alone.size());
+  for (size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(together[i], alone[i], 1e-3 * alone[i]) << i;
+  const std::vector<double> apart = losses(run_ranks(2, flags + "--steps 1 --json -"));
+  ASSERT_EQ(apart.size(), 1u);
+  EXPECT_GT(std::abs(apart[0] - alone[0]), 1e-3 * alone[0]) << "each its own statistics";
+}
+
+TEST_F(RanksCli, ANetworkWithoutBatchNormTrainsAsWithoutTheFlag) {
+  const std::string flags = kShort + std::string("--batch 32 --steps 3 --json ") + path("json");
+  ASSERT_EQ(run_ranks(2, flags).code, 0);
+  const std::string plain = weights_sha256(path("json"));
+  const Outcome sync = run_ranks(2, flags + " --sync-batch-norm");
+  ASSERT_EQ(sync.code, 0) << sync.err;
+  EXPECT_EQ(weights_sha256(path("json")), plain);
+}
+
 TEST_F(RanksCli, OneCheckpointFromWhichAnyNumberGoesOn) {
   const std::string file = path("c.safetensors");
   const std::string flags = kShort + std::string("--batch 32 --json ") + path("json") + " ";
@@ -126,6 +164,7 @@ TEST_F(RanksCli, WhatIsWrongIsSaidOnceWithOneExitCode) {
     EXPECT_EQ(outcome.out, "");
   };
   expect("train lenet --bogus", 2, "unknown argument '--bogus'");
+  expect("train resnet20 --sync-batchnorm --batch 30", 2, "unknown argument '--sync-batchnorm'");
   expect("train lenet --batch 32 --steps 1 --costs estimated", 2, "take 30 or 33");
   expect("train nonesuch --batch 30 --steps 1", 2, "unknown model 'nonesuch'");
   expect("train lenet --batch 30 --steps 1 --costs estimated --memory 1KiB", 3, "no plan by policy");

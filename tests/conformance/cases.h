@@ -197,6 +197,37 @@ inline std::vector<Case> batch_norm_cases() {
                if (relu) inputs.push_back(out[5]);
                b.op("BatchNormBackward", inputs, {{"activation", activation}, {"residual", int64_t{residual}}});
              }});
+        // One of three ranks, which have found much the same.
+        const Attributes whole = {
+            {"activation", activation}, {"epsilon", 1e-4}, {"momentum", 0.2}, {"ranks", int64_t{3}}};
+        auto sync = [=](CaseBuilder& b) {
+          const Shape c = {x[1]};
+          const double count = 3.0 * static_cast<double>(element_count(x) / x[1]);
+          std::vector<TensorId> inputs = {
+              b.normal(x, 0.5, 2),   b.normal(c, 1, 0.3),           b.normal(c), b.normal(c), b.uniform(c, 0.5, 2),
+              b.normal(c, 0.5, 0.2), b.uniform(c, count, 5 * count)};
+          if (residual) inputs.push_back(b.normal(x));
+          return std::pair(inputs, b.op("SyncBatchNormForward", inputs, whole));
+        };
+        cases.push_back({"SyncBatchNormForward", text, [=](CaseBuilder& b) { sync(b); }});
+        cases.push_back({"SyncBatchNormBackward", text, [=](CaseBuilder& b) {
+                           const auto [in, out] = sync(b);
+                           std::vector<TensorId> inputs = {in[0], b.normal(x),      in[1],           in[5],
+                                                           in[6], b.normal({x[1]}), b.normal({x[1]})};
+                           if (relu) inputs.push_back(out[3]);
+                           Attributes attributes = whole;
+                           attributes.set("residual", int64_t{residual});
+                           b.op("SyncBatchNormBackward", inputs, attributes);
+                         }});
+        if (residual) continue;
+        cases.push_back({"BatchNormGradientSums", text, [=](CaseBuilder& b) {
+                           const auto [in, out] = sync(b);
+                           std::vector<TensorId> inputs = {in[0], b.normal(x), in[5], in[6]};
+                           if (relu) inputs.push_back(out[3]);
+                           b.op("BatchNormGradientSums", inputs, whole);
+                         }});
+        if (relu) continue;
+        cases.push_back({"BatchMoments", text, [=](CaseBuilder& b) { b.op("BatchMoments", {b.normal(x, 30, 2)}); }});
       }
     }
   }
