@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/texts.h"
+#include "plan/tier_flag.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 
@@ -340,8 +341,7 @@ json infeasible_json(const Infeasible& infeasible) {
           {"policy", infeasible.policy},
           {"flag", !infeasible.flag.empty()    ? infeasible.flag
                    : infeasible.tier.empty()   ? "--memory"
-                   : infeasible.tier == "disk" ? "--spill"
-                                               : "--host-memory"},
+                                               : std::string(tier_flag(infeasible.tier))},
           {"budget_bytes", infeasible.budget.count},
           {"minimum_bytes", infeasible.minimum.count},
           {"lower_bound_bytes", infeasible.lower_bound.count},

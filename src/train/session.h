@@ -26,6 +26,7 @@ struct Session {
   std::vector<TierInfo> tiers;       // for CompileOptions
   std::filesystem::path spill;       // for ExecuteOptions
   std::string peer;                  // likewise
+  std::shared_ptr<RemoteMemory> remote;  // likewise
   std::vector<std::string> notices;  // for the user
   LoadMeter load = LoadMeter();      // since it was opened
 };

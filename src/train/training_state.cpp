@@ -77,6 +77,7 @@ void visit_optional_fields(State& s, Visitor&& field) {
   field("settings.spill_size", s.settings.spill_size, other.spill_size);
   field("settings.peer", s.settings.peer, other.peer);
   field("settings.peer_size", s.settings.peer_size, other.peer_size);
+  field("settings.remote_memory", s.settings.remote_memory, other.remote_memory);
   field("settings.ranks", s.settings.ranks, other.ranks);
 }
 

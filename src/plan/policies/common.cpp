@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/names.h"
+#include "plan/tier_flag.h"
 #include "plan/assemble.h"
 #include "plan/policies/policies.h"
 #include "plan/simulate.h"
@@ -72,9 +73,7 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& time
     infeasible.tier = use.tier.name;
     infeasible.suggestion = fmt::format("tier '{}' needs {}, it has {}: give it more ({})", use.tier.name,
                                         to_string(use.used), to_string(use.tier.capacity),
-                                        use.tier.name == "disk"   ? "--spill"
-                                        : use.tier.name == "peer" ? "--peer"
-                                                                  : "--host-memory");
+                                        tier_flag(use.tier.name));
     return infeasible;
   }
   return plan;
