@@ -52,6 +52,7 @@ class RemoteMemory {
   std::string where(int64_t at) const;        // whose memory has this byte
   std::string hosts() const;                  // "node7, node8"
   std::string library() const;                // "Open MPI 4.1.4"
+  std::string network() const;                // what its speed depends on: hosts, library, and what the library was told
   const std::vector<RemoteRange>& ranges() const { return ranges_; }
 
   // There is one user at a time: a second would write over what the first one has there.

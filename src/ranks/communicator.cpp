@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -459,6 +460,8 @@ void Communicator::guard_flushes() {
 }
 
 void Communicator::serve() {
+  constexpr unsigned long kSlackNs = 1000;  // short naps are to be short
+  ::prctl(PR_SET_TIMERSLACK, kSlackNs);
   timeout_ = kForever;
   std::vector<std::byte> words(size_);
   std::vector<Ticket> wakes;

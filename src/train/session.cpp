@@ -112,8 +112,7 @@ TierInfo assumed_remote(Bytes capacity) {
 
 void add_remote(Session& session, const TierOptions& options, Bytes probing) {
   if (options.remote) {
-    const std::string key = fmt::format("remote {} {}", options.remote->hosts(), options.remote->library());
-    add_tier(session, open_remote_tier(options.remote), key, probing);
+    add_tier(session, open_remote_tier(options.remote), "remote " + options.remote->network(), probing);
     session.remote = options.remote;
     return;
   }
