@@ -48,7 +48,7 @@ class Transport {
   // Moves messages on. True: this one is done, and its ticket has no meaning any more. Throws Error(device_failure).
   virtual bool is_done(Ticket ticket) = 0;
   // Begin to copy to or from the memory that a server has, without its doing. A put that is done has left this process;
-  // after flush all puts are there. Only flush waits inside the library.
+  // after flush all puts are there. Flush waits inside the library, and so may the others where a server is gone.
   virtual Ticket put(int /*server*/, int64_t /*at*/, std::span<const std::byte>) { has_no_servers(); }
   virtual Ticket get(int /*server*/, int64_t /*at*/, std::span<std::byte>) { has_no_servers(); }
   virtual void flush(int /*server*/) { has_no_servers(); }
@@ -127,8 +127,8 @@ class Communicator {
   Transport::Ticket begin_get(int server, int64_t at, std::span<std::byte> bytes);
   void wait(std::span<Transport::Ticket> tickets, std::span<const int> ranks) { wait(tickets, ranks, {}); }
   void flush(int server);  // what was put is there
-  // Where a flush does not come back, no other call can be made any more. Then this is told, by another thread, and may end
-  // the process.
+  // Where one of these calls does not come back, no other can be made any more. Then this is told, by another thread, and may
+  // end the process.
   void set_abandon(std::function<void(std::string_view why)> abandon) { abandon_ = std::move(abandon); }
   // A server's whole work: until the ranks take leave.
   void serve();
@@ -155,7 +155,9 @@ class Communicator {
               const std::function<bool()>& is_busy = {});
   void meet_all(const std::function<bool()>& is_busy);
   void wake(int server);
-  void guard_flushes();
+  void guard_calls();
+  template <class Make>
+  auto call(int server, const Make& make);
   std::optional<RankFailed> failure_heard();
   bool pass(std::span<Transport::Ticket> tickets);
   void look_for_failures();
@@ -191,13 +193,14 @@ class Communicator {
   };
   std::vector<Wake> wakes_;  // by server
   std::unique_ptr<RemoteMemory> remote_;
-  struct Flushing {
+  // A call of the library for a server, which a thread watches.
+  struct Call {
     std::atomic<int64_t> began_ns{0};  // 0: none is under way
     std::atomic<int> server{0};
     std::mutex mutex;
     std::condition_variable changed;
     bool stop = false;
-  } flushing_;
+  } call_;
   std::thread guard_;
 };
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "cli/commands.h"
 #include "cli/interrupts.h"
@@ -131,6 +132,11 @@ int serve(const ServeFlags& flags) {
   Communicator ranks(open_mpi(memory.bytes()));
   if (ranks.size() == 0) nobody("no process trains");
   ranks.set_teller([](std::string_view why) { complain(why); });
+  ranks.set_ending([told = false]() mutable {
+    if (interrupted() && !std::exchange(told, true))
+      complain("serve-memory: it ends when the training has; a second signal ends it at once");
+    return false;
+  });
   try {
     ranks.serve();
     return kDone;

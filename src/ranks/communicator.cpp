@@ -96,10 +96,10 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::mi
 
 Communicator::~Communicator() {
   {
-    const std::lock_guard lock(flushing_.mutex);
-    flushing_.stop = true;
+    const std::lock_guard lock(call_.mutex);
+    call_.stop = true;
   }
-  flushing_.changed.notify_all();
+  call_.changed.notify_all();
   if (guard_.joinable()) guard_.join();
 }
 
@@ -401,27 +401,48 @@ RemoteMemory* Communicator::take_remote_memory(Bytes size) {
   if (!shares) {
     throw Error(
         ErrorCode::invalid_input,
-        fmt::format("--remote-memory {}: {} want {} together, and {} {} (--size); start more of them, or with more",
-                    to_string(size), size_ == 1 ? "1 rank" : fmt::format("{} ranks", size_),
-                    to_string(all_wanted), servers_ == 1 ? "the one serve-memory has" : fmt::format("the {} serve-memory have", servers_),
-                    to_string(all_served)));
+        fmt::format("--remote-memory {}: the ranks ask for {} together, but serve-memory has {} ({} of it); start it with a "
+                    "larger --size, or more of it",
+                    to_string(size), to_string(all_wanted), to_string(all_served),
+                    servers_ == 1 ? "1 process" : fmt::format("{} processes", servers_)));
   }
   if (size.count == 0) return nullptr;
   remote_ = std::make_unique<RemoteMemory>(*this, std::move((*shares)[rank_]));
-  if (abandon_) guard_ = std::thread([this] { guard_flushes(); });
+  if (abandon_) guard_ = std::thread([this] { guard_calls(); });
   return remote_.get();
 }
 
-Ticket Communicator::begin_put(int server, int64_t at, std::span<const std::byte> bytes) {
+template <class Make>
+auto Communicator::call(int server, const Make& make) {
+  struct Watched {
+    Call& call;
+    Watched(Call& c, int server) : call(c) {
+      call.server = server;
+      call.began_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+    }
+    ~Watched() { call.began_ns = 0; }
+  };
   const std::lock_guard lock(mutex_);
-  wake(server);
-  return transport_->put(server, at, bytes);
+  const Watched watched(call_, server);
+  return make();
+}
+
+Ticket Communicator::begin_put(int server, int64_t at, std::span<const std::byte> bytes) {
+  return call(server, [&] {
+    wake(server);
+    return transport_->put(server, at, bytes);
+  });
 }
 
 Ticket Communicator::begin_get(int server, int64_t at, std::span<std::byte> bytes) {
-  const std::lock_guard lock(mutex_);
-  wake(server);
-  return transport_->get(server, at, bytes);
+  return call(server, [&] {
+    wake(server);
+    return transport_->get(server, at, bytes);
+  });
+}
+
+void Communicator::flush(int server) {
+  call(server, [&] { transport_->flush(server); });
 }
 
 // Now and then while copies go on; never waits.
@@ -435,26 +456,18 @@ void Communicator::wake(int server) {
   wake.last = now;
 }
 
-void Communicator::flush(int server) {
-  const std::lock_guard lock(mutex_);
-  flushing_.server = server;
-  flushing_.began_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
-  transport_->flush(server);
-  flushing_.began_ns = 0;
-}
-
-void Communicator::guard_flushes() {
-  constexpr std::chrono::seconds kToFinish{2};  // what a server that has died may still have answered
-  std::unique_lock lock(flushing_.mutex);
-  while (!flushing_.changed.wait_for(lock, kBetweenLooks, [&] { return flushing_.stop; })) {
-    const int64_t began = flushing_.began_ns;
+void Communicator::guard_calls() {
+  constexpr std::chrono::milliseconds kToFinish{300};  // what a server that has died may still have answered
+  std::unique_lock lock(call_.mutex);
+  while (!call_.changed.wait_for(lock, kBetweenLooks, [&] { return call_.stop; })) {
+    const int64_t began = call_.began_ns;
     if (began == 0) continue;
     const auto waited = std::chrono::nanoseconds(Clock::now().time_since_epoch()) - std::chrono::nanoseconds(began);
-    const Place& place = places_[flushing_.server];
+    const Place& place = places_[call_.server];
     if (waited > kToFinish && place.is_seen && has_ended(place.process))
-      return abandon_(fmt::format("{} has died", name(flushing_.server)));
+      return abandon_(fmt::format("{} has died", name(call_.server)));
     if (waited > timeout_)
-      return abandon_(fmt::format("{} has not answered for {:.0f} s (--timeout)", name(flushing_.server),
+      return abandon_(fmt::format("{} has not answered for {:.0f} s (--timeout)", name(call_.server),
                                   std::chrono::duration<double>(waited).count()));
   }
 }
