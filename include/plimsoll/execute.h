@@ -29,8 +29,8 @@ struct ExecuteOptions {
   // From the third training step on ask for each as a whole, where the device can (CUDA graphs). Times are then of the
   // second.
   bool capture = true;
-  std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
-  std::string peer;             // the device whose memory is the peer tier, likewise
+  std::filesystem::path spill;                // the folder of the disk tier, for plans that use one
+  std::string peer;                           // the device whose memory is the peer tier, likewise
   std::shared_ptr<RemoteMemory> remote = {};  // what the remote tier is, likewise
   bool pin = true;  // threads to cores, for plans that share them (Plan::cores) and where the process has no others
 };

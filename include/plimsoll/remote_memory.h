@@ -48,11 +48,11 @@ class RemoteMemory {
   RemoteMemory& operator=(const RemoteMemory&) = delete;
 
   Bytes capacity() const { return capacity_; }
-  std::string where() const;                  // "memory of rank 1 (node7)"
-  std::string where(int64_t at) const;        // whose memory has this byte
-  std::string hosts() const;                  // "node7, node8"
-  std::string library() const;                // "Open MPI 4.1.4"
-  std::string network() const;                // what its speed depends on: hosts, library, and what the library was told
+  std::string where() const;            // "memory of rank 1 (node7)"
+  std::string where(int64_t at) const;  // whose memory has this byte
+  std::string hosts() const;            // "node7, node8"
+  std::string library() const;          // "Open MPI 4.1.4"
+  std::string network() const;          // what its speed depends on: hosts, library, and what the library was told
   const std::vector<RemoteRange>& ranges() const { return ranges_; }
 
   // There is one user at a time: a second would write over what the first one has there.

@@ -78,9 +78,8 @@ void take_remote_memory(TrainOptions& options, const std::shared_ptr<Communicato
     options.remote_memory.reset();
     return;
   }
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("--remote-memory {}: no process serves memory; start it as in `{}`",
-                          to_string(*options.remote_memory), kHowToServe));
+  throw Error(ErrorCode::invalid_input, fmt::format("--remote-memory {}: no process serves memory; start it as in `{}`",
+                                                    to_string(*options.remote_memory), kHowToServe));
 }
 
 namespace {
@@ -94,8 +93,8 @@ class ServedMemory {
  public:
   explicit ServedMemory(Bytes size) : bytes_(size.count) {
     if (const Bytes available = cpu::machine_memory().available; size > available) {
-      throw Error(ErrorCode::device_failure, fmt::format("--size {}: this machine has {} left; lower it",
-                                                         to_string(size), to_string(available)));
+      throw Error(ErrorCode::device_failure,
+                  fmt::format("--size {}: this machine has {} left; lower it", to_string(size), to_string(available)));
     }
     memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory_ == MAP_FAILED) {
@@ -118,8 +117,8 @@ int serve(const ServeFlags& flags) {
   try {
     size = parse_bytes(flags.size);
     if (size < kLeastRemoteMemory)
-      throw Error(ErrorCode::invalid_input, fmt::format("{} are too few to serve: {} at least", to_string(size),
-                                                        to_string(kLeastRemoteMemory)));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{} are too few to serve: {} at least", to_string(size), to_string(kLeastRemoteMemory)));
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("--size: {}", error.what()));
   }
@@ -156,7 +155,8 @@ Run add_serve_memory(CLI::App& app) {
       "Examples:\n"
       "  mpirun -n 1 plimsoll train resnet50 --memory 1GiB --remote-memory 4GiB : -n 1 plimsoll serve-memory --size 4GiB\n"
       "  mpirun -n 2 -host a,b plimsoll train ... --remote-memory 8GiB : -n 1 -host c plimsoll serve-memory --size 16GiB");
-  command->add_option("--size", flags->size, "Memory to serve, taken at once: 16GiB; the ranks of the trainings divide it")
+  command
+      ->add_option("--size", flags->size, "Memory to serve, taken at once: 16GiB; the ranks of the trainings divide it")
       ->type_name("SIZE")
       ->required();
   return [flags] { return serve(*flags); };

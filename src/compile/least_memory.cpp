@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "plan/tier_flag.h"
 #include "plan/assemble.h"
 #include "plan/route.h"
 #include "plan/simulate.h"
+#include "plan/tier_flag.h"
 
 namespace plimsoll {
 namespace {

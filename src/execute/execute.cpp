@@ -75,10 +75,11 @@ std::shared_ptr<Tier> open_tier(const TierUse& use, const Device& device, const 
   }
   if (use.tier.name == "remote") {
     if (!options.remote) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("the plan keeps {} in other processes' memory (--remote-memory), which only `plimsoll train` "
-                              "has, beside `plimsoll serve-memory` under mpirun",
-                              to_string(use.used)));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("the plan keeps {} in other processes' memory (--remote-memory), which only `plimsoll train` "
+                      "has, beside `plimsoll serve-memory` under mpirun",
+                      to_string(use.used)));
     }
     return open_remote_tier(options.remote);
   }

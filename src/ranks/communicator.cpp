@@ -24,7 +24,7 @@ constexpr Ticket kNone = -1;
 constexpr size_t kHostBytes = 256, kReasonBytes = 1000;
 constexpr int kSpins = 64;  // looks without a pause
 constexpr std::chrono::microseconds kShortestNap{5}, kLongestNap{200};
-constexpr std::chrono::milliseconds kBetweenLooks{50};     // for failures
+constexpr std::chrono::milliseconds kBetweenLooks{50};  // for failures
 // A server looks seldom for what its library has to do, until a rank says that copies begin.
 constexpr std::chrono::microseconds kBusyNap{20}, kIdleNap{1000};
 constexpr std::chrono::milliseconds kBetweenWakes{5}, kStaysAwake{50};
@@ -401,10 +401,11 @@ RemoteMemory* Communicator::take_remote_memory(Bytes size) {
   if (!shares) {
     throw Error(
         ErrorCode::invalid_input,
-        fmt::format("--remote-memory {}: the ranks ask for {} together, but serve-memory has {} ({} of it); start it with a "
-                    "larger --size, or more of it",
-                    to_string(size), to_string(all_wanted), to_string(all_served),
-                    servers_ == 1 ? "1 process" : fmt::format("{} processes", servers_)));
+        fmt::format(
+            "--remote-memory {}: the ranks ask for {} together, but serve-memory has {} ({} of it); start it with a "
+            "larger --size, or more of it",
+            to_string(size), to_string(all_wanted), to_string(all_served),
+            servers_ == 1 ? "1 process" : fmt::format("{} processes", servers_)));
   }
   if (size.count == 0) return nullptr;
   remote_ = std::make_unique<RemoteMemory>(*this, std::move((*shares)[rank_]));

@@ -16,8 +16,8 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::as_ranks;
-using testing::PostOffice;
 using ::testing::HasSubstr;
+using testing::PostOffice;
 
 TEST(Communicator, BroadcastsFromAnyRankToAll) {
   for (const int size : {1, 2, 3, 5, 8}) {
@@ -156,9 +156,10 @@ TEST(RemoteMemory, TooLittleIsToldWithTheSizes) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_input);
-    EXPECT_STREQ(error.what(),
-                 "--remote-memory 32.0 MiB: the ranks ask for 32.0 MiB together, but serve-memory has 28.0 MiB (2 processes "
-                 "of it); start it with a larger --size, or more of it");
+    EXPECT_STREQ(
+        error.what(),
+        "--remote-memory 32.0 MiB: the ranks ask for 32.0 MiB together, but serve-memory has 28.0 MiB (2 processes "
+        "of it); start it with a larger --size, or more of it");
   }
 }
 

@@ -15,8 +15,8 @@ namespace {
 
 constexpr size_t kBufferBytes = kRemoteBuffers * kRemotePiece;
 // By these a user chooses the network: mpirun's --mca sets the first ones.
-constexpr const char* kNetworkVariables[] = {"OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_pml", "OMPI_MCA_btl_tcp_if_include",
-                                             "UCX_TLS", "UCX_NET_DEVICES"};
+constexpr const char* kNetworkVariables[] = {
+    "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_pml", "OMPI_MCA_btl_tcp_if_include", "UCX_TLS", "UCX_NET_DEVICES"};
 
 }  // namespace
 

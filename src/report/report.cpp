@@ -339,9 +339,9 @@ json infeasible_json(const Infeasible& infeasible) {
   }
   return {{"feasible", false},
           {"policy", infeasible.policy},
-          {"flag", !infeasible.flag.empty()    ? infeasible.flag
-                   : infeasible.tier.empty()   ? "--memory"
-                                               : std::string(tier_flag(infeasible.tier))},
+          {"flag", !infeasible.flag.empty()  ? infeasible.flag
+                   : infeasible.tier.empty() ? "--memory"
+                                             : std::string(tier_flag(infeasible.tier))},
           {"budget_bytes", infeasible.budget.count},
           {"minimum_bytes", infeasible.minimum.count},
           {"lower_bound_bytes", infeasible.lower_bound.count},

@@ -567,10 +567,13 @@ void Training::share_cores() {
 TrainingStep Training::make_step() {
   give_memory_back();  // that planning and measuring took
   return naming_plan(options_, [&] {
-    return TrainingStep(
-        program_, *session_.device,
-        {.check_memory = options_.check_memory, .record_times = true, .spill = session_.spill, .peer = session_.peer, .remote = session_.remote},
-        std::move(memory_), tuner_ ? tuner_->arena() : Bytes{});
+    return TrainingStep(program_, *session_.device,
+                        {.check_memory = options_.check_memory,
+                         .record_times = true,
+                         .spill = session_.spill,
+                         .peer = session_.peer,
+                         .remote = session_.remote},
+                        std::move(memory_), tuner_ ? tuner_->arena() : Bytes{});
   });
 }
 
@@ -608,10 +611,12 @@ std::optional<Evaluation> Training::make_evaluation(const Executor& executor) co
   if (asked && !can)
     notice_(fmt::format("{} was exported without its evaluation, so nothing is evaluated", options_.model));
   if (can) {
-    evaluation.emplace(
-        options_.model, input_, program_, *session_.device, session_.costs, compile_,
-        ExecuteOptions{.check_memory = options_.check_memory, .spill = session_.spill, .peer = session_.peer, .remote = session_.remote},
-        executor.memory(), cores_);
+    evaluation.emplace(options_.model, input_, program_, *session_.device, session_.costs, compile_,
+                       ExecuteOptions{.check_memory = options_.check_memory,
+                                      .spill = session_.spill,
+                                      .peer = session_.peer,
+                                      .remote = session_.remote},
+                       executor.memory(), cores_);
   }
   return evaluation;
 }

@@ -192,9 +192,9 @@ TEST_F(RemoteMemoryCli, AKilledServerOrTrainerEndsAllAndLeavesTheCheckpointWhole
   for (const char* mpirun : {"", "--mca osc pt2pt"}) {
     for (const int victim : {0, 1}) {
       fs::remove(file);
-      const pid_t launcher = start_both(
-          1, kMoving + std::string(kRemote) + "--epochs 10000 --checkpoint-every 5 --checkpoint " + file, 1,
-          "serve-memory --size 64MiB", mpirun);
+      const pid_t launcher =
+          start_both(1, kMoving + std::string(kRemote) + "--epochs 10000 --checkpoint-every 5 --checkpoint " + file, 1,
+                     "serve-memory --size 64MiB", mpirun);
       wait_for_file(file);
       const std::vector<pid_t> processes = children_of(launcher);
       ASSERT_EQ(processes.size(), 2u);
@@ -222,7 +222,8 @@ TEST_F(RemoteMemoryCli, AServerThatHangsIsNamedWithinTheTimeout) {
   ::kill(processes[1], SIGSTOP);
   const Outcome outcome = wait(launcher);
   EXPECT_EQ(outcome.code, 4) << outcome.err;
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1 ("), HasSubstr("serve-memory) has not answered"), HasSubstr("--timeout")));
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr("rank 1 ("), HasSubstr("serve-memory) has not answered"), HasSubstr("--timeout")));
   EXPECT_EQ(run("eval --checkpoint " + file + " --data digits --memory 256MiB").code, 0);
 }
 
@@ -230,8 +231,8 @@ TEST_F(RemoteMemoryCli, ACtrlCSavesWhatLiesThereToo) {
   ASSERT_NO_FATAL_FAILURE(need_mpirun());
   if (IsSkipped()) return;
   const std::string file = path("c.safetensors");
-  const pid_t launcher =
-      start_both(1, kMoving + std::string(kRemote) + "--epochs 10000 --checkpoint " + file, 1, "serve-memory --size 64MiB");
+  const pid_t launcher = start_both(1, kMoving + std::string(kRemote) + "--epochs 10000 --checkpoint " + file, 1,
+                                    "serve-memory --size 64MiB");
   wait_for_file(file);
   const std::vector<pid_t> processes = children_of(launcher);
   ASSERT_EQ(processes.size(), 2u);

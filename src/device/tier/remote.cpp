@@ -66,8 +66,9 @@ class RemoteChannel final : public Channel {
   void told(bool write, const Slot& slot, const Piece& piece, TierOperation operation, Call&& call) const {
     std::string why;
     try {
-      if (const int error = injected(operation); error == 0) return call();
-      else why = std::strerror(error);
+      const int error = injected(operation);
+      if (error == 0) return call();
+      why = std::strerror(error);
     } catch (const RankFailed&) {
       throw;
     } catch (const Error& error) {
@@ -139,9 +140,8 @@ class RemoteTier final : public Tier {
   // The servers have taken it already.
   void reserve(Bytes bytes) override {
     if (bytes <= capacity()) return;
-    throw Error(ErrorCode::device_failure,
-                fmt::format("the plan needs {} of {} but --remote-memory is {}; raise it", to_string(bytes), where(),
-                            to_string(capacity())));
+    throw Error(ErrorCode::device_failure, fmt::format("the plan needs {} of {} but --remote-memory is {}; raise it",
+                                                       to_string(bytes), where(), to_string(capacity())));
   }
 
   std::unique_ptr<Channel> open_channel(int) override { return std::make_unique<RemoteChannel>(*memory_); }

@@ -79,10 +79,8 @@ class EveryTier : public ::testing::TestWithParam<Kind> {
   TemporaryFolder folder_;
   std::optional<testing::LocalServers> servers_;
 };
-INSTANTIATE_TEST_SUITE_P(
-    Kinds, EveryTier, ::testing::Values(Kind::host, Kind::disk, Kind::plain_disk, Kind::remote), [](const auto& info) {
-      return name_of(info.param);
-    });
+INSTANTIATE_TEST_SUITE_P(Kinds, EveryTier, ::testing::Values(Kind::host, Kind::disk, Kind::plain_disk, Kind::remote),
+                         [](const auto& info) { return name_of(info.param); });
 
 TEST_P(EveryTier, GivesBackWhatWasWrittenWhateverItsSizeAndPlace) {
   const std::shared_ptr<Tier> tier = open(64_MiB);
@@ -178,8 +176,7 @@ TEST_P(EveryTier, TellsEveryCallThatFailsWithItsPlace) {
         EXPECT_EQ(nth, 8) << "a call for each of seven pieces";
         break;
       }
-      EXPECT_THAT(message,
-                  AllOf(HasSubstr(says), HasSubstr(place()), HasSubstr("byte ")));
+      EXPECT_THAT(message, AllOf(HasSubstr(says), HasSubstr(place()), HasSubstr("byte ")));
       if (operation == TierOperation::read || operation == TierOperation::write) {
         EXPECT_THAT(message, HasSubstr(std::strerror(EIO)));
       }
@@ -221,7 +218,8 @@ TEST(RemoteTier, LiesOnTheServersAsItWasShared) {
     const int64_t byte = range.first + place - (place < ranges[0].bytes.count ? 0 : ranges[0].bytes.count);
     ASSERT_EQ(servers.office().served(range.server)[byte], there[at]) << at;
   }
-  EXPECT_THAT(message_of([&] { open_remote_tier(servers.memory()); }, ErrorCode::internal), HasSubstr("in use already"));
+  EXPECT_THAT(message_of([&] { open_remote_tier(servers.memory()); }, ErrorCode::internal),
+              HasSubstr("in use already"));
 }
 
 // What another process wrote over it is found, and where.

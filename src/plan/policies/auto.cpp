@@ -10,12 +10,12 @@
 
 #include "base/clock.h"
 #include "base/parallel.h"
-#include "plan/tier_flag.h"
 #include "plan/assemble.h"
 #include "plan/bounds.h"
 #include "plan/make_plan.h"
 #include "plan/policies/policies.h"
 #include "plan/simulate.h"
+#include "plan/tier_flag.h"
 #include "plan/tier_room.h"
 #include "plan/tradeoff.h"
 

@@ -116,8 +116,9 @@ class MpiTransport final : public Transport {
  private:
   // Made of memory that the server has already: what MPI allocates by itself may lie in a small file system of the machine.
   void open_window(std::span<std::byte> served) {
-    check(MPI_Win_create(served.data(), static_cast<MPI_Aint>(served.size()), 1, MPI_INFO_NULL, communicator_, &window_),
-          "MPI_Win_create");
+    check(
+        MPI_Win_create(served.data(), static_cast<MPI_Aint>(served.size()), 1, MPI_INFO_NULL, communicator_, &window_),
+        "MPI_Win_create");
     check(MPI_Win_set_errhandler(window_, MPI_ERRORS_RETURN), "MPI_Win_set_errhandler");
     check(MPI_Win_lock_all(MPI_MODE_NOCHECK, window_), "MPI_Win_lock_all");
   }
@@ -151,8 +152,9 @@ class MpiTransport final : public Transport {
 
 extern "C" __attribute__((visibility("default"))) int plimsoll_mpi_version() { return plimsoll::kTransportVersion; }
 
-extern "C" __attribute__((visibility("default"))) plimsoll::Transport* plimsoll_mpi_open(std::byte* served, size_t served_bytes,
-                                                                                    char* reason, size_t size) {
+extern "C" __attribute__((visibility("default"))) plimsoll::Transport* plimsoll_mpi_open(std::byte* served,
+                                                                                         size_t served_bytes,
+                                                                                         char* reason, size_t size) {
   try {
     // Debian's settings leave Open MPI without one-sided operations where the network has none of its own, as TCP.
     ::setenv("OMPI_MCA_osc", "^ucx", 0);
