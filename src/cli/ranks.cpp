@@ -66,6 +66,8 @@ int as_rank(double timeout, const std::function<int(const std::shared_ptr<Commun
 void take_remote_memory(TrainOptions& options, const std::shared_ptr<Communicator>& ranks, bool by_checkpoint) {
   const bool served = ranks != nullptr && ranks->servers() > 0;
   if (served) {
+    if (!options.remote_memory && ranks->is_first())
+      complain("serve-memory serves nobody: say with --remote-memory SIZE how much each rank may take");
     options.remote = {ranks, ranks->take_remote_memory(options.remote_memory.value_or(0_B))};
     return;
   }

@@ -161,6 +161,7 @@ TEST_F(RemoteMemoryCli, WhatIsWrongIsSaidWithItsExitCode) {
   both("train lenet --steps 1 --costs estimated --memory 1KiB --remote-memory 64MiB", "serve-memory --size 64MiB",
        "no plan by policy", 3);
   both("train lenet --steps 1 --costs estimated --inter-op bogus", "serve-memory --size 64MiB", "--inter-op");
+  both("train mlp --steps 1 --costs estimated --evaluate-every 0", "serve-memory --size 64MiB", "serves nobody", 0);
   both("serve-memory --size 64MiB", "serve-memory --size 64MiB", "no process trains");
 }
 
