@@ -83,19 +83,19 @@ class LocalTransport final : public Transport {
   int servers() const override { return office_.servers(); }
   Bytes served(int server) const override { return {static_cast<int64_t>(office_.served(server).size())}; }
   Ticket put(int server, int64_t at, std::span<const std::byte> bytes) override {
-    if (office_.is_frozen()) return add(Receiving{});
+    if (office_.is_frozen()) return add(Receiving{.frozen = true});
     office_.copy([&] { std::copy(bytes.begin(), bytes.end(), office_.served(server).begin() + at); });
     return add(std::nullopt);
   }
   Ticket get(int server, int64_t at, std::span<std::byte> bytes) override {
-    if (office_.is_frozen()) return add(Receiving{});
+    if (office_.is_frozen()) return add(Receiving{.frozen = true});
     office_.copy([&] { std::copy_n(office_.served(server).begin() + at, bytes.size(), bytes.begin()); });
     return add(std::nullopt);
   }
   void flush(int) override {}
   bool is_done(Ticket ticket) override {
     std::optional<Receiving>& waiting = tickets_.at(ticket);
-    if (waiting && waiting->bytes.empty()) return false;
+    if (waiting && waiting->frozen) return false;
     if (waiting && !office_.take(waiting->way, waiting->bytes)) return false;
     waiting.reset();
     free_.push_back(ticket);
@@ -107,6 +107,7 @@ class LocalTransport final : public Transport {
   struct Receiving {
     PostOffice::Way way;
     std::span<std::byte> bytes;
+    bool frozen = false;
   };
   Ticket add(std::optional<Receiving> receiving) {
     if (free_.empty()) {
