@@ -45,7 +45,7 @@ struct SavedSettings {
   int inter_op = 1, intra_op = 0, climb_interval = 0;
   std::optional<Strategies> strategies;
   std::optional<Bytes> process_memory;  // of the whole process; the state's budget is what it left for the arena
-  std::optional<Bytes> host_memory, spill_size, peer_size;
+  std::optional<Bytes> host_memory, spill_size, peer_size, remote_memory;
   std::optional<std::string> spill, peer;
   int ranks = 1;       // that trained together; not asked for again
   int zero_stage = 0;  // how they had divided the states (Sharding); the file has them whole

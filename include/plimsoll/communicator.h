@@ -3,12 +3,16 @@
 //   Transport      messages between two ranks: MPI, NCCL, torch.distributed, or threads of one process in tests
 //   Communicator   what a training does with them: collectives whose sums have one order, and failures that all learn of
 //
+// Behind the ranks may stand processes that only serve memory (`plimsoll serve-memory`, remote_memory.h). They are numbered
+// from size() on, in messages and in failures.
+//
 // Sums run in the order of the ranks, element by element: ((x0 + x1) + x2) + x3. So they are the same in every run,
 // however the elements are grouped into messages.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,6 +22,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "plimsoll/bytes.h"
@@ -35,14 +40,28 @@ class Transport {
   virtual std::string name() const = 0;  // "Open MPI 4.1.4"
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  virtual int servers() const { return 0; }  // their numbers begin at size()
+  virtual Bytes served(int /*server*/) const { return {}; }
   // Begin to send or receive; the memory must stay until the message is done.
   virtual Ticket send(Channel channel, int to, std::span<const std::byte> bytes) = 0;
   virtual Ticket receive(Channel channel, int from, std::span<std::byte> bytes) = 0;
   // Moves messages on. True: this one is done, and its ticket has no meaning any more. Throws Error(device_failure).
   virtual bool is_done(Ticket ticket) = 0;
+  // Begin to copy to or from the memory that a server has, without its doing. A put that is done has left this process;
+  // after flush all puts are there. Flush waits inside the library, and so may the others where a server is gone.
+  virtual Ticket put(int /*server*/, int64_t /*at*/, std::span<const std::byte>) { has_no_servers(); }
+  virtual Ticket get(int /*server*/, int64_t /*at*/, std::span<std::byte>) { has_no_servers(); }
+  virtual void flush(int /*server*/) { has_no_servers(); }
   // Takes leave of the other ranks, which do the same. Without it a launcher takes the end of the process for a failure.
   virtual void finish() = 0;
+
+ private:
+  [[noreturn]] void has_no_servers() const {
+    throw Error(ErrorCode::internal, name() + " knows no memory of other processes");
+  }
 };
+
+class RemoteMemory;
 
 inline constexpr std::chrono::seconds kDefaultTimeout{300};
 
@@ -63,6 +82,8 @@ class Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int servers() const { return servers_; }
+  bool serves() const { return rank_ >= size_; }
   bool is_first() const { return rank_ == 0; }
   std::string transport() const { return transport_->name(); }
   const std::string& host(int rank) const { return places_[rank].host; }
@@ -97,6 +118,21 @@ class Communicator {
   // Piece r of `pieces`, which rank r has, reaches all.
   void spread(std::span<float> pieces, std::span<const int64_t> sizes);
 
+  // A part of what the servers have, for this rank: all ranks ask for theirs at the same time, some perhaps for none (null).
+  // It lives as long as the communicator. Throws Error(invalid_input) with the sizes where the servers have too little.
+  RemoteMemory* take_remote_memory(Bytes size);
+  Bytes served(int server) const { return transport_->served(server); }
+  // Copies to and from a server, by any thread; waiting is as for messages.
+  Transport::Ticket begin_put(int server, int64_t at, std::span<const std::byte> bytes);
+  Transport::Ticket begin_get(int server, int64_t at, std::span<std::byte> bytes);
+  void wait(std::span<Transport::Ticket> tickets, std::span<const int> ranks) { wait(tickets, ranks, {}); }
+  void flush(int server);  // what was put is there
+  // Where one of these calls does not come back, no other can be made any more. Then this is told, by another thread, and may
+  // end the process.
+  void set_abandon(std::function<void(std::string_view why)> abandon) { abandon_ = std::move(abandon); }
+  // A server's whole work: until the ranks take leave.
+  void serve();
+
   // Tells the user, and the others, that this rank ends, and why, so that they end too. What all ranks find at once, one of
   // them tells. Waits a moment, so that it reaches them.
   void fail(ErrorCode code, std::string_view why) noexcept;
@@ -113,7 +149,16 @@ class Communicator {
   };
   struct Notice;
   void exchange_places();
-  void wait(std::span<Transport::Ticket> tickets, std::span<const int> ranks);
+  // Each look asks `is_busy`, where there is one, whether the next is to come soon.
+  void wait(std::span<Transport::Ticket> tickets, std::span<const int> ranks, const std::function<bool()>& is_busy);
+  void gather(std::span<const std::byte> mine, std::span<std::byte> all, int processes,
+              const std::function<bool()>& is_busy = {});
+  void meet_all(const std::function<bool()>& is_busy);
+  void wake(int server);
+  void guard_calls();
+  template <class Make>
+  auto call(int server, const Make& make);
+  std::optional<RankFailed> failure_heard();
   bool pass(std::span<Transport::Ticket> tickets);
   void look_for_failures();
   [[noreturn]] void end(const std::string& why);
@@ -124,11 +169,12 @@ class Communicator {
   void forget();
 
   std::unique_ptr<Transport> transport_;
-  const int rank_, size_;
+  const int rank_, size_, servers_, processes_;  // the last: ranks and servers
   std::vector<Place> places_;
   std::chrono::milliseconds timeout_, ending_timeout_ = std::chrono::seconds(20);
   std::function<bool()> ending_;
   std::function<void(std::string_view)> teller_;
+  std::function<void(std::string_view)> abandon_;
   std::mutex mutex_;                   // of the transport
   std::unique_ptr<Notice[]> notices_;  // one a rank: what it says when it fails
   struct Tickets {
@@ -136,13 +182,31 @@ class Communicator {
     std::vector<int> ranks;
   };
   Tickets data_, control_;
+  std::mutex failure_mutex_;  // of these two:
   std::vector<Transport::Ticket> failures_;
+  std::optional<RankFailed> failure_;  // the first that was heard of
   std::atomic<bool> over_ = false;
+
+  struct Wake {  // a word to a server that copies begin
+    std::chrono::steady_clock::time_point last;
+    Transport::Ticket ticket;
+  };
+  std::vector<Wake> wakes_;  // by server
+  std::unique_ptr<RemoteMemory> remote_;
+  // A call of the library for a server, which a thread watches.
+  struct Call {
+    std::atomic<int64_t> began_ns{0};  // 0: none is under way
+    std::atomic<int> server{0};
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool stop = false;
+  } call_;
+  std::thread guard_;
 };
 
-// The ranks that mpirun or srun started; null where this process is alone. Throws Error(unsupported) where it was
+// The ranks that mpirun or srun started; this process is none of them where it serves memory. Null where this process is alone. Throws Error(unsupported) where it was
 // started as one of several and there is no MPI in this build.
-std::unique_ptr<Transport> open_mpi();
+std::unique_ptr<Transport> open_mpi(std::span<std::byte> served = {});
 // This process's number among those, known before MPI is asked; 0 where it is alone.
 int launched_rank();
 int launched_ranks();

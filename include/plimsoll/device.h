@@ -21,7 +21,7 @@ class Tier;
 
 // Memory behind the arena, with engines of its own that copy in and out beside compute.
 struct TierInfo {
-  std::string name;  // "host", "disk", "peer"
+  std::string name;  // "host", "disk", "peer", "remote"
   Bytes capacity;
   double out_gb_per_s = 0;  // arena to tier
   double in_gb_per_s = 0;   // tier to arena

@@ -17,6 +17,8 @@
 
 namespace plimsoll {
 
+class RemoteMemory;
+
 // How to run a plan; what to run, and on how many cores, the plan says.
 struct ExecuteOptions {
   // What the plan calls free is filled with NaN, and a kernel that writes what is not its own, or reads what is not
@@ -27,8 +29,9 @@ struct ExecuteOptions {
   // From the third training step on ask for each as a whole, where the device can (CUDA graphs). Times are then of the
   // second.
   bool capture = true;
-  std::filesystem::path spill;  // the folder of the disk tier, for plans that use one
-  std::string peer;             // the device whose memory is the peer tier, likewise
+  std::filesystem::path spill;                // the folder of the disk tier, for plans that use one
+  std::string peer;                           // the device whose memory is the peer tier, likewise
+  std::shared_ptr<RemoteMemory> remote = {};  // what the remote tier is, likewise
   bool pin = true;  // threads to cores, for plans that share them (Plan::cores) and where the process has no others
 };
 

@@ -45,8 +45,10 @@ struct TrainOptions {
   std::optional<Bytes> host_memory;            // beside the arena, for what leaves it; absent: none
   std::optional<std::filesystem::path> spill;  // a folder for what leaves the arena; absent: none
   std::optional<Bytes> spill_size;             // absent: what is free there, less a tenth
-  std::optional<std::string> peer;  // another GPU, whose memory what leaves the arena may go to; absent: none
-  std::optional<Bytes> peer_size;   // absent: what is free there
+  std::optional<std::string> peer;            // another GPU, whose memory what leaves the arena may go to; absent: none
+  std::optional<Bytes> peer_size;             // absent: what is free there
+  std::optional<Bytes> remote_memory;         // of other processes, for what leaves the arena; absent: none
+  std::shared_ptr<RemoteMemory> remote = {};  // that memory (Communicator::take_remote_memory)
   std::string policy = "auto";
   std::string placement = "offline";
   std::string device = "cpu";

@@ -39,6 +39,7 @@ using Run = std::function<int()>;
 Run add_train(CLI::App& app);
 Run add_eval(CLI::App& app);
 Run add_predict(CLI::App& app);
+Run add_serve_memory(CLI::App& app);
 Run add_plan(CLI::App& app);
 Run add_verify(CLI::App& app);
 Run add_profile(CLI::App& app);
@@ -56,7 +57,7 @@ Run add_devices(CLI::App& app);
 struct CommonFlags {
   std::string model;
   int64_t batch = 0;
-  std::optional<std::string> memory, host_memory, spill, peer;
+  std::optional<std::string> memory, host_memory, spill, peer, remote_memory;
   std::string memory_is = "arena";
   std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
   int threads = 0;
@@ -91,7 +92,7 @@ struct CommonFlags {
   // what was not given comes from a checkpoint or a plan.
   void check(bool from_file = false) const;
   bool has_paper_layers() const;  // --layer-model paper; throws on another name
-  TierOptions tiers() const;      // --host-memory, --spill and --peer
+  TierOptions tiers() const;      // --host-memory, --spill, --peer and --remote-memory
   // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
   Bytes budget(const Device& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag

@@ -14,6 +14,7 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
+#include "plimsoll/remote_memory.h"
 #include "plimsoll/verify.h"
 #include "train/process_memory.h"
 #include "train/session.h"
@@ -72,6 +73,12 @@ void CommonFlags::add_to(CLI::App& command, bool model_required) {
           "--peer", peer,
           "Another GPU whose memory tensors may be moved to while they wait, and how much of it (default: what is free there): cuda:1=8GiB")
       ->type_name("DEVICE[=SIZE]");
+  command
+      .add_option(
+          "--remote-memory", remote_memory,
+          "Memory of other processes (plimsoll serve-memory, under mpirun) that tensors may be moved to while they "
+          "wait: 16GiB; each rank takes so much")
+      ->type_name("SIZE");
   command.add_option("--policy", policy, "How memory is planned; `plimsoll policies` lists them")
       ->capture_default_str();
   command.add_option("--placement", placement, "How tensors get their offsets: offline, first_fit, best_fit")
@@ -391,7 +398,13 @@ TierOptions CommonFlags::tiers() const {
                       .spill = {},
                       .spill_size = {},
                       .peer = {},
-                      .peer_size = {}};
+                      .peer_size = {},
+                      .remote_memory = bytes_of("--remote-memory", remote_memory, kLeastRemoteMemory)};
+  if (options.remote_memory && *options.remote_memory < kLeastRemoteMemory) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--remote-memory: {} are too few for a tier: {} at least",
+                            to_string(*options.remote_memory), to_string(kLeastRemoteMemory)));
+  }
   if (spill) parse_spill(*spill, options);
   if (peer) parse_peer(*peer, options);
   return options;

@@ -50,7 +50,8 @@ Bytes used_of(const Plan& plan, std::string_view tier) {
 // The median time of a training step on meaningless data.
 double measure_step_ms(const Session& session, const Program& program, int steps) {
   const Graph& graph = program.network.graph;
-  Executor executor(graph, program.plan, *session.device, {.spill = session.spill, .peer = session.peer});
+  Executor executor(graph, program.plan, *session.device,
+                    {.spill = session.spill, .peer = session.peer, .remote = session.remote});
   executor.initialize(1);
   const SampleInputs inputs(graph);
   std::vector<double> times;
@@ -304,10 +305,11 @@ class Largest {
       options.first_that_fits = !fast;
       const auto result = within_process(compile(flags_, network, session_, options, true), flags_, process);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
-        trial.limited_by = !infeasible->flag.empty()    ? infeasible->flag
-                           : infeasible->tier.empty()   ? "memory"
-                           : infeasible->tier == "host" ? "host memory"
-                                                        : infeasible->tier;
+        trial.limited_by = !infeasible->flag.empty()      ? infeasible->flag
+                           : infeasible->tier.empty()     ? "memory"
+                           : infeasible->tier == "host"   ? "host memory"
+                           : infeasible->tier == "remote" ? "remote memory"
+                                                          : infeasible->tier;
         return trial;
       }
       const Plan& plan = std::get<Program>(result).plan;

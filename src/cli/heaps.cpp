@@ -18,7 +18,7 @@ struct HeapsFlags : CommonFlags {
 };
 
 int run_heaps(const HeapsFlags& flags, const CLI::App& command) {
-  for (const char* flag : {"--policy", "--host-memory", "--spill", "--peer"}) {
+  for (const char* flag : {"--policy", "--host-memory", "--spill", "--peer", "--remote-memory"}) {
     if (command.count(flag) == 0) continue;
     throw Error(
         ErrorCode::invalid_input,

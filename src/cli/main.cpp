@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <optional>
@@ -36,7 +37,7 @@ constexpr Command kCommands[] = {
     {"devices", cli::add_devices}, {"compare", cli::add_compare},
     {"max", cli::add_max},         {"reproduce", cli::add_reproduce},
     {"place", cli::add_place},     {"convolutions", cli::add_convolutions},
-    {"heaps", cli::add_heaps},
+    {"heaps", cli::add_heaps},     {"serve-memory", cli::add_serve_memory},
 };
 
 // What the user may have meant by an argument that nothing took.
@@ -98,7 +99,9 @@ std::string parser_text(const CLI::App& app, const CLI::ParseError& error) {
 // The exit code when there is nothing to run: help was asked for, or the arguments are wrong.
 std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   auto refuse = [](const std::string& what) {
-    if (launched_rank() == 0) cli::complain(what);  // all ranks have the same arguments
+    // All ranks have the same arguments, unless mpirun was given several programs.
+    const char* const programs = std::getenv("OMPI_NUM_APP_CTX");
+    if (launched_rank() == 0 || (programs != nullptr && std::atoi(programs) > 1)) cli::complain(what);
     return cli::kBadInput;
   };
   try {

@@ -127,6 +127,7 @@ void save(const PlanFlags& flags, const ModelInput& input, const CompileOptions&
              .host_memory = tiers.host_memory,
              .spill_size = tiers.spill_size,
              .peer_size = tiers.peer_size,
+             .remote_memory = tiers.remote_memory,
              .threads = flags.threads,
              .inter_op = flags.core_request().inter_op,
              .intra_op = flags.core_request().intra_op},

@@ -107,6 +107,7 @@ void take_from_checkpoint(const TrainFlags& flags, TrainOptions& options, const 
   take("--spill", options.spill_size, saved.spill_size);
   take("--peer", options.peer, saved.peer);
   take("--peer", options.peer_size, saved.peer_size);
+  take("--remote-memory", options.remote_memory, saved.remote_memory);
   take("--exact", options.exact, saved.exact);
   take("--threads", options.threads, saved.threads);
   take("--inter-op", options.inter_op, saved.inter_op);
@@ -136,11 +137,11 @@ class PlanContradictions {
     if (given(flag) && asked != planned)
       refuse(fmt::format("was made with {0} {1}, which {0} {2} cannot change", flag, planned, asked));
   }
-  // What the plan keeps in a tier needs this flag, with a size that is large enough.
+  // What the plan keeps in a tier needs this flag, unless its size says all, with a size that is large enough.
   void check_tier(const char* flag, const char* tier, const Plan& plan, const std::optional<Bytes>& asked) const {
     for (const TierUse& use : plan.tiers) {
       if (use.tier.name != tier || use.used.count == 0) continue;
-      if (!given(flag) && tier != std::string_view("host")) {
+      if (!given(flag) && tier != std::string_view("host") && tier != std::string_view("remote")) {
         throw Error(ErrorCode::invalid_input,
                     fmt::format("{} keeps {} outside the arena; say where with {}", file_, to_string(use.used), flag));
       }
@@ -198,6 +199,7 @@ void check_flags(const TrainFlags& flags, const SavedPlan& saved, const CLI::App
   plan.check_tier("--host-memory", "host", saved.plan, tiers.host_memory);
   plan.check_tier("--spill", "disk", saved.plan, tiers.spill_size);
   plan.check_tier("--peer", "peer", saved.plan, tiers.peer_size);
+  plan.check_tier("--remote-memory", "remote", saved.plan, tiers.remote_memory);
 }
 
 // A plan says what the network is, and how it is run: flags that were not given come from it, and those that were may
@@ -219,6 +221,7 @@ void take_from_plan(const TrainFlags& flags, TrainOptions& options, const CLI::A
   if (!given("--host-memory")) options.host_memory = saved.request.host_memory;
   if (!given("--spill")) options.spill_size = saved.request.spill_size;
   if (!given("--peer")) options.peer_size = saved.request.peer_size;
+  if (!given("--remote-memory")) options.remote_memory = saved.request.remote_memory;
   if (flags.model.empty()) options.model = saved.request.model;
   if (!given("--batch")) options.batch = saved.request.input.batch;
   const ModelInput& input = saved.request.input;
@@ -243,6 +246,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.spill_size = tiers.spill_size;
   options.peer = tiers.peer;
   options.peer_size = tiers.peer_size;
+  options.remote_memory = tiers.remote_memory;
   options.policy = flags.policy;
   options.placement = flags.placement;
   options.device = flags.device;
@@ -553,6 +557,7 @@ int run_train(TrainFlags& flags, const CLI::App& command, const std::shared_ptr<
   check_writable("--report", flags.report);
   TrainOptions options = options_from(flags, command);
   options.communicator = ranks;
+  take_remote_memory(options, ranks, command.count("--remote-memory") == 0 && options.resume.has_value());
   if (tells && flags.checkpoint.empty() && options.checkpoint)
     check_writable("--resume (without --checkpoint it is saved to again)", options.checkpoint->string());
   Narrator narrator(flags, options);

@@ -73,6 +73,7 @@ InferenceRequest TrainedFlags::request(const CLI::App& command, const WeightsFil
     options.memory_is = means_process() ? MemoryIs::process : MemoryIs::arena;
   }
   if (options.memory_is == MemoryIs::process) check_memory_is_process(options.device, true);
+  options.remote_memory.reset();  // of a training, under mpirun
   const TierOptions asked = tiers();
   if (given("--host-memory")) options.host_memory = asked.host_memory;
   if (given("--spill")) {

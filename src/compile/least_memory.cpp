@@ -12,6 +12,7 @@
 #include "plan/assemble.h"
 #include "plan/route.h"
 #include "plan/simulate.h"
+#include "plan/tier_flag.h"
 
 namespace plimsoll {
 namespace {
@@ -29,8 +30,9 @@ std::pair<std::vector<TierInfo>, std::vector<size_t>> stated_tiers(const std::ve
   std::vector<TierInfo> stated;
   for (size_t place : places) {
     TierInfo tier = tiers[place];
-    tier.out_gb_per_s = tier.in_gb_per_s = tier.name == "disk" ? 1 : 10;
-    tier.latency_us = tier.name == "disk" ? 100 : 10;
+    const bool is_far = tier.name == "disk" || tier.name == "remote";
+    tier.out_gb_per_s = tier.in_gb_per_s = is_far ? 1 : 10;
+    tier.latency_us = is_far ? 100 : 10;
     tier.compute_share = tier.beside_compute() ? 0 : 1;
     stated.push_back(std::move(tier));
   }
@@ -133,9 +135,9 @@ class LeastSearch {
     const bool full = std::any_of(uses.begin(), uses.end(),
                                   [](const TierUse& use) { return use.used.count > use.tier.capacity.count / 10 * 9; });
     if (full) {
-      why.suggestion += uses.size() > 1               ? ", or give the tiers more (--host-memory, --spill)"
-                        : uses[0].tier.name == "disk" ? ", or give the disk more (--spill DIR:SIZE)"
-                                                      : ", or give more --host-memory";
+      std::vector<TierInfo> tiers;
+      for (const TierUse& use : uses) tiers.push_back(use.tier);
+      why.suggestion += more_of_tiers(tiers);
     }
     return why;
   }

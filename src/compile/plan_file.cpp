@@ -47,6 +47,7 @@ json request_json(const PlanRequest& r) {
   if (r.host_memory) j["host_memory"] = r.host_memory->count;
   if (r.spill_size) j["spill_size"] = r.spill_size->count;
   if (r.peer_size) j["peer_size"] = r.peer_size->count;
+  if (r.remote_memory) j["remote_memory"] = r.remote_memory->count;
   return j;
 }
 
@@ -72,7 +73,8 @@ OptimizerOptions optimizer_from(const JsonReader& r) {
 
 PlanRequest request_from(const JsonReader& r) {
   r.only({"model", "batch", "channels", "height", "width", "classes", "exact", "lowered", "memory", "threads",
-          "inter_op", "intra_op", "optimizer", "ranks", "zero", "host_memory", "spill_size", "peer_size"});
+          "inter_op", "intra_op", "optimizer", "ranks", "zero", "host_memory", "spill_size", "peer_size",
+          "remote_memory"});
   auto bytes_of = [&](std::string_view name) {
     return r.has(name) ? std::optional(Bytes{r.member(name).integer(0)}) : std::nullopt;
   };
@@ -99,6 +101,7 @@ PlanRequest request_from(const JsonReader& r) {
           .host_memory = bytes_of("host_memory"),
           .spill_size = bytes_of("spill_size"),
           .peer_size = bytes_of("peer_size"),
+          .remote_memory = bytes_of("remote_memory"),
           .threads = count_of("threads"),
           .inter_op = count_of("inter_op"),
           .intra_op = count_of("intra_op")};

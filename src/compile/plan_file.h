@@ -18,11 +18,12 @@ struct PlanRequest {
   ModelInput input;
   OptimizerOptions optimizer;
   bool exact = false;
-  bool paper_layers = false;                                // the papers' layer graph, which never runs
-  Bytes memory{INT64_MAX};                                  // the arena's budget
-  std::optional<Bytes> host_memory, spill_size, peer_size;  // of the tiers, where they were given
-  int threads = 0;                                          // 0: all
-  int inter_op = 1, intra_op = 0;                           // as in TrainOptions
+  bool paper_layers = false;  // the papers' layer graph, which never runs
+  Bytes memory{INT64_MAX};    // the arena's budget
+  // Of the tiers, where they were given.
+  std::optional<Bytes> host_memory, spill_size, peer_size, remote_memory;
+  int threads = 0;                 // 0: all
+  int inter_op = 1, intra_op = 0;  // as in TrainOptions
 };
 
 struct SavedPlan {

@@ -119,7 +119,8 @@ class FileChecker {
     const std::tuple<std::string_view, std::string_view, std::optional<Bytes>> capacities[] = {
         {"host_memory", "host", request.host_memory},
         {"spill_size", "disk", request.spill_size},
-        {"peer_size", "peer", request.peer_size}};
+        {"peer_size", "peer", request.peer_size},
+        {"remote_memory", "remote", request.remote_memory}};
     for (const auto& [field, tier, capacity] : capacities) {
       if (!capacity) continue;
       const auto use =

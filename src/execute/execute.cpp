@@ -74,7 +74,18 @@ std::shared_ptr<Tier> open_tier(const TierUse& use, const Device& device, const 
     }
     return device.open_peer(options.peer, capacity);
   }
-  throw Error(ErrorCode::unsupported, fmt::format("there is no tier '{}', only host, disk and peer", use.tier.name));
+  if (use.tier.name == "remote") {
+    if (!options.remote) {
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("the plan keeps {} in other processes' memory (--remote-memory), which only `plimsoll train` "
+                      "has, beside `plimsoll serve-memory` under mpirun",
+                      to_string(use.used)));
+    }
+    return open_remote_tier(options.remote);
+  }
+  throw Error(ErrorCode::unsupported,
+              fmt::format("there is no tier '{}', only host, disk, peer and remote", use.tier.name));
 }
 
 // A plan that shares cores is for a machine that has them.

@@ -1,7 +1,9 @@
 #include "plimsoll/communicator.h"
+#include "plimsoll/remote_memory.h"
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -22,7 +24,11 @@ constexpr Ticket kNone = -1;
 constexpr size_t kHostBytes = 256, kReasonBytes = 1000;
 constexpr int kSpins = 64;  // looks without a pause
 constexpr std::chrono::microseconds kShortestNap{5}, kLongestNap{200};
-constexpr std::chrono::milliseconds kBetweenLooks{50};     // for failures
+constexpr std::chrono::milliseconds kBetweenLooks{50};  // for failures
+// A server looks seldom for what its library has to do, until a rank says that copies begin.
+constexpr std::chrono::microseconds kBusyNap{20}, kIdleNap{1000};
+constexpr std::chrono::milliseconds kBetweenWakes{5}, kStaysAwake{50};
+constexpr std::chrono::hours kForever{24 * 365 * 10};
 constexpr std::chrono::milliseconds kToReachOthers{1000};  // at most, for the word that this rank fails
 constexpr std::chrono::milliseconds kToGoOut{100};         // at least
 constexpr std::chrono::milliseconds kBeforeOthers{150}, kBetweenRanks{20};  // so that one of several tells the user
@@ -66,15 +72,21 @@ struct Communicator::Notice {
 };
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout)
-    : transport_(std::move(transport)), rank_(transport_->rank()), size_(transport_->size()), timeout_(timeout) {
+    : transport_(std::move(transport)),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
+      servers_(transport_->servers()),
+      processes_(size_ + servers_),
+      timeout_(timeout) {
   for (Tickets* tickets : {&data_, &control_}) {
-    tickets->tickets.reserve(2 * size_);
-    tickets->ranks.reserve(2 * size_);
+    tickets->tickets.reserve(2 * processes_);
+    tickets->ranks.reserve(2 * processes_);
   }
-  notices_ = std::make_unique<Notice[]>(size_ + 1);  // the last is this rank's own word
-  failures_.assign(size_, kNone);
-  places_.resize(size_);
-  for (int r = 0; r < size_; ++r) {
+  notices_ = std::make_unique<Notice[]>(processes_ + 1);  // the last is this rank's own word
+  failures_.assign(processes_, kNone);
+  wakes_.assign(servers_, {.last = {}, .ticket = kNone});
+  places_.resize(processes_);
+  for (int r = 0; r < processes_; ++r) {
     places_[r].host = "its host";
     if (r != rank_)
       failures_[r] = transport_->receive(Channel::failure, r, std::as_writable_bytes(std::span(&notices_[r], 1)));
@@ -82,7 +94,14 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::mi
   exchange_places();
 }
 
-Communicator::~Communicator() = default;
+Communicator::~Communicator() {
+  {
+    const std::lock_guard lock(call_.mutex);
+    call_.stop = true;
+  }
+  call_.changed.notify_all();
+  if (guard_.joinable()) guard_.join();
+}
 
 void Communicator::exchange_places() {
   struct Words {
@@ -93,13 +112,17 @@ void Communicator::exchange_places() {
   ::gethostname(mine.host.data(), mine.host.size() - 1);
   mine.process = ::getpid();
   mine.processors = hash_of_processors();
-  const std::vector<Words> all = all_gather(mine);
-  for (int r = 0; r < size_; ++r) places_[r] = {all[r].host.data(), all[r].process, all[r].processors};
-  for (int r : ranks_here()) places_[r].is_seen = r != rank_ && !has_ended(places_[r].process);
-  barrier();
+  std::vector<Words> all(processes_);
+  gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), processes_);
+  for (int r = 0; r < processes_; ++r) places_[r] = {all[r].host.data(), all[r].process, all[r].processors};
+  for (int r = 0; r < processes_; ++r)
+    places_[r].is_seen = r != rank_ && places_[r].host == places_[rank_].host && !has_ended(places_[r].process);
+  meet_all({});
 }
 
-std::string Communicator::name(int rank) const { return fmt::format("rank {} ({})", rank, places_[rank].host); }
+std::string Communicator::name(int rank) const {
+  return fmt::format("rank {} ({}{})", rank, places_[rank].host, rank < size_ ? "" : ", serve-memory");
+}
 
 std::vector<int> Communicator::ranks_here() const {
   std::vector<int> here;
@@ -148,18 +171,25 @@ bool Communicator::pass(std::span<Ticket> tickets) {
   return all;
 }
 
-void Communicator::look_for_failures() {
-  for (int r = 0; r < size_; ++r) {
+std::optional<RankFailed> Communicator::failure_heard() {
+  const std::lock_guard lock(failure_mutex_);
+  for (int r = 0; r < processes_ && !failure_; ++r) {
     if (failures_[r] == kNone || !pass({&failures_[r], 1})) continue;
     over_ = true;
-    throw RankFailed(static_cast<ErrorCode>(notices_[r].code),
+    failure_.emplace(static_cast<ErrorCode>(notices_[r].code),
                      fmt::format("{} failed: {}", name(r), notices_[r].reason.data()));
   }
+  return failure_;
+}
+
+// All threads of this process hear of the same.
+void Communicator::look_for_failures() {
+  if (const std::optional<RankFailed> failure = failure_heard()) throw RankFailed(*failure);
 }
 
 std::string Communicator::silent_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
   std::string names;
-  for (int r = 0; r < size_; ++r) {
+  for (int r = 0; r < processes_; ++r) {
     for (size_t i = 0; i < tickets.size(); ++i) {
       if (tickets[i] == kNone || ranks[i] != r) continue;
       names += fmt::format("{}{}", names.empty() ? "" : ", ", name(r));
@@ -178,13 +208,17 @@ std::string Communicator::dead_among(std::span<const Ticket> tickets, std::span<
   return {};
 }
 
-void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks) {
+void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks, const std::function<bool()>& is_busy) {
   Naps naps;
   const Clock::time_point begin = Clock::now();
   Clock::time_point looked = begin;
   std::optional<Clock::time_point> ending;
   while (!pass(tickets)) {
-    naps.rest();
+    if (is_busy) {
+      std::this_thread::sleep_for(is_busy() ? kBusyNap : kIdleNap);
+    } else {
+      naps.rest();
+    }
     const Clock::time_point now = Clock::now();
     if (now - looked < kBetweenLooks) continue;
     looked = now;
@@ -239,12 +273,15 @@ std::string Communicator::broadcast(std::string text, int root) {
   return text;
 }
 
-void Communicator::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
+void Communicator::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) { gather(mine, all, size_); }
+
+void Communicator::gather(std::span<const std::byte> mine, std::span<std::byte> all, int processes,
+                          const std::function<bool()>& is_busy) {
   const size_t each = mine.size();
-  if (all.size() != each * size_) throw Error(ErrorCode::internal, "all_gather: the pieces do not add up");
+  if (all.size() != each * processes) throw Error(ErrorCode::internal, "all_gather: the pieces do not add up");
   control_.tickets.clear();
   control_.ranks.clear();
-  for (int r = 0; r < size_; ++r) {
+  for (int r = 0; r < processes; ++r) {
     const std::span<std::byte> place = all.subspan(r * each, each);
     if (r == rank_) {
       std::memcpy(place.data(), mine.data(), each);
@@ -253,15 +290,21 @@ void Communicator::all_gather(std::span<const std::byte> mine, std::span<std::by
     control_.tickets.push_back(begin_receive(Channel::control, r, place));
     control_.ranks.push_back(r);
   }
-  for (int k = 1; k < size_; ++k) {
-    const int to = (rank_ + k) % size_;
+  for (int k = 1; k < processes; ++k) {
+    const int to = (rank_ + k) % processes;
     control_.tickets.push_back(begin_send(Channel::control, to, mine));
     control_.ranks.push_back(to);
   }
-  wait(control_.tickets, control_.ranks);
+  wait(control_.tickets, control_.ranks, is_busy);
 }
 
 void Communicator::barrier() { all_gather(char{}); }
+
+void Communicator::meet_all(const std::function<bool()>& is_busy) {
+  const std::byte mine{};
+  std::vector<std::byte> all(processes_);
+  gather({&mine, 1}, all, processes_, is_busy);
+}
 
 void Communicator::exchange(std::span<const float> pieces, std::span<const int64_t> sizes, std::span<float> received) {
   data_.tickets.clear();
@@ -313,17 +356,19 @@ void Communicator::fail(ErrorCode code, std::string_view why) noexcept {
     const Clock::time_point begin = Clock::now();
     const auto turn = rank_ == 0 ? Clock::duration{} : kBeforeOthers + kBetweenRanks * std::min(rank_, 50);
     do {
-      for (int r = 0; r < rank_; ++r) {
-        if (failures_[r] != kNone && pass({&failures_[r], 1})) return;
-      }
+      if (failure_heard()) return;
       if (rank_ > 0) std::this_thread::sleep_for(kLongestNap);
     } while (Clock::now() - begin < turn);
+    {
+      const std::lock_guard lock(failure_mutex_);
+      failure_.emplace(code, std::string(why));
+    }
     if (teller_) teller_(why);  // first: who hears of it ends, and then a launcher ends all
-    Notice& word = notices_[size_];
+    Notice& word = notices_[processes_];
     word.code = static_cast<int32_t>(code);
     std::memcpy(word.reason.data(), why.data(), std::min(why.size(), word.reason.size() - 1));
     std::vector<Ticket> sent;
-    for (int r = 0; r < size_; ++r) {
+    for (int r = 0; r < processes_; ++r) {
       if (r != rank_) sent.push_back(begin_send(Channel::failure, r, std::as_bytes(std::span(&word, 1))));
     }
     // A short message is "sent" when the library has it; it goes on its way while the library is asked.
@@ -339,7 +384,111 @@ void Communicator::fail(ErrorCode code, std::string_view why) noexcept {
 
 void Communicator::finish() {
   if (over_) return;
-  barrier();
+  meet_all({});
+  over_ = true;
+  const std::lock_guard lock(mutex_);
+  transport_->finish();
+}
+
+RemoteMemory* Communicator::take_remote_memory(Bytes size) {
+  const std::vector<Bytes> wanted = all_gather(size);
+  std::vector<Bytes> served;
+  Bytes all_wanted, all_served;
+  for (int s = 0; s < servers_; ++s) served.push_back(transport_->served(size_ + s));
+  for (const Bytes bytes : wanted) all_wanted += bytes;
+  for (const Bytes bytes : served) all_served += bytes;
+  auto shares = share_remote_memory(wanted, served, size_);
+  if (!shares) {
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format(
+            "--remote-memory {}: the ranks ask for {} together, but serve-memory has {} ({} of it); start it with a "
+            "larger --size, or more of it",
+            to_string(size), to_string(all_wanted), to_string(all_served),
+            servers_ == 1 ? "1 process" : fmt::format("{} processes", servers_)));
+  }
+  if (size.count == 0) return nullptr;
+  remote_ = std::make_unique<RemoteMemory>(*this, std::move((*shares)[rank_]));
+  if (abandon_) guard_ = std::thread([this] { guard_calls(); });
+  return remote_.get();
+}
+
+template <class Make>
+auto Communicator::call(int server, const Make& make) {
+  struct Watched {
+    Call& call;
+    Watched(Call& c, int server) : call(c) {
+      call.server = server;
+      call.began_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+    }
+    ~Watched() { call.began_ns = 0; }
+  };
+  const std::lock_guard lock(mutex_);
+  const Watched watched(call_, server);
+  return make();
+}
+
+Ticket Communicator::begin_put(int server, int64_t at, std::span<const std::byte> bytes) {
+  return call(server, [&] {
+    wake(server);
+    return transport_->put(server, at, bytes);
+  });
+}
+
+Ticket Communicator::begin_get(int server, int64_t at, std::span<std::byte> bytes) {
+  return call(server, [&] {
+    wake(server);
+    return transport_->get(server, at, bytes);
+  });
+}
+
+void Communicator::flush(int server) {
+  call(server, [&] { transport_->flush(server); });
+}
+
+// Now and then while copies go on; never waits.
+void Communicator::wake(int server) {
+  static constexpr std::byte kWord{};
+  Wake& wake = wakes_[server - size_];
+  const Clock::time_point now = Clock::now();
+  if (now - wake.last < kBetweenWakes) return;
+  if (wake.ticket != kNone && !transport_->is_done(wake.ticket)) return;
+  wake.ticket = transport_->send(Channel::data, server, {&kWord, 1});
+  wake.last = now;
+}
+
+void Communicator::guard_calls() {
+  constexpr std::chrono::milliseconds kToFinish{300};  // what a server that has died may still have answered
+  std::unique_lock lock(call_.mutex);
+  while (!call_.changed.wait_for(lock, kBetweenLooks, [&] { return call_.stop; })) {
+    const int64_t began = call_.began_ns;
+    if (began == 0) continue;
+    const auto waited = std::chrono::nanoseconds(Clock::now().time_since_epoch()) - std::chrono::nanoseconds(began);
+    const Place& place = places_[call_.server];
+    if (waited > kToFinish && place.is_seen && has_ended(place.process))
+      return abandon_(fmt::format("{} has died", name(call_.server)));
+    if (waited > timeout_)
+      return abandon_(fmt::format("{} has not answered for {:.0f} s (--timeout)", name(call_.server),
+                                  std::chrono::duration<double>(waited).count()));
+  }
+}
+
+void Communicator::serve() {
+  constexpr unsigned long kSlackNs = 1000;  // short naps are to be short
+  ::prctl(PR_SET_TIMERSLACK, kSlackNs);
+  timeout_ = kForever;
+  std::vector<std::byte> words(size_);
+  std::vector<Ticket> wakes;
+  for (int r = 0; r < size_; ++r) wakes.push_back(begin_receive(Channel::data, r, {&words[r], 1}));
+  Clock::time_point woken{};
+  meet_all([&] {
+    for (int r = 0; r < size_; ++r) {
+      if (!pass({&wakes[r], 1})) continue;
+      woken = Clock::now();
+      wakes[r] = begin_receive(Channel::data, r, {&words[r], 1});
+    }
+    return Clock::now() - woken < kStaysAwake;
+  });
   over_ = true;
   const std::lock_guard lock(mutex_);
   transport_->finish();

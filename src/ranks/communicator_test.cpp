@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -16,6 +17,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::as_ranks;
 using ::testing::HasSubstr;
+using testing::PostOffice;
 
 TEST(Communicator, BroadcastsFromAnyRankToAll) {
   for (const int size : {1, 2, 3, 5, 8}) {
@@ -124,6 +126,90 @@ TEST(Communicator, OneThatIsToEndWaitsALittleOnly) {
     EXPECT_THAT(error.what(), HasSubstr("told to end"));
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+TEST(RemoteMemory, IsSharedInTheOrderOfTheRanksFromWhoHasMostLeft) {
+  const std::vector<Bytes> wanted = {10_MiB, 20_MiB}, served = {16_MiB, 18_MiB};
+  const auto shares = share_remote_memory(wanted, served, 2);
+  ASSERT_TRUE(shares);
+  ASSERT_EQ((*shares)[0].size(), 1u);
+  EXPECT_EQ((*shares)[0][0].server, 3);
+  ASSERT_EQ((*shares)[1].size(), 2u);
+  EXPECT_EQ((*shares)[1][0].server, 2);
+  EXPECT_EQ((*shares)[1][0].bytes, 16_MiB);
+  EXPECT_EQ((*shares)[1][1].server, 3);
+  EXPECT_EQ((*shares)[1][1].first, (10_MiB).count);
+  EXPECT_FALSE(share_remote_memory(wanted, std::vector<Bytes>{29_MiB}, 2));
+  EXPECT_FALSE(share_remote_memory(wanted, {}, 2));
+  EXPECT_TRUE(share_remote_memory(std::vector<Bytes>{0_B}, {}, 1));
+}
+
+TEST(RemoteMemory, ServersEndInPeaceWhenTheRanksTakeLeave) {
+  testing::LocalServers servers({16_MiB, 16_MiB}, 32_MiB);
+  EXPECT_EQ(servers.memory()->capacity(), 32_MiB);
+  EXPECT_EQ(servers.end(), 2);
+}
+
+TEST(RemoteMemory, TooLittleIsToldWithTheSizes) {
+  try {
+    testing::LocalServers servers({16_MiB, 12_MiB}, 32_MiB);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_input);
+    EXPECT_STREQ(
+        error.what(),
+        "--remote-memory 32.0 MiB: the ranks ask for 32.0 MiB together, but serve-memory has 28.0 MiB (2 processes "
+        "of it); start it with a larger --size, or more of it");
+  }
+}
+
+TEST(RemoteMemory, AFailureOfARankEndsTheServers) {
+  testing::LocalServers servers({16_MiB}, 16_MiB);
+  servers.ranks()->fail(ErrorCode::device_failure, "it fails");
+  EXPECT_EQ(servers.end(), 0);
+}
+
+// A call into the library that does not come back is told by another thread, which may end the process.
+class StuckTransport final : public Transport {
+ public:
+  StuckTransport(PostOffice& office, std::atomic<bool>& stuck) : local_(office, 0), stuck_(stuck) {}
+  std::string name() const override { return local_.name(); }
+  int rank() const override { return local_.rank(); }
+  int size() const override { return local_.size(); }
+  int servers() const override { return local_.servers(); }
+  Bytes served(int server) const override { return local_.served(server); }
+  Ticket send(Channel channel, int to, std::span<const std::byte> bytes) override {
+    return local_.send(channel, to, bytes);
+  }
+  Ticket receive(Channel channel, int from, std::span<std::byte> bytes) override {
+    return local_.receive(channel, from, bytes);
+  }
+  bool is_done(Ticket ticket) override { return local_.is_done(ticket); }
+  void flush(int) override {
+    while (stuck_) std::this_thread::sleep_for(milliseconds(1));
+  }
+  void finish() override {}
+
+ private:
+  testing::LocalTransport local_;
+  std::atomic<bool>& stuck_;
+};
+
+TEST(RemoteMemory, ACallThatDoesNotComeBackIsTold) {
+  PostOffice office(1, {16_MiB});
+  std::thread server([&] { Communicator(std::make_unique<testing::LocalTransport>(office, 1)).serve(); });
+  std::atomic<bool> stuck = true;
+  Communicator ranks(std::make_unique<StuckTransport>(office, stuck), milliseconds(200));
+  std::string told;
+  ranks.set_abandon([&](std::string_view why) {
+    told = why;
+    stuck = false;
+  });
+  ranks.take_remote_memory(16_MiB)->flush(0, 4096);
+  EXPECT_THAT(told, HasSubstr("rank 1 ("));
+  EXPECT_THAT(told, HasSubstr("--timeout"));
+  ranks.finish();
+  server.join();
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ std::filesystem::path find_module() {
 int launched_ranks() { return number_in({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}, 1); }
 int launched_rank() { return number_in({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}, 0); }
 
-std::unique_ptr<Transport> open_mpi() {
+std::unique_ptr<Transport> open_mpi(std::span<std::byte> served) {
   const int ranks = launched_ranks();
   if (ranks < 2) return nullptr;
   const auto refuse = [&](const std::string& why) {
@@ -64,10 +64,10 @@ std::unique_ptr<Transport> open_mpi() {
   if (version == nullptr || open == nullptr || version() != kTransportVersion)
     refuse(fmt::format("{} belongs to another version of Plimsoll; build it again", file.string()));
   std::array<char, 512> reason{};
-  std::unique_ptr<Transport> transport(open(reason.data(), reason.size()));
+  std::unique_ptr<Transport> transport(open(served.data(), served.size(), reason.data(), reason.size()));
   if (!transport) refuse(fmt::format("MPI failed: {}", reason.data()));
-  if (transport->size() != ranks) {
-    refuse(fmt::format("MPI sees {}: the program that started them belongs to another MPI than {}", transport->size(),
+  if (const int seen = transport->size() + transport->servers(); seen != ranks) {
+    refuse(fmt::format("MPI sees {}: the program that started them belongs to another MPI than {}", seen,
                        transport->name()));
   }
   return transport;

@@ -9,10 +9,10 @@
 namespace plimsoll {
 
 // Raised by whoever changes Transport: a module of another number is not loaded.
-inline constexpr int kTransportVersion = 1;
+inline constexpr int kTransportVersion = 2;
 
 using MpiVersion = int (*)();
-// Joins the others. Null with the reason in `reason` where MPI cannot.
-using MpiOpen = Transport* (*)(char* reason, size_t size);
+// Joins the others; with `served`, to serve this memory to them. Null with the reason in `reason` where MPI cannot.
+using MpiOpen = Transport* (*)(std::byte* served, size_t served_bytes, char* reason, size_t size);
 
 }  // namespace plimsoll

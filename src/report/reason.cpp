@@ -26,7 +26,10 @@ std::string listed(const std::vector<std::string>& parts) {
 }
 
 std::string tier_text(const TierInfo& tier) {
-  return tier.name == "host" ? "host memory" : tier.name == "disk" ? "a file on disk" : "the memory of a peer GPU";
+  return tier.name == "host"     ? "host memory"
+         : tier.name == "disk"   ? "a file on disk"
+         : tier.name == "remote" ? "other processes' memory"
+                                 : "the memory of a peer GPU";
 }
 
 // Tensors that leave the arena, the blocks of a split one counted once, and the tiers that they go to.

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/texts.h"
+#include "plan/tier_flag.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 
@@ -364,10 +365,9 @@ json infeasible_json(const Infeasible& infeasible) {
   }
   return {{"feasible", false},
           {"policy", infeasible.policy},
-          {"flag", !infeasible.flag.empty()    ? infeasible.flag
-                   : infeasible.tier.empty()   ? "--memory"
-                   : infeasible.tier == "disk" ? "--spill"
-                                               : "--host-memory"},
+          {"flag", !infeasible.flag.empty()  ? infeasible.flag
+                   : infeasible.tier.empty() ? "--memory"
+                                             : std::string(tier_flag(infeasible.tier))},
           {"budget_bytes", infeasible.budget.count},
           {"minimum_bytes", infeasible.minimum.count},
           {"lower_bound_bytes", infeasible.lower_bound.count},

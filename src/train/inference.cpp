@@ -39,8 +39,9 @@ std::unique_ptr<TrainingStep> step_that_runs(const Session& session, const Netwo
       return nullptr;
     }
     give_memory_back();  // that planning took
-    auto step = std::make_unique<TrainingStep>(std::get<Program>(std::move(result)), *session.device,
-                                               ExecuteOptions{.spill = session.spill, .peer = session.peer});
+    auto step = std::make_unique<TrainingStep>(
+        std::get<Program>(std::move(result)), *session.device,
+        ExecuteOptions{.spill = session.spill, .peer = session.peer, .remote = session.remote});
     if (!session.device->info().asynchronous) return step;
     if (rehearse(step->executor(), refused).empty()) return step;
   }

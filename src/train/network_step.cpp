@@ -104,9 +104,9 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
     }
     give_memory_back();  // that planning took
     result->steps_.clear();
-    result->steps_.push_back(
-        std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session.device,
-                                       ExecuteOptions{.spill = session.spill, .peer = session.peer}, Memory{}, arena));
+    result->steps_.push_back(std::make_unique<TrainingStep>(
+        std::get<Program>(std::move(compiled)), *session.device,
+        ExecuteOptions{.spill = session.spill, .peer = session.peer, .remote = session.remote}, Memory{}, arena));
     if (!session.device->info().asynchronous || rehearse(result->step().executor(), refused).empty()) break;
   }
   result->step().initialize(options.seed);
@@ -118,9 +118,10 @@ NetworkStep::Added NetworkStep::in_this_memory(const Compile& compile) {
   for (Refusals refused;;) {
     auto compiled = compile();
     if (auto* infeasible = std::get_if<Infeasible>(&compiled)) return std::move(*infeasible);
-    auto step = std::make_unique<TrainingStep>(std::get<Program>(std::move(compiled)), *session_.device,
-                                               ExecuteOptions{.spill = session_.spill, .peer = session_.peer},
-                                               steps_[0]->executor().memory());
+    auto step = std::make_unique<TrainingStep>(
+        std::get<Program>(std::move(compiled)), *session_.device,
+        ExecuteOptions{.spill = session_.spill, .peer = session_.peer, .remote = session_.remote},
+        steps_[0]->executor().memory());
     if (session_.device->info().asynchronous && !rehearse(step->executor(), refused).empty()) continue;
     step->start_at(0, 0);
     return step;

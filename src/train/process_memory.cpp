@@ -13,6 +13,7 @@
 #include "device/tier/queue.h"
 #include "execute/homes.h"
 #include "plimsoll/error.h"
+#include "plimsoll/remote_memory.h"
 
 namespace plimsoll {
 namespace {
@@ -56,8 +57,9 @@ ProcessMemory process_memory(const Network& network, const ProcessUse& use) {
     if (id.valid()) batch += graph.tensor(id).bytes();
   }
   const int loaders = use.training && use.evaluates ? 2 : 1;
-  const bool has_tier = use.tiers.host_memory || use.tiers.spill;
-  const int copying = 2 * ((use.tiers.host_memory ? 1 : 0) + (use.tiers.spill ? 1 : 0));
+  const bool has_tier = use.tiers.host_memory || use.tiers.spill || use.tiers.remote_memory;
+  const int copying =
+      2 * ((use.tiers.host_memory ? 1 : 0) + (use.tiers.spill ? 1 : 0) + (use.tiers.remote_memory ? 1 : 0));
 
   ProcessMemory memory;
   memory.program = kProgram;
@@ -67,7 +69,9 @@ ProcessMemory process_memory(const Network& network, const ProcessUse& use) {
   memory.data = use.data + kDecoding * use.decoders;
   if (has_tier) memory.copies += std::max(Homes::kHeldBytes, largest_matrix(graph, {})) + Bytes{2 * kTierPiece};
   if (use.tiers.spill) memory.copies += Bytes{kDiskBuffers * kTierPiece};
-  if (use.ranks > 1) memory.messages = message_buffers(use.ranks) + kMessages + kMessagesOfRank * use.ranks;
+  if (use.tiers.remote_memory) memory.copies += Bytes{kRemoteBuffers * kRemotePiece};
+  if (use.ranks > 1) memory.messages = message_buffers(use.ranks);
+  if (use.ranks > 1 || use.tiers.remote_memory) memory.messages += kMessages + kMessagesOfRank * use.ranks;
   memory.host = use.tiers.host_memory.value_or(0_B);
   const bool stated = use.memory_is == MemoryIs::process;
   if (stated) limit_parallel_work(kPlanners);

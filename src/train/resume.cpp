@@ -83,6 +83,7 @@ TrainingState state_to_save(const TrainOptions& options, const Program& program,
                     .host_memory = options.host_memory,
                     .spill_size = options.spill_size,
                     .peer_size = options.peer_size,
+                    .remote_memory = options.remote_memory,
                     .peer = options.peer};
   state.settings.ranks = options.optimizer.ranks;
   state.settings.zero_stage = program.sharding.stage;
@@ -102,6 +103,7 @@ TrainOptions saved_options(const TrainingState& state) {
                        .spill_size = settings.spill_size,
                        .peer = settings.peer,
                        .peer_size = settings.peer_size,
+                       .remote_memory = settings.remote_memory,
                        .policy = state.policy,
                        .placement = state.placement,
                        .device = state.device,

@@ -20,6 +20,7 @@
 #include "plan/simulate.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/ops.h"
+#include "plimsoll/remote_memory.h"
 #include "train/sample_inputs.h"
 
 namespace plimsoll {
@@ -99,6 +100,30 @@ void add_tier(Session& session, const std::shared_ptr<Tier>& tier, const std::st
   session.tiers.push_back(*info);
 }
 
+// Of other processes' memory where there is none to probe: a network of 10 Gbit/s.
+TierInfo assumed_remote(Bytes capacity) {
+  return {.name = "remote",
+          .capacity = capacity,
+          .out_gb_per_s = 1,
+          .in_gb_per_s = 1,
+          .latency_us = 100,
+          .compute_share = 0.1};
+}
+
+void add_remote(Session& session, const TierOptions& options, Bytes probing) {
+  if (options.remote) {
+    add_tier(session, open_remote_tier(options.remote), "remote " + options.remote->network(), probing);
+    session.remote = options.remote;
+    return;
+  }
+  session.tiers.push_back(assumed_remote(*options.remote_memory));
+  const TierInfo& tier = session.tiers.back();
+  session.notices.push_back(
+      fmt::format("--remote-memory: its speed is assumed, {:.0f} GB/s each way after {:.0f} us; `plimsoll train` under "
+                  "mpirun measures it",
+                  tier.out_gb_per_s, tier.latency_us));
+}
+
 void add_tiers(Session& session, const TierOptions& options, Bytes probing) {
   const DeviceInfo& device = session.device->info();
   session.tiers = device.tiers;
@@ -107,6 +132,10 @@ void add_tiers(Session& session, const TierOptions& options, Bytes probing) {
       throw Error(ErrorCode::invalid_input, fmt::format("--peer: the simulated device '{}' has no peers", device.name));
     if (options.spill)
       throw Error(ErrorCode::invalid_input, fmt::format("--spill: the simulated device '{}' has no disk", device.name));
+    if (options.remote_memory) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("--remote-memory: the simulated device '{}' has no network", device.name));
+    }
     for (TierInfo& tier : session.tiers) {
       if (options.host_memory && tier.name == "host") tier.capacity = *options.host_memory;
     }
@@ -130,6 +159,7 @@ void add_tiers(Session& session, const TierOptions& options, Bytes probing) {
     add_tier(session, open_disk_tier(*options.spill, room), key_of(*options.spill), probing);
     session.spill = *options.spill;
   }
+  if (options.remote_memory) add_remote(session, options, probing);
   auto speed = [](const TierInfo& t) { return t.out_gb_per_s + t.in_gb_per_s; };
   std::stable_sort(session.tiers.begin(), session.tiers.end(),
                    [&](const TierInfo& a, const TierInfo& b) { return speed(a) > speed(b); });
@@ -170,7 +200,9 @@ TierOptions tiers_of(const TrainOptions& options) {
           .spill = options.spill,
           .spill_size = options.spill_size,
           .peer = options.peer,
-          .peer_size = options.peer_size};
+          .peer_size = options.peer_size,
+          .remote_memory = options.remote_memory,
+          .remote = options.remote};
 }
 
 CompileOptions compile_options_of(const TrainOptions& options, const Session& session, Bytes memory) {
@@ -260,8 +292,9 @@ CheckedPlan calibrate(Session& session, const Program& program) {
   const Graph& graph = program.network.graph;
   Plan serial = program.plan;
   serial.cores.inter_op = 1;  // what a step takes, and not what it takes beside others
-  Executor executor(graph, serial, *session.device,
-                    {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer});
+  Executor executor(
+      graph, serial, *session.device,
+      {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer, .remote = session.remote});
   const SampleInputs inputs(graph);
   StepTimes times;
   do {

@@ -22,12 +22,13 @@ struct Session {
   std::unique_ptr<Device> device;
   std::unique_ptr<CostDatabase> database;
   CostTable costs;
-  std::set<CostKey> forgotten;       // of costs: what a busy machine gave, and is to be measured anew
-  std::vector<TierInfo> tiers;       // for CompileOptions
-  std::filesystem::path spill;       // for ExecuteOptions
-  std::string peer;                  // likewise
-  std::vector<std::string> notices;  // for the user
-  LoadMeter load = LoadMeter();      // since it was opened
+  std::set<CostKey> forgotten;           // of costs: what a busy machine gave, and is to be measured anew
+  std::vector<TierInfo> tiers;           // for CompileOptions
+  std::filesystem::path spill;           // for ExecuteOptions
+  std::string peer;                      // likewise
+  std::shared_ptr<RemoteMemory> remote;  // likewise
+  std::vector<std::string> notices;      // for the user
+  LoadMeter load = LoadMeter();          // since it was opened
 };
 
 TierOptions tiers_of(const TrainOptions& options);

@@ -245,7 +245,7 @@ std::optional<Infeasible> measure_kernels(Session& session, const Network& netwo
 std::optional<Memory> memory_if_it_runs(const Session& session, const Program& program, Refusals& known,
                                         const std::function<void(const std::string&)>& notice) {
   Executor executor(program.network.graph, program.plan, *session.device,
-                    {.capture = false, .spill = session.spill, .peer = session.peer});
+                    {.capture = false, .spill = session.spill, .peer = session.peer, .remote = session.remote});
   const std::vector<KernelRefused> refused = rehearse(executor, known);
   if (refused.empty()) return executor.memory();
   const std::string others = refused.size() > 1 ? fmt::format(" ({} more are refused)", refused.size() - 1) : "";
@@ -411,11 +411,7 @@ ProcessUse process_use(const TrainOptions& options, const DataSet& data, const C
           .data = data_bytes(data),
           .decoders = options.data.starts_with("images") ? options.workers : 0,
           .ranks = ranks_of(options),
-          .tiers = {.host_memory = options.host_memory,
-                    .spill = options.spill,
-                    .spill_size = options.spill_size,
-                    .peer = options.peer,
-                    .peer_size = options.peer_size}};
+          .tiers = tiers_of(options)};
 }
 
 Training::Training(const TrainOptions& asked, const TrainListener& listener)
@@ -473,6 +469,7 @@ PlanRequest Training::request() const {
           .memory = program_.plan->budget,
           .host_memory = options_.host_memory,
           .spill_size = options_.spill_size,
+          .remote_memory = options_.remote_memory,
           .threads = options_.threads,
           .inter_op = options_.inter_op,
           .intra_op = options_.intra_op};
@@ -594,10 +591,13 @@ void Training::share_cores() {
 TrainingStep Training::make_step() {
   give_memory_back();  // that planning and measuring took
   return naming_plan(options_, [&] {
-    return TrainingStep(
-        program_, *session_.device,
-        {.check_memory = options_.check_memory, .record_times = true, .spill = session_.spill, .peer = session_.peer},
-        std::move(memory_), tuner_ ? tuner_->arena() : Bytes{});
+    return TrainingStep(program_, *session_.device,
+                        {.check_memory = options_.check_memory,
+                         .record_times = true,
+                         .spill = session_.spill,
+                         .peer = session_.peer,
+                         .remote = session_.remote},
+                        std::move(memory_), tuner_ ? tuner_->arena() : Bytes{});
   });
 }
 
@@ -635,10 +635,12 @@ std::optional<Evaluation> Training::make_evaluation(const Executor& executor) co
   if (asked && !can)
     notice_(fmt::format("{} was exported without its evaluation, so nothing is evaluated", options_.model));
   if (can) {
-    evaluation.emplace(
-        options_.model, input_, program_, *session_.device, session_.costs, compile_,
-        ExecuteOptions{.check_memory = options_.check_memory, .spill = session_.spill, .peer = session_.peer},
-        executor.memory(), cores_);
+    evaluation.emplace(options_.model, input_, program_, *session_.device, session_.costs, compile_,
+                       ExecuteOptions{.check_memory = options_.check_memory,
+                                      .spill = session_.spill,
+                                      .peer = session_.peer,
+                                      .remote = session_.remote},
+                       executor.memory(), cores_);
   }
   return evaluation;
 }
@@ -760,7 +762,8 @@ std::variant<DoneEvent, Infeasible> Training::run() {
   if (listener_.planned) listener_.planned(program_, data_->info().name, with_plan(process_, program_.plan));
   TrainingStep step = make_step();
   for (const auto& tier : step.executor().memory().tiers) {
-    if (tier->name() == "disk") notice_(fmt::format("spilling to {}: {}", tier->where(), tier->how()));
+    if (tier->name() == "disk" || tier->name() == "remote")
+      notice_(fmt::format("spilling to {}: {}", tier->where(), tier->how()));
   }
   DoneEvent done = train(step);
   complete(done, step);

@@ -78,6 +78,7 @@ void visit_optional_fields(State& s, Visitor&& field) {
   field("settings.spill_size", s.settings.spill_size, other.spill_size);
   field("settings.peer", s.settings.peer, other.peer);
   field("settings.peer_size", s.settings.peer_size, other.peer_size);
+  field("settings.remote_memory", s.settings.remote_memory, other.remote_memory);
   field("settings.ranks", s.settings.ranks, other.ranks);
   field("settings.zero_stage", s.settings.zero_stage, other.zero_stage);
   field("settings.zero_least", s.settings.zero_least.count, other.zero_least.count);

@@ -1,6 +1,8 @@
 // Ranks that are threads of one process: messages are copied from one to the other.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -13,14 +15,28 @@
 #include <vector>
 
 #include "plimsoll/communicator.h"
+#include "plimsoll/remote_memory.h"
 
 namespace plimsoll::testing {
 
 // What all of them share.
 class PostOffice {
  public:
-  explicit PostOffice(int size) : size_(size) {}
+  // `served`: what each process has that serves memory; these are numbered behind the `size` others.
+  explicit PostOffice(int size, const std::vector<Bytes>& served = {}) : size_(size) {
+    for (const Bytes bytes : served) served_.emplace_back(static_cast<size_t>(bytes.count));
+  }
   int size() const { return size_; }
+  int servers() const { return static_cast<int>(served_.size()); }
+  std::vector<std::byte>& served(int server) { return served_.at(server - size_); }
+  // From now on copies to and from served memory are never done.
+  void freeze() { frozen_ = true; }
+  bool is_frozen() const { return frozen_; }
+  template <class Copy>
+  void copy(const Copy& copy) {
+    const std::lock_guard lock(mutex_);
+    copy();
+  }
 
   using Way = std::tuple<int, int, Transport::Channel>;  // from, to
   void put(const Way& way, std::span<const std::byte> bytes) {
@@ -47,6 +63,8 @@ class PostOffice {
   std::mutex mutex_;
   std::map<Way, std::deque<std::vector<std::byte>>> boxes_;
   size_t data_sent_ = 0;
+  std::vector<std::vector<std::byte>> served_;
+  std::atomic<bool> frozen_ = false;
 };
 
 class LocalTransport final : public Transport {
@@ -62,8 +80,22 @@ class LocalTransport final : public Transport {
   Ticket receive(Channel channel, int from, std::span<std::byte> bytes) override {
     return add(Receiving{{from, rank_, channel}, bytes});
   }
+  int servers() const override { return office_.servers(); }
+  Bytes served(int server) const override { return {static_cast<int64_t>(office_.served(server).size())}; }
+  Ticket put(int server, int64_t at, std::span<const std::byte> bytes) override {
+    if (office_.is_frozen()) return add(Receiving{.frozen = true});
+    office_.copy([&] { std::copy(bytes.begin(), bytes.end(), office_.served(server).begin() + at); });
+    return add(std::nullopt);
+  }
+  Ticket get(int server, int64_t at, std::span<std::byte> bytes) override {
+    if (office_.is_frozen()) return add(Receiving{.frozen = true});
+    office_.copy([&] { std::copy_n(office_.served(server).begin() + at, bytes.size(), bytes.begin()); });
+    return add(std::nullopt);
+  }
+  void flush(int) override {}
   bool is_done(Ticket ticket) override {
     std::optional<Receiving>& waiting = tickets_.at(ticket);
+    if (waiting && waiting->frozen) return false;
     if (waiting && !office_.take(waiting->way, waiting->bytes)) return false;
     waiting.reset();
     free_.push_back(ticket);
@@ -75,6 +107,7 @@ class LocalTransport final : public Transport {
   struct Receiving {
     PostOffice::Way way;
     std::span<std::byte> bytes;
+    bool frozen = false;
   };
   Ticket add(std::optional<Receiving> receiving) {
     if (free_.empty()) {
@@ -114,5 +147,52 @@ inline void as_ranks(int size, const std::function<void(const std::shared_ptr<Co
     if (error) std::rethrow_exception(error);
   }
 }
+
+// A rank alone with processes that serve memory, each a thread.
+class LocalServers {
+ public:
+  LocalServers(const std::vector<Bytes>& served, Bytes wanted,
+               std::chrono::milliseconds timeout = std::chrono::seconds(60))
+      : office_(1, served) {
+    for (int s = 1; s <= office_.servers(); ++s) {
+      threads_.emplace_back([this, s] {
+        try {
+          Communicator(std::make_unique<LocalTransport>(office_, s)).serve();
+          ++ended_;
+        } catch (const Error&) {
+        }
+      });
+    }
+    ranks_ = std::make_shared<Communicator>(std::make_unique<LocalTransport>(office_, 0), timeout);
+    try {
+      memory_ = {ranks_, ranks_->take_remote_memory(wanted)};
+    } catch (const Error& error) {
+      end();
+      throw;
+    }
+  }
+  ~LocalServers() { end(); }
+  LocalServers(const LocalServers&) = delete;
+  LocalServers& operator=(const LocalServers&) = delete;
+
+  // Takes leave; how many servers ended in peace.
+  int end() {
+    if (ranks_) ranks_->finish();
+    for (std::thread& thread : threads_) {
+      if (thread.joinable()) thread.join();
+    }
+    return ended_;
+  }
+  PostOffice& office() { return office_; }
+  const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
+  const std::shared_ptr<RemoteMemory>& memory() const { return memory_; }
+
+ private:
+  PostOffice office_;
+  std::atomic<int> ended_ = 0;
+  std::vector<std::thread> threads_;
+  std::shared_ptr<Communicator> ranks_;
+  std::shared_ptr<RemoteMemory> memory_;
+};
 
 }  // namespace plimsoll::testing

@@ -15,6 +15,7 @@
 #include "plan/simulate.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/verify.h"
+#include "tests/support/local_transport.h"
 #include "tests/support/mixing_device.h"
 #include "tests/support/mutations.h"
 #include "tests/support/paper_run.h"
@@ -139,9 +140,10 @@ class Problem {
         costs_.put({op_signature(graph_, graph_.op({i})), kernel, 0}, {Cost::Source::measured, between(0.01, 5), 0, 3});
     }
     machine_.name = "mixing";
-    const uint64_t kind = draw(5);  // none, host, disk, both, both
-    for (const char* name : {"host", "disk"}) {
-      if (kind == 0 || (kind == 1 && name[0] == 'd') || (kind == 2 && name[0] == 'h')) continue;
+    const char* const kinds[] = {"", "h", "d", "hd", "hd", "r", "rd", "hr"};  // by the first letters
+    const std::string_view kind = kinds[draw(std::size(kinds))];
+    for (const char* name : {"host", "remote", "disk"}) {
+      if (kind.find(name[0]) == std::string_view::npos) continue;
       const Bytes capacity{draw(4) == 0 ? static_cast<int64_t>(4096 * (1 + draw(60))) : int64_t{1} << 30};
       machine_.tiers.push_back({.name = name,
                                 .capacity = capacity,
@@ -196,8 +198,13 @@ class Problem {
 
   // Memory for a plan: the real tiers, or such as take their time.
   Memory memory(const Plan& plan) {
+    static testing::LocalServers servers({40_MiB, 30_MiB}, 64_MiB);
     Memory memory;
-    if (draw(3) == 0) return memory;
+    if (draw(3) == 0) {
+      for (const TierUse& use : plan.tiers)
+        if (use.tier.name == "remote") memory.tiers.push_back(open_remote_tier(servers.memory()));
+      return memory;
+    }
     for (const TierUse& use : plan.tiers)
       memory.tiers.push_back(std::make_shared<testing::SlowTier>(use.tier.name, use.tier.capacity, random_(),
                                                                  static_cast<int>(draw(3) * 10)));

@@ -1,4 +1,4 @@
-// Memory behind the arena: a bounded region of the host, or a file on disk. What leaves the arena lies in a slot of a
+// Memory behind the arena: a bounded region of the host, a file on disk, or what other processes serve. What leaves the arena lies in a slot of a
 // tier.
 //
 //   arena --Channel::write--> slot [offset, offset + bytes)     a checksum of every piece (1 MiB) is kept on the way
@@ -26,6 +26,8 @@
 #include "plimsoll/device.h"
 
 namespace plimsoll {
+
+class RemoteMemory;
 
 inline constexpr int64_t kTierPiece = 1 << 20;
 
@@ -63,7 +65,7 @@ class Channel {
 class Tier {
  public:
   virtual ~Tier() = default;
-  const std::string& name() const { return name_; }  // "host", "disk", "peer"
+  const std::string& name() const { return name_; }  // "host", "disk", "peer", "remote"
   Bytes capacity() const { return capacity_; }
   virtual std::string where() const = 0;  // "host memory", "/mnt/fast/plimsoll-12-x.spill"
   virtual std::string how() const = 0;    // "direct I/O, io_uring"
@@ -100,6 +102,9 @@ std::shared_ptr<Tier> open_host_tier(Bytes capacity);
 // outlives the process. Files that killed processes left there are removed.
 std::shared_ptr<Tier> open_disk_tier(const std::filesystem::path& folder, Bytes capacity);
 
+// The memory of other processes. There may be one such tier of it at a time.
+std::shared_ptr<Tier> open_remote_tier(std::shared_ptr<RemoteMemory> memory);
+
 // What a user gives: none of a tier that is not named.
 struct TierOptions {
   std::optional<Bytes> host_memory;            // beside the arena
@@ -107,6 +112,8 @@ struct TierOptions {
   std::optional<Bytes> spill_size;             // absent: what is free there, less a tenth
   std::optional<std::string> peer;             // another GPU
   std::optional<Bytes> peer_size;              // absent: what is free there
+  std::optional<Bytes> remote_memory;          // of other processes
+  std::shared_ptr<RemoteMemory> remote = {};   // these; null: they are only planned for
 };
 
 // "DIR" or "DIR:SIZE"; throws Error(invalid_input).

@@ -22,15 +22,17 @@
 
 #include "device/tier/fault.h"
 #include "plimsoll/error.h"
+#include "plimsoll/plan.h"
+#include "tests/support/local_transport.h"
 #include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::AnyOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 std::vector<std::byte> noise(size_t bytes, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -49,22 +51,36 @@ std::string message_of(const std::function<void()>& action, ErrorCode code = Err
   return "no error";
 }
 
-// Host memory; a disk with io_uring where there is any; a disk without.
-enum class Kind { host, disk, plain_disk };
-class EveryTier : public testing::TestWithParam<Kind> {
+// Host memory; a disk with io_uring where there is any; a disk without; the memory of three other processes.
+enum class Kind { host, disk, plain_disk, remote };
+std::string name_of(Kind kind) {
+  constexpr const char* kNames[] = {"host", "disk", "plain_disk", "remote"};
+  return kNames[static_cast<int>(kind)];
+}
+class EveryTier : public ::testing::TestWithParam<Kind> {
  protected:
   std::shared_ptr<Tier> open(Bytes capacity) {
     if (GetParam() == Kind::host) return open_host_tier(capacity);
+    if (GetParam() == Kind::remote) {
+      servers_.emplace(std::vector<Bytes>{13_MiB, Bytes{capacity.count / 2} + 4096_B, capacity}, capacity);
+      return open_remote_tier(servers_->memory());
+    }
     std::optional<TierFault> refused;
     if (GetParam() == Kind::plain_disk) refused.emplace(TierOperation::ring, 1, EPERM);
     return open_disk_tier(folder_.path(), capacity);
   }
+  // What its errors name.
+  std::string place() const {
+    return GetParam() == Kind::host     ? "host memory"
+           : GetParam() == Kind::remote ? "memory of rank "
+                                        : folder_.path().string();
+  }
+  bool has_files() const { return GetParam() == Kind::disk || GetParam() == Kind::plain_disk; }
   TemporaryFolder folder_;
+  std::optional<testing::LocalServers> servers_;
 };
-INSTANTIATE_TEST_SUITE_P(
-    Kinds, EveryTier, testing::Values(Kind::host, Kind::disk, Kind::plain_disk), [](const auto& info) {
-      return std::string(info.param == Kind::host ? "host" : info.param == Kind::disk ? "disk" : "plain_disk");
-    });
+INSTANTIATE_TEST_SUITE_P(Kinds, EveryTier, ::testing::Values(Kind::host, Kind::disk, Kind::plain_disk, Kind::remote),
+                         [](const auto& info) { return name_of(info.param); });
 
 TEST_P(EveryTier, GivesBackWhatWasWrittenWhateverItsSizeAndPlace) {
   const std::shared_ptr<Tier> tier = open(64_MiB);
@@ -143,7 +159,7 @@ TEST_P(EveryTier, TellsEveryCallThatFailsWithItsPlace) {
                                                           {TierOperation::read, "reading"},
                                                           {TierOperation::corrupt, "checksum"},
                                                           {TierOperation::short_read, "the file ends early"}}) {
-    if (operation == TierOperation::short_read && GetParam() == Kind::host) continue;
+    if (operation == TierOperation::short_read && !has_files()) continue;
     for (int nth = 1;; ++nth) {
       const std::shared_ptr<Tier> tier = open(16_MiB);
       tier->reserve(16_MiB);
@@ -160,9 +176,7 @@ TEST_P(EveryTier, TellsEveryCallThatFailsWithItsPlace) {
         EXPECT_EQ(nth, 8) << "a call for each of seven pieces";
         break;
       }
-      EXPECT_THAT(message,
-                  AllOf(HasSubstr(says), HasSubstr(GetParam() == Kind::host ? "host memory" : folder_.path().string()),
-                        HasSubstr("byte ")));
+      EXPECT_THAT(message, AllOf(HasSubstr(says), HasSubstr(place()), HasSubstr("byte ")));
       if (operation == TierOperation::read || operation == TierOperation::write) {
         EXPECT_THAT(message, HasSubstr(std::strerror(EIO)));
       }
@@ -186,6 +200,54 @@ TEST_P(EveryTier, ARetiredSlotIsNotReadBeforeItIsWrittenAgain) {
               HasSubstr("after the last copy"));
   channel->write(slot, bytes.data());
   EXPECT_NO_THROW(channel->read(slot, bytes.data()));
+}
+
+// Pieces that lie on two servers, and all of them there.
+TEST(RemoteTier, LiesOnTheServersAsItWasShared) {
+  testing::LocalServers servers({24_MiB, 9_MiB, 16_MiB}, 40_MiB);
+  const std::vector<RemoteRange>& ranges = servers.memory()->ranges();
+  ASSERT_EQ(ranges.size(), 2u);
+  const std::shared_ptr<Tier> tier = open_remote_tier(servers.memory());
+  const auto channel = tier->open_channel();
+  Slot& slot = tier->slot({kSlotAlignment}, 39_MiB);
+  const std::vector<std::byte> there = noise(slot.bytes, 11);
+  channel->write(slot, there.data());
+  for (int64_t at = 0; at < slot.bytes; at += 4096) {
+    const int64_t place = at + slot.offset;
+    const RemoteRange& range = place < ranges[0].bytes.count ? ranges[0] : ranges[1];
+    const int64_t byte = range.first + place - (place < ranges[0].bytes.count ? 0 : ranges[0].bytes.count);
+    ASSERT_EQ(servers.office().served(range.server)[byte], there[at]) << at;
+  }
+  EXPECT_THAT(message_of([&] { open_remote_tier(servers.memory()); }, ErrorCode::internal),
+              HasSubstr("in use already"));
+}
+
+// What another process wrote over it is found, and where.
+TEST(RemoteTier, ABitThatChangedOnAServerIsFound) {
+  testing::LocalServers servers({16_MiB}, 16_MiB);
+  const std::shared_ptr<Tier> tier = open_remote_tier(servers.memory());
+  const auto channel = tier->open_channel();
+  Slot& slot = tier->slot(8192_B, {3 * kTierPiece});
+  std::vector<std::byte> bytes = noise(slot.bytes, 12);
+  channel->write(slot, bytes.data());
+  servers.office().served(1)[8192 + 2 * kTierPiece + 5] ^= std::byte{4};
+  EXPECT_THAT(message_of([&] { channel->read(slot, bytes.data()); }),
+              AllOf(HasSubstr("checksum"), HasSubstr("memory of rank 1 ("), HasSubstr("serve-memory")));
+}
+
+TEST(RemoteTier, AServerThatDoesNotAnswerIsNamed) {
+  testing::LocalServers servers({16_MiB}, 16_MiB, std::chrono::milliseconds(200));
+  const std::shared_ptr<Tier> tier = open_remote_tier(servers.memory());
+  const auto channel = tier->open_channel();
+  Slot& slot = tier->slot(0_B, {2 * kTierPiece});
+  std::vector<std::byte> bytes = noise(slot.bytes, 13);
+  std::string told;
+  servers.ranks()->set_teller([&](std::string_view why) { told = why; });
+  servers.office().freeze();
+  EXPECT_THAT(message_of([&] { channel->write(slot, bytes.data()); }),
+              AllOf(HasSubstr("rank 1 ("), HasSubstr("has not answered"), HasSubstr("--timeout")));
+  EXPECT_THAT(told, HasSubstr("rank 1 ("));
+  EXPECT_EQ(servers.end(), 0) << "it was told of the failure";
 }
 
 TEST(HostTier, TellsWhenTheSystemGivesNoMemory) {

@@ -15,6 +15,7 @@
 #include "plan/make_plan.h"
 #include "plan/policies/policies.h"
 #include "plan/simulate.h"
+#include "plan/tier_flag.h"
 #include "plan/tier_room.h"
 #include "plan/tradeoff.h"
 
@@ -563,9 +564,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     }
     if (input.explain && std::holds_alternative<Infeasible>(best)) best = least(input);
     if (Infeasible* infeasible = std::get_if<Infeasible>(&best); infeasible != nullptr && tier_short) {
-      infeasible->suggestion += input.device.tiers.size() > 1 ? ", or give the tiers more (--host-memory, --spill)"
-                                : input.device.tiers[0].name == "disk" ? ", or give the disk more (--spill DIR:SIZE)"
-                                                                       : ", or give more --host-memory";
+      infeasible->suggestion += more_of_tiers(input.device.tiers);
     }
   }
   if (Plan* plan = std::get_if<Plan>(&best)) {

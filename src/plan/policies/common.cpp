@@ -6,6 +6,7 @@
 #include "plan/assemble.h"
 #include "plan/policies/policies.h"
 #include "plan/simulate.h"
+#include "plan/tier_flag.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -71,10 +72,7 @@ PlanOrInfeasible finish_plan(const PolicyInput& input, const ValueTimeline& time
     infeasible.minimum = plan.arena;
     infeasible.tier = use.tier.name;
     infeasible.suggestion = fmt::format("tier '{}' needs {}, it has {}: give it more ({})", use.tier.name,
-                                        to_string(use.used), to_string(use.tier.capacity),
-                                        use.tier.name == "disk"   ? "--spill"
-                                        : use.tier.name == "peer" ? "--peer"
-                                                                  : "--host-memory");
+                                        to_string(use.used), to_string(use.tier.capacity), tier_flag(use.tier.name));
     return infeasible;
   }
   return plan;
