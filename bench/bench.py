@@ -346,6 +346,84 @@ def peers(o, model, batch):
     return [contest.row(model, batch, times)]
 
 
+# Several ranks.
+
+def mpirun(ranks, model, batch, *more, link=None):
+    """The end of a training by so many ranks of one thread, with what its plan had said. `link`: the rate that a link between two hosts is
+    held to."""
+    hosts = [ROOT / "tests/support/two_hosts", "--rate", link] if link else []
+    environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    with tempfile.TemporaryDirectory() as folder:
+        told = pathlib.Path(folder) / "json"
+        command = [*hosts, "mpirun", "--bind-to", "none", "--oversubscribe", "-n", ranks, PROGRAM, "train", model, "--batch", batch, "--threads", 1,
+                   "--data", "synthetic", "--evaluate-every", 0, "--json", told, *more]
+        done = run([str(word) for word in command], env=environment)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(map(str, command))}: exit {done.returncode}: {done.stderr.strip()[-500:]}")
+        events = lines(told.read_text())
+    return next(e for e in events if e["event"] == "plan"), events[-1]
+
+
+@part("ranks", 15, [("resnet18", 32), ("resnet50", 16), ("vgg16", 8)], [("lenet", 32)], repeated=True)
+def ranks(o, model, batch):
+    """Two processes of one thread against one of two threads, and against PyTorch's DistributedDataParallel, interleaved."""
+    usual_ms = trained(model, batch, "--steps", 4)["step_time_ms"]  # also measures the kernels
+    mpirun(2, model, batch, "--steps", 3)
+    row = {"model": model, "batch": batch, "one_ms": [], "two_ms": [], "predicted_ms": [], "ddp_ms": [], "ddp": "", "failed": ""}
+    peer = None
+    try:
+        if o.torch:
+            known = model if model in ("vgg16", "resnet50") else f"torchvision:{model}"
+            peer = TorchPeer(o.torch, known, batch, "channels_last", "--ranks", 2)
+            peer.run(2)
+            row["ddp"] = peer.version
+    except PeerFailed as error:
+        row["failed"], peer = str(error), None
+    try:
+        for _ in range(o.rounds):
+            row["one_ms"].append(trained(model, batch, "--steps", 1 + steps_for(usual_ms, o.seconds))["step_time_ms"])
+            plan, done = mpirun(2, model, batch, "--steps", 1 + steps_for(usual_ms, o.seconds))
+            row["two_ms"].append(done["step_time_ms"])
+            row["predicted_ms"].append(plan["step_time_ms"])
+            if peer:
+                row["ddp_ms"].append(statistics.median(peer.run(steps_for(2 * usual_ms, o.seconds, least=2))))
+    finally:
+        if peer:
+            peer.close()
+    return [row]
+
+
+@part("ranks-link", 6, [("resnet18", 32, "1gbit"), ("resnet18", 32, "10gbit"), ("vgg16", 8, "10gbit")], [("lenet", 32, "1gbit")], repeated=True)
+def ranks_link(o, model, batch, rate):
+    """Two hosts, which are network namespaces, with their link held to a rate: predicted against measured, and what is hidden."""
+    mpirun(2, model, batch, "--steps", 3, link=rate)
+    row = {"model": model, "batch": batch, "rate": rate, "predicted_ms": [], "measured_ms": [], "communication_ms": [], "stall_ms": []}
+    for _ in range(o.rounds):
+        plan, done = mpirun(2, model, batch, "--steps", 8, link=rate)
+        row["predicted_ms"].append(plan["step_time_ms"])
+        row["measured_ms"].append(done["step_time_ms"])
+        row["communication_ms"].append(plan["communication_ms"])
+        row["stall_ms"].append(plan["communication_stall_ms"])
+    return [row]
+
+
+SCALING = [("resnet50", 32, "titan-xp", 100), ("vgg19", 32, "titan-xp", 100), ("resnet101", 64, "titan-xp", 25), ("inception3", 64, "titan-xp", 25),
+           ("vgg16", 64, "titan-xp", 25)]
+
+
+@part("ranks-scaling", 4, SCALING, [("lenet", 32, "titan-xp", 25)])
+def ranks_scaling(o, model, batch, device, gbit):
+    """Strong and weak scaling to 1,024 ranks on paper: simulated GPUs, each with a link of its own into a network that is nowhere narrower."""
+    rows = []
+    for count in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        row = {"model": model, "batch": batch, "device": device, "gbit": gbit, "ranks": count}
+        for kind, whole in (("weak", batch * count), ("strong", 1024)):
+            said = plimsoll("plan", model, "--batch", whole, "--ranks", count, "--device", device, "--link-bandwidth", gbit, "--link-latency", 10)[-1]
+            row[kind] = {key: said[key] for key in ("step_time_ms", "communication_ms", "communication_stall_ms", "message_bytes")} if said["feasible"] else None
+        rows.append(row)
+    return rows
+
+
 @functools.cache
 def package(python):
     """The folder with the Python package, installed from this tree."""

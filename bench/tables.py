@@ -318,6 +318,55 @@ def families(r):
             "are counted for, so they can exceed the machine's peak.\n\n" + table(("network", "op", "steps", "ms", "share", "GFLOP/s"), rows))
 
 
+@section("ranks", "Two processes of one thread")
+def ranks(r):
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
+        one, two = statistics.median(x["one_ms"]), statistics.median(x["two_ms"])
+        ddp = statistics.median(x["ddp_ms"]) if x["ddp_ms"] else None
+        rows.append((*first, *(f"{1000 * x['batch'] / ms:.2f}" for ms in (one, two)), f"{one / two:.2f}",
+                     f"{statistics.median(x['predicted_ms']) / two - 1:+.0%}", f"{1000 * x['batch'] / ddp:.2f}" if ddp else x["failed"] or "not asked",
+                     f"{ddp / two:.2f}x" if ddp else ""))
+    return ("Images per second of two processes of one thread each (`mpirun -n 2`) against one of two threads, and against two processes of PyTorch with "
+            "DistributedDataParallel and gloo, channels_last. In turns in one run; medians.\n\n"
+            + table(("network", "batch", "1 x 2 threads", "2 x 1 thread", "ratio", "predicted step", "DDP 2 x 1", "against DDP"), rows))
+
+
+@section("ranks-link", "A link that is held to a rate")
+def ranks_link(r):
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
+        measured, all_ms, waits = (statistics.median(x[key]) for key in ("measured_ms", "communication_ms", "stall_ms"))
+        rows.append((*first, x["rate"], f"{measured:.0f}", f"{statistics.median(x['predicted_ms']) / measured - 1:+.0%}", f"{all_ms:.0f}",
+                     percent(1 - waits / all_ms, 0) if all_ms else ""))
+    return ("Two hosts, which are network namespaces of one machine with a link between them that the kernel holds to a rate (`tests/support/two_hosts`). "
+            "The hidden share is the plan's.\n\n" + table(("network", "batch", "link", "step, ms", "predicted", "messages, ms", "of which hidden"), rows))
+
+
+@section("ranks-scaling", "Scaling to 1,024 ranks, on paper")
+def ranks_scaling(r):
+    published = {("resnet101", 512): "90 %", ("inception3", 512): "90 %", ("vgg16", 512): "68 %"}
+    kinds = {}
+    for x, _ in named(r.rows(), Ages(r)):
+        kinds.setdefault((x["model"], x["batch"], x["device"], x["gbit"]), {})[x["ranks"]] = x
+
+    def efficiency(one, x, kind):
+        if not one[kind] or not x[kind]:
+            return "does not fit"
+        ideal = one[kind]["step_time_ms"] / (x["ranks"] if kind == "strong" else 1)
+        return percent(ideal / x[kind]["step_time_ms"], 0)
+
+    rows = []
+    for (model, batch, device, gbit), by in kinds.items():
+        for kind in ("weak", "strong"):
+            rows.append((model, kind, batch if kind == "weak" else "1024 in all", device, f"{gbit} Gbit/s",
+                         *(efficiency(by[1], by[n], kind) for n in (8, 64, 256, 512, 1024)), published.get((model, 512), "") if kind == "weak" else ""))
+    return ("Simulated: GPUs by formulas, each with a link of its own into a network that is nowhere narrower (a fat tree), 10 us for a message and 1 us for each "
+            "to a further rank. Efficiency against one GPU; strong scaling is limited by small parts of the batch, too. Published: Horovod on 512 Pascal GPUs, four a "
+            "server, servers with 25 Gbit/s RoCE (its docs/benchmarks.md).\n\n"
+            + table(("network", "scaling", "batch", "GPU", "link", "8", "64", "256", "512", "1024", "Horovod, 512"), rows))
+
+
 def tiers(text):
     return text.replace("--host-memory", "host").replace("--spill", "").strip()
 

@@ -19,6 +19,9 @@ what PyTorch had allocated on the GPU; single precision in full unless --tf32, a
 does. --memory is the most that PyTorch's allocator may hold on the GPU (what CUDA itself takes is not counted); where that is too little,
 "out of memory" is the last line of standard error.
 
+With --ranks N so many processes train together by DistributedDataParallel with gloo, each with its part of BATCH and one thread; the first
+one answers for all.
+
 With plimsoll each answer has "inside_ms" too, a step's time in the core: what is missing to "step_ms" is Python's own.
 
 With --compile the first step compiles. Each answer then has "compiler": how often the graph broke, which would leave parts of the network
@@ -28,6 +31,8 @@ import argparse
 import json
 import math
 import os
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -281,6 +286,8 @@ class Training:
             sys.exit(f"{model} has {count} parameters here and {parameters} in the zoo")
         self.data = torch.randn(batch, 3, side, side).to(device).contiguous(memory_format=memory_format)
         self.labels = torch.randint(classes, (batch, side, side) if model == "unet" else (batch,)).to(device)
+        if torch.distributed.is_initialized():
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
         if compiled:
             self.model = torch.compile(self.model)
         self.optimizer = sgd(self.model.parameters())
@@ -355,14 +362,45 @@ def inside(training):
     return training.core.ms if isinstance(training, TrainingByPlimsoll) else 0.0
 
 
+def join_ranks(count):
+    """Starts the other ranks, where this is the first, and joins them."""
+    if "RANK" not in os.environ:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(count), RANK="0")
+        for rank in range(1, count):
+            subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, "RANK": str(rank)})
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+
+
+def commands(ranks):
+    """The lines of standard input; with several ranks those of the first, for all."""
+    if ranks == 1:
+        yield from sys.stdin
+        return
+    while True:
+        line = [sys.stdin.readline() if torch.distributed.get_rank() == 0 else None]
+        torch.distributed.broadcast_object_list(line)
+        if not line[0]:
+            return
+        yield line[0]
+
+
 def take_turns(args):
+    if args.ranks > 1:
+        if args.batch % args.ranks != 0:
+            sys.exit(f"a batch of {args.batch} cannot be divided among {args.ranks}")
+        join_ranks(args.ranks)
+        args.batch //= args.ranks
     if args.layout == "plimsoll":
         training = TrainingByPlimsoll(args.model, args.batch)
     else:
         training = Training(args.model, args.batch, args.layout, args.saving, args.folder, args.device, args.compile)
     say({"torch": torch.__version__, "model": args.model, "batch": args.batch, "layout": args.layout, "saving": args.saving,
          "threads": torch.get_num_threads()})
-    for line in sys.stdin:
+    for line in commands(args.ranks):
         words = line.split()
         if words == ["quit"]:
             break
@@ -390,6 +428,7 @@ def main():
     parser.add_argument("--folder", help="where --saving disk writes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train together")
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--memory", type=int, metavar="BYTES", help="with --device cuda: the most that PyTorch may hold there")
     args = parser.parse_args()

@@ -247,6 +247,9 @@ TEST_F(RanksCli, APlanForSeveralRanksNeedsNoneOfThem) {
   EXPECT_THAT(saved.out, HasSubstr("ZeRO stage 3"));
   const Outcome verified = run("verify " + file);
   EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+  const Outcome alone = run("train resnet20 --data digits --batch 8 --plan " + file);
+  EXPECT_EQ(alone.code, 2);
+  EXPECT_THAT(alone.err, HasSubstr("is a plan for 4 ranks"));
   for (const std::string wrong : {"--ranks 0", "--ranks 5", "--ranks 2 --zero 4", "--ranks 2 --link-bandwidth 0",
                                   "--ranks 2 --link-latency -1", "--ranks 2 --inter-op 2"}) {
     EXPECT_EQ(run("plan resnet20 --batch 32 " + wrong).code, 2) << wrong;
