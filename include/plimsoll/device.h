@@ -5,6 +5,7 @@
 //   make_kernel(graph, op, name) -> Kernel; bind(pointers) once; run() every step                     (run time)
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -54,6 +55,11 @@ struct LinkInfo {
 
 // So much of some tensors goes into one exchange.
 inline constexpr Bytes kMessageBytes = 4_MiB;
+// With many ranks more, so that each one's piece does not become too short to be worth a message.
+inline constexpr Bytes message_bytes(int ranks) {
+  constexpr Bytes kPiece = 64_KiB, kMost = 256_MiB;
+  return std::clamp(kPiece * ranks, kMessageBytes, kMost);
+}
 // What these take as one, message by message: collectives (OpType::is_collective) of one type. Pieces go to all; those of
 // an AllReduce twice, as gradients and as means.
 double collective_ms(const LinkInfo& link, const Graph& graph, std::span<const OpId> ops);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kOrdered = "ordered";
 constexpr int64_t kFloat = sizeof(float);
-constexpr int64_t kMessageElements = kMessageBytes.count / kFloat;
+int64_t message_elements(int64_t ranks) { return message_bytes(static_cast<int>(ranks)).count / kFloat; }
 
 // Elements of each rank's piece of `count`.
 void divide(int64_t count, std::span<int64_t> sizes) {
@@ -27,7 +27,11 @@ void divide(int64_t count, std::span<int64_t> sizes) {
 // What collectives share, since one runs at a time.
 struct MessageBuffers {
   explicit MessageBuffers(int64_t ranks)
-      : sizes(ranks), packed(kMessageElements), received((kMessageElements + ranks - 1) / ranks * (ranks - 1)) {}
+      : most(message_elements(ranks)),
+        sizes(ranks),
+        packed(most),
+        received((most + ranks - 1) / ranks * (ranks - 1)) {}
+  const int64_t most;  // elements of a message
   std::vector<int64_t> sizes;
   std::vector<float> packed, received;
 
@@ -96,18 +100,18 @@ class OrderedAllReduce final : public Kernel {
     size_t first = 0;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const Part& tensor = tensors_[i];
-      if (packed + tensor.count > kMessageElements) {
+      if (packed + tensor.count > buffers_.most) {
         reduce_packed(first, i, packed);
         packed = 0;
         first = i;
       }
-      if (tensor.count < kMessageElements) {
+      if (tensor.count < buffers_.most) {
         std::copy_n(tensor.in, tensor.count, buffers_.packed.data() + packed);
         packed += tensor.count;
         continue;
       }
-      for (int64_t at = 0; at < tensor.count; at += kMessageElements)
-        reduce(tensor.in + at, tensor.out + at, std::min(kMessageElements, tensor.count - at));
+      for (int64_t at = 0; at < tensor.count; at += buffers_.most)
+        reduce(tensor.in + at, tensor.out + at, std::min(buffers_.most, tensor.count - at));
       first = i + 1;
     }
     reduce_packed(first, tensors_.size(), packed);
@@ -183,7 +187,7 @@ class ShardKernel : public Kernel {
 
   void run() override {
     if (says_nothing_yet(scale_)) return skip();
-    const int64_t most = std::max<int64_t>(kMessageElements / ranks_, 1);
+    const int64_t most = std::max<int64_t>(buffers_.most / ranks_, 1);
     for (int64_t at = 0; at < total_; at += most) {
       const int64_t count = std::min(most, total_ - at);
       std::fill(buffers_.sizes.begin(), buffers_.sizes.end(), count);
@@ -424,7 +428,7 @@ std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInf
 
 LinkInfo probe_link(Communicator& communicator) {
   constexpr int kRuns = 9;
-  const int64_t ranks = communicator.size(), small = ranks * 16, large = kMessageElements;
+  const int64_t ranks = communicator.size(), small = ranks * 16, large = message_elements(ranks);
   const double small_ms = exchange_ms(communicator, small, kRuns), large_ms = exchange_ms(communicator, large, kRuns);
   const double sent = static_cast<double>((large - small) * kFloat * (ranks - 1)) / static_cast<double>(ranks);
   return {.ranks = communicator.size(),
@@ -432,6 +436,6 @@ LinkInfo probe_link(Communicator& communicator) {
           .gb_per_s = sent / 1e6 / std::max(large_ms - small_ms, 1e-3)};
 }
 
-Bytes message_buffers(int ranks) { return ranks < 2 ? Bytes{} : Bytes{2 * kMessageBytes.count + ranks * kFloat}; }
+Bytes message_buffers(int ranks) { return ranks < 2 ? Bytes{} : message_bytes(ranks) * 2 + Bytes{ranks * kFloat}; }
 
 }  // namespace plimsoll

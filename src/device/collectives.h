@@ -1,7 +1,7 @@
 // A device as one of the ranks of a training: its own kernels, and for collectives (OpType::is_collective) those that
 // send and receive. The arena must be addressable by the host.
 //
-// They are "ordered". An AllReduce takes kMessageBytes of the tensors at a time, sends every rank its piece of them, adds the
+// They are "ordered". An AllReduce takes message_bytes of the tensors at a time, sends every rank its piece of them, adds the
 // pieces that it got in the order of the ranks, and sends the sum to all. A ReduceScatter is the first half, an AllGather the
 // second, of pieces that are the ranks' own. The bits do not depend on how tensors are taken together, nor on which of these
 // does the sum. Their buffers lie beside the arena (plimsoll/process_memory.h): one collective runs at a time.

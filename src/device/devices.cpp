@@ -39,7 +39,8 @@ double collective_ms(const LinkInfo& link, const Graph& graph, std::span<const O
   if (link.ranks < 2 || ops.empty()) return 0;
   Bytes bytes;
   for (OpId id : ops) bytes += whole_of(graph, graph.op(id), link.ranks);
-  const int64_t messages = std::max<int64_t>(1, (bytes.count + kMessageBytes.count - 1) / kMessageBytes.count);
+  const Bytes most = message_bytes(link.ranks);
+  const int64_t messages = std::max<int64_t>(1, (bytes.count + most.count - 1) / most.count);
   const double sent = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks;
   return passes_of(graph.op(ops[0])) * (static_cast<double>(messages) * link.latency_us / 1000 +
                                         (link.gb_per_s > 0 ? sent / (link.gb_per_s * 1e6) : 0));

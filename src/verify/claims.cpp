@@ -27,7 +27,7 @@ double copy_takes(const TierInfo& tier, const Move& move, Bytes bytes) {
 double messages_take(const LinkInfo& link, Bytes bytes) {
   if (link.ranks < 2) return 0;
   const double rounds =
-      std::max(1.0, std::ceil(static_cast<double>(bytes.count) / static_cast<double>(kMessageBytes.count)));
+      std::max(1.0, std::ceil(static_cast<double>(bytes.count) / static_cast<double>(message_bytes(link.ranks).count)));
   const double mb = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks * 1e-6;
   return rounds * link.latency_us * 1e-3 + (link.gb_per_s > 0 ? mb / link.gb_per_s : 0);
 }
