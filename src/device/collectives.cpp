@@ -27,10 +27,7 @@ void divide(int64_t count, std::span<int64_t> sizes) {
 // What collectives share, since one runs at a time.
 struct MessageBuffers {
   explicit MessageBuffers(int64_t ranks)
-      : most(message_elements(ranks)),
-        sizes(ranks),
-        packed(most),
-        received((most + ranks - 1) / ranks * (ranks - 1)) {}
+      : most(message_elements(ranks)), sizes(ranks), packed(most), received((most + ranks - 1) / ranks * (ranks - 1)) {}
   const int64_t most;  // elements of a message
   std::vector<int64_t> sizes;
   std::vector<float> packed, received;

@@ -121,7 +121,7 @@ void add_equal_sums(const Op& op, std::span<const TensorView> in, std::span<cons
   for (size_t k = 0; k < 2; ++k) for_each_element(out[k], [&](int64_t c) { store(out[k], c, load(in[k], c) * ranks); });
 }
 
-std::vector<TensorSpec> infer_forward(const Attributes& attributes, std::span<const Tensor* const> in) {
+std::vector<TensorSpec> infer_sync_forward(const Attributes& attributes, std::span<const Tensor* const> in) {
   expect_inputs(in, 7, 8);
   const Tensor& x = *in[0];
   expect_images(x);
@@ -142,7 +142,8 @@ std::vector<TensorSpec> infer_forward(const Attributes& attributes, std::span<co
   return out;
 }
 
-std::vector<TensorId> gradient(Graph& graph, OpId id, std::span<const TensorId> dy, const std::vector<bool>& wanted) {
+std::vector<TensorId> sync_gradient(Graph& graph, OpId id, std::span<const TensorId> dy,
+                                    const std::vector<bool>& wanted) {
   const Op op = graph.op(id);
   std::vector<TensorId> result(op.inputs.size());
   const bool residual = op.inputs.size() == 8, relu = has_relu(op.attributes);
@@ -192,8 +193,8 @@ void run_forward(const Op& op, std::span<const TensorView> in, std::span<const T
 OpType forward() {
   return {
       .name = "SyncBatchNormForward",
-      .infer = infer_forward,
-      .gradient = gradient,
+      .infer = infer_sync_forward,
+      .gradient = sync_gradient,
       .in_place =
           [](const Graph&, const Op& op) {
             std::vector<InPlace> pairs{{0, 0}};

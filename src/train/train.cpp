@@ -95,10 +95,11 @@ Beginning begin(TrainOptions& options) {
     beginning.plan = load_plan(*options.plan);
     const PlanRequest& request = beginning.plan->request;
     if (request.optimizer.ranks > 1) {
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("{} is a plan for {} ranks (plan --ranks), and --plan is for one process; under mpirun the "
-                              "ranks make their own",
-                              options.plan->string(), request.optimizer.ranks));
+      throw Error(
+          ErrorCode::invalid_input,
+          fmt::format("{} is a plan for {} ranks (plan --ranks), and --plan is for one process; under mpirun the "
+                      "ranks make their own",
+                      options.plan->string(), request.optimizer.ranks));
     }
     if (request.model != options.model || request.input.batch != options.batch) {
       throw Error(ErrorCode::invalid_input,

@@ -264,7 +264,7 @@ class TwoHosts : public RanksCli {
     if (IsSkipped()) return;
     const std::string script = PLIMSOLL_SOURCE_DIR "/tests/support/two_hosts";
     if (std::system((script + " --check 2> " + path("why")).c_str()) != 0) GTEST_SKIP() << slurp(path("why"));
-    launcher_ = script + " ";
+    launcher_ = "timeout 120 " + script + " ";
   }
 };
 
