@@ -244,7 +244,7 @@ class TorchPeer:
         self.errors = tempfile.TemporaryFile("w+")
         command = [python, ROOT / "bench/peers/torch_bench.py", model, batch, layout, *more]
         self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-                                        preexec_fn=self.first_to_go)
+                                        preexec_fn=self.first_to_go, start_new_session=True)
         hello = self.answer()
         self.version, self.threads = hello["torch"], hello["threads"]
 
@@ -278,7 +278,8 @@ class TorchPeer:
         return self.last["step_ms"]
 
     def close(self):
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # the ranks that it has started, too
         self.process.wait()
 
 

@@ -351,10 +351,10 @@ def ranks_scaling(r):
         kinds.setdefault((x["model"], x["batch"], x["device"], x["gbit"]), {})[x["ranks"]] = x
 
     def efficiency(one, x, kind):
-        if not one[kind] or not x[kind]:
+        if not one["weak"] or not x[kind]:
             return "does not fit"
-        ideal = one[kind]["step_time_ms"] / (x["ranks"] if kind == "strong" else 1)
-        return percent(ideal / x[kind]["step_time_ms"], 0)
+        rows = 1024 / x["ranks"] if kind == "strong" else x["batch"]
+        return percent(one["weak"]["step_time_ms"] * rows / x["batch"] / x[kind]["step_time_ms"], 0)
 
     rows = []
     for (model, batch, device, gbit), by in kinds.items():
@@ -362,7 +362,7 @@ def ranks_scaling(r):
             rows.append((model, kind, batch if kind == "weak" else "1024 in all", device, f"{gbit} Gbit/s",
                          *(efficiency(by[1], by[n], kind) for n in (8, 64, 256, 512, 1024)), published.get((model, 512), "") if kind == "weak" else ""))
     return ("Simulated: GPUs by formulas, each with a link of its own into a network that is nowhere narrower (a fat tree), 10 us for a message and 1 us for each "
-            "to a further rank. Efficiency against one GPU; strong scaling is limited by small parts of the batch, too. Published: Horovod on 512 Pascal GPUs, four a "
+            "to a further rank. Efficiency against one GPU with the batch of weak scaling; strong scaling is limited by small parts of the batch, and with few GPUs by their memory, too. Published: Horovod on 512 Pascal GPUs, four a "
             "server, servers with 25 Gbit/s RoCE (its docs/benchmarks.md).\n\n"
             + table(("network", "scaling", "batch", "GPU", "link", "8", "64", "256", "512", "1024", "Horovod, 512"), rows))
 
