@@ -15,7 +15,7 @@ std::vector<OpType> attention_ops();        // attention.cpp
 std::vector<OpType> batch_norm_ops();       // batch_norm.cpp
 std::vector<OpType> bias_ops();             // bias.cpp
 std::vector<OpType> clip_ops();             // clip.cpp: the norm of gradients, and scaling down to it
-std::vector<OpType> collective_ops();       // collective.cpp: AllReduce
+std::vector<OpType> collective_ops();       // collective.cpp: AllReduce, ReduceScatter, AllGather
 std::vector<OpType> concat_ops();           // concat.cpp: Concat, Slice
 std::vector<OpType> constant_ops();         // constant.cpp
 std::vector<OpType> conv_ops();             // conv.cpp
