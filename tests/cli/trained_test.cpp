@@ -426,12 +426,13 @@ TEST_F(Trained, WhatIsWrittenNeverTakesThePlaceOfWhatIsRead) {
 }
 
 TEST_F(Trained, CompareKnowsTheData) {
-  const Outcome outcome = run("compare resnet20 --batch 16 --data digits --policies liveness --json -");
+  // --exact: kernels chosen by times that were measured on a busy machine are measured anew, and may then be others.
+  const Outcome outcome = run("compare resnet20 --batch 16 --data digits --policies liveness --exact --json -");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const Outcome planned = run("plan resnet20 --batch 16 --data digits --policy liveness --json -");
+  const Outcome planned = run("plan resnet20 --batch 16 --data digits --policy liveness --exact --json -");
   EXPECT_EQ(outcome.lines().at(0)["peak_bytes"], planned.lines().at(0)["peak_bytes"]);
   EXPECT_NE(outcome.lines().at(0)["peak_bytes"],
-            run("compare resnet20 --batch 16 --policies liveness --json -").lines().at(0)["peak_bytes"]);
+            run("compare resnet20 --batch 16 --policies liveness --exact --json -").lines().at(0)["peak_bytes"]);
   EXPECT_EQ(run("compare resnet20 --data nothing").code, 2);
 }
 
