@@ -61,6 +61,7 @@ class Transport {
   }
 };
 
+class Heartbeat;
 class RemoteMemory;
 
 inline constexpr std::chrono::seconds kDefaultTimeout{300};
@@ -74,7 +75,8 @@ class RankFailed : public Error {
 // All ranks make the same calls in the same order. Calls of one kind come from one thread at a time: exchanges of data
 // from the one that runs collectives, the others from the one that trains.
 //
-// Every call throws RankFailed when another rank has ended, or has not answered for as long as the timeout says.
+// Every call throws RankFailed when another rank has ended, or has not answered for as long as the timeout says. A rank
+// that works long on its own says that it is alive (Heartbeat).
 class Communicator {
  public:
   explicit Communicator(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout = kDefaultTimeout);
@@ -93,7 +95,6 @@ class Communicator {
   bool shares_processors() const;               // another rank may run on the same processors of this host
 
   std::chrono::milliseconds timeout() const { return timeout_; }
-  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   // Asked while it waits: whether all are to end. A rank that does not answer is waited for only a little longer then.
   void set_ending(std::function<bool()> ending) { ending_ = std::move(ending); }
   void set_ending_timeout(std::chrono::milliseconds timeout) { ending_timeout_ = timeout; }
@@ -141,6 +142,7 @@ class Communicator {
   bool is_over() const { return over_; }
 
  private:
+  friend class Heartbeat;
   struct Place {
     std::string host;
     int64_t process = 0;
@@ -158,11 +160,14 @@ class Communicator {
   void guard_calls();
   template <class Make>
   auto call(int server, const Make& make);
+  bool has_failed(int rank);
   std::optional<RankFailed> failure_heard();
   bool pass(std::span<Transport::Ticket> tickets);
   void look_for_failures();
   [[noreturn]] void end(const std::string& why);
-  std::string silent_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
+  std::string silent_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks,
+                           std::chrono::steady_clock::time_point since);
+  void tell_alive();
   std::string dead_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
   Transport::Ticket begin_send(Transport::Channel channel, int to, std::span<const std::byte> bytes);
   Transport::Ticket begin_receive(Transport::Channel channel, int from, std::span<std::byte> bytes);
@@ -176,16 +181,18 @@ class Communicator {
   std::function<void(std::string_view)> teller_;
   std::function<void(std::string_view)> abandon_;
   std::mutex mutex_;                   // of the transport
-  std::unique_ptr<Notice[]> notices_;  // one a rank: what it says when it fails
+  std::unique_ptr<Notice[]> notices_;  // one a process: what it says when it fails; then this one's two
   struct Tickets {
     std::vector<Transport::Ticket> tickets;
     std::vector<int> ranks;
   };
   Tickets data_, control_;
-  std::mutex failure_mutex_;  // of these two:
+  std::mutex failure_mutex_;  // of these three:
   std::vector<Transport::Ticket> failures_;
-  std::optional<RankFailed> failure_;  // the first that was heard of
+  std::vector<std::chrono::steady_clock::time_point> heard_;  // when each said last that it is alive
+  std::optional<RankFailed> failure_;                         // the first that was heard of
   std::atomic<bool> over_ = false;
+  std::vector<Transport::Ticket> beats_;  // one a rank: this one's word that it is alive
 
   struct Wake {  // a word to a server that copies begin
     std::chrono::steady_clock::time_point last;
@@ -202,6 +209,22 @@ class Communicator {
     bool stop = false;
   } call_;
   std::thread guard_;
+};
+
+// As long as it lives, this rank tells the others now and then that it is alive, so that long work of its own is not taken
+// for a failure. A process that is stopped or gone says nothing. One at a time.
+class Heartbeat {
+ public:
+  explicit Heartbeat(Communicator* communicator);  // null: there is nobody to tell
+  ~Heartbeat();
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::thread thread_;
 };
 
 // The ranks that mpirun or srun started; this process is none of them where it serves memory. Null where this process is alone. Throws Error(unsupported) where it was

@@ -40,6 +40,12 @@ void add_output(Graph& graph, TensorId id) {
   if (std::find(graph.outputs.begin(), graph.outputs.end(), id) == graph.outputs.end()) graph.outputs.push_back(id);
 }
 
+// Ranks draw what one process draws for the whole batch: the number of a rank's part follows the seed (base/random.h).
+void draw_by_part(Graph& graph) {
+  const TensorId seed = graph.find_tensor("seed");
+  if (seed.valid() && graph.tensor(seed).role == Role::hyperparameter) graph.tensor(seed).shape = {2};
+}
+
 // Running statistics: what the last op of a chain leaves is what the next step finds.
 void pair_statistics(Graph& graph) {
   for (const Op& op : graph.ops()) {
@@ -463,6 +469,7 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
   Graph& graph = network.graph;
   network.accumulate = options.accumulate;
   const UpdateInputs inputs = update_inputs(graph, options);
+  if (options.ranks > 1) draw_by_part(graph);
   pair_statistics(graph);
 
   const std::map<TensorId, size_t> objective_of = objective_of_parameters(network);

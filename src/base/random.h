@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <span>
 
 namespace plimsoll {
 
@@ -24,31 +25,43 @@ inline constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> coun
 }
 
 // A stream of draws. `seed` is the user's, `step` and `salt` tell apart what shares it: the training step and the
-// layer. Draw i comes from block i / 4, lane i % 4; a stream has 2^34 draws.
+// layer. Draw i comes from block i / 4, lane i % 4; a stream has 2^34 draws. `first` of them are somebody else's: draw 0 is
+// the one after those.
 struct RandomStream {
   uint64_t seed = 0;
   uint64_t step = 0;
   uint32_t salt = 0;
+  int64_t first = 0;
 
   constexpr std::array<uint32_t, 4> block(int64_t index) const {
     return philox4x32(
         {static_cast<uint32_t>(index), salt, static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)},
         {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   }
-  constexpr uint32_t bits(int64_t i) const { return block(i / 4)[i % 4]; }
+  constexpr uint32_t bits(int64_t i) const { return block((first + i) / 4)[(first + i) % 4]; }
 
   // Uniform in (0, 1): the middle of one of 2^32 equal intervals.
   constexpr double uniform(int64_t i) const { return (bits(i) + 0.5) * 0x1p-32; }
 
   // Standard normal by Box and Muller: draws 2k and 2k+1 are the two coordinates of one point of the plane.
   double normal(int64_t i) const {
-    const std::array<uint32_t, 4> four = block(i / 4);
-    const size_t pair = i % 4 / 2 * 2;
+    const int64_t at = first + i;
+    const std::array<uint32_t, 4> four = block(at / 4);
+    const size_t pair = at % 4 / 2 * 2;
     const double radius = std::sqrt(-2 * std::log((four[pair] + 0.5) * 0x1p-32));
     const double angle = 6.283185307179586476925 * ((four[pair + 1] + 0.5) * 0x1p-32);
-    return radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));
+    return radius * (at % 2 == 0 ? std::cos(angle) : std::sin(angle));
   }
 };
+
+// What an op draws `count` elements from. `seed` is the user's; where ranks share a batch, the number of this one's part
+// follows it, so that all of them draw what one process draws for the whole batch.
+inline constexpr RandomStream stream_of(std::span<const int64_t> seed, int64_t step, uint32_t salt, int64_t count) {
+  return {.seed = static_cast<uint64_t>(seed[0]),
+          .step = static_cast<uint64_t>(step),
+          .salt = salt,
+          .first = seed.size() > 1 ? seed[1] * count : 0};
+}
 
 // Dropout with probability p keeps what draws at least this many: the one rule that every kernel follows.
 inline constexpr uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 0x1p32); }  // p in [0, 1)

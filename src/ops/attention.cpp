@@ -80,12 +80,6 @@ Attention::Mask read_mask(const Tensor& q, const Tensor& k, const Tensor& mask) 
           .to_column = strides.back()};
 }
 
-void expect_stream_counter(const Tensor& tensor) {
-  if (tensor.dtype == DType::i64 && element_count(tensor.shape) == 1) return;
-  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {} {}; an i64 scalar is expected", tensor.name,
-                                                    to_string(tensor.dtype), to_string(tensor.shape)));
-}
-
 Shape log_sum_shape(const Tensor& q) { return {q.shape.begin(), q.shape.end() - 1}; }
 Shape result_shape(const Tensor& q, const Tensor& v) {
   Shape shape = q.shape;
@@ -160,10 +154,11 @@ class Head {
  public:
   Head(const Attention& a, std::span<const TensorView> in, int64_t head) : a_(a), in_(in), head_(head) {
     if (a.step_at < 0) return;
-    const auto counter = [&](int at) {
-      return static_cast<uint64_t>(*static_cast<const int64_t*>(in[static_cast<size_t>(at)].data));
+    const auto numbers = [&](int at) {
+      const TensorView& view = in[static_cast<size_t>(at)];
+      return std::span(static_cast<const int64_t*>(view.data), static_cast<size_t>(element_count(view.shape)));
     };
-    stream_ = {.seed = counter(a.seed_at), .step = counter(a.step_at), .salt = a.salt};
+    stream_ = stream_of(numbers(a.seed_at), numbers(a.step_at)[0], a.salt, a.scores());
   }
   int64_t query(int64_t l) const { return (head_ * a_.queries + l) * a_.width; }
   int64_t result(int64_t l) const { return (head_ * a_.queries + l) * a_.value_width; }
@@ -314,15 +309,14 @@ Attention read_attention(const Attributes& attributes, std::span<const Tensor* c
   }
   if (optional >= 2) {
     a.step_at = static_cast<int>(in.size()) - 2, a.seed_at = a.step_at + 1;
-    expect_stream_counter(*in[in.size() - 2]);
-    expect_stream_counter(*in[in.size() - 1]);
+    expect_counter(*in[in.size() - 2]);
+    expect_seed(*in[in.size() - 1]);
   } else if (a.dropout > 0) {
     throw Error(ErrorCode::invalid_input,
                 fmt::format("dropout is {}; step_number and seed are expected as the last inputs", a.dropout));
   }
-  if (a.dropout > 0 && a.query_heads() * a.queries * a.keys > int64_t{1} << 34) {
-    throw Error(ErrorCode::unsupported, fmt::format("{} scores are more than the 2^34 draws of a stream",
-                                                    a.query_heads() * a.queries * a.keys));
+  if (a.dropout > 0 && a.scores() > int64_t{1} << 34) {
+    throw Error(ErrorCode::unsupported, fmt::format("{} scores are more than the 2^34 draws of a stream", a.scores()));
   }
   return a;
 }

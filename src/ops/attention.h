@@ -19,6 +19,7 @@ struct Attention {
   double dropout = 0;
   uint32_t salt = 0;
   int64_t query_heads() const { return heads * groups; }
+  int64_t scores() const { return query_heads() * queries * keys; }
 
   // The mask's strides along the dimensions of the query heads; all 0 where there is none.
   struct Mask {

@@ -17,22 +17,19 @@ double probability(const Attributes& attributes) {
   throw Error(ErrorCode::invalid_input, fmt::format("p is {}; the share that falls lies in [0, 1)", p));
 }
 
-void expect_counter(const Tensor& tensor) {
-  if (tensor.dtype == DType::i64 && element_count(tensor.shape) == 1) return;
-  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {} {}; an i64 scalar is expected", tensor.name,
-                                                    to_string(tensor.dtype), to_string(tensor.shape)));
-}
-
 void expect_enough_draws(const Shape& shape) {
   if (element_count(shape) <= int64_t{1} << 34) return;
   throw Error(ErrorCode::unsupported,
               fmt::format("{} elements are more than the 2^34 draws of a stream", element_count(shape)));
 }
 
-RandomStream stream_of(const Op& op, const TensorView& step_number, const TensorView& seed) {
-  return {.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed.data)),
-          .step = static_cast<uint64_t>(*static_cast<const int64_t*>(step_number.data)),
-          .salt = static_cast<uint32_t>(op.attributes.integer("salt", 0))};
+// `step_number`, then the seed; `drawn` has the elements.
+RandomStream draws_of(const Op& op, std::span<const TensorView> counters, const TensorView& drawn) {
+  const auto numbers = [](const TensorView& view) {
+    return std::span(static_cast<const int64_t*>(view.data), static_cast<size_t>(element_count(view.shape)));
+  };
+  return stream_of(numbers(counters[1]), numbers(counters[0])[0],
+                   static_cast<uint32_t>(op.attributes.integer("salt", 0)), element_count(drawn.shape));
 }
 
 // Forward and backward are the same op under two names: what falls is 0, what stays is scaled by 1 / (1 - p).
@@ -43,7 +40,7 @@ OpType dropout(std::string name) {
           [](const Attributes& attributes, std::span<const Tensor* const> in) {
             expect_inputs(in, 3);
             expect_counter(*in[1]);
-            expect_counter(*in[2]);
+            expect_seed(*in[2]);
             expect_enough_draws(in[0]->shape);
             probability(attributes);
             return std::vector<TensorSpec>{{in[0]->shape, in[0]->dtype}};
@@ -56,7 +53,7 @@ OpType dropout(std::string name) {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 1); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const RandomStream stream = stream_of(op, in[1], in[2]);
+            const RandomStream stream = draws_of(op, in.subspan(1), out[0]);
             const double p = probability(op.attributes);
             for_each_element(out[0], [&](int64_t i) {
               store(out[0], i, stream.bits(i) >= dropout_threshold(p) ? load(in[0], i) / (1 - p) : 0);
@@ -69,7 +66,7 @@ OpType dropout(std::string name) {
 std::vector<TensorSpec> drawn(const Attributes& attributes, std::span<const Tensor* const> in) {
   expect_inputs(in, 2);
   expect_counter(*in[0]);
-  expect_counter(*in[1]);
+  expect_seed(*in[1]);
   const Shape shape = attributes.integers("shape");
   expect_enough_draws(shape);
   return {{shape, floating_dtype(attributes)}};
@@ -93,7 +90,7 @@ OpType bernoulli() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 1); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const RandomStream stream = stream_of(op, in[0], in[1]);
+            const RandomStream stream = draws_of(op, in, out[0]);
             const double p = op.attributes.real("p");
             for_each_element(out[0], [&](int64_t i) {
               store(out[0], i, p > 0 && stream.bits(i) >= dropout_threshold(1 - p) ? 1 : 0);
@@ -112,7 +109,7 @@ OpType random_normal() {
       .work = [](const Graph& graph, const Op& op) { return elementwise_work(graph, op, 30); },
       .reference =
           [](const Op& op, std::span<const TensorView> in, std::span<const TensorView> out) {
-            const RandomStream stream = stream_of(op, in[0], in[1]);
+            const RandomStream stream = draws_of(op, in, out[0]);
             const double mean = op.attributes.real("mean", 0), stddev = op.attributes.real("stddev", 1);
             for_each_element(out[0], [&](int64_t i) { store(out[0], i, mean + stddev * stream.normal(i)); });
           },

@@ -49,6 +49,22 @@ TEST(Dropout, FollowsTheGeneratorElementByElement) {
   }
 }
 
+TEST(Dropout, PartsOfABatchDropWhatTheWholeBatchDoes) {
+  const int64_t parts = 5, columns = 7;
+  const auto ones = [&](int64_t rows) {
+    return Literal{{rows, columns}, std::vector<double>(static_cast<size_t>(rows * columns), 1)};
+  };
+  const Attributes attributes = {{"p", 0.5}, {"salt", int64_t{1}}};
+  const auto whole = run_op("DropoutForward", {ones(3 * parts), counter(3), counter(7)}, attributes)[0];
+  std::vector<double> together;
+  for (int64_t part = 0; part < parts; ++part) {
+    const Literal seed{{2}, {7, static_cast<double>(part)}, DType::i64};
+    const auto own = run_op("DropoutForward", {ones(3), counter(3), seed}, attributes)[0];
+    together.insert(together.end(), own.begin(), own.end());
+  }
+  EXPECT_EQ(together, whole);
+}
+
 TEST(Dropout, GradientAgreesWithFiniteDifferences) {
   for (double p : {0.0, 0.3, 0.9}) {
     Graph graph;
@@ -101,6 +117,8 @@ TEST(Bernoulli, NamesWhatDoesNotFit) {
               HasSubstr("p is 1.5; the share of ones lies in [0, 1]"));
   EXPECT_THAT(refusal("Bernoulli", {counter(0), {{}, {0}, DType::f32}}, with(0.5)),
               HasSubstr("'in1' is f32 scalar; an i64 scalar is expected"));
+  EXPECT_THAT(refusal("Bernoulli", {counter(0), {{3}, {0, 0, 0}, DType::i64}}, with(0.5)),
+              HasSubstr("'in1' is i64 3; an i64 scalar is expected"));
   EXPECT_THAT(refusal("Bernoulli", {counter(0), counter(0)}, shape), HasSubstr("'p'"));
 }
 

@@ -13,6 +13,17 @@ void expect_inputs(std::span<const Tensor* const> inputs, size_t least, size_t m
   throw Error(ErrorCode::invalid_input, fmt::format("takes {} inputs, got {}", wanted, inputs.size()));
 }
 
+void expect_counter(const Tensor& tensor) {
+  if (tensor.dtype == DType::i64 && element_count(tensor.shape) == 1) return;
+  throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {} {}; an i64 scalar is expected", tensor.name,
+                                                    to_string(tensor.dtype), to_string(tensor.shape)));
+}
+
+void expect_seed(const Tensor& tensor) {
+  if (tensor.dtype == DType::i64 && tensor.shape == Shape{2}) return;
+  expect_counter(tensor);
+}
+
 void expect_same_shape(const Tensor& a, const Tensor& b) {
   if (a.shape == b.shape) return;
   throw Error(ErrorCode::invalid_input, fmt::format("'{}' is {} but '{}' is {}; they must be equal", a.name,

@@ -15,6 +15,9 @@ void expect_inputs(std::span<const Tensor* const> inputs, size_t least, size_t m
 void expect_same_shape(const Tensor& a, const Tensor& b);
 void expect_same_dtype(const Tensor& a, const Tensor& b);
 void expect_rank(const Tensor& tensor, size_t rank);
+// What ops that draw are told: i64 scalars; a seed may be two numbers (base/random.h).
+void expect_counter(const Tensor& tensor);
+void expect_seed(const Tensor& tensor);
 
 // The attribute "dtype" of ops that make a tensor from nothing: "f32" (when absent) or "f64".
 DType floating_dtype(const Attributes& attributes);

@@ -28,6 +28,7 @@ constexpr std::chrono::milliseconds kBetweenLooks{50};  // for failures
 // A server looks seldom for what its library has to do, until a rank says that copies begin.
 constexpr std::chrono::microseconds kBusyNap{20}, kIdleNap{1000};
 constexpr std::chrono::milliseconds kBetweenWakes{5}, kStaysAwake{50};
+constexpr std::chrono::milliseconds kLongestBetweenBeats{5000};
 constexpr std::chrono::hours kForever{24 * 365 * 10};
 constexpr std::chrono::milliseconds kToReachOthers{1000};  // at most, for the word that this rank fails
 constexpr std::chrono::milliseconds kToGoOut{100};         // at least
@@ -67,7 +68,8 @@ class Naps {
 }  // namespace
 
 struct Communicator::Notice {
-  int32_t code = 0;
+  static constexpr int32_t kAlive = -1;
+  int32_t code = kAlive;
   std::array<char, kReasonBytes> reason{};
 };
 
@@ -82,8 +84,10 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::mi
     tickets->tickets.reserve(2 * processes_);
     tickets->ranks.reserve(2 * processes_);
   }
-  notices_ = std::make_unique<Notice[]>(processes_ + 1);  // the last is this rank's own word
+  notices_ = std::make_unique<Notice[]>(processes_ + 2);  // the last two are this rank's own: that it fails, and lives
   failures_.assign(processes_, kNone);
+  heard_.resize(processes_);
+  beats_.assign(size_, kNone);
   wakes_.assign(servers_, {.last = {}, .ticket = kNone});
   places_.resize(processes_);
   for (int r = 0; r < processes_; ++r) {
@@ -171,10 +175,21 @@ bool Communicator::pass(std::span<Ticket> tickets) {
   return all;
 }
 
+// Reads what it has said since the last time. With failure_mutex_.
+bool Communicator::has_failed(int rank) {
+  while (failures_[rank] != kNone && pass({&failures_[rank], 1})) {
+    Notice& notice = notices_[rank];
+    if (notice.code != Notice::kAlive) return true;
+    heard_[rank] = Clock::now();
+    failures_[rank] = begin_receive(Channel::failure, rank, std::as_writable_bytes(std::span(&notice, 1)));
+  }
+  return false;
+}
+
 std::optional<RankFailed> Communicator::failure_heard() {
   const std::lock_guard lock(failure_mutex_);
   for (int r = 0; r < processes_ && !failure_; ++r) {
-    if (failures_[r] == kNone || !pass({&failures_[r], 1})) continue;
+    if (!has_failed(r)) continue;
     over_ = true;
     failure_.emplace(static_cast<ErrorCode>(notices_[r].code),
                      fmt::format("{} failed: {}", name(r), notices_[r].reason.data()));
@@ -187,9 +202,13 @@ void Communicator::look_for_failures() {
   if (const std::optional<RankFailed> failure = failure_heard()) throw RankFailed(*failure);
 }
 
-std::string Communicator::silent_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
+// The ranks that are waited for and have said nothing since then.
+std::string Communicator::silent_among(std::span<const Ticket> tickets, std::span<const int> ranks,
+                                       Clock::time_point since) {
+  const std::lock_guard lock(failure_mutex_);
   std::string names;
   for (int r = 0; r < processes_; ++r) {
+    if (heard_[r] > since) continue;
     for (size_t i = 0; i < tickets.size(); ++i) {
       if (tickets[i] == kNone || ranks[i] != r) continue;
       names += fmt::format("{}{}", names.empty() ? "" : ", ", name(r));
@@ -225,13 +244,14 @@ void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks, c
     look_for_failures();
     if (const std::string dead = dead_among(tickets, ranks); !dead.empty()) end(fmt::format("{} has died", dead));
     if (!ending && ending_ && ending_()) ending = now;
-    const bool too_long = now - begin > timeout_;
-    if (!too_long && !(ending && now - *ending > ending_timeout_)) continue;
-    const std::string silent = silent_among(tickets, ranks);
-    const double seconds = std::chrono::duration<double>(now - begin).count();
-    end(too_long ? fmt::format("{} has not answered for {:.0f} s (--timeout): it hangs, has died, or cannot be reached",
-                               silent, seconds)
-                 : fmt::format("{} does not answer any more, and this process was told to end", silent));
+    if (ending && now - *ending > ending_timeout_) {
+      end(fmt::format("{} does not answer any more, and this process was told to end",
+                      silent_among(tickets, ranks, Clock::time_point::max())));
+    }
+    if (now - begin <= timeout_) continue;
+    if (const std::string silent = silent_among(tickets, ranks, now - timeout_); !silent.empty())
+      end(fmt::format("{} has not answered for {:.0f} s (--timeout): it hangs, has died, or cannot be reached", silent,
+                      std::chrono::duration<double>(timeout_).count()));
   }
 }
 
@@ -382,9 +402,42 @@ void Communicator::fail(ErrorCode code, std::string_view why) noexcept {
   }
 }
 
+void Communicator::tell_alive() {
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || !pass({&beats_[r], 1})) continue;  // it has not taken the last word yet
+    beats_[r] = begin_send(Channel::failure, r, std::as_bytes(std::span(&notices_[processes_ + 1], 1)));
+  }
+}
+
+Heartbeat::Heartbeat(Communicator* communicator) {
+  if (communicator == nullptr || communicator->size() < 2) return;
+  thread_ = std::thread([this, communicator] {
+    const auto between = std::min(communicator->timeout() / 4, kLongestBetweenBeats);
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, between, [&] { return stop_; })) {
+      try {
+        if (!communicator->is_over()) communicator->tell_alive();
+      } catch (const Error&) {
+        return;  // whoever waits for a rank finds out by itself
+      }
+    }
+  });
+}
+
+Heartbeat::~Heartbeat() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
 void Communicator::finish() {
   if (over_) return;
   meet_all({});
+  const Clock::time_point since = Clock::now();
+  while (!pass(beats_) && Clock::now() - since < kToReachOthers) std::this_thread::sleep_for(kLongestNap);
   over_ = true;
   const std::lock_guard lock(mutex_);
   transport_->finish();

@@ -79,6 +79,44 @@ TEST(Communicator, OneThatDoesNotAnswerIsNamed) {
   }
 }
 
+TEST(Communicator, OneThatWorksLongAndSaysThatItIsAliveIsWaitedFor) {
+  as_ranks(
+      4,
+      [](const std::shared_ptr<Communicator>& ranks) {
+        const Heartbeat heartbeat(ranks.get());
+        if (ranks->is_first()) std::this_thread::sleep_for(milliseconds(5000));
+        EXPECT_EQ(ranks->broadcast(std::string(ranks->is_first() ? "a plan" : "")), "a plan");
+        ranks->barrier();
+      },
+      milliseconds(2000));
+}
+
+TEST(Communicator, OneThatIsSilentIsNamedThoughTheOthersAreAlive) {
+  std::atomic<bool> ended = false;
+  try {
+    as_ranks(
+        4,
+        [&](const std::shared_ptr<Communicator>& ranks) {
+          if (ranks->rank() == 2) {
+            while (!ended) std::this_thread::sleep_for(milliseconds(10));
+            return;
+          }
+          const Heartbeat heartbeat(ranks.get());
+          try {
+            ranks->barrier();
+          } catch (const RankFailed&) {
+            ended = true;
+            throw;
+          }
+        },
+        milliseconds(2000));
+    FAIL() << "nobody noticed";
+  } catch (const RankFailed& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 ("));
+    EXPECT_THAT(error.what(), HasSubstr("has not answered"));
+  }
+}
+
 TEST(Communicator, WhatEndsOneEndsAllAndIsToldOnce) {
   std::atomic<int> told = 0, ended = 0;
   as_ranks(4, [&](const std::shared_ptr<Communicator>& ranks) {

@@ -79,22 +79,6 @@ int threads_of(const TrainOptions& options) {
   return std::max(1, cpu::usable_processors() / static_cast<int>(options.communicator->ranks_here().size()));
 }
 
-WaitsForPlan::WaitsForPlan(Communicator* communicator) : communicator_(communicator) {
-  if (communicator_ == nullptr) return;
-  timeout_ = communicator_->timeout();
-  communicator_->set_timeout(std::max<std::chrono::milliseconds>(timeout_, std::chrono::hours(1)));
-}
-
-WaitsForPlan::~WaitsForPlan() {
-  if (communicator_ != nullptr) communicator_->set_timeout(timeout_);
-}
-
-uint64_t own_seed(const TrainOptions& options) {
-  if (is_first_rank(options)) return options.seed;
-  const int rank = options.communicator->rank();
-  return XXH3_64bits_withSeed(&rank, sizeof rank, options.seed);
-}
-
 void send_plan(Communicator& communicator, const PlanRequest& request, const Program* program) {
   communicator.broadcast(program != nullptr ? to_json(request, *program) : std::string());
 }

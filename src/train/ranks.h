@@ -19,24 +19,8 @@ inline bool is_first_rank(const TrainOptions& options) {
 // Rows of a batch that are this process's.
 inline int64_t own_batch(const TrainOptions& options) { return options.batch / ranks_of(options); }
 
-// Of what a step draws, dropout: the ranks' parts of a batch are not dropped alike. The first one's is the training's.
-uint64_t own_seed(const TrainOptions& options);
-
 // The threads of one of several ranks where nothing is said: its share of the processors that it has with others.
 int threads_of(const TrainOptions& options);
-
-// As long as it lives, the others are waited for as long as measuring and planning may take, which only the first does.
-class WaitsForPlan {
- public:
-  explicit WaitsForPlan(Communicator* communicator);
-  ~WaitsForPlan();
-  WaitsForPlan(const WaitsForPlan&) = delete;
-  WaitsForPlan& operator=(const WaitsForPlan&) = delete;
-
- private:
-  Communicator* communicator_;
-  std::chrono::milliseconds timeout_{};
-};
 
 // What the options mean for one of several ranks: no checkpoint but the first one's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
 // ranks cannot do.

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <random>
 
@@ -70,6 +71,51 @@ TEST(Ranks, LearnAsOneProcessWithTheWholeBatch) {
     options.steps = 50;
     EXPECT_LT(largest_difference(alone(options), together(ranks, options)), 1e-4) << ranks;
   }
+}
+
+// Dropout between two layers, behind attention that drops as well, for the digits.
+std::string write_network_that_drops(const std::filesystem::path& file) {
+  std::ofstream(file) << R"({
+    "format": "plimsoll network", "version": 1, "name": "drops", "batch": 4,
+    "training": {
+      "tensors": [
+        {"name": "x", "shape": ["batch", 1, 8, 8], "dtype": "f32", "role": "input"},
+        {"name": "y", "shape": ["batch"], "dtype": "i32", "role": "input"},
+        {"name": "a.weight", "shape": [30, 64], "dtype": "f32", "role": "parameter",
+         "init": {"kind": "normal", "mean": 0, "scale": 0.2}},
+        {"name": "b.weight", "shape": [10, 30], "dtype": "f32", "role": "parameter",
+         "init": {"kind": "normal", "mean": 0, "scale": 0.2}},
+        {"name": "step_number", "shape": [], "dtype": "i64", "role": "hyperparameter"},
+        {"name": "seed", "shape": [], "dtype": "i64", "role": "hyperparameter"}
+      ],
+      "ops": [
+        {"type": "AttentionForward", "name": "attention", "inputs": ["x", "x", "x", "step_number", "seed"],
+         "outputs": ["mixed", "log_sum"], "attributes": {"dropout": 0.2, "salt": 2}},
+        {"type": "Reshape", "name": "flatten", "inputs": ["mixed"], "outputs": ["flat"],
+         "attributes": {"shape": ["batch", 64]}},
+        {"type": "FullyConnectedForward", "name": "a", "inputs": ["flat", "a.weight"], "outputs": ["hidden"]},
+        {"type": "DropoutForward", "name": "drop", "inputs": ["hidden", "step_number", "seed"], "outputs": ["dropped"],
+         "attributes": {"p": 0.5, "salt": 1}},
+        {"type": "FullyConnectedForward", "name": "b", "inputs": ["dropped", "b.weight"], "outputs": ["scores"]},
+        {"type": "SoftmaxCrossEntropyForward", "name": "loss", "inputs": ["scores", "y"],
+         "outputs": ["loss", "probabilities", "correct"]}
+      ],
+      "objectives": [{"loss": "loss"}],
+      "data": "x", "labels": "y", "correct": "correct", "outputs": ["scores"]
+    }
+  })";
+  return "graph:" + file.string();
+}
+
+TEST(Ranks, DropWhatOneProcessDrops) {
+  const TemporaryFolder folder;
+  TrainOptions options = short_training(write_network_that_drops(folder.path() / "drops.json"));
+  options.batch = 28;  // 7 rows of 30: parts do not begin where four draws do
+  options.steps = 50;
+  const Learned one = alone(options);
+  for (const int ranks : {2, 4}) EXPECT_LT(largest_difference(one, together(ranks, options)), 1e-4) << ranks;
+  options.seed = 1;
+  EXPECT_GT(largest_difference(one, alone(options)), 1e-2);
 }
 
 TEST(Ranks, EndWithTheSameBitsUnderEveryBudgetAndPolicy) {

@@ -485,7 +485,7 @@ PlanRequest Training::request() const {
 // The first rank's plan, by all of them.
 std::optional<Infeasible> Training::plan_together() {
   Communicator* const ranks = options_.communicator.get();
-  const WaitsForPlan patient(ranks);
+  const Heartbeat heartbeat(ranks);  // measuring and planning may take longer than the others would wait
   if (ranks == nullptr || ranks->is_first()) {
     std::optional<Infeasible> infeasible = plan();
     if (!infeasible) share_cores();
@@ -612,13 +612,13 @@ TrainingStep Training::make_step() {
 TrainingPlace Training::begin_states(TrainingStep& step) const {
   if (!beginning_.checkpoint) {
     step.initialize(options_.seed);
-    step.start_at(0, own_seed(options_));
+    step.start_at(0, options_.seed);
     if (weights_) take_weights(*weights_, match_, step);
     return {};
   }
   step.load(*beginning_.checkpoint);
   const TrainingState& saved = beginning_.checkpoint->state();
-  step.start_at(saved.step, own_seed(options_), saved.batch_in_epoch % options_.optimizer.accumulate);
+  step.start_at(saved.step, options_.seed, saved.batch_in_epoch % options_.optimizer.accumulate);
   return {.step = saved.step, .epoch = saved.epoch, .batch_in_epoch = saved.batch_in_epoch};
 }
 

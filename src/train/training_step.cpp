@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "base/by_id.h"
@@ -167,7 +168,12 @@ double TrainingStep::run(std::span<const double> learning_rates, int64_t batches
   write_scalar(*executor_, update_number_, number_);
   write_scalar(*executor_, count_tensor_, accumulated_);
   write_scalar(*executor_, scale_, updates ? 1 / static_cast<float>(accumulated_ + 1) : -1.0F);
-  write_scalar(*executor_, seed_tensor_, static_cast<int64_t>(seed_));
+  if (seed_tensor_.valid()) {
+    const Communicator* ranks = device_.communicator();
+    const std::array seed{static_cast<int64_t>(seed_), int64_t{ranks != nullptr ? ranks->rank() : 0}};
+    const int64_t wanted = element_count(program_->network.graph.tensor(seed_tensor_).shape);
+    executor_->write(seed_tensor_, std::as_bytes(std::span(seed).first(static_cast<size_t>(wanted))));
+  }
   const Stopwatch watch;
   executor_->run_step();
   const double seconds = watch.seconds();

@@ -83,6 +83,7 @@ inline std::vector<Case> attention_cases() {
     Shape mask;  // empty: none
     bool bytes = false, causal = false;
     double dropout = 0;
+    int64_t part = 0;
   };
   std::vector<Case> cases;
   for (const Sizes& s : {Sizes{{}, 0, 5, 7, 8, 8, {}},
@@ -97,6 +98,7 @@ inline std::vector<Case> attention_cases() {
                          {{3}, 3, 6, 20, 4, 4, {1, 6, 20}, true},
                          {{2, 2}, 2, 7, 18, 8, 8, {}, false, false, 0.3},
                          {{1, 4}, 2, 7, 70, 8, 8, {4, 1, 70}, true, false, 0.5},
+                         {{3, 1}, 1, 5, 7, 8, 8, {}, false, false, 0.4, 3},
                          {{1, 1}, 1, 1, 1, 1, 1, {}},
                          {{1, 2}, 2, 130, 130, 32, 32, {}, false, true, 0.1}}) {
     auto build = [=](CaseBuilder& b, bool backward) {
@@ -115,7 +117,7 @@ inline std::vector<Case> attention_cases() {
       if (s.ev != s.e) attributes.set("scale", 0.3);
       std::vector<TensorId> more;
       if (!s.mask.empty()) more.push_back(s.bytes ? b.bytes(s.mask, 6) : b.normal(s.mask));
-      if (s.dropout > 0) more.insert(more.end(), {b.number(3), b.number(77)});
+      if (s.dropout > 0) more.insert(more.end(), {b.number(3), b.seed(77, s.part)});
       inputs.insert(inputs.end(), more.begin(), more.end());
       const auto outputs = b.op("AttentionForward", inputs, attributes);
       if (!backward) return;
@@ -127,7 +129,9 @@ inline std::vector<Case> attention_cases() {
     };
     const std::string text = fmt::format("{} heads, {} by {}, {} and {}{}{}{}", to_string(s.batch), s.l, s.s, s.e, s.ev,
                                          s.mask.empty() ? "" : " mask " + to_string(s.mask), s.causal ? " causal" : "",
-                                         s.dropout > 0 ? " dropout" : "");
+                                         s.part > 0      ? " dropout of a part"
+                                         : s.dropout > 0 ? " dropout"
+                                                         : "");
     cases.push_back({"AttentionForward", text, [=](CaseBuilder& b) { build(b, false); }});
     if (s.s == 1) continue;  // nor does what one key has to say
     cases.push_back({"AttentionBackward", text, [=](CaseBuilder& b) { build(b, true); }});

@@ -37,6 +37,11 @@ class CaseBuilder {
   TensorId number(int64_t value) {
     return fill<int64_t>({}, DType::i64, [&](int64_t) { return value; });
   }
+  // The seed of a draw, and where it is not 0 the number of the part of a batch that follows it.
+  TensorId seed(int64_t seed, int64_t part) {
+    if (part == 0) return number(seed);
+    return fill<int64_t>({2}, DType::i64, [&](int64_t i) { return i == 0 ? seed : part; });
+  }
   TensorId labels(int64_t count, int64_t classes, bool some_missing) {
     return fill<int32_t>({count}, DType::i32, [&](int64_t i) {
       return some_missing && i % 3 == 2 ? -1 : static_cast<int32_t>(random_() % static_cast<uint64_t>(classes));

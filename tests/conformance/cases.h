@@ -142,24 +142,27 @@ inline std::vector<Case> elementwise_cases() {
                        }});
       cases.push_back({"BiasBackward", text, [=](CaseBuilder& b) { b.op("BiasBackward", {b.normal(shape)}); }});
     }
-    cases.push_back(
-        {"DropoutForward", text, [=](CaseBuilder& b) {
-           b.op("DropoutForward", {b.normal(shape), b.number(3), b.number(77)}, {{"p", 0.3}, {"salt", int64_t{5}}});
-         }});
-    cases.push_back(
-        {"DropoutBackward", text, [=](CaseBuilder& b) {
-           b.op("DropoutBackward", {b.normal(shape), b.number(4), b.number(77)}, {{"p", 0.5}, {"salt", int64_t{6}}});
-         }});
-    for (const double p : {0.0, 0.3, 1.0}) {
-      cases.push_back(
-          {"Bernoulli", fmt::format("{} p {}", text, p), [=](CaseBuilder& b) {
-             b.op("Bernoulli", {b.number(4), b.number(78)}, {{"shape", shape}, {"salt", int64_t{3}}, {"p", p}});
-           }});
+    for (const int64_t part : {0, 3}) {
+      const std::string of_part = part == 0 ? text : fmt::format("{} of part {}", text, part);
+      cases.push_back({"DropoutForward", of_part, [=](CaseBuilder& b) {
+                         b.op("DropoutForward", {b.normal(shape), b.number(3), b.seed(77, part)},
+                              {{"p", 0.3}, {"salt", int64_t{5}}});
+                       }});
+      cases.push_back({"DropoutBackward", of_part, [=](CaseBuilder& b) {
+                         b.op("DropoutBackward", {b.normal(shape), b.number(4), b.seed(77, part)},
+                              {{"p", 0.5}, {"salt", int64_t{6}}});
+                       }});
+      for (const double p : {0.0, 0.3, 1.0}) {
+        cases.push_back(
+            {"Bernoulli", fmt::format("{} p {}", of_part, p), [=](CaseBuilder& b) {
+               b.op("Bernoulli", {b.number(4), b.seed(78, part)}, {{"shape", shape}, {"salt", int64_t{3}}, {"p", p}});
+             }});
+      }
+      cases.push_back({"RandomNormal", of_part, [=](CaseBuilder& b) {
+                         b.op("RandomNormal", {b.number(4), b.seed(78, part)},
+                              {{"shape", shape}, {"salt", int64_t{2}}, {"mean", 1.0}, {"stddev", 0.25}});
+                       }});
     }
-    cases.push_back({"RandomNormal", text, [=](CaseBuilder& b) {
-                       b.op("RandomNormal", {b.number(4), b.number(78)},
-                            {{"shape", shape}, {"salt", int64_t{2}}, {"mean", 1.0}, {"stddev", 0.25}});
-                     }});
   }
   cases.push_back({"Constant", "scalar", [](CaseBuilder& b) {
                      b.op("Constant", {}, {{"shape", Integers{}}, {"value", 1.0}});

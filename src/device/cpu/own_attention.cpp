@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "device/cpu/own_random.h"
 #include "device/cpu/own_rows.h"
@@ -39,7 +40,7 @@ class AttentionKernel : public OwnKernel {
   AttentionKernel(const Graph& graph, const Op& op, int threads)
       : OwnKernel(graph, op, threads), a_(attention_of(graph, op)) {
     require_row_major(graph, op);
-    parts_ = parts_for(a_.query_heads() * a_.queries * a_.keys * static_cast<int64_t>(sizeof(float)), threads);
+    parts_ = parts_for(a_.scores() * static_cast<int64_t>(sizeof(float)), threads);
     // Blocks whose scores stay in a core's cache, of equal sizes as far as that goes.
     const int64_t most = std::clamp<int64_t>(kBlockScores / a_.keys / 16 * 16, 16, 128);
     blocks_ = (a_.queries + most - 1) / most;
@@ -47,6 +48,7 @@ class AttentionKernel : public OwnKernel {
     blocks_ = (a_.queries + rows_ - 1) / rows_;
     threshold_ = dropout_threshold(a_.dropout);
     keep_ = static_cast<float>(1 / (1 - a_.dropout));
+    if (a_.dropout > 0) stream_.emplace(graph, op, static_cast<size_t>(a_.step_at), a_.scores());
   }
 
  protected:
@@ -142,9 +144,7 @@ class AttentionKernel : public OwnKernel {
     }
   };
   KeptBits draw_row(int part, int64_t head, int64_t l) const {
-    const RandomStream stream{.seed = static_cast<uint64_t>(*input<int64_t>(static_cast<size_t>(a_.seed_at))),
-                              .step = static_cast<uint64_t>(*input<int64_t>(static_cast<size_t>(a_.step_at))),
-                              .salt = a_.salt};
+    const RandomStream stream = stream_->of(inputs_);
     const int64_t first = (head * a_.queries + l) * a_.keys, begin = first / 64 * 64;
     uint8_t* to = bits(part);
     for (int64_t i = begin; i < first + a_.keys; i += 64, to += 8) {
@@ -161,6 +161,7 @@ class AttentionKernel : public OwnKernel {
   }
 
   Attention a_;
+  std::optional<DrawnStream> stream_;
   int64_t blocks_ = 1, rows_ = 1;  // of queries
 
  private:

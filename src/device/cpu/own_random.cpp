@@ -17,7 +17,7 @@ class Dropout : public OwnKernel {
   Dropout(const Graph& graph, const Op& op, int threads)
       : OwnKernel(graph, op, threads),
         image_(image_of(graph.tensor(op.inputs[0]))),
-        salt_(static_cast<uint32_t>(op.attributes.integer("salt", 0))) {
+        stream_(graph, op, 1, element_count(graph.tensor(op.inputs[0]).shape)) {
     require_one_layout(graph, op, graph.tensor(op.inputs[0]).shape);
     const double p = op.attributes.real("p");
     threshold_ = dropout_threshold(p);
@@ -27,9 +27,7 @@ class Dropout : public OwnKernel {
   }
 
   void run() override {
-    const RandomStream stream{.seed = static_cast<uint64_t>(*input<int64_t>(2)),
-                              .step = static_cast<uint64_t>(*input<int64_t>(1)),
-                              .salt = salt_};
+    const RandomStream stream = stream_.of(inputs_);
     if (row_major_) return row_major(stream);
     const int64_t groups = image_.images * image_.blocks();
     for_each_part(parts_, [&](int part) {
@@ -78,8 +76,9 @@ class Dropout : public OwnKernel {
         store(y + p * step, keep_lanes(bits, load(x + p * step, count) * scale), count);
       }
     };
-    const int64_t first = (n * image_.channels + channel) * image_.pixels;  // row-major index of lane 0, pixel 0
-    if (image_.pixels % 4 == 0) {
+    const int64_t first =
+        stream.first + (n * image_.channels + channel) * image_.pixels;  // the draw of lane 0, pixel 0
+    if (image_.pixels % 4 == 0 && first % 4 == 0) {
       const u32x16 lane_counter = kCount * splat(static_cast<uint32_t>(image_.pixels / 4));
       for (int64_t p = 0; p < image_.pixels; p += 4) {
         const Draws draws = draw(stream, splat(static_cast<uint32_t>((first + p) / 4)) + lane_counter);
@@ -102,7 +101,8 @@ class Dropout : public OwnKernel {
   }
 
   Image image_;
-  uint32_t salt_, threshold_ = 0;
+  DrawnStream stream_;
+  uint32_t threshold_ = 0;
   float scale_ = 1;
   bool row_major_ = true;
 };
@@ -113,16 +113,14 @@ class Bernoulli : public OwnKernel {
   Bernoulli(const Graph& graph, const Op& op, int threads)
       : OwnKernel(graph, op, threads),
         elements_(element_count(graph.tensor(op.outputs[0]).shape)),
-        salt_(static_cast<uint32_t>(op.attributes.integer("salt", 0))),
+        stream_(graph, op, 0, elements_),
         never_(op.attributes.real("p") == 0),
         threshold_(never_ ? 0 : dropout_threshold(1 - op.attributes.real("p"))) {
     require_row_major(graph, op);
   }
 
   void run() override {
-    const RandomStream stream{.seed = static_cast<uint64_t>(*input<int64_t>(1)),
-                              .step = static_cast<uint64_t>(*input<int64_t>(0)),
-                              .salt = salt_};
+    const RandomStream stream = stream_.of(inputs_);
     float* y = output(0);
     for_each_part(parts_, [&](int part) {
       const Range range = share(elements_, part, parts_, 64);
@@ -142,7 +140,7 @@ class Bernoulli : public OwnKernel {
 
  private:
   int64_t elements_;
-  uint32_t salt_;
+  DrawnStream stream_;
   bool never_;
   uint32_t threshold_;
 };
@@ -153,16 +151,14 @@ class RandomNormal : public OwnKernel {
   RandomNormal(const Graph& graph, const Op& op, int threads)
       : OwnKernel(graph, op, threads),
         image_(image_of(graph.tensor(op.outputs[0]))),
-        salt_(static_cast<uint32_t>(op.attributes.integer("salt", 0))),
+        stream_(graph, op, 0, element_count(graph.tensor(op.outputs[0]).shape)),
         mean_(op.attributes.real("mean", 0)),
         stddev_(op.attributes.real("stddev", 1)) {
     parts_ = element_count(graph.tensor(op.outputs[0]).shape) < 512 ? 1 : threads;
   }
 
   void run() override {
-    const RandomStream stream{.seed = static_cast<uint64_t>(*input<int64_t>(1)),
-                              .step = static_cast<uint64_t>(*input<int64_t>(0)),
-                              .salt = salt_};
+    const RandomStream stream = stream_.of(inputs_);
     float* z = output(0);
     for_each_part(parts_, [&](int part) {
       const Range rows = share(image_.images * image_.channels, part, parts_);
@@ -178,7 +174,7 @@ class RandomNormal : public OwnKernel {
 
  private:
   Image image_;
-  uint32_t salt_;
+  DrawnStream stream_;
   double mean_, stddev_;
 };
 

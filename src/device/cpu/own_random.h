@@ -3,8 +3,28 @@
 
 #include "base/random.h"
 #include "device/cpu/own_vector.h"
+#include "plimsoll/graph.h"
 
 namespace plimsoll::cpu {
+
+// What a kernel draws `count` elements from, as its inputs say: number `step_at` is the step's, and the seed follows.
+class DrawnStream {
+ public:
+  DrawnStream(const Graph& graph, const Op& op, size_t step_at, int64_t count)
+      : step_at_(step_at),
+        seeds_(static_cast<size_t>(element_count(graph.tensor(op.inputs.at(step_at + 1)).shape))),
+        salt_(static_cast<uint32_t>(op.attributes.integer("salt", 0))),
+        count_(count) {}
+  RandomStream of(std::span<void* const> inputs) const {
+    const auto at = [&](size_t i) { return static_cast<const int64_t*>(inputs[i]); };
+    return stream_of({at(step_at_ + 1), seeds_}, *at(step_at_), salt_, count_);
+  }
+
+ private:
+  size_t step_at_, seeds_;
+  uint32_t salt_;
+  int64_t count_;
+};
 
 // The high and low halves of the products of 32-bit lanes.
 PLIMSOLL_INLINE void multiply(u32x16 a, uint32_t m, u32x16& high, u32x16& low) {
@@ -66,12 +86,18 @@ PLIMSOLL_INLINE uint64_t spread(uint64_t bits) {
 
 inline constexpr u32x16 kCount{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Bit k: element i + k keeps its value; i is a multiple of 64.
-PLIMSOLL_INLINE uint64_t kept_bits_from(const RandomStream& stream, int64_t i, uint32_t threshold) {
-  const Draws draws = draw(stream, splat(static_cast<uint32_t>(i / 4)) + kCount);
+PLIMSOLL_INLINE uint64_t kept_bits_of_blocks(const RandomStream& stream, int64_t block, uint32_t threshold) {
+  const Draws draws = draw(stream, splat(static_cast<uint32_t>(block)) + kCount);
   uint64_t kept = 0;
   for (int k = 0; k < 4; ++k) kept |= spread(kept_bits(draws.word[k], threshold)) << k;
   return kept;
+}
+// Bit k: element i + k keeps its value.
+PLIMSOLL_INLINE uint64_t kept_bits_from(const RandomStream& stream, int64_t i, uint32_t threshold) {
+  const int64_t at = stream.first + i;
+  const uint64_t kept = kept_bits_of_blocks(stream, at / 4, threshold);
+  if (at % 4 == 0) return kept;
+  return kept >> at % 4 | kept_bits_of_blocks(stream, at / 4 + 16, threshold) << (64 - at % 4);
 }
 
 }  // namespace plimsoll::cpu

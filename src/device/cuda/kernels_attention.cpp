@@ -77,6 +77,7 @@ class AttentionBase : public CudaKernel {
  public:
   AttentionBase(const Context& context, const Graph& graph, const Op& op, std::string_view kernel)
       : CudaKernel(context, graph, op), a_(attention_of(graph, op)), heads_(heads_a_round(a_)) {
+    if (a_.dropout > 0) is_part_ = element_count(graph.tensor(op.inputs[static_cast<size_t>(a_.seed_at)]).shape) > 1;
     require_row_major(graph, op);
     std::string_view name = kernel;
     tf32_ = name.ends_with(kTf32);
@@ -133,9 +134,10 @@ class AttentionBase : public CudaKernel {
   }
   AttentionDropout dropout() const {
     if (a_.dropout == 0) return {};
-    return {.step_number = input<int64_t>(static_cast<size_t>(a_.step_at)),
-            .seed = input<int64_t>(static_cast<size_t>(a_.seed_at)),
-            .salt = a_.salt,
+    return {.stream = {.step_number = input<int64_t>(static_cast<size_t>(a_.step_at)),
+                       .seed = input<int64_t>(static_cast<size_t>(a_.seed_at)),
+                       .salt = a_.salt,
+                       .part = is_part_ ? a_.scores() : 0},
             .threshold = dropout_threshold(a_.dropout),
             .scale = static_cast<float>(1 / (1 - a_.dropout))};
   }
@@ -148,7 +150,8 @@ class AttentionBase : public CudaKernel {
   int64_t rounds() const { return a_.heads / heads_; }
 
   Attention a_;
-  int64_t heads_;  // of k and v in a round
+  bool is_part_ = false;  // of a batch that ranks share
+  int64_t heads_;         // of k and v in a round
 
  private:
   bool tf32_ = false;

@@ -6,6 +6,12 @@
 namespace plimsoll::cuda {
 namespace {
 
+// Input `step_at` is the step's number, and the seed follows.
+Stream stream_of_op(const Graph& graph, const Op& op, size_t step_at, const Shape& drawn) {
+  return {.salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
+          .part = element_count(graph.tensor(op.inputs.at(step_at + 1)).shape) > 1 ? element_count(drawn) : 0};
+}
+
 class DropoutKernel final : public CudaKernel {
  public:
   DropoutKernel(const Context& context, const Graph& graph, const Op& op) : CudaKernel(context, graph, op) {
@@ -14,11 +20,9 @@ class DropoutKernel final : public CudaKernel {
     const double p = op.attributes.real("p");
     body_ = {.y = nullptr,
              .x = nullptr,
-             .step_number = nullptr,
-             .seed = nullptr,
+             .stream = stream_of_op(graph, op, 1, x.shape),
              .place = place_in(op, x),
              .row_major = x.layout.is_plain(),
-             .salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
              .threshold = dropout_threshold(p),
              .scale = static_cast<float>(1 / (1 - p)),
              .elements = element_count(x.shape)};
@@ -29,7 +33,7 @@ class DropoutKernel final : public CudaKernel {
   void work() override {
     Dropout body = body_;
     body.y = output(0), body.x = input(0);
-    body.step_number = input<int64_t>(1), body.seed = input<int64_t>(2);
+    body.stream.step_number = input<int64_t>(1), body.stream.seed = input<int64_t>(2);
     launch(body, (body.elements + 3) / 4);
   }
 
@@ -42,9 +46,7 @@ class BernoulliKernel final : public CudaKernel {
     require_row_major(graph, op);
     const double p = op.attributes.real("p");
     body_ = {.y = nullptr,
-             .step_number = nullptr,
-             .seed = nullptr,
-             .salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
+             .stream = stream_of_op(graph, op, 0, graph.tensor(op.outputs[0]).shape),
              .threshold = p == 0 ? 0 : dropout_threshold(1 - p),
              .never = p == 0,
              .elements = element_count(graph.tensor(op.outputs[0]).shape)};
@@ -54,7 +56,7 @@ class BernoulliKernel final : public CudaKernel {
   void work() override {
     Bernoulli body = body_;
     body.y = output(0);
-    body.step_number = input<int64_t>(0), body.seed = input<int64_t>(1);
+    body.stream.step_number = input<int64_t>(0), body.stream.seed = input<int64_t>(1);
     launch(body, (body.elements + 3) / 4);
   }
 
@@ -67,24 +69,23 @@ class NormalKernel final : public CudaKernel {
     const Tensor& z = graph.tensor(op.outputs[0]);
     image_of(op, z);  // no padding
     body_ = {.z = nullptr,
-             .step_number = nullptr,
-             .seed = nullptr,
+             .stream = stream_of_op(graph, op, 0, z.shape),
              .place = place_in(op, z),
-             .salt = static_cast<uint32_t>(op.attributes.integer("salt", 0)),
              .mean = op.attributes.real("mean", 0),
-             .deviation = op.attributes.real("stddev", 1),
-             .elements = element_count(z.shape)};
+             .deviation = op.attributes.real("stddev", 1)};
+    elements_ = element_count(z.shape);
   }
 
  private:
   void work() override {
     RandomNormal body = body_;
     body.z = output(0);
-    body.step_number = input<int64_t>(0), body.seed = input<int64_t>(1);
-    launch(body, (body.elements + 3) / 4);
+    body.stream.step_number = input<int64_t>(0), body.stream.seed = input<int64_t>(1);
+    launch(body, elements_);
   }
 
   RandomNormal body_{};
+  int64_t elements_ = 0;
 };
 
 }  // namespace

@@ -42,16 +42,13 @@ PLIMSOLL_BODY ScoreSpot score_spot(const ScorePlace& place, int64_t i) {
 }
 
 struct AttentionDropout {
-  const int64_t* step_number = nullptr;  // null: none falls
-  const int64_t* seed = nullptr;
-  uint32_t salt = 0, threshold = 0;
+  Stream stream;  // without a step's number none falls
+  uint32_t threshold = 0;
   float scale = 1;
 };
 PLIMSOLL_BODY float kept(const AttentionDropout& dropout, int64_t draw, float value) {
-  if (dropout.step_number == nullptr) return value;
-  const Block4 draws =
-      philox(static_cast<uint64_t>(*dropout.seed), static_cast<uint64_t>(*dropout.step_number), dropout.salt, draw / 4);
-  return draws.word[draw % 4] >= dropout.threshold ? value * dropout.scale : 0;
+  if (dropout.stream.step_number == nullptr) return value;
+  return draw_of(dropout.stream, draw) >= dropout.threshold ? value * dropout.scale : 0;
 }
 
 struct AttentionScores {  // in place: scaled and masked; with log_sums made probabilities

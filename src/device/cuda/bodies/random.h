@@ -24,20 +24,48 @@ PLIMSOLL_BODY Block4 philox(uint64_t seed, uint64_t step, uint32_t salt, int64_t
   return {{c0, c1, c2, c3}};
 }
 
+// What an op draws from: `part` elements of each rank where ranks share a batch, whose number follows the seed; else 0.
+struct Stream {
+  const int64_t* step_number = nullptr;
+  const int64_t* seed = nullptr;
+  uint32_t salt = 0;
+  int64_t part = 0;
+};
+PLIMSOLL_BODY int64_t first_draw(const Stream& stream) { return stream.part == 0 ? 0 : stream.seed[1] * stream.part; }
+PLIMSOLL_BODY Block4 draws_of_block(const Stream& stream, int64_t index) {
+  return philox(static_cast<uint64_t>(*stream.seed), static_cast<uint64_t>(*stream.step_number), stream.salt, index);
+}
+// Of element i; and of elements i to i + 3.
+PLIMSOLL_BODY uint32_t draw_of(const Stream& stream, int64_t i) {
+  const int64_t at = first_draw(stream) + i;
+  return draws_of_block(stream, at / 4).word[at % 4];
+}
+PLIMSOLL_BODY Block4 four_draws(const Stream& stream, int64_t i) {
+  const int64_t at = first_draw(stream) + i;
+  Block4 draws = draws_of_block(stream, at / 4);
+  if (at % 4 == 0) return draws;
+  const Block4 next = draws_of_block(stream, at / 4 + 1);
+  Block4 result{};
+  for (int k = 0; k < 4; ++k) {
+    const int64_t word = at % 4 + k;
+    result.word[k] = word < 4 ? draws.word[word] : next.word[word - 4];
+  }
+  return result;
+}
+
 // Four elements that are neighbours in row-major order, which share a draw.
 struct Dropout {
   using Kind = EachElement;
   float* y;
   const float* x;
-  const int64_t* step_number;
-  const int64_t* seed;
+  Stream stream;
   Place place;
   bool row_major;
-  uint32_t salt, threshold;
+  uint32_t threshold;
   float scale;
   int64_t elements;
   PLIMSOLL_BODY void run(int64_t i) const {
-    const Block4 draws = philox(static_cast<uint64_t>(*seed), static_cast<uint64_t>(*step_number), salt, i);
+    const Block4 draws = four_draws(stream, 4 * i);
     if (row_major && 4 * i + 4 <= elements) {
       Four four = load_four(x + 4 * i);
       for (int k = 0; k < 4; ++k) four.v[k] = draws.word[k] >= threshold ? four.v[k] * scale : 0;
@@ -54,36 +82,29 @@ struct Dropout {
 struct Bernoulli {
   using Kind = EachElement;
   float* y;
-  const int64_t* step_number;
-  const int64_t* seed;
-  uint32_t salt, threshold;
+  Stream stream;
+  uint32_t threshold;
   bool never;
   int64_t elements;
   PLIMSOLL_BODY void run(int64_t i) const {
-    const Block4 draws = philox(static_cast<uint64_t>(*seed), static_cast<uint64_t>(*step_number), salt, i);
+    const Block4 draws = four_draws(stream, 4 * i);
     for (int64_t k = 0; k < 4 && 4 * i + k < elements; ++k)
       y[4 * i + k] = !never && draws.word[k] >= threshold ? 1.0f : 0.0f;
   }
 };
 
-struct RandomNormal {
+struct RandomNormal {  // an element each
   using Kind = EachElement;
   float* z;
-  const int64_t* step_number;
-  const int64_t* seed;
+  Stream stream;
   Place place;
-  uint32_t salt;
   double mean, deviation;
-  int64_t elements;
   PLIMSOLL_BODY void run(int64_t i) const {
-    const Block4 draws = philox(static_cast<uint64_t>(*seed), static_cast<uint64_t>(*step_number), salt, i);
-    for (int64_t k = 0; k < 4 && 4 * i + k < elements; ++k) {
-      const int64_t pair = k / 2 * 2;
-      const double radius = sqrt(-2 * log((draws.word[pair] + 0.5) * 0x1p-32));
-      const double angle = 6.283185307179586476925 * ((draws.word[pair + 1] + 0.5) * 0x1p-32);
-      z[position(place, 4 * i + k)] =
-          static_cast<float>(mean + deviation * radius * (k % 2 == 0 ? cos(angle) : sin(angle)));
-    }
+    const int64_t at = first_draw(stream) + i, pair = at % 4 / 2 * 2;
+    const Block4 draws = draws_of_block(stream, at / 4);
+    const double radius = sqrt(-2 * log((draws.word[pair] + 0.5) * 0x1p-32));
+    const double angle = 6.283185307179586476925 * ((draws.word[pair + 1] + 0.5) * 0x1p-32);
+    z[position(place, i)] = static_cast<float>(mean + deviation * radius * (at % 2 == 0 ? cos(angle) : sin(angle)));
   }
 };
 
