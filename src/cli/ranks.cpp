@@ -5,10 +5,13 @@
 
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "cli/commands.h"
@@ -19,11 +22,51 @@
 namespace plimsoll::cli {
 namespace {
 
-std::shared_ptr<Communicator> join(double timeout) {
-  std::unique_ptr<Transport> transport = open_mpi();
-  if (!transport) return nullptr;
-  return std::make_shared<Communicator>(std::move(transport),
-                                        std::chrono::milliseconds(static_cast<int64_t>(std::min(timeout, 1e9) * 1000)));
+// Ends the process when this lives longer than the timeout: MPI's own calls for all ranks wait for them without end.
+class TimeLimit {
+ public:
+  TimeLimit(std::chrono::milliseconds timeout, std::string_view what)
+      : thread_([this, timeout, what] {
+          std::unique_lock lock(mutex_);
+          if (changed_.wait_for(lock, timeout, [this] { return over_; })) return;
+          complain(
+              fmt::format("MPI did not {} all ranks within {:.0f} s (--timeout): one of them hangs, or cannot be "
+                          "reached",
+                          what, std::chrono::duration<double>(timeout).count()));
+          std::_Exit(kFailure);
+        }) {}
+  ~TimeLimit() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+std::unique_ptr<Transport> open_within(std::chrono::milliseconds timeout, std::span<std::byte> served = {}) {
+  const TimeLimit limit(timeout, "bring together");
+  return open_mpi(served);
+}
+
+void finish(Communicator& ranks) {
+  const TimeLimit limit(ranks.timeout() + std::chrono::seconds(1), "take leave of");  // it finds out by itself before
+  ranks.finish();
+}
+
+std::shared_ptr<Communicator> join(double seconds) {
+  if (launched_ranks() < 2) return nullptr;
+  const std::chrono::milliseconds timeout(static_cast<int64_t>(std::min(seconds, 1e9) * 1000));
+  return std::make_shared<Communicator>(open_within(timeout), timeout);
 }
 
 constexpr std::string_view kHowToServe =
@@ -46,7 +89,7 @@ int as_rank(double timeout, const std::function<int(const std::shared_ptr<Commun
   });
   try {
     const int code = run(ranks);
-    ranks->finish();
+    finish(*ranks);
     return code;
   } catch (const RankFailed& error) {
     return exit_code(error.code());
@@ -130,7 +173,7 @@ int serve(const ServeFlags& flags) {
   if (launched_ranks() < 2) nobody("it was started alone, and serves a training that mpirun starts beside it");
   catch_interrupts();  // a training that is told to end needs its memory until it has saved; a second one ends it at once
   const ServedMemory memory(size);
-  Communicator ranks(open_mpi(memory.bytes()));
+  Communicator ranks(open_within(kDefaultTimeout, memory.bytes()));
   if (ranks.size() == 0) nobody("no process trains");
   ranks.set_teller([](std::string_view why) { complain(why); });
   ranks.set_ending([told = false]() mutable {
