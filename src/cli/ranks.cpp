@@ -73,7 +73,8 @@ constexpr std::string_view kHowToServe =
     "mpirun -n 1 plimsoll train ... --remote-memory 4GiB : -n 1 plimsoll serve-memory --size 4GiB";
 
 int end(Communicator& ranks, ErrorCode code, const std::string& why) {
-  ranks.fail(code, ranks.is_first() ? why : fmt::format("{}: {}", ranks.name(ranks.rank()), why));
+  const bool is_of_all = ranks.is_first() && code != ErrorCode::device_failure;  // flags are the same on all
+  ranks.fail(code, is_of_all ? why : fmt::format("{}: {}", ranks.name(ranks.rank()), why));
   return exit_code(code);
 }
 
