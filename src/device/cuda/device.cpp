@@ -30,7 +30,7 @@ constexpr std::vector<NamedFactory> (*kFactories[])() = {
     take_kernels,        attention_kernels,
     matmul_kernels,      norm_kernels,
     softmax_kernels,     sort_kernels,
-    recurrent_kernels,
+    recurrent_kernels,   sync_batch_norm_kernels,
 };
 
 const KernelFactory& factory_of(const Op& op) {

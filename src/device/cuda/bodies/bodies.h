@@ -59,6 +59,6 @@ using Bodies = BodyList<
     SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>, TakeSorted<int32_t>, TakeSorted<int64_t>,
     TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>, PieceSums<uint8_t>,
     SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>, CumulativeSums<int64_t>,
-    CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward>;
+    CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics>;
 
 }  // namespace plimsoll::cuda
