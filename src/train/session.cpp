@@ -294,7 +294,12 @@ CheckedPlan calibrate(Session& session, const Program& program) {
   serial.cores.inter_op = 1;  // what a step takes, and not what it takes beside others
   Executor executor(
       graph, serial, *session.device,
-      {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer, .remote = session.remote});
+      {.record_times = true,
+       .capture = false,
+       .messages = false,
+       .spill = session.spill,
+       .peer = session.peer,
+       .remote = session.remote});
   const SampleInputs inputs(graph);
   StepTimes times;
   do {

@@ -12,6 +12,7 @@
 #include "device/cuda/bodies/norm.h"
 #include "device/cuda/bodies/pointwise.h"
 #include "device/cuda/bodies/random.h"
+#include "device/cuda/bodies/ranks.h"
 #include "device/cuda/bodies/recurrent.h"
 #include "device/cuda/bodies/resize.h"
 #include "device/cuda/bodies/softmax.h"
@@ -59,6 +60,7 @@ using Bodies = BodyList<
     SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>, TakeSorted<int32_t>, TakeSorted<int64_t>,
     TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>, PieceSums<uint8_t>,
     SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>, CumulativeSums<int64_t>,
-    CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics>;
+    CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics,
+    MeanInOrder, CombineChannels>;
 
 }  // namespace plimsoll::cuda
