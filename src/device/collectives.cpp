@@ -514,14 +514,14 @@ double exchange_ms(Wire& wire, float* pieces, float* received, int64_t elements,
 
 }  // namespace
 
-std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Wire> wire) {
+std::unique_ptr<Device> with_wire(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Wire> wire) {
   return std::make_unique<RankDevice>(std::move(device), link, std::move(wire));
 }
 
 std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInfo& link,
                                    std::shared_ptr<Communicator> communicator) {
   std::shared_ptr<Wire> wire = communicator ? open_wire(*device, std::move(communicator)) : nullptr;
-  return with_ranks(std::move(device), link, std::move(wire));
+  return with_wire(std::move(device), link, std::move(wire));
 }
 
 LinkInfo probe_link(Wire& wire) {

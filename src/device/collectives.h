@@ -16,9 +16,9 @@
 
 namespace plimsoll {
 
-// `wire`, or `communicator`, whose wire is opened then, may be null: then the device only plans. `link`: what estimates of
-// collectives are made of. All ranks call it at the same time.
-std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Wire> wire);
+// `wire` may be null: then the device only plans. `link`: what estimates of collectives are made of.
+std::unique_ptr<Device> with_wire(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Wire> wire);
+// The same with the communicator's own, which is opened: all ranks call it at the same time.
 std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInfo& link,
                                    std::shared_ptr<Communicator> communicator);
 

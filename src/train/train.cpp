@@ -467,7 +467,7 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
 void Training::join_ranks() {
   const std::shared_ptr<Wire> wire = open_wire(*session_.device, options_.communicator);
   const LinkInfo link = link_of(*wire);
-  session_.device = with_ranks(std::move(session_.device), link, wire);
+  session_.device = with_wire(std::move(session_.device), link, wire);
 }
 
 // Of GPUs it is kept, since they are the same the next time. What the first rank knows, all take.
