@@ -162,10 +162,10 @@ class Queues {
   virtual void copy_within(std::byte* to, const std::byte* from, size_t bytes) = 0;  // the arena, in the compute queue
   virtual void mark(Queue queue, Mark mark) = 0;  // is reached when all that was asked of the queue so far is done
   virtual void wait(Queue queue,
-                    Mark mark) = 0;         // what is asked of the queue after this starts when the mark is reached
+                    Mark mark) = 0;  // what is asked of the queue after this starts when the mark is reached
   virtual bool is_reached(Mark mark) = 0;
-  virtual void synchronize(Mark mark) = 0;  // the host waits until the mark is reached
-  virtual void synchronize() = 0;           // until all queues are empty
+  virtual void synchronize(Mark mark) = 0;            // the host waits until the mark is reached
+  virtual void synchronize() = 0;                     // until all queues are empty
   virtual double ms_between(Mark from, Mark to) = 0;  // both timed and reached
 
   // What is asked between begin_capture and end_capture is kept and not done. Each replay then asks for all of it at

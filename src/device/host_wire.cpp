@@ -75,8 +75,9 @@ class HostWire final : public Wire {
 std::shared_ptr<Wire> open_wire(const Device& device, std::shared_ptr<Communicator> communicator) {
   if (std::shared_ptr<Wire> own = device.open_wire(communicator)) return own;
   if (!device.host_addressable()) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("several ranks on device '{}' are not supported: train on cpu or cuda", device.info().name));
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("several ranks on device '{}' are not supported: train on cpu or cuda", device.info().name));
   }
   return std::make_shared<HostWire>(std::move(communicator));
 }

@@ -165,8 +165,8 @@ struct Executor::Impl {
       if (ready.kernels[s]) bind(*ready.kernels[s], ready.bindings.steps[s]);
     }
     for (const Collective& collective : plan.collectives) {
-      ready.collectives.push_back(
-          options.messages ? make_collective(graph, plan, device, collective, ready.bindings) : nullptr);
+      ready.collectives.push_back(options.messages ? make_collective(graph, plan, device, collective, ready.bindings)
+                                                   : nullptr);
     }
     ready.boundaries = make_boundaries(plan);
     if (options.record_times) {

@@ -48,7 +48,7 @@ class QueuedDriver final : public Driver {
     std::unique_ptr<CopyEngine> engine;
     std::vector<Transfer> transfers;  // in the route's order
   };
-  struct Message {  // of a collective
+  struct Message {                     // of a collective
     const std::byte* scale = nullptr;  // of sums of gradients: below 0, nothing is sent; null: all is
     Queues::Mark ready = -1, begin = -1, done = -1;
     bool is_sent = false;  // in this step

@@ -68,7 +68,8 @@ TrainOptions options_of_rank(TrainOptions options) {
     const auto place = std::ranges::find(here, communicator.rank()) - here.begin();
     options.device = cuda::device_of_rank(options.device, static_cast<int>(place));
   } else if (options.device != "cpu") {
-    refuse(ErrorCode::unsupported, fmt::format("--device {}: several ranks train on cpu and cuda only", options.device));
+    refuse(ErrorCode::unsupported,
+           fmt::format("--device {}: several ranks train on cpu and cuda only", options.device));
   }
   if (options.inter_op != 1)
     refuse(ErrorCode::unsupported, "--inter-op: with several ranks, steps run one after another; leave it out");

@@ -62,7 +62,7 @@ struct SizeOf {
   static size_t launch() { return sizeof(Body); }
 };
 
-inline Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
+inline cuda::Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
   return {.n = n,
           .c = c,
           .h = h,
@@ -547,7 +547,8 @@ class FakeDoor : public cuda::Door {
       const std::lock_guard lock(door_.mutex_);
       door_.call("ncclCommGetAsyncError");
       if (!door_.nccl_failure_.empty()) throw Error(ErrorCode::device_failure, door_.nccl_failure_);
-      if (*aborted_) throw Error(ErrorCode::device_failure, "ncclCommGetAsyncError: the communicator was aborted (fake)");
+      if (*aborted_)
+        throw Error(ErrorCode::device_failure, "ncclCommGetAsyncError: the communicator was aborted (fake)");
       return std::exchange(asked_, true);
     }
     void run(std::span<const cuda::Transmission> group) override {
@@ -669,8 +670,8 @@ class FakeDoor : public cuda::Door {
       }
       ready[count++] = q;
     }
-    if (count == 0 && (meets_others || std::all_of(pending_.begin(), pending_.end(),
-                                                   [](const auto& queue) { return queue.empty(); })))
+    if (count == 0 && (meets_others ||
+                       std::all_of(pending_.begin(), pending_.end(), [](const auto& queue) { return queue.empty(); })))
       return false;
     if (count == 0) throw Error(ErrorCode::internal, "every queue waits for another");
     std::deque<Pending>& queue = pending_[ready[random_() % count]];

@@ -120,7 +120,9 @@ class FakeNccl {
     for (const auto& message : arrived_.at(number)) all.push_back(read(*message));
     arrived_.erase(number);
     std::vector<size_t> sends(static_cast<size_t>(ranks_), 0);  // by rank: looked at already
-    const auto collective = [&](int r, size_t nth) -> const Posted& { return nth_of(all[static_cast<size_t>(r)], nth); };
+    const auto collective = [&](int r, size_t nth) -> const Posted& {
+      return nth_of(all[static_cast<size_t>(r)], nth);
+    };
     size_t collectives = 0;
     for (const Transmission& t : group) {
       auto* const to = static_cast<float*>(t.to);

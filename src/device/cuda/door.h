@@ -154,7 +154,7 @@ class Door {
   virtual void drop_event(Event event) noexcept = 0;
   virtual void record(Queue queue, Event event) = 0;
   virtual void wait(Queue queue,
-                    Event event) = 0;         // what is asked of the queue after this starts when the event is reached
+                    Event event) = 0;  // what is asked of the queue after this starts when the event is reached
   virtual bool is_reached(Event event) = 0;
   virtual void synchronize(Event event) = 0;  // the host waits
   virtual void synchronize(Queue queue) = 0;

@@ -155,13 +155,9 @@ class NcclWire final : public Wire {
   }
 
   void take_mean(const float* mine, const float* received, int64_t count, float* out) override {
-    launch(MeanInOrder{.out = out,
-                       .mine = mine,
-                       .received = received,
-                       .count = count,
-                       .rank = rank(),
-                       .ranks = ranks()},
-           count);
+    launch(
+        MeanInOrder{.out = out, .mine = mine, .received = received, .count = count, .rank = rank(), .ranks = ranks()},
+        count);
   }
   void combine(const float* gathered, int64_t channels, std::optional<double> count, float* first,
                float* second) override {
@@ -177,8 +173,7 @@ class NcclWire final : public Wire {
   void copy_in_step(Memory from, std::span<std::byte> to) override {
     const Memory written = to;
     if (door_->records()) touch({&from, 1}, {&written, 1});
-    if (!from.empty())
-      door_->copy(Queue::compute, to.data(), from.data(), from.size(), Direction::on_device);
+    if (!from.empty()) door_->copy(Queue::compute, to.data(), from.data(), from.size(), Direction::on_device);
     if (from.size() < to.size()) door_->fill(Queue::compute, to.data() + from.size(), 0, to.size() - from.size());
   }
   void follow_steps() override { order(Queue::compute, Queue::messages, order_[0]); }

@@ -148,8 +148,7 @@ class CudaDoor final : public Door {
   }
   void launch(Queue queue, int body, const void* parameters, int64_t count) override {
     use();
-    if (const cudaError_t status = launch_body(body, parameters, count, stream(queue));
-        status != cudaSuccess) {
+    if (const cudaError_t status = launch_body(body, parameters, count, stream(queue)); status != cudaSuccess) {
       throw_failure("cudaLaunchKernel", reason_of(status), fmt::format(", for our kernel number {}", body));
     }
   }

@@ -67,12 +67,12 @@ Library load() {
   const bool all =
       find(handle, "ncclGetUniqueId", l.get_unique_id) && find(handle, "ncclCommInitRankConfig", l.init_rank) &&
       find(handle, "ncclCommAbort", l.abort) && find(handle, "ncclGetErrorString", l.get_error_string) &&
-      find(handle, "ncclGetLastError", l.get_last_error) &&
-      find(handle, "ncclCommGetAsyncError", l.get_async_error) && find(handle, "ncclAllReduce", l.all_reduce) &&
-      find(handle, "ncclReduceScatter", l.reduce_scatter) && find(handle, "ncclAllGather", l.all_gather) &&
-      find(handle, "ncclReduce", l.reduce) && find(handle, "ncclBroadcast", l.broadcast) &&
-      find(handle, "ncclSend", l.send) && find(handle, "ncclRecv", l.receive) &&
-      find(handle, "ncclGroupStart", l.group_start) && find(handle, "ncclGroupEnd", l.group_end);
+      find(handle, "ncclGetLastError", l.get_last_error) && find(handle, "ncclCommGetAsyncError", l.get_async_error) &&
+      find(handle, "ncclAllReduce", l.all_reduce) && find(handle, "ncclReduceScatter", l.reduce_scatter) &&
+      find(handle, "ncclAllGather", l.all_gather) && find(handle, "ncclReduce", l.reduce) &&
+      find(handle, "ncclBroadcast", l.broadcast) && find(handle, "ncclSend", l.send) &&
+      find(handle, "ncclRecv", l.receive) && find(handle, "ncclGroupStart", l.group_start) &&
+      find(handle, "ncclGroupEnd", l.group_end);
   if (!all) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("{} (NCCL {}) lacks a function: {}", file, text_of(l.version), kInstall));
