@@ -215,6 +215,10 @@ class FakeDoor : public cuda::Door {
     facts_.id = "GPU-" + std::to_string(number);
     return *this;
   }
+  FakeDoor& as_number(int number) {  // of a process that sees only some of the machine's GPUs
+    device_ = number;
+    return *this;
+  }
 
   void copy(Queue queue, void* to, const void* from, size_t bytes, cuda::Direction direction) override {
     const std::lock_guard lock(mutex_);
