@@ -75,19 +75,10 @@ INSTANTIATE_TEST_SUITE_P(Devices, NotThere, ::testing::ValuesIn([] {
                          }()),
                          [](const auto& info) { return test_name(info.param.first); });
 
-// Ops of a training that several ranks share, which is on cpu alone.
-bool is_elsewhere(const std::string& device, const std::string& type) {
-  static const std::set<std::string> types = {"BatchMoments", "SyncBatchNormForward", "BatchNormGradientSums",
-                                              "SyncBatchNormBackward"};
-  return device != "cpu" && types.contains(type);
-}
-constexpr const char* kElsewhere = "several ranks train on cpu only";
-
 class Conformance : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};  // device, op type
 
 TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
   const auto& [device_name, type] = GetParam();
-  if (is_elsewhere(device_name, type)) GTEST_SKIP() << kElsewhere;
   const auto device = open(device_name);
   int kernels = 0, refused = 0;
   for (const Case& one : all_cases()) {
@@ -123,7 +114,6 @@ class KernelNames : public Conformance {};  // for what has kernels: a view has 
 
 TEST_P(KernelNames, AreRefusedWhereThereIsNoSuchKernel) {
   const auto& [device_name, type] = GetParam();
-  if (is_elsewhere(device_name, type)) GTEST_SKIP() << kElsewhere;
   const auto device = open(device_name);
   for (const Case& one : all_cases()) {
     if (one.type != type) continue;
@@ -197,7 +187,6 @@ TEST_P(DeviceConformance, HasAKernelOfItsOwnForEveryOpType) {
   std::set<std::string> lacking;
   for (const Case& one : all_cases()) {
     if (op_type(one.type).is_view || lacking.count(one.type) > 0) continue;
-    if (is_elsewhere(GetParam(), one.type)) continue;
     const Subject subject = build_subject(one, kSeed);
     if (device->kernels(subject.graph, subject.graph.op(subject.op), LayoutFamily::plain)[0].name == "reference")
       lacking.insert(one.type);

@@ -48,6 +48,7 @@ std::vector<NamedFactory> attention_kernels();
 std::vector<NamedFactory> pointwise_kernels();  // and Cast, Expand, Reduce
 std::vector<NamedFactory> pool_kernels();       // and LRN
 std::vector<NamedFactory> batch_norm_kernels();
+std::vector<NamedFactory> sync_batch_norm_kernels();  // without its collectives
 std::vector<NamedFactory> clip_kernels();
 std::vector<NamedFactory> loss_kernels();
 std::vector<NamedFactory> matmul_kernels();
@@ -72,7 +73,7 @@ class CudaKernel : public Kernel {
   template <class Body>
   void launch(const Body& body, int64_t count) const {
     static_assert(Bodies::number<Body>() >= 0);
-    door_->launch(Bodies::number<Body>(), &body, count);
+    door_->launch(Queue::compute, Bodies::number<Body>(), &body, count);
   }
   // Sums over each channel, in pieces.
   template <class Term>
@@ -115,7 +116,7 @@ Layout family_layout(LayoutFamily family, size_t rank);
 Image image_of(const Op& op, const Tensor& tensor);
 // Any layout with at most one block a dimension.
 Place place_in(const Op& op, const Tensor& tensor);
-// Throws Error(unsupported) unless the op's floating tensors are f32.
+// Throws Error(unsupported) unless the op's floating tensors are f32; of sums that ranks exchange, f64.
 void require_f32(const Graph& graph, const Op& op);
 // Throws Error(unsupported) unless all tensors of the op that have the shape of `like` lie as it does.
 void require_one_layout(const Graph& graph, const Op& op, const Tensor& like);

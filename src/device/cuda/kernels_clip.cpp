@@ -12,39 +12,71 @@ int64_t stored_elements(const Graph& graph, const Op& op) {
   return storage_elements(tensor.shape, tensor.layout);
 }
 
-// Cut into pieces by the number of elements alone, so that a sum is the same every time, and the workspace in every
-// layout: that is chosen after the workspace was asked.
+// Sums of squares of blocks of kShardUnit elements, as SquareSums has them, so that the norm of pieces is that of the whole
+// to the bit. Where padding asks for more blocks they are longer: their number, and so the workspace, is the same in every
+// layout, which is chosen after the workspace was asked.
 class GradientNormKernel final : public CudaKernel {
  public:
   GradientNormKernel(const Context& context, const Graph& graph, const Op& op)
-      : CudaKernel(context, graph, op), elements_(stored_elements(graph, op)) {
-    const int64_t pieces = pieces_of(graph, op);
-    length_ = (elements_ + pieces - 1) / pieces;
-    pieces_ = (elements_ + length_ - 1) / length_;
+      : CudaKernel(context, graph, op), elements_(stored_elements(graph, op)), blocks_(blocks_of(graph, op)) {
+    length_ = std::max(kShardUnit, (elements_ + blocks_ - 1) / blocks_);
     workspace_bytes_ = workspace_for(graph, op);
   }
   static Bytes workspace_for(const Graph& graph, const Op& op) {
-    return {pieces_of(graph, op) * static_cast<int64_t>(sizeof(double))};
+    return {blocks_of(graph, op) * static_cast<int64_t>(sizeof(double))};
   }
 
  private:
-  static int64_t pieces_of(const Graph& graph, const Op& op) {
-    return std::clamp<int64_t>(element_count(graph.tensor(op.inputs[0]).shape) / 4096, 1, 1024);
+  static int64_t blocks_of(const Graph& graph, const Op& op) {
+    return (element_count(graph.tensor(op.inputs[0]).shape) + kShardUnit - 1) / kShardUnit;
   }
   void work() override {
     launch(SumAll<Squared>{.of = {.x = input(0)}, .sums = scratch<double>(), .elements = elements_, .length = length_},
-           pieces_);
-    launch(NormTotal{.norm = output(0), .sums = scratch<double>(), .count = pieces_}, 1);
+           blocks_);
+    launch(NormTotal{.norm = output(0), .sums = scratch<double>(), .count = blocks_}, 1);
   }
 
-  int64_t elements_, length_ = 1, pieces_ = 1;
+  int64_t elements_, blocks_, length_ = kShardUnit;
 };
 
+// With the attribute "row_major" in that order, so that the sum does not depend on a layout.
 std::vector<KernelSpec> norm_specs(const Context& context, const Graph& graph, const Op& op, LayoutFamily family) {
-  std::vector<KernelSpec> specs = own_specs_any_layout(context, graph, op, family);
+  std::vector<KernelSpec> specs = op.attributes.integer("row_major", 0) != 0
+                                      ? own_specs_row_major(context, graph, op, family)
+                                      : own_specs_any_layout(context, graph, op, family);
   specs[0].workspace = GradientNormKernel::workspace_for(graph, op);
   return specs;
 }
+
+class SquareSumsKernel final : public CudaKernel {
+ public:
+  SquareSumsKernel(const Context& context, const Graph& graph, const Op& op)
+      : CudaKernel(context, graph, op), elements_(stored_elements(graph, op)) {
+    require_row_major(graph, op);
+  }
+
+ private:
+  void work() override {
+    launch(
+        SumAll<Squared>{.of = {.x = input(0)}, .sums = output<double>(0), .elements = elements_, .length = kShardUnit},
+        elements_ / kShardUnit);
+  }
+
+  int64_t elements_;
+};
+
+class NormOfSumsKernel final : public CudaKernel {
+ public:
+  NormOfSumsKernel(const Context& context, const Graph& graph, const Op& op)
+      : CudaKernel(context, graph, op), count_(stored_elements(graph, op)) {
+    require_row_major(graph, op);
+  }
+
+ private:
+  void work() override { launch(NormTotal{.norm = output(0), .sums = input<double>(0), .count = count_}, 1); }
+
+  int64_t count_;
+};
 
 class ClipScaleKernel final : public CudaKernel {
  public:
@@ -94,6 +126,8 @@ class ScaleGradientKernel final : public CudaKernel {
 
 std::vector<NamedFactory> clip_kernels() {
   return {{"GradientNorm", {norm_specs, make_own<GradientNormKernel>}},
+          {"SquareSums", {own_specs_row_major, make_own<SquareSumsKernel>}},
+          {"NormOfSums", {own_specs_row_major, make_own<NormOfSumsKernel>}},
           {"ClipScale", {own_specs_with_workspace<ClipScaleKernel>, make_own<ClipScaleKernel>}},
           {"ScaleGradient", {own_specs_any_layout, make_own<ScaleGradientKernel>}}};
 }

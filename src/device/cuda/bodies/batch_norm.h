@@ -102,4 +102,42 @@ struct NormalizeBackward {
   }
 };
 
+// Of batch normalisation over several ranks (ops/sync_batch_norm.cpp): a rank's own mean and squares around it, a block a
+// channel.
+struct ChannelMoments {
+  using Kind = EachBlock;
+  using Value = SumPair;
+  float* mean;
+  float* squares;
+  const SumPair* sums;
+  int64_t pieces, elements;
+  PLIMSOLL_BODY SumPair partial(int64_t c, int thread) const { return sum_of_pieces(sums, pieces, c, thread); }
+  PLIMSOLL_BODY void finish(int64_t c, const SumPair& sum) const {
+    const double m = sum.a / static_cast<double>(elements), around = sum.b - sum.a * m;
+    mean[c] = static_cast<float>(m);
+    squares[c] = static_cast<float>(around < 0 ? 0 : around);
+  }
+};
+
+// What follows from the mean and squares of all ranks, an element a channel.
+struct WholeStatistics {
+  using Kind = EachElement;
+  float* inv_std;
+  float* next_mean;  // null but in a forward pass that is no recomputation
+  float* next_variance;
+  const float* running_mean;
+  const float* running_variance;
+  const float* mean;
+  const float* squares;
+  double elements;  // of a channel, of all ranks
+  double epsilon, momentum;
+  PLIMSOLL_BODY void run(int64_t c) const {
+    inv_std[c] = static_cast<float>(1 / sqrt(squares[c] / elements + epsilon));
+    if (next_mean == nullptr) return;
+    next_mean[c] = static_cast<float>((1 - momentum) * running_mean[c] + momentum * mean[c]);
+    next_variance[c] =
+        static_cast<float>((1 - momentum) * running_variance[c] + momentum * squares[c] / (elements - 1));
+  }
+};
+
 }  // namespace plimsoll::cuda
