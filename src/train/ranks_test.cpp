@@ -402,6 +402,36 @@ TEST(Ranks, RefuseWhatCannotBeShared) {
   EXPECT_THAT(refusal(ErrorCode::infeasible, [](TrainOptions& o) { o.memory = 1_KiB; }), HasSubstr("no plan"));
 }
 
+// What a rank has summed is its own, so a step whose sums are begun is finished first.
+TEST(Ranks, GoOnWithTheSameBitsFromWhereverTheyStopped) {
+  const TemporaryFolder folder;
+  TrainOptions options = short_training("lenet");
+  options.batch = 12;
+  options.steps = 6;
+  options.optimizer.accumulate = 3;
+  const Learned whole = together(2, options);
+  for (const bool saves : {false, true}) {
+    for (const int batches : {1, 2, 3, 4}) {
+      TrainOptions first = options;
+      first.checkpoint = folder.path() / fmt::format("{}{}.safetensors", saves, batches);
+      if (saves) first.steps = 2;
+      as_ranks(2, [&](const std::shared_ptr<Communicator>& communicator) {
+        TrainOptions mine = first;
+        mine.communicator = communicator;
+        TrainListener listener;
+        int asked = 0;
+        const auto ask = [&] { return ++asked == batches; };
+        if (communicator->rank() == 1) (saves ? listener.save : listener.stop) = ask;
+        run_training(mine, listener);
+        EXPECT_GE(asked, batches);
+      });
+      TrainOptions rest = options;
+      rest.resume = first.checkpoint;
+      EXPECT_EQ(together(2, rest).done.weights_sha256, whole.done.weights_sha256) << batches;
+    }
+  }
+}
+
 TEST(Ranks, StopTogetherWhenOneIsAskedTo) {
   std::atomic<int> stopped = 0;
   as_ranks(3, [&](const std::shared_ptr<Communicator>& communicator) {

@@ -54,13 +54,18 @@ void TrainingLoop::run_epoch() {
   EpochSums sums;
   while (place_.batch_in_epoch < per_epoch_ && place_.step < total_steps_ && !stopped_) {
     const bool stepped = run_batch(sums);
-    if (parts_.options.communicator == nullptr) {
-      stopped_ = asked_to_stop();
+    const bool has_ranks = parts_.options.communicator != nullptr;
+    if (!has_ranks) {
+      stop_asked_ = asked_to_stop();
       save_asked_ = asked_to_save();
     }
+    // What a rank has summed for the next update is its own, and no checkpoint has it.
+    const bool may_save = stepped || !has_ranks;
+    stopped_ = stop_asked_ && may_save;
     const int64_t every = parts_.options.checkpoint_every;
-    const bool due = save_asked_ || (stepped && every > 0 && place_.step % every == 0);
+    const bool due = (save_asked_ && may_save) || (stepped && every > 0 && place_.step % every == 0);
     if (!stopped_ && saves_ && due) save();
+    if (may_save) save_asked_ = false;
   }
   if (stopped_) {
     if (saves_) save_at_end();
@@ -100,8 +105,8 @@ bool TrainingLoop::run_batch(EpochSums& sums) {
                                               .save = asked_to_save()});
     loss = whole.loss;
     if (correct) correct = whole.correct;
-    stopped_ = whole.stop != 0;
-    save_asked_ = whole.save != 0;
+    stop_asked_ |= whole.stop != 0;
+    save_asked_ |= whole.save != 0;
   }
   sums.loss += loss;
   sums.seen += options.batch;
