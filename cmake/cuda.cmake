@@ -1,4 +1,4 @@
-# libplimsoll_cuda.so: the door to CUDA, cuDNN and cuBLASLt (src/device/cuda/module). Nothing else is compiled against CUDA.
+# libplimsoll_cuda.so: the door to CUDA, cuDNN, cuBLASLt and NCCL (src/device/cuda/module). Nothing else is compiled against CUDA.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(PLIMSOLL_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
   if(PLIMSOLL_NVCC)
@@ -51,6 +51,12 @@ endif()
 enable_language(CUDA)
 message(STATUS "CUDA: ${CUDAToolkit_VERSION}, for sm_${PLIMSOLL_CUDA_BUILT_FOR}")
 file(GLOB PLIMSOLL_CUDA_SOURCES CONFIGURE_DEPENDS src/device/cuda/module/*.cpp)
+# NCCL is loaded when ranks meet. Its header, where there is one, is compared with our prototypes.
+find_path(PLIMSOLL_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+if(NOT PLIMSOLL_NCCL_INCLUDE)
+  message(STATUS "CUDA: no nccl.h; the prototypes of NCCL's functions are not compared with it")
+  list(FILTER PLIMSOLL_CUDA_SOURCES EXCLUDE REGEX "nccl_signatures\\.cpp$")
+endif()
 file(GLOB PLIMSOLL_CUDA_KERNELS CONFIGURE_DEPENDS src/device/cuda/module/*.cu)
 # CMake 3.25 knows no flag for C++20 of a current nvcc. Kernels are written in C++17; the rest gets its flag below.
 set(CMAKE_CXX_STANDARD)
@@ -64,6 +70,9 @@ set_target_properties(plimsoll_cuda PROPERTIES
   CXX_VISIBILITY_PRESET default)
 target_include_directories(plimsoll_cuda PRIVATE src include)
 target_include_directories(plimsoll_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${PLIMSOLL_CUDNN_INCLUDE})
+if(PLIMSOLL_NCCL_INCLUDE)
+  target_include_directories(plimsoll_cuda SYSTEM PRIVATE ${PLIMSOLL_NCCL_INCLUDE})
+endif()
 target_compile_options(plimsoll_cuda PRIVATE -std=c++20 -Wall -Wextra -Werror)
-target_link_libraries(plimsoll_cuda PRIVATE fmt::fmt CUDA::cudart_static ${PLIMSOLL_CUDNN_LIBRARY} ${PLIMSOLL_CUBLASLT_LIBRARY})
+target_link_libraries(plimsoll_cuda PRIVATE fmt::fmt ${CMAKE_DL_LIBS} CUDA::cudart_static ${PLIMSOLL_CUDNN_LIBRARY} ${PLIMSOLL_CUBLASLT_LIBRARY})
 set(CMAKE_CXX_STANDARD 20)

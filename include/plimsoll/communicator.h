@@ -133,6 +133,10 @@ class Communicator {
   // A server's whole work: until the ranks take leave.
   void serve();
 
+  // What waiting for messages does meanwhile, for who waits for the other ranks by other means: throws RankFailed where one
+  // of them has ended, or where `what` has been under way since then for longer than the timeout says.
+  void look(std::optional<std::chrono::steady_clock::time_point> since, std::string_view what);
+
   // Tells the user, and the others, that this rank ends, and why, so that they end too. What all ranks find at once, one of
   // them tells. Waits a moment, so that it reaches them.
   void fail(ErrorCode code, std::string_view why) noexcept;

@@ -19,6 +19,7 @@ namespace plimsoll {
 
 class Communicator;
 class Tier;
+class Wire;
 
 // Memory behind the arena, with engines of its own that copy in and out beside compute.
 struct TierInfo {
@@ -143,7 +144,7 @@ class Arena {
 
 // The queues of a device that computes beside the host, as a GPU does. There run() of a kernel only asks for the work.
 // The compute queue does what was asked in that order. Copies between the arena and pinned host memory have a queue for
-// each direction. Marks order the queues among each other:
+// each direction, and collectives of several ranks have one. Marks order the queues among each other:
 //
 //   compute   [ step 3 ]m1[ step 4      ][ step 5 ]      mark(compute, m1); wait(out, m1); copy_out(...); mark(out, m2)
 //   out                 [ y leaves    ]m2                wait(compute, m2) before step 6: y's bytes are free there
@@ -151,7 +152,7 @@ class Arena {
 // It is for one thread at a time. Only synchronize waits, and only make_mark allocates.
 class Queues {
  public:
-  enum class Queue : uint8_t { compute, out, in };
+  enum class Queue : uint8_t { compute, out, in, messages };
   using Mark = int32_t;
   virtual ~Queues() = default;
   virtual Mark make_mark(bool timed) = 0;
@@ -161,9 +162,10 @@ class Queues {
   virtual void copy_within(std::byte* to, const std::byte* from, size_t bytes) = 0;  // the arena, in the compute queue
   virtual void mark(Queue queue, Mark mark) = 0;  // is reached when all that was asked of the queue so far is done
   virtual void wait(Queue queue,
-                    Mark mark) = 0;         // what is asked of the queue after this starts when the mark is reached
-  virtual void synchronize(Mark mark) = 0;  // the host waits until the mark is reached
-  virtual void synchronize() = 0;           // until all three queues are empty
+                    Mark mark) = 0;  // what is asked of the queue after this starts when the mark is reached
+  virtual bool is_reached(Mark mark) = 0;
+  virtual void synchronize(Mark mark) = 0;            // the host waits until the mark is reached
+  virtual void synchronize() = 0;                     // until all queues are empty
   virtual double ms_between(Mark from, Mark to) = 0;  // both timed and reached
 
   // What is asked between begin_capture and end_capture is kept and not done. Each replay then asks for all of it at
@@ -193,8 +195,13 @@ class Device {
   // Which of the ranks this is, and how it reaches the others; null where it is alone, or only plans for several.
   virtual Communicator* communicator() const { return nullptr; }
   // One kernel for several ops that all ranks run together (OpType::is_collective), of one type; it is bound to the inputs
-  // of all, in their order, and to the outputs of all. Throws Error(unsupported) on a device that is alone.
-  virtual std::unique_ptr<Kernel> make_collective(const Graph& graph, std::span<const OpId> ops) const;
+  // of all, in their order, and to the outputs of all. `kernel`: the name that all of them have in the plan; empty: of
+  // those that are exact. Throws Error(unsupported) on a device that is alone.
+  virtual std::unique_ptr<Kernel> make_collective(const Graph& graph, std::span<const OpId> ops,
+                                                  std::string_view kernel = {}) const;
+  // How the memory of such a device reaches that of other ranks, all of which ask for it at the same time; null where the
+  // host addresses the arena, and sends from there. Throws Error(unsupported) where what that needs is not there.
+  virtual std::shared_ptr<Wire> open_wire(const std::shared_ptr<Communicator>& communicator) const;
 
   // Where a kernel runs a part of the batch, the part's first row lies at a multiple of so many bytes in every tensor.
   virtual int64_t row_alignment(const Op&, std::string_view /*kernel*/) const { return 1; }

@@ -29,6 +29,8 @@ struct ExecuteOptions {
   // From the third training step on ask for each as a whole, where the device can (CUDA graphs). Times are then of the
   // second.
   bool capture = true;
+  // False: collectives are left out, for one rank that tries a plan without the others; states mean nothing then.
+  bool messages = true;
   std::filesystem::path spill;                // the folder of the disk tier, for plans that use one
   std::string peer;                           // the device whose memory is the peer tier, likewise
   std::shared_ptr<RemoteMemory> remote = {};  // what the remote tier is, likewise
@@ -92,8 +94,8 @@ class Executor {
   // When a copy to or from a tier fails, throws Error(device_failure) that names tensor, tier and place; the states are
   // lost then, and every further step throws the same. When a kernel refuses to run, throws KernelRefused.
   void run_step();
-  // Runs the step on whatever lies there, leaves out kernels that refuse to run, and returns these. States mean nothing
-  // afterwards.
+  // Runs the step on whatever lies there, without the other ranks, leaves out kernels that refuse to run, and returns
+  // these. States mean nothing afterwards.
   std::vector<KernelRefused> rehearse();
 
   // The most bytes in use at once in the training steps run: by the addresses that kernels and copies were given, from

@@ -12,105 +12,91 @@ namespace {
 
 constexpr std::string_view kCombineMoments = "CombineMoments", kSumOverRanks = "SumOverRanks";
 
-// What one channel has of one rank, and of all: a mean and squares around it, or two sums.
-struct Pair {
-  double first = 0, second = 0;
-};
-
-// `of_rank(r)`: what rank r found. The means of equally many elements each are averaged; what lies between them and the
-// mean of all comes to the squares.
-template <class OfRank>
-Pair combine_moments(int ranks, double count, const OfRank& of_rank) {
-  Pair all;
-  for (int r = 0; r < ranks; ++r) all.first += of_rank(r).first;
-  all.first /= ranks;
-  for (int r = 0; r < ranks; ++r) {
-    const Pair part = of_rank(r);
-    const double off = part.first - all.first;
-    all.second += part.second + count * off * off;
-  }
-  return all;
-}
-
-template <class OfRank>
-Pair sum_over_ranks(int ranks, const OfRank& of_rank) {
-  Pair all;
-  for (int r = 0; r < ranks; ++r) {
-    const Pair part = of_rank(r);
-    all.first += part.first;
-    all.second += part.second;
-  }
-  return all;
-}
-
 class GatheredChannels final : public Kernel {
  public:
-  GatheredChannels(const Graph& graph, std::span<const OpId> ops, Communicator& communicator, std::span<float> buffer)
-      : communicator_(communicator),
+  GatheredChannels(const Graph& graph, std::span<const OpId> ops, Wire& wire, float* buffer, int64_t elements)
+      : wire_(wire),
         buffer_(buffer),
-        most_(static_cast<int64_t>(buffer.size()) / (2 * communicator.size())),
-        sizes_(communicator.size()),
+        most_(elements / (2 * wire.ranks())),
+        sizes_(wire.ranks()),
         combines_moments_(graph.op(ops[0]).type->name == kCombineMoments) {
     for (const OpId id : ops) {
       const Op& op = graph.op(id);
-      layers_.push_back({.channels = element_count(graph.tensor(op.inputs[0]).shape),
-                         .count = combines_moments_ ? static_cast<double>(op.attributes.integer("count")) : 0});
+      Layer layer{.channels = element_count(graph.tensor(op.inputs[0]).shape)};
+      if (combines_moments_) layer.count = static_cast<double>(op.attributes.integer("count"));
+      layers_.push_back(layer);
     }
   }
 
   Bytes workspace() const override { return {}; }
 
   void bind(std::span<void* const> inputs, std::span<void* const> outputs, void*) override {
+    reads_.clear();
+    writes_.clear();
     for (size_t i = 0; i < layers_.size(); ++i) {
+      const size_t bytes = layers_[i].channels * sizeof(float);
       for (size_t k = 0; k < 2; ++k) {
         layers_[i].in[k] = static_cast<const float*>(inputs[2 * i + k]);
         layers_[i].out[k] = static_cast<float*>(outputs[2 * i + k]);
+        reads_.push_back({static_cast<const std::byte*>(inputs[2 * i + k]), bytes});
+        writes_.push_back({static_cast<const std::byte*>(outputs[2 * i + k]), bytes});
       }
     }
   }
 
   void run() override {
+    wire_.begin(reads_, writes_);
     for (const Layer& layer : layers_) {
       for (int64_t at = 0; at < layer.channels; at += most_) gather(layer, at, std::min(most_, layer.channels - at));
     }
+    wire_.end();
   }
 
  private:
   struct Layer {
     int64_t channels = 0;
-    double count = 0;  // elements of a channel in the batch of one rank
+    std::optional<double> count = {};  // elements of a channel in the batch of one rank
     const float* in[2] = {};
     float* out[2] = {};
   };
 
   // Channels [at, at + n).
   void gather(const Layer& layer, int64_t at, int64_t n) {
-    const int ranks = communicator_.size();
-    float* const mine = buffer_.data() + 2 * n * communicator_.rank();
-    for (size_t k = 0; k < 2; ++k) std::copy_n(layer.in[k] + at, n, mine + static_cast<int64_t>(k) * n);
+    float* const mine = buffer_ + 2 * n * wire_.rank();
+    for (size_t k = 0; k < 2; ++k) wire_.copy(layer.in[k] + at, n, mine + static_cast<int64_t>(k) * n);
     std::fill(sizes_.begin(), sizes_.end(), 2 * n);
-    communicator_.spread(buffer_.first(2 * n * ranks), sizes_);
-    for (int64_t c = 0; c < n; ++c) {
-      const auto of_rank = [&](int64_t r) {
-        const float* const part = buffer_.data() + 2 * n * r + c;
-        return Pair{part[0], part[n]};
-      };
-      const Pair all =
-          combines_moments_ ? combine_moments(ranks, layer.count, of_rank) : sum_over_ranks(ranks, of_rank);
-      layer.out[0][at + c] = static_cast<float>(all.first);
-      layer.out[1][at + c] = static_cast<float>(all.second);
-    }
+    wire_.spread(buffer_, sizes_);
+    wire_.combine(buffer_, n, layer.count, layer.out[0] + at, layer.out[1] + at);
   }
 
-  Communicator& communicator_;
-  const std::span<float> buffer_;
+  Wire& wire_;
+  float* const buffer_;
   const int64_t most_;  // channels of a round
   std::vector<int64_t> sizes_;
   const bool combines_moments_;
   std::vector<Layer> layers_;
+  std::vector<Wire::Memory> reads_, writes_;
 };
 
 }  // namespace
+
+// The means of equally many elements each are averaged; what lies between them and the mean of all comes to the squares.
+ChannelPair combine_channel(const float* gathered, int64_t channels, int ranks, std::optional<double> count,
+                            int64_t c) {
+  const auto of_rank = [&](int64_t r) {
+    const float* const part = gathered + 2 * channels * r + c;
+    return ChannelPair{part[0], part[channels]};
+  };
+  ChannelPair all;
+  for (int r = 0; r < ranks; ++r) all.first += of_rank(r).first;
+  if (count) all.first /= ranks;
+  for (int r = 0; r < ranks; ++r) {
+    const ChannelPair part = of_rank(r);
+    const double off = count ? part.first - all.first : 0;
+    all.second += part.second + count.value_or(0) * off * off;
+  }
+  return all;
+}
 
 bool is_of_channels(const Op& op) { return op.type->name == kCombineMoments || op.type->name == kSumOverRanks; }
 
@@ -128,9 +114,9 @@ KernelSpec channel_collective_spec(const Graph& graph, const Op& op, const LinkI
           .estimate = {.ms = collective_ms(link, graph, {&id, 1})}};
 }
 
-std::unique_ptr<Kernel> make_channel_collective(const Graph& graph, std::span<const OpId> ops,
-                                                Communicator& communicator, std::span<float> buffer) {
-  return std::make_unique<GatheredChannels>(graph, ops, communicator, buffer);
+std::unique_ptr<Kernel> make_channel_collective(const Graph& graph, std::span<const OpId> ops, Wire& wire,
+                                                float* buffer, int64_t elements) {
+  return std::make_unique<GatheredChannels>(graph, ops, wire, buffer, elements);
 }
 
 }  // namespace plimsoll

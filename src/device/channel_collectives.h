@@ -8,9 +8,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 
-#include "plimsoll/communicator.h"
+#include "device/wire.h"
 #include "plimsoll/device.h"
 
 namespace plimsoll {
@@ -21,8 +22,16 @@ bool is_of_channels(const Op& op);
 // Their one kernel, "gathered".
 KernelSpec channel_collective_spec(const Graph& graph, const Op& op, const LinkInfo& link);
 
-// `ops`: of one type. `buffer` is used while it runs: at least two numbers a rank; what does not fit goes in several rounds.
-std::unique_ptr<Kernel> make_channel_collective(const Graph& graph, std::span<const OpId> ops,
-                                                Communicator& communicator, std::span<float> buffer);
+// What one channel has of one rank, and of all: a mean and squares around it, or two sums.
+struct ChannelPair {
+  double first = 0, second = 0;
+};
+// Wire::combine, of channel c.
+ChannelPair combine_channel(const float* gathered, int64_t channels, int ranks, std::optional<double> count, int64_t c);
+
+// `ops`: of one type. `buffer`, of so many elements, is used while it runs: at least two numbers a rank; what does not fit
+// goes in several rounds.
+std::unique_ptr<Kernel> make_channel_collective(const Graph& graph, std::span<const OpId> ops, Wire& wire,
+                                                float* buffer, int64_t elements);
 
 }  // namespace plimsoll

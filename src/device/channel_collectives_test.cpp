@@ -190,7 +190,8 @@ TEST(ChannelCollectives, SumWhatAllHaveInTheOrderOfTheRanksWhateverTheRounds) {
       ops.push_back(graph.add_op("SumOverRanks", name, name, {a, b}, {{"ranks", int64_t{kRanks}}}));
     }
     as_ranks(kRanks, [&](const std::shared_ptr<Communicator>& communicator) {
-      std::vector<float> buffer(room);
+      const auto wire = open_wire(*open_device("cpu", 1), communicator);
+      const std::shared_ptr<float> buffer = wire->take_buffer(room);
       Values values(graph);
       fill_sources(graph, values, communicator->rank());
       std::vector<void*> inputs, outputs;
@@ -198,7 +199,7 @@ TEST(ChannelCollectives, SumWhatAllHaveInTheOrderOfTheRanksWhateverTheRounds) {
         for (const TensorId in : graph.op(id).inputs) inputs.push_back(values[in].data.data());
         for (const TensorId out : graph.op(id).outputs) outputs.push_back(values[out].data.data());
       }
-      const auto kernel = make_channel_collective(graph, ops, *communicator, buffer);
+      const auto kernel = make_channel_collective(graph, ops, *wire, buffer.get(), room);
       kernel->bind(inputs, outputs, nullptr);
       kernel->run();
       for (const OpId id : ops) {

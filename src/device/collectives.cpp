@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <chrono>
+#include <iterator>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/statistics.h"
 #include "device/channel_collectives.h"
 #include "device/tier/tier.h"
+#include "device/wire.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -26,50 +29,82 @@ void divide(int64_t count, std::span<int64_t> sizes) {
 
 // What collectives share, since one runs at a time.
 struct MessageBuffers {
-  explicit MessageBuffers(int64_t ranks)
-      : most(message_elements(ranks)), sizes(ranks), packed(most), received((most + ranks - 1) / ranks * (ranks - 1)) {}
+  explicit MessageBuffers(Wire& wire)
+      : most(message_elements(wire.ranks())),
+        sizes(wire.ranks()),
+        packed_memory(wire.take_buffer(most)),
+        received_memory(wire.take_buffer((most + wire.ranks() - 1) / wire.ranks() * (wire.ranks() - 1))),
+        packed(packed_memory.get()),
+        received(received_memory.get()) {}
   const int64_t most;  // elements of a message
   std::vector<int64_t> sizes;
-  std::vector<float> packed, received;
-
-  // What other ranks sent of a piece, in their order.
-  const float* of_rank(int64_t r, int64_t own, int64_t count) const {
-    return received.data() + (r < own ? r : r - 1) * count;
-  }
+  const std::shared_ptr<float> packed_memory, received_memory;
+  float* const packed;
+  float* const received;  // what other ranks sent of a piece, in their order
 };
 
-// out = mean of the ranks' pieces; `mine` may be `out`.
-void add_in_order(const Communicator& ranks, const MessageBuffers& buffers, const float* mine, int64_t count,
-                  float* out) {
-  constexpr int64_t kBlock = 1024;
-  std::array<float, kBlock> sums;
-  const int64_t own = ranks.rank();
-  const float mean = 1.0F / static_cast<float>(ranks.size());
-  for (int64_t at = 0; at < count; at += kBlock) {
-    const int64_t n = std::min(kBlock, count - at);
-    const auto piece = [&](int64_t r) { return r == own ? mine + at : buffers.of_rank(r, own, count) + at; };
-    std::copy_n(piece(0), n, sums.data());
-    for (int64_t r = 1; r < ranks.size(); ++r) {
-      const float* const x = piece(r);
-      for (int64_t i = 0; i < n; ++i) sums[i] += x[i];
-    }
-    for (int64_t i = 0; i < n; ++i) out[at + i] = sums[i] * mean;
-  }
-}
-
 bool is_scaled(const Op& op) { return op.attributes.integer("scaled", 0) != 0; }
-// Of sums of gradients that are no update yet.
-bool says_nothing_yet(const float* scale) { return scale != nullptr && *scale < 0; }
 
-// The mean of each of some tensors over the ranks.
-class OrderedAllReduce final : public Kernel {
+// A collective by messages, whose sums are in the order of the ranks.
+class OrderedCollective : public Kernel {
  public:
-  OrderedAllReduce(const Graph& graph, std::span<const OpId> ops, Communicator& communicator, MessageBuffers& buffers)
-      : communicator_(communicator), buffers_(buffers), ranks_(communicator.size()) {
-    size_t inputs = 0, outputs = 0;
+  OrderedCollective(const Graph& graph, std::span<const OpId> ops, Wire& wire, MessageBuffers& buffers)
+      : wire_(wire), buffers_(buffers), ranks_(wire.ranks()) {
     for (OpId id : ops) {
       const Op& op = graph.op(id);
       scaled_ = is_scaled(op);
+      for (TensorId in : op.inputs) input_bytes_.push_back(graph.tensor(in).bytes().count);
+      for (TensorId out : op.outputs) output_bytes_.push_back(graph.tensor(out).bytes().count);
+    }
+  }
+  Bytes workspace() const final { return {}; }
+  void bind(std::span<void* const> inputs, std::span<void* const> outputs, void*) final {
+    scale_ = scaled_ ? static_cast<const float*>(inputs.back()) : nullptr;
+    reads_ = memory_of(inputs, input_bytes_);
+    writes_ = memory_of(outputs, output_bytes_);
+    bind_tensors(inputs, outputs);
+  }
+  void run() final {
+    if (says_nothing_yet()) return skip();
+    wire_.begin(reads_, writes_);
+    send();
+    wire_.end();
+  }
+
+ protected:
+  virtual void bind_tensors(std::span<void* const> inputs, std::span<void* const> outputs) = 0;
+  virtual void send() = 0;
+  virtual void skip() = 0;  // nobody reads what comes out
+
+  Wire& wire_;
+  MessageBuffers& buffers_;
+  const int64_t ranks_;
+
+ private:
+  static std::vector<Wire::Memory> memory_of(std::span<void* const> tensors, const std::vector<size_t>& bytes) {
+    std::vector<Wire::Memory> result;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i] != nullptr) result.push_back({static_cast<const std::byte*>(tensors[i]), bytes[i]});
+    }
+    return result;
+  }
+  // Of sums of gradients that are no update yet. Where the host cannot look, they are sent all the same.
+  bool says_nothing_yet() const { return scale_ != nullptr && wire_.value_at(scale_).value_or(0) < 0; }
+
+  bool scaled_ = false;
+  const float* scale_ = nullptr;
+  std::vector<size_t> input_bytes_, output_bytes_;
+  std::vector<Wire::Memory> reads_, writes_;
+};
+
+// The mean of each of some tensors over the ranks.
+class OrderedAllReduce final : public OrderedCollective {
+ public:
+  OrderedAllReduce(const Graph& graph, std::span<const OpId> ops, Wire& wire, MessageBuffers& buffers)
+      : OrderedCollective(graph, ops, wire, buffers) {
+    size_t inputs = 0, outputs = 0;
+    for (OpId id : ops) {
+      const Op& op = graph.op(id);
       tensors_.push_back(
           {.in_at = inputs + 1, .out_at = outputs, .count = graph.tensor(op.outputs[0]).bytes().count / kFloat});
       inputs += op.inputs.size();
@@ -77,22 +112,29 @@ class OrderedAllReduce final : public Kernel {
     }
   }
 
-  Bytes workspace() const override { return {}; }
+ private:
+  struct Part {
+    size_t in_at = 0, out_at = 0;
+    int64_t count = 0;
+    const float* in = nullptr;
+    float* out = nullptr;
+  };
 
-  void bind(std::span<void* const> inputs, std::span<void* const> outputs, void*) override {
+  void bind_tensors(std::span<void* const> inputs, std::span<void* const> outputs) override {
     for (Part& tensor : tensors_) {
-      tensor.in = static_cast<float*>(inputs[tensor.in_at]);
+      tensor.in = static_cast<const float*>(inputs[tensor.in_at]);
       tensor.out = static_cast<float*>(outputs[tensor.out_at]);
     }
-    scale_ = scaled_ ? static_cast<const float*>(inputs.back()) : nullptr;
+  }
+
+  void skip() override {
+    for (const Part& tensor : tensors_) {
+      if (tensor.in != tensor.out) wire_.clear(tensor.out, tensor.count);
+    }
   }
 
   // A tensor that fills messages of its own is sent from where it lies; others are packed together.
-  void run() override {
-    if (says_nothing_yet(scale_)) {  // nobody reads what comes out
-      for (const Part& tensor : tensors_) std::fill_n(tensor.out, tensor.in == tensor.out ? 0 : tensor.count, 0.0F);
-      return;
-    }
+  void send() override {
     int64_t packed = 0;
     size_t first = 0;
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -103,7 +145,7 @@ class OrderedAllReduce final : public Kernel {
         first = i;
       }
       if (tensor.count < buffers_.most) {
-        std::copy_n(tensor.in, tensor.count, buffers_.packed.data() + packed);
+        wire_.copy(tensor.in, tensor.count, buffers_.packed + packed);
         packed += tensor.count;
         continue;
       }
@@ -114,53 +156,38 @@ class OrderedAllReduce final : public Kernel {
     reduce_packed(first, tensors_.size(), packed);
   }
 
- private:
-  struct Part {
-    size_t in_at = 0, out_at = 0;
-    int64_t count = 0;
-    float* in = nullptr;
-    float* out = nullptr;
-  };
-
   void reduce_packed(size_t first, size_t end, int64_t count) {
     if (count == 0) return;
-    float* at = buffers_.packed.data();
+    float* at = buffers_.packed;
     reduce(at, at, count);
     for (size_t i = first; i < end; ++i) {
-      std::copy_n(at, tensors_[i].count, tensors_[i].out);
+      wire_.copy(at, tensors_[i].count, tensors_[i].out);
       at += tensors_[i].count;
     }
   }
 
   void reduce(const float* in, float* out, int64_t count) {
     divide(count, buffers_.sizes);
-    const int64_t mine = buffers_.sizes[communicator_.rank()];
+    const int64_t mine = buffers_.sizes[wire_.rank()];
     int64_t before = 0;
-    for (int r = 0; r < communicator_.rank(); ++r) before += buffers_.sizes[r];
-    communicator_.exchange({in, static_cast<size_t>(count)}, buffers_.sizes,
-                           std::span(buffers_.received).first(mine * (ranks_ - 1)));
-    add_in_order(communicator_, buffers_, in + before, mine, out + before);
-    communicator_.spread({out, static_cast<size_t>(count)}, buffers_.sizes);
+    for (int r = 0; r < wire_.rank(); ++r) before += buffers_.sizes[r];
+    wire_.exchange(in, buffers_.sizes, buffers_.received);
+    wire_.take_mean(in + before, buffers_.received, mine, out + before);
+    wire_.spread(out, buffers_.sizes);
   }
 
-  Communicator& communicator_;
-  MessageBuffers& buffers_;
-  const int64_t ranks_;
-  bool scaled_ = false;
   std::vector<Part> tensors_;
-  const float* scale_ = nullptr;
 };
 
 // Tensors of which every rank has, or gets, a piece (Shard, graph.h). Of all of them together a rank's pieces lie one behind
 // the other; of these, so many elements are in a message that those of all ranks fill it.
-class ShardKernel : public Kernel {
+class ShardKernel : public OrderedCollective {
  public:
-  ShardKernel(const Graph& graph, std::span<const OpId> ops, Communicator& communicator, MessageBuffers& buffers)
-      : communicator_(communicator), buffers_(buffers), ranks_(communicator.size()) {
+  ShardKernel(const Graph& graph, std::span<const OpId> ops, Wire& wire, MessageBuffers& buffers)
+      : OrderedCollective(graph, ops, wire, buffers) {
     size_t inputs = 0, outputs = 0;
     for (OpId id : ops) {
       const Op& op = graph.op(id);
-      scaled_ = is_scaled(op);
       const size_t from = op.type->name == "AllGatherParameter" ? 1 : 0;
       const int64_t in = floats(graph.tensor(op.inputs[from])), out = floats(graph.tensor(op.outputs[0]));
       const bool gathers = op.type->name != "ReduceScatter";
@@ -172,31 +199,11 @@ class ShardKernel : public Kernel {
     }
   }
 
-  Bytes workspace() const override { return {}; }
-
-  void bind(std::span<void* const> inputs, std::span<void* const> outputs, void*) override {
-    for (Divided& tensor : tensors_) {
-      tensor.in = static_cast<float*>(inputs[tensor.in_at]);
-      tensor.out = static_cast<float*>(outputs[tensor.out_at]);
-    }
-    scale_ = scaled_ ? static_cast<const float*>(inputs.back()) : nullptr;
-  }
-
-  void run() override {
-    if (says_nothing_yet(scale_)) return skip();
-    const int64_t most = std::max<int64_t>(buffers_.most / ranks_, 1);
-    for (int64_t at = 0; at < total_; at += most) {
-      const int64_t count = std::min(most, total_ - at);
-      std::fill(buffers_.sizes.begin(), buffers_.sizes.end(), count);
-      exchange(at, count);
-    }
-  }
-
  protected:
   struct Divided {
     size_t in_at = 0, out_at = 0;
     int64_t whole = 0, piece = 0;  // elements of 4 bytes
-    float* in = nullptr;
+    const float* in = nullptr;
     float* out = nullptr;
     // How many of `count` elements from `at` in rank r's piece there are in the whole.
     int64_t known(int64_t r, int64_t at, int64_t count) const {
@@ -206,7 +213,7 @@ class ShardKernel : public Kernel {
 
   // `count` elements of every rank's pieces, from number `at`.
   virtual void exchange(int64_t at, int64_t count) = 0;
-  virtual void skip() {}
+  void skip() override {}
 
   // Calls body(tensor, first element in its piece, place in the message, elements) for all that is there of the elements
   // [at, at + count) of a rank's pieces.
@@ -224,19 +231,30 @@ class ShardKernel : public Kernel {
     }
   }
 
-  float* message_of(int64_t r, int64_t count) { return buffers_.packed.data() + r * count; }
-  std::span<float> messages(int64_t count) { return std::span(buffers_.packed).first(ranks_ * count); }
+  float* message_of(int64_t r, int64_t count) { return buffers_.packed + r * count; }
 
-  Communicator& communicator_;
-  MessageBuffers& buffers_;
-  const int64_t ranks_;
   std::vector<Divided> tensors_;
 
  private:
   static int64_t floats(const Tensor& tensor) { return tensor.bytes().count / kFloat; }
+
+  void bind_tensors(std::span<void* const> inputs, std::span<void* const> outputs) override {
+    for (Divided& tensor : tensors_) {
+      tensor.in = static_cast<const float*>(inputs[tensor.in_at]);
+      tensor.out = static_cast<float*>(outputs[tensor.out_at]);
+    }
+  }
+
+  void send() override {
+    const int64_t most = std::max<int64_t>(buffers_.most / ranks_, 1);
+    for (int64_t at = 0; at < total_; at += most) {
+      const int64_t count = std::min(most, total_ - at);
+      std::fill(buffers_.sizes.begin(), buffers_.sizes.end(), count);
+      exchange(at, count);
+    }
+  }
+
   int64_t total_ = 0;
-  bool scaled_ = false;
-  const float* scale_ = nullptr;
 };
 
 class OrderedReduceScatter final : public ShardKernel {
@@ -249,20 +267,20 @@ class OrderedReduceScatter final : public ShardKernel {
       float* const message = message_of(r, count);
       for_each_run(at, count, [&](const Divided& tensor, int64_t first, int64_t place, int64_t n) {
         const int64_t known = tensor.known(r, first, n);
-        std::copy_n(tensor.in + r * tensor.piece + first, known, message + place);
-        std::fill_n(message + place + known, n - known, 0.0F);
+        if (known > 0) wire_.copy(tensor.in + r * tensor.piece + first, known, message + place);
+        if (known < n) wire_.clear(message + place + known, n - known);
       });
     }
-    communicator_.exchange(messages(count), buffers_.sizes, std::span(buffers_.received).first(count * (ranks_ - 1)));
-    float* const mine = message_of(communicator_.rank(), count);
-    add_in_order(communicator_, buffers_, mine, count, mine);
+    wire_.exchange(buffers_.packed, buffers_.sizes, buffers_.received);
+    float* const mine = message_of(wire_.rank(), count);
+    wire_.take_mean(mine, buffers_.received, count, mine);
     for_each_run(at, count, [&](const Divided& tensor, int64_t first, int64_t place, int64_t n) {
-      std::copy_n(mine + place, n, tensor.out + first);
+      wire_.copy(mine + place, n, tensor.out + first);
     });
   }
 
   void skip() override {
-    for (const Divided& tensor : tensors_) std::fill_n(tensor.out, tensor.piece, 0.0F);
+    for (const Divided& tensor : tensors_) wire_.clear(tensor.out, tensor.piece);
   }
 };
 
@@ -272,16 +290,16 @@ class OrderedAllGather final : public ShardKernel {
 
  private:
   void exchange(int64_t at, int64_t count) override {
-    float* const mine = message_of(communicator_.rank(), count);
+    float* const mine = message_of(wire_.rank(), count);
     for_each_run(at, count, [&](const Divided& tensor, int64_t first, int64_t place, int64_t n) {
-      std::copy_n(tensor.in + first, n, mine + place);
+      wire_.copy(tensor.in + first, n, mine + place);
     });
-    communicator_.spread(messages(count), buffers_.sizes);
+    wire_.spread(buffers_.packed, buffers_.sizes);
     for (int64_t r = 0; r < ranks_; ++r) {
       const float* const message = message_of(r, count);
       for_each_run(at, count, [&](const Divided& tensor, int64_t first, int64_t place, int64_t n) {
         const int64_t known = tensor.known(r, first, n);
-        if (known > 0) std::copy_n(message + place, known, tensor.out + r * tensor.piece + first);
+        if (known > 0) wire_.copy(message + place, known, tensor.out + r * tensor.piece + first);
       });
     }
   }
@@ -290,9 +308,10 @@ class OrderedAllGather final : public ShardKernel {
 // This rank's piece, without a message.
 class TakeShard final : public Kernel {
  public:
-  TakeShard(const Graph& graph, const Op& op, int rank)
-      : piece_(graph.tensor(op.outputs[0]).bytes().count),
-        first_(rank * piece_),
+  TakeShard(const Graph& graph, const Op& op, Wire& wire)
+      : wire_(wire),
+        piece_(graph.tensor(op.outputs[0]).bytes().count),
+        first_(wire.rank() * piece_),
         known_(std::clamp<int64_t>(graph.tensor(op.inputs[0]).bytes().count - first_, 0, piece_)) {}
   Bytes workspace() const override { return {}; }
   void bind(std::span<void* const> inputs, std::span<void* const> outputs, void*) override {
@@ -300,26 +319,90 @@ class TakeShard final : public Kernel {
     out_ = static_cast<std::byte*>(outputs[0]);
   }
   void run() override {
-    std::copy_n(in_ + (known_ > 0 ? first_ : 0), known_, out_);
-    std::fill_n(out_ + known_, piece_ - known_, std::byte{0});
+    wire_.copy_in_step({in_ + (known_ > 0 ? first_ : 0), static_cast<size_t>(known_)},
+                       {out_, static_cast<size_t>(piece_)});
   }
 
  private:
+  Wire& wire_;
   const int64_t piece_, first_, known_;  // bytes
   const std::byte* in_ = nullptr;
   std::byte* out_ = nullptr;
 };
 
+// A collective that is a step of its own, and not one of the plan's beside compute.
+class CollectiveStep final : public Kernel {
+ public:
+  CollectiveStep(Wire& wire, std::unique_ptr<Kernel> kernel) : wire_(wire), kernel_(std::move(kernel)) {}
+  Bytes workspace() const override { return kernel_->workspace(); }
+  void bind(std::span<void* const> inputs, std::span<void* const> outputs, void* workspace) override {
+    kernel_->bind(inputs, outputs, workspace);
+  }
+  void run() override {
+    wire_.follow_steps();
+    kernel_->run();
+    wire_.precede_steps();
+  }
+
+ private:
+  Wire& wire_;
+  const std::unique_ptr<Kernel> kernel_;
+};
+
+// Waits for the device by asking, so that a rank that has ended is found meanwhile.
+class WatchedQueues final : public Queues {
+ public:
+  WatchedQueues(std::unique_ptr<Queues> queues, std::shared_ptr<Wire> wire)
+      : queues_(std::move(queues)), wire_(std::move(wire)) {
+    for (Mark& end : ends_) end = queues_->make_mark(false);
+  }
+  Mark make_mark(bool timed) override { return queues_->make_mark(timed); }
+  void copy_out(std::byte* to_host, const std::byte* from, size_t bytes) override {
+    queues_->copy_out(to_host, from, bytes);
+  }
+  void copy_in(std::byte* to, const std::byte* from_host, size_t bytes) override {
+    queues_->copy_in(to, from_host, bytes);
+  }
+  void fill(Queue queue, std::byte* at, int byte, size_t bytes) override { queues_->fill(queue, at, byte, bytes); }
+  void copy_within(std::byte* to, const std::byte* from, size_t bytes) override {
+    queues_->copy_within(to, from, bytes);
+  }
+  void mark(Queue queue, Mark mark) override { queues_->mark(queue, mark); }
+  void wait(Queue queue, Mark mark) override { queues_->wait(queue, mark); }
+  bool is_reached(Mark mark) override { return queues_->is_reached(mark); }
+  void synchronize(Mark mark) override {
+    watch(mark);
+    queues_->synchronize(mark);
+  }
+  void synchronize() override {
+    constexpr Queue kAll[] = {Queue::compute, Queue::messages};  // copies wait for nobody but compute
+    for (size_t i = 0; i < std::size(kAll); ++i) queues_->mark(kAll[i], ends_[i]);
+    for (const Mark end : ends_) watch(end);
+    queues_->synchronize();
+  }
+  double ms_between(Mark from, Mark to) override { return queues_->ms_between(from, to); }
+
+ private:
+  void watch(Mark mark) {
+    constexpr std::chrono::microseconds kNap{20};
+    while (!queues_->is_reached(mark)) {
+      wire_->look();
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+
+  const std::unique_ptr<Queues> queues_;
+  const std::shared_ptr<Wire> wire_;
+  Mark ends_[2] = {-1, -1};
+};
+
 class RankDevice final : public Device {
  public:
-  RankDevice(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Communicator> communicator)
-      : device_(std::move(device)), communicator_(std::move(communicator)), info_(device_->info()) {
+  RankDevice(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Wire> wire)
+      : device_(std::move(device)), wire_(std::move(wire)), info_(device_->info()) {
     info_.link = link;
-    if (communicator_) buffers_ = std::make_unique<MessageBuffers>(communicator_->size());
-    if (communicator_ && !device_->host_addressable()) {
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("several ranks on device '{}' are not supported: train on cpu", info_.name));
-    }
+    if (wire_) buffers_ = std::make_unique<MessageBuffers>(*wire_);
+    if (const auto now = device_->memory_now()) info_.memory_available = now->available;  // without what the wire took
   }
 
   const DeviceInfo& info() const override { return info_; }
@@ -339,35 +422,41 @@ class RankDevice final : public Device {
     spec.outputs.resize(op.outputs.size());
     if (op.type->name == "AllReduce") spec.inputs[0] = spec.inputs[1] = spec.outputs[0] = kAnyLayout;
     if (op.type->is_collective) spec.estimate.ms = collective_ms(info_.link, graph, ids_of(graph, op));
-    return {std::move(spec)};
+    if (!op.type->is_collective || library_kernel().empty()) return {std::move(spec)};
+    KernelSpec library = spec;  // of the same time, and so the one that is taken where its order of sums may be
+    library.name = library_kernel();
+    library.exact = op.type->name != "AllReduce" && op.type->name != "ReduceScatter";
+    return {std::move(library), std::move(spec)};
   }
 
   std::unique_ptr<Kernel> make_kernel(const Graph& graph, const Op& op, std::string_view kernel,
                                       int threads) const override {
     if (!op.type->is_collective && !op.type->is_of_rank) return device_->make_kernel(graph, op, kernel, threads);
-    if (kernel != kernels(graph, op, LayoutFamily::plain)[0].name)
+    const std::vector<KernelSpec> offered = kernels(graph, op, LayoutFamily::plain);
+    if (std::ranges::none_of(offered, [&](const KernelSpec& spec) { return spec.name == kernel; }))
       throw Error(ErrorCode::unsupported, fmt::format("op '{}': no collective is called '{}'", op.name, kernel));
-    return make_collective(graph, ids_of(graph, op));
+    std::unique_ptr<Kernel> made = make_collective(graph, ids_of(graph, op), kernel);
+    return op.type->is_collective ? std::make_unique<CollectiveStep>(*wire_, std::move(made)) : std::move(made);
   }
 
-  std::unique_ptr<Kernel> make_collective(const Graph& graph, std::span<const OpId> ops) const override {
+  std::unique_ptr<Kernel> make_collective(const Graph& graph, std::span<const OpId> ops,
+                                          std::string_view kernel) const override {
     for (OpId id : ops) expect_ranks(graph.op(id));
     const Op& first = graph.op(ops[0]);
-    if (!communicator_)
+    const std::string& type = first.type->name;
+    if (!wire_)
       throw Error(ErrorCode::unsupported, fmt::format("op '{}': this device only plans for several ranks", first.name));
-    if (is_of_channels(first)) return make_channel_collective(graph, ops, *communicator_, buffers_->packed);
-    if (first.type->name == "TakeShard") return std::make_unique<TakeShard>(graph, first, communicator_->rank());
-    if (first.type->name == "AllReduce")
-      return std::make_unique<OrderedAllReduce>(graph, ops, *communicator_, *buffers_);
-    if (first.type->name == "ReduceScatter")
-      return std::make_unique<OrderedReduceScatter>(graph, ops, *communicator_, *buffers_);
-    if (first.type->name == "AllGather" || first.type->name == "AllGatherParameter")
-      return std::make_unique<OrderedAllGather>(graph, ops, *communicator_, *buffers_);
-    throw Error(ErrorCode::unsupported,
-                fmt::format("op '{}': device '{}' has no {}", first.name, info_.name, first.type->name));
+    if (is_of_channels(first)) return make_channel_collective(graph, ops, *wire_, buffers_->packed, buffers_->most);
+    if (type == "TakeShard") return std::make_unique<TakeShard>(graph, first, *wire_);
+    if (!kernel.empty() && kernel == library_kernel()) return wire_->make_library_kernel(graph, ops);
+    if (type == "AllReduce") return std::make_unique<OrderedAllReduce>(graph, ops, *wire_, *buffers_);
+    if (type == "ReduceScatter") return std::make_unique<OrderedReduceScatter>(graph, ops, *wire_, *buffers_);
+    if (type == "AllGather" || type == "AllGatherParameter")
+      return std::make_unique<OrderedAllGather>(graph, ops, *wire_, *buffers_);
+    throw Error(ErrorCode::unsupported, fmt::format("op '{}': device '{}' has no {}", first.name, info_.name, type));
   }
 
-  Communicator* communicator() const override { return communicator_.get(); }
+  Communicator* communicator() const override { return wire_ ? &wire_->communicator() : nullptr; }
 
   int64_t row_alignment(const Op& op, std::string_view kernel) const override {
     return device_->row_alignment(op, kernel);
@@ -377,7 +466,11 @@ class RankDevice final : public Device {
   bool host_addressable() const override { return device_->host_addressable(); }
   void write(std::byte* to, std::span<const std::byte> from) const override { device_->write(to, from); }
   void read(std::span<std::byte> to, const std::byte* from) const override { device_->read(to, from); }
-  std::unique_ptr<Queues> open_queues() const override { return device_->open_queues(); }
+  std::unique_ptr<Queues> open_queues() const override {
+    std::unique_ptr<Queues> queues = device_->open_queues();
+    if (!queues || !wire_) return queues;
+    return std::make_unique<WatchedQueues>(std::move(queues), wire_);
+  }
   std::shared_ptr<void> pin(std::span<std::byte> memory) const override { return device_->pin(memory); }
   std::shared_ptr<Tier> open_peer(std::string_view name, std::optional<Bytes> size) const override {
     return device_->open_peer(name, size);
@@ -387,6 +480,8 @@ class RankDevice final : public Device {
   // The op in its graph: the lone graph of a measurement may have another.
   static std::vector<OpId> ids_of(const Graph& graph, const Op& op) { return {graph.find_op(op.name)}; }
 
+  std::string_view library_kernel() const { return wire_ ? wire_->library_kernel() : std::string_view(); }
+
   void expect_ranks(const Op& op) const {
     if (op.attributes.integer("ranks") == info_.link.ranks) return;
     throw Error(ErrorCode::invalid_input, fmt::format("op '{}' is for {} ranks, but there are {} here", op.name,
@@ -394,41 +489,49 @@ class RankDevice final : public Device {
   }
 
   const std::unique_ptr<Device> device_;
-  const std::shared_ptr<Communicator> communicator_;
+  const std::shared_ptr<Wire> wire_;
   std::unique_ptr<MessageBuffers> buffers_;
   DeviceInfo info_;
 };
 
 // Milliseconds of an exchange of so many elements a rank: the median of some, of the slowest rank.
-double exchange_ms(Communicator& communicator, int64_t elements, int runs) {
-  const int64_t ranks = communicator.size();
-  std::vector<int64_t> sizes(ranks);
+double exchange_ms(Wire& wire, float* pieces, float* received, int64_t elements, int runs) {
+  std::vector<int64_t> sizes(wire.ranks());
   divide(elements, sizes);
-  std::vector<float> pieces(elements), received(sizes[communicator.rank()] * (ranks - 1));
   std::vector<double> times;
   for (int run = 0; run <= runs; ++run) {
-    communicator.barrier();
+    wire.communicator().barrier();
     const Stopwatch watch;
-    communicator.exchange(pieces, sizes, received);
+    wire.begin({}, {});
+    wire.exchange(pieces, sizes, received);
+    wire.end();
+    wire.finish();
     if (run > 0) times.push_back(watch.ms());
   }
-  const std::vector<double> all = communicator.all_gather(median(std::move(times)));
+  const std::vector<double> all = wire.communicator().all_gather(median(std::move(times)));
   return *std::max_element(all.begin(), all.end());
 }
 
 }  // namespace
 
-std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInfo& link,
-                                   std::shared_ptr<Communicator> communicator) {
-  return std::make_unique<RankDevice>(std::move(device), link, std::move(communicator));
+std::unique_ptr<Device> with_wire(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Wire> wire) {
+  return std::make_unique<RankDevice>(std::move(device), link, std::move(wire));
 }
 
-LinkInfo probe_link(Communicator& communicator) {
+std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInfo& link,
+                                   std::shared_ptr<Communicator> communicator) {
+  std::shared_ptr<Wire> wire = communicator ? open_wire(*device, std::move(communicator)) : nullptr;
+  return with_wire(std::move(device), link, std::move(wire));
+}
+
+LinkInfo probe_link(Wire& wire) {
   constexpr int kRuns = 9;
-  const int64_t ranks = communicator.size(), small = ranks * 16, large = message_elements(ranks);
-  const double small_ms = exchange_ms(communicator, small, kRuns), large_ms = exchange_ms(communicator, large, kRuns);
+  const int64_t ranks = wire.ranks(), small = ranks * 16, large = message_elements(ranks);
+  const MessageBuffers buffers(wire);
+  const double small_ms = exchange_ms(wire, buffers.packed, buffers.received, small, kRuns);
+  const double large_ms = exchange_ms(wire, buffers.packed, buffers.received, large, kRuns);
   const double sent = static_cast<double>((large - small) * kFloat * (ranks - 1)) / static_cast<double>(ranks);
-  return {.ranks = communicator.size(),
+  return {.ranks = static_cast<int>(ranks),
           .latency_us = small_ms * 1000,
           .gb_per_s = sent / 1e6 / std::max(large_ms - small_ms, 1e-3)};
 }

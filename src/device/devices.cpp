@@ -52,7 +52,9 @@ Bytes collective_traffic(const LinkInfo& link, const Graph& graph, std::span<con
   return link.ranks < 2 ? Bytes{} : Bytes{sent.count / link.ranks * (link.ranks - 1)};
 }
 
-std::unique_ptr<Kernel> Device::make_collective(const Graph& graph, std::span<const OpId> ops) const {
+std::shared_ptr<Wire> Device::open_wire(const std::shared_ptr<Communicator>&) const { return nullptr; }
+
+std::unique_ptr<Kernel> Device::make_collective(const Graph& graph, std::span<const OpId> ops, std::string_view) const {
   throw Error(ErrorCode::unsupported, fmt::format("op '{}' is run by several ranks together, but device '{}' is alone",
                                                   graph.op(ops[0]).name, info().name));
 }

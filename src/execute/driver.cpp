@@ -22,12 +22,12 @@ bool has_several_thread_counts(const ReadyPlan& ready) {
 
 std::unique_ptr<Driver> make_driver(ReadyPlan& ready) {
   const bool messages = !ready.plan.collectives.empty();
-  if (messages && (ready.plan.cores.inter_op > 1 || ready.device.info().asynchronous)) {
+  if (messages && ready.plan.cores.inter_op > 1) {
     throw Error(ErrorCode::unsupported,
-                "messages to other ranks beside compute are for steps that run one after another, on the cpu");
+                "messages to other ranks beside compute are for steps that run one after another");
   }
-  if (messages) return make_serial_driver(ready);
   if (auto queues = ready.device.open_queues()) return make_queued_driver(ready, std::move(queues));
+  if (messages) return make_serial_driver(ready);
   if (ready.plan.cores.inter_op > 1 || has_several_thread_counts(ready)) return make_concurrent_driver(ready);
   return make_serial_driver(ready);
 }

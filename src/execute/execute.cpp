@@ -103,11 +103,12 @@ void check_cores(const Plan& plan, const DeviceInfo& device) {
           cores.cores, cores.hardware_threads, device.cores.cores, threads_here));
 }
 
-std::vector<std::unique_ptr<Kernel>> make_kernels(const Graph& graph, const Plan& plan, const Device& device) {
+std::vector<std::unique_ptr<Kernel>> make_kernels(const Graph& graph, const Plan& plan, const Device& device,
+                                                  bool messages) {
   std::vector<std::unique_ptr<Kernel>> kernels;
   for (const Step& step : plan.steps) {
     const Op& op = graph.op(step.op);
-    const bool in_collective = op.type->is_collective && !plan.collectives.empty();
+    const bool in_collective = op.type->is_collective && (!plan.collectives.empty() || !messages);
     kernels.push_back(op.type->is_view || in_collective ? nullptr
                                                         : make_kernel(device, graph, op, step.kernel, step.threads));
   }
@@ -119,12 +120,18 @@ std::unique_ptr<Kernel> make_collective(const Graph& graph, const Plan& plan, co
                                         const Collective& collective, const Bindings& bindings) {
   std::vector<OpId> ops;
   std::vector<void*> inputs, outputs;
+  const std::string& name = plan.steps[collective.steps[0]].kernel;
   for (const StepIndex s : collective.steps) {
+    if (plan.steps[s].kernel != name) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("a collective is of op '{}' by kernel '{}' and of op '{}' by '{}'", graph.op(ops[0]).name,
+                              name, graph.op(plan.steps[s].op).name, plan.steps[s].kernel));
+    }
     ops.push_back(plan.steps[s].op);
     for (const Region& input : bindings.steps[s].inputs) inputs.push_back(input.at);
     for (const Region& output : bindings.steps[s].outputs) outputs.push_back(output.at);
   }
-  std::unique_ptr<Kernel> kernel = device.make_collective(graph, ops);
+  std::unique_ptr<Kernel> kernel = device.make_collective(graph, ops, name);
   kernel->bind(inputs, outputs, nullptr);
   return kernel;
 }
@@ -152,13 +159,15 @@ struct Executor::Impl {
                                                    to_string(memory.arena->bytes()), to_string(plan.arena)));
     }
     take_tiers();
-    ready.kernels = make_kernels(graph, plan, device);
+    ready.kernels = make_kernels(graph, plan, device, options.messages);
     ready.bindings = make_bindings(graph, plan, *memory.arena, ready.kernels);
     for (StepIndex s = 0; s < static_cast<StepIndex>(ready.steps()); ++s) {
       if (ready.kernels[s]) bind(*ready.kernels[s], ready.bindings.steps[s]);
     }
-    for (const Collective& collective : plan.collectives)
-      ready.collectives.push_back(make_collective(graph, plan, device, collective, ready.bindings));
+    for (const Collective& collective : plan.collectives) {
+      ready.collectives.push_back(options.messages ? make_collective(graph, plan, device, collective, ready.bindings)
+                                                   : nullptr);
+    }
     ready.boundaries = make_boundaries(plan);
     if (options.record_times) {
       ready.records.resize(plan.steps.size());

@@ -77,7 +77,7 @@ void MessageEngine::loop() {
     if (!failed_.load(std::memory_order_relaxed)) {
       try {
         const Clock::time_point start = Clock::now();
-        ready_.collectives[c]->run();
+        if (ready_.collectives[c]) ready_.collectives[c]->run();
         if (!ready_.records.empty()) {
           const auto since = [this](Clock::time_point t) {
             return std::chrono::duration<double, std::milli>(t - origin_).count();

@@ -4,7 +4,10 @@
 //
 // A step is the same every time, so from the third on it is captured: kept by the device and asked for as a whole,
 // which spares the host hundreds of calls. The first loads what kernels need, the second tells the times. Where the
-// host itself copies, a step cannot be kept.
+// host itself copies, a step cannot be kept, nor where ranks meet in it: all of them would have to keep it, or none.
+//
+// Collectives are asked of a queue of their own, in the plan's order, which is that of all ranks. It waits for the last of
+// their steps, and compute for them where the plan says so.
 //
 //   tiers in host memory, pinned: the device copies by itself
 //   other tiers (disk): threads copy piece by piece through pinned buffers, and the host waits for them at boundaries
@@ -16,6 +19,7 @@
 #include "execute/driver.h"
 #include "execute/memory_check.h"
 #include "execute/run_kernel.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -44,18 +48,29 @@ class QueuedDriver final : public Driver {
     std::unique_ptr<CopyEngine> engine;
     std::vector<Transfer> transfers;  // in the route's order
   };
+  struct Message {                     // of a collective
+    const std::byte* scale = nullptr;  // of sums of gradients: below 0, nothing is sent; null: all is
+    Queues::Mark ready = -1, begin = -1, done = -1;
+    bool is_sent = false;  // in this step
+  };
   struct Ready {  // what copies that start at a boundary start from, -1 where none do
     Queues::Mark out = -1, in = -1;
   };
 
   void make_lane(const CopyRoute& route);
   void make_marks();
+  const std::byte* scale_of(const Collective& collective) const;
+  void make_messages();
 
   void ask(bool timed, std::vector<KernelRefused>* refused = nullptr);
   void ask_step(size_t step, bool timed, std::vector<KernelRefused>* refused);
   void pass(const Pass& pass, Queue queue, Queues::Mark ready, bool timed);
   void transfer(const CopyRange& range, Queue queue, bool timed);
   void wait(const CopyRange& range);
+  void send(size_t step, bool timed);
+  void receive(size_t step);
+  void choose_messages(bool rehearses);
+  bool is_collective(size_t step) const { return ready_.graph.op(ready_.plan.steps[step].op).type->is_collective; }
   void measure(const CopyRange& range, bool starts);
   void fill(std::span<const MemoryCheck::Range> ranges);
   bool capture();
@@ -73,6 +88,9 @@ class QueuedDriver final : public Driver {
   Queues::Mark start_ = -1;
   Queues::Mark fork_ = -1, joins_[2] = {-1, -1};  // of what is captured
   std::vector<Queues::Mark> begins_, ends_;       // of steps, where times are taken
+  std::vector<Message> messages_;                 // by collective
+  std::vector<int32_t> sends_;                    // by step: the collective that it completes; -1: none
+  std::vector<std::vector<int32_t>> receives_;    // by step, and the end: those that are complete before it
   std::vector<Lane> lanes_;                       // by route; the first to go
 };
 
@@ -80,7 +98,72 @@ QueuedDriver::QueuedDriver(ReadyPlan& ready, std::unique_ptr<Queues> queues)
     : Driver(ready), ready_(ready), queues_(std::move(queues)), may_capture_(ready.options.capture) {
   if (ready.options.check_memory) check_.emplace(ready.graph, ready.plan, ready.bindings);
   for (const CopyRoute& route : ready.boundaries.routes) make_lane(route);
+  make_messages();
   make_marks();
+}
+
+// It comes from outside the step. Where it does not lie where the step found it, nobody can look before.
+const std::byte* QueuedDriver::scale_of(const Collective& collective) const {
+  const StepIndex last = collective.steps.back();
+  if (ready_.graph.op(ready_.plan.steps[last].op).attributes.integer("scaled", 0) == 0) return nullptr;
+  const Region& scale = ready_.bindings.steps[last].inputs.back();
+  const bool found = std::ranges::any_of(ready_.bindings.found, [&](const Region& region) {
+    return region.tensor == scale.tensor && region.at == scale.at;
+  });
+  return found ? scale.at : nullptr;
+}
+
+void QueuedDriver::make_messages() {
+  const Plan& plan = ready_.plan;
+  const bool timed = !ready_.message_records.empty();
+  sends_.assign(ready_.steps(), -1);
+  receives_.resize(ready_.steps() + 1);
+  for (size_t c = 0; c < plan.collectives.size(); ++c) {
+    const Collective& collective = plan.collectives[c];
+    sends_[collective.steps.back()] = static_cast<int32_t>(c);
+    receives_[collective.before].push_back(static_cast<int32_t>(c));
+    messages_.push_back({.scale = scale_of(collective),
+                         .ready = queues_->make_mark(false),
+                         .begin = timed ? queues_->make_mark(true) : -1,
+                         .done = queues_->make_mark(timed)});
+  }
+  for (size_t s = 0; s < ready_.steps(); ++s) may_capture_ = may_capture_ && !is_collective(s);
+}
+
+// Sums of gradients that are no update yet are not sent: all ranks have the same scale. Nothing is, where this rank tries a
+// step alone.
+void QueuedDriver::choose_messages(bool rehearses) {
+  const std::byte* known = nullptr;
+  float scale = 0;
+  for (size_t c = 0; c < messages_.size(); ++c) {
+    Message& message = messages_[c];
+    message.is_sent = !rehearses && ready_.collectives[c] != nullptr;
+    if (!message.is_sent || message.scale == nullptr) continue;
+    if (message.scale != known) ready_.device.read(std::as_writable_bytes(std::span(&scale, 1)), message.scale);
+    known = message.scale;
+    message.is_sent = !(scale < 0);
+  }
+}
+
+// From here on what its steps read and write is the wire's.
+void QueuedDriver::send(size_t step, bool timed) {
+  const int32_t c = sends_[step];
+  if (c < 0) return;
+  Message& message = messages_[c];
+  if (!message.is_sent) return;
+  queues_->mark(Queue::compute, message.ready);
+  queues_->wait(Queue::messages, message.ready);
+  if (timed && message.begin >= 0) queues_->mark(Queue::messages, message.begin);
+  ready_.collectives[c]->run();
+  queues_->mark(Queue::messages, message.done);
+}
+
+void QueuedDriver::receive(size_t step) {
+  for (const int32_t c : receives_[step]) {
+    if (messages_[c].is_sent) queues_->wait(Queue::compute, messages_[c].done);
+    if (!measuring_) continue;
+    for (const StepIndex s : ready_.plan.collectives[c].steps) meter_.end(s);
+  }
 }
 
 void QueuedDriver::make_lane(const CopyRoute& route) {
@@ -158,6 +241,7 @@ void QueuedDriver::run(std::vector<KernelRefused>* refused) {
     queues_->synchronize();
     return;
   }
+  choose_messages(refused != nullptr);
   const Clock::time_point now = Clock::now();
   for (const Lane& lane : lanes_) {
     if (lane.engine) lane.engine->begin_round(now);
@@ -209,11 +293,13 @@ void QueuedDriver::ask(bool timed, std::vector<KernelRefused>* refused) {
   if (check_) fill(check_->free_at_start());
   const std::vector<Boundary>& boundaries = ready_.boundaries.before;
   for (size_t s = 0; s < ready_.steps(); ++s) {
+    receive(s);
     pass(boundaries[s].out, Queue::out, starts_[s].out, timed);
     if (check_ && s > 0) fill(check_->dying(static_cast<StepIndex>(s) - 1));
     pass(boundaries[s].in, Queue::in, starts_[s].in, timed);
     ask_step(s, timed, refused);
   }
+  receive(ready_.steps());
   pass(boundaries.back().out, Queue::out, starts_.back().out, timed);
   pass(boundaries.back().in, Queue::in, starts_.back().in, timed);
 }
@@ -221,7 +307,8 @@ void QueuedDriver::ask(bool timed, std::vector<KernelRefused>* refused) {
 void QueuedDriver::ask_step(size_t step, bool timed, std::vector<KernelRefused>* refused) {
   const int32_t node = static_cast<int32_t>(step);
   if (timed && !begins_.empty()) queues_->mark(Queue::compute, begins_[step]);
-  if (ready_.kernels[step]) {
+  const bool tries_alone = refused != nullptr && is_collective(step);
+  if (ready_.kernels[step] && !tries_alone) {
     if (measuring_) meter_.start(node);
     try {
       run_kernel(ready_.graph, ready_.plan.steps[step], *ready_.kernels[step]);
@@ -230,6 +317,9 @@ void QueuedDriver::ask_step(size_t step, bool timed, std::vector<KernelRefused>*
       refused->push_back(refusal);
     }
     if (measuring_) meter_.end(node);
+  } else if (!messages_.empty() && is_collective(step)) {
+    if (measuring_) meter_.start(node);  // until it is received
+    send(step, timed);
   }
   if (timed && !ends_.empty()) queues_->mark(Queue::compute, ends_[step]);
 }
@@ -294,9 +384,16 @@ void QueuedDriver::fill(std::span<const MemoryCheck::Range> ranges) {
 
 void QueuedDriver::keep_times() {
   for (size_t s = 0; s < begins_.size(); ++s) {
-    if (ready_.kernels[s]) {
-      ready_.records[s] = {queues_->ms_between(start_, begins_[s]), queues_->ms_between(start_, ends_[s])};
-    }
+    if (!ready_.kernels[s] && !is_collective(s)) continue;
+    const double begin = queues_->ms_between(start_, begins_[s]);
+    ready_.records[s] = {begin, ready_.kernels[s] ? queues_->ms_between(start_, ends_[s]) : begin};
+  }
+  for (size_t c = 0; c < ready_.message_records.size(); ++c) {
+    const Message& message = messages_[c];
+    ready_.message_records[c] = {};
+    if (message.is_sent)
+      ready_.message_records[c] = {queues_->ms_between(start_, message.begin),
+                                   queues_->ms_between(start_, message.done)};
   }
   if (ready_.copy_records.empty()) return;
   for (size_t r = 0; r < lanes_.size(); ++r) {

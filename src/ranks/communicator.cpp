@@ -235,6 +235,22 @@ void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks, c
   }
 }
 
+void Communicator::look(std::optional<Clock::time_point> since, std::string_view what) {
+  look_for_failures();
+  for (int r = 0; r < processes_; ++r) {
+    if (places_[r].is_seen && has_ended(places_[r].process)) end(fmt::format("{} has died", name(r)));
+  }
+  if (!since) return;
+  const Clock::duration waited = Clock::now() - *since;
+  const double seconds = std::chrono::duration<double>(waited).count();
+  if (waited > timeout_) {
+    end(fmt::format("{} has not ended for {:.0f} s (--timeout): a rank hangs, has died, or cannot be reached", what,
+                    seconds));
+  }
+  if (waited > ending_timeout_ && ending_ && ending_())
+    end(fmt::format("{} has not ended for {:.0f} s, and this process was told to end", what, seconds));
+}
+
 void Communicator::end(const std::string& why) {
   fail(ErrorCode::device_failure, why);
   throw RankFailed(ErrorCode::device_failure, why);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "device/cpu/machine.h"
+#include "device/cuda/device.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/ops.h"
 
@@ -62,8 +63,13 @@ TrainOptions options_of_rank(TrainOptions options) {
            fmt::format("--batch {} cannot be divided equally among {} ranks; take {}{}", options.batch, ranks,
                        below > 0 ? fmt::format("{} or ", below) : "", below + ranks));
   }
-  if (options.device != "cpu") {
-    refuse(ErrorCode::unsupported, fmt::format("--device {}: several ranks train on cpu only", options.device));
+  if (options.device.starts_with("cuda")) {
+    const std::vector<int> here = communicator.ranks_here();
+    const auto place = std::ranges::find(here, communicator.rank()) - here.begin();
+    options.device = cuda::device_of_rank(options.device, static_cast<int>(place));
+  } else if (options.device != "cpu") {
+    refuse(ErrorCode::unsupported,
+           fmt::format("--device {}: several ranks train on cpu and cuda only", options.device));
   }
   if (options.inter_op != 1)
     refuse(ErrorCode::unsupported, "--inter-op: with several ranks, steps run one after another; leave it out");

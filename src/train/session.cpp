@@ -292,9 +292,13 @@ CheckedPlan calibrate(Session& session, const Program& program) {
   const Graph& graph = program.network.graph;
   Plan serial = program.plan;
   serial.cores.inter_op = 1;  // what a step takes, and not what it takes beside others
-  Executor executor(
-      graph, serial, *session.device,
-      {.record_times = true, .capture = false, .spill = session.spill, .peer = session.peer, .remote = session.remote});
+  Executor executor(graph, serial, *session.device,
+                    {.record_times = true,
+                     .capture = false,
+                     .messages = false,
+                     .spill = session.spill,
+                     .peer = session.peer,
+                     .remote = session.remote});
   const SampleInputs inputs(graph);
   StepTimes times;
   do {

@@ -308,6 +308,8 @@ class Training {
  private:
   using Notice = std::function<void(const std::string&)>;
   void join_ranks();
+  LinkInfo link_of(Wire& wire);
+  Bytes budget_of_ranks() const;
   std::optional<Infeasible> plan_together();
   PlanRequest request() const;
   bool measures() const { return options_.costs == "measured"; }
@@ -457,15 +459,45 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
   budget_ = process_is_stated() ? arena_within(process_, *options_.memory)
             : options_.memory   ? *options_.memory
                                 : default_budget(*session_.device, options_.host_memory.value_or(0_B));
-  if (options_.communicator && !options_.memory)  // all on this machine see the same that is free
-    budget_ = {budget_.count / static_cast<int64_t>(options_.communicator->ranks_here().size())};
+  if (options_.communicator && !options_.memory) budget_ = budget_of_ranks();
   compile_ = compile_options(options_, budget_, beginning_, session_, notice_);
 }
 
 // As one of several ranks: messages to the others are kernels of the device.
 void Training::join_ranks() {
-  const LinkInfo link = probe_link(*options_.communicator);
-  session_.device = with_ranks(std::move(session_.device), link, options_.communicator);
+  const std::shared_ptr<Wire> wire = open_wire(*session_.device, options_.communicator);
+  const LinkInfo link = link_of(*wire);
+  session_.device = with_wire(std::move(session_.device), link, wire);
+}
+
+// Of GPUs it is kept, since they are the same the next time. What the first rank knows, all take.
+LinkInfo Training::link_of(Wire& wire) {
+  if (wire.key().empty()) return probe_link(wire);
+  const std::string key = fmt::format("link {}", wire.key());
+  const bool is_first = wire.rank() == 0;
+  LinkInfo link{.ranks = wire.ranks()};
+  if (is_first) {
+    if (const auto known = session_.database->tier_rates(key)) {
+      link.latency_us = known->latency_us;
+      link.gb_per_s = known->out_gb_per_s;
+    }
+  }
+  wire.communicator().broadcast(std::as_writable_bytes(std::span(&link, 1)));
+  if (link.gb_per_s > 0) return link;
+  link = probe_link(wire);
+  if (is_first)
+    session_.database->save(
+        key, {.out_gb_per_s = link.gb_per_s, .in_gb_per_s = link.gb_per_s, .latency_us = link.latency_us});
+  return link;
+}
+
+// What each may take where nothing is said: all processes of a machine see the same memory that is free. GPUs have their
+// own, and one plan is for all of them.
+Bytes Training::budget_of_ranks() const {
+  Communicator& ranks = *options_.communicator;
+  if (!session_.device->info().own_memory) return {budget_.count / std::ssize(ranks.ranks_here())};
+  const std::vector<Bytes> all = ranks.all_gather(budget_);
+  return *std::ranges::min_element(all);
 }
 
 PlanRequest Training::request() const {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -19,11 +20,13 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/cuda/bodies/bodies.h"
 #include "device/cuda/door.h"
 #include "plimsoll/error.h"
+#include "tests/cuda/fake_nccl.h"
 
 namespace plimsoll::testing {
 
@@ -59,7 +62,7 @@ struct SizeOf {
   static size_t launch() { return sizeof(Body); }
 };
 
-inline Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
+inline cuda::Image image(int64_t n, int64_t c, int64_t h, int64_t w, bool last) {
   return {.n = n,
           .c = c,
           .h = h,
@@ -106,6 +109,18 @@ class FakeDoor : public cuda::Door {
   void forget_wait(int nth) { forget_ = nth, waits_ = 0; }
   int waits() const { return waits_; }
   void forget_account() { log_.clear(), waits_ = 0; }
+  // NCCL's part: where the other ranks' GPUs are met, and which this is. What is asked of it is kept, an operation a line.
+  void meet_at(std::shared_ptr<FakeBoard> board) { board_ = std::move(board); }
+  void set_nccl_version(std::string version) { nccl_ = std::move(version); }
+  const std::vector<std::string>& transmissions() const { return transmissions_; }
+  // The nth group of operations (from 1) is never done on this GPU.
+  void hang_at(int64_t nth) { hangs_at_ = nth - 1; }
+  // What NCCL says from now on when it is asked whether all is well.
+  void set_nccl_failure(std::string why) {
+    const std::lock_guard lock(mutex_);
+    nccl_failure_ = std::move(why);
+  }
+
   // Work of a test's own on the compute queue.
   void enqueue(std::function<void()> work) {
     const std::lock_guard lock(mutex_);
@@ -197,6 +212,11 @@ class FakeDoor : public cuda::Door {
   int device() const override { return device_; }
   FakeDoor& as_device(int number) {
     device_ = number;
+    facts_.id = "GPU-" + std::to_string(number);
+    return *this;
+  }
+  FakeDoor& as_number(int number) {  // of a process that sees only some of the machine's GPUs
+    device_ = number;
     return *this;
   }
 
@@ -219,7 +239,7 @@ class FakeDoor : public cuda::Door {
     if (keep(queue, [=, this] { fill(queue, at, byte, bytes); })) return;
     ask(queue, [=] { std::memset(at, byte, bytes); });
   }
-  void launch(int body, const void* parameters, int64_t count) override {
+  void launch(Queue queue, int body, const void* parameters, int64_t count) override {
     static constexpr auto kLaunchers = cuda::Bodies::table<fake::HostLauncher>();
     static constexpr auto kSizes = cuda::Bodies::table<fake::SizeOf>();
     const std::lock_guard lock(mutex_);
@@ -227,8 +247,8 @@ class FakeDoor : public cuda::Door {
     const size_t size = kSizes[static_cast<size_t>(body)]();
     std::vector<double> kept((size + sizeof(double) - 1) / sizeof(double));
     std::memcpy(kept.data(), parameters, size);
-    if (keep(Queue::compute, [=, this] { launch(body, kept.data(), count); })) return;
-    ask(Queue::compute, [=, kept = std::move(kept)] { kLaunchers[static_cast<size_t>(body)](kept.data(), count); });
+    if (keep(queue, [=, this] { launch(queue, body, kept.data(), count); })) return;
+    ask(queue, [=, kept = std::move(kept)] { kLaunchers[static_cast<size_t>(body)](kept.data(), count); });
   }
 
   // The first is one that no rule should take for the best because it stands there.
@@ -302,6 +322,17 @@ class FakeDoor : public cuda::Door {
     merge(clocks_[at(queue)], state->clock);
     pending_[at(queue)].push_back({.work = [] {}, .event = events_.at(event), .version = state->asked});
   }
+  // The GPU goes on meanwhile.
+  bool is_reached(Event event) override {
+    const std::lock_guard lock(mutex_);
+    call("cudaEventQuery");
+    auto* state = static_cast<EventState*>(event);
+    while (state->reached < state->asked && try_step()) {
+    }
+    if (state->reached < state->asked) return false;
+    merge(host_, state->clock);
+    return true;
+  }
   void synchronize(Event event) override {
     const std::lock_guard lock(mutex_);
     call("cudaEventSynchronize");
@@ -321,6 +352,23 @@ class FakeDoor : public cuda::Door {
   double elapsed_ms(Event from, Event to) override {
     const std::lock_guard lock(mutex_);
     return 1e-3 * (static_cast<EventState*>(to)->at_ms - static_cast<EventState*>(from)->at_ms);
+  }
+
+  std::string nccl_version() override {
+    if (!board_) throw Error(ErrorCode::unsupported, "several ranks on GPUs need NCCL, which is not there (fake)");
+    return nccl_;
+  }
+  cuda::GroupId make_group_id() override {
+    cuda::GroupId id{};
+    const std::string text = fmt::format("fake{:08x}", std::random_device{}());
+    std::copy(text.begin(), text.end(), id.begin());
+    return id;
+  }
+  std::unique_ptr<cuda::RankGroup> join(const cuda::GroupId& id, int rank, int ranks) override {
+    count("ncclCommInitRankConfig");
+    const std::string group = id.data();
+    if (!group.starts_with("fake")) throw Error(ErrorCode::internal, "an id that nobody made");
+    return std::make_unique<FakeGroup>(*this, group, rank, ranks);
   }
 
   // As CUDA does it: a queue is within a capture from when it waits for an event of it, compute must wait for all of
@@ -372,6 +420,7 @@ class FakeDoor : public cuda::Door {
     std::function<void()> work;
     std::shared_ptr<EventState> event;  // to be reached first
     int64_t version = 0;
+    std::function<bool()> may_begin = {};  // what waits for other ranks asks here
   };
   struct Entry {
     size_t queue = 0;
@@ -498,6 +547,59 @@ class FakeDoor : public cuda::Door {
     Bytes workspace_;
   };
 
+  // Calls are over when they were asked after once. What was asked of the queue goes on when all ranks have come to it.
+  class FakeGroup final : public cuda::RankGroup {
+   public:
+    FakeGroup(FakeDoor& door, std::string group, int rank, int ranks)
+        : door_(door), nccl_(std::make_shared<FakeNccl>(door.board_, std::move(group), rank, ranks)) {}
+    ~FakeGroup() override { abort(); }
+    bool is_ready() override {
+      const std::lock_guard lock(door_.mutex_);
+      door_.call("ncclCommGetAsyncError");
+      if (!door_.nccl_failure_.empty()) throw Error(ErrorCode::device_failure, door_.nccl_failure_);
+      if (*aborted_)
+        throw Error(ErrorCode::device_failure, "ncclCommGetAsyncError: the communicator was aborted (fake)");
+      return std::exchange(asked_, true);
+    }
+    void run(std::span<const cuda::Transmission> group) override {
+      const std::lock_guard lock(door_.mutex_);
+      if (!asked_) throw Error(ErrorCode::internal, "a call while the one before is under way");
+      if (*aborted_) throw Error(ErrorCode::device_failure, "ncclGroupStart: the communicator was aborted (fake)");
+      if (door_.capture_) throw door_.refusal("ncclGroupStart: not while capturing");
+      for (const cuda::Transmission& t : group) {
+        door_.call(FakeNccl::call_of(t.kind));
+        door_.transmissions_.push_back(fmt::format("{} {}", FakeNccl::call_of(t.kind), t.count));
+      }
+      door_.call("ncclGroupEnd");
+      asked_ = false;
+      const int64_t number = nccl_->number_of_next();
+      auto kept = std::make_shared<const std::vector<cuda::Transmission>>(group.begin(), group.end());
+      auto arrived = std::make_shared<bool>(false);
+      door_.ask(
+          Queue::messages,
+          [nccl = nccl_, aborted = aborted_, number, kept] {
+            if (!*aborted) nccl->finish(number, *kept);
+          },
+          [nccl = nccl_, aborted = aborted_, number, kept, arrived, hangs = number == door_.hangs_at_] {
+            if (*aborted) return true;
+            if (hangs) return false;
+            if (!std::exchange(*arrived, true)) nccl->arrive(number, *kept);
+            return nccl->is_there(number);
+          });
+    }
+    void abort() noexcept override {
+      const std::lock_guard lock(door_.mutex_);
+      if (std::exchange(*aborted_, true)) return;
+      ++door_.calls_["ncclCommAbort"];
+    }
+
+   private:
+    FakeDoor& door_;
+    const std::shared_ptr<FakeNccl> nccl_;
+    const std::shared_ptr<bool> aborted_ = std::make_shared<bool>(false);
+    bool asked_ = false;
+  };
+
   static size_t at(Queue queue) { return static_cast<size_t>(queue); }
   static void merge(Clock& into, const Clock& from) {
     for (size_t q = 0; q < into.size(); ++q) into[q] = std::max(into[q], from[q]);
@@ -549,35 +651,56 @@ class FakeDoor : public cuda::Door {
   void enqueue_part(std::function<void()> work) { enqueue(std::move(work)); }
 
   // Every operation of a kernel is taken to touch all that the kernel does.
-  void ask(Queue queue, std::function<void()> work) {
+  void ask(Queue queue, std::function<void()> work, std::function<bool()> may_begin = {}) {
     meet_host(queue);
     Clock& clock = clocks_[at(queue)];
     Entry entry{.queue = at(queue), .index = clock[at(queue)] + 1, .clock = clock, .reads = reads_, .writes = writes_};
     clock[at(queue)] = entry.index;
     if (records_) log_.push_back(std::move(entry));
-    pending_[at(queue)].push_back({.work = std::move(work), .event = nullptr});
+    pending_[at(queue)].push_back({.work = std::move(work), .event = nullptr, .may_begin = std::move(may_begin)});
   }
 
+  // Where only other ranks can help, they are given time.
   void step() {
+    if (!try_step()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+  // False where nothing can go on but what other ranks do.
+  bool try_step() {
     std::array<size_t, cuda::kQueues> ready{};
     size_t count = 0;
+    bool meets_others = false;
     for (size_t q = 0; q < pending_.size(); ++q) {
       if (pending_[q].empty()) continue;
       const Pending& next = pending_[q].front();
-      if (next.event == nullptr || next.event->reached >= next.version) ready[count++] = q;
+      if (next.event != nullptr && next.event->reached < next.version) continue;
+      if (next.may_begin && !next.may_begin()) {
+        meets_others = true;
+        continue;
+      }
+      ready[count++] = q;
     }
+    if (count == 0 && (meets_others ||
+                       std::all_of(pending_.begin(), pending_.end(), [](const auto& queue) { return queue.empty(); })))
+      return false;
     if (count == 0) throw Error(ErrorCode::internal, "every queue waits for another");
     std::deque<Pending>& queue = pending_[ready[random_() % count]];
     const std::function<void()> work = std::move(queue.front().work);
     queue.pop_front();
     work();
+    return true;
   }
 
   mutable std::mutex mutex_;
   std::mt19937_64 random_;
   std::string failing_, calls_file_;
   bool for_good_ = false, broken_ = false;
+  std::shared_ptr<FakeBoard> board_;
+  std::string nccl_ = "2.28.9", nccl_failure_;
+  std::vector<std::string> transmissions_;
+  int64_t hangs_at_ = -1;
   cuda::Facts facts_{.name = "Fake GPU",
+                     .id = "GPU-0",
                      .major = 9,
                      .minor = 0,
                      .processors = 132,

@@ -6,6 +6,8 @@
 //   PLIMSOLL_FAKE_REFUSE=fft                 convolutions by this algorithm refuse to run
 //   PLIMSOLL_FAKE_CAPABILITY=7.0             compute capability (default 9.0)
 //   PLIMSOLL_FAKE_LOADS=64                   MiB of the GPU's memory that each algorithm takes from its first run on
+//   PLIMSOLL_FAKE_NCCL=FOLDER                NCCL is there, and ranks meet in this folder
+//   PLIMSOLL_FAKE_UUID=1                     of the GPU, whatever its number
 //   PLIMSOLL_FAKE_CALLS=FILE                 how often each call was made is written there at the end
 #include <cstdlib>
 #include <cstring>
@@ -52,6 +54,10 @@ PLIMSOLL_EXPORT plimsoll::cuda::Door* plimsoll_cuda_open(int device) {
   }
   if (const std::string loads = environment("PLIMSOLL_FAKE_LOADS"); !loads.empty())
     door->loads({std::stoll(loads) << 20});
+  if (const std::string uuid = environment("PLIMSOLL_FAKE_UUID"); !uuid.empty())
+    door->as_device(std::stoi(uuid)).as_number(device);
+  if (const std::string folder = environment("PLIMSOLL_FAKE_NCCL"); !folder.empty())
+    door->meet_at(std::make_shared<plimsoll::testing::FolderBoard>(folder));
   door->keep_calls(environment("PLIMSOLL_FAKE_CALLS"));
   return door.release();
 }

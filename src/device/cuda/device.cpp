@@ -9,6 +9,7 @@
 
 #include "device/cuda/kernels.h"
 #include "device/cuda/module.h"
+#include "device/cuda/nccl_wire.h"
 #include "device/cuda/peer_tier.h"
 #include "device/cuda/queues.h"
 #include "plimsoll/error.h"
@@ -204,6 +205,9 @@ class CudaDevice final : public Device {
     context_.door->reach(*door);
     return open_peer_tier(std::move(door), size);
   }
+  std::shared_ptr<Wire> open_wire(const std::shared_ptr<Communicator>& communicator) const override {
+    return open_nccl_wire(context_.door, communicator);
+  }
   std::unique_ptr<Queues> open_queues() const override { return std::make_unique<CudaQueues>(context_.door); }
   std::shared_ptr<void> pin(std::span<std::byte> memory) const override {
     if (memory.empty()) return nullptr;
@@ -243,6 +247,13 @@ std::unique_ptr<Device> open(std::string_view text) {
   if (!name) return nullptr;
   return open_behind(open_door(name->device), fmt::format("cuda:{}{}", name->device, name->tf32 ? "+tf32" : ""),
                      name->tf32, [](int device) { return std::shared_ptr<Door>(open_door(device)); });
+}
+
+std::string device_of_rank(std::string_view device, int place) {
+  const std::optional<Name> name = parse(device);
+  const int there = availability().devices;
+  if (!name || device.find(':') != std::string_view::npos || there == 0) return std::string(device);
+  return fmt::format("cuda:{}{}", place % there, name->tf32 ? "+tf32" : "");
 }
 
 std::vector<DeviceListing> list() {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,6 +17,10 @@ namespace plimsoll::cuda {
 // name that is no CUDA device's. Throws Error(unsupported) with the reason why there is no such device.
 std::unique_ptr<Device> open(std::string_view name);
 std::vector<DeviceListing> list();
+
+// Of several ranks on a machine, for that with this number: where `device` names no GPU ("cuda", "cuda+tf32"), each takes
+// the next of those that its process sees, and the first again behind the last. Else the same name.
+std::string device_of_rank(std::string_view device, int place);
 
 // cudaMalloc, cudaMallocAsync; none of another device.
 std::vector<std::unique_ptr<TensorHeap>> tensor_heaps(const Device& device);

@@ -1,13 +1,14 @@
-// The one door to CUDA, cuDNN and cuBLAS: every call of theirs that a CUDA device makes, in our own types. What is
+// The one door to CUDA, cuDNN, cuBLAS and NCCL: every call of theirs that a CUDA device makes, in our own types. What is
 // behind it is a module of its own (module/), loaded when a CUDA device is asked for, so that a program with CUDA
 // starts where there is none; in tests it is a fake that records what it is asked and does it on the host.
 //
-//   CudaDevice, kernels, queues  ->  Door  ->  libplimsoll_cuda.so: CUDA runtime, cuDNN, cuBLASLt
+//   CudaDevice, kernels, queues  ->  Door  ->  libplimsoll_cuda.so: CUDA runtime, cuDNN, cuBLASLt; NCCL
 //   (no CUDA headers)                     \->  tests/cuda/fake_door.h: the same kernel bodies, run on the host
 //
 // A failed call throws Error(device_failure) that names it. Work is asked of a queue, and queues are ordered by events.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,17 +22,24 @@
 namespace plimsoll::cuda {
 
 // Raised by whoever changes what is below: a module of another number is not loaded.
-inline constexpr int kDoorVersion = 4;
+inline constexpr int kDoorVersion = 5;
 
 // A CUDA stream each.
-enum class Queue : uint8_t { compute, out, in, transfer };  // transfer: what the host writes and reads between steps
-inline constexpr int kQueues = 4;
+enum class Queue : uint8_t {
+  compute,
+  out,
+  in,
+  transfer,  // what the host writes and reads between steps
+  messages   // to other ranks
+};
+inline constexpr int kQueues = 5;
 
 // Where a tier is a peer's memory, that stands for the host.
 enum class Direction : uint8_t { to_device, to_host, on_device };
 
 struct Facts {
   std::string name;          // "NVIDIA H100 80GB HBM3"
+  std::string id;            // of this very GPU, whatever its number is in a process: its UUID
   int major = 0, minor = 0;  // compute capability
   int processors = 0;
   std::string driver, runtime, cudnn, cublas;
@@ -78,6 +86,29 @@ class Prepared {
   virtual void run(const void* a, const void* b, const void* bias, void* out, void* workspace) = 0;
 };
 
+// One of NCCL's operations, of elements of 4 bytes; means are of floats. `rank`: to or from which, or the root.
+struct Transmission {
+  enum class Kind : uint8_t { mean, mean_scatter, gather, mean_to_root, broadcast, send, receive } kind = Kind::mean;
+  const void* from = nullptr;
+  void* to = nullptr;
+  int64_t count = 0;  // of mean_scatter and gather: of one rank's piece
+  int rank = 0;
+};
+
+// A GPU among those of the other ranks. When it goes, what is under way is given up.
+class RankGroup {
+ public:
+  virtual ~RankGroup() = default;
+  // Whether the last call, or the joining, is over; the next call is made after it. What was asked of the GPU may still be
+  // under way. Throws Error(device_failure) with what NCCL found wrong, also between calls.
+  virtual bool is_ready() = 0;
+  // Asks the queue of messages for all of these as one.
+  virtual void run(std::span<const Transmission> group) = 0;
+  // Nothing is under way any more, and nothing comes after it.
+  virtual void abort() noexcept = 0;
+};
+using GroupId = std::array<char, 128>;
+
 using Event = void*;
 using Captured = void*;  // a CUDA graph, ready to be launched
 
@@ -111,7 +142,7 @@ class Door {
   virtual void fill(Queue queue, void* at, int byte, size_t bytes) = 0;
   // One of our own kernels (bodies/bodies.h): `body` is its number, `parameters` its body, `count` how many elements or
   // blocks.
-  virtual void launch(int body, const void* parameters, int64_t count) = 0;
+  virtual void launch(Queue queue, int body, const void* parameters, int64_t count) = 0;
 
   // Algorithms of cuDNN that take this convolution, the best guess first; none where it takes none.
   virtual std::vector<ConvolutionAlgorithm> algorithms(const Convolution& convolution, bool tf32) = 0;
@@ -123,7 +154,8 @@ class Door {
   virtual void drop_event(Event event) noexcept = 0;
   virtual void record(Queue queue, Event event) = 0;
   virtual void wait(Queue queue,
-                    Event event) = 0;         // what is asked of the queue after this starts when the event is reached
+                    Event event) = 0;  // what is asked of the queue after this starts when the event is reached
+  virtual bool is_reached(Event event) = 0;
   virtual void synchronize(Event event) = 0;  // the host waits
   virtual void synchronize(Queue queue) = 0;
   virtual double elapsed_ms(Event from, Event to) = 0;  // both reached, both timed
@@ -134,6 +166,12 @@ class Door {
   virtual Captured end_capture() noexcept = 0;
   virtual void launch_captured(Captured captured) = 0;  // asked of compute
   virtual void drop_captured(Captured captured) noexcept = 0;
+
+  // NCCL's version. Throws Error(unsupported), which says what to install, where it is not there, or too old.
+  virtual std::string nccl_version() = 0;
+  // The first rank makes one for all; each joins with it. The group lives no longer than the door.
+  virtual GroupId make_group_id() = 0;
+  virtual std::unique_ptr<RankGroup> join(const GroupId& id, int rank, int ranks) = 0;
 
   // The operations asked next, up to the next such call, read and write these; only where `records` is true.
   virtual bool records() const { return false; }

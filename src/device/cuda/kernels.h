@@ -73,7 +73,7 @@ class CudaKernel : public Kernel {
   template <class Body>
   void launch(const Body& body, int64_t count) const {
     static_assert(Bodies::number<Body>() >= 0);
-    door_->launch(Bodies::number<Body>(), &body, count);
+    door_->launch(Queue::compute, Bodies::number<Body>(), &body, count);
   }
   // Sums over each channel, in pieces.
   template <class Term>

@@ -44,11 +44,16 @@ class CudaQueues final : public Queues {
     if (bytes > 0) touch(from, bytes, to), door_->copy(cuda::Queue::compute, to, from, bytes, Direction::on_device);
   }
   void mark(Queue queue, Mark mark) override { door_->record(of(queue), event(mark)); }
-  void wait(Queue queue, Mark mark) override { door_->wait(of(queue), event(mark)); }
+  void wait(Queue queue, Mark mark) override {
+    has_messages_ = has_messages_ || queue == Queue::messages;
+    door_->wait(of(queue), event(mark));
+  }
+  bool is_reached(Mark mark) override { return door_->is_reached(event(mark)); }
   void synchronize(Mark mark) override { door_->synchronize(event(mark)); }
   void synchronize() override {
     std::exception_ptr failure;  // no queue is left running because another one failed
-    for (const cuda::Queue queue : {cuda::Queue::compute, cuda::Queue::out, cuda::Queue::in}) {
+    for (const cuda::Queue queue : {cuda::Queue::compute, cuda::Queue::out, cuda::Queue::in, cuda::Queue::messages}) {
+      if (queue == cuda::Queue::messages && !has_messages_) continue;
       try {
         door_->synchronize(queue);
       } catch (const Error&) {
@@ -70,7 +75,13 @@ class CudaQueues final : public Queues {
 
  private:
   static cuda::Queue of(Queue queue) {
-    return queue == Queue::compute ? cuda::Queue::compute : queue == Queue::out ? cuda::Queue::out : cuda::Queue::in;
+    switch (queue) {
+      case Queue::compute: return cuda::Queue::compute;
+      case Queue::out: return cuda::Queue::out;
+      case Queue::in: return cuda::Queue::in;
+      case Queue::messages: break;
+    }
+    return cuda::Queue::messages;
   }
   Event event(Mark mark) const { return events_[mark]; }
   void touch(const std::byte* from, size_t bytes, std::byte* to) {
@@ -82,6 +93,7 @@ class CudaQueues final : public Queues {
   std::shared_ptr<Door> door_;
   std::vector<Event> events_;
   Captured captured_ = nullptr;
+  bool has_messages_ = false;  // something was asked of their queue
 };
 
 }  // namespace plimsoll::cuda

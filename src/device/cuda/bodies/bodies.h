@@ -12,6 +12,7 @@
 #include "device/cuda/bodies/norm.h"
 #include "device/cuda/bodies/pointwise.h"
 #include "device/cuda/bodies/random.h"
+#include "device/cuda/bodies/ranks.h"
 #include "device/cuda/bodies/recurrent.h"
 #include "device/cuda/bodies/resize.h"
 #include "device/cuda/bodies/softmax.h"
@@ -36,29 +37,31 @@ struct BodyList {
   }
 };
 
-using Bodies = BodyList<
-    Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, Accumulate,
-    CopyElements<uint8_t>, CopyElements<uint32_t>, CopyElements<uint64_t>, Sgd, AdamFactors, Adam, Dropout,
-    RandomNormal, MaxPool, MaxPoolBackward, AveragePool, AveragePoolBackward, Lrn, LrnBackward, DirectForward,
-    DirectBackwardData, DirectBackwardWeights, SumPieces<Values>, SumPieces<Moments>, SumPieces<Gradients>,
-    SumPiecesAcross<Values>, SumPiecesAcross<Moments>, SumPiecesAcross<Gradients>, ChannelTotals, Statistics, Normalize,
-    NormalizeBackward, SoftmaxTops, SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal, SoftmaxBackward,
-    SumAll<SquaredError>, SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward, SigmoidErrorBackward, SumAll<Squared>,
-    NormTotal, SquareNorm, ClipTotal, ScaleBy, RunExpression, ExpandElements<uint8_t>, ExpandElements<uint32_t>,
-    ExpandElements<uint64_t>, CastElements, ReduceRows, ReducePieces, ReduceTotals, PermuteElements<uint8_t>,
-    PermuteElements<uint32_t>, PermuteElements<uint64_t>, TransposeFours, CopyRows<uint8_t>, CopyRows<uint32_t>,
-    CopyRows<uint64_t>, TakeSteps<uint8_t>, TakeSteps<uint32_t>, TakeSteps<uint64_t>, SpreadSteps<uint8_t>,
-    SpreadSteps<uint32_t>, SpreadSteps<uint64_t>, MakeRows, TakeRows<uint8_t>, TakeRows<uint32_t>, TakeRows<uint64_t>,
-    LinkRows, AddRows, GatherElements<uint8_t>, GatherElements<uint32_t>, GatherElements<uint64_t>, GatherLines,
-    PadElements<uint8_t>, PadElements<uint32_t>, PadElements<uint64_t>, PadBackward, ResizeImage, ResizeImageBackward,
-    AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward, LossScale, RowMoments,
-    NormalizeRows, RowGradients, NormalizeRowsBackward, NormColumns, NormColumnTotals, NormChannels, AxisTops, AxisSums,
-    AxisSoftmax, AxisDots, AxisSoftmaxBackward, AttentionScores, AttentionProbabilities, AttentionDots,
-    AttentionScoreGradients, AttentionMaskGradient, ScaleScores, Bernoulli, PlacesInOrder, SortByRanks<float>,
-    SortByRanks<int32_t>, SortByRanks<int64_t>, SortByRanks<uint8_t>, SortStep<float>, SortStep<int32_t>,
-    SortStep<int64_t>, SortStep<uint8_t>, TakeSorted<float>, TakeSorted<int32_t>, TakeSorted<int64_t>,
-    TakeSorted<uint8_t>, PieceSums<float>, PieceSums<int32_t>, PieceSums<int64_t>, PieceSums<uint8_t>,
-    SumsBefore<double>, SumsBefore<int64_t>, CumulativeSums<float>, CumulativeSums<int32_t>, CumulativeSums<int64_t>,
-    CumulativeSums<uint8_t>, RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics>;
+using Bodies =
+    BodyList<Constant, Activate, ActivateBackward, AddTerms, AddBias, ReorderWords, ReorderBytes, Accumulate,
+             CopyElements<uint8_t>, CopyElements<uint32_t>, CopyElements<uint64_t>, Sgd, AdamFactors, Adam, Dropout,
+             RandomNormal, MaxPool, MaxPoolBackward, AveragePool, AveragePoolBackward, Lrn, LrnBackward, DirectForward,
+             DirectBackwardData, DirectBackwardWeights, SumPieces<Values>, SumPieces<Moments>, SumPieces<Gradients>,
+             SumPiecesAcross<Values>, SumPiecesAcross<Moments>, SumPiecesAcross<Gradients>, ChannelTotals, Statistics,
+             Normalize, NormalizeBackward, SoftmaxTops, SoftmaxSums, SoftmaxProbabilities, SoftmaxTotal,
+             SoftmaxBackward, SumAll<SquaredError>, SumAll<SigmoidError>, MeanTotal, SquaredErrorBackward,
+             SigmoidErrorBackward, SumAll<Squared>, NormTotal, SquareNorm, ClipTotal, ScaleBy, RunExpression,
+             ExpandElements<uint8_t>, ExpandElements<uint32_t>, ExpandElements<uint64_t>, CastElements, ReduceRows,
+             ReducePieces, ReduceTotals, PermuteElements<uint8_t>, PermuteElements<uint32_t>, PermuteElements<uint64_t>,
+             TransposeFours, CopyRows<uint8_t>, CopyRows<uint32_t>, CopyRows<uint64_t>, TakeSteps<uint8_t>,
+             TakeSteps<uint32_t>, TakeSteps<uint64_t>, SpreadSteps<uint8_t>, SpreadSteps<uint32_t>,
+             SpreadSteps<uint64_t>, MakeRows, TakeRows<uint8_t>, TakeRows<uint32_t>, TakeRows<uint64_t>, LinkRows,
+             AddRows, GatherElements<uint8_t>, GatherElements<uint32_t>, GatherElements<uint64_t>, GatherLines,
+             PadElements<uint8_t>, PadElements<uint32_t>, PadElements<uint64_t>, PadBackward, ResizeImage,
+             ResizeImageBackward, AdaptiveAverage, AdaptiveAverageBackward, AdaptiveMaximum, AdaptiveMaximumBackward,
+             LossScale, RowMoments, NormalizeRows, RowGradients, NormalizeRowsBackward, NormColumns, NormColumnTotals,
+             NormChannels, AxisTops, AxisSums, AxisSoftmax, AxisDots, AxisSoftmaxBackward, AttentionScores,
+             AttentionProbabilities, AttentionDots, AttentionScoreGradients, AttentionMaskGradient, ScaleScores,
+             Bernoulli, PlacesInOrder, SortByRanks<float>, SortByRanks<int32_t>, SortByRanks<int64_t>,
+             SortByRanks<uint8_t>, SortStep<float>, SortStep<int32_t>, SortStep<int64_t>, SortStep<uint8_t>,
+             TakeSorted<float>, TakeSorted<int32_t>, TakeSorted<int64_t>, TakeSorted<uint8_t>, PieceSums<float>,
+             PieceSums<int32_t>, PieceSums<int64_t>, PieceSums<uint8_t>, SumsBefore<double>, SumsBefore<int64_t>,
+             CumulativeSums<float>, CumulativeSums<int32_t>, CumulativeSums<int64_t>, CumulativeSums<uint8_t>,
+             RecurrentStep, RecurrentStepBackward, ChannelMoments, WholeStatistics, MeanInOrder, CombineChannels>;
 
 }  // namespace plimsoll::cuda

@@ -1,4 +1,4 @@
-// The door as it is: CUDA's runtime, cuDNN and cuBLASLt. The module exports three functions in C.
+// The door as it is: CUDA's runtime, cuDNN, cuBLASLt and NCCL. The module exports three functions in C.
 #include "device/cuda/door.h"
 
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include "device/cuda/module/check.h"
 #include "device/cuda/module/launch.h"
 #include "device/cuda/module/libraries.h"
+#include "device/cuda/module/nccl.h"
 
 namespace plimsoll::cuda {
 
@@ -20,6 +21,12 @@ void throw_failure(const char* call, const std::string& reason, const std::strin
 namespace {
 
 std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
+
+std::string id_of(const cudaUUID_t& uuid) {
+  std::string text = "GPU-";
+  for (const char byte : uuid.bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return text;
+}
 
 // Every thread has a current device of its own.
 cudaError_t select(int device) {
@@ -61,6 +68,7 @@ class CudaDoor final : public Door {
     PLIMSOLL_CUDA(cudaMemGetInfo(&free, &total));
     const size_t cudnn = cudnnGetVersion(), cublas = cublasLtGetVersion();
     return {.name = properties.name,
+            .id = id_of(properties.uuid),
             .major = properties.major,
             .minor = properties.minor,
             .processors = properties.multiProcessorCount,
@@ -138,10 +146,9 @@ class CudaDoor final : public Door {
     use();
     PLIMSOLL_CUDA(cudaMemsetAsync(at, byte, bytes, stream(queue)));
   }
-  void launch(int body, const void* parameters, int64_t count) override {
+  void launch(Queue queue, int body, const void* parameters, int64_t count) override {
     use();
-    if (const cudaError_t status = launch_body(body, parameters, count, stream(Queue::compute));
-        status != cudaSuccess) {
+    if (const cudaError_t status = launch_body(body, parameters, count, stream(queue)); status != cudaSuccess) {
       throw_failure("cudaLaunchKernel", reason_of(status), fmt::format(", for our kernel number {}", body));
     }
   }
@@ -177,6 +184,13 @@ class CudaDoor final : public Door {
     use();
     PLIMSOLL_CUDA(cudaStreamWaitEvent(stream(queue), static_cast<cudaEvent_t>(event), 0));
   }
+  bool is_reached(Event event) override {
+    use();
+    const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    if (status == cudaErrorNotReady) return false;
+    check_call(status, "cudaEventQuery");
+    return true;
+  }
   void synchronize(Event event) override {
     use();
     PLIMSOLL_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
@@ -190,6 +204,13 @@ class CudaDoor final : public Door {
     float ms = 0;
     PLIMSOLL_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(from), static_cast<cudaEvent_t>(to)));
     return static_cast<double>(ms);
+  }
+
+  std::string nccl_version() override { return plimsoll::cuda::nccl_version(); }
+  GroupId make_group_id() override { return plimsoll::cuda::make_group_id(); }
+  std::unique_ptr<RankGroup> join(const GroupId& id, int rank, int ranks) override {
+    use();
+    return join_group(id, rank, ranks, device_, stream(Queue::messages));
   }
 
   // Other threads may do as they like meanwhile: those that copy to a disk, say.
