@@ -73,11 +73,17 @@ class Bench:
     def devices(self):
         return {d["name"]: d for d in self.plimsoll("devices")[0]}
 
+    def train_lines(self, *launcher, model, words, batch, steps, device, environment=None):
+        """({"plan": ..., "steps": [...], "done": ...}, how it ended)"""
+        done = self.run(*launcher, self.folder / "plimsoll", "train", model, "--batch", batch, "--data", f"synthetic:{max(10000, batch)}",
+                        "--evaluate-every", 0, "--steps", steps, "--workers", min(16, os.cpu_count()), "--device", device, *words, "--json", "-",
+                        environment=environment)
+        lines = [json.loads(line) for line in done.out.splitlines()]
+        return {"steps": [e for e in lines if e["event"] == "step"], **{e["event"]: e for e in lines if e["event"] != "step"}}, done
+
     def train(self, model, *words, batch, device=None, steps=12):
         """What a training tells: {"plan": ..., "steps": [...], "done": ...}, or {"error": text, "code": number}."""
-        lines, done = self.plimsoll("train", model, "--batch", batch, "--data", f"synthetic:{max(10000, batch)}", "--evaluate-every", 0,
-                                    "--steps", steps, "--workers", min(16, os.cpu_count()), "--device", device or self.device, *words)
-        run = {"steps": [e for e in lines if e["event"] == "step"], **{e["event"]: e for e in lines if e["event"] != "step"}}
+        run, done = self.train_lines(model=model, words=words, batch=batch, steps=steps, device=device or self.device)
         if done.code != 0 or "done" not in run:
             run.update(error=reason(done), code=done.code)
         return run

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 import typing
 
@@ -130,6 +131,38 @@ def exact(bench, model):
     bench.row("of these", f"{ran} fit", ran >= 4)
     rounded = bench.train(model, *words, batch=batch, steps=3, device=bench.device + "+tf32")
     bench.row("a device with TF32", rounded["error"], False) if "error" in rounded else judge("a device with TF32", rounded)
+
+
+def ranks(bench, model):
+    """Two GPUs as ranks, through NCCL: the weights are the same in every division, and what the second brings."""
+    there = [name for name, device in bench.devices().items() if name.startswith("cuda:") and device["available"]]
+    lacks = (f"there {'is 1 GPU' if len(there) == 1 else 'are no GPUs'}" if len(there) < 2 else "there is no mpirun" if shutil.which("mpirun") is None
+             else "this build has no MPI" if not (bench.folder / "libplimsoll_mpi.so").exists() else None)
+    if lacks:
+        return bench.row("2 GPUs", f"left out: {lacks}")
+    environment = {**bench.environment, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+                   "OMPI_MCA_hwloc_base_binding_policy": "none"}
+
+    def both(*words, batch, steps):
+        lines, done = bench.train_lines("mpirun", "-n", 2, model=model, words=words, batch=batch, steps=steps, device="cuda", environment=environment)
+        if done.code != 0 or "done" not in lines:
+            bench.row(f"{model} {batch} {' '.join(map(str, words))}"[:60], reason(done)[:120], False)
+            return None
+        return lines
+
+    batch, words = bench.scale.exact[0], ("--exact", "--costs", "estimated")
+    free = both(*words, "--zero", 0, batch=batch, steps=3)
+    for stage in (1, 2, 3) if free else ():
+        divided = both(*words, "--zero", stage, batch=batch, steps=3)
+        if divided:
+            same = divided["done"]["weights_sha256"] == free["done"]["weights_sha256"]
+            bench.row(f"--zero {stage}", "same weights" if same else "OTHER WEIGHTS", same)
+    one = bench.rate(model, batch=bench.scale.batches.get(model, batch))
+    two = both(batch=2 * bench.scale.batches.get(model, batch), steps=12)
+    if one and two:
+        rate = 2 * bench.scale.batches.get(model, batch) / two["done"]["step_time_ms"] * 1000
+        bench.row("2 GPUs, each its whole batch", f"{rate:.1f} images/s, {rate / one['images_per_second']:.2f}x of one",
+                  images_per_second=rate, speed_up=rate / one["images_per_second"])
 
 
 def failure(bench, _):
@@ -334,6 +367,7 @@ CHECKS = (
     Check(tight, 150, "the same batches inside 12 GiB, beside PyTorch in 12 GiB", networks),
     Check(slowdown, 50, "step time at 80, 60, 40 and 20 % of what keeping everything takes; how much of the copying hides behind compute",
           lambda scale: (scale.one,)),
+    Check(ranks, 60, "two GPUs through NCCL: the same weights in every division, and how much faster they are", lambda scale: (scale.one,)),
     Check(fill, 30, "a plan that fills the default budget runs", lambda scale: (scale.one,)),
     Check(twelve, 100, "inside 12 GiB twice SuperNeurons' largest batches (Table 5), and more layers (Table 4)", and_deep),
     Check(heaps, 60, "SuperNeurons' Table 2 for real: cudaMalloc, cudaMallocAsync, the papers' heap, the plan", lambda scale: tuple(scale.heaps)),

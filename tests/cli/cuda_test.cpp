@@ -24,7 +24,7 @@ class Cuda : public Cli {
   void TearDown() override {
     for (const char* name :
          {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES", "PLIMSOLL_FAKE_REFUSE",
-          "PLIMSOLL_FAKE_CAPABILITY", "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS"}) {
+          "PLIMSOLL_FAKE_CAPABILITY", "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS", "PLIMSOLL_FAKE_NCCL"}) {
       ::unsetenv(name);
     }
     Cli::TearDown();
@@ -118,6 +118,10 @@ class GpuCheck : public Cuda {
     for (const char* program : {"plimsoll", "test_tests_conformance", "test_ops"}) {
       fs::create_symlink(fs::path(PLIMSOLL_BINARY_DIR) / program, folder_ / "packed" / program);
     }
+    if (const fs::path mpi = PLIMSOLL_BINARY_DIR "/libplimsoll_mpi.so"; fs::exists(mpi)) {
+      fs::create_symlink(mpi, folder_ / "packed" / "libplimsoll_mpi.so");
+      ::setenv("PLIMSOLL_FAKE_NCCL", folder_.c_str(), 1);
+    }
     std::ofstream(folder_ / "packed" / "commit") << "abcdef0\n";
     tool("nvidia-smi", "echo 'Fake GPU, 9.0'");
     // As torch_bench.py speaks, but for libraries of Plimsoll's, which PyTorch must not get, and for memory that is too
@@ -156,8 +160,9 @@ TEST_F(GpuCheck, FindsNothingWrong) {
   const nlohmann::json all = results();
   EXPECT_EQ(all.at("commit"), "abcdef0");
   EXPECT_TRUE(all.at("not_done").empty());
-  for (const char* name : {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight",
-                           "slowdown", "fill", "twelve", "heaps", "workspace", "largest", "tf32", "compiled"}) {
+  for (const char* name :
+       {"link", "conformance", "gradients", "steps", "exact", "failure", "speed", "tight", "slowdown", "ranks", "fill",
+        "twelve", "heaps", "workspace", "largest", "tf32", "compiled"}) {
     int rows = 0;
     for (const auto& [item, record] : all.at("checks").at(name).items())
       rows += static_cast<int>(record.at("rows").size());

@@ -304,12 +304,11 @@ class RanksOnGpus : public RanksCli {
       ::unsetenv(name);
     RanksCli::TearDown();
   }
-  // Each in a folder of its own, where its ranks meet.
-  Outcome run_gpus(const std::string& arguments, const std::string& more = "", int ranks = 2) {
-    const std::string folder = path("meet" + std::to_string(++runs_));
+  Outcome run_gpus(const std::string& arguments) {
+    const std::string folder = path("meet");
     fs::create_directory(folder);
     ::setenv("PLIMSOLL_FAKE_NCCL", folder.c_str(), 1);
-    return run_ranks(ranks, kOnGpus + arguments + more);
+    return run_ranks(2, kOnGpus + arguments);
   }
   static json done(const Outcome& outcome) {
     for (const json& line : outcome.lines()) {
@@ -317,38 +316,53 @@ class RanksOnGpus : public RanksCli {
     }
     return nullptr;
   }
-  static constexpr const char* kOnGpus =
-      "train lenet --data digits --batch 8 --exact --costs estimated --evaluate-every 0 --steps 3 --json - ";
-  int runs_ = 0;
+  static constexpr const char* kOnGpus = "train lenet --data digits --batch 8 --exact --steps 3 --json - ";
+  static constexpr const char* kPlain = "--device cuda --costs estimated --evaluate-every 0 ";
 };
 
 TEST_F(RanksOnGpus, TrainTheSameWeightsInEveryBudgetAndDivision) {
-  const Outcome plain = run_gpus("--device cuda --memory 64MiB");
+  const Outcome plain = run_gpus(std::string(kPlain) + "--memory 64MiB");
   ASSERT_EQ(plain.code, 0) << plain.err;
   const json first = done(plain);
   EXPECT_FALSE(first.at("captured").get<bool>());
-  for (const char* more : {"--zero 2", "--memory 400KiB --host-memory 64MiB"}) {
-    const Outcome other = run_gpus("--device cuda --memory 64MiB ", more);
+  for (const char* more : {"--memory 64MiB --zero 2", "--memory 400KiB --host-memory 64MiB"}) {
+    const Outcome other = run_gpus(std::string(kPlain) + more);
     ASSERT_EQ(other.code, 0) << more << ": " << other.err;
     EXPECT_EQ(done(other).at("weights_sha256"), first.at("weights_sha256")) << more;
   }
 }
 
-TEST_F(RanksOnGpus, MeasureKernelsAloneAndTheLinkOnce) {
-  const Outcome outcome = run_gpus("--device cuda --costs measured --memory 64MiB --zero 3 --evaluate-every 1");
+TEST_F(RanksOnGpus, MeasureKernelsOnTheFirstAloneAndEvaluateTogether) {
+  const Outcome outcome = run_gpus("--device cuda --memory 64MiB --zero 3 --evaluate-every 1");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
+TEST_F(RanksOnGpus, MeasureTheLinkOnce) {
+  std::vector<int> sends;
+  for (int run = 0; run < 3; ++run) {
+    const std::string file = path(("calls" + std::to_string(run)).c_str());
+    ::setenv("PLIMSOLL_FAKE_CALLS", file.c_str(), 1);
+    ASSERT_EQ(run_gpus(std::string(kPlain) + "--memory 64MiB").code, 0);
+    ::unsetenv("PLIMSOLL_FAKE_CALLS");
+    std::ifstream in(file);
+    sends.push_back(0);
+    int calls = 0;
+    for (std::string name; in >> name >> calls;) sends.back() += name == "ncclSend" ? calls : 0;
+  }
+  EXPECT_EQ(sends[0] - sends[1], 2 * 2 * 10) << "two ranks, two sizes";
+  EXPECT_EQ(sends[2], sends[1]);
+}
+
 TEST_F(RanksOnGpus, NeedAGpuEachAndNccl) {
-  Outcome outcome = run_gpus("--device cuda:1");
+  Outcome outcome = run_gpus("--costs estimated --device cuda:1");
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("have the same GPU (Fake GPU), but each needs its own"));
   ::setenv("PLIMSOLL_FAKE_UUID", "7", 1);  // a system that hides all but one GPU from each process, and the same one
-  outcome = run_gpus("--device cuda");
+  outcome = run_gpus(kPlain);
   EXPECT_EQ(outcome.code, 2);
   ::unsetenv("PLIMSOLL_FAKE_UUID");
   ::unsetenv("PLIMSOLL_FAKE_NCCL");
-  outcome = run_ranks(2, std::string(kOnGpus) + "--device cuda");
+  outcome = run_ranks(2, std::string(kOnGpus) + kPlain);
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("need NCCL"));
   EXPECT_EQ(count(outcome.err, "need NCCL"), 1);
@@ -357,8 +371,8 @@ TEST_F(RanksOnGpus, NeedAGpuEachAndNccl) {
 }
 
 TEST_F(RanksOnGpus, ACallThatFailsEndsAllOfThem) {
-  ::setenv("PLIMSOLL_FAKE_FAIL", "ncclGroupEnd:30", 1);
-  const Outcome outcome = run_gpus("--device cuda --memory 64MiB");
+  ::setenv("PLIMSOLL_FAKE_FAIL", "ncclGroupEnd:24", 1);
+  const Outcome outcome = run_gpus(std::string(kPlain) + "--memory 64MiB");
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("ncclGroupEnd"));
 }

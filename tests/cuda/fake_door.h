@@ -358,11 +358,17 @@ class FakeDoor : public cuda::Door {
     if (!board_) throw Error(ErrorCode::unsupported, "several ranks on GPUs need NCCL, which is not there (fake)");
     return nccl_;
   }
-  cuda::GroupId make_group_id() override { return {'f', 'a', 'k', 'e'}; }
+  cuda::GroupId make_group_id() override {
+    cuda::GroupId id{};
+    const std::string text = fmt::format("fake{:08x}", std::random_device{}());
+    std::copy(text.begin(), text.end(), id.begin());
+    return id;
+  }
   std::unique_ptr<cuda::RankGroup> join(const cuda::GroupId& id, int rank, int ranks) override {
     count("ncclCommInitRankConfig");
-    if (id != cuda::GroupId{'f', 'a', 'k', 'e'}) throw Error(ErrorCode::internal, "an id that nobody made");
-    return std::make_unique<FakeGroup>(*this, rank, ranks);
+    const std::string group = id.data();
+    if (!group.starts_with("fake")) throw Error(ErrorCode::internal, "an id that nobody made");
+    return std::make_unique<FakeGroup>(*this, group, rank, ranks);
   }
 
   // As CUDA does it: a queue is within a capture from when it waits for an event of it, compute must wait for all of
@@ -544,8 +550,8 @@ class FakeDoor : public cuda::Door {
   // Calls are over when they were asked after once. What was asked of the queue goes on when all ranks have come to it.
   class FakeGroup final : public cuda::RankGroup {
    public:
-    FakeGroup(FakeDoor& door, int rank, int ranks)
-        : door_(door), nccl_(std::make_shared<FakeNccl>(door.board_, rank, ranks)) {}
+    FakeGroup(FakeDoor& door, std::string group, int rank, int ranks)
+        : door_(door), nccl_(std::make_shared<FakeNccl>(door.board_, std::move(group), rank, ranks)) {}
     ~FakeGroup() override { abort(); }
     bool is_ready() override {
       const std::lock_guard lock(door_.mutex_);

@@ -6,7 +6,7 @@
 //   PLIMSOLL_FAKE_REFUSE=fft                 convolutions by this algorithm refuse to run
 //   PLIMSOLL_FAKE_CAPABILITY=7.0             compute capability (default 9.0)
 //   PLIMSOLL_FAKE_LOADS=64                   MiB of the GPU's memory that each algorithm takes from its first run on
-//   PLIMSOLL_FAKE_NCCL=FOLDER                NCCL is there, and ranks meet in this folder, which is empty
+//   PLIMSOLL_FAKE_NCCL=FOLDER                NCCL is there, and ranks meet in this folder
 //   PLIMSOLL_FAKE_UUID=1                     of the GPU, whatever its number
 //   PLIMSOLL_FAKE_CALLS=FILE                 how often each call was made is written there at the end
 #include <cstdlib>

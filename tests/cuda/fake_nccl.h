@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -22,49 +23,51 @@
 
 namespace plimsoll::testing {
 
-// Where ranks post what they send: one message a rank and number.
+// Where ranks post what they send: one message a group, rank and number.
 class FakeBoard {
  public:
   using Message = std::vector<char>;
   virtual ~FakeBoard() = default;
-  virtual void put(int rank, int64_t number, Message message) = 0;
-  virtual std::optional<Message> get(int rank, int64_t number) = 0;
+  virtual void put(const std::string& group, int rank, int64_t number, Message message) = 0;
+  virtual std::optional<Message> get(const std::string& group, int rank, int64_t number) = 0;
 };
 
 class SharedBoard final : public FakeBoard {
  public:
-  void put(int rank, int64_t number, Message message) override {
+  void put(const std::string& group, int rank, int64_t number, Message message) override {
     const std::lock_guard lock(mutex_);
-    messages_[{rank, number}] = std::move(message);
+    messages_[{group, rank, number}] = std::move(message);
   }
-  std::optional<Message> get(int rank, int64_t number) override {
+  std::optional<Message> get(const std::string& group, int rank, int64_t number) override {
     const std::lock_guard lock(mutex_);
-    const auto found = messages_.find({rank, number});
+    const auto found = messages_.find({group, rank, number});
     if (found == messages_.end()) return std::nullopt;
     return found->second;
   }
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<int, int64_t>, Message> messages_;
+  std::map<std::tuple<std::string, int, int64_t>, Message> messages_;
 };
 
 class FolderBoard final : public FakeBoard {
  public:
   explicit FolderBoard(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  void put(int rank, int64_t number, Message message) override {
-    const std::filesystem::path written = folder_ / fmt::format("{}-{}.part", rank, number);
+  void put(const std::string& group, int rank, int64_t number, Message message) override {
+    const std::filesystem::path to = file(group, rank, number), written = to.string() + ".part";
     std::ofstream(written, std::ios::binary).write(message.data(), static_cast<std::streamsize>(message.size()));
-    std::filesystem::rename(written, file(rank, number));
+    std::filesystem::rename(written, to);
   }
-  std::optional<Message> get(int rank, int64_t number) override {
-    std::ifstream in(file(rank, number), std::ios::binary);
+  std::optional<Message> get(const std::string& group, int rank, int64_t number) override {
+    std::ifstream in(file(group, rank, number), std::ios::binary);
     if (!in) return std::nullopt;
     return Message(std::istreambuf_iterator<char>(in), {});
   }
 
  private:
-  std::filesystem::path file(int rank, int64_t number) const { return folder_ / fmt::format("{}-{}", rank, number); }
+  std::filesystem::path file(const std::string& group, int rank, int64_t number) const {
+    return folder_ / fmt::format("{}-{}-{}", group, rank, number);
+  }
   std::filesystem::path folder_;
 };
 
@@ -74,8 +77,8 @@ class FakeNccl {
   using Transmission = cuda::Transmission;
   using Kind = Transmission::Kind;
 
-  FakeNccl(std::shared_ptr<FakeBoard> board, int rank, int ranks)
-      : board_(std::move(board)), rank_(rank), ranks_(ranks) {}
+  FakeNccl(std::shared_ptr<FakeBoard> board, std::string group, int rank, int ranks)
+      : board_(std::move(board)), group_(std::move(group)), rank_(rank), ranks_(ranks) {}
 
   static const char* call_of(Kind kind) {
     switch (kind) {
@@ -100,7 +103,7 @@ class FakeNccl {
       append(message, head, sizeof head);
       append(message, t.from, static_cast<size_t>(elements) * sizeof(float));
     }
-    board_->put(rank_, number, std::move(message));
+    board_->put(group_, rank_, number, std::move(message));
   }
 
   bool is_there(int64_t number) {
@@ -109,7 +112,7 @@ class FakeNccl {
     bool there = true;
     for (int r = 0; r < ranks_; ++r) {
       std::optional<FakeBoard::Message>& message = all[static_cast<size_t>(r)];
-      if (!message) message = board_->get(r, number);
+      if (!message) message = board_->get(group_, r, number);
       there = there && message.has_value();
     }
     return there;
@@ -224,6 +227,7 @@ class FakeNccl {
   }
 
   const std::shared_ptr<FakeBoard> board_;
+  const std::string group_;
   const int rank_, ranks_;
   int64_t next_ = 0;
   std::map<int64_t, std::vector<std::optional<FakeBoard::Message>>> arrived_;

@@ -105,6 +105,7 @@ class NcclWire final : public Wire {
   }
 
   void begin(std::span<const Memory> reads, std::span<const Memory> writes) override {
+    retire();
     if (door_->records()) touch(reads, writes);
     if (free_.empty()) free_.push_back({door_->make_event(false), door_->make_event(false)});
     current_ = free_.back();
@@ -207,11 +208,7 @@ class NcclWire final : public Wire {
     if (now - looked_ < kLooksAfter || is_over_) return;
     looked_ = now;
     guarded([&] {
-      while (!under_way_.empty() && door_->is_reached(under_way_.front().done)) {
-        free_.push_back(under_way_.front());
-        under_way_.pop_front();
-        since_.reset();
-      }
+      retire();
       if (!since_ && !under_way_.empty() && door_->is_reached(under_way_.front().begun)) since_ = now;
       group_->is_ready();  // whether anything has failed
       communicator().look(since_, "a collective");
@@ -223,6 +220,15 @@ class NcclWire final : public Wire {
   struct Span {
     Event begun = nullptr, done = nullptr;
   };
+
+  // Forgets those that are done.
+  void retire() {
+    while (!under_way_.empty() && door_->is_reached(under_way_.front().done)) {
+      free_.push_back(under_way_.front());
+      under_way_.pop_front();
+      since_.reset();
+    }
+  }
 
   static size_t bytes_of(int64_t count) { return static_cast<size_t>(count * kElement); }
 

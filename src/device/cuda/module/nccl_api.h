@@ -12,7 +12,7 @@ inline constexpr int kOldest = 21400, kLoadedAs = 2;  // versions: the oldest of
 
 enum Result : int { kSuccess = 0, kInProgress = 7 };
 enum DataType : int { kFloat = 7 };
-enum Reduction : int { kSum = 0, kAverage = 4 };
+enum Reduction : int { kAverage = 4 };
 
 struct Communicator;  // ncclComm
 

@@ -68,7 +68,7 @@ static_assert(kSame<decltype(ncclGroupEnd), GroupEnd>);
 static_assert(sizeof(ncclResult_t) == sizeof(int) && sizeof(ncclDataType_t) == sizeof(int) &&
               sizeof(ncclRedOp_t) == sizeof(int));
 static_assert(int{ncclSuccess} == int{kSuccess} && int{ncclInProgress} == int{kInProgress});
-static_assert(int{ncclFloat32} == int{kFloat} && int{ncclSum} == int{kSum} && int{ncclAvg} == int{kAverage});
+static_assert(int{ncclFloat32} == int{kFloat} && int{ncclAvg} == int{kAverage});
 static_assert(sizeof(ncclUniqueId) == sizeof(UniqueId) && NCCL_UNIQUE_ID_BYTES == sizeof(UniqueId::internal));
 static_assert(NCCL_MAJOR == kLoadedAs && NCCL_VERSION(2, 14, 0) == kOldest);
 
