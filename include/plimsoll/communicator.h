@@ -47,6 +47,8 @@ class Transport {
   virtual Ticket receive(Channel channel, int from, std::span<std::byte> bytes) = 0;
   // Moves messages on. True: this one is done, and its ticket has no meaning any more. Throws Error(device_failure).
   virtual bool is_done(Ticket ticket) = 0;
+  // The link to it is broken, so that nothing of it comes any more.
+  virtual bool is_lost(int /*rank*/) const { return false; }
   // Begin to copy to or from the memory that a server has, without its doing. A put that is done has left this process;
   // after flush all puts are there. Flush waits inside the library, and so may the others where a server is gone.
   virtual Ticket put(int /*server*/, int64_t /*at*/, std::span<const std::byte>) { has_no_servers(); }
@@ -110,6 +112,7 @@ class Communicator {
     all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
     return all;
   }
+  std::vector<std::string> all_gather(const std::string& mine);  // of any lengths
   void barrier();
 
   // The exchange under an AllReduce: piece r of `pieces` goes to rank r, and `received` gets this rank's piece of every
@@ -136,7 +139,8 @@ class Communicator {
   // Tells the user, and the others, that this rank ends, and why, so that they end too. What all ranks find at once, one of
   // them tells. Waits a moment, so that it reaches them.
   void fail(ErrorCode code, std::string_view why) noexcept;
-  // Takes leave in peace, when all is done. The others are at the same place.
+  // Takes leave in peace, when all is done. The others are at the same place, or come there: who still waits for something
+  // of this rank throws RankFailed.
   void finish();
   bool is_over() const { return over_; }
 
@@ -163,7 +167,8 @@ class Communicator {
   void look_for_failures();
   [[noreturn]] void end(const std::string& why);
   std::string silent_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
-  std::string dead_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
+  std::string gone_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
+  std::vector<Transport::Ticket> tell_all();
   Transport::Ticket begin_send(Transport::Channel channel, int to, std::span<const std::byte> bytes);
   Transport::Ticket begin_receive(Transport::Channel channel, int from, std::span<std::byte> bytes);
   void forget();
@@ -182,10 +187,11 @@ class Communicator {
     std::vector<int> ranks;
   };
   Tickets data_, control_;
-  std::mutex failure_mutex_;  // of these two:
+  mutable std::mutex failure_mutex_;  // of these:
   std::vector<Transport::Ticket> failures_;
-  std::optional<RankFailed> failure_;  // the first that was heard of
-  std::atomic<bool> over_ = false;
+  std::optional<RankFailed> failure_;                        // the first that was heard of
+  std::vector<std::chrono::steady_clock::time_point> left_;  // when each has taken leave
+  std::atomic<bool> over_ = false, leaving_ = false;
 
   struct Wake {  // a word to a server that copies begin
     std::chrono::steady_clock::time_point last;

@@ -31,6 +31,9 @@ constexpr std::chrono::milliseconds kBetweenWakes{5}, kStaysAwake{50};
 constexpr std::chrono::hours kForever{24 * 365 * 10};
 constexpr std::chrono::milliseconds kToReachOthers{1000};  // at most, for the word that this rank fails
 constexpr std::chrono::milliseconds kToGoOut{100};         // at least
+constexpr int32_t kLeaves = -1;                            // in place of an error's code
+constexpr std::chrono::seconds kAfterLeave{2};             // what a rank that has left had sent is there then
+constexpr size_t kLongestMessage = size_t{64} << 20;
 constexpr std::chrono::milliseconds kBeforeOthers{150}, kBetweenRanks{20};  // so that one of several tells the user
 
 uint64_t hash_of_processors() {
@@ -84,6 +87,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::mi
   }
   notices_ = std::make_unique<Notice[]>(processes_ + 1);  // the last is this rank's own word
   failures_.assign(processes_, kNone);
+  left_.assign(processes_, {});
   wakes_.assign(servers_, {.last = {}, .ticket = kNone});
   places_.resize(processes_);
   for (int r = 0; r < processes_; ++r) {
@@ -175,6 +179,10 @@ std::optional<RankFailed> Communicator::failure_heard() {
   const std::lock_guard lock(failure_mutex_);
   for (int r = 0; r < processes_ && !failure_; ++r) {
     if (failures_[r] == kNone || !pass({&failures_[r], 1})) continue;
+    if (notices_[r].code == kLeaves) {
+      left_[r] = Clock::now();
+      continue;
+    }
     over_ = true;
     failure_.emplace(static_cast<ErrorCode>(notices_[r].code),
                      fmt::format("{} failed: {}", name(r), notices_[r].reason.data()));
@@ -199,11 +207,19 @@ std::string Communicator::silent_among(std::span<const Ticket> tickets, std::spa
   return names;
 }
 
-// Of this host's ranks that are waited for, one whose process is gone.
-std::string Communicator::dead_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
+// Of the ranks that are waited for, one that will not answer, and why: its process of this host is gone, the link to it, or it has
+// taken leave.
+std::string Communicator::gone_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
   for (size_t i = 0; i < tickets.size(); ++i) {
+    if (tickets[i] == kNone) continue;
     const Place& place = places_[ranks[i]];
-    if (tickets[i] != kNone && place.is_seen && has_ended(place.process)) return name(ranks[i]);
+    if (place.is_seen && has_ended(place.process)) return fmt::format("{} has died", name(ranks[i]));
+    if (transport_->is_lost(ranks[i])) return fmt::format("{} has died, or the link to it is broken", name(ranks[i]));
+    const std::lock_guard lock(failure_mutex_);
+    const Clock::time_point left = left_[ranks[i]];
+    if (!leaving_ && left != Clock::time_point{} && Clock::now() - left > kAfterLeave)
+      return fmt::format("{} has ended, while {} goes on: all ranks must train as many steps", name(ranks[i]),
+                         name(rank_));
   }
   return {};
 }
@@ -223,7 +239,7 @@ void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks, c
     if (now - looked < kBetweenLooks) continue;
     looked = now;
     look_for_failures();
-    if (const std::string dead = dead_among(tickets, ranks); !dead.empty()) end(fmt::format("{} has died", dead));
+    if (const std::string gone = gone_among(tickets, ranks); !gone.empty()) end(gone);
     if (!ending && ending_ && ending_()) ending = now;
     const bool too_long = now - begin > timeout_;
     if (!too_long && !(ending && now - *ending > ending_timeout_)) continue;
@@ -241,6 +257,8 @@ void Communicator::end(const std::string& why) {
 }
 
 void Communicator::broadcast(std::span<std::byte> bytes, int root) {
+  for (; bytes.size() > kLongestMessage; bytes = bytes.subspan(kLongestMessage))
+    broadcast(bytes.first(kLongestMessage), root);
   control_.tickets.clear();
   control_.ranks.clear();
   // Doubling: who has it gives it on, so that it takes as many rounds as size_ has bits.
@@ -269,8 +287,18 @@ std::string Communicator::broadcast(std::string text, int root) {
   int64_t length = static_cast<int64_t>(text.size());
   broadcast(std::as_writable_bytes(std::span(&length, 1)), root);
   text.resize(length);
-  broadcast(std::as_writable_bytes(std::span(text)), root);
+  if (length > 0) broadcast(std::as_writable_bytes(std::span(text)), root);
   return text;
+}
+
+std::vector<std::string> Communicator::all_gather(const std::string& mine) {
+  const std::vector<int64_t> lengths = all_gather(static_cast<int64_t>(mine.size()));
+  std::vector<std::string> all;
+  for (int r = 0; r < size_; ++r) {
+    all.push_back(r == rank_ ? mine : std::string(lengths[r], '\0'));
+    if (lengths[r] > 0) broadcast(std::as_writable_bytes(std::span(all[r])), r);
+  }
+  return all;
 }
 
 void Communicator::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) { gather(mine, all, size_); }
@@ -367,10 +395,7 @@ void Communicator::fail(ErrorCode code, std::string_view why) noexcept {
     Notice& word = notices_[processes_];
     word.code = static_cast<int32_t>(code);
     std::memcpy(word.reason.data(), why.data(), std::min(why.size(), word.reason.size() - 1));
-    std::vector<Ticket> sent;
-    for (int r = 0; r < processes_; ++r) {
-      if (r != rank_) sent.push_back(begin_send(Channel::failure, r, std::as_bytes(std::span(&word, 1))));
-    }
+    std::vector<Ticket> sent = tell_all();
     // A short message is "sent" when the library has it; it goes on its way while the library is asked.
     const Clock::time_point since = Clock::now();
     for (bool all = false; !all || Clock::now() - since < kToGoOut;) {
@@ -382,9 +407,23 @@ void Communicator::fail(ErrorCode code, std::string_view why) noexcept {
   }
 }
 
+// Begins to send this rank's word to all.
+std::vector<Ticket> Communicator::tell_all() {
+  std::vector<Ticket> sent;
+  for (int r = 0; r < processes_; ++r) {
+    if (r != rank_) sent.push_back(begin_send(Channel::failure, r, std::as_bytes(std::span(&notices_[processes_], 1))));
+  }
+  return sent;
+}
+
 void Communicator::finish() {
   if (over_) return;
+  leaving_ = true;
+  notices_[processes_].code = kLeaves;
+  std::vector<Ticket> sent = tell_all();
   meet_all({});
+  for (const Clock::time_point since = Clock::now(); !pass(sent) && Clock::now() - since < kToReachOthers;)
+    std::this_thread::sleep_for(kLongestNap);
   over_ = true;
   const std::lock_guard lock(mutex_);
   transport_->finish();
