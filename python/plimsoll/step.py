@@ -215,7 +215,7 @@ class Step:
         rates = optimizers.learning_rates(self._optimizer)
         key = key_of(batch)
         if key not in self._shapes:
-            self._agree("a step with a batch of a new shape", key)
+            self._agree("a step", key)
         self._form, number = self._shapes.get(key) or self._add_shape(batch)
         self._core.use(number)
         self._form.feed(batch, self._core.feed)  # may raise, on one rank alone: nothing was agreed on then
@@ -357,12 +357,17 @@ class Step:
     def _grow(self, needed: int, ranks: Optional[Ranks]) -> bool:
         """Takes more memory, as far as was allowed, for another shape or an evaluation that needs more than training did so far. All
         values move. `ranks`: those that do so together."""
-        may = self._core.arena_bytes < needed <= self._core.budget_bytes and not self._core.accumulated
-        if ranks is not None:
-            may = all(ranks.core.all_gather("yes" if may else ""))
-        if not may:
+        less = self._core.arena_bytes < needed
+        any_less, may = less, needed <= self._core.budget_bytes and not self._core.accumulated
+        if ranks is not None:  # one of them may have more than others: it has evaluated alone
+            told = ranks.core.all_gather(f"{less:d}{may:d}")
+            any_less, may = any(text[0] == "1" for text in told), all(text[1] == "1" for text in told)
+        if not any_less or not may:
             return False
-        self.sync()
+        if self._divided or less:
+            self.sync()
+        if not less:
+            return True
         self._let_go()
         self._views.clear()
         before = self._options
@@ -437,7 +442,7 @@ class Step:
         tensors = {**self._captured.buffers, **self._captured.parameters}
         return {name: tensor for name, tensor in tensors.items() if name in self._states}
 
-    def _push(self) -> None:
+    def _push(self, with_optimizer: bool = True) -> None:
         """Module and optimizer -> arena. The module's tensors then are those in the arena, where that is possible."""
         for name, tensor in self._values.items():
             if name in self._states and name not in self._captured.buffers and name not in self._captured.parameters:
@@ -453,6 +458,8 @@ class Step:
                     tensor.data = view.view(tensor.shape)
                 else:
                     hold(tensor, self, name)
+        if not with_optimizer:
+            return
         number = 0
         for name, parameter in self._captured.parameters.items():
             state = self._optimizer.state.get(parameter, {})
@@ -470,7 +477,8 @@ class Step:
         self._sync({"module", "optimizer"})
 
     def _sync_module(self) -> None:
-        self._sync({"module"})
+        """For who reads the module: without the optimizer's states, where these need all ranks."""
+        self._sync({"module"} if self._divided else {"module", "optimizer"})
 
     def _sync(self, what: set[str], without_others: bool = False) -> None:
         what = what & self._stale
@@ -524,8 +532,8 @@ class Step:
 
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""
-        self._push()
-        self._stale = set()
+        self._push("optimizer" not in self._stale or not self._divided)
+        self._stale = set() if not self._divided else self._stale & {"optimizer"}
 
     # --- files ---
 
@@ -643,6 +651,8 @@ def compile(
     ranks: 0 to 3, or None for what costs least of those that fit. A rank that fails, or leaves the others waiting for ``timeout``
     seconds, ends all with ``RankFailed``.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("the model is wrapped in DistributedDataParallel; give model.module: the step itself averages gradients among the ranks")
     ranks = find(process_group, timeout)
     _bring_up_to_date(model)  # by all ranks together, where it is divided among them
     if ranks is not None:

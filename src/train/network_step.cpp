@@ -224,6 +224,10 @@ std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, 
   options.memory = steps_[0]->executor().arena_bytes();
   const auto add = [&](const Compile& compile) { return keep(in_this_memory(compile), steps_); };
   const auto by_plan = [&](const SavedPlan& saved) {
+    if (saved.plan.arena > options.memory) {
+      return std::variant<Program, Infeasible>(
+          Infeasible{.policy = options.policy, .budget = options.memory, .minimum = saved.plan.arena});
+    }
     CompileOptions pinned = options;
     pin(pinned, saved, options_, session_.device->info());
     auto compiled = compile_shape(network, steps_[0]->program(), *session_.device, session_.costs, pinned);
