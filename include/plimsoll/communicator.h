@@ -169,6 +169,8 @@ class Communicator {
   std::string silent_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
   std::string gone_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
   std::vector<Transport::Ticket> tell_all();
+  std::chrono::steady_clock::time_point when_left(int rank) const;  // none: it has not
+  void wait_for_leaves();
   Transport::Ticket begin_send(Transport::Channel channel, int to, std::span<const std::byte> bytes);
   Transport::Ticket begin_receive(Transport::Channel channel, int from, std::span<std::byte> bytes);
   void forget();

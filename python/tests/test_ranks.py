@@ -164,7 +164,7 @@ def test_ranks_go_on_after_what_was_refused(two):
 def test_all_ranks_refuse_together(two):
     for rank, result in enumerate(two[0]):
         found = result["refusals"]
-        assert found["unsupported"][0] == "Unsupported" and "svdvals" in found["unsupported"][1]
+        assert found["unsupported"][0] == "Unsupported" and "linalg_svd" in found["unsupported"][1]
         assert found["infeasible"][1] > 64 << 10
         assert found["option"][0] == "Error" and "unknown policy 'none'" in found["option"][1]
         assert found["stage"][0] == "ValueError" and "zero=4" in found["stage"][1]

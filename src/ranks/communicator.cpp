@@ -195,6 +195,11 @@ void Communicator::look_for_failures() {
   if (const std::optional<RankFailed> failure = failure_heard()) throw RankFailed(*failure);
 }
 
+std::chrono::steady_clock::time_point Communicator::when_left(int rank) const {
+  const std::lock_guard lock(failure_mutex_);
+  return left_[rank];
+}
+
 std::string Communicator::silent_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
   std::string names;
   for (int r = 0; r < processes_; ++r) {
@@ -213,13 +218,14 @@ std::string Communicator::gone_among(std::span<const Ticket> tickets, std::span<
   for (size_t i = 0; i < tickets.size(); ++i) {
     if (tickets[i] == kNone) continue;
     const Place& place = places_[ranks[i]];
+    if (const Clock::time_point left = when_left(ranks[i]); left != Clock::time_point{}) {
+      if (Clock::now() - left < kAfterLeave) continue;
+      if (!leaving_)
+        return fmt::format("{} has ended, while {} goes on: all ranks must train as many steps", name(ranks[i]),
+                           name(rank_));
+    }
     if (place.is_seen && has_ended(place.process)) return fmt::format("{} has died", name(ranks[i]));
     if (transport_->is_lost(ranks[i])) return fmt::format("{} has died, or the link to it is broken", name(ranks[i]));
-    const std::lock_guard lock(failure_mutex_);
-    const Clock::time_point left = left_[ranks[i]];
-    if (!leaving_ && left != Clock::time_point{} && Clock::now() - left > kAfterLeave)
-      return fmt::format("{} has ended, while {} goes on: all ranks must train as many steps", name(ranks[i]),
-                         name(rank_));
   }
   return {};
 }
@@ -416,11 +422,37 @@ std::vector<Ticket> Communicator::tell_all() {
   return sent;
 }
 
+// Others may be in the midst of something, so messages of the other channels are not for this.
+void Communicator::wait_for_leaves() {
+  const Clock::time_point begin = Clock::now();
+  std::vector<Ticket> awaited;  // 0: of a rank that has not left
+  std::vector<int> ranks;
+  for (Clock::time_point looked = begin;; std::this_thread::sleep_for(kIdleNap)) {  // perhaps for long
+    look_for_failures();
+    awaited.clear();
+    ranks.clear();
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || when_left(r) != Clock::time_point{}) continue;
+      awaited.push_back(0);
+      ranks.push_back(r);
+    }
+    if (awaited.empty()) return;
+    if (Clock::now() - looked < kBetweenLooks) continue;
+    looked = Clock::now();
+    if (const std::string gone = gone_among(awaited, ranks); !gone.empty()) end(gone);
+    if (Clock::now() - begin > timeout_) {
+      end(fmt::format("{} has not come to the end for {:.0f} s (--timeout)", silent_among(awaited, ranks),
+                      std::chrono::duration<double>(timeout_).count()));
+    }
+  }
+}
+
 void Communicator::finish() {
   if (over_) return;
   leaving_ = true;
   notices_[processes_].code = kLeaves;
   std::vector<Ticket> sent = tell_all();
+  wait_for_leaves();
   meet_all({});
   for (const Clock::time_point since = Clock::now(); !pass(sent) && Clock::now() - since < kToReachOthers;)
     std::this_thread::sleep_for(kLongestNap);
