@@ -116,6 +116,7 @@ TrainOptions options_from(const json& j) {
   optimizer.clip_grad_norm = o.value("clip_grad_norm", 0.0);
   optimizer.accumulate = o.value("accumulate", int64_t{1});
   optimizer.leave_unreached = true;  // as PyTorch does
+  optimizer.ranks = j.value("ranks", 1);
   optimizer.sync_batch_norm = o.value("sync_batch_norm", false);
   for (const json& g : o.at("groups")) {
     optimizer.groups.push_back(group_from(g));
@@ -221,11 +222,15 @@ class Step {
     return json{{"latency_us", agreed.link.latency_us},
                 {"gb_per_s", agreed.link.gb_per_s},
                 {"ranks", agreed.link.ranks},
+                {"compute_share", agreed.link.compute_share},
                 {"plans", agreed.plans}}
         .dump();
   }
   static Agreement agreement_from(const json& j) {
-    return {.link = {.ranks = j.at("ranks"), .latency_us = j.at("latency_us"), .gb_per_s = j.at("gb_per_s")},
+    return {.link = {.ranks = j.at("ranks"),
+                     .latency_us = j.at("latency_us"),
+                     .gb_per_s = j.at("gb_per_s"),
+                     .compute_share = j.at("compute_share")},
             .plans = j.at("plans")};
   }
   // `agreed`: a shape of the step whose agreement this one has.

@@ -765,15 +765,21 @@ def fits(
     clip_grad_norm: float = 0.0,
     call: Optional[Callable[[nn.Module, Any], Any]] = None,
     fallback: Optional[str] = None,
+    ranks: int = 1,
+    zero: Optional[int] = None,
 ) -> dict[str, Any]:
     """Whether a training step fits, and what it would cost, before any weight exists: the model may be on the meta
     device. Gives ``feasible``, ``minimum_bytes``, ``proven`` and, where it fits, ``step_time_ms``. With
     ``memory_is="process"`` memory and ``minimum_bytes`` are the whole process's, as in ``compile``. ``fallback`` as there; what PyTorch
-    takes for it is not counted."""
+    takes for it is not counted. With ``ranks`` the answer is for each of so many processes that train together, with ``example`` as the
+    batch of each; ``zero`` as in ``compile``. Their link is assumed to carry 10 Gbit/s."""
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks} is to be at least 1")
     refuse_unseen(model, optimizer)
     _, converted, groups = _captured(model, optimizer, loss, plain(example), None, call, fallback)
     options = _core_options(
-        optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
+        optimizer, groups, accumulate, clip_grad_norm, has_sync_batch_norm(model, converted.document, ranks > 1), memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
         held_bytes=_held(model, memory_is), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",
+        ranks=ranks, zero=zero,
     )
     return json.loads(_core.fits(json.dumps(converted.document), options))

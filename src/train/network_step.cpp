@@ -73,6 +73,9 @@ int64_t rows_of(const Network& network) {
   return shape.empty() ? 1 : shape[0];
 }
 
+// Of ranks that are planned for without being there: a network of 10 Gbit/s, as `plimsoll plan --ranks` assumes.
+constexpr LinkInfo kAssumedLink{.latency_us = 50, .gb_per_s = 1.25};
+
 // The options of one of several ranks: its batches are its part of all.
 TrainOptions options_of(TrainOptions options, const Network& network) {
   options.batch = rows_of(network) * ranks_of(options);
@@ -307,6 +310,11 @@ std::variant<Program, Infeasible> plan_network(const Network& network, const Tra
   std::optional<ProcessMemory> process;
   if (options.memory_is == MemoryIs::process) process = process_of(network, options, held);
   Session session = open_session(options.device, cores_of(options).intra_op, tiers_of(options));
+  if (options.optimizer.ranks > 1) {
+    LinkInfo link = kAssumedLink;
+    link.ranks = options.optimizer.ranks;
+    session.device = with_ranks(std::move(session.device), link, nullptr);
+  }
   CompileOptions compile = compile_options_of(options, session, arena_budget(options, session, process));
   compile.name_minimum = true;
   auto result = compile_training(network, *session.device, session.costs, compile);
