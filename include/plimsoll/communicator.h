@@ -47,6 +47,8 @@ class Transport {
   virtual Ticket receive(Channel channel, int from, std::span<std::byte> bytes) = 0;
   // Moves messages on. True: this one is done, and its ticket has no meaning any more. Throws Error(device_failure).
   virtual bool is_done(Ticket ticket) = 0;
+  // The link to it is broken, so that nothing of it comes any more.
+  virtual bool is_lost(int /*rank*/) const { return false; }
   // Begin to copy to or from the memory that a server has, without its doing. A put that is done has left this process;
   // after flush all puts are there. Flush waits inside the library, and so may the others where a server is gone.
   virtual Ticket put(int /*server*/, int64_t /*at*/, std::span<const std::byte>) { has_no_servers(); }
@@ -95,6 +97,7 @@ class Communicator {
   bool shares_processors() const;               // another rank may run on the same processors of this host
 
   std::chrono::milliseconds timeout() const { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   // Asked while it waits: whether all are to end. A rank that does not answer is waited for only a little longer then.
   void set_ending(std::function<bool()> ending) { ending_ = std::move(ending); }
   void set_ending_timeout(std::chrono::milliseconds timeout) { ending_timeout_ = timeout; }
@@ -111,6 +114,7 @@ class Communicator {
     all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
     return all;
   }
+  std::vector<std::string> all_gather(const std::string& mine);  // of any lengths
   void barrier();
 
   // The exchange under an AllReduce: piece r of `pieces` goes to rank r, and `received` gets this rank's piece of every
@@ -141,7 +145,8 @@ class Communicator {
   // Tells the user, and the others, that this rank ends, and why, so that they end too. What all ranks find at once, one of
   // them tells. Waits a moment, so that it reaches them.
   void fail(ErrorCode code, std::string_view why) noexcept;
-  // Takes leave in peace, when all is done. The others are at the same place.
+  // Takes leave in peace, when all is done. The others are at the same place, or come there: who still waits for something
+  // of this rank throws RankFailed.
   void finish();
   bool is_over() const { return over_; }
 
@@ -172,7 +177,10 @@ class Communicator {
   std::string silent_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks,
                            std::chrono::steady_clock::time_point since);
   void tell_alive();
-  std::string dead_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
+  std::string gone_among(std::span<const Transport::Ticket> tickets, std::span<const int> ranks) const;
+  std::vector<Transport::Ticket> tell_all();
+  std::chrono::steady_clock::time_point when_left(int rank) const;  // none: it has not
+  void wait_for_leaves();
   Transport::Ticket begin_send(Transport::Channel channel, int to, std::span<const std::byte> bytes);
   Transport::Ticket begin_receive(Transport::Channel channel, int from, std::span<std::byte> bytes);
   void forget();
@@ -191,11 +199,13 @@ class Communicator {
     std::vector<int> ranks;
   };
   Tickets data_, control_;
-  std::mutex failure_mutex_;  // of these three:
+  mutable std::mutex failure_mutex_;  // of these:
   std::vector<Transport::Ticket> failures_;
   std::vector<std::chrono::steady_clock::time_point> heard_;  // when each said last that it is alive
   std::optional<RankFailed> failure_;                         // the first that was heard of
-  std::atomic<bool> over_ = false;
+  std::vector<std::chrono::steady_clock::time_point> left_;   // when each has taken leave
+  std::atomic<bool> over_ = false, leaving_ = false;
+  std::mutex beats_mutex_;
   std::vector<Transport::Ticket> beats_;  // one a rank: this one's word that it is alive
 
   struct Wake {  // a word to a server that copies begin
@@ -216,7 +226,7 @@ class Communicator {
 };
 
 // As long as it lives, this rank tells the others now and then that it is alive, so that long work of its own is not taken
-// for a failure. A process that is stopped or gone says nothing. One at a time.
+// for a failure. A process that is stopped or gone says nothing.
 class Heartbeat {
  public:
   explicit Heartbeat(Communicator* communicator);  // null: there is nobody to tell

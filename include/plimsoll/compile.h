@@ -116,7 +116,8 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
                                                      const CompileOptions& options, Bytes arena = {});
 
 // The program of a training step of the same network for batches of another shape; `network` is its forward pass there.
-// The states of `training` keep their places, so both run in one memory, by turns. options.memory is the arena's.
+// The states of `training` keep their places, so both run in one memory, by turns. options.memory is the arena's;
+// options.kernels are those of this shape.
 std::variant<Program, Infeasible> compile_shape(const Network& network, const Program& training, const Device& device,
                                                 const CostTable& costs, const CompileOptions& options);
 

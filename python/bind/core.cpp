@@ -18,10 +18,12 @@
 #include "base/files.h"
 #include "fallback.h"
 #include "plimsoll/network_file.h"
+#include "ranks.h"
 #include "report/explain.h"
 #include "report/html.h"
 #include "report/report.h"
 #include "train/network_step.h"
+#include "train/ranks.h"
 #include "train/resume.h"
 
 namespace nb = nanobind;
@@ -52,7 +54,8 @@ std::string with_arguments(const std::string& text) {
 // A plan that does not fit, on its way to a Python exception with fields.
 struct InfeasibleError : std::exception {
   explicit InfeasibleError(const Infeasible& infeasible)
-      : told(infeasible_json(infeasible)), text(with_arguments(to_text(infeasible))) {}
+      : InfeasibleError(infeasible_json(infeasible), with_arguments(to_text(infeasible))) {}
+  InfeasibleError(json told_, std::string text_) : told(std::move(told_)), text(std::move(text_)) {}
   const char* what() const noexcept override { return text.c_str(); }
   json told;
   std::string text;
@@ -106,12 +109,15 @@ TrainOptions options_from(const json& j) {
   options.exact = j.value("exact", false);
   options.costs = j.value("costs", "measured");
   options.seed = j.value("seed", uint64_t{0});
+  if (j.contains("zero") && !j["zero"].is_null()) options.zero = j["zero"].get<int>();
   OptimizerOptions& optimizer = options.optimizer;
   const json& o = j.at("optimizer");
   optimizer.name = o.at("name");
   optimizer.clip_grad_norm = o.value("clip_grad_norm", 0.0);
   optimizer.accumulate = o.value("accumulate", int64_t{1});
   optimizer.leave_unreached = true;  // as PyTorch does
+  optimizer.ranks = j.value("ranks", 1);
+  optimizer.sync_batch_norm = o.value("sync_batch_norm", false);
   for (const json& g : o.at("groups")) {
     optimizer.groups.push_back(group_from(g));
     optimizer.groups.back().parameters = g.at("parameters");
@@ -138,8 +144,23 @@ void expect_dtype(const TrainingStep& step, const std::string& name, const ReadO
   throw Error(ErrorCode::invalid_input, "input '" + name + "' is of " + std::string(to_string(graph.tensor(id).dtype)));
 }
 
-size_t number_of(const std::variant<size_t, Infeasible>& added) {
-  if (const auto* infeasible = std::get_if<Infeasible>(&added)) throw InfeasibleError(*infeasible);
+// Of several ranks all call it: where it was another one that has too little, its answer, with its name.
+[[noreturn]] void refuse(const Infeasible& infeasible, Communicator* ranks) {
+  if (ranks == nullptr) throw InfeasibleError(infeasible);
+  const bool mine = infeasible.budget.count > 0;
+  const std::string told =
+      mine ? json{{"told", infeasible_json(infeasible)}, {"text", to_text(infeasible)}}.dump() : std::string();
+  const std::vector<std::string> all = ranks->all_gather(told);
+  const auto first = std::ranges::find_if(all, [](const std::string& text) { return !text.empty(); });
+  if (first == all.end()) throw Error(ErrorCode::internal, "no rank has too little memory, and yet no plan fits");
+  const json answer = json::parse(mine ? told : *first);
+  const int rank = static_cast<int>(first - all.begin());
+  const std::string whose = mine || rank == 0 ? "" : ranks->name(rank) + ": ";
+  throw InfeasibleError(answer.at("told"), whose + with_arguments(answer.at("text")));
+}
+
+size_t number_of(const std::variant<size_t, Infeasible>& added, Communicator* ranks) {
+  if (const auto* infeasible = std::get_if<Infeasible>(&added)) refuse(*infeasible, ranks);
   return std::get<size_t>(added);
 }
 
@@ -162,14 +183,21 @@ NetworkStepListener listener_of(const nb::object& progress) {
 
 class Step {
  public:
-  Step(const std::string& network, const std::string& options, const nb::object& progress) {
+  // `ranks`: those that train together. `agreed`: a step of before, whose plans are taken; then this rank opens it alone.
+  Step(const std::string& network, const std::string& options, const nb::object& progress, const nb::object& ranks,
+       const std::string& agreed) {
     const json given = json::parse(options);
-    const TrainOptions parsed = options_from(given);
+    TrainOptions parsed = options_from(given);
+    parsed.communicator = communicator_ = communicator_of(ranks);
+    const std::optional<Agreement> before =
+        agreed.empty() ? std::nullopt : std::optional(agreement_from(json::parse(agreed)));
     const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
-    auto result = NetworkStep::open(network_of(network), parsed, listener, held_by(given), arena_of(given));
-    if (listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
-    if (const auto* infeasible = std::get_if<Infeasible>(&result)) throw InfeasibleError(*infeasible);
+    auto result = NetworkStep::open(network_of(network), parsed, listener, held_by(given), arena_of(given),
+                                    before ? &*before : nullptr);
+    if (!communicator_ && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
+    if (const auto* infeasible = std::get_if<Infeasible>(&result))
+      refuse(*infeasible, before ? nullptr : communicator_.get());
     step_ = std::get<std::unique_ptr<NetworkStep>>(std::move(result));
   }
 
@@ -188,17 +216,39 @@ class Step {
   void set_group(size_t group, const std::string& settings) {
     step().set_group(group, group_from(json::parse(settings)));
   }
-  size_t add_shape(const std::string& network, int64_t batch, const nb::object& progress) {
+  // What the ranks have agreed on, for a step that takes its place.
+  std::string agreement() const {
+    const Agreement& agreed = step_->agreement();
+    return json{{"latency_us", agreed.link.latency_us},
+                {"gb_per_s", agreed.link.gb_per_s},
+                {"ranks", agreed.link.ranks},
+                {"compute_share", agreed.link.compute_share},
+                {"plans", agreed.plans}}
+        .dump();
+  }
+  static Agreement agreement_from(const json& j) {
+    return {.link = {.ranks = j.at("ranks"),
+                     .latency_us = j.at("latency_us"),
+                     .gb_per_s = j.at("gb_per_s"),
+                     .compute_share = j.at("compute_share")},
+            .plans = j.at("plans")};
+  }
+  // `agreed`: a shape of the step whose agreement this one has.
+  size_t add_shape(const std::string& network, int64_t batch, const nb::object& progress,
+                   std::optional<size_t> agreed) {
     const NetworkStepListener listener = listener_of(progress);
     const nb::gil_scoped_release released;
-    return number_of(step_->add_shape(network_from_json(network, batch, true), listener));
+    const std::string* const plan = agreed ? &step_->agreement().plans.at(*agreed) : nullptr;
+    return number_of(step_->add_shape(network_from_json(network, batch, true), listener, plan),
+                     agreed ? nullptr : communicator_.get());
   }
   void use(size_t shape) { step_->use(shape); }
   int64_t budget_bytes() const { return step_->budget().count; }
   int64_t arena_bytes() const { return step().executor().arena_bytes().count; }
   size_t add_evaluation(const std::string& network, int64_t batch) {
     const nb::gil_scoped_release released;
-    return number_of(step_->add_evaluation(network_from_json(network, batch, false)));
+    return number_of(step_->add_evaluation(network_from_json(network, batch, false)),
+                     divides_parameters() ? communicator_.get() : nullptr);
   }
   void feed_evaluation(size_t number, const std::string& name, const ReadOnlyArray& array) {
     expect_dtype(step_->evaluation(number), name, array);
@@ -212,7 +262,33 @@ class Step {
   NumpyArray evaluation_output(size_t number, const std::string& name) {
     return to_array(step_->evaluation(number).output(name));
   }
-  NumpyArray state(const std::string& name) const { return to_array(step().state(name)); }
+  // Of a divided one, by all ranks together.
+  NumpyArray state(const std::string& name) const {
+    StateTensor state;
+    {
+      const nb::gil_scoped_release released;
+      state = step().state(name);
+    }
+    return to_array(std::move(state));
+  }
+  // Names of the states that the ranks have divided among them.
+  std::vector<std::string> divided() const {
+    std::vector<std::string> names;
+    if (!communicator_) return names;
+    const Graph& graph = step_->first().program().network.graph;
+    for (const WholeState& whole : whole_states(graph)) {
+      if (std::ranges::any_of(whole.parts, [&](TensorId part) { return graph.tensor(part).shard.is_shard(); }))
+        names.push_back(whole.name);
+    }
+    return names;
+  }
+  bool divides_parameters() const {
+    return communicator_ && step_->first().program().sharding.stage == kMostShardingStage;
+  }
+  void share_statistics() {
+    const nb::gil_scoped_release released;
+    step_->share_statistics();
+  }
   void set_state(const std::string& name, const ReadOnlyArray& array) { step().set_state(name, {0}, bytes_of(array)); }
   // The state itself, or None where it is no plain array.
   std::optional<NumpyArray> state_view(const std::string& name) {
@@ -229,7 +305,12 @@ class Step {
     for (const CheckpointTensor& tensor : step().states()) names.push_back(tensor.name);
     return names;
   }
-  void start_at(int64_t number, uint64_t seed) { step().start_at(number, seed); }
+  void start_at(int64_t number, uint64_t seed) {
+    TrainOptions options;
+    options.seed = seed;
+    options.communicator = communicator_;
+    step().start_at(number, options.seed);
+  }
   int64_t number() const { return step().number(); }
   int64_t accumulated() const { return step().accumulated(); }
   std::optional<double> gradient_norm() const { return step().gradient_norm(); }
@@ -252,6 +333,7 @@ class Step {
   std::string weights_sha256() const { return step().weights_sha256(); }
 
  private:
+  std::shared_ptr<Communicator> communicator_;
   std::unique_ptr<NetworkStep> step_;
 };
 
@@ -272,8 +354,10 @@ NB_MODULE(_core, m) {
   using namespace plimsoll;
   using plimsoll::python::Step;
   nb::set_leak_warnings(false);  // a module's tensors may outlive the interpreter's last look
-  static nb::object infeasible_type, error_type;
+  static nb::object infeasible_type, error_type, rank_failed_type;
   error_type = nb::exception<Error>(m, "Error", PyExc_RuntimeError);
+  rank_failed_type = nb::steal(PyErr_NewException("plimsoll._core.RankFailed", error_type.ptr(), nullptr));
+  m.attr("RankFailed") = rank_failed_type;
   // Raised with one argument more than the text: the answer as JSON, for plimsoll.Infeasible.
   infeasible_type = nb::steal(PyErr_NewException("plimsoll._core.InfeasibleAnswer", PyExc_MemoryError, nullptr));
   m.attr("InfeasibleAnswer") = infeasible_type;
@@ -283,6 +367,8 @@ NB_MODULE(_core, m) {
           std::rethrow_exception(p);
         } catch (const plimsoll::python::InfeasibleError& error) {
           PyErr_SetObject(infeasible_type.ptr(), nb::make_tuple(error.text, error.told.dump()).ptr());
+        } catch (const RankFailed& error) {
+          PyErr_SetString(rank_failed_type.ptr(), plimsoll::python::with_arguments(error.what()).c_str());
         } catch (const Error& error) {
           if (PyErr_Occurred() != nullptr) return;  // Ctrl-C ended it
           PyErr_SetString(error.code() == ErrorCode::interrupted ? PyExc_KeyboardInterrupt : error_type.ptr(),
@@ -291,12 +377,16 @@ NB_MODULE(_core, m) {
       },
       nullptr);
   nb::class_<Step>(m, "Step")
-      .def(nb::init<const std::string&, const std::string&, const nb::object&>(), "network"_a, "options"_a,
-           "progress"_a.none())
+      .def(nb::init<const std::string&, const std::string&, const nb::object&, const nb::object&, const std::string&>(),
+           "network"_a, "options"_a, "progress"_a.none(), "ranks"_a.none() = nb::none(), "agreed"_a = "")
+      .def_prop_ro("agreement", &Step::agreement)
+      .def_prop_ro("divided", &Step::divided)
+      .def_prop_ro("divides_parameters", &Step::divides_parameters)
+      .def("share_statistics", &Step::share_statistics)
       .def("feed", &Step::feed)
       .def("run", &Step::run, "learning_rates"_a, "batches"_a = 0)
       .def("set_group", &Step::set_group)
-      .def("add_shape", &Step::add_shape, "network"_a, "batch"_a, "progress"_a.none())
+      .def("add_shape", &Step::add_shape, "network"_a, "batch"_a, "progress"_a.none(), "agreed"_a = nb::none())
       .def("use", &Step::use)
       .def("add_evaluation", &Step::add_evaluation)
       .def("feed_evaluation", &Step::feed_evaluation)
@@ -317,6 +407,7 @@ NB_MODULE(_core, m) {
       .def("report", &Step::report)
       .def("explain", &Step::explain)
       .def("weights_sha256", &Step::weights_sha256);
+  plimsoll::python::bind_ranks(m);
   m.def("fits", &plimsoll::python::fits, "network"_a, "options"_a);
   m.def("register_fallback", &plimsoll::python::register_fallback, "call"_a);
 }

@@ -8,12 +8,13 @@
 a file, for the command line.
 """
 
-from ._core import Error
+from ._core import Error, RankFailed
 from .errors import Unsupported, UnsupportedOp
 from .export import export
 from .infeasible import Infeasible
+from .ranks import rank, world_size
 from .step import Step, compile, fits
 
-__all__ = ["Error", "Infeasible", "Step", "Unsupported", "UnsupportedOp", "compile", "export", "fits"]
+__all__ = ["Error", "Infeasible", "RankFailed", "Step", "Unsupported", "UnsupportedOp", "compile", "export", "fits", "rank", "world_size"]
 
-Error.__module__ = "plimsoll"  # as users name it
+Error.__module__ = RankFailed.__module__ = "plimsoll"  # as users name it

@@ -35,6 +35,7 @@ from .errors import Unsupported, UnsupportedOp
 from .held import released
 from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
+from .sync_batch_norm import synchronised_by_core
 from .joined import WRAPPED, Joined, default_call, input_names, mode, resized
 
 
@@ -163,7 +164,7 @@ def capture(
     ``fallback``, PyTorch computes inside the step what has no converter (fallback.py).
     Raises ``Unsupported`` where ``torch.export`` cannot follow the model.
     """
-    with released(model):
+    with released(model), synchronised_by_core():
         return _capture(model, loss, example, call, outputs, training, any_batch, name, fallback)
 
 

@@ -13,10 +13,13 @@ own, and the others are brought up to date when somebody asks for them.
 from __future__ import annotations
 
 import gc
+import hashlib
+import itertools
 import json
 import os
 import sys
 import threading
+import warnings
 import weakref
 from typing import Any, Callable, Optional, Sequence, Union
 
@@ -32,6 +35,8 @@ from .divide import has_values
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, let_go, untouched
 from .infeasible import Infeasible
+from .ranks import Group, Ranks, begin_alike, find
+from .sync_batch_norm import has_sync_batch_norm
 from .unseen import refuse_unseen
 
 Size = Union[str, int]
@@ -39,7 +44,7 @@ MOST_SHAPES = 16  # of batches; each has a plan and kernels of its own
 
 
 def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Group], accumulate: int,
-                  clip_grad_norm: float, **flags: Any) -> str:
+                  clip_grad_norm: float, sync_batch_norm: bool = False, **flags: Any) -> str:
     kind = optimizers.kind_of(optimizer)
     if kind != "sgd":
         kind = "adamw" if optimizers.adam_decouples(kind, optimizer) else "adam"
@@ -54,23 +59,28 @@ def _core_options(optimizer: torch.optim.Optimizer, groups: list[optimizers.Grou
         raise ValueError(f"accumulate={accumulate} is to be at least 1, clip_grad_norm={clip_grad_norm} at least 0")
     if told.get("memory_is", "arena") not in ("arena", "process"):
         raise ValueError(f"memory_is is {told['memory_is']!r}; it is 'arena' or 'process'")
+    if told.get("zero", 0) not in (0, 1, 2, 3):
+        raise ValueError(f"zero={told['zero']!r} is no stage: 0 divides nothing, 1 optimizer states, 2 sums of gradients as well, 3 parameters as well")
     told["optimizer"] = {
         "name": kind,
         "accumulate": accumulate,
         "clip_grad_norm": clip_grad_norm,
+        "sync_batch_norm": sync_batch_norm,
         "groups": [{"parameters": group.names, **group.settings} for group in groups],
     }
     return json.dumps(told)
 
 
 # The steps of a module: what they hold is brought into its tensors before anybody reads them.
+_numbers = itertools.count()
 _steps: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Step]]" = weakref.WeakKeyDictionary()
 
 
 def _bring_up_to_date(model: nn.Module) -> None:
     """Before an export, which must not meet a hook that writes values."""
     tensors = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    for step in [step for steps in list(_steps.values()) for step in steps]:
+    steps = [step for steps in list(_steps.values()) for step in steps]
+    for step in sorted(steps, key=lambda step: step._number):  # as all ranks do
         if any(id(tensor) in tensors for tensor in step._own().values()):
             step.sync()
 
@@ -120,7 +130,12 @@ class Step:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
-                 groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], skeleton: Any, progress: bool):
+                 groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], skeleton: Any, progress: bool,
+                 ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None, shares_buffers: bool = False):
+        self._number, self._ranks = next(_numbers), ranks
+        self._shares_buffers = shares_buffers and ranks is not None
+        if ranks is not None:
+            ranks.expect_same(told or {})
         self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
         self._kind, self._groups = optimizers.kind_of(optimizer), groups
         self._example, self._first = forms[0]
@@ -139,7 +154,7 @@ class Step:
         shown = _Progress(progress)
         try:
             with fallbacks.rehearsal():
-                self._core = _core.Step(self._first.text, options, shown)
+                self._core = _core.Step(self._first.text, options, shown, ranks.core if ranks else None)
                 for key, form in forms[1:]:
                     self._shapes[key] = form, self._core.add_shape(form.text, 0, shown)
         except _core.InfeasibleAnswer as answer:
@@ -147,8 +162,10 @@ class Step:
         finally:
             shown.end()
         self._states = set(self._core.states)
+        self._divided = set(self._core.divided)  # those of which each rank has a piece
         self._seed = int(torch.initial_seed() & 0x7FFFFFFFFFFFFFFF)
-        self._stale = self._loaded = False
+        self._stale: set[str] = set()  # of "module" and "optimizer", whose tensors are behind the step's
+        self._loaded = False
         self._read: set[str] = set()  # states whose tensors somebody had in his hands since the last step
         self._views: dict[str, Tensor] = {}
         self._lock = threading.Lock()
@@ -156,12 +173,12 @@ class Step:
         self._needs = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         self._modes = [(name, m, m.training or not model.training) for name, m in model.named_modules()]
         self._push()
-        hook = _Hook(self)
+        hook, of_module = _Hook(self), _Hook(self, "_sync_module")
         self._hooks = [
-            model.register_state_dict_pre_hook(hook),
-            model.register_forward_pre_hook(hook),
+            model.register_state_dict_pre_hook(of_module),
+            model.register_forward_pre_hook(of_module),
             optimizer.register_state_dict_pre_hook(hook),
-            model.register_load_state_dict_pre_hook(hook),
+            model.register_load_state_dict_pre_hook(of_module),
             model.register_load_state_dict_post_hook(_Hook(self, "_reload")),
             optimizer.register_load_state_dict_pre_hook(hook),
             optimizer.register_load_state_dict_post_hook(_Hook(self, "_reload")),
@@ -173,7 +190,9 @@ class Step:
         """What was trained outlives the step."""
         if hasattr(self, "_hooks") and not sys.is_finalizing():
             with torch._C.DisableTorchFunction(), _disable_current_modes():  # the collector may run in the midst of an export
-                self.sync()
+                if self._stale and self._divided:
+                    warnings.warn("a step ends, and not all that its ranks have divided among them was brought together: call step.sync() on all ranks before", RuntimeWarning)
+                self._sync({"module", "optimizer"}, without_others=True)
                 self._let_go()
             for hook in self._hooks:
                 hook.remove()
@@ -190,21 +209,37 @@ class Step:
 
     def _train(self, batch: Any) -> float:
         self._expect_the_same_model()
-        self._take_over()
+        loaded = self._take_over()
         for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups).items():
             self._core.set_group(group, json.dumps(settings))
-        self._form, number = self._shapes.get(key_of(batch)) or self._add_shape(batch)
+        rates = optimizers.learning_rates(self._optimizer)
+        key = key_of(batch)
+        if key not in self._shapes:
+            self._agree("a step", key)
+        self._form, number = self._shapes.get(key) or self._add_shape(batch)
         self._core.use(number)
-        self._form.feed(batch, self._core.feed)
+        self._form.feed(batch, self._core.feed)  # may raise, on one rank alone: nothing was agreed on then
         self._read.clear()  # what was read since, for a new shape, nobody has written
+        if self._ranks is not None:
+            told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
+            self._agree("a step", key, **told, **{"whether load_state_dict was called": loaded, "number": self._core.number})
+        if self._shares_buffers and self._core.accumulated == 0:
+            self._core.share_statistics()
         with self._unplanned:
-            loss = self._core.run(optimizers.learning_rates(self._optimizer))
+            loss = self._core.run(rates)
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
-        self._stale = True
+        self._stale = {"module", "optimizer"}
         self._runs += 1
         if self._others:
             self.sync()
         return loss
+
+    # --- the other ranks ---
+
+    def _agree(self, call: str, key: Key = (), **told: Any) -> None:
+        """Before the ranks do something together: they do the same. Else ValueError on all of them, and nothing is done."""
+        if self._ranks is not None:
+            self._ranks.expect_same({"the call": call, "the step": self._number, "the batch": _told(key), "its form": repr(key), **told})
 
     def _expect_the_same_model(self) -> None:
         """What decides the network, and a user may change meanwhile."""
@@ -228,8 +263,8 @@ class Step:
             if any(id(tensor) in own for tensor in other._own().values()):
                 self._others[other], other._others[self] = other._runs, self._runs
 
-    def _take_over(self) -> None:
-        """What somebody else has written since this step's last run: another step, the user, a file."""
+    def _take_over(self) -> bool:
+        """What somebody else has written since this step's last run: another step, the user, a file. Returns whether all was."""
         for other, seen in list(self._others.items()):
             if other._runs != seen:
                 self._others[other], self._loaded = other._runs, True
@@ -240,15 +275,16 @@ class Step:
             with untouched():
                 for name in self._read:
                     self._set(name, tensors[name])
-        self._loaded = False
+        loaded, self._loaded = self._loaded, False
         self._read.clear()
+        return loaded
 
     def _reload(self) -> None:
         self._loaded = True
 
     def reads(self, name: str) -> None:
         """Called when somebody is about to read, or to write, a tensor that this step holds in a layout of its own."""
-        self.sync()
+        self._sync_module()
         self._read.add(name)
 
     def evaluate(self, batch: Any) -> float:
@@ -258,11 +294,13 @@ class Step:
             return self._evaluate(arranged(batch, self._skeleton))
 
     def _evaluate(self, batch: Any) -> float:
+        if self._divided:
+            self._agree("step.evaluate, by all ranks since states are divided among them", key_of(batch))
         self._take_over()
         self._evaluated = self._evaluations.get(key_of(batch)) or self._add_evaluation(batch)
         form, number = self._evaluated
         if form.is_fed:
-            self.sync()
+            self._sync_module()
         form.feed(batch, lambda name, value: self._core.feed_evaluation(number, name, value))
         with self._unplanned:
             return self._core.evaluate(number)
@@ -285,9 +323,13 @@ class Step:
         return self._added(self._evaluations, batch, form, lambda _: self._core.add_evaluation(form.text, size or 0))
 
     def _captured_form(self, batch: Any, training: bool) -> Form:
-        self.sync()
-        captured = self._capture_as(batch, training)
-        return Form(captured, convert(captured, label_dtype="i32"), self._first)
+        self._sync_module()
+
+        def make() -> Form:
+            captured = self._capture_as(batch, training)
+            return Form(captured, convert(captured, label_dtype="i32"), self._first)
+
+        return self._ranks.together(make) if self._ranks and (training or self._divided) else make()
 
     def _added(self, to: dict[Key, tuple[Form, int]], batch: Any, form: Form, add: Callable[[Any], int]) -> tuple[Form, int]:
         if len(to) >= MOST_SHAPES:
@@ -301,7 +343,7 @@ class Step:
                 to[key_of(batch)] = form, add(shown)
         except _core.InfeasibleAnswer as answer:
             needed = json.loads(answer.args[1])
-            if not self._grow(needed["minimum_bytes"]):
+            if not self._grow(needed["minimum_bytes"], self._ranks if to is self._shapes or self._divided else None):
                 told = (
                     f"a batch of {_told(key_of(batch))} does not fit memory={self._core.budget_bytes / 2**20:.1f}MiB; it needs"
                     f" {needed['minimum_bytes'] / 2**20:.1f}MiB at least. State more, or give smaller batches"
@@ -312,12 +354,20 @@ class Step:
             shown.end()
         return to[key_of(batch)]
 
-    def _grow(self, needed: int) -> bool:
+    def _grow(self, needed: int, ranks: Optional[Ranks]) -> bool:
         """Takes more memory, as far as was allowed, for another shape or an evaluation that needs more than training did so far. All
-        values move."""
-        if not self._core.arena_bytes < needed <= self._core.budget_bytes or self._core.accumulated:
+        values move. `ranks`: those that do so together."""
+        less = self._core.arena_bytes < needed
+        any_less, may = less, needed <= self._core.budget_bytes and not self._core.accumulated
+        if ranks is not None:  # one of them may have more than others: it has evaluated alone
+            told = ranks.core.all_gather(f"{less:d}{may:d}")
+            any_less, may = any(text[0] == "1" for text in told), all(text[1] == "1" for text in told)
+        if not any_less or not may:
             return False
-        self.sync()
+        if self._divided or less:
+            self.sync()
+        if not less:
+            return True
         self._let_go()
         self._views.clear()
         before = self._options
@@ -329,7 +379,8 @@ class Step:
         return True
 
     def _open_again(self, options: str) -> None:
-        """Takes other memory, for all shapes that still fit there."""
+        """Takes other memory, for all shapes that still fit there. Of several ranks, this one alone: by the plans they have agreed on."""
+        ranks, agreed = (self._ranks.core, self._core.agreement) if self._ranks else (None, "")
         self._core = None  # its memory goes before more is taken
         self._options = options
         self._evaluations.clear()
@@ -337,12 +388,12 @@ class Step:
         shown = _Progress(self._progress)
         try:
             with fallbacks.rehearsal():
-                self._core = _core.Step(self._first.text, options, shown)
+                self._core = _core.Step(self._first.text, options, shown, ranks, agreed)
                 for key, (form, number) in list(self._shapes.items()):
                     if number == 0:
                         continue
                     try:
-                        self._shapes[key] = form, self._core.add_shape(form.text, self._sizes.get(key, 0), shown)
+                        self._shapes[key] = form, self._core.add_shape(form.text, self._sizes.get(key, 0), shown, number if ranks else None)
                     except _core.InfeasibleAnswer:  # it is tried again when a batch of it comes
                         del self._shapes[key]
         finally:
@@ -391,7 +442,7 @@ class Step:
         tensors = {**self._captured.buffers, **self._captured.parameters}
         return {name: tensor for name, tensor in tensors.items() if name in self._states}
 
-    def _push(self) -> None:
+    def _push(self, with_optimizer: bool = True) -> None:
         """Module and optimizer -> arena. The module's tensors then are those in the arena, where that is possible."""
         for name, tensor in self._values.items():
             if name in self._states and name not in self._captured.buffers and name not in self._captured.parameters:
@@ -407,6 +458,8 @@ class Step:
                     tensor.data = view.view(tensor.shape)
                 else:
                     hold(tensor, self, name)
+        if not with_optimizer:
+            return
         number = 0
         for name, parameter in self._captured.parameters.items():
             state = self._optimizer.state.get(parameter, {})
@@ -419,18 +472,39 @@ class Step:
 
     def sync(self) -> None:
         """Brings the module's parameters and buffers, and the optimizer's states, up to date: those that are not the
-        step's own already. Reading a ``state_dict`` of either, or running the module, does it by itself."""
-        if not self._stale:
+        step's own already. Reading a ``state_dict`` of either, or running the module, does it by itself. Where states are divided
+        among ranks, all of them call it together, and each gets the whole."""
+        self._sync({"module", "optimizer"})
+
+    def _sync_module(self) -> None:
+        """For who reads the module: without the optimizer's states, where these need all ranks."""
+        self._sync({"module"} if self._divided else {"module", "optimizer"})
+
+    def _sync(self, what: set[str], without_others: bool = False) -> None:
+        what = what & self._stale
+        if not what:
             return
-        self._stale = False
+        left = self._divided if without_others else set()  # as they are
+        of_module = self._divided & self._own().keys()
+        if not without_others and ("module" in what and of_module or "optimizer" in what and self._divided - of_module):
+            self._agree("reading states that are divided among the ranks (step.sync, state_dict), which all ranks do together")
+        self._stale -= what
+        if "module" in what:
+            self._read_module(left)
+        if "optimizer" in what:
+            self._read_optimizer(left)
+
+    def _read_module(self, left: set[str]) -> None:
         with torch.no_grad(), untouched():
             for name, tensor in self._own().items():
                 view = self._view(name)
-                if view is None or tensor.data_ptr() != view.data_ptr():
+                if name not in left and (view is None or tensor.data_ptr() != view.data_ptr()):
                     tensor.copy_(self._get(name).reshape(tensor.shape))
+
+    def _read_optimizer(self, left: set[str]) -> None:
         for name, parameter in self._captured.parameters.items():
             ours = self._states_of(name)
-            if not ours:
+            if not ours or left & set(ours.values()):
                 continue
             state = self._optimizer.state[parameter]
             for theirs, core_name in ours.items():
@@ -458,14 +532,17 @@ class Step:
 
     def refresh(self) -> None:
         """The other way: takes over what the user has written into module or optimizer, as ``load_state_dict`` does."""
-        self._push()
-        self._stale = False
+        self._push("optimizer" not in self._stale or not self._divided)
+        self._stale = set() if not self._divided else self._stale & {"optimizer"}
 
     # --- files ---
 
     def save(self, path: Union[str, os.PathLike]) -> None:
-        """Everything that training needs to go on: parameters, buffers, optimizer, and the state of randomness."""
+        """Everything that training needs to go on: parameters, buffers, optimizer, and the state of randomness. Of several ranks the
+        first one writes the file; all call it together where states are divided among them, and may in any case."""
         self.sync()
+        if self._ranks is not None and self._ranks.rank > 0:
+            return
         content = {
             "format": "plimsoll step",
             "model": self._model.state_dict(),
@@ -496,7 +573,7 @@ class Step:
         torch.set_rng_state(content["torch_rng"])
         self._push()
         self._core.start_at(content["number"], self._seed)
-        self._stale = False
+        self._stale = set()
 
     # --- about the plan ---
 
@@ -549,6 +626,9 @@ def compile(
     outputs: Optional[Callable[[Any], Any]] = None,
     call: Optional[Callable[[nn.Module, Any], Any]] = None,
     fallback: Optional[str] = None,
+    zero: Optional[int] = None,
+    process_group: Group = None,
+    timeout: float = 300,
     progress: bool = True,
 ) -> Step:
     """Plans a training step of `model` inside `memory` and takes that memory.
@@ -563,28 +643,58 @@ def compile(
     With ``fallback="torch"`` PyTorch computes inside the step what Plimsoll has no op for. Inputs and results of such an operator lie
     in the arena; what PyTorch takes meanwhile is not in the plan. ``step.fallbacks`` lists them, ``step.plan["unplanned_bytes"]``
     says how much that was.
+
+    Where ``mpirun``, ``srun`` or ``torchrun`` has started several of this script, or ``torch.distributed`` is initialised, they train
+    together, as with DistributedDataParallel: each gives its own batches, all begin with rank 0's parameters, and gradients are
+    averaged before every update; a loss is that of the rank's own batch. ``process_group`` names those of torch.distributed that do,
+    and ``False`` trains alone. ``memory`` is what each may take. ``zero`` is the stage of ZeRO, by which states are divided among the
+    ranks: 0 to 3, or None for what costs least of those that fit. A rank that fails, or leaves the others waiting for ``timeout``
+    seconds, ends all with ``RankFailed``.
     """
-    shapes = [arranged(batch, example) for batch in shapes]
-    example, *shapes = sorted([plain(example), *shapes], key=_elements, reverse=True)  # where states lie is as the largest needs it
-    refuse_unseen(model, optimizer)
-    _expect_values(model)
-    captured, converted, groups = _captured(model, optimizer, loss, example, outputs, call, fallback)
-    options = _core_options(
-        optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill,
-        memory_is=memory_is, held_bytes=_held(model, memory_is), policy=policy, placement=placement, exact=exact,
-        threads=threads, device=device, costs=costs,
-    )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("the model is wrapped in DistributedDataParallel; give model.module: the step itself averages gradients among the ranks")
+    ranks = find(process_group, timeout)
+    _bring_up_to_date(model)  # by all ranks together, where it is divided among them
+    if ranks is not None:
+        begin_alike(ranks, model, optimizer)
 
-    def capture_as(batch: Any, training: bool) -> Captured:
-        return capture(model, loss, batch, outputs=outputs, call=call, training=training, fallback=fallback is not None)
+    def prepared() -> Callable[[], Step]:
+        largest, *others = sorted([plain(example), *(arranged(batch, example) for batch in shapes)], key=_elements, reverse=True)
+        refuse_unseen(model, optimizer)
+        _expect_values(model)
+        captured, converted, groups = _captured(model, optimizer, loss, largest, outputs, call, fallback)
+        synchronised = has_sync_batch_norm(model, converted.document, ranks is not None)
+        options = _core_options(
+            optimizer, groups, accumulate, clip_grad_norm, synchronised, memory=memory, host_memory=host_memory, spill=spill,
+            memory_is=memory_is, held_bytes=_held(model, memory_is), policy=policy, placement=placement, exact=exact,
+            threads=threads, device=device, costs=costs, zero=zero,
+        )
 
-    first = Form(captured, converted)
-    forms = [(key_of(example), first)]
-    for batch in shapes:
-        if key_of(batch) not in dict(forms):
-            other = capture_as(batch, True)
-            forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
-    return Step(model, optimizer, forms, options, groups, capture_as, skeleton_of(example), progress)
+        def capture_as(batch: Any, training: bool) -> Captured:
+            return capture(model, loss, batch, outputs=outputs, call=call, training=training, fallback=fallback is not None)
+
+        first = Form(captured, converted)  # where states lie is as the largest needs it
+        forms = [(key_of(largest), first)]
+        for batch in others:
+            if key_of(batch) not in dict(forms):
+                other = capture_as(batch, True)
+                forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
+        return lambda: Step(
+            model, optimizer, forms, options, groups, capture_as, skeleton_of(largest), progress, ranks, _told_of(forms, options), not synchronised
+        )
+
+    return (prepared() if ranks is None else ranks.together(prepared))()
+
+
+_OF_EACH = ("memory", "host_memory", "spill", "held_bytes")  # options that need not be the same on all ranks
+
+
+def _told_of(forms: list[tuple[Key, Form]], options: str) -> dict[str, Any]:
+    """What all ranks must have alike."""
+    network = hashlib.sha256("".join(form.text for _, form in forms).encode()).hexdigest()
+    batches = "; ".join(_told(key) for key, _ in forms)
+    given = {name: value for name, value in json.loads(options).items() if name not in _OF_EACH}
+    return {"the example batch": batches, **given, "the network": network[:16]}
 
 
 def _expect_values(model: nn.Module) -> None:
@@ -655,15 +765,21 @@ def fits(
     clip_grad_norm: float = 0.0,
     call: Optional[Callable[[nn.Module, Any], Any]] = None,
     fallback: Optional[str] = None,
+    ranks: int = 1,
+    zero: Optional[int] = None,
 ) -> dict[str, Any]:
     """Whether a training step fits, and what it would cost, before any weight exists: the model may be on the meta
     device. Gives ``feasible``, ``minimum_bytes``, ``proven`` and, where it fits, ``step_time_ms``. With
     ``memory_is="process"`` memory and ``minimum_bytes`` are the whole process's, as in ``compile``. ``fallback`` as there; what PyTorch
-    takes for it is not counted."""
+    takes for it is not counted. With ``ranks`` the answer is for each of so many processes that train together, with ``example`` as the
+    batch of each; ``zero`` as in ``compile``. Their link is assumed to carry 10 Gbit/s."""
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks} is to be at least 1")
     refuse_unseen(model, optimizer)
     _, converted, groups = _captured(model, optimizer, loss, plain(example), None, call, fallback)
     options = _core_options(
-        optimizer, groups, accumulate, clip_grad_norm, memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
+        optimizer, groups, accumulate, clip_grad_norm, has_sync_batch_norm(model, converted.document, ranks > 1), memory=memory, host_memory=host_memory, spill=spill, memory_is=memory_is,
         held_bytes=_held(model, memory_is), policy=policy, exact=exact, threads=threads, device=device, costs="estimated",
+        ranks=ranks, zero=zero,
     )
     return json.loads(_core.fits(json.dumps(converted.document), options))

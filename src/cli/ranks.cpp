@@ -59,7 +59,8 @@ std::unique_ptr<Transport> open_within(std::chrono::milliseconds timeout, std::s
 }
 
 void finish(Communicator& ranks) {
-  const TimeLimit limit(ranks.timeout() + std::chrono::seconds(1), "take leave of");  // it finds out by itself before
+  const TimeLimit limit(2 * ranks.timeout() + std::chrono::seconds(1),
+                        "take leave of");  // it finds out by itself before
   ranks.finish();
 }
 

@@ -488,7 +488,6 @@ CompileOptions pin_states(Graph& graph, const Program& training, const CompileOp
     pinned.tiers.back().capacity = use.used;
   }
   pinned.family = training.family;
-  pinned.kernels.clear();
   const Graph& trained = training.network.graph;
   std::vector<State> states;
   for (const State& state : trained.states) {
@@ -544,6 +543,7 @@ std::variant<Program, Infeasible> compile_evaluation(const Network& network, con
   if (evaluation.correct.valid()) graph.outputs.push_back(evaluation.correct);
   graph.states.clear();  // nothing changes
   CompileOptions pinned = pin_states(graph, training, options, std::max(training.plan->arena, arena));
+  pinned.kernels.clear();
   pinned.policy = training.plan->homes.empty() ? "liveness" : "auto";
   auto result = compile_pinned(std::move(evaluation), training, device, costs, pinned, watch);
   if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);

@@ -32,6 +32,9 @@ constexpr std::chrono::milliseconds kLongestBetweenBeats{5000};
 constexpr std::chrono::hours kForever{24 * 365 * 10};
 constexpr std::chrono::milliseconds kToReachOthers{1000};  // at most, for the word that this rank fails
 constexpr std::chrono::milliseconds kToGoOut{100};         // at least
+constexpr int32_t kLeaves = -1, kAlive = -2;               // in place of an error's code
+constexpr std::chrono::seconds kAfterLeave{2};             // what a rank that has left had sent is there then
+constexpr size_t kLongestMessage = size_t{64} << 20;
 constexpr std::chrono::milliseconds kBeforeOthers{150}, kBetweenRanks{20};  // so that one of several tells the user
 
 uint64_t hash_of_processors() {
@@ -68,7 +71,6 @@ class Naps {
 }  // namespace
 
 struct Communicator::Notice {
-  static constexpr int32_t kAlive = -1;
   int32_t code = kAlive;
   std::array<char, kReasonBytes> reason{};
 };
@@ -88,6 +90,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::mi
   failures_.assign(processes_, kNone);
   heard_.resize(processes_);
   beats_.assign(size_, kNone);
+  left_.assign(processes_, {});
   wakes_.assign(servers_, {.last = {}, .ticket = kNone});
   places_.resize(processes_);
   for (int r = 0; r < processes_; ++r) {
@@ -179,7 +182,11 @@ bool Communicator::pass(std::span<Ticket> tickets) {
 bool Communicator::has_failed(int rank) {
   while (failures_[rank] != kNone && pass({&failures_[rank], 1})) {
     Notice& notice = notices_[rank];
-    if (notice.code != Notice::kAlive) return true;
+    if (notice.code == kLeaves) {  // its last word
+      left_[rank] = Clock::now();
+      return false;
+    }
+    if (notice.code != kAlive) return true;
     heard_[rank] = Clock::now();
     failures_[rank] = begin_receive(Channel::failure, rank, std::as_writable_bytes(std::span(&notice, 1)));
   }
@@ -202,6 +209,11 @@ void Communicator::look_for_failures() {
   if (const std::optional<RankFailed> failure = failure_heard()) throw RankFailed(*failure);
 }
 
+std::chrono::steady_clock::time_point Communicator::when_left(int rank) const {
+  const std::lock_guard lock(failure_mutex_);
+  return left_[rank];
+}
+
 // The ranks that are waited for and have said nothing since then.
 std::string Communicator::silent_among(std::span<const Ticket> tickets, std::span<const int> ranks,
                                        Clock::time_point since) {
@@ -218,11 +230,20 @@ std::string Communicator::silent_among(std::span<const Ticket> tickets, std::spa
   return names;
 }
 
-// Of this host's ranks that are waited for, one whose process is gone.
-std::string Communicator::dead_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
+// Of the ranks that are waited for, one that will not answer, and why: its process of this host is gone, the link to it, or it has
+// taken leave.
+std::string Communicator::gone_among(std::span<const Ticket> tickets, std::span<const int> ranks) const {
   for (size_t i = 0; i < tickets.size(); ++i) {
+    if (tickets[i] == kNone) continue;
     const Place& place = places_[ranks[i]];
-    if (tickets[i] != kNone && place.is_seen && has_ended(place.process)) return name(ranks[i]);
+    if (const Clock::time_point left = when_left(ranks[i]); left != Clock::time_point{}) {
+      if (Clock::now() - left < kAfterLeave) continue;
+      if (!leaving_)
+        return fmt::format("{} has ended, while {} goes on: all ranks must train as many steps", name(ranks[i]),
+                           name(rank_));
+    }
+    if (place.is_seen && has_ended(place.process)) return fmt::format("{} has died", name(ranks[i]));
+    if (transport_->is_lost(ranks[i])) return fmt::format("{} has died, or the link to it is broken", name(ranks[i]));
   }
   return {};
 }
@@ -242,7 +263,7 @@ void Communicator::wait(std::span<Ticket> tickets, std::span<const int> ranks, c
     if (now - looked < kBetweenLooks) continue;
     looked = now;
     look_for_failures();
-    if (const std::string dead = dead_among(tickets, ranks); !dead.empty()) end(fmt::format("{} has died", dead));
+    if (const std::string gone = gone_among(tickets, ranks); !gone.empty()) end(gone);
     if (!ending && ending_ && ending_()) ending = now;
     if (ending && now - *ending > ending_timeout_) {
       end(fmt::format("{} does not answer any more, and this process was told to end",
@@ -277,6 +298,8 @@ void Communicator::end(const std::string& why) {
 }
 
 void Communicator::broadcast(std::span<std::byte> bytes, int root) {
+  for (; bytes.size() > kLongestMessage; bytes = bytes.subspan(kLongestMessage))
+    broadcast(bytes.first(kLongestMessage), root);
   control_.tickets.clear();
   control_.ranks.clear();
   // Doubling: who has it gives it on, so that it takes as many rounds as size_ has bits.
@@ -305,8 +328,18 @@ std::string Communicator::broadcast(std::string text, int root) {
   int64_t length = static_cast<int64_t>(text.size());
   broadcast(std::as_writable_bytes(std::span(&length, 1)), root);
   text.resize(length);
-  broadcast(std::as_writable_bytes(std::span(text)), root);
+  if (length > 0) broadcast(std::as_writable_bytes(std::span(text)), root);
   return text;
+}
+
+std::vector<std::string> Communicator::all_gather(const std::string& mine) {
+  const std::vector<int64_t> lengths = all_gather(static_cast<int64_t>(mine.size()));
+  std::vector<std::string> all;
+  for (int r = 0; r < size_; ++r) {
+    all.push_back(r == rank_ ? mine : std::string(lengths[r], '\0'));
+    if (lengths[r] > 0) broadcast(std::as_writable_bytes(std::span(all[r])), r);
+  }
+  return all;
 }
 
 void Communicator::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) { gather(mine, all, size_); }
@@ -403,10 +436,7 @@ void Communicator::fail(ErrorCode code, std::string_view why) noexcept {
     Notice& word = notices_[processes_];
     word.code = static_cast<int32_t>(code);
     std::memcpy(word.reason.data(), why.data(), std::min(why.size(), word.reason.size() - 1));
-    std::vector<Ticket> sent;
-    for (int r = 0; r < processes_; ++r) {
-      if (r != rank_) sent.push_back(begin_send(Channel::failure, r, std::as_bytes(std::span(&word, 1))));
-    }
+    std::vector<Ticket> sent = tell_all();
     // A short message is "sent" when the library has it; it goes on its way while the library is asked.
     const Clock::time_point since = Clock::now();
     for (bool all = false; !all || Clock::now() - since < kToGoOut;) {
@@ -419,6 +449,7 @@ void Communicator::fail(ErrorCode code, std::string_view why) noexcept {
 }
 
 void Communicator::tell_alive() {
+  const std::lock_guard lock(beats_mutex_);
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || !pass({&beats_[r], 1})) continue;  // it has not taken the last word yet
     beats_[r] = begin_send(Channel::failure, r, std::as_bytes(std::span(&notices_[processes_ + 1], 1)));
@@ -449,11 +480,54 @@ Heartbeat::~Heartbeat() {
   if (thread_.joinable()) thread_.join();
 }
 
+// Begins to send this rank's word to all.
+std::vector<Ticket> Communicator::tell_all() {
+  std::vector<Ticket> sent;
+  for (int r = 0; r < processes_; ++r) {
+    if (r != rank_) sent.push_back(begin_send(Channel::failure, r, std::as_bytes(std::span(&notices_[processes_], 1))));
+  }
+  return sent;
+}
+
+// Others may be in the midst of something, so messages of the other channels are not for this.
+void Communicator::wait_for_leaves() {
+  const Clock::time_point begin = Clock::now();
+  std::vector<Ticket> awaited;  // 0: of a rank that has not left
+  std::vector<int> ranks;
+  for (Clock::time_point looked = begin;; std::this_thread::sleep_for(kIdleNap)) {  // perhaps for long
+    look_for_failures();
+    awaited.clear();
+    ranks.clear();
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || when_left(r) != Clock::time_point{}) continue;
+      awaited.push_back(0);
+      ranks.push_back(r);
+    }
+    if (awaited.empty()) return;
+    if (Clock::now() - looked < kBetweenLooks) continue;
+    looked = Clock::now();
+    if (const std::string gone = gone_among(awaited, ranks); !gone.empty()) end(gone);
+    if (Clock::now() - begin > timeout_) {
+      end(fmt::format("{} has not come to the end for {:.0f} s (--timeout)",
+                      silent_among(awaited, ranks, Clock::time_point::max()),
+                      std::chrono::duration<double>(timeout_).count()));
+    }
+  }
+}
+
 void Communicator::finish() {
   if (over_) return;
+  leaving_ = true;
+  notices_[processes_].code = kLeaves;
+  std::vector<Ticket> sent = tell_all();
+  wait_for_leaves();
   meet_all({});
-  const Clock::time_point since = Clock::now();
-  while (!pass(beats_) && Clock::now() - since < kToReachOthers) std::this_thread::sleep_for(kLongestNap);
+  const auto are_out = [&] {
+    const bool told = pass(sent);
+    return pass(beats_) && told;
+  };
+  for (const Clock::time_point since = Clock::now(); !are_out() && Clock::now() - since < kToReachOthers;)
+    std::this_thread::sleep_for(kLongestNap);
   over_ = true;
   const std::lock_guard lock(mutex_);
   transport_->finish();

@@ -38,6 +38,13 @@ TEST(Communicator, GathersInTheOrderOfTheRanks) {
   });
 }
 
+TEST(Communicator, GathersTextsOfAnyLengths) {
+  as_ranks(3, [](const std::shared_ptr<Communicator>& ranks) {
+    const std::vector<std::string> all = ranks->all_gather(std::string(1000 * ranks->rank(), 'x'));
+    EXPECT_THAT(all, ::testing::ElementsAre("", std::string(1000, 'x'), std::string(2000, 'x')));
+  });
+}
+
 TEST(Communicator, ExchangesPiecesOfDifferentSizes) {
   constexpr int kRanks = 3;
   const std::vector<int64_t> sizes = {2, 0, 3};
@@ -145,6 +152,72 @@ TEST(Communicator, WhatAllFindAtOnceIsToldOnce) {
     ranks->fail(ErrorCode::invalid_input, "the same everywhere");
   });
   EXPECT_EQ(told, 1);
+}
+
+TEST(Communicator, OneThatHasLeftWhileOthersGoOnIsNamed) {
+  std::atomic<int> named = 0;
+  as_ranks(3, [&](const std::shared_ptr<Communicator>& ranks) {
+    try {
+      if (ranks->rank() == 1) {
+        ranks->finish();
+      } else {
+        ranks->barrier();
+      }
+    } catch (const RankFailed& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 1 ("));
+      EXPECT_THAT(error.what(), HasSubstr("has ended"));
+      ++named;
+    }
+  });
+  EXPECT_EQ(named, 3);
+}
+
+TEST(Communicator, OneThatEndsEarlyWaitsForTheOthers) {
+  std::atomic<int> ended = 0;
+  as_ranks(3, [&](const std::shared_ptr<Communicator>& ranks) {
+    if (ranks->rank() == 0) {
+      std::this_thread::sleep_for(milliseconds(300));
+      EXPECT_EQ(ended, 0);
+    }
+    ranks->finish();
+    ++ended;
+  });
+  EXPECT_EQ(ended, 3);
+}
+
+// Its link to rank 1 breaks.
+class BrokenTransport final : public Transport {
+ public:
+  BrokenTransport(PostOffice& office, int rank) : local_(office, rank) {}
+  std::string name() const override { return local_.name(); }
+  int rank() const override { return local_.rank(); }
+  int size() const override { return local_.size(); }
+  Ticket send(Channel channel, int to, std::span<const std::byte> bytes) override {
+    return local_.send(channel, to, bytes);
+  }
+  Ticket receive(Channel channel, int from, std::span<std::byte> bytes) override {
+    return local_.receive(channel, from, bytes);
+  }
+  bool is_done(Ticket ticket) override { return local_.is_done(ticket); }
+  bool is_lost(int rank) const override { return rank == 1; }
+  void finish() override {}
+
+ private:
+  testing::LocalTransport local_;
+};
+
+TEST(Communicator, ALinkThatBreaksIsNamed) {
+  PostOffice office(2);
+  std::thread other([&] { const Communicator ranks(std::make_unique<testing::LocalTransport>(office, 1)); });
+  Communicator ranks(std::make_unique<BrokenTransport>(office, 0), std::chrono::hours(1));
+  other.join();
+  try {
+    ranks.barrier();
+    FAIL() << "nobody noticed";
+  } catch (const RankFailed& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 ("));
+    EXPECT_THAT(error.what(), HasSubstr("link"));
+  }
 }
 
 TEST(Communicator, OneThatIsToEndWaitsALittleOnly) {

@@ -21,10 +21,18 @@ int number_in(std::initializer_list<const char*> variables, int otherwise) {
   return otherwise;
 }
 
-// $PLIMSOLL_MPI_MODULE, else beside the program, else where a library of it is installed.
+// The file that this code is in: the program, or the Python package's module.
+std::filesystem::path own_file() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&own_file), &info) == 0 || info.dli_fname == nullptr) return {};
+  return info.dli_fname;
+}
+
+// $PLIMSOLL_MPI_MODULE, else beside the program or the library, else where a library of it is installed.
 std::filesystem::path find_module() {
   if (const char* given = std::getenv("PLIMSOLL_MPI_MODULE")) return given;
   std::error_code error;
+  if (const auto beside = own_file().parent_path() / kFile; std::filesystem::exists(beside, error)) return beside;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return {};
   const std::filesystem::path folder = program.parent_path();
@@ -53,7 +61,8 @@ std::unique_ptr<Transport> open_mpi(std::span<std::byte> served) {
   std::error_code error;
   if (file.empty() || !std::filesystem::exists(file, error)) {
     refuse(fmt::format(
-        "this build has no MPI ({} is not beside the program): install libopenmpi-dev, configure again, and build",
+        "this build has no MPI ({} is not beside the program or the package): install libopenmpi-dev, configure again, "
+        "and build",
         kFile));
   }
   // Its symbols are for all: MPI loads parts of its own that look for them.

@@ -9,7 +9,7 @@
 namespace plimsoll {
 
 // Raised by whoever changes Transport: a module of another number is not loaded.
-inline constexpr int kTransportVersion = 2;
+inline constexpr int kTransportVersion = 3;
 
 using MpiVersion = int (*)();
 // Joins the others; with `served`, to serve this memory to them. Null with the reason in `reason` where MPI cannot.

@@ -4,7 +4,10 @@
 #include <utility>
 
 #include "cores/core_options.h"
+#include "device/collectives.h"
+#include "train/given_plan.h"
 #include "train/process_memory.h"
+#include "train/ranks.h"
 #include "train/rehearse.h"
 #include "train/training_data.h"
 
@@ -29,6 +32,7 @@ ProcessMemory process_of(const Network& network, const TrainOptions& options, By
                                                    .threads = std::max(cores.cores, cores.intra_op),
                                                    .workers = 0,
                                                    .data = {},
+                                                   .ranks = ranks_of(options),
                                                    .tiers = tiers_of(options)});
   process.program += held;
   process.batches = {};
@@ -63,54 +67,144 @@ std::variant<size_t, Infeasible> keep(std::variant<std::unique_ptr<TrainingStep>
   return among.size() - 1;
 }
 
+int64_t rows_of(const Network& network) {
+  if (!network.data.valid()) return 1;
+  const Shape& shape = network.graph.tensor(network.data).shape;
+  return shape.empty() ? 1 : shape[0];
+}
+
+// Of ranks that are planned for without being there: a network of 10 Gbit/s, as `plimsoll plan --ranks` assumes.
+constexpr LinkInfo kAssumedLink{.latency_us = 50, .gb_per_s = 1.25};
+
+// The options of one of several ranks: its batches are its part of all.
+TrainOptions options_of(TrainOptions options, const Network& network) {
+  options.batch = rows_of(network) * ranks_of(options);
+  options.model = network.graph.name;
+  options = options_of_rank(std::move(options));
+  options.threads = threads_of(options);
+  return options;
+}
+
+// Without a budget: of another rank.
+Infeasible answer_of(std::optional<Infeasible> mine) { return mine ? *std::move(mine) : Infeasible{}; }
+
 }  // namespace
 
 std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const Network& network,
                                                                          const TrainOptions& options,
                                                                          const NetworkStepListener& listener,
-                                                                         Bytes held, Bytes arena) {
-  check_options(options);
-  auto result = std::make_unique<NetworkStep>();
-  std::optional<ProcessMemory> process;
-  if (options.memory_is == MemoryIs::process) process = process_of(network, options, held);
-  result->session_ = open_session(options.device, cores_of(options).intra_op, tiers_of(options),
-                                  process ? std::max(*options.memory - process->program, 0_B) : Bytes{INT64_MAX});
-  Session& session = result->session_;
-  if (session.device->info().simulated) {
+                                                                         Bytes held, Bytes arena,
+                                                                         const Agreement* agreed) {
+  auto step = std::make_unique<NetworkStep>();
+  // Those with whom it is opened.
+  Communicator* const others = agreed == nullptr && ranks_of(options) > 1 ? options.communicator.get() : nullptr;
+  const Heartbeat heartbeat(others);
+  together(others, [&] {
+    check_options(options);
+    step->options_ = options_of(options, network);
+    if (options.memory_is == MemoryIs::process) step->process_ = process_of(network, step->options_, held);
+    step->open_device(listener);
+    return true;
+  });
+  step->join_ranks(agreed);
+  std::optional<Infeasible> mine;
+  const bool plans = agreed == nullptr && (others == nullptr || others->is_first());
+  const bool is_planned = together(others, [&] {
+    if (plans) mine = step->plan(network, listener, arena);
+    return !mine;
+  });
+  if (!is_planned) return answer_of(std::move(mine));
+  if (others != nullptr)
+    step->agreement_.plans.push_back(others->broadcast(plans ? step->text_of(step->first().program()) : std::string()));
+  const bool is_ready = together(others, [&] {
+    if (!plans) mine = step->repeat(network, arena);
+    return !mine;
+  });
+  if (!is_ready) return answer_of(std::move(mine));
+  if (others != nullptr) check_same_plan(*others, step->first().program());
+  step->step().initialize(options.seed);
+  return step;
+}
+
+// Of the first shape, as all of them are asked for.
+void NetworkStep::open_device(const NetworkStepListener& listener) {
+  session_ = open_session(options_.device, cores_of(options_).intra_op, tiers_of(options_),
+                          process_ ? std::max(*options_.memory - process_->program, 0_B) : Bytes{INT64_MAX});
+  if (session_.device->info().simulated) {
     throw Error(ErrorCode::invalid_input,
-                "device '" + options.device + "' plans only, it runs nothing; ask it by fits, or take another device");
+                "device '" + options_.device + "' plans only, it runs nothing; ask it by fits, or take another device");
   }
-  for (const std::string& text : session.notices) {
+  for (const std::string& text : session_.notices) {
     if (listener.notice) listener.notice(text);
   }
-  const CompileOptions& compile = result->compile_ =
-      compile_options_of(options, session, arena_budget(options, session, process));
-  result->measuring_room_ = process ? compile.memory : std::max(compile.memory, kMeasuringRoom);
-  if (options.costs == "measured") forget_busy_times(session);
-  result->measures_ = options.costs == "measured" && !options.exact;
+  Bytes budget = arena_budget(options_, session_, process_);
+  if (options_.communicator && !options_.memory)  // all on this machine see the same that is free
+    budget = {budget.count / static_cast<int64_t>(options_.communicator->ranks_here().size())};
+  compile_ = compile_options_of(options_, session_, budget);
+  measuring_room_ = process_ ? compile_.memory : std::max(compile_.memory, kMeasuringRoom);
+  measures_ = options_.costs == "measured" && !options_.exact;
+}
 
-  if (result->measures_) {  // what is lacking is measured only where there is a plan at all
-    auto first = compile_training(network, *session.device, session.costs, compile);
-    if (auto* infeasible = std::get_if<Infeasible>(&first)) return of_stated(std::move(*infeasible), process, options);
-    measure(session, network, compile, result->measuring_room_, listener);
+// As one of several ranks: messages to the others are kernels of the device.
+void NetworkStep::join_ranks(const Agreement* agreed) {
+  if (!options_.communicator) return;
+  const std::shared_ptr<Wire> wire = open_wire(*session_.device, options_.communicator);
+  agreement_.link = agreed != nullptr ? agreed->link : probe_link(*wire);
+  if (agreed != nullptr) agreement_.plans = agreed->plans;
+  session_.device = with_wire(std::move(session_.device), agreement_.link, wire);
+}
+
+std::string NetworkStep::text_of(const Program& program) const {
+  return to_json({.model = options_.model,
+                  .input = {.batch = rows_of(program.network)},
+                  .optimizer = options_.optimizer,
+                  .exact = options_.exact,
+                  .memory = program.plan->budget,
+                  .host_memory = options_.host_memory,
+                  .spill_size = options_.spill_size,
+                  .threads = options_.threads},
+                 program);
+}
+
+std::optional<Infeasible> NetworkStep::plan(const Network& network, const NetworkStepListener& listener, Bytes arena) {
+  if (options_.costs == "measured") forget_busy_times(session_);
+  if (measures_) {  // what is lacking is measured only where there is a plan at all
+    auto first = compile_training(network, *session_.device, session_.costs, compile_);
+    if (auto* infeasible = std::get_if<Infeasible>(&first))
+      return of_stated(std::move(*infeasible), process_, options_);
+    measure(session_, network, compile_, measuring_room_, listener);
   }
   for (Refusals refused;;) {
-    auto compiled = compile_training(network, *session.device, session.costs, compile);
+    auto compiled = compile_training(network, *session_.device, session_.costs, compile_);
     if (auto* infeasible = std::get_if<Infeasible>(&compiled))
-      return of_stated(std::move(*infeasible), process, options);
-    if (process) {
-      if (auto infeasible = refused_by_planning(std::get<Program>(compiled), *process, *options.memory))
-        return *infeasible;
-    }
-    give_memory_back();  // that planning took
-    result->steps_.clear();
-    result->steps_.push_back(std::make_unique<TrainingStep>(
-        std::get<Program>(std::move(compiled)), *session.device,
-        ExecuteOptions{.spill = session.spill, .peer = session.peer, .remote = session.remote}, Memory{}, arena));
-    if (!session.device->info().asynchronous || rehearse(result->step().executor(), refused).empty()) break;
+      return of_stated(std::move(*infeasible), process_, options_);
+    if (auto infeasible = take_memory(std::get<Program>(std::move(compiled)), arena)) return infeasible;
+    if (!session_.device->info().asynchronous || rehearse(step().executor(), refused).empty()) return std::nullopt;
   }
-  result->step().initialize(options.seed);
-  return result;
+}
+
+// By the plan that the ranks have agreed on.
+std::optional<Infeasible> NetworkStep::repeat(const Network& network, Bytes arena) {
+  const SavedPlan saved = saved_plan_from_json(agreement_.plans[0]);
+  CompileOptions pinned = compile_;
+  pin(pinned, saved, options_, session_.device->info());
+  auto compiled = compile_training(network, *session_.device, session_.costs, pinned);
+  if (auto* infeasible = std::get_if<Infeasible>(&compiled))
+    return of_stated(std::move(*infeasible), process_, options_);
+  use_plan(std::get<Program>(compiled), saved, options_, compile_.memory, *session_.device);
+  return take_memory(std::get<Program>(std::move(compiled)), arena);
+}
+
+std::optional<Infeasible> NetworkStep::take_memory(Program program, Bytes arena) {
+  if (process_) {
+    if (auto infeasible = refused_by_planning(program, *process_, *options_.memory)) return infeasible;
+  }
+  give_memory_back();  // that planning took
+  steps_.clear();
+  steps_.push_back(std::make_unique<TrainingStep>(
+      std::move(program), *session_.device,
+      ExecuteOptions{.spill = session_.spill, .peer = session_.peer, .remote = session_.remote}, Memory{}, arena));
+  return std::nullopt;
 }
 
 // A step of what is compiled, in the memory that was taken. Compiles again where a device refuses a kernel.
@@ -128,14 +222,51 @@ NetworkStep::Added NetworkStep::in_this_memory(const Compile& compile) {
   }
 }
 
-std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, const NetworkStepListener& listener) {
-  if (measures_) measure(session_, network, compile_, measuring_room_, listener);
+std::variant<size_t, Infeasible> NetworkStep::add_shape(const Network& network, const NetworkStepListener& listener,
+                                                        const std::string* plan) {
   CompileOptions options = compile_;
   options.memory = steps_[0]->executor().arena_bytes();
-  return keep(in_this_memory([&] {
-                return compile_shape(network, steps_[0]->program(), *session_.device, session_.costs, options);
-              }),
-              steps_);
+  const auto add = [&](const Compile& compile) { return keep(in_this_memory(compile), steps_); };
+  const auto by_plan = [&](const SavedPlan& saved) {
+    if (saved.plan.arena > options.memory) {
+      return std::variant<Program, Infeasible>(
+          Infeasible{.policy = options.policy, .budget = options.memory, .minimum = saved.plan.arena});
+    }
+    CompileOptions pinned = options;
+    pin(pinned, saved, options_, session_.device->info());
+    auto compiled = compile_shape(network, steps_[0]->program(), *session_.device, session_.costs, pinned);
+    if (auto* program = std::get_if<Program>(&compiled))
+      use_plan(*program, saved, options_, options.memory, *session_.device);
+    return compiled;
+  };
+  if (plan != nullptr) return add([&] { return by_plan(saved_plan_from_json(*plan)); });
+  Communicator* const ranks = options_.communicator.get();
+  const Heartbeat heartbeat(ranks);
+  const bool plans = ranks == nullptr || ranks->is_first();
+  std::variant<size_t, Infeasible> added = size_t{0};
+  const auto is_added = [&] { return std::holds_alternative<size_t>(added); };
+  const bool is_planned = together(ranks, [&] {
+    if (!plans) return true;
+    if (measures_) measure(session_, network, compile_, measuring_room_, listener);
+    added =
+        add([&] { return compile_shape(network, steps_[0]->program(), *session_.device, session_.costs, options); });
+    return is_added();
+  });
+  if (ranks == nullptr) return added;
+  if (!is_planned) return is_added() ? Infeasible{} : std::move(added);
+  const std::string text = ranks->broadcast(plans ? text_of(steps_.back()->program()) : std::string());
+  const bool is_ready = together(ranks, [&] {
+    if (!plans) added = add([&] { return by_plan(saved_plan_from_json(text)); });
+    return is_added();
+  });
+  if (!is_ready) {
+    if (!is_added()) return added;
+    steps_.pop_back();
+    return Infeasible{};
+  }
+  check_same_plan(*ranks, steps_.back()->program());
+  agreement_.plans.push_back(text);
+  return added;
 }
 
 void NetworkStep::use(size_t shape) {
@@ -151,11 +282,28 @@ Bytes NetworkStep::measured_peak() const {
 }
 
 std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& network) {
-  return keep(in_this_memory([&] {
-                return compile_evaluation(network, steps_[0]->program(), *session_.device, session_.costs, compile_,
-                                          steps_[0]->executor().arena_bytes());
-              }),
-              evaluations_);
+  const Program& training = steps_[0]->program();
+  Communicator* const others = training.sharding.stage == kMostShardingStage ? options_.communicator.get() : nullptr;
+  std::variant<size_t, Infeasible> added;
+  const bool is_added = together(others, [&] {
+    added = keep(in_this_memory([&] {
+                   return compile_evaluation(network, training, *session_.device, session_.costs, compile_,
+                                             steps_[0]->executor().arena_bytes());
+                 }),
+                 evaluations_);
+    return std::holds_alternative<size_t>(added);
+  });
+  if (others == nullptr || is_added) {
+    if (others != nullptr) check_same_collectives(*others, evaluations_.back()->program());
+    return added;
+  }
+  if (std::holds_alternative<Infeasible>(added)) return added;
+  evaluations_.pop_back();
+  return Infeasible{};
+}
+
+void NetworkStep::share_statistics() {
+  if (options_.communicator) plimsoll::share_statistics(*options_.communicator, step());
 }
 
 std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options, Bytes held) {
@@ -163,6 +311,11 @@ std::variant<Program, Infeasible> plan_network(const Network& network, const Tra
   std::optional<ProcessMemory> process;
   if (options.memory_is == MemoryIs::process) process = process_of(network, options, held);
   Session session = open_session(options.device, cores_of(options).intra_op, tiers_of(options));
+  if (options.optimizer.ranks > 1) {
+    LinkInfo link = kAssumedLink;
+    link.ranks = options.optimizer.ranks;
+    session.device = with_wire(std::move(session.device), link, nullptr);
+  }
   CompileOptions compile = compile_options_of(options, session, arena_budget(options, session, process));
   compile.name_minimum = true;
   auto result = compile_training(network, *session.device, session.costs, compile);

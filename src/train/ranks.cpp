@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "device/cpu/machine.h"
 #include "device/cuda/device.h"
@@ -34,6 +35,12 @@ void expect_equal(Communicator& communicator, uint64_t identity) {
                     "report this",
                     communicator.name(r), all[r], communicator.name(0), all[0]));
   }
+}
+
+// Of a state: whether a step writes it. A table of constants stays as it is.
+bool changes(const Graph& graph, const std::string& name) {
+  const auto state = std::ranges::find(graph.states, graph.find_tensor(name), &State::before);
+  return state != graph.states.end() && state->after != state->before;
 }
 
 // What is read next by all ranks together: bytes of a state.
@@ -85,6 +92,38 @@ int threads_of(const TrainOptions& options) {
   return std::max(1, cpu::usable_processors() / static_cast<int>(options.communicator->ranks_here().size()));
 }
 
+bool together(Communicator* communicator, const std::function<bool()>& action) {
+  if (communicator == nullptr) return action();
+  enum Outcome : int32_t { done, refused, threw };
+  int32_t mine = done;
+  std::string text;
+  ErrorCode code{};
+  std::exception_ptr thrown;
+  const auto fail = [&](ErrorCode its_code, const std::exception& error) {
+    mine = threw;
+    code = its_code;
+    text = error.what();
+    thrown = std::current_exception();
+  };
+  try {
+    if (!action()) mine = refused;
+  } catch (const RankFailed&) {
+    throw;
+  } catch (const Error& error) {
+    fail(error.code(), error);
+  } catch (const std::exception& error) {
+    fail(ErrorCode::device_failure, error);
+  }
+  const std::vector<int32_t> all = communicator->all_gather(mine);
+  const auto first = std::ranges::find(all, threw);
+  if (first == all.end()) return std::ranges::find(all, refused) == all.end();
+  const int rank = static_cast<int>(first - all.begin());
+  communicator->broadcast(std::as_writable_bytes(std::span(&code, 1)), rank);
+  text = communicator->broadcast(std::move(text), rank);
+  if (thrown) std::rethrow_exception(thrown);
+  throw Error(code, fmt::format("{}: {}", communicator->name(rank), text));
+}
+
 void send_plan(Communicator& communicator, const PlanRequest& request, const Program* program) {
   communicator.broadcast(program != nullptr ? to_json(request, *program) : std::string());
 }
@@ -109,11 +148,21 @@ void check_same_collectives(Communicator& communicator, const Program& program) 
 }
 
 void share_statistics(Communicator& communicator, TrainingStep& step) {
+  std::vector<StateTensor> statistics;
+  std::vector<std::byte> message;  // one for all: they are many, and short
   for (const CheckpointTensor& tensor : step.states()) {
-    if (tensor.role != Role::statistic) continue;
-    StateTensor state = step.state(tensor.name);
-    communicator.broadcast(state.elements);
-    if (!communicator.is_first()) step.set_state(state);
+    if (tensor.role != Role::statistic || !changes(step.program().network.graph, tensor.name)) continue;
+    statistics.push_back(step.state(tensor.name));
+    message.insert(message.end(), statistics.back().elements.begin(), statistics.back().elements.end());
+  }
+  if (message.empty()) return;
+  communicator.broadcast(message);
+  if (communicator.is_first()) return;
+  auto from = message.begin();
+  for (StateTensor& state : statistics) {
+    std::copy_n(from, state.elements.size(), state.elements.begin());
+    from += std::ssize(state.elements);
+    step.set_state(state);
   }
 }
 

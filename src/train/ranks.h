@@ -1,6 +1,7 @@
 // A training by several processes (plimsoll/communicator.h): what each is told, and what they must agree on.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -25,6 +26,10 @@ int threads_of(const TrainOptions& options);
 // What the options mean for one of several ranks: no checkpoint but the first one's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
 // ranks cannot do.
 TrainOptions options_of_rank(TrainOptions options);
+
+// Runs `action` on every rank, where several train. True: it was so on all of them. Where it throws on some, all throw: its own
+// error there, elsewhere one of the same code that names the first of them. So they go on together, or not at all.
+bool together(Communicator* communicator, const std::function<bool()>& action);
 
 // The first rank's plan for all of them, as a file of it has it; nothing where there is none, since none fits.
 void send_plan(Communicator& communicator, const PlanRequest& request, const Program* program);

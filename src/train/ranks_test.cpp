@@ -56,6 +56,26 @@ Learned together(int ranks, const TrainOptions& options) {
   return run;
 }
 
+TEST(Ranks, GoOnTogetherOrNotAtAll) {
+  as_ranks(3, [](const std::shared_ptr<Communicator>& ranks) {
+    EXPECT_TRUE(plimsoll::together(ranks.get(), [] { return true; }));
+    EXPECT_FALSE(plimsoll::together(ranks.get(), [&] { return ranks->rank() != 2; }));
+    try {
+      plimsoll::together(ranks.get(), [&]() -> bool {
+        if (ranks->rank() > 0) throw Error(ErrorCode::unsupported, "an op of " + std::to_string(ranks->rank()));
+        return true;
+      });
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      const std::string wanted =
+          ranks->rank() == 0 ? ranks->name(1) + ": an op of 1" : "an op of " + std::to_string(ranks->rank());
+      EXPECT_EQ(error.what(), wanted);
+    }
+    ranks->barrier();
+  });
+}
+
 double largest_difference(const Learned& a, const Learned& b) {
   EXPECT_EQ(a.losses.size(), b.losses.size());
   double most = 0;

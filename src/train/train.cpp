@@ -21,6 +21,7 @@
 #include "train/core_tuner.h"
 #include "train/crowd_monitor.h"
 #include "train/evaluation.h"
+#include "train/given_plan.h"
 #include "train/process_memory.h"
 #include "train/ranks.h"
 #include "train/rehearse.h"
@@ -108,42 +109,6 @@ Beginning begin(TrainOptions& options) {
     }
   }
   return beginning;
-}
-
-// Where a plan that is run as it is comes from.
-std::string plan_name(const TrainOptions& options) {
-  return options.plan ? options.plan->string() : fmt::format("the plan of {}", options.communicator->name(0));
-}
-
-// A saved plan is run as it is: what is compiled for it is the graph alone, in which its kernels and layouts are
-// pinned.
-void pin(CompileOptions& compile, const SavedPlan& saved, const TrainOptions& options, const DeviceInfo& device) {
-  const std::string file = plan_name(options);
-  const bool same_threads = saved.plan.device_threads == 0 || saved.plan.device_threads == device.threads;
-  if (saved.plan.device_key != device.key || !same_threads) {
-    throw Error(
-        ErrorCode::invalid_input,
-        fmt::format("{} is a plan for device '{}' ({}), but this is '{}' ({}); make one here with `plimsoll plan "
-                    "{} --save`",
-                    file, saved.plan.device_name, saved.plan.device_key, device.name, device.key, options.model));
-  }
-  if (options.memory && compile.memory < saved.plan.arena) {
-    const std::string left = options.memory_is == MemoryIs::process
-                                 ? fmt::format(", which leaves the arena {}", to_string(compile.memory))
-                                 : "";
-    throw Error(ErrorCode::infeasible, fmt::format("{} needs {} but --memory is {}{}", file,
-                                                   to_string(saved.plan.arena), to_string(*options.memory), left));
-  }
-  compile.memory = {INT64_MAX};
-  compile.policy = "liveness";
-  compile.family = saved.family;
-  compile.zero = saved.request.optimizer.sharding.stage;
-  compile.optimizer.sharding = saved.request.optimizer.sharding;
-  for (const Step& step : saved.plan.steps) compile.kernels[saved.graph.op(step.op).name] = step.kernel;
-  for (const State& state : saved.graph.states) {
-    const Tensor& t = saved.graph.tensor(state.before);
-    compile.state_layouts[t.name] = t.layout;
-  }
 }
 
 // `budget`: of the arena.
@@ -258,34 +223,6 @@ std::optional<Memory> memory_if_it_runs(const Session& session, const Program& p
   const std::string others = refused.size() > 1 ? fmt::format(" ({} more are refused)", refused.size() - 1) : "";
   notice(fmt::format("{}{}; planned again without it", refused[0].what(), others));
   return std::nullopt;
-}
-
-// Puts a saved plan in the place of the one just made, if it is for the same graph and safe.
-void use_plan(Program& program, const SavedPlan& saved, const TrainOptions& options, Bytes budget,
-              const Device& device) {
-  const std::string file = plan_name(options);
-  if (saved.plan.graph_fingerprint != program.plan->graph_fingerprint) {
-    throw Error(
-        ErrorCode::invalid_input,
-        fmt::format(
-            "{} was made for another graph: '{}' {:016x}, but '{}' here is {:016x}; images, classes, optimizer and "
-            "its settings must be those that `plan` was told, with --data and the others",
-            file, saved.plan.graph_name, saved.plan.graph_fingerprint, program.network.graph.name,
-            program.plan->graph_fingerprint));
-  }
-  std::vector<Violation> violations = verify_workspaces(saved.graph, saved.plan, device, 1);
-  for (Violation& violation : verify_file(saved)) violations.push_back(std::move(violation));
-  if (!violations.empty()) {
-    // That the file was edited says less than what is wrong with it.
-    const auto telling = std::find_if(violations.begin(), violations.end(),
-                                      [](const Violation& v) { return v.rule != Violation::Rule::edited; });
-    const Violation& first = telling == violations.end() ? violations.front() : *telling;
-    throw Error(ErrorCode::invalid_input, fmt::format("{} is not valid: {}", file, first.message));
-  }
-  Plan plan = saved.plan;
-  if (options.memory) plan.budget = budget;
-  program.plan = check_plan(program.network.graph, std::move(plan));
-  program.policy = program.plan->policy;
 }
 
 // What cannot be done with a saved plan is told as the plan's fault.

@@ -35,7 +35,8 @@ std::string library() {
 
 class MpiTransport final : public Transport {
  public:
-  explicit MpiTransport(std::span<std::byte> served) {
+  // `begun_here`: nobody else of this process uses MPI, who would end it.
+  MpiTransport(std::span<std::byte> served, bool begun_here) : begun_here_(begun_here) {
     // Of its own, so that nobody else's messages are met; those that serve memory have the last numbers.
     int before = 0, processes = 1;
     check(MPI_Comm_rank(MPI_COMM_WORLD, &before), "MPI_Comm_rank");
@@ -110,7 +111,7 @@ class MpiTransport final : public Transport {
       check(MPI_Win_free(&window_), "MPI_Win_free");
     }
     check(MPI_Comm_free(&communicator_), "MPI_Comm_free");
-    check(MPI_Finalize(), "MPI_Finalize");
+    if (begun_here_) check(MPI_Finalize(), "MPI_Finalize");
   }
 
  private:
@@ -139,6 +140,7 @@ class MpiTransport final : public Transport {
     return ticket;
   }
 
+  const bool begun_here_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
   MPI_Win window_ = MPI_WIN_NULL;
   int rank_ = 0, size_ = 0;
@@ -158,14 +160,19 @@ extern "C" __attribute__((visibility("default"))) plimsoll::Transport* plimsoll_
   try {
     // Debian's settings leave Open MPI without one-sided operations where the network has none of its own, as TCP.
     ::setenv("OMPI_MCA_osc", "^ucx", 0);
-    int given = 0;
-    plimsoll::check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &given), "MPI_Init_thread");
+    int given = 0, begun = 0;
+    plimsoll::check(MPI_Initialized(&begun), "MPI_Initialized");  // by mpi4py
+    if (begun != 0) {
+      plimsoll::check(MPI_Query_thread(&given), "MPI_Query_thread");
+    } else {
+      plimsoll::check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &given), "MPI_Init_thread");
+    }
     if (given < MPI_THREAD_SERIALIZED) {
       std::snprintf(reason, size,
                     "this MPI lets only one thread call it; one that gives MPI_THREAD_SERIALIZED is needed");
       return nullptr;
     }
-    return new plimsoll::MpiTransport({served, served_bytes});
+    return new plimsoll::MpiTransport({served, served_bytes}, begun == 0);
   } catch (const std::exception& error) {
     std::snprintf(reason, size, "%s", error.what());
     return nullptr;
