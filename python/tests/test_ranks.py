@@ -269,3 +269,16 @@ def test_a_process_alone_has_no_ranks():
     assert plimsoll.rank() == 0 and plimsoll.world_size() == 1
     with pytest.raises(ValueError, match="process_group='gloo'"):
         plimsoll.compile(network(), torch.optim.SGD(network().parameters()), loss=lambda o, b: F.cross_entropy(o, b[1]), example=whole_batch(0, 1), process_group="gloo")
+
+
+def test_fits_answers_for_each_of_several_ranks():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    batch = torch.randn(4, 1024), torch.randint(0, 10, (4,))
+    least = {}
+    for ranks, zero in ((1, None), (4, 0), (4, 1), (4, 3), (4, None)):
+        least[ranks, zero] = plimsoll.fits(model, adamw(model), loss=cross_entropy, example=batch, memory="64MiB", ranks=ranks, zero=zero)["minimum_bytes"]
+    assert least[4, 3] < least[4, 1] < least[4, 0]
+    assert least[4, None] <= least[4, 3]
+    with pytest.raises(ValueError, match="ranks=0"):
+        plimsoll.fits(model, adamw(model), loss=cross_entropy, example=batch, memory="64MiB", ranks=0)

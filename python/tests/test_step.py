@@ -553,10 +553,10 @@ def test_a_step_goes_on_where_the_system_has_no_more_memory(monkeypatch):
     step(batch(0, 8))
     step(batch(1, 5))
 
-    def short(text, options, shown):
+    def short(text, options, shown, *ranks):
         if json.loads(options).get("arena_bytes", 0) > taken:
             raise MemoryError("no more")
-        return own(text, options, shown)
+        return own(text, options, shown, *ranks)
 
     monkeypatch.setattr(plimsoll.step._core, "Step", short)
     with pytest.raises(MemoryError, match="no more"):
