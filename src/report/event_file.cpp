@@ -35,24 +35,24 @@ void put_varint(std::string& to, uint64_t value) {
 }
 
 // A field's number and how it is encoded; protobuf.dev/programming-guides/encoding.
-enum class Wire : uint8_t { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
-void put_tag(std::string& to, uint32_t field, Wire wire) { put_varint(to, (field << 3) | static_cast<uint32_t>(wire)); }
+enum class WireType : uint8_t { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
+void put_tag(std::string& to, uint32_t field, WireType wire) { put_varint(to, (field << 3) | static_cast<uint32_t>(wire)); }
 
 void put_bytes(std::string& to, uint32_t field, std::string_view bytes) {
-  put_tag(to, field, Wire::bytes);
+  put_tag(to, field, WireType::bytes);
   put_varint(to, bytes.size());
   to += bytes;
 }
 void put_double(std::string& to, uint32_t field, double value) {
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
-  put_tag(to, field, Wire::fixed64);
+  put_tag(to, field, WireType::fixed64);
   put_little_endian(to, bits);
 }
 void put_float(std::string& to, uint32_t field, float value) {
   uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
-  put_tag(to, field, Wire::fixed32);
+  put_tag(to, field, WireType::fixed32);
   put_little_endian(to, bits);
 }
 
@@ -83,7 +83,7 @@ std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar>
   }
   std::string event;
   put_double(event, 1, wall_time);
-  put_tag(event, 2, Wire::varint);
+  put_tag(event, 2, WireType::varint);
   put_varint(event, static_cast<uint64_t>(step));
   put_bytes(event, 5, summary);
   return event;
