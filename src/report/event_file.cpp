@@ -36,7 +36,9 @@ void put_varint(std::string& to, uint64_t value) {
 
 // A field's number and how it is encoded; protobuf.dev/programming-guides/encoding.
 enum class WireType : uint8_t { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
-void put_tag(std::string& to, uint32_t field, WireType wire) { put_varint(to, (field << 3) | static_cast<uint32_t>(wire)); }
+void put_tag(std::string& to, uint32_t field, WireType wire) {
+  put_varint(to, (field << 3) | static_cast<uint32_t>(wire));
+}
 
 void put_bytes(std::string& to, uint32_t field, std::string_view bytes) {
   put_tag(to, field, WireType::bytes);
