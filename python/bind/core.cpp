@@ -23,7 +23,6 @@
 #include "report/html.h"
 #include "report/report.h"
 #include "train/network_step.h"
-#include "train/ranks.h"
 #include "train/resume.h"
 
 namespace nb = nanobind;
@@ -306,10 +305,7 @@ class Step {
     return names;
   }
   void start_at(int64_t number, uint64_t seed) {
-    TrainOptions options;
-    options.seed = seed;
-    options.communicator = communicator_;
-    step().start_at(number, options.seed);
+    step().start_at(number, seed);
   }
   int64_t number() const { return step().number(); }
   int64_t accumulated() const { return step().accumulated(); }
