@@ -538,7 +538,8 @@ class Step:
     # --- files ---
 
     def save(self, path: Union[str, os.PathLike]) -> None:
-        """Everything that training needs to go on: parameters, buffers, optimizer, and the state of randomness. Of several ranks the
+        """Everything that training needs to go on: parameters, buffers, optimizer, and the state of randomness; between two steps:
+        gradients that are summed for the next one are left out, as PyTorch leaves out ``grad``. Of several ranks the
         first one writes the file; all call it together where states are divided among them, and may in any case."""
         self.sync()
         if self._ranks is not None and self._ranks.rank > 0:
