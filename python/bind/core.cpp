@@ -304,9 +304,7 @@ class Step {
     for (const CheckpointTensor& tensor : step().states()) names.push_back(tensor.name);
     return names;
   }
-  void start_at(int64_t number, uint64_t seed) {
-    step().start_at(number, seed);
-  }
+  void start_at(int64_t number, uint64_t seed) { step().start_at(number, seed); }
   int64_t number() const { return step().number(); }
   int64_t accumulated() const { return step().accumulated(); }
   std::optional<double> gradient_norm() const { return step().gradient_norm(); }
