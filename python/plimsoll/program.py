@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import re
+import signal
+import threading
 import traceback
 import warnings
 from contextlib import contextmanager, redirect_stderr
@@ -107,10 +109,32 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Python forgets a Ctrl-C that comes while an object is deleted, as happens often in an export: it is raised at the end then."""
+    usual = signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    seen = []
+
+    def interrupt(number: int, frame: object) -> None:
+        seen.append(number)
+        usual(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if seen:
+        raise KeyboardInterrupt
+
+
 def _exported(step: Joined, tensors: Sequence[Tensor]) -> ExportedProgram:
     """The step's graph, decomposed. Whatever PyTorch objects to is told with the line that it came to."""
     try:
-        with _quiet(), each_once(step), restored(step):
+        with _interruptible(), _quiet(), each_once(step), restored(step):
             left = Left(step)
             step.ended = left.look
             with watched(step) as watch:

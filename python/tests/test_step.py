@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import collections
 import copy
 import json
@@ -615,6 +616,27 @@ except KeyboardInterrupt:
 def test_an_interrupt_ends_compilation(after):
     told = subprocess.run([sys.executable, "-c", INTERRUPTED, after], capture_output=True, text=True, timeout=120)
     assert told.returncode == 0 and "interrupted" in told.stdout, told.stderr
+
+
+class Late:
+    """Is interrupted while it is deleted, where Python forgets that."""
+
+    def __del__(self):
+        _thread.interrupt_main()
+        sum(1 for _ in range(100))
+
+
+class DeletesLate(nn.Linear):
+    def forward(self, x):
+        Late()
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_forgets_ends_compilation():
+    model = DeletesLate(3, 2)
+    with pytest.raises(KeyboardInterrupt):
+        plimsoll.compile(model, OPTIMIZERS["sgd"](model.parameters()), loss=lambda y, x: y.sum(), example=torch.ones(4, 3), memory="2MiB", **LIMITS)
 
 
 def test_the_modules_tensors_are_those_of_the_step():
