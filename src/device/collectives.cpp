@@ -133,37 +133,31 @@ class OrderedAllReduce final : public OrderedCollective {
     }
   }
 
-  // A tensor that fills messages of its own is sent from where it lies; others are packed together.
+  // What fits into a message together is packed; what is alone in its messages is sent from where it lies.
   void send() override {
-    int64_t packed = 0;
-    size_t first = 0;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const Part& tensor = tensors_[i];
-      if (packed + tensor.count > buffers_.most) {
-        reduce_packed(first, i, packed);
-        packed = 0;
-        first = i;
+    for (size_t first = 0, end = 0; first < tensors_.size(); first = end) {
+      int64_t count = tensors_[first].count;
+      for (end = first + 1; end < tensors_.size() && count + tensors_[end].count <= buffers_.most; ++end)
+        count += tensors_[end].count;
+      if (end == first + 1) {
+        reduce_alone(tensors_[first]);
+      } else {
+        reduce_packed(first, end, count);
       }
-      if (tensor.count < buffers_.most) {
-        wire_.copy(tensor.in, tensor.count, buffers_.packed + packed);
-        packed += tensor.count;
-        continue;
-      }
-      for (int64_t at = 0; at < tensor.count; at += buffers_.most)
-        reduce(tensor.in + at, tensor.out + at, std::min(buffers_.most, tensor.count - at));
-      first = i + 1;
     }
-    reduce_packed(first, tensors_.size(), packed);
+  }
+
+  void reduce_alone(const Part& tensor) {
+    for (int64_t at = 0; at < tensor.count; at += buffers_.most)
+      reduce(tensor.in + at, tensor.out + at, std::min(buffers_.most, tensor.count - at));
   }
 
   void reduce_packed(size_t first, size_t end, int64_t count) {
-    if (count == 0) return;
     float* at = buffers_.packed;
+    for (size_t i = first; i < end; at += tensors_[i++].count) wire_.copy(tensors_[i].in, tensors_[i].count, at);
+    at = buffers_.packed;
     reduce(at, at, count);
-    for (size_t i = first; i < end; ++i) {
-      wire_.copy(at, tensors_[i].count, tensors_[i].out);
-      at += tensors_[i].count;
-    }
+    for (size_t i = first; i < end; at += tensors_[i++].count) wire_.copy(at, tensors_[i].count, tensors_[i].out);
   }
 
   void reduce(const float* in, float* out, int64_t count) {
