@@ -236,7 +236,7 @@ class ShardKernel : public OrderedCollective {
   std::vector<Divided> tensors_;
 
  private:
-  static int64_t floats(const Tensor& tensor) { return tensor.bytes().count / kFloat; }
+  static int64_t floats(const Tensor& tensor) { return (tensor.bytes().count + kFloat - 1) / kFloat; }
 
   void bind_tensors(std::span<void* const> inputs, std::span<void* const> outputs) override {
     for (Divided& tensor : tensors_) {
@@ -303,6 +303,27 @@ class OrderedAllGather final : public ShardKernel {
       });
     }
   }
+// What rank 0 has is its piece, and the others have none. Tensors whose size is no multiple of a float's are sent with the
+// bytes behind them: they begin at larger multiples.
+class OrderedBroadcast final : public ShardKernel {
+ public:
+  using ShardKernel::ShardKernel;
+
+ private:
+  void exchange(int64_t at, int64_t count) override {
+    std::fill(buffers_.sizes.begin() + 1, buffers_.sizes.end(), 0);
+    if (wire_.rank() == 0) {
+      for_each_run(at, count, [&](const Divided& tensor, int64_t first, int64_t place, int64_t n) {
+        wire_.copy(tensor.in + first, n, buffers_.packed + place);
+      });
+    }
+    wire_.spread(buffers_.packed, buffers_.sizes);
+    for_each_run(at, count, [&](const Divided& tensor, int64_t first, int64_t place, int64_t n) {
+      if (wire_.rank() > 0 || tensor.in != tensor.out) wire_.copy(buffers_.packed + place, n, tensor.out + first);
+    });
+  }
+};
+
 };
 
 // This rank's piece, without a message.
@@ -411,6 +432,7 @@ class RankDevice final : public Device {
     if (!op.type->is_collective && !op.type->is_of_rank) return device_->kernels(graph, op, family);
     expect_ranks(op);
     if (is_of_channels(op)) return {channel_collective_spec(graph, op, info_.link)};
+      if (op.type->name == "Broadcast") continue;  // bytes
     for (TensorId id : op.outputs) {
       const DType dtype = graph.tensor(id).dtype;
       if (dtype == DType::f32 || (dtype == DType::f64 && op.type->name == "AllGather")) continue;
@@ -451,6 +473,7 @@ class RankDevice final : public Device {
     if (!kernel.empty() && kernel == library_kernel()) return wire_->make_library_kernel(graph, ops);
     if (type == "AllReduce") return std::make_unique<OrderedAllReduce>(graph, ops, *wire_, *buffers_);
     if (type == "ReduceScatter") return std::make_unique<OrderedReduceScatter>(graph, ops, *wire_, *buffers_);
+    if (type == "Broadcast") return std::make_unique<OrderedBroadcast>(graph, ops, *wire_, *buffers_);
     if (type == "AllGather" || type == "AllGatherParameter")
       return std::make_unique<OrderedAllGather>(graph, ops, *wire_, *buffers_);
     throw Error(ErrorCode::unsupported, fmt::format("op '{}': device '{}' has no {}", first.name, info_.name, type));

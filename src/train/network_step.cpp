@@ -306,10 +306,6 @@ std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& netw
   return Infeasible{};
 }
 
-void NetworkStep::share_statistics() {
-  if (options_.communicator) plimsoll::share_statistics(*options_.communicator, step());
-}
-
 std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options, Bytes held) {
   check_options(options);
   std::optional<ProcessMemory> process;

@@ -61,8 +61,6 @@ class NetworkStep {
   Bytes budget() const { return compile_.memory; }  // what may be taken at most
   const Session& session() const { return session_; }
   const Agreement& agreement() const { return agreement_; }
-  // As share_statistics: the first rank's running statistics for all.
-  void share_statistics();
 
  private:
   using Compile = std::function<std::variant<Program, Infeasible>()>;

@@ -37,12 +37,6 @@ void expect_equal(Communicator& communicator, uint64_t identity) {
   }
 }
 
-// Of a state: whether a step writes it. A table of constants stays as it is.
-bool changes(const Graph& graph, const std::string& name) {
-  const auto state = std::ranges::find(graph.states, graph.find_tensor(name), &State::before);
-  return state != graph.states.end() && state->after != state->before;
-}
-
 // What is read next by all ranks together: bytes of a state.
 struct Read {
   int64_t state = 0;  // below 0: nothing any more
@@ -145,25 +139,6 @@ void check_same_collectives(Communicator& communicator, const Program& program) 
     if (graph.op(step.op).type->is_collective) text += "\n" + graph.op(step.op).name;
   }
   expect_equal(communicator, XXH3_64bits(text.data(), text.size()));
-}
-
-void share_statistics(Communicator& communicator, TrainingStep& step) {
-  std::vector<StateTensor> statistics;
-  std::vector<std::byte> message;  // one for all: they are many, and short
-  for (const CheckpointTensor& tensor : step.states()) {
-    if (tensor.role != Role::statistic || !changes(step.program().network.graph, tensor.name)) continue;
-    statistics.push_back(step.state(tensor.name));
-    message.insert(message.end(), statistics.back().elements.begin(), statistics.back().elements.end());
-  }
-  if (message.empty()) return;
-  communicator.broadcast(message);
-  if (communicator.is_first()) return;
-  auto from = message.begin();
-  for (StateTensor& state : statistics) {
-    std::copy_n(from, state.elements.size(), state.elements.begin());
-    from += std::ssize(state.elements);
-    step.set_state(state);
-  }
 }
 
 TensorSource shared_source(Communicator& communicator, const TrainingStep& step) {

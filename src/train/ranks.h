@@ -41,10 +41,6 @@ void check_same_plan(Communicator& communicator, const Program& program);
 // The same of a program that each rank has planned by itself: its collectives, and the rows of its batch.
 void check_same_collectives(Communicator& communicator, const Program& program);
 
-// Running statistics are of each rank's own part of the batches; what is evaluated with and saved are the first rank's,
-// as in PyTorch's DistributedDataParallel. Gives them to all.
-void share_statistics(Communicator& communicator, TrainingStep& step);
-
 // A checkpoint of states that are divided: the first rank asks for what it writes next, and the others give their pieces,
 // until it ends. `serve_reads` returns what the end says: whether all went well.
 TensorSource shared_source(Communicator& communicator, const TrainingStep& step);

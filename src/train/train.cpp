@@ -692,7 +692,6 @@ DoneEvent Training::train(TrainingStep& step) {
                             .after_step = [&] { swap_plans(step); },
                             .has_chosen = [&] { return !tuner_ || tuner_->has_chosen(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
-  if (options_.communicator) share_statistics(*options_.communicator, step);
   done.weights_sha256 =
       options_.communicator ? common_weights_sha256(*options_.communicator, step) : step.weights_sha256();
   return done;
