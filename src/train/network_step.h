@@ -66,8 +66,10 @@ class NetworkStep {
   using Compile = std::function<std::variant<Program, Infeasible>()>;
   using Added = std::variant<std::unique_ptr<TrainingStep>, Infeasible>;
   void open_device(const NetworkStepListener& listener);
-  void join_ranks(const Agreement* agreed);
-  std::optional<Infeasible> plan(const Network& network, const NetworkStepListener& listener, Bytes arena);
+  Bytes probing_room() const;
+  void join_ranks(const Agreement* agreed, const NetworkStepListener& listener);
+  std::optional<Infeasible> plan(const Network& network, const NetworkStepListener& listener, Bytes arena,
+                                 bool has_others);
   std::optional<Infeasible> repeat(const Network& network, Bytes arena);
   std::optional<Infeasible> take_memory(Program program, Bytes arena);
   std::string text_of(const Program& program) const;  // of its plan

@@ -4,10 +4,16 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <future>
+#include <utility>
 
+#include "base/no_signals.h"
+#include "cost/measure.h"
 #include "device/cpu/machine.h"
 #include "device/cuda/device.h"
+#include "passes/passes.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/ops.h"
 
@@ -84,6 +90,51 @@ int threads_of(const TrainOptions& options) {
   if (options.threads != 0 || options.intra_op != 0 || !options.communicator) return options.threads;
   if (!options.communicator->shares_processors()) return 0;
   return std::max(1, cpu::usable_processors() / static_cast<int>(options.communicator->ranks_here().size()));
+}
+
+int neighbours_of(const TrainOptions& options) {
+  return options.communicator && shares_cores(options.device)
+             ? static_cast<int>(options.communicator->ranks_here().size()) - 1
+             : 0;
+}
+
+MeasuringTogether::MeasuringTogether(const TrainOptions& options)
+    : ranks_(ranks_of(options) > 1 ? options.communicator.get() : nullptr),
+      has_neighbours_(neighbours_of(options) > 0) {}
+
+void MeasuringTogether::tell(const std::string& what) {
+  if (ranks_ != nullptr && has_neighbours_) ranks_->broadcast(what);
+}
+
+void MeasuringTogether::end() noexcept {
+  Communicator* const ranks = std::exchange(ranks_, nullptr);
+  if (ranks == nullptr || ranks->is_over()) return;
+  try {
+    ranks->broadcast(std::string());
+  } catch (const Error&) {  // a rank that is gone; the next message tells
+  }
+}
+
+void measure_beside(Communicator& ranks, const Session& session, const Network& network, const CompileOptions& options,
+                    const MeasureOptions& measure) {
+  const std::vector<int> here = ranks.ranks_here();
+  const bool is_neighbour = std::ranges::find(here, 0) != here.end();
+  std::optional<KernelLoad> load;
+  std::string what = ranks.broadcast(std::string());
+  while (!what.empty()) {
+    std::future<std::string> next;
+    {
+      const NoSignals quiet;
+      next = std::async(std::launch::async, [&] { return ranks.broadcast(std::string()); });
+    }
+    const auto is_over = [&] { return next.wait_for(std::chrono::seconds(0)) == std::future_status::ready; };
+    if (is_neighbour) {
+      if (!load)
+        load.emplace(make_training_step(network, options.optimizer, options.fusion).graph, *session.device, measure);
+      load->run(what, is_over);
+    }
+    what = next.get();
+  }
 }
 
 bool together(Communicator* communicator, const std::function<bool()>& action) {

@@ -458,7 +458,7 @@ TEST(CudaRanks, MeasureTheLink) {
                                        "cuda:0", false);
     const auto wire = open_wire(*gpu, communicator);
     EXPECT_EQ(wire->key(), "NCCL 2.28.9: Fake GPU (0) Fake GPU (0)");
-    const LinkInfo link = probe_link(*wire);
+    const LinkInfo link = probe_link(*gpu, *wire, 64_MiB);
     EXPECT_EQ(link.ranks, 2);
     EXPECT_GT(link.latency_us, 0);
     EXPECT_GT(link.gb_per_s, 0);
