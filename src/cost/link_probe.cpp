@@ -76,7 +76,7 @@ LinkInfo fit(const std::vector<Timed>& times, int ranks) {
   return {.ranks = ranks, .latency_us = 1000 * latency_ms, .gb_per_s = 1e-6 / ms_a_byte};
 }
 
-// Of what messages take alone: how much less is computed meanwhile. All ranks compute, and all send.
+// Of what messages take alone: how much less is computed meanwhile, perhaps more than all. All ranks compute, and all send.
 double share_of_compute(const Device& device, Wire& wire, const Timed& time) {
   Communicator& ranks = wire.communicator();
   const double alone_ms = 2 * time.pass_ms;
@@ -110,7 +110,7 @@ double share_of_compute(const Device& device, Wire& wire, const Timed& time) {
     messages.get();
     shares.push_back(lost_ms / (count * alone_ms));
   }
-  return std::clamp(mean_of_ranks(ranks, median(std::move(shares))), 0.0, kMostShare);
+  return std::max(mean_of_ranks(ranks, median(std::move(shares))), 0.0);
 }
 
 }  // namespace
@@ -125,7 +125,14 @@ LinkInfo probe_link(const Device& device, Wire& wire, Bytes room) {
     if (size <= kBesideCompute) beside = times.back();
   }
   LinkInfo link = fit(times, wire.ranks());
-  if (!device.info().asynchronous) link.compute_share = share_of_compute(device, wire, beside);
+  if (device.info().asynchronous) return link;
+  link.compute_share = share_of_compute(device, wire, beside);
+  if (link.compute_share > kMostShare) {  // then they are under way for longer than alone
+    const double longer = link.compute_share / kMostShare;
+    link.latency_us *= longer;
+    link.gb_per_s /= longer;
+    link.compute_share = kMostShare;
+  }
   return link;
 }
 

@@ -350,9 +350,13 @@ std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
       const double together = std::min(step.end_ms, copy.end_ms) - std::max(step.start_ms, copy.start_ms);
       if (together > 0) ms -= together * plan.tiers[plan.moves[i].tier].tier.compute_share;
     }
-    for (const StepRecord& message : executor.messages()) {
+    for (size_t i = 0; i < executor.messages().size(); ++i) {
+      const StepRecord& message = executor.messages()[i];
       const double together = std::min(step.end_ms, message.end_ms) - std::max(step.start_ms, message.start_ms);
-      if (together > 0) ms -= together * plan.link.compute_share;
+      if (together <= 0) continue;
+      // Beside compute they last longer than alone, and take no more of it by that.
+      const double alone = std::min(plan.collectives[i].time_ms / (message.end_ms - message.start_ms), 1.0);
+      ms -= together * alone * plan.link.compute_share;
     }
     times.push_back(std::max(ms, 0.05 * (step.end_ms - step.start_ms)));
   }
