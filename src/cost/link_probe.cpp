@@ -11,17 +11,18 @@
 #include "base/statistics.h"
 #include "cost/probe.h"
 #include "device/collectives.h"
+#include "device/tier/turns.h"
 
 namespace plimsoll {
 namespace {
 
-constexpr Bytes kSizes[] = {4_KiB, 32_KiB, 256_KiB, 2_MiB, 16_MiB, 64_MiB};
+constexpr Bytes kLinkSizes[] = {4_KiB, 32_KiB, 256_KiB, 2_MiB, 16_MiB, 64_MiB};
 constexpr Bytes kBesideCompute = 16_MiB;  // at most
-constexpr int kRuns = 5, kRounds = 3;
+constexpr int kLinkRuns = 5, kLinkRounds = 3;
 constexpr double kLongMs = 150;  // what takes longer tells enough of larger sizes
-constexpr double kWindowMs = 80;
-constexpr int64_t kProductSize = 512;  // dense work, as a step's convolutions are
-constexpr double kMostShare = 0.95;
+constexpr double kLinkWindowMs = 80;
+constexpr int64_t kLinkProductSize = 512;  // dense work, as a step's convolutions are
+constexpr double kMostLinkShare = 0.95;
 constexpr int64_t kFloat = sizeof(float);
 
 // What one pass of an exchange takes: an AllReduce has two.
@@ -43,7 +44,7 @@ double mean_of_ranks(Communicator& ranks, double x) {
 Timed time_size(Wire& wire, Bytes bytes) {
   const std::function<void()> mean = mean_over_ranks(wire, bytes.count / kFloat);
   std::vector<double> times;
-  for (int run = 0; run <= kRuns; ++run) {
+  for (int run = 0; run <= kLinkRuns; ++run) {
     wire.communicator().barrier();
     const Stopwatch watch;
     mean();
@@ -80,17 +81,18 @@ LinkInfo fit(const std::vector<Timed>& times, int ranks) {
 double share_of_compute(const Device& device, Wire& wire, const Timed& time) {
   Communicator& ranks = wire.communicator();
   const double alone_ms = 2 * time.pass_ms;
-  const int count = std::clamp(static_cast<int>(std::lround(kWindowMs / alone_ms)), 1, 100);  // the same on all ranks
+  const int count =
+      std::clamp(static_cast<int>(std::lround(kLinkWindowMs / alone_ms)), 1, 100);  // the same on all ranks
   const std::function<void()> mean = mean_over_ranks(wire, time.bytes.count / kFloat);
-  const TimedRun product = runs_on(device).product(kProductSize, device.info().threads);
+  const TimedRun product = runs_on(device).product(kLinkProductSize, device.info().threads);
   product();
   mean();
   std::vector<double> shares;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kLinkRounds; ++round) {
     ranks.barrier();
     const Stopwatch alone;
     int products = 0;
-    for (; alone.ms() < kWindowMs || products < 2; ++products) product();
+    for (; alone.ms() < kLinkWindowMs || products < 2; ++products) product();
     const double product_ms = alone.ms() / products;
     ranks.barrier();
     const Stopwatch beside;
@@ -98,6 +100,7 @@ double share_of_compute(const Device& device, Wire& wire, const Timed& time) {
     {
       const NoSignals quiet;
       messages = std::async(std::launch::async, [&] {
+        take_short_turns();  // as the message engine does
         for (int i = 0; i < count; ++i) mean();
       });
     }
@@ -119,7 +122,7 @@ LinkInfo probe_link(const Device& device, Wire& wire, Bytes room) {
   room = {std::ranges::min(wire.communicator().all_gather(room.count))};
   std::vector<Timed> times;
   Timed beside;
-  for (const Bytes size : kSizes) {
+  for (const Bytes size : kLinkSizes) {
     if (times.size() > 1 && (size * 2 > room || times.back().pass_ms > kLongMs)) break;
     times.push_back(time_size(wire, size));
     if (size <= kBesideCompute) beside = times.back();
@@ -127,11 +130,11 @@ LinkInfo probe_link(const Device& device, Wire& wire, Bytes room) {
   LinkInfo link = fit(times, wire.ranks());
   if (device.info().asynchronous) return link;
   link.compute_share = share_of_compute(device, wire, beside);
-  if (link.compute_share > kMostShare) {  // then they are under way for longer than alone
-    const double longer = link.compute_share / kMostShare;
+  if (link.compute_share > kMostLinkShare) {  // then they are under way for longer than alone
+    const double longer = link.compute_share / kMostLinkShare;
     link.latency_us *= longer;
     link.gb_per_s /= longer;
-    link.compute_share = kMostShare;
+    link.compute_share = kMostLinkShare;
   }
   return link;
 }
