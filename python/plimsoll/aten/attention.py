@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 import torch
 from torch.fx import Node
 
+from ..hf_attention import visible_keys
 from .random import dropped
 from .registry import Arguments, Expanded, Refusal, broadcast, converts
 
@@ -26,8 +27,28 @@ def attention(w: "Writer", node: Node, a: Arguments):
         mask, causal = None, True
     if mask is not None and w.is_trained(mask):
         return _with_learnt_bias(w, node, a, mask, scale, causal)
-    inputs, is_grouped = _of_one_batch(w, q, k, v, bool(a["enable_gqa"]))
-    inputs += [w._base(mask)] if mask is not None else []
+    return _attention(w, node, a, None if mask is None else w._base(mask), scale, causal, bool(a["enable_gqa"]))
+
+
+@converts("plimsoll.attention.default")
+def short_masked_attention(w: "Writer", node: Node, a: Arguments):
+    """Attention whose mask came in its short form (hf_attention.py)."""
+    q, k, padding = a["query"], a["key"], a["padding"]
+    scale = 1 / math.sqrt(w.shape(q)[-1]) if a["scale"] is None else float(a["scale"])
+    mask = None
+    if padding is not None and not _hides_nothing(w, padding):
+        rows, keys = w.shape(padding)
+        mask = w.reshape(padding, [rows, 1, 1, keys], "padding")
+    if a["window"]:
+        queries, keys = w.shape(q)[-2], w.shape(k)[-2]
+        mask = w.shared_constant(("visible", queries, keys, a["causal"], a["window"]), lambda: visible_keys(queries, keys, a["causal"], a["window"]))
+    is_grouped = w.shape(q)[-3] != w.shape(k)[-3]
+    return _attention(w, node, a, mask, scale, a["causal"], is_grouped)
+
+
+def _attention(w: "Writer", node: Node, a: Arguments, mask: Optional[str], scale: float, causal: bool, is_grouped: bool):
+    inputs, is_grouped = _of_one_batch(w, a["query"], a["key"], a["value"], is_grouped)
+    inputs += [mask] if mask is not None else []
     attributes = {
         "scale": scale,
         "causal": int(causal),
