@@ -26,12 +26,13 @@ _NAME = "sdpa"
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees: with ``causal`` none that come later; of the others the last ``window``, itself among them; none where
-    ``padding`` [batch, keys] is False."""
+    """Which keys a query sees: so many before it and behind it (None: all); none where ``padding`` [batch, keys] is False; and, of several
+    texts in a row, those of its own, where ``texts`` [batch, keys] has the same number."""
 
-    causal: bool = False
-    window: int = 0  # 0: all
+    left: Optional[int] = None
+    right: Optional[int] = None
     padding: Optional[Tensor] = None
+    texts: Optional[Tensor] = None
 
 
 # --- the operator ----------------------------------------------------------------------------------------------------
@@ -39,28 +40,31 @@ class Mask:
 
 @torch.library.custom_op("plimsoll::attention", mutates_args=())
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, padding: Optional[Tensor], dropout_p: float, scale: Optional[float], causal: bool, window: int
-) -> Tensor:
-    """Scaled dot-product attention with a mask in its short form; heads of keys are broadcast to groups of heads of queries."""
-    visible = visible_keys(query.shape[-2], key.shape[-2], causal, window)
+    query: Tensor, key: Tensor, value: Tensor, padding: Optional[Tensor], texts: Optional[Tensor], left: Optional[int], right: Optional[int],
+    dropout_p: float, scale: Optional[float],
+) -> Tensor:  # fmt: skip
+    """Scaled dot-product attention with a mask in its short form; a head of keys may serve a group of heads of queries."""
+    visible = visible_keys(query.shape[-2], key.shape[-2], left, right)
     if padding is not None:
         visible = visible & padding[:, None, None, :].bool()
+    if texts is not None:
+        visible = visible & (texts[:, None, :, None] == texts[:, None, None, :])
     return F.scaled_dot_product_attention(query, key, value, visible, dropout_p, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3])
 
 
 @attention.register_fake
-def _(query, key, value, padding, dropout_p, scale, causal, window):
+def _(query, key, value, padding, texts, left, right, dropout_p, scale):
     return query.new_empty([*query.shape[:-1], value.shape[-1]])
 
 
-def visible_keys(queries: int, keys: int, causal: bool, window: int) -> Tensor:
+def visible_keys(queries: int, keys: int, left: Optional[int], right: Optional[int]) -> Tensor:
     """[queries, keys]: True where a query sees a key."""
-    behind = torch.arange(queries)[:, None] - torch.arange(keys)[None, :]
+    behind = torch.arange(keys)[None, :] - torch.arange(queries)[:, None]
     visible = torch.ones(queries, keys, dtype=torch.bool)
-    if causal:
-        visible &= behind >= 0
-    if window:
-        visible &= behind < window
+    if left is not None:
+        visible &= behind >= -left
+    if right is not None:
+        visible &= behind <= right
     return visible
 
 
@@ -103,26 +107,35 @@ def _short(masking: Any, *, q_length: int, kv_length: int, q_offset: Any = 0, kv
         return None
     if attention_mask is not None and (attention_mask.dim() != 2 or attention_mask.shape[-1] != kv_length):
         return None
-    pattern = _pattern(masking, masking.causal_mask_function if mask_function is None else mask_function, kv_length)
-    return None if pattern is None else Mask(*pattern, attention_mask)
+    found = _parts(masking, masking.causal_mask_function if mask_function is None else mask_function)
+    if found is None:
+        return None
+    reach = {side: min((part[side] for part in found if side in part), default=None) for side in ("left", "right")}
+    texts = [part["texts"] for part in found if "texts" in part]
+    if len(texts) != any("remapped" in part for part in found):
+        return None
+    return Mask(*(None if n is not None and n >= kv_length - 1 else n for n in reach.values()), attention_mask, *texts)
 
 
-def _pattern(masking: Any, function: Callable, length: int) -> Optional[tuple[bool, int]]:
-    """Of one of transformers' mask functions, whether it is causal, and its window; None where it is another."""
+def _parts(masking: Any, function: Callable) -> Optional[list[dict[str, Any]]]:
+    """What one of transformers' mask functions asks for, all of which holds; None where it is another function."""
     if function is masking.causal_mask_function:
-        return True, 0
+        return [{"right": 0}]
     if function is masking.bidirectional_mask_function:
-        return False, 0
-    inside = _closed_over(function)
-    name = getattr(function, "__qualname__", "")
-    if name == "and_masks.<locals>.and_mask" and isinstance(inside.get("mask_functions"), tuple):
-        parts = [_pattern(masking, part, length) for part in inside["mask_functions"]]
-        if any(part is None for part in parts):
-            return None
-        windows = [part[1] for part in parts if part[1]]
-        return any(part[0] for part in parts), min(windows, default=0)
-    if name == "sliding_window_overlay.<locals>.inner_mask" and isinstance(inside.get("sliding_window"), int):
-        return False, inside["sliding_window"] if inside["sliding_window"] < length else 0
+        return []
+    name, inside = getattr(function, "__qualname__", "").partition(".")[0], _closed_over(function)
+    if name == "and_masks":
+        parts = [_parts(masking, part) for part in inside.get("mask_functions", ())]
+        return None if None in parts or not parts else [entry for part in parts for entry in part]  # type: ignore[union-attr]
+    if name == "sliding_window_overlay" and isinstance(inside.get("sliding_window"), int):
+        return [{"left": inside["sliding_window"] - 1}]
+    if name == "sliding_window_bidirectional_overlay" and isinstance(inside.get("sliding_window"), int):
+        return [{"left": inside["sliding_window"], "right": inside["sliding_window"]}]
+    if name == "packed_sequence_mask_function" and isinstance(inside.get("packed_sequence_mask"), Tensor):
+        return [{"texts": inside["packed_sequence_mask"]}]
+    if name == "remap_positions_for_packed_sequence" and callable(inside.get("mask_function")):
+        within = _parts(masking, inside["mask_function"])  # of one text, positions are consecutive
+        return None if within is None else [*within, {"remapped": True}]
     return None
 
 
@@ -137,15 +150,19 @@ def _attention_function(theirs: Callable) -> Callable:
         mask = getattr(attention_mask, _FIELD, None)
         if mask is None and attention_mask is None and kwargs.get("position_bias") is None:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            mask = Mask(causal=bool(causal) and query.shape[2] > 1)
+            mask = Mask(right=0 if causal and query.shape[2] > 1 else None)
         is_plain = all(kwargs.get(name) is None for name in ("position_bias", "softcap")) and query.shape[2] == key.shape[2]
-        if mask is None or not is_plain or (mask.window and mask.padding is not None):
+        if mask is None or not is_plain or (_is_window(mask) and mask.padding is not None):
             return theirs(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs)
-        if mask.padding is None and not mask.window:
+        if mask.padding is None and mask.texts is None and not _is_window(mask):
             grouped = query.shape[1] != key.shape[1]
-            result = F.scaled_dot_product_attention(query, key, value, None, dropout, mask.causal, scale=scaling, enable_gqa=grouped)
+            result = F.scaled_dot_product_attention(query, key, value, None, dropout, mask.right == 0, scale=scaling, enable_gqa=grouped)
         else:
-            result = torch.ops.plimsoll.attention(query, key, value, mask.padding, float(dropout), scaling, mask.causal, mask.window)
+            result = torch.ops.plimsoll.attention(query, key, value, mask.padding, mask.texts, mask.left, mask.right, float(dropout), scaling)
         return result.transpose(1, 2).contiguous(), None
 
     return attend
+
+
+def _is_window(mask: Mask) -> bool:
+    return mask.left is not None or mask.right not in (None, 0)
