@@ -25,6 +25,9 @@ from .step import Step, compile
 
 logger = logging.get_logger("transformers.plimsoll")
 
+if not hasattr(transformers.Trainer, "_prepare_for_training"):
+    raise ImportError(f"plimsoll.hf needs a newer transformers than {transformers.__version__}; it is tested with 5.24")
+
 __all__ = ["Trainer", "TrainingArguments"]
 
 
