@@ -65,7 +65,7 @@ class Part:
     def command(self, options):
         """What would measure this part again."""
         flags = [f"--{flag} {getattr(options, flag):g}" for flag, usual in DEFAULTS.items() if self.repeated and getattr(options, flag) != usual]
-        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "python", "networks", "tight"))
+        flags += [f"--name {options.name}"] * bool(options.name) + ["--torch PYTHON"] * bool(options.torch and self.name in ("peers", "python", "transformers", "networks", "tight"))
         return " ".join(["bench/bench.py", self.name, *flags])
 
     def seconds(self, options):
@@ -456,6 +456,33 @@ def python(o, model, batch):
     finally:
         contest.close()
     return [{**contest.row(model, batch, times), "python_share": statistics.median(own) if own else None}]
+
+
+TRANSFORMERS = [("gpt2", 4, "3000MiB"), ("bert", 16, "2200MiB"), ("vit-b16", 16, "2000MiB"), ("llama-125m", 4, "2400MiB")]
+
+
+@part("transformers", 90, TRANSFORMERS, [("bert", 1, "2200MiB")], repeated=True)
+def transformers(o, model, batch, budget):
+    """Hugging Face's networks at their real sizes, AdamW: without a limit, in a budget, and with disk below 1,000 MiB, against PyTorch, interleaved."""
+    if not o.torch:
+        raise RuntimeError("the part `transformers` needs --torch PYTHON: a Python program that has torch, transformers, nanobind and scikit-build-core")
+    environment = {**os.environ, "PYTHONPATH": str(package(o.torch)), "TRANSFORMERS_VERBOSITY": "error"}
+    row = {"model": model, "batch": batch, "budget": budget, "runs": {}, "failed": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        ways = {"plimsoll": ["plimsoll"], "budget": ["plimsoll", "--memory", budget], "eager": ["eager"], "compiled": ["compiled"],
+                "spill": ["plimsoll", "--memory", "1000MiB", "--spill", f"{folder}:20GiB"]}  # fmt: skip
+        for _ in range(o.rounds):  # each way in a process of its own, since together they would not fit
+            for way, words in ways.items():
+                if way not in row["failed"]:
+                    done = run([o.torch, "-W", "ignore", ROOT / "bench/peers/transformers_bench.py", model, batch, *words, "--steps", max(3, int(o.seconds))], env=environment)
+                    told = (lines(done.stdout) or [{"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}])[-1]
+                    if "error" in told:
+                        row["failed"][way] = told["error"]
+                    else:
+                        row["runs"].setdefault(way, []).append(told)
+                    said = told.get("error") or f"{statistics.median(told['step_ms']):.0f} ms, {told['peak_bytes'] >> 20} MiB"
+                    print(f"  {way}: {said}", file=sys.stderr, flush=True)
+    return [row]
 
 
 LONG = ("nanogpt", "llama", "t5", "bert_cls", "lstm", "timm_convnextv2", "unet_bn", "unet_gn", "shufflenet")
@@ -1025,7 +1052,7 @@ class Run:
 def options_from(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=["all", *PARTS], metavar="PART", help=f"all, or of {', '.join(PARTS)}")
-    parser.add_argument("--torch", metavar="PYTHON", help="a Python program that has torch, for peers, python, networks and tight")
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python program that has torch, for peers, python, transformers, networks and tight")
     parser.add_argument("--rounds", type=int, default=DEFAULTS["rounds"], help="so often each is measured, in turns (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=DEFAULTS["seconds"], help="about so long each time (default: %(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only cases with this word, such as a network; the others stay")

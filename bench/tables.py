@@ -180,6 +180,30 @@ def python(r):
             f"{percent(worst[0], 0)} ({worst[1]}).\n\n{peers_table(r, Ages(r))}")
 
 
+@section("transformers", "Transformers at their real sizes, against PyTorch")
+def transformers(r):
+    names = {"plimsoll": "Plimsoll, no limit", "budget": "in its budget", "spill": "in 1,000 MiB and disk", "eager": "eager", "compiled": "compiled"}
+    rows = []
+    for x, first in named(r.rows(), Ages(r)):
+        times = {way: statistics.median(ms for one in told for ms in one["step_ms"]) for way, told in x["runs"].items()}
+        best = min((ms for way, ms in times.items() if way in ("eager", "compiled")), default=None)
+
+        def cell(way, x=x, times=times, best=best):
+            if way not in times:
+                return f"failed: {x['failed'][way]}" if way in x["failed"] else "not measured"
+            told = x["runs"][way]
+            arena = f"{max(one['arena_bytes'] for one in told) / MIB:.0f} / " if "arena_bytes" in told[0] else ""
+            ratio = f", {times[way] / best:.2f}x" if best and "arena_bytes" in told[0] else ""
+            return f"{times[way]:.0f} ms{ratio}; {arena}{max(one['peak_bytes'] for one in told) / MIB:.0f} MiB"
+
+        rows.append((*first, x["budget"], *map(cell, names)))
+    versions = ", ".join(dict.fromkeys(f"{one['torch']}, transformers {one['transformers']}" for x in r.rows() for told in x["runs"].values() for one in told)) or "none"
+    return (f"`plimsoll.compile` on Hugging Face's modules from their default configurations with random weights (GPT-2 small and a Llama of 125 M with 512 tokens, BERT base "
+            f"with 128 and a mask of padding, ViT-B/16), fp32, AdamW, dropout as configured, each way in a process of its own, in turns with PyTorch {versions}: time of a step, as a "
+            "multiple of PyTorch's faster one; the arena's peak; what the process took beyond Python and its libraries.\n\n"
+            + table(("network", "batch", "budget", *names.values()), rows))
+
+
 @section("networks", "People's networks, against PyTorch")
 def networks(r):
     ages, short, long = Ages(r), [], []

@@ -16,6 +16,11 @@ from torch.utils import _pytree as pytree
 
 _FIELD = "_plimsoll_held"  # of such a tensor: (weak reference to the step, the state's name)
 
+# What says nothing of a tensor's values.
+_OF_FORM = frozenset({Tensor.numel, Tensor.size, Tensor.dim, Tensor.stride, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size}) | frozenset(
+    getattr(Tensor, name).__get__ for name in "shape ndim dtype device layout grad requires_grad is_leaf is_meta grad_fn is_sparse is_cuda".split()
+)
+
 untouched = torch._C.DisableTorchFunctionSubclass  # in this context such tensors are as all others
 
 
@@ -30,7 +35,7 @@ def _read(tensor: Tensor) -> None:
 class _Held:
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        for leaf in pytree.tree_leaves((args, kwargs)):
+        for leaf in pytree.tree_leaves((args, kwargs)) if func not in _OF_FORM else ():
             if isinstance(leaf, _Held):
                 _read(leaf)  # type: ignore[arg-type]
         with untouched():

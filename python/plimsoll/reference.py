@@ -512,7 +512,8 @@ def attention(op: Op, x: list[Tensor], state: Run):
             scores = scores + mask
         else:
             scores = scores.masked_fill(mask == 0, float("-inf"))
-    weights = torch.softmax(scores, -1)
+    blind = torch.isneginf(scores).all(-1, keepdim=True)  # queries that may attend to no key give 0
+    weights = torch.softmax(scores.masked_fill(blind, 0), -1).masked_fill(blind, 0)
     if dropout > 0:
         weights = weights * _kept(op, weights.shape, dropout, rest[-2:], state) / (1 - dropout)
     return weights @ v

@@ -201,12 +201,13 @@ class Step:
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a step cannot be copied: compile another, or write it to a file by step.save")
 
-    def __call__(self, batch: Any) -> float:
-        """Trains on one batch; returns its loss. Where gradients are accumulated, every call is one batch of a step."""
+    def __call__(self, batch: Any, *, batches: Optional[int] = None) -> float:
+        """Trains on one batch; returns its loss. Where gradients are accumulated, every call is one batch of a step, and the last of
+        ``batches`` updates: as many as ``accumulate=`` said, or fewer at the end of an epoch."""
         with self._lock:
-            return self._train(arranged(batch, self._skeleton))
+            return self._train(arranged(batch, self._skeleton), batches or 0)
 
-    def _train(self, batch: Any) -> float:
+    def _train(self, batch: Any, batches: int) -> float:
         self._expect_the_same_model()
         loaded = self._take_over()
         for group, settings in optimizers.changed_settings(self._optimizer, self._kind, self._groups).items():
@@ -221,9 +222,9 @@ class Step:
         self._read.clear()  # what was read since, for a new shape, nobody has written
         if self._ranks is not None:
             told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
-            self._agree("a step", key, **told, **{"whether load_state_dict was called": loaded, "number": self._core.number})
+            self._agree("a step", key, **told, **{"whether load_state_dict was called": loaded, "number": self._core.number, "batches": batches})
         with self._unplanned:
-            loss = self._core.run(rates)
+            loss = self._core.run(rates, batches)
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
         self._stale = {"module", "optimizer"}
         self._runs += 1

@@ -6,7 +6,7 @@ import math
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Callable, Hashable, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -75,6 +75,7 @@ class Writer:
         self._op_names: set[str] = set()
         self._maker: dict[str, Document] = {}
         self._salts = 0
+        self._shared: dict[Hashable, str] = {}
         self._reads = Counter(
             module_path(node)
             for node in (program.nodes[i] for i in self.division.network)
@@ -311,6 +312,12 @@ class Writer:
         name = f"constant/{self._site.name}_{len(self.constant_values)}"
         self.constant_values[name] = value
         return self._declare(name, list(value.shape), DTYPES[value.dtype], "statistic")
+
+    def shared_constant(self, key: Hashable, value: Callable[[], Tensor]) -> str:
+        """The same for what several ops read: ``key`` says what it is."""
+        if key not in self._shared:
+            self._shared[key] = self.add_constant(value())
+        return self._shared[key]
 
     # --- tensors from outside ---
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 import torch
 from torch.fx import Node
 
+from ..hf_attention import visible_keys
 from .random import dropped
 from .registry import Arguments, Expanded, Refusal, broadcast, converts
 
@@ -26,8 +27,39 @@ def attention(w: "Writer", node: Node, a: Arguments):
         mask, causal = None, True
     if mask is not None and w.is_trained(mask):
         return _with_learnt_bias(w, node, a, mask, scale, causal)
-    inputs, is_grouped = _of_one_batch(w, q, k, v, bool(a["enable_gqa"]))
-    inputs += [w._base(mask)] if mask is not None else []
+    return _attention(w, node, a, None if mask is None else w._base(mask), scale, causal, bool(a["enable_gqa"]))
+
+
+@converts("plimsoll.attention.default")
+def short_masked_attention(w: "Writer", node: Node, a: Arguments):
+    """Attention whose mask came in its short form (hf_attention.py)."""
+    q, k, padding, texts, left, right = (a[name] for name in ("query", "key", "padding", "texts", "left", "right"))
+    queries, keys = w.shape(q)[-2], w.shape(k)[-2]
+    scale = 1 / math.sqrt(w.shape(q)[-1]) if a["scale"] is None else float(a["scale"])
+    masks = []
+    if left is not None or right not in (None, 0):
+        masks.append(w.shared_constant(("visible", queries, keys, left, right), lambda: visible_keys(queries, keys, left, right)))
+        right = None
+    if padding is not None and not _hides_nothing(w, padding):
+        masks.append(w.reshape(padding, [w.shape(padding)[0], 1, 1, keys], "padding"))
+    if texts is not None and w.number(texts) is None:
+        masks.append(_own_text(w, texts, keys))
+    if len(masks) > 1:
+        raise Refusal("attention with a sliding window, and padding or several texts in a row")
+    return _attention(w, node, a, masks[0] if masks else None, scale, right == 0, w.shape(q)[-3] != w.shape(k)[-3])
+
+
+def _own_text(w: "Writer", texts: Node, keys: int) -> Readable:
+    """[batch, 1, keys, keys]: what is added to the scores of keys of another text."""
+    rows = w.shape(texts)[0]
+    number = w.emit("Cast", [texts], [rows, keys], {"dtype": "f32"}, "texts")
+    across, along = (w.reshape(number, shape, "texts") for shape in ([rows, 1, keys, 1], [rows, 1, 1, keys]))
+    return w.pointwise("where(ne({0},{1}),-3.0e38,0.0)", [across, along], "other_texts")
+
+
+def _attention(w: "Writer", node: Node, a: Arguments, mask: Optional[str], scale: float, causal: bool, is_grouped: bool):
+    inputs, is_grouped = _of_one_batch(w, a["query"], a["key"], a["value"], is_grouped)
+    inputs += [mask] if mask is not None else []
     attributes = {
         "scale": scale,
         "causal": int(causal),

@@ -37,11 +37,11 @@ class Refusal(Exception):
 
 
 def converts(*names: str) -> Callable[[Converter], Converter]:
-    """Enters a converter for ATen operators: ``@converts("relu.default")``."""
+    """Enters a converter for ATen operators: ``@converts("relu.default")``. Our own are written out: "plimsoll.attention.default"."""
 
     def enter(converter: Converter) -> Converter:
         for name in names:
-            CONVERTERS["aten." + name] = converter
+            CONVERTERS[name if name.startswith("plimsoll.") else "aten." + name] = converter
         return converter
 
     return enter

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Training steps of Hugging Face's networks at their real sizes, AdamW, fp32, on random data: by PyTorch or by plimsoll.compile.
+
+    transformers_bench.py gpt2|bert|vit-b16|llama-125m BATCH eager|compiled|plimsoll [--memory SIZE] [--host-memory SIZE] [--spill FOLDER:SIZE] [--steps N]
+
+Prints one line of JSON: {"step_ms": [...], "losses": [...], "peak_bytes": the largest resident size less what the process had before the
+model was made, "first_step_s": ..., and of plimsoll "arena_bytes" and "predicted_ms"}. The first two steps are not among step_ms. What fails is a
+line too: {"error": ...}. Sequences have 512 tokens (BERT: 128); dropout is as the configurations have it by default.
+"""
+import argparse
+import json
+import statistics
+import sys
+import time
+
+import torch
+
+
+def tokens(batch, length, vocabulary):
+    ids = torch.randint(0, vocabulary, (batch, length))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def gpt2(batch):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(use_cache=False)), tokens(batch, 512, 50257)
+
+
+def bert(batch):
+    from transformers import BertConfig, BertForMaskedLM
+
+    given = tokens(batch, 128, 30522)
+    given["labels"][torch.rand(given["labels"].shape) > 0.15] = -100
+    return BertForMaskedLM(BertConfig()), given | {"attention_mask": torch.ones(batch, 128, dtype=torch.long)}
+
+
+def vit(batch):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(ViTConfig(num_labels=1000)), {"pixel_values": torch.randn(batch, 3, 224, 224), "labels": torch.randint(0, 1000, (batch,))}
+
+
+def llama(batch):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = dict(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12, max_position_embeddings=1024)
+    return LlamaForCausalLM(LlamaConfig(use_cache=False, **sizes)), tokens(batch, 512, 32000)
+
+
+MODELS = {"gpt2": gpt2, "bert": bert, "vit-b16": vit, "llama-125m": llama}
+
+
+def resident(field):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field + ":")) * 1024
+
+
+def by_pytorch(model, batch, compiled):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    run = torch.compile(model) if compiled else model
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = run(**batch).loss
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step, dict
+
+
+def by_plimsoll(model, batch, args):
+    import plimsoll
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    limits = {"memory": args.memory, "host_memory": args.host_memory, "spill": args.spill}
+    step = plimsoll.compile(model, optimizer, example=batch, progress=False, **{name: limit for name, limit in limits.items() if limit})
+    return lambda: step(batch), lambda: {"arena_bytes": step.plan["measured_peak_bytes"], "predicted_ms": step.plan["step_time_ms"]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("batch", type=int)
+    parser.add_argument("way", choices=("eager", "compiled", "plimsoll"))
+    for limit in ("--memory", "--host-memory", "--spill"):
+        parser.add_argument(limit)
+    parser.add_argument("--steps", type=int, default=5)
+    args = parser.parse_args()
+    try:
+        import transformers  # noqa: F401
+
+        before = resident("VmRSS")
+        torch.manual_seed(0)
+        model, batch = MODELS[args.model](args.batch)
+        model.train()
+        step, told = by_plimsoll(model, batch, args) if args.way == "plimsoll" else by_pytorch(model, batch, args.way == "compiled")
+        losses, step_ms = [], []
+        for _ in range(2 + args.steps):
+            start = time.perf_counter()
+            losses.append(step())
+            step_ms.append((time.perf_counter() - start) * 1000)
+        if not statistics.fmean(losses) > 0:
+            raise ArithmeticError(f"the losses are {losses}: these times would mean nothing")
+        print(json.dumps({"step_ms": step_ms[2:], "first_step_s": step_ms[0] / 1000, "losses": losses, "peak_bytes": resident("VmHWM") - before,
+                          "threads": torch.get_num_threads(), "torch": torch.__version__, "transformers": transformers.__version__, **told()}))
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Hugging Face's Trainer with the step in a stated memory.
+
+    from plimsoll.hf import Trainer, TrainingArguments        # instead of: from transformers import ...
+
+    trainer = Trainer(model, TrainingArguments("runs/gpt", memory="2GiB", num_train_epochs=3), train_dataset=texts)
+    trainer.train()
+
+Loop, data, schedules, callbacks, logs and files are transformers' own. What is exchanged is a batch's work: forward pass, backward pass,
+clipping and update are one step of ``plimsoll.compile``, and an evaluation of a batch runs in the same memory. The loss is what
+``compute_loss`` gives, of transformers or of a subclass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Mapping, Optional, Sequence, Union
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from .optimizers import kind_of
+from .step import Step, compile
+
+logger = logging.get_logger("transformers.plimsoll")
+
+if not hasattr(transformers.Trainer, "_prepare_for_training"):
+    raise ImportError(f"plimsoll.hf needs a newer transformers than {transformers.__version__}; it is tested with 5.24")
+
+__all__ = ["Trainer", "TrainingArguments"]
+
+
+@dataclass
+class TrainingArguments(transformers.TrainingArguments):
+    """Those of transformers, and what ``plimsoll.compile`` wants to know."""
+
+    memory: Optional[str] = field(default=None, metadata={"help": "Memory of the training step, as 4GiB: parameters, optimizer, activations, gradients. Default: what the machine has."})
+    host_memory: Optional[str] = field(default=None, metadata={"help": "Memory beside it, to which tensors of the step may move meanwhile."})
+    spill: Optional[str] = field(default=None, metadata={"help": "A folder to which tensors of the step may move, as /fast/disk:20GiB."})
+    memory_is: str = field(default="arena", metadata={"help": "Of what memory= is: of the step's 'arena', or of the whole 'process'."})
+    exact: bool = field(default=False, metadata={"help": "The same bits under every memory."})
+    threads: int = field(default=0, metadata={"help": "Threads of the step; 0: as many as are good."})
+
+    def __post_init__(self) -> None:
+        self.use_cpu = True  # where the step runs
+        super().__post_init__()
+
+
+_OURS = [f.name for f in fields(TrainingArguments) if f.name not in {g.name for g in fields(transformers.TrainingArguments)}]
+
+# Arguments that ask for what the step does not do, and what to do instead.
+_REFUSED = {
+    "fp16": "the step trains in float32; leave it out",
+    "bf16": "the step trains in float32; leave it out",
+    "fp16_full_eval": "the step evaluates in float32; leave it out",
+    "bf16_full_eval": "the step evaluates in float32; leave it out",
+    "deepspeed": "the step places its tensors itself; give memory=, host_memory= and spill= instead",
+    "fsdp": "the step places its tensors itself; give memory=, host_memory= and spill= instead",
+    "parallelism_config": "the step runs on one device; leave it out",
+    "torch_compile": "the step is compiled already; leave it out",
+    "use_liger_kernel": "the step has kernels of its own; leave it out",
+    "auto_find_batch_size": "plimsoll.Infeasible names the least memory before the first step; choose a batch size that fits",
+    "neftune_noise_alpha": "a hook adds its noise, which a captured step would not draw anew; leave it out",
+}
+
+
+def _refuse(trainer: type, args: transformers.TrainingArguments) -> None:
+    """Raises ValueError with all that would not be done as transformers does it."""
+    told = [f"{name}={getattr(args, name)!r}: {reason}" for name, reason in _REFUSED.items() if getattr(args, name, None)]
+    if trainer.training_step is not Trainer.training_step:
+        told.append(f"{trainer.__name__}.training_step: the step is compiled once, and Python's part of it would not run; override compute_loss")
+    if args.world_size > 1:
+        told.append(f"{args.world_size} processes: plimsoll.hf.Trainer trains in one; plimsoll.compile does in several")
+    if args.device.type != "cpu":
+        told.append(f"device {args.device}: the step runs on the CPU; give use_cpu=True, or plimsoll.hf.TrainingArguments")
+    if told:
+        raise ValueError("plimsoll.hf.Trainer refuses\n  " + "\n  ".join(told))
+
+
+class Trainer(transformers.Trainer):
+    """As transformers'. ``args`` is ``plimsoll.hf.TrainingArguments``, or transformers' own, which say nothing of memory."""
+
+    def __init__(self, model: Any = None, args: Optional[transformers.TrainingArguments] = None, *further: Any, **named: Any):
+        args = TrainingArguments("tmp_trainer") if args is None else args
+        _refuse(type(self), args)
+        if args.gradient_checkpointing:
+            logger.info("gradient_checkpointing is left to the plan, which recomputes what does not fit")
+            args.gradient_checkpointing = False
+        self._step: Optional[Step] = None
+        super().__init__(model, args, *further, **named)
+
+    @property
+    def step(self) -> Optional[Step]:
+        """The compiled step, from the first batch on: its ``plan``, ``report`` and ``explain``."""
+        return self._step
+
+    # --- training ---
+
+    def _prepare_for_training(self, *args: Any, **named: Any) -> Any:
+        self._step = None  # another train() may have another optimizer, or other weights
+        result = super()._prepare_for_training(*args, **named)
+        kind_of(self._torch_optimizer())
+        if result[0] is not self.model:
+            raise ValueError(f"the model is wrapped in {type(result[0]).__name__} to train on several devices, which plimsoll.hf.Trainer does not do")
+        return result
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Union[Tensor, int, None] = None) -> Tensor:
+        model.train()
+        together = self.current_gradient_accumulation_steps
+        batch = self._batch(inputs, num_items_in_batch, ignored=None)
+        if self.args.gradient_accumulation_steps > 1 and self._sums(num_items_in_batch):
+            batch["together"] = torch.tensor(float(together))  # the step takes the mean of all, where the losses are to be added
+        if self._step is None:
+            self._step = self._compiled(model, batch)
+        loss = self._step(batch, batches=together) / together
+        return torch.tensor(loss)
+
+    def _compiled(self, model: nn.Module, batch: dict[str, Any]) -> Step:
+        ours = {name: getattr(self.args, name) for name in _OURS if hasattr(self.args, name)}
+        return compile(
+            model,
+            self._torch_optimizer(),
+            example=batch,
+            call=self._call,
+            loss=lambda output, batch: output["loss"],
+            outputs=lambda output: output["wanted"],
+            accumulate=self.args.gradient_accumulation_steps,
+            clip_grad_norm=self.args.max_grad_norm or 0.0,
+            process_group=False,
+            progress=not self.args.disable_tqdm,
+            **ours,
+        )
+
+    def _torch_optimizer(self) -> torch.optim.Optimizer:
+        """Accelerate wraps it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def _batch(self, inputs: Mapping[str, Any], items: Union[Tensor, int, None], ignored: Optional[Sequence[str]]) -> dict[str, Any]:
+        """What the step gets: the batch, by how many items its loss is divided, and which outputs are read: all but ``ignored``, or
+        none."""
+        batch: dict[str, Any] = {"inputs": dict(self._prepare_inputs(inputs)), "ignored": None if ignored is None else tuple(ignored)}  # type: ignore[arg-type]
+        if items is not None:
+            batch["items"] = torch.as_tensor(items, dtype=torch.float32)
+        return batch
+
+    def _sums(self, items: Union[Tensor, int, None]) -> bool:
+        """Whether the loss of a batch is its part of the sum over all that are accumulated; else it is a mean of its own."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        return (self.model_accepts_loss_kwargs and items is not None) or self.compute_loss_func is not None
+
+    def _call(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+        """What is captured."""
+        loss, outputs = self.compute_loss(model, dict(batch["inputs"]), return_outputs=True, num_items_in_batch=batch.get("items"))
+        if "together" in batch:
+            loss = loss * batch["together"]
+        return {"loss": loss, "wanted": {} if batch["ignored"] is None else _named(outputs, batch["ignored"])}
+
+    def _clip_grad_norm(self, model: nn.Module) -> Optional[float]:
+        return self._step.gradient_norm if self._step is not None else None
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Optional[float] = None) -> Optional[float]:
+        return grad_norm  # of gradients that are not clipped none is known, since they never exist all at once
+
+    # --- evaluation ---
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Optional[list[str]] = None) -> Any:
+        """In the step's memory, once there is a step; before, and where there are no labels, as transformers does it."""
+        labels = [inputs.get(name) for name in self.label_names]
+        if self._step is None or not labels or any(label is None for label in labels):
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        if ignore_keys is None:
+            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", [])
+        items = self._get_num_items_in_batch([inputs], self.args.device)
+        batch = self._batch(inputs, items, None if prediction_loss_only else [*ignore_keys, "loss"])
+        loss = torch.tensor(self._step.evaluate(batch))
+        if prediction_loss_only:
+            return loss, None, None
+        return loss, _alone(_as_they_were(self._step.evaluation_outputs)), _alone(tuple(labels))
+
+
+def _named(outputs: Any, ignored: Sequence[str]) -> dict[str, Tensor]:
+    """A model's outputs by name, those in tuples by the tuple's name and their number."""
+    if not isinstance(outputs, Mapping):
+        outputs = {str(i): output for i, output in enumerate(outputs[1:])}
+    named: dict[str, Tensor] = {}
+    for name, output in outputs.items():
+        if name in ignored:
+            continue
+        parts = {name: output} if isinstance(output, Tensor) else {f"{name}/{i}": part for i, part in enumerate(output or ())}
+        named |= {part: value for part, value in parts.items() if isinstance(value, Tensor)}
+    return named
+
+
+def _as_they_were(named: Mapping[str, Tensor]) -> tuple:
+    found: dict[str, Any] = {}
+    for name, value in named.items():
+        whole, _, number = name.partition("/")
+        found[whole] = (*found.get(whole, ()), value) if number else value
+    return tuple(found.values())
+
+
+def _alone(values: tuple) -> Any:
+    return values[0] if len(values) == 1 else values

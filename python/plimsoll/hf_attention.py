@@ -1,0 +1,168 @@
+"""Attention of Hugging Face's transformers while a model is captured: what a mask hides, kept short.
+
+Transformers writes a mask as a boolean tensor [batch, 1, queries, keys] as soon as it is exported, although most say no more than
+"causal", "the last w keys" and "these keys are padding". So its two registries, of attention functions and of mask functions, hold ours
+under the name "sdpa" meanwhile. Our mask function gives the same tensor, and beside it, as an attribute, the short form. Our attention
+function reads that and calls ``plimsoll::attention``; then nobody reads the tensor, and it is not in the network. Where a model
+does something of its own with a mask, the attribute is gone, and the tensor counts.
+
+A model whose attention is "eager" is left alone: its user wants to see the weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_FIELD = "_plimsoll_mask"
+_NAME = "sdpa"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query sees: so many before it and behind it (None: all); none where ``padding`` [batch, keys] is False; and, of several
+    texts in a row, those of its own, where ``texts`` [batch, keys] has the same number."""
+
+    left: Optional[int] = None
+    right: Optional[int] = None
+    padding: Optional[Tensor] = None
+    texts: Optional[Tensor] = None
+
+
+# --- the operator ----------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("plimsoll::attention", mutates_args=())
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, padding: Optional[Tensor], texts: Optional[Tensor], left: Optional[int], right: Optional[int],
+    dropout_p: float, scale: Optional[float],
+) -> Tensor:  # fmt: skip
+    """Scaled dot-product attention with a mask in its short form; a head of keys may serve a group of heads of queries."""
+    visible = visible_keys(query.shape[-2], key.shape[-2], left, right)
+    if padding is not None:
+        visible = visible & padding[:, None, None, :].bool()
+    if texts is not None:
+        visible = visible & (texts[:, None, :, None] == texts[:, None, None, :])
+    return F.scaled_dot_product_attention(query, key, value, visible, dropout_p, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3])
+
+
+@attention.register_fake
+def _(query, key, value, padding, texts, left, right, dropout_p, scale):
+    return query.new_empty([*query.shape[:-1], value.shape[-1]])
+
+
+def visible_keys(queries: int, keys: int, left: Optional[int], right: Optional[int]) -> Tensor:
+    """[queries, keys]: True where a query sees a key."""
+    behind = torch.arange(keys)[None, :] - torch.arange(queries)[:, None]
+    visible = torch.ones(queries, keys, dtype=torch.bool)
+    if left is not None:
+        visible &= behind >= -left
+    if right is not None:
+        visible &= behind <= right
+    return visible
+
+
+# --- transformers' interfaces ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def short_masks() -> Iterator[None]:
+    """Transformers' "sdpa" attention is ours meanwhile, if transformers is there at all."""
+    masking, attending = (sys.modules.get(f"transformers.{name}") for name in ("masking_utils", "modeling_utils"))
+    if masking is None or attending is None:
+        yield
+        return
+    registries = [masking.AttentionMaskInterface._global_mapping, attending.AttentionInterface._global_mapping]
+    before = [registry[_NAME] for registry in registries]
+    for registry, ours in zip(registries, (_mask_function(masking, before[0]), _attention_function(before[1]))):
+        registry[_NAME] = ours
+    try:
+        yield
+    finally:
+        for registry, theirs in zip(registries, before):
+            registry[_NAME] = theirs
+
+
+def _mask_function(masking: Any, theirs: Callable) -> Callable:
+    def mask(*args: Any, **kwargs: Any) -> Optional[Tensor]:
+        result = theirs(*args, **kwargs)
+        if isinstance(result, Tensor) and not args:
+            short = _short(masking, **kwargs)
+            if short is not None:
+                setattr(result, _FIELD, short)
+        return result
+
+    return mask
+
+
+def _short(masking: Any, *, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0, mask_function: Optional[Callable] = None,
+           attention_mask: Optional[Tensor] = None, **_: Any) -> Optional[Mask]:
+    if q_length != kv_length or isinstance(q_offset, Tensor) or q_offset != kv_offset:
+        return None
+    if attention_mask is not None and (attention_mask.dim() != 2 or attention_mask.shape[-1] != kv_length):
+        return None
+    found = _parts(masking, masking.causal_mask_function if mask_function is None else mask_function)
+    if found is None:
+        return None
+    reach = {side: min((part[side] for part in found if side in part), default=None) for side in ("left", "right")}
+    texts = [part["texts"] for part in found if "texts" in part]
+    if len(texts) != any("remapped" in part for part in found):
+        return None
+    return Mask(*(None if n is not None and n >= kv_length - 1 else n for n in reach.values()), attention_mask, *texts)
+
+
+def _parts(masking: Any, function: Callable) -> Optional[list[dict[str, Any]]]:
+    """What one of transformers' mask functions asks for, all of which holds; None where it is another function."""
+    if function is masking.causal_mask_function:
+        return [{"right": 0}]
+    if function is masking.bidirectional_mask_function:
+        return []
+    name, inside = getattr(function, "__qualname__", "").partition(".")[0], _closed_over(function)
+    if name == "and_masks":
+        parts = [_parts(masking, part) for part in inside.get("mask_functions", ())]
+        return None if None in parts or not parts else [entry for part in parts for entry in part]  # type: ignore[union-attr]
+    if name == "sliding_window_overlay" and isinstance(inside.get("sliding_window"), int):
+        return [{"left": inside["sliding_window"] - 1}]
+    if name == "sliding_window_bidirectional_overlay" and isinstance(inside.get("sliding_window"), int):
+        return [{"left": inside["sliding_window"], "right": inside["sliding_window"]}]
+    if name == "packed_sequence_mask_function" and isinstance(inside.get("packed_sequence_mask"), Tensor):
+        return [{"texts": inside["packed_sequence_mask"]}]
+    if name == "remap_positions_for_packed_sequence" and callable(inside.get("mask_function")):
+        within = _parts(masking, inside["mask_function"])  # of one text, positions are consecutive
+        return None if within is None else [*within, {"remapped": True}]
+    return None
+
+
+def _closed_over(function: Callable) -> dict[str, Any]:
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    return dict(zip(names, (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())))
+
+
+def _attention_function(theirs: Callable) -> Callable:
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor], dropout: float = 0.0,
+               scaling: Optional[float] = None, is_causal: Optional[bool] = None, **kwargs: Any) -> Any:
+        mask = getattr(attention_mask, _FIELD, None)
+        if mask is None and attention_mask is None and kwargs.get("position_bias") is None:
+            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+            mask = Mask(right=0 if causal and query.shape[2] > 1 else None)
+        is_plain = all(kwargs.get(name) is None for name in ("position_bias", "softcap")) and query.shape[2] == key.shape[2]
+        if mask is None or not is_plain or (_is_window(mask) and mask.padding is not None):
+            return theirs(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs)
+        if mask.padding is None and mask.texts is None and not _is_window(mask):
+            grouped = query.shape[1] != key.shape[1]
+            result = F.scaled_dot_product_attention(query, key, value, None, dropout, mask.right == 0, scale=scaling, enable_gqa=grouped)
+        else:
+            result = torch.ops.plimsoll.attention(query, key, value, mask.padding, mask.texts, mask.left, mask.right, float(dropout), scaling)
+        return result.transpose(1, 2).contiguous(), None
+
+    return attend
+
+
+def _is_window(mask: Mask) -> bool:
+    return mask.left is not None or mask.right not in (None, 0)

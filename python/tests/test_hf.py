@@ -1,0 +1,447 @@
+"""Hugging Face's transformers: what their graphs hold, and plimsoll.hf.Trainer beside transformers' own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import plimsoll
+from support import Both, assert_same, both
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate, which transformers' Trainer wants, is not installed")
+
+from plimsoll import hf  # noqa: E402
+
+SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def gpt2(layers: int = 2) -> nn.Module:
+    sizes = dict(vocab_size=96, n_layer=layers, n_embd=32, n_head=4, n_positions=64)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, **sizes))
+
+
+def bert() -> nn.Module:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **NO_DROPOUT))
+
+
+def classifier() -> nn.Module:
+    return transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=3, **SIZES, **NO_DROPOUT, classifier_dropout=0.0))
+
+
+def llama() -> nn.Module:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=2, use_cache=False, **SIZES))
+
+
+def mistral(window: int = 16) -> nn.Module:
+    return transformers.MistralForCausalLM(transformers.MistralConfig(num_key_value_heads=2, use_cache=False, sliding_window=window, **SIZES))
+
+
+def qwen() -> nn.Module:
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(num_key_value_heads=2, use_cache=False, **SIZES))
+
+
+def vit() -> nn.Module:
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8)
+    return transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=3, **sizes, **NO_DROPOUT))
+
+
+def built(build) -> nn.Module:
+    torch.manual_seed(3)
+    return build()
+
+
+# --- the captured graph ----------------------------------------------------------------------------------------------
+
+LENGTH = 40  # as no other size of these networks
+
+
+def tokens(rows: int = 3, padded: bool = True) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.randint(0, 96, (rows, LENGTH), generator=generator)
+    batch = {"input_ids": ids, "labels": ids.clone()}
+    if padded:
+        batch["attention_mask"] = torch.ones_like(ids)
+        for row in range(1, rows):
+            batch["attention_mask"][row, LENGTH - 5 * row :] = 0
+            batch["labels"][row, LENGTH - 5 * row :] = -100
+    return batch
+
+
+def pixels(rows: int = 3) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    return {"pixel_values": torch.randn(rows, 3, 32, 32, generator=generator), "labels": torch.randint(0, 3, (rows,), generator=generator)}
+
+
+def assert_alike_in_single(result: Both) -> None:
+    """Transformers computes losses, norms and rotations in single precision, whatever the model is of."""
+    assert_same(result, 2e-5)
+
+
+def square_tensors(result) -> list[str]:
+    """All tensors with the length twice among their sizes."""
+    shapes = {t["name"]: t["shape"] for t in result.section["tensors"]}
+    shapes |= {name: shape for op in result.section["ops"] for name, shape in zip(op["outputs"], op["shapes"])}
+    return [name for name, shape in shapes.items() if list(shape).count(LENGTH) > 1]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("build", [gpt2, bert, llama, qwen, lambda: mistral(4096)], ids=["gpt2", "bert", "llama", "qwen", "mistral"])
+def test_no_tensor_of_queries_by_keys_is_in_the_graph(build, padded):
+    result = both(built(build), tokens(padded=padded), run_batch=tokens(5, padded))
+    assert_alike_in_single(result)
+    assert square_tensors(result) == []
+    attention = [op for op in result.section["ops"] if op["type"] == "AttentionForward"]
+    assert len(attention) == 2
+    assert all(op["attributes"]["causal"] == int(build is not bert) for op in attention)
+
+
+def test_a_vision_transformer_has_no_mask():
+    result = both(built(vit), pixels(), run_batch=pixels(5))
+    assert_alike_in_single(result)
+    assert [len(op["inputs"]) for op in result.section["ops"] if op["type"] == "AttentionForward"] == [3, 3]
+
+
+def test_a_sliding_window_is_one_constant_for_all_layers():
+    result = both(built(mistral), tokens(padded=False), run_batch=tokens(5, False))
+    assert_alike_in_single(result)
+    assert len(square_tensors(result)) == 1
+
+
+def test_texts_in_a_row_see_their_own_alone():
+    batch = tokens(padded=False)
+    batch["position_ids"] = torch.cat([torch.arange(15), torch.arange(LENGTH - 15)]).expand(3, -1).clone()
+    other = {name: torch.cat([x, x[:2]]) for name, x in batch.items()}
+    other["position_ids"][4] = torch.cat([torch.arange(30), torch.arange(LENGTH - 30)])
+    assert_alike_in_single(both(built(llama), batch, run_batch=other))
+
+
+def test_a_sliding_window_with_padding_is_as_transformers_has_it():
+    assert_alike_in_single(both(built(mistral), tokens(), run_batch=tokens(5)))
+
+
+def test_a_window_that_is_as_long_as_the_batch_hides_nothing():
+    result = both(built(lambda: mistral(LENGTH)), tokens(padded=False))
+    assert_alike_in_single(result)
+    assert square_tensors(result) == []
+
+
+def test_heads_of_keys_are_not_written_out_for_their_groups():
+    result = both(built(llama), tokens())
+    assert [op["attributes"]["enable_gqa"] for op in result.section["ops"] if op["type"] == "AttentionForward"] == [1, 1]
+    assert "Expand" not in result.types()
+
+
+def test_transformers_is_as_it_was_after_a_capture():
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    before = dict(AttentionMaskInterface._global_mapping), dict(AttentionInterface._global_mapping)
+    both(built(gpt2), tokens())
+    assert before == (AttentionMaskInterface._global_mapping, AttentionInterface._global_mapping)
+
+
+class Slicing(nn.Module):
+    """Does with a mask what our short form does not know of."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mistral(8).model
+
+    def forward(self, input_ids, attention_mask, labels):
+        from transformers.masking_utils import create_causal_mask
+
+        hidden = self.inner.embed_tokens(input_ids)
+        mask = create_causal_mask(self.inner.config, hidden, attention_mask, None)
+        mask = mask & (torch.arange(LENGTH) % 2 == 0)
+        positions = torch.arange(LENGTH)[None]
+        rotary = self.inner.rotary_emb(hidden, positions)
+        hidden = self.inner.layers[0](hidden, attention_mask=mask, position_ids=positions, position_embeddings=rotary)
+        return hidden.square().mean()
+
+
+def test_a_mask_that_a_model_changes_counts_as_it_is():
+    assert_alike_in_single(both(built(Slicing), tokens(), run_batch=tokens(5)))
+
+
+# --- the Trainer -----------------------------------------------------------------------------------------------------
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows: list[dict]):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> dict:
+        return self.rows[i]
+
+
+def texts(count: int = 22, length: int = 24) -> Rows:
+    text = (Path(__file__).read_bytes() * 2)[: count * length]
+    ids = [min(b, 127) - 32 if b >= 32 else 0 for b in text]
+    pieces = [ids[i : i + length] for i in range(0, count * length, length)]
+    return Rows([{"input_ids": torch.tensor(p), "labels": torch.tensor(p)} for p in pieces])
+
+
+def masked_texts() -> Rows:
+    rows = []
+    for i, row in enumerate(texts().rows):
+        hidden = torch.arange(24) % 7 == i % 7
+        padded = torch.arange(24) >= 24 - i % 5
+        labels = torch.where(hidden & ~padded, row["labels"], -100)
+        rows.append({"input_ids": torch.where(hidden, 95, row["input_ids"]), "attention_mask": (~padded).long(), "labels": labels})
+    return Rows(rows)
+
+
+def classified_texts() -> Rows:
+    return Rows([{"input_ids": row["input_ids"], "attention_mask": torch.ones(24, dtype=torch.long), "labels": int(row["input_ids"][0]) % 3} for row in texts().rows])
+
+
+def images() -> Rows:
+    batch = pixels(22)
+    return Rows([{"pixel_values": x, "labels": int(y)} for x, y in zip(batch["pixel_values"], batch["labels"])])
+
+
+def arguments(folder, ours: bool, **more):
+    told = dict(
+        output_dir=str(folder), per_device_train_batch_size=4, num_train_epochs=2, learning_rate=5e-3, logging_steps=1, report_to=[],
+        save_strategy="no", disable_tqdm=True, weight_decay=0.1, warmup_steps=3, lr_scheduler_type="cosine", seed=7,
+    )  # fmt: skip
+    if ours:
+        return hf.TrainingArguments(**told | dict(memory="64MiB", threads=1) | more)
+    return transformers.TrainingArguments(**told | dict(use_cpu=True) | more)
+
+
+def trainers(tmp_path, build, data, more=None, **arguments_):
+    """Ours and transformers', on models with the same weights."""
+    model = built(build)
+    made = []
+    for ours, kind in ((True, hf.Trainer), (False, transformers.Trainer)):
+        args = arguments(tmp_path / ("ours" if ours else "theirs"), ours, **arguments_)
+        made.append(kind(copy.deepcopy(model), args, train_dataset=data, **(more or {})))
+    return made
+
+
+def logged(trainer, name="loss") -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def assert_alike(ours, theirs, tolerance=2e-4, names=("loss", "grad_norm", "learning_rate", "epoch")):
+    for name in names:
+        assert logged(ours, name) == pytest.approx(logged(theirs, name), rel=tolerance), name
+    a, b = (torch.cat([p.flatten() for p in trainer.model.state_dict().values()]) for trainer in (ours, theirs))
+    assert float((a - b).norm()) <= 10 * tolerance * float(b.norm())  # all together: Adam makes steps of what is nothing but rounding
+
+
+KINDS = {"causal": (gpt2, texts), "masked": (bert, masked_texts), "sequences": (classifier, classified_texts), "images": (vit, images), "llama": (llama, texts)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_losses_are_those_of_transformers_trainer(tmp_path, kind):
+    build, data = KINDS[kind]
+    ours, theirs = trainers(tmp_path, build, data(), learning_rate=1e-3 if kind == "sequences" else 5e-3)
+    a, b = ours.train(), theirs.train()
+    assert len(logged(ours)) == 12 and min(logged(ours)[6:]) < logged(ours)[0]
+    assert_alike(ours, theirs)
+    assert a.training_loss == pytest.approx(b.training_loss, rel=1e-4) and a.global_step == b.global_step
+    assert ours.step.plan["measured_peak_bytes"] <= 64 << 20
+
+
+def test_accumulated_batches_are_one_update_also_at_the_end_of_an_epoch(tmp_path):
+    ours, theirs = trainers(tmp_path, gpt2, texts(), gradient_accumulation_steps=4, max_grad_norm=0.3)
+    ours.train(), theirs.train()
+    assert len(logged(ours)) == 4  # 6 batches an epoch: of 4, and of 2
+    assert_alike(ours, theirs)
+
+
+def test_accumulated_means_are_averaged(tmp_path):
+    ours, theirs = trainers(tmp_path, classifier, classified_texts(), gradient_accumulation_steps=4)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+
+
+def test_label_smoothing_and_sgd_are_as_transformers_has_them(tmp_path):
+    ours, theirs = trainers(tmp_path, classifier, classified_texts(), label_smoothing_factor=0.1, optim="sgd")
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+
+
+def test_without_clipping_no_norm_is_logged_and_the_losses_are_the_same(tmp_path):
+    ours, theirs = trainers(tmp_path, gpt2, texts(), max_grad_norm=0.0)
+    ours.train(), theirs.train()
+    assert logged(ours, "grad_norm") == []
+    assert_alike(ours, theirs, names=("loss", "learning_rate"))
+
+
+class Weighted:
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = nn.functional.cross_entropy(outputs.logits, labels, weight=torch.tensor([1.0, 2.0, 3.0]))
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_a_loss_of_ones_own_is_captured(tmp_path):
+    model = built(classifier)
+    kinds = type("Ours", (Weighted, hf.Trainer), {}), type("Theirs", (Weighted, transformers.Trainer), {})
+    ours, theirs = (k(copy.deepcopy(model), arguments(tmp_path / k.__name__, k is kinds[0]), train_dataset=classified_texts()) for k in kinds)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+
+
+def accuracy(prediction) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def test_evaluation_metrics_and_predictions_are_those_of_transformers(tmp_path):
+    held_out = Rows(classified_texts().rows[:7])
+    more = dict(eval_dataset=held_out, compute_metrics=accuracy)
+    told = dict(eval_strategy="steps", eval_steps=4, per_device_eval_batch_size=3, learning_rate=1e-3)
+    ours, theirs = trainers(tmp_path, classifier, classified_texts(), more, **told)
+    before = ours.evaluate(), theirs.evaluate()  # no step yet
+    assert before[0]["eval_loss"] == pytest.approx(before[1]["eval_loss"], rel=1e-5)
+    ours.train(), theirs.train()
+    assert len(logged(ours, "eval_loss")) == 3
+    assert_alike(ours, theirs, names=("loss", "eval_loss", "eval_accuracy"))
+    a, b = ours.predict(held_out), theirs.predict(held_out)
+    assert a.predictions.shape == (7, 3)
+    assert a.predictions == pytest.approx(b.predictions, abs=2e-3) and (a.label_ids == b.label_ids).all()
+    unlabelled = Rows([{k: v for k, v in row.items() if k != "labels"} for row in held_out.rows])
+    assert ours.predict(unlabelled).predictions == pytest.approx(a.predictions, abs=1e-4)
+
+
+def test_the_best_model_is_loaded_at_the_end_and_training_stops_early(tmp_path):
+    more = dict(eval_dataset=Rows(texts().rows[:5]), callbacks=[transformers.EarlyStoppingCallback(early_stopping_patience=2)])
+    told = dict(eval_strategy="steps", save_strategy="steps", eval_steps=2, save_steps=2, load_best_model_at_end=True, num_train_epochs=4, learning_rate=0.1)
+    ours, theirs = trainers(tmp_path, gpt2, texts(), more, **told)
+    ours.train(), theirs.train()
+    assert ours.state.global_step == theirs.state.global_step < 24
+    assert ours.state.best_global_step == theirs.state.best_global_step < ours.state.global_step
+    assert ours.evaluate()["eval_loss"] == pytest.approx(min(logged(ours, "eval_loss")), rel=1e-5)
+
+
+def test_training_goes_on_from_a_checkpoint_with_the_same_losses(tmp_path):
+    told = dict(save_strategy="steps", save_steps=5, exact=True)
+    model, data = built(gpt2), texts()
+    whole = hf.Trainer(copy.deepcopy(model), arguments(tmp_path, True, **told), train_dataset=data)
+    whole.train()
+    again = hf.Trainer(copy.deepcopy(model), arguments(tmp_path, True, **told), train_dataset=data)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert logged(again) == logged(whole)
+    for a, b in zip(again.model.parameters(), whole.model.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_a_checkpoint_of_transformers_trainer_goes_on_here(tmp_path):
+    told = dict(save_strategy="steps", save_steps=5)
+    _, theirs = trainers(tmp_path, gpt2, texts(), **told)
+    theirs.train()
+    ours = hf.Trainer(built(gpt2), arguments(tmp_path / "ours", True), train_dataset=texts())
+    ours.train(resume_from_checkpoint=str(tmp_path / "theirs" / "checkpoint-5"))
+    assert logged(ours) == pytest.approx(logged(theirs), rel=2e-4)
+
+
+def test_a_saved_model_is_what_transformers_reads(tmp_path):
+    trainer = hf.Trainer(built(gpt2), arguments(tmp_path, True, max_steps=3), train_dataset=texts())
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "saved")
+    for (name, a), b in zip(trainer.model.state_dict().items(), again.state_dict().values()):
+        assert torch.equal(a, b), name
+
+
+def test_callbacks_see_what_transformers_shows_them(tmp_path):
+    class Seen(transformers.TrainerCallback):
+        def __init__(self):
+            self.events, self.norms = [], []
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            self.events.append(state.global_step)
+            self.norms.append(float(model.get_input_embeddings().weight.norm()))
+
+    seen = Seen(), Seen()
+    ours, theirs = trainers(tmp_path, gpt2, texts())
+    ours.add_callback(seen[0]), theirs.add_callback(seen[1])
+    ours.train(), theirs.train()
+    assert seen[0].events == seen[1].events
+    assert seen[0].norms == pytest.approx(seen[1].norms, rel=1e-4)
+
+
+def test_less_memory_than_is_needed_is_told_before_the_first_step(tmp_path):
+    trainer = hf.Trainer(built(gpt2), arguments(tmp_path, True, memory="64KiB"), train_dataset=texts())
+    with pytest.raises(plimsoll.Infeasible) as raised:
+        trainer.train()
+    assert raised.value.minimum_bytes > 64 << 10 and trainer.state.global_step == 0
+    least = hf.Trainer(built(gpt2), arguments(tmp_path, True, memory=str(raised.value.minimum_bytes), max_steps=2), train_dataset=texts())
+    assert least.train().global_step == 2
+
+
+@pytest.mark.parametrize("argument", [dict(bf16=True), dict(torch_compile=True), dict(auto_find_batch_size=True), dict(neftune_noise_alpha=5.0)])
+def test_what_the_step_does_not_do_is_refused_by_name(tmp_path, argument):
+    (name,) = argument
+    with pytest.raises(ValueError, match=f"refuses\n  {name}="):
+        hf.Trainer(built(gpt2), arguments(tmp_path, True, **argument), train_dataset=texts())
+
+
+def test_a_training_step_of_ones_own_and_other_optimizers_are_refused(tmp_path):
+    class Own(hf.Trainer):
+        def training_step(self, *args, **named):
+            return super().training_step(*args, **named)
+
+    with pytest.raises(ValueError, match="Own.training_step.*override compute_loss"):
+        Own(built(gpt2), arguments(tmp_path, True), train_dataset=texts())
+    with pytest.raises(TypeError, match="not by torch.optim.*Adagrad"):
+        hf.Trainer(built(gpt2), arguments(tmp_path, True, optim="adagrad"), train_dataset=texts()).train()
+
+
+def test_gradient_checkpointing_is_left_to_the_plan(tmp_path):
+    ours, theirs = trainers(tmp_path, gpt2, texts(), gradient_checkpointing=True)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+
+
+# --- LoRA ------------------------------------------------------------------------------------------------------------
+
+
+def with_adapters(build):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    return lambda: peft.get_peft_model(build(), config)
+
+
+def test_lora_trains_adapters_alone_as_transformers_trainer_does(tmp_path):
+    ours, theirs = trainers(tmp_path, with_adapters(llama), texts(), save_strategy="steps", save_steps=12)
+    frozen = {name: p.clone() for name, p in ours.model.named_parameters() if not p.requires_grad}
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+    for name, parameter in ours.model.named_parameters():
+        assert name not in frozen or torch.equal(parameter, frozen[name]), name
+    assert all("lora_" in state.rsplit(".", 1)[0] for state in ours.step._states if state.endswith("exp_avg"))
+
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(3)
+    again = peft.PeftModel.from_pretrained(llama(), tmp_path / "ours" / "checkpoint-12")
+    for (name, a), b in zip(again.state_dict().items(), ours.model.state_dict().values()):
+        assert torch.equal(a, b), name
+    assert not (tmp_path / "ours" / "checkpoint-12" / "model.safetensors").exists()
+
+
+# --- a whole script --------------------------------------------------------------------------------------------------
+
+
+def test_the_example_runs(tmp_path):
+    script = Path(__file__).resolve().parents[2] / "examples" / "hf_trainer.py"
+    done = subprocess.run([sys.executable, script, str(tmp_path), "--max_steps", "20"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["last"] < told["first"] and told["peak_mib"] <= told["memory_mib"]
