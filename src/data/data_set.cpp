@@ -69,9 +69,9 @@ DataSpec parse_data_spec(std::string_view text) {
     if (has_argument) spec.count = parse_count(argument);
   } else {
     if (argument.empty()) {
-      const bool text = spec.kind == "tokens" || spec.kind == "bytes";
+      const bool is_file = spec.kind == "tokens" || spec.kind == "bytes";
       throw Error(ErrorCode::invalid_input, fmt::format("data '{0}' needs a {1}: --data {0}:{2}", spec.kind,
-                                                        text ? "file" : "folder", text ? "FILE" : "DIR"));
+                                                        is_file ? "file" : "folder", is_file ? "FILE" : "DIR"));
     }
     spec.folder = argument;
   }
