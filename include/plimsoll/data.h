@@ -38,7 +38,7 @@ struct Augmentation {
 struct TokenWindows {
   int64_t context = 0;  // 0: samples are images
   std::optional<int32_t> mask;
-  int64_t labels() const { return context > 0 ? context : 1; }                 // of a sample
+  int64_t labels() const { return context > 0 ? context : 1; }                   // of a sample
   int64_t read() const { return mask || context == 0 ? context : context + 1; }  // tokens that a sample is made of
 };
 
@@ -79,10 +79,10 @@ class DataSet {
 
 struct DataOptions {
   int64_t channels = 0, height = 0,
-          width = 0;    // what the network takes; 0: as the data has it, 3x224x224 for image folders
-  int64_t classes = 0;  // synthetic (0: 10), and tokens: the vocabulary
+          width = 0;     // what the network takes; 0: as the data has it, 3x224x224 for image folders
+  int64_t classes = 0;   // synthetic (0: 10), and tokens: the vocabulary
   TokenWindows windows;  // of a network of tokens
-  uint64_t seed = 0;    // of synthetic images and of splits that a folder does not give
+  uint64_t seed = 0;     // of synthetic images and of splits that a folder does not give
 };
 
 // "kind[:DIR]": digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR, synthetic[:COUNT]. Throws

@@ -59,7 +59,8 @@ struct CommonFlags {
   int64_t batch = 0;
   std::optional<std::string> memory, host_memory, spill, peer, remote_memory;
   std::string memory_is = "arena";
-  std::string policy = "auto", placement = "offline", device = "cpu", optimizer, json;  // optimizer: empty: the network's usual one
+  std::string policy = "auto", placement = "offline", device = "cpu", optimizer,
+              json;  // optimizer: empty: the network's usual one
   int threads = 0;
   int ranks = 1;  // that are planned for
   std::string inter_op = "1", intra_op = "auto";

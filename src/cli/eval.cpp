@@ -113,10 +113,10 @@ int run_eval(const EvalFlags& flags, const CLI::App& command) {
   const int64_t context = data->info().windows.context;
   if (context > 0 && flags.per_class)
     throw Error(ErrorCode::invalid_input, "--per-class: a language model has no classes; leave the flag out");
-  say(out, fmt::format("{} of {} on {}: {} test {}, batch {}, in {}", options.model, flags.checkpoint,
-                       data->info().name, data->info().test_count,
-                       context > 0 ? fmt::format("windows of {} tokens", context) : "images", network.batch(),
-                       to_string(network.arena())));
+  say(out,
+      fmt::format("{} of {} on {}: {} test {}, batch {}, in {}", options.model, flags.checkpoint, data->info().name,
+                  data->info().test_count, context > 0 ? fmt::format("windows of {} tokens", context) : "images",
+                  network.batch(), to_string(network.arena())));
   catch_interrupts();
   Progress progress;
   const Assessment a = assess(network, data, options.seed, options.workers, [&](int64_t done, int64_t total) {
@@ -127,9 +127,9 @@ int run_eval(const EvalFlags& flags, const CLI::App& command) {
   if (flags.per_class) say_classes(out, a, data->info().class_names);
   const double rate = static_cast<double>(a.images) / std::max(a.seconds, 1e-9);
   if (a.language) {
-    say(out, fmt::format("{} windows: loss {:.4f}, perplexity {:.4f} ({:.1f} s, {:.4g} tokens/s; peak {})", a.images,
-                         a.loss, std::exp(a.loss), a.seconds, rate * static_cast<double>(context),
-                         to_string(network.peak())));
+    say(out,
+        fmt::format("{} windows: loss {:.4f}, perplexity {:.4f} ({:.1f} s, {:.4g} tokens/s; peak {})", a.images, a.loss,
+                    std::exp(a.loss), a.seconds, rate * static_cast<double>(context), to_string(network.peak())));
   } else {
     std::string text = fmt::format("{} images: loss {:.4f}, accuracy {:.2f} %", a.images, a.loss, 100 * a.accuracy);
     if (a.top5_accuracy) text += fmt::format(", among the first five {:.2f} %", 100 * *a.top5_accuracy);

@@ -34,8 +34,8 @@ Run add_models(CLI::App& app) {
     for (const ModelListing& m : list_models()) {
       const ModelInput& in = m.default_input;
       const bool tokens = token_task(m.name).tokens;
-      const std::string shape = tokens ? fmt::format("{} tokens", in.width)
-                                       : fmt::format("{}x{}x{}", in.channels, in.height, in.width);
+      const std::string shape =
+          tokens ? fmt::format("{} tokens", in.width) : fmt::format("{}x{}x{}", in.channels, in.height, in.width);
       if (!json.to_stdout())
         say(human, fmt::format("{:<14} {:<12} {}{}", m.name, shape, m.description,
                                m.options.empty() ? "" : fmt::format(" (options: {})", m.options)));

@@ -117,10 +117,11 @@ std::vector<int32_t> prompt_tokens(const std::string& prompt, bool bytes, int64_
       int32_t id = 0;
       const auto [stop, error] = std::from_chars(at, end, id);
       if (error != std::errc() || id < 0 || id >= vocabulary || (stop != end && *stop != ' ' && *stop != ',')) {
-        throw Error(ErrorCode::invalid_input,
-                    fmt::format("--prompt: '{}' is no list of token ids from 0 to {}, as in --prompt \"15496 995\": the "
-                                "network's vocabulary is not of bytes",
-                                cut_text(prompt), vocabulary - 1));
+        throw Error(
+            ErrorCode::invalid_input,
+            fmt::format("--prompt: '{}' is no list of token ids from 0 to {}, as in --prompt \"15496 995\": the "
+                        "network's vocabulary is not of bytes",
+                        cut_text(prompt), vocabulary - 1));
       }
       tokens.push_back(id);
       at = stop;
@@ -134,7 +135,8 @@ std::vector<int32_t> prompt_tokens(const std::string& prompt, bool bytes, int64_
 int run_sample(const PredictFlags& flags, const CLI::App& command) {
   for (const char* flag : {"--csv", "--top", "--image-size", "--batch"}) {
     if (command.count(flag) > 0)
-      throw Error(ErrorCode::invalid_input, fmt::format("{}: is of images, and --prompt of a text; leave one out", flag));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{}: is of images, and --prompt of a text; leave one out", flag));
   }
   if (flags.images.size() > 1)
     throw Error(ErrorCode::invalid_input, "--prompt: goes with no images; name the network alone, or nothing");

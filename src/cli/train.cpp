@@ -529,8 +529,7 @@ class Narrator {
     out_.write(event);
     if (epoch_log_) go_on_without(epoch_log_, [&] { epoch_log_->write(e); });
     if (!event_file_) return;
-    std::vector<Scalar> scalars{
-        {"loss/train", e.train_loss}, {"lr", e.lr}, {"images_per_second", e.images_per_second}};
+    std::vector<Scalar> scalars{{"loss/train", e.train_loss}, {"lr", e.lr}, {"images_per_second", e.images_per_second}};
     if (!language_) scalars.push_back({"accuracy/train", e.train_accuracy});
     if (language_) scalars.push_back({"perplexity/train", perplexity(e.train_loss)});
     if (language_ && e.test_loss) scalars.push_back({"perplexity/eval", perplexity(*e.test_loss)});
@@ -632,9 +631,10 @@ int run_train(TrainFlags& flags, const CLI::App& command, const std::shared_ptr<
 // What is trained on, and how long.
 void add_data_to(CLI::App& command, TrainFlags& flags) {
   command
-      .add_option("--data", flags.data,
-                  "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic; for language "
-                  "models text, bytes:FILE, tokens:FILE (ids of 2 bytes; of 4 where it ends in .u32), synthetic")
+      .add_option(
+          "--data", flags.data,
+          "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic; for language "
+          "models text, bytes:FILE, tokens:FILE (ids of 2 bytes; of 4 where it ends in .u32), synthetic")
       ->check(not_empty());
   command.add_option("--epochs", flags.epochs, "Passes over the training data")
       ->check(whole_number(1, int64_t{1} << 30));
@@ -725,7 +725,8 @@ void add_files_to(CLI::App& command, TrainFlags& flags) {
 }  // namespace
 
 std::string data_for(const std::string& model, int64_t batch) {
-  if (token_task(model).tokens) return std::string(usual_input(model).classes == kByteVocabulary ? kDefaultText : "synthetic");
+  if (token_task(model).tokens)
+    return std::string(usual_input(model).classes == kByteVocabulary ? kDefaultText : "synthetic");
   try {
     build_model(model, {.batch = batch, .channels = 1, .height = 8, .width = 8, .classes = 10});
     return std::string(kDefaultData);

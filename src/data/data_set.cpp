@@ -43,7 +43,7 @@ std::vector<DataListing> list_data() {
       {"images",
        "images:DIR: folders train/ and val/ or test/ of class folders of JPEG and PNG, or class folders directly"},
       {"synthetic", "synthetic[:COUNT]: generated images of any size, or tokens, which a network can learn"},
-      {"text", "Paradise Lost, part of Plimsoll: 479 KB, a token a byte"},
+      {"text", "Paradise Lost, part of Plimsoll: 457 KB, a token a byte"},
       {"bytes", "bytes:FILE: any file, a token a byte; or a folder with train.txt and val.txt"},
       {"tokens",
        "tokens:FILE: token ids, little-endian, of 2 bytes (4 where it ends in .u32); or a folder with train.bin and "

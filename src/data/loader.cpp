@@ -19,7 +19,7 @@
 namespace plimsoll {
 
 struct Loader::Impl {
-  struct Slot {  // in the region
+  struct Slot {              // in the region
     std::span<float> data;   // of images
     std::span<int32_t> ids;  // of a text, in the same place
     std::span<int32_t> labels;
@@ -112,7 +112,8 @@ struct Loader::Impl {
         // The test set's masks are always the same.
         label_window(scratch.window, windows, data->info().classes,
                      {.seed = options.seed, .epoch = training ? epoch : -1, .sample = sample}, options.padding_label,
-                     slot.ids.subspan(row * sample_elements, sample_elements), slot.labels.subspan(row * labels, labels));
+                     slot.ids.subspan(row * sample_elements, sample_elements),
+                     slot.labels.subspan(row * labels, labels));
         continue;
       }
       data->read(options.split, sample, side, scratch.image);

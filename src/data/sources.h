@@ -50,8 +50,8 @@ struct WindowKey {
   int64_t epoch = 0;
   int64_t sample = 0;
 };
-void label_window(std::span<const int32_t> window, const TokenWindows& windows, int64_t vocabulary, const WindowKey& key,
-                  int32_t nothing, std::span<int32_t> ids, std::span<int32_t> labels);
+void label_window(std::span<const int32_t> window, const TokenWindows& windows, int64_t vocabulary,
+                  const WindowKey& key, int32_t nothing, std::span<int32_t> ids, std::span<int32_t> labels);
 
 inline constexpr int64_t kImagenetSide = 224;
 inline constexpr Bytes kLargestImageFile = 256_MiB;

@@ -200,8 +200,8 @@ void parse_tokens(std::span<const std::byte> bytes, int64_t id_bytes, int64_t fi
   }
 }
 
-void label_window(std::span<const int32_t> window, const TokenWindows& windows, int64_t vocabulary, const WindowKey& key,
-                  int32_t nothing, std::span<int32_t> ids, std::span<int32_t> labels) {
+void label_window(std::span<const int32_t> window, const TokenWindows& windows, int64_t vocabulary,
+                  const WindowKey& key, int32_t nothing, std::span<int32_t> ids, std::span<int32_t> labels) {
   std::copy_n(window.begin(), ids.size(), ids.begin());
   if (!windows.mask) {
     std::copy(window.begin() + 1, window.end(), labels.begin());
@@ -240,7 +240,8 @@ std::shared_ptr<const DataSet> open_tokens(const std::string& kind, const std::f
     constexpr std::string_view kOfBytes[] = {".txt", ".bin"}, kOfTokens[] = {".bin", ".u16", ".u32"};
     const std::span<const std::string_view> endings =
         kind == "bytes" ? std::span<const std::string_view>(kOfBytes) : std::span<const std::string_view>(kOfTokens);
-    const std::filesystem::path train = file_in(path, kind, "train", endings), test = file_in(path, kind, "val", endings);
+    const std::filesystem::path train = file_in(path, kind, "train", endings),
+                                test = file_in(path, kind, "val", endings);
     return std::make_shared<Text>(kind, file_source(train, id_bytes_of(kind, train)),
                                   file_source(test, id_bytes_of(kind, test)), vocabulary, options);
   }

@@ -177,7 +177,8 @@ TEST(LabelWindow, MasksFifteenPercentOfEveryWindowByItsKey) {
 TEST_F(Tokens, OfTwoPartsAreThoseOfOneLoader) {
   const auto data = open_data("text", {.windows = {.context = 16, .mask = 103}});
   Loader whole(data, {.batch = 4, .seed = 5});
-  Loader first(data, {.batch = 2, .part = 0, .parts = 2, .seed = 5}), second(data, {.batch = 2, .part = 1, .parts = 2, .seed = 5});
+  Loader first(data, {.batch = 2, .part = 0, .parts = 2, .seed = 5}),
+      second(data, {.batch = 2, .part = 1, .parts = 2, .seed = 5});
   Loader later(data, {.batch = 4, .seed = 5, .first_batch = 2, .threads = 2});
   for (int i = 0; i < 3; ++i) {
     const Batch& all = whole.next();

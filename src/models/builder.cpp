@@ -263,8 +263,8 @@ TensorId Builder::attention(const std::string& layer, TensorId q, TensorId k, Te
     inputs.push_back(hyperparameter("seed"));
   }
   const std::string name = tag_.empty() ? layer : layer + "/" + tag_;
-  return graph().output(append("AttentionForward", layer, std::move(inputs), std::move(attributes),
-                               {name + "/y", name + "/log_sum"}));
+  return graph().output(
+      append("AttentionForward", layer, std::move(inputs), std::move(attributes), {name + "/y", name + "/log_sum"}));
 }
 
 TensorId Builder::flatten(const std::string& layer, TensorId x) {
@@ -320,9 +320,9 @@ Network Builder::finish_classifier(TensorId logits) && {
 }
 
 Network Builder::finish_language_model(TensorId logits) && {
-  const OpId loss = append("SoftmaxCrossEntropyForward", "softmax", {logits, network_.labels},
-                           {{"reduction", std::string("mean")}, {"ignore_index", int64_t{-1}}},
-                           {"loss", "probabilities", "correct"});
+  const OpId loss =
+      append("SoftmaxCrossEntropyForward", "softmax", {logits, network_.labels},
+             {{"reduction", std::string("mean")}, {"ignore_index", int64_t{-1}}}, {"loss", "probabilities", "correct"});
   add_output(graph().output(loss, 0));
   add_objective(graph().output(loss, 0), parameters());
   return std::move(*this).finish();

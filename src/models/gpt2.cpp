@@ -22,7 +22,8 @@ TensorId conv1d(Builder& net, const std::string& layer, TensorId x, int64_t outp
 TensorId gpt2_block(Builder& net, const std::string& at, TensorId x, const TransformerSize& size, double dropout) {
   // The sum of a residual path grows with its blocks; the paper starts what is added to it smaller.
   const double residual = kGpt2Deviation / std::sqrt(2.0 * static_cast<double>(size.layers));
-  TensorId y = conv1d(net, at + "attn.c_attn", net.layer_norm(at + "ln_1", x, kGpt2Epsilon), 3 * size.width, kGpt2Deviation);
+  TensorId y =
+      conv1d(net, at + "attn.c_attn", net.layer_norm(at + "ln_1", x, kGpt2Epsilon), 3 * size.width, kGpt2Deviation);
   y = attend(net, at + "attn.", y, size, {.causal = true, .dropout = dropout});
   y = conv1d(net, at + "attn.c_proj", y, size.width, residual);
   x = net.add(at + "attn.add", {x, net.dropout(at + "attn.resid_dropout", y, dropout)});

@@ -101,8 +101,8 @@ Network build_llama(const ModelRequest& request) {
   const auto theta = static_cast<double>(request.options.integer("theta", 10000, 2, int64_t{1} << 40));
   Builder net = Builder::of_tokens(request.name, request.input);
   const TensorId words = net.parameter("model.embed_tokens.weight", {request.input.classes, size.width}, init);
-  TensorId x = net.reshape("model.rows", net.embedding("model.embed_tokens", net.data(), words),
-                           {size.rows(), size.width});
+  TensorId x =
+      net.reshape("model.rows", net.embedding("model.embed_tokens", net.data(), words), {size.rows(), size.width});
   const Rotation by = rotation(net, size, theta);
   for (int64_t i = 0; i < size.layers; ++i) x = llama_block(net, fmt::format("model.layers.{}.", i), x, size, by);
   x = net.rms_norm("model.norm", x, kLlamaEpsilon);

@@ -306,7 +306,8 @@ Network build_model(std::string_view name, const ModelInput& input) {
     return entry.build(request);
   } catch (const Error& error) {
     const bool small = std::min(request.input.height, request.input.width) < entry.size;
-    if (error.code() != ErrorCode::invalid_input || entry.tokens || !small || !builds_at(entry, request, entry.size)) throw;
+    if (error.code() != ErrorCode::invalid_input || entry.tokens || !small || !builds_at(entry, request, entry.size))
+      throw;
     const int64_t least = least_size(entry, request);
     if (std::min(request.input.height, request.input.width) >= least) throw;
     bad(fmt::format("{} needs images of at least {}x{}, not {}x{}", name, least, least, request.input.height,

@@ -20,8 +20,8 @@ TransformerSize transformer_size(const ModelRequest& request, const TransformerS
                              .width = options.integer("width", usual.width, 1, kMostWidth),
                              .heads = options.integer("heads", usual.heads, 1, kMostWidth)};
   if (size.width % size.heads == 0) return size;
-  throw Error(ErrorCode::invalid_input, fmt::format("model '{}': width {} is no multiple of its {} heads",
-                                                    request.name, size.width, size.heads));
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("model '{}': width {} is no multiple of its {} heads", request.name, size.width, size.heads));
 }
 
 TensorId linear(Builder& net, const std::string& layer, TensorId x, int64_t outputs, const Initializer& init,

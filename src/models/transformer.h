@@ -24,7 +24,8 @@ TensorId linear(Builder& net, const std::string& layer, TensorId x, int64_t outp
                 bool bias = true);
 
 // Rows to batch x heads x tokens x width of a head, and back.
-TensorId divide_heads(Builder& net, const std::string& layer, TensorId rows, const TransformerSize& size, int64_t heads);
+TensorId divide_heads(Builder& net, const std::string& layer, TensorId rows, const TransformerSize& size,
+                      int64_t heads);
 TensorId join_heads(Builder& net, const std::string& layer, TensorId x);
 
 // Self-attention of rows that hold query, key and value one after another.

@@ -64,10 +64,7 @@ TEST(Transformers, TakeWindowsOfTokens) {
 TEST(Transformers, StartTheirResidualPathsSmaller) {
   const Network network = build_model("gpt2:layers=8,width=8,heads=2,context=4,vocab=9", {.batch = 1});
   const auto deviation = [&](const char* name) {
-    for (const State& state : network.graph.states) {
-      if (network.graph.tensor(state.before).name == name) return state.init.scale;
-    }
-    return -1.0;
+    return network.graph.tensor(network.graph.find_tensor(name)).init.scale;
   };
   EXPECT_DOUBLE_EQ(deviation("transformer.wte.weight"), 0.02);
   EXPECT_DOUBLE_EQ(deviation("transformer.h.3.attn.c_attn.weight"), 0.02);
@@ -117,8 +114,8 @@ TEST(Transformers, ComputeWhatTransformersAndTorchvisionCompute) {
       words >> shape >> name >> theirs;
       SCOPED_TRACE(name);
       const bool image = name.starts_with("vit");
-      network = build_model(name, image ? ModelInput{.batch = 2, .height = 32, .width = 32, .classes = 5}
-                                        : ModelInput{.batch = 2});
+      network = build_model(
+          name, image ? ModelInput{.batch = 2, .height = 32, .width = 32, .classes = 5} : ModelInput{.batch = 2});
       const Objective objective = network.objectives[0];
       const std::vector<TensorId> of = append_backward(network.graph, objective.loss, objective.parameters);
       values = std::make_unique<Values>(network.graph);

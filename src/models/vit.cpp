@@ -20,7 +20,8 @@ TensorId mlp_layer(Builder& net, const std::string& layer, TensorId x, int64_t o
   const int64_t inputs = net.shape(x).back();
   const TensorId weight =
       net.parameter(layer + ".weight", {outputs, inputs}, uniform_init(xavier_bound(inputs, outputs)));
-  return net.op("FullyConnectedForward", layer, {x, weight, net.parameter(layer + ".bias", {outputs}, normal_init(1e-6))});
+  return net.op("FullyConnectedForward", layer,
+                {x, weight, net.parameter(layer + ".bias", {outputs}, normal_init(1e-6))});
 }
 
 TensorId vit_block(Builder& net, const std::string& at, TensorId x, const TransformerSize& size) {
@@ -49,8 +50,7 @@ Network build_vit(const ModelRequest& request) {
   const int64_t patches = input.height / kPatch * (input.width / kPatch);
   const TransformerSize size = transformer_size(request, {.tokens = patches + 1});
   Builder net(request.name, input);
-  net.conv_init = {WeightInit::Kind::normal,
-                   std::sqrt(1.0 / static_cast<double>(input.channels * kPatch * kPatch))};
+  net.conv_init = {WeightInit::Kind::normal, std::sqrt(1.0 / static_cast<double>(input.channels * kPatch * kPatch))};
   TensorId x = net.conv("conv_proj", net.data(), {.channels = size.width, .kernel = kPatch, .stride = kPatch});
   x = net.permute("patches", net.reshape("pixels", x, {size.batch, size.width, patches}), {0, 2, 1});
   const TensorId token = net.parameter("class_token", {1, 1, size.width});
@@ -61,7 +61,8 @@ Network build_vit(const ModelRequest& request) {
   x = net.reshape("encoder.rows", x, {size.rows(), size.width});
   for (int64_t i = 0; i < size.layers; ++i)
     x = vit_block(net, fmt::format("encoder.layers.encoder_layer_{}.", i), x, size);
-  x = net.reshape("encoder.tokens", net.layer_norm("encoder.ln", x, kVitEpsilon), {size.batch, size.tokens, size.width});
+  x = net.reshape("encoder.tokens", net.layer_norm("encoder.ln", x, kVitEpsilon),
+                  {size.batch, size.tokens, size.width});
   x = net.reshape("class_row", net.slice("class", x, 1, 0, 1), {size.batch, size.width});
   return std::move(net).finish_classifier(linear(net, "heads.head", x, input.classes, {}));
 }

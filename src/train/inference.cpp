@@ -196,7 +196,7 @@ Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data
   const double n = static_cast<double>(std::max<int64_t>(1, result.images));
   result.loss /= n;
   result.accuracy = static_cast<double>(right) / n;
-  if (classes > 5) result.top5_accuracy = static_cast<double>(among_five) / n;
+  if (classes > 5 && !result.language) result.top5_accuracy = static_cast<double>(among_five) / n;
   result.seconds = watch.seconds();
   return result;
 }

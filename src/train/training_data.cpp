@@ -41,12 +41,13 @@ std::shared_ptr<const DataSet> open_training_data(const TrainOptions& options) {
 
 ModelInput training_input(const TrainOptions& options, const DataInfo& data) {
   if (token_task(options.model).tokens != (data.windows.context > 0)) {
-    throw Error(ErrorCode::invalid_input,
-                data.windows.context > 0
-                    ? fmt::format("data '{}' gives tokens, but {} takes images", data.name, options.model)
-                    : fmt::format("data '{}' gives images, but {} takes tokens: --data text, bytes:FILE, tokens:FILE or "
-                                  "synthetic",
-                                  data.name, options.model));
+    throw Error(
+        ErrorCode::invalid_input,
+        data.windows.context > 0
+            ? fmt::format("data '{}' gives tokens, but {} takes images", data.name, options.model)
+            : fmt::format("data '{}' gives images, but {} takes tokens: --data text, bytes:FILE, tokens:FILE or "
+                          "synthetic",
+                          data.name, options.model));
   }
   if (options.classes > 0 && options.classes < data.classes) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} has {} classes; {} are too few: raise --num-classes",

@@ -44,7 +44,8 @@ class Language : public plimsoll::testing::Cli {
 };
 
 TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
-  const Outcome trained = train(std::string(kSmall) + " --data " + write_text() + " --batch 8 --epochs 3 --lr 0.01 --memory 16MiB");
+  const Outcome trained =
+      train(std::string(kSmall) + " --data " + write_text() + " --batch 8 --epochs 3 --lr 0.01 --memory 16MiB");
   ASSERT_EQ(trained.code, 0) << trained.err;
   std::vector<double> losses;
   for (const json& line : trained.lines()) {
@@ -59,7 +60,8 @@ TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
   EXPECT_TRUE(done["accuracy"].is_null());
   EXPECT_DOUBLE_EQ(done["test_loss"], epoch["test_loss"]);
   EXPECT_NEAR(epoch["test_perplexity"], std::exp(epoch["test_loss"].get<double>()), 1e-9);
-  EXPECT_NEAR(done["tokens_per_second"], 32 * done["images_per_second"].get<double>(), 1e-6 * done["tokens_per_second"].get<double>());
+  EXPECT_NEAR(done["tokens_per_second"], 32 * done["images_per_second"].get<double>(),
+              1e-6 * done["tokens_per_second"].get<double>());
 
   const Outcome judged = run("eval --checkpoint " + path("c.safetensors") + " --json -");
   ASSERT_EQ(judged.code, 0) << judged.err;
@@ -76,13 +78,15 @@ TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
   const Outcome drawn = run(ask + "--prompt so --top-k 5 --seed 3 --json -");
   ASSERT_EQ(drawn.code, 0) << drawn.err;
   EXPECT_EQ(drawn.lines().at(0)["tokens"].size(), 40U);
-  EXPECT_EQ(drawn.lines().at(0)["tokens"], run(ask + "--prompt so --top-k 5 --seed 3 --json -").lines().at(0)["tokens"]);
+  EXPECT_EQ(drawn.lines().at(0)["tokens"],
+            run(ask + "--prompt so --top-k 5 --seed 3 --json -").lines().at(0)["tokens"]);
   EXPECT_LE(drawn.lines().at(0)["peak_bytes"], 8 << 20);
 }
 
 TEST_F(Language, GoesOnBitForBitAfterAStopInTheMiddleOfAnEpoch) {
   const std::string text = write_text();
-  for (const std::string model : {std::string(kSmall), std::string("bert:layers=1,width=32,heads=2,context=32,positions=32")}) {
+  for (const std::string model :
+       {std::string(kSmall), std::string("bert:layers=1,width=32,heads=2,context=32,positions=32")}) {
     const std::string flags = model + " --data " + text + " --batch 8 --exact --clip-grad-norm 1 --seed 3 ";
     const Outcome whole = train(flags + "--steps 9");
     ASSERT_EQ(whole.code, 0) << whole.err;
@@ -95,7 +99,8 @@ TEST_F(Language, GoesOnBitForBitAfterAStopInTheMiddleOfAnEpoch) {
 
 TEST_F(Language, TrainsOnTokenIdsAndAnswersWithThem) {
   const std::string model = "llama:layers=1,width=32,heads=4,kv_heads=2,ffn=48,context=16,vocab=11";
-  const Outcome trained = train(model + " --data " + write_ids("ids.bin", 3000, 11) + " --batch 8 --steps 60 --lr 0.01");
+  const Outcome trained =
+      train(model + " --data " + write_ids("ids.bin", 3000, 11) + " --batch 8 --steps 60 --lr 0.01");
   ASSERT_EQ(trained.code, 0) << trained.err;
   EXPECT_LT(last(trained, "done")["loss"], 0.3);
   const std::string ask = "predict --checkpoint " + path("c.safetensors");
