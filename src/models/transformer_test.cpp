@@ -78,7 +78,7 @@ TEST(Transformers, RefuseSizesThatDoNotGoTogether) {
   EXPECT_THAT(refusal_of("llama:heads=12,kv_heads=5"), HasSubstr("12 heads are no multiple of the 5 of kv_heads"));
   EXPECT_THAT(refusal_of("llama:width=9,heads=3"), HasSubstr("rotary"));
   EXPECT_THAT(refusal_of("gpt2:contxt=3"), HasSubstr("did you mean 'context'"));
-  EXPECT_THAT(refusal_of("vit-b16", {.batch = 1, .height = 100, .width = 100}), HasSubstr("whole patches of 16x16"));
+  EXPECT_THAT(refusal_of("vit-b16", {.batch = 1, .height = 300, .width = 300}), HasSubstr("whole patches of 16x16"));
 }
 
 // As start() of scripts/record_transformers.py.
