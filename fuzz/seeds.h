@@ -182,6 +182,7 @@ inline std::vector<std::string> seeds(std::string_view target) {
             "\0\0\x08\x01\0\0\0\x05"s + "labels"s.substr(1)};
   }
   if (target == "cifar") return {"\7"s + std::string(3072, 'p'), "\3\x2a"s + std::string(3072, 'p')};
+  if (target == "tokens") return {"\1\3\0"s + "a\0b\0c\0"s, "\2\xff\1"s + "a\1\0\0b\0\0\0"s, "\0\3\1"s + "some text"};
   if (target == "image") {
     return {jpeg_seed(0, TJSAMP_420), jpeg_seed(TJFLAG_PROGRESSIVE, TJSAMP_444), jpeg_seed(0, TJSAMP_GRAY),
             png_seed(SPNG_COLOR_TYPE_TRUECOLOR, 3), png_seed(SPNG_COLOR_TYPE_GRAYSCALE_ALPHA, 2)};
@@ -215,7 +216,9 @@ inline std::vector<std::string> seeds(std::string_view target) {
     return {"resnet:6-32-788-6", "densenet:depth=40,growth=12", "mlp:256-128",
             "vgg16:dropout=0.5", "dcgan:z=100,width=64",        "lenet"};
   }
-  if (target == "data_spec") return {"digits", "mnist:/data/mnist", "cifar10:.", "images:a:b", "synthetic:1000"};
+  if (target == "data_spec")
+    return {"digits", "mnist:/data/mnist", "cifar10:.",   "images:a:b", "synthetic:1000",
+            "text",   "bytes:a.txt",       "tokens:a.u32"};
   if (target == "placement") {
     return {"id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n",
             "size,id,upper,lower,alignment,offset\r\n100,x,9223372036854775807,0,64,0\r\n7,y,5,4,64,128\r\n"};

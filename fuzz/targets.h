@@ -169,6 +169,28 @@ inline void read_cifar(std::string_view input) {
   }
 }
 
+// Of the first byte the ids' bytes, of the second the vocabulary, of the third whether tokens are masked.
+inline void read_tokens(std::string_view input) {
+  if (input.size() < 3) return;
+  const int64_t id_bytes = int64_t{1} << static_cast<uint8_t>(input[0]) % 3;
+  const int64_t vocabulary = static_cast<uint8_t>(input[1]) * 100 + 1;
+  const bool masked = static_cast<uint8_t>(input[2]) % 2 != 0;
+  input.remove_prefix(3);
+  accept_or_refuse([&] {
+    const int64_t count = token_count(static_cast<int64_t>(input.size()), id_bytes, "x");
+    std::vector<int32_t> window(static_cast<size_t>(count));
+    parse_tokens(std::as_bytes(std::span(input)), id_bytes, 0, vocabulary, "x", window);
+    for (int32_t id : window) require(id >= 0 && id < vocabulary, "an id that the vocabulary has not");
+    const TokenWindows windows{.context = masked ? count : count - 1,
+                               .mask = masked ? std::optional<int32_t>(0) : std::nullopt};
+    if (windows.context == 0) return;
+    std::vector<int32_t> ids(static_cast<size_t>(windows.context)), labels(ids.size());
+    label_window(window, windows, vocabulary, {1, 2, 3}, -1, ids, labels);
+    for (int32_t id : ids) require(id >= 0 && id < vocabulary, "an id that the vocabulary has not");
+    for (int32_t label : labels) require(label >= -1 && label < vocabulary, "a label that the vocabulary has not");
+  });
+}
+
 inline void read_image(std::string_view input) {
   Image image;
   for (int64_t smallest_side : {0, 16}) {
@@ -417,6 +439,7 @@ inline constexpr Target kTargets[] = {
     {"gzip", read_gzip},
     {"idx", read_idx},
     {"cifar", read_cifar},
+    {"tokens", read_tokens},
     {"image", read_image},
     {"safetensors", read_safetensors},
     {"weights", read_weights},

@@ -3,12 +3,15 @@
 //   open_data("cifar10:DIR") -> DataSet: sample i of a split, as 8-bit pixels and a label
 //   Loader(data, options)    -> next(): float NCHW pixels, normalised and augmented, and i32 labels
 //
+// A sample of a text is a window of token ids, and has a label for each of them.
+//
 // Everything random is drawn from a counter-based generator keyed by (seed, epoch, sample). So any batch can be made
 // again exactly: by another thread, after a resume, on another machine.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +31,17 @@ struct Augmentation {
   bool resized_crop = false;  // a random part of 8 to 100 % of the image, 3:4 to 4:3, scaled to the input size
 };
 
+// Texts. Window i has the tokens from i * context on. The label of a token is the one that follows; or with a mask, itself
+// where it is masked, and the padding label elsewhere. So many are masked in every window that it is 15 % of them, to the
+// next whole number and at least one: of these 80 % are read as the mask, 10 % as any token, and 10 % as they are (Devlin et
+// al., "BERT", 2019, section 3.1).
+struct TokenWindows {
+  int64_t context = 0;  // 0: samples are images
+  std::optional<int32_t> mask;
+  int64_t labels() const { return context > 0 ? context : 1; }                   // of a sample
+  int64_t read() const { return mask || context == 0 ? context : context + 1; }  // tokens that a sample is made of
+};
+
 struct DataInfo {
   std::string name;  // "cifar10"
   int64_t channels = 0, height = 0, width = 0, classes = 0;
@@ -35,6 +49,7 @@ struct DataInfo {
   std::vector<float> mean, stddev;       // per channel; black is 0 and white is 1
   Augmentation augmentation;             // what is usual for this data
   std::vector<std::string> class_names;  // where the data has them
+  TokenWindows windows;                  // of a text: width is the context, and classes the vocabulary
 };
 
 // Pixels as they are stored: interleaved, row after row.
@@ -54,6 +69,9 @@ class DataSet {
   // not less than so many pixels a side (0: full size). Throws Error(corrupt_file) that names the file, the place and
   // what was expected.
   virtual void read(Split split, int64_t index, int64_t smallest_side, Image& image) const = 0;
+  // The tokens of a window: windows.read() of them. Throws the same, for an id that the vocabulary has not as well; and
+  // Error(internal) where samples are images, as read() does where they are not.
+  virtual void read_tokens(Split split, int64_t index, std::span<int32_t> ids) const;
   virtual Bytes memory() const = 0;  // that the set itself holds
 
   int64_t count(Split split) const { return split == Split::train ? info().train_count : info().test_count; }
@@ -61,9 +79,10 @@ class DataSet {
 
 struct DataOptions {
   int64_t channels = 0, height = 0,
-          width = 0;    // what the network takes; 0: as the data has it, 3x224x224 for image folders
-  int64_t classes = 0;  // synthetic only; 0: 10
-  uint64_t seed = 0;    // of synthetic images and of splits that a folder does not give
+          width = 0;     // what the network takes; 0: as the data has it, 3x224x224 for image folders
+  int64_t classes = 0;   // synthetic (0: 10), and tokens: the vocabulary
+  TokenWindows windows;  // of a network of tokens
+  uint64_t seed = 0;     // of synthetic images and of splits that a folder does not give
 };
 
 // "kind[:DIR]": digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR, synthetic[:COUNT]. Throws
@@ -100,7 +119,8 @@ int batches_prepared(Bytes batch, int threads);
 
 // Valid until the next call of release() or next().
 struct Batch {
-  std::span<const float> data;      // batch x channels x height x width, row-major
+  std::span<const float> data;      // batch x channels x height x width, row-major; none of a text:
+  std::span<const int32_t> ids;     // batch x context
   std::span<const int32_t> labels;  // LoaderOptions::padding_label for rows that fill up the last batch
   int64_t epoch = 0;
   int64_t index = 0;  // in the epoch

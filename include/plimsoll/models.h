@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,7 +24,7 @@
 namespace plimsoll {
 
 // The shape of a batch, as the data gives it. A field that is 0 takes the model's own default (AlexNet 227, ResNet 224,
-// ...).
+// ...). Networks of tokens have one channel of height 1: the width is the context, and the classes are the vocabulary.
 struct ModelInput {
   int64_t batch = 32;
   int64_t channels = 0, height = 0, width = 0;
@@ -40,6 +41,18 @@ Network build_model(std::string_view name, const ModelInput& input);
 // How it is usually fed: a file's network as it was exported. Fields are 0, but for the batch, where there is no such
 // network.
 ModelInput usual_input(std::string_view name);
+
+// What a network of the zoo reads instead of images, and what it is to answer.
+struct TokenTask {
+  bool tokens = false;            // its samples are windows of token ids
+  std::optional<int32_t> mask;    // it names the tokens that this id hides; none: the token that follows
+  bool vocabulary_given = false;  // by the option vocab: then the data's own counts nothing
+};
+TokenTask token_task(std::string_view name);
+// "adamw" for transformers, else "sgd".
+std::string usual_optimizer(std::string_view name);
+// Whether it gives every token a probability, so that its loss has a perplexity.
+bool is_language_model(const Network& network);
 
 struct ModelListing {
   std::string name;
@@ -109,10 +122,17 @@ struct FullyConnectedOptions {
   bool bias = true;
 };
 
+struct AttentionOptions {
+  bool causal = false;
+  double dropout = 0;
+};
+
 class Builder {
  public:
   // Declares "data" (and, with `has_labels`, "labels"). The fields of `input` must be filled in.
   Builder(std::string name, const ModelInput& input, bool has_labels = true);
+  // The same for token ids: "data" is batch x width, and "labels" has one for each token, row after row.
+  static Builder of_tokens(std::string name, const ModelInput& input);
 
   // Used by the layers that follow; networks set them once at their start.
   WeightInit conv_init, fully_connected_init;
@@ -139,6 +159,16 @@ class Builder {
   TensorId concat(const std::string& layer, std::vector<TensorId> parts);  // along the channels
   TensorId constant(const std::string& layer, Shape shape, double value);
   TensorId random_normal(const std::string& layer, Shape shape);
+  TensorId parameter(const std::string& name, Shape shape, const Initializer& init = {});
+  TensorId embedding(const std::string& layer, TensorId ids, TensorId weight);  // ids' shape x the weight's columns
+  TensorId layer_norm(const std::string& layer, TensorId x, double epsilon);    // of the last dimension
+  TensorId rms_norm(const std::string& layer, TensorId x, double epsilon);
+  TensorId pointwise(const std::string& layer, std::string expression, std::vector<TensorId> inputs);
+  TensorId reshape(const std::string& layer, TensorId x, Shape shape);
+  TensorId permute(const std::string& layer, TensorId x, std::vector<int64_t> dims);
+  TensorId slice(const std::string& layer, TensorId x, int64_t axis, int64_t begin, int64_t size);  // x itself if all
+  // Of batch x heads x tokens x width each; q may have a multiple of the heads of k and v.
+  TensorId attention(const std::string& layer, TensorId q, TensorId k, TensorId v, const AttentionOptions& options);
   // Any other op: its first output.
   TensorId op(std::string_view type, const std::string& layer, std::vector<TensorId> inputs,
               Attributes attributes = {});
@@ -160,8 +190,12 @@ class Builder {
   Network finish() &&;
   // Softmax cross-entropy on the labels ("loss", "correct"), trained by every parameter.
   Network finish_classifier(TensorId logits) &&;
+  // The same on a label for each token, without counting those that were named rightly. The loss is the mean over the labels
+  // that count.
+  Network finish_language_model(TensorId logits) &&;
 
  private:
+  Builder() = default;
   struct Fan {
     int64_t in, out;
   };

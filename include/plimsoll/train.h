@@ -117,7 +117,7 @@ struct DoneEvent {
   std::optional<Bytes>
       device;  // what the device's memory had free less at the end than before the arena was taken, where it tells
   double loss = 0;
-  std::optional<double> accuracy;  // on the test set
+  std::optional<double> test_loss, accuracy;  // on the test set
   std::string weights_sha256;
   double training_seconds = 0;
   bool captured = false;  // steps were asked of the device as a whole (Executor::is_captured)

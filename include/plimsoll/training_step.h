@@ -87,6 +87,7 @@ class TrainingStep {
   // another size.
   void feed(const Batch& batch);
   void feed(std::span<const float> data, std::span<const int32_t> labels = {});
+  void feed_tokens(std::span<const int32_t> ids, std::span<const int32_t> labels);
   // The same for one input by its name, as row-major elements of its type. Throws Error(invalid_input) with the nearest name.
   void feed(std::string_view input, std::span<const std::byte> elements);
   // What the last run left in an output, by its name.

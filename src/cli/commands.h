@@ -59,7 +59,8 @@ struct CommonFlags {
   int64_t batch = 0;
   std::optional<std::string> memory, host_memory, spill, peer, remote_memory;
   std::string memory_is = "arena";
-  std::string policy = "auto", placement = "offline", device = "cpu", optimizer = "sgd", json;
+  std::string policy = "auto", placement = "offline", device = "cpu", optimizer,
+              json;  // optimizer: empty: the network's usual one
   int threads = 0;
   int ranks = 1;  // that are planned for
   std::string inter_op = "1", intra_op = "auto";
@@ -136,7 +137,8 @@ class JsonLines {
 };
 
 // Data for a model that was named without data: the digits where the network takes 8x8 images, else synthetic images.
-inline constexpr std::string_view kDefaultData = "digits";
+// For a language model the bundled text where its vocabulary is that of bytes.
+inline constexpr std::string_view kDefaultData = "digits", kDefaultText = "text";
 std::string data_for(const std::string& model, int64_t batch);
 
 // Throws Error(invalid_input) that names the flag when a file could not be written there: before the work, not after

@@ -125,7 +125,7 @@ bool CommonFlags::has_paper_layers() const {
 }
 
 void CommonFlags::add_optimizer_to(CLI::App& command) {
-  command.add_option("--optimizer,--opt", optimizer, "sgd, adam, adamw")->capture_default_str();
+  command.add_option("--optimizer,--opt", optimizer, "sgd, adam, adamw (default: sgd, and adamw for transformers)");
   command.add_option("--momentum", momentum, "Momentum of sgd (default: 0.9)")->check(number(0, 1));
   command.add_option("--weight-decay", weight_decay, "L2 penalty (adamw: decoupled)")
       ->capture_default_str()
@@ -212,7 +212,7 @@ CoreRequest CommonFlags::core_request() const {
 }
 
 OptimizerOptions CommonFlags::optimizer_options() const {
-  OptimizerOptions options{.name = optimizer,
+  OptimizerOptions options{.name = optimizer.empty() ? usual_optimizer(model) : optimizer,
                            .nesterov = nesterov,
                            .weight_decay = weight_decay,
                            .freeze = freeze,
@@ -247,6 +247,10 @@ void CommonFlags::check(bool from_file) const {
   workspace_bytes();
   workspace_total_bytes();
   batch_sizes();
+  if (image_size > 0 && !model.empty() && token_task(model).tokens) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--image-size: {} takes no images; its option context says how long a window is", model));
+  }
 }
 
 namespace {

@@ -403,7 +403,7 @@ Run add_compare(CLI::App& app) {
       "Examples:\n  plimsoll compare resnet50 --batch 32 --memory 1GiB --host-memory 8GiB\n  plimsoll compare alexnet --batch 200 --layer-model paper --device k40c --memory 900MiB");
   return [flags] {
     flags->check();
-    check_momentum(*flags, flags->optimizer);
+    check_momentum(*flags, flags->optimizer_options().name);
     if (flags->run) check_can_run(*flags);
     return Comparison(*flags).run();
   };
@@ -427,7 +427,7 @@ Run add_max(CLI::App& app) {
       throw Error(ErrorCode::invalid_input, unknown_name("--what", flags->what, {"batch", "depth"}));
     policy_options(flags->policy);
     flags->check();
-    check_momentum(*flags, flags->optimizer);
+    check_momentum(*flags, flags->optimizer_options().name);
     build_model(flags->what == "depth" ? with_depth(flags->model, 1) : flags->model, input_of(*flags, 1));
     return Largest(*flags).run();
   };

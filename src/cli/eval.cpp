@@ -1,6 +1,7 @@
 // eval: how well a trained network answers on a data set.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -104,12 +105,18 @@ int run_eval(const EvalFlags& flags, const CLI::App& command) {
   }
   const std::shared_ptr<const DataSet> data = open_training_data(options);
   if (data->info().test_count == 0)
-    throw Error(ErrorCode::invalid_input, fmt::format("--data {}: has no test images", options.data));
+    throw Error(ErrorCode::invalid_input, fmt::format("--data {}: has no test {}", options.data,
+                                                      data->info().windows.context > 0 ? "windows" : "images"));
   const ModelInput input = input_for(request, data->info());
   Inference network(request, input, file, data->memory(), options.data.starts_with("images") ? options.workers : 0,
                     complain);
-  say(out, fmt::format("{} of {} on {}: {} test images, batch {}, in {}", options.model, flags.checkpoint,
-                       data->info().name, data->info().test_count, network.batch(), to_string(network.arena())));
+  const int64_t context = data->info().windows.context;
+  if (context > 0 && flags.per_class)
+    throw Error(ErrorCode::invalid_input, "--per-class: a language model has no classes; leave the flag out");
+  say(out,
+      fmt::format("{} of {} on {}: {} test {}, batch {}, in {}", options.model, flags.checkpoint, data->info().name,
+                  data->info().test_count, context > 0 ? fmt::format("windows of {} tokens", context) : "images",
+                  network.batch(), to_string(network.arena())));
   catch_interrupts();
   Progress progress;
   const Assessment a = assess(network, data, options.seed, options.workers, [&](int64_t done, int64_t total) {
@@ -118,12 +125,23 @@ int run_eval(const EvalFlags& flags, const CLI::App& command) {
   });
   progress.finish();
   if (flags.per_class) say_classes(out, a, data->info().class_names);
-  std::string text = fmt::format("{} images: loss {:.4f}, accuracy {:.2f} %", a.images, a.loss, 100 * a.accuracy);
-  if (a.top5_accuracy) text += fmt::format(", among the first five {:.2f} %", 100 * *a.top5_accuracy);
-  say(out, fmt::format("{} ({:.1f} s, {:.4g} images/s; peak {})", text, a.seconds,
-                       static_cast<double>(a.images) / std::max(a.seconds, 1e-9), to_string(network.peak())));
+  const double rate = static_cast<double>(a.images) / std::max(a.seconds, 1e-9);
+  if (a.language) {
+    say(out,
+        fmt::format("{} windows: loss {:.4f}, perplexity {:.4f} ({:.1f} s, {:.4g} tokens/s; peak {})", a.images, a.loss,
+                    std::exp(a.loss), a.seconds, rate * static_cast<double>(context), to_string(network.peak())));
+  } else {
+    std::string text = fmt::format("{} images: loss {:.4f}, accuracy {:.2f} %", a.images, a.loss, 100 * a.accuracy);
+    if (a.top5_accuracy) text += fmt::format(", among the first five {:.2f} %", 100 * *a.top5_accuracy);
+    say(out, fmt::format("{} ({:.1f} s, {:.4g} images/s; peak {})", text, a.seconds, rate, to_string(network.peak())));
+  }
   tell_process(request, network);
   json object = result_json(flags, options, network, a);
+  if (a.language) {
+    object["accuracy"] = nullptr;
+    object["perplexity"] = std::exp(a.loss);
+    object["tokens_per_second"] = rate * static_cast<double>(context);
+  }
   if (flags.per_class) object["classes"] = counts_json(a, data->info().class_names);
   out.write(object);
   return kDone;
@@ -141,7 +159,8 @@ Run add_eval(CLI::App& app) {
       "  plimsoll eval --checkpoint resnet50.safetensors --model resnet50 --data images:DIR      torchvision's weights");
   flags->add_to(
       *command,
-      "Test images of this data (default: the checkpoint's): digits, mnist:DIR, cifar10:DIR, images:DIR, ...");
+      "Test images, or the end of a text, of this data (default: the checkpoint's): digits, mnist:DIR, cifar10:DIR, "
+      "images:DIR, text, bytes:FILE, tokens:FILE, ...");
   command->add_flag("--per-class", flags->per_class, "A table of the classes: images, right answers, accuracy");
   command->add_option("--json", flags->json, "Write the result as JSON to FILE, or to standard output for '-'")
       ->type_name("FILE")

@@ -33,7 +33,9 @@ Run add_models(CLI::App& app) {
   return add_list(app, "models", "List the networks", [](const JsonLines& human, JsonLines& json) {
     for (const ModelListing& m : list_models()) {
       const ModelInput& in = m.default_input;
-      const std::string shape = fmt::format("{}x{}x{}", in.channels, in.height, in.width);
+      const bool tokens = token_task(m.name).tokens;
+      const std::string shape =
+          tokens ? fmt::format("{} tokens", in.width) : fmt::format("{}x{}x{}", in.channels, in.height, in.width);
       if (!json.to_stdout())
         say(human, fmt::format("{:<14} {:<12} {}{}", m.name, shape, m.description,
                                m.options.empty() ? "" : fmt::format(" (options: {})", m.options)));
@@ -43,7 +45,8 @@ Run add_models(CLI::App& app) {
                   {"channels", in.channels},
                   {"height", in.height},
                   {"width", in.width},
-                  {"classes", in.classes}});
+                  {"classes", in.classes},
+                  {"tokens", tokens}});
     }
   });
 }

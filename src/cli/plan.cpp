@@ -238,7 +238,7 @@ int run_plan(const PlanFlags& flags) {
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
   flags.check();
-  check_momentum(flags, flags.optimizer);
+  check_momentum(flags, flags.optimizer_options().name);
   check_costs(flags);
   JsonLines out(flags.json);
   ModelInput input = planned_input(flags);
@@ -490,7 +490,7 @@ int run_profile(const ProfileFlags& flags) {
   flags.check();
   if (flags.means_process())
     throw Error(ErrorCode::invalid_input, "--memory-is process: profile measures kernels; leave the flag out");
-  check_momentum(flags, flags.optimizer);
+  check_momentum(flags, flags.optimizer_options().name);
   check_writable("--export", flags.export_to);
   const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);
   if (shares_cores(flags.device)) cpu::require_threads(*std::max_element(threads.begin(), threads.end()));

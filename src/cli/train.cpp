@@ -1,6 +1,7 @@
 // train: the whole way from a network's name to trained weights.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -32,6 +33,7 @@ using nlohmann::json;
 constexpr std::string_view kDefaultModel = "resnet20";
 constexpr std::string_view kDefaultMemory = "12MiB";
 constexpr int64_t kDefaultEpochs = 12;
+constexpr int64_t kTextEpochs = 3, kByteVocabulary = 256;
 
 double default_lr(std::string_view optimizer) { return optimizer == "sgd" ? 0.05 : 0.001; }
 
@@ -259,7 +261,7 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
   options.steps = flags.steps;
   options.optimizer = flags.optimizer_options();
   options.schedule = flags.schedule;
-  options.schedule.lr = flags.lr > 0 ? flags.lr : default_lr(flags.optimizer);
+  options.schedule.lr = flags.lr > 0 ? flags.lr : default_lr(options.optimizer.name);
   options.seed = flags.seed;
   options.exact = flags.exact;
   options.workspace = flags.workspace_bytes();
@@ -289,7 +291,8 @@ TrainOptions options_from(TrainFlags& flags, const CLI::App& command) {
     if (command.count("--sched") == 0) options.schedule.name = "cosine";
     if (command.count("--weight-decay") == 0) options.optimizer.weight_decay = 1e-4;
   }
-  if (options.epochs == 0 && options.steps == 0) options.epochs = options.data == kDefaultData ? kDefaultEpochs : 1;
+  if (options.epochs == 0 && options.steps == 0)
+    options.epochs = options.data == kDefaultData ? kDefaultEpochs : options.data == kDefaultText ? kTextEpochs : 1;
   return options;
 }
 
@@ -315,7 +318,21 @@ json done_json(const DoneEvent& d, const TrainOptions& options) {
           {"training_seconds", d.training_seconds}};
 }
 
-std::string done_text(const DoneEvent& d, const TrainOptions& options) {
+// Of a language model: a sample is a window of so many tokens.
+struct Language {
+  int64_t context = 0;  // 0: none
+  explicit operator bool() const { return context > 0; }
+};
+
+// With them the model is as unsure as if it chose among so many tokens.
+double perplexity(double loss) { return std::exp(loss); }
+
+std::string speed_text(double samples_per_second, Language language) {
+  if (!language) return rate_text(samples_per_second);
+  return number_text(samples_per_second * static_cast<double>(language.context)) + " tokens/s";
+}
+
+std::string done_text(const DoneEvent& d, const TrainOptions& options, Language language) {
   if (d.steps == 0 && !d.interrupted) {
     return fmt::format("nothing to do: {} has done {} steps already; raise {} to go on",
                        options.resume ? options.resume->string() : "the training", d.step,
@@ -325,7 +342,7 @@ std::string done_text(const DoneEvent& d, const TrainOptions& options) {
   const std::string step = batches > 1 ? fmt::format("a batch, of which a step takes up to {},", batches) : "a step";
   return fmt::format("{}: {} step{} in {:.1f} s, {}; {} {} (predicted {}); peak {} of {}, of the process {}",
                      d.interrupted ? "interrupted" : "done", d.steps, d.steps == 1 ? "" : "s", d.training_seconds,
-                     rate_text(d.images_per_second), step, time_text(d.step_time_ms),
+                     speed_text(d.images_per_second, language), step, time_text(d.step_time_ms),
                      time_text(d.predicted_step_time_ms), to_string(d.peak),
                      d.budget.count == INT64_MAX ? "no budget" : to_string(d.budget), to_string(d.process_peak));
 }
@@ -367,10 +384,12 @@ json epoch_json(const EpochEvent& e) {
           {"gradient_norm", e.gradient_norm ? json(*e.gradient_norm) : json(nullptr)}};
 }
 
-std::string epoch_text(const EpochEvent& e) {
-  std::string text = fmt::format("epoch {}/{}: train loss {:.4f}, accuracy {:.2f} %", e.epoch, e.epochs, e.train_loss,
-                                 100 * e.train_accuracy);
+std::string epoch_text(const EpochEvent& e, Language language) {
+  std::string text = fmt::format("epoch {}/{}: train loss {:.4f}, ", e.epoch, e.epochs, e.train_loss);
+  text += language ? fmt::format("perplexity {:.4g}", perplexity(e.train_loss))
+                   : fmt::format("accuracy {:.2f} %", 100 * e.train_accuracy);
   if (e.test_loss) text += fmt::format("; test loss {:.4f}", *e.test_loss);
+  if (e.test_loss && language) text += fmt::format(", perplexity {:.4g}", perplexity(*e.test_loss));
   if (e.test_accuracy) text += fmt::format(", accuracy {:.2f} %", 100 * *e.test_accuracy);
   return fmt::format("{} ({:.1f} s)", text, e.seconds);
 }
@@ -424,7 +443,8 @@ class Narrator {
 
   void tell_done(const DoneEvent& done) {
     progress_.finish();
-    std::string text = done_text(done, options_);
+    std::string text = done_text(done, options_, language_);
+    if (done.test_loss && language_) text += fmt::format("\ntest perplexity {:.4g}", perplexity(*done.test_loss));
     if (done.accuracy) text += fmt::format("\ntest accuracy {:.2f} %", 100 * *done.accuracy);
     if (options_.checkpoint && done.steps > 0) {
       const std::string file = options_.checkpoint->string();
@@ -435,7 +455,13 @@ class Narrator {
       text += fmt::format("\nreport: {} (open it in a browser)", flags_.report);
     }
     say(out_, text);
-    out_.write(done_json(done, options_));
+    json event = done_json(done, options_);
+    if (language_) {
+      event["test_loss"] = done.test_loss ? json(*done.test_loss) : json(nullptr);
+      add_perplexity(event, "test_perplexity", done.test_loss);
+      add_tokens_per_second(event, done.images_per_second);
+    }
+    out_.write(event);
     if (done.interrupted && output_closed()) complain(text);  // to whom it may still reach
   }
 
@@ -445,8 +471,17 @@ class Narrator {
     std::vector<StepRecord> steps;
   };
 
+  static void add_perplexity(json& event, const char* name, const std::optional<double>& loss) {
+    event[name] = loss ? json(perplexity(*loss)) : json(nullptr);
+  }
+  void add_tokens_per_second(json& event, double samples_per_second) const {
+    event["tokens_per_second"] = samples_per_second * static_cast<double>(language_.context);
+  }
+
   void tell_plan(const Program& program, const std::string& data, const ProcessMemory& process) {
     progress_.finish();
+    const Network& network = program.network;
+    if (is_language_model(network)) language_.context = network.graph.tensor(network.data).shape[1];
     say(out_, fmt::format("{} on {}, batch {}, device {}", options_.model, data, options_.batch, options_.device));
     say(out_, plan_text(program, options_.batch) +
                   (shares_cores(options_.device)
@@ -462,9 +497,19 @@ class Narrator {
 
   void tell_step(const StepEvent& e) {
     progress_.update(fmt::format("epoch {}", e.epoch + 1), e.step, e.total_steps,
-                     fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}", number_text(e.images_per_second, 4), e.loss,
-                                 e.lr, memory_text_));
-    if (out_.active()) out_.write(step_json(e));
+                     language_ ? fmt::format("{}, loss {:.4f}, perplexity {:.4g}, lr {:.3g}, {}",
+                                             speed_text(e.images_per_second, language_), e.loss, perplexity(e.loss),
+                                             e.lr, memory_text_)
+                               : fmt::format("{} img/s, loss {:.4f}, lr {:.3g}, {}",
+                                             number_text(e.images_per_second, 4), e.loss, e.lr, memory_text_));
+    if (out_.active()) {
+      json event = step_json(e);
+      if (language_) {
+        add_perplexity(event, "perplexity", e.loss);
+        add_tokens_per_second(event, e.images_per_second);
+      }
+      out_.write(event);
+    }
     if (!event_file_) return;
     std::vector<Scalar> scalars{{"step/loss", e.loss}, {"step/lr", e.lr}, {"step/time_ms", e.step_time_ms}};
     if (e.gradient_norm) scalars.push_back({"step/gradient_norm", *e.gradient_norm});
@@ -473,14 +518,21 @@ class Narrator {
 
   void tell_epoch(const EpochEvent& e) {
     progress_.finish();
-    say(out_, epoch_text(e));
-    out_.write(epoch_json(e));
+    say(out_, epoch_text(e, language_));
+    json event = epoch_json(e);
+    if (language_) {
+      event["train_accuracy"] = nullptr;
+      add_perplexity(event, "train_perplexity", e.train_loss);
+      add_perplexity(event, "test_perplexity", e.test_loss);
+      add_tokens_per_second(event, e.images_per_second);
+    }
+    out_.write(event);
     if (epoch_log_) go_on_without(epoch_log_, [&] { epoch_log_->write(e); });
     if (!event_file_) return;
-    std::vector<Scalar> scalars{{"loss/train", e.train_loss},
-                                {"accuracy/train", e.train_accuracy},
-                                {"lr", e.lr},
-                                {"images_per_second", e.images_per_second}};
+    std::vector<Scalar> scalars{{"loss/train", e.train_loss}, {"lr", e.lr}, {"images_per_second", e.images_per_second}};
+    if (!language_) scalars.push_back({"accuracy/train", e.train_accuracy});
+    if (language_) scalars.push_back({"perplexity/train", perplexity(e.train_loss)});
+    if (language_ && e.test_loss) scalars.push_back({"perplexity/eval", perplexity(*e.test_loss)});
     if (e.test_loss) scalars.push_back({"loss/eval", *e.test_loss});
     if (e.test_accuracy) scalars.push_back({"accuracy/eval", *e.test_accuracy});
     go_on_without(event_file_, [&] { event_file_->write(e.step, scalars); });
@@ -524,6 +576,7 @@ class Narrator {
   std::optional<EpochLog> epoch_log_;
   std::optional<EventFile> event_file_;
   bool lost_a_log_ = false;
+  Language language_;
   Progress progress_;
   std::string memory_text_;
   std::optional<Recorded> recorded_;  // the report also tells what is known only when all is done
@@ -578,8 +631,10 @@ int run_train(TrainFlags& flags, const CLI::App& command, const std::shared_ptr<
 // What is trained on, and how long.
 void add_data_to(CLI::App& command, TrainFlags& flags) {
   command
-      .add_option("--data", flags.data,
-                  "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic")
+      .add_option(
+          "--data", flags.data,
+          "digits, mnist:DIR, cifar10:DIR, cifar100:DIR, images:DIR (a folder a class), synthetic; for language "
+          "models text, bytes:FILE, tokens:FILE (ids of 2 bytes; of 4 where it ends in .u32), synthetic")
       ->check(not_empty());
   command.add_option("--epochs", flags.epochs, "Passes over the training data")
       ->check(whole_number(1, int64_t{1} << 30));
@@ -670,6 +725,8 @@ void add_files_to(CLI::App& command, TrainFlags& flags) {
 }  // namespace
 
 std::string data_for(const std::string& model, int64_t batch) {
+  if (token_task(model).tokens)
+    return std::string(usual_input(model).classes == kByteVocabulary ? kDefaultText : "synthetic");
   try {
     build_model(model, {.batch = batch, .channels = 1, .height = 8, .width = 8, .classes = 10});
     return std::string(kDefaultData);

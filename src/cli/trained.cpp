@@ -43,7 +43,7 @@ InferenceRequest TrainedFlags::request(const CLI::App& command, const WeightsFil
   const auto given = [&](const char* name) { return command.count(name) > 0; };
   InferenceRequest request = request_of(file);
   TrainOptions& options = request.options;
-  if (given("--model")) {
+  if (!model.empty()) {
     if (model != options.model) request.input.reset();  // what fed the other says nothing
     options.model = model;
   }

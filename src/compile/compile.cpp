@@ -578,7 +578,7 @@ std::variant<Program, Infeasible> compile_inference(const Network& network, cons
   inference.graph.tensor(logits).role = Role::output;
   std::vector<TensorId>& outputs = inference.graph.outputs;
   for (TensorId id : {inference.objectives[0].loss, inference.correct, logits}) {
-    if (std::find(outputs.begin(), outputs.end(), id) == outputs.end()) outputs.push_back(id);
+    if (id.valid() && std::find(outputs.begin(), outputs.end(), id) == outputs.end()) outputs.push_back(id);
   }
   auto result = compile_rewritten(std::move(inference), device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);

@@ -42,7 +42,12 @@ std::vector<DataListing> list_data() {
       {"cifar100", "cifar100:DIR: the binary version"},
       {"images",
        "images:DIR: folders train/ and val/ or test/ of class folders of JPEG and PNG, or class folders directly"},
-      {"synthetic", "synthetic[:COUNT]: generated images of any size, which a network can learn"},
+      {"synthetic", "synthetic[:COUNT]: generated images of any size, or tokens, which a network can learn"},
+      {"text", "Paradise Lost, part of Plimsoll: 457 KB, a token a byte"},
+      {"bytes", "bytes:FILE: any file, a token a byte; or a folder with train.txt and val.txt"},
+      {"tokens",
+       "tokens:FILE: token ids, little-endian, of 2 bytes (4 where it ends in .u32); or a folder with train.bin and "
+       "val.bin"},
   };
 }
 
@@ -55,24 +60,36 @@ DataSpec parse_data_spec(std::string_view text) {
   if (std::find(known.begin(), known.end(), spec.kind) == known.end()) {
     throw Error(ErrorCode::invalid_input, unknown_name("data", spec.kind, known));
   }
-  if (spec.kind == "digits") {
-    if (has_argument)
-      throw Error(ErrorCode::invalid_input, "data 'digits' takes no folder; PLIMSOLL_DATA names another place");
+  if (spec.kind == "digits" || spec.kind == "text") {
+    if (has_argument) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("data '{}' takes no folder; PLIMSOLL_DATA names another place", spec.kind));
+    }
   } else if (spec.kind == "synthetic") {
     if (has_argument) spec.count = parse_count(argument);
   } else {
     if (argument.empty()) {
-      throw Error(ErrorCode::invalid_input, fmt::format("data '{0}' needs a folder: --data {0}:DIR", spec.kind));
+      const bool is_file = spec.kind == "tokens" || spec.kind == "bytes";
+      throw Error(ErrorCode::invalid_input, fmt::format("data '{0}' needs a {1}: --data {0}:{2}", spec.kind,
+                                                        is_file ? "file" : "folder", is_file ? "FILE" : "DIR"));
     }
     spec.folder = argument;
   }
   return spec;
 }
 
+void DataSet::read_tokens(Split, int64_t, std::span<int32_t>) const {
+  throw Error(ErrorCode::internal, fmt::format("data '{}' has images, and is asked for tokens", info().name));
+}
+
 std::shared_ptr<const DataSet> open_data(std::string_view text, const DataOptions& options) {
   const DataSpec spec = parse_data_spec(text);
   if (spec.kind == "digits") return open_digits(options);
-  if (spec.kind == "synthetic") return open_synthetic(spec.count, options);
+  if (spec.kind == "synthetic")
+    return options.windows.context > 0 ? open_synthetic_tokens(spec.count, options)
+                                       : open_synthetic(spec.count, options);
+  if (spec.kind == "text") return open_text(options);
+  if (spec.kind == "tokens" || spec.kind == "bytes") return open_tokens(spec.kind, spec.folder, options);
   std::error_code ignored;
   if (!std::filesystem::is_directory(spec.folder, ignored)) {
     throw Error(ErrorCode::invalid_input, fmt::format("data '{}': there is no folder '{}'", spec.kind, spec.folder));

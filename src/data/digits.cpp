@@ -1,9 +1,7 @@
 // The bundled data set: small enough to lie in memory whole.
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <array>
-#include <cstdlib>
 
 #include "base/csv.h"
 #include "base/files.h"
@@ -18,33 +16,6 @@ constexpr int kPixels = kDigitSide * kDigitSide;
 constexpr int kWhite = 16;
 constexpr int kDigitClasses = 10;
 constexpr const char* kFileName = "digits.csv.gz";
-
-// In the folder that PLIMSOLL_DATA names; else beside or above the program, as an installation or a build has it; else
-// where the sources were.
-std::filesystem::path find_digits() {
-  if (const char* folder = std::getenv("PLIMSOLL_DATA")) return std::filesystem::path(folder) / kFileName;
-  std::vector<std::filesystem::path> starts;
-  std::error_code ignored;
-  starts.push_back(std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path());
-  Dl_info here{};
-  if (dladdr(reinterpret_cast<const void*>(&open_digits), &here) != 0 && here.dli_fname != nullptr) {
-    starts.push_back(std::filesystem::absolute(here.dli_fname, ignored).parent_path());
-  }
-  for (std::filesystem::path folder : starts) {
-    for (int level = 0; level < 4 && !folder.empty(); ++level, folder = folder.parent_path()) {
-      for (const char* inside : {"data", "share/plimsoll"}) {
-        const std::filesystem::path file = folder / inside / kFileName;
-        if (std::filesystem::is_regular_file(file, ignored)) return file;
-      }
-    }
-  }
-#ifdef PLIMSOLL_SOURCE_DATA
-  return std::filesystem::path(PLIMSOLL_SOURCE_DATA) / kFileName;
-#else
-  throw Error(ErrorCode::invalid_input,
-              fmt::format("data 'digits': {} is not beside the program; name its folder in PLIMSOLL_DATA", kFileName));
-#endif
-}
 
 class Digits : public DataSet {
  public:
@@ -110,7 +81,7 @@ DigitsTable parse_digits_csv(std::string_view text, const std::string& file_name
 }
 
 std::shared_ptr<const DataSet> open_digits(const DataOptions& options) {
-  const std::filesystem::path file = find_digits();
+  const std::filesystem::path file = bundled_file(kFileName, "digits");
   return std::make_shared<Digits>(parse_digits_csv(read_gzip_file(file, 64_MiB), file.string()), options);
 }
 

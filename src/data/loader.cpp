@@ -12,14 +12,16 @@
 #include <thread>
 
 #include "data/prepare.h"
+#include "data/sources.h"
 #include "plimsoll/data.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
 
 struct Loader::Impl {
-  struct Slot {  // in the region
-    std::span<float> data;
+  struct Slot {              // in the region
+    std::span<float> data;   // of images
+    std::span<int32_t> ids;  // of a text, in the same place
     std::span<int32_t> labels;
     int64_t count = 0;
     bool ready = false;
@@ -51,8 +53,11 @@ struct Loader::Impl {
   void make_slots(size_t count, size_t elements, size_t rows) {
     constexpr size_t kPage = 4096, kLine = 64;
     const auto whole = [](size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; };
+    const bool text = data->info().windows.context > 0;
+    const size_t labels = rows * static_cast<size_t>(data->info().windows.labels());
+    static_assert(sizeof(float) == sizeof(int32_t));
     const size_t data_bytes = whole(elements * sizeof(float), kLine),
-                 label_bytes = whole(rows * sizeof(int32_t), kLine);
+                 label_bytes = whole(labels * sizeof(int32_t), kLine);
     region_bytes = whole(count * (data_bytes + label_bytes), kPage);
     region.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, region_bytes)));
     if (!region) {
@@ -63,8 +68,12 @@ struct Loader::Impl {
     slots.resize(count);
     std::byte* at = region.get();
     for (Slot& slot : slots) {
-      slot.data = {reinterpret_cast<float*>(at), elements};
-      slot.labels = {reinterpret_cast<int32_t*>(at + data_bytes), rows};
+      if (text) {
+        slot.ids = {reinterpret_cast<int32_t*>(at), elements};
+      } else {
+        slot.data = {reinterpret_cast<float*>(at), elements};
+      }
+      slot.labels = {reinterpret_cast<int32_t*>(at + data_bytes), labels};
       at += data_bytes + label_bytes;
     }
   }
@@ -86,6 +95,8 @@ struct Loader::Impl {
     const int64_t epoch = number / batches_per_epoch,
                   first = (number % batches_per_epoch * options.parts + options.part) * options.batch;
     const auto shuffled = order_of(epoch);
+    const TokenWindows& windows = data->info().windows;
+    const int64_t labels = windows.labels();
     const bool training = options.split == Split::train;
     const int64_t side = smallest_side(data->info(), options.split);
     slot.count = std::clamp<int64_t>(sample_count - first, 0, options.batch);
@@ -95,14 +106,29 @@ struct Loader::Impl {
         if (stopping) return;
       }
       const int64_t sample = shuffled ? (*shuffled)[first + row] : first + row;
+      if (windows.context > 0) {
+        scratch.window.resize(static_cast<size_t>(windows.read()));
+        data->read_tokens(options.split, sample, scratch.window);
+        // The test set's masks are always the same.
+        label_window(scratch.window, windows, data->info().classes,
+                     {.seed = options.seed, .epoch = training ? epoch : -1, .sample = sample}, options.padding_label,
+                     slot.ids.subspan(row * sample_elements, sample_elements),
+                     slot.labels.subspan(row * labels, labels));
+        continue;
+      }
       data->read(options.split, sample, side, scratch.image);
       prepare(scratch.image, data->info(), training ? &options.augmentation : nullptr,
               {.seed = options.seed, .epoch = epoch, .sample = sample}, scratch,
               slot.data.subspan(row * sample_elements, sample_elements));
       slot.labels[row] = scratch.image.label;
     }
-    std::fill(slot.data.begin() + slot.count * sample_elements, slot.data.end(), 0.0F);
-    std::fill(slot.labels.begin() + slot.count, slot.labels.end(), options.padding_label);
+    const auto filled = slot.count * sample_elements;
+    if (windows.context > 0) {
+      std::fill(slot.ids.begin() + filled, slot.ids.end(), 0);
+    } else {
+      std::fill(slot.data.begin() + filled, slot.data.end(), 0.0F);
+    }
+    std::fill(slot.labels.begin() + slot.count * labels, slot.labels.end(), options.padding_label);
   }
 
   void work() {
@@ -185,6 +211,7 @@ const Batch& Loader::next() {
   impl.batch_ready.wait(lock, [&] { return slot.ready; });
   if (slot.error) std::rethrow_exception(slot.error);
   impl.current = {.data = slot.data,
+                  .ids = slot.ids,
                   .labels = slot.labels,
                   .epoch = impl.delivered / impl.batches_per_epoch,
                   .index = impl.delivered % impl.batches_per_epoch,
@@ -211,7 +238,8 @@ std::span<std::byte> Loader::buffer() { return {impl_->region.get(), impl_->regi
 
 Bytes Loader::memory() const {
   const Impl::Slot& slot = impl_->slots.front();
-  return Bytes{static_cast<int64_t>(slot.data.size() * sizeof(float) + slot.labels.size() * sizeof(int32_t))} *
+  return Bytes{static_cast<int64_t>((slot.data.size() + slot.ids.size()) * sizeof(float) +
+                                    slot.labels.size() * sizeof(int32_t))} *
          static_cast<int64_t>(impl_->slots.size());
 }
 

@@ -36,6 +36,7 @@ struct PrepareScratch {
   Image image;
   std::vector<uint8_t> scaled;
   std::vector<float> rows;
+  std::vector<int32_t> window;  // of a text
 };
 
 // The smallest side that read() is to give for this data set.

@@ -17,7 +17,7 @@ namespace plimsoll {
 // argument that is missing, too many, or no count; whether a folder is there is judged when it is opened.
 struct DataSpec {
   std::string kind;
-  std::string folder;     // mnist, cifar10, cifar100, images
+  std::string folder;     // mnist, cifar10, cifar100, images; of tokens and bytes a file or a folder
   int64_t count = 10240;  // synthetic
 };
 DataSpec parse_data_spec(std::string_view spec);
@@ -27,6 +27,31 @@ std::shared_ptr<const DataSet> open_mnist(const std::filesystem::path& folder, c
 std::shared_ptr<const DataSet> open_cifar(int classes, const std::filesystem::path& folder, const DataOptions& options);
 std::shared_ptr<const DataSet> open_image_folder(const std::filesystem::path& folder, const DataOptions& options);
 std::shared_ptr<const DataSet> open_synthetic(int64_t count, const DataOptions& options);
+
+// Texts. `kind`: "tokens" or "bytes".
+std::shared_ptr<const DataSet> open_tokens(const std::string& kind, const std::filesystem::path& path,
+                                           const DataOptions& options);
+std::shared_ptr<const DataSet> open_text(const DataOptions& options);  // the bundled one
+std::shared_ptr<const DataSet> open_synthetic_tokens(int64_t windows, const DataOptions& options);
+// A file of the bundled data: in the folder that PLIMSOLL_DATA names; else beside or above the program, as an installation or
+// a build has it; else where the sources were. Throws Error(invalid_input) naming `data`.
+std::filesystem::path bundled_file(const std::string& name, const std::string& data);
+
+// How many ids of so many bytes a file has, and some of them from bytes. Both throw Error(corrupt_file) with the place: the
+// second on an id that a vocabulary of that size has not.
+int64_t token_count(int64_t file_bytes, int64_t id_bytes, const std::string& file_name);
+void parse_tokens(std::span<const std::byte> bytes, int64_t id_bytes, int64_t first, int64_t vocabulary,
+                  const std::string& file_name, std::span<int32_t> ids);
+
+// Turns a window of tokens into what a network reads and is to answer (TokenWindows). `labels` has one for each of `ids`;
+// `nothing` is the label that counts nothing. Draws from (seed, epoch, sample) alone.
+struct WindowKey {
+  uint64_t seed = 0;
+  int64_t epoch = 0;
+  int64_t sample = 0;
+};
+void label_window(std::span<const int32_t> window, const TokenWindows& windows, int64_t vocabulary,
+                  const WindowKey& key, int32_t nothing, std::span<int32_t> ids, std::span<int32_t> labels);
 
 inline constexpr int64_t kImagenetSide = 224;
 inline constexpr Bytes kLargestImageFile = 256_MiB;

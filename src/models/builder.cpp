@@ -52,6 +52,15 @@ Builder::Builder(std::string name, const ModelInput& input, bool has_labels) : i
   if (has_labels) network_.labels = network_.graph.add_source("labels", {input.batch}, DType::i32, Role::input);
 }
 
+Builder Builder::of_tokens(std::string name, const ModelInput& input) {
+  Builder net;
+  net.input_ = input;
+  net.graph().name = std::move(name);
+  net.network_.data = net.graph().add_source("data", {input.batch, input.width}, DType::i32, Role::input);
+  net.network_.labels = net.graph().add_source("labels", {input.batch * input.width}, DType::i32, Role::input);
+  return net;
+}
+
 TensorId Builder::source(const std::string& name, const Shape& shape, Role role, const Initializer& init) {
   if (const TensorId known = graph().find_tensor(name); known.valid()) {
     if (graph().tensor(known).shape == shape) return known;
@@ -197,6 +206,67 @@ TensorId Builder::random_normal(const std::string& layer, Shape shape) {
                                {{"shape", std::move(shape)}, {"salt", next_salt_++}}));
 }
 
+TensorId Builder::parameter(const std::string& name, Shape shape, const Initializer& init) {
+  return source(name, shape, Role::parameter, init);
+}
+
+TensorId Builder::embedding(const std::string& layer, TensorId ids, TensorId weight) {
+  return op("Embedding", layer, {weight, ids});
+}
+
+TensorId Builder::layer_norm(const std::string& layer, TensorId x, double epsilon) {
+  const Shape row{shape(x).back()};
+  const TensorId gamma = parameter(layer + ".weight", row, {Initializer::Kind::constant, 1, 0});
+  const TensorId beta = parameter(layer + ".bias", row);
+  const std::string name = tag_.empty() ? layer : layer + "/" + tag_;
+  return graph().output(append("LayerNormForward", layer, {x, gamma, beta},
+                               {{"axes", int64_t{1}}, {"epsilon", epsilon}, {"affine", std::string("gamma_beta")}},
+                               {name + "/y", name + "/mean", name + "/rstd"}));
+}
+
+TensorId Builder::rms_norm(const std::string& layer, TensorId x, double epsilon) {
+  const TensorId gamma = parameter(layer + ".weight", {shape(x).back()}, {Initializer::Kind::constant, 1, 0});
+  const std::string name = tag_.empty() ? layer : layer + "/" + tag_;
+  return graph().output(append("RmsNormForward", layer, {x, gamma},
+                               {{"axes", int64_t{1}}, {"epsilon", epsilon}, {"affine", std::string("gamma")}},
+                               {name + "/y", name + "/rstd"}));
+}
+
+TensorId Builder::pointwise(const std::string& layer, std::string expression, std::vector<TensorId> inputs) {
+  return op("Pointwise", layer, std::move(inputs), {{"expression", std::move(expression)}});
+}
+
+TensorId Builder::reshape(const std::string& layer, TensorId x, Shape wanted) {
+  if (shape(x) == wanted) return x;
+  return op("Reshape", layer, {x}, {{"shape", std::move(wanted)}});
+}
+
+TensorId Builder::permute(const std::string& layer, TensorId x, std::vector<int64_t> dims) {
+  return op("Permute", layer, {x}, {{"dims", std::move(dims)}});
+}
+
+TensorId Builder::slice(const std::string& layer, TensorId x, int64_t axis, int64_t begin, int64_t size) {
+  if (shape(x).at(static_cast<size_t>(axis)) == size) return x;
+  return op("Slice", layer, {x}, {{"axis", axis}, {"begin", begin}, {"size", size}});
+}
+
+TensorId Builder::attention(const std::string& layer, TensorId q, TensorId k, TensorId v, const AttentionOptions& o) {
+  Attributes attributes{{"scale", 1 / std::sqrt(static_cast<double>(shape(q).back()))},
+                        {"causal", int64_t{o.causal}},
+                        {"enable_gqa", int64_t{shape(q) != shape(k)}}};
+  std::vector<TensorId> inputs{q, k, v};
+  const int64_t salt = next_salt_++;
+  if (input_.training && o.dropout > 0) {
+    attributes.set("dropout", o.dropout);
+    attributes.set("salt", salt);
+    inputs.push_back(hyperparameter("step_number"));
+    inputs.push_back(hyperparameter("seed"));
+  }
+  const std::string name = tag_.empty() ? layer : layer + "/" + tag_;
+  return graph().output(
+      append("AttentionForward", layer, std::move(inputs), std::move(attributes), {name + "/y", name + "/log_sum"}));
+}
+
 TensorId Builder::flatten(const std::string& layer, TensorId x) {
   const Shape& s = shape(x);
   if (s.size() == 2) return x;
@@ -245,6 +315,15 @@ Network Builder::finish_classifier(TensorId logits) && {
   add_output(graph().output(loss, 0));
   add_output(graph().output(loss, 2));
   network_.correct = graph().output(loss, 2);
+  add_objective(graph().output(loss, 0), parameters());
+  return std::move(*this).finish();
+}
+
+Network Builder::finish_language_model(TensorId logits) && {
+  const OpId loss =
+      append("SoftmaxCrossEntropyForward", "softmax", {logits, network_.labels},
+             {{"reduction", std::string("mean")}, {"ignore_index", int64_t{-1}}}, {"loss", "probabilities", "correct"});
+  add_output(graph().output(loss, 0));
   add_objective(graph().output(loss, 0), parameters());
   return std::move(*this).finish();
 }

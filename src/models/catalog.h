@@ -53,5 +53,9 @@ Network build_inception4(const ModelRequest& request);  // inception4.cpp
 Network build_densenet(const ModelRequest& request);    // densenet.cpp
 Network build_cifar_densenet(const ModelRequest& request);
 Network build_dcgan(const ModelRequest& request);  // dcgan.cpp
+Network build_gpt2(const ModelRequest& request);   // gpt2.cpp
+Network build_llama(const ModelRequest& request);  // llama.cpp
+Network build_bert(const ModelRequest& request);   // bert.cpp
+Network build_vit(const ModelRequest& request);    // vit.cpp
 
 }  // namespace plimsoll

@@ -24,7 +24,11 @@ struct Entry {
   int64_t channels, size, classes;
   Network (*build)(const ModelRequest&);
   std::string_view example = {};  // of its options, where it has some
+  bool tokens = false;            // the size is the context then, and the classes are the vocabulary
+  int32_t mask = -1;              // the id that hides a token; below 0: it names the next token
 };
+
+constexpr std::string_view kGptExample = "gpt2:layers=4,width=128,heads=4,context=128";
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> list{
@@ -89,6 +93,51 @@ const std::vector<Entry>& entries() {
        1,
        build_dcgan,
        "dcgan:z=100,width=64"},
+      {"vit-b16",
+       "Vision transformer ViT-B/16: 12 blocks of width 768",
+       {"layers", "width", "heads"},
+       3,
+       224,
+       1000,
+       build_vit,
+       "vit-b16:layers=6,width=384,heads=6"},
+      {"gpt2",
+       "GPT-2, in the small size: 12 blocks of width 768",
+       {"layers", "width", "heads", "context", "vocab", "positions", "dropout"},
+       1,
+       1024,
+       50257,
+       build_gpt2,
+       kGptExample,
+       true},
+      {"gpt-bytes",
+       "GPT-2 of 4 blocks of width 128, on the bytes of a text",
+       {"layers", "width", "heads", "context", "vocab", "positions", "dropout"},
+       1,
+       128,
+       256,
+       build_gpt2,
+       kGptExample,
+       true},
+      {"llama",
+       "Llama of 12 blocks of width 768: RMSNorm, rotary positions, SwiGLU, grouped heads",
+       {"layers", "width", "heads", "kv_heads", "ffn", "context", "vocab", "tied", "theta"},
+       1,
+       1024,
+       32000,
+       build_llama,
+       "llama:layers=22,width=2048,heads=32,kv_heads=4,ffn=5632",
+       true},
+      {"bert",
+       "BERT base with its masked language model: 12 blocks of width 768",
+       {"layers", "width", "heads", "context", "vocab", "positions", "mask", "dropout"},
+       1,
+       128,
+       30522,
+       build_bert,
+       "bert:layers=4,width=256,heads=4,context=128",
+       true,
+       103},
   };
   return list;
 }
@@ -148,7 +197,20 @@ void check_range(std::string_view what, int64_t value, int64_t most) {
   if (value < 1 || value > most) bad(fmt::format("{} must be between 1 and {}, not {}", what, most, value));
 }
 
-ModelInput fill_in(const Entry& entry, ModelInput input) {
+// One channel of height 1, whatever is asked for; a window may be shorter than the context.
+ModelInput token_input(const Entry& entry, const ModelOptions& options, ModelInput input = {}) {
+  const int64_t context = options.integer("context", entry.size, 1, 1 << 24);
+  input.channels = input.height = 1;
+  input.width = input.width > 0 ? std::min(input.width, context) : context;
+  if (options.has("vocab") || input.classes == 0) input.classes = options.integer("vocab", entry.classes, 1, 1 << 24);
+  return input;
+}
+
+ModelInput fill_in(const Entry& entry, const ModelOptions& options, ModelInput input) {
+  if (entry.tokens) {
+    check_range("batch", input.batch, 1 << 24);
+    return token_input(entry, options, input);
+  }
   if (input.channels == 0) input.channels = entry.channels;
   if (input.height == 0) input.height = input.width != 0 ? input.width : entry.size;
   if (input.width == 0) input.width = input.height;
@@ -238,13 +300,14 @@ Network build_model(std::string_view name, const ModelInput& input) {
   const Entry& entry = find_entry(parsed.kind);
   ModelRequest request{.name = std::string(name),
                        .kind = entry.name,
-                       .input = fill_in(entry, input),
-                       .options = std::move(parsed.options)};
+                       .input = fill_in(entry, parsed.options, input),
+                       .options = parsed.options};
   try {
     return entry.build(request);
   } catch (const Error& error) {
     const bool small = std::min(request.input.height, request.input.width) < entry.size;
-    if (error.code() != ErrorCode::invalid_input || !small || !builds_at(entry, request, entry.size)) throw;
+    if (error.code() != ErrorCode::invalid_input || entry.tokens || !small || !builds_at(entry, request, entry.size))
+      throw;
     const int64_t least = least_size(entry, request);
     if (std::min(request.input.height, request.input.width) >= least) throw;
     bad(fmt::format("{} needs images of at least {}x{}, not {}x{}", name, least, least, request.input.height,
@@ -256,10 +319,30 @@ ModelInput usual_input(std::string_view name) {
   if (const auto file = network_file_of(name)) return read_network_info(*file).input;
   const std::string_view kind = name.substr(0, name.find(':'));
   for (const Entry& entry : entries()) {
-    if (entry.name == kind)
-      return {.channels = entry.channels, .height = entry.size, .width = entry.size, .classes = entry.classes};
+    if (entry.name != kind) continue;
+    if (entry.tokens) return token_input(entry, parse_model_name(name).options);
+    return {.channels = entry.channels, .height = entry.size, .width = entry.size, .classes = entry.classes};
   }
   return {};
+}
+
+TokenTask token_task(std::string_view name) {
+  if (network_file_of(name)) return {};
+  const ModelName parsed = parse_model_name(name);
+  const Entry& entry = find_entry(parsed.kind);
+  if (!entry.tokens) return {};
+  TokenTask task{.tokens = true, .vocabulary_given = parsed.options.has("vocab")};
+  if (entry.mask >= 0)
+    task.mask = static_cast<int32_t>(parsed.options.integer("mask", entry.mask, 0, (int64_t{1} << 24) - 1));
+  return task;
+}
+
+std::string usual_optimizer(std::string_view name) {
+  const std::string_view kind = name.substr(0, name.find(':'));
+  for (const Entry& entry : entries()) {
+    if (entry.name == kind && (entry.tokens || entry.build == build_vit)) return "adamw";
+  }
+  return "sgd";
 }
 
 std::vector<ModelListing> list_models() {
@@ -316,6 +399,11 @@ const Op* loss_op(const Network& network) {
 TensorId logits_of(const Network& network) {
   const Op* loss = loss_op(network);
   return loss != nullptr ? loss->inputs.at(0) : TensorId{};
+}
+
+bool is_language_model(const Network& network) {
+  return loss_op(network) != nullptr && !network.correct.valid() && network.data.valid() &&
+         network.graph.tensor(network.data).dtype == DType::i32;
 }
 
 int32_t padding_label(const Network& network) {

@@ -53,6 +53,12 @@ void leave_out_batch(std::string& suggestion) {
   if (const size_t at = suggestion.find(kAdvice); at != std::string::npos) suggestion.erase(at, kAdvice.size());
 }
 
+[[noreturn]] void stop_assessing(const Assessment& result, const DataSet& data) {
+  throw Error(ErrorCode::interrupted,
+              fmt::format("interrupted after {} of {} {}; nothing is told of a part", result.images,
+                          data.info().test_count, result.language ? "windows" : "images"));
+}
+
 }  // namespace
 
 InferenceRequest request_of(const WeightsFile& file) {
@@ -114,7 +120,7 @@ Inference::Inference(const InferenceRequest& request, ModelInput input, const We
   step_->start_at(0, options.seed);
   take_weights(weights, match, *step_);
   logits_ = logits_of(step_->program().network);
-  scores_.resize(static_cast<size_t>(input_.batch * input_.classes));
+  scores_.resize(static_cast<size_t>((is_language_model(this->network()) ? 1 : input_.batch) * input_.classes));
 }
 
 Inference::Answers Inference::run(std::span<const float> data, std::span<const int32_t> labels) {
@@ -123,6 +129,20 @@ Inference::Answers Inference::run(std::span<const float> data, std::span<const i
   step_->run(0);
   step_->executor().read(logits_, std::as_writable_bytes(std::span(scores_)));
   return {.loss_sum = step_->loss() * rows_of_loss(step_->program().network, input_.batch, counted), .logits = scores_};
+}
+
+double Inference::loss_sum(const Batch& batch) {
+  step_->feed(batch);
+  step_->run(0);
+  return batch.count == 0 ? 0 : step_->loss() * rows_of_loss(network(), input_.batch, batch.count);
+}
+
+std::span<const float> Inference::scores_after(std::span<const int32_t> window, int64_t at) {
+  labels_.assign(window.size(), padding_label());
+  step_->feed_tokens(window, labels_);
+  step_->run(0);
+  step_->executor().read(logits_, at * input_.classes, std::as_writable_bytes(std::span(scores_)));
+  return scores_;
 }
 
 Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data, uint64_t seed, int workers,
@@ -136,10 +156,18 @@ Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data
                        .padding_label = network.padding_label()});
   const auto pinned = pin_batches(loader, network.device());
   Assessment result;
-  result.classes.resize(static_cast<size_t>(classes));
+  result.language = is_language_model(network.network());
+  if (!result.language) result.classes.resize(static_cast<size_t>(classes));
   int64_t right = 0, among_five = 0;
   for (int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
     const Batch& batch = loader.next();
+    if (result.language) {
+      result.loss += network.loss_sum(batch);
+      result.images += batch.count;
+      loader.release();
+      if (go_on && !go_on(i + 1, loader.batches_per_epoch())) stop_assessing(result, *data);
+      continue;
+    }
     const std::vector<int32_t> labels(batch.labels.begin(), batch.labels.begin() + batch.count);
     const Inference::Answers answers = network.run(batch.data, batch.labels);
     loader.release();
@@ -163,15 +191,12 @@ Assessment assess(Inference& network, const std::shared_ptr<const DataSet>& data
       ++result.classes[best].answered;
     }
     result.images += static_cast<int64_t>(labels.size());
-    if (go_on && !go_on(i + 1, loader.batches_per_epoch())) {
-      throw Error(ErrorCode::interrupted, fmt::format("interrupted after {} of {} images; nothing is told of a part",
-                                                      result.images, data->info().test_count));
-    }
+    if (go_on && !go_on(i + 1, loader.batches_per_epoch())) stop_assessing(result, *data);
   }
   const double n = static_cast<double>(std::max<int64_t>(1, result.images));
   result.loss /= n;
   result.accuracy = static_cast<double>(right) / n;
-  if (classes > 5) result.top5_accuracy = static_cast<double>(among_five) / n;
+  if (classes > 5 && !result.language) result.top5_accuracy = static_cast<double>(among_five) / n;
   result.seconds = watch.seconds();
   return result;
 }

@@ -40,6 +40,10 @@ class Inference {
   };
   // Rows without a sample have the label -1.
   Answers run(std::span<const float> data, std::span<const int32_t> labels);
+  // Of a language model, whose samples are windows: the sum of the loss over a batch's windows; and of a batch of one window,
+  // the scores of the token that follows number `at` of it, until the next run.
+  double loss_sum(const Batch& batch);
+  std::span<const float> scores_after(std::span<const int32_t> window, int64_t at);
 
   int64_t batch() const { return input_.batch; }
   int32_t padding_label() const {
@@ -51,6 +55,7 @@ class Inference {
   Bytes process() const { return stated_; }  // at most: as stated, or as predicted
   Bytes peak() const { return step_->executor().measured_peak(); }
   const Device& device() const { return *session_.device; }
+  const Network& network() const { return step_->program().network; }
 
  private:
   ModelInput input_;
@@ -60,6 +65,7 @@ class Inference {
   std::unique_ptr<TrainingStep> step_;
   TensorId logits_;
   std::vector<float> scores_;
+  std::vector<int32_t> labels_;
 };
 
 // How well a network answers on a data set's test images, each counted once. Throws Error(interrupted) when `go_on`
@@ -72,6 +78,7 @@ struct Assessment {
   double loss = 0;
   double accuracy = 0;
   std::optional<double> top5_accuracy;  // where there are more than five classes
+  bool language = false;                // images are windows of a text then, and only the loss is known
   std::vector<ClassCount> classes;
   double seconds = 0;
 };

@@ -313,7 +313,7 @@ void check_fed_by_data(const Network& network) {
   for (TensorId id : graph.inputs) {
     const Tensor& tensor = graph.tensor(id);
     if (tensor.role != Role::input) continue;
-    if (id == network.data && tensor.dtype == DType::f32) continue;
+    if (id == network.data && (tensor.dtype == DType::f32 || is_language_model(network))) continue;
     if (id == network.labels && tensor.dtype == DType::i32) continue;
     throw Error(
         ErrorCode::invalid_input,

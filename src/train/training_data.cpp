@@ -21,7 +21,13 @@ std::shared_ptr<const DataSet> open_training_data(const TrainOptions& options) {
   DataOptions wanted{
       .channels = 0, .height = options.image_size, .width = options.image_size, .classes = 0, .seed = options.seed};
   const std::string_view kind = std::string_view(options.data).substr(0, options.data.find(':'));
-  if (kind == "synthetic" || kind == "images") {
+  if (const TokenTask task = token_task(options.model); task.tokens) {
+    const ModelInput usual = usual_input(options.model);
+    wanted.windows = {.context = usual.width, .mask = task.mask};
+    const bool own = kind == "bytes" || kind == "text";  // data with a vocabulary of its own
+    wanted.classes = options.classes > 0 ? options.classes : !own || task.vocabulary_given ? usual.classes : 0;
+  }
+  if (wanted.windows.context == 0 && (kind == "synthetic" || kind == "images")) {
     const ModelInput usual = usual_input(options.model);
     wanted.channels = usual.channels;
     if (options.image_size == 0) {
@@ -34,6 +40,15 @@ std::shared_ptr<const DataSet> open_training_data(const TrainOptions& options) {
 }
 
 ModelInput training_input(const TrainOptions& options, const DataInfo& data) {
+  if (token_task(options.model).tokens != (data.windows.context > 0)) {
+    throw Error(
+        ErrorCode::invalid_input,
+        data.windows.context > 0
+            ? fmt::format("data '{}' gives tokens, but {} takes images", data.name, options.model)
+            : fmt::format("data '{}' gives images, but {} takes tokens: --data text, bytes:FILE, tokens:FILE or "
+                          "synthetic",
+                          data.name, options.model));
+  }
   if (options.classes > 0 && options.classes < data.classes) {
     throw Error(ErrorCode::invalid_input, fmt::format("{} has {} classes; {} are too few: raise --num-classes",
                                                       data.name, data.classes, options.classes));

@@ -37,8 +37,10 @@ DoneEvent TrainingLoop::run() {
   const Stopwatch watch;
   while (place_.step < total_steps_ && !stopped_) run_epoch();
   if (thrown_) std::rethrow_exception(thrown_);
-  if (parts_.evaluation != nullptr && !stopped_ && !done_.accuracy) {  // nothing was left to do
-    done_.accuracy = evaluate().accuracy;
+  if (parts_.evaluation != nullptr && !stopped_ && !done_.test_loss) {  // nothing was left to do
+    const Evaluation::Result result = evaluate();
+    done_.test_loss = result.loss;
+    done_.accuracy = result.accuracy;
   }
   done_.interrupted = stopped_;
   done_.step = place_.step;
@@ -187,7 +189,7 @@ void TrainingLoop::finish_epoch(const EpochSums& sums, const Stopwatch& watch) {
   const bool last = place_.step >= total_steps_;
   if (parts_.evaluation != nullptr && (last || (place_.epoch + 1) % options.evaluate_every == 0)) {
     const Evaluation::Result result = evaluate();
-    event.test_loss = result.loss;
+    event.test_loss = done_.test_loss = result.loss;
     event.test_accuracy = done_.accuracy = result.accuracy;
   }
   if (saves_ && saved_at_step_ != place_.step) last ? save_at_end() : save();

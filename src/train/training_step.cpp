@@ -111,6 +111,7 @@ void TrainingStep::go_on_from(const TrainingStep& other) {
 }
 
 void TrainingStep::feed(const Batch& batch) {
+  if (!batch.ids.empty()) return feed_tokens(batch.ids, batch.labels);
   feed(batch.data, program_->network.labels.valid() ? batch.labels : std::span<const int32_t>());
 }
 
@@ -120,6 +121,14 @@ void TrainingStep::feed(std::span<const float> data, std::span<const int32_t> la
   expect_size(network.graph, network.labels, labels.size(), "labels");
   executor_->write(network.data, std::as_bytes(data));
   if (network.labels.valid()) executor_->write(network.labels, std::as_bytes(labels));
+}
+
+void TrainingStep::feed_tokens(std::span<const int32_t> ids, std::span<const int32_t> labels) {
+  const Network& network = program_->network;
+  expect_size(network.graph, network.data, ids.size(), "tokens");
+  expect_size(network.graph, network.labels, labels.size(), "labels");
+  executor_->write(network.data, std::as_bytes(ids));
+  executor_->write(network.labels, std::as_bytes(labels));
 }
 
 void TrainingStep::feed(std::string_view input, std::span<const std::byte> elements) {

@@ -84,12 +84,25 @@ constexpr std::pair<std::string_view, std::string_view> kVggLayers[] = {{"pre_lo
 // What programs call the last layer.
 constexpr std::string_view kHeads[] = {"fc.", "head.fc.", "head.", "linear.", "last_linear.", "classifier."};
 
+// transformers' files of the part below the head begin their names later.
+constexpr std::pair<std::string_view, std::string_view> kBases[] = {
+    {"gpt", "transformer."}, {"llama", "model."}, {"bert", "bert."}};
+// Masks, positions and frequencies that transformers keeps, and that are computed here.
+constexpr std::string_view kBuffers[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", ".position_ids"};
+// Older names of the same: of transformers' BERT, and of torchvision's ViT.
+constexpr std::pair<std::string_view, std::string_view> kOlder[] = {{".LayerNorm.gamma", ".LayerNorm.weight"},
+                                                                    {".LayerNorm.beta", ".LayerNorm.bias"},
+                                                                    {".mlp.linear_1.", ".mlp.0."},
+                                                                    {".mlp.linear_2.", ".mlp.3."}};
+
 // Optimizer states of our checkpoints, and counters that no network here has.
 bool says_nothing(std::string_view name, const std::set<std::string_view>& parameters) {
   for (std::string_view ending : {".momentum", ".exp_avg", ".exp_avg_sq", ".gradient_sum"}) {
     if (name.ends_with(ending) && parameters.contains(name.substr(0, name.size() - ending.size()))) return true;
   }
-  return name.ends_with(".num_batches_tracked");
+  if (parameters.contains(name)) return false;
+  return name.ends_with(".num_batches_tracked") ||
+         std::ranges::any_of(kBuffers, [&](std::string_view buffer) { return name.ends_with(buffer); });
 }
 
 Shape without_ones(const Shape& shape) {
@@ -162,6 +175,12 @@ std::string our_name(std::string_view model, std::string_view name, std::string_
       if (at == std::string::npos || ours.find(".denselayer") == std::string::npos || digit >= ours.size()) continue;
       if (ours[digit] >= '1' && ours[digit] <= '2') ours.erase(digit - 1, 1);
     }
+  }
+  for (const auto& [from, to] : kOlder) {
+    if (const size_t at = ours.find(from); at != std::string::npos) ours.replace(at, from.size(), to);
+  }
+  for (const auto& [kind, base] : kBases) {
+    if (model.starts_with(kind)) return ours.starts_with(base) ? ours : std::string(base) + ours;
   }
   for (std::string_view other : kHeads) {
     std::string_view rest = ours;

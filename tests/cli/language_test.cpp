@@ -1,0 +1,153 @@
+// Language models: trained on texts, judged by perplexity, and asked to go on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/program.h"
+
+namespace {
+
+using nlohmann::json;
+using plimsoll::testing::Outcome;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr const char* kSmall = "gpt2:layers=1,width=32,heads=2,context=32,positions=32";
+
+class Language : public plimsoll::testing::Cli {
+ protected:
+  // Words that repeat, which a network learns at once.
+  std::string write_text() const {
+    std::ofstream out(path("text.txt"));
+    for (int i = 0; i < 600; ++i) out << "so rolled the waves " << i % 7 << "\n";
+    return "bytes:" + path("text.txt");
+  }
+  std::string write_ids(const char* name, int count, int vocabulary) const {
+    std::ofstream out(path(name), std::ios::binary);
+    for (int i = 0; i < count; ++i) out << static_cast<char>(i % vocabulary) << '\0';
+    return "tokens:" + path(name);
+  }
+  Outcome train(const std::string& arguments) {
+    return run("train " + arguments + " --costs estimated --threads 1 --json - --checkpoint " + path("c.safetensors"));
+  }
+  static json last(const Outcome& outcome, const std::string& event) {
+    json found;
+    for (const json& line : outcome.lines()) {
+      if (line.contains("event") && line["event"] == event) found = line;
+    }
+    EXPECT_FALSE(found.is_null()) << outcome.err;
+    return found;
+  }
+};
+
+TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
+  const Outcome trained =
+      train(std::string(kSmall) + " --data " + write_text() + " --batch 8 --epochs 3 --lr 0.01 --memory 16MiB");
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  std::vector<double> losses;
+  for (const json& line : trained.lines()) {
+    if (line["event"] != "step") continue;
+    losses.push_back(line["loss"]);
+    EXPECT_NEAR(line["perplexity"], std::exp(losses.back()), 1e-6 * std::exp(losses.back()));
+  }
+  EXPECT_NEAR(losses.front(), std::log(256.0), 0.2);
+  EXPECT_LT(losses.back(), 1.5);
+  const json epoch = last(trained, "epoch"), done = last(trained, "done");
+  EXPECT_TRUE(epoch["train_accuracy"].is_null());
+  EXPECT_TRUE(done["accuracy"].is_null());
+  EXPECT_DOUBLE_EQ(done["test_loss"], epoch["test_loss"]);
+  EXPECT_NEAR(epoch["test_perplexity"], std::exp(epoch["test_loss"].get<double>()), 1e-9);
+  EXPECT_NEAR(done["tokens_per_second"], 32 * done["images_per_second"].get<double>(),
+              1e-6 * done["tokens_per_second"].get<double>());
+
+  const Outcome judged = run("eval --checkpoint " + path("c.safetensors") + " --json -");
+  ASSERT_EQ(judged.code, 0) << judged.err;
+  const json result = judged.lines().at(0);
+  EXPECT_NEAR(result["loss"], epoch["test_loss"].get<double>(), 1e-4);
+  EXPECT_NEAR(result["perplexity"], std::exp(result["loss"].get<double>()), 1e-9);
+  EXPECT_TRUE(result["accuracy"].is_null());
+
+  const std::string ask = "predict --checkpoint " + path("c.safetensors") + " --memory 8MiB --tokens 40 ";
+  const Outcome likeliest = run(ask + "--prompt 'so rolled' --temperature 0");
+  ASSERT_EQ(likeliest.code, 0) << likeliest.err;
+  EXPECT_THAT(likeliest.out, StartsWith("so rolled the waves "));
+  EXPECT_EQ(likeliest.out.size(), 9U + 40 + 1);
+  const Outcome drawn = run(ask + "--prompt so --top-k 5 --seed 3 --json -");
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_EQ(drawn.lines().at(0)["tokens"].size(), 40U);
+  EXPECT_EQ(drawn.lines().at(0)["tokens"],
+            run(ask + "--prompt so --top-k 5 --seed 3 --json -").lines().at(0)["tokens"]);
+  EXPECT_LE(drawn.lines().at(0)["peak_bytes"], 8 << 20);
+}
+
+TEST_F(Language, GoesOnBitForBitAfterAStopInTheMiddleOfAnEpoch) {
+  const std::string text = write_text();
+  for (const std::string model :
+       {std::string(kSmall), std::string("bert:layers=1,width=32,heads=2,context=32,positions=32")}) {
+    const std::string flags = model + " --data " + text + " --batch 8 --exact --clip-grad-norm 1 --seed 3 ";
+    const Outcome whole = train(flags + "--steps 9");
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    ASSERT_EQ(train(flags + "--steps 4").code, 0);
+    const Outcome resumed = run("train --resume " + path("c.safetensors") + " --steps 9 --costs estimated --json -");
+    ASSERT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_EQ(last(resumed, "done")["weights_sha256"], last(whole, "done")["weights_sha256"]) << model;
+  }
+}
+
+TEST_F(Language, TrainsOnTokenIdsAndAnswersWithThem) {
+  const std::string model = "llama:layers=1,width=32,heads=4,kv_heads=2,ffn=48,context=16,vocab=11";
+  const Outcome trained =
+      train(model + " --data " + write_ids("ids.bin", 3000, 11) + " --batch 8 --steps 60 --lr 0.01");
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_LT(last(trained, "done")["loss"], 0.3);
+  const std::string ask = "predict --checkpoint " + path("c.safetensors");
+  const Outcome answer = run(ask + " --prompt '3 4 5' --tokens 8 --temperature 0");
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  EXPECT_EQ(answer.out, "3 4 5 6 7 8 9 10 0 1 2\n");
+  const Outcome none = run(ask + " --prompt 'three four'");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("no list of token ids from 0 to 10"));
+  EXPECT_THAT(run(ask + " --prompt '3 11'").err, HasSubstr("no list of token ids from 0 to 10"));
+}
+
+TEST_F(Language, NamesWhatIsWrongWithItsData) {
+  const auto refused = [&](const std::string& arguments) {
+    const Outcome outcome = run("train " + arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments << outcome.err;
+    return outcome.err;
+  };
+  const std::string model = kSmall;
+  EXPECT_THAT(refused(model + " --data bytes:" + path("none")), HasSubstr("there is no '"));
+  std::ofstream(path("odd.bin"), std::ios::binary) << "abc";
+  std::ofstream(path("empty.bin"), std::ios::binary) << "";
+  EXPECT_THAT(refused(model + " --data tokens:" + path("odd.bin")), HasSubstr("has 3 bytes; expected a multiple of 2"));
+  EXPECT_THAT(refused(model + " --data tokens:" + path("empty.bin")), HasSubstr("is empty"));
+  EXPECT_THAT(refused(model + " --data bytes:" + path("odd.bin")), HasSubstr("lower its context"));
+  EXPECT_THAT(refused(model + ",vocab=7 --costs estimated --steps 50 --data " + write_ids("ids.bin", 3000, 11)),
+              HasSubstr("is 7, but the vocabulary has 7"));
+  EXPECT_THAT(refused(model + " --data digits"), HasSubstr("gives images, but gpt2:layers=1"));
+  EXPECT_THAT(refused("resnet20 --data " + write_text()), HasSubstr("language model"));
+  EXPECT_THAT(refused(model + " --image-size 32"), HasSubstr("--image-size"));
+}
+
+TEST_F(Language, NamesWhatCannotBeAskedOfIt) {
+  ASSERT_EQ(train(std::string(kSmall) + " --data " + write_text() + " --batch 8 --steps 1").code, 0);
+  const std::string ask = "predict --checkpoint " + path("c.safetensors");
+  EXPECT_THAT(run(ask).err, HasSubstr("or with --prompt which text to go on with"));
+  EXPECT_THAT(run(ask + " --top-k 4 x.png").err, HasSubstr("--top-k: is of a text; give --prompt as well"));
+  EXPECT_THAT(run(ask + " --prompt a --top 3").err, HasSubstr("--top: is of images"));
+  ASSERT_EQ(train("lenet --data digits --batch 8 --steps 1").code, 0);
+  EXPECT_THAT(run(ask + " --prompt a").err, HasSubstr("--prompt: lenet takes images"));
+}
+
+TEST_F(Language, PlansGpt2InsideABudget) {
+  const Outcome outcome = run("plan gpt2:context=512 --batch 4 --memory 3GiB --json -");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.lines().at(0)["feasible"], true);
+  EXPECT_LE(outcome.lines().at(0)["arena_bytes"], int64_t{3} << 30);
+}
+
+}  // namespace
