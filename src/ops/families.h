@@ -23,6 +23,7 @@ std::vector<OpType> conv_transpose_ops();   // conv_transpose.cpp
 std::vector<OpType> cumulative_sum_ops();   // cumulative_sum.cpp
 std::vector<OpType> fully_connected_ops();  // fully_connected.cpp
 std::vector<OpType> layer_model_ops();      // layer_model.cpp: the layers of the papers' tables
+std::vector<OpType> linear_cross_entropy_ops();  // linear_cross_entropy.cpp: a linear layer and the loss behind it
 std::vector<OpType> loss_ops();       // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
 std::vector<OpType> lrn_ops();        // lrn.cpp
 std::vector<OpType> matmul_ops();     // matmul.cpp
@@ -49,7 +50,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     bias_ops,           clip_ops,           collective_ops,
     concat_ops,         constant_ops,       conv_ops,
     conv_transpose_ops, cumulative_sum_ops, fully_connected_ops,
-    layer_model_ops,    loss_ops,           lrn_ops,
+    layer_model_ops,    linear_cross_entropy_ops, loss_ops,           lrn_ops,
     matmul_ops,         norm_ops,           pad_ops,
     permute_ops,        pointwise_ops,      pool_ops,
     random_ops,         recurrent_ops,      reduce_ops,
