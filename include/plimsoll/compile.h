@@ -25,9 +25,6 @@ struct FusionOptions {
   // not choose these by the budget: blocks round sums differently, and the budget must not change the result.
   Bytes split_above = 48_MiB;
   Bytes block_bytes = 32_MiB;
-  // A loss takes the place of the linear layer before it, and makes the logits of some rows at a time, where these have
-  // more bytes than this all together. For the same reason not by the budget.
-  Bytes logits_above = 16_MiB;
 };
 // Without what the device has no kernels for: compiling applies it.
 FusionOptions fusion_on(const Device& device, FusionOptions options);

@@ -242,8 +242,7 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
     if (is_on(pass.name)) reports.push_back(run_pass(network, pass.name, [&] { return fuse_all(network, pass); }));
   }
   if (is_on(kLinearLossPass)) {
-    reports.push_back(
-        run_pass(network, kLinearLossPass, [&] { return fuse_linear_cross_entropy(network, options.logits_above); }));
+    reports.push_back(run_pass(network, kLinearLossPass, [&] { return fuse_linear_cross_entropy(network); }));
   }
   if (is_on(kPointwisePass))
     reports.push_back(run_pass(network, kPointwisePass, [&] { return fuse_pointwise(network, Phase::forward); }));

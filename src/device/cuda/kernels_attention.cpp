@@ -21,7 +21,14 @@ int64_t attention_aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 Attention attention_of(const Graph& graph, const Op& op) {
   std::vector<const Tensor*> tensors;
   for (TensorId id : op.inputs) tensors.push_back(&graph.tensor(id));
-  return read_attention(op.attributes, tensors, op.type->name == "AttentionForward" ? 3 : 5);
+  const Attention a = read_attention(op.attributes, tensors, op.type->name == "AttentionForward" ? 3 : 5);
+  if (a.left < Attention::kEvery || (a.right < Attention::kEvery && !a.causal())) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("op '{}' ({}): CUDA has no attention within a window yet; train it on the CPU, or give the "
+                            "window as a mask",
+                            op.name, op.type->name));
+  }
+  return a;
 }
 
 // Heads of k and v at a time: a divisor of their number, so that every round is alike.
@@ -179,7 +186,7 @@ class AttentionForwardKernel final : public AttentionBase {
                              .mask = mask(),
                              .place = place(round),
                              .scale = static_cast<float>(a_.scale),
-                             .causal = a_.causal},
+                             .causal = a_.causal()},
              AttentionBase::scores());
       launch(AxisTops{.rows = of_rows, .x = buffer(0), .place = along}, rows());
       launch(
@@ -223,7 +230,7 @@ class AttentionBackwardKernel final : public AttentionBase {
                              .mask = mask(),
                              .place = place(round),
                              .scale = scale,
-                             .causal = a_.causal},
+                             .causal = a_.causal()},
              scores());
       gradients_.run(dy, v, buffer(1), product_scratch());
       launch(AttentionDots{.dots = dots,
