@@ -18,7 +18,6 @@ struct Attention {
   // Query l attends to keys l - left .. l + right; kEvery: as far as there are keys.
   static constexpr int64_t kEvery = int64_t{1} << 40;
   int64_t left = kEvery, right = kEvery;
-  bool causal() const { return right == 0; }
   bool sees(int64_t query, int64_t key) const { return key <= query + right && key >= query - left; }
   double dropout = 0;
   uint32_t salt = 0;

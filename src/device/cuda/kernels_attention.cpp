@@ -21,14 +21,7 @@ int64_t attention_aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 Attention attention_of(const Graph& graph, const Op& op) {
   std::vector<const Tensor*> tensors;
   for (TensorId id : op.inputs) tensors.push_back(&graph.tensor(id));
-  const Attention a = read_attention(op.attributes, tensors, op.type->name == "AttentionForward" ? 3 : 5);
-  if (a.left < Attention::kEvery || (a.right < Attention::kEvery && !a.causal())) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("op '{}' ({}): CUDA has no attention within a window yet; train it on the CPU, or give the "
-                            "window as a mask",
-                            op.name, op.type->name));
-  }
-  return a;
+  return read_attention(op.attributes, tensors, op.type->name == "AttentionForward" ? 3 : 5);
 }
 
 // Heads of k and v at a time: a divisor of their number, so that every round is alike.
@@ -186,7 +179,8 @@ class AttentionForwardKernel final : public AttentionBase {
                              .mask = mask(),
                              .place = place(round),
                              .scale = static_cast<float>(a_.scale),
-                             .causal = a_.causal()},
+                             .left = a_.left,
+                             .right = a_.right},
              AttentionBase::scores());
       launch(AxisTops{.rows = of_rows, .x = buffer(0), .place = along}, rows());
       launch(
@@ -230,7 +224,8 @@ class AttentionBackwardKernel final : public AttentionBase {
                              .mask = mask(),
                              .place = place(round),
                              .scale = scale,
-                             .causal = a_.causal()},
+                             .left = a_.left,
+                             .right = a_.right},
              scores());
       gradients_.run(dy, v, buffer(1), product_scratch());
       launch(AttentionDots{.dots = dots,
