@@ -145,9 +145,8 @@ class FileChecker {
     try {
       Network network = build_model(request.model, request.input);
       // What a device has no kernels for was not fused for it.
-      const bool by_rows = std::any_of(graph_.ops().begin(), graph_.ops().end(), [](const Op& op) {
-        return op.type->name.starts_with("LinearCrossEntropy");
-      });
+      const bool by_rows = std::any_of(graph_.ops().begin(), graph_.ops().end(),
+                                       [](const Op& op) { return op.type->name.starts_with("LinearCrossEntropy"); });
       run_fusion_passes(network, by_rows ? FusionOptions{} : FusionOptions{.off = {"fuse_linear_cross_entropy"}});
       run_rank_passes(network, request.optimizer);
       divide_parameters(network, request.optimizer.sharding, request.optimizer.ranks);

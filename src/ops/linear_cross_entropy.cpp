@@ -35,8 +35,8 @@ void expect_linear(const Attributes& attributes, std::span<const Tensor* const> 
   expect_same_dtype(x, w);
   const size_t features = is_transposed(attributes) ? 0 : 1;
   if (w.shape[features] != x.shape[1]) {
-    throw Error(ErrorCode::invalid_input, fmt::format("'{}' has {} features; the weights take {}", x.name, x.shape[1],
-                                                      w.shape[features]));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("'{}' has {} features; the weights take {}", x.name, x.shape[1], w.shape[features]));
   }
   if (backward) expect_scalar(*in[3]);
   if (in.size() > bias_at(backward)) {
@@ -165,10 +165,8 @@ OpType make_type(const char* name, bool forward, bool backward) {
             return out;
           },
       .gradient = backward ? decltype(OpType::gradient){} : linear_cross_entropy_gradient,
-      .in_place =
-          [=](const Graph&, const Op& op) {
-            return backward ? data_in_place(op, forward ? 2 : 0) : std::vector<InPlace>{};
-          },
+      .in_place = [=](const Graph&,
+                      const Op& op) { return backward ? data_in_place(op, forward ? 2 : 0) : std::vector<InPlace>{}; },
       .work =
           [](const Graph& graph, const Op& op) {
             const Shape& x = graph.tensor(op.inputs[kX]).shape;

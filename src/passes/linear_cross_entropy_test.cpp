@@ -106,8 +106,8 @@ TEST(LinearCrossEntropyPass, KeepsTheOpsApartWhereTheGradientDependsOnTheLoss) {
   Network network = language_model(Head::linear, false);
   Graph& g = network.graph;
   const TensorId loss = network.objectives[0].loss;
-  network.objectives[0].loss = g.output(
-      g.add_op("Pointwise", "square/forward", "square", {loss}, {{"expression", std::string("mul(x0,x0)")}}));
+  network.objectives[0].loss =
+      g.output(g.add_op("Pointwise", "square/forward", "square", {loss}, {{"expression", std::string("mul(x0,x0)")}}));
   const Network plain = make_training_step(network, {}, kNone);
   EXPECT_EQ(fuse_linear_cross_entropy(network, 0_B), 1);
   const Network step = make_training_step(network, {});
