@@ -26,6 +26,8 @@ struct FusionOptions {
   Bytes split_above = 48_MiB;
   Bytes block_bytes = 32_MiB;
 };
+// Without what the device has no kernels for: compiling applies it.
+FusionOptions fusion_on(const Device& device, FusionOptions options);
 // What a pass did.
 struct PassReport {
   std::string name;

@@ -328,7 +328,7 @@ void keep_kernels_of_whole(const Network& network, const Device& device, const C
   if (!options.exact || options.optimizer.sharding.stage == 0 || !options.kernels.empty()) return;
   CompileOptions undivided = options;
   undivided.optimizer.sharding = {};
-  const Network training = make_training_step(network, undivided.optimizer, undivided.fusion);
+  const Network training = make_training_step(network, undivided.optimizer, fusion_on(device, undivided.fusion));
   Flow flow(training, device, costs, undivided);
   const LaidOut* const laid = flow.lay_out({.family = options.family, .limit = {INT64_MAX}, .divide = true});
   if (laid == nullptr) return;  // nor are there any for the divided one
@@ -343,7 +343,7 @@ std::variant<Program, Infeasible> compile_as_divided(const Network& network, con
   const Stopwatch watch;
   options.optimizer.sharding.whole_sums = options.exact;
   std::vector<PassReport> passes;
-  Network training = make_training_step(network, options.optimizer, options.fusion, &passes);
+  Network training = make_training_step(network, options.optimizer, fusion_on(device, options.fusion), &passes);
   keep_kernels_of_whole(network, device, costs, options);
   pin_gathered(training.graph, options);
   auto result = compile_rewritten(std::move(training), device, costs, options, watch);
@@ -531,12 +531,26 @@ std::variant<Program, Infeasible> compile_pinned(Network network, const Program&
 
 }  // namespace
 
+FusionOptions fusion_on(const Device& device, FusionOptions options) {
+  Graph graph;
+  const TensorId x = graph.add_source("x", {1, 1}, DType::f32, Role::input);
+  const TensorId labels = graph.add_source("labels", {1}, DType::i64, Role::input);
+  const OpId loss = graph.add_op("LinearCrossEntropyForward", "loss", "loss", {x, x, labels});
+  try {
+    device.kernels(graph, graph.op(loss), LayoutFamily::plain);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    options.off.emplace_back("fuse_linear_cross_entropy");
+  }
+  return options;
+}
+
 std::variant<Program, Infeasible> compile_evaluation(const Network& network, const Program& training,
                                                      const Device& device, const CostTable& costs,
                                                      const CompileOptions& options, Bytes arena) {
   const Stopwatch watch;
   Network evaluation = network;
-  std::vector<PassReport> passes = run_fusion_passes(evaluation, options.fusion);
+  std::vector<PassReport> passes = run_fusion_passes(evaluation, fusion_on(device, options.fusion));
   divide_parameters(evaluation, training.sharding, options.optimizer.ranks);
   Graph& graph = evaluation.graph;
   for (const Objective& objective : evaluation.objectives) graph.outputs.push_back(objective.loss);
@@ -556,7 +570,7 @@ std::variant<Program, Infeasible> compile_shape(const Network& network, const Pr
   OptimizerOptions optimizer = options.optimizer;
   optimizer.sharding = training.sharding;
   std::vector<PassReport> passes;
-  Network shaped = make_training_step(network, optimizer, options.fusion, &passes);
+  Network shaped = make_training_step(network, optimizer, fusion_on(device, options.fusion), &passes);
   CompileOptions pinned = pin_states(shaped.graph, training, options, options.memory);
   pinned.policy = "auto";  // of the policies it alone heeds where states lie
   pinned.name_minimum = false;
@@ -569,7 +583,9 @@ std::variant<Program, Infeasible> compile_inference(const Network& network, cons
                                                     const CostTable& costs, const CompileOptions& options) {
   const Stopwatch watch;
   Network inference = network;
-  std::vector<PassReport> passes = run_fusion_passes(inference, options.fusion);
+  FusionOptions fusion = options.fusion;
+  fusion.off.emplace_back("fuse_linear_cross_entropy");  // the logits are what is asked for
+  std::vector<PassReport> passes = run_fusion_passes(inference, fusion);
   const TensorId logits = logits_of(inference);
   if (!logits.valid()) {
     throw Error(ErrorCode::unsupported,

@@ -390,15 +390,17 @@ namespace {
 const Op* loss_op(const Network& network) {
   if (network.objectives.size() != 1 || !network.labels.valid()) return nullptr;
   const OpId loss = network.graph.tensor(network.objectives[0].loss).producer;
-  if (!loss.valid() || network.graph.op(loss).type->name != "SoftmaxCrossEntropyForward") return nullptr;
-  return &network.graph.op(loss);
+  if (!loss.valid()) return nullptr;
+  const std::string& type = network.graph.op(loss).type->name;
+  const bool of_classes = type == "SoftmaxCrossEntropyForward" || type.starts_with("LinearCrossEntropy");
+  return of_classes ? &network.graph.op(loss) : nullptr;
 }
 
 }  // namespace
 
 TensorId logits_of(const Network& network) {
   const Op* loss = loss_op(network);
-  return loss != nullptr ? loss->inputs.at(0) : TensorId{};
+  return loss != nullptr && loss->type->name == "SoftmaxCrossEntropyForward" ? loss->inputs.at(0) : TensorId{};
 }
 
 bool is_language_model(const Network& network) {

@@ -5,6 +5,10 @@
 //   forward    q[...,L,E], k[...,S,E], v[...,S,Ev][, mask][, step_number, seed]     ->  y[...,L,Ev], log_sum[...,L]
 //   backward   q, k, v, dy, log_sum[, mask][, step_number, seed]                    ->  dq, dk, dv[, dmask]
 //
+// With "causal" query l attends to keys 0..l; "window_left" and "window_right" say how many keys before and behind l, of
+// which there are all where they are absent. A mask holds besides. It broadcasts, so that one of [batch, 1, 1, S] says
+// which keys are padding.
+//
 // A query that may attend to no key has y = 0, and infinity as its log_sum. Dropout draws by the row-major index of
 // [..., L, S], so that the backward pass drops alike. With q' and k' the rows of a head:
 //
@@ -78,6 +82,13 @@ Attention::Mask read_mask(const Tensor& q, const Tensor& k, const Tensor& mask) 
           .strides = {strides.begin(), strides.end() - 2},
           .to_row = strides[strides.size() - 2],
           .to_column = strides.back()};
+}
+
+// How many keys before or behind its own place a query attends to.
+int64_t read_reach(const Attributes& attributes, std::string_view name) {
+  const int64_t reach = attributes.integer(name, Attention::kEvery);
+  if (reach >= 0) return std::min(reach, Attention::kEvery);
+  throw Error(ErrorCode::invalid_input, fmt::format("{} is {}; 0 or more is expected", name, reach));
 }
 
 Shape log_sum_shape(const Tensor& q) { return {q.shape.begin(), q.shape.end() - 1}; }
@@ -169,7 +180,7 @@ class Head {
     return a_.mask.offset(head_) + l * a_.mask.to_row + s * a_.mask.to_column;
   }
   double score(int64_t l, int64_t s) const {
-    if (a_.causal && s > l) return kNothing;
+    if (!a_.sees(l, s)) return kNothing;
     double sum = 0;
     for (int64_t e = 0; e < a_.width; ++e) sum += load(in_[0], query(l) + e) * load(in_[1], key(s) + e);
     sum *= a_.scale;
@@ -257,7 +268,14 @@ void run_attention_backward(const Op& op, std::span<const TensorView> in, std::s
 
 Work attention_work(const Graph& graph, const Op& op, double products) {
   const Shape &q = graph.tensor(op.inputs[0]).shape, &k = graph.tensor(op.inputs[1]).shape;
-  const double scores = static_cast<double>(element_count(q) / q.back()) * static_cast<double>(from_end(k, 2));
+  const int64_t queries = from_end(q, 2), keys = from_end(k, 2);
+  const int64_t left = read_reach(op.attributes, "window_left");
+  const int64_t right = op.attributes.integer("causal", 0) != 0 ? 0 : read_reach(op.attributes, "window_right");
+  int64_t seen = 0;  // by the queries of a head
+  for (int64_t l = 0; l < queries; ++l) {
+    seen += std::max<int64_t>(0, std::min(keys - 1, l + right) - std::max<int64_t>(0, l - left) + 1);
+  }
+  const double scores = static_cast<double>(element_count(q) / (q.back() * queries)) * static_cast<double>(seen);
   return {scores * (products * 2 * static_cast<double>(q.back()) + 20),
           static_cast<double>((bytes_of(graph, op.inputs) + bytes_of(graph, op.outputs)).count)};
 }
@@ -293,7 +311,8 @@ Attention read_attention(const Attributes& attributes, std::span<const Tensor* c
     throw_unequal(k, v, "all but their last dimensions must be equal");
   }
   a.scale = attributes.real("scale", 1 / std::sqrt(static_cast<double>(a.width)));
-  a.causal = attributes.integer("causal", 0) != 0;
+  a.left = read_reach(attributes, "window_left");
+  a.right = attributes.integer("causal", 0) != 0 ? 0 : read_reach(attributes, "window_right");
   a.dropout = attributes.real("dropout", 0);
   a.salt = static_cast<uint32_t>(attributes.integer("salt", 0));
   if (!(a.dropout >= 0 && a.dropout < 1)) {
@@ -301,9 +320,6 @@ Attention read_attention(const Attributes& attributes, std::span<const Tensor* c
   }
   const size_t optional = in.size() - first_optional;
   if (optional == 1 || optional == 3) {
-    if (a.causal) {
-      throw Error(ErrorCode::invalid_input, "causal is set and a mask is given; only one of them is possible");
-    }
     a.mask_at = static_cast<int>(first_optional);
     a.mask = read_mask(q, k, *in[first_optional]);
   }

@@ -15,7 +15,10 @@ struct Attention {
   int64_t groups = 1;                                         // query heads of each
   int64_t queries = 1, keys = 1, width = 1, value_width = 1;  // L, S, E, Ev
   double scale = 1;
-  bool causal = false;  // query l attends to keys 0..l
+  // Query l attends to keys l - left .. l + right; kEvery: as far as there are keys.
+  static constexpr int64_t kEvery = int64_t{1} << 40;
+  int64_t left = kEvery, right = kEvery;
+  bool sees(int64_t query, int64_t key) const { return key <= query + right && key >= query - left; }
   double dropout = 0;
   uint32_t salt = 0;
   int64_t query_heads() const { return heads * groups; }

@@ -145,18 +145,44 @@ TEST(Attention, AgreesWithPyTorchOnQueriesThatAreMasked) {
                                     -0.1095997593}));
 }
 
+// A window is what a mask of the same places gives; padding and causality hold together.
+TEST(Attention, AttendsWithinAWindow) {
+  const auto numbers = [](int64_t count, double from) {
+    std::vector<double> result;
+    for (int64_t i = 0; i < count; ++i) result.push_back(std::sin(from + 1.7 * static_cast<double>(i)));
+    return result;
+  };
+  const Literal q{{6, 2}, numbers(12, 0)}, k{{7, 2}, numbers(14, 1)}, v{{7, 2}, numbers(14, 2)};
+  const auto mask = [](int64_t left, int64_t right, int64_t padded) {
+    Literal result{{6, 7}, {}, DType::u8};
+    for (int64_t l = 0; l < 6; ++l) {
+      for (int64_t s = 0; s < 7; ++s) result.elements.push_back(s <= l + right && s >= l - left && s < padded ? 1 : 0);
+    }
+    return result;
+  };
+  EXPECT_THAT(run_op("AttentionForward", {q, k, v}, {{"window_left", int64_t{2}}, {"window_right", int64_t{1}}})[0],
+              agrees_with(run_op("AttentionForward", {q, k, v, mask(2, 1, 7)})[0]));
+  EXPECT_THAT(run_op("AttentionForward", {q, k, v}, {{"causal", int64_t{1}}, {"window_left", int64_t{3}}})[0],
+              agrees_with(run_op("AttentionForward", {q, k, v, mask(3, 0, 7)})[0]));
+  const Literal padding{{1, 7}, {1, 1, 1, 1, 0, 0, 0}, DType::u8};
+  EXPECT_THAT(run_op("AttentionForward", {q, k, v, padding}, {{"causal", int64_t{1}}})[0],
+              agrees_with(run_op("AttentionForward", {q, k, v, mask(9, 0, 4)})[0]));
+}
+
 TEST(Attention, GradientsAgreeWithFiniteDifferences) {
   struct Kind {
     Shape q, k, v, mask;
     bool causal = false;
     double dropout = 0;
+    int64_t left = 1 << 20;
   };
   for (const Kind& kind : {Kind{{3, 4}, {5, 4}, {5, 2}, {}},
                            {{2, 2, 3, 4}, {2, 2, 3, 4}, {2, 2, 3, 4}, {}, true},
                            {{2, 4, 3, 2}, {2, 2, 5, 2}, {2, 2, 5, 3}, {4, 1, 5}},
                            {{2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, {3, 4}},
                            {{2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, {2, 1, 3, 1}, false, 0.4},
-                           {{1, 2, 4, 2}, {1, 2, 4, 2}, {1, 2, 4, 2}, {}, true, 0.3}}) {
+                           {{1, 2, 4, 2}, {1, 2, 4, 2}, {1, 2, 4, 2}, {}, true, 0.3},
+                           {{1, 2, 6, 2}, {1, 1, 6, 2}, {1, 1, 6, 2}, {6, 6}, true, 0, 2}}) {
     SCOPED_TRACE(to_string(kind.q));
     Graph graph;
     std::vector<TensorId> inputs{graph.add_source("q", kind.q, DType::f64, Role::input),
@@ -172,6 +198,7 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
     }
     const OpId op = graph.add_op("AttentionForward", "attention", "attention", inputs,
                                  {{"causal", int64_t{kind.causal}},
+                                  {"window_left", kind.left},
                                   {"dropout", kind.dropout},
                                   {"enable_gqa", int64_t{1}},
                                   {"salt", int64_t{7}}});
@@ -194,8 +221,8 @@ TEST(Attention, NamesWhatDoesNotFit) {
               HasSubstr("the mask 'in3' is 3x4, which does not broadcast to 2x4x3x5"));
   EXPECT_THAT(refusal("AttentionForward", {q, k, v, {{3, 5}, {}, DType::i32}}, shared),
               HasSubstr("the mask 'in3' is i32; u8, or f64 as 'in0' is expected"));
-  EXPECT_THAT(refusal("AttentionForward", {q, q, q, {{3, 3}, {}}}, {{"causal", int64_t{1}}}),
-              HasSubstr("causal is set and a mask is given; only one of them is possible"));
+  EXPECT_THAT(refusal("AttentionForward", {q, q, q}, {{"window_left", int64_t{-1}}}),
+              HasSubstr("window_left is -1; 0 or more is expected"));
   EXPECT_THAT(refusal("AttentionForward", {q, q, q}, {{"dropout", 0.5}}),
               HasSubstr("dropout is 0.5; step_number and seed are expected as the last inputs"));
 }

@@ -7,22 +7,23 @@
 
 namespace plimsoll {
 
-std::vector<OpType> accumulate_ops();       // accumulate.cpp: sums of gradients over batches
-std::vector<OpType> activation_ops();       // activation.cpp: ReLU, leaky ReLU, sigmoid, tanh
-std::vector<OpType> add_ops();              // add.cpp
-std::vector<OpType> assign_ops();           // assign.cpp: a state takes a computed value
-std::vector<OpType> attention_ops();        // attention.cpp
-std::vector<OpType> batch_norm_ops();       // batch_norm.cpp
-std::vector<OpType> bias_ops();             // bias.cpp
-std::vector<OpType> clip_ops();             // clip.cpp: the norm of gradients, and scaling down to it
-std::vector<OpType> collective_ops();       // collective.cpp: AllReduce, ReduceScatter, AllGather
-std::vector<OpType> concat_ops();           // concat.cpp: Concat, Slice
-std::vector<OpType> constant_ops();         // constant.cpp
-std::vector<OpType> conv_ops();             // conv.cpp
-std::vector<OpType> conv_transpose_ops();   // conv_transpose.cpp
-std::vector<OpType> cumulative_sum_ops();   // cumulative_sum.cpp
-std::vector<OpType> fully_connected_ops();  // fully_connected.cpp
-std::vector<OpType> layer_model_ops();      // layer_model.cpp: the layers of the papers' tables
+std::vector<OpType> accumulate_ops();            // accumulate.cpp: sums of gradients over batches
+std::vector<OpType> activation_ops();            // activation.cpp: ReLU, leaky ReLU, sigmoid, tanh
+std::vector<OpType> add_ops();                   // add.cpp
+std::vector<OpType> assign_ops();                // assign.cpp: a state takes a computed value
+std::vector<OpType> attention_ops();             // attention.cpp
+std::vector<OpType> batch_norm_ops();            // batch_norm.cpp
+std::vector<OpType> bias_ops();                  // bias.cpp
+std::vector<OpType> clip_ops();                  // clip.cpp: the norm of gradients, and scaling down to it
+std::vector<OpType> collective_ops();            // collective.cpp: AllReduce, ReduceScatter, AllGather
+std::vector<OpType> concat_ops();                // concat.cpp: Concat, Slice
+std::vector<OpType> constant_ops();              // constant.cpp
+std::vector<OpType> conv_ops();                  // conv.cpp
+std::vector<OpType> conv_transpose_ops();        // conv_transpose.cpp
+std::vector<OpType> cumulative_sum_ops();        // cumulative_sum.cpp
+std::vector<OpType> fully_connected_ops();       // fully_connected.cpp
+std::vector<OpType> layer_model_ops();           // layer_model.cpp: the layers of the papers' tables
+std::vector<OpType> linear_cross_entropy_ops();  // linear_cross_entropy.cpp: a linear layer and the loss behind it
 std::vector<OpType> loss_ops();       // loss.cpp: softmax cross entropy, mean squared error, sigmoid cross entropy
 std::vector<OpType> lrn_ops();        // lrn.cpp
 std::vector<OpType> matmul_ops();     // matmul.cpp
@@ -44,18 +45,42 @@ std::vector<OpType> take_ops();             // take.cpp: Embedding, IndexSelect,
 std::vector<OpType> update_ops();           // update.cpp: SGD, Adam
 
 inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
-    accumulate_ops,     activation_ops,     add_ops,
-    assign_ops,         attention_ops,      batch_norm_ops,
-    bias_ops,           clip_ops,           collective_ops,
-    concat_ops,         constant_ops,       conv_ops,
-    conv_transpose_ops, cumulative_sum_ops, fully_connected_ops,
-    layer_model_ops,    loss_ops,           lrn_ops,
-    matmul_ops,         norm_ops,           pad_ops,
-    permute_ops,        pointwise_ops,      pool_ops,
-    random_ops,         recurrent_ops,      reduce_ops,
-    reorder_ops,        reshape_ops,        resize_ops,
-    softmax_ops,        sort_ops,           sync_batch_norm_ops,
-    take_ops,           update_ops,
+    accumulate_ops,
+    activation_ops,
+    add_ops,
+    assign_ops,
+    attention_ops,
+    batch_norm_ops,
+    bias_ops,
+    clip_ops,
+    collective_ops,
+    concat_ops,
+    constant_ops,
+    conv_ops,
+    conv_transpose_ops,
+    cumulative_sum_ops,
+    fully_connected_ops,
+    layer_model_ops,
+    linear_cross_entropy_ops,
+    loss_ops,
+    lrn_ops,
+    matmul_ops,
+    norm_ops,
+    pad_ops,
+    permute_ops,
+    pointwise_ops,
+    pool_ops,
+    random_ops,
+    recurrent_ops,
+    reduce_ops,
+    reorder_ops,
+    reshape_ops,
+    resize_ops,
+    softmax_ops,
+    sort_ops,
+    sync_batch_norm_ops,
+    take_ops,
+    update_ops,
 };
 
 }  // namespace plimsoll

@@ -77,7 +77,7 @@ TEST_P(InPlaceKernels, GiveWhatTheyGiveElsewhere) {
 const Literal kImage{{3, 2, 2, 3}, {}, DType::f32}, kChannel{{2}, {}, DType::f32}, kScalar{{}, {0.5}, DType::f32};
 const Literal kMask{{3, 2, 2, 3}, {1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1}, DType::bit};
 const Literal kRows{{4, 3}, {}, DType::f32}, kLabels{{4}, {2, 0, -1, 1}, DType::i32}, kCounter{{}, {3}, DType::i64};
-const Attribute kRelu = std::string("relu");
+const Attribute kRelu = std::string("relu"), kBoth = std::string("xw");
 
 INSTANTIATE_TEST_SUITE_P(
     Families, InPlaceKernels,
@@ -105,6 +105,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"Reshape", {kRows}, {{"shape", Shape{12}}}},
         Case{"SoftmaxCrossEntropyForward", {kRows, kLabels}, {{"label_smoothing", 0.1}}},
         Case{"SoftmaxCrossEntropyBackward", {kRows, kLabels, kScalar}, {}},
+        Case{"LinearCrossEntropyBackward", {kRows, {{5, 3}, {}, DType::f32}, kLabels, kScalar}, {{"gradients", kBoth}}},
+        Case{"LinearCrossEntropyTraining", {kRows, {{5, 3}, {}, DType::f32}, kLabels, kScalar}, {{"gradients", kBoth}}},
         Case{"MeanSquaredErrorBackward", {kRows, kRows, kScalar}, {}},
         Case{"SigmoidCrossEntropyBackward", {kRows, kScalar}, {{"target", 1.0}}}),
     [](const auto& info) { return fmt::format("{}{}", info.param.type, info.index); });

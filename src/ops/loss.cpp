@@ -1,5 +1,7 @@
 // Losses: a scalar from the network's answers. A backward op takes dloss, the gradient of the scalar, so that a loss
 // may be one term of several.
+#include "ops/loss.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include "ops/reference.h"
 
 namespace plimsoll {
-namespace {
 
 void expect_scalar(const Tensor& tensor) {
   if (element_count(tensor.shape) == 1) return;
@@ -30,9 +31,6 @@ void expect_labels(const Tensor& logits, const Tensor& labels) {
   }
 }
 
-// By which number the sum over the rows is divided: without the attribute by that of all rows, with "mean" by that of
-// the rows that count, as PyTorch does.
-enum class Reduction : uint8_t { mean_of_all, mean, sum };
 Reduction reduction(const Attributes& attributes) {
   const std::string name = attributes.text("reduction", "");
   if (name.empty()) return Reduction::mean_of_all;
@@ -51,7 +49,6 @@ double label_smoothing(const Attributes& attributes) {
   throw Error(ErrorCode::invalid_input, fmt::format("label_smoothing is {}; it lies in [0, 1)", smoothing));
 }
 
-// The label of a row, or -1 for one that counts nothing: that is ignore_index, or without the attribute any below 0.
 int64_t label_at(const Attributes& attributes, const TensorView& labels, int64_t row, int64_t classes) {
   const int64_t label = labels.dtype == DType::i64 ? static_cast<const int64_t*>(labels.data)[row]
                                                    : static_cast<const int32_t*>(labels.data)[row];
@@ -61,6 +58,8 @@ int64_t label_at(const Attributes& attributes, const TensorView& labels, int64_t
   throw Error(ErrorCode::invalid_input,
               fmt::format("row {} has the label {}, but there are {} classes", row, label, classes));
 }
+
+namespace {
 
 // loss = sum over rows of cross entropy(softmax(logits), (1 - s) * onehot(label) + s / classes), over the number of
 // rows, of those that count, or 1.

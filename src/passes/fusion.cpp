@@ -11,6 +11,7 @@
 #include "base/by_id.h"
 #include "base/clock.h"
 #include "base/names.h"
+#include "passes/linear_cross_entropy.h"
 #include "passes/passes.h"
 #include "passes/pointwise.h"
 #include "passes/rebuilder.h"
@@ -199,6 +200,7 @@ int fuse_all(Network& network, const FusionPass& pass) {
 
 constexpr std::string_view kSplitPass = "split_fully_connected";
 constexpr std::string_view kPointwisePass = "fuse_pointwise";
+constexpr std::string_view kLinearLossPass = "fuse_linear_cross_entropy";
 
 // `action` changes the network and returns how many rewrites it made.
 template <class Action>
@@ -220,6 +222,7 @@ PassReport run_pass(Network& network, std::string_view name, const Action& actio
 std::vector<std::string_view> fusion_pass_names() {
   std::vector<std::string_view> names;
   for (const FusionPass& pass : kFusionPasses) names.push_back(pass.name);
+  names.push_back(kLinearLossPass);
   names.push_back(kPointwisePass);
   names.push_back(kSplitPass);
   return names;
@@ -238,6 +241,9 @@ std::vector<PassReport> run_fusion_passes(Network& network, const FusionOptions&
   for (const FusionPass& pass : kFusionPasses) {
     if (is_on(pass.name)) reports.push_back(run_pass(network, pass.name, [&] { return fuse_all(network, pass); }));
   }
+  if (is_on(kLinearLossPass)) {
+    reports.push_back(run_pass(network, kLinearLossPass, [&] { return fuse_linear_cross_entropy(network); }));
+  }
   if (is_on(kPointwisePass))
     reports.push_back(run_pass(network, kPointwisePass, [&] { return fuse_pointwise(network, Phase::forward); }));
   if (is_on(kSplitPass)) {  // last: the blocks take a fused activation with them
@@ -252,8 +258,19 @@ std::vector<PassReport> run_rank_passes(Network& network, const OptimizerOptions
 }
 
 std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options) {
-  if (std::find(options.off.begin(), options.off.end(), kPointwisePass) != options.off.end()) return {};
-  return {run_pass(training, "fuse_pointwise_backward", [&] { return fuse_pointwise(training, Phase::backward); })};
+  auto is_on = [&](std::string_view name) {
+    return std::find(options.off.begin(), options.off.end(), name) == options.off.end();
+  };
+  std::vector<PassReport> reports;
+  if (is_on(kLinearLossPass)) {
+    reports.push_back(run_pass(training, "fuse_linear_cross_entropy_training",
+                               [&] { return fuse_linear_cross_entropy_training(training); }));
+  }
+  if (is_on(kPointwisePass)) {
+    reports.push_back(
+        run_pass(training, "fuse_pointwise_backward", [&] { return fuse_pointwise(training, Phase::backward); }));
+  }
+  return reports;
 }
 
 }  // namespace plimsoll

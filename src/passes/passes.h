@@ -21,7 +21,8 @@ std::vector<std::string_view> fusion_pass_names();
 // (sync_batch_norm.h). Nothing with one rank.
 std::vector<PassReport> run_rank_passes(Network& network, const OptimizerOptions& options);
 
-// What is fused in the graph of a training step: pointwise ops of its backward pass, unless "fuse_pointwise" is off.
+// What is fused in the graph of a training step: pointwise ops of its backward pass, unless "fuse_pointwise" is off, and
+// the two ops of a loss that makes logits, unless "fuse_linear_cross_entropy" is.
 std::vector<PassReport> run_training_passes(Network& training, const FusionOptions& options = {});
 
 // Puts a piece of each parameter that is divided among the ranks in its place among the states, and gathers it where it is

@@ -270,7 +270,7 @@ bool forget_busy_times(Session& session) {
 
 Measured measure_missing(Session& session, const Network& network, const CompileOptions& options,
                          const MeasureOptions& measure, std::span<const Device* const> beside) {
-  const Network training = make_training_step(network, options.optimizer, options.fusion);
+  const Network training = make_training_step(network, options.optimizer, fusion_on(*session.device, options.fusion));
   std::vector<const Device*> devices{session.device.get()};
   devices.insert(devices.end(), beside.begin(), beside.end());
   std::set<CostKey> known;

@@ -84,6 +84,7 @@ inline std::vector<Case> attention_cases() {
     bool bytes = false, causal = false;
     double dropout = 0;
     int64_t part = 0;
+    int64_t left = -1, right = -1;  // a window's; -1: none
   };
   std::vector<Case> cases;
   for (const Sizes& s : {Sizes{{}, 0, 5, 7, 8, 8, {}},
@@ -100,7 +101,10 @@ inline std::vector<Case> attention_cases() {
                          {{1, 4}, 2, 7, 70, 8, 8, {4, 1, 70}, true, false, 0.5},
                          {{3, 1}, 1, 5, 7, 8, 8, {}, false, false, 0.4, 3},
                          {{1, 1}, 1, 1, 1, 1, 1, {}},
-                         {{1, 2}, 2, 130, 130, 32, 32, {}, false, true, 0.1}}) {
+                         {{1, 2}, 2, 130, 130, 32, 32, {}, false, true, 0.1},
+                         {{2, 2}, 2, 40, 40, 16, 16, {2, 1, 1, 40}, true, true},
+                         {{1, 2}, 1, 200, 200, 16, 16, {}, false, true, 0, 0, 30},
+                         {{1, 2}, 2, 150, 210, 16, 16, {}, false, false, 0.2, 0, 9, 12}}) {
     auto build = [=](CaseBuilder& b, bool backward) {
       auto with = [&](int64_t heads, int64_t rows, int64_t columns) {
         Shape shape = s.batch;
@@ -115,6 +119,8 @@ inline std::vector<Case> attention_cases() {
       Attributes attributes = {{"causal", int64_t{s.causal}}, {"dropout", s.dropout}, {"salt", int64_t{9}}};
       if (q_heads != s.heads) attributes.set("enable_gqa", int64_t{1});
       if (s.ev != s.e) attributes.set("scale", 0.3);
+      if (s.left >= 0) attributes.set("window_left", s.left);
+      if (s.right >= 0) attributes.set("window_right", s.right);
       std::vector<TensorId> more;
       if (!s.mask.empty()) more.push_back(s.bytes ? b.bytes(s.mask, 6) : b.normal(s.mask));
       if (s.dropout > 0) more.insert(more.end(), {b.number(3), b.seed(77, s.part)});
@@ -131,7 +137,8 @@ inline std::vector<Case> attention_cases() {
                                          s.mask.empty() ? "" : " mask " + to_string(s.mask), s.causal ? " causal" : "",
                                          s.part > 0      ? " dropout of a part"
                                          : s.dropout > 0 ? " dropout"
-                                                         : "");
+                                                         : "") +
+                             (s.left >= 0 ? fmt::format(" window {}", s.left) : "");
     cases.push_back({"AttentionForward", text, [=](CaseBuilder& b) { build(b, false); }});
     if (s.s == 1) continue;  // nor does what one key has to say
     cases.push_back({"AttentionBackward", text, [=](CaseBuilder& b) { build(b, true); }});

@@ -75,6 +75,11 @@ INSTANTIATE_TEST_SUITE_P(Devices, NotThere, ::testing::ValuesIn([] {
                          }()),
                          [](const auto& info) { return test_name(info.param.first); });
 
+// What CUDA has no kernels for yet, and says so.
+bool is_left_out(const std::string& device, const Case& one) {
+  return device.starts_with("cuda") && one.type.starts_with("LinearCrossEntropy");
+}
+
 class Conformance : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};  // device, op type
 
 TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
@@ -85,6 +90,10 @@ TEST_P(Conformance, RunsTheOpAsTheReferenceDoes) {
     if (one.type != type) continue;
     const Subject subject = build_subject(one, kSeed);
     const Op& op = subject.graph.op(subject.op);
+    if (is_left_out(device_name, one)) {
+      EXPECT_THROW(device->kernels(subject.graph, op, LayoutFamily::plain), Error) << one.text;
+      continue;
+    }
     std::set<std::tuple<std::string, std::vector<Layout>, std::vector<Layout>>> judged;
     for (const LayoutFamily family : kFamilies) {
       const auto specs = device->kernels(subject.graph, op, family);
@@ -116,7 +125,7 @@ TEST_P(KernelNames, AreRefusedWhereThereIsNoSuchKernel) {
   const auto& [device_name, type] = GetParam();
   const auto device = open(device_name);
   for (const Case& one : all_cases()) {
-    if (one.type != type) continue;
+    if (one.type != type || is_left_out(device_name, one)) continue;
     const Subject subject = build_subject(one, kSeed);
     try {
       device->make_kernel(subject.graph, subject.graph.op(subject.op), "no such kernel");

@@ -165,13 +165,13 @@ std::unique_ptr<Kernel> make_matmul(const Graph& graph, const Op& op, std::strin
 
 }  // namespace
 
-std::unique_ptr<Kernel> make_product(const Op& op, const MatrixProducts& product, bool adds) {
-  const ThreadCount scope(1);
+std::unique_ptr<Kernel> make_product(const Op& op, const MatrixProducts& product, bool adds, int threads) {
+  const ThreadCount scope(threads);
   Products p;
   p.matrices = product;
   const dnnl_matmul_desc_t operation = describe_products(p);
   const std::vector<Implementation> list = implementations(&operation, adds ? kAdding : PrimitiveAttributes{});
-  if (!list.empty()) return make_products(op, list.front(), 1);
+  if (!list.empty()) return make_products(op, list.front(), threads);
   throw Error(ErrorCode::unsupported, fmt::format("op '{}' ({}): oneDNN has no kernel for products of {}x{} with {}x{}",
                                                   op.name, op.type->name, product.m, product.k, product.k, product.n));
 }

@@ -34,6 +34,7 @@ std::vector<NamedFactory> depthwise_kernels();    // ConvBackwardWeights, beside
 std::vector<NamedFactory> elementwise_kernels();  // activations, Add, Bias, Constant
 std::vector<NamedFactory> lrn_kernels();
 std::vector<NamedFactory> concat_kernels();  // Concat, Slice
+std::vector<NamedFactory> linear_cross_entropy_kernels();
 std::vector<NamedFactory> loss_kernels();
 std::vector<NamedFactory> norm_kernels();  // LayerNorm, RmsNorm, GroupNorm
 std::vector<NamedFactory> pad_kernels();

@@ -1,31 +1,54 @@
-// Attention in blocks of queries: a block's scores with all keys lie in the workspace of the thread that has it, and
-// nowhere else. Products are oneDNN's, each by one thread; heads and blocks are divided over the threads.
+// Attention by tiles, as in FlashAttention (T. Dao, D. Fu, S. Ermon, A. Rudra, C. Re, 2022): the scores of a tile of
+// queries with a tile of keys lie in the workspace of the thread that has it. Forward, the softmax is taken online (M.
+// Milakov, N. Gimelshein, 2018): what earlier tiles have summed is scaled when a larger score comes. Tiles of which no
+// score counts, by causality, window or mask, are left out.
 //
-// Backward, a thread has whole heads of k and v, so that what all their queries add to dk and dv is added in one order.
-// A mask's gradient takes a second walk, by the mask's rows, for the same reason.
+// Scores stand with the queries in the lanes: S' = K Q', where only the tile of queries is turned over. So a query's
+// maximum and sum need no sum over lanes, keys and values are read as they lie, and the scores are ready for both
+// products behind them:
+//
+//   forward    S' = K Q'     Y += P V
+//   backward   S' = K Q'     dP' = V dY'     dV += P' dY     dK += dS' Q     dQ += dS K
+//
+// Backward, a thread has whole heads of k and v, so that what all their queries add to dk and dv is added in one order. A
+// tile of queries has all its keys' scores in the workspace, since dS needs a sum over them. A mask's gradient takes a
+// second walk, by the mask's rows, for the same reason.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 
+#include "device/cpu/own_product.h"
 #include "device/cpu/own_random.h"
 #include "device/cpu/own_rows.h"
-#include "device/cpu/product.h"
 #include "ops/attention.h"
 
 namespace plimsoll::cpu {
 namespace {
 
+#define PLIMSOLL_INLINED __attribute__((always_inline))  // of a lambda in an inner loop
+
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr double kLn2 = 0.69314718055994530942;
+constexpr int64_t kMostLanes = 64, kTileKeys = 192;  // the queries and the keys of a tile
 
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-
-// v where the bytes are not 0, else minus infinity.
-PLIMSOLL_INLINE f32x16 where_set(const uint8_t* bytes, int count, f32x16 v) {
-  u8x16 some{};
-  std::memcpy(&some, bytes, static_cast<size_t>(count));
-  return __builtin_convertvector(some, i32x16) != splat(int32_t{0}) ? v : splat(kMasked);
+// 2^x for x that is at most some few; relative error below 2e-7. Below -126 it stays at 1.2e-38.
+PLIMSOLL_INLINE f32x16 power_of_two(f32x16 x) {
+  const f32x16 rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+  x = maximum(splat(-126.0f), x);             // in this order it keeps what is not a number
+  const f32x16 shifted = x + rounder;
+  const f32x16 r = x - (shifted - rounder);
+  f32x16 p = splat(1.3333558146428443e-3f);
+  p = p * r + splat(9.6181291076284772e-3f);
+  p = p * r + splat(5.5504108664821580e-2f);
+  p = p * r + splat(2.4022650695910071e-1f);
+  p = p * r + splat(6.9314718055994531e-1f);
+  p = p * r + splat(1.0f);
+  return bits_as<f32x16>(bits_as<u32x16>(p) + (bits_as<u32x16>(shifted) << splat(23u)));
 }
+PLIMSOLL_INLINE f32x16 zero_where_masked(f32x16 score, f32x16 v) { return score == splat(kMasked) ? splat(0.0f) : v; }
 
 Attention attention_of(const Graph& graph, const Op& op) {
   std::vector<const Tensor*> tensors;
@@ -33,7 +56,41 @@ Attention attention_of(const Graph& graph, const Op& op) {
   return read_attention(op.attributes, tensors, op.type->name == "AttentionForward" ? 3 : 5);
 }
 
-int64_t up_to_line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+int64_t up_to(int64_t multiple, int64_t n) { return (n + multiple - 1) / multiple * multiple; }
+
+// The halves of sixteen lanes in blocks of kWidth: those of b take the second places of a, those of a the first of b.
+template <int kWidth, int... kLane>
+PLIMSOLL_INLINE void swap_blocks(f32x16& a, f32x16& b, std::integer_sequence<int, kLane...>) {
+  const f32x16 first = __builtin_shufflevector(a, b, ((kLane & kWidth) != 0 ? 16 + kLane - kWidth : kLane)...);
+  b = __builtin_shufflevector(a, b, ((kLane & kWidth) != 0 ? 16 + kLane : kLane + kWidth)...);
+  a = first;
+}
+template <int kWidth>
+PLIMSOLL_INLINE void swap_blocks(f32x16 (&rows)[16]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    if ((i & kWidth) == 0) swap_blocks<kWidth>(rows[i], rows[i + kWidth], std::make_integer_sequence<int, 16>{});
+  }
+}
+// Lane j of row i becomes lane i of row j.
+PLIMSOLL_INLINE void transpose(f32x16 (&rows)[16]) {
+  swap_blocks<8>(rows);
+  swap_blocks<4>(rows);
+  swap_blocks<2>(rows);
+  swap_blocks<1>(rows);
+}
+
+// Bit j of word i becomes bit i of word j.
+void transpose_bits(uint64_t (&words)[64]) {
+  uint64_t mask = 0x00000000FFFFFFFF;
+  for (int width = 32; width != 0; width /= 2, mask ^= mask << width) {
+    for (int k = 0; k < 64; k = (k + width + 1) & ~width) {
+      const uint64_t swap = ((words[k] >> width) ^ words[k + width]) & mask;
+      words[k] ^= swap << width;
+      words[k + width] ^= swap;
+    }
+  }
+}
 
 class AttentionKernel : public OwnKernel {
  public:
@@ -41,199 +98,273 @@ class AttentionKernel : public OwnKernel {
       : OwnKernel(graph, op, threads), a_(attention_of(graph, op)) {
     require_row_major(graph, op);
     parts_ = parts_for(a_.scores() * static_cast<int64_t>(sizeof(float)), threads);
-    // Blocks whose scores stay in a core's cache, of equal sizes as far as that goes.
-    const int64_t most = std::clamp<int64_t>(kBlockScores / a_.keys / 16 * 16, 16, 128);
-    blocks_ = (a_.queries + most - 1) / most;
-    rows_ = (a_.queries + blocks_ - 1) / blocks_;
-    blocks_ = (a_.queries + rows_ - 1) / rows_;
+    lanes_ = std::min(kMostLanes, up_to(kLanes, a_.queries));
+    tiles_ = (a_.queries + lanes_ - 1) / lanes_;
     threshold_ = dropout_threshold(a_.dropout);
     keep_ = static_cast<float>(1 / (1 - a_.dropout));
     if (a_.dropout > 0) stream_.emplace(graph, op, static_cast<size_t>(a_.step_at), a_.scores());
   }
 
  protected:
-  static constexpr int64_t kBlockScores = 64 * 1024;
+  // What lies in a thread's part of the workspace; reserved when the kernel is made.
+  int64_t reserve(int64_t bytes) {
+    const int64_t at = part_bytes_;
+    part_bytes_ += up_to(64, bytes);
+    return at;
+  }
+  int64_t reserve_floats(int64_t count) { return reserve(count * static_cast<int64_t>(sizeof(float))); }
+  void reserve_shared() {
+    turned_at_ = reserve_floats(a_.width * lanes_);
+    if (a_.mask.present) bias_at_ = reserve_floats(kTileKeys * lanes_);
+    if (a_.dropout > 0) kept_at_ = reserve(kTileKeys * 8);
+  }
+  void finish_workspace() { workspace_bytes_ = {part_bytes_ * parts_}; }
+  template <class T = float>
+  T* of_part(int part, int64_t at) const {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(workspace_) + part * part_bytes_ + at);
+  }
 
-  // A product for whole blocks of queries, and one for the last block where it is smaller; by part.
-  class BlockProduct {
-   public:
-    template <class Sizes>  // sizes(rows) -> MatrixProducts
-    void make(const AttentionKernel& kernel, const Op& op, const Sizes& sizes, bool adds = false) {
-      const int64_t last = kernel.rows_of(kernel.blocks_ - 1);
-      for (int part = 0; part < kernel.parts_; ++part) {
-        whole_.push_back(make_product(op, sizes(kernel.rows_), adds));
-        if (last != kernel.rows_) last_.push_back(make_product(op, sizes(last), adds));
-      }
-    }
-    int64_t scratch() const {
-      int64_t most = 0;
-      for (const auto* list : {&whole_, &last_}) {
-        for (const auto& product : *list) most = std::max(most, product->workspace().count);
-      }
-      return most;
-    }
-    void run(int part, bool last, const float* a, const float* b, float* y, void* scratch) const {
-      Kernel& product = *(last && !last_.empty() ? last_ : whole_)[static_cast<size_t>(part)];
-      void* const inputs[] = {const_cast<float*>(a), const_cast<float*>(b)};
-      void* const output = y;
-      product.bind(inputs, std::span(&output, 1), scratch);
-      product.run();
-    }
-
-   private:
-    std::vector<std::unique_ptr<Kernel>> whole_, last_;
+  // A tile of queries of a head, and the keys that any of them sees.
+  struct Queries {
+    int64_t head, first, count;
+    int64_t keys_begin, keys_end;
   };
+  Queries queries_of(int64_t head, int64_t tile) const {
+    const int64_t first = tile * lanes_, count = std::min(lanes_, a_.queries - first);
+    const int64_t end = std::min(a_.keys, first + count - 1 + std::min(a_.right, a_.keys) + 1);
+    const int64_t begin = std::min(end, std::max<int64_t>(0, first - std::min(a_.left, a_.queries)));
+    return {head, first, count, begin, end};
+  }
+  // The most keys that a tile of queries sees.
+  int64_t most_keys() const {
+    int64_t most = 1;
+    for (int64_t tile = 0; tile < tiles_; ++tile) {
+      const Queries q = queries_of(0, tile);
+      most = std::max(most, q.keys_end - q.keys_begin);
+    }
+    return most;
+  }
 
-  // What a thread has of the workspace: `buffers` blocks of scores, the bits of a row's draws, the products' scratch.
-  void lay_out_workspace(int buffers, int64_t scratch) {
-    buffer_bytes_ = up_to_line(rows_ * a_.keys * static_cast<int64_t>(sizeof(float)));
-    bits_at_ = buffers * buffer_bytes_;
-    scratch_at_ = bits_at_ + (a_.dropout > 0 ? up_to_line(a_.keys / 8 + 32) : 0);
-    part_bytes_ = scratch_at_ + up_to_line(scratch);
-    workspace_bytes_ = {part_bytes_ * parts_};
-  }
-  std::byte* of_part(int part, int64_t at) const {
-    return static_cast<std::byte*>(workspace_) + part * part_bytes_ + at;
-  }
-  float* buffer(int part, int i) const { return reinterpret_cast<float*>(of_part(part, i * buffer_bytes_)); }
-  uint8_t* bits(int part) const { return reinterpret_cast<uint8_t*>(of_part(part, bits_at_)); }
-  void* product_scratch(int part) const { return of_part(part, scratch_at_); }
-
-  int64_t rows_of(int64_t block) const { return std::min(rows_, a_.queries - block * rows_); }
-  bool is_last(int64_t block) const { return block == blocks_ - 1; }
-  int64_t visible(int64_t l) const { return a_.causal ? std::min(a_.keys, l + 1) : a_.keys; }
-
-  MatrixProducts scores_product(int64_t rows) const {
-    return {.m = rows, .n = a_.keys, .k = a_.width, .transpose_a = false, .transpose_b = true, .batch = {}};
-  }
-  const float* queries_of(int64_t head, int64_t block) const {
-    return input(0) + (head * a_.queries + block * rows_) * a_.width;
-  }
+  int64_t row(const Queries& q) const { return q.head * a_.queries + q.first; }
   const float* keys_of(int64_t head) const { return input(1) + head / a_.groups * a_.keys * a_.width; }
   const float* values_of(int64_t head) const { return input(2) + head / a_.groups * a_.keys * a_.value_width; }
 
-  // Calls body(score) with the function score(i, n) of a row: scaled, with the mask, from the products in `row`.
-  template <class Body>
-  PLIMSOLL_INLINE void with_scores(const float* row, int64_t head, int64_t l, const Body& body) const {
-    const f32x16 scale = splat(static_cast<float>(a_.scale));
-    const auto plain = [row, scale](int64_t i, auto n) { return load(row + i, n) * scale; };
-    if (!a_.mask.present) return body(plain);
-    const int64_t at = a_.mask.offset(head) + l * a_.mask.to_row;
-    if (a_.mask.bytes) {
-      const uint8_t* mask = input<uint8_t>(static_cast<size_t>(a_.mask_at)) + at;
-      if (a_.mask.to_column != 0) {
-        return body([=](int64_t i, auto n) { return where_set(mask + i, n, plain(i, n)); });
+  // Rows become columns, times `factor`; the lanes behind them are zero.
+  void turn(const float* rows, int64_t count, int64_t width, float factor, float* to) const {
+    for (int64_t c = 0; c < lanes_; c += kLanes) {
+      for (int64_t e = 0; e < width; e += kLanes) {
+        const int columns = static_cast<int>(std::min(kLanes, width - e));
+        f32x16 block[16];
+        for (int i = 0; i < 16; ++i) {
+          const float* from = rows + (c + i) * width + e;
+          block[i] = c + i >= count ? f32x16{} : columns == kLanes ? load(from) : load(from, columns);
+          block[i] = block[i] * splat(factor);
+        }
+        transpose(block);
+        for (int i = 0; i < columns; ++i) store(to + (e + i) * lanes_ + c, block[i]);
       }
-      const bool set = *mask != 0;
-      return body([=](int64_t i, auto n) { return set ? plain(i, n) : splat(kMasked); });
     }
-    const float* mask = input(static_cast<size_t>(a_.mask_at)) + at;
-    if (a_.mask.to_column != 0) return body([=](int64_t i, auto n) { return plain(i, n) + load(mask + i, n); });
-    const f32x16 same = splat(*mask);
-    body([=](int64_t i, auto n) { return plain(i, n) + same; });
   }
 
-  // What dropout keeps of a row: kept(i, n, v) after draw_row.
-  struct KeptBits {
-    const uint8_t* bits;
-    int64_t from;
-    f32x16 scale;
-    template <class Count>
-    PLIMSOLL_INLINE f32x16 operator()(int64_t i, Count n, f32x16 v) const {
-      return keep_lanes(any_bits(bits, from + i, n), v * scale);
+  // What is added to a tile's scores, in powers of two. A mask that is the same for all queries is a number a key.
+  struct Bias {
+    const float* scores = nullptr;  // none: nothing is added
+    bool by_key = false;
+    PLIMSOLL_INLINE f32x16 at(int64_t j, int64_t lanes, int64_t c) const {
+      return by_key ? splat(scores[j]) : load(scores + j * lanes + c);
     }
   };
-  KeptBits draw_row(int part, int64_t head, int64_t l) const {
-    const RandomStream stream = stream_->of(inputs_);
-    const int64_t first = (head * a_.queries + l) * a_.keys, begin = first / 64 * 64;
-    uint8_t* to = bits(part);
-    for (int64_t i = begin; i < first + a_.keys; i += 64, to += 8) {
-      const uint64_t kept = kept_bits_from(stream, i, threshold_);
-      std::memcpy(to, &kept, sizeof kept);
+  // Returns false where the mask leaves nothing of the tile.
+  bool read_mask(int part, const Queries& q, int64_t key, int64_t count, Bias& bias) const {
+    if (!a_.mask.present) return true;
+    float* to = of_part(part, bias_at_);
+    bias = {to, a_.mask.to_row == 0};
+    const int64_t rows = bias.by_key ? 1 : q.count, stride = bias.by_key ? 1 : lanes_;
+    const int64_t at = a_.mask.offset(q.head) + q.first * a_.mask.to_row + key * a_.mask.to_column;
+    bool any = false;
+    const auto fill = [&](const auto* mask, const auto& value) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const auto* from = mask + r * a_.mask.to_row;
+        for (int64_t j = 0; j < count; ++j) {
+          const float v = value(from[j * a_.mask.to_column]);
+          any = any || v != kMasked;
+          to[j * stride + r] = v;
+        }
+      }
+    };
+    if (a_.mask.bytes) {
+      fill(input<uint8_t>(static_cast<size_t>(a_.mask_at)) + at, [](uint8_t v) { return v != 0 ? 0.0f : kMasked; });
+    } else {
+      // What is finite stays so: a query of which every score has the least number attends to all keys alike.
+      fill(input(static_cast<size_t>(a_.mask_at)) + at,
+           [](float v) { return v == kMasked ? v : std::max(v * kLog2E, std::numeric_limits<float>::lowest()); });
     }
-    return {bits(part), first - begin, splat(keep_)};
+    if (any && !bias.by_key) {
+      for (int64_t j = 0; j < count; ++j) std::fill(to + j * stride + rows, to + j * stride + lanes_, 0.0f);
+    }
+    return any;
   }
-  // Calls body(kept) with what dropout makes of values of this row.
+
+  // Calls body(score) with score(j, c, v): lanes [c, c + 16) of key `key` + j, minus infinity where one sees it not.
   template <class Body>
-  PLIMSOLL_INLINE void with_dropout(int part, int64_t head, int64_t l, const Body& body) const {
-    if (a_.dropout > 0) return body(draw_row(part, head, l));
-    body([](int64_t, auto, f32x16 v) { return v; });
+  PLIMSOLL_INLINE void with_scores(const Queries& q, int64_t key, int64_t count, const Bias& bias,
+                                   const Body& body) const {
+    const int64_t last = q.first + q.count - 1;
+    const bool whole = (a_.right >= a_.keys || key + count - 1 <= q.first + a_.right) &&
+                       (a_.left >= a_.queries || key >= last - a_.left);
+    if (whole && bias.scores == nullptr) return body([](int64_t, int64_t, f32x16 v) PLIMSOLL_INLINED { return v; });
+    if (whole) return body([&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED { return v + bias.at(j, lanes_, c); });
+    const i32x16 lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto most = [](int64_t n) { return static_cast<int32_t>(std::min<int64_t>(n, 1 << 30)); };
+    const int32_t left = most(a_.left), right = most(a_.right), away = static_cast<int32_t>(key - q.first);
+    body([&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED {
+      const i32x16 behind = splat(away + static_cast<int32_t>(j - c)) - lane;  // how far the key is behind the query
+      if (bias.scores != nullptr) v = v + bias.at(j, lanes_, c);
+      v = behind <= splat(right) ? v : splat(kMasked);
+      return behind >= splat(-left) ? v : splat(kMasked);
+    });
+  }
+
+  // Draws what dropout keeps of a tile: a word of lanes for each key.
+  void draw(int part, const Queries& q, int64_t key, int64_t count) const {
+    uint64_t* kept = of_part<uint64_t>(part, kept_at_);
+    const RandomStream stream = stream_->of(inputs_);
+    for (int64_t j = 0; j < count; j += 64) {
+      uint64_t words[64] = {};
+      for (int64_t r = 0; r < q.count; ++r) {
+        const int64_t first = (row(q) + r) * a_.keys + key + j, shift = first % 64;
+        words[r] = kept_bits_from(stream, first - shift, threshold_) >> shift;
+        if (shift > 0 && j + 64 - shift < count) {
+          words[r] |= kept_bits_from(stream, first - shift + 64, threshold_) << (64 - shift);
+        }
+      }
+      transpose_bits(words);
+      std::copy_n(words, std::min<int64_t>(64, count - j), kept + j);
+    }
+  }
+  // Calls body(kept) with kept(j, c): the bits of sixteen lanes.
+  template <class Body>
+  PLIMSOLL_INLINE void with_dropout(int part, const Queries& q, int64_t key, int64_t count, const Body& body) const {
+    if (a_.dropout == 0) return body(std::false_type{}, [](int64_t, int64_t) PLIMSOLL_INLINED { return 0xffffu; });
+    draw(part, q, key, count);
+    const uint64_t* kept = of_part<uint64_t>(part, kept_at_);
+    body(std::true_type{},
+         [kept](int64_t j, int64_t c) PLIMSOLL_INLINED { return static_cast<uint32_t>(kept[j] >> c) & 0xffffu; });
   }
 
   Attention a_;
-  std::optional<DrawnStream> stream_;
-  int64_t blocks_ = 1, rows_ = 1;  // of queries
+  int64_t lanes_ = 0, tiles_ = 0;  // queries of a tile, and tiles of a head
+  int64_t turned_at_ = 0;          // the queries, turned over
+  float keep_ = 1;
 
  private:
+  std::optional<DrawnStream> stream_;
   uint32_t threshold_ = 0;
-  float keep_ = 1;
-  int64_t buffer_bytes_ = 0, bits_at_ = 0, scratch_at_ = 0, part_bytes_ = 0;
+  int64_t part_bytes_ = 0, bias_at_ = 0, kept_at_ = 0;
 };
 
 class AttentionForward : public AttentionKernel {
  public:
   AttentionForward(const Graph& graph, const Op& op, int threads) : AttentionKernel(graph, op, threads) {
-    parts_ = static_cast<int>(std::min<int64_t>(parts_, a_.query_heads() * blocks_));
-    scores_.make(*this, op, [this](int64_t rows) { return scores_product(rows); });
-    results_.make(*this, op, [this](int64_t rows) {
-      return MatrixProducts{.m = rows, .n = a_.value_width, .k = a_.keys, .batch = {}};
-    });
-    lay_out_workspace(1, std::max(scores_.scratch(), results_.scratch()));
+    parts_ = static_cast<int>(std::min<int64_t>(parts_, a_.query_heads() * tiles_));
+    reserve_shared();
+    stride_ = up_to(kLanes, a_.value_width);
+    scores_at_ = reserve_floats(kTileKeys * lanes_);
+    result_at_ = reserve_floats(lanes_ * stride_);
+    numbers_at_ = reserve_floats(3 * lanes_);
+    finish_workspace();
   }
 
   void run() override {
+    // Tiles of one number over all heads follow each other in turn, so that causality leaves every thread as much.
+    const int64_t units = a_.query_heads() * tiles_;
     for_each_part(parts_, [&](int part) {
-      const Range units = share(a_.query_heads() * blocks_, part, parts_);
-      for (int64_t unit = units.begin; unit < units.end; ++unit) block(part, unit / blocks_, unit % blocks_);
+      for (int64_t unit = part; unit < units; unit += parts_) tile(part, queries_of(unit / tiles_, unit % tiles_));
     });
   }
 
  private:
-  void block(int part, int64_t head, int64_t block) const {
-    float* scores = buffer(part, 0);
-    scores_.run(part, is_last(block), queries_of(head, block), keys_of(head), scores, product_scratch(part));
-    for (int64_t r = 0; r < rows_of(block); ++r) {
-      const int64_t l = block * rows_ + r;
-      output(1)[head * a_.queries + l] = row(scores + r * a_.keys, part, head, l);
-    }
-    results_.run(part, is_last(block), scores, values_of(head),
-                 output(0) + (head * a_.queries + block * rows_) * a_.value_width, product_scratch(part));
-  }
-
-  // Scores become probabilities; returns the logarithm of their sum before.
-  float row(float* s, int part, int64_t head, int64_t l) const {
-    const int64_t length = visible(l);
-    float top = kMasked;
-    with_scores(s, head, l, [&](const auto& score) {
-      top = row_top(length, [&](int64_t i, auto n) {
-        const f32x16 v = score(i, n);
-        store(s + i, v, n);
-        return v;
+  void tile(int part, const Queries& q) const {
+    float* turned = of_part(part, turned_at_);
+    turn(input(0) + row(q) * a_.width, q.count, a_.width, static_cast<float>(a_.scale) * kLog2E, turned);
+    float* scores = of_part(part, scores_at_);
+    float* result = of_part(part, result_at_);
+    float* tops = of_part(part, numbers_at_);
+    float *sums = tops + lanes_, *scales = sums + lanes_;
+    std::fill(tops, tops + lanes_, kMasked);
+    std::fill(sums, sums + lanes_, 0.0f);
+    const int64_t rows = std::min(lanes_, up_to(8, q.count));
+    bool adds = false;
+    for (int64_t key = q.keys_begin; key < q.keys_end; key += kTileKeys) {
+      const int64_t count = std::min(kTileKeys, q.keys_end - key);
+      Bias bias;
+      if (!read_mask(part, q, key, count, bias)) continue;
+      multiply<false>({count, lanes_, a_.width}, {keys_of(q.head) + key * a_.width, a_.width, 1}, turned, lanes_,
+                      scores, lanes_);
+      bool rescale = false;
+      with_scores(q, key, count, bias, [&](const auto& score) {
+        with_dropout(part, q, key, count, [&](auto drops, const auto& kept) {
+          for (int64_t c = 0; c < lanes_; c += kLanes) {
+            const f32x16 before = load(tops + c);
+            f32x16 top = before;
+            for (int64_t j = 0; j < count; ++j) top = maximum(score(j, c, load(scores + j * lanes_ + c)), top);
+            const f32x16 base = top == splat(kMasked) ? splat(0.0f) : top;
+            const f32x16 scale = zero_where_masked(before, power_of_two(before - base));
+            f32x16 sum{}, other{};
+            const auto exponential_of = [&](int64_t j) PLIMSOLL_INLINED {
+              float* at = scores + j * lanes_ + c;
+              const f32x16 v = score(j, c, load(at));
+              const f32x16 p = zero_where_masked(v, power_of_two(v - base));
+              store(at, decltype(drops)::value ? keep_lanes(kept(j, c), p) : p);
+              return p;
+            };
+            int64_t j = 0;
+            for (; j + 2 <= count; j += 2) sum += exponential_of(j), other += exponential_of(j + 1);
+            if (j < count) sum += exponential_of(j);
+            store(tops + c, top);
+            store(sums + c, load(sums + c) * scale + (sum + other));
+            store(scales + c, scale);
+          }
+        });
       });
-    });
-    if (top == kMasked) {
-      std::fill(s, s + a_.keys, 0.0f);
-      return -kMasked;
+      if (adds) {
+        for (int64_t r = 0; r < q.count; ++r) rescale = rescale || scales[r] != 1;
+      }
+      if (rescale) {
+        for (int64_t r = 0; r < q.count; ++r) {
+          const f32x16 scale = splat(scales[r]);
+          for (int64_t e = 0; e < stride_; e += kLanes) {
+            float* at = result + r * stride_ + e;
+            store(at, load(at) * scale);
+          }
+        }
+      }
+      const float* values = values_of(q.head) + key * a_.value_width;
+      const ProductSizes sizes{rows, a_.value_width, count};
+      if (adds) {
+        multiply<true>(sizes, {scores, 1, lanes_}, values, a_.value_width, result, stride_);
+      } else {
+        multiply<false>(sizes, {scores, 1, lanes_}, values, a_.value_width, result, stride_);
+      }
+      adds = true;
     }
-    const f32x16 tops = splat(top);
-    double sums[1];
-    row_sums<1>(
-        length,
-        [&](int64_t i, auto n, auto& sum) {
-          const f32x16 e = first_lanes(exponential_or_zero(load(s + i, n) - tops), n);
-          store(s + i, e, n);
-          sum[0] += e;
-        },
-        sums);
-    const f32x16 scale = splat(static_cast<float>(1 / sums[0]));
-    with_dropout(part, head, l, [&](const auto& kept) {
-      over_row(length, [&](int64_t i, auto n) { store(s + i, kept(i, n, load(s + i, n) * scale), n); });
-    });
-    std::fill(s + length, s + a_.keys, 0.0f);
-    return top + static_cast<float>(std::log(sums[0]));
+    for (int64_t r = 0; r < q.count; ++r) {
+      float* y = output(0) + (row(q) + r) * a_.value_width;
+      const bool none = tops[r] == kMasked;
+      output(1)[row(q) + r] =
+          none ? -kMasked
+               : static_cast<float>(static_cast<double>(tops[r]) * kLn2 + std::log(static_cast<double>(sums[r])));
+      if (none) {
+        std::fill(y, y + a_.value_width, 0.0f);
+        continue;
+      }
+      const f32x16 scale = splat(keep_ / sums[r]);
+      over_row(a_.value_width, [&](int64_t e, auto n) { store(y + e, load(result + r * stride_ + e, n) * scale, n); });
+    }
   }
 
-  BlockProduct scores_, results_;
+  int64_t stride_ = 0;  // of the results' rows
+  int64_t scores_at_ = 0, result_at_ = 0, numbers_at_ = 0;
 };
 
 class AttentionBackward : public AttentionKernel {
@@ -241,35 +372,17 @@ class AttentionBackward : public AttentionKernel {
   AttentionBackward(const Graph& graph, const Op& op, int threads)
       : AttentionKernel(graph, op, threads), mask_gradient_(op.outputs.size() > 3) {
     find_mask_rows();
-    const int64_t units = std::max(a_.heads, static_cast<int64_t>(mask_places_.size()) * mask_blocks_);
+    const int64_t units = std::max(a_.heads, static_cast<int64_t>(mask_places_.size()) * mask_tiles_);
     parts_ = static_cast<int>(std::min<int64_t>(parts_, units));
-    const int64_t keys = a_.keys, width = a_.width, value_width = a_.value_width;
-    scores_.make(*this, op, [this](int64_t rows) { return scores_product(rows); });
-    probabilities_.make(*this, op, [=](int64_t rows) {
-      return MatrixProducts{.m = rows, .n = keys, .k = value_width, .transpose_b = true, .batch = {}};
-    });
-    queries_.make(*this, op,
-                  [=](int64_t rows) { return MatrixProducts{.m = rows, .n = width, .k = keys, .batch = {}}; });
-    for (const bool adds : {false, true}) {
-      keys_[adds ? 1 : 0].make(
-          *this, op,
-          [=](int64_t rows) {
-            return MatrixProducts{.m = keys, .n = width, .k = rows, .transpose_a = true, .batch = {}};
-          },
-          adds);
-      values_[adds ? 1 : 0].make(
-          *this, op,
-          [=](int64_t rows) {
-            return MatrixProducts{.m = keys, .n = value_width, .k = rows, .transpose_a = true, .batch = {}};
-          },
-          adds);
-    }
-    int64_t scratch = 0;
-    for (const BlockProduct* product :
-         {&scores_, &probabilities_, &queries_, &keys_[0], &keys_[1], &values_[0], &values_[1]}) {
-      scratch = std::max(scratch, product->scratch());
-    }
-    lay_out_workspace(2, scratch);
+    reserve_shared();
+    const int64_t keys = most_keys();
+    turned_gradient_at_ = reserve_floats(a_.value_width * lanes_);
+    p_at_ = reserve_floats(keys * lanes_);
+    ds_at_ = reserve_floats(keys * lanes_);
+    dq_at_ = reserve_floats(lanes_ * a_.width);
+    numbers_at_ = reserve_floats(2 * lanes_);
+    left_out_at_ = reserve((keys + kTileKeys - 1) / kTileKeys);
+    finish_workspace();
   }
 
   void run() override {
@@ -278,118 +391,155 @@ class AttentionBackward : public AttentionKernel {
       for (int64_t h = heads.begin; h < heads.end; ++h) head_of_keys(part, h);
     });
     if (!mask_gradient_) return;
-    const int64_t units = static_cast<int64_t>(mask_places_.size()) * mask_blocks_;
+    const int64_t units = static_cast<int64_t>(mask_places_.size()) * mask_tiles_;
     for_each_part(parts_, [&](int part) {
       const Range range = share(units, part, parts_);
       for (int64_t unit = range.begin; unit < range.end; ++unit) {
-        mask_rows(part, mask_places_[static_cast<size_t>(unit / mask_blocks_)], unit % mask_blocks_);
+        mask_rows(part, mask_places_[static_cast<size_t>(unit / mask_tiles_)], unit % mask_tiles_);
       }
     });
   }
 
  private:
+  // Calls body(key, count, p, ds) for the tiles of keys that are not left out, with where their scores lie.
+  template <class Body>
+  void for_each_tile(int part, const Queries& q, const Body& body) const {
+    const uint8_t* left_out = of_part<uint8_t>(part, left_out_at_);
+    for (int64_t key = q.keys_begin; key < q.keys_end; key += kTileKeys) {
+      const int64_t from = key - q.keys_begin;
+      if (left_out[from / kTileKeys] != 0) continue;
+      body(key, std::min(kTileKeys, q.keys_end - key), of_part(part, p_at_) + from * lanes_,
+           of_part(part, ds_at_) + from * lanes_);
+    }
+  }
+
   void head_of_keys(int part, int64_t h) const {
     float* dk = output(1) + h * a_.keys * a_.width;
     float* dv = output(2) + h * a_.keys * a_.value_width;
-    bool adds = false;
+    std::fill(dk, dk + a_.keys * a_.width, 0.0f);
+    std::fill(dv, dv + a_.keys * a_.value_width, 0.0f);
+    float* dq = of_part(part, dq_at_);
     for (int64_t head = h * a_.groups; head < (h + 1) * a_.groups; ++head) {
-      for (int64_t block = 0; block < blocks_; ++block) {
-        score_gradients(part, head, block, static_cast<float>(a_.scale));
-        const bool last = is_last(block);
-        void* scratch = product_scratch(part);
-        queries_.run(part, last, buffer(part, 1), keys_of(head),
-                     output(0) + (head * a_.queries + block * rows_) * a_.width, scratch);
-        keys_[adds ? 1 : 0].run(part, last, buffer(part, 1), queries_of(head, block), dk, scratch);
-        values_[adds ? 1 : 0].run(part, last, buffer(part, 0), gradients_of(head, block), dv, scratch);
-        adds = true;
+      for (int64_t tile = 0; tile < tiles_; ++tile) {
+        const Queries q = queries_of(head, tile);
+        score_gradients(part, q, static_cast<float>(a_.scale));
+        const int64_t rows = std::min(lanes_, up_to(8, q.count));
+        std::fill(dq, dq + rows * a_.width, 0.0f);
+        for_each_tile(part, q, [&](int64_t key, int64_t count, const float* p, const float* ds) {
+          multiply<true>({count, a_.value_width, q.count}, {p, lanes_, 1}, input(3) + row(q) * a_.value_width,
+                         a_.value_width, dv + key * a_.value_width, a_.value_width);
+          multiply<true>({count, a_.width, q.count}, {ds, lanes_, 1}, input(0) + row(q) * a_.width, a_.width,
+                         dk + key * a_.width, a_.width);
+          multiply<true>({rows, a_.width, count}, {ds, 1, lanes_}, keys_of(head) + key * a_.width, a_.width, dq,
+                         a_.width);
+        });
+        std::copy_n(dq, q.count * a_.width, output(0) + row(q) * a_.width);
       }
     }
   }
 
-  const float* gradients_of(int64_t head, int64_t block) const {
-    return input(3) + (head * a_.queries + block * rows_) * a_.value_width;
-  }
-
-  // Buffer 0 becomes the dropped probabilities, buffer 1 `factor` times the gradient of the scores.
-  void score_gradients(int part, int64_t head, int64_t block, float factor) const {
-    scores_.run(part, is_last(block), queries_of(head, block), keys_of(head), buffer(part, 0), product_scratch(part));
-    probabilities_.run(part, is_last(block), gradients_of(head, block), values_of(head), buffer(part, 1),
-                       product_scratch(part));
-    for (int64_t r = 0; r < rows_of(block); ++r) {
-      row(buffer(part, 0) + r * a_.keys, buffer(part, 1) + r * a_.keys, part, head, block * rows_ + r, factor);
-    }
-  }
-
-  void row(float* s, float* d, int part, int64_t head, int64_t l, float factor) const {
-    const int64_t length = visible(l);
-    const f32x16 log_sum = splat(input(4)[head * a_.queries + l]), factors = splat(factor);
-    with_dropout(part, head, l, [&](const auto& kept) {
-      double sums[1];
-      with_scores(s, head, l, [&](const auto& score) {
-        row_sums<1>(
-            length,
-            [&](int64_t i, auto n, auto& sum) {
-              const f32x16 p = first_lanes(exponential_or_zero(score(i, n) - log_sum), n);
-              const f32x16 dp = kept(i, n, load(d + i, n));
-              store(s + i, p, n);
-              store(d + i, dp, n);
-              sum[0] += p * dp;
-            },
-            sums);
-      });
-      const f32x16 dot = splat(static_cast<float>(sums[0]));
-      over_row(length, [&](int64_t i, auto n) {
-        const f32x16 p = load(s + i, n);
-        store(d + i, p * (load(d + i, n) - dot) * factors, n);
-        store(s + i, kept(i, n, p), n);
+  // The dropped probabilities, and `factor` times the gradient of the scores, of all keys that the queries see.
+  void score_gradients(int part, const Queries& q, float factor) const {
+    float *turned = of_part(part, turned_at_), *turned_gradient = of_part(part, turned_gradient_at_);
+    turn(input(0) + row(q) * a_.width, q.count, a_.width, static_cast<float>(a_.scale) * kLog2E, turned);
+    turn(input(3) + row(q) * a_.value_width, q.count, a_.value_width, 1, turned_gradient);
+    float* log_sums = of_part(part, numbers_at_);
+    float* dots = log_sums + lanes_;
+    for (int64_t r = 0; r < lanes_; ++r) log_sums[r] = r < q.count ? input(4)[row(q) + r] * kLog2E : -kMasked;
+    std::fill(dots, dots + lanes_, 0.0f);
+    uint8_t* left_out = of_part<uint8_t>(part, left_out_at_);
+    std::fill(left_out, left_out + (q.keys_end - q.keys_begin + kTileKeys - 1) / kTileKeys, uint8_t{0});
+    for_each_tile(part, q, [&](int64_t key, int64_t count, float* p, float* ds) {
+      Bias bias;
+      if (!read_mask(part, q, key, count, bias)) {
+        left_out[(key - q.keys_begin) / kTileKeys] = 1;
+        return;
+      }
+      multiply<false>({count, lanes_, a_.width}, {keys_of(q.head) + key * a_.width, a_.width, 1}, turned, lanes_, p,
+                      lanes_);
+      multiply<false>({count, lanes_, a_.value_width}, {values_of(q.head) + key * a_.value_width, a_.value_width, 1},
+                      turned_gradient, lanes_, ds, lanes_);
+      with_scores(q, key, count, bias, [&](const auto& score) {
+        with_dropout(part, q, key, count, [&](auto drops, const auto& kept) {
+          for (int64_t c = 0; c < lanes_; c += kLanes) {
+            const f32x16 log_sum = load(log_sums + c);
+            const f32x16 keep = splat(keep_);
+            f32x16 dot{}, other{};
+            const auto products_of = [&](int64_t j) PLIMSOLL_INLINED {
+              float *p_at = p + j * lanes_ + c, *ds_at = ds + j * lanes_ + c;
+              const f32x16 v = score(j, c, load(p_at)) - log_sum;
+              const f32x16 probability = zero_where_masked(v, power_of_two(v));
+              if constexpr (decltype(drops)::value) {
+                // What falls is marked by its sign.
+                const f32x16 dp = keep_lanes(kept(j, c), load(ds_at) * keep);
+                store(p_at, keep_lanes(kept(j, c), probability + probability) - probability);
+                store(ds_at, dp);
+                return probability * dp;
+              } else {
+                store(p_at, probability);
+                return probability * load(ds_at);
+              }
+            };
+            int64_t j = 0;
+            for (; j + 2 <= count; j += 2) dot += products_of(j), other += products_of(j + 1);
+            if (j < count) dot += products_of(j);
+            store(dots + c, load(dots + c) + (dot + other));
+          }
+        });
       });
     });
-    std::fill(s + length, s + a_.keys, 0.0f);
-    std::fill(d + length, d + a_.keys, 0.0f);
+    const bool drops = a_.dropout > 0;
+    for_each_tile(part, q, [&](int64_t, int64_t count, float* p, float* ds) {
+      const f32x16 factors = splat(factor), keep = splat(keep_);
+      for (int64_t c = 0; c < lanes_; c += kLanes) {
+        const f32x16 dot = load(dots + c);
+        for (int64_t j = 0; j < count; ++j) {
+          float *p_at = p + j * lanes_ + c, *ds_at = ds + j * lanes_ + c;
+          const f32x16 marked = load(p_at);
+          const f32x16 probability = drops ? maximum(-marked, marked) : marked;
+          store(ds_at, probability * (load(ds_at) - dot) * factors);
+          if (drops) store(p_at, relu(marked) * keep);
+        }
+      }
+    });
   }
 
-  // The mask's rows, as units whose sums are their own: by where a head's mask lies, and by block of queries where each
+  // The mask's rows, as units whose sums are their own: by where a head's mask lies, and by tile of queries where each
   // query has a row.
   void find_mask_rows() {
     if (!mask_gradient_) return;
     for (int64_t head = 0; head < a_.query_heads(); ++head) mask_places_.push_back(a_.mask.offset(head));
     std::sort(mask_places_.begin(), mask_places_.end());
     mask_places_.erase(std::unique(mask_places_.begin(), mask_places_.end()), mask_places_.end());
-    mask_blocks_ = a_.mask.to_row != 0 ? blocks_ : 1;
+    mask_tiles_ = a_.mask.to_row != 0 ? tiles_ : 1;
   }
 
   void mask_rows(int part, int64_t place, int64_t unit) const {
     const bool by_row = a_.mask.to_row != 0;
-    const int64_t columns = a_.mask.to_column != 0 ? a_.keys : 1, rows = by_row ? rows_of(unit) : 1;
-    float* gradient = output(3) + place + (by_row ? unit * rows_ * a_.mask.to_row : 0);
+    const int64_t columns = a_.mask.to_column != 0 ? a_.keys : 1;
+    const int64_t rows = by_row ? std::min(lanes_, a_.queries - unit * lanes_) : 1;
+    float* gradient = output(3) + place + (by_row ? unit * lanes_ * a_.mask.to_row : 0);
     std::fill(gradient, gradient + rows * columns, 0.0f);
-    const int64_t first = by_row ? unit : 0, end = by_row ? unit + 1 : blocks_;
+    const int64_t first = by_row ? unit : 0, end = by_row ? unit + 1 : tiles_;
     for (int64_t head = 0; head < a_.query_heads(); ++head) {
       if (a_.mask.offset(head) != place) continue;
-      for (int64_t block = first; block < end; ++block) {
-        score_gradients(part, head, block, 1);
-        for (int64_t r = 0; r < rows_of(block); ++r) {
-          add_row(buffer(part, 1) + r * a_.keys, gradient + (by_row ? r * a_.mask.to_row : 0));
-        }
+      for (int64_t tile = first; tile < end; ++tile) {
+        const Queries q = queries_of(head, tile);
+        score_gradients(part, q, 1);
+        for_each_tile(part, q, [&](int64_t key, int64_t count, const float*, const float* ds) {
+          for (int64_t r = 0; r < q.count; ++r) {
+            float* to = gradient + (by_row ? r * a_.mask.to_row : 0) + key * a_.mask.to_column;
+            for (int64_t j = 0; j < count; ++j) to[j * a_.mask.to_column] += ds[j * lanes_ + r];
+          }
+        });
       }
     }
-  }
-  void add_row(const float* d, float* gradient) const {
-    if (a_.mask.to_column != 0) {
-      return over_row(a_.keys,
-                      [&](int64_t i, auto n) { store(gradient + i, load(gradient + i, n) + load(d + i, n), n); });
-    }
-    double sums[1];
-    row_sums<1>(
-        a_.keys, [&](int64_t i, auto n, auto& sum) { sum[0] += load(d + i, n); }, sums);
-    *gradient += static_cast<float>(sums[0]);
   }
 
   bool mask_gradient_;
   std::vector<int64_t> mask_places_;
-  int64_t mask_blocks_ = 0;
-  BlockProduct scores_, probabilities_, queries_;
-  BlockProduct keys_[2], values_[2];  // the first product of a head; those that add to it
+  int64_t mask_tiles_ = 0;
+  int64_t turned_gradient_at_ = 0, p_at_ = 0, ds_at_ = 0, dq_at_ = 0, numbers_at_ = 0, left_out_at_ = 0;
 };
 
 }  // namespace

@@ -43,5 +43,39 @@ TEST(OwnAttention, IsTheReferenceInBlocksOfQueries) {
   }
 }
 
+// Tiles that the window leaves out at both ends, and others that it cuts.
+TEST(OwnAttention, IsTheReferenceWithinAWindow) {
+  const Shape q{1, 2, 283, 16}, k{1, 2, 450, 16}, log_sum{1, 2, 283};
+  const std::vector<double> large(static_cast<size_t>(element_count(log_sum)), 7.5);
+  for (const int64_t causal : {0, 1}) {
+    const Attributes attributes{{"causal", causal}, {"window_left", int64_t{40}}, {"window_right", int64_t{7}}};
+    expect_like_reference({.type = "AttentionForward", .inputs = {{q}, {k}, {k}}, .attributes = attributes});
+    expect_like_reference({.type = "AttentionBackward",
+                           .inputs = {{q}, {k}, {k}, {q}, {log_sum}},
+                           .attributes = attributes,
+                           .values = {{4, large}}});
+  }
+}
+
+// The keys behind 100 are padding: whole tiles of them. Query 0 sees none at all.
+TEST(OwnAttention, LeavesOutWhatTheMaskHides) {
+  const Shape q{2, 2, 70, 16}, k{2, 2, 450, 16}, log_sum{2, 2, 70};
+  const std::vector<double> large(static_cast<size_t>(element_count(log_sum)), 7.5);
+  for (const bool by_row : {false, true}) {
+    const int64_t rows = by_row ? 70 : 1;
+    std::vector<double> mask;
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t l = 0; l < rows; ++l) {
+        for (int64_t s = 0; s < 450; ++s) mask.push_back(s < 100 && !(by_row && l == 0) ? 1 : 0);
+      }
+    }
+    const TensorSpec spec{{2, 1, rows, 450}, DType::u8};
+    expect_like_reference({.type = "AttentionForward", .inputs = {{q}, {k}, {k}, spec}, .values = {{3, mask}}});
+    expect_like_reference({.type = "AttentionBackward",
+                           .inputs = {{q}, {k}, {k}, {q}, {log_sum}, spec},
+                           .values = {{4, large}, {5, mask}}});
+  }
+}
+
 }  // namespace
 }  // namespace plimsoll

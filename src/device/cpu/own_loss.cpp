@@ -1,64 +1,15 @@
 // Losses and their gradients. Rows and chunks are summed apart and added in order, so that the sum does not depend on
 // the number of threads.
+#include "device/cpu/own_loss.h"
+
 #include <fmt/format.h>
 
 #include <cmath>
 
-#include "device/cpu/own.h"
-#include "device/cpu/own_vector.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll::cpu {
 namespace {
-
-template <class Body>
-PLIMSOLL_INLINE void for_each_vector(int64_t begin, int64_t end, const Body& body) {
-  int64_t i = begin;
-  for (; i + kLanes <= end; i += kLanes) body(i, kAll);
-  if (i < end) body(i, static_cast<int>(end - i));
-}
-
-class CrossEntropy : public OwnKernel {
- public:
-  CrossEntropy(const Graph& graph, const Op& op, int threads)
-      : OwnKernel(graph, op, threads),
-        rows_(graph.tensor(op.inputs[0]).shape[0]),
-        classes_(graph.tensor(op.inputs[0]).shape[1]),
-        smoothing_(op.attributes.real("label_smoothing", 0)),
-        wide_(graph.tensor(op.inputs[1]).dtype == DType::i64),
-        ignores_(op.attributes.has("ignore_index")),
-        ignored_(op.attributes.integer("ignore_index", -1)),
-        reduction_(op.attributes.text("reduction", "")) {}
-
- protected:
-  static constexpr int64_t kIgnored = INT64_MIN;  // the label of a row that counts nothing
-  int64_t label_of(int64_t r) const {
-    const int64_t label = wide_ ? input<int64_t>(1)[r] : input<int32_t>(1)[r];
-    return (ignores_ ? label == ignored_ : label < 0) ? kIgnored : label;
-  }
-  // By which the sum over the rows is divided; refuses labels that are none.
-  double divisor() const {
-    int64_t counted = 0;
-    for (int64_t r = 0; r < rows_; ++r) {
-      const int64_t label = label_of(r);
-      if (label == kIgnored) continue;
-      ++counted;
-      if (label >= 0 && label < classes_) continue;
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("row {} has the label {}, but there are {} classes", r, label, classes_));
-    }
-    if (reduction_ == "sum") return 1;
-    return static_cast<double>(reduction_ == "mean" ? counted : rows_);
-  }
-
-  int64_t rows_, classes_;
-  double smoothing_;
-
- private:
-  bool wide_, ignores_;
-  int64_t ignored_;
-  std::string reduction_;
-};
 
 class SoftmaxCrossEntropyForward : public CrossEntropy {
  public:
@@ -72,52 +23,15 @@ class SoftmaxCrossEntropyForward : public CrossEntropy {
     const double by = divisor();
     for_each_part(parts_, [&](int part) {
       const Range rows = share(rows_, part, parts_);
-      for (int64_t r = rows.begin; r < rows.end; ++r) row(r, losses[r], hits[r]);
+      for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const RowLoss of_row = softmax_row(input(0) + r * classes_, output(1) + r * classes_, label_of(r));
+        losses[r] = of_row.loss, hits[r] = of_row.hit;
+      }
     });
     double loss = 0, correct = 0;
     for (int64_t r = 0; r < rows_; ++r) loss += losses[r], correct += hits[r];
     *output(0) = static_cast<float>(loss / by);
     *output(2) = static_cast<float>(correct);
-  }
-
- private:
-  // The probabilities may take the logits' place.
-  void row(int64_t r, double& loss, double& hit) const {
-    const float* z = input(0) + r * classes_;
-    float* p = output(1) + r * classes_;
-    const int64_t label = label_of(r);
-    f32x16 tops = splat(z[0]), total{};
-    for_each_vector(0, classes_, [&](int64_t i, auto n) {
-      const f32x16 v = load(z + i, n);
-      total += v;
-      if constexpr (std::is_same_v<decltype(n), All>) {
-        tops = maximum(v, tops);
-      } else {
-        for (int k = 0; k < n; ++k) tops[k] = z[i + k] > tops[k] ? z[i + k] : tops[k];
-      }
-    });
-    const float top = largest_lane(tops);
-    const float label_logit = label >= 0 ? z[label] : 0;
-    hit = 0;
-    if (label >= 0 && label_logit == top) {  // the first of equal answers counts
-      int64_t first = 0;
-      while (z[first] != top) ++first;
-      hit = first == label ? 1 : 0;
-    }
-    f32x16 exponentials{};
-    for_each_vector(0, classes_, [&](int64_t i, auto n) {
-      const f32x16 e = first_lanes(exponential(load(z + i, n) - splat(top)), n);
-      exponentials += e;
-      store(p + i, e, n);
-    });
-    const float sum = sum_of_lanes(exponentials);
-    const f32x16 scale = splat(1 / sum);
-    for_each_vector(0, classes_, [&](int64_t i, auto n) { store(p + i, load(p + i, n) * scale, n); });
-    loss = 0;
-    if (label < 0) return;
-    const double mean_logit = static_cast<double>(sum_of_lanes(total)) / static_cast<double>(classes_);
-    loss = (top - static_cast<double>(label_logit)) + std::log(static_cast<double>(sum));
-    if (smoothing_ != 0) loss += smoothing_ * (label_logit - mean_logit);
   }
 };
 
@@ -127,8 +41,6 @@ class SoftmaxCrossEntropyBackward : public CrossEntropy {
 
   void run() override {
     const double scale = *input(2) / divisor();
-    const f32x16 scales = splat(static_cast<float>(scale));
-    const f32x16 spread = splat(static_cast<float>(smoothing_ / static_cast<double>(classes_)));
     for_each_part(parts_, [&](int part) {
       const Range rows = share(rows_, part, parts_);
       for (int64_t r = rows.begin; r < rows.end; ++r) {
@@ -139,10 +51,7 @@ class SoftmaxCrossEntropyBackward : public CrossEntropy {
           std::fill(dz, dz + classes_, 0.0f);
           continue;
         }
-        const double at_label =
-            static_cast<double>(p[label]) - (1 - smoothing_) - smoothing_ / static_cast<double>(classes_);
-        for_each_vector(0, classes_, [&](int64_t i, auto n) { store(dz + i, (load(p + i, n) - spread) * scales, n); });
-        dz[label] = static_cast<float>(scale * at_label);
+        softmax_row_gradient(p, dz, label, scale);
       }
     });
   }

@@ -179,7 +179,8 @@ class AttentionForwardKernel final : public AttentionBase {
                              .mask = mask(),
                              .place = place(round),
                              .scale = static_cast<float>(a_.scale),
-                             .causal = a_.causal},
+                             .left = a_.left,
+                             .right = a_.right},
              AttentionBase::scores());
       launch(AxisTops{.rows = of_rows, .x = buffer(0), .place = along}, rows());
       launch(
@@ -223,7 +224,8 @@ class AttentionBackwardKernel final : public AttentionBase {
                              .mask = mask(),
                              .place = place(round),
                              .scale = scale,
-                             .causal = a_.causal},
+                             .left = a_.left,
+                             .right = a_.right},
              scores());
       gradients_.run(dy, v, buffer(1), product_scratch());
       launch(AttentionDots{.dots = dots,

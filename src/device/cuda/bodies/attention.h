@@ -58,11 +58,11 @@ struct AttentionScores {  // in place: scaled and masked; with log_sums made pro
   AttentionMask mask;
   ScorePlace place;
   float scale;
-  bool causal;
+  int64_t left, right;  // how far before and behind its own place a query sees
   PLIMSOLL_BODY void run(int64_t i) const {
     const ScoreSpot spot = score_spot(place, i);
     float v = scores[i] * scale;
-    if (causal && spot.s > spot.l) v = -INFINITY;
+    if (spot.s > spot.l + right || spot.s < spot.l - left) v = -INFINITY;
     const int64_t at = mask_offset(mask, spot.head) + spot.l * mask.to_row + spot.s * mask.to_column;
     if (mask.allowed != nullptr && mask.allowed[at] == 0) v = -INFINITY;
     if (mask.added != nullptr) v += mask.added[at];

@@ -1,0 +1,215 @@
+#include "passes/linear_cross_entropy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "passes/rebuilder.h"
+#include "plimsoll/ops.h"
+
+namespace plimsoll {
+namespace {
+
+struct LinearLoss {
+  OpId linear, loss;
+  std::vector<OpId> between;  // reshapes and slices, in the order of the graph
+  bool transposed = false;    // the weights are [width, classes]
+};
+
+// How often each tensor is read, or kept for what comes after the graph.
+ById<TensorId, int> count_uses(const Network& network) {
+  const Graph& graph = network.graph;
+  ById<TensorId, int> uses(graph.tensor_count(), 0);
+  for (const Op& op : graph.ops()) {
+    for (TensorId id : op.inputs) ++uses[id];
+  }
+  for (TensorId id : graph.outputs) ++uses[id];
+  for (const State& state : graph.states) ++uses[state.after];
+  return uses;
+}
+
+bool is_linear(const Graph& graph, const Op& op, bool& transposed) {
+  if (op.phase != Phase::forward) return false;
+  transposed = false;
+  if (op.type->name == "FullyConnectedForward") return op.attributes.text("activation", "none") == "none";
+  if (op.type->name != "MatMul" || graph.tensor(op.inputs[1]).shape.size() != 2) return false;
+  transposed = op.attributes.integer("transpose_b", 0) == 0;
+  return op.attributes.integer("transpose_a", 0) == 0 && !op.attributes.has("batch");
+}
+
+// Whether each row of the output is a row of the input.
+bool keeps_rows(const Graph& graph, const Op& op) {
+  const Shape &from = graph.tensor(op.inputs[0]).shape, &to = graph.tensor(op.outputs[0]).shape;
+  if (from.empty() || to.empty() || from.back() != to.back()) return false;
+  if (op.type->name == "Reshape") return true;
+  return op.type->name == "Slice" && op.attributes.integer("axis") + 1 != static_cast<int64_t>(from.size());
+}
+
+std::optional<LinearLoss> find_linear_loss(const Graph& graph, const ById<TensorId, int>& uses, OpId id, Bytes above) {
+  const Op& loss = graph.op(id);
+  if (loss.type->name != "SoftmaxCrossEntropyForward" || loss.phase != Phase::forward) return {};
+  if (uses[loss.outputs[1]] > 0) return {};  // the probabilities
+  LinearLoss found{.linear = {}, .loss = id, .between = {}};
+  TensorId rows = loss.inputs[0];
+  while (true) {
+    const OpId producer = graph.tensor(rows).producer;
+    if (uses[rows] != 1 || !producer.valid()) return {};
+    const Op& op = graph.op(producer);
+    if (is_linear(graph, op, found.transposed)) {
+      found.linear = producer;
+      return graph.tensor(rows).bytes() > above ? std::optional(found) : std::nullopt;
+    }
+    if (!keeps_rows(graph, op)) return {};
+    found.between.insert(found.between.begin(), producer);
+    rows = op.inputs[0];
+  }
+}
+
+std::string free_name(const Rebuilder& rebuilder, const std::string& layer) {
+  std::string name = layer + "/forward";
+  for (int i = 2; rebuilder.is_taken(name); ++i) name = fmt::format("{}/forward.{}", layer, i);
+  return name;
+}
+
+// Puts what stands between before the layer, for the width of its input, and the one op in the place of the loss.
+void fuse(Rebuilder& rebuilder, const Graph& before, const LinearLoss& found) {
+  const Op &linear = before.op(found.linear), &loss = before.op(found.loss);
+  Graph& graph = rebuilder.graph();
+  TensorId x = rebuilder.map(linear.inputs[0]);
+  const int64_t width = graph.tensor(x).shape.back();
+  const auto reshape = [&](const std::string& name, const std::string& layer, Shape shape) {
+    if (graph.tensor(x).shape != shape)
+      x = graph.output(graph.add_op("Reshape", name, layer, {x}, {{"shape", std::move(shape)}}));
+  };
+  for (OpId id : found.between) {
+    const Op& op = before.op(id);
+    if (op.type->name == "Slice") {
+      x = graph.output(graph.add_op(op.type->name, op.name, op.layer, {x}, op.attributes));
+      continue;
+    }
+    Shape shape = before.tensor(op.outputs[0]).shape;
+    shape.back() = width;
+    reshape(op.name, op.layer, std::move(shape));
+  }
+  const std::string layer = linear.layer + "+" + loss.layer, name = free_name(rebuilder, layer);
+  reshape(layer + "/rows", layer, {before.tensor(loss.inputs[1]).shape[0], width});
+  std::vector<TensorId> inputs{x, rebuilder.map(linear.inputs[1]), rebuilder.map(loss.inputs[1])};
+  if (linear.inputs.size() > 2) inputs.push_back(rebuilder.map(linear.inputs[2]));
+  Attributes attributes = loss.attributes;
+  if (found.transposed) attributes.set("transposed", int64_t{1});
+  rebuilder.replace({found.linear, found.loss}, "LinearCrossEntropyForward", name, layer, std::move(inputs), attributes,
+                    {loss.outputs[0], loss.outputs[2]});
+}
+
+}  // namespace
+
+int fuse_linear_cross_entropy(Network& network, Bytes above) {
+  const ById<TensorId, int> uses = count_uses(network);
+  ById<OpId, const LinearLoss*> at(network.graph.op_count(), nullptr);
+  ById<OpId, bool> gone(at.size(), false);
+  std::vector<LinearLoss> all;
+  for (int32_t i = 0; i < network.graph.op_count(); ++i) {
+    if (auto found = find_linear_loss(network.graph, uses, {i}, above)) all.push_back(std::move(*found));
+  }
+  if (all.empty()) return 0;
+  for (const LinearLoss& found : all) {
+    at[found.loss] = &found;
+    gone[found.linear] = true;
+    for (OpId id : found.between) gone[id] = true;
+  }
+  const Graph before = std::move(network.graph);
+  Rebuilder rebuilder(before);
+  for (int32_t i = 0; i < before.op_count(); ++i) {
+    if (at[OpId{i}] != nullptr) {
+      fuse(rebuilder, before, *at[OpId{i}]);
+    } else if (!gone[OpId{i}]) {
+      rebuilder.copy({i});
+    }
+  }
+  rebuilder.finish(network);
+  return static_cast<int>(all.size());
+}
+
+namespace {
+
+// Puts the ops that `tensor` comes from before everything that is not there yet. Returns false, and does nothing, where
+// one of them comes from `op`.
+class Ancestors {
+ public:
+  explicit Ancestors(const Graph& graph) : graph_(graph), seen_(graph.op_count(), false) {}
+  bool reach(TensorId tensor, OpId op) {
+    const OpId producer = graph_.tensor(tensor).producer;
+    if (!producer.valid() || seen_[producer]) return true;
+    if (producer == op) return false;
+    seen_[producer] = true;
+    for (TensorId input : graph_.op(producer).inputs) {
+      if (!reach(input, op)) return false;
+    }
+    order_.push_back(producer);
+    return true;
+  }
+  const std::vector<OpId>& order() const { return order_; }
+
+ private:
+  const Graph& graph_;
+  ById<OpId, bool> seen_;
+  std::vector<OpId> order_;
+};
+
+struct Pair {
+  OpId forward, backward;
+  std::vector<OpId> first;  // what the gradient of the loss comes from
+};
+
+std::optional<Pair> find_pair(const Graph& graph, OpId id) {
+  const Op& back = graph.op(id);
+  if (back.type->name != "LinearCrossEntropyBackward" || !back.forward.valid()) return {};
+  const Op& forward = graph.op(back.forward);
+  std::vector<TensorId> inputs = back.inputs;  // those of another gathering are not the same
+  inputs.erase(inputs.begin() + 3);
+  if (forward.type->name != "LinearCrossEntropyForward" || forward.inputs != inputs) return {};
+  Ancestors ancestors(graph);
+  if (!ancestors.reach(back.inputs[3], back.forward)) return {};
+  return Pair{back.forward, id, ancestors.order()};
+}
+
+}  // namespace
+
+int fuse_linear_cross_entropy_training(Network& training) {
+  std::vector<Pair> pairs;
+  for (int32_t i = 0; i < training.graph.op_count(); ++i) {
+    if (auto pair = find_pair(training.graph, {i})) pairs.push_back(std::move(*pair));
+  }
+  if (pairs.empty()) return 0;
+  ById<OpId, const Pair*> at(training.graph.op_count(), nullptr);
+  ById<OpId, bool> done(at.size(), false);
+  for (const Pair& pair : pairs) {
+    at[pair.forward] = &pair;
+    done[pair.backward] = true;
+  }
+  const Graph before = std::move(training.graph);
+  Rebuilder rebuilder(before);
+  const auto copy = [&](OpId id) {
+    if (!done[id]) rebuilder.copy(id);
+    done[id] = true;
+  };
+  for (int32_t i = 0; i < before.op_count(); ++i) {
+    const Pair* pair = at[OpId{i}];
+    if (pair == nullptr) {
+      copy({i});
+      continue;
+    }
+    for (OpId id : pair->first) copy(id);
+    const Op &forward = before.op(pair->forward), &back = before.op(pair->backward);
+    std::vector<TensorId> outputs = forward.outputs;
+    outputs.insert(outputs.end(), back.outputs.begin(), back.outputs.end());
+    rebuilder.replace({pair->forward, pair->backward}, "LinearCrossEntropyTraining", back.name, back.layer,
+                      rebuilder.map(back.inputs), back.attributes, outputs, Phase::backward);
+  }
+  rebuilder.finish(training);
+  return static_cast<int>(pairs.size());
+}
+
+}  // namespace plimsoll
