@@ -67,12 +67,6 @@ std::optional<LinearLoss> find_linear_loss(const Graph& graph, const ById<Tensor
   }
 }
 
-std::string free_name(const Rebuilder& rebuilder, const std::string& layer) {
-  std::string name = layer + "/forward";
-  for (int i = 2; rebuilder.is_taken(name); ++i) name = fmt::format("{}/forward.{}", layer, i);
-  return name;
-}
-
 // Puts what stands between before the layer, for the width of its input, and the one op in the place of the loss.
 void fuse(Rebuilder& rebuilder, const Graph& before, const LinearLoss& found) {
   const Op &linear = before.op(found.linear), &loss = before.op(found.loss);
@@ -93,7 +87,7 @@ void fuse(Rebuilder& rebuilder, const Graph& before, const LinearLoss& found) {
     shape.back() = width;
     reshape(op.name, op.layer, std::move(shape));
   }
-  const std::string layer = linear.layer + "+" + loss.layer, name = free_name(rebuilder, layer);
+  const std::string layer = linear.layer + "+" + loss.layer, name = rebuilder.free_name(layer + "/forward");
   reshape(layer + "/rows", layer, {before.tensor(loss.inputs[1]).shape[0], width});
   std::vector<TensorId> inputs{x, rebuilder.map(linear.inputs[1]), rebuilder.map(loss.inputs[1])};
   if (linear.inputs.size() > 2) inputs.push_back(rebuilder.map(linear.inputs[2]));

@@ -1,5 +1,7 @@
 #include "passes/rebuilder.h"
 
+#include <fmt/format.h>
+
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -66,6 +68,12 @@ std::vector<TensorId> Rebuilder::map(const std::vector<TensorId>& old) const {
 
 bool Rebuilder::is_taken(const std::string& op_name) const {
   return after_.find_op(op_name).valid() || before_.find_op(op_name).valid();
+}
+
+std::string Rebuilder::free_name(const std::string& stem) const {
+  std::string name = stem;
+  for (int i = 2; is_taken(name); ++i) name = fmt::format("{}.{}", stem, i);
+  return name;
 }
 
 void Rebuilder::finish(Network& network) {

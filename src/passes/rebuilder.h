@@ -35,7 +35,8 @@ class Rebuilder {
   std::vector<TensorId> map(const std::vector<TensorId>& old) const;
   OpId map(OpId old) const { return old.valid() ? new_op_[old] : OpId{}; }  // of an op that was copied or replaced
   const std::vector<TensorId>& parts(TensorId old) const { return new_ids_[old]; }
-  bool is_taken(const std::string& op_name) const;  // in either graph
+  bool is_taken(const std::string& op_name) const;       // in either graph
+  std::string free_name(const std::string& stem) const;  // the stem, or with a number where it is taken
 
   // Puts the graph into the network that `before` was taken from, and all that it names.
   void finish(Network& network);

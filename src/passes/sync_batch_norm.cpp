@@ -25,12 +25,6 @@ void expect_unread_statistics(const Graph& graph, const ById<TensorId, std::vect
   }
 }
 
-std::string free_name(const Rebuilder& rebuilder, const std::string& stem) {
-  std::string name = stem;
-  for (int i = 2; rebuilder.is_taken(name); ++i) name = fmt::format("{}.{}", stem, i);
-  return name;
-}
-
 void synchronise(Rebuilder& rebuilder, const Graph& before, OpId id, int ranks) {
   const Op& op = before.op(id);
   Graph& graph = rebuilder.graph();
@@ -38,10 +32,10 @@ void synchronise(Rebuilder& rebuilder, const Graph& before, OpId id, int ranks) 
   const std::string stem = op.name.substr(0, op.name.size() - end.size());
   const Attribute of_ranks = int64_t{ranks};
   const OpId moments =
-      graph.add_op("BatchMoments", free_name(rebuilder, stem + "/moments"), op.layer, {rebuilder.map(op.inputs[0])});
+      graph.add_op("BatchMoments", rebuilder.free_name(stem + "/moments"), op.layer, {rebuilder.map(op.inputs[0])});
   const std::vector<TensorId> mine = graph.op(moments).outputs;
   const Shape& shape = before.tensor(op.inputs[0]).shape;
-  const OpId all = graph.add_op("CombineMoments", free_name(rebuilder, stem + "/all_moments"), op.layer, mine,
+  const OpId all = graph.add_op("CombineMoments", rebuilder.free_name(stem + "/all_moments"), op.layer, mine,
                                 {{"ranks", of_ranks}, {"count", element_count(shape) / shape[1]}});
   std::vector<TensorId> inputs = rebuilder.map(op.inputs);
   const std::vector<TensorId> whole = graph.op(all).outputs;
