@@ -85,7 +85,7 @@ TEST_F(Language, LearnsATextAndTellsItsPerplexity) {
 
 TEST_F(Language, GoesOnBitForBitAfterAStopInTheMiddleOfAnEpoch) {
   const std::string text = write_text();
-  for (const std::string model :
+  for (const std::string& model :
        {std::string(kSmall), std::string("bert:layers=1,width=32,heads=2,context=32,positions=32")}) {
     const std::string flags = model + " --data " + text + " --batch 8 --exact --clip-grad-norm 1 --seed 3 ";
     const Outcome whole = train(flags + "--steps 9");

@@ -14,6 +14,7 @@
 #include <random>
 #include <set>
 
+#include "cost/probe.h"
 #include "device/collectives.h"
 #include "device/cuda/device.h"
 #include "plimsoll/compile.h"
