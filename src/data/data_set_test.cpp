@@ -122,7 +122,8 @@ TEST(Synthetic, IsTheSameForTheSameSeedAndHasTheStatedMeanAndDeviation) {
 
 TEST(OpenData, NamesTheNearestKind) {
   EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("digit"); }),
-            "unknown data 'digit'; did you mean 'digits'? known: digits, mnist, cifar10, cifar100, images, synthetic");
+            "unknown data 'digit'; did you mean 'digits'? known: digits, mnist, cifar10, cifar100, images, synthetic, "
+            "text, bytes, tokens");
   EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("cifar10"); }),
             "data 'cifar10' needs a folder: --data cifar10:DIR");
   EXPECT_EQ(error_text(ErrorCode::invalid_input, [] { open_data("mnist:/nowhere"); }),

@@ -35,6 +35,7 @@ class HostWire final : public Wire {
     constexpr int64_t kBlock = 1024;
     std::array<float, kBlock> sums;
     const float mean = 1.0F / static_cast<float>(ranks());
+    if (ranks() == 1) return copy(mine, count, out);
     for (int64_t at = 0; at < count; at += kBlock) {
       const int64_t n = std::min(kBlock, count - at);
       const auto piece = [&](int64_t r) {

@@ -92,13 +92,14 @@ bool padding_is_zero(const Tensor& tensor, std::vector<std::byte> storage) {
   return std::all_of(storage.begin(), storage.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
-double tolerance_of(const std::string& kernel) {
+double tolerance_of(const std::string& op_type, const std::string& kernel) {
   // Of a configuration, the least exact part counts.
   const auto has = [&](std::string_view part) { return kernel.find(part) != std::string::npos; };
   if (has(":tf32")) return 5e-3;       // inputs have 10 bits behind the point
   if (has("cudnn:wino")) return 2e-4;  // tiles of 6x6, whose transforms amplify rounding
   if (has("wino") || has("fft")) return 5e-5;
-  return has("cudnn:") || has("cublaslt") ? 2e-5 : 5e-6;  // libraries that sum in single precision
+  if (has("cudnn:") || has("cublaslt")) return 2e-5;    // libraries that sum in single precision
+  return op_type == "AttentionBackward" ? 2e-5 : 5e-6;  // probabilities again, from scores rounded to single precision
 }
 
 // cuDNN refused to run what it had offered: that may be, and is not the kernel's fault.
@@ -122,13 +123,13 @@ std::string compare(const Tensor& tensor, const std::vector<std::byte>& expected
   const auto* b = reinterpret_cast<const float*>(got.data());
   const size_t count = expected.size() / sizeof(float);
   double squares = 0;
-  for (size_t i = 0; i < count; ++i) squares += static_cast<double>(a[i]) * a[i];
+  for (size_t i = 0; i < count; ++i) squares += std::isfinite(a[i]) ? static_cast<double>(a[i]) * a[i] : 0;
   const double scale = std::sqrt(squares / static_cast<double>(count)) + 1e-6;
   size_t wrong = 0, worst = 0;
   double worst_error = -1;
   for (size_t i = 0; i < count; ++i) {
     const double error = std::abs(static_cast<double>(a[i]) - b[i]);
-    const bool right = error <= tolerance * (scale + std::abs(static_cast<double>(a[i])));
+    const bool right = a[i] == b[i] || error <= tolerance * (scale + std::abs(static_cast<double>(a[i])));
     wrong += right ? 0 : 1;
     if (!right && !(error <= worst_error)) worst = i, worst_error = error;
   }
@@ -265,7 +266,7 @@ Outcome judge(const Device& device, const Subject& subject, const KernelSpec& sp
   }
   for (size_t i = 0; i < op.inputs.size(); ++i) graph.tensor(op.inputs[i]).layout = spec.inputs[i];
   for (size_t i = 0; i < op.outputs.size(); ++i) graph.tensor(op.outputs[i]).layout = spec.outputs[i];
-  const double tolerance = tolerance_of(spec.name);
+  const double tolerance = tolerance_of(op.type->name, spec.name);
 
   auto check_values = [&](const std::vector<std::vector<std::byte>>& outputs, const Bench& bench,
                           const std::string& when) {
