@@ -117,7 +117,7 @@ TEST_F(Cli, MessagesSayWhatHappenedAndWhatToDo) {
       {"plan", "MODEL is missing; `plimsoll plan --help` has examples"},
       {"plan vgg", "unknown model 'vgg'; did you mean vgg11"},
       {"plan mlp --seed 3", "unknown argument '--seed'; it is a flag of train"},
-      {"--seed 3", "unknown argument '--seed'; it is a flag of train: plimsoll train --seed ..."},
+      {"--seed 3", "unknown argument '--seed'; it is a flag of train, predict: plimsoll train --seed ..."},
       {"plan " + long_text, "unknown model 'xxx"},
       {"plan mlp --" + long_text, "unknown argument '--xxx"},
       {"plan mlp --memory " + long_text, "--memory: 'xxx"},
