@@ -94,7 +94,9 @@ class Communicator {
   std::string name(int rank) const;             // "rank 2 (node7)"
   std::vector<int> ranks_here() const;          // those on this rank's host, this one included
   std::vector<int64_t> processes_here() const;  // their process numbers, without this one's
-  bool shares_processors() const;               // another rank may run on the same processors of this host
+  std::vector<int64_t> sharers() const;         // of these, those that may run on the same processors
+  std::string network() const;                  // hosts, library, and what mpirun was told of the network
+  bool shares_processors() const { return !sharers().empty(); }
 
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
@@ -240,6 +242,9 @@ class Heartbeat {
   bool stop_ = false;
   std::thread thread_;
 };
+
+// What the user has chosen of the network, as mpirun's --mca does: " OMPI_MCA_btl=tcp,self", one behind the other.
+std::string network_settings();
 
 // The ranks that mpirun or srun started; this process is none of them where it serves memory. Null where this process is alone. Throws Error(unsupported) where it was
 // started as one of several and there is no MPI in this build.

@@ -284,10 +284,6 @@ class Step {
   bool divides_parameters() const {
     return communicator_ && step_->first().program().sharding.stage == kMostShardingStage;
   }
-  void share_statistics() {
-    const nb::gil_scoped_release released;
-    step_->share_statistics();
-  }
   void set_state(const std::string& name, const ReadOnlyArray& array) { step().set_state(name, {0}, bytes_of(array)); }
   // The state itself, or None where it is no plain array.
   std::optional<NumpyArray> state_view(const std::string& name) {
@@ -376,7 +372,6 @@ NB_MODULE(_core, m) {
       .def_prop_ro("agreement", &Step::agreement)
       .def_prop_ro("divided", &Step::divided)
       .def_prop_ro("divides_parameters", &Step::divides_parameters)
-      .def("share_statistics", &Step::share_statistics)
       .def("feed", &Step::feed)
       .def("run", &Step::run, "learning_rates"_a, "batches"_a = 0)
       .def("set_group", &Step::set_group)

@@ -131,9 +131,8 @@ class Step:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, forms: list[tuple[Key, Form]], options: str,
                  groups: list[optimizers.Group], capture_as: Callable[[Any, bool], Captured], skeleton: Any, progress: bool,
-                 ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None, shares_buffers: bool = False):
+                 ranks: Optional[Ranks] = None, told: Optional[dict[str, Any]] = None):
         self._number, self._ranks = next(_numbers), ranks
-        self._shares_buffers = shares_buffers and ranks is not None
         if ranks is not None:
             ranks.expect_same(told or {})
         self._model, self._optimizer, self._capture_as = model, optimizer, capture_as
@@ -223,8 +222,6 @@ class Step:
         if self._ranks is not None:
             told = {"the learning rates": rates, "the optimizer's settings": [group.settings for group in self._groups]}
             self._agree("a step", key, **told, **{"whether load_state_dict was called": loaded, "number": self._core.number})
-        if self._shares_buffers and self._core.accumulated == 0:
-            self._core.share_statistics()
         with self._unplanned:
             loss = self._core.run(rates)
         self._optimizer._opt_called = True  # for schedulers, which warn where nobody has made a step
@@ -681,7 +678,7 @@ def compile(
                 other = capture_as(batch, True)
                 forms.append((key_of(batch), Form(other, convert(other, label_dtype="i32"), first)))
         return lambda: Step(
-            model, optimizer, forms, options, groups, capture_as, skeleton_of(largest), progress, ranks, _told_of(forms, options), not synchronised
+            model, optimizer, forms, options, groups, capture_as, skeleton_of(largest), progress, ranks, _told_of(forms, options)
         )
 
     return (prepared() if ranks is None else ranks.together(prepared))()

@@ -215,7 +215,8 @@ def test_trains_as_distributed_data_parallel_does(tmp_path):
             assert mine == pytest.approx(theirs, rel=1e-4)
         kind, text = found["wrapped"]
         assert kind == "ValueError" and "model.module" in text
-    assert results[0]["beside_ddp"]["weights"] == results[1]["beside_ddp"]["weights"]
+    for what in ("weights", "buffers"):
+        assert results[0]["beside_ddp"][what] == results[1]["beside_ddp"][what]
 
 
 def one_by_one(size: int, folder: Path, scenario: str) -> list[subprocess.Popen]:

@@ -61,6 +61,30 @@ void pair_statistics(Graph& graph) {
   }
 }
 
+// The layer of the op that made a tensor, for ops that stand beside it.
+std::string layer_of(const Graph& graph, TensorId id) {
+  const OpId producer = graph.tensor(id).producer;
+  return producer.valid() ? graph.op(producer).layer : graph.tensor(id).name;
+}
+
+// What ranks have each of its own, running statistics of its part of the batch, becomes the first rank's on all of them.
+void share_statistics(Graph& graph, int ranks, TensorId scale) {
+  for (State& state : graph.states) {
+    const Tensor left = graph.tensor(state.after);  // a copy: the tensor list grows below
+    if (left.role != Role::statistic || state.after == state.before) continue;
+    if (graph.op(left.producer).type->name == "SyncBatchNormForward") continue;  // the same on all of them already
+    const std::string& name = graph.tensor(state.before).name;
+    std::vector<TensorId> inputs = {state.after};
+    Attributes attributes{{"ranks", int64_t{ranks}}};
+    if (scale.valid()) {
+      inputs.push_back(scale);
+      attributes.set("scaled", int64_t{1});
+    }
+    state.after = graph.output(graph.add_op("Broadcast", name + "/broadcast", layer_of(graph, state.after), inputs,
+                                            attributes, Phase::update, {name + ".of_first_rank"}));
+  }
+}
+
 // The parameters that an op reads, each once.
 std::vector<TensorId> parameters_of(const Op& op, const std::map<TensorId, size_t>& objective_of) {
   std::vector<TensorId> result;
@@ -122,12 +146,6 @@ void leave_frozen(Network& network, const std::vector<std::string>& patterns) {
 struct ReadyUpdate {
   TensorId parameter, gradient;
 };
-
-// The layer of the op that made a tensor, for ops that stand beside it.
-std::string layer_of(const Graph& graph, TensorId id) {
-  const OpId producer = graph.tensor(id).producer;
-  return producer.valid() ? graph.op(producer).layer : graph.tensor(id).name;
-}
 
 // With several ranks the sum does not depend on whether the gradient is divided among them.
 TensorId append_norm(Graph& graph, const ReadyUpdate& ready, int ranks) {
@@ -510,6 +528,7 @@ Network make_training_network(const Network& forward, const OptimizerOptions& op
     }
   }
   append_clipped_updates(network, waiting, options, inputs);
+  if (options.ranks > 1) share_statistics(graph, options.ranks, inputs.scale);
   const std::vector<TensorId> unreached = find_unreached(objective_of, backwards);
   if (options.leave_unreached && !unreached.empty() && unreached.size() < objective_of.size())
     return make_training_network(without_training(forward, unreached), options);

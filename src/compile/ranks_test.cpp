@@ -52,9 +52,10 @@ std::set<Rule> rules(const Graph& graph, const Plan& plan) {
   return found;
 }
 
-int collective_ops(const Graph& graph) {
+// Of one type, or of all.
+int collective_ops(const Graph& graph, std::string_view type = {}) {
   int count = 0;
-  for (const Op& op : graph.ops()) count += op.type->is_collective ? 1 : 0;
+  for (const Op& op : graph.ops()) count += op.type->is_collective && (type.empty() || op.type->name == type) ? 1 : 0;
   return count;
 }
 
@@ -65,7 +66,7 @@ TEST(RankPlan, EveryGradientIsReducedOnceBeforeItsUpdate) {
     int parameters = 0;
     for (const Objective& objective : program.network.objectives)
       parameters += static_cast<int>(objective.parameters.size());
-    EXPECT_EQ(collective_ops(graph), ranks > 1 ? parameters : 0);
+    EXPECT_EQ(collective_ops(graph, "AllReduce"), ranks > 1 ? parameters : 0);
     for (const Op& op : graph.ops()) {
       if (op.type->name != "SgdUpdate" || ranks == 1) continue;
       TensorId gradient = op.inputs[1];  // or its copy in another layout
@@ -73,6 +74,34 @@ TEST(RankPlan, EveryGradientIsReducedOnceBeforeItsUpdate) {
         gradient = graph.op(graph.tensor(gradient).producer).inputs[0];
       EXPECT_TRUE(graph.op(graph.tensor(gradient).producer).type->is_collective) << op.name;
     }
+  }
+}
+
+TEST(RankPlan, RunningStatisticsAreTheFirstRanksAndSentBesideTheBackwardPass) {
+  for (const bool synchronised : {false, true}) {
+    CompileOptions options = options_of(4);
+    options.optimizer.sync_batch_norm = synchronised;
+    const Program program = compiled("resnet20", link_of(4, 1), options);
+    const Graph& graph = program.network.graph;
+    int statistics = 0;
+    for (const State& state : graph.states) {
+      if (graph.tensor(state.before).role != Role::statistic) continue;
+      ++statistics;
+      EXPECT_EQ(graph.op(graph.tensor(state.after).producer).type->name == "Broadcast", !synchronised)
+          << graph.tensor(state.before).name;
+    }
+    EXPECT_EQ(statistics, 38);
+    EXPECT_EQ(collective_ops(graph, "Broadcast"), synchronised ? 0 : 38);
+    EXPECT_EQ(problems(graph, program.plan), "");
+    int buckets = 0;
+    for (const Collective& c : program.plan->collectives) {
+      const Step& last = program.plan->steps[c.steps.back()];
+      if (graph.op(last.op).type->name != "Broadcast") continue;
+      ++buckets;
+      EXPECT_GT(c.before, c.steps.back() + 20) << "the backward pass runs meanwhile";
+    }
+    EXPECT_LE(buckets, 2) << "they are small, and go together";
+    EXPECT_EQ(buckets > 0, !synchronised);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -90,6 +91,20 @@ TEST(Load, IsReadFromTheSystemsFiles) {
   std::filesystem::remove_all(root.path() / "sys");
   write("sys/fs/cgroup/cpu/job/cpu.stat", "nr_periods 10\nthrottled_time 750000000\n");
   EXPECT_NEAR(cpu::processor_times(root.path().string()).throttled, 0.75, 1e-9);
+}
+
+TEST(Load, OtherRanksOfThisTrainingAreNoOthers) {
+  const TemporaryFolder root;
+  const std::filesystem::path folder = root.path() / "proc" / "4711";
+  std::filesystem::create_directories(folder);
+  const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
+  std::ofstream(folder / "stat") << "4711 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 300 40 50 60\n";
+  const double before = cpu::processor_times(root.path().string()).own;
+  const int64_t processes[] = {4711, 4712, getpid()};  // the second has ended; this one is counted once
+  cpu::count_as_own(processes);
+  EXPECT_NEAR(cpu::processor_times(root.path().string()).own, before + 340 / ticks, 0.5 / ticks + 0.2);
+  cpu::count_as_own({});
+  EXPECT_NEAR(cpu::processor_times(root.path().string()).own, before, 0.2);
 }
 
 TEST(Load, OfThisMachineIsWithinItsBounds) {

@@ -48,6 +48,12 @@ struct Jobs {
   std::vector<Job> list;
 };
 
+std::string text_of(const Job& job) {
+  const std::string rows = job.rows > 0 ? fmt::format(", {} rows", job.rows) : "";
+  const std::string threads = job.key.threads > 0 ? fmt::format(", {} threads", job.key.threads) : "";
+  return fmt::format("{} by {}{}{}", job.op->name, job.spec.name, rows, threads);
+}
+
 Bytes cache_bytes() {
   long size = -1;
 #ifdef _SC_LEVEL3_CACHE_SIZE
@@ -161,6 +167,22 @@ int sets_for(const OpBench& bench, Bytes cache, Bytes limit) {
   return static_cast<int>(std::clamp<int64_t>(std::min(wanted, possible), 1, kMostSets));
 }
 
+Bytes memory_for(const Device& device, const MeasureOptions& options) {
+  return std::min(options.memory, Bytes{device.info().memory_available.count / 10 * 8});
+}
+
+// An arena for as many sets of buffers as it takes to be cold; grows. Returns how many; 0: there is no room for one.
+int take_sets(OpBench& bench, const Device& device, Bytes cache, Bytes limit, std::unique_ptr<Arena>& arena) {
+  bench.keep_within(limit);
+  if (bench.bytes(1) > limit) return 0;
+  const int sets = sets_for(bench, cache, limit);
+  if (!arena || arena->bytes() < bench.bytes(sets)) {
+    arena.reset();
+    arena = device.take_arena(bench.bytes(sets));
+  }
+  return sets;
+}
+
 // Whether a device runs anything after a kernel has failed: some failures end all that a process does with it.
 bool still_works(const Device& device) {
   try {
@@ -186,7 +208,7 @@ class Measuring {
       : jobs_(jobs), table_(table), options_(options), busy_(options.busy) {}
 
   void run(const Device& device) {
-    const Bytes limit = std::min(options_.memory, Bytes{device.info().memory_available.count / 10 * 8});
+    const Bytes limit = memory_for(device, options_);
     std::unique_ptr<Arena> arena;
     for (;;) {
       const std::span<const Job> group = next_group();
@@ -219,12 +241,7 @@ class Measuring {
       stopped_ = true;
       return false;
     }
-    if (options_.progress) {
-      const std::string rows = job.rows > 0 ? fmt::format(", {} rows", job.rows) : "";
-      const std::string threads = job.key.threads > 0 ? fmt::format(", {} threads", job.key.threads) : "";
-      options_.progress(done_, static_cast<int>(jobs_.size()),
-                        fmt::format("{} by {}{}{}", job.op->name, job.spec.name, rows, threads));
-    }
+    if (options_.progress) options_.progress(done_, static_cast<int>(jobs_.size()), text_of(job));
     ++done_;
     return true;
   }
@@ -252,13 +269,8 @@ class Measuring {
     bool placed = false;  // from here on it is the kernel that fails
     try {
       OpBench bench(device, isolate(*job.graph, *job.op, job.spec), job.key.threads);
-      bench.keep_within(limit);
-      if (bench.bytes(1) > limit) return std::nullopt;
-      const int sets = sets_for(bench, cache_, limit);
-      if (!arena || arena->bytes() < bench.bytes(sets)) {
-        arena.reset();
-        arena = device.take_arena(bench.bytes(sets));
-      }
+      const int sets = take_sets(bench, device, cache_, limit, arena);
+      if (sets == 0) return std::nullopt;
       placed = true;
       bench.place(arena->base(), sets);
       Cost cost =
@@ -291,6 +303,38 @@ class Measuring {
 };
 
 }  // namespace
+
+struct KernelLoad::Impl {
+  Graph graph;
+  const Device& device;
+  MeasureOptions options;
+  CostTable nothing;  // is known here
+  Jobs jobs;
+  std::unique_ptr<Arena> arena;
+};
+
+KernelLoad::KernelLoad(Graph graph, const Device& device, const MeasureOptions& options)
+    : impl_(new Impl{std::move(graph), device, options, CostTable(), {}, {}}) {
+  impl_->jobs = Lister(device, impl_->nothing, options).run(impl_->graph);
+}
+
+KernelLoad::~KernelLoad() = default;
+
+void KernelLoad::run(const std::string& what, const std::function<bool()>& is_over) {
+  const Device& device = impl_->device;
+  const std::vector<Job>& jobs = impl_->jobs.list;
+  const auto job = std::ranges::find_if(jobs, [&](const Job& one) { return text_of(one) == what; });
+  if (job == jobs.end()) return;
+  try {
+    OpBench bench(device, isolate(*job->graph, *job->op, job->spec), job->key.threads);
+    const int sets = take_sets(bench, device, cache_bytes(), memory_for(device, impl_->options), impl_->arena);
+    if (sets == 0) return;
+    bench.place(impl_->arena->base(), sets);
+    while (!is_over()) bench.run();
+  } catch (const Error& error) {  // neither does the other
+    if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::device_failure) throw;
+  }
+}
 
 Cost time_runs(const TimedRun& run, const TimingGoal& goal) {
   const double first_ms = run();

@@ -1,7 +1,10 @@
 // Measuring on several devices of one kind at once, and how often a kernel is run.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <span>
+#include <string>
 
 #include "cost/probe.h"
 #include "plimsoll/cost.h"
@@ -22,5 +25,19 @@ Cost time_runs(const TimedRun& run, const TimingGoal& goal);
 // the progress are those of all together. Throws Error(invalid_input) that names two devices whose keys differ.
 int measure_costs(const Graph& graph, std::span<const Device* const> devices, CostTable& table,
                   const MeasureOptions& options);
+
+// Runs what another process measures, for as long as it does.
+class KernelLoad {
+ public:
+  // As measure_costs, of a graph that the other has as well.
+  KernelLoad(Graph graph, const Device& device, const MeasureOptions& options);
+  ~KernelLoad();
+  // The kernel that MeasureOptions::progress names so, over and over until it `is_over`. What cannot be run here is not.
+  void run(const std::string& what, const std::function<bool()>& is_over);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace plimsoll

@@ -509,5 +509,22 @@ TEST(Probe, KeepsTheDefaultOfWhatADeviceCannotRun) {
   EXPECT_NEAR(rates.memory_gb_per_s, 20, 1);
 }
 
+TEST(KernelLoad, RunsWhatAnotherMeasuresUntilItIsTold) {
+  const auto device = open_device("cpu", 1);
+  std::vector<std::string> kernels;
+  MeasureOptions options{.seconds_per_kernel = 0.001};
+  options.progress = [&](int, int, const std::string& what) { kernels.push_back(what); };
+  CostTable table;
+  measure_costs(small_graph(), *device, table, options);
+  ASSERT_GT(kernels.size(), 2u);
+  KernelLoad load(small_graph(), *device, options);
+  for (const std::string& what : kernels) {
+    int asked = 0;
+    load.run(what, [&] { return ++asked == 3; });
+    EXPECT_EQ(asked, 3) << what;
+  }
+  load.run("nothing by nobody", [] { return ADD_FAILURE() << "nothing is run", true; });
+}
+
 }  // namespace
 }  // namespace plimsoll

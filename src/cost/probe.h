@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "device/tier/tier.h"
+#include "device/wire.h"
 #include "plimsoll/cost.h"
 
 namespace plimsoll {
@@ -37,5 +38,9 @@ TierInfo probe_tier(const Device& device, Tier& tier, Bytes room = kProbeRoom);
 // Whether a thread of its own copies. Where a computing thread sits on every core it would take the place of one, and
 // all the others would wait for that one.
 bool copies_beside_compute(const Device& device, const Tier& tier);
+
+// The link between ranks, by all of them together: what an AllReduce takes by its size, and what computing loses while one is
+// under way beside it on all ranks, which has no cores of its own. A second or so; takes no more than `room`.
+LinkInfo probe_link(const Device& device, Wire& wire, Bytes room);
 
 }  // namespace plimsoll

@@ -7,8 +7,6 @@
 #include <iterator>
 #include <thread>
 
-#include "base/clock.h"
-#include "base/statistics.h"
 #include "device/channel_collectives.h"
 #include "device/tier/tier.h"
 #include "device/wire.h"
@@ -133,37 +131,31 @@ class OrderedAllReduce final : public OrderedCollective {
     }
   }
 
-  // A tensor that fills messages of its own is sent from where it lies; others are packed together.
+  // What fits into a message together is packed; what is alone in its messages is sent from where it lies.
   void send() override {
-    int64_t packed = 0;
-    size_t first = 0;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const Part& tensor = tensors_[i];
-      if (packed + tensor.count > buffers_.most) {
-        reduce_packed(first, i, packed);
-        packed = 0;
-        first = i;
+    for (size_t first = 0, end = 0; first < tensors_.size(); first = end) {
+      int64_t count = tensors_[first].count;
+      for (end = first + 1; end < tensors_.size() && count + tensors_[end].count <= buffers_.most; ++end)
+        count += tensors_[end].count;
+      if (end == first + 1) {
+        reduce_alone(tensors_[first]);
+      } else {
+        reduce_packed(first, end, count);
       }
-      if (tensor.count < buffers_.most) {
-        wire_.copy(tensor.in, tensor.count, buffers_.packed + packed);
-        packed += tensor.count;
-        continue;
-      }
-      for (int64_t at = 0; at < tensor.count; at += buffers_.most)
-        reduce(tensor.in + at, tensor.out + at, std::min(buffers_.most, tensor.count - at));
-      first = i + 1;
     }
-    reduce_packed(first, tensors_.size(), packed);
+  }
+
+  void reduce_alone(const Part& tensor) {
+    for (int64_t at = 0; at < tensor.count; at += buffers_.most)
+      reduce(tensor.in + at, tensor.out + at, std::min(buffers_.most, tensor.count - at));
   }
 
   void reduce_packed(size_t first, size_t end, int64_t count) {
-    if (count == 0) return;
     float* at = buffers_.packed;
+    for (size_t i = first; i < end; at += tensors_[i++].count) wire_.copy(tensors_[i].in, tensors_[i].count, at);
+    at = buffers_.packed;
     reduce(at, at, count);
-    for (size_t i = first; i < end; ++i) {
-      wire_.copy(at, tensors_[i].count, tensors_[i].out);
-      at += tensors_[i].count;
-    }
+    for (size_t i = first; i < end; at += tensors_[i++].count) wire_.copy(at, tensors_[i].count, tensors_[i].out);
   }
 
   void reduce(const float* in, float* out, int64_t count) {
@@ -236,7 +228,7 @@ class ShardKernel : public OrderedCollective {
   std::vector<Divided> tensors_;
 
  private:
-  static int64_t floats(const Tensor& tensor) { return tensor.bytes().count / kFloat; }
+  static int64_t floats(const Tensor& tensor) { return (tensor.bytes().count + kFloat - 1) / kFloat; }
 
   void bind_tensors(std::span<void* const> inputs, std::span<void* const> outputs) override {
     for (Divided& tensor : tensors_) {
@@ -302,6 +294,27 @@ class OrderedAllGather final : public ShardKernel {
         if (known > 0) wire_.copy(message + place, known, tensor.out + r * tensor.piece + first);
       });
     }
+  }
+};
+
+// What rank 0 has is its piece, and the others have none. Tensors whose size is no multiple of a float's are sent with the
+// bytes behind them: they begin at larger multiples.
+class OrderedBroadcast final : public ShardKernel {
+ public:
+  using ShardKernel::ShardKernel;
+
+ private:
+  void exchange(int64_t at, int64_t count) override {
+    std::fill(buffers_.sizes.begin() + 1, buffers_.sizes.end(), 0);
+    if (wire_.rank() == 0) {
+      for_each_run(at, count, [&](const Divided& tensor, int64_t first, int64_t place, int64_t n) {
+        wire_.copy(tensor.in + first, n, buffers_.packed + place);
+      });
+    }
+    wire_.spread(buffers_.packed, buffers_.sizes);
+    for_each_run(at, count, [&](const Divided& tensor, int64_t first, int64_t place, int64_t n) {
+      if (wire_.rank() > 0 || tensor.in != tensor.out) wire_.copy(buffers_.packed + place, n, tensor.out + first);
+    });
   }
 };
 
@@ -413,6 +426,7 @@ class RankDevice final : public Device {
     if (is_of_channels(op)) return {channel_collective_spec(graph, op, info_.link)};
     for (TensorId id : op.outputs) {
       const DType dtype = graph.tensor(id).dtype;
+      if (op.type->name == "Broadcast") continue;  // bytes
       if (dtype == DType::f32 || (dtype == DType::f64 && op.type->name == "AllGather")) continue;
       throw Error(ErrorCode::unsupported, fmt::format("op '{}': tensors of {} are not sent to other ranks, only f32",
                                                       op.name, to_string(dtype)));
@@ -453,6 +467,7 @@ class RankDevice final : public Device {
     if (type == "ReduceScatter") return std::make_unique<OrderedReduceScatter>(graph, ops, *wire_, *buffers_);
     if (type == "AllGather" || type == "AllGatherParameter")
       return std::make_unique<OrderedAllGather>(graph, ops, *wire_, *buffers_);
+    if (type == "Broadcast") return std::make_unique<OrderedBroadcast>(graph, ops, *wire_, *buffers_);
     throw Error(ErrorCode::unsupported, fmt::format("op '{}': device '{}' has no {}", first.name, info_.name, type));
   }
 
@@ -494,24 +509,6 @@ class RankDevice final : public Device {
   DeviceInfo info_;
 };
 
-// Milliseconds of an exchange of so many elements a rank: the median of some, of the slowest rank.
-double exchange_ms(Wire& wire, float* pieces, float* received, int64_t elements, int runs) {
-  std::vector<int64_t> sizes(wire.ranks());
-  divide(elements, sizes);
-  std::vector<double> times;
-  for (int run = 0; run <= runs; ++run) {
-    wire.communicator().barrier();
-    const Stopwatch watch;
-    wire.begin({}, {});
-    wire.exchange(pieces, sizes, received);
-    wire.end();
-    wire.finish();
-    if (run > 0) times.push_back(watch.ms());
-  }
-  const std::vector<double> all = wire.communicator().all_gather(median(std::move(times)));
-  return *std::max_element(all.begin(), all.end());
-}
-
 }  // namespace
 
 std::unique_ptr<Device> with_wire(std::unique_ptr<Device> device, const LinkInfo& link, std::shared_ptr<Wire> wire) {
@@ -524,16 +521,21 @@ std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInf
   return with_wire(std::move(device), link, std::move(wire));
 }
 
-LinkInfo probe_link(Wire& wire) {
-  constexpr int kRuns = 9;
-  const int64_t ranks = wire.ranks(), small = ranks * 16, large = message_elements(ranks);
-  const MessageBuffers buffers(wire);
-  const double small_ms = exchange_ms(wire, buffers.packed, buffers.received, small, kRuns);
-  const double large_ms = exchange_ms(wire, buffers.packed, buffers.received, large, kRuns);
-  const double sent = static_cast<double>((large - small) * kFloat * (ranks - 1)) / static_cast<double>(ranks);
-  return {.ranks = static_cast<int>(ranks),
-          .latency_us = small_ms * 1000,
-          .gb_per_s = sent / 1e6 / std::max(large_ms - small_ms, 1e-3)};
+std::function<void()> mean_over_ranks(Wire& wire, int64_t elements) {
+  Graph graph;
+  const TensorId parameter = graph.add_source("parameter", {elements}, DType::f32, Role::parameter);
+  const TensorId gradient = graph.add_source("gradient", {elements}, DType::f32, Role::gradient);
+  const OpId op = graph.add_op("AllReduce", "mean", "mean", {parameter, gradient}, {{"ranks", int64_t{wire.ranks()}}});
+  const auto buffers = std::make_shared<MessageBuffers>(wire);
+  const auto kernel = std::make_shared<OrderedAllReduce>(graph, std::span(&op, 1), wire, *buffers);
+  const std::shared_ptr<float> memory = wire.take_buffer(elements);
+  void* const inputs[] = {nullptr, memory.get()};
+  void* const outputs[] = {memory.get()};
+  kernel->bind(inputs, outputs, nullptr);
+  return [&wire, buffers, kernel, memory] {
+    kernel->run();
+    wire.finish();
+  };
 }
 
 Bytes message_buffers(int ranks) { return ranks < 2 ? Bytes{} : message_bytes(ranks) * 2 + Bytes{ranks * kFloat}; }

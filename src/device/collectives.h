@@ -8,6 +8,8 @@
 // add nothing. Buffers lie beside the arena (plimsoll/process_memory.h): one collective runs at a time.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "device/wire.h"
@@ -22,8 +24,9 @@ std::unique_ptr<Device> with_wire(std::unique_ptr<Device> device, const LinkInfo
 std::unique_ptr<Device> with_ranks(std::unique_ptr<Device> device, const LinkInfo& link,
                                    std::shared_ptr<Communicator> communicator);
 
-// Measures the link, all ranks together: a fraction of a second.
-LinkInfo probe_link(Wire& wire);
+// Takes the mean over the ranks of so many elements, as an AllReduce of them is run: what a link is measured with. Returns
+// when it is done.
+std::function<void()> mean_over_ranks(Wire& wire, int64_t elements);
 
 // What a collective's buffers take at most, beside the arena.
 Bytes message_buffers(int ranks);

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
 #include <random>
 
 #include "plimsoll/ops.h"
@@ -203,6 +205,80 @@ TEST(Shards, AreOfTheSameMeanAndMakeTheWholeAgain) {
       }
     });
   }
+}
+
+// Statistics of many sizes; the last ones' bytes are no multiple of a float's.
+struct Statistics {
+  Graph graph;
+  std::vector<OpId> ops;
+};
+
+Statistics statistics_of(const std::vector<int64_t>& sizes, int ranks, bool scaled) {
+  Statistics s;
+  TensorId scale;
+  if (scaled) scale = s.graph.add_source("scale", {}, DType::f32, Role::hyperparameter);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const std::string name = "s" + std::to_string(i);
+    const DType dtype = i + 1 == sizes.size() ? DType::u8 : DType::f32;
+    std::vector<TensorId> inputs = {s.graph.add_source(name, {sizes[i]}, dtype, Role::statistic)};
+    Attributes attributes{{"ranks", int64_t{ranks}}};
+    if (scaled) {
+      attributes.set("scaled", int64_t{1});
+      inputs.push_back(scale);
+    }
+    s.ops.push_back(s.graph.add_op("Broadcast", name + "/broadcast", name, inputs, attributes, Phase::update));
+  }
+  return s;
+}
+
+// What one rank has after kernels of so many ops each, in place.
+Tensors broadcast(Communicator& communicator, const Device& device, const Statistics& s,
+                  const std::vector<int64_t>& sizes, size_t together, std::optional<float> scale) {
+  Tensors all;
+  for (size_t i = 0; i < sizes.size(); ++i) all.push_back(values(sizes[i], communicator.rank(), i));
+  for (size_t first = 0; first < sizes.size(); first += together) {
+    const size_t count = std::min(together, sizes.size() - first);
+    std::vector<void*> inputs, outputs;
+    for (size_t i = first; i < first + count; ++i) {
+      inputs.push_back(all[i].data());
+      if (scale) inputs.push_back(&*scale);
+      outputs.push_back(all[i].data());
+    }
+    const auto kernel = device.make_collective(s.graph, std::span(s.ops).subspan(first, count));
+    kernel->bind(inputs, outputs, nullptr);
+    kernel->run();
+  }
+  return all;
+}
+
+TEST(Broadcast, GivesAllWhatTheFirstHasWhateverIsTakenTogether) {
+  const int64_t message = kMessageBytes.count / static_cast<int64_t>(sizeof(float));
+  const std::vector<int64_t> sizes = {1, 5, message - 700, 3, message, 2 * message + 17, 33, 7};
+  for (const int ranks : {1, 2, 3, 5}) {
+    Tensors wanted;
+    for (size_t i = 0; i < sizes.size(); ++i) wanted.push_back(values(sizes[i], 0, i));
+    as_ranks(ranks, [&](const std::shared_ptr<Communicator>& communicator) {
+      const auto device = with_ranks(open_device("cpu", 1), {.ranks = ranks}, communicator);
+      const Statistics s = statistics_of(sizes, ranks, false);
+      for (const size_t together : {size_t{1}, size_t{2}, sizes.size()}) {
+        Tensors got = broadcast(*communicator, *device, s, sizes, together, {});
+        const auto bytes = [](const std::vector<float>& x) { return std::as_bytes(std::span(x)).first(7); };
+        EXPECT_TRUE(std::ranges::equal(bytes(got.back()), bytes(wanted.back()))) << "seven bytes";
+        got.back() = wanted.back();
+        EXPECT_TRUE(got == wanted) << ranks << " ranks, " << together << " together, rank " << communicator->rank();
+      }
+    });
+  }
+}
+
+TEST(Broadcast, LeavesEachItsOwnBeforeTheLastBatchOfAStep) {
+  const std::vector<int64_t> sizes = {10, 20, 4};
+  as_ranks(3, [&](const std::shared_ptr<Communicator>& communicator) {
+    const auto device = with_ranks(open_device("cpu", 1), {.ranks = 3}, communicator);
+    const Statistics s = statistics_of(sizes, 3, true);
+    EXPECT_EQ(broadcast(*communicator, *device, s, sizes, 3, -1.0F)[1], values(20, communicator->rank(), 1));
+    EXPECT_EQ(broadcast(*communicator, *device, s, sizes, 3, 0.5F)[1], values(20, 0, 1));
+  });
 }
 
 }  // namespace

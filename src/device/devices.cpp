@@ -19,7 +19,8 @@ constexpr std::string_view kCpu = "cpu";
 
 namespace {
 
-// What all ranks exchange: all that an op has before or after; or the statistics of each, of which all get all.
+// What all ranks exchange: all that an op has before or after; or the statistics of each, of which all get all; or those of
+// the first, which it gives to every other.
 Bytes whole_of(const Graph& graph, const Op& op, int ranks) {
   Bytes most;
   if (op.outputs.size() > 1) {
@@ -28,7 +29,7 @@ Bytes whole_of(const Graph& graph, const Op& op, int ranks) {
   }
   for (TensorId id : op.inputs) most = std::max(most, graph.tensor(id).bytes());
   for (TensorId id : op.outputs) most = std::max(most, graph.tensor(id).bytes());
-  return most;
+  return op.type->name == "Broadcast" ? most * ranks : most;
 }
 
 int passes_of(const Op& op) { return op.type->name == "AllReduce" ? 2 : 1; }

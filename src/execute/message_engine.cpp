@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/no_signals.h"
+#include "device/tier/turns.h"
 #include "plimsoll/error.h"
 
 namespace plimsoll {
@@ -65,6 +66,7 @@ void MessageEngine::rest() noexcept { wait(released_.load(std::memory_order_rela
 
 // After a failure collectives are only counted, so that whoever waits for them wakes and sees it.
 void MessageEngine::loop() {
+  take_short_turns();  // each message is a few moments of work and a wait; compute may sit on this very core
   const std::vector<Collective>& collectives = ready_.plan.collectives;
   for (uint32_t next = 0;;) {
     const uint32_t released = released_.load(std::memory_order_acquire);

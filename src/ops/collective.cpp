@@ -12,6 +12,11 @@
 //
 //   piece ──> AllGather ──> parameter ──> forward or backward pass
 //
+// Running statistics are of each rank's own part of the batches; those of rank 0 are everybody's, as in PyTorch's
+// DistributedDataParallel:
+//
+//   running mean ──> BatchNormForward ──> Broadcast ──> running mean of the next step
+//
 // Sums run in the order of the ranks, element by element, whatever the messages: ((x0 + x1) + x2) + x3, times one over
 // their number. The attribute "ranks" is that number. With the attribute "scaled" the last input is the scale of sums of
 // gradients (accumulate.cpp): where it is below 0 there is no update yet, nothing is sent, and what comes out of a
@@ -21,6 +26,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "ops/families.h"
 #include "ops/reference.h"
@@ -199,6 +205,31 @@ OpType all_gather_parameter() {
   };
 }
 
+// What rank 0 has, for all, in the bytes of what they have.
+OpType broadcast() {
+  return {
+      .name = "Broadcast",
+      .infer =
+          [](const Attributes& attributes, std::span<const Tensor* const> in) {
+            expect_scale(attributes, in, 1);
+            expect_ranks(attributes);
+            return std::vector<TensorSpec>{{in[0]->shape, in[0]->dtype, in[0]->role}};
+          },
+      .gradient = {},
+      .in_place =
+          [](const Graph&, const Op&) {
+            return std::vector<InPlace>{{0, 0, true}};
+          },
+      .work = [](const Graph& graph, const Op& op) { return exchange_work(graph, op, op.outputs[0], false); },
+      .reference =
+          [](const Op&, std::span<const TensorView> in, std::span<const TensorView> out) {
+            std::memmove(out[0].data, in[0].data, storage_bytes(in[0].shape, in[0].dtype, {}).count);
+          },
+      .changes_state = true,
+      .is_collective = true,
+  };
+}
+
 // What a collective made, from where it is there at the latest; so what it reads, the other inputs, lies untouched until
 // then. In between the messages may be under way.
 OpType wait() {
@@ -227,8 +258,8 @@ OpType wait() {
 }  // namespace
 
 std::vector<OpType> collective_ops() {
-  return of_kind(LayerKind::other,
-                 {all_reduce(), reduce_scatter(), take_shard(), all_gather(), all_gather_parameter(), wait()});
+  return of_kind(LayerKind::other, {all_reduce(), reduce_scatter(), take_shard(), all_gather(), all_gather_parameter(),
+                                    broadcast(), wait()});
 }
 
 }  // namespace plimsoll

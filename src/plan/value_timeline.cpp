@@ -180,11 +180,15 @@ class TimelineMaker {
   }
 
   void note_recomputable() {
-    for (TimelineValue& value : timeline_.values) {
+    for (size_t v = 0; v < timeline_.values.size(); ++v) {
+      TimelineValue& value = timeline_.values[v];
       if (value.producer < 0 || value.state >= 0) continue;
       const TimelineStep& step = timeline_.steps[value.producer];
       const OpType& type = *graph_.op(step.op).type;
       if (type.changes_state) continue;
+      const bool made_again =
+          std::ranges::find(step.recompute_outputs, static_cast<int32_t>(v)) != step.recompute_outputs.end();
+      if (!made_again) continue;  // a state on its way
       const bool destroys = std::any_of(step.in_place.begin(), step.in_place.end(), [&](const TimelineInPlace& pair) {
         const auto& again = step.recompute_outputs;
         return pair.required && std::find(again.begin(), again.end(), pair.output) != again.end();

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <thread>
@@ -22,6 +23,9 @@ using Ticket = Transport::Ticket;
 
 constexpr Ticket kNone = -1;
 constexpr size_t kHostBytes = 256, kReasonBytes = 1000;
+// By these a user chooses the network: mpirun's --mca sets the first ones.
+constexpr const char* kNetworkVariables[] = {
+    "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_pml", "OMPI_MCA_btl_tcp_if_include", "UCX_TLS", "UCX_NET_DEVICES"};
 constexpr int kSpins = 64;  // looks without a pause
 constexpr std::chrono::microseconds kShortestNap{5}, kLongestNap{200};
 constexpr std::chrono::milliseconds kBetweenLooks{50};  // for failures
@@ -147,10 +151,30 @@ std::vector<int64_t> Communicator::processes_here() const {
   return processes;
 }
 
-bool Communicator::shares_processors() const {
-  const std::vector<int> here = ranks_here();
-  return std::any_of(here.begin(), here.end(),
-                     [&](int r) { return r != rank_ && places_[r].processors == places_[rank_].processors; });
+std::string network_settings() {
+  std::string text;
+  for (const char* variable : kNetworkVariables) {
+    if (const char* value = std::getenv(variable)) text += fmt::format(" {}={}", variable, value);
+  }
+  return text;
+}
+
+std::string Communicator::network() const {
+  std::string text;
+  for (int r = 0, same = 1; r < size_; ++r, ++same) {  // "2 of node7, 1 of node8"
+    if (r + 1 < size_ && places_[r + 1].host == places_[r].host) continue;
+    text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", same, places_[r].host);
+    same = 0;
+  }
+  return fmt::format("{} {}{}", text, transport(), network_settings());
+}
+
+std::vector<int64_t> Communicator::sharers() const {
+  std::vector<int64_t> processes;
+  for (int r : ranks_here()) {
+    if (r != rank_ && places_[r].processors == places_[rank_].processors) processes.push_back(places_[r].process);
+  }
+  return processes;
 }
 
 Ticket Communicator::begin_send(Channel channel, int to, std::span<const std::byte> bytes) {

@@ -14,9 +14,6 @@ namespace plimsoll {
 namespace {
 
 constexpr size_t kBufferBytes = kRemoteBuffers * kRemotePiece;
-// By these a user chooses the network: mpirun's --mca sets the first ones.
-constexpr const char* kNetworkVariables[] = {
-    "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_pml", "OMPI_MCA_btl_tcp_if_include", "UCX_TLS", "UCX_NET_DEVICES"};
 
 }  // namespace
 
@@ -82,13 +79,7 @@ std::string RemoteMemory::hosts() const {
 
 std::string RemoteMemory::library() const { return communicator_.transport(); }
 
-std::string RemoteMemory::network() const {
-  std::string text = hosts() + " " + library();
-  for (const char* variable : kNetworkVariables) {
-    if (const char* value = std::getenv(variable)) text += fmt::format(" {}={}", variable, value);
-  }
-  return text;
-}
+std::string RemoteMemory::network() const { return hosts() + " " + library() + network_settings(); }
 
 void RemoteMemory::acquire() {
   if (used_.exchange(true)) throw Error(ErrorCode::internal, where() + " is in use already");

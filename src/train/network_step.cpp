@@ -5,6 +5,7 @@
 
 #include "cores/core_options.h"
 #include "device/collectives.h"
+#include "device/cpu/machine.h"
 #include "train/given_plan.h"
 #include "train/process_memory.h"
 #include "train/ranks.h"
@@ -50,10 +51,14 @@ Infeasible of_stated(Infeasible infeasible, const std::optional<ProcessMemory>& 
   return process ? of_process(std::move(infeasible), *process, *options.memory) : infeasible;
 }
 
+MeasureOptions measure_in(Bytes room) { return {.tolerance = kMeasuringTolerance, .memory = room}; }
+
 void measure(Session& session, const Network& network, const CompileOptions& compile, Bytes room,
-             const NetworkStepListener& listener) {
-  MeasureOptions measuring{.tolerance = kMeasuringTolerance, .memory = room, .stop = listener.stop};
+             const NetworkStepListener& listener, MeasuringTogether* beside = nullptr) {
+  MeasureOptions measuring = measure_in(room);
+  measuring.stop = listener.stop;
   measuring.progress = [&](int done, int total, const std::string& what) {
+    if (beside != nullptr) beside->tell(what);
     if (listener.preparing) listener.preparing(what, done, total);
   };
   measure_missing(session, network, compile, measuring);
@@ -110,11 +115,15 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
     step->open_device(listener);
     return true;
   });
-  step->join_ranks(agreed);
+  step->join_ranks(agreed, listener);
   std::optional<Infeasible> mine;
   const bool plans = agreed == nullptr && (others == nullptr || others->is_first());
   const bool is_planned = together(others, [&] {
-    if (plans) mine = step->plan(network, listener, arena);
+    if (plans) {
+      mine = step->plan(network, listener, arena, others != nullptr);
+    } else if (others != nullptr) {
+      measure_beside(*others, step->session_, network, step->compile_, measure_in(step->measuring_room_));
+    }
     return !mine;
   });
   if (!is_planned) return answer_of(std::move(mine));
@@ -132,8 +141,9 @@ std::variant<std::unique_ptr<NetworkStep>, Infeasible> NetworkStep::open(const N
 
 // Of the first shape, as all of them are asked for.
 void NetworkStep::open_device(const NetworkStepListener& listener) {
-  session_ = open_session(options_.device, cores_of(options_).intra_op, tiers_of(options_),
-                          process_ ? std::max(*options_.memory - process_->program, 0_B) : Bytes{INT64_MAX});
+  if (options_.communicator) cpu::count_as_own(options_.communicator->sharers());
+  session_ = open_session(options_.device, cores_of(options_).intra_op, tiers_of(options_), probing_room(),
+                          neighbours_of(options_));
   if (session_.device->info().simulated) {
     throw Error(ErrorCode::invalid_input,
                 "device '" + options_.device + "' plans only, it runs nothing; ask it by fits, or take another device");
@@ -149,11 +159,15 @@ void NetworkStep::open_device(const NetworkStepListener& listener) {
   measures_ = options_.costs == "measured" && !options_.exact;
 }
 
+Bytes NetworkStep::probing_room() const {
+  return process_ ? std::max(*options_.memory - process_->program, 0_B) : Bytes{INT64_MAX};
+}
+
 // As one of several ranks: messages to the others are kernels of the device.
-void NetworkStep::join_ranks(const Agreement* agreed) {
+void NetworkStep::join_ranks(const Agreement* agreed, const NetworkStepListener& listener) {
   if (!options_.communicator) return;
   const std::shared_ptr<Wire> wire = open_wire(*session_.device, options_.communicator);
-  agreement_.link = agreed != nullptr ? agreed->link : probe_link(*wire);
+  agreement_.link = agreed != nullptr ? agreed->link : open_link(session_, *wire, probing_room(), listener.notice);
   if (agreed != nullptr) agreement_.plans = agreed->plans;
   session_.device = with_wire(std::move(session_.device), agreement_.link, wire);
 }
@@ -170,14 +184,18 @@ std::string NetworkStep::text_of(const Program& program) const {
                  program);
 }
 
-std::optional<Infeasible> NetworkStep::plan(const Network& network, const NetworkStepListener& listener, Bytes arena) {
+std::optional<Infeasible> NetworkStep::plan(const Network& network, const NetworkStepListener& listener, Bytes arena,
+                                            bool has_others) {
+  std::optional<MeasuringTogether> beside;
+  if (has_others) beside.emplace(options_);
   if (options_.costs == "measured") forget_busy_times(session_);
   if (measures_) {  // what is lacking is measured only where there is a plan at all
     auto first = compile_training(network, *session_.device, session_.costs, compile_);
     if (auto* infeasible = std::get_if<Infeasible>(&first))
       return of_stated(std::move(*infeasible), process_, options_);
-    measure(session_, network, compile_, measuring_room_, listener);
+    measure(session_, network, compile_, measuring_room_, listener, beside ? &*beside : nullptr);
   }
+  beside.reset();
   for (Refusals refused;;) {
     auto compiled = compile_training(network, *session_.device, session_.costs, compile_);
     if (auto* infeasible = std::get_if<Infeasible>(&compiled))
@@ -304,10 +322,6 @@ std::variant<size_t, Infeasible> NetworkStep::add_evaluation(const Network& netw
   if (std::holds_alternative<Infeasible>(added)) return added;
   evaluations_.pop_back();
   return Infeasible{};
-}
-
-void NetworkStep::share_statistics() {
-  if (options_.communicator) plimsoll::share_statistics(*options_.communicator, step());
 }
 
 std::variant<Program, Infeasible> plan_network(const Network& network, const TrainOptions& options, Bytes held) {

@@ -61,15 +61,15 @@ class NetworkStep {
   Bytes budget() const { return compile_.memory; }  // what may be taken at most
   const Session& session() const { return session_; }
   const Agreement& agreement() const { return agreement_; }
-  // As share_statistics: the first rank's running statistics for all.
-  void share_statistics();
 
  private:
   using Compile = std::function<std::variant<Program, Infeasible>()>;
   using Added = std::variant<std::unique_ptr<TrainingStep>, Infeasible>;
   void open_device(const NetworkStepListener& listener);
-  void join_ranks(const Agreement* agreed);
-  std::optional<Infeasible> plan(const Network& network, const NetworkStepListener& listener, Bytes arena);
+  Bytes probing_room() const;
+  void join_ranks(const Agreement* agreed, const NetworkStepListener& listener);
+  std::optional<Infeasible> plan(const Network& network, const NetworkStepListener& listener, Bytes arena,
+                                 bool has_others);
   std::optional<Infeasible> repeat(const Network& network, Bytes arena);
   std::optional<Infeasible> take_memory(Program program, Bytes arena);
   std::string text_of(const Program& program) const;  // of its plan

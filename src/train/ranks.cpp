@@ -4,10 +4,16 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <future>
+#include <utility>
 
+#include "base/no_signals.h"
+#include "cost/measure.h"
 #include "device/cpu/machine.h"
 #include "device/cuda/device.h"
+#include "passes/passes.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/ops.h"
 
@@ -35,12 +41,6 @@ void expect_equal(Communicator& communicator, uint64_t identity) {
                     "report this",
                     communicator.name(r), all[r], communicator.name(0), all[0]));
   }
-}
-
-// Of a state: whether a step writes it. A table of constants stays as it is.
-bool changes(const Graph& graph, const std::string& name) {
-  const auto state = std::ranges::find(graph.states, graph.find_tensor(name), &State::before);
-  return state != graph.states.end() && state->after != state->before;
 }
 
 // What is read next by all ranks together: bytes of a state.
@@ -90,6 +90,51 @@ int threads_of(const TrainOptions& options) {
   if (options.threads != 0 || options.intra_op != 0 || !options.communicator) return options.threads;
   if (!options.communicator->shares_processors()) return 0;
   return std::max(1, cpu::usable_processors() / static_cast<int>(options.communicator->ranks_here().size()));
+}
+
+int neighbours_of(const TrainOptions& options) {
+  return options.communicator && shares_cores(options.device)
+             ? static_cast<int>(options.communicator->ranks_here().size()) - 1
+             : 0;
+}
+
+MeasuringTogether::MeasuringTogether(const TrainOptions& options)
+    : ranks_(ranks_of(options) > 1 ? options.communicator.get() : nullptr),
+      has_neighbours_(neighbours_of(options) > 0) {}
+
+void MeasuringTogether::tell(const std::string& what) {
+  if (ranks_ != nullptr && has_neighbours_) ranks_->broadcast(what);
+}
+
+void MeasuringTogether::end() noexcept {
+  Communicator* const ranks = std::exchange(ranks_, nullptr);
+  if (ranks == nullptr || ranks->is_over()) return;
+  try {
+    ranks->broadcast(std::string());
+  } catch (const Error&) {  // a rank that is gone; the next message tells
+  }
+}
+
+void measure_beside(Communicator& ranks, const Session& session, const Network& network, const CompileOptions& options,
+                    const MeasureOptions& measure) {
+  const std::vector<int> here = ranks.ranks_here();
+  const bool is_neighbour = std::ranges::find(here, 0) != here.end();
+  std::optional<KernelLoad> load;
+  std::string what = ranks.broadcast(std::string());
+  while (!what.empty()) {
+    std::future<std::string> next;
+    {
+      const NoSignals quiet;
+      next = std::async(std::launch::async, [&] { return ranks.broadcast(std::string()); });
+    }
+    const auto is_over = [&] { return next.wait_for(std::chrono::seconds(0)) == std::future_status::ready; };
+    if (is_neighbour) {
+      if (!load)
+        load.emplace(make_training_step(network, options.optimizer, options.fusion).graph, *session.device, measure);
+      load->run(what, is_over);
+    }
+    what = next.get();
+  }
 }
 
 bool together(Communicator* communicator, const std::function<bool()>& action) {
@@ -145,25 +190,6 @@ void check_same_collectives(Communicator& communicator, const Program& program) 
     if (graph.op(step.op).type->is_collective) text += "\n" + graph.op(step.op).name;
   }
   expect_equal(communicator, XXH3_64bits(text.data(), text.size()));
-}
-
-void share_statistics(Communicator& communicator, TrainingStep& step) {
-  std::vector<StateTensor> statistics;
-  std::vector<std::byte> message;  // one for all: they are many, and short
-  for (const CheckpointTensor& tensor : step.states()) {
-    if (tensor.role != Role::statistic || !changes(step.program().network.graph, tensor.name)) continue;
-    statistics.push_back(step.state(tensor.name));
-    message.insert(message.end(), statistics.back().elements.begin(), statistics.back().elements.end());
-  }
-  if (message.empty()) return;
-  communicator.broadcast(message);
-  if (communicator.is_first()) return;
-  auto from = message.begin();
-  for (StateTensor& state : statistics) {
-    std::copy_n(from, state.elements.size(), state.elements.begin());
-    from += std::ssize(state.elements);
-    step.set_state(state);
-  }
 }
 
 TensorSource shared_source(Communicator& communicator, const TrainingStep& step) {

@@ -7,8 +7,10 @@
 #include <variant>
 
 #include "compile/plan_file.h"
+#include "plimsoll/cost.h"
 #include "plimsoll/train.h"
 #include "plimsoll/training_step.h"
+#include "train/session.h"
 
 namespace plimsoll {
 
@@ -23,6 +25,9 @@ inline int64_t own_batch(const TrainOptions& options) { return options.batch / r
 // The threads of one of several ranks where nothing is said: its share of the processors that it has with others.
 int threads_of(const TrainOptions& options);
 
+// Other ranks that compute on this machine's processors.
+int neighbours_of(const TrainOptions& options);
+
 // What the options mean for one of several ranks: no checkpoint but the first one's. Throws Error(invalid_input) that names what cannot be divided, Error(unsupported) what several
 // ranks cannot do.
 TrainOptions options_of_rank(TrainOptions options);
@@ -30,6 +35,25 @@ TrainOptions options_of_rank(TrainOptions options);
 // Runs `action` on every rank, where several train. True: it was so on all of them. Where it throws on some, all throw: its own
 // error there, elsewhere one of the same code that names the first of them. So they go on together, or not at all.
 bool together(Communicator* communicator, const std::function<bool()>& action);
+
+// While the first rank measures kernels, the others on its machine run the same ones beside it, as they will in training: memory
+// and caches are shared. It tells them which; all ranks listen until it has ended.
+class MeasuringTogether {
+ public:
+  explicit MeasuringTogether(const TrainOptions& options);  // on the first rank; alone there is nobody to tell
+  ~MeasuringTogether() { end(); }
+  MeasuringTogether(const MeasuringTogether&) = delete;
+  MeasuringTogether& operator=(const MeasuringTogether&) = delete;
+  void tell(const std::string& what);  // as MeasureOptions::progress names a kernel
+  void end() noexcept;
+
+ private:
+  Communicator* ranks_;  // null: nobody listens any more
+  const bool has_neighbours_;
+};
+// On the others: until the first has ended.
+void measure_beside(Communicator& ranks, const Session& session, const Network& network, const CompileOptions& options,
+                    const MeasureOptions& measure);
 
 // The first rank's plan for all of them, as a file of it has it; nothing where there is none, since none fits.
 void send_plan(Communicator& communicator, const PlanRequest& request, const Program* program);
@@ -40,10 +64,6 @@ void check_same_plan(Communicator& communicator, const Program& program);
 
 // The same of a program that each rank has planned by itself: its collectives, and the rows of its batch.
 void check_same_collectives(Communicator& communicator, const Program& program);
-
-// Running statistics are of each rank's own part of the batches; what is evaluated with and saved are the first rank's,
-// as in PyTorch's DistributedDataParallel. Gives them to all.
-void share_statistics(Communicator& communicator, TrainingStep& step);
 
 // A checkpoint of states that are divided: the first rank asks for what it writes next, and the others give their pieces,
 // until it ends. `serve_reads` returns what the end says: whether all went well.

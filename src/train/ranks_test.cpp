@@ -20,6 +20,7 @@
 #include "tests/support/short_training.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/write_inputs.h"
+#include "train/network_step.h"
 
 namespace plimsoll {
 namespace {
@@ -170,6 +171,71 @@ std::map<std::string, std::vector<float>> states_of(const std::filesystem::path&
     checkpoint.read(i, {}, std::as_writable_bytes(std::span(elements)));
   }
   return result;
+}
+
+// What of a part of a batch depends on its rank.
+void feed_part(TrainingStep& step, int64_t rows, int rank) {
+  std::mt19937 random(static_cast<uint32_t>(rank));
+  std::normal_distribution<float> draw(static_cast<float>(rank), 1);
+  std::vector<float> data(rows * 3 * 16 * 16);
+  for (float& x : data) x = draw(random);
+  step.feed(data, std::vector<int32_t>(rows, rank));
+}
+
+// By name, of states of which there are such.
+std::map<std::string, std::vector<std::byte>> statistics_of(const TrainingStep& step) {
+  std::map<std::string, std::vector<std::byte>> result;
+  for (const CheckpointTensor& tensor : step.states()) {
+    if (tensor.role == Role::statistic) result[tensor.name] = step.state(tensor.name).elements;
+  }
+  return result;
+}
+
+TEST(Ranks, HaveTheFirstOnesRunningStatisticsAfterEveryStep) {
+  const auto network = [] {
+    return build_model("resnet20",
+                       {.batch = 4, .channels = 3, .height = 16, .width = 16, .classes = 10, .training = true});
+  };
+  TrainOptions options;
+  options.model.clear();
+  options.threads = 1;
+  options.exact = true;
+  options.costs = "estimated";
+  for (const int accumulate : {1, 3}) {
+    options.optimizer.accumulate = accumulate;
+    const auto open = [&](const std::shared_ptr<Communicator>& communicator) {
+      TrainOptions mine = options;
+      mine.communicator = communicator;
+      return std::get<std::unique_ptr<NetworkStep>>(NetworkStep::open(network(), mine));
+    };
+    const auto run_step = [&](NetworkStep& step, int rank) {
+      for (int i = 0; i < accumulate; ++i) {
+        feed_part(step.step(), 4, rank);
+        step.step().run(0.05);
+      }
+    };
+    const auto one = open(nullptr);
+    run_step(*one, 0);
+    const auto alone = statistics_of(one->step());  // of the first rank's part, by the first weights
+    ASSERT_EQ(alone.size(), 38u);
+    for (const int ranks : {2, 4}) {
+      SCOPED_TRACE(fmt::format("{} ranks, {} batches a step", ranks, accumulate));
+      std::vector<std::map<std::string, std::vector<std::byte>>> first(ranks), third(ranks);
+      as_ranks(ranks, [&](const std::shared_ptr<Communicator>& communicator) {
+        const int rank = communicator->rank();
+        const auto step = open(communicator);
+        run_step(*step, rank);
+        first[rank] = statistics_of(step->step());
+        for (int i = 0; i < 2; ++i) run_step(*step, rank);
+        third[rank] = statistics_of(step->step());
+      });
+      for (int r = 0; r < ranks; ++r) {
+        EXPECT_EQ(first[r], alone) << "rank " << r;
+        EXPECT_EQ(third[r], third[0]) << "rank " << r;
+      }
+      EXPECT_NE(third[0], first[0]);
+    }
+  }
 }
 
 TEST(Ranks, LearnAsOneProcessWithBatchNormOfTheWholeBatch) {

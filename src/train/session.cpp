@@ -165,9 +165,11 @@ void add_tiers(Session& session, const TierOptions& options, Bytes probing) {
                    [&](const TierInfo& a, const TierInfo& b) { return speed(a) > speed(b); });
 }
 
-void open_device_and_costs(Session& session, std::string_view name, int threads, Bytes room) {
+void open_device_and_costs(Session& session, std::string_view name, int threads, Bytes room, int neighbours) {
   session.device = open_device(name, threads);
-  session.database = std::make_unique<CostDatabase>(CostDatabase::default_path(), session.device->info());
+  DeviceInfo info = session.device->info();
+  if (neighbours > 0) info.key += fmt::format(", beside {} busy rank{}", neighbours, neighbours > 1 ? "s" : "");
+  session.database = std::make_unique<CostDatabase>(CostDatabase::default_path(), info);
   if (!session.database->notice().empty()) session.notices.push_back(session.database->notice());
   if (session.database->rates()) {
     session.costs = session.database->load();
@@ -218,11 +220,39 @@ CompileOptions compile_options_of(const TrainOptions& options, const Session& se
           .zero = options.zero};
 }
 
-Session open_session(std::string_view name, int threads, const TierOptions& tiers, Bytes room) {
+Session open_session(std::string_view name, int threads, const TierOptions& tiers, Bytes room, int neighbours) {
   Session session;
-  open_device_and_costs(session, name, threads, room);
+  open_device_and_costs(session, name, threads, room, neighbours);
   add_tiers(session, tiers, room);
   return session;
+}
+
+LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice) {
+  const std::string key = fmt::format("link {}", wire.key());
+  const bool is_first = wire.rank() == 0;
+  LinkInfo link{.ranks = wire.ranks()};
+  if (is_first) {
+    if (const auto known = session.database->tier_rates(key)) {
+      link.latency_us = known->latency_us;
+      link.gb_per_s = known->out_gb_per_s;
+      link.compute_share = known->compute_share;
+    }
+  }
+  wire.communicator().broadcast(std::as_writable_bytes(std::span(&link, 1)));
+  if (link.gb_per_s > 0) return link;
+  const LoadMeter busy;
+  link = probe_link(*session.device, wire, room);
+  wire.communicator().broadcast(std::as_writable_bytes(std::span(&link, 1)));
+  if (!is_first) return link;
+  if (busy.others() > kTooBusy) {
+    if (notice) notice(not_kept("the link between the ranks", busy));
+    return link;
+  }
+  session.database->save(key, {.out_gb_per_s = link.gb_per_s,
+                               .in_gb_per_s = link.gb_per_s,
+                               .latency_us = link.latency_us,
+                               .compute_share = link.compute_share});
+  return link;
 }
 
 bool forget_busy_times(Session& session) {
@@ -319,6 +349,14 @@ std::vector<double> compute_times(const Plan& plan, const Executor& executor) {
       const StepRecord& copy = executor.copies()[i];
       const double together = std::min(step.end_ms, copy.end_ms) - std::max(step.start_ms, copy.start_ms);
       if (together > 0) ms -= together * plan.tiers[plan.moves[i].tier].tier.compute_share;
+    }
+    for (size_t i = 0; i < executor.messages().size(); ++i) {
+      const StepRecord& message = executor.messages()[i];
+      const double together = std::min(step.end_ms, message.end_ms) - std::max(step.start_ms, message.start_ms);
+      if (together <= 0) continue;
+      // Beside compute they last longer than alone, and take no more of it by that.
+      const double alone = std::min(plan.collectives[i].time_ms / (message.end_ms - message.start_ms), 1.0);
+      ms -= together * alone * plan.link.compute_share;
     }
     times.push_back(std::max(ms, 0.05 * (step.end_ms - step.start_ms)));
   }

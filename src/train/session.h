@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -10,6 +11,7 @@
 
 #include "cost/load.h"
 #include "device/tier/tier.h"
+#include "device/wire.h"
 #include "plimsoll/compile.h"
 #include "plimsoll/cost.h"
 #include "plimsoll/device.h"
@@ -37,9 +39,12 @@ CompileOptions compile_options_of(const TrainOptions& options, const Session& se
 
 // Opens the device and its database; probes the machine's speed, and that of the tiers which the user gives, when the
 // database does not know it. `room`: the memory there is for that. What was found in less than kProbeRoom holds for this
-// session alone.
-Session open_session(std::string_view device, int threads, const TierOptions& tiers = {},
-                     Bytes room = Bytes{INT64_MAX});
+// session alone. `neighbours`: other ranks on this machine, which compute at the same time; times beside them are kept apart from
+// those of a machine of one's own.
+Session open_session(std::string_view device, int threads, const TierOptions& tiers = {}, Bytes room = Bytes{INT64_MAX},
+                     int neighbours = 0);
+// The link to the other ranks, as all of them take it: what the first knows of it, else it is measured, in `room`.
+LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice);
 
 // Throws Error(invalid_input) with the nearest name where there is no policy or placement of this name: before any
 // measuring.

@@ -1,9 +1,11 @@
 #include "train/session.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "plimsoll/models.h"
+#include "tests/support/local_transport.h"
 #include "tests/support/temporary_folder.h"
 #include "train/sample_inputs.h"
 
@@ -125,6 +127,22 @@ TEST(Session, StepsWithTimesOfABusyMachineAreCounted) {
   EXPECT_EQ(busy_steps(program, c.session.costs), 0);
   keep_step_times(c.session, program, slow, true);
   EXPECT_EQ(busy_steps(program, c.session.database->load()), 0);
+}
+
+TEST(Session, OpensTheLinkAsTheFirstRankKnowsIt) {
+  const TemporaryFolder folder;
+  const TierInfo known{.out_gb_per_s = 3.5, .in_gb_per_s = 3.5, .latency_us = 17, .compute_share = 0.25};
+  testing::as_ranks(2, [&](const std::shared_ptr<Communicator>& ranks) {
+    Session session;
+    session.device = open_device("cpu", 1);
+    const std::string file = fmt::format("{}.sqlite", ranks->rank());  // as of two machines
+    session.database = std::make_unique<CostDatabase>(folder.path() / file, session.device->info());
+    const auto wire = open_wire(*session.device, ranks);
+    EXPECT_EQ(wire->key(), fmt::format("2 of {} threads{}", ranks->host(0), network_settings()));
+    if (ranks->is_first()) session.database->save("link " + wire->key(), known);
+    EXPECT_EQ(open_link(session, *wire, 64_MiB, {}),
+              (LinkInfo{.ranks = 2, .latency_us = 17, .gb_per_s = 3.5, .compute_share = 0.25}));
+  });
 }
 
 }  // namespace

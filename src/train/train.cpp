@@ -11,6 +11,7 @@
 #include "compile/verify_file.h"
 #include "cores/share_cores.h"
 #include "device/collectives.h"
+#include "device/cpu/machine.h"
 #include "kernels/workspace_limits.h"
 #include "plimsoll/checkpoint.h"
 #include "plimsoll/data.h"
@@ -190,21 +191,13 @@ Bytes measuring_room(const TrainOptions& options, Bytes budget, const ProcessMem
   return std::max(std::min(room, *options.memory - in_use), 0_B);
 }
 
-// Measures the kernels that the database lacks, in so much memory. Returns an answer when no plan fits: then it is not
+// Measures the kernels that the database lacks. Returns an answer when no plan fits: then it is not
 // worth measuring.
 std::optional<Infeasible> measure_kernels(Session& session, const Network& network, const CompileOptions& compile,
-                                          const TrainOptions& options, Bytes memory, const TrainListener& listener,
+                                          const MeasureOptions& measuring, const TrainListener& listener,
                                           const std::function<void(const std::string&)>& notice) {
   auto first = compile_training(network, *session.device, session.costs, compile);
   if (auto* infeasible = std::get_if<Infeasible>(&first)) return std::move(*infeasible);
-  MeasureOptions measuring;
-  measuring.memory = memory;
-  measuring.tolerance = kMeasuringTolerance;
-  measuring.batches = options.batch_sizes.value_or(BatchSizes::undivided);
-  measuring.stop = listener.stop;
-  measuring.progress = [&](int done, int total, const std::string& what) {
-    if (listener.preparing) listener.preparing(what, done, total);
-  };
   const Measured measured = measure_missing(session, network, compile, measuring);
   if (measured.kernels > 0) notice(measured_text(measured, *session.database));
   if (listener.stop && listener.stop()) throw Error(ErrorCode::interrupted, "interrupted before the first step");
@@ -245,7 +238,8 @@ class Training {
  private:
   using Notice = std::function<void(const std::string&)>;
   void join_ranks();
-  LinkInfo link_of(Wire& wire);
+  Bytes probing_room() const;
+  MeasureOptions measure_options() const;
   Bytes budget_of_ranks() const;
   std::optional<Infeasible> plan_together();
   PlanRequest request() const;
@@ -389,8 +383,9 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
     notice_(fmt::format("{}: {}", weights_->name(), to_text(match_)));
   }
   notice_(cores_.notice);
-  session_ = open_session(options_.device, cores_.intra_op, tiers_of(options_),
-                          process_is_stated() ? std::max(*options_.memory - process_.program, 0_B) : Bytes{INT64_MAX});
+  if (options_.communicator) cpu::count_as_own(options_.communicator->sharers());
+  session_ =
+      open_session(options_.device, cores_.intra_op, tiers_of(options_), probing_room(), neighbours_of(options_));
   for (const std::string& text : session_.notices) notice_(text);
   if (options_.communicator) join_ranks();
   budget_ = process_is_stated() ? arena_within(process_, *options_.memory)
@@ -400,32 +395,15 @@ Training::Training(const TrainOptions& asked, const TrainListener& listener)
   compile_ = compile_options(options_, budget_, beginning_, session_, notice_);
 }
 
+Bytes Training::probing_room() const {
+  return process_is_stated() ? std::max(*options_.memory - process_.program, 0_B) : Bytes{INT64_MAX};
+}
+
 // As one of several ranks: messages to the others are kernels of the device.
 void Training::join_ranks() {
   const std::shared_ptr<Wire> wire = open_wire(*session_.device, options_.communicator);
-  const LinkInfo link = link_of(*wire);
+  const LinkInfo link = open_link(session_, *wire, probing_room(), notice_);
   session_.device = with_wire(std::move(session_.device), link, wire);
-}
-
-// Of GPUs it is kept, since they are the same the next time. What the first rank knows, all take.
-LinkInfo Training::link_of(Wire& wire) {
-  if (wire.key().empty()) return probe_link(wire);
-  const std::string key = fmt::format("link {}", wire.key());
-  const bool is_first = wire.rank() == 0;
-  LinkInfo link{.ranks = wire.ranks()};
-  if (is_first) {
-    if (const auto known = session_.database->tier_rates(key)) {
-      link.latency_us = known->latency_us;
-      link.gb_per_s = known->out_gb_per_s;
-    }
-  }
-  wire.communicator().broadcast(std::as_writable_bytes(std::span(&link, 1)));
-  if (link.gb_per_s > 0) return link;
-  link = probe_link(wire);
-  if (is_first)
-    session_.database->save(
-        key, {.out_gb_per_s = link.gb_per_s, .in_gb_per_s = link.gb_per_s, .latency_us = link.latency_us});
-  return link;
 }
 
 // What each may take where nothing is said: all processes of a machine see the same memory that is free. GPUs have their
@@ -461,6 +439,7 @@ std::optional<Infeasible> Training::plan_together() {
     if (ranks != nullptr) send_plan(*ranks, request(), infeasible ? nullptr : &program_);
     if (infeasible) return infeasible;
   } else {
+    measure_beside(*ranks, session_, network_, compile_, measure_options());
     std::optional<SavedPlan> saved = receive_plan(*ranks);
     if (!saved) return Infeasible{.policy = options_.policy};
     beginning_.plan = std::move(saved);
@@ -471,14 +450,29 @@ std::optional<Infeasible> Training::plan_together() {
   return std::nullopt;
 }
 
+MeasureOptions Training::measure_options() const {
+  MeasureOptions measuring;
+  measuring.memory = measuring_room(options_, budget_, process_);
+  measuring.tolerance = kMeasuringTolerance;
+  measuring.batches = options_.batch_sizes.value_or(BatchSizes::undivided);
+  return measuring;
+}
+
 // To a plan of one step after another, with measured costs; or of the saved plan.
 std::optional<Infeasible> Training::plan() {
+  MeasuringTogether beside(options_);
   if (measures()) forget_busy_times(session_);
   if (measures() && !options_.exact && compile_.kernels.empty()) {
-    const Bytes room = measuring_room(options_, budget_, process_);
-    if (auto infeasible = measure_kernels(session_, network_, compile_, options_, room, listener_, notice_))
+    MeasureOptions measuring = measure_options();
+    measuring.stop = listener_.stop;
+    measuring.progress = [&](int done, int total, const std::string& what) {
+      beside.tell(what);
+      if (listener_.preparing) listener_.preparing(what, done, total);
+    };
+    if (auto infeasible = measure_kernels(session_, network_, compile_, measuring, listener_, notice_))
       return infeasible;
   }
+  beside.end();
   const auto now = session_.device->memory_now();  // less than when it was opened: kernels were loaded since
   if (now) free_before_ = now->free;
   if (now && !options_.memory && !beginning_.plan) compile_.memory = std::min(compile_.memory, now->available);
@@ -692,7 +686,6 @@ DoneEvent Training::train(TrainingStep& step) {
                             .after_step = [&] { swap_plans(step); },
                             .has_chosen = [&] { return !tuner_ || tuner_->has_chosen(); }};
   DoneEvent done = TrainingLoop(parts, loader, place).run();
-  if (options_.communicator) share_statistics(*options_.communicator, step);
   done.weights_sha256 =
       options_.communicator ? common_weights_sha256(*options_.communicator, step) : step.weights_sha256();
   return done;

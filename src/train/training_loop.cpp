@@ -162,9 +162,7 @@ void TrainingLoop::end_step(EpochSums& sums, double lr, std::optional<double> no
 
 // Of several ranks each evaluates a part.
 Evaluation::Result TrainingLoop::evaluate() {
-  Communicator* const ranks = parts_.options.communicator.get();
-  if (ranks != nullptr) share_statistics(*ranks, parts_.training_step);
-  return parts_.evaluation->run(parts_.data, parts_.options.seed, ranks);
+  return parts_.evaluation->run(parts_.data, parts_.options.seed, parts_.options.communicator.get());
 }
 
 void TrainingLoop::tell_step(const StepEvent& event) {

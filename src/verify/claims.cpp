@@ -285,7 +285,8 @@ class ClaimChecker {
 
   int message_engine() const { return 1 + 2 * static_cast<int>(plan_.tiers.size()); }
 
-  // The whole of what an op of all ranks reads or writes: a piece is smaller. Of statistics every rank has a whole.
+  // The whole of what an op of all ranks reads or writes: a piece is smaller. Of statistics every rank has a whole, or gets
+  // the first's.
   Bytes bytes_divided(const Op& op) const {
     Bytes most;
     if (op.type->name == "CombineMoments" || op.type->name == "SumOverRanks") {
@@ -294,7 +295,7 @@ class ClaimChecker {
     }
     for (TensorId id : op.inputs) most = std::max(most, graph_.tensor(id).bytes());
     for (TensorId id : op.outputs) most = std::max(most, graph_.tensor(id).bytes());
-    return most;
+    return op.type->name == "Broadcast" ? most * plan_.link.ranks : most;
   }
 
   // One after another, each when its last step is done.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <vector>
 
@@ -103,6 +104,34 @@ void add_machine_times(ProcessorTimes& times, const std::string& root) {
   }
 }
 
+struct OwnProcesses {
+  std::mutex mutex;
+  std::vector<int64_t> list;
+};
+OwnProcesses& own_processes() {
+  static OwnProcesses own;
+  return own;
+}
+
+// "number (name) state ...": the words 12 and 13 behind the name are its ticks in programs and in the system. One that has
+// ended has none.
+double seconds_of_own_processes(const std::string& root) {
+  OwnProcesses& own = own_processes();
+  const std::lock_guard lock(own.mutex);
+  double ticks = 0;
+  for (const int64_t process : own.list) {
+    const auto text = read_file(fmt::format("{}/proc/{}/stat", root, process));
+    const size_t name_end = text ? text->rfind(')') : std::string::npos;
+    if (name_end == std::string::npos) continue;
+    std::istringstream words(text->substr(name_end + 1));
+    std::string word;
+    for (int i = 0; i < 11; ++i) words >> word;
+    double user = 0, system = 0;
+    if (words >> user >> system) ticks += user + system;
+  }
+  return ticks / static_cast<double>(std::max(::sysconf(_SC_CLK_TCK), 1L));
+}
+
 // "nanoseconds computed, nanoseconds ready and waiting, turns" of every thread that lives.
 double waiting_seconds(const std::string& root) {
   double ns = 0;
@@ -177,6 +206,13 @@ int usable_processors(const std::string& root) {
   return count;
 }
 
+void count_as_own(std::span<const int64_t> processes) {
+  OwnProcesses& own = own_processes();
+  const std::lock_guard lock(own.mutex);
+  own.list.assign(processes.begin(), processes.end());
+  std::erase(own.list, ::getpid());  // ranks that are threads
+}
+
 ProcessorTimes processor_times(const std::string& root) {
   ProcessorTimes times;
   times.wall = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
@@ -185,6 +221,7 @@ ProcessorTimes processor_times(const std::string& root) {
   ::getrusage(RUSAGE_SELF, &usage);
   auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
   times.own = seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  times.own += seconds_of_own_processes(root);
   times.waiting = waiting_seconds(root);
   times.throttled = throttled_seconds(root);
   return times;

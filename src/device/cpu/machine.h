@@ -1,7 +1,9 @@
 // What the process may use of the machine: memory, processors.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,11 +28,13 @@ struct ProcessorTimes {
   double wall = 0;
   double all = 0;        // of the processors that the process may run on, together
   double busy = 0;       // of these, that anybody computed
-  double own = 0;        // that this process computed, all of its threads together
+  double own = 0;        // that this process computed, all of its threads together, and those of count_as_own
   double waiting = 0;    // that its threads were ready to run and had no processor
   double throttled = 0;  // that the control group's CPU quota kept them waiting
 };
 ProcessorTimes processor_times(const std::string& root = "");
+// Processes that do the same work as this one, on the same processors, are no others: from now on these.
+void count_as_own(std::span<const int64_t> processes);
 
 // Throws Error(device_failure) where so many threads are no use here, or more than the system lets the process start:
 // OpenMP would end the process then.

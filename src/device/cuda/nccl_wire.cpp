@@ -309,11 +309,12 @@ class NcclCollective final : public Kernel {
       const Tensor &in = graph.tensor(op.inputs[from]), &out = graph.tensor(op.outputs[0]);
       tensors_.push_back({.type = type == "AllReduce"       ? Type::reduce
                                   : type == "ReduceScatter" ? Type::scatter
+                                  : type == "Broadcast"     ? Type::broadcast
                                                             : Type::gather,
                           .in_at = inputs + from,
                           .out_at = outputs,
-                          .in_elements = in.bytes().count / kElement,
-                          .out_elements = out.bytes().count / kElement});
+                          .in_elements = (in.bytes().count + kElement - 1) / kElement,
+                          .out_elements = (out.bytes().count + kElement - 1) / kElement});
       inputs += op.inputs.size();
       outputs += op.outputs.size();
     }
@@ -336,6 +337,9 @@ class NcclCollective final : public Kernel {
           group_.push_back({.kind = Kind::mean, .from = in, .to = out, .count = tensor.in_elements});
           break;
         case Type::scatter: scatter(in, tensor.in_elements, out, tensor.out_elements); break;
+        case Type::broadcast:
+          group_.push_back({.kind = Kind::broadcast, .from = in, .to = out, .count = tensor.in_elements, .rank = 0});
+          break;
         case Type::gather: gather(in, tensor.in_elements, out, tensor.out_elements); break;
       }
     }
@@ -349,7 +353,7 @@ class NcclCollective final : public Kernel {
   }
 
  private:
-  enum class Type : uint8_t { reduce, scatter, gather };
+  enum class Type : uint8_t { reduce, scatter, broadcast, gather };
   struct Part {
     Type type = Type::reduce;
     size_t in_at = 0, out_at = 0;

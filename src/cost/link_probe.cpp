@@ -1,0 +1,142 @@
+// How fast messages between ranks are, and what they cost the computing beside them.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <future>
+#include <numeric>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/no_signals.h"
+#include "base/statistics.h"
+#include "cost/probe.h"
+#include "device/collectives.h"
+#include "device/tier/turns.h"
+
+namespace plimsoll {
+namespace {
+
+constexpr Bytes kLinkSizes[] = {4_KiB, 32_KiB, 256_KiB, 2_MiB, 16_MiB, 64_MiB};
+constexpr Bytes kBesideCompute = 16_MiB;  // at most
+constexpr int kLinkRuns = 5, kLinkRounds = 3;
+constexpr double kLongMs = 150;  // what takes longer tells enough of larger sizes
+constexpr double kLinkWindowMs = 80;
+constexpr int64_t kLinkProductSize = 512;  // dense work, as a step's convolutions are
+constexpr double kMostLinkShare = 0.95;
+constexpr int64_t kFloat = sizeof(float);
+
+// What one pass of an exchange takes: an AllReduce has two.
+struct Timed {
+  Bytes bytes;
+  double pass_ms = 0;
+};
+
+double slowest(Communicator& ranks, double ms) {
+  const std::vector<double> all = ranks.all_gather(ms);
+  return *std::ranges::max_element(all);
+}
+
+double mean_of_ranks(Communicator& ranks, double x) {
+  const std::vector<double> all = ranks.all_gather(x);
+  return std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
+}
+
+Timed time_size(Wire& wire, Bytes bytes) {
+  const std::function<void()> mean = mean_over_ranks(wire, bytes.count / kFloat);
+  std::vector<double> times;
+  for (int run = 0; run <= kLinkRuns; ++run) {
+    wire.communicator().barrier();
+    const Stopwatch watch;
+    mean();
+    if (run > 0) times.push_back(watch.ms());
+  }
+  return {bytes, slowest(wire.communicator(), median(std::move(times))) / 2};
+}
+
+// The latency of a message's round and the rate behind it, so that the times are off by as small a share as can be.
+LinkInfo fit(const std::vector<Timed>& times, int ranks) {
+  double rr = 0, rs = 0, ss = 0, r1 = 0, s1 = 0;
+  const double most = static_cast<double>(message_bytes(ranks).count);
+  for (const Timed& time : times) {
+    const double bytes = static_cast<double>(time.bytes.count), ms = std::max(time.pass_ms, 1e-6);
+    const double rounds = std::max(1.0, std::ceil(bytes / most)) / ms, sent = bytes * (ranks - 1) / ranks / ms;
+    rr += rounds * rounds;
+    rs += rounds * sent;
+    ss += sent * sent;
+    r1 += rounds;
+    s1 += sent;
+  }
+  const double determinant = rr * ss - rs * rs;
+  double latency_ms = determinant > 0 ? (r1 * ss - s1 * rs) / determinant : 0;
+  double ms_a_byte = determinant > 0 ? (s1 * rr - r1 * rs) / determinant : s1 / ss;
+  if (ms_a_byte <= 0) ms_a_byte = 1e-12;
+  if (latency_ms < 0) {
+    latency_ms = 0;
+    ms_a_byte = s1 / ss;
+  }
+  return {.ranks = ranks, .latency_us = 1000 * latency_ms, .gb_per_s = 1e-6 / ms_a_byte};
+}
+
+// Of what messages take alone: how much less is computed meanwhile, perhaps more than all. All ranks compute, and all send.
+double share_of_compute(const Device& device, Wire& wire, const Timed& time) {
+  Communicator& ranks = wire.communicator();
+  const double alone_ms = 2 * time.pass_ms;
+  const int count =
+      std::clamp(static_cast<int>(std::lround(kLinkWindowMs / alone_ms)), 1, 100);  // the same on all ranks
+  const std::function<void()> mean = mean_over_ranks(wire, time.bytes.count / kFloat);
+  const TimedRun product = runs_on(device).product(kLinkProductSize, device.info().threads);
+  product();
+  mean();
+  std::vector<double> shares;
+  for (int round = 0; round < kLinkRounds; ++round) {
+    ranks.barrier();
+    const Stopwatch alone;
+    int products = 0;
+    for (; alone.ms() < kLinkWindowMs || products < 2; ++products) product();
+    const double product_ms = alone.ms() / products;
+    ranks.barrier();
+    const Stopwatch beside;
+    std::future<void> messages;
+    {
+      const NoSignals quiet;
+      messages = std::async(std::launch::async, [&] {
+        take_short_turns();  // as the message engine does
+        for (int i = 0; i < count; ++i) mean();
+      });
+    }
+    products = 0;
+    do {
+      product();
+      ++products;
+    } while (messages.wait_for(std::chrono::seconds(0)) != std::future_status::ready);
+    const double lost_ms = beside.ms() - products * product_ms;
+    messages.get();
+    shares.push_back(lost_ms / (count * alone_ms));
+  }
+  return std::max(mean_of_ranks(ranks, median(std::move(shares))), 0.0);
+}
+
+}  // namespace
+
+LinkInfo probe_link(const Device& device, Wire& wire, Bytes room) {
+  room = {std::ranges::min(wire.communicator().all_gather(room.count))};
+  std::vector<Timed> times;
+  Timed beside;
+  for (const Bytes size : kLinkSizes) {
+    if (times.size() > 1 && (size * 2 > room || times.back().pass_ms > kLongMs)) break;
+    times.push_back(time_size(wire, size));
+    if (size <= kBesideCompute) beside = times.back();
+  }
+  LinkInfo link = fit(times, wire.ranks());
+  if (device.info().asynchronous) return link;
+  link.compute_share = share_of_compute(device, wire, beside);
+  if (link.compute_share > kMostLinkShare) {  // then they are under way for longer than alone
+    const double longer = link.compute_share / kMostLinkShare;
+    link.latency_us *= longer;
+    link.gb_per_s /= longer;
+    link.compute_share = kMostLinkShare;
+  }
+  return link;
+}
+
+}  // namespace plimsoll

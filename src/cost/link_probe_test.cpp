@@ -1,0 +1,31 @@
+// The link between ranks that are threads.
+#include <gtest/gtest.h>
+
+#include "cost/probe.h"
+#include "tests/support/local_transport.h"
+
+namespace plimsoll {
+namespace {
+
+using testing::as_ranks;
+
+TEST(LinkProbe, GivesAllRanksTheSameRates) {
+  for (const int ranks : {2, 3}) {
+    std::vector<LinkInfo> links(ranks);
+    as_ranks(ranks, [&](const std::shared_ptr<Communicator>& communicator) {
+      const auto device = open_device("cpu", 1);
+      const auto wire = open_wire(*device, communicator);
+      // The smallest room of all counts: what is measured is measured by all.
+      links[communicator->rank()] = probe_link(*device, *wire, communicator->is_first() ? 6_MiB : 64_MiB);
+    });
+    for (const LinkInfo& link : links) EXPECT_EQ(link, links[0]);
+    EXPECT_EQ(links[0].ranks, ranks);
+    EXPECT_GE(links[0].latency_us, 0);
+    EXPECT_GT(links[0].gb_per_s, 0);
+    EXPECT_GE(links[0].compute_share, 0);
+    EXPECT_LT(links[0].compute_share, 1);
+  }
+}
+
+}  // namespace
+}  // namespace plimsoll
