@@ -3,7 +3,6 @@
 #include <array>
 #include <bit>
 #include <functional>
-#include <span>
 #include <utility>
 
 #include "plan/simulate.h"
@@ -32,6 +31,44 @@ class RangeMaximum {
 
  private:
   std::vector<std::vector<int64_t>> levels_;  // levels_[k][i]: of [i, i + 2^k)
+};
+
+// Numbers of which a whole range is raised at once, and the largest of a range is told: a segment tree.
+class RaisedRanges {
+ public:
+  explicit RaisedRanges(const std::vector<int64_t>& numbers)
+      : leaves_(std::bit_ceil(std::max<size_t>(numbers.size(), 1))), most_(2 * leaves_, 0), raised_(2 * leaves_, 0) {
+    std::ranges::copy(numbers, most_.begin() + static_cast<std::ptrdiff_t>(leaves_));
+    for (size_t i = leaves_ - 1; i > 0; --i) most_[i] = std::max(most_[2 * i], most_[2 * i + 1]);
+  }
+  // Of [begin, end), which is not empty.
+  int64_t largest(size_t begin, size_t end) const { return largest(1, 0, leaves_, begin, end); }
+  void raise(size_t begin, size_t end, int64_t by) { raise(1, 0, leaves_, begin, end, by); }
+
+ private:
+  int64_t largest(size_t node, size_t from, size_t to, size_t begin, size_t end) const {
+    if (begin <= from && to <= end) return most_[node];
+    const size_t middle = (from + to) / 2;
+    int64_t most = INT64_MIN;
+    if (begin < middle) most = largest(2 * node, from, middle, begin, end);
+    if (end > middle) most = std::max(most, largest(2 * node + 1, middle, to, begin, end));
+    return most + raised_[node];
+  }
+  void raise(size_t node, size_t from, size_t to, size_t begin, size_t end, int64_t by) {
+    if (begin <= from && to <= end) {
+      most_[node] += by;
+      raised_[node] += by;
+      return;
+    }
+    const size_t middle = (from + to) / 2;
+    if (begin < middle) raise(2 * node, from, middle, begin, end, by);
+    if (end > middle) raise(2 * node + 1, middle, to, begin, end, by);
+    most_[node] = std::max(most_[2 * node], most_[2 * node + 1]) + raised_[node];
+  }
+
+  size_t leaves_;
+  std::vector<int64_t> most_;    // by node: of its range, what was raised above the node left out
+  std::vector<int64_t> raised_;  // by node: its whole range, by so much
 };
 
 // Walks up again: with every more memory, what costs most for its bytes is kept again, or moved where it was rebuilt.
@@ -187,13 +224,15 @@ class Ascent {
     const std::vector<int64_t> live = live_of_first_runs(schedule_);
     for (double share : kFilled) {
       const int64_t most = static_cast<int64_t>(share * static_cast<double>(limit));
-      std::vector<int64_t> filled = live;
+      RaisedRanges filled(live);
       Decisions trial = best_.decisions;
       for (const Stretch& stretch : stretches) {
-        const std::span<int64_t> between(filled.data() + stretch.from + 1,
-                                         filled.data() + std::max(stretch.to, stretch.from + 1));
-        if (!between.empty() && *std::ranges::max_element(between) + stretch.bytes > most) continue;
-        for (int64_t& bytes : between) bytes += stretch.bytes;
+        const size_t begin = static_cast<size_t>(stretch.from) + 1;
+        const size_t end = static_cast<size_t>(std::max(stretch.to, stretch.from + 1));
+        if (begin < end) {
+          if (filled.largest(begin, end) + stretch.bytes > most) continue;
+          filled.raise(begin, end, stretch.bytes);
+        }
         trial.gaps[stretch.gap] = kKeep;
       }
       if (trial != best_.decisions && consider(trial, limit)) return;

@@ -1,10 +1,13 @@
 // The way down: find_tradeoff.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "plan/bounds.h"
+#include "plan/repeats.h"
 #include "plan/simulate.h"
 #include "plan/tier_room.h"
 #include "plan/tradeoff.h"
@@ -15,6 +18,9 @@ namespace {
 constexpr size_t kStepsAChange = 150;  // so many changes are tried at once, for deep networks
 constexpr size_t kMostRunsOfAll = 8;   // no more steps are scheduled than so many times those of the timeline,
 constexpr size_t kFewSteps = 4000;     // or than so many
+constexpr size_t kRepeatsFrom =
+    2000;                          // steps: from here on a change that failed for some of equal values is left for all
+constexpr int kFailuresOfAll = 2;  // of them
 
 // One change of the decisions.
 struct Change {
@@ -28,7 +34,9 @@ class Descent {
  public:
   Descent(const ValueTimeline& timeline, const std::vector<TierInfo>& tiers, const Decisions& start,
           const TradeoffOptions& options)
-      : timeline_(timeline), tiers_(tiers), options_(options), decisions_(start), scheduler_(timeline) {}
+      : timeline_(timeline), tiers_(tiers), options_(options), decisions_(start), scheduler_(timeline) {
+    if (timeline.steps.size() >= kRepeatsFrom) repeats_ = repeated_values(timeline);
+  }
 
   std::vector<TradeoffPoint> run() {
     scheduler_.run(decisions_, schedule_);
@@ -61,6 +69,7 @@ class Descent {
   bool reach(int64_t target) {
     for (std::vector<uint32_t>& blocked : blocked_)
       blocked.assign(std::max(decisions_.gaps.size(), timeline_.values.size()), 0);
+    failures_.clear();
     std::vector<Change> all, changes;
     for (bool applied = true; schedule_.peak > target;) {
       if (effort_ > options_.effort) return false;
@@ -85,6 +94,7 @@ class Descent {
       applied = apply({changes[0]}, target, true);
       if (applied) continue;
       block(changes[0]);
+      if (!repeats_.empty() && ++failures_[repeated(changes[0])] == kFailuresOfAll) block_equal(changes[0]);
       std::erase_if(all, [&](const Change& change) { return is_blocked(change.kind, change.index, change.choice); });
     }
     return true;
@@ -202,6 +212,21 @@ class Descent {
   }
   void block(const Change& change) {
     blocked_[static_cast<size_t>(change.kind)][change.index] |= uint32_t{1} << change.choice;
+  }
+
+  // What is the same change in every one of equal blocks: its kind and choice, the class of its value, and which gap.
+  using Repeated = std::tuple<Change::Kind, Choice, int32_t, int32_t>;
+  Repeated repeated(const Change& change) const {
+    const bool is_gap = change.kind == Change::Kind::gap;
+    const int32_t v = is_gap ? timeline_.value_of_gap[change.index] : change.index;
+    return {change.kind, change.choice, repeats_[v], is_gap ? change.index - timeline_.values[v].first_gap : 0};
+  }
+  void block_equal(const Change& change) {
+    const auto [kind, choice, of, gap] = repeated(change);
+    for (int32_t v = 0; std::cmp_less(v, repeats_.size()); ++v) {
+      if (repeats_[v] != of) continue;
+      block({kind, kind == Change::Kind::gap ? timeline_.values[v].first_gap + gap : v, choice});
+    }
   }
 
   bool tier_allowed(size_t t) const {
@@ -383,6 +408,8 @@ class Descent {
   std::vector<TradeoffPoint> points_;
   std::vector<Change>* changes_ = nullptr;        // that are listed
   std::array<std::vector<uint32_t>, 3> blocked_;  // by kind and index: a bit a choice
+  std::vector<int32_t> repeats_;                  // by value: its class (repeats.h); empty: not looked at
+  std::map<Repeated, int> failures_;              // below the target
   std::vector<Undo> undo_;
   std::vector<int32_t> above_;          // how many of the steps before this one are above the target
   std::vector<double> start_ms_;        // by step

@@ -59,10 +59,10 @@ PlanOrInfeasible plan_torch(const PolicyInput& input) {
   scheduler.run(decisions, schedule);
   if (schedule.unrecoverable < 0) {
     const int32_t end = static_cast<int32_t>(schedule.steps.size()) - 1;
-    for (const ForwardValue& f : forward_values(input, timeline)) {
-      for (Residence& r : schedule.residences) {
-        if (r.value == f.value && !r.overwritten) r.last = end;
-      }
+    std::vector<bool> is_forward(timeline.values.size(), false);
+    for (const ForwardValue& f : forward_values(input, timeline)) is_forward[f.value] = true;
+    for (Residence& r : schedule.residences) {
+      if (is_forward[r.value] && !r.overwritten) r.last = end;
     }
     scheduler.count_live(schedule);
   }
