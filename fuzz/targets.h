@@ -342,7 +342,8 @@ inline void read_data_spec(std::string_view input) {
     const DataSpec spec = parse_data_spec(input);
     require(input.starts_with(spec.kind), "another kind");
     require(spec.count > 0, "no images");
-    require(spec.kind == "digits" || spec.kind == "synthetic" || spec.kind == "text" || !spec.folder.empty(), "no folder");
+    require(spec.kind == "digits" || spec.kind == "synthetic" || spec.kind == "text" || !spec.folder.empty(),
+            "no folder");
   });
 }
 
