@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tests/cli/program.h"
+#include "tests/cli/small_trainings.h"
 
 namespace {
 
@@ -17,7 +17,7 @@ using testing::StartsWith;
 
 constexpr const char* kSmall = "gpt2:layers=1,width=32,heads=2,context=32,positions=32";
 
-class Language : public plimsoll::testing::Cli {
+class Language : public plimsoll::testing::SmallTrainings {
  protected:
   // Words that repeat, which a network learns at once.
   std::string write_text() const {
@@ -29,17 +29,6 @@ class Language : public plimsoll::testing::Cli {
     std::ofstream out(path(name), std::ios::binary);
     for (int i = 0; i < count; ++i) out << static_cast<char>(i % vocabulary) << '\0';
     return "tokens:" + path(name);
-  }
-  Outcome train(const std::string& arguments) {
-    return run("train " + arguments + " --costs estimated --threads 1 --json - --checkpoint " + path("c.safetensors"));
-  }
-  static json last(const Outcome& outcome, const std::string& event) {
-    json found;
-    for (const json& line : outcome.lines()) {
-      if (line.contains("event") && line["event"] == event) found = line;
-    }
-    EXPECT_FALSE(found.is_null()) << outcome.err;
-    return found;
   }
 };
 

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/images.h"
-#include "tests/cli/program.h"
+#include "tests/cli/small_trainings.h"
 
 namespace {
 
@@ -21,7 +21,7 @@ using plimsoll::testing::write_png;
 using testing::HasSubstr;
 using testing::Not;
 
-class Trained : public plimsoll::testing::Cli {
+class Trained : public plimsoll::testing::SmallTrainings {
  protected:
   // Three classes that are colours, which a network learns at once.
   void write_colours() const {
@@ -33,19 +33,6 @@ class Trained : public plimsoll::testing::Cli {
       write_png(split / "green" / name, 0, shade, 0);
       write_png(split / "red" / name, shade, 0, 0);
     }
-  }
-
-  // The checkpoint of a small training.
-  Outcome train(const std::string& arguments) {
-    return run("train " + arguments + " --costs estimated --threads 1 --json - --checkpoint " + path("c.safetensors"));
-  }
-  static json last(const Outcome& outcome, const std::string& event) {
-    json found;
-    for (const json& line : outcome.lines()) {
-      if (line.contains("event") && line["event"] == event) found = line;
-    }
-    EXPECT_FALSE(found.is_null()) << outcome.err;
-    return found;
   }
 };
 
