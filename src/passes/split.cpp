@@ -12,6 +12,7 @@ namespace plimsoll {
 namespace {
 
 constexpr int64_t kRows = 16;  // a block has a multiple of these: kernels work on as many at once
+constexpr int64_t kBlocksOfLargest = 4;  // what Adam reads and writes of a block: weights, gradient, two moments
 
 // The states that may be split at all: read by one op and wanted for nothing else.
 ById<TensorId, bool> splittable_states(const Network& network) {
@@ -28,6 +29,13 @@ ById<TensorId, bool> splittable_states(const Network& network) {
                            t.layout.is_plain() && !t.block.is_block();
   }
   return result;
+}
+
+// The parameters of a layer that may be split, the weights first; none where it may not.
+std::span<const TensorId> splittable_parameters(const Op& op, const ById<TensorId, bool>& splittable) {
+  if (op.type->name != "FullyConnectedForward" || op.phase != Phase::forward) return {};
+  const auto states = std::span(op.inputs).subspan(1);
+  return std::ranges::all_of(states, [&](TensorId s) { return splittable[s]; }) ? states : std::span<const TensorId>{};
 }
 
 // Adds the blocks' ops and the Concat in the place of op `id`.
@@ -70,17 +78,33 @@ RowBounds row_bounds(int64_t rows, Bytes bytes, const FusionOptions& options) {
   return bounds;
 }
 
+FusionOptions split_sizes(const Network& network, FusionOptions options) {
+  const Graph& graph = network.graph;
+  const ById<TensorId, bool> splittable = splittable_states(network);
+  ById<TensorId, bool> may_be_split(graph.tensor_count(), false);
+  for (const Op& op : graph.ops()) {
+    for (TensorId id : splittable_parameters(op, splittable)) may_be_split[id] = true;
+  }
+  Bytes whole;
+  for (const State& state : graph.states) {
+    const Tensor& t = graph.tensor(state.before);
+    if (t.role == Role::parameter && !may_be_split[state.before]) whole = std::max(whole, t.bytes());
+  }
+  options.split_above = std::max(options.split_above, {whole.count / kBlocksOfLargest});
+  options.block_bytes = std::max(options.block_bytes, {whole.count / kBlocksOfLargest});
+  return options;
+}
+
 int split_fully_connected(Network& network, const FusionOptions& options) {
+  const FusionOptions sizes = split_sizes(network, options);
   std::map<TensorId, RowBounds> split;
   std::map<OpId, RowBounds> layers;
   const ById<TensorId, bool> splittable = splittable_states(network);
   for (int32_t i = 0; i < network.graph.op_count(); ++i) {
-    const Op& op = network.graph.op({i});
-    if (op.type->name != "FullyConnectedForward" || op.phase != Phase::forward) continue;
-    const auto states = std::span(op.inputs).subspan(1);
-    if (!std::all_of(states.begin(), states.end(), [&](TensorId s) { return splittable[s]; })) continue;
-    const Tensor& weights = network.graph.tensor(op.inputs[1]);
-    const RowBounds bounds = row_bounds(weights.shape[0], weights.bytes(), options);
+    const auto states = splittable_parameters(network.graph.op({i}), splittable);
+    if (states.empty()) continue;
+    const Tensor& weights = network.graph.tensor(states[0]);
+    const RowBounds bounds = row_bounds(weights.shape[0], weights.bytes(), sizes);
     if (bounds.empty()) continue;
     layers[{i}] = bounds;
     for (TensorId state : states) split[state] = bounds;

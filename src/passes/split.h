@@ -20,7 +20,11 @@ namespace plimsoll {
 // that where all are then equal: equal blocks share their measured costs.
 RowBounds row_bounds(int64_t rows, Bytes bytes, const FusionOptions& options);
 
-// Returns the number of layers split.
+// `options` with sizes for this network: no block need be smaller than a quarter of the largest parameter that stays whole
+// (an embedding of words, say), since a step with that one needs as much anyway, and smaller ones are only more ops.
+FusionOptions split_sizes(const Network& network, FusionOptions options);
+
+// By these sizes. Returns the number of layers split.
 int split_fully_connected(Network& network, const FusionOptions& options);
 
 }  // namespace plimsoll
