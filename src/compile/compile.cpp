@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "base/clock.h"
 #include "base/parallel.h"
@@ -17,6 +19,7 @@
 #include "plan/assemble.h"
 #include "plan/overlap.h"
 #include "plan/route.h"
+#include "plimsoll/device.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
 
@@ -297,14 +300,23 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
   return program;
 }
 
-bool has_tiers(const Device& device, const CompileOptions& options) {
-  return !options.tiers.empty() || !device.info().tiers.empty();
+// No plan has a smaller arena: each op has room there, and all states that the tiers have no room for.
+Bytes least_arena(const Graph& graph, const Device& device, const CompileOptions& options) {
+  const std::vector<TierInfo>& tiers = options.tiers.empty() ? device.info().tiers : options.tiers;
+  Bytes states;
+  std::set<TensorId> counted;
+  for (const State& state : graph.states) {
+    const Tensor& t = graph.tensor(state.before);
+    if (counted.insert(state.before).second) states += storage_bytes(t.shape, t.dtype, {});
+  }
+  for (const TierInfo& tier : tiers) states = states - std::min(states, tier.capacity);
+  return std::max(states, least_bytes(graph, !tiers.empty()));
 }
 
-// The program of a network whose graph is all that is run.
-std::variant<Program, Infeasible> compile_rewritten(Network network, const Device& device, const CostTable& costs,
-                                                    const CompileOptions& options, const Stopwatch& watch) {
-  const Bytes lower_bound = least_bytes(network.graph, has_tiers(device, options));
+// The program of a network whose graph is all that is run; `lower_bound`: its least_arena.
+std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower_bound, const Device& device,
+                                                    const CostTable& costs, const CompileOptions& options,
+                                                    const Stopwatch& watch) {
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); },
                          [&] { return search(network, device, costs, options); }, options, lower_bound, minimum);
@@ -337,19 +349,46 @@ void keep_kernels_of_whole(const Network& network, const Device& device, const C
     options.kernels[op.name] = laid->layouts.kernels[laid->graph.find_op(op.name).index].kernel;
 }
 
-// With the states divided as options.optimizer says.
-std::variant<Program, Infeasible> compile_as_divided(const Network& network, const Device& device,
-                                                     const CostTable& costs, CompileOptions options) {
-  const Stopwatch watch;
-  options.optimizer.sharding.whole_sums = options.exact;
+// A network whose states are divided as options.optimizer says, and what is known of its plans before one is made.
+struct Divided {
+  Network training;
   std::vector<PassReport> passes;
-  Network training = make_training_step(network, options.optimizer, fusion_on(device, options.fusion), &passes);
+  CompileOptions options;
+  Bytes lower_bound;
+  double link_ms = 0;  // no step takes less: one message after the other
+};
+
+// What its collectives take where all of one type go as one.
+double link_ms(const Graph& graph, const LinkInfo& link) {
+  std::map<const OpType*, std::vector<OpId>> collectives;
+  for (OpId op{0}; op.index < graph.op_count(); ++op.index) {
+    if (graph.op(op).type->is_collective) collectives[graph.op(op).type].push_back(op);
+  }
+  double ms = 0;
+  for (const auto& [type, ops] : collectives) ms += collective_ms(link, graph, ops);
+  return ms;
+}
+
+Divided divide_as_asked(const Network& network, const Device& device, const CostTable& costs, CompileOptions options) {
+  options.optimizer.sharding.whole_sums = options.exact;
+  Divided divided;
+  divided.training =
+      make_training_step(network, options.optimizer, fusion_on(device, options.fusion), &divided.passes);
   keep_kernels_of_whole(network, device, costs, options);
-  pin_gathered(training.graph, options);
-  auto result = compile_rewritten(std::move(training), device, costs, options, watch);
+  pin_gathered(divided.training.graph, options);
+  divided.lower_bound = least_arena(divided.training.graph, device, options);
+  divided.link_ms = link_ms(divided.training.graph, device.info().link);
+  divided.options = std::move(options);
+  return divided;
+}
+
+std::variant<Program, Infeasible> compile_divided(Divided divided, const Device& device, const CostTable& costs,
+                                                  const Stopwatch& watch) {
+  auto result = compile_rewritten(std::move(divided.training), divided.lower_bound, device, costs, divided.options,
+                                  watch);
   if (auto* program = std::get_if<Program>(&result)) {
-    program->passes = std::move(passes);
-    program->sharding = options.optimizer.sharding;
+    program->passes = std::move(divided.passes);
+    program->sharding = divided.options.optimizer.sharding;
   }
   return result;
 }
@@ -384,65 +423,121 @@ std::vector<Sharding> ways_to_divide(const Network& network, const OptimizerOpti
   return ways;
 }
 
-// What is fastest of those that fit; of those that do not, the one that needs least.
-std::variant<Program, Infeasible> better(std::variant<Program, Infeasible> a, std::variant<Program, Infeasible> b) {
-  const auto* const one = std::get_if<Program>(&a);
-  const auto* const other = std::get_if<Program>(&b);
-  if ((one == nullptr) != (other == nullptr)) return one != nullptr ? std::move(a) : std::move(b);
-  if (one != nullptr)
-    return other->plan->predicted.step_time_ms < one->plan->predicted.step_time_ms ? std::move(b) : std::move(a);
-  return std::get<Infeasible>(b).minimum < std::get<Infeasible>(a).minimum ? std::move(b) : std::move(a);
-}
+// Ways to divide states, compiled as far as they may be of use: the fastest of those that fit, or, where none does, the
+// one that needs least.
+class Division {
+ public:
+  Division(const Device& device, const CostTable& costs, const CompileOptions& options)
+      : device_(device), costs_(costs), options_(options) {}
+
+  void add(Divided way) {
+    lower_bound_ = ways_ == 0 ? way.lower_bound : std::min(lower_bound_, way.lower_bound);
+    (way.lower_bound > options_.memory ? unfit_ : fit_).emplace_back(ways_++, std::move(way));
+  }
+
+  // Of what was added, those that may be fastest or need least.
+  void compile() {
+    // The fewest messages first: those that take longer than a step that was found are not planned.
+    std::ranges::stable_sort(fit_, {}, [](const auto& way) { return way.second.link_ms; });
+    for (auto& [number, way] : fit_) {
+      const auto* const best = best_ ? std::get_if<Program>(&*best_) : nullptr;
+      if (best != nullptr && (keeps_everything() || way.link_ms > best->plan->predicted.step_time_ms)) {
+        unfit_.emplace_back(number, std::move(way));
+      } else {
+        take(number, compile_divided(std::move(way), device_, costs_, watch_));
+      }
+    }
+    fit_.clear();
+    if (best_ && best_->index() == 0 && !options_.name_minimum) return unfit_.clear();
+    std::ranges::stable_sort(unfit_, {}, [](const auto& way) { return way.second.lower_bound; });
+    for (auto& [number, way] : unfit_) {
+      if (minimum_ && way.lower_bound >= *minimum_) break;  // nor do those after it need less
+      way.options.memory = {};                              // which is too little: the answer is what would do
+      auto found = compile_divided(std::move(way), device_, costs_, watch_);
+      std::get<Infeasible>(found).budget = options_.memory;
+      take(number, std::move(found));
+    }
+    unfit_.clear();
+  }
+
+  bool keeps_everything() const {
+    const auto* const program = best_ ? std::get_if<Program>(&*best_) : nullptr;
+    return program != nullptr && program->plan->moves.empty() && program->plan->predicted.recompute_steps == 0;
+  }
+
+  std::variant<Program, Infeasible> result() && {
+    if (auto* program = std::get_if<Program>(&*best_)) {
+      if (options_.name_minimum) program->minimum = minimum_;
+      program->lower_bound = lower_bound_;
+    } else {
+      std::get<Infeasible>(*best_).lower_bound = lower_bound_;
+    }
+    return *std::move(best_);
+  }
+
+ private:
+  void take(int number, std::variant<Program, Infeasible> found) {
+    const auto* const program = std::get_if<Program>(&found);
+    const std::optional<Bytes> its = program != nullptr ? program->minimum : std::get<Infeasible>(found).minimum;
+    if (its && (!minimum_ || *its < *minimum_)) minimum_ = its;
+    if (best_ && !is_better(found, number)) return;
+    best_ = std::move(found);
+    number_ = number;
+  }
+  // Of equal ones the first.
+  bool is_better(const std::variant<Program, Infeasible>& found, int number) const {
+    if (found.index() != best_->index()) return found.index() == 0;
+    const auto worth = [](const std::variant<Program, Infeasible>& of, int at) {
+      const auto* const program = std::get_if<Program>(&of);
+      return std::tuple(program != nullptr ? program->plan->predicted.step_time_ms : 0,
+                        program != nullptr ? Bytes{} : std::get<Infeasible>(of).minimum, at);
+    };
+    return worth(found, number) < worth(*best_, number_);
+  }
+
+  const Device& device_;
+  const CostTable& costs_;
+  const CompileOptions& options_;
+  const Stopwatch watch_;
+  int ways_ = 0;
+  std::vector<std::pair<int, Divided>> fit_, unfit_;  // and which of all they are; unfit_: only their least is asked
+  std::optional<std::variant<Program, Infeasible>> best_;
+  int number_ = 0;
+  std::optional<Bytes> minimum_;
+  Bytes lower_bound_;
+};
 
 }  // namespace
 
 std::variant<Program, Infeasible> compile_training(const Network& network, const Device& device, const CostTable& costs,
                                                    const CompileOptions& options) {
   const int ranks = options.optimizer.ranks;
-  if (ranks < 2 || options.optimizer.sharding.stage > 0) return compile_as_divided(network, device, costs, options);
   CompileOptions divided = options;
-  if (options.zero) {
+  if (options.zero && options.optimizer.sharding.stage == 0 && ranks > 1)
     divided.optimizer.sharding.stage = *options.zero;
-    return compile_as_divided(network, device, costs, divided);
+  if (ranks < 2 || options.zero || options.optimizer.sharding.stage > 0) {
+    const Stopwatch watch;
+    return compile_divided(divide_as_asked(network, device, costs, divided), device, costs, watch);
   }
-  auto best = compile_as_divided(network, device, costs, options);
-  const auto is_enough = [](const std::variant<Program, Infeasible>& result) {
-    const auto* const program = std::get_if<Program>(&result);
-    return program != nullptr && program->plan->moves.empty() && program->plan->predicted.recompute_steps == 0;
-  };
-  std::optional<Bytes> minimum;
-  const auto consider_minimum = [&](const std::variant<Program, Infeasible>& result) {
-    const auto* const program = std::get_if<Program>(&result);
-    const std::optional<Bytes> its = program != nullptr ? program->minimum : std::get<Infeasible>(result).minimum;
-    if (its && (!minimum || *its < *minimum)) minimum = its;
-  };
-  consider_minimum(best);
-  Bytes lower_bound = best.index() == 0 ? std::get<Program>(best).lower_bound : std::get<Infeasible>(best).lower_bound;
-  if (!is_enough(best) || options.name_minimum) {
+  Division division(device, costs, options);
+  Divided whole = divide_as_asked(network, device, costs, options);
+  const bool may_fit = whole.lower_bound <= options.memory;
+  division.add(std::move(whole));
+  if (may_fit) division.compile();
+  if (!division.keeps_everything() || options.name_minimum) {
     for (const Sharding& way : ways_to_divide(network, options.optimizer)) {
       divided.optimizer.sharding = way;
-      const bool only_names = is_enough(best);
-      auto found = compile_as_divided(network, device, costs, divided);
-      consider_minimum(found);
-      const Bytes bound =
-          found.index() == 0 ? std::get<Program>(found).lower_bound : std::get<Infeasible>(found).lower_bound;
-      lower_bound = std::min(lower_bound, bound);
-      if (!only_names) best = better(std::move(best), std::move(found));
+      division.add(divide_as_asked(network, device, costs, divided));
     }
+    division.compile();
   }
-  if (auto* program = std::get_if<Program>(&best)) {
-    if (options.name_minimum) program->minimum = minimum;
-    program->lower_bound = lower_bound;
-  } else {
-    std::get<Infeasible>(best).lower_bound = lower_bound;
-  }
-  return best;
+  return std::move(division).result();
 }
 
 std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device,
                                                 const CostTable& costs, const CompileOptions& options) {
   const Stopwatch watch;
-  const Bytes lower_bound = least_bytes(graph, has_tiers(device, options));
+  const Bytes lower_bound = least_arena(graph, device, options);
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};
   const LaidOut laid{std::move(graph), std::move(layouts)};
   std::optional<Bytes> minimum;
@@ -596,7 +691,8 @@ std::variant<Program, Infeasible> compile_inference(const Network& network, cons
   for (TensorId id : {inference.objectives[0].loss, inference.correct, logits}) {
     if (id.valid() && std::find(outputs.begin(), outputs.end(), id) == outputs.end()) outputs.push_back(id);
   }
-  auto result = compile_rewritten(std::move(inference), device, costs, options, watch);
+  const Bytes lower_bound = least_arena(inference.graph, device, options);
+  auto result = compile_rewritten(std::move(inference), lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->passes = std::move(passes);
   return result;
 }

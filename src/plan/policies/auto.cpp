@@ -18,6 +18,7 @@
 #include "plan/tier_flag.h"
 #include "plan/tier_room.h"
 #include "plan/tradeoff.h"
+#include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
@@ -264,7 +265,7 @@ class AutoPlanner {
       options.recompute = false;
       descents.push_back(options);
     }
-    return add_descents(descents);
+    return add_descents(descents, where_states_are());
   }
   // The same, of ways that are known.
   size_t take_points(const Descents& descents) {
@@ -294,11 +295,14 @@ class AutoPlanner {
     TradeoffOptions options{.tiers = {}, .within_room = true, .states_may_move = input_.state_homes.empty()};
     std::vector<TradeoffOptions> descents(2, options);
     descents[1].recompute = false;
-    add_descents(descents);
+    add_descents(descents, where_states_are());
+    // What is cheap to compute again leaves the room to what is not.
+    if (in_place_.size() < 2) return;
+    add_descents({options}, in_place_[in_place_.size() / 2].decisions);
+    if (points_.back().peak > least_live(timeline_, true)) add_descents({options}, in_place_.back().decisions);
   }
   // How many points the first of them gave.
-  size_t add_descents(const std::vector<TradeoffOptions>& descents) {
-    const Decisions start = where_states_are();
+  size_t add_descents(const std::vector<TradeoffOptions>& descents, const Decisions& start) {
     std::vector<std::vector<TradeoffPoint>> found(descents.size());
     for_each_in_parallel(descents.size(), [&](size_t i) {
       found[i] = find_tradeoff(timeline_, input_.device.tiers, start, descents[i]);
@@ -311,6 +315,7 @@ class AutoPlanner {
   // Everything kept, but for states that must lie elsewhere: those come in for each use.
   Decisions where_states_are() const {
     Decisions decisions = keep_everything(timeline_);
+    let_gathered_go(decisions);
     for (size_t s = 0; s < input_.state_homes.size(); ++s) {
       if (input_.state_homes[s] < 0) continue;
       const int32_t v = timeline_.value_of[input_.graph.states[s].before];
@@ -319,6 +324,16 @@ class AutoPlanner {
       std::fill_n(decisions.gaps.begin() + value.first_gap, value.gap_count(), kDrop);
     }
     return decisions;
+  }
+  // What ranks gathered of a divided state may be larger than what is rebuilt from it, so it does not wait for that.
+  void let_gathered_go(Decisions& decisions) const {
+    for (const TimelineStep& step : timeline_.steps) {
+      if (!input_.graph.op(step.op).type->is_collective) continue;
+      for (const int32_t v : step.outputs) {
+        const TimelineValue& value = timeline_.values[v];
+        if (value.recomputable && !value.at_end) decisions.gaps[value.first_gap + value.uses.size()] = kDrop;
+      }
+    }
   }
   // The ends of what can be done: whatever waits, waits in the first tier that has room. With `states`, parameters and
   // what belongs to them too; with `recompute`, what is made again sooner than copied is let go instead, which needs
