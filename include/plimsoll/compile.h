@@ -21,7 +21,8 @@ namespace plimsoll {
 struct FusionOptions {
   std::vector<std::string> off;  // names of passes to leave out
   // Fully connected layers whose weights have more bytes than this are split into blocks of rows of at most
-  // `block_bytes` (but at least 16 rows), so that no step needs the whole of weights, gradient and optimizer state. Do
+  // `block_bytes` (but at least 16 rows), so that no step needs the whole of weights, gradient and optimizer state. Both
+  // count as a quarter of the largest parameter that stays whole, where that is more: it needs as much by itself. Do
   // not choose these by the budget: blocks round sums differently, and the budget must not change the result.
   Bytes split_above = 48_MiB;
   Bytes block_bytes = 32_MiB;
@@ -59,7 +60,8 @@ struct CompileOptions {
   // fit; nothing where all fits undivided. optimizer.sharding is what comes of it.
   std::optional<int> zero;
   bool first_that_fits = false;  // whether there is a plan is the question, not how fast it is
-  bool name_minimum = false;     // in Program::minimum; takes a search of its own where everything would fit
+  bool name_least = true;  // in Infeasible::minimum; false: it may be a bound that nothing below can do, and no search
+  bool name_minimum = false;  // in Program::minimum; takes a search of its own where everything would fit
 };
 
 // A plan that was verified and simulated for its graph, and that nobody can change any more. Who wants another plan

@@ -182,6 +182,7 @@ std::optional<double> ms_alone(const PlanFlags& flags, const Session& session, c
   if (flags.ranks < 2) return std::nullopt;
   CompileOptions options = compile_options(flags, session);
   options.memory = program.plan->budget;
+  options.name_least = false;
   auto result = compile_training(network, *session.device, session.costs, options);
   if (std::holds_alternative<Infeasible>(result)) {
     options.memory = {INT64_MAX};

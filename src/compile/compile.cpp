@@ -243,16 +243,17 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
 
 // What is found by the costs, within what is known of the least memory.
 Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Attempt()>& find_fastest,
-               const CompileOptions& options, Bytes lower_bound, std::optional<Bytes>& minimum) {
+               const CompileOptions& options, bool many, Bytes lower_bound, std::optional<Bytes>& minimum) {
   if (options.memory.count == INT64_MAX && !options.name_minimum) return find_fastest();
-  if (options.first_that_fits && options.memory < lower_bound)  // what would do was not asked
+  if ((options.first_that_fits || !options.name_least) && options.memory < lower_bound)  // what would do was not asked
     return {{}, {}, Infeasible{.budget = options.memory, .minimum = lower_bound}};
-  // Side by side where there are cores: most budgets that are above the bound have a plan.
+  // Side by side where there are cores: most budgets that are above the bound have a plan. With many ops it is not tried:
+  // where there is none, that is what takes longest.
   Least least;
   Attempt fastest;
   std::atomic<bool> too_much = false;
   const bool may_fit = options.memory >= lower_bound && !options.first_that_fits;
-  for_each_in_parallel(may_fit ? 2 : 1, [&](size_t i) {
+  for_each_in_parallel(may_fit && !many ? 2 : 1, [&](size_t i) {
     if (i == 0) {
       least = find(options.name_minimum ? Bytes{1} : options.memory);
       too_much = !least.attempt || least.attempt->plan().arena > options.memory;
@@ -265,6 +266,7 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   if (options.name_minimum) minimum = arena;
   if (too_much) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
+  if (many) fastest = find_fastest();
   return is_better(*least.attempt, fastest) ? *std::move(least.attempt) : std::move(fastest);
 }
 
@@ -319,7 +321,8 @@ std::variant<Program, Infeasible> compile_rewritten(Network network, Bytes lower
                                                     const Stopwatch& watch) {
   std::optional<Bytes> minimum;
   Attempt found = choose([&](Bytes enough) { return find_least(network, device, costs, options, enough); },
-                         [&] { return search(network, device, costs, options); }, options, lower_bound, minimum);
+                         [&] { return search(network, device, costs, options); }, options,
+                         network.graph.op_count() > kManyOps, lower_bound, minimum);
   if (found.feasible() && found.plan().collectives.empty()) found.result = overlap_messages(found.graph, found.plan());
   auto result = take(std::move(found), std::move(network), lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
@@ -372,8 +375,7 @@ double link_ms(const Graph& graph, const LinkInfo& link) {
 Divided divide_as_asked(const Network& network, const Device& device, const CostTable& costs, CompileOptions options) {
   options.optimizer.sharding.whole_sums = options.exact;
   Divided divided;
-  divided.training =
-      make_training_step(network, options.optimizer, fusion_on(device, options.fusion), &divided.passes);
+  divided.training = make_training_step(network, options.optimizer, fusion_on(device, options.fusion), &divided.passes);
   keep_kernels_of_whole(network, device, costs, options);
   pin_gathered(divided.training.graph, options);
   divided.lower_bound = least_arena(divided.training.graph, device, options);
@@ -384,8 +386,8 @@ Divided divide_as_asked(const Network& network, const Device& device, const Cost
 
 std::variant<Program, Infeasible> compile_divided(Divided divided, const Device& device, const CostTable& costs,
                                                   const Stopwatch& watch) {
-  auto result = compile_rewritten(std::move(divided.training), divided.lower_bound, device, costs, divided.options,
-                                  watch);
+  auto result =
+      compile_rewritten(std::move(divided.training), divided.lower_bound, device, costs, divided.options, watch);
   if (auto* program = std::get_if<Program>(&result)) {
     program->passes = std::move(divided.passes);
     program->sharding = divided.options.optimizer.sharding;
@@ -545,7 +547,7 @@ std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelC
                          [&] {
                            return make_attempt(laid, device, costs, options, {options.policy, true});
                          },
-                         options, lower_bound, minimum);
+                         options, laid.graph.op_count() > kManyOps, lower_bound, minimum);
   auto result = take(std::move(found), {}, lower_bound, device, costs, options, watch);
   if (auto* program = std::get_if<Program>(&result)) program->minimum = minimum;
   return result;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "device/collectives.h"
+#include "plan/effort.h"
 #include "plan/overlap.h"
 #include "plan/simulate.h"
 #include "plimsoll/compile.h"
@@ -219,6 +220,65 @@ TEST(RankPlan, DividesWhatDoesNotFitAndNothingElse) {
   const auto none = compile_training(network_of("vgg11"), *device, CostTable(), options);
   ASSERT_TRUE(std::holds_alternative<Infeasible>(none));
   EXPECT_LE(std::get<Infeasible>(none).minimum, least) << "the least of all ways to divide";
+}
+
+// A language model whose weights are larger than what comes of them.
+Network wide_llama() {
+  return build_model("llama:layers=6,width=256,heads=4,ffn=1024,context=32",
+                     {.batch = 2, .channels = 1, .height = 1, .width = 32, .classes = 64});
+}
+
+// Activations are rebuilt in turn, each from weights that are gathered for it and let go again.
+TEST(RankPlan, WhatWasGatheredDoesNotWaitForWhatIsRebuiltFromIt) {
+  const auto device = with_ranks(open_device("cpu", 1), link_of(4, 1), nullptr);
+  CompileOptions options = options_of(4);
+  options.zero = 3;
+  options.name_minimum = true;
+  const auto result = compile_training(wide_llama(), *device, CostTable(), options);
+  const Program& program = std::get<Program>(result);
+  EXPECT_LT(program.minimum->count, program.lower_bound.count * 6 / 5);
+  EXPECT_LT(program.lower_bound.count * 2, program.plan->arena.count) << "which keeps everything";
+}
+
+// States lie somewhere between steps, so where tiers and arena are too small for them, that is known without a search.
+TEST(RankPlan, StatesThatTheTiersHaveNoRoomForAreABound) {
+  const auto device = with_ranks(open_device("cpu", 1), link_of(4, 1), nullptr);
+  CompileOptions options = options_of(4, 2_MiB);
+  options.zero = 0;
+  options.tiers = {{.name = "host", .capacity = 3_MiB, .out_gb_per_s = 10, .in_gb_per_s = 10}};
+  Bytes states;
+  const Network network = wide_llama();
+  for (const State& state : network.graph.states) states += network.graph.tensor(state.before).bytes();
+  const auto named = compile_training(network, *device, CostTable(), options);
+  const Infeasible& searched = std::get<Infeasible>(named);
+  EXPECT_GE(searched.lower_bound, states - 3_MiB);
+  EXPECT_GE(searched.minimum, searched.lower_bound);
+  EXPECT_EQ(searched.budget, 2_MiB);
+  planning_effort().scheduled_steps = 0;
+  options.name_least = false;
+  const auto unnamed = compile_training(network, *device, CostTable(), options);
+  EXPECT_EQ(std::get<Infeasible>(unnamed).minimum, searched.lower_bound);
+  EXPECT_EQ(planning_effort().scheduled_steps, 0);
+}
+
+TEST(RankPlan, NamesTheSameLeastMemoryWhicheverWayIsTaken) {
+  const auto device = with_ranks(open_device("cpu", 1), link_of(4, 1), nullptr);
+  CompileOptions options = options_of(4, 1_MiB);
+  Bytes least{INT64_MAX};
+  for (int stage = 0; stage <= kMostShardingStage; ++stage) {
+    options.zero = stage;
+    const auto none = compile_training(wide_llama(), *device, CostTable(), options);
+    least = std::min(least, std::get<Infeasible>(none).minimum);
+  }
+  options.zero.reset();
+  const auto none = compile_training(wide_llama(), *device, CostTable(), options);
+  EXPECT_EQ(std::get<Infeasible>(none).minimum, least);
+  EXPECT_EQ(std::get<Infeasible>(none).budget, 1_MiB);
+  options.memory = {INT64_MAX};
+  options.name_minimum = true;
+  const auto roomy = compile_training(wide_llama(), *device, CostTable(), options);
+  EXPECT_EQ(std::get<Program>(roomy).minimum, least);
+  EXPECT_EQ(std::get<Program>(roomy).sharding.stage, 0);
 }
 
 TEST(RankPlan, GathersAParameterForEachPassAndReducesItOnce) {

@@ -11,7 +11,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr int64_t kRows = 16;  // a block has a multiple of these: kernels work on as many at once
+constexpr int64_t kRows = 16;            // a block has a multiple of these: kernels work on as many at once
 constexpr int64_t kBlocksOfLargest = 4;  // what Adam reads and writes of a block: weights, gradient, two moments
 
 // The states that may be split at all: read by one op and wanted for nothing else.

@@ -140,6 +140,20 @@ TEST(Split, WeightsThatSeveralOpsReadStayWhole) {
   EXPECT_FALSE(network.graph.find_tensor("fc2.weight").valid());
 }
 
+TEST(Split, BlocksNeedNotBeSmallerThanAQuarterOfWhatStaysWhole) {
+  Network network = two_layers();
+  Graph& graph = network.graph;
+  const TensorId table = graph.add_source("words", {100, 20}, DType::f64, Role::parameter);  // 16000 bytes
+  graph.outputs.push_back(graph.output(graph.add_op("ReluForward", "words/relu", "words", {table})));
+  graph.states.push_back({table, table});
+  const FusionOptions sizes = split_sizes(network, kSmall);
+  EXPECT_EQ(sizes.split_above, 4000_B);
+  EXPECT_EQ(sizes.block_bytes, 4000_B);
+  EXPECT_EQ(split_fully_connected(network, kSmall), 1) << "of 2560 and 5440 bytes";
+  EXPECT_TRUE(network.graph.find_tensor("fc1.weight").valid());
+  EXPECT_TRUE(network.graph.find_tensor("fc2.weight[16:17]").valid());
+}
+
 TEST(Split, TheStatesOfAlexNetAndVggAreWholeAgainInTheirOldOrder) {
   for (const char* model : {"alexnet", "vgg16"}) {
     Network split = build_model(model, {.batch = 2});

@@ -12,6 +12,7 @@
 #include "device/cpu/device.h"
 #include "device/tier/queue.h"
 #include "execute/homes.h"
+#include "passes/split.h"
 #include "plimsoll/error.h"
 #include "plimsoll/remote_memory.h"
 
@@ -32,12 +33,13 @@ constexpr int kPlanners = 2;  // where --memory is of the process
 constexpr Bytes kDecoding = 48_MiB;
 
 // The largest state that may be converted whole (Homes): matrices of fully connected layers, which oneDNN may want
-// transposed. Larger ones are split (FusionOptions).
-Bytes largest_matrix(const Graph& graph, const FusionOptions& fusion) {
+// transposed. Larger ones are split.
+Bytes largest_matrix(const Network& network) {
+  const Bytes split_above = split_sizes(network, {}).split_above;
   Bytes largest;
-  for (const State& state : graph.states) {
-    const Tensor& tensor = graph.tensor(state.before);
-    if (tensor.shape.size() == 2) largest = std::max(largest, std::min(tensor.bytes(), fusion.split_above));
+  for (const State& state : network.graph.states) {
+    const Tensor& tensor = network.graph.tensor(state.before);
+    if (tensor.shape.size() == 2) largest = std::max(largest, std::min(tensor.bytes(), split_above));
   }
   return largest;
 }
@@ -67,7 +69,7 @@ ProcessMemory process_memory(const Network& network, const ProcessUse& use) {
   memory.threads = kThread * (use.threads + loaders * use.workers + copying);
   memory.batches = batch * (loaders * batches_prepared(batch, use.workers));
   memory.data = use.data + kDecoding * use.decoders;
-  if (has_tier) memory.copies += std::max(Homes::kHeldBytes, largest_matrix(graph, {})) + Bytes{2 * kTierPiece};
+  if (has_tier) memory.copies += std::max(Homes::kHeldBytes, largest_matrix(network)) + Bytes{2 * kTierPiece};
   if (use.tiers.spill) memory.copies += Bytes{kDiskBuffers * kTierPiece};
   if (use.tiers.remote_memory) memory.copies += Bytes{kRemoteBuffers * kRemotePiece};
   if (use.ranks > 1) memory.messages = message_buffers(use.ranks);
