@@ -18,9 +18,10 @@ namespace {
 
 constexpr Bytes kLinkSizes[] = {4_KiB, 32_KiB, 256_KiB, 2_MiB, 16_MiB, 64_MiB};
 constexpr Bytes kBesideCompute = 16_MiB;  // at most
-constexpr int kLinkRuns = 5, kLinkRounds = 3;
+constexpr int kLinkRuns = 3, kLinkRounds = 3;
 constexpr double kLongMs = 150;  // what takes longer tells enough of larger sizes
-constexpr double kLinkWindowMs = 80;
+constexpr double kSustainedMs = 30, kLinkWindowMs = 80;
+constexpr int kMostAtOnce = 500;
 constexpr int64_t kLinkProductSize = 512;  // dense work, as a step's convolutions are
 constexpr double kMostLinkShare = 0.95;
 constexpr int64_t kFloat = sizeof(float);
@@ -41,16 +42,23 @@ double mean_of_ranks(Communicator& ranks, double x) {
   return std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
 }
 
+// One after the other for a while: many links let a short burst through faster than what they carry for long.
 Timed time_size(Wire& wire, Bytes bytes) {
+  Communicator& ranks = wire.communicator();
   const std::function<void()> mean = mean_over_ranks(wire, bytes.count / kFloat);
-  std::vector<double> times;
-  for (int run = 0; run <= kLinkRuns; ++run) {
-    wire.communicator().barrier();
+  const auto run = [&](int count) {
+    ranks.barrier();
     const Stopwatch watch;
-    mean();
-    if (run > 0) times.push_back(watch.ms());
-  }
-  return {bytes, slowest(wire.communicator(), median(std::move(times))) / 2};
+    for (int i = 0; i < count; ++i) mean();
+    return watch.ms() / count;
+  };
+  run(1);
+  const double once = slowest(ranks, run(1));  // the same on all ranks, and so is the count
+  const int count = std::clamp(static_cast<int>(std::lround(kSustainedMs / std::max(once, 1e-3))), 1, kMostAtOnce);
+  run(count);  // what may go faster for a moment is over
+  std::vector<double> times(kLinkRuns);
+  for (double& ms : times) ms = run(count);
+  return {bytes, slowest(ranks, median(std::move(times))) / 2};
 }
 
 // The latency of a message's round and the rate behind it, so that the times are off by as small a share as can be.

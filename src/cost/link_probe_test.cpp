@@ -27,5 +27,23 @@ TEST(LinkProbe, GivesAllRanksTheSameRates) {
   }
 }
 
+// A few hundred KB go at once after a pause; a step's gradients do not.
+TEST(LinkProbe, DoesNotTakeABurstForTheRate) {
+  testing::PostOffice office(2);
+  office.hold_to(0.1, 512_KiB);
+  std::vector<LinkInfo> links(2);
+  as_ranks(
+      2,
+      [&](const std::shared_ptr<Communicator>& communicator) {
+        const auto device = open_device("cpu", 1);
+        const auto wire = open_wire(*device, communicator);
+        links[communicator->rank()] = probe_link(*device, *wire, 64_MiB);
+      },
+      std::chrono::seconds(60), &office);
+  const LinkInfo& link = links[0];
+  const double ms = link.latency_us * 1e-3 * 4 + 8 / link.gb_per_s;  // 16 MiB, of which half goes over it
+  EXPECT_GT(ms, 0.8 * 80);
+}
+
 }  // namespace
 }  // namespace plimsoll

@@ -119,7 +119,8 @@ void Scheduler::open(int32_t v, int32_t written) {
   }
   live_ += timeline_.values[v].bytes;
   const int32_t first = std::max(written, 0);
-  out_->residences.push_back({.value = v, .first = first, .last = first, .written = written, .previous = previous});
+  out_->residences.push_back(
+      {.value = v, .first = first, .last = first, .written = written, .last_written = written, .previous = previous});
 }
 
 void Scheduler::close(int32_t v) {
@@ -137,7 +138,7 @@ void Scheduler::copy_out(int32_t v, int8_t tier) {
   const int32_t r = states_[v].residence;
   Residence& residence = out_->residences[r];
   residence.out = static_cast<int32_t>(out_->moves.size());
-  out_->moves.push_back({.out = true, .tier = tier, .residence = r, .after = residence.written});
+  out_->moves.push_back({.out = true, .tier = tier, .residence = r, .after = residence.last_written});
   states_[v].slot = tier;
 }
 
@@ -199,6 +200,7 @@ void Scheduler::rerun(int32_t s) {
       Residence& residence = out_->residences[states_[v].residence];
       if (residence.first < 0) arrive(residence, d);  // a copy brings it for who comes after this step
       residence.last = std::max(residence.last, d);   // written once more, the same
+      residence.last_written = d;
       continue;
     }
     open(v, d);

@@ -32,6 +32,7 @@ struct Residence {
   int32_t value = -1;
   int32_t first = 0, last = 0;
   int32_t written = -1;              // the step that writes it; -1: a copy brings it, or it is there from the start
+  int32_t last_written = -1;         // the last that writes it: one that runs again for another output writes the same
   int32_t in_place_of = -1;          // it begins in the bytes of this residence, which ends at that step
   bool overwritten = false;          // another begins in its bytes
   int32_t out = -1, in = -1;         // the copies of it

@@ -126,44 +126,82 @@ TEST(Schedule, KeepsAnOutputThatTheLastStepCouldOverwrite) {
   EXPECT_EQ(describe(verify_safety(graph, plan, 1)), "");
 }
 
-// A step writes two values. A later one wants both: a copy brings the first, and the second is made again, with which
-// the first is written once more.
-TEST(Schedule, ACopyIsCompleteBeforeTheStepThatWritesTheSameOnceMore) {
-  register_op({.name = "TestPair",
-               .infer =
-                   [](const Attributes&, std::span<const Tensor* const> in) {
-                     return std::vector<TensorSpec>{{in[0]->shape, DType::f32}, {in[0]->shape, DType::f32}};
-                   },
-               .kind = LayerKind::other});
-  testing::register_test_ops();
+// One step writes two values, `first` and `second`; a second and a third read both, a fourth `first` again.
+struct Pair {
   Graph graph;
+  TensorId first, second;
+};
+Pair pair_and_its_readers() {
+  static const bool registered = [] {
+    register_op({.name = "TestPair",
+                 .infer =
+                     [](const Attributes&, std::span<const Tensor* const> in) {
+                       return std::vector<TensorSpec>{{in[0]->shape, DType::f32}, {in[0]->shape, DType::f32}};
+                     },
+                 .kind = LayerKind::other});
+    testing::register_test_ops();
+    return true;
+  }();
+  (void)registered;
+  Pair made;
+  Graph& graph = made.graph;
   const TensorId data = graph.add_source("data", {4, 64}, DType::f32, Role::input);
   const OpId pair = graph.add_op("TestPair", "pair", "pair", {data});
-  const TensorId first = graph.output(pair, 0), second = graph.output(pair, 1);
+  made.first = graph.output(pair, 0);
+  made.second = graph.output(pair, 1);
   const Attributes shape{{"shape", std::vector<int64_t>{4, 64}}};
-  const TensorId sum = graph.output(graph.add_op("TestMix", "sum", "sum", {first, second}, shape));
-  const TensorId other = graph.output(graph.add_op("TestMix", "other", "other", {sum}, shape));
-  graph.outputs = {graph.output(graph.add_op("TestMix", "loss", "loss", {first, second, other}, shape))};
-  const Route route = make_route(graph);
-  const auto kernels = testing::random_kernels(graph, 1);
+  TensorId last = made.second;
+  for (const char* name : {"sum", "other", "again", "still"}) {
+    std::vector<TensorId> reads{made.first, last};
+    if (name == std::string_view("again")) reads.push_back(made.second);
+    last = graph.output(graph.add_op("TestMix", name, name, reads, shape));
+  }
+  graph.outputs = {last};
+  return made;
+}
+
+struct Gap {
+  bool of_second;
+  int32_t gap;
+  Choice choice;
+};
+
+// What the verifier says of the schedule by these choices, copies as slow as can be, with little room and with much.
+std::string violations_of(const std::vector<Gap>& gaps) {
+  const Pair pair = pair_and_its_readers();
+  const Route route = make_route(pair.graph);
+  const auto kernels = testing::random_kernels(pair.graph, 1);
   const CostTable costs;
-  std::mt19937_64 random(1);
-  PolicyInput input{.graph = graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
-  input.device.tiers = two_tiers(random);
+  PolicyInput input{.graph = pair.graph, .route = route, .kernels = kernels, .costs = costs, .device = {.name = "cpu"}};
+  input.device.tiers = {{.name = "host", .capacity = 1_GiB, .out_gb_per_s = 1e-6, .in_gb_per_s = 1e-6}};
   const ValueTimeline timeline = make_timeline(input);
   Decisions decisions = keep_everything(timeline);
-  decisions.gaps[timeline.values[timeline.value_of[first]].first_gap + 1] = kOffload;
-  decisions.gaps[timeline.values[timeline.value_of[second]].first_gap + 1] = kDrop;
+  for (const Gap& gap : gaps) {
+    const int32_t value = timeline.value_of[gap.of_second ? pair.second : pair.first];
+    decisions.gaps[timeline.values[value].first_gap + gap.gap] = gap.choice;
+  }
   Schedule schedule;
   Scheduler(timeline).run(decisions, schedule);
-  ASSERT_EQ(schedule.unrecoverable, -1);
-  ASSERT_EQ(schedule.recomputations, 1);
-  ASSERT_EQ(schedule.moves.size(), 2u);
+  EXPECT_EQ(schedule.unrecoverable, -1);
+  EXPECT_EQ(schedule.recomputations, 1);
+  EXPECT_EQ(schedule.moves.size(), 2u);
+  std::string said;
   for (const int64_t limit : {int64_t{0}, int64_t{1} << 30}) {
     Schedule spread = schedule;
     spread_copies(timeline, input.device.tiers, limit, spread);
-    EXPECT_EQ(describe(verify(graph, make_plan(input, timeline, decisions, spread, "test"))), "") << "limit " << limit;
+    said += describe(verify(pair.graph, make_plan(input, timeline, decisions, spread, "test")));
   }
+  return said;
+}
+
+// A copy brings `first`, and `second` is made again, with which `first` is written once more.
+TEST(Schedule, ACopyIsCompleteBeforeTheStepThatWritesTheSameOnceMore) {
+  EXPECT_EQ(violations_of({{false, 2, kOffload}, {true, 1, kDrop}}), "");
+}
+
+// `first` is there when `second` is made again, and leaves after that.
+TEST(Schedule, ACopyOutBeginsAfterTheLastStepThatWritesTheSame) {
+  EXPECT_EQ(violations_of({{false, 3, kOffload}, {true, 1, kDrop}}), "");
 }
 
 TEST(Schedule, OfKeptValuesNeedsWhatLivenessNeeds) {

@@ -1,5 +1,6 @@
 // Whether what a plan claims follows from what is in it. Nothing here runs a plan on paper: each bar of the predicted
 // timeline is held against the rules of plan.h, with the other bars as they stand.
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -31,6 +32,42 @@ double messages_take(const LinkInfo& link, Bytes bytes) {
   const double mb = static_cast<double>(bytes.count) * (link.ranks - 1) / link.ranks * 1e-6;
   return rounds * link.latency_us * 1e-3 + (link.gb_per_s > 0 ? mb / link.gb_per_s : 0);
 }
+
+// When the bytes of the arena were last written, of those written so far.
+class MadeAt {
+ public:
+  void write(const Stay& stay, double ms) {
+    const int64_t begin = stay.offset.count, end = begin + stay.bytes.count;
+    auto it = pieces_.lower_bound(begin);
+    if (it != pieces_.begin() && std::prev(it)->second.end > begin) {  // begins before, and may end after
+      Piece& head = std::prev(it)->second;
+      if (head.end > end) pieces_.emplace(end, head);
+      head.end = begin;
+    }
+    while ((it = pieces_.lower_bound(begin)) != pieces_.end() && it->first < end) {
+      if (it->second.end > end) pieces_.emplace(end, it->second);
+      pieces_.erase(it);
+    }
+    pieces_[begin] = {end, ms};
+  }
+  double of(const Stay& stay) const {
+    const int64_t begin = stay.offset.count, end = begin + stay.bytes.count;
+    double latest = 0;
+    auto it = pieces_.upper_bound(begin);
+    if (it != pieces_.begin()) --it;
+    for (; it != pieces_.end() && it->first < end; ++it) {
+      if (it->second.end > begin) latest = std::max(latest, it->second.ms);
+    }
+    return latest;
+  }
+
+ private:
+  struct Piece {
+    int64_t end;
+    double ms;
+  };
+  std::map<int64_t, Piece> pieces_;  // by where they begin
+};
 
 class ClaimChecker {
  public:
@@ -432,22 +469,37 @@ class ClaimChecker {
   // Several at once: nothing starts before what it reads is made, is faster than alone, or has more cores than there
   // are.
   void check_steps_at_once() {
-    ById<TensorId, double> made(graph_.tensor_count(), 0.0);
+    ById<TensorId, std::vector<const Stay*>> stays(graph_.tensor_count());
+    for (const Stay& stay : plan_.stays) {
+      if (!stay.is_workspace()) stays[stay.tensor].push_back(&stay);
+    }
+    const auto stay_at = [&](TensorId id, StepIndex s) -> const Stay* {  // none of what a recomputation leaves alone
+      const auto there = [&](const Stay* stay) { return stay->first <= s && s <= stay->last; };
+      const auto found = std::ranges::find_if(stays[id], there);
+      return found == stays[id].end() || is_empty(id) ? nullptr : *found;
+    };
+    std::vector<std::vector<size_t>> arriving(plan_.steps.size());
+    for (size_t i = 0; i < plan_.moves.size(); ++i) {
+      const Move& m = plan_.moves[i];
+      if (m.direction == Move::Direction::in && m.before < count()) arriving[m.before].push_back(i);
+    }
+    MadeAt made;
     for (StepIndex s = 0; s < count(); ++s) {
       const Op& op = graph_.op(step(s).op);
       const Bar& bar = steps_[s];
-      if (runs_nothing(s)) {  // its value is there with what it views
-        double there = 0;
-        for (TensorId id : op.inputs) there = std::max(there, made[id]);
-        for (TensorId id : op.outputs) made[id] = there;
-        continue;
+      for (size_t i : arriving[s]) {
+        if (const Stay* stay = stay_at(plan_.moves[i].tensor, s)) made.write(*stay, moves_[i].end);
       }
+      if (runs_nothing(s)) continue;  // a view is there with what it views
       for (TensorId id : op.inputs) {
-        if (before(made[id], bar.start)) continue;
+        const Stay* stay = stay_at(id, s);
+        if (stay == nullptr || before(made.of(*stay), bar.start)) continue;
         wrong(s, fmt::format("{} starts at {} ms in the timeline; '{}', which it reads, is made at {} ms",
-                             findings_.where(s), bar.start, graph_.tensor(id).name, made[id]));
+                             findings_.where(s), bar.start, graph_.tensor(id).name, made.of(*stay)));
       }
-      for (TensorId id : op.outputs) made[id] = is_empty(id) ? 0 : bar.end;
+      for (TensorId id : op.outputs) {
+        if (const Stay* stay = stay_at(id, s)) made.write(*stay, bar.end);
+      }
       if (!before(step(s).time_ms, bar.end - bar.start)) {
         wrong(s, fmt::format("{} has {} ms in the timeline and takes {}", findings_.where(s), bar.end - bar.start,
                              step(s).time_ms));

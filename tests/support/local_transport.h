@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/clock.h"
 #include "plimsoll/communicator.h"
 #include "plimsoll/remote_memory.h"
 
@@ -41,17 +42,23 @@ class PostOffice {
   using Way = std::tuple<int, int, Transport::Channel>;  // from, to
   void put(const Way& way, std::span<const std::byte> bytes) {
     const std::lock_guard lock(mutex_);
-    boxes_[way].emplace_back(bytes.begin(), bytes.end());
-    if (std::get<2>(way) == Transport::Channel::data) data_sent_ += bytes.size();
+    const bool data = std::get<2>(way) == Transport::Channel::data;
+    boxes_[way].push_back({{bytes.begin(), bytes.end()}, data ? arrival(way, bytes.size()) : 0});
+    if (data) data_sent_ += bytes.size();
   }
   bool take(const Way& way, std::span<std::byte> bytes) {
     const std::lock_guard lock(mutex_);
     auto& box = boxes_[way];
-    if (box.empty()) return false;
-    if (box.front().size() != bytes.size()) throw Error(ErrorCode::internal, "a message of another size");
-    std::copy(box.front().begin(), box.front().end(), bytes.begin());
+    if (box.empty() || box.front().arrives_ms > clock_.ms()) return false;
+    if (box.front().bytes.size() != bytes.size()) throw Error(ErrorCode::internal, "a message of another size");
+    std::copy(box.front().bytes.begin(), box.front().bytes.end(), bytes.begin());
     box.pop_front();
     return true;
+  }
+  // From now on data goes each way at such a rate, but for so many bytes after a pause (a token bucket).
+  void hold_to(double gb_per_s, Bytes burst) {
+    bytes_per_ms_ = gb_per_s * 1e6;
+    burst_ = static_cast<double>(burst.count);
   }
   size_t data_bytes_sent() {
     const std::lock_guard lock(mutex_);
@@ -59,9 +66,29 @@ class PostOffice {
   }
 
  private:
+  struct Message {
+    std::vector<std::byte> bytes;
+    double arrives_ms = 0;
+  };
+  struct Bucket {
+    double bytes = 0, at_ms = -1;
+  };
+  double arrival(const Way& way, size_t bytes) {
+    if (bytes_per_ms_ <= 0) return 0;
+    Bucket& bucket = buckets_[way];
+    const double now = clock_.ms();
+    bucket.bytes = bucket.at_ms < 0 ? burst_ : std::min(burst_, bucket.bytes + (now - bucket.at_ms) * bytes_per_ms_);
+    bucket.at_ms = now;
+    bucket.bytes -= static_cast<double>(bytes);
+    return now + std::max(0.0, -bucket.bytes / bytes_per_ms_);
+  }
+
   const int size_;
+  const Stopwatch clock_;
+  double bytes_per_ms_ = 0, burst_ = 0;
+  std::map<Way, Bucket> buckets_;
   std::mutex mutex_;
-  std::map<Way, std::deque<std::vector<std::byte>>> boxes_;
+  std::map<Way, std::deque<Message>> boxes_;
   size_t data_sent_ = 0;
   std::vector<std::vector<std::byte>> served_;
   std::atomic<bool> frozen_ = false;

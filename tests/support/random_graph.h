@@ -23,7 +23,7 @@ inline std::vector<TensorSpec> of_shape(const Attributes& a, std::span<const Ten
 }
 
 // Registers the op types once: Mix (any inputs, shape by attribute), Map and MapBackward (in place allowed), View, Norm
-// (with a running statistic), Update (in place demanded).
+// (with a running statistic), BatchNorm (which saves what its backward reads as well), Update (in place demanded).
 inline void register_test_ops() {
   static const bool done = [] {
     auto may = [](int input) { return std::vector<InPlace>{{0, input}}; };
@@ -60,6 +60,19 @@ inline void register_test_ops() {
              },
          .state_outputs = {1},
          .kind = LayerKind::other});
+    register_op({.name = "TestBatchNorm",
+                 .infer =
+                     [](const Attributes&, std::span<const Tensor* const> in) {
+                       return std::vector<TensorSpec>{{in[0]->shape, DType::f32},
+                                                      {in[1]->shape, DType::f32, Role::statistic},
+                                                      {in[1]->shape, DType::f32}};
+                     },
+                 .in_place =
+                     [](const Graph&, const Op&) {
+                       return std::vector<InPlace>{{0, 0}, {1, 1, true}};
+                     },
+                 .state_outputs = {1},
+                 .kind = LayerKind::other});
     register_op({.name = "TestUpdate",
                  .infer =
                      [](const Attributes&, std::span<const Tensor* const> in) {
@@ -139,8 +152,9 @@ class RandomGraph {
       op = graph_.add_op("TestView", name, name, {in}, {{"shape", flat}});
     } else {
       const TensorId running = graph_.add_source(name + ".running", {1 + draw(64)}, DType::f32, Role::statistic);
-      op = graph_.add_op("TestNorm", name, name, {recent(), running}, {}, Phase::forward,
-                         {name + ":0", name + ".running.next"});
+      op = graph_.add_op("TestBatchNorm", name, name, {recent(), running}, {}, Phase::forward,
+                         {name + ":0", name + ".running.next", name + ".saved"});
+      if (chance(30)) readable_.push_back(use(graph_.output(op, 2)));
       graph_.states.back().after = graph_.output(op, 1);
     }
     readable_.push_back(graph_.output(op));
@@ -187,6 +201,7 @@ class RandomGraph {
           if (graph_.tensor(other).role != Role::statistic && chance(60)) reads.push_back(other);
         }
         if (chance(30)) reads.push_back(op.outputs[0]);
+        if (op.outputs.size() > 2) reads.push_back(op.outputs[2]);
         back = graph_.add_op("TestMix", name, op.layer, reads, {{"shape", of.shape}}, Phase::backward);
       }
       graph_.op(back).forward = id;

@@ -232,7 +232,7 @@ TEST(Policies, ATierMoreHoweverSmallNeverHurtsAuto) {
       }
     }
   }
-  EXPECT_GT(feasible, 60);
+  EXPECT_GT(feasible, 45);
   EXPECT_GT(used, 10);
 }
 

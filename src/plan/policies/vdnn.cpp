@@ -57,7 +57,7 @@ class Vdnn {
     for (ScheduledMove& move : schedule_.moves) {
       Residence& residence = schedule_.residences[move.residence];
       if (move.out) {
-        move.after = std::max(residence.last - 1, residence.written);
+        move.after = std::max(residence.last - 1, residence.last_written);
         continue;
       }
       int32_t previous = residence.first - 1;
