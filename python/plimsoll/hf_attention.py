@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .masks import within_reach
+
 _FIELD = "_plimsoll_mask"
 _NAME = "sdpa"
 
@@ -33,44 +35,6 @@ class Mask:
     right: Optional[int] = None
     padding: Optional[Tensor] = None
     texts: Optional[Tensor] = None
-
-
-# --- the operator ----------------------------------------------------------------------------------------------------
-
-
-@torch.library.custom_op("plimsoll::attention", mutates_args=())
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, padding: Optional[Tensor], texts: Optional[Tensor], left: Optional[int], right: Optional[int],
-    dropout_p: float, scale: Optional[float],
-) -> Tensor:  # fmt: skip
-    """Scaled dot-product attention with a mask in its short form; a head of keys may serve a group of heads of queries."""
-    visible = visible_keys(query.shape[-2], key.shape[-2], left, right)
-    if padding is not None:
-        visible = visible & padding[:, None, None, :].bool()
-    if texts is not None:
-        visible = visible & (texts[:, None, :, None] == texts[:, None, None, :])
-    return F.scaled_dot_product_attention(query, key, value, visible, dropout_p, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3])
-
-
-@attention.register_fake
-def _(query, key, value, padding, texts, left, right, dropout_p, scale):
-    return query.new_empty([*query.shape[:-1], value.shape[-1]])
-
-
-def within_reach(n: Optional[int], size: int) -> Optional[int]:
-    """How many keys before or behind its own place a query sees, of so many; None: all."""
-    return None if n is None or n >= size - 1 else n
-
-
-def visible_keys(queries: int, keys: int, left: Optional[int], right: Optional[int]) -> Tensor:
-    """[queries, keys]: True where a query sees a key."""
-    behind = torch.arange(keys)[None, :] - torch.arange(queries)[:, None]
-    visible = torch.ones(queries, keys, dtype=torch.bool)
-    if left is not None:
-        visible &= behind >= -left
-    if right is not None:
-        visible &= behind <= right
-    return visible
 
 
 # --- transformers' interfaces ----------------------------------------------------------------------------------------
@@ -179,7 +143,8 @@ def _attention_function(theirs: Callable) -> Callable:
             grouped = query.shape[1] != key.shape[1]
             result = F.scaled_dot_product_attention(query, key, value, None, dropout, mask.right == 0, scale=scaling, enable_gqa=grouped)
         else:
-            result = torch.ops.plimsoll.attention(query, key, value, mask.padding, mask.texts, mask.left, mask.right, float(dropout), scaling)
+            keys = None if mask.padding is None else mask.padding[:, None, None, :].bool()
+            result = torch.ops.plimsoll.attention(query, key, value, keys, mask.texts, mask.left, mask.right, float(dropout), scaling)
         return result.transpose(1, 2).contiguous(), None
 
     return attend

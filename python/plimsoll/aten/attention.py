@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Optional, Sequence
 import torch
 from torch.fx import Node
 
-from ..hf_attention import visible_keys, within_reach
+from ..masks import Window, window_of
 from .random import dropped
 from .registry import Arguments, Expanded, Refusal, broadcast, converts
 
 if TYPE_CHECKING:
     from ..writer import Readable, Writer
-
-
-Window = tuple[Optional[int], Optional[int]]  # how many keys before and behind its own place a query sees; None: all
 
 
 @converts("scaled_dot_product_attention.default")
@@ -26,7 +23,8 @@ def attention(w: "Writer", node: Node, a: Arguments):
     window: Window = (None, 0 if a["is_causal"] else None)
     if mask is not None and _hides_nothing(w, mask):
         mask = None
-    band = None if mask is None else _band(w, mask, w.shape(q)[-2], w.shape(k)[-2])
+    known = None if mask is None else w.constant(mask)
+    band = None if known is None else window_of(known, w.shape(q)[-2], w.shape(k)[-2])
     if band is not None:
         mask, window = None, band
     if mask is not None and w.is_trained(mask):
@@ -36,16 +34,13 @@ def attention(w: "Writer", node: Node, a: Arguments):
 
 @converts("plimsoll.attention.default")
 def short_masked_attention(w: "Writer", node: Node, a: Arguments):
-    """Attention whose mask came in its short form (hf_attention.py)."""
-    q, k, padding, texts, left, right = (a[name] for name in ("query", "key", "padding", "texts", "left", "right"))
-    queries, keys = w.shape(q)[-2], w.shape(k)[-2]
+    """Attention whose mask is in its short form (masks.py)."""
+    q, k, keys, texts = (a[name] for name in ("query", "key", "keys", "texts"))
     scale = 1 / math.sqrt(w.shape(q)[-1]) if a["scale"] is None else float(a["scale"])
-    further: list[Readable] = []
-    if padding is not None and not _hides_nothing(w, padding):
-        further.append(w.reshape(padding, [w.shape(padding)[0], 1, 1, w.shape(k)[-2]], "padding"))
+    further: list[Readable] = [] if keys is None or _hides_nothing(w, keys) else [w._base(keys)]
     documents = texts is not None and w.number(texts) is None
     further += [w._base(texts)] if documents else []
-    return _attention(w, node, a, further, scale, (left, right), w.shape(q)[-3] != w.shape(k)[-3], documents)
+    return _attention(w, node, a, further, scale, (a["left"], a["right"]), w.shape(q)[-3] != w.shape(k)[-3], documents)
 
 
 def _attention(
@@ -87,26 +82,6 @@ def _of_one_batch(w: "Writer", q: Node, k: Node, v: Node, is_grouped: bool) -> t
 def _hides_nothing(w: "Writer", mask: Node) -> bool:
     nothing = 1.0 if w.dtype(mask) == torch.bool else 0.0
     return w.number(mask) == nothing
-
-
-def _band(w: "Writer", mask: Node, queries: int, keys: int) -> Optional[Window]:
-    """The window of a constant mask that hides what lies outside of one, and nothing else; causal ones are such."""
-    value = w.constant(mask)
-    if value is None or value.shape[-2:] != (queries, keys):
-        return None
-    if value.dtype != torch.bool:
-        hidden = torch.isneginf(value) | (value <= torch.finfo(value.dtype).min)
-        if not bool(((value == 0) | hidden).all()):
-            return None
-        value = ~hidden
-    seen = value.reshape(-1, queries, keys)[0].nonzero()
-    if len(seen) == 0:
-        return None
-    least, most = (int(n) for n in torch.aminmax(seen[:, 1] - seen[:, 0]))
-    window = within_reach(-least, queries), within_reach(most, keys)
-    if least > 0 or most < 0 or not bool((value == visible_keys(queries, keys, *window)).all()):
-        return None
-    return window
 
 
 def _with_learnt_bias(w: "Writer", node: Node, a: Arguments, mask: Node, scale: float):
