@@ -30,13 +30,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .divide import ConstantValues, Division, Place, divide, has_values, numbers_of
+from .divide import ConstantValues, Division, Place, divide, numbers_of
 from .errors import Unsupported, UnsupportedOp
 from .held import released
 from .hf_attention import short_masks
 from .prelude import Prelude
 from .program import Program, export_program, module_path, source_line
 from .sync_batch_norm import synchronised_by_core
+from .values import has_values
 from .joined import WRAPPED, Joined, default_call, input_names, mode, resized
 
 

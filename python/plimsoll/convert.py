@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from .aten import CONVERTERS, Refusal, arguments
 from .capture import Captured
-from .divide import has_values
+from .values import has_values
 from .errors import Unsupported, UnsupportedOp
 from .fallback import Region, in_regions, write_region
 from .program import Program, module_path, source_line

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from .aten import CONVERTERS
 from .program import Program
 from .joined import WRAPPED
+from .values import has_values, run_node
 
 # Random operators that the network draws itself, by counter; every other random operator belongs to the prelude.
 NETWORK_RANDOM = frozenset(
@@ -216,20 +217,6 @@ def _by_size_alone(program: Program, places: Sequence[Place]) -> set[int]:
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
-
-
-def run_node(node: Node, values: Mapping[Node, Any], device: torch.device | str = "cpu") -> Any:
-    """One node on real tensors, on the device named instead of the one that it was exported for."""
-    args, given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
-    kwargs = {key: device if key == "device" else value for key, value in given.items()}
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def has_values(tensor: Optional[Tensor]) -> bool:
-    """False for tensors of the meta device and PyTorch's fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return tensor is not None and tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
 
 class ConstantValues:

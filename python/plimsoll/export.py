@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .capture import capture
 from .convert import Converted, convert
-from .divide import has_values
+from .values import has_values
 from .safetensors import save
 from .writer import Document
 

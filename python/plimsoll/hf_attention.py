@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .masks import within_reach
+
 _FIELD = "_plimsoll_mask"
 _NAME = "sdpa"
 
@@ -33,39 +35,6 @@ class Mask:
     right: Optional[int] = None
     padding: Optional[Tensor] = None
     texts: Optional[Tensor] = None
-
-
-# --- the operator ----------------------------------------------------------------------------------------------------
-
-
-@torch.library.custom_op("plimsoll::attention", mutates_args=())
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, padding: Optional[Tensor], texts: Optional[Tensor], left: Optional[int], right: Optional[int],
-    dropout_p: float, scale: Optional[float],
-) -> Tensor:  # fmt: skip
-    """Scaled dot-product attention with a mask in its short form; a head of keys may serve a group of heads of queries."""
-    visible = visible_keys(query.shape[-2], key.shape[-2], left, right)
-    if padding is not None:
-        visible = visible & padding[:, None, None, :].bool()
-    if texts is not None:
-        visible = visible & (texts[:, None, :, None] == texts[:, None, None, :])
-    return F.scaled_dot_product_attention(query, key, value, visible, dropout_p, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3])
-
-
-@attention.register_fake
-def _(query, key, value, padding, texts, left, right, dropout_p, scale):
-    return query.new_empty([*query.shape[:-1], value.shape[-1]])
-
-
-def visible_keys(queries: int, keys: int, left: Optional[int], right: Optional[int]) -> Tensor:
-    """[queries, keys]: True where a query sees a key."""
-    behind = torch.arange(keys)[None, :] - torch.arange(queries)[:, None]
-    visible = torch.ones(queries, keys, dtype=torch.bool)
-    if left is not None:
-        visible &= behind >= -left
-    if right is not None:
-        visible &= behind <= right
-    return visible
 
 
 # --- transformers' interfaces ----------------------------------------------------------------------------------------
@@ -110,11 +79,25 @@ def _short(masking: Any, *, q_length: int, kv_length: int, q_offset: Any = 0, kv
     found = _parts(masking, masking.causal_mask_function if mask_function is None else mask_function)
     if found is None:
         return None
-    reach = {side: min((part[side] for part in found if side in part), default=None) for side in ("left", "right")}
+    reach = (min((part[side] for part in found if side in part), default=None) for side in ("left", "right"))
     texts = [part["texts"] for part in found if "texts" in part]
-    if len(texts) != any("remapped" in part for part in found):
+    positions = [part["positions"] for part in found if "positions" in part]
+    if len(texts) != len(positions) or len(texts) > 1:
         return None
-    return Mask(*(None if n is not None and n >= kv_length - 1 else n for n in reach.values()), attention_mask, *texts)
+    for part in found:
+        if "chunk" in part:
+            at = positions[0] if positions else torch.arange(kv_length)[None, :]
+            texts.append((at - part["padded"][:, None]) // part["chunk"])
+    return Mask(*(within_reach(n, kv_length) for n in reach), attention_mask, _joined(texts))
+
+
+def _joined(numbers: list[Tensor]) -> Optional[Tensor]:
+    """One number [batch, keys] for several, each of which stays the same until it changes for good."""
+    if len(numbers) < 2:
+        return numbers[0].to(torch.int32) if numbers else None
+    first, second = numbers
+    begins = (torch.diff(first, prepend=first[:, :1]) != 0) | (torch.diff(second, prepend=second[:, :1]) != 0)
+    return begins.cumsum(-1).to(torch.int32)
 
 
 def _parts(masking: Any, function: Callable) -> Optional[list[dict[str, Any]]]:
@@ -131,11 +114,13 @@ def _parts(masking: Any, function: Callable) -> Optional[list[dict[str, Any]]]:
         return [{"left": inside["sliding_window"] - 1}]
     if name == "sliding_window_bidirectional_overlay" and isinstance(inside.get("sliding_window"), int):
         return [{"left": inside["sliding_window"], "right": inside["sliding_window"]}]
+    if name == "chunked_overlay" and isinstance(inside.get("chunk_size"), int) and isinstance(inside.get("left_padding"), Tensor):
+        return [{"chunk": inside["chunk_size"], "padded": inside["left_padding"]}]
     if name == "packed_sequence_mask_function" and isinstance(inside.get("packed_sequence_mask"), Tensor):
         return [{"texts": inside["packed_sequence_mask"]}]
-    if name == "remap_positions_for_packed_sequence" and callable(inside.get("mask_function")):
+    if name == "remap_positions_for_packed_sequence" and callable(inside.get("mask_function")) and isinstance(inside.get("position_ids"), Tensor):
         within = _parts(masking, inside["mask_function"])  # of one text, positions are consecutive
-        return None if within is None else [*within, {"remapped": True}]
+        return None if within is None else [*within, {"positions": inside["position_ids"]}]
     return None
 
 
@@ -152,13 +137,14 @@ def _attention_function(theirs: Callable) -> Callable:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             mask = Mask(right=0 if causal and query.shape[2] > 1 else None)
         is_plain = all(kwargs.get(name) is None for name in ("position_bias", "softcap")) and query.shape[2] == key.shape[2]
-        if mask is None or not is_plain or (_is_window(mask) and mask.padding is not None):
+        if mask is None or not is_plain:
             return theirs(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs)
         if mask.padding is None and mask.texts is None and not _is_window(mask):
             grouped = query.shape[1] != key.shape[1]
             result = F.scaled_dot_product_attention(query, key, value, None, dropout, mask.right == 0, scale=scaling, enable_gqa=grouped)
         else:
-            result = torch.ops.plimsoll.attention(query, key, value, mask.padding, mask.texts, mask.left, mask.right, float(dropout), scaling)
+            keys = None if mask.padding is None else mask.padding[:, None, None, :].bool()
+            result = torch.ops.plimsoll.attention(query, key, value, keys, mask.texts, mask.left, mask.right, float(dropout), scaling)
         return result.transpose(1, 2).contiguous(), None
 
     return attend

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from .carried import Left, restored
 from .errors import Unsupported, UnsupportedOp, WrongResult
 from .joined import WRAPPED, Joined
+from .masks import split_masks
 from .unseen import FOREIGN, each_once, watched
 
 # Composite operators that stay whole, in every overload.
@@ -177,6 +178,7 @@ def _is_read(exported: ExportedProgram, name: str) -> bool:
 
 def export_program(step: Joined, tensors: Sequence[Tensor], batch: int, names: Mapping[str, str]) -> Program:
     exported = _exported(step, tensors)
+    split_masks(exported)
     nodes = list(exported.graph.nodes)
     by_name = {node.name: i for i, node in enumerate(nodes)}
     signature = exported.graph_signature

@@ -502,11 +502,18 @@ def attention(op: Op, x: list[Tensor], state: Run):
     q, k, v, *rest = x
     dropout = attribute(op, "dropout", 0.0)
     masks = rest[:-2] if dropout > 0 else rest
+    documents = masks.pop() if attribute(op, "documents", 0) else None
     if attribute(op, "enable_gqa", 0):
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     scores = q @ k.mT * attribute(op, "scale")
     if attribute(op, "causal", 0):
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
+    behind = torch.arange(k.shape[-2])[None, :] - torch.arange(q.shape[-2])[:, None]
+    outside = (behind < -attribute(op, "window_left", k.shape[-2])) | (behind > attribute(op, "window_right", k.shape[-2]))
+    scores = scores.masked_fill(outside, float("-inf"))
+    if documents is not None:
+        others = documents[:, :, None] != documents[:, None, :]
+        scores = scores.masked_fill(others.reshape(len(others), *[1] * (q.dim() - 3), *others.shape[1:]), float("-inf"))
     for mask in masks:
         if mask.is_floating_point():
             scores = scores + mask

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import _core, fallback as fallbacks, optimizers
 from .capture import Captured, capture
 from .convert import Converted, convert
-from .divide import has_values
+from .values import has_values
 from .forms import DTYPES, Form, Key, arranged, key_of, plain, skeleton_of
 from .held import hold, let_go, untouched
 from .infeasible import Infeasible

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # behind an installed package, which has the core
 
 from plimsoll import reference  # noqa: E402
 from plimsoll.capture import Captured, capture  # noqa: E402

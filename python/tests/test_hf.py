@@ -110,22 +110,122 @@ def test_a_vision_transformer_has_no_mask():
     assert [len(op["inputs"]) for op in result.section["ops"] if op["type"] == "AttentionForward"] == [3, 3]
 
 
-def test_a_sliding_window_is_one_constant_for_all_layers():
-    result = both(built(mistral), tokens(padded=False), run_batch=tokens(5, False))
+def windows(result: Both) -> list[tuple]:
+    """What the attention of every layer is told: before, behind, and whether there are documents."""
+    names = ("window_left", "window_right", "documents")
+    told = [op["attributes"] for op in result.section["ops"] if op["type"] == "AttentionForward"]
+    assert all(a["causal"] == 0 or "window_right" not in a for a in told)
+    return [tuple(a.get(name, 0 if name == "window_right" and a["causal"] else None) for name in names) for a in told]
+
+
+# Models with a sliding window, and what their layers are told. A causal window of 8 is a query's own place and 7 before it.
+_CAUSAL, _WINDOW = (None, 0, None), (7, 0, None)
+_ROWS = SIZES | dict(num_hidden_layers=4)
+_GROUPED = dict(num_key_value_heads=2, use_cache=False, sliding_window=8)
+WINDOWED = {
+    "mistral": (lambda: mistral(8), [_WINDOW] * 2),
+    "mistral with a cache": (lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, **_GROUPED | dict(use_cache=True))), [_WINDOW] * 2),
+    "phi3": (lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(**SIZES, **_GROUPED, pad_token_id=0, bos_token_id=1, eos_token_id=2)), [_WINDOW] * 2),
+    "qwen2": (lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **_GROUPED, use_sliding_window=True, max_window_layers=1)), [_CAUSAL, _WINDOW]),
+    "gemma3": (lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
+        **_ROWS, **_GROUPED, head_dim=8, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"] * 2)), [_WINDOW, _CAUSAL] * 2),
+    "modernbert": (lambda: transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(
+        **_ROWS, local_attention=16, global_attn_every_n_layers=2, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)),
+        [(None, None, None), (8, 8, None)] * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_every_layer_has_the_window_of_the_eager_model(kind):
+    build, expected = WINDOWED[kind]
+    model = built(build)
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    result = both(model, tokens(padded=False), run_batch=tokens(5, False), eager=eager)
     assert_alike_in_single(result)
-    assert len(square_tensors(result)) == 1
+    assert windows(result) == expected
+    assert square_tensors(result) == []
 
 
-def test_texts_in_a_row_see_their_own_alone():
-    batch = tokens(padded=False)
-    batch["position_ids"] = torch.cat([torch.arange(15), torch.arange(LENGTH - 15)]).expand(3, -1).clone()
-    other = {name: torch.cat([x, x[:2]]) for name, x in batch.items()}
-    other["position_ids"][4] = torch.cat([torch.arange(30), torch.arange(LENGTH - 30)])
-    assert_alike_in_single(both(built(llama), batch, run_batch=other))
+@pytest.mark.parametrize("kind", ["mistral", "gemma3", "modernbert"])
+def test_a_window_stands_beside_a_mask_of_the_padding(kind):
+    build, expected = WINDOWED[kind]
+    result = both(built(build), tokens(), run_batch=tokens(5))
+    assert_alike_in_single(result)
+    assert windows(result) == expected
+    assert {len(op["inputs"]) for op in result.section["ops"] if op["type"] == "AttentionForward"} == {4}
+    assert square_tensors(result) == []
 
 
-def test_a_sliding_window_with_padding_is_as_transformers_has_it():
-    assert_alike_in_single(both(built(mistral), tokens(), run_batch=tokens(5)))
+def in_a_row(*lengths: int) -> torch.Tensor:
+    return torch.cat([torch.arange(n) for n in lengths])
+
+
+def packed(rows: int = 3) -> dict[str, torch.Tensor]:
+    batch = tokens(rows, padded=False)
+    places = [in_a_row(15, 25), in_a_row(40), in_a_row(1, 9, 30), in_a_row(30, 10), in_a_row(13, 13, 14)]
+    return batch | {"position_ids": torch.stack(places[:rows])}
+
+
+@pytest.mark.parametrize("window", [None, 8], ids=["llama", "mistral"])
+def test_texts_in_a_row_see_their_own_alone(window):
+    model = built(llama if window is None else lambda: mistral(window))
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    result = both(model, packed(), run_batch=packed(5), eager=eager)
+    assert_alike_in_single(result)
+    assert windows(result) == [(window and window - 1, 0, 1)] * 2
+    assert square_tensors(result) == []
+
+
+class Chunked(nn.Module):
+    """Attention in pieces of eight tokens, as in Llama 4, whose rotation is of complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mistral(None).model
+        self.inner.config.attention_chunk_size = 8
+
+    def forward(self, input_ids, labels, attention_mask=None, position_ids=None):
+        from transformers.masking_utils import create_chunked_causal_mask
+
+        hidden = self.inner.embed_tokens(input_ids)
+        positions = torch.arange(LENGTH)[None] if position_ids is None else position_ids
+        mask = create_chunked_causal_mask(self.inner.config, hidden, attention_mask, None, positions)
+        rotary = self.inner.rotary_emb(hidden, positions)
+        for layer in self.inner.layers:
+            hidden = layer(hidden, attention_mask=mask, position_ids=positions, position_embeddings=rotary)
+        return (hidden * (labels != -100)[:, :, None]).square().mean()
+
+
+def padded_in_front(rows: int) -> dict[str, torch.Tensor]:
+    return {name: x.flip(1) for name, x in tokens(rows).items()}
+
+
+@pytest.mark.parametrize("batches", [lambda rows: tokens(rows, False), tokens, padded_in_front, packed], ids=["whole", "padded", "padded in front", "packed"])
+def test_chunks_are_documents(batches):
+    result = both(built(Chunked), batches(3), run_batch=batches(5))
+    assert_alike_in_single(result)
+    assert windows(result) == [(None, 0, 1)] * 2
+    assert square_tensors(result) == []
+
+
+def mistral_for(length: int) -> nn.Module:
+    sizes = dict(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=length)
+    return transformers.MistralForCausalLM(transformers.MistralConfig(num_key_value_heads=2, use_cache=False, sliding_window=256, **sizes))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+def test_memory_grows_with_the_length_and_not_with_its_square(packed):
+    least = []
+    for length in (2048, 4096):
+        ids = torch.zeros(1, length, dtype=torch.long)
+        batch = {"input_ids": ids, "labels": ids} | ({"position_ids": in_a_row(length // 2, length // 2)[None]} if packed else {})
+        with torch.device("meta"):
+            model = mistral_for(length)
+        found = plimsoll.fits(model, torch.optim.SGD(model.parameters(), lr=0.1), example=batch, memory="4GiB")
+        least.append(found["minimum_bytes"])
+    assert least[1] < 2.05 * least[0] and least[1] < 4096 * 4096
 
 
 def test_a_window_that_is_as_long_as_the_batch_hides_nothing():
@@ -255,6 +355,15 @@ def test_the_losses_are_those_of_transformers_trainer(tmp_path, kind):
     assert_alike(ours, theirs)
     assert a.training_loss == pytest.approx(b.training_loss, rel=1e-4) and a.global_step == b.global_step
     assert ours.step.plan["measured_peak_bytes"] <= 64 << 20
+
+
+def test_flattened_texts_are_trained_as_transformers_trainer_does(tmp_path):
+    more = dict(data_collator=transformers.DataCollatorWithFlattening())
+    ours, theirs = trainers(tmp_path, lambda: mistral(8), texts(), more)
+    ours.train(), theirs.train()
+    assert_alike(ours, theirs)
+    attention = [op for form, _ in ours.step._shapes.values() for op in form.section["ops"] if op["type"] == "AttentionForward"]
+    assert attention and all(op["attributes"]["documents"] == 1 for op in attention)
 
 
 def test_accumulated_batches_are_one_update_also_at_the_end_of_an_epoch(tmp_path):

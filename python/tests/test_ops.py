@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases import Branches, Function, weighted
-from support import assert_same, both, floats, integers, start
+from support import Both, assert_same, both, floats, integers, start
 
 SHAPE = (3, 4, 6)
 
@@ -592,6 +592,7 @@ class Heads(nn.Module):
 def test_attention():
     sdpa = F.scaled_dot_product_attention
     mask = torch.ones(5, 5, dtype=torch.bool).triu(-2).tril(1)
+    holes = torch.ones(5, 5, dtype=torch.bool).tril() & (torch.arange(5) != 1)
     hidden = torch.zeros(5, 5).masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), float("-inf"))
     result = check(
         {
@@ -600,6 +601,8 @@ def test_attention():
             "scaled": Heads(lambda q, k, v: sdpa(q, k, v, scale=0.3)),
             "masked": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=mask)),
             "additive": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=hidden)),
+            "window": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=(torch.arange(5)[:, None] - torch.arange(5)).abs() < 2)),
+            "holes": Heads(lambda q, k, v: sdpa(q, k, v, attn_mask=holes)),
             "grouped": Heads(lambda q, k, v: sdpa(q, k[:, :2], v[:, :2], enable_gqa=True)),
             "one_head_of_keys": Heads(lambda q, k, v: sdpa(q, k[:, :1], v[:, :1])),
             "keys_of_all": Heads(lambda q, k, v: sdpa(q, k[:1], v[:, :1])),
@@ -613,11 +616,94 @@ def test_attention():
         16,
     )
     attention = [op for op in result.section["ops"] if op["type"] == "AttentionForward"]
-    causal = {op["layer"].split(".")[1]: op["attributes"]["causal"] for op in attention}
-    assert causal == {"plain": 0, "causal": 1, "scaled": 0, "masked": 0, "additive": 1, "grouped": 0,
-                      "one_head_of_keys": 0, "keys_of_all": 0}  # fmt: skip
+    told = {op["layer"].split(".")[1]: op for op in attention}
+    assert {name for name, op in told.items() if op["attributes"]["causal"]} == {"causal", "additive"}
+    assert {name for name, op in told.items() if len(op["inputs"]) > 3} == {"holes"}
+    reach = {name: (op["attributes"].get("window_left"), op["attributes"].get("window_right")) for name, op in told.items()}
+    assert {name: ends for name, ends in reach.items() if ends != (None, None)} == {"masked": (2, 1), "window": (1, 1)}
     product = next(op for op in result.section["ops"] if op["type"] == "MatMul" and "by_hand" in op["name"])
     assert product["attributes"]["transpose_b"] == 1
+
+
+LENGTH = 12  # as no other size of these networks
+
+
+class Masked(nn.Module):
+    """Attention with a mask that the model makes of the batch; a buffer of what is not later, as in nanoGPT."""
+
+    def __init__(self, mask_of):
+        super().__init__()
+        self.qkv, self.mask_of = nn.Linear(8, 24), mask_of
+        self.register_buffer("past", torch.ones(16, 16, dtype=torch.bool).tril())
+
+    def forward(self, x: Tensor, padded: Tensor, texts: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mask = self.mask_of(self.past[:LENGTH, :LENGTH], padded, texts)
+        return (F.scaled_dot_product_attention(q, k, v, attn_mask=mask) * ~padded[:, None, :, None]).square().mean()
+
+
+def _added(past: Tensor, padded: Tensor) -> Tensor:
+    """As nn.MultiheadAttention does it: the heads are joined with the batch meanwhile."""
+    rows = len(padded)
+    keys = torch.zeros_like(padded, dtype=torch.float).masked_fill(padded, float("-inf"))
+    keys = keys.view(rows, 1, 1, LENGTH).expand(-1, 2, -1, -1).reshape(rows * 2, 1, LENGTH)
+    return (torch.zeros(LENGTH, LENGTH).masked_fill(~past, float("-inf")).unsqueeze(0) + keys).view(rows, 2, LENGTH, LENGTH)
+
+
+_apart = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+SHORT_MASKS = {
+    "padding": (lambda past, padded, texts: past & ~padded[:, None, None, :], (None, 0, 0)),
+    "hidden": (lambda past, padded, texts: ~(~past | padded[:, None, None, :]), (None, 0, 0)),
+    "window": (lambda past, padded, texts: (past & (~padded)[:, None, :] & (_apart < 3)).unsqueeze(1), (2, 0, 0)),
+    "texts": (lambda past, padded, texts: past & (texts[:, None, :, None] == texts[:, None, None, :]), (None, 0, 1)),
+    "both": (lambda past, padded, texts: ((texts[:, :, None] == texts[:, None, :]) & past & ~padded[:, None, :])[:, None], (None, 0, 1)),
+    "added": (lambda past, padded, texts: _added(past, padded), (None, 0, 0)),
+}
+
+
+def _masked_batch(rows: int) -> tuple[Tensor, ...]:
+    padded = torch.arange(LENGTH) >= LENGTH - torch.arange(rows)[:, None]
+    return floats("x", rows, LENGTH, 8), padded, integers("texts", 3, rows, LENGTH).sort(1)[0] * 2**40
+
+
+def _prelude_shapes(result: Both, batch: tuple[Tensor, ...]) -> set[tuple]:
+    seen: set[tuple] = set()
+
+    class Looking(torch.fx.Interpreter):
+        def run_node(self, n):
+            value = super().run_node(n)
+            seen.update(tuple(v.shape) for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Tensor))
+            return value
+
+    module = result.captured.prelude._build(len(batch[0]))
+    Looking(module).run(*result.captured.tensors_of(batch))
+    assert seen
+    return seen
+
+
+@pytest.mark.parametrize("kind", SHORT_MASKS)
+def test_a_mask_is_kept_in_its_parts(kind):
+    mask_of, expected = SHORT_MASKS[kind]
+    result = both(start(Masked(mask_of)), _masked_batch(3), run_batch=_masked_batch(4))
+    assert_same(result)
+    (attention,) = [op for op in result.section["ops"] if op["type"] == "AttentionForward"]
+    told = attention["attributes"]
+    right = 0 if told["causal"] else told.get("window_right")
+    assert (told.get("window_left"), right, told.get("documents", 0)) == expected
+    assert len(attention["inputs"]) == 3 + (kind != "texts") + expected[2]
+    shapes = [t["shape"] for t in result.section["tensors"]] + [s for op in result.section["ops"] for s in op["shapes"]]
+    assert not any(list(shape).count(LENGTH) > 1 for shape in shapes)
+    assert not _prelude_shapes(result, _masked_batch(3)) & {(3, LENGTH, LENGTH), (3, 1, LENGTH, LENGTH), (LENGTH, LENGTH)}
+
+
+def test_a_mask_with_another_part_counts_as_it_is():
+    def mask_of(past, padded, texts):
+        return past & (~padded[:, None, None, :] | (texts[:, None, :, None] > texts[:, None, None, :]))
+
+    result = both(start(Masked(mask_of)), _masked_batch(3), run_batch=_masked_batch(4))
+    assert_same(result)
+    (attention,) = [op for op in result.section["ops"] if op["type"] == "AttentionForward"]
+    assert "documents" not in attention["attributes"] and attention["attributes"]["causal"] == 0
 
 
 class Losses(nn.Module):

@@ -2,12 +2,14 @@
 // grouped queries included. What lives between forward and backward is one number a query, the logarithm of the sum of
 // its exponentials, from which the backward pass makes the probabilities again: no tensor of queries x keys.
 //
-//   forward    q[...,L,E], k[...,S,E], v[...,S,Ev][, mask][, step_number, seed]     ->  y[...,L,Ev], log_sum[...,L]
-//   backward   q, k, v, dy, log_sum[, mask][, step_number, seed]                    ->  dq, dk, dv[, dmask]
+//   forward    q[...,L,E], k[...,S,E], v[...,S,Ev], more       ->  y[...,L,Ev], log_sum[...,L]
+//   backward   q, k, v, dy, log_sum, more                      ->  dq, dk, dv[, dmask]
+//   more       [mask][, documents][, step_number, seed]
 //
 // With "causal" query l attends to keys 0..l; "window_left" and "window_right" say how many keys before and behind l, of
 // which there are all where they are absent. A mask holds besides. It broadcasts, so that one of [batch, 1, 1, S] says
-// which keys are padding.
+// which keys are padding. With the attribute "documents" there are ids, i32 [B, S] or [1, S], for the B rows of
+// q[B,...,S,E]: a query attends to keys of its own id alone, as where several texts lie in a row.
 //
 // A query that may attend to no key has y = 0, and infinity as its log_sum. Dropout draws by the row-major index of
 // [..., L, S], so that the backward pass drops alike. With q' and k' the rows of a head:
@@ -84,6 +86,23 @@ Attention::Mask read_mask(const Tensor& q, const Tensor& k, const Tensor& mask) 
           .to_column = strides.back()};
 }
 
+// Finds the rows of ids.
+void read_documents(Attention& a, const Tensor& q, const Tensor& documents) {
+  const int64_t rows = documents.shape.size() == 2 ? documents.shape[0] : 0;
+  const bool fits = a.queries == a.keys && q.shape.size() > 2 && (rows == 1 || rows == q.shape[0]) &&
+                    documents.shape[1] == a.keys && documents.dtype == DType::i32;
+  if (!fits) {
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format(
+            "'{}', the documents, is {} {}, and '{}' is {} with {} keys; i32 of 1 or as many rows, with an id for "
+            "each query and its key, is expected",
+            documents.name, to_string(documents.dtype), to_string(documents.shape), q.name, to_string(q.shape),
+            a.keys));
+  }
+  a.heads_of_documents = a.query_heads() / rows;
+}
+
 // How many keys before or behind its own place a query attends to.
 int64_t read_reach(const Attributes& attributes, std::string_view name) {
   const int64_t reach = attributes.integer(name, Attention::kEvery);
@@ -98,16 +117,21 @@ Shape result_shape(const Tensor& q, const Tensor& v) {
   return shape;
 }
 
+bool has_documents(const Attributes& attributes) { return attributes.integer("documents", 0) != 0; }
+// Whether there is a mask among so many inputs behind those that are always there.
+bool has_mask(const Attributes& attributes, size_t optional) {
+  return (optional - (has_documents(attributes) ? 1 : 0)) % 2 == 1;
+}
 bool wants_mask_gradient(const Attributes& attributes) { return attributes.integer("mask_gradient", 0) != 0; }
 
 std::vector<TensorSpec> infer_attention(const Attributes& attributes, std::span<const Tensor* const> in) {
-  expect_inputs(in, 3, 6);
+  expect_inputs(in, 3, 7);
   read_attention(attributes, in, 3);
   return {{result_shape(*in[0], *in[2]), in[0]->dtype}, {log_sum_shape(*in[0]), in[0]->dtype}};
 }
 
 std::vector<TensorSpec> infer_attention_backward(const Attributes& attributes, std::span<const Tensor* const> in) {
-  expect_inputs(in, 5, 8);
+  expect_inputs(in, 5, 9);
   const Attention a = read_attention(attributes, in, 5);
   const auto expect = [](const Tensor& tensor, const Shape& shape) {
     if (tensor.shape == shape) return;
@@ -137,8 +161,7 @@ std::vector<TensorId> attention_gradient(Graph& graph, OpId id, std::span<const 
   inputs.insert(inputs.end(), {dy[0], op.outputs[1]});
   inputs.insert(inputs.end(), op.inputs.begin() + 3, op.inputs.end());
   Attributes attributes = op.attributes;
-  const bool masked = op.inputs.size() == 4 || op.inputs.size() == 6;
-  const bool mask_wanted = masked && wanted[3];
+  const bool mask_wanted = has_mask(op.attributes, op.inputs.size() - 3) && wanted[3];
   if (mask_wanted) attributes.set("mask_gradient", int64_t{1});
   const OpId back = add_backward(graph, "AttentionBackward", id, "backward", inputs, std::move(attributes));
   for (size_t i = 0; i < 3; ++i) {
@@ -180,7 +203,7 @@ class Head {
     return a_.mask.offset(head_) + l * a_.mask.to_row + s * a_.mask.to_column;
   }
   double score(int64_t l, int64_t s) const {
-    if (!a_.sees(l, s)) return kNothing;
+    if (!a_.sees(l, s) || document(l) != document(s)) return kNothing;
     double sum = 0;
     for (int64_t e = 0; e < a_.width; ++e) sum += load(in_[0], query(l) + e) * load(in_[1], key(s) + e);
     sum *= a_.scale;
@@ -197,6 +220,11 @@ class Head {
   }
 
  private:
+  int32_t document(int64_t i) const {
+    if (a_.documents_at < 0) return 0;
+    return static_cast<const int32_t*>(in_[static_cast<size_t>(a_.documents_at)].data)[a_.documents_of(head_) + i];
+  }
+
   const Attention& a_;
   std::span<const TensorView> in_;
   int64_t head_;
@@ -319,11 +347,24 @@ Attention read_attention(const Attributes& attributes, std::span<const Tensor* c
     throw Error(ErrorCode::invalid_input, fmt::format("dropout is {}; the share that falls lies in [0, 1)", a.dropout));
   }
   const size_t optional = in.size() - first_optional;
-  if (optional == 1 || optional == 3) {
-    a.mask_at = static_cast<int>(first_optional);
-    a.mask = read_mask(q, k, *in[first_optional]);
+  size_t next = first_optional;
+  if (optional < (has_documents(attributes) ? 1 : 0)) {
+    throw Error(ErrorCode::invalid_input, "documents is set; their ids are expected as an input behind the mask");
   }
-  if (optional >= 2) {
+  if (has_mask(attributes, optional)) {
+    a.mask_at = static_cast<int>(next);
+    a.mask = read_mask(q, k, *in[next++]);
+  }
+  if (has_documents(attributes)) {
+    a.documents_at = static_cast<int>(next);
+    read_documents(a, q, *in[next++]);
+  }
+  const size_t further = in.size() - next;
+  if (further != 0 && further != 2) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{} inputs; documents are taken where the attribute of that name is set", in.size()));
+  }
+  if (further == 2) {
     a.step_at = static_cast<int>(in.size()) - 2, a.seed_at = a.step_at + 1;
     expect_counter(*in[in.size() - 2]);
     expect_seed(*in[in.size() - 1]);

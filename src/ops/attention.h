@@ -19,6 +19,9 @@ struct Attention {
   static constexpr int64_t kEvery = int64_t{1} << 40;
   int64_t left = kEvery, right = kEvery;
   bool sees(int64_t query, int64_t key) const { return key <= query + right && key >= query - left; }
+  // Of several documents in a row, a query attends to its own alone: those keys whose ids [rows, keys] are its own.
+  int64_t heads_of_documents = 1;  // query heads that read one row of ids
+  int64_t documents_of(int64_t query_head) const { return query_head / heads_of_documents * keys; }
   double dropout = 0;
   uint32_t salt = 0;
   int64_t query_heads() const { return heads * groups; }
@@ -32,11 +35,11 @@ struct Attention {
     int64_t offset(int64_t query_head) const;
   } mask;
   // Which of the op's inputs they are; -1: none.
-  int mask_at = -1, step_at = -1, seed_at = -1;
+  int mask_at = -1, documents_at = -1, step_at = -1, seed_at = -1;
 };
 
-// `inputs` are q, k, v and whatever follows; `first_optional` is where the mask stands, or step_number without one: 3 in
-// a forward op, 5 in a backward op. Throws Error(invalid_input) or Error(unsupported) that names what does not fit.
+// `inputs` are q, k, v and whatever follows; `first_optional` is where the first of mask, documents and step_number
+// stands: 3 in a forward op, 5 in a backward op. Throws Error(invalid_input) or Error(unsupported) that names what does not fit.
 Attention read_attention(const Attributes& attributes, std::span<const Tensor* const> inputs, size_t first_optional);
 
 }  // namespace plimsoll

@@ -169,12 +169,53 @@ TEST(Attention, AttendsWithinAWindow) {
               agrees_with(run_op("AttentionForward", {q, k, v, mask(9, 0, 4)})[0]));
 }
 
+// Several documents in a row are what a mask of the same places gives, forward and backward, with a mask besides.
+TEST(Attention, AttendsToItsOwnDocumentAlone) {
+  const Literal q = sequence({2, 4, 5, 2}, 3), k = sequence({2, 2, 5, 2}, 7), v = sequence({2, 2, 5, 3}, 5);
+  const Literal dy = sequence({2, 4, 5, 3}, 4);
+  const std::vector<double> ids{7, 7, -1, -1, -1, 0, 1, 1, 0, 0};  // of the second row, one comes twice
+  const auto same = [&](bool first_row, Literal padding) {
+    Literal mask{{2, 1, 5, 5}, {}, DType::u8};
+    for (size_t b : {0, 1}) {
+      for (size_t l = 0; l < 5; ++l) {
+        for (size_t s = 0; s < 5; ++s) {
+          const double* row = ids.data() + (first_row ? 0 : 5 * b);
+          mask.elements.push_back(row[l] == row[s] && padding.elements[5 * b + s] != 0 ? 1 : 0);
+        }
+      }
+    }
+    return mask;
+  };
+  const Literal none{{2, 1, 1, 5}, std::vector<double>(10, 1), DType::u8};
+  const Literal padding{{2, 1, 1, 5}, {1, 1, 1, 0, 0, 1, 1, 1, 1, 0}, DType::u8};
+  const Literal each{{2, 5}, ids, DType::i32}, shared{{1, 5}, {ids.begin(), ids.begin() + 5}, DType::i32};
+  const Attributes plain{{"enable_gqa", int64_t{1}}, {"window_left", int64_t{2}}};
+  Attributes documents = plain;
+  documents.set("documents", int64_t{1});
+  const auto expect_same = [&](std::vector<Literal> optional, const Literal& mask) {
+    std::vector<Literal> forward{q, k, v}, backward{q, k, v, dy};
+    const auto expected = run_op("AttentionForward", {q, k, v, mask}, plain);
+    const Literal log_sum{{2, 4, 5}, expected[1]};
+    const auto expected_back = run_op("AttentionBackward", {q, k, v, dy, log_sum, mask}, plain);
+    backward.push_back(log_sum);
+    forward.insert(forward.end(), optional.begin(), optional.end());
+    backward.insert(backward.end(), optional.begin(), optional.end());
+    EXPECT_THAT(run_op("AttentionForward", forward, documents)[0], agrees_with(expected[0]));
+    const auto back = run_op("AttentionBackward", backward, documents);
+    for (size_t i : {0, 1, 2}) EXPECT_THAT(back[i], agrees_with(expected_back[i]));
+  };
+  expect_same({each}, same(false, none));
+  expect_same({shared}, same(true, none));
+  expect_same({padding, each}, same(false, padding));
+}
+
 TEST(Attention, GradientsAgreeWithFiniteDifferences) {
   struct Kind {
     Shape q, k, v, mask;
     bool causal = false;
     double dropout = 0;
     int64_t left = 1 << 20;
+    std::vector<double> documents = {};
   };
   for (const Kind& kind : {Kind{{3, 4}, {5, 4}, {5, 2}, {}},
                            {{2, 2, 3, 4}, {2, 2, 3, 4}, {2, 2, 3, 4}, {}, true},
@@ -182,7 +223,9 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
                            {{2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, {3, 4}},
                            {{2, 2, 3, 2}, {2, 2, 4, 2}, {2, 2, 4, 2}, {2, 1, 3, 1}, false, 0.4},
                            {{1, 2, 4, 2}, {1, 2, 4, 2}, {1, 2, 4, 2}, {}, true, 0.3},
-                           {{1, 2, 6, 2}, {1, 1, 6, 2}, {1, 1, 6, 2}, {6, 6}, true, 0, 2}}) {
+                           {{1, 2, 6, 2}, {1, 1, 6, 2}, {1, 1, 6, 2}, {6, 6}, true, 0, 2},
+                           {{1, 2, 6, 2}, {1, 1, 6, 2}, {1, 1, 6, 2}, {}, true, 0, 9, {0, 0, 0, 1, 1, 1}},
+                           {{1, 2, 4, 2}, {1, 2, 4, 2}, {1, 2, 4, 2}, {4, 4}, false, 0.3, 9, {5, 2, 2, 5}}}) {
     SCOPED_TRACE(to_string(kind.q));
     Graph graph;
     std::vector<TensorId> inputs{graph.add_source("q", kind.q, DType::f64, Role::input),
@@ -191,16 +234,21 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
     if (!kind.mask.empty()) inputs.push_back(graph.add_source("mask", kind.mask, DType::f64, Role::input));
     const std::vector<TensorId> wanted = inputs;
     GradientCheckOptions options;
+    if (!kind.documents.empty()) {
+      inputs.push_back(graph.add_source("documents", {1, kind.q[2]}, DType::i32, Role::input));
+      options.values["documents"] = kind.documents;
+    }
     if (kind.dropout > 0) {
       inputs.push_back(graph.add_source("step", {}, DType::i64, Role::hyperparameter));
       inputs.push_back(graph.add_source("seed", {}, DType::i64, Role::hyperparameter));
-      options.values = {{"step", {3}}, {"seed", {42}}};
+      options.values["step"] = {3}, options.values["seed"] = {42};
     }
     const OpId op = graph.add_op("AttentionForward", "attention", "attention", inputs,
                                  {{"causal", int64_t{kind.causal}},
                                   {"window_left", kind.left},
                                   {"dropout", kind.dropout},
                                   {"enable_gqa", int64_t{1}},
+                                  {"documents", int64_t{!kind.documents.empty()}},
                                   {"salt", int64_t{7}}});
     EXPECT_EQ(check_gradients(graph, {graph.output(op)}, wanted, options), "");
   }
@@ -225,6 +273,21 @@ TEST(Attention, NamesWhatDoesNotFit) {
               HasSubstr("window_left is -1; 0 or more is expected"));
   EXPECT_THAT(refusal("AttentionForward", {q, q, q}, {{"dropout", 0.5}}),
               HasSubstr("dropout is 0.5; step_number and seed are expected as the last inputs"));
+  const Attributes documents{{"documents", int64_t{1}}};
+  EXPECT_EQ(refusal("AttentionForward", {q, q, q, {{2, 3}, {}, DType::i32}}, documents), "");
+  EXPECT_THAT(refusal("AttentionForward", {q, q, q}, documents),
+              HasSubstr("documents is set; their ids are expected as an input behind the mask"));
+  EXPECT_THAT(refusal("AttentionForward", {q, q, q, {{4, 3}, {}, DType::i32}}, documents),
+              HasSubstr("'in3', the documents, is i32 4x3, and 'in0' is 2x4x3x8 with 3 keys; i32 of 1 or as many rows, "
+                        "with an id for each query and its key, is expected"));
+  EXPECT_THAT(refusal("AttentionForward", {q, q, q, {{2, 3}, {}, DType::i64}}, documents),
+              HasSubstr("'in3', the documents, is i64 2x3"));
+  EXPECT_THAT(refusal("AttentionForward", {q, k, k, {{2, 5}, {}, DType::i32}},
+                      {{"documents", int64_t{1}}, {"enable_gqa", int64_t{1}}}),
+              HasSubstr("'in0' is 2x4x3x8 with 5 keys"));
+  const Literal mask{{3, 3}, {}}, number{{}, {}, DType::i64};
+  EXPECT_THAT(refusal("AttentionForward", {q, q, q, mask, {{2, 3}, {}, DType::i32}, number, number}),
+              HasSubstr("7 inputs; documents are taken where the attribute of that name is set"));
 }
 
 }  // namespace

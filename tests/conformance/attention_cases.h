@@ -85,6 +85,7 @@ inline std::vector<Case> attention_cases() {
     double dropout = 0;
     int64_t part = 0;
     int64_t left = -1, right = -1;  // a window's; -1: none
+    int64_t documents = 0;          // rows of ids
   };
   std::vector<Case> cases;
   for (const Sizes& s : {Sizes{{}, 0, 5, 7, 8, 8, {}},
@@ -104,7 +105,10 @@ inline std::vector<Case> attention_cases() {
                          {{1, 2}, 2, 130, 130, 32, 32, {}, false, true, 0.1},
                          {{2, 2}, 2, 40, 40, 16, 16, {2, 1, 1, 40}, true, true},
                          {{1, 2}, 1, 200, 200, 16, 16, {}, false, true, 0, 0, 30},
-                         {{1, 2}, 2, 150, 210, 16, 16, {}, false, false, 0.2, 0, 9, 12}}) {
+                         {{1, 2}, 2, 150, 210, 16, 16, {}, false, false, 0.2, 0, 9, 12},
+                         {{2, 4}, 2, 70, 70, 8, 8, {}, false, true, 0, 0, -1, -1, 2},
+                         {{2, 2}, 2, 40, 40, 8, 8, {2, 1, 1, 40}, true, false, 0.3, 0, 20, 9, 1},
+                         {{3, 2}, 2, 20, 20, 8, 8, {2, 20, 20}, false, false, 0, 0, -1, -1, 3}}) {
     auto build = [=](CaseBuilder& b, bool backward) {
       auto with = [&](int64_t heads, int64_t rows, int64_t columns) {
         Shape shape = s.batch;
@@ -123,6 +127,8 @@ inline std::vector<Case> attention_cases() {
       if (s.right >= 0) attributes.set("window_right", s.right);
       std::vector<TensorId> more;
       if (!s.mask.empty()) more.push_back(s.bytes ? b.bytes(s.mask, 6) : b.normal(s.mask));
+      if (s.documents > 0) more.push_back(b.integers({s.documents, s.s}, DType::i32, -1, 2));
+      if (s.documents > 0) attributes.set("documents", int64_t{1});
       if (s.dropout > 0) more.insert(more.end(), {b.number(3), b.seed(77, s.part)});
       inputs.insert(inputs.end(), more.begin(), more.end());
       const auto outputs = b.op("AttentionForward", inputs, attributes);
@@ -138,7 +144,8 @@ inline std::vector<Case> attention_cases() {
                                          s.part > 0      ? " dropout of a part"
                                          : s.dropout > 0 ? " dropout"
                                                          : "") +
-                             (s.left >= 0 ? fmt::format(" window {}", s.left) : "");
+                             (s.left >= 0 ? fmt::format(" window {}", s.left) : "") +
+                             (s.documents > 0 ? fmt::format(" {} rows of documents", s.documents) : "");
     cases.push_back({"AttentionForward", text, [=](CaseBuilder& b) { build(b, false); }});
     if (s.s == 1) continue;  // nor does what one key has to say
     cases.push_back({"AttentionBackward", text, [=](CaseBuilder& b) { build(b, true); }});

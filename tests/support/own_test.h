@@ -133,7 +133,7 @@ inline void expect_like_reference(const OpCase& test) {
   {
     std::vector<Buffer> in, out;
     std::vector<TensorView> in_views, out_views;
-    in.reserve(8), out.reserve(8);
+    in.reserve(ids.size()), out.reserve(op.outputs.size());
     const auto in_offsets = offsets_of(graph, ids), out_offsets = offsets_of(graph, op.outputs);
     for (size_t i = 0; i < ids.size(); ++i) {
       in.push_back(laid_out(graph.tensor(ids[i]), in_offsets[i], values[i]));
@@ -173,7 +173,7 @@ inline void expect_like_reference(const OpCase& test) {
           for (int repeat = 0; repeat < 2; ++repeat) {
             std::vector<Buffer> in, out;
             std::vector<void*> in_pointers, out_pointers;
-            in.reserve(8), out.reserve(8);
+            in.reserve(ids.size()), out.reserve(op.outputs.size());
             for (size_t i = 0; i < ids.size(); ++i) {
               in.push_back(laid_out(graph.tensor(ids[i]), in_offsets[i], values[i]));
               in_pointers.push_back(in.back().data());

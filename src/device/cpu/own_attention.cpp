@@ -1,7 +1,8 @@
 // Attention by tiles, as in FlashAttention (T. Dao, D. Fu, S. Ermon, A. Rudra, C. Re, 2022): the scores of a tile of
 // queries with a tile of keys lie in the workspace of the thread that has it. Forward, the softmax is taken online (M.
 // Milakov, N. Gimelshein, 2018): what earlier tiles have summed is scaled when a larger score comes. Tiles of which no
-// score counts, by causality, window or mask, are left out.
+// score counts, by causality, window or mask, are left out, and of several documents in a row the keys before the first
+// and behind the last that a tile's queries belong to.
 //
 // Scores stand with the queries in the lanes: S' = K Q', where only the tile of queries is turned over. So a query's
 // maximum and sum need no sum over lanes, keys and values are read as they lie, and the scores are ready for both
@@ -15,6 +16,7 @@
 // second walk, by the mask's rows, for the same reason.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -117,6 +119,7 @@ class AttentionKernel : public OwnKernel {
     turned_at_ = reserve_floats(a_.width * lanes_);
     if (a_.mask.present) bias_at_ = reserve_floats(kTileKeys * lanes_);
     if (a_.dropout > 0) kept_at_ = reserve(kTileKeys * 8);
+    if (a_.documents_at >= 0) documents_at_ = reserve(lanes_ * static_cast<int64_t>(sizeof(int32_t)));
   }
   void finish_workspace() { workspace_bytes_ = {part_bytes_ * parts_}; }
   template <class T = float>
@@ -128,12 +131,35 @@ class AttentionKernel : public OwnKernel {
   struct Queries {
     int64_t head, first, count;
     int64_t keys_begin, keys_end;
+    // Where there are documents: their ids by key, those of the tile's queries, and the least and the most of them.
+    const int32_t *of_keys = nullptr, *of_lanes = nullptr;
+    int32_t least = 0, most = 0;
+    bool is_of_one_document(int64_t key, int64_t count) const {
+      return least == most &&
+             std::all_of(of_keys + key, of_keys + key + count, [&](int32_t id) { return id == least; });
+    }
   };
   Queries queries_of(int64_t head, int64_t tile) const {
     const int64_t first = tile * lanes_, count = std::min(lanes_, a_.queries - first);
     const int64_t end = std::min(a_.keys, first + count - 1 + std::min(a_.right, a_.keys) + 1);
     const int64_t begin = std::min(end, std::max<int64_t>(0, first - std::min(a_.left, a_.queries)));
     return {head, first, count, begin, end};
+  }
+  // The same, without the keys at both ends that are of other documents.
+  Queries queries_of(int part, int64_t head, int64_t tile) const {
+    Queries q = queries_of(head, tile);
+    if (a_.documents_at < 0) return q;
+    q.of_keys = input<int32_t>(static_cast<size_t>(a_.documents_at)) + a_.documents_of(head);
+    const int32_t* own = q.of_keys + q.first;
+    const auto [least, most] = std::minmax_element(own, own + q.count);
+    q.least = *least, q.most = *most;
+    const auto is_other = [&](int64_t key) { return q.of_keys[key] < q.least || q.of_keys[key] > q.most; };
+    while (q.keys_begin < q.keys_end && is_other(q.keys_begin)) ++q.keys_begin;
+    while (q.keys_begin < q.keys_end && is_other(q.keys_end - 1)) --q.keys_end;
+    int32_t* lanes = of_part<int32_t>(part, documents_at_);
+    std::fill(std::copy(own, own + q.count, lanes), lanes + lanes_, q.least);
+    q.of_lanes = lanes;
+    return q;
   }
   // The most keys that a tile of queries sees.
   int64_t most_keys() const {
@@ -210,18 +236,25 @@ class AttentionKernel : public OwnKernel {
   PLIMSOLL_INLINE void with_scores(const Queries& q, int64_t key, int64_t count, const Bias& bias,
                                    const Body& body) const {
     const int64_t last = q.first + q.count - 1;
+    const bool of_others = q.of_keys != nullptr && !q.is_of_one_document(key, count);
     const bool whole = (a_.right >= a_.keys || key + count - 1 <= q.first + a_.right) &&
-                       (a_.left >= a_.queries || key >= last - a_.left);
+                       (a_.left >= a_.queries || key >= last - a_.left) && !of_others;
     if (whole && bias.scores == nullptr) return body([](int64_t, int64_t, f32x16 v) PLIMSOLL_INLINED { return v; });
     if (whole) return body([&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED { return v + bias.at(j, lanes_, c); });
     const i32x16 lane{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const auto most = [](int64_t n) { return static_cast<int32_t>(std::min<int64_t>(n, 1 << 30)); };
     const int32_t left = most(a_.left), right = most(a_.right), away = static_cast<int32_t>(key - q.first);
-    body([&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED {
+    const auto within = [&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED {
       const i32x16 behind = splat(away + static_cast<int32_t>(j - c)) - lane;  // how far the key is behind the query
       if (bias.scores != nullptr) v = v + bias.at(j, lanes_, c);
       v = behind <= splat(right) ? v : splat(kMasked);
       return behind >= splat(-left) ? v : splat(kMasked);
+    };
+    if (!of_others) return body(within);
+    body([&](int64_t j, int64_t c, f32x16 v) PLIMSOLL_INLINED {
+      i32x16 own;
+      std::memcpy(&own, q.of_lanes + c, sizeof own);
+      return own == splat(q.of_keys[key + j]) ? within(j, c, v) : splat(kMasked);
     });
   }
 
@@ -260,7 +293,7 @@ class AttentionKernel : public OwnKernel {
  private:
   std::optional<DrawnStream> stream_;
   uint32_t threshold_ = 0;
-  int64_t part_bytes_ = 0, bias_at_ = 0, kept_at_ = 0;
+  int64_t part_bytes_ = 0, bias_at_ = 0, kept_at_ = 0, documents_at_ = 0;
 };
 
 class AttentionForward : public AttentionKernel {
@@ -279,7 +312,8 @@ class AttentionForward : public AttentionKernel {
     // Tiles of one number over all heads follow each other in turn, so that causality leaves every thread as much.
     const int64_t units = a_.query_heads() * tiles_;
     for_each_part(parts_, [&](int part) {
-      for (int64_t unit = part; unit < units; unit += parts_) tile(part, queries_of(unit / tiles_, unit % tiles_));
+      for (int64_t unit = part; unit < units; unit += parts_)
+        tile(part, queries_of(part, unit / tiles_, unit % tiles_));
     });
   }
 
@@ -421,7 +455,7 @@ class AttentionBackward : public AttentionKernel {
     float* dq = of_part(part, dq_at_);
     for (int64_t head = h * a_.groups; head < (h + 1) * a_.groups; ++head) {
       for (int64_t tile = 0; tile < tiles_; ++tile) {
-        const Queries q = queries_of(head, tile);
+        const Queries q = queries_of(part, head, tile);
         score_gradients(part, q, static_cast<float>(a_.scale));
         const int64_t rows = std::min(lanes_, up_to(8, q.count));
         std::fill(dq, dq + rows * a_.width, 0.0f);
@@ -524,7 +558,7 @@ class AttentionBackward : public AttentionKernel {
     for (int64_t head = 0; head < a_.query_heads(); ++head) {
       if (a_.mask.offset(head) != place) continue;
       for (int64_t tile = first; tile < end; ++tile) {
-        const Queries q = queries_of(head, tile);
+        const Queries q = queries_of(part, head, tile);
         score_gradients(part, q, 1);
         for_each_tile(part, q, [&](int64_t key, int64_t count, const float*, const float* ds) {
           for (int64_t r = 0; r < q.count; ++r) {

@@ -57,6 +57,34 @@ TEST(OwnAttention, IsTheReferenceWithinAWindow) {
   }
 }
 
+// Documents that are shorter and longer than a tile, alone in a row, and one that comes again behind another; with a
+// window, dropout and padding.
+TEST(OwnAttention, IsTheReferenceOnSeveralDocumentsInARow) {
+  const Shape q{2, 2, 450, 16}, k{2, 1, 450, 16}, log_sum{2, 2, 450};
+  const std::vector<double> large(static_cast<size_t>(element_count(log_sum)), 7.5);
+  std::vector<double> ids, padding;
+  for (int64_t i = 0; i < 450; ++i) ids.push_back(i < 3 ? 0 : i < 60 ? 1 : i < 330 ? 2 : i < 400 ? 3 : 4);
+  for (int64_t i = 0; i < 450; ++i) ids.push_back(i < 100 ? 9 : i < 300 ? -1 : 9);
+  for (int64_t i = 0; i < 900; ++i) padding.push_back(i % 450 < 420 ? 1 : 0);
+  for (const bool more : {false, true}) {
+    Attributes attributes{{"enable_gqa", int64_t{1}}, {"documents", int64_t{1}}, {"causal", int64_t{more}}};
+    OpCase forward{.type = "AttentionForward", .inputs = {{q}, {k}, {k}}};
+    OpCase backward{.type = "AttentionBackward", .inputs = {{q}, {k}, {k}, {q}, {log_sum}}, .values = {{4, large}}};
+    for (OpCase* test : {&forward, &backward}) {
+      const auto add = [&](const TensorSpec& spec, const std::vector<double>& values) {
+        test->values[test->inputs.size()] = values;
+        test->inputs.push_back(spec);
+      };
+      if (more) add({{2, 1, 1, 450}, DType::u8}, padding);
+      add({{2, 450}, DType::i32}, ids);
+      if (more) add({{}, DType::i64}, {3}), add({{}, DType::i64}, {1234567});
+      if (more) attributes.set("dropout", 0.25), attributes.set("window_left", int64_t{150});
+      test->attributes = attributes;
+      expect_like_reference(*test);
+    }
+  }
+}
+
 // The keys behind 100 are padding: whole tiles of them. Query 0 sees none at all.
 TEST(OwnAttention, LeavesOutWhatTheMaskHides) {
   const Shape q{2, 2, 70, 16}, k{2, 2, 450, 16}, log_sum{2, 2, 70};

@@ -132,6 +132,9 @@ class AttentionBase : public CudaKernel {
     mask.to_row = a_.mask.to_row, mask.to_column = a_.mask.to_column;
     return mask;
   }
+  const int32_t* documents() const {
+    return a_.documents_at < 0 ? nullptr : input<int32_t>(static_cast<size_t>(a_.documents_at));
+  }
   AttentionDropout dropout() const {
     if (a_.dropout == 0) return {};
     return {.stream = {.step_number = input<int64_t>(static_cast<size_t>(a_.step_at)),
@@ -180,7 +183,9 @@ class AttentionForwardKernel final : public AttentionBase {
                              .place = place(round),
                              .scale = static_cast<float>(a_.scale),
                              .left = a_.left,
-                             .right = a_.right},
+                             .right = a_.right,
+                             .documents = documents(),
+                             .heads_of_documents = a_.heads_of_documents},
              AttentionBase::scores());
       launch(AxisTops{.rows = of_rows, .x = buffer(0), .place = along}, rows());
       launch(
@@ -225,7 +230,9 @@ class AttentionBackwardKernel final : public AttentionBase {
                              .place = place(round),
                              .scale = scale,
                              .left = a_.left,
-                             .right = a_.right},
+                             .right = a_.right,
+                             .documents = documents(),
+                             .heads_of_documents = a_.heads_of_documents},
              scores());
       gradients_.run(dy, v, buffer(1), product_scratch());
       launch(AttentionDots{.dots = dots,

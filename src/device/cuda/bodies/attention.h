@@ -58,11 +58,17 @@ struct AttentionScores {  // in place: scaled and masked; with log_sums made pro
   AttentionMask mask;
   ScorePlace place;
   float scale;
-  int64_t left, right;  // how far before and behind its own place a query sees
+  int64_t left, right;       // how far before and behind its own place a query sees
+  const int32_t* documents;  // or null: a query sees keys of its own id, in the row of so many heads
+  int64_t heads_of_documents;
   PLIMSOLL_BODY void run(int64_t i) const {
     const ScoreSpot spot = score_spot(place, i);
     float v = scores[i] * scale;
     if (spot.s > spot.l + right || spot.s < spot.l - left) v = -INFINITY;
+    if (documents != nullptr) {
+      const int32_t* const ids = documents + divide(spot.head, heads_of_documents).quotient * place.keys;
+      if (ids[spot.l] != ids[spot.s]) v = -INFINITY;
+    }
     const int64_t at = mask_offset(mask, spot.head) + spot.l * mask.to_row + spot.s * mask.to_column;
     if (mask.allowed != nullptr && mask.allowed[at] == 0) v = -INFINITY;
     if (mask.added != nullptr) v += mask.added[at];

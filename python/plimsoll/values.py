@@ -1,0 +1,23 @@
+"""Values of a graph's nodes."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+
+def run_node(node: Node, values: Mapping[Node, Any], device: torch.device | str = "cpu") -> Any:
+    """One node on real tensors, on the device named instead of the one that it was exported for."""
+    args, given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
+    kwargs = {key: device if key == "device" else value for key, value in given.items()}
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def has_values(tensor: Optional[Tensor]) -> bool:
+    """False for tensors of the meta device and PyTorch's fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return tensor is not None and tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
