@@ -126,7 +126,8 @@ TEST(Schedule, KeepsAnOutputThatTheLastStepCouldOverwrite) {
   EXPECT_EQ(describe(verify_safety(graph, plan, 1)), "");
 }
 
-// One step writes two values, `first` and `second`; a second and a third read both, a fourth `first` again.
+// One step writes two values, `first` and `second`. Four follow, each of which reads `first`; the first and the third
+// read `second` as well.
 struct Pair {
   Graph graph;
   TensorId first, second;

@@ -227,8 +227,11 @@ Session open_session(std::string_view name, int threads, const TierOptions& tier
   return session;
 }
 
+// What earlier versions kept as "link ..." were single messages, which a burst lets through too fast.
+std::string link_key(const Wire& wire) { return fmt::format("link, sustained {}", wire.key()); }
+
 LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice) {
-  const std::string key = fmt::format("link {}", wire.key());
+  const std::string key = link_key(wire);
   const bool is_first = wire.rank() == 0;
   LinkInfo link{.ranks = wire.ranks()};
   if (is_first) {

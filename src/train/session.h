@@ -45,6 +45,8 @@ Session open_session(std::string_view device, int threads, const TierOptions& ti
                      int neighbours = 0);
 // The link to the other ranks, as all of them take it: what the first knows of it, else it is measured, in `room`.
 LinkInfo open_link(Session& session, Wire& wire, Bytes room, const std::function<void(const std::string&)>& notice);
+// The name by which its rates are kept.
+std::string link_key(const Wire& wire);
 
 // Throws Error(invalid_input) with the nearest name where there is no policy or placement of this name: before any
 // measuring.

@@ -139,7 +139,7 @@ TEST(Session, OpensTheLinkAsTheFirstRankKnowsIt) {
     session.database = std::make_unique<CostDatabase>(folder.path() / file, session.device->info());
     const auto wire = open_wire(*session.device, ranks);
     EXPECT_EQ(wire->key(), fmt::format("2 of {} threads{}", ranks->host(0), network_settings()));
-    if (ranks->is_first()) session.database->save("link " + wire->key(), known);
+    if (ranks->is_first()) session.database->save(link_key(*wire), known);
     EXPECT_EQ(open_link(session, *wire, 64_MiB, {}),
               (LinkInfo{.ranks = 2, .latency_us = 17, .gb_per_s = 3.5, .compute_share = 0.25}));
   });
