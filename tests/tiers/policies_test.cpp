@@ -20,6 +20,7 @@
 #include "tests/support/mutations.h"
 #include "tests/support/paper_run.h"
 #include "tests/support/random_plan.h"
+#include "tests/support/repetitions.h"
 #include "tests/support/sanitizer.h"
 #include "tests/support/temporary_folder.h"
 
@@ -29,15 +30,10 @@ namespace {
 namespace fs = std::filesystem;
 using testing::MixingDevice;
 using testing::Mutation;
+using testing::number_of;
 using testing::PaperRun;
 
-// As many graphs as a run of a minute takes; PLIMSOLL_RANDOM_GRAPHS=5000 for a long one, which begins where
-// PLIMSOLL_RANDOM_SEED says.
-uint64_t number_of(const char* name, uint64_t otherwise) {
-  const char* text = ::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
+// PLIMSOLL_RANDOM_GRAPHS=5000 is a long run, which begins where PLIMSOLL_RANDOM_SEED says.
 constexpr int kMostFailures = 20;
 int failed_parts() { return ::testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count(); }
 
