@@ -729,8 +729,8 @@ def values_of(record):
 
 def readme_text(read):
     """The README's tables; `read` gives the results of a bench. What is older than the newest of them is marked."""
-    peers, python, memory, prediction, placement, tight = shown = [
-        read(name) for name in ("peers", "python", "memory", "prediction", "placement", "tight")]
+    peers, python, transformers, memory, prediction, placement, tight = shown = [
+        read(name) for name in ("peers", "python", "transformers", "memory", "prediction", "placement", "tight")]
     shown = [r for r in shown if r.cases]
     ages = Ages(*shown)
     marked = lambda text, r: text + (" \\*" if ages.named(r) else "")
@@ -744,6 +744,14 @@ def readme_text(read):
     if ratios:
         told = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios)
         rows.append((marked("`plimsoll.compile` against PyTorch's fastest (eager or compiled, either layout)", python), told))
+    for x in transformers.rows():
+        times = {way: statistics.median(ms for one in told for ms in one["step_ms"]) for way, told in x["runs"].items()}
+        fastest = min((way for way in ("eager", "compiled") if way in times), key=times.get, default=None)
+        if fastest and "budget" in times:
+            arena = max(one["arena_bytes"] for one in x["runs"]["budget"]) / MIB
+            theirs = max(one["peak_bytes"] for one in x["runs"][fastest]) / MIB
+            rows.append((f"{x['model']}, batch {x['batch']}, AdamW, by `plimsoll.compile(memory=\"{x['budget']}\")`{ages.mark(x['run'])}",
+                         f"{times['budget'] / 1000:.1f} s a step, arena {arena:.0f} MiB; PyTorch takes {times[fastest] / 1000:.1f} s and {theirs:.0f} MiB"))
     if memory.cases:
         worst = max(x["beyond_budget"] for x in memory.rows()) / MIB
         rows.append((marked("whole process, libraries included (AlexNet 64, ResNet-50 16, VGG16 8)", memory), f"within its budget + {worst:.0f} MiB"))
