@@ -491,6 +491,41 @@ def transformers(o, model, batch, budget):
     return [row]
 
 
+SEQUENCES = (512, 1024, 2048, 4096, 8192)
+
+
+@part("sequences", 15, [("gpt2", n) for n in SEQUENCES], [("gpt2", 256)])
+def sequences(o, model, tokens):
+    """One text of more and more tokens through Hugging Face's GPT-2 small, AdamW: memory and time of a step, against PyTorch as it is (eager)."""
+    if not o.torch:
+        raise RuntimeError("the part `sequences` needs --torch PYTHON: a Python program that has torch, transformers, nanobind and scikit-build-core")
+    environment = {**os.environ, "PYTHONPATH": str(package(o.torch)), "TRANSFORMERS_VERBOSITY": "error"}
+    row = {"model": model, "tokens": tokens}
+    for way in ("plimsoll", "eager"):
+        done = run([o.torch, "-W", "ignore", ROOT / "bench/peers/transformers_bench.py", model, 1, way, "--tokens", tokens, "--steps", 1], env=environment)
+        row[way] = (lines(done.stdout) or [{"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}])[-1]
+    return [row]
+
+
+# So many parameters that PyTorch's AdamW takes four times the budget.
+BILLION = "llama:layers=24,width=2048,heads=32,kv_heads=4,ffn=5632,vocab=32000,context="
+
+
+@part("billion", 5, [("512", "5GiB"), ("512", "2GiB")], [("64", "2GiB")])
+def billion(o, tokens, budget):
+    """A Llama of 1.2 billion parameters, all of which learn by AdamW, with its states on disk: tokens per second."""
+    random_ids = random.Random(1)
+    with tempfile.TemporaryDirectory(dir=o.folder) as folder:
+        ids = pathlib.Path(folder, "ids.u16")
+        ids.write_bytes(b"".join(random_ids.randrange(32000).to_bytes(2, "little") for _ in range(100_000)))
+        events = train(BILLION + tokens, 1, "--data", f"tokens:{ids}", "--memory", budget, "--spill", f"{folder}:20GiB", "--opt", "adamw", "--lr", 0.0001,
+                       "--steps", 3)
+    plan, done = events[0], events[-1]
+    return [{"tokens": int(tokens), "budget": plan["budget_bytes"], "step_ms": done["step_time_ms"], "predicted_ms": plan["step_time_ms"],
+             "lower_bound_ms": plan["lower_bound_ms"], "measured_peak": done["peak_bytes"], "process_peak": done["process_peak_bytes"],
+             "disk_bytes": plan["offload_bytes"] + plan["prefetch_bytes"], "tiers": plan["tiers"], "recompute_steps": plan["recompute_steps"]}]
+
+
 LONG = ("nanogpt", "llama", "t5", "bert_cls", "lstm", "timm_convnextv2", "unet_bn", "unet_gn", "shufflenet")
 KEPT_OF_A_NETWORK = ("network", "family", "state", "said", "stage", "parameters", "seeds", "gradient_error", "eager_gradient_error", "worst_parameter",
                      "worst_parameter_factor", "loss_error", "drift", "late_drift", "eager_drift", "eager_late_drift", "judged_by_fp32", "peak_bytes",
@@ -1085,7 +1120,7 @@ def options_from(arguments):
     parser.add_argument("--quick", action="store_true", help="a trial: a tiny case of each part, one round, into runs/quick/")
     parser.add_argument("--list", action="store_true", help="only say what would be measured, and about how long it takes")
     parser.add_argument("--dirty", action="store_true", help="`all` even with uncommitted changes or a program that was not built here; recorded")
-    parser.add_argument("--folder", help="where `tight` may write")
+    parser.add_argument("--folder", help="where `tight` and `billion` may write")
     parser.add_argument("--name", help="concurrency, operations: for another machine's results beside this one's")
     options = parser.parse_args(arguments)
     everything = "all" in options.parts

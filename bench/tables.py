@@ -207,6 +207,33 @@ def transformers(r):
             + table(("network", "batch", "budget", *names.values()), rows))
 
 
+@section("sequences", "Longer texts, against PyTorch")
+def sequences(r):
+    rows, ages = [], Ages(r)
+    for x in r.rows():
+        def cells(way, arena, x=x):
+            told = x[way]
+            if "error" in told:
+                return (f"failed: {told['error']}", *[""] * (1 + arena))
+            return (*([f"{told['arena_bytes'] / MIB:.0f}"] if arena else []), f"{told['peak_bytes'] / MIB:.0f}", f"{statistics.median(told['step_ms']):.0f}")
+
+        rows.append((f"{x['model']}{ages.mark(x['run'])}", x["tokens"], *cells("plimsoll", True), *cells("eager", False)))
+    return ("One text a step through Hugging Face's GPT-2 small, fp32, AdamW, dropout as configured, without a limit; each in a process of its own, one step "
+            "after two that are not counted. Process: what it took beyond Python and its libraries.\n\n"
+            + table(("network", "tokens", "arena MiB", "process MiB", "step ms", "eager PyTorch, process MiB", "step ms"), rows))
+
+
+@section("billion", "1.2 billion parameters")
+def billion(r):
+    ages = Ages(r)
+    rows = [(f"{x['tokens']}{ages.mark(x['run'])}", f"{x['budget'] / MIB:.0f}", f"{x['measured_peak'] / MIB:.0f}", f"{x['process_peak'] / MIB:.0f}", f"{x['predicted_ms'] / 1000:.1f}",
+             f"{x['step_ms'] / 1000:.1f}", f"{x['lower_bound_ms'] / 1000:.1f}", f"{x['disk_bytes'] / GIB:.1f}", f"{1000 * x['tokens'] / x['step_ms']:.1f}") for x in r.rows()]
+    return ("A Llama of 24 blocks (width 2048, 32 heads, 4 of keys, 5632 inside, 32,000 tokens), all parameters trained by AdamW in fp32 on a text of random tokens, "
+            "batch 1; what does not fit lies in a file on disk. The parameters alone are 4.2 GiB, with gradients and Adam's moments 17 GiB. The bound is what the ops "
+            "take with all memory. Disk: read and written in a step.\n\n"
+            + table(("tokens", "budget MiB", "arena's peak", "process MiB", "predicted s", "step s", "bound s", "disk GiB", "tokens/s"), rows))
+
+
 @section("networks", "People's networks, against PyTorch")
 def networks(r):
     ages, short, long = Ages(r), [], []

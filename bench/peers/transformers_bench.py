@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Training steps of Hugging Face's networks at their real sizes, AdamW, fp32, on random data: by PyTorch or by plimsoll.compile.
 
-    transformers_bench.py gpt2|bert|vit-b16|llama-125m BATCH eager|compiled|plimsoll [--memory SIZE] [--host-memory SIZE] [--spill FOLDER:SIZE] [--steps N]
+    transformers_bench.py gpt2|bert|vit-b16|llama-125m BATCH eager|compiled|plimsoll [--memory SIZE] [--host-memory SIZE] [--spill FOLDER:SIZE] [--steps N] [--tokens N]
 
 Prints one line of JSON: {"step_ms": [...], "losses": [...], "peak_bytes": the largest resident size less what the process had before the
 model was made, "first_step_s": ..., and of plimsoll "arena_bytes" and "predicted_ms"}. The first two steps are not among step_ms. What fails is a
-line too: {"error": ...}. Sequences have 512 tokens (BERT: 128); dropout is as the configurations have it by default.
+line too: {"error": ...}. Sequences have 512 tokens (BERT: 128) or as many as said; dropout is as the configurations have it by default.
 """
 import argparse
 import json
@@ -22,18 +22,18 @@ def tokens(batch, length, vocabulary):
     return {"input_ids": ids, "labels": ids.clone()}
 
 
-def gpt2(batch):
+def gpt2(batch, length=512):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(use_cache=False)), tokens(batch, 512, 50257)
+    return GPT2LMHeadModel(GPT2Config(use_cache=False, n_positions=max(1024, length))), tokens(batch, length, 50257)
 
 
-def bert(batch):
+def bert(batch, length=128):
     from transformers import BertConfig, BertForMaskedLM
 
-    given = tokens(batch, 128, 30522)
+    given = tokens(batch, length, 30522)
     given["labels"][torch.rand(given["labels"].shape) > 0.15] = -100
-    return BertForMaskedLM(BertConfig()), given | {"attention_mask": torch.ones(batch, 128, dtype=torch.long)}
+    return BertForMaskedLM(BertConfig(max_position_embeddings=max(512, length))), given | {"attention_mask": torch.ones(batch, length, dtype=torch.long)}
 
 
 def vit(batch):
@@ -42,11 +42,11 @@ def vit(batch):
     return ViTForImageClassification(ViTConfig(num_labels=1000)), {"pixel_values": torch.randn(batch, 3, 224, 224), "labels": torch.randint(0, 1000, (batch,))}
 
 
-def llama(batch):
+def llama(batch, length=512):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = dict(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12, max_position_embeddings=1024)
-    return LlamaForCausalLM(LlamaConfig(use_cache=False, **sizes)), tokens(batch, 512, 32000)
+    sizes = dict(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12, max_position_embeddings=max(1024, length))
+    return LlamaForCausalLM(LlamaConfig(use_cache=False, **sizes)), tokens(batch, length, 32000)
 
 
 MODELS = {"gpt2": gpt2, "bert": bert, "vit-b16": vit, "llama-125m": llama}
@@ -87,13 +87,14 @@ def main():
     for limit in ("--memory", "--host-memory", "--spill"):
         parser.add_argument(limit)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--tokens", type=int, help="of a sequence")
     args = parser.parse_args()
     try:
         import transformers  # noqa: F401
 
         before = resident("VmRSS")
         torch.manual_seed(0)
-        model, batch = MODELS[args.model](args.batch)
+        model, batch = MODELS[args.model](args.batch, *[args.tokens] * bool(args.tokens))
         model.train()
         step, told = by_plimsoll(model, batch, args) if args.way == "plimsoll" else by_pytorch(model, batch, args.way == "compiled")
         losses, step_ms = [], []

@@ -59,8 +59,8 @@ class RandomTransformer {
       x = block(net, one_block_for_all_ ? "block." : fmt::format("block{}.", i), x);
     }
     x = norm(net, "norm", x);
-    const TensorId logits = tied_ ? net.op("FullyConnectedForward", "head", {x, words})
-                                  : linear(net, "head", x, vocabulary_, init, coin());
+    const TensorId logits =
+        tied_ ? net.op("FullyConnectedForward", "head", {x, words}) : linear(net, "head", x, vocabulary_, init, coin());
     random_ = start;
     return std::move(net).finish_language_model(logits);
   }
@@ -178,7 +178,8 @@ TEST(RandomTransformers, EndWithTheSameBitsInEveryBudgetAndByEveryPolicy) {
       tight += program.plan->arena < most;
       moved += program.plan->predicted.offload.count > 0;
       recomputed += program.plan->predicted.recompute_steps > 0;
-      EXPECT_EQ(learned(std::move(program)), wanted) << policy << " at " << share << (moves ? ", with host memory" : "");
+      EXPECT_EQ(learned(std::move(program)), wanted)
+          << policy << " at " << share << (moves ? ", with host memory" : "");
     }
   }
   if (count < 50) return;
