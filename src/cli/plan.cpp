@@ -252,7 +252,7 @@ int plan_cost_graph(const PlanFlags& flags) {
   const Network none;
   const CoreOptions cores;
   const Bytes keeping = keeping_everything(costs);
-  CompileOptions options{.memory = flags.budget_of(keeping), .policy = flags.policy, .placement = flags.placement, .tiers = session.tiers};
+  CompileOptions options{.memory = flags.budget_of(keeping), .policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .as_listed = true};
   Planner planner{flags, session, none, cores, watch, &costs};
   auto result = planner.plan(options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {

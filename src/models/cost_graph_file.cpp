@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/files.h"
 #include "base/json_reader.h"
 #include "plimsoll/cost_graph.h"
@@ -43,8 +45,10 @@ class NodesReader {
     file_.only({"about", "sources", "nodes", "keep", "peak_bytes"});
     if (file_.has("sources")) {
       const JsonReader sources = file_.member("sources");
-      for (size_t i = 0; i < sources.size(); ++i)
-        sources_.push_back(graph().add_source(fmt::format("source {}", i), {stored(size_of(sources.item(i)))}, DType::u8, Role::parameter));
+      for (size_t i = 0; i < sources.size(); ++i) {
+        const int64_t bytes = size_of(sources.item(i));
+        sources_.push_back(bytes == 0 ? TensorId{} : graph().add_source(fmt::format("source {}", i), {bytes}, DType::u8, Role::parameter));
+      }
     }
     const JsonReader nodes = file_.member("nodes");
     for (size_t i = 0; i < nodes.size(); ++i) read_node(nodes.item(i));
@@ -52,7 +56,8 @@ class NodesReader {
       const JsonReader keep = file_.member("keep");
       for (size_t i = 0; i < keep.size(); ++i) {
         const TensorId id = tensor(keep.item(i));
-        if (!graph().tensor(id).producer.valid()) continue;  // stays anyway
+        if (!id.valid() || !graph().tensor(id).producer.valid()) continue;  // a source stays
+        if (std::ranges::find(graph().outputs, id) != graph().outputs.end()) continue;
         graph().tensor(id).role = Role::output;
         graph().outputs.push_back(id);
       }
@@ -63,6 +68,7 @@ class NodesReader {
  private:
   Graph& graph() { return result_.graph; }
 
+  // Invalid: a source without bytes, of which there is nothing to plan.
   TensorId tensor(const JsonReader& r) {
     if (r.size() != 2) r.expected("[node, output] or [\"source\", index]");
     if (r.item(0).raw().is_string()) {
@@ -84,7 +90,9 @@ class NodesReader {
     const JsonReader out = r.member("out"), in = r.member("in");
     for (size_t i = 0; i < out.size(); ++i) bytes.push_back(stored(size_of(out.item(i))));
     std::vector<TensorId> inputs;
-    for (size_t i = 0; i < in.size(); ++i) inputs.push_back(tensor(in.item(i)));
+    for (size_t i = 0; i < in.size(); ++i) {
+      if (const TensorId id = tensor(in.item(i)); id.valid()) inputs.push_back(id);
+    }
     const std::string name = r.has("name") ? r.member("name").text() : fmt::format("node {}", graph().op_count());
     const double ms = ms_of(r.member("ms"));
     at(r, [&] { graph().add_op("Costed", name, name, std::move(inputs), {{"ms", ms}, {"bytes", std::move(bytes)}}); });
