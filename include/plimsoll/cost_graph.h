@@ -43,11 +43,12 @@ std::string to_json(const CostGraph& costs);  // reads back to a graph for which
 // workspaces that they have there. Throws Error(unsupported) where steps are of several ranks, whose messages are no ops.
 CostGraph cost_graph_of(const Graph& graph, const Plan& plan);
 
+// Whether a graph is of costs only: no device has kernels for its ops.
+bool holds_only_costs(const Graph& graph);
+
 // Its times, as costs.
 CostTable costs_of(const CostGraph& costs);
 
-// Every op once.
-double all_ops_ms(const Graph& graph);
 // The most that is there at once where ops run in the order of the list and every value is kept from the op that makes it
 // to its last reader, in its input's bytes where the op allows it. Sizes as the file has them, without what a plan rounds
 // them up by.

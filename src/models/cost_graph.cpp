@@ -27,10 +27,8 @@ CostTable costs_of(const CostGraph& costs) {
   return table;
 }
 
-double all_ops_ms(const Graph& graph) {
-  double ms = 0;
-  for (const Op& op : graph.ops()) ms += op.attributes.real("ms", 0);
-  return ms;
+bool holds_only_costs(const Graph& graph) {
+  return graph.op_count() > 0 && std::ranges::all_of(graph.ops(), [](const Op& op) { return op.type->name.starts_with("Costed"); });
 }
 
 Bytes keeping_everything(const CostGraph& costs) {
