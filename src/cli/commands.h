@@ -115,6 +115,8 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session,
 // The graph of costs that --graph names, for a batch of that size (0: its own). Throws Error(invalid_input) that names a flag
 // which says nothing of such a graph.
 CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch);
+// The device that --device names, whose tiers a plan of such a graph may use, with the graph's costs.
+Session open_costs_session(const CommonFlags& flags, const CostGraph& costs);
 // What the flags say of planning for it.
 CompileOptions compile_options(const CommonFlags& flags, const Session& session, const CostGraph& costs);
 

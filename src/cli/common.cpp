@@ -399,6 +399,19 @@ CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
   return costs;
 }
 
+Session open_costs_session(const CommonFlags& flags, const CostGraph& costs) {
+  const TierOptions tiers = flags.tiers();
+  Session session;
+  if (tiers.host_memory || tiers.spill || tiers.peer || tiers.remote_memory) {
+    session = open_session(flags.device, flags.threads, tiers);  // which knows how fast they are
+  } else {
+    session.device = open_device(flags.device);
+    session.tiers = session.device->info().tiers;
+  }
+  session.costs = costs_of(costs);
+  return session;
+}
+
 CompileOptions compile_options(const CommonFlags& flags, const Session& session, const CostGraph& costs) {
   return {.memory = flags.is_share() ? flags.share_of(keeping_everything(costs)) : flags.memory_bytes().value_or(Bytes{INT64_MAX}),
           .policy = flags.policy,

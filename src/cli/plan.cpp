@@ -258,8 +258,7 @@ int plan_cost_graph(const PlanFlags& flags) {
   }
   const CostGraph costs = open_cost_graph(flags, flags.batch);
   JsonLines out(flags.json);
-  Session session = open_session(flags.device, flags.threads, flags.tiers());
-  session.costs = costs_of(costs);
+  const Session session = open_costs_session(flags, costs);
   for (const std::string& notice : session.notices) complain(notice);
   const Network none;
   const CoreOptions cores;

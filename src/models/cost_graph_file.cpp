@@ -35,7 +35,8 @@ class Scale {
   int64_t bytes(const JsonReader& of, int64_t stated) const {
     const double scaled = std::ceil(static_cast<double>(stated) * factor(of) - 1e-6);
     if (factor_ == 1 || !of.has("scales")) return stated;
-    if (scaled > static_cast<double>(kMostElements)) of.fail(fmt::format("has more than {} bytes with this batch", kMostElements));
+    if (scaled > static_cast<double>(kMostElements))
+      throw Error(ErrorCode::invalid_input, fmt::format("with this batch a tensor has more than {} bytes", kMostElements));
     return static_cast<int64_t>(scaled);
   }
 
