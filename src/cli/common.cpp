@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -363,27 +363,26 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session,
 
 CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
   const CommonFlags none;
-  const std::pair<std::string_view, bool> unfit[] = {
-      {"--memory-is process", flags.means_process()},
-      {"--layer-model", flags.layer_model != none.layer_model},
-      {"--optimizer", !flags.optimizer.empty()},
-      {"--momentum", flags.momentum.has_value()},
-      {"--weight-decay", flags.weight_decay != 0},
-      {"--nesterov", flags.nesterov},
-      {"--freeze", !flags.freeze.empty()},
-      {"--clip-grad-norm", flags.clip_grad_norm != 0},
-      {"--accumulate", flags.accumulate != 1},
-      {"--sync-batch-norm", flags.sync_batch_norm},
-      {"--ranks", flags.ranks != 1},
-      {"--threads", flags.threads != 0},
-      {"--inter-op", flags.inter_op != none.inter_op},
-      {"--intra-op", flags.intra_op != none.intra_op},
-      {"--strategies", flags.strategies.has_value()},
-      {"--image-size", flags.image_size != 0},
-      {"--num-classes", flags.classes != 0},
-      {"--workspace", flags.workspace || flags.workspace_total},
-      {"--batch-sizes", flags.batch_sizes_name.has_value()},
-      {"--exact", flags.exact}};
+  const std::pair<std::string_view, bool> unfit[] = {{"--memory-is process", flags.means_process()},
+                                                     {"--layer-model", flags.layer_model != none.layer_model},
+                                                     {"--optimizer", !flags.optimizer.empty()},
+                                                     {"--momentum", flags.momentum.has_value()},
+                                                     {"--weight-decay", flags.weight_decay != 0},
+                                                     {"--nesterov", flags.nesterov},
+                                                     {"--freeze", !flags.freeze.empty()},
+                                                     {"--clip-grad-norm", flags.clip_grad_norm != 0},
+                                                     {"--accumulate", flags.accumulate != 1},
+                                                     {"--sync-batch-norm", flags.sync_batch_norm},
+                                                     {"--ranks", flags.ranks != 1},
+                                                     {"--threads", flags.threads != 0},
+                                                     {"--inter-op", flags.inter_op != none.inter_op},
+                                                     {"--intra-op", flags.intra_op != none.intra_op},
+                                                     {"--strategies", flags.strategies.has_value()},
+                                                     {"--image-size", flags.image_size != 0},
+                                                     {"--num-classes", flags.classes != 0},
+                                                     {"--workspace", flags.workspace || flags.workspace_total},
+                                                     {"--batch-sizes", flags.batch_sizes_name.has_value()},
+                                                     {"--exact", flags.exact}};
   for (const auto& [flag, given] : unfit) {
     if (!given) continue;
     throw Error(ErrorCode::invalid_input,
@@ -413,7 +412,8 @@ Session open_costs_session(const CommonFlags& flags, const CostGraph& costs) {
 }
 
 CompileOptions compile_options(const CommonFlags& flags, const Session& session, const CostGraph& costs) {
-  return {.memory = flags.is_share() ? flags.share_of(keeping_everything(costs)) : flags.memory_bytes().value_or(Bytes{INT64_MAX}),
+  return {.memory = flags.is_share() ? flags.share_of(keeping_everything(costs))
+                                     : flags.memory_bytes().value_or(Bytes{INT64_MAX}),
           .policy = flags.policy,
           .placement = flags.placement,
           .tiers = session.tiers,
