@@ -361,6 +361,25 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session,
   return options;
 }
 
+namespace {
+
+// Problems whose unit of memory is not the byte.
+void complain_of_rounding(const Graph& graph) {
+  constexpr double kMuch = 1.01;
+  double stated = 0, rounded = 0;
+  for (const Tensor& tensor : graph.tensors()) {
+    stated += static_cast<double>(tensor.bytes().count);
+    rounded += static_cast<double>(align_up(tensor.bytes(), kStayAlignment).count);
+  }
+  if (rounded <= kMuch * stated) return;
+  complain(
+      fmt::format("a plan rounds sizes up to {} bytes, which makes them {:.0f} % larger here; where the unit of the "
+                  "file is not the byte, multiply its sizes",
+                  kStayAlignment, 100 * (rounded / stated - 1)));
+}
+
+}  // namespace
+
 CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
   const CommonFlags none;
   const std::pair<std::string_view, bool> unfit[] = {{"--memory-is process", flags.means_process()},
@@ -395,6 +414,7 @@ CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
   flags.tiers();
   CostGraph costs = read_cost_graph(*network_file_of(flags.model), batch);
   if (flags.is_share()) flags.share_of({});
+  complain_of_rounding(costs.graph);
   return costs;
 }
 

@@ -48,7 +48,8 @@ json diamond() {
 }
 
 json chain() {
-  return json::parse(R"({"directed": true, "nodes": [{"id": "c", "cost_cpu": 3, "cost_ram": 64}, {"id": 1, "cost_cpu": 1, "cost_ram": 640},
+  return json::parse(
+      R"({"directed": true, "nodes": [{"id": "c", "cost_cpu": 3, "cost_ram": 64}, {"id": 1, "cost_cpu": 1, "cost_ram": 640},
     {"id": 2, "cost_cpu": 2, "cost_ram": 128.0}], "links": [{"source": 1, "target": 2}, {"source": 2, "target": "c"}, {"source": 2, "target": "c"}]})");
 }
 
@@ -134,6 +135,15 @@ TEST(CostGraph, ReadsBackAsItWasWritten) {
   }
 }
 
+TEST(CostGraph, OfTheDocumentationCanBePlanned) {
+  std::ifstream file(PLIMSOLL_SOURCE_DIR "/docs/formats.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const size_t begin = page.find("{\"format\": \"plimsoll cost graph\"");
+  ASSERT_NE(begin, std::string::npos);
+  const CostGraph costs = cost_graph_from_json(page.substr(begin, page.find("```", begin) - begin));
+  EXPECT_TRUE(std::holds_alternative<Program>(planned(costs, keeping_everything(costs) + 60_B)));
+}
+
 TEST(CostGraph, ScalesWhatItsFileSaysWithTheBatch) {
   const CostGraph costs = cost_graph_from_json(small().dump(), 8);
   EXPECT_EQ(costs.batch, 8);
@@ -160,8 +170,10 @@ TEST(CostGraph, RefusesWhatNoPlanCouldRun) {
             "ops[1].outputs[0].bytes: an integer from 0 to 1099511627776 was expected, not 9223372036854775807");
   EXPECT_EQ(refused(with("/ops/1/name", "conv")), "ops[1]: there is already an op 'conv'");
   EXPECT_EQ(refused(with("/ops/1/outputs/0/name", "y")), "ops[1]: there is already a tensor 'y'");
-  EXPECT_EQ(refused(with("/ops/1/outputs/0/may_overwrite", {"x"})), "ops[1].outputs[0].may_overwrite[0]: 'x' is no input of the op");
-  EXPECT_EQ(refused(with("/ops/1/outputs/0/bytes", 64)), "ops[1]: an output of 64 bytes cannot lie in those of 'y', which has 6400");
+  EXPECT_EQ(refused(with("/ops/1/outputs/0/may_overwrite", {"x"})),
+            "ops[1].outputs[0].may_overwrite[0]: 'x' is no input of the op");
+  EXPECT_EQ(refused(with("/ops/1/outputs/0/bytes", 64)),
+            "ops[1]: an output of 64 bytes cannot lie in those of 'y', which has 6400");
   EXPECT_EQ(refused(with("/sources/1/next", "dw")),
             "sources[1].next: 'dw' does not lie in the bytes of 'w': its \"must_overwrite\" is to lead there");
   EXPECT_EQ(refused(with("/ops/5/inputs/0", "mean")), "ops[5]: it reads 'mean', which 'conv' has overwritten before");
@@ -169,9 +181,11 @@ TEST(CostGraph, RefusesWhatNoPlanCouldRun) {
   lost["sources"][1].erase("next");
   EXPECT_EQ(refused(lost),
             "'update' overwrites 'w', which stays: the source's \"next\" is to name the last that lies in its bytes");
-  EXPECT_EQ(refused(with("/ops", json::array())), "keep[0]: there is no tensor 'l' yet; ops stand after those that make their inputs");
+  EXPECT_EQ(refused(with("/ops", json::array())),
+            "keep[0]: there is no tensor 'l' yet; ops stand after those that make their inputs");
   EXPECT_EQ(refused(with("/version", 2)), "version: an integer from 1 to 1 was expected, not 2");
-  EXPECT_EQ(refused(with("/format", "other")), "format: \"plimsoll network\" or \"plimsoll cost graph\" was expected, not \"other\"");
+  EXPECT_EQ(refused(with("/format", "other")),
+            "format: \"plimsoll network\" or \"plimsoll cost graph\" was expected, not \"other\"");
   EXPECT_THAT(refused(with("/ops/0/colour", "red")), HasSubstr("\"colour\" is not known here"));
   EXPECT_EQ(refused(json::array()), "an object was expected, not a list");
 }
@@ -181,11 +195,14 @@ TEST(CostGraph, RefusesTextThatIsNoGraph) {
   EXPECT_THAT(refused_text("{}"), HasSubstr("this is no graph"));
   EXPECT_EQ(refused_text(R"({"nodes": []})"), "there are no ops in it");
   EXPECT_EQ(refused_text(R"({"nodes": [], "keep": [], "nodes": []})"), "an object has two members \"nodes\"");
-  EXPECT_THAT(refused_text(R"({"nodes": [{"ms": NaN, "out": [], "in": []}]})"), HasSubstr("this is no JSON, near 'NaN"));
-  EXPECT_THAT(refused_text(R"({"nodes": [{"ms": 1e400, "out": [], "in": []}]})"), HasSubstr("this is no JSON that can be used"));
+  EXPECT_THAT(refused_text(R"({"nodes": [{"ms": NaN, "out": [], "in": []}]})"),
+              HasSubstr("this is no JSON, near 'NaN"));
+  EXPECT_THAT(refused_text(R"({"nodes": [{"ms": 1e400, "out": [], "in": []}]})"),
+              HasSubstr("this is no JSON that can be used"));
   EXPECT_EQ(refused_text(R"({"nodes": [{"ms": 1, "out": [64], "in": [[0, 0]]}]})"),
             "nodes[0].in[0]: there is no node 0 yet: nodes stand in the order in which they run");
-  EXPECT_EQ(refused_text(R"({"nodes": [{"ms": 1, "out": [64], "in": [["source", 0]]}]})"), "nodes[0].in[0]: there are no sources");
+  EXPECT_EQ(refused_text(R"({"nodes": [{"ms": 1, "out": [64], "in": [["source", 0]]}]})"),
+            "nodes[0].in[0]: there are no sources");
   EXPECT_EQ(refused_text(std::string(100000, '[')), "lists and objects are nested deeper than 64");
 }
 
@@ -195,7 +212,10 @@ TEST(CostGraph, IsToldFromANetwork) {
   std::ofstream(file) << small();
   EXPECT_EQ(kind_of_graph_file(file), GraphFile::costs);
   const std::string text = text_of([&] { build_model("graph:" + file.string(), {}); });
-  EXPECT_THAT(text, HasSubstr("the file holds a graph of costs only: it can be planned (plan, compare, max), but there is nothing in it that could be run"));
+  EXPECT_THAT(
+      text,
+      HasSubstr(
+          "the file holds a graph of costs only: it can be planned (plan, compare, max), but there is nothing in it that could be run"));
   std::ofstream(file) << R"({"format": "plimsoll network", "version": 1})";
   EXPECT_EQ(kind_of_graph_file(file), GraphFile::network);
   EXPECT_EQ(text_of([&] { read_cost_graph(file); }),
@@ -221,7 +241,9 @@ TEST(CostGraph, OfANetworksPlanIsPlannedAlike) {
     const auto again = compile_graph(saved.graph, saved.kernels, *device, costs_of(saved), options);
     ASSERT_TRUE(std::holds_alternative<Program>(again)) << model;
     const Plan& plan = std::get<Program>(again).plan;
-    EXPECT_NEAR(plan.predicted.step_time_ms, program.plan->predicted.step_time_ms, 0.01 * program.plan->predicted.step_time_ms) << model;
+    EXPECT_NEAR(plan.predicted.step_time_ms, program.plan->predicted.step_time_ms,
+                0.01 * program.plan->predicted.step_time_ms)
+        << model;
     EXPECT_LE(plan.arena, options.memory) << model;
   }
 }
@@ -294,7 +316,11 @@ TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
   for (uint64_t seed = 0; seed < 150; ++seed) {
     std::mt19937_64 random(seed);
     const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
-    json file{{"format", "plimsoll cost graph"}, {"version", 1}, {"sources", json::array()}, {"ops", json::array()}, {"keep", json::array()}};
+    json file{{"format", "plimsoll cost graph"},
+              {"version", 1},
+              {"sources", json::array()},
+              {"ops", json::array()},
+              {"keep", json::array()}};
     std::vector<std::string> names;
     std::map<std::string, int64_t> bytes;
     const auto add = [&](const std::string& name, int64_t size) {
@@ -303,12 +329,18 @@ TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
     };
     for (int64_t i = below(4); i >= 0; --i) {
       const std::string name = fmt::format("s{}", i);
-      file["sources"].push_back({{"name", name}, {"bytes", 64 * (1 + below(2))}, {"role", below(3) > 0 ? "parameter" : "input"}});
+      file["sources"].push_back(
+          {{"name", name}, {"bytes", 64 * (1 + below(2))}, {"role", below(3) > 0 ? "parameter" : "input"}});
       add(name, file["sources"].back()["bytes"]);
     }
     for (int64_t i = 0; i < 3 + below(8); ++i) {
-      json op{{"name", fmt::format("n{}", i)}, {"ms", below(5)}, {"inputs", json::array()}, {"outputs", json::array()}, {"again", below(5) > 0}};
-      for (int64_t e = below(3); e >= 0; --e) op["inputs"].push_back(names[static_cast<size_t>(below(std::ssize(names)))]);
+      json op{{"name", fmt::format("n{}", i)},
+              {"ms", below(5)},
+              {"inputs", json::array()},
+              {"outputs", json::array()},
+              {"again", below(5) > 0}};
+      for (int64_t e = below(3); e >= 0; --e)
+        op["inputs"].push_back(names[static_cast<size_t>(below(std::ssize(names)))]);
       const std::string first = op["inputs"][0];
       if (below(6) == 0) {
         op["inputs"] = {first};
@@ -343,7 +375,8 @@ TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
     ++planned_ones;
     for (const int64_t percent : {100, 80, 60}) {
       for (const char* policy : {"auto", "liveness", "superneurons"}) {
-        EXPECT_NO_THROW(planned(costs, {std::max<int64_t>(keeping_everything(costs).count * percent / 100, 64)}, policy))
+        EXPECT_NO_THROW(
+            planned(costs, {std::max<int64_t>(keeping_everything(costs).count * percent / 100, 64)}, policy))
             << "seed " << seed << ", " << policy << ": " << file;
       }
     }

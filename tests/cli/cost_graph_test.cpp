@@ -79,15 +79,17 @@ TEST_F(CliCostGraph, IsSavedVerifiedAndExplained) {
 TEST_F(CliCostGraph, CannotBeRun) {
   const std::string file = write("chain.json", chain(4).dump());
   run("plan --graph " + file + " --save " + path("plan.json"));
-  for (const std::string& command : {"train --graph " + file, "train --plan " + path("plan.json"), "profile --graph " + file,
-                                    "heaps --graph " + file}) {
+  for (const std::string& command : {"train --graph " + file, "train --plan " + path("plan.json"),
+                                     "profile --graph " + file, "heaps --graph " + file}) {
     const Outcome outcome = run(command);
     EXPECT_EQ(outcome.code, 2) << command;
     EXPECT_THAT(outcome.err, HasSubstr("the file holds a graph of costs only: it can be planned")) << command;
   }
   EXPECT_THAT(run("compare --run --graph " + file).err, HasSubstr("--run: a graph of costs is planned, never run"));
-  EXPECT_THAT(run("plan --exact --graph " + file).err, HasSubstr("--exact: '" + file + "' holds a graph of costs only"));
-  EXPECT_THAT(run("plan --costs measured --graph " + file).err, HasSubstr("--costs measured: a graph of costs reads no data"));
+  EXPECT_THAT(run("plan --exact --graph " + file).err,
+              HasSubstr("--exact: '" + file + "' holds a graph of costs only"));
+  EXPECT_THAT(run("plan --costs measured --graph " + file).err,
+              HasSubstr("--costs measured: a graph of costs reads no data"));
 }
 
 TEST_F(CliCostGraph, IsComparedByPolicyAndGrownByItsBatch) {
@@ -100,7 +102,9 @@ TEST_F(CliCostGraph, IsComparedByPolicyAndGrownByItsBatch) {
   const json largest = run("max --graph " + file + " --memory 1MiB --json - 2> /dev/null").lines().at(0);
   const int64_t batch = largest.at("batch");
   EXPECT_GT(batch, 100);
-  const auto fits = [&](int64_t n) { return run("plan --graph " + file + " --memory 1MiB --batch " + std::to_string(n)).code == 0; };
+  const auto fits = [&](int64_t n) {
+    return run("plan --graph " + file + " --memory 1MiB --batch " + std::to_string(n)).code == 0;
+  };
   EXPECT_TRUE(fits(batch));
   EXPECT_FALSE(fits(batch + batch / 8));
   EXPECT_EQ(run("max --graph " + write("chain.json", chain(4).dump()) + " --memory 1MiB").code, 2);
@@ -108,14 +112,18 @@ TEST_F(CliCostGraph, IsComparedByPolicyAndGrownByItsBatch) {
 
 TEST_F(CliCostGraph, LeavesTheArenaForTiers) {
   const std::string file = write("chain.json", chain(8).dump());
-  const json plan = run("plan --graph " + file + " --memory 40% --device k40c --host-memory 1MiB --json -").lines().at(0);
+  const json plan =
+      run("plan --graph " + file + " --memory 40% --device k40c --host-memory 1MiB --json -").lines().at(0);
   EXPECT_EQ(plan.at("feasible"), true);
   EXPECT_GT(plan.at("offload_bytes"), 0);
 }
 
 TEST_F(CliCostGraph, OfANetworkIsTheSameProblem) {
   const json network =
-      run("plan resnet20 --batch 16 --device k40c --host-memory 1MiB --memory 70% --json - --save-graph " + path("resnet20.json")).lines().at(0);
+      run("plan resnet20 --batch 16 --device k40c --host-memory 1MiB --memory 70% --json - --save-graph " +
+          path("resnet20.json"))
+          .lines()
+          .at(0);
   const std::string budget = std::to_string(network.at("budget_bytes").get<int64_t>()) + "B";
   const Outcome outcome =
       run("plan --graph " + path("resnet20.json") + " --device k40c --host-memory 1MiB --json - --memory " + budget);
@@ -125,10 +133,10 @@ TEST_F(CliCostGraph, OfANetworkIsTheSameProblem) {
 }
 
 TEST_F(CliCostGraph, ThatIsDamagedIsRefusedWithItsPlace) {
-  for (const auto& [text, what] : {std::pair{"", "the text ends inside a value"},
-                                   std::pair{"{}", "this is no graph"},
-                                   std::pair{R"({"nodes": []})", "there are no ops in it"},
-                                   std::pair{R"({"nodes": [{"ms": -1, "out": [], "in": []}]})", "nodes[0].ms: milliseconds"}}) {
+  for (const auto& [text, what] :
+       {std::pair{"", "the text ends inside a value"}, std::pair{"{}", "this is no graph"},
+        std::pair{R"({"nodes": []})", "there are no ops in it"},
+        std::pair{R"({"nodes": [{"ms": -1, "out": [], "in": []}]})", "nodes[0].ms: milliseconds"}}) {
     const Outcome outcome = run("plan --graph " + write("bad.json", text));
     EXPECT_EQ(outcome.code, 2) << text;
     EXPECT_THAT(outcome.err, HasSubstr(what));
