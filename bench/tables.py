@@ -198,6 +198,9 @@ def transformers(r):
 
         rows.append((*first, x["budget"], *map(cell, names)))
     versions = ", ".join(dict.fromkeys(f"{one['torch']}, transformers {one['transformers']}" for x in r.rows() for told in x["runs"].values() for one in told)) or "none"
+    allocators = {one.get("preloaded", "") for x in r.rows() for way in ("eager", "compiled") for one in x["runs"].get(way, [])} - {""}
+    if allocators:
+        versions += f" (with {', '.join(sorted(allocators))}, which makes it faster)"
     return (f"`plimsoll.compile` on Hugging Face's modules from their default configurations with random weights (GPT-2 small and a Llama of 125 M with 512 tokens, BERT base "
             f"with 128 and a mask of padding, ViT-B/16), fp32, AdamW, dropout as configured, each way in a process of its own, in turns with PyTorch {versions}: time of a step, as a "
             "multiple of PyTorch's faster one; the arena's peak; what the process took beyond Python and its libraries.\n\n"
