@@ -350,7 +350,7 @@ class Largest {
   }
 
   std::variant<Program, Infeasible> plan_costs(int64_t batch, bool fast) {
-    const CostGraph costs = open_cost_graph(flags_, batch);
+    const CostGraph costs = read_cost_graph(*network_file_of(flags_.model), batch);
     CompileOptions options = compile_options(flags_, session_, costs);
     options.name_minimum = false;
     options.first_that_fits = !fast;

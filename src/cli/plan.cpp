@@ -313,7 +313,8 @@ Bytes share_of_network(const PlanFlags& flags, Planner& planner, CompileOptions 
   options.policy = "liveness";
   options.memory = {INT64_MAX};
   const auto keeping = planner.plan(options);
-  return flags.share_of(std::get<Program>(keeping).plan->arena);
+  const Program* const program = std::get_if<Program>(&keeping);
+  return program != nullptr ? flags.share_of(program->plan->arena) : options.memory;  // no kernels keep --workspace
 }
 
 int run_plan(const PlanFlags& flags) {
