@@ -360,6 +360,32 @@ def planning_large(r):
             + table(("network", "batch", "ranks", "memory", "steps", "least GiB", "step", "seconds", "spread s"), rows))
 
 
+# What others found, or proved, on problems that are theirs: the least extra time in percent, and by whom.
+BEST_KNOWN = {
+    ("vgg16_training", 0.95): "0.774 (optimum)", ("vgg16_training", 0.9): "1.968 (optimum)", ("vgg16_training", 0.85): "1.968 (optimum)",
+    ("unet_training", 0.9): "1.129 (optimum)", ("unet_training", 0.8): "1.984 (optimum)", ("unet_training", 0.7): "2.967 (optimum)",
+    ("unet_training", 0.6): "4.451 (optimum)", ("unet_training", 0.5): "at most 7.19",
+    ("unet_trace", 0.9): "3.3 (DTR)", ("unet_trace", 0.8): "5.8 (DTR)", ("unet_trace", 0.7): "8.5 (DTR)", ("unet_trace", 0.6): "13.1 (DTR)",
+    ("unet_trace", 0.5): "15.9 (DTR)",
+}
+
+
+@section("planner", "The planner against the optimum")
+def planner(r):
+    def number(value, digits=2):
+        return "" if value is None else f"{value:.{digits}f}"
+
+    rows, ages = [], Ages(r)
+    for x in r.rows():
+        extra = number(x["extra_time_percent"], 3) if x["feasible"] else "does not fit" if x["proven"] else "no plan found"
+        rows.append((f"{x['problem']}{ages.mark(x['run'])}", x["ops"], percent(x["share"], 0), extra, number(x["bound_percent"]), number(x["gap_percent"]),
+                     BEST_KNOWN.get((x["problem"], x["share"]), ""), number(x["seconds"], 1)))
+    return ("Graphs of costs, in shares of what keeping everything takes: the extra time of the plan over all ops once, the bound that no plan of the "
+            "graph comes below, and the gap between them in points. `bench/planning_problems.py` makes the problems by seed; seconds are of the "
+            "whole command, which also finds the least memory that would do; one run each. What others found is told where the problem is theirs.\n\n"
+            + table(("problem", "ops", "memory", "extra %", "bound %", "gap", "best known elsewhere %", "seconds"), rows))
+
+
 @section("exactness", "The same bits")
 def exactness(r):
     rows = []

@@ -20,6 +20,7 @@
 #include "device/collectives.h"
 #include "device/cpu/machine.h"
 #include "papers/layer_model.h"
+#include "plimsoll/cost_graph.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
 #include "report/explain.h"
@@ -48,7 +49,7 @@ std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Networ
 }
 
 struct PlanFlags : CommonFlags {
-  std::string save, trace, data, report, explain, costs = "estimated";
+  std::string save, save_graph, trace, data, report, explain, costs = "estimated";
   int tensors = 10;
   double link_gbit_per_s = 10, link_latency_us = 50;
 };
@@ -134,16 +135,19 @@ void save(const PlanFlags& flags, const ModelInput& input, const CompileOptions&
             program);
 }
 
-// Plans of one network, each shared among the cores.
+// Plans of one network, each shared among the cores; or of a graph of costs only, whose steps run one after another.
 struct Planner {
   const PlanFlags& flags;
   const Session& session;
   const Network& network;
   const CoreOptions& cores;
-  const Stopwatch& watch;            // since the command began: its plan's time is of all that it did for it
-  std::vector<std::string> notices;  // of the last plan
+  const Stopwatch& watch;  // since the command began: its plan's time is of all that it did for it
+  const CostGraph* only_costs = nullptr;
+  std::vector<std::string> notices = {};  // of the last plan
 
   std::variant<Program, Infeasible> plan(const CompileOptions& options) {
+    if (only_costs != nullptr)
+      return compile_graph(only_costs->graph, only_costs->kernels, *session.device, session.costs, options);
     auto result = compile(flags, network, session, options);
     if (auto* program = std::get_if<Program>(&result)) {
       SharedCores shared = share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
@@ -233,11 +237,90 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
   out.write(object);
 }
 
-int run_plan(const PlanFlags& flags) {
+// What `plan` writes beside the plan itself.
+void write_files(const PlanFlags& flags, const Program& program, const ReportFacts& facts, const JsonLines& out) {
+  if (!flags.save_graph.empty()) {
+    write_file_atomically(flags.save_graph, to_json(cost_graph_of(program.network.graph, program.plan)));
+    say(out, fmt::format("saved its graph of costs: {}", flags.save_graph));
+  }
+  if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
+  if (flags.report.empty()) return;
+  write_file_atomically(flags.report, html_report(program, facts));
+  say(out, fmt::format("report: {} (open it in a browser)", flags.report));
+}
+
+// A graph of costs only: nothing of it is chosen but the plan.
+int plan_cost_graph(const PlanFlags& flags) {
   const Stopwatch watch;
+  if (!flags.data.empty() || flags.costs == "measured") {
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("{}: a graph of costs reads no data, and its times are those of its file; leave the flag out",
+                    flags.data.empty() ? "--costs measured" : "--data"));
+  }
+  const CostGraph costs = open_cost_graph(flags, flags.batch);
+  JsonLines out(flags.json);
+  const Session session = open_costs_session(flags, costs);
+  for (const std::string& notice : session.notices) complain(notice);
+  const Network none;
+  const CoreOptions cores;
+  const CompileOptions options = compile_options(flags, session, costs);
+  Planner planner{flags, session, none, cores, watch, &costs};
+  const Stopwatch planning;
+  std::optional<SlowNotice> notice(std::in_place, fmt::format("planning {}", flags.model));
+  auto result = planner.plan(options);
+  if (auto* infeasible = std::get_if<Infeasible>(&result)) {
+    notice.reset();
+    complain(to_text(*infeasible));
+    out.write(infeasible_json(*infeasible));
+    return kInfeasible;
+  }
+  const Program& program = std::get<Program>(result);
+  const PlanReason reason = find_reason(planner, options, program, planning.seconds());
+  notice.reset();
+  const std::string batch = costs.batch > 0 ? fmt::format(", batch {}", costs.batch) : "";
+  say(out, fmt::format("{}{}: {} ops, costs only", flags.model, batch, costs.graph.op_count()));
+  say(out, plan_text(program, costs.batch) + reason_text(reason));
+  json object = plan_json(program, program.minimum, reason);
+  if (flags.explain.empty()) {
+    say(out,
+        fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
+  } else {
+    const std::string text = explain(program, *session.device, session.costs, flags.explain);
+    say(out, "\n" + text);
+    object["explanation"] = text;
+  }
+  out.write(object);
+  if (!flags.save.empty()) {
+    save(flags, {.batch = std::max<int64_t>(costs.batch, 1)}, options, program);
+    say(out, fmt::format("saved {}", flags.save));
+  }
+  write_files(flags, program,
+              {.model = flags.model, .batch = costs.batch, .device = "costs of a file", .reason = reason}, out);
+  return kDone;
+}
+
+void check_files(const PlanFlags& flags) {
   check_writable("--save", flags.save);
+  check_writable("--save-graph", flags.save_graph);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
+}
+
+// A share of what the network needs where it keeps every tensor, by its fastest kernels.
+Bytes share_of_network(const PlanFlags& flags, Planner& planner, CompileOptions options) {
+  options.name_minimum = false;
+  options.policy = "liveness";
+  options.memory = {INT64_MAX};
+  const auto keeping = planner.plan(options);
+  const Program* const program = std::get_if<Program>(&keeping);
+  return program != nullptr ? flags.share_of(program->plan->arena) : options.memory;  // no kernels keep --workspace
+}
+
+int run_plan(const PlanFlags& flags) {
+  check_files(flags);
+  if (is_cost_graph(flags.model)) return plan_cost_graph(flags);
+  const Stopwatch watch;
   flags.check();
   check_momentum(flags, flags.optimizer_options().name);
   check_costs(flags);
@@ -260,7 +343,8 @@ int run_plan(const PlanFlags& flags) {
     say(out, "interrupted; what was measured is kept");
     return kInterrupted;
   }
-  Planner planner{flags, session, network, cores, watch, {}};
+  Planner planner{flags, session, network, cores, watch};
+  if (flags.is_share()) options.memory = share_of_network(flags, planner, options);
   const Stopwatch planning;
   std::optional<SlowNotice> notice(std::in_place, fmt::format("planning {}, batch {}", flags.model, input.batch));
   auto result = within_process(planner.plan(options), flags, stated);
@@ -279,16 +363,13 @@ int run_plan(const PlanFlags& flags) {
     save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));
   }
-  if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
-  if (!flags.report.empty()) {
-    const ReportFacts facts{.model = flags.model,
-                            .batch = input.batch,
-                            .device = fmt::format("{}: {}", flags.device, session.device->info().description),
-                            .minimum = *program.minimum,
-                            .reason = reason};
-    write_file_atomically(flags.report, html_report(program, facts));
-    say(out, fmt::format("report: {} (open it in a browser)", flags.report));
-  }
+  write_files(flags, program,
+              {.model = flags.model,
+               .batch = input.batch,
+               .device = fmt::format("{}: {}", flags.device, session.device->info().description),
+               .minimum = *program.minimum,
+               .reason = reason},
+              out);
   return kDone;
 }
 
@@ -296,6 +377,7 @@ int run_plan(const PlanFlags& flags) {
 std::string ask_device(const SavedPlan& saved, std::vector<Violation>& violations) {
   try {
     const PlanRequest& request = saved.request;
+    if (holds_only_costs(saved.graph)) return "a graph of costs runs nothing";
     const CoreRequest cores{.threads = request.threads, .inter_op = request.inter_op, .intra_op = request.intra_op};
     const std::unique_ptr<Device> device =
         open_device(saved.plan.device_name, core_options(saved.plan.device_name, cores, request.exact).intra_op);
@@ -540,7 +622,9 @@ Run add_plan(CLI::App& app) {
       "  plimsoll plan vgg16 --batch 32 --memory 2GiB                        would it fit, and what would it cost?\n"
       "  plimsoll plan resnet50 --batch 16 --explain layer1.0.conv1          what happens to this layer, and why\n"
       "  plimsoll plan resnet50 --batch 256 --ranks 8 --memory 2GiB          eight machines: bytes, time, efficiency of each\n"
-      "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json    for `verify` and `train --plan`");
+      "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json    for `verify` and `train --plan`\n"
+      "  plimsoll plan --graph problem.json --memory 60%                     a graph of costs only, from anywhere");
+  flags->takes_share = true;
   flags->add_to(*command, true);
   flags->add_layer_model_to(*command);
   flags->add_optimizer_to(*command);
@@ -570,6 +654,12 @@ Run add_plan(CLI::App& app) {
       ->capture_default_str()
       ->check(number(0, 1e9));
   command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command
+      ->add_option("--save-graph", flags->save_graph,
+                   "Write the plan's ops with their times and bytes as a graph of costs, for `plan --graph` and other "
+                   "planners")
       ->type_name("FILE")
       ->check(not_empty());
   command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")

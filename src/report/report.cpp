@@ -8,6 +8,7 @@
 
 #include "base/texts.h"
 #include "plan/tier_flag.h"
+#include "plimsoll/cost_graph.h"
 #include "plimsoll/ops.h"
 #include "plimsoll/verify.h"
 
@@ -158,7 +159,9 @@ std::string plan_text(const Program& program, int64_t batch) {
   std::string time = time_text(ms) + (batches > 1 ? " a batch" : " a step");
   if (batch > 0 && ms > 0) time += ", " + rate_text(1000.0 * static_cast<double>(batch) / ms);
   const double estimated = plan.predicted.estimated_share;
-  time += is_simulated(plan.device_name) ? " (simulated: by formulas, for a machine that is not there)"
+  time += holds_only_costs(graph)
+              ? fmt::format(" (as the file's costs say: {:.3f} % more than all ops once)", extra_time_percent(plan))
+          : is_simulated(plan.device_name) ? " (simulated: by formulas, for a machine that is not there)"
           : estimated < 0.005
               ? " (from measured kernels)"
               : fmt::format(" ({:.0f} % of it estimated; `plimsoll profile` measures)", 100 * estimated);
@@ -278,6 +281,12 @@ WorkspaceUse workspace_use(const Graph& graph, const Plan& plan) {
 
 }  // namespace
 
+double extra_time_percent(const Plan& plan) {
+  double once = 0;
+  for (const Step& step : plan.steps) once += step.recompute ? 0 : step.time_ms;
+  return once > 0 ? 100 * (plan.predicted.step_time_ms / once - 1) : 0;
+}
+
 json plan_json(const Program& program, std::optional<Bytes> minimum, const std::optional<PlanReason>& told) {
   const Plan& plan = program.plan;
   const PlanReason reason = told.value_or(reason_of(program));
@@ -325,6 +334,7 @@ json plan_json(const Program& program, std::optional<Bytes> minimum, const std::
           {"minimum_bytes", minimum ? json(minimum->count) : json(nullptr)},
           {"baseline_bytes", program.baseline_peak.count},
           {"step_time_ms", plan.predicted.step_time_ms},
+          {"extra_time_percent", extra_time_percent(plan)},
           {"estimated_share", plan.predicted.estimated_share},
           {"offload_bytes", plan.predicted.offload.count},
           {"prefetch_bytes", plan.predicted.prefetch.count},
