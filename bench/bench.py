@@ -1146,9 +1146,6 @@ def options_from(arguments):
     parser.add_argument("--list", action="store_true", help="only say what would be measured, and about how long it takes")
     parser.add_argument("--dirty", action="store_true", help="`all` even with uncommitted changes or a program that was not built here; recorded")
     parser.add_argument("--folder", help="where `tight` and `billion` may write")
-
-
-    parser.add_argument("--folder", help="where `tight` may write")
     parser.add_argument("--problems", metavar="FOLDER", help="planner: these graphs of costs, in shares of their peaks, in place of those that are made")
     parser.add_argument("--name", help="concurrency, operations: for another machine's results beside this one's")
     options = parser.parse_args(arguments)
