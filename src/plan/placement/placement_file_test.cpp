@@ -50,6 +50,11 @@ TEST(PlacementFile, HasItsColumnsInAnyOrder) {
   EXPECT_EQ(file.alignment, 8);
 }
 
+TEST(PlacementFile, MayHoldOneBufferOfAllTheBytesThatANumberHolds) {
+  const PlacementFile file = placement_file_from_csv("id,lower,upper,size\na,0,1,9223372036854775807\n", "x.csv");
+  EXPECT_EQ(file.buffers[0].bytes, Bytes{INT64_MAX});
+}
+
 TEST(PlacementFile, IsWrittenWithOffsetsAndReadBack) {
   const PlacementFile file = placement_file_from_csv("id,lower,upper,size\nb1,0,3,4\nb2,3,9,5\n", "x.csv");
   const std::string text = to_csv(file, place_offline(file.buffers, {.alignment = 1}));
