@@ -82,7 +82,7 @@ TEST(PlacementFile, IsRefusedByFileAndLine) {
   EXPECT_THAT(refusal(header + "a,0,1,-5\n"), HasSubstr("size -5 is negative"));
   EXPECT_THAT(refusal(header + "a,4,4,5\n"), HasSubstr("line 2: upper 4 is not more than lower 4"));
   EXPECT_THAT(refusal(header + "a,0,1,99999999999999999999\n"), HasSubstr("more than a 64-bit number"));
-  EXPECT_THAT(refusal(header + "a,0,1,9223372036854775807\nb,2,3,1\n"), HasSubstr("line 2: the sizes up to here"));
+  EXPECT_THAT(refusal(header + "a,0,1,9223372036854775807\nb,2,3,1\n"), HasSubstr("line 3: the sizes up to here"));
   EXPECT_THAT(refusal(header + "a,0,1,5x\n"), HasSubstr("size '5x' is not a whole number"));
   EXPECT_THAT(refusal(header + "a,0,1,\n"), HasSubstr("size '' is not a whole number"));
   EXPECT_THAT(refusal(header + "a,0,1\n"), HasSubstr("3 columns where the header has 4"));
