@@ -1,15 +1,18 @@
 // Offline placement: the problem is cut into parts. Of each part bundles are made, which are few, and placed by greedy
 // orders; where that does not reach the goal the part itself is placed so, and bundles for heights between. What is
-// left is searched, always in the part that reaches highest.
+// left is searched, always in the part that reaches highest. First fit of the whole problem in the usual orders, where
+// that is lower, is the answer: of many items it comes first, because it is fast and often all that is needed.
 #include <algorithm>
 #include <memory>
 #include <numeric>
 #include <span>
+#include <tuple>
 
 #include "base/clock.h"
 #include "plan/effort.h"
 #include "plan/placement/bundle.h"
 #include "plan/placement/decompose.h"
+#include "plan/placement/first_fit.h"
 #include "plan/placement/greedy.h"
 #include "plan/placement/heap.h"
 #include "plan/placement/problem.h"
@@ -23,7 +26,8 @@ constexpr size_t kSearchItems = 2000;         // of more, only bundles are searc
 constexpr int64_t kGreedyLooks = 12'000'000;  // pairs of items that greedy orders may look at
 constexpr int kMendingPasses = 30;
 constexpr int64_t kMendingLooks = 60'000'000;
-constexpr int64_t kNearlyGood = 50;  // what is above the goal by no more than this part of it is mended
+constexpr int64_t kFirstFitLooks = 100'000'000;  // at ranges of bytes: some 4 s
+constexpr int64_t kNearlyGood = 50;              // what is above the goal by no more than this part of it is mended
 // What greedy orders leave above the goal by more than this part of it seldom comes down to it. Of plans of the zoo's
 // networks whose items are some, 1 of 75 did, and 1 of 224 where they are many; of those with few 10 of 73, but these are
 // placed in no time.
@@ -48,8 +52,8 @@ class PartPlacer {
   // No height below `goal` is looked for; it is at least the lower bound. `lesser`: what comes near it is of use too.
   // What reaches above `limit` is of no use at all. `one_of_many`: what seldom reaches the goal is given up.
   PartPlacer(const PlacementProblem& problem, int64_t goal, bool with_bundles = true, bool lesser = true,
-             int64_t limit = INT64_MAX, bool one_of_many = false)
-      : problem_(problem), proven_(problem.lower_bound) {
+             int64_t limit = INT64_MAX, bool one_of_many = false, Clock::time_point deadline = Clock::time_point::max())
+      : problem_(problem), deadline_(deadline), proven_(problem.lower_bound) {
     for (const PlacementItem& item : problem.items) smallest_step_ = std::gcd(smallest_step_, item.size);
     one_of_many &= problem.items.size() > kFewItems;
     if (one_of_many) {
@@ -60,7 +64,8 @@ class PartPlacer {
     if (with_bundles && place_bundles(goal, has_many() ? 2 : std::size(kChoices))) return;
     if (!one_of_many) run_greedy(goal, limit);
     int64_t failed = goal;
-    for (int n = 0; with_bundles && lesser && n < (has_many() ? 2 : kHalvings) && height_ - failed > smallest_step_;
+    for (int n = 0;
+         with_bundles && lesser && n < (has_many() ? 2 : kHalvings) && height_ - failed > smallest_step_ && in_time();
          ++n) {
       const int64_t middle = failed + (height_ - failed) / 2;
       if (!place_bundles(middle, is_small() ? 4 : 1)) failed = middle;
@@ -98,6 +103,7 @@ class PartPlacer {
  private:
   bool is_small() const { return problem_.items.size() <= kSearchItems; }
   bool has_many() const { return problem_.items.size() > kManyItems; }
+  bool in_time() const { return deadline_ == Clock::time_point::max() || Clock::now() <= deadline_; }
 
   // Heights of `limit` and more are of no use.
   void run_greedy(int64_t goal, int64_t limit) {
@@ -106,6 +112,7 @@ class PartPlacer {
       take(place_on_heap(problem_, Heap::Fit::best, backwards));
       if (height_ <= goal) return;
     }
+    if (!in_time()) return;
     const GreedyPlacer placer(problem_);
     std::vector<int32_t> best_order;
     std::vector<int64_t> offsets;
@@ -119,7 +126,7 @@ class PartPlacer {
     };
     // No order has to be lower than what is nearly good: what comes of it is mended.
     int64_t lowest = height_ - goal < goal / kNearlyGood ? limit : std::min(limit, height_);
-    for (size_t i = 0; i < GreedyPlacer::kOrders && looks_ <= kGreedyLooks; ++i) {
+    for (size_t i = 0; i < GreedyPlacer::kOrders && looks_ <= kGreedyLooks && in_time(); ++i) {
       std::vector<int32_t> order = placer.order(i);
       const int64_t height = try_order(order, lowest);
       if (height_ <= goal) return;
@@ -131,7 +138,8 @@ class PartPlacer {
     if (best_order.empty()) return;
     std::vector<int32_t> order = best_order;
     const int64_t enough = looks_ + kMendingLooks;
-    for (int pass = 0; pass < kMendingPasses && looks_ < enough && height_ - goal < goal / kNearlyGood; ++pass) {
+    for (int pass = 0; pass < kMendingPasses && looks_ < enough && height_ - goal < goal / kNearlyGood && in_time();
+         ++pass) {
       try_order(order, INT64_MAX);
       if (height_ <= goal) return;
       std::stable_partition(order.begin(), order.end(),
@@ -168,7 +176,8 @@ class PartPlacer {
   bool place_bundles(int64_t target, size_t most) {
     const int64_t effort = std::min(kQuickStep, kQuickEffortAnItem * static_cast<int64_t>(problem_.items.size()));
     for (const BundleChoice& choice : std::span(kChoices).first(most)) {
-      Limits limits{.deadline = Clock::time_point::max(), .effort = 100 * kQuickStep};
+      if (!in_time()) return false;
+      Limits limits{.deadline = deadline_, .effort = 100 * kQuickStep};
       try_bundles(target, choice, effort, limits);
       if (!offsets_.empty() && height_ <= target) return true;
     }
@@ -190,7 +199,8 @@ class PartPlacer {
     Decomposition pieces = decompose(bundles.problem);
     for (const PlacementPart& part : pieces.parts) {
       const int64_t part_target = target - part.base;
-      PartPlacer placer(part.problem, part_target, false, true, part_target + part_target / kNearlyGood + 1);
+      PartPlacer placer(part.problem, part_target, false, true, part_target + part_target / kNearlyGood + 1, false,
+                        limits.deadline);
       limits.effort -= placer.looks_;
       bool more = false;
       if (placer.height() > part_target && !limits.reached()) {
@@ -206,6 +216,7 @@ class PartPlacer {
   }
 
   const PlacementProblem& problem_;
+  Clock::time_point deadline_;
   std::vector<int64_t> offsets_;
   int64_t height_ = INT64_MAX, proven_ = 0;
   int64_t smallest_step_ = 0;  // heights differ by multiples of it
@@ -215,17 +226,77 @@ class PartPlacer {
   int64_t searched_ = 0, step_ = kFirstStep;
 };
 
+// First fit of all items in the usual orders, and what comes of placing those above the goal first. Keeps in `best`
+// what is lower; empty where there is none yet. The simple orders are tried whatever the effort is.
+void place_by_first_fit(const PlacementProblem& problem, const std::vector<Buffer>& buffers, int64_t goal,
+                        int64_t effort, Clock::time_point deadline, std::vector<int64_t>& best) {
+  auto size = [&](int32_t i) { return problem.items[i].size; };
+  auto bytes = [&](int32_t i) { return buffers[problem.buffer[i]].bytes.count; };
+  auto duration = [&](int32_t i) { return problem.items[i].duration; };
+  auto area = [&](int32_t i) { return static_cast<double>(bytes(i)) * static_cast<double>(duration(i)); };
+  int64_t height = best.empty() ? INT64_MAX : 0;
+  for (size_t i = 0; i < best.size(); ++i) height = std::max(height, best[i] + problem.items[i].size);
+  if (height <= goal) return;
+  FirstFit first_fit(problem);
+  std::vector<int32_t> best_order;
+  std::vector<int64_t> offsets(problem.items.size());
+  auto try_order = [&](const std::vector<int32_t>& order, int64_t limit) {
+    const int64_t reached = first_fit.place(order, offsets, limit, deadline);
+    if (reached < height) {
+      height = reached;
+      best = offsets;
+    }
+    return reached;
+  };
+  int64_t lowest = INT64_MAX;    // by an order
+  auto try_by = [&](auto key) {  // largest key first
+    if (height <= goal || Clock::now() > deadline) return;
+    std::vector<int32_t> order(problem.items.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) > key(b); });
+    const int64_t reached = try_order(order, std::min(lowest, height > goal + goal / kNearlyGood ? INT64_MAX : height));
+    if (reached >= lowest) return;
+    lowest = reached;
+    best_order = std::move(order);
+  };
+  try_by([&](int32_t i) { return std::tuple(problem.items[i].length(), bytes(i)); });
+  try_by([&](int32_t i) { return bytes(i); });
+  try_by([&](int32_t i) { return duration(i); });
+  try_by(area);
+  try_by([&](int32_t i) { return std::tuple(bytes(i), duration(i)); });
+  try_by([&](int32_t i) { return std::tuple(duration(i), bytes(i)); });
+  try_by([&](int32_t i) { return -problem.items[i].lower; });
+  try_by([&](int32_t i) { return std::tuple(-problem.items[i].lower, bytes(i)); });
+  std::vector<int32_t> order = best_order;
+  for (int pass = 0; pass < kMendingPasses && !order.empty() && height > goal && first_fit.looks() < effort; ++pass) {
+    if (try_order(order, INT64_MAX) == INT64_MAX) return;  // the time is over
+    std::stable_partition(order.begin(), order.end(), [&](int32_t i) { return offsets[i] + size(i) > goal; });
+  }
+}
+
 }  // namespace
 
 Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptions& options) {
   ++planning_effort().placements;
   const PlacementProblem problem = make_problem(buffers, options.alignment);
-  Decomposition pieces = decompose(problem);
   const int64_t goal = std::max(problem.lower_bound, options.capacity.count);
   Limits limits{.deadline = Clock::time_point::max(), .effort = options.effort};
   if (options.seconds)
     limits.deadline =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*options.seconds));
+  const bool hopeless = options.capacity.count > 0 && problem.lower_bound > options.capacity.count;
+  // Of a plan's placement only the height counts, and that it fits is all that many of them are asked for.
+  const bool by_first_fit = !options.roughly && !options.only_to_fit;
+  const int64_t first_fit_effort = std::min(options.effort, kFirstFitLooks);
+  std::vector<int64_t> simple;
+  // Who watches the clock is not kept waiting for more than that.
+  if (by_first_fit && options.seconds && problem.items.size() > kSearchItems) {
+    simple = place_on_heap(problem, Heap::Fit::best, false);
+    place_by_first_fit(problem, buffers, goal, first_fit_effort, limits.deadline, simple);
+    Placement placement = make_placement(problem, simple, buffers.size());
+    if (placement.height.count <= goal || limits.reached()) return placement;
+  }
+  Decomposition pieces = decompose(problem);
   struct Part {
     const PlacementPart& part;
     PartPlacer placer;
@@ -239,11 +310,10 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
   for (const PlacementPart& part : pieces.parts) {
     const int64_t limit = options.useless.count == INT64_MAX ? INT64_MAX : options.useless.count - part.base;
     parts.push_back({part, PartPlacer(part.problem, reached - part.base, !options.roughly, !options.only_to_fit, limit,
-                                      options.only_to_fit && options.one_of_many)});
+                                      options.only_to_fit && options.one_of_many, limits.deadline)});
     reached = std::max(reached, parts.back().height());
   }
   // The height of all is that of the highest part: no other is worth any effort.
-  const bool hopeless = options.capacity.count > 0 && problem.lower_bound > options.capacity.count;
   while (!parts.empty() && !hopeless && !options.roughly && !limits.reached()) {
     Part& highest = *std::max_element(parts.begin(), parts.end(),
                                       [](const Part& a, const Part& b) { return a.height() < b.height(); });
@@ -259,6 +329,14 @@ Placement place_offline(const std::vector<Buffer>& buffers, const PlacementOptio
     }
   }
   Placement placement = make_placement(problem, pieces.offsets, buffers.size());
+  if (placement.height.count > proven && by_first_fit) {
+    if (simple.empty()) {
+      simple = pieces.offsets;
+      place_by_first_fit(problem, buffers, goal, first_fit_effort, limits.deadline, simple);
+    }
+    Placement other = make_placement(problem, simple, buffers.size());
+    if (other.height < placement.height) placement = std::move(other);
+  }
   if (placement.height.count > goal && !options.roughly) {
     // Cutting and shuffling rarely loses to an allocator that takes buffers as they come; where it does, that one is
     // taken.

@@ -53,7 +53,8 @@ class Reader {
     if (upper <= lower) csv_.refuse(fmt::format("upper {} is not more than lower {}", upper, lower));
     if (csv_.has(kAlignment)) read_alignment();
     // Rounding up must not overflow, nor the sum of all.
-    if (__builtin_add_overflow(total_, size, &total_) || __builtin_add_overflow(total_, file_.alignment, &total_)) {
+    const int64_t rest = (file_.alignment - size % file_.alignment) % file_.alignment;
+    if (__builtin_add_overflow(total_, size, &total_) || __builtin_add_overflow(total_, rest, &total_)) {
       csv_.refuse("the sizes up to here are together more than a 64-bit number holds");
     }
     file_.ids.emplace_back(id);

@@ -50,6 +50,11 @@ TEST(PlacementFile, HasItsColumnsInAnyOrder) {
   EXPECT_EQ(file.alignment, 8);
 }
 
+TEST(PlacementFile, MayHoldOneBufferOfAllTheBytesThatANumberHolds) {
+  const PlacementFile file = placement_file_from_csv("id,lower,upper,size\na,0,1,9223372036854775807\n", "x.csv");
+  EXPECT_EQ(file.buffers[0].bytes, Bytes{INT64_MAX});
+}
+
 TEST(PlacementFile, IsWrittenWithOffsetsAndReadBack) {
   const PlacementFile file = placement_file_from_csv("id,lower,upper,size\nb1,0,3,4\nb2,3,9,5\n", "x.csv");
   const std::string text = to_csv(file, place_offline(file.buffers, {.alignment = 1}));
@@ -77,7 +82,7 @@ TEST(PlacementFile, IsRefusedByFileAndLine) {
   EXPECT_THAT(refusal(header + "a,0,1,-5\n"), HasSubstr("size -5 is negative"));
   EXPECT_THAT(refusal(header + "a,4,4,5\n"), HasSubstr("line 2: upper 4 is not more than lower 4"));
   EXPECT_THAT(refusal(header + "a,0,1,99999999999999999999\n"), HasSubstr("more than a 64-bit number"));
-  EXPECT_THAT(refusal(header + "a,0,1,9223372036854775807\nb,2,3,1\n"), HasSubstr("line 2: the sizes up to here"));
+  EXPECT_THAT(refusal(header + "a,0,1,9223372036854775807\nb,2,3,1\n"), HasSubstr("line 3: the sizes up to here"));
   EXPECT_THAT(refusal(header + "a,0,1,5x\n"), HasSubstr("size '5x' is not a whole number"));
   EXPECT_THAT(refusal(header + "a,0,1,\n"), HasSubstr("size '' is not a whole number"));
   EXPECT_THAT(refusal(header + "a,0,1\n"), HasSubstr("3 columns where the header has 4"));

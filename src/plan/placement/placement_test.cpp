@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <numeric>
 #include <random>
 
+#include "plan/placement/first_fit.h"
 #include "plan/placement/greedy.h"
 #include "plan/placement/judge.h"
 #include "plan/placement/search.h"
@@ -216,6 +218,96 @@ TEST(Placement, ManyBuffersThatLiveAllTheTimeArePiledUpWithoutLookingForHoles) {
   for (int i = 0; i < 200'000; ++i) buffers.push_back({0, 9, {64 * static_cast<int64_t>(random() % 1000)}});
   const Placement placement = place_offline(buffers);
   EXPECT_EQ(placement.height, placement.lower_bound);
+}
+
+// First fit as everybody writes it: every earlier one that is alive at the same time is looked at.
+int64_t plain_first_fit(const PlacementProblem& problem, const std::vector<int32_t>& order,
+                        std::vector<int64_t>& offsets) {
+  int64_t height = 0;
+  for (size_t p = 0; p < order.size(); ++p) {
+    const PlacementItem& item = problem.items[order[p]];
+    std::vector<std::pair<int64_t, int64_t>> taken;
+    for (size_t q = 0; q < p; ++q) {
+      const PlacementItem& other = problem.items[order[q]];
+      if (item.lower < other.upper && other.lower < item.upper)
+        taken.emplace_back(offsets[order[q]], offsets[order[q]] + other.size);
+    }
+    std::sort(taken.begin(), taken.end());
+    int64_t offset = 0;
+    for (const auto& [begin, end] : taken) {
+      if (begin - offset >= item.size) break;
+      offset = std::max(offset, end);
+    }
+    offsets[order[p]] = offset;
+    height = std::max(height, offset + item.size);
+  }
+  return height;
+}
+
+std::vector<Buffer> random_set(uint64_t seed, int count) {
+  std::mt19937_64 random(seed);
+  auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < count; ++i) {
+    const int64_t lower = below(count), length = 1 + below(seed % 2 == 0 ? count : 2 + count / 20);
+    buffers.push_back({lower, lower + length, {1 + below(seed % 3 == 0 ? 8 : 5000)}});
+  }
+  return buffers;
+}
+
+TEST(FirstFit, PlacesEveryItemWhereLookingAtAllTheOthersDoes) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const PlacementProblem problem = make_problem(random_set(seed, 1 + static_cast<int>(seed)), seed % 5 == 0 ? 64 : 1);
+    FirstFit first_fit(problem);
+    std::vector<int32_t> order(problem.items.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::vector<int64_t> offsets(order.size()), plain(order.size());
+    for (int again = 0; again < 3; ++again) {
+      std::shuffle(order.begin(), order.end(), std::mt19937_64(seed + again));
+      const int64_t height = plain_first_fit(problem, order, plain);
+      ASSERT_EQ(first_fit.place(order, offsets), height) << "seed " << seed;
+      ASSERT_EQ(offsets, plain) << "seed " << seed;
+      ASSERT_EQ(first_fit.place(order, offsets, height + 1), height) << "seed " << seed;
+      ASSERT_EQ(first_fit.place(order, offsets, height), height) << "seed " << seed;
+    }
+  }
+}
+
+TEST(Placement, IsNeverAboveFirstFitInAnyUsualOrderAndMoreEffortIsNeverWorse) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const std::vector<Buffer> buffers = random_set(seed, 20 + static_cast<int>(seed));
+    const PlacementProblem problem = make_problem(buffers, 1);
+    int64_t last = INT64_MAX;
+    for (const int64_t effort : {0, 100'000, 1'000'000}) {
+      const PlacementOptions options{.alignment = 1, .effort = effort};
+      const Placement placement = place_offline(buffers, options);
+      ASSERT_EQ(judge(buffers, placement, 1), "");
+      ASSERT_EQ(place_offline(buffers, options).offsets, placement.offsets);
+      ASSERT_LE(placement.height.count, last);
+      last = placement.height.count;
+      auto size = [&](int32_t i) { return static_cast<double>(problem.items[i].size); };
+      auto length = [&](int32_t i) { return static_cast<double>(problem.items[i].duration); };
+      const std::vector<std::function<double(int32_t)>> keys{
+          size, length, [&](int32_t i) { return size(i) * length(i); },
+          [&](int32_t i) { return -static_cast<double>(problem.items[i].lower); }};
+      for (const auto& key : keys) {
+        std::vector<int32_t> order(problem.items.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) > key(b); });
+        std::vector<int64_t> offsets(order.size());
+        ASSERT_LE(placement.height.count, plain_first_fit(problem, order, offsets));
+      }
+    }
+  }
+}
+
+TEST(Placement, OneBufferMayHaveAllTheBytesThatANumberHolds) {
+  for (const auto& seconds : {std::optional<double>(), std::optional<double>(5)}) {
+    const Placement placement = place_offline({{0, 1, {INT64_MAX}}}, {.alignment = 1, .seconds = seconds});
+    EXPECT_EQ(placement.height, Bytes{INT64_MAX});
+    EXPECT_TRUE(placement.proven_optimal);
+  }
 }
 
 TEST(Placement, RefusesWhatIsNoProblem) {
