@@ -97,6 +97,8 @@ struct CommonFlags {
   // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
   Bytes budget(const Device& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
+  // --memory as bytes or as a share, "80%", of what keeping everything takes.
+  Bytes budget_of(Bytes keeping_everything) const;
 };
 
 // Throws Error(invalid_input) where --momentum was given for an optimizer that has none.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -320,6 +321,16 @@ std::optional<BatchSizes> CommonFlags::batch_sizes() const {
 }
 
 std::optional<Bytes> CommonFlags::memory_bytes() const { return bytes_of("--memory", memory); }
+
+Bytes CommonFlags::budget_of(Bytes keeping_everything) const {
+  if (!memory || !memory->ends_with('%')) return memory_bytes().value_or(Bytes{INT64_MAX});
+  double percent = 0;
+  const char* const end = memory->data() + memory->size() - 1;
+  const auto [stop, error] = std::from_chars(memory->data(), end, percent);
+  if (error != std::errc() || stop != end || !(percent > 0 && percent <= 1000))
+    throw Error(ErrorCode::invalid_input, fmt::format("--memory: '{}' is no share: more than 0 % and at most 1000 %, as in 80%", *memory));
+  return {static_cast<int64_t>(static_cast<double>(keeping_everything.count) * percent / 100)};
+}
 
 Bytes CommonFlags::budget(const Device& device) const {
   return memory_bytes().value_or(device.info().own_memory ? device.info().memory_available : Bytes{INT64_MAX});

@@ -20,6 +20,7 @@
 #include "device/collectives.h"
 #include "device/cpu/machine.h"
 #include "papers/layer_model.h"
+#include "plimsoll/cost_graph.h"
 #include "plimsoll/train.h"
 #include "plimsoll/verify.h"
 #include "report/explain.h"
@@ -134,16 +135,18 @@ void save(const PlanFlags& flags, const ModelInput& input, const CompileOptions&
             program);
 }
 
-// Plans of one network, each shared among the cores.
+// Plans of one network, each shared among the cores; or of a graph of costs only, whose steps run one after another.
 struct Planner {
   const PlanFlags& flags;
   const Session& session;
   const Network& network;
   const CoreOptions& cores;
   const Stopwatch& watch;            // since the command began: its plan's time is of all that it did for it
-  std::vector<std::string> notices;  // of the last plan
+  const CostGraph* only_costs = nullptr;
+  std::vector<std::string> notices = {};  // of the last plan
 
   std::variant<Program, Infeasible> plan(const CompileOptions& options) {
+    if (only_costs != nullptr) return compile_graph(only_costs->graph, only_costs->kernels, *session.device, session.costs, options);
     auto result = compile(flags, network, session, options);
     if (auto* program = std::get_if<Program>(&result)) {
       SharedCores shared = share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
@@ -233,7 +236,42 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
   out.write(object);
 }
 
+// What the plan's recomputations and copies take, in percent of all ops once.
+double extra_time_percent(const Program& program) {
+  const double once = all_ops_ms(program.network.graph);
+  return once > 0 ? 100 * (program.plan->predicted.step_time_ms / once - 1) : 0;
+}
+
+int plan_cost_graph(const PlanFlags& flags) {
+  const Stopwatch watch;
+  JsonLines out(flags.json);
+  const CostGraph costs = read_cost_graph(*network_file_of(flags.model));
+  Session session = open_session(flags.device, flags.threads, flags.tiers());
+  session.costs = costs_of(costs);
+  for (const std::string& notice : session.notices) complain(notice);
+  const Network none;
+  const CoreOptions cores;
+  const Bytes keeping = keeping_everything(costs);
+  CompileOptions options{.memory = flags.budget_of(keeping), .policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .as_listed = true};
+  Planner planner{flags, session, none, cores, watch, &costs};
+  auto result = planner.plan(options);
+  if (auto* infeasible = std::get_if<Infeasible>(&result)) {
+    complain(to_text(*infeasible));
+    out.write(infeasible_json(*infeasible));
+    return kInfeasible;
+  }
+  const Program& program = std::get<Program>(result);
+  say(out, fmt::format("{}: {} ops, costs only", flags.model, costs.graph.op_count()));
+  say(out, plan_text(program, 0) + fmt::format("  {:<10} {:.3f} % more than all ops once\n", "extra", extra_time_percent(program)));
+  json object = plan_json(program, program.minimum);
+  object["extra_time_percent"] = extra_time_percent(program);
+  object["keeping_everything_bytes"] = keeping.count;
+  out.write(object);
+  return kDone;
+}
+
 int run_plan(const PlanFlags& flags) {
+  if (is_cost_graph(flags.model)) return plan_cost_graph(flags);
   const Stopwatch watch;
   check_writable("--save", flags.save);
   check_writable("--trace", flags.trace);
@@ -260,7 +298,7 @@ int run_plan(const PlanFlags& flags) {
     say(out, "interrupted; what was measured is kept");
     return kInterrupted;
   }
-  Planner planner{flags, session, network, cores, watch, {}};
+  Planner planner{flags, session, network, cores, watch};
   const Stopwatch planning;
   std::optional<SlowNotice> notice(std::in_place, fmt::format("planning {}, batch {}", flags.model, input.batch));
   auto result = within_process(planner.plan(options), flags, stated);

@@ -45,6 +45,7 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
 }
 
 Route route_of(const Graph& graph, const CompileOptions& options) {
+  if (options.as_listed) return listed_route(graph);
   const Bytes in_flight = options.in_flight.value_or(0_B);
   return advance_gathers(graph, delay_updates(graph, make_route(graph), in_flight), in_flight);
 }

@@ -124,7 +124,7 @@ class LeastSearch {
     if (says_more || needs_less) why_ = std::move(why);
   }
   Infeasible explain(const Attempt& attempt, const Device& device) const {
-    const Route route = make_route(attempt.graph);
+    const Route route = options_.as_listed ? listed_route(attempt.graph) : make_route(attempt.graph);
     const PolicyInput input{.graph = attempt.graph,
                             .route = route,
                             .kernels = attempt.layouts.kernels,

@@ -20,6 +20,7 @@ std::vector<OpType> concat_ops();                // concat.cpp: Concat, Slice
 std::vector<OpType> constant_ops();              // constant.cpp
 std::vector<OpType> conv_ops();                  // conv.cpp
 std::vector<OpType> conv_transpose_ops();        // conv_transpose.cpp
+std::vector<OpType> costed_ops();                // costed.cpp: nothing but costs, to be planned
 std::vector<OpType> cumulative_sum_ops();        // cumulative_sum.cpp
 std::vector<OpType> fully_connected_ops();       // fully_connected.cpp
 std::vector<OpType> layer_model_ops();           // layer_model.cpp: the layers of the papers' tables
@@ -58,6 +59,7 @@ inline constexpr std::vector<OpType> (*kOpFamilies[])() = {
     constant_ops,
     conv_ops,
     conv_transpose_ops,
+    costed_ops,
     cumulative_sum_ops,
     fully_connected_ops,
     layer_model_ops,

@@ -261,4 +261,10 @@ class Router {
 
 Route make_route(const Graph& graph) { return Router(graph).route(); }
 
+Route listed_route(const Graph& graph) {
+  Route route;
+  for (OpId op{0}; op.index < graph.op_count(); ++op.index) route.order.push_back(op);
+  return route;
+}
+
 }  // namespace plimsoll

@@ -13,5 +13,7 @@ struct Route {
   std::vector<OpId> order;  // every op of the graph once; inputs always before their readers
 };
 Route make_route(const Graph& graph);
+// The order in which the graph lists them, where that is one in which they can run.
+Route listed_route(const Graph& graph);
 
 }  // namespace plimsoll
