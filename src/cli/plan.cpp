@@ -242,6 +242,9 @@ double extra_time_percent(const Program& program) {
   return once > 0 ? 100 * (program.plan->predicted.step_time_ms / once - 1) : 0;
 }
 
+// One plan is looked for, not many, as for a network's kernels.
+constexpr int64_t kRunEffort = 40'000'000, kRunEffortOfOp = 200'000;
+
 int plan_cost_graph(const PlanFlags& flags) {
   const Stopwatch watch;
   JsonLines out(flags.json);
@@ -252,7 +255,7 @@ int plan_cost_graph(const PlanFlags& flags) {
   const Network none;
   const CoreOptions cores;
   const Bytes keeping = keeping_everything(costs);
-  CompileOptions options{.memory = flags.budget_of(keeping), .policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .as_listed = true};
+  CompileOptions options{.memory = flags.budget_of(keeping), .policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .run_effort = kRunEffort + kRunEffortOfOp * costs.graph.op_count(), .as_listed = true};
   Planner planner{flags, session, none, cores, watch, &costs};
   auto result = planner.plan(options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {

@@ -264,6 +264,10 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   if (!least.attempt) return {{}, {}, std::move(least.why)};
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
+  if (too_much && options.as_listed && may_fit) {  // by a search for this very budget there may be one yet
+    fastest = find_fastest();
+    if (fastest.feasible()) return fastest;
+  }
   if (too_much) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
   if (many) fastest = find_fastest();

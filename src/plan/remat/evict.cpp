@@ -20,6 +20,8 @@ class Evictor {
         class_ms_(timeline.values.size(), 0),
         readers_(timeline.values.size()) {
     std::iota(parent_.begin(), parent_.end(), 0);
+    for (const TimelineValue& value : timeline.values)
+      may_return_.push_back(value.recomputable && may_run_again(timeline, value.producer));
     for (int32_t s = 0; s < static_cast<int32_t>(timeline.steps.size()); ++s) {
       start_ms_.push_back(start_ms_.empty() ? 0 : start_ms_.back() + timeline.steps[s - 1].ms);
       for (int32_t v : timeline.steps[s].recompute_inputs) {
@@ -41,7 +43,7 @@ class Evictor {
 
  private:
   struct Value {
-    bool is_there = false, evicted = false, lost = false;
+    bool is_there = false, evicted = false, lost = false, is_listed = false;
     int32_t locks = 0, next_use = 0;
     double used_at = 0;
   };
@@ -53,12 +55,15 @@ class Evictor {
     values_[v].used_at = clock_;
     if (values_[v].evicted) leave_class(v);
     values_[v].evicted = false;
+    if (!may_return_[v] || timeline_.values[v].bytes == 0 || values_[v].is_listed) return;
+    values_[v].is_listed = true;
+    listed_.push_back(v);
   }
   void go(int32_t v) {
     if (!values_[v].is_there) return;
     values_[v].is_there = false;
     live_ -= timeline_.values[v].bytes;
-    if (!timeline_.values[v].recomputable) return;
+    if (!may_return_[v]) return;
     values_[v].evicted = true;
     join_class(v);
   }
@@ -78,7 +83,7 @@ class Evictor {
     for (int32_t v : inputs) {
       if (values_[v].is_there) continue;
       const TimelineValue& value = timeline_.values[v];
-      if (!value.recomputable || values_[v].lost || !run_step(value.producer)) return false;
+      if (!may_return_[v] || values_[v].lost || !run_step(value.producer)) return false;
     }
     --depth_;
     int64_t room = step.workspace;
@@ -130,9 +135,17 @@ class Evictor {
   int32_t cheapest() {
     int32_t best = -1;
     double least = 0;
-    for (int32_t v = 0; v < static_cast<int32_t>(values_.size()); ++v) {
+    for (size_t i = 0; i < listed_.size();) {
+      const int32_t v = listed_[i];
+      if (!values_[v].is_there) {
+        values_[v].is_listed = false;
+        listed_[i] = listed_.back();
+        listed_.pop_back();
+        continue;
+      }
+      ++i;
+      if (values_[v].locks > 0) continue;
       const TimelineValue& value = timeline_.values[v];
-      if (!values_[v].is_there || values_[v].locks > 0 || !value.recomputable || value.bytes == 0) continue;
       double age = clock_ - values_[v].used_at;
       if (rule_ == EvictionRule::ahead) {
         const int32_t use = values_[v].next_use;
@@ -140,7 +153,7 @@ class Evictor {
         age = at - start_ms_[now_];
       }
       const double h = (cost_around(v) + 1e-9) / (static_cast<double>(value.bytes) * (age + 1e-6));
-      if (best < 0 || h < least) {
+      if (best < 0 || h < least || (h == least && v < best)) {
         best = v;
         least = h;
       }
@@ -217,13 +230,14 @@ class Evictor {
   const EvictionRule rule_;
   const double most_ms_;
   std::vector<Value> values_;
-  std::vector<bool> ran_;  // by step
+  std::vector<bool> ran_;         // by step
+  std::vector<bool> may_return_;  // by value
   std::vector<double> start_ms_;
   std::vector<uint32_t> around_;  // by value: marks of cost_around
   std::vector<int32_t> parent_;   // by value: h_eq's classes
   std::vector<double> class_ms_;  // by root
   std::vector<std::vector<int32_t>> readers_;
-  std::vector<int32_t> stack_;
+  std::vector<int32_t> stack_, listed_;  // listed_: what may be let go, and some that went
   Sequence sequence_;
   uint32_t mark_ = 0;
   int32_t now_ = 0;

@@ -11,6 +11,13 @@ bool contains(std::span<const int32_t> list, int32_t value) {
 
 }  // namespace
 
+bool may_run_again(const ValueTimeline& timeline, int32_t step) {
+  const TimelineStep& what = timeline.steps[step];
+  return !what.collective && !what.recompute_outputs.empty() &&
+         std::all_of(what.recompute_outputs.begin(), what.recompute_outputs.end(),
+                     [&](int32_t v) { return timeline.values[v].recomputable; });
+}
+
 RunSet::RunSet(const ValueTimeline& timeline, int64_t budget)
     : timeline_(timeline),
       steps_(static_cast<int32_t>(timeline.steps.size())),
@@ -32,10 +39,7 @@ RunSet::RunSet(const ValueTimeline& timeline, int64_t budget)
   }
   for (int32_t s = 0; s < steps_; ++s) {
     const TimelineStep& step = timeline.steps[s];
-    const bool again = !step.recompute_outputs.empty() &&
-                       std::all_of(step.recompute_outputs.begin(), step.recompute_outputs.end(),
-                                   [&](int32_t v) { return timeline.values[v].recomputable; });
-    if (!again) continue;
+    if (!may_run_again(timeline, s)) continue;
     last_stage_[s] = steps_ - 1;
     for (int32_t v : step.recompute_inputs) {
       last_stage_[s] = std::min(last_stage_[s], lost[v]);

@@ -23,6 +23,9 @@ namespace plimsoll {
 // Steps in the order in which they run: the first time, or again.
 using Sequence = std::vector<int32_t>;
 
+// Collectives of several ranks are left out.
+bool may_run_again(const ValueTimeline& timeline, int32_t step);
+
 class RunSet {
  public:
   RunSet(const ValueTimeline& timeline, int64_t budget);

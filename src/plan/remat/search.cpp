@@ -37,7 +37,8 @@ class RunSearch {
   RunSearch(const ValueTimeline& timeline, int64_t budget) : timeline_(timeline), set_(timeline, budget) {
     for (int32_t v = 0; v < static_cast<int32_t>(timeline.values.size()); ++v) {
       const TimelineValue& value = timeline.values[v];
-      if (value.recomputable && value.bytes > 0 && (!value.uses.empty() || value.at_end)) candidates_.push_back(v);
+      if (value.recomputable && may_run_again(timeline, value.producer) && value.bytes > 0 &&
+          (!value.uses.empty() || value.at_end)) candidates_.push_back(v);
     }
     double ms = 0, squares = 0;
     for (const TimelineStep& step : timeline.steps) {
