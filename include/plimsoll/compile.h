@@ -98,6 +98,9 @@ struct Program {
   Sharding sharding;             // how states are divided among the ranks
   Bytes lower_bound;             // no plan needs less (least_bytes)
   std::optional<Bytes> minimum;  // the least memory with which there is a plan, as options.name_minimum asks
+  // No plan of these steps in this order, by these kernels and within this budget and these tiers, takes less: what runs
+  // again, and what is copied, is counted (plan/remat/time_bound.h).
+  double bound_ms = 0;
   Bytes baseline_peak;           // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;
 };

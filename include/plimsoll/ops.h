@@ -113,6 +113,9 @@ struct OpType {
 
 // The kind of the layer that an op comes from: its type's, or for the ops of a layer model their attribute "kind".
 LayerKind layer_kind(const Op& op);
+// Its outputs that are the new values of running statistics: its type's, or for ops of costs only their attribute
+// "state_outputs".
+std::vector<int> state_outputs(const Op& op);
 // The rows of the batch that the op runs on, if it can run in parts; else 0.
 int64_t divisible_batch(const Graph& graph, const Op& op);
 

@@ -14,6 +14,7 @@
 #include "device/tier/tier.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/bytes.h"
+#include "plimsoll/cost_graph.h"
 #include "plimsoll/device.h"
 #include "plimsoll/error.h"
 #include "plimsoll/kernels.h"
@@ -72,6 +73,7 @@ struct CommonFlags {
   double weight_decay = 0, clip_grad_norm = 0;
   int64_t accumulate = 1;
   bool nesterov = false, exact = false, sync_batch_norm = false;
+  bool takes_share = false;  // --memory may be one for a network as well
   std::vector<std::string> freeze;
   std::string zero_name = "auto";
   std::optional<std::string> workspace, workspace_total, batch_sizes_name;
@@ -97,8 +99,9 @@ struct CommonFlags {
   // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
   Bytes budget(const Device& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
-  // --memory as bytes or as a share, "80%", of what keeping everything takes.
-  Bytes budget_of(Bytes keeping_everything) const;
+  // --memory may be a share, "80%", of what keeping everything takes.
+  bool is_share() const { return memory && memory->ends_with('%'); }
+  Bytes share_of(Bytes keeping_everything) const;  // throws naming the flag
 };
 
 // Throws Error(invalid_input) where --momentum was given for an optimizer that has none.
@@ -108,6 +111,14 @@ void check_momentum(const CommonFlags& flags, const std::string& optimizer);
 // --memory is of the whole process.
 CompileOptions compile_options(const CommonFlags& flags, const Session& session,
                                const std::optional<ProcessMemory>& process = {});
+
+// The graph of costs that --graph names, for a batch of that size (0: its own). Throws Error(invalid_input) that names a flag
+// which says nothing of such a graph.
+CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch);
+// The device that --device names, whose tiers a plan of such a graph may use, with the graph's costs.
+Session open_costs_session(const CommonFlags& flags, const CostGraph& costs);
+// What the flags say of planning for it.
+CompileOptions compile_options(const CommonFlags& flags, const Session& session, const CostGraph& costs);
 
 // What `train` would take beside its arena for this network; `data`: as --data says, empty: synthetic images.
 ProcessMemory process_of(const CommonFlags& flags, const Network& network, const std::string& data = {});

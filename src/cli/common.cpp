@@ -238,7 +238,9 @@ void CommonFlags::check(bool from_file) const {
                 "--accumulate: the papers' layer model knows no accumulation; leave out --layer-model paper");
   }
   core_request();
-  memory_bytes();
+  if (!takes_share || !is_share()) memory_bytes();
+  if (is_share() && means_process())
+    throw Error(ErrorCode::invalid_input, "--memory: a share is of the arena; leave out --memory-is process");
   if (means_process() && !from_file) check_memory_is_process(device, memory.has_value());
   if (means_process() && has_paper_layers()) {
     throw Error(ErrorCode::invalid_input,
@@ -320,19 +322,27 @@ std::optional<BatchSizes> CommonFlags::batch_sizes() const {
   }
 }
 
-std::optional<Bytes> CommonFlags::memory_bytes() const { return bytes_of("--memory", memory); }
+std::optional<Bytes> CommonFlags::memory_bytes() const {
+  if (!is_share()) return bytes_of("--memory", memory);
+  throw Error(ErrorCode::invalid_input,
+              fmt::format("--memory {}: a share is taken by `plan`, and by `compare` with a --graph of costs only; say "
+                          "how many bytes, as in 512MiB",
+                          *memory));
+}
 
-Bytes CommonFlags::budget_of(Bytes keeping_everything) const {
-  if (!memory || !memory->ends_with('%')) return memory_bytes().value_or(Bytes{INT64_MAX});
+Bytes CommonFlags::share_of(Bytes keeping_everything) const {
   double percent = 0;
   const char* const end = memory->data() + memory->size() - 1;
   const auto [stop, error] = std::from_chars(memory->data(), end, percent);
-  if (error != std::errc() || stop != end || !(percent > 0 && percent <= 1000))
-    throw Error(ErrorCode::invalid_input, fmt::format("--memory: '{}' is no share: more than 0 % and at most 1000 %, as in 80%", *memory));
-  return {static_cast<int64_t>(static_cast<double>(keeping_everything.count) * percent / 100)};
+  if (error != std::errc() || stop != end || !(percent > 0 && percent <= 1000)) {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("--memory: '{}' is no share: more than 0 % and at most 1000 %, as in 80%", *memory));
+  }
+  return std::max(Bytes{static_cast<int64_t>(static_cast<double>(keeping_everything.count) * percent / 100)}, 1_B);
 }
 
 Bytes CommonFlags::budget(const Device& device) const {
+  if (takes_share && is_share()) return {INT64_MAX};  // until what it is a share of is known
   return memory_bytes().value_or(device.info().own_memory ? device.info().memory_available : Bytes{INT64_MAX});
 }
 
@@ -349,6 +359,66 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session,
   options.batch_sizes = flags.batch_sizes();
   options.zero = flags.zero();
   return options;
+}
+
+CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
+  const CommonFlags none;
+  const std::pair<std::string_view, bool> unfit[] = {
+      {"--memory-is process", flags.means_process()},
+      {"--layer-model", flags.layer_model != none.layer_model},
+      {"--optimizer", !flags.optimizer.empty()},
+      {"--momentum", flags.momentum.has_value()},
+      {"--weight-decay", flags.weight_decay != 0},
+      {"--nesterov", flags.nesterov},
+      {"--freeze", !flags.freeze.empty()},
+      {"--clip-grad-norm", flags.clip_grad_norm != 0},
+      {"--accumulate", flags.accumulate != 1},
+      {"--sync-batch-norm", flags.sync_batch_norm},
+      {"--ranks", flags.ranks != 1},
+      {"--threads", flags.threads != 0},
+      {"--inter-op", flags.inter_op != none.inter_op},
+      {"--intra-op", flags.intra_op != none.intra_op},
+      {"--strategies", flags.strategies.has_value()},
+      {"--image-size", flags.image_size != 0},
+      {"--num-classes", flags.classes != 0},
+      {"--workspace", flags.workspace || flags.workspace_total},
+      {"--batch-sizes", flags.batch_sizes_name.has_value()},
+      {"--exact", flags.exact}};
+  for (const auto& [flag, given] : unfit) {
+    if (!given) continue;
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{}: '{}' holds a graph of costs only, in which there is nothing to choose but the plan; "
+                            "leave the flag out",
+                            flag, *network_file_of(flags.model)));
+  }
+  check_choices(flags.policy, flags.placement);
+  if (!flags.is_share()) flags.memory_bytes();
+  flags.tiers();
+  CostGraph costs = read_cost_graph(*network_file_of(flags.model), batch);
+  if (flags.is_share()) flags.share_of({});
+  return costs;
+}
+
+Session open_costs_session(const CommonFlags& flags, const CostGraph& costs) {
+  const TierOptions tiers = flags.tiers();
+  Session session;
+  if (tiers.host_memory || tiers.spill || tiers.peer || tiers.remote_memory) {
+    session = open_session(flags.device, flags.threads, tiers);  // which knows how fast they are
+  } else {
+    session.device = open_device(flags.device);
+    session.tiers = session.device->info().tiers;
+  }
+  session.costs = costs_of(costs);
+  return session;
+}
+
+CompileOptions compile_options(const CommonFlags& flags, const Session& session, const CostGraph& costs) {
+  return {.memory = flags.is_share() ? flags.share_of(keeping_everything(costs)) : flags.memory_bytes().value_or(Bytes{INT64_MAX}),
+          .policy = flags.policy,
+          .placement = flags.placement,
+          .tiers = session.tiers,
+          .as_listed = true,
+          .name_minimum = true};
 }
 
 ProcessMemory process_of(const CommonFlags& flags, const Network& network, const std::string& data) {

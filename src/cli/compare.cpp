@@ -98,8 +98,9 @@ class Comparison {
       : flags_(flags),
         out_(flags.json),
         names_(policies_to_compare(flags)),
-        batch_(flags.batch > 0 ? flags.batch : usual_input(flags.model).batch),
-        network_(build_model(flags.model, planned_input(flags, batch_))),
+        costs_(costs_to_compare(flags)),
+        batch_(costs_ ? costs_->batch : flags.batch > 0 ? flags.batch : usual_input(flags.model).batch),
+        network_(costs_ ? Network{} : build_model(flags.model, planned_input(flags, batch_))),
         cores_(core_options(flags.device, flags.core_request(), flags.exact)),
         process_(stated_process(flags, network_, flags.data)),
         session_(open()) {}
@@ -122,7 +123,18 @@ class Comparison {
     return names;
   }
 
+  static std::optional<CostGraph> costs_to_compare(const CompareFlags& flags) {
+    if (!is_cost_graph(flags.model)) return std::nullopt;
+    if (flags.run || !flags.data.empty()) {
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("{}: a graph of costs is planned, never run, and reads no data; leave the flag out",
+                              flags.run ? "--run" : "--data"));
+    }
+    return open_cost_graph(flags, flags.batch);
+  }
+
   Session open() const {
+    if (costs_) return open_costs_session(flags_, *costs_);
     if (!cores_.notice.empty()) complain(cores_.notice);
     Session session = open_session(flags_.device, cores_.intra_op, flags_.tiers(), probing_room(flags_));
     for (const std::string& notice : session.notices) complain(notice);
@@ -130,10 +142,10 @@ class Comparison {
   }
 
   void write_head() const {
-    const Bytes budget = flags_.budget(*session_.device);
+    const Bytes budget = costs_ ? compile_options(flags_, session_, *costs_).memory : flags_.budget(*session_.device);
     say(out_,
         fmt::format(
-            "{}, batch {}, {}{}{}", flags_.model, batch_,
+            "{}, {}{}{}{}", flags_.model, batch_ > 0 ? fmt::format("batch {}, ", batch_) : "",
             budget.count < INT64_MAX ? "budget " + to_string(budget) : std::string("no budget"),
             process_ ? fmt::format(" of the process, {} of it not the arena's", to_string(process_->beside())) : "",
             session_.device->info().simulated ? ", simulated" : ""));
@@ -143,10 +155,12 @@ class Comparison {
 
   // Whether it has a plan in this budget.
   bool compare(const std::string& name) {
-    CompileOptions options = compile_options(flags_, session_, process_);
+    CompileOptions options =
+        costs_ ? compile_options(flags_, session_, *costs_) : compile_options(flags_, session_, process_);
     options.policy = name;
     options.name_minimum = true;
-    auto result = within_process(compile(flags_, network_, session_, options, false), flags_, process_);
+    auto result = costs_ ? compile_graph(costs_->graph, costs_->kernels, *session_.device, session_.costs, options)
+                         : within_process(compile(flags_, network_, session_, options, false), flags_, process_);
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
       write_infeasible(name, *infeasible);
       return false;
@@ -167,16 +181,20 @@ class Comparison {
 
   void write_plan(const std::string& name, Program& program) {
     const Graph& graph = program.network.graph;
-    const SharedCores shared = share_cores({graph, *session_.device, session_.costs, cores_}, program.plan);
-    for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
-    program.plan = check_plan(graph, shared.plan);
+    if (!costs_) {
+      const SharedCores shared = share_cores({graph, *session_.device, session_.costs, cores_}, program.plan);
+      for (const std::string& text : shared.notices) complain(fmt::format("{}: {}", name, text));
+      program.plan = check_plan(graph, shared.plan);
+    }
     const Prediction& p = program.plan->predicted;
     std::optional<Bytes> minimum = program.minimum;
     if (process_ && minimum) minimum = process_->with(*minimum);
     json object = plan_json(program, minimum);
-    if (shares_cores(flags_.device) && !flags_.has_paper_layers())
-      add_process(object, process_of(flags_, network_, flags_.data), program.plan, flags_.means_process());
-    object["layers"] = layer_count(network_);
+    if (!costs_) {
+      if (shares_cores(flags_.device) && !flags_.has_paper_layers())
+        add_process(object, process_of(flags_, network_, flags_.data), program.plan, flags_.means_process());
+      object["layers"] = layer_count(network_);
+    }
     object["host_bytes"] = used_of(program.plan, "host").count;
     std::string measured;
     if (flags_.run) {
@@ -192,6 +210,7 @@ class Comparison {
   const CompareFlags& flags_;
   JsonLines out_;
   const std::vector<std::string> names_;
+  const std::optional<CostGraph> costs_;  // in place of a network
   const int64_t batch_;
   const Network network_;
   const CoreOptions cores_;
@@ -230,7 +249,9 @@ std::string with_depth(const std::string& model, int64_t n) {
 class Largest {
  public:
   explicit Largest(const MaxFlags& flags)
-      : flags_(flags), session_(open_session(flags.device, flags.threads, flags.tiers(), probing_room(flags))) {
+      : flags_(flags), only_costs_(is_cost_graph(flags.model)),
+        session_(only_costs_ ? open_costs_session(flags, open_cost_graph(flags, 1))
+                             : open_session(flags.device, flags.threads, flags.tiers(), probing_room(flags))) {
     for (const std::string& notice : session_.notices) complain(notice);
   }
 
@@ -299,11 +320,7 @@ class Largest {
     Trial trial;
     try {
       const int64_t batch = depth ? (flags_.batch > 0 ? flags_.batch : 16) : size;
-      const Network network = build_model(model, input_of(flags_, batch));
-      const std::optional<ProcessMemory> process = stated_process(flags_, network);
-      CompileOptions options = compile_options(flags_, session_, process);
-      options.first_that_fits = !fast;
-      const auto result = within_process(compile(flags_, network, session_, options, true), flags_, process);
+      const auto result = only_costs_ ? plan_costs(batch, fast) : plan_network(model, batch, fast);
       if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
         trial.limited_by = !infeasible->flag.empty()      ? infeasible->flag
                            : infeasible->tier.empty()     ? "memory"
@@ -319,6 +336,22 @@ class Largest {
       trial.limited_by = error.what();  // a network or a size that cannot be
       return trial;
     }
+  }
+
+  std::variant<Program, Infeasible> plan_network(const std::string& model, int64_t batch, bool fast) {
+    const Network network = build_model(model, input_of(flags_, batch));
+    const std::optional<ProcessMemory> process = stated_process(flags_, network);
+    CompileOptions options = compile_options(flags_, session_, process);
+    options.first_that_fits = !fast;
+    return within_process(compile(flags_, network, session_, options, true), flags_, process);
+  }
+
+  std::variant<Program, Infeasible> plan_costs(int64_t batch, bool fast) {
+    const CostGraph costs = open_cost_graph(flags_, batch);
+    CompileOptions options = compile_options(flags_, session_, costs);
+    options.name_minimum = false;
+    options.first_that_fits = !fast;
+    return compile_graph(costs.graph, costs.kernels, *session_.device, costs_of(costs), options);
   }
 
   void write_nothing_fits(JsonLines& out) const {
@@ -371,6 +404,7 @@ class Largest {
   }
 
   const MaxFlags& flags_;
+  const bool only_costs_;  // of a file
   Session session_;
   int64_t low_ = 0;                  // the largest that fits
   std::set<int64_t> refused_sizes_;  // the last of them is larger than any that was asked
@@ -384,6 +418,7 @@ Run add_compare(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("compare", "Set all policies side by side: peak, step time, traffic, recomputations");
   flags->add_to(*command, true);
+  flags->takes_share = true;
   flags->add_optimizer_to(*command);
   flags->add_sharing_to(*command);
   flags->add_layer_model_to(*command);
@@ -403,6 +438,7 @@ Run add_compare(CLI::App& app) {
       "Examples:\n  plimsoll compare resnet50 --batch 32 --memory 1GiB --host-memory 8GiB\n  plimsoll compare alexnet --batch 200 --layer-model paper --device k40c --memory 900MiB");
   return [flags] {
     flags->check();
+    if (flags->is_share() && !is_cost_graph(flags->model)) flags->memory_bytes();
     check_momentum(*flags, flags->optimizer_options().name);
     if (flags->run) check_can_run(*flags);
     return Comparison(*flags).run();
@@ -427,6 +463,15 @@ Run add_max(CLI::App& app) {
       throw Error(ErrorCode::invalid_input, unknown_name("--what", flags->what, {"batch", "depth"}));
     policy_options(flags->policy);
     flags->check();
+    if (is_cost_graph(flags->model)) {
+      if (flags->what == "depth" || flags->batch > 0) {
+        throw Error(ErrorCode::invalid_input,
+                    fmt::format("{}: a graph of costs scales with its batch alone, which is what is looked for; leave "
+                                "the flag out",
+                                flags->what == "depth" ? "--what depth" : "--batch"));
+      }
+      return Largest(*flags).run();
+    }
     check_momentum(*flags, flags->optimizer_options().name);
     build_model(flags->what == "depth" ? with_depth(flags->model, 1) : flags->model, input_of(*flags, 1));
     return Largest(*flags).run();

@@ -49,7 +49,7 @@ std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Networ
 }
 
 struct PlanFlags : CommonFlags {
-  std::string save, trace, data, report, explain, costs = "estimated";
+  std::string save, save_graph, trace, data, report, explain, costs = "estimated";
   int tensors = 10;
   double link_gbit_per_s = 10, link_latency_us = 50;
 };
@@ -151,6 +151,8 @@ struct Planner {
     if (auto* program = std::get_if<Program>(&result)) {
       SharedCores shared = share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
       shared.plan.plan_time_ms = watch.ms();
+      if (shared.plan.predicted.lower_bound_ms != program->plan->predicted.lower_bound_ms)  // other threads, or at once
+        program->bound_ms = shared.plan.predicted.lower_bound_ms;
       program->plan = check_plan(program->network.graph, shared.plan);
       notices = shared.notices;
     }
@@ -236,49 +238,86 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
   out.write(object);
 }
 
-// What the plan's recomputations and copies take, in percent of all ops once.
-double extra_time_percent(const Program& program) {
-  const double once = all_ops_ms(program.network.graph);
-  return once > 0 ? 100 * (program.plan->predicted.step_time_ms / once - 1) : 0;
+// What `plan` writes beside the plan itself.
+void write_files(const PlanFlags& flags, const Program& program, const ReportFacts& facts, const JsonLines& out) {
+  if (!flags.save_graph.empty()) {
+    write_file_atomically(flags.save_graph, to_json(cost_graph_of(program.network.graph, program.plan)));
+    say(out, fmt::format("saved its graph of costs: {}", flags.save_graph));
+  }
+  if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
+  if (flags.report.empty()) return;
+  write_file_atomically(flags.report, html_report(program, facts));
+  say(out, fmt::format("report: {} (open it in a browser)", flags.report));
 }
 
-// One plan is looked for, not many, as for a network's kernels.
-constexpr int64_t kRunEffort = 40'000'000, kRunEffortOfOp = 200'000;
-
+// A graph of costs only: nothing of it is chosen but the plan.
 int plan_cost_graph(const PlanFlags& flags) {
   const Stopwatch watch;
+  if (!flags.data.empty() || flags.costs == "measured") {
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("{}: a graph of costs reads no data, and its times are those of its file; leave the flag out",
+                            flags.data.empty() ? "--costs measured" : "--data"));
+  }
+  const CostGraph costs = open_cost_graph(flags, flags.batch);
   JsonLines out(flags.json);
-  const CostGraph costs = read_cost_graph(*network_file_of(flags.model));
-  Session session = open_session(flags.device, flags.threads, flags.tiers());
-  session.costs = costs_of(costs);
+  const Session session = open_costs_session(flags, costs);
   for (const std::string& notice : session.notices) complain(notice);
   const Network none;
   const CoreOptions cores;
-  const Bytes keeping = keeping_everything(costs);
-  CompileOptions options{.memory = flags.budget_of(keeping), .policy = flags.policy, .placement = flags.placement, .tiers = session.tiers, .run_effort = kRunEffort + kRunEffortOfOp * costs.graph.op_count(), .as_listed = true};
+  const CompileOptions options = compile_options(flags, session, costs);
   Planner planner{flags, session, none, cores, watch, &costs};
+  const Stopwatch planning;
+  std::optional<SlowNotice> notice(std::in_place, fmt::format("planning {}", flags.model));
   auto result = planner.plan(options);
   if (auto* infeasible = std::get_if<Infeasible>(&result)) {
+    notice.reset();
     complain(to_text(*infeasible));
     out.write(infeasible_json(*infeasible));
     return kInfeasible;
   }
   const Program& program = std::get<Program>(result);
-  say(out, fmt::format("{}: {} ops, costs only", flags.model, costs.graph.op_count()));
-  say(out, plan_text(program, 0) + fmt::format("  {:<10} {:.3f} % more than all ops once\n", "extra", extra_time_percent(program)));
-  json object = plan_json(program, program.minimum);
-  object["extra_time_percent"] = extra_time_percent(program);
-  object["keeping_everything_bytes"] = keeping.count;
+  const PlanReason reason = find_reason(planner, options, program, planning.seconds());
+  notice.reset();
+  const std::string batch = costs.batch > 0 ? fmt::format(", batch {}", costs.batch) : "";
+  say(out, fmt::format("{}{}: {} ops, costs only", flags.model, batch, costs.graph.op_count()));
+  say(out, plan_text(program, costs.batch) + reason_text(reason));
+  json object = plan_json(program, program.minimum, reason);
+  if (flags.explain.empty()) {
+    say(out, fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
+  } else {
+    const std::string text = explain(program, *session.device, session.costs, flags.explain);
+    say(out, "\n" + text);
+    object["explanation"] = text;
+  }
   out.write(object);
+  if (!flags.save.empty()) {
+    save(flags, {.batch = std::max<int64_t>(costs.batch, 1)}, options, program);
+    say(out, fmt::format("saved {}", flags.save));
+  }
+  write_files(flags, program, {.model = flags.model, .batch = costs.batch, .device = "costs of a file", .reason = reason}, out);
   return kDone;
 }
 
-int run_plan(const PlanFlags& flags) {
-  if (is_cost_graph(flags.model)) return plan_cost_graph(flags);
-  const Stopwatch watch;
+void check_files(const PlanFlags& flags) {
   check_writable("--save", flags.save);
+  check_writable("--save-graph", flags.save_graph);
   check_writable("--trace", flags.trace);
   check_writable("--report", flags.report);
+}
+
+// A share of what the network needs where it keeps every tensor, by its fastest kernels.
+Bytes share_of_network(const PlanFlags& flags, Planner& planner, CompileOptions options) {
+  options.name_minimum = false;
+  options.policy = "liveness";
+  options.memory = {INT64_MAX};
+  const auto keeping = planner.plan(options);
+  return flags.share_of(std::get<Program>(keeping).plan->arena);
+}
+
+int run_plan(const PlanFlags& flags) {
+  check_files(flags);
+  if (is_cost_graph(flags.model)) return plan_cost_graph(flags);
+  const Stopwatch watch;
   flags.check();
   check_momentum(flags, flags.optimizer_options().name);
   check_costs(flags);
@@ -302,6 +341,7 @@ int run_plan(const PlanFlags& flags) {
     return kInterrupted;
   }
   Planner planner{flags, session, network, cores, watch};
+  if (flags.is_share()) options.memory = share_of_network(flags, planner, options);
   const Stopwatch planning;
   std::optional<SlowNotice> notice(std::in_place, fmt::format("planning {}, batch {}", flags.model, input.batch));
   auto result = within_process(planner.plan(options), flags, stated);
@@ -320,16 +360,11 @@ int run_plan(const PlanFlags& flags) {
     save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));
   }
-  if (!flags.trace.empty()) write_file_atomically(flags.trace, trace_json(program.network.graph, program.plan, {}));
-  if (!flags.report.empty()) {
-    const ReportFacts facts{.model = flags.model,
+  write_files(flags, program, {.model = flags.model,
                             .batch = input.batch,
                             .device = fmt::format("{}: {}", flags.device, session.device->info().description),
                             .minimum = *program.minimum,
-                            .reason = reason};
-    write_file_atomically(flags.report, html_report(program, facts));
-    say(out, fmt::format("report: {} (open it in a browser)", flags.report));
-  }
+                            .reason = reason}, out);
   return kDone;
 }
 
@@ -337,6 +372,7 @@ int run_plan(const PlanFlags& flags) {
 std::string ask_device(const SavedPlan& saved, std::vector<Violation>& violations) {
   try {
     const PlanRequest& request = saved.request;
+    if (holds_only_costs(saved.graph)) return "a graph of costs runs nothing";
     const CoreRequest cores{.threads = request.threads, .inter_op = request.inter_op, .intra_op = request.intra_op};
     const std::unique_ptr<Device> device =
         open_device(saved.plan.device_name, core_options(saved.plan.device_name, cores, request.exact).intra_op);
@@ -581,7 +617,9 @@ Run add_plan(CLI::App& app) {
       "  plimsoll plan vgg16 --batch 32 --memory 2GiB                        would it fit, and what would it cost?\n"
       "  plimsoll plan resnet50 --batch 16 --explain layer1.0.conv1          what happens to this layer, and why\n"
       "  plimsoll plan resnet50 --batch 256 --ranks 8 --memory 2GiB          eight machines: bytes, time, efficiency of each\n"
-      "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json    for `verify` and `train --plan`");
+      "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json    for `verify` and `train --plan`\n"
+      "  plimsoll plan --graph problem.json --memory 60%                     a graph of costs only, from anywhere");
+  flags->takes_share = true;
   flags->add_to(*command, true);
   flags->add_layer_model_to(*command);
   flags->add_optimizer_to(*command);
@@ -611,6 +649,12 @@ Run add_plan(CLI::App& app) {
       ->capture_default_str()
       ->check(number(0, 1e9));
   command->add_option("--save", flags->save, "Write the plan, with its graph, for `verify` and `train --plan`")
+      ->type_name("FILE")
+      ->check(not_empty());
+  command
+      ->add_option("--save-graph", flags->save_graph,
+                   "Write the plan's ops with their times and bytes as a graph of costs, for `plan --graph` and other "
+                   "planners")
       ->type_name("FILE")
       ->check(not_empty());
   command->add_option("--trace", flags->trace, "Write the predicted timeline as a Chrome trace (Perfetto)")

@@ -9,6 +9,8 @@
 #include "passes/passes.h"
 #include "plan/policy.h"
 #include "plan/simulate.h"
+#include "plimsoll/cost_graph.h"
+#include "plimsoll/network_file.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -141,6 +143,7 @@ class FileChecker {
                                     [](const Op& op) { return op.type->name.starts_with("Layer"); });
     if (layers != request.paper_layers) return wrong_request("lowered", "the graph is another than was asked for");
     if (layers) return;
+    if (holds_only_costs(graph_)) return check_costs();
     Graph expected;
     try {
       Network network = build_model(request.model, request.input);
@@ -164,6 +167,19 @@ class FileChecker {
     if (expected.states.size() != graph_.states.size()) {
       wrong_request("optimizer", fmt::format("the graph has {} states; by what was asked for there are {}",
                                              graph_.states.size(), expected.states.size()));
+    }
+  }
+
+  // A graph of costs is that of its file, all of it.
+  void check_costs() {
+    try {
+      const auto file = network_file_of(saved_.request.model);
+      if (!file) return wrong_request("model", fmt::format("'{}' is no graph of costs", saved_.request.model));
+      const CostGraph costs = read_cost_graph(*file);
+      const CostGraph asked = costs.batch > 0 ? read_cost_graph(*file, saved_.request.input.batch) : costs;
+      if (fingerprint(asked.graph) != fingerprint(graph_)) wrong_request("model", "the graph is not that of its file");
+    } catch (const Error& error) {
+      wrong_request("model", error.what());
     }
   }
 

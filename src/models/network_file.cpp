@@ -9,13 +9,13 @@
 #include "base/files.h"
 #include "base/json_reader.h"
 #include "graph/json_parts.h"
+#include "models/graph_kind.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
 namespace {
 
 using nlohmann::json;
-constexpr std::string_view kFormat = "plimsoll network";
 constexpr int64_t kVersion = 1;
 constexpr std::string_view kPrefix = "graph:";
 constexpr std::string_view kBatch = "batch";
@@ -215,9 +215,12 @@ bool names_batch(const json& value) {
 }
 
 void check_header(const JsonReader& file) {
+  if (graph_kind(file) != GraphKind::network) {
+    throw Error(ErrorCode::unsupported,
+                "the file holds a graph of costs only: it can be planned (plan, compare, max), but there is nothing in it "
+                "that could be run");
+  }
   file.only({"format", "version", "name", "batch", "training", "evaluation"});
-  const JsonReader format = file.member("format");
-  if (format.text() != kFormat) format.expected(fmt::format("\"{}\"", kFormat));
   file.member("version").integer(kVersion, kVersion);
 }
 

@@ -13,7 +13,7 @@ class RecomputeOperands {
  public:
   RecomputeOperands(const Graph& graph, const Op& op, bool recompute) {
     if (!recompute) return;
-    outputs_ = op.type->state_outputs;
+    outputs_ = state_outputs(op);
     if (outputs_.empty() || !op.type->in_place) return;
     for (const InPlace& pair : op.type->in_place(graph, op)) {
       if (pair.required && output(pair.output)) inputs_.push_back(pair.input);

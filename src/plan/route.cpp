@@ -26,7 +26,7 @@ ById<OpId, bool> find_late_ops(const Graph& graph, const ById<TensorId, std::vec
   ById<OpId, bool> late(graph.op_count(), false);
   for (int32_t i = 0; i < graph.op_count(); ++i) {
     const Op& op = graph.op({i});
-    if (op.phase == Phase::update || op.type->changes_state || !op.type->state_outputs.empty()) continue;
+    if (op.phase == Phase::update || op.type->changes_state || !state_outputs(op).empty()) continue;
     const bool read =
         std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId t) { return !readers[t].empty(); });
     if (!read) continue;

@@ -97,10 +97,8 @@ class TimelineMaker {
 
   void note_in_place(const Op& op, StepLists& lists) {
     const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
-    auto unused = [&](int output) {
-      const auto& list = op.type->state_outputs;
-      return std::find(list.begin(), list.end(), output) != list.end();
-    };
+    const std::vector<int> states = state_outputs(op);
+    auto unused = [&](int output) { return std::find(states.begin(), states.end(), output) != states.end(); };
     for (size_t o = 0; o < op.outputs.size(); ++o) {
       if (!unused(static_cast<int>(o))) lists.recompute_outputs.push_back(timeline_.value_of[op.outputs[o]]);
     }

@@ -11,6 +11,7 @@
 #include "base/names.h"
 #include "base/texts.h"
 #include "plan/cores_json.h"
+#include "plimsoll/cost_graph.h"
 #include "plimsoll/ops.h"
 
 namespace plimsoll {
@@ -251,13 +252,14 @@ class Explainer {
       if (step.kernel.empty()) {
         line("  {}: a view, nothing runs", text);
       } else {
+        const bool given = holds_only_costs(graph_);
         line("  {}: kernel {}, workspace {}, {}", text, step.kernel, to_string(step.workspace),
-             cost_text(chosen(id, step)));
+             given ? time_text(step.time_ms, 4) + " as the file says" : cost_text(chosen(id, step)));
       }
     }
     if (last == nullptr) {
       line("  runs in no step of this plan");
-    } else if (!last->kernel.empty()) {
+    } else if (!last->kernel.empty() && !holds_only_costs(graph_)) {
       alternatives(o, *last);
     }
     text_ += '\n';

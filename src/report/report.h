@@ -45,6 +45,11 @@ std::string peak_tensors_text(const Graph& graph, const Plan& plan, size_t most)
 // The sentences of a PlanReason, as lines below those of plan_text.
 std::string reason_text(const PlanReason& reason);
 
+// What recomputations, and waiting for copies, add to the time of all ops once.
+double extra_time_percent(const Plan& plan);
+// No plan adds less: of Program::bound_ms.
+double bound_percent(const Program& program);
+
 // The fields that `plan --json` promises. `minimum` is the least budget of this policy; the reason is told from the
 // plan alone where none is given.
 nlohmann::json plan_json(const Program& program, std::optional<Bytes> minimum,

@@ -227,7 +227,8 @@ class Checker {
     check_repetition(step, s, op);
     const std::vector<InPlace> pairs = op.type->in_place ? op.type->in_place(graph_, op) : std::vector<InPlace>{};
     // A recomputation leaves running statistics alone: it neither writes them nor needs the old ones.
-    auto is_unused = [&](int output) { return s.recompute && contains(op.type->state_outputs, output); };
+    const std::vector<int> statistics = state_outputs(op);
+    auto is_unused = [&](int output) { return s.recompute && contains(statistics, output); };
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       const bool unused = std::any_of(pairs.begin(), pairs.end(), [&](const InPlace& p) {
         return p.required && p.input == static_cast<int>(i) && is_unused(p.output);

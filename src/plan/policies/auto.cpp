@@ -31,9 +31,9 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
-constexpr int kLeastRuns = 10;         // budgets that are asked for the least
-constexpr int64_t kLeastStep = 256;    // it is found to this part of it
-constexpr int kRunSearches = 4;         // within less and less, where offsets need more than the budget
+constexpr int kLeastRuns = 10;       // budgets that are asked for the least
+constexpr int64_t kLeastStep = 256;  // it is found to this part of it
+constexpr int kRunSearches = 4;      // within less and less, where offsets need more than the budget
 constexpr double kMostComputed = 3;  // times that of a step where nothing runs again, where a plan is known to fit
 
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
@@ -526,6 +526,7 @@ std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
   PolicyInput within = input;
   within.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
   within.least_memory = false;
+  within.run_effort = input.run_effort / kLeastRuns;
   std::optional<Plan> best;
   Bytes low{least_live(*within.timeline, false) - 1};  // nothing is found with so much
   if (below.count == INT64_MAX) below = {RunSet(*within.timeline, INT64_MAX).peak()};
@@ -560,6 +561,7 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
   for (const Policy& policy : policies()) {
     if (best && best->arena <= input.budget) break;
     if (policy.plan == plan_auto || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
+    if (!policy.uses_tiers && !input.search_least) continue;  // they do not find less than the search
     any.budget = (best ? best->arena : below) - Bytes{1};
     PlanOrInfeasible other = policy.plan(any);
     if (Plan* plan = std::get_if<Plan>(&other)) best = std::move(*plan);
@@ -634,7 +636,8 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline &&
           policy.plan != plan_caffe) {
         consider(policy.plan);
-        if (policy.uses_tiers && !input.device.tiers.empty() && (input.explain || may_be_faster(in_place_ms, fastest_so_far())))
+        if (policy.uses_tiers && !input.device.tiers.empty() &&
+            (input.explain || may_be_faster(in_place_ms, fastest_so_far())))
           consider([plan = policy.plan](const PolicyInput& i) { return plan(without_tiers(i)); });
       }
     }

@@ -11,7 +11,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kMostComputed = 100;  // times the step
+constexpr double kMostComputed = 10;  // times the step
 constexpr int kHalvings = 10;
 
 class RulePlanner {
@@ -72,6 +72,8 @@ class RulePlanner {
 }  // namespace
 
 PlanOrInfeasible plan_dtr(const PolicyInput& input) { return RulePlanner(input, EvictionRule::dtr, "dtr").plan(); }
-PlanOrInfeasible plan_dtr_eq(const PolicyInput& input) { return RulePlanner(input, EvictionRule::dtr_eq, "dtr-eq").plan(); }
+PlanOrInfeasible plan_dtr_eq(const PolicyInput& input) {
+  return RulePlanner(input, EvictionRule::dtr_eq, "dtr-eq").plan();
+}
 
 }  // namespace plimsoll

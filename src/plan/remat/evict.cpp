@@ -6,6 +6,8 @@
 namespace plimsoll {
 namespace {
 
+constexpr size_t kMostRuns = 10;  // times the steps: from here on it does little else
+
 class Evictor {
  public:
   Evictor(const ValueTimeline& timeline, int64_t budget, EvictionRule rule, double most_ms)
@@ -37,6 +39,12 @@ class Evictor {
   std::optional<Sequence> run() {
     for (now_ = 0; now_ < static_cast<int32_t>(timeline_.steps.size()); ++now_) {
       if (!run_step(now_)) return std::nullopt;
+    }
+    for (size_t v = 0; v < values_.size(); ++v) values_[v].locks += timeline_.values[v].at_end ? 1 : 0;
+    for (size_t v = 0; v < values_.size(); ++v) {  // what went and must be there at the end
+      const TimelineValue& value = timeline_.values[v];
+      if (!value.at_end || values_[v].is_there) continue;
+      if (!may_return_[v] || values_[v].lost || !run_step(value.producer)) return std::nullopt;
     }
     return std::move(sequence_);
   }
@@ -97,7 +105,7 @@ class Evictor {
     }
     clock_ += step.ms;
     if (again) again_ms_ += step.ms;
-    if (again_ms_ > most_ms_) return false;
+    if (again_ms_ > most_ms_ || sequence_.size() > kMostRuns * timeline_.steps.size()) return false;
     sequence_.push_back(s);
     ran_[s] = true;
     for (int32_t v : outputs) arrive(v);
@@ -144,8 +152,8 @@ class Evictor {
         continue;
       }
       ++i;
-      if (values_[v].locks > 0) continue;
       const TimelineValue& value = timeline_.values[v];
+      if (values_[v].locks > 0) continue;
       double age = clock_ - values_[v].used_at;
       if (rule_ == EvictionRule::ahead) {
         const int32_t use = values_[v].next_use;

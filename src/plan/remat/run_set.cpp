@@ -31,7 +31,7 @@ RunSet::RunSet(const ValueTimeline& timeline, int64_t budget)
       beside_(steps_ + 1, 0),
       value_touched_(timeline.values.size(), 0),
       stage_touched_(steps_ + 1, 0) {
-  std::vector<int32_t> lost(timeline.values.size(), steps_ - 1);  // by value: the step that overwrites it
+  std::vector<int32_t> lost(timeline.values.size(), steps_);  // by value: the step that overwrites it
   for (int32_t s = 0; s < steps_; ++s) {
     for (const TimelineInPlace& pair : timeline.steps[s].in_place) {
       if (pair.required) lost[pair.input] = s;
@@ -40,7 +40,7 @@ RunSet::RunSet(const ValueTimeline& timeline, int64_t budget)
   for (int32_t s = 0; s < steps_; ++s) {
     const TimelineStep& step = timeline.steps[s];
     if (!may_run_again(timeline, s)) continue;
-    last_stage_[s] = steps_ - 1;
+    last_stage_[s] = steps_;
     for (int32_t v : step.recompute_inputs) {
       last_stage_[s] = std::min(last_stage_[s], lost[v]);
       rerun_readers_[v].push_back(s);
@@ -99,7 +99,7 @@ void RunSet::clear() {
   again_ms_ = 0;
   rerun_count_ = 0;
   for (int32_t v = 0; v < static_cast<int32_t>(spans_.size()); ++v) touch_value(v);
-  for (int32_t t = 0; t < steps_; ++t) touch_stage(t);
+  for (int32_t t = 0; t <= steps_; ++t) touch_stage(t);
   settle();
 }
 
@@ -107,17 +107,21 @@ void RunSet::take(const Sequence& sequence) {
   clear();
   std::vector<uint8_t> ran(steps_, 0);
   std::vector<int32_t> waiting;
+  const auto run_again = [&](int32_t stage) {
+    for (int32_t again : waiting) {
+      if (!runs(again, stage) && may_run(again, stage)) toggle(again, stage);
+    }
+    waiting.clear();
+  };
   for (int32_t s : sequence) {
-    if (!ran[s]) {
-      ran[s] = 1;
-      for (int32_t again : waiting) {
-        if (!runs(again, s) && may_run(again, s)) toggle(again, s);
-      }
-      waiting.clear();
-    } else {
+    if (ran[s]) {
       waiting.push_back(s);
+    } else {
+      ran[s] = 1;
+      run_again(s);
     }
   }
+  run_again(steps_);
   settle();
 }
 
@@ -139,7 +143,7 @@ void RunSet::list_uses(int32_t value, std::vector<Run>& uses) const {
   for (int32_t reader : rerun_readers_[value]) {
     for (int32_t stage : stages_[reader]) uses.push_back(run_of(reader, stage));
   }
-  if (what.at_end) uses.push_back(run_of(0, steps_));
+  if (what.at_end) uses.push_back(run_of(steps_, steps_));
   std::sort(uses.begin(), uses.end());
 }
 
@@ -170,7 +174,7 @@ void RunSet::touch_value(int32_t value) {
   touched_values_.push_back(value);
 }
 void RunSet::touch_stage(int32_t stage) {
-  if (stage < 0 || stage >= steps_ || stage_touched_[stage]) return;
+  if (stage < 0 || stage_touched_[stage]) return;
   stage_touched_[stage] = 1;
   touched_stages_.push_back(stage);
 }
@@ -217,13 +221,12 @@ void RunSet::update_value(int32_t value) {
 }
 
 bool RunSet::ends_at(int32_t value, Run run) const {
-  return std::any_of(spans_[value].begin(), spans_[value].end(),
-                     [&](const Span& span) { return span.last == run; });
+  return std::any_of(spans_[value].begin(), spans_[value].end(), [&](const Span& span) { return span.last == run; });
 }
 
 void RunSet::update_stage(int32_t stage) {
   excess_ -= above(stage);
-  int64_t now = 0, most = INT64_MIN;
+  int64_t now = 0, most = stage == steps_ ? 0 : INT64_MIN;
   const auto walk = [&](int32_t s, bool again) {
     const TimelineStep& step = timeline_.steps[s];
     const Run run = run_of(s, stage);
@@ -254,16 +257,16 @@ void RunSet::update_stage(int32_t stage) {
     work_ += static_cast<int64_t>(inputs.size() + outputs.size());
   };
   for (int32_t s : reruns_[stage]) walk(s, true);
-  walk(stage, false);
+  if (stage < steps_) walk(stage, false);
   beside_[stage] = most;
   excess_ += above(stage);
 }
 
 Sequence RunSet::sequence() const {
   Sequence sequence;
-  for (int32_t t = 0; t < steps_; ++t) {
+  for (int32_t t = 0; t <= steps_; ++t) {
     sequence.insert(sequence.end(), reruns_[t].begin(), reruns_[t].end());
-    sequence.push_back(t);
+    if (t < steps_) sequence.push_back(t);
   }
   return sequence;
 }

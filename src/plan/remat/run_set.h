@@ -1,6 +1,7 @@
 // Which steps of a training step run again, and where: all else follows.
 //
-//   stage t: the reruns before step t runs the first time, in the order of the route, then step t itself
+//   stage t: the reruns before step t runs the first time, in the order of the route, then step t itself; the last stage
+//   has reruns alone, of what must be there at the end
 //
 //     step 0   step 1   step 2 | again 0, again 1, step 3 | step 4
 //                              '------ stage 3 ----------'
@@ -87,13 +88,13 @@ class RunSet {
   const ValueTimeline& timeline_;
   const int32_t steps_;
   int64_t budget_;
-  std::vector<int32_t> last_stage_;                 // by step: the last in which it may run again; -1: it may not
-  std::vector<std::vector<int32_t>> rerun_readers_; // by value: the steps that read it when they run again
-  std::vector<std::vector<int32_t>> stages_;        // by step, ascending
-  std::vector<std::vector<int32_t>> reruns_;        // by stage, ascending
-  std::vector<std::vector<Span>> spans_;            // by value
-  std::vector<int64_t> carried_;                    // by stage: bytes that are there when it begins
-  std::vector<int64_t> beside_;                     // by stage: what its fullest run has beside them
+  std::vector<int32_t> last_stage_;                  // by step: the last in which it may run again; -1: it may not
+  std::vector<std::vector<int32_t>> rerun_readers_;  // by value: the steps that read it when they run again
+  std::vector<std::vector<int32_t>> stages_;         // by step, ascending
+  std::vector<std::vector<int32_t>> reruns_;         // by stage, ascending
+  std::vector<std::vector<Span>> spans_;             // by value
+  std::vector<int64_t> carried_;                     // by stage: bytes that are there when it begins
+  std::vector<int64_t> beside_;                      // by stage: what its fullest run has beside them
   double again_ms_ = 0;
   int64_t excess_ = 0, work_ = 0;
   size_t rerun_count_ = 0;

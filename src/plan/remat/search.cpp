@@ -38,7 +38,8 @@ class RunSearch {
     for (int32_t v = 0; v < static_cast<int32_t>(timeline.values.size()); ++v) {
       const TimelineValue& value = timeline.values[v];
       if (value.recomputable && may_run_again(timeline, value.producer) && value.bytes > 0 &&
-          (!value.uses.empty() || value.at_end)) candidates_.push_back(v);
+          (!value.uses.empty() || value.at_end))
+        candidates_.push_back(v);
     }
     double ms = 0, squares = 0;
     for (const TimelineStep& step : timeline.steps) {
@@ -165,8 +166,8 @@ class RunSearch {
     gaps_.clear();
     for (const RunSet::Span& span : set_.spans_of(v)) {
       RunSet::Run from = span.first;
-      for (auto use = std::upper_bound(uses_.begin(), uses_.end(), span.first);
-           use != uses_.end() && *use <= span.last; ++use) {
+      for (auto use = std::upper_bound(uses_.begin(), uses_.end(), span.first); use != uses_.end() && *use <= span.last;
+           ++use) {
         const int32_t a = set_.stage_of(from), b = set_.stage_of(*use);
         if (b > a && (stage < 0 || (a <= stage && stage <= b))) gaps_.emplace_back(from, *use);
         from = *use;
@@ -174,7 +175,7 @@ class RunSearch {
     }
     if (gaps_.empty()) return;
     const auto [from, to] = gaps_[static_cast<size_t>(draws_.below(static_cast<int64_t>(gaps_.size())))];
-    int32_t s = std::min(set_.stage_of(to), set_.steps() - 1);
+    int32_t s = set_.stage_of(to);
     if (draws_.below(8) == 0) s -= draws_.below(s - set_.stage_of(from));
     add(timeline_.values[v].producer, s, 0);
   }
@@ -232,10 +233,9 @@ class RunSearch {
       to += draws_.below(7) - 3;
     } else {  // to where another runs again
       const Rerun other = reruns_[static_cast<size_t>(draws_.below(static_cast<int64_t>(reruns_.size())))];
-      to = kind == 1 ? other.stage : rerun.step + 1 + draws_.below(set_.steps() - rerun.step - 1);
+      to = kind == 1 ? other.stage : rerun.step + 1 + draws_.below(set_.steps() - rerun.step);
     }
-    if (to == rerun.stage || to < 0 || to >= set_.steps() || !set_.may_run(rerun.step, to) ||
-        set_.runs(rerun.step, to))
+    if (to == rerun.stage || to < 0 || to > set_.steps() || !set_.may_run(rerun.step, to) || set_.runs(rerun.step, to))
       return;
     if (draws_.below(2) == 0) {
       change(rerun.step, rerun.stage);
@@ -251,7 +251,7 @@ class RunSearch {
 
   void list_reruns() {
     reruns_.clear();
-    for (int32_t t = 0; t < set_.steps(); ++t) {
+    for (int32_t t = 0; t <= set_.steps(); ++t) {
       for (int32_t s : set_.reruns_in(t)) reruns_.push_back({s, t});
     }
   }
@@ -261,9 +261,8 @@ class RunSearch {
         reruns_.push_back(change);
         continue;
       }
-      const auto found = std::find_if(reruns_.begin(), reruns_.end(), [&](const Rerun& r) {
-        return r.step == change.step && r.stage == change.stage;
-      });
+      const auto found = std::find_if(reruns_.begin(), reruns_.end(),
+                                      [&](const Rerun& r) { return r.step == change.step && r.stage == change.stage; });
       if (found == reruns_.end()) continue;
       *found = reruns_.back();
       reruns_.pop_back();
@@ -291,8 +290,8 @@ class RunSearch {
   const ValueTimeline& timeline_;
   RunSet set_;
   Draws draws_{0};
-  std::vector<int32_t> candidates_;  // values that may be let go
-  double usual_ms_ = 1;              // of a rerun
+  std::vector<int32_t> candidates_;                       // values that may be let go
+  double usual_ms_ = 1;                                   // of a rerun
   double first_price_ = 0, price_ = 0, temperature_ = 0;  // price: ms a byte and stage above the budget
   std::vector<Rerun> reruns_, best_, changes_;
   double best_ms_ = 0;
