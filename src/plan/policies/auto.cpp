@@ -31,9 +31,10 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
-constexpr int kLeastRuns = 10;       // budgets that are asked for the least
-constexpr int64_t kLeastStep = 256;  // it is found to this part of it
-constexpr int kRunSearches = 4;      // within less and less, where offsets need more than the budget
+constexpr int64_t kEffortOfRuns = 500'000;  // of the offsets of each
+constexpr int kLeastRuns = 10;              // budgets that are asked for the least
+constexpr int64_t kLeastStep = 256;         // it is found to this part of it
+constexpr int kRunSearches = 4;             // within less and less, where offsets need more than the budget
 constexpr double kMostComputed = 3;  // times that of a step where nothing runs again, where a plan is known to fit
 
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
@@ -505,6 +506,7 @@ PlanOrInfeasible plan_by_runs(const PolicyInput& input) {
   const Infeasible none{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
   PolicyInput quick = input;
   quick.explain = false;
+  quick.effort = std::min(input.effort, kEffortOfRuns);
   double limit = static_cast<double>(input.budget.count);
   for (int i = 0; i < kRunSearches; ++i) {
     const FoundRuns found = find_runs(timeline, static_cast<int64_t>(limit), input.run_effort);
@@ -526,6 +528,7 @@ std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
   PolicyInput within = input;
   within.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
   within.least_memory = false;
+  within.only_to_fit = true;
   within.run_effort = input.run_effort / kLeastRuns;
   std::optional<Plan> best;
   Bytes low{least_live(*within.timeline, false) - 1};  // nothing is found with so much
