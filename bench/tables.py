@@ -198,6 +198,9 @@ def transformers(r):
 
         rows.append((*first, x["budget"], *map(cell, names)))
     versions = ", ".join(dict.fromkeys(f"{one['torch']}, transformers {one['transformers']}" for x in r.rows() for told in x["runs"].values() for one in told)) or "none"
+    allocators = {one.get("preloaded", "") for x in r.rows() for way in ("eager", "compiled") for one in x["runs"].get(way, [])} - {""}
+    if allocators:
+        versions += f" (with {', '.join(sorted(allocators))}, which makes it faster)"
     return (f"`plimsoll.compile` on Hugging Face's modules from their default configurations with random weights (GPT-2 small and a Llama of 125 M with 512 tokens, BERT base "
             f"with 128 and a mask of padding, ViT-B/16), fp32, AdamW, dropout as configured, each way in a process of its own, in turns with PyTorch {versions}: time of a step, as a "
             "multiple of PyTorch's faster one; the arena's peak; what the process took beyond Python and its libraries.\n\n"
@@ -328,6 +331,32 @@ def planning_large(r):
     return ("The whole command for a simulated h100, which divides states among the ranks and also finds the least memory that would do. The step is beside "
             "that which keeps everything, on every rank; median and spread of three.\n\n"
             + table(("network", "batch", "ranks", "memory", "steps", "least GiB", "step", "seconds", "spread s"), rows))
+
+
+# What others found, or proved, on problems that are theirs: the least extra time in percent, and by whom.
+BEST_KNOWN = {
+    ("vgg16_training", 0.95): "0.774 (optimum)", ("vgg16_training", 0.9): "1.968 (optimum)", ("vgg16_training", 0.85): "1.968 (optimum)",
+    ("unet_training", 0.9): "1.129 (optimum)", ("unet_training", 0.8): "1.984 (optimum)", ("unet_training", 0.7): "2.967 (optimum)",
+    ("unet_training", 0.6): "4.451 (optimum)", ("unet_training", 0.5): "at most 7.19",
+    ("unet_trace", 0.9): "3.3 (DTR)", ("unet_trace", 0.8): "5.8 (DTR)", ("unet_trace", 0.7): "8.5 (DTR)", ("unet_trace", 0.6): "13.1 (DTR)",
+    ("unet_trace", 0.5): "15.9 (DTR)",
+}
+
+
+@section("planner", "The planner against the optimum")
+def planner(r):
+    def number(value, digits=2):
+        return "" if value is None else f"{value:.{digits}f}"
+
+    rows, ages = [], Ages(r)
+    for x in r.rows():
+        extra = number(x["extra_time_percent"], 3) if x["feasible"] else "does not fit" if x["proven"] else "no plan found"
+        rows.append((f"{x['problem']}{ages.mark(x['run'])}", x["ops"], percent(x["share"], 0), extra, number(x["bound_percent"]), number(x["gap_percent"]),
+                     BEST_KNOWN.get((x["problem"], x["share"]), ""), number(x["seconds"], 1)))
+    return ("Graphs of costs, in shares of what keeping everything takes: the extra time of the plan over all ops once, the bound that no plan of the "
+            "graph comes below, and the gap between them in points. `bench/planning_problems.py` makes the problems by seed; seconds are of the "
+            "whole command, which also finds the least memory that would do; one run each. What others found is told where the problem is theirs.\n\n"
+            + table(("problem", "ops", "memory", "extra %", "bound %", "gap", "best known elsewhere %", "seconds"), rows))
 
 
 @section("exactness", "The same bits")

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fuzz/cost_graph_seed.h"
 #include "fuzz/targets.h"
 #include "plimsoll/checkpoint.h"
 #include "train/safetensors.h"
@@ -212,6 +213,16 @@ inline std::vector<std::string> seeds(std::string_view target) {
   }
   if (target == "saved_plan") return {saved_plan_seed()};
   if (target == "network") return {network_seed()};
+  if (target == "cost_graph") {
+    return {
+        cost_graph_seed(),
+        R"({"about": "a diamond", "sources": [128, 0], "nodes": [{"name": "a", "ms": 1, "out": [64, 192], "in": [["source", 0], ["source", 1]]},
+{"name": "b", "ms": 2.5, "out": [640], "in": [[0, 0]]}, {"name": "c", "ms": 2, "out": [640], "in": [[0, 1], ["source", 0]]},
+{"name": "d", "ms": 1, "out": [64], "in": [[1, 0], [2, 0], [0, 1]]}], "keep": [[3, 0]], "peak_bytes": 1664})",
+        R"({"directed": true, "multigraph": false, "graph": {}, "nodes": [{"id": 0, "cost_cpu": 1, "cost_ram": 640},
+{"id": "b", "cost_cpu": 2.5, "cost_ram": 128.0}, {"id": 2, "cost_cpu": 1, "cost_ram": 64}],
+"links": [{"source": 0, "target": "b"}, {"source": "b", "target": 2}, {"source": 0, "target": 2}]})"};
+  }
   if (target == "model_name") {
     return {"resnet:6-32-788-6", "densenet:depth=40,growth=12", "mlp:256-128",
             "vgg16:dropout=0.5", "dcgan:z=100,width=64",        "lenet"};

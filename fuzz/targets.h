@@ -23,9 +23,13 @@
 #include "models/catalog.h"
 #include "ops/expression.h"
 #include "plan/placement/placement_file.h"
+#include "plan/policy.h"
+#include "plan/route.h"
 #include "plimsoll/autodiff.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/checkpoint.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/cost_graph.h"
 #include "plimsoll/error.h"
 #include "plimsoll/graph.h"
 #include "plimsoll/kernels.h"
@@ -297,6 +301,26 @@ inline void read_network(std::string_view input) {
   }
 }
 
+// A graph of costs that can be read can be planned: every policy's plan is safe, or there is none.
+inline void read_cost_graph(std::string_view input) {
+  for (const int64_t batch : {0, 3}) {
+    accept_or_refuse([&] {
+      const CostGraph costs = cost_graph_from_json(input, batch);
+      require(fingerprint(cost_graph_from_json(to_json(costs)).graph) == fingerprint(costs.graph),
+              "a graph of costs that changes when it is read back");
+      const Route route = listed_route(costs.graph);
+      const CostTable table = costs_of(costs);
+      PolicyInput asked{.graph = costs.graph, .route = route, .kernels = costs.kernels, .costs = table, .device = {}};
+      asked.device.tiers = {{.name = "host", .capacity = 1_MiB, .out_gb_per_s = 1, .in_gb_per_s = 1}};
+      asked.budget = {keeping_everything(costs).count / 4 * 3};
+      for (const std::string_view policy : {"liveness", "auto"}) {
+        const PlanOrInfeasible result = find_policy(policy).plan(asked);
+        if (const Plan* plan = std::get_if<Plan>(&result)) check_plan(costs.graph, *plan);
+      }
+    });
+  }
+}
+
 // An expression of a Pointwise op, and its derivatives, which are expressions again.
 inline void read_expression(std::string_view input) {
   accept_or_refuse([&] {
@@ -450,6 +474,7 @@ inline constexpr Target kTargets[] = {
     {"plan", read_plan},
     {"saved_plan", read_saved_plan},
     {"network", read_network},
+    {"cost_graph", read_cost_graph},
     {"model_name", read_model_name},
     {"data_spec", read_data_spec},
     {"train_options", read_train_options},

@@ -9,6 +9,7 @@ line too: {"error": ...}. Sequences have 512 tokens (BERT: 128); dropout is as t
 """
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -103,7 +104,8 @@ def main():
         if not statistics.fmean(losses) > 0:
             raise ArithmeticError(f"the losses are {losses}: these times would mean nothing")
         print(json.dumps({"step_ms": step_ms[2:], "first_step_s": step_ms[0] / 1000, "losses": losses, "peak_bytes": resident("VmHWM") - before,
-                          "threads": torch.get_num_threads(), "torch": torch.__version__, "transformers": transformers.__version__, **told()}))
+                          "threads": torch.get_num_threads(), "torch": torch.__version__, "transformers": transformers.__version__,
+                          "preloaded": os.environ.get("LD_PRELOAD", ""), **told()}))
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}))
         sys.exit(1)

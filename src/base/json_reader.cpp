@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <set>
+#include <vector>
 
 #include "plimsoll/error.h"
 
@@ -45,9 +48,14 @@ std::string shown(const json& value) {
 
 json parse_json(std::string_view text) {
   try {
-    return json::parse(text.begin(), text.end(), [](int depth, json::parse_event_t, json&) {
+    std::vector<std::set<std::string, std::less<>>> names;  // of the objects that are open
+    return json::parse(text.begin(), text.end(), [&](int depth, json::parse_event_t event, json& value) {
       if (depth > kDeepest)
         throw Error(ErrorCode::corrupt_file, fmt::format("lists and objects are nested deeper than {}", kDeepest));
+      if (event == json::parse_event_t::object_start) names.emplace_back();
+      if (event == json::parse_event_t::object_end) names.pop_back();
+      if (event == json::parse_event_t::key && !names.back().insert(value.get_ref<const std::string&>()).second)
+        throw Error(ErrorCode::corrupt_file, fmt::format("an object has two members {}", shown(value)));
       return true;
     });
   } catch (const json::parse_error& error) {

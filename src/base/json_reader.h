@@ -10,7 +10,8 @@
 
 namespace plimsoll {
 
-// Throws Error(corrupt_file) with line and column, also when the nesting is deeper than anything of ours.
+// Throws Error(corrupt_file) with line and column; also when the nesting is deeper than anything of ours, or an object has two
+// members of one name.
 nlohmann::json parse_json(std::string_view text);
 
 // A value in a document, with what is asked of it. The document must outlive it.

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -361,29 +361,47 @@ CompileOptions compile_options(const CommonFlags& flags, const Session& session,
   return options;
 }
 
+namespace {
+
+// Problems whose unit of memory is not the byte.
+void complain_of_rounding(const Graph& graph) {
+  constexpr double kMuch = 1.01;
+  double stated = 0, rounded = 0;
+  for (const Tensor& tensor : graph.tensors()) {
+    stated += static_cast<double>(tensor.bytes().count);
+    rounded += static_cast<double>(align_up(tensor.bytes(), kStayAlignment).count);
+  }
+  if (rounded <= kMuch * stated) return;
+  complain(
+      fmt::format("a plan rounds sizes up to {} bytes, which makes them {:.0f} % larger here; where the unit of the "
+                  "file is not the byte, multiply its sizes",
+                  kStayAlignment, 100 * (rounded / stated - 1)));
+}
+
+}  // namespace
+
 CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
   const CommonFlags none;
-  const std::pair<std::string_view, bool> unfit[] = {
-      {"--memory-is process", flags.means_process()},
-      {"--layer-model", flags.layer_model != none.layer_model},
-      {"--optimizer", !flags.optimizer.empty()},
-      {"--momentum", flags.momentum.has_value()},
-      {"--weight-decay", flags.weight_decay != 0},
-      {"--nesterov", flags.nesterov},
-      {"--freeze", !flags.freeze.empty()},
-      {"--clip-grad-norm", flags.clip_grad_norm != 0},
-      {"--accumulate", flags.accumulate != 1},
-      {"--sync-batch-norm", flags.sync_batch_norm},
-      {"--ranks", flags.ranks != 1},
-      {"--threads", flags.threads != 0},
-      {"--inter-op", flags.inter_op != none.inter_op},
-      {"--intra-op", flags.intra_op != none.intra_op},
-      {"--strategies", flags.strategies.has_value()},
-      {"--image-size", flags.image_size != 0},
-      {"--num-classes", flags.classes != 0},
-      {"--workspace", flags.workspace || flags.workspace_total},
-      {"--batch-sizes", flags.batch_sizes_name.has_value()},
-      {"--exact", flags.exact}};
+  const std::pair<std::string_view, bool> unfit[] = {{"--memory-is process", flags.means_process()},
+                                                     {"--layer-model", flags.layer_model != none.layer_model},
+                                                     {"--optimizer", !flags.optimizer.empty()},
+                                                     {"--momentum", flags.momentum.has_value()},
+                                                     {"--weight-decay", flags.weight_decay != 0},
+                                                     {"--nesterov", flags.nesterov},
+                                                     {"--freeze", !flags.freeze.empty()},
+                                                     {"--clip-grad-norm", flags.clip_grad_norm != 0},
+                                                     {"--accumulate", flags.accumulate != 1},
+                                                     {"--sync-batch-norm", flags.sync_batch_norm},
+                                                     {"--ranks", flags.ranks != 1},
+                                                     {"--threads", flags.threads != 0},
+                                                     {"--inter-op", flags.inter_op != none.inter_op},
+                                                     {"--intra-op", flags.intra_op != none.intra_op},
+                                                     {"--strategies", flags.strategies.has_value()},
+                                                     {"--image-size", flags.image_size != 0},
+                                                     {"--num-classes", flags.classes != 0},
+                                                     {"--workspace", flags.workspace || flags.workspace_total},
+                                                     {"--batch-sizes", flags.batch_sizes_name.has_value()},
+                                                     {"--exact", flags.exact}};
   for (const auto& [flag, given] : unfit) {
     if (!given) continue;
     throw Error(ErrorCode::invalid_input,
@@ -396,6 +414,7 @@ CostGraph open_cost_graph(const CommonFlags& flags, int64_t batch) {
   flags.tiers();
   CostGraph costs = read_cost_graph(*network_file_of(flags.model), batch);
   if (flags.is_share()) flags.share_of({});
+  complain_of_rounding(costs.graph);
   return costs;
 }
 
@@ -413,7 +432,8 @@ Session open_costs_session(const CommonFlags& flags, const CostGraph& costs) {
 }
 
 CompileOptions compile_options(const CommonFlags& flags, const Session& session, const CostGraph& costs) {
-  return {.memory = flags.is_share() ? flags.share_of(keeping_everything(costs)) : flags.memory_bytes().value_or(Bytes{INT64_MAX}),
+  return {.memory = flags.is_share() ? flags.share_of(keeping_everything(costs))
+                                     : flags.memory_bytes().value_or(Bytes{INT64_MAX}),
           .policy = flags.policy,
           .placement = flags.placement,
           .tiers = session.tiers,

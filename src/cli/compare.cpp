@@ -99,7 +99,9 @@ class Comparison {
         out_(flags.json),
         names_(policies_to_compare(flags)),
         costs_(costs_to_compare(flags)),
-        batch_(costs_ ? costs_->batch : flags.batch > 0 ? flags.batch : usual_input(flags.model).batch),
+        batch_(costs_            ? costs_->batch
+               : flags.batch > 0 ? flags.batch
+                                 : usual_input(flags.model).batch),
         network_(costs_ ? Network{} : build_model(flags.model, planned_input(flags, batch_))),
         cores_(core_options(flags.device, flags.core_request(), flags.exact)),
         process_(stated_process(flags, network_, flags.data)),
@@ -249,7 +251,8 @@ std::string with_depth(const std::string& model, int64_t n) {
 class Largest {
  public:
   explicit Largest(const MaxFlags& flags)
-      : flags_(flags), only_costs_(is_cost_graph(flags.model)),
+      : flags_(flags),
+        only_costs_(is_cost_graph(flags.model)),
         session_(only_costs_ ? open_costs_session(flags, open_cost_graph(flags, 1))
                              : open_session(flags.device, flags.threads, flags.tiers(), probing_room(flags))) {
     for (const std::string& notice : session_.notices) complain(notice);
@@ -347,7 +350,7 @@ class Largest {
   }
 
   std::variant<Program, Infeasible> plan_costs(int64_t batch, bool fast) {
-    const CostGraph costs = open_cost_graph(flags_, batch);
+    const CostGraph costs = read_cost_graph(*network_file_of(flags_.model), batch);
     CompileOptions options = compile_options(flags_, session_, costs);
     options.name_minimum = false;
     options.first_that_fits = !fast;

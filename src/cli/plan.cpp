@@ -141,12 +141,13 @@ struct Planner {
   const Session& session;
   const Network& network;
   const CoreOptions& cores;
-  const Stopwatch& watch;            // since the command began: its plan's time is of all that it did for it
+  const Stopwatch& watch;  // since the command began: its plan's time is of all that it did for it
   const CostGraph* only_costs = nullptr;
   std::vector<std::string> notices = {};  // of the last plan
 
   std::variant<Program, Infeasible> plan(const CompileOptions& options) {
-    if (only_costs != nullptr) return compile_graph(only_costs->graph, only_costs->kernels, *session.device, session.costs, options);
+    if (only_costs != nullptr)
+      return compile_graph(only_costs->graph, only_costs->kernels, *session.device, session.costs, options);
     auto result = compile(flags, network, session, options);
     if (auto* program = std::get_if<Program>(&result)) {
       SharedCores shared = share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
@@ -254,9 +255,10 @@ void write_files(const PlanFlags& flags, const Program& program, const ReportFac
 int plan_cost_graph(const PlanFlags& flags) {
   const Stopwatch watch;
   if (!flags.data.empty() || flags.costs == "measured") {
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("{}: a graph of costs reads no data, and its times are those of its file; leave the flag out",
-                            flags.data.empty() ? "--costs measured" : "--data"));
+    throw Error(
+        ErrorCode::invalid_input,
+        fmt::format("{}: a graph of costs reads no data, and its times are those of its file; leave the flag out",
+                    flags.data.empty() ? "--costs measured" : "--data"));
   }
   const CostGraph costs = open_cost_graph(flags, flags.batch);
   JsonLines out(flags.json);
@@ -283,7 +285,8 @@ int plan_cost_graph(const PlanFlags& flags) {
   say(out, plan_text(program, costs.batch) + reason_text(reason));
   json object = plan_json(program, program.minimum, reason);
   if (flags.explain.empty()) {
-    say(out, fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
+    say(out,
+        fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
   } else {
     const std::string text = explain(program, *session.device, session.costs, flags.explain);
     say(out, "\n" + text);
@@ -294,7 +297,8 @@ int plan_cost_graph(const PlanFlags& flags) {
     save(flags, {.batch = std::max<int64_t>(costs.batch, 1)}, options, program);
     say(out, fmt::format("saved {}", flags.save));
   }
-  write_files(flags, program, {.model = flags.model, .batch = costs.batch, .device = "costs of a file", .reason = reason}, out);
+  write_files(flags, program,
+              {.model = flags.model, .batch = costs.batch, .device = "costs of a file", .reason = reason}, out);
   return kDone;
 }
 
@@ -311,7 +315,8 @@ Bytes share_of_network(const PlanFlags& flags, Planner& planner, CompileOptions 
   options.policy = "liveness";
   options.memory = {INT64_MAX};
   const auto keeping = planner.plan(options);
-  return flags.share_of(std::get<Program>(keeping).plan->arena);
+  const Program* const program = std::get_if<Program>(&keeping);
+  return program != nullptr ? flags.share_of(program->plan->arena) : options.memory;  // no kernels keep --workspace
 }
 
 int run_plan(const PlanFlags& flags) {
@@ -360,11 +365,13 @@ int run_plan(const PlanFlags& flags) {
     save(flags, input, options, program);
     say(out, fmt::format("saved {}", flags.save));
   }
-  write_files(flags, program, {.model = flags.model,
-                            .batch = input.batch,
-                            .device = fmt::format("{}: {}", flags.device, session.device->info().description),
-                            .minimum = *program.minimum,
-                            .reason = reason}, out);
+  write_files(flags, program,
+              {.model = flags.model,
+               .batch = input.batch,
+               .device = fmt::format("{}: {}", flags.device, session.device->info().description),
+               .minimum = *program.minimum,
+               .reason = reason},
+              out);
   return kDone;
 }
 

@@ -28,7 +28,8 @@ CostTable costs_of(const CostGraph& costs) {
 }
 
 bool holds_only_costs(const Graph& graph) {
-  return graph.op_count() > 0 && std::ranges::all_of(graph.ops(), [](const Op& op) { return op.type->name.starts_with("Costed"); });
+  return graph.op_count() > 0 &&
+         std::ranges::all_of(graph.ops(), [](const Op& op) { return op.type->name.starts_with("Costed"); });
 }
 
 Bytes keeping_everything(const CostGraph& costs) {
@@ -86,7 +87,8 @@ namespace {
 
 class Extraction {
  public:
-  Extraction(const Graph& from, const Plan& plan) : from_(from), plan_(plan), ids_(from.tensor_count()), op_ids_(from.op_count()) {}
+  Extraction(const Graph& from, const Plan& plan)
+      : from_(from), plan_(plan), ids_(from.tensor_count()), op_ids_(from.op_count()) {}
 
   CostGraph extract() {
     costs_.graph.name = from_.name;
@@ -130,8 +132,10 @@ class Extraction {
   void add(const Step& step) {
     const Op& op = from_.op(step.op);
     if (op.type->is_collective) {
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("'{}' is run by several ranks together: a graph of costs has no messages; leave out --ranks", op.name));
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("'{}' is run by several ranks together: a graph of costs has no messages; leave out --ranks",
+                      op.name));
     }
     std::vector<TensorId> inputs;
     for (TensorId id : op.inputs) inputs.push_back(ids_[id]);
@@ -149,7 +153,8 @@ class Extraction {
     if (const std::vector<int> states = state_outputs(op); !states.empty())
       attributes.set("state_outputs", std::vector<int64_t>(states.begin(), states.end()));
     const std::string_view type = view ? "CostedView" : op.type->changes_state ? "CostedOnce" : "Costed";
-    const OpId id = costs_.graph.add_op(type, op.name, op.layer, std::move(inputs), std::move(attributes), op.phase, std::move(names));
+    const OpId id = costs_.graph.add_op(type, op.name, op.layer, std::move(inputs), std::move(attributes), op.phase,
+                                        std::move(names));
     if (op.forward.valid()) costs_.graph.op(id).forward = op_ids_[op.forward];
     op_ids_[step.op] = id;
     for (size_t o = 0; o < op.outputs.size(); ++o) {

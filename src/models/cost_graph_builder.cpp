@@ -59,17 +59,22 @@ void CostGraphBuilder::check_inputs(const JsonReader& place, const CostedOp& op)
     for (int i : overwritten) {
       const Tensor& input = graph.tensor(op.inputs.at(static_cast<size_t>(i)));
       if (input.bytes().count != output.bytes)
-        place.fail(fmt::format("an output of {} bytes cannot lie in those of '{}', which has {}", output.bytes, input.name, input.bytes().count));
+        place.fail(fmt::format("an output of {} bytes cannot lie in those of '{}', which has {}", output.bytes,
+                               input.name, input.bytes().count));
     }
     if (output.once && output.must_overwrite < 0)
       place.fail("an output that is made once must lie in another's bytes: give its \"must_overwrite\"");
     if (output.must_overwrite < 0) continue;
     const TensorId input = op.inputs[static_cast<size_t>(output.must_overwrite)];
     const std::string& name = graph.tensor(input).name;
-    if (viewed_[input] != input) place.fail(fmt::format("'{}' is a view, which cannot be overwritten; name what it shows", name));
-    if (std::ranges::count(op.inputs, input) > 1) place.fail(fmt::format("'{}', which it must overwrite, is two of its inputs", name));
+    if (viewed_[input] != input)
+      place.fail(fmt::format("'{}' is a view, which cannot be overwritten; name what it shows", name));
+    const auto shows_it = [&](TensorId other) { return viewed_[other] == input; };
+    if (std::ranges::count_if(op.inputs, shows_it) > 1)
+      place.fail(fmt::format("'{}', which it must overwrite, is two of its inputs, by itself or as a view", name));
     const auto same = [&](const CostedOutput& other) { return other.must_overwrite == output.must_overwrite; };
-    if (std::ranges::count_if(op.outputs, same) > 1) place.fail(fmt::format("two of its outputs must overwrite '{}'", name));
+    if (std::ranges::count_if(op.outputs, same) > 1)
+      place.fail(fmt::format("two of its outputs must overwrite '{}'", name));
   }
 }
 
@@ -128,7 +133,8 @@ void CostGraphBuilder::set_next(const JsonReader& place, TensorId source, Tensor
   const std::string& name = graph().tensor(source).name;
   if (state == graph().states.end()) place.fail(fmt::format("'{}' does not stay, so nothing comes after it", name));
   if (viewed_[next] != next || bytes_of_[next] != source || next == source)
-    place.fail(fmt::format("'{}' does not lie in the bytes of '{}': its \"must_overwrite\" is to lead there", graph().tensor(next).name, name));
+    place.fail(fmt::format("'{}' does not lie in the bytes of '{}': its \"must_overwrite\" is to lead there",
+                           graph().tensor(next).name, name));
   state->after = next;
 }
 
@@ -137,11 +143,14 @@ CostGraph CostGraphBuilder::finish(const JsonReader& file) && {
   for (const State& state : graph().states) {
     const std::string& by = overwriter_[state.after];
     if (!by.empty())
-      file.fail(fmt::format("'{}' overwrites '{}', which stays: the source's \"next\" is to name the last that lies in its bytes", by, graph().tensor(state.after).name));
+      file.fail(fmt::format(
+          "'{}' overwrites '{}', which stays: the source's \"next\" is to name the last that lies in its bytes", by,
+          graph().tensor(state.after).name));
   }
   for (TensorId id : graph().outputs) {
     const std::string& by = overwriter_[viewed_[id]];
-    if (!by.empty()) file.fail(fmt::format("'{}' overwrites '{}', which is kept to the end", by, graph().tensor(id).name));
+    if (!by.empty())
+      file.fail(fmt::format("'{}' overwrites '{}', which is kept to the end", by, graph().tensor(id).name));
   }
   return std::move(result_);
 }

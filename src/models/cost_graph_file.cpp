@@ -28,7 +28,8 @@ constexpr Phase kPhases[] = {Phase::forward, Phase::backward, Phase::update};
 // Of sizes and times that grow with the batch.
 class Scale {
  public:
-  Scale(int64_t stated, int64_t batch) : factor_(stated > 0 && batch > 0 ? static_cast<double>(batch) / static_cast<double>(stated) : 1) {}
+  Scale(int64_t stated, int64_t batch)
+      : factor_(stated > 0 && batch > 0 ? static_cast<double>(batch) / static_cast<double>(stated) : 1) {}
 
   // `of`: an object, of which the share "scales" of a number grows with the batch.
   double ms(const JsonReader& of, double stated) const { return stated * factor(of); }
@@ -36,7 +37,8 @@ class Scale {
     const double scaled = std::ceil(static_cast<double>(stated) * factor(of) - 1e-6);
     if (factor_ == 1 || !of.has("scales")) return stated;
     if (scaled > static_cast<double>(kMostElements))
-      throw Error(ErrorCode::invalid_input, fmt::format("with this batch a tensor has more than {} bytes", kMostElements));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("with this batch a tensor has more than {} bytes", kMostElements));
     return static_cast<int64_t>(scaled);
   }
 
@@ -55,7 +57,9 @@ class Scale {
 class CostGraphReader {
  public:
   CostGraphReader(const JsonReader& file, int64_t batch)
-      : file_(file), stated_(file.has("batch") ? file.member("batch").integer(1, kMostBatch) : 0), scale_(stated_, batch) {}
+      : file_(file),
+        stated_(file.has("batch") ? file.member("batch").integer(1, kMostBatch) : 0),
+        scale_(stated_, batch) {}
 
   CostGraph read() {
     file_.only({"format", "version", "about", "name", "batch", "peak_bytes", "sources", "ops", "keep"});
@@ -82,7 +86,8 @@ class CostGraphReader {
 
   TensorId tensor(const JsonReader& r) {
     const TensorId id = graph().find_tensor(r.text());
-    if (!id.valid()) r.fail(fmt::format("there is no tensor '{}' yet; ops stand after those that make their inputs", r.text()));
+    if (!id.valid())
+      r.fail(fmt::format("there is no tensor '{}' yet; ops stand after those that make their inputs", r.text()));
     return id;
   }
 
@@ -90,7 +95,8 @@ class CostGraphReader {
     r.only({"name", "bytes", "role", "next", "scales"});
     const Role role = r.has("role") ? read_role(r.member("role")) : Role::parameter;
     if (role == Role::activation || role == Role::gradient || role == Role::output)
-      r.member("role").expected("what comes from outside (input, hyperparameter, parameter, optimizer_state or statistic)");
+      r.member("role").expected(
+          "what comes from outside (input, hyperparameter, parameter, optimizer_state or statistic)");
     const int64_t bytes = scale_.bytes(r, CostGraphBuilder::read_bytes(r.member("bytes")));
     const TensorId id = builder_.add_source(r, r.member("name").text(), bytes, role);
     if (r.has("next")) next_.emplace_back(id, r.member("next"));
@@ -106,7 +112,8 @@ class CostGraphReader {
 
   CostedOutput read_output(const JsonReader& r, const JsonReader& inputs) {
     r.only({"name", "bytes", "role", "may_overwrite", "must_overwrite", "once", "scales"});
-    CostedOutput output{.name = r.member("name").text(), .bytes = scale_.bytes(r, CostGraphBuilder::read_bytes(r.member("bytes")))};
+    CostedOutput output{.name = r.member("name").text(),
+                        .bytes = scale_.bytes(r, CostGraphBuilder::read_bytes(r.member("bytes")))};
     if (r.has("role")) output.role = read_role(r.member("role"));
     if (output.role == Role::output) r.member("role").fail("name it in \"keep\": then it is an output");
     if (r.has("may_overwrite")) {
@@ -119,7 +126,8 @@ class CostGraphReader {
   }
 
   void read_op(const JsonReader& r) {
-    r.only({"name", "layer", "ms", "workspace", "inputs", "outputs", "again", "view", "phase", "forward", "kind", "kernel", "scales"});
+    r.only({"name", "layer", "ms", "workspace", "inputs", "outputs", "again", "view", "phase", "forward", "kind",
+            "kernel", "scales"});
     CostedOp op{.name = r.member("name").text()};
     op.view = r.has("view") && r.member("view").boolean();
     if (r.has("ms")) op.ms = scale_.ms(r, CostGraphBuilder::read_ms(r.member("ms")));
@@ -169,7 +177,8 @@ class NodeListReader {
       for (size_t i = 0; i < sources.size(); ++i) {
         const JsonReader source = sources.item(i);
         const int64_t bytes = CostGraphBuilder::read_bytes(source);
-        sources_.push_back(bytes == 0 ? TensorId{} : builder_.add_source(source, fmt::format("source {}", i), bytes, Role::parameter));
+        sources_.push_back(
+            bytes == 0 ? TensorId{} : builder_.add_source(source, fmt::format("source {}", i), bytes, Role::parameter));
       }
     }
     const JsonReader nodes = file_.member("nodes");
@@ -206,7 +215,8 @@ class NodeListReader {
     CostedOp op{.name = r.has("name") ? r.member("name").text() : fmt::format("node {}", builder_.graph().op_count()),
                 .ms = CostGraphBuilder::read_ms(r.member("ms"))};
     const JsonReader out = r.member("out"), in = r.member("in");
-    for (size_t i = 0; i < out.size(); ++i) op.outputs.push_back({.name = {}, .bytes = CostGraphBuilder::read_bytes(out.item(i))});
+    for (size_t i = 0; i < out.size(); ++i)
+      op.outputs.push_back({.name = {}, .bytes = CostGraphBuilder::read_bytes(out.item(i))});
     for (size_t i = 0; i < in.size(); ++i) {
       if (const TensorId id = tensor(in.item(i)); id.valid()) op.inputs.push_back(id);
     }
@@ -285,7 +295,9 @@ class NodeLinkReader {
 
   void add(size_t node) {
     const JsonReader r = nodes_.item(node);
-    CostedOp op{.name = r.has("name") && r.member("name").raw().is_string() ? fmt::format("{} {}", r.member("name").text(), id_text(r.member("id"))) : id_text(r.member("id")),
+    CostedOp op{.name = r.has("name") && r.member("name").raw().is_string()
+                            ? fmt::format("{} {}", r.member("name").text(), id_text(r.member("id")))
+                            : id_text(r.member("id")),
                 .ms = CostGraphBuilder::read_ms(r.member("cost_cpu"))};
     for (const size_t input : inputs_[node]) op.inputs.push_back(builder_.graph().output(made_[input]));
     op.outputs.push_back({.name = {}, .bytes = read_ram(r.member("cost_ram"))});
@@ -316,7 +328,8 @@ void check_peak(const JsonReader& file, const CostGraph& costs) {
   const JsonReader peak = file.member("peak_bytes");
   const int64_t stated = peak.integer(0), found = keeping_everything(costs).count;
   if (std::abs(stated - found) > costs.graph.tensor_count())
-    peak.fail(fmt::format("is {}, but with every value kept from the op that makes it to its last reader it is {}", stated, found));
+    peak.fail(fmt::format("is {}, but with every value kept from the op that makes it to its last reader it is {}",
+                          stated, found));
 }
 
 template <class Read>
@@ -336,12 +349,14 @@ CostGraph cost_graph_from_json(std::string_view text, int64_t batch) {
   const JsonReader file(document);
   const GraphKind kind = graph_kind(file);
   if (kind == GraphKind::network)
-    throw Error(ErrorCode::invalid_input, fmt::format("this is a network (\"{}\"), not a graph of costs", kNetworkFormat));
+    throw Error(ErrorCode::invalid_input,
+                fmt::format("this is a network (\"{}\"), not a graph of costs", kNetworkFormat));
   if (batch != 0 && !(kind == GraphKind::cost_graph && file.has("batch")))
-    throw Error(ErrorCode::invalid_input, "the graph does not say what scales with the batch: there is no \"batch\" in it");
+    throw Error(ErrorCode::invalid_input,
+                "the graph does not say what scales with the batch: there is no \"batch\" in it");
   CostGraph costs = kind == GraphKind::cost_graph  ? CostGraphReader(file, batch).read()
                     : kind == GraphKind::node_list ? NodeListReader(file).read()
-                                              : NodeLinkReader(file).read();
+                                                   : NodeLinkReader(file).read();
   if (batch == 0 || batch == costs.batch) check_peak(file, costs);
   if (batch != 0) costs.batch = batch;
   return costs;
@@ -413,8 +428,9 @@ ordered_json op_json(const CostGraph& costs, OpId id) {
 
 std::string to_json(const CostGraph& costs) {
   const Graph& graph = costs.graph;
-  std::string out = fmt::format("{{\n \"format\": \"{}\",\n \"version\": {},\n \"name\": {},\n \"peak_bytes\": {},\n \"sources\": [", kCostGraphFormat, kVersion,
-                                json(graph.name).dump(), keeping_everything(costs).count);
+  std::string out =
+      fmt::format("{{\n \"format\": \"{}\",\n \"version\": {},\n \"name\": {},\n \"peak_bytes\": {},\n \"sources\": [",
+                  kCostGraphFormat, kVersion, json(graph.name).dump(), keeping_everything(costs).count);
   std::string separator = "\n  ";
   std::map<TensorId, TensorId> next;
   for (const State& state : graph.states) next[state.before] = state.after;
@@ -422,7 +438,8 @@ std::string to_json(const CostGraph& costs) {
     const Tensor& tensor = graph.tensor({i});
     if (tensor.producer.valid()) continue;
     ordered_json j{{"name", tensor.name}, {"bytes", tensor.bytes().count}, {"role", to_string(tensor.role)}};
-    if (const auto after = next.find({i}); after != next.end() && after->second.index != i) j["next"] = graph.tensor(after->second).name;
+    if (const auto after = next.find({i}); after != next.end() && after->second.index != i)
+      j["next"] = graph.tensor(after->second).name;
     out += separator + j.dump();
     separator = ",\n  ";
   }

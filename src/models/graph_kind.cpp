@@ -13,8 +13,8 @@ GraphKind graph_kind(const JsonReader& file) {
     return GraphKind::cost_graph;
   }
   if (!file.has("nodes")) {
-    file.fail(fmt::format("this is no graph: it has neither a \"format\" (\"{}\" or \"{}\") nor \"nodes\"", kNetworkFormat,
-                          kCostGraphFormat));
+    file.fail(fmt::format("this is no graph: it has neither a \"format\" (\"{}\" or \"{}\") nor \"nodes\"",
+                          kNetworkFormat, kCostGraphFormat));
   }
   return file.has("links") || file.has("edges") ? GraphKind::node_link : GraphKind::node_list;
 }

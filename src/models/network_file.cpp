@@ -216,9 +216,10 @@ bool names_batch(const json& value) {
 
 void check_header(const JsonReader& file) {
   if (graph_kind(file) != GraphKind::network) {
-    throw Error(ErrorCode::unsupported,
-                "the file holds a graph of costs only: it can be planned (plan, compare, max), but there is nothing in it "
-                "that could be run");
+    throw Error(
+        ErrorCode::unsupported,
+        "the file holds a graph of costs only: it can be planned (plan, compare, max), but there is nothing in it "
+        "that could be run");
   }
   file.only({"format", "version", "name", "batch", "training", "evaluation"});
   file.member("version").integer(kVersion, kVersion);

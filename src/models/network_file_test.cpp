@@ -107,7 +107,8 @@ TEST(NetworkFile, WhatIsWrongIsNamedWithItsPlace) {
   const auto expect = [](const std::string& text, std::string_view part) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
-  expect(changed([](json& f) { f["format"] = "plimsoll graph"; }), "format: \"plimsoll network\" was expected");
+  expect(changed([](json& f) { f["format"] = "plimsoll graph"; }),
+         "format: \"plimsoll network\" or \"plimsoll cost graph\" was expected");
   expect(changed([](json& f) { f["version"] = 2; }), "version");
   expect(changed([](json& f) { f["batch"] = 0; }), "batch");
   expect(changed([](json& f) { f["more"] = 1; }), "\"more\" is not known here");

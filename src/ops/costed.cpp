@@ -48,7 +48,8 @@ std::vector<TensorSpec> outputs_of(const Attributes& attributes, std::span<const
   std::vector<TensorSpec> specs;
   for (int64_t bytes : attributes.integers("bytes", {})) {
     if (bytes < 1 || bytes > kMostElements)
-      throw Error(ErrorCode::invalid_input, fmt::format("an output has {} bytes; from 1 to {} are possible", bytes, kMostElements));
+      throw Error(ErrorCode::invalid_input,
+                  fmt::format("an output has {} bytes; from 1 to {} are possible", bytes, kMostElements));
     specs.push_back({{bytes}, DType::u8});
   }
   check_attributes(attributes, in, specs);

@@ -79,7 +79,8 @@ std::string header(const Program& program, const ReportFacts& facts) {
   const PlanReason reason = facts.reason.value_or(reason_of(program));
   std::string html =
       fmt::format("<h1>{}{}</h1>\n<p>{}{}</p>\n<p class=\"why\">{}{}{}</p>\n<div class=\"cards\">\n",
-                  escape_html(shortened(facts.model)), facts.batch > 0 ? fmt::format(", batch {}", facts.batch) : "", escape_html(shortened(facts.device, 200)),
+                  escape_html(shortened(facts.model)), facts.batch > 0 ? fmt::format(", batch {}", facts.batch) : "",
+                  escape_html(shortened(facts.device, 200)),
                   facts.data.empty() ? "" : escape_html(", data " + shortened(facts.data)), escape_html(reason.why),
                   reason.more.empty() ? "" : " ", escape_html(reason.more));
   const bool bounded = plan.budget.count != INT64_MAX;
@@ -94,8 +95,9 @@ std::string header(const Program& program, const ReportFacts& facts) {
                fmt::format("{:.1f} times the arena", static_cast<double>(program.baseline_peak.count) /
                                                          static_cast<double>(std::max<int64_t>(1, plan.arena.count))));
   const double ms = plan.predicted.step_time_ms, estimated = plan.predicted.estimated_share;
-  std::string origin =
-      holds_only_costs(graph) ? "as the file says" : estimated < 0.005 ? "from measured kernels" : fmt::format("{:.0f} % of it estimated", 100 * estimated);
+  std::string origin = holds_only_costs(graph) ? "as the file says"
+                       : estimated < 0.005     ? "from measured kernels"
+                                               : fmt::format("{:.0f} % of it estimated", 100 * estimated);
   if (facts.batch > 0 && ms > 0)
     origin = fmt::format("{}, {}", rate_text(1000.0 * static_cast<double>(facts.batch) / ms), origin);
   const bool several = program.network.accumulate > 1;

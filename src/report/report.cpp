@@ -159,7 +159,8 @@ std::string plan_text(const Program& program, int64_t batch) {
   std::string time = time_text(ms) + (batches > 1 ? " a batch" : " a step");
   if (batch > 0 && ms > 0) time += ", " + rate_text(1000.0 * static_cast<double>(batch) / ms);
   const double estimated = plan.predicted.estimated_share;
-  time += holds_only_costs(graph) ? fmt::format(" (as the file's costs say: {:.3f} % more than all ops once)", extra_time_percent(plan))
+  time += holds_only_costs(graph)
+              ? fmt::format(" (as the file's costs say: {:.3f} % more than all ops once)", extra_time_percent(plan))
           : is_simulated(plan.device_name) ? " (simulated: by formulas, for a machine that is not there)"
           : estimated < 0.005
               ? " (from measured kernels)"

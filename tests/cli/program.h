@@ -7,11 +7,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace plimsoll::testing {
@@ -71,13 +75,55 @@ class Cli : public ::testing::Test {
     }
     return child;
   }
-  Outcome wait(pid_t child) {
+  // `watch` is called now and then meanwhile.
+  Outcome wait(pid_t child, const std::function<void()>& watch = {}) {
     int status = 0;
-    ::waitpid(child, &status, 0);
+    for (const auto begin = std::chrono::steady_clock::now(); ::waitpid(child, &status, WNOHANG) == 0;
+         std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
+      if (std::chrono::steady_clock::now() - begin < kPatience) {
+        if (watch) watch();
+        continue;
+      }
+      const std::vector<pid_t> all = family_of(child);
+      for (const pid_t process : all) ADD_FAILURE() << "it hangs: " << describe(process);
+      for (const pid_t process : all) ::kill(process, SIGKILL);
+      ::waitpid(child, &status, 0);
+      break;
+    }
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), slurp(path("out")), slurp(path("err"))};
   }
   Outcome run(const std::string& arguments) { return wait(start(arguments)); }
 
+  // It and all below it.
+  static std::vector<pid_t> family_of(pid_t process) {
+    std::vector<pid_t> all{process};
+    for (size_t i = 0; i < all.size(); ++i) {
+      std::error_code gone;
+      for (const auto& thread :
+           std::filesystem::directory_iterator("/proc/" + std::to_string(all[i]) + "/task", gone)) {
+        std::ifstream children(thread.path() / "children");
+        for (pid_t child = 0; children >> child;) all.push_back(child);
+      }
+    }
+    return all;
+  }
+  // Its command line, and by thread the state and where in the system it waits.
+  static std::string describe(pid_t process) {
+    const std::filesystem::path folder = "/proc/" + std::to_string(process);
+    std::string text = slurp(folder / "cmdline");
+    std::replace(text.begin(), text.end(), '\0', ' ');
+    text = std::to_string(process) + " " + text;
+    std::error_code gone;
+    for (const auto& thread : std::filesystem::directory_iterator(folder / "task", gone)) {
+      const std::string stat = slurp(thread.path() / "stat");
+      text += "\n  " + stat.substr(0, stat.find(')') + 3) + " " + slurp(thread.path() / "wchan") + " " +
+              slurp(thread.path() / "syscall");
+    }
+    return text;
+  }
+
+  // No program of these tests runs for as long; who ends a test from outside never says what it waited for.
+  static constexpr std::chrono::seconds kPatience{300};
   std::filesystem::path folder_;
 };
 

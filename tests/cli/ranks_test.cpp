@@ -13,53 +13,30 @@
 #include <sstream>
 #include <thread>
 
-#include "tests/cli/program.h"
+#include "tests/cli/mpirun.h"
 
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using plimsoll::testing::Cli;
+using plimsoll::testing::MpiCli;
 using plimsoll::testing::Outcome;
 using testing::HasSubstr;
 using testing::Not;
 
-class RanksCli : public Cli {
+class RanksCli : public MpiCli {
  protected:
   void SetUp() override {
-    Cli::SetUp();
-    if (std::system("mpirun --version > /dev/null 2>&1") != 0)
-      GTEST_SKIP() << "mpirun is not there (Debian: openmpi-bin)";
-    if (!fs::exists(PLIMSOLL_BINARY_DIR "/libplimsoll_mpi.so"))
-      GTEST_SKIP() << "this build has no MPI (Debian: libopenmpi-dev)";
-    for (const char* allow : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) ::setenv(allow, "1", 1);
-    ::setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
-    ::setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 1);
-    if (std::system("mpirun -n 2 true > /dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun cannot start processes here";
+    MpiCli::SetUp();
+    need_mpirun();
   }
 
-  pid_t start_ranks(int ranks, const std::string& arguments) {
-    const std::string command = "exec " + launcher_ + "mpirun -n " + std::to_string(ranks) +
-                                " " PLIMSOLL_BINARY_DIR "/plimsoll " + arguments + " > " + path("out") + " 2> " +
-                                path("err");
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      ::_exit(127);
-    }
-    return child;
+  static std::string of(int ranks, const std::string& arguments) {
+    return "-n " + std::to_string(ranks) + " " + kProgram + " " + arguments;
   }
-  Outcome run_ranks(int ranks, const std::string& arguments) { return wait(start_ranks(ranks, arguments)); }
+  pid_t start_ranks(int ranks, const std::string& arguments) { return start_mpirun(of(ranks, arguments)); }
+  Outcome run_ranks(int ranks, const std::string& arguments) { return run_mpirun(of(ranks, arguments)); }
 
-  std::string launcher_;  // before mpirun
-
-  // The processes of this test's program that run: mpirun's children.
-  static std::vector<pid_t> children_of(pid_t parent) {
-    std::ifstream file("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
-    std::vector<pid_t> children;
-    for (pid_t child = 0; file >> child;) children.push_back(child);
-    return children;
-  }
   void wait_for(const std::string& file, const std::string& text) {
     for (int i = 0; i < 6000 && slurp(path(file.c_str())).find(text) == std::string::npos; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -178,7 +155,7 @@ TEST_F(RanksCli, ACtrlCSavesAndEndsWithFive) {
   const std::vector<pid_t> ranks = children_of(launcher);
   ASSERT_EQ(ranks.size(), 2u);
   ::kill(ranks[1], SIGTERM);  // to one of them
-  const Outcome outcome = wait(launcher);
+  const Outcome outcome = wait_for_mpirun(launcher);
   EXPECT_EQ(outcome.code, 5) << outcome.err;
   EXPECT_TRUE(fs::exists(file));
 }
@@ -195,7 +172,7 @@ TEST_F(RanksCli, AKilledRankEndsAllIsNamedAndLeavesTheCheckpointWhole) {
     ASSERT_EQ(ranks.size(), 3u);
     const auto begin = std::chrono::steady_clock::now();
     ::kill(ranks[victim], SIGKILL);
-    const Outcome outcome = wait(launcher);
+    const Outcome outcome = wait_for_mpirun(launcher);
     EXPECT_NE(outcome.code, 0);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
     const Outcome resumed = run(kShort + std::string("--batch 30 --steps 1 --resume ") + file);
@@ -210,7 +187,7 @@ TEST_F(RanksCli, ARankThatHangsEndsAllWithinTheTimeout) {
   const std::vector<pid_t> ranks = children_of(launcher);
   ASSERT_EQ(ranks.size(), 3u);
   ::kill(ranks[2], SIGSTOP);
-  const Outcome outcome = wait(launcher);
+  const Outcome outcome = wait_for_mpirun(launcher);
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_EQ(count(outcome.err, "rank 2 ("), 1) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("--timeout"));

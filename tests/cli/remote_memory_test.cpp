@@ -10,57 +10,34 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "tests/cli/program.h"
+#include "tests/cli/mpirun.h"
 
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using plimsoll::testing::Cli;
+using plimsoll::testing::MpiCli;
 using plimsoll::testing::Outcome;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-class RemoteMemoryCli : public Cli {
+class RemoteMemoryCli : public MpiCli {
  protected:
-  // What of these tests starts several processes; the others run everywhere.
-  void need_mpirun() {
-    if (std::system("mpirun --version > /dev/null 2>&1") != 0)
-      GTEST_SKIP() << "mpirun is not there (Debian: openmpi-bin)";
-    if (!fs::exists(PLIMSOLL_BINARY_DIR "/libplimsoll_mpi.so"))
-      GTEST_SKIP() << "this build has no MPI (Debian: libopenmpi-dev)";
-    for (const char* allow : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) ::setenv(allow, "1", 1);
-    ::setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
-    ::setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 1);
-    if (std::system("mpirun -n 2 true > /dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun cannot start processes here";
-  }
-
   // "train ..." and how many of it, and the same of servers; `mpirun`: its own flags.
+  static std::string both(int ranks, const std::string& train, int servers, const std::string& serve,
+                          const std::string& mpirun) {
+    const std::string program = std::string(" ") + kProgram + " ";
+    return mpirun + " -n " + std::to_string(ranks) + program + train + " : -n " + std::to_string(servers) + program +
+           serve;
+  }
   pid_t start_both(int ranks, const std::string& train, int servers, const std::string& serve,
                    const std::string& mpirun = "") {
-    const std::string program = " " PLIMSOLL_BINARY_DIR "/plimsoll ";
-    const std::string command = "exec mpirun " + mpirun + " -n " + std::to_string(ranks) + program + train + " : -n " +
-                                std::to_string(servers) + program + serve + " > " + path("out") + " 2> " + path("err");
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      ::_exit(127);
-    }
-    return child;
+    return start_mpirun(both(ranks, train, servers, serve, mpirun));
   }
   Outcome run_both(int ranks, const std::string& train, int servers, const std::string& serve,
                    const std::string& mpirun = "") {
-    return wait(start_both(ranks, train, servers, serve, mpirun));
-  }
-  static std::vector<pid_t> children_of(pid_t parent) {
-    std::ifstream file("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
-    std::vector<pid_t> children;
-    for (pid_t child = 0; file >> child;) children.push_back(child);
-    return children;
-  }
-  static void wait_for_file(const std::string& file) {
-    for (int i = 0; i < 6000 && !fs::exists(file); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return run_mpirun(both(ranks, train, servers, serve, mpirun));
   }
   json planned() const {
     std::ifstream in(path("json"));
@@ -201,7 +178,7 @@ TEST_F(RemoteMemoryCli, AKilledServerOrTrainerEndsAllAndLeavesTheCheckpointWhole
       ASSERT_EQ(processes.size(), 2u);
       const auto begin = std::chrono::steady_clock::now();
       ::kill(processes[victim], SIGKILL);
-      const Outcome outcome = wait(launcher);
+      const Outcome outcome = wait_for_mpirun(launcher);
       EXPECT_NE(outcome.code, 0);
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
       const Outcome read = run("eval --checkpoint " + file + " --data digits --memory 256MiB");
@@ -221,7 +198,7 @@ TEST_F(RemoteMemoryCli, AServerThatHangsIsNamedWithinTheTimeout) {
   const std::vector<pid_t> processes = children_of(launcher);
   ASSERT_EQ(processes.size(), 2u);
   ::kill(processes[1], SIGSTOP);
-  const Outcome outcome = wait(launcher);
+  const Outcome outcome = wait_for_mpirun(launcher);
   EXPECT_EQ(outcome.code, 4) << outcome.err;
   EXPECT_THAT(outcome.err,
               AllOf(HasSubstr("rank 1 ("), HasSubstr("serve-memory) has not answered"), HasSubstr("--timeout")));
@@ -238,7 +215,7 @@ TEST_F(RemoteMemoryCli, ACtrlCSavesWhatLiesThereToo) {
   const std::vector<pid_t> processes = children_of(launcher);
   ASSERT_EQ(processes.size(), 2u);
   for (const pid_t process : {processes[1], processes[0]}) ::kill(process, SIGTERM);
-  const Outcome outcome = wait(launcher);
+  const Outcome outcome = wait_for_mpirun(launcher);
   EXPECT_EQ(outcome.code, 5) << outcome.err;
   EXPECT_EQ(run("eval --checkpoint " + file + " --data digits --memory 256MiB").code, 0);
 }

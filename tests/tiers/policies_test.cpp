@@ -20,6 +20,7 @@
 #include "tests/support/mutations.h"
 #include "tests/support/paper_run.h"
 #include "tests/support/random_plan.h"
+#include "tests/support/repetitions.h"
 #include "tests/support/sanitizer.h"
 #include "tests/support/temporary_folder.h"
 
@@ -29,15 +30,10 @@ namespace {
 namespace fs = std::filesystem;
 using testing::MixingDevice;
 using testing::Mutation;
+using testing::number_of;
 using testing::PaperRun;
 
-// As many graphs as a run of a minute takes; PLIMSOLL_RANDOM_GRAPHS=5000 for a long one, which begins where
-// PLIMSOLL_RANDOM_SEED says.
-uint64_t number_of(const char* name, uint64_t otherwise) {
-  const char* text = ::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
+// PLIMSOLL_RANDOM_GRAPHS=5000 is a long run, which begins where PLIMSOLL_RANDOM_SEED says.
 constexpr int kMostFailures = 20;
 int failed_parts() { return ::testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count(); }
 
@@ -376,7 +372,7 @@ Seen for_every_policy(uint64_t graphs, const Check& check) {
 }
 
 TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 1000);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 500);
   const Seen seen = for_every_policy(graphs, check_run);
   if (graphs < 200) return;
   for (const Policy& policy : policies())
@@ -399,7 +395,7 @@ TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
 
 TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
   const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1),
-                 graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 1000);
+                 graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 500);
   const TemporaryFolder folder;
   for (uint64_t seed = first; seed < first + graphs; ++seed) {
     Problem problem(seed);

@@ -31,10 +31,10 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
-constexpr int64_t kEffortOfRuns = 500'000;  // of the offsets of each
-constexpr int kLeastRuns = 10;              // budgets that are asked for the least
-constexpr int64_t kLeastStep = 256;         // it is found to this part of it
-constexpr int kRunSearches = 4;             // within less and less, where offsets need more than the budget
+constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
+constexpr int kLeastRuns = 10;                  // budgets that are asked for the least
+constexpr int64_t kLeastStep = 256;             // it is found to this part of it
+constexpr int kRunSearches = 4;                 // within less and less, where offsets need more than the budget
 constexpr double kMostComputed = 3;  // times that of a step where nothing runs again, where a plan is known to fit
 
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
@@ -506,7 +506,7 @@ PlanOrInfeasible plan_by_runs(const PolicyInput& input) {
   const Infeasible none{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
   PolicyInput quick = input;
   quick.explain = false;
-  quick.effort = std::min(input.effort, kEffortOfRuns);
+  quick.effort = std::min(input.effort, kEffortOfRuns / std::max<int64_t>(std::ssize(timeline.steps), 1));
   double limit = static_cast<double>(input.budget.count);
   for (int i = 0; i < kRunSearches; ++i) {
     const FoundRuns found = find_runs(timeline, static_cast<int64_t>(limit), input.run_effort);

@@ -1,0 +1,389 @@
+#include "plimsoll/cost_graph.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "fuzz/cost_graph_seed.h"
+#include "plimsoll/compile.h"
+#include "plimsoll/models.h"
+#include "plimsoll/ops.h"
+#include "tests/support/temporary_folder.h"
+
+namespace plimsoll {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+// Of the Error that is thrown; empty: none was.
+template <class Action>
+std::string text_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::string refused(const json& file, int64_t batch = 0) {
+  return text_of([&] { cost_graph_from_json(file.dump(), batch); });
+}
+
+json small() { return json::parse(fuzz::cost_graph_seed()); }
+
+// Two values that two later nodes read, and a source.
+json diamond() {
+  return json::parse(R"({"sources": [128], "keep": [[3, 0]], "peak_bytes": 1664, "nodes": [
+    {"name": "a", "ms": 1, "out": [64, 192], "in": [["source", 0]]},
+    {"name": "b", "ms": 2, "out": [640], "in": [[0, 0]]},
+    {"name": "c", "ms": 2, "out": [640], "in": [[0, 1]]},
+    {"name": "d", "ms": 1, "out": [64], "in": [[1, 0], [2, 0], [0, 1]]}]})");
+}
+
+json chain() {
+  return json::parse(
+      R"({"directed": true, "nodes": [{"id": "c", "cost_cpu": 3, "cost_ram": 64}, {"id": 1, "cost_cpu": 1, "cost_ram": 640},
+    {"id": 2, "cost_cpu": 2, "cost_ram": 128.0}], "links": [{"source": 1, "target": 2}, {"source": 2, "target": "c"}, {"source": 2, "target": "c"}]})");
+}
+
+std::variant<Program, Infeasible> planned(const CostGraph& costs, Bytes memory, const std::string& policy = "auto") {
+  return compile_graph(costs.graph, costs.kernels, *open_device("cpu"), costs_of(costs),
+                       {.memory = memory, .policy = policy, .as_listed = true});
+}
+
+double once_ms(const CostGraph& costs) {
+  double ms = 0;
+  for (const Op& op : costs.graph.ops()) ms += op.attributes.real("ms", 0);
+  return ms;
+}
+
+TEST(CostGraph, OfANodeListKeepsEveryValueToItsLastReader) {
+  const CostGraph costs = cost_graph_from_json(diamond().dump());
+  EXPECT_EQ(costs.graph.op_count(), 4);
+  EXPECT_EQ(keeping_everything(costs), 1664_B) << "at d: the source, a's second value, b, c and d";
+  EXPECT_EQ(costs.graph.states.size(), 1u) << "the source stays";
+  const auto result = planned(costs, keeping_everything(costs));
+  const Plan& plan = std::get<Program>(result).plan;
+  EXPECT_EQ(plan.predicted.step_time_ms, 6);
+  EXPECT_EQ(plan.arena, 1664_B);
+}
+
+TEST(CostGraph, SaysWhereAFilesPeakIsAnother) {
+  json file = diamond();
+  file["peak_bytes"] = 5000;
+  EXPECT_EQ(refused(file),
+            "peak_bytes: is 5000, but with every value kept from the op that makes it to its last reader it is 1664");
+}
+
+TEST(CostGraph, OfNodesAndLinksRunsInAnOrderThatTheyAllow) {
+  const CostGraph costs = cost_graph_from_json(chain().dump());
+  ASSERT_EQ(costs.graph.op_count(), 3);
+  EXPECT_EQ(costs.graph.op({0}).name, "1");
+  EXPECT_EQ(costs.graph.op({2}).name, "c");
+  EXPECT_EQ(costs.graph.op({2}).inputs.size(), 1u) << "a link that is there twice is one";
+  ASSERT_EQ(costs.graph.outputs.size(), 1u) << "what nobody reads is kept";
+  json edges = chain();
+  edges["edges"] = edges["links"];
+  edges.erase("links");
+  EXPECT_EQ(fingerprint(cost_graph_from_json(edges.dump()).graph), fingerprint(costs.graph));
+}
+
+TEST(CostGraph, OfNodesAndLinksRefusesWhatIsNoGraphOfSteps) {
+  json cycle = chain();
+  cycle["links"].push_back({{"source", "c"}, {"target", 1}});
+  EXPECT_EQ(refused(cycle), "nodes[0]: the links form a cycle, in which this node waits for its own result");
+  json undirected = chain();
+  undirected["directed"] = false;
+  EXPECT_EQ(refused(undirected), "directed: true was expected, not false");
+  json nowhere = chain();
+  nowhere["links"][0]["source"] = 7;
+  EXPECT_EQ(refused(nowhere), "links[0].source: there is no node 7");
+  json twice = chain();
+  twice["nodes"][1]["id"] = 2;
+  EXPECT_EQ(refused(twice), "nodes[2].id: there are two nodes 2");
+  json part = chain();
+  part["nodes"][0]["cost_ram"] = 0.5;
+  EXPECT_THAT(refused(part), HasSubstr("nodes[0].cost_ram: whole bytes from 0 to 1099511627776 was expected, not 0.5"));
+}
+
+TEST(CostGraph, OfOurFormatHasWhatItsFileSays) {
+  const CostGraph costs = cost_graph_from_json(small().dump());
+  EXPECT_EQ(costs.batch, 4);
+  const Op& conv = costs.graph.op(costs.graph.find_op("conv"));
+  EXPECT_EQ(state_outputs(conv), std::vector<int>{1});
+  EXPECT_EQ(costs.kernels[0].workspace, 1280_B);
+  EXPECT_TRUE(costs.graph.op(costs.graph.find_op("update")).type->changes_state);
+  EXPECT_TRUE(costs.graph.op(costs.graph.find_op("flat")).type->is_view);
+  const auto result = planned(costs, {INT64_MAX}, "liveness");
+  const Bytes peak = std::get<Program>(result).plan->predicted.peak;
+  EXPECT_EQ(peak, keeping_everything(costs) + 60_B) << "the loss of 4 bytes takes 64";
+}
+
+TEST(CostGraph, ReadsBackAsItWasWritten) {
+  for (const json& file : {small(), diamond(), chain()}) {
+    const CostGraph costs = cost_graph_from_json(file.dump());
+    const CostGraph again = cost_graph_from_json(to_json(costs));
+    EXPECT_EQ(fingerprint(again.graph), fingerprint(costs.graph));
+    for (size_t i = 0; i < costs.kernels.size(); ++i) EXPECT_EQ(again.kernels[i].kernel, costs.kernels[i].kernel);
+  }
+}
+
+TEST(CostGraph, OfTheDocumentationCanBePlanned) {
+  std::ifstream file(PLIMSOLL_SOURCE_DIR "/docs/formats.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const size_t begin = page.find("{\"format\": \"plimsoll cost graph\"");
+  ASSERT_NE(begin, std::string::npos);
+  const CostGraph costs = cost_graph_from_json(page.substr(begin, page.find("```", begin) - begin));
+  EXPECT_TRUE(std::holds_alternative<Program>(planned(costs, keeping_everything(costs) + 60_B)));
+}
+
+TEST(CostGraph, ScalesWhatItsFileSaysWithTheBatch) {
+  const CostGraph costs = cost_graph_from_json(small().dump(), 8);
+  EXPECT_EQ(costs.batch, 8);
+  EXPECT_EQ(costs.graph.tensor(costs.graph.find_tensor("y")).bytes(), 12800_B);
+  EXPECT_EQ(costs.graph.tensor(costs.graph.find_tensor("dw")).bytes(), 3200_B);
+  EXPECT_EQ(costs.graph.op({0}).attributes.real("ms"), 3);
+  EXPECT_EQ(costs.kernels[0].workspace, 2560_B);
+  EXPECT_EQ(refused(diamond(), 8), "the graph does not say what scales with the batch: there is no \"batch\" in it");
+  EXPECT_THAT(refused(small(), 1 << 30), HasSubstr("with this batch a tensor has more than"));
+}
+
+TEST(CostGraph, RefusesWhatNoPlanCouldRun) {
+  const auto with = [](const char* pointer, const json& value) {
+    json file = small();
+    file[json::json_pointer(pointer)] = value;
+    return file;
+  };
+  EXPECT_EQ(refused(with("/ops/1/inputs/0", "w.next")),
+            "ops[1].inputs[0]: there is no tensor 'w.next' yet; ops stand after those that make their inputs");
+  EXPECT_EQ(refused(with("/ops/1/ms", -1)), "ops[1].ms: milliseconds from 0 to 1000000000000000 was expected, not -1");
+  EXPECT_EQ(refused(with("/ops/1/outputs/0/bytes", -5)),
+            "ops[1].outputs[0].bytes: an integer from 0 to 1099511627776 was expected, not -5");
+  EXPECT_EQ(refused(with("/ops/1/outputs/0/bytes", 9223372036854775807)),
+            "ops[1].outputs[0].bytes: an integer from 0 to 1099511627776 was expected, not 9223372036854775807");
+  EXPECT_EQ(refused(with("/ops/1/name", "conv")), "ops[1]: there is already an op 'conv'");
+  EXPECT_EQ(refused(with("/ops/1/outputs/0/name", "y")), "ops[1]: there is already a tensor 'y'");
+  EXPECT_EQ(refused(with("/ops/1/outputs/0/may_overwrite", {"x"})),
+            "ops[1].outputs[0].may_overwrite[0]: 'x' is no input of the op");
+  EXPECT_EQ(refused(with("/ops/1/outputs/0/bytes", 64)),
+            "ops[1]: an output of 64 bytes cannot lie in those of 'y', which has 6400");
+  EXPECT_EQ(refused(with("/sources/1/next", "dw")),
+            "sources[1].next: 'dw' does not lie in the bytes of 'w': its \"must_overwrite\" is to lead there");
+  EXPECT_EQ(refused(with("/ops/5/inputs/0", "mean")), "ops[5]: it reads 'mean', which 'conv' has overwritten before");
+  json lost = small();
+  lost["sources"][1].erase("next");
+  EXPECT_EQ(refused(lost),
+            "'update' overwrites 'w', which stays: the source's \"next\" is to name the last that lies in its bytes");
+  EXPECT_EQ(refused(with("/ops", json::array())),
+            "keep[0]: there is no tensor 'l' yet; ops stand after those that make their inputs");
+  EXPECT_EQ(refused(with("/version", 2)), "version: an integer from 1 to 1 was expected, not 2");
+  EXPECT_EQ(refused(with("/format", "other")),
+            "format: \"plimsoll network\" or \"plimsoll cost graph\" was expected, not \"other\"");
+  EXPECT_THAT(refused(with("/ops/0/colour", "red")), HasSubstr("\"colour\" is not known here"));
+  EXPECT_EQ(refused(json::array()), "an object was expected, not a list");
+}
+
+TEST(CostGraph, RefusesTextThatIsNoGraph) {
+  const auto refused_text = [](const std::string& text) { return text_of([&] { cost_graph_from_json(text); }); };
+  EXPECT_THAT(refused_text("{}"), HasSubstr("this is no graph"));
+  EXPECT_EQ(refused_text(R"({"nodes": []})"), "there are no ops in it");
+  EXPECT_EQ(refused_text(R"({"nodes": [], "keep": [], "nodes": []})"), "an object has two members \"nodes\"");
+  EXPECT_THAT(refused_text(R"({"nodes": [{"ms": NaN, "out": [], "in": []}]})"),
+              HasSubstr("this is no JSON, near 'NaN"));
+  EXPECT_THAT(refused_text(R"({"nodes": [{"ms": 1e400, "out": [], "in": []}]})"),
+              HasSubstr("this is no JSON that can be used"));
+  EXPECT_EQ(refused_text(R"({"nodes": [{"ms": 1, "out": [64], "in": [[0, 0]]}]})"),
+            "nodes[0].in[0]: there is no node 0 yet: nodes stand in the order in which they run");
+  EXPECT_EQ(refused_text(R"({"nodes": [{"ms": 1, "out": [64], "in": [["source", 0]]}]})"),
+            "nodes[0].in[0]: there are no sources");
+  EXPECT_EQ(refused_text(std::string(100000, '[')), "lists and objects are nested deeper than 64");
+}
+
+TEST(CostGraph, IsToldFromANetwork) {
+  const TemporaryFolder folder;
+  const std::filesystem::path file = folder.path() / "graph.json";
+  std::ofstream(file) << small();
+  EXPECT_EQ(kind_of_graph_file(file), GraphFile::costs);
+  const std::string text = text_of([&] { build_model("graph:" + file.string(), {}); });
+  EXPECT_THAT(
+      text,
+      HasSubstr(
+          "the file holds a graph of costs only: it can be planned (plan, compare, max), but there is nothing in it that could be run"));
+  std::ofstream(file) << R"({"format": "plimsoll network", "version": 1})";
+  EXPECT_EQ(kind_of_graph_file(file), GraphFile::network);
+  EXPECT_EQ(text_of([&] { read_cost_graph(file); }),
+            file.string() + ": this is a network (\"plimsoll network\"), not a graph of costs");
+}
+
+// What is saved of a network's plan is the same planning problem: with room for everything, and short of it.
+TEST(CostGraph, OfANetworksPlanIsPlannedAlike) {
+  const std::unique_ptr<Device> device = open_device("k40c");
+  const CostTable costs(probe_rates(*device));
+  for (const char* model : {"lenet", "resnet20", "gpt-bytes:layers=2"}) {
+    const Network network = build_model(model, {.batch = 8});
+    CompileOptions options{.optimizer = {.name = "sgd"}};
+    options.tiers = device->info().tiers;
+    options.tiers[0].capacity = 1_MiB;
+    const Program all = std::get<Program>(compile_training(network, *device, costs, options));
+    options.memory = {all.plan->arena.count * 8 / 10};
+    auto result = compile_training(network, *device, costs, options);
+    ASSERT_TRUE(std::holds_alternative<Program>(result)) << model;
+    const Program& program = std::get<Program>(result);
+    const CostGraph saved = cost_graph_from_json(to_json(cost_graph_of(program.network.graph, program.plan)));
+    options.as_listed = true;
+    const auto again = compile_graph(saved.graph, saved.kernels, *device, costs_of(saved), options);
+    ASSERT_TRUE(std::holds_alternative<Program>(again)) << model;
+    const Plan& plan = std::get<Program>(again).plan;
+    EXPECT_NEAR(plan.predicted.step_time_ms, program.plan->predicted.step_time_ms,
+                0.01 * program.plan->predicted.step_time_ms)
+        << model;
+    EXPECT_LE(plan.arena, options.memory) << model;
+  }
+}
+
+// The bytes at every step of a plan without moves, counted from its steps alone: a value is there from where it is made to
+// where it is read last before it is made again. Sizes are multiples of what a plan rounds up to.
+int64_t peak_by_hand(const CostGraph& costs, const Plan& plan) {
+  const Graph& graph = costs.graph;
+  std::map<TensorId, int64_t> from;  // of each value that is there
+  std::vector<int64_t> live(plan.steps.size(), 0);
+  const auto occupy = [&](TensorId id, int64_t first, int64_t last) {
+    for (int64_t s = first; s <= last; ++s) live[static_cast<size_t>(s)] += graph.tensor(id).bytes().count;
+  };
+  std::map<TensorId, int64_t> last_use;
+  const auto end = [&](TensorId id) {
+    if (const auto there = from.find(id); there != from.end()) occupy(id, there->second, last_use[id]);
+  };
+  const int64_t steps = std::ssize(plan.steps);
+  for (int64_t s = 0; s < steps; ++s) {
+    const Op& op = graph.op(plan.steps[static_cast<size_t>(s)].op);
+    for (TensorId id : op.inputs) last_use[id] = s;
+    for (TensorId id : op.outputs) {
+      end(id);
+      from[id] = last_use[id] = s;
+    }
+  }
+  for (TensorId id : graph.outputs) last_use[id] = steps - 1;
+  for (const auto& [id, first] : from) end(id);
+  for (const State& state : graph.states) occupy(state.before, 0, steps - 1);
+  return *std::max_element(live.begin(), live.end());
+}
+
+TEST(CostGraph, OfRandomProblemsIsPlannedAsToldByHand) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+    json file{{"sources", {64, 640}}, {"nodes", json::array()}, {"keep", json::array()}};
+    const int64_t count = 3 + below(18);
+    for (int64_t i = 0; i < count; ++i) {
+      json in = json::array(), out = json::array();
+      for (int64_t o = below(2); o >= 0; --o) out.push_back(64 * (1 + below(20)));
+      if (below(3) == 0) in.push_back({"source", below(2)});
+      for (int64_t e = below(3); i > 0 && e >= 0; --e) in.push_back({below(i), 0});
+      file["nodes"].push_back({{"name", fmt::format("n{}", i)}, {"ms", 1 + below(9)}, {"out", out}, {"in", in}});
+    }
+    file["keep"].push_back({count - 1, 0});
+    const CostGraph costs = cost_graph_from_json(file.dump());
+    const auto all = planned(costs, {INT64_MAX}, "liveness");
+    EXPECT_EQ(std::get<Program>(all).plan->predicted.peak, keeping_everything(costs)) << "seed " << seed;
+    for (const int64_t percent : {100, 90, 75, 60}) {
+      const Bytes budget{keeping_everything(costs).count * percent / 100};
+      const auto result = planned(costs, budget);
+      if (std::holds_alternative<Infeasible>(result)) {
+        EXPECT_LT(percent, 100) << "seed " << seed;
+        continue;
+      }
+      const Plan& plan = std::get<Program>(result).plan;
+      EXPECT_LE(peak_by_hand(costs, plan), budget.count) << "seed " << seed << ", " << percent << " %";
+      double ms = 0;
+      for (const Step& step : plan.steps) ms += costs.graph.op(step.op).attributes.real("ms");
+      EXPECT_DOUBLE_EQ(plan.predicted.step_time_ms, ms);
+      EXPECT_GE(ms, once_ms(costs));
+    }
+  }
+}
+
+// All that our format knows, at random: what the reader lets through has a plan that is safe, or none.
+TEST(CostGraph, OfRandomFilesIsRefusedOrPlannedSafely) {
+  int planned_ones = 0, refused_ones = 0;
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+    json file{{"format", "plimsoll cost graph"},
+              {"version", 1},
+              {"sources", json::array()},
+              {"ops", json::array()},
+              {"keep", json::array()}};
+    std::vector<std::string> names;
+    std::map<std::string, int64_t> bytes;
+    const auto add = [&](const std::string& name, int64_t size) {
+      names.push_back(name);
+      bytes[name] = size;
+    };
+    for (int64_t i = below(4); i >= 0; --i) {
+      const std::string name = fmt::format("s{}", i);
+      file["sources"].push_back(
+          {{"name", name}, {"bytes", 64 * (1 + below(2))}, {"role", below(3) > 0 ? "parameter" : "input"}});
+      add(name, file["sources"].back()["bytes"]);
+    }
+    for (int64_t i = 0; i < 3 + below(8); ++i) {
+      json op{{"name", fmt::format("n{}", i)},
+              {"ms", below(5)},
+              {"inputs", json::array()},
+              {"outputs", json::array()},
+              {"again", below(5) > 0}};
+      for (int64_t e = below(3); e >= 0; --e)
+        op["inputs"].push_back(names[static_cast<size_t>(below(std::ssize(names)))]);
+      const std::string first = op["inputs"][0];
+      if (below(6) == 0) {
+        op["inputs"] = {first};
+        op["view"] = true;
+        op.erase("ms");
+      }
+      for (int64_t o = op.contains("view") ? 0 : below(2); o >= 0; --o) {
+        json output{{"name", fmt::format("n{}.{}", i, o)}, {"bytes", bytes[first]}};
+        const int64_t how = op.contains("view") ? 0 : below(6);
+        if (how == 1) output["may_overwrite"] = {first};
+        if (how >= 4) output["must_overwrite"] = first;
+        if (how == 5) output["once"] = true;
+        if (how >= 4) {
+          for (json& source : file["sources"]) {
+            if (source["name"] == first || source.value("next", "") == first) source["next"] = output["name"];
+          }
+        }
+        op["outputs"].push_back(output);
+      }
+      for (const json& output : op["outputs"]) add(output["name"], output["bytes"]);
+      file["ops"].push_back(op);
+    }
+    for (int64_t k = below(3); k > 0; --k) file["keep"].push_back(names[static_cast<size_t>(below(std::ssize(names)))]);
+    CostGraph costs;
+    try {
+      costs = cost_graph_from_json(file.dump());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::corrupt_file) << error.what();
+      ++refused_ones;
+      continue;
+    }
+    ++planned_ones;
+    for (const int64_t percent : {100, 80, 60}) {
+      for (const char* policy : {"auto", "liveness", "superneurons"}) {
+        EXPECT_NO_THROW(
+            planned(costs, {std::max<int64_t>(keeping_everything(costs).count * percent / 100, 64)}, policy))
+            << "seed " << seed << ", " << policy << ": " << file;
+      }
+    }
+  }
+  EXPECT_GT(planned_ones, 20);
+  EXPECT_GT(refused_ones, 30);
+}
+
+}  // namespace
+}  // namespace plimsoll
