@@ -59,6 +59,7 @@ struct CompileOptions {
   // Of several ranks: the stage of ZeRO (Sharding), with all parameters divided. Absent: what costs least of those that
   // fit; nothing where all fits undivided. optimizer.sharding is what comes of it.
   std::optional<int> zero;
+  int64_t run_effort = 4'000'000;  // of auto's search over what runs again, in things looked at
   bool as_listed = false;        // ops run in the order in which the graph lists them
   bool first_that_fits = false;  // whether there is a plan is the question, not how fast it is
   bool name_least = true;  // in Infeasible::minimum; false: it may be a bound that nothing below can do, and no search
@@ -97,6 +98,9 @@ struct Program {
   Sharding sharding;             // how states are divided among the ranks
   Bytes lower_bound;             // no plan needs less (least_bytes)
   std::optional<Bytes> minimum;  // the least memory with which there is a plan, as options.name_minimum asks
+  // No plan of these steps in this order, by these kernels and within this budget and these tiers, takes less: what runs
+  // again, and what is copied, is counted (plan/remat/time_bound.h).
+  double bound_ms = 0;
   Bytes baseline_peak;           // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;
 };

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "plan/assemble.h"
+#include "plan/bounds.h"
 #include "plan/overlap.h"
+#include "plan/remat/time_bound.h"
 #include "plan/room.h"
 #include "plan/route.h"
 #include "plan/simulate.h"
@@ -28,6 +30,8 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .device = device.info(),
                     .budget = options.memory,
                     .placement = options.placement,
+                    .run_effort = options.run_effort,
+                    .search_least = options.as_listed,
                     .faster_than_ms = wanted.faster_than_ms,
                     .first_that_fits = options.first_that_fits,
                     .least_memory = wanted.least_memory,
@@ -82,6 +86,20 @@ void place_again(Attempt& attempt, const Device& device, const CostTable& costs,
   plan.collectives.clear();  // other bytes are waited for
   predict(input, plan);
   plan = overlap_messages(attempt.graph, plan);
+}
+
+double bound_of(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options,
+                int64_t effort) {
+  const Plan& plan = attempt.plan();
+  if (plan.link.ranks > 1 || plan.cores.inter_op > 1) return plan.predicted.lower_bound_ms;  // steps run beside others
+  const Route route = route_of(attempt.graph, options);
+  const PolicyInput input =
+      input_for(attempt.graph, route, attempt.layouts.kernels, device, costs, options, {options.policy});
+  const std::vector<TierInfo>& tiers = input.device.tiers;
+  double ms = least_ms(*input.timeline, tiers, options.memory.count);
+  if (tiers.empty())
+    ms = std::max(ms, bound_time(*input.timeline, options.memory.count, effort, plan.predicted.step_time_ms).ms);
+  return std::min(ms, plan.predicted.step_time_ms);
 }
 
 bool is_better(const Attempt& a, const Attempt& than) {

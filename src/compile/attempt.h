@@ -49,6 +49,10 @@ Attempt make_attempt(LaidOut laid, const Device& device, const CostTable& costs,
 // The offsets of the plan that is taken of many that were made `only_to_fit`.
 void place_again(Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options);
 
+// No plan of the attempt's steps within the budget takes less. `effort`: things looked at.
+double bound_of(const Attempt& attempt, const Device& device, const CostTable& costs, const CompileOptions& options,
+                int64_t effort);
+
 bool is_better(const Attempt& a, const Attempt& than);
 
 // Ways down the flow for one network: layouts and kernels, then a plan. Several threads may go them at once.

@@ -241,6 +241,9 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
+constexpr int64_t kBoundEffort = 30'000'000;
+constexpr int64_t kRunEffort = 40'000'000, kRunEffortOfOp = 200'000;
+
 // What is found by the costs, within what is known of the least memory.
 Attempt choose(const std::function<Least(Bytes enough)>& find, const std::function<Attempt()>& find_fastest,
                const CompileOptions& options, bool many, Bytes lower_bound, std::optional<Bytes>& minimum) {
@@ -264,6 +267,10 @@ Attempt choose(const std::function<Least(Bytes enough)>& find, const std::functi
   if (!least.attempt) return {{}, {}, std::move(least.why)};
   const Bytes arena = least.attempt->plan().arena;
   if (options.name_minimum) minimum = arena;
+  if (too_much && options.as_listed && may_fit) {  // by a search for this very budget there may be one yet
+    fastest = find_fastest();
+    if (fastest.feasible()) return fastest;
+  }
   if (too_much) return {{}, {}, std::move(least.why)};
   if (options.first_that_fits) return *std::move(least.attempt);
   if (many) fastest = find_fastest();
@@ -295,9 +302,11 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
+  const double bound_ms = bound_of(found, device, costs, options, kBoundEffort);
   const Bytes baseline = baseline_peak(found.graph, found.layouts.kernels, costs, device);
   Program program = program_of(std::move(training), std::move(found), options, watch);
   program.lower_bound = lower_bound;
+  program.bound_ms = bound_ms;
   program.baseline_peak = baseline;
   return program;
 }
@@ -537,7 +546,10 @@ std::variant<Program, Infeasible> compile_training(const Network& network, const
 }
 
 std::variant<Program, Infeasible> compile_graph(Graph graph, std::vector<KernelChoice> kernels, const Device& device,
-                                                const CostTable& costs, const CompileOptions& options) {
+                                                const CostTable& costs, const CompileOptions& asked) {
+  CompileOptions options = asked;
+  if (asked.as_listed && !asked.first_that_fits)  // one plan is looked for, not many, as for a network's kernels
+    options.run_effort = std::max(asked.run_effort, kRunEffort + kRunEffortOfOp * graph.op_count());
   const Stopwatch watch;
   const Bytes lower_bound = least_arena(graph, device, options);
   LayoutResult layouts{.family = LayoutFamily::plain, .kernels = std::move(kernels)};

@@ -69,6 +69,8 @@ class LeastSearch {
     }
     // Another policy is asked with what it says that it needs, and then for less.
     bool found = false;
+    if (enough.count < INT64_MAX) take(attempt(laid, enough));
+    if (fits(enough)) return;
     Bytes memory{1};
     for (int i = 0; i < kAnswers; ++i) {
       Attempt answer = attempt(laid, memory);

@@ -30,6 +30,8 @@ struct PolicyInput {
   Bytes budget{INT64_MAX};
   std::string placement = "offline";
   int64_t effort = 20'000'000;       // of a placement that searches, as in PlacementOptions
+  int64_t run_effort = 4'000'000;    // of auto's search over what runs again (remat/search.h)
+  bool search_least = false;         // with least_memory: by that search as well
   double faster_than_ms = kAnyTime;  // a plan that is not predicted to be faster is of no use and need not be placed
   bool first_that_fits = false;      // the question is whether a plan exists, not which is fast
   // Of auto alone: the plan that needs the least arena of all that are found, whether it fits the budget or not; one
@@ -67,6 +69,7 @@ struct Policy {
   PlanOrInfeasible (*plan)(const PolicyInput&);
   std::string_view options =
       {};  // "offload=checkpoints|conv|none recompute=...": what may follow the name, the default first
+  bool uses_tiers = true;
 };
 
 // The ways down that auto finds for inputs of the same graph with different kernels, whatever their budgets.

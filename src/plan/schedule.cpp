@@ -79,12 +79,7 @@ void Scheduler::run_step(int32_t s) {
     ++states_[v].next_use;
     states_[v].transient = false;
   }
-  for (const TimelineInPlace& pair : step.in_place) {
-    if (!pair.required) continue;  // what is overwritten is lost, wherever else it lay
-    states_[pair.input].gone = true;
-    close(pair.input);
-    states_[pair.input].slot = -1;
-  }
+  overwrite(step);
   for (int32_t v : step.outputs) {
     const int32_t before = timeline_.values[v].before;
     if (before >= 0 && decisions_->home[before] >= 0) copy_out(v, decisions_->home[before]);
@@ -93,6 +88,42 @@ void Scheduler::run_step(int32_t s) {
     if (states_[v].residence >= 0) begin_gap(v, states_[v].next_use);
   }
   for (int32_t v : step.outputs) begin_gap(v, 0);
+}
+
+// What is overwritten is lost, wherever else it lay.
+void Scheduler::overwrite(const TimelineStep& step) {
+  for (const TimelineInPlace& pair : step.in_place) {
+    if (!pair.required) continue;
+    states_[pair.input].gone = true;
+    close(pair.input);
+    states_[pair.input].slot = -1;
+  }
+}
+
+void Scheduler::follow(const Decisions& decisions, std::span<const int32_t> sequence, Schedule& schedule) {
+  decisions_ = &decisions;
+  out_ = &schedule;
+  cache_ = nullptr;
+  live_ = 0;
+  start();
+  std::vector<bool> ran(timeline_.steps.size(), false);
+  for (int32_t s : sequence) {
+    const TimelineStep& step = timeline_.steps[s];
+    const bool again = ran[s];
+    for (int32_t v : again ? step.recompute_inputs : step.inputs) {
+      if (states_[v].residence < 0) schedule.unrecoverable = v;
+    }
+    if (schedule.unrecoverable >= 0) return;
+    const int32_t d = append(s, again);
+    for (int32_t v : again ? step.recompute_outputs : step.outputs) open(v, d);
+    if (!again) overwrite(step);
+    ran[s] = true;
+  }
+  planning_effort().scheduled_steps += static_cast<int64_t>(schedule.steps.size());
+  if (schedule.unrecoverable >= 0) return;
+  end();
+  share_places();
+  count_live(schedule);
 }
 
 // Decides about an open value after a use, at the start of its gap.

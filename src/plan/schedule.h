@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -86,11 +87,15 @@ class Scheduler {
   void run(const Decisions& decisions, Schedule& schedule, const TensorCache* cache = nullptr);
   // The same, given up where it takes more than so many steps, or surely computes longer than `most_ms`.
   void run_within(const Decisions& decisions, Schedule& schedule, size_t most_steps, double most_ms = kAnyTime);
+  // The steps in the order of `sequence`, the first time or again, whatever would be decided: each value is there from a
+  // run of its producer to the last use before the next run. Homes are those of the decisions, and none may be elsewhere.
+  void follow(const Decisions& decisions, std::span<const int32_t> sequence, Schedule& schedule);
   // Counts live bytes and their peak anew, for who changes when values are there.
   void count_live(Schedule& schedule);
 
  private:
   void start();
+  void overwrite(const TimelineStep& step);
   void run_step(int32_t step);
   int32_t append(int32_t step, bool recompute);
   void bring(int32_t value);

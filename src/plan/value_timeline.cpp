@@ -66,6 +66,7 @@ class TimelineMaker {
     step.op = id;
     timeline_.step_of[id] = index;
     step.view = op.type->is_view;
+    step.collective = op.type->is_collective;
     for (TensorId t : op.inputs) add_once(lists.inputs, timeline_.value_of[t]);
     if (!step.view) {
       for (TensorId t : op.outputs) {

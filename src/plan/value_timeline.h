@@ -48,6 +48,7 @@ struct TimelineStep {
   std::span<const TimelineInPlace>
       in_place;  // pairs of one size and layout where the op allows it for every mention of the input
   bool view = false;
+  bool collective = false;  // all ranks run it together
   double ms = 0;
   bool estimated = false;  // the time
   int64_t workspace = 0;

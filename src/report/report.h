@@ -47,6 +47,8 @@ std::string reason_text(const PlanReason& reason);
 
 // What recomputations, and waiting for copies, add to the time of all ops once.
 double extra_time_percent(const Plan& plan);
+// No plan adds less: of Program::bound_ms.
+double bound_percent(const Program& program);
 
 // The fields that `plan --json` promises. `minimum` is the least budget of this policy; the reason is told from the
 // plan alone where none is given.

@@ -14,6 +14,7 @@
 #include "plan/bounds.h"
 #include "plan/make_plan.h"
 #include "plan/policies/policies.h"
+#include "plan/remat/search.h"
 #include "plan/simulate.h"
 #include "plan/tier_flag.h"
 #include "plan/tier_room.h"
@@ -30,6 +31,10 @@ constexpr size_t kPlacedRoughly = 10;   // plans with little memory, to find tho
 constexpr size_t kPlacedWell = 4;       // of those, and of those only
 constexpr int64_t kNearTheLeast = 16;   // what is above the least by no more than this part of it
 constexpr double kLessForOffsets = 0.985;
+constexpr int64_t kEffortOfRuns = 500'000'000;  // of the offsets of each, by the number of steps
+constexpr int kLeastRuns = 10;                  // budgets that are asked for the least
+constexpr int64_t kLeastStep = 256;             // it is found to this part of it
+constexpr int kRunSearches = 4;                 // within less and less, where offsets need more than the budget
 constexpr double kMostComputed = 3;  // times that of a step where nothing runs again, where a plan is known to fit
 
 // Whether a plan that takes at least `bound_ms` may take less than `ms`.
@@ -488,6 +493,61 @@ PolicyInput without_tiers(PolicyInput input) {
   return input;
 }
 
+bool may_run_again(const PolicyInput& input) {
+  return input.state_homes.empty() && !input.unplaced && input.route.order.size() <= kManySteps;
+}
+
+// By a search over the runs of steps where states and inputs lie in the arena: nothing is copied.
+PlanOrInfeasible plan_by_runs(const PolicyInput& input) {
+  const ValueTimeline timeline = make_timeline(input);
+  const Decisions decisions = keep_everything(timeline);
+  Schedule schedule;
+  Scheduler scheduler(timeline);
+  const Infeasible none{.policy = "auto", .budget = input.budget, .minimum = {INT64_MAX}};
+  PolicyInput quick = input;
+  quick.explain = false;
+  quick.effort = std::min(input.effort, kEffortOfRuns / std::max<int64_t>(std::ssize(timeline.steps), 1));
+  double limit = static_cast<double>(input.budget.count);
+  for (int i = 0; i < kRunSearches; ++i) {
+    const FoundRuns found = find_runs(timeline, static_cast<int64_t>(limit), input.run_effort);
+    if (!found.fits) break;
+    scheduler.follow(decisions, found.sequence, schedule);
+    PlanOrInfeasible answer = finish_plan(quick, timeline, decisions, schedule, "auto");
+    const Infeasible* why = std::get_if<Infeasible>(&answer);
+    if (why == nullptr) return answer;
+    if (why->minimum <= input.budget) break;  // slower than what is of use
+    // What lies between offsets is lost: then it is held to less.
+    limit *= std::min(kLessForOffsets, std::pow(limit / static_cast<double>(why->minimum.count), 0.5));
+  }
+  return none;
+}
+
+// The plan that needs the least arena of those that this search finds by halving, whatever the budget: nothing where none
+// is below `below`.
+std::optional<Plan> least_by_runs(const PolicyInput& input, Bytes below) {
+  PolicyInput within = input;
+  within.timeline = std::make_shared<const ValueTimeline>(make_timeline(input));
+  within.least_memory = false;
+  within.only_to_fit = true;
+  within.run_effort = input.run_effort / kLeastRuns;
+  std::optional<Plan> best;
+  Bytes low{least_live(*within.timeline, false) - 1};  // nothing is found with so much
+  if (below.count == INT64_MAX) below = {RunSet(*within.timeline, INT64_MAX).peak()};
+  for (int i = 0; i < kLeastRuns; ++i) {
+    const Bytes high = best ? best->arena : below;
+    if (high.count - low.count <= high.count / kLeastStep) break;
+    within.budget = {low.count + (high.count - low.count) / 2};
+    PlanOrInfeasible answer = plan_by_runs(within);
+    if (Plan* plan = std::get_if<Plan>(&answer)) {
+      best = std::move(*plan);
+      best->budget = input.budget;
+    } else {
+      low = within.budget;
+    }
+  }
+  return best;
+}
+
 // With every value kept where that fits; else by the search, or by another policy that needs still less.
 PlanOrInfeasible plan_least(const PolicyInput& input) {
   PolicyInput own = input, any = input;
@@ -504,9 +564,14 @@ PlanOrInfeasible plan_least(const PolicyInput& input) {
   for (const Policy& policy : policies()) {
     if (best && best->arena <= input.budget) break;
     if (policy.plan == plan_auto || policy.plan == plan_baseline || policy.plan == plan_caffe) continue;
+    if (!policy.uses_tiers && !input.search_least) continue;  // they do not find less than the search
     any.budget = (best ? best->arena : below) - Bytes{1};
     PlanOrInfeasible other = policy.plan(any);
     if (Plan* plan = std::get_if<Plan>(&other)) best = std::move(*plan);
+  }
+  if (input.search_least && (!best || best->arena > input.budget) && may_run_again(input)) {
+    any.budget = input.budget;
+    if (std::optional<Plan> plan = least_by_runs(any, best ? best->arena : below)) best = std::move(plan);
   }
   if (best) return *std::move(best);
   return Infeasible{.policy = "auto", .budget = input.budget, .minimum = below};
@@ -559,6 +624,7 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
     };
     consider(plan_by_search);
     const double in_place_ms = search->least_ms_in_place();
+    if (may_run_again(input)) consider(plan_by_runs);
     const auto fastest_so_far = [&] {
       const Plan* plan = std::get_if<Plan>(&best);
       return plan != nullptr ? plan->predicted.step_time_ms : input.faster_than_ms;
@@ -573,7 +639,8 @@ PlanOrInfeasible plan_auto(const PolicyInput& input) {
       if (policy.plan != plan_auto && policy.plan != plan_liveness && policy.plan != plan_baseline &&
           policy.plan != plan_caffe) {
         consider(policy.plan);
-        if (!input.device.tiers.empty() && (input.explain || may_be_faster(in_place_ms, fastest_so_far())))
+        if (policy.uses_tiers && !input.device.tiers.empty() &&
+            (input.explain || may_be_faster(in_place_ms, fastest_so_far())))
           consider([plan = policy.plan](const PolicyInput& i) { return plan(without_tiers(i)); });
       }
     }

@@ -16,6 +16,10 @@ PlanOrInfeasible plan_caffe(const PolicyInput& input);         // frameworks.cpp
 PlanOrInfeasible plan_torch(const PolicyInput& input);
 PlanOrInfeasible plan_mxnet(const PolicyInput& input);
 PlanOrInfeasible plan_tensorflow(const PolicyInput& input);
+PlanOrInfeasible plan_chen_sqrt(const PolicyInput& input);  // chen.cpp
+PlanOrInfeasible plan_chen_greedy(const PolicyInput& input);
+PlanOrInfeasible plan_dtr(const PolicyInput& input);  // dtr.cpp
+PlanOrInfeasible plan_dtr_eq(const PolicyInput& input);
 PlanOrInfeasible plan_auto(const PolicyInput& input);  // auto.cpp
 
 // What a policy was asked for by "name:option=value,...", or `otherwise`. Throws Error(invalid_input) on a value that

@@ -29,6 +29,14 @@ constexpr Policy kPolicies[] = {
      plan_mxnet, "recompute=sublinear|mirror|none"},
     {"tensorflow", "as TensorFlow keeps tensors: liveness, and long-lived tensors swapped out and fetched when read",
      plan_tensorflow},
+    {"dtr", "lets go what costs least for its bytes and age, and computes it again (h_DTR, Kirisame et al. 2021)",
+     plan_dtr, "", false},
+    {"dtr-eq", "the same by classes of what is let go, which are cheaper to keep (h_eq, Kirisame et al. 2021)",
+     plan_dtr_eq, "", false},
+    {"chen-sqrt", "all but every sqrt(n)-th step's results computed again (Chen et al. 2016)", plan_chen_sqrt, "",
+     false},
+    {"chen-greedy", "the same with checkpoints a number of bytes apart, the best that is tried (Chen et al. 2016)",
+     plan_chen_greedy, "", false},
 };
 
 std::pair<std::string_view, std::string_view> split(std::string_view text, char at) {

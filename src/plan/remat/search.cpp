@@ -1,0 +1,324 @@
+#include "plan/remat/search.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "plan/remat/evict.h"
+
+namespace plimsoll {
+namespace {
+
+// Draws that are the same on every machine.
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15U + 0x632be59bd9b4e019U) {}
+  uint64_t next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15U);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+    return z ^ (z >> 31);
+  }
+  int32_t below(int64_t n) { return n <= 1 ? 0 : static_cast<int32_t>(next() % static_cast<uint64_t>(n)); }
+  double share() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
+ private:
+  uint64_t state_;
+};
+
+constexpr double kMostAgain = 4;  // times the step, of a start
+constexpr int64_t kLeastRound = 100'000, kLeastRoundOfStep = 4'000;
+
+struct Rerun {
+  int32_t step, stage;
+};
+
+class RunSearch {
+ public:
+  RunSearch(const ValueTimeline& timeline, int64_t budget) : timeline_(timeline), set_(timeline, budget) {
+    for (int32_t v = 0; v < static_cast<int32_t>(timeline.values.size()); ++v) {
+      const TimelineValue& value = timeline.values[v];
+      if (value.recomputable && may_run_again(timeline, value.producer) && value.bytes > 0 &&
+          (!value.uses.empty() || value.at_end))
+        candidates_.push_back(v);
+    }
+    double ms = 0, squares = 0;
+    for (const TimelineStep& step : timeline.steps) {
+      ms += step.ms;
+      squares += step.ms * step.ms;
+    }
+    usual_ms_ = ms > 0 ? squares / ms : 1;
+    first_price_ = 0.02 * ms / std::max(1.0, static_cast<double>(budget));
+    keep_best();
+  }
+
+  int64_t work() const { return set_.work() + proposed_; }
+  bool fits() const { return best_excess_ == 0; }
+  bool is_done() const { return candidates_.empty() || (fits() && best_.empty()); }
+
+  // Considers a sequence as it is.
+  void consider(const Sequence& sequence) {
+    set_.take(sequence);
+    list_reruns();
+    note_if_better();
+  }
+
+  // Cools down once, from the best so far or from no reruns at all.
+  void cool(bool from_best, uint64_t seed, int64_t effort) {
+    draws_ = Draws(seed);
+    from_best ? restore_best() : restore({});
+    price_ = first_price_;
+    const double hot = usual_ms_ * (from_best ? 0.1 : 0.3), cold = usual_ms_ * 0.001;
+    const int64_t first = work();
+    for (int64_t tried = 1;; ++tried) {
+      const double share = static_cast<double>(work() - first) / static_cast<double>(effort);
+      if (share >= 1) break;
+      if (tried % 16 == 1) temperature_ = hot * std::pow(cold / hot, share);
+      propose();
+      if (tried % 256 == 0) adapt();
+    }
+  }
+
+  FoundRuns result() {
+    restore_best();
+    return {set_.sequence(), set_.again_ms(), set_.peak(), set_.excess() == 0};
+  }
+
+ private:
+  double energy() const { return set_.again_ms() + price_ * static_cast<double>(set_.excess()); }
+
+  void adapt() {
+    if (fitted_ == 0) price_ *= 1.25;
+    if (fitted_ > 200) price_ /= 1.08;
+    fitted_ = 0;
+  }
+
+  void propose() {
+    changes_.clear();
+    ++proposed_;
+    const int32_t kind = draws_.below(100);
+    const bool over = set_.excess() > 0;
+    if (over ? kind < 55 : kind < 25) {
+      propose_drop(-1);
+    } else if (kind < 65) {
+      propose_removal();
+    } else if (kind < 80) {
+      propose_shift();
+    } else {
+      const int32_t stage = propose_removal();
+      propose_drop(stage);
+      if (draws_.below(4) == 0) propose_drop(stage);
+    }
+    if (changes_.empty()) return;
+    const double before = energy();
+    apply();
+    const double after = energy();
+    const bool take = after <= before || draws_.share() < std::exp((before - after) / temperature_);
+    if (!take) {
+      apply();
+    } else {
+      note_changes();
+      note_if_better();
+    }
+    fitted_ += set_.excess() == 0 ? 1 : 0;
+  }
+
+  void apply() {
+    for (const Rerun& change : changes_) set_.toggle(change.step, change.stage);
+    set_.settle();
+  }
+
+  bool changed(int32_t step, int32_t stage) const {
+    return std::any_of(changes_.begin(), changes_.end(),
+                       [&](const Rerun& c) { return c.step == step && c.stage == stage; });
+  }
+  void change(int32_t step, int32_t stage) { changes_.push_back({step, stage}); }
+
+  // Lets a value go in a gap; `near`: across that stage, -1: anywhere, where too much is there first of all.
+  void propose_drop(int32_t near) {
+    int32_t stage = near;
+    if (stage < 0 && set_.excess() > 0 && draws_.below(10) < 8) {
+      stage = draws_.below(set_.steps());
+      for (int32_t i = 0; i < set_.steps() && set_.most(stage) <= set_.budget(); ++i)
+        stage = stage + 1 == set_.steps() ? 0 : stage + 1;
+      proposed_ += 2;
+    }
+    const size_t count = candidates_.size();
+    size_t at = static_cast<size_t>(draws_.below(static_cast<int64_t>(count)));
+    for (size_t i = 0; i < count; ++i, at = at + 1 == count ? 0 : at + 1) {
+      const int32_t v = candidates_[at];
+      if (stage >= 0 && !idles_across(v, stage)) continue;
+      proposed_ += static_cast<int64_t>(i / 8);
+      drop(v, stage);
+      return;
+    }
+    proposed_ += static_cast<int64_t>(count / 8);
+  }
+  bool idles_across(int32_t v, int32_t stage) const {
+    for (const RunSet::Span& span : set_.spans_of(v)) {
+      if (set_.stage_of(span.first) < stage && stage <= set_.stage_of(span.last)) return true;
+    }
+    return false;
+  }
+  void drop(int32_t v, int32_t stage) {
+    set_.list_uses(v, uses_);
+    proposed_ += static_cast<int64_t>(uses_.size());
+    // Gaps: from a run or use to the next use of the same span.
+    gaps_.clear();
+    for (const RunSet::Span& span : set_.spans_of(v)) {
+      RunSet::Run from = span.first;
+      for (auto use = std::upper_bound(uses_.begin(), uses_.end(), span.first); use != uses_.end() && *use <= span.last;
+           ++use) {
+        const int32_t a = set_.stage_of(from), b = set_.stage_of(*use);
+        if (b > a && (stage < 0 || (a <= stage && stage <= b))) gaps_.emplace_back(from, *use);
+        from = *use;
+      }
+    }
+    if (gaps_.empty()) return;
+    const auto [from, to] = gaps_[static_cast<size_t>(draws_.below(static_cast<int64_t>(gaps_.size())))];
+    int32_t s = set_.stage_of(to);
+    if (draws_.below(8) == 0) s -= draws_.below(s - set_.stage_of(from));
+    add(timeline_.values[v].producer, s, 0);
+  }
+
+  // Runs the step again in the stage, with what it reads and is not there, or that stays for it.
+  void add(int32_t step, int32_t stage, int depth) {
+    if (depth > 60 || !set_.may_run(step, stage) || set_.runs(step, stage) || changed(step, stage)) return;
+    change(step, stage);
+    const RunSet::Run run = set_.run_of(step, stage);
+    for (int32_t w : timeline_.steps[step].recompute_inputs) {
+      const TimelineValue& value = timeline_.values[w];
+      if (!value.recomputable || set_.is_there(w, run)) continue;
+      if (draws_.below(100) < 60) add(value.producer, stage, depth + 1);
+    }
+  }
+
+  // Takes a rerun back, and those that only served it. Its stage, -1: there is none.
+  int32_t propose_removal() {
+    if (reruns_.empty()) return -1;
+    const Rerun rerun = reruns_[static_cast<size_t>(draws_.below(static_cast<int64_t>(reruns_.size())))];
+    remove(rerun.step, rerun.stage, 0);
+    return rerun.stage;
+  }
+  void remove(int32_t step, int32_t stage, int depth) {
+    if (changed(step, stage)) return;
+    change(step, stage);
+    if (depth > 60 || draws_.below(100) < 20) return;
+    for (int32_t w : timeline_.steps[step].recompute_inputs) {
+      const int32_t producer = timeline_.values[w].producer;
+      if (producer >= 0 && set_.runs(producer, stage) && serves_only(producer, stage, set_.run_of(step, stage)))
+        remove(producer, stage, depth + 1);
+    }
+  }
+  // Whether what a rerun makes is read by that one run and by no other.
+  bool serves_only(int32_t step, int32_t stage, RunSet::Run reader) {
+    const RunSet::Run run = set_.run_of(step, stage);
+    for (int32_t v : timeline_.steps[step].recompute_outputs) {
+      for (const RunSet::Span& span : set_.spans_of(v)) {
+        if (span.first != run || span.last == run) continue;
+        if (span.last != reader) return false;
+        set_.list_uses(v, uses_);
+        const auto first = std::upper_bound(uses_.begin(), uses_.end(), run);
+        if (first == uses_.end() || *first != reader) return false;
+      }
+    }
+    return true;
+  }
+
+  void propose_shift() {
+    if (reruns_.empty()) return;
+    const Rerun rerun = reruns_[static_cast<size_t>(draws_.below(static_cast<int64_t>(reruns_.size())))];
+    int32_t to = rerun.stage;
+    const int32_t kind = draws_.below(3);
+    if (kind == 0) {
+      to += draws_.below(7) - 3;
+    } else {  // to where another runs again
+      const Rerun other = reruns_[static_cast<size_t>(draws_.below(static_cast<int64_t>(reruns_.size())))];
+      to = kind == 1 ? other.stage : rerun.step + 1 + draws_.below(set_.steps() - rerun.step);
+    }
+    if (to == rerun.stage || to < 0 || to > set_.steps() || !set_.may_run(rerun.step, to) || set_.runs(rerun.step, to))
+      return;
+    if (draws_.below(2) == 0) {
+      change(rerun.step, rerun.stage);
+      add(rerun.step, to, 0);
+      return;
+    }
+    remove(rerun.step, rerun.stage, 0);
+    const std::vector<Rerun> moved = changes_;
+    for (const Rerun& each : moved) {
+      if (set_.may_run(each.step, to) && !set_.runs(each.step, to)) change(each.step, to);
+    }
+  }
+
+  void list_reruns() {
+    reruns_.clear();
+    for (int32_t t = 0; t <= set_.steps(); ++t) {
+      for (int32_t s : set_.reruns_in(t)) reruns_.push_back({s, t});
+    }
+  }
+  void note_changes() {
+    for (const Rerun& change : changes_) {
+      if (set_.runs(change.step, change.stage)) {
+        reruns_.push_back(change);
+        continue;
+      }
+      const auto found = std::find_if(reruns_.begin(), reruns_.end(),
+                                      [&](const Rerun& r) { return r.step == change.step && r.stage == change.stage; });
+      if (found == reruns_.end()) continue;
+      *found = reruns_.back();
+      reruns_.pop_back();
+    }
+  }
+
+  // What fits is better than what does not; of that, what is less above the budget.
+  void note_if_better() {
+    const int64_t excess = set_.excess();
+    if (excess < best_excess_ || (excess == best_excess_ && set_.again_ms() < best_ms_ * (1 - 1e-12))) keep_best();
+  }
+  void keep_best() {
+    best_ = reruns_;
+    best_ms_ = set_.again_ms();
+    best_excess_ = set_.excess();
+  }
+  void restore_best() { restore(best_); }
+  void restore(std::vector<Rerun> reruns) {
+    set_.clear();
+    for (const Rerun& rerun : reruns) set_.toggle(rerun.step, rerun.stage);
+    set_.settle();
+    reruns_ = std::move(reruns);
+  }
+
+  const ValueTimeline& timeline_;
+  RunSet set_;
+  Draws draws_{0};
+  std::vector<int32_t> candidates_;                       // values that may be let go
+  double usual_ms_ = 1;                                   // of a rerun
+  double first_price_ = 0, price_ = 0, temperature_ = 0;  // price: ms a byte and stage above the budget
+  std::vector<Rerun> reruns_, best_, changes_;
+  double best_ms_ = 0;
+  int64_t best_excess_ = 0;
+  int fitted_ = 0;  // of the last changes
+  int64_t proposed_ = 0;
+  std::vector<RunSet::Run> uses_;
+  std::vector<std::pair<RunSet::Run, RunSet::Run>> gaps_;
+};
+
+}  // namespace
+
+FoundRuns find_runs(const ValueTimeline& timeline, int64_t budget, int64_t effort) {
+  RunSearch search(timeline, budget);
+  if (search.is_done()) return search.result();
+  for (const EvictionRule rule : {EvictionRule::dtr, EvictionRule::dtr_eq, EvictionRule::ahead}) {
+    if (const auto sequence = evict_as_it_runs(timeline, budget, rule, kMostAgain * timeline.compute_ms))
+      search.consider(*sequence);
+  }
+  // Rounds of which each third one is twice as long as the ones before: with more effort there are more rounds.
+  const int64_t least = kLeastRound + kLeastRoundOfStep * static_cast<int64_t>(timeline.steps.size());
+  int64_t round = least;
+  for (uint64_t i = 0; search.work() + round <= effort; ++i) {
+    search.cool(i % 2 == 1, i, round);
+    if (i % 2 == 1) round *= 2;
+  }
+  return search.result();
+}
+
+}  // namespace plimsoll
