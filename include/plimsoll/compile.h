@@ -60,8 +60,8 @@ struct CompileOptions {
   // fit; nothing where all fits undivided. optimizer.sharding is what comes of it.
   std::optional<int> zero;
   int64_t run_effort = 4'000'000;  // of auto's search over what runs again, in things looked at
-  bool as_listed = false;        // ops run in the order in which the graph lists them
-  bool first_that_fits = false;  // whether there is a plan is the question, not how fast it is
+  bool as_listed = false;          // ops run in the order in which the graph lists them
+  bool first_that_fits = false;    // whether there is a plan is the question, not how fast it is
   bool name_least = true;  // in Infeasible::minimum; false: it may be a bound that nothing below can do, and no search
   bool name_minimum = false;  // in Program::minimum; takes a search of its own where everything would fit
 };
@@ -101,7 +101,7 @@ struct Program {
   // No plan of these steps in this order, by these kernels and within this budget and these tiers, takes less: what runs
   // again, and what is copied, is counted (plan/remat/time_bound.h).
   double bound_ms = 0;
-  Bytes baseline_peak;           // what the baseline policy needs for the same graph
+  Bytes baseline_peak;  // what the baseline policy needs for the same graph
   std::vector<PassReport> passes;
 };
 

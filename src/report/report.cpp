@@ -346,8 +346,8 @@ json plan_json(const Program& program, std::optional<Bytes> minimum, const std::
           {"extra_time_percent", extra_time_percent(plan)},
           {"bound_ms", program.bound_ms > 0 ? json(program.bound_ms) : json(nullptr)},
           {"bound_percent", program.bound_ms > 0 ? json(bound_percent(program)) : json(nullptr)},
-          {"gap_percent",
-           program.bound_ms > 0 ? json(std::max(0.0, extra_time_percent(plan) - bound_percent(program))) : json(nullptr)},
+          {"gap_percent", program.bound_ms > 0 ? json(std::max(0.0, extra_time_percent(plan) - bound_percent(program)))
+                                               : json(nullptr)},
           {"estimated_share", plan.predicted.estimated_share},
           {"offload_bytes", plan.predicted.offload.count},
           {"prefetch_bytes", plan.predicted.prefetch.count},
