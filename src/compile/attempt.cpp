@@ -30,7 +30,7 @@ PolicyInput input_for(const Graph& graph, const Route& route, const std::vector<
                     .device = device.info(),
                     .budget = options.memory,
                     .placement = options.placement,
-                    .run_effort = options.run_effort,
+                    .run_effort = static_cast<int64_t>(static_cast<double>(options.run_effort) * options.search_effort),
                     .search_least = options.as_listed,
                     .faster_than_ms = wanted.faster_than_ms,
                     .first_that_fits = options.first_that_fits,

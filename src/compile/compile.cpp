@@ -241,7 +241,7 @@ Bytes baseline_peak(const Graph& graph, const std::vector<KernelChoice>& kernels
   return std::get<Plan>(result).arena;
 }
 
-constexpr int64_t kBoundEffort = 30'000'000;
+constexpr double kBoundEffort = 30e6;
 constexpr int64_t kRunEffort = 40'000'000, kRunEffortOfOp = 200'000;
 
 // What is found by the costs, within what is known of the least memory.
@@ -302,7 +302,8 @@ std::variant<Program, Infeasible> take(Attempt found, Network training, Bytes lo
     return infeasible;
   }
 
-  const double bound_ms = bound_of(found, device, costs, options, kBoundEffort);
+  const double bound_ms =
+      bound_of(found, device, costs, options, static_cast<int64_t>(kBoundEffort * options.search_effort));
   const Bytes baseline = baseline_peak(found.graph, found.layouts.kernels, costs, device);
   Program program = program_of(std::move(training), std::move(found), options, watch);
   program.lower_bound = lower_bound;

@@ -76,6 +76,18 @@ TEST_F(CliCostGraph, IsSavedVerifiedAndExplained) {
   EXPECT_THAT(changed.out, HasSubstr("the graph is not that of its file"));
 }
 
+TEST_F(CliCostGraph, MoreSecondsNeverGiveASlowerPlanNorALowerBound) {
+  const std::string plan = "plan --graph " + write("chain.json", chain(14).dump()) + " --json - --memory 45%";
+  const json once = run(plan).lines().at(0), certified = run(plan + " --certify 2").lines().at(0);
+  EXPECT_GT(once.at("extra_time_percent"), 0);
+  EXPECT_LE(certified.at("extra_time_percent"), once.at("extra_time_percent"));
+  EXPECT_GE(certified.at("bound_percent"), once.at("bound_percent"));
+  EXPECT_LE(certified.at("bound_percent"), certified.at("extra_time_percent"));
+  EXPECT_LE(certified.at("arena_bytes"), certified.at("budget_bytes"));
+  EXPECT_EQ(certified.at("minimum_bytes"), once.at("minimum_bytes"));
+  for (const char* wrong : {"-1", "soon", "nan"}) EXPECT_EQ(run(plan + " --certify " + wrong).code, 2) << wrong;
+}
+
 TEST_F(CliCostGraph, CannotBeRun) {
   const std::string file = write("chain.json", chain(4).dump());
   run("plan --graph " + file + " --save " + path("plan.json"));
