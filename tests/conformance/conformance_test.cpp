@@ -214,6 +214,7 @@ TEST(ConformanceSuite, HasACaseForEveryOpType) {
       continue;  // it is planned, never run: a layer of a paper's model
     const OpType& type = op_type(name);
     if (type.is_collective || type.is_of_rank) continue;  // by ranks, not by a device: device/collectives_test.cpp
+    if (name == "CostedView") continue;                   // of a graph of costs only, which is planned and never run
     if (name == "SquareSums" || name == "NormOfSums") continue;  // of f64, between such: train/ranks_test.cpp
     if (tested.count(name) == 0) untested.insert(name);
   }
