@@ -21,8 +21,8 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr int64_t kVersion = 1;
-constexpr int64_t kMostBatch = int64_t{1} << 24;
+constexpr int64_t kCostGraphVersion = 1;
+constexpr int64_t kMostCostBatch = int64_t{1} << 24;
 constexpr Phase kPhases[] = {Phase::forward, Phase::backward, Phase::update};
 
 // Of sizes and times that grow with the batch.
@@ -58,12 +58,12 @@ class CostGraphReader {
  public:
   CostGraphReader(const JsonReader& file, int64_t batch)
       : file_(file),
-        stated_(file.has("batch") ? file.member("batch").integer(1, kMostBatch) : 0),
+        stated_(file.has("batch") ? file.member("batch").integer(1, kMostCostBatch) : 0),
         scale_(stated_, batch) {}
 
   CostGraph read() {
     file_.only({"format", "version", "about", "name", "batch", "peak_bytes", "sources", "ops", "keep"});
-    file_.member("version").integer(kVersion, kVersion);
+    file_.member("version").integer(kCostGraphVersion, kCostGraphVersion);
     if (file_.has("name")) builder_.graph().name = file_.member("name").text();
     if (file_.has("sources")) {
       const JsonReader sources = file_.member("sources");
@@ -430,7 +430,7 @@ std::string to_json(const CostGraph& costs) {
   const Graph& graph = costs.graph;
   std::string out =
       fmt::format("{{\n \"format\": \"{}\",\n \"version\": {},\n \"name\": {},\n \"peak_bytes\": {},\n \"sources\": [",
-                  kCostGraphFormat, kVersion, json(graph.name).dump(), keeping_everything(costs).count);
+                  kCostGraphFormat, kCostGraphVersion, json(graph.name).dump(), keeping_everything(costs).count);
   std::string separator = "\n  ";
   std::map<TensorId, TensorId> next;
   for (const State& state : graph.states) next[state.before] = state.after;

@@ -11,7 +11,7 @@
 namespace plimsoll {
 namespace {
 
-constexpr double kMostComputed = 10;  // times the step
+constexpr double kMostDtrComputed = 10;  // times the step
 constexpr int kHalvings = 10;
 
 class RulePlanner {
@@ -51,7 +51,7 @@ class RulePlanner {
     const Decisions decisions = keep_everything(timeline_);
     for (const int percent : {100, 99, 97, 94, 90}) {
       const int64_t limit = percent == 100 ? budget.count : budget.count / 100 * percent;
-      const auto sequence = evict_as_it_runs(timeline_, limit, rule_, kMostComputed * timeline_.compute_ms);
+      const auto sequence = evict_as_it_runs(timeline_, limit, rule_, kMostDtrComputed * timeline_.compute_ms);
       if (!sequence) break;
       scheduler_.follow(decisions, *sequence, schedule_);
       PlanOrInfeasible answer = finish_plan(within, timeline_, decisions, schedule_, policy_);
