@@ -372,7 +372,7 @@ Seen for_every_policy(uint64_t graphs, const Check& check) {
 }
 
 TEST(EveryPolicy, GivesTheBytesOfARunThatPlansNothingInTheMemoryPredicted) {
-  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 500);
+  const uint64_t graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 300);
   const Seen seen = for_every_policy(graphs, check_run);
   if (graphs < 200) return;
   for (const Policy& policy : policies())
@@ -395,7 +395,7 @@ TEST(EveryPolicy, ABrokenPlanIsNamedOrDoesNoHarm) {
 
 TEST(RandomPlans, GiveTheBytesOfARunThatPlansNothing) {
   const uint64_t first = number_of("PLIMSOLL_RANDOM_SEED", 1),
-                 graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 500);
+                 graphs = number_of("PLIMSOLL_RANDOM_GRAPHS", kSanitizer ? 150 : 300);
   const TemporaryFolder folder;
   for (uint64_t seed = first; seed < first + graphs; ++seed) {
     Problem problem(seed);
