@@ -45,6 +45,8 @@ constexpr Bytes operator""_GiB(unsigned long long n) { return {static_cast<int64
 // are powers of ten. No unit means bytes. Case does not matter. Throws Error(invalid_input) that names the text and
 // says why it is no amount: not a number, an unknown unit, negative, too large.
 Bytes parse_bytes(std::string_view text);
+// The same without rounding: throws as well where it is no whole number of bytes, as "1.5" and "0.7KiB" are not.
+Bytes parse_whole_bytes(std::string_view text);
 
 // "886.2 MiB", "1.50 GiB", "512 B": three to four significant digits in the largest fitting power of two.
 std::string to_string(Bytes bytes);

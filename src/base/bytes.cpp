@@ -40,9 +40,7 @@ int64_t unit_bytes(std::string_view unit) {
   return bytes;
 }
 
-}  // namespace
-
-Bytes parse_bytes(std::string_view text) {
+Bytes parse(std::string_view text, bool rounds) {
   const std::string_view trimmed = trim(text);
   if (trimmed.empty()) bad_size(text, "it is empty");
   if (trimmed.front() == '-') bad_size(text, "it is negative");
@@ -69,8 +67,14 @@ Bytes parse_bytes(std::string_view text) {
   }
   const double bytes = number * static_cast<double>(scale);
   if (!(bytes < 0x1p63)) bad_size(text, "it is more than 8 EiB");
+  if (!rounds && (bytes != std::floor(bytes) || bytes > 0x1p53)) bad_size(text, "it is no whole number of bytes");
   return {static_cast<int64_t>(std::floor(bytes + 0.5))};
 }
+
+}  // namespace
+
+Bytes parse_bytes(std::string_view text) { return parse(text, true); }
+Bytes parse_whole_bytes(std::string_view text) { return parse(text, false); }
 
 std::string to_string(Bytes bytes) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};

@@ -56,6 +56,14 @@ TEST(Bytes, SaysWhatIsWrongWithASize) {
   EXPECT_NE(message_of("0x10").find("unknown unit 'x10'"), std::string::npos);
 }
 
+TEST(Bytes, ReadsWholeOnesWithoutRounding) {
+  EXPECT_EQ(parse_whole_bytes("1.5KiB"), 1536_B);
+  EXPECT_EQ(parse_whole_bytes("1e6"), 1'000'000_B);
+  EXPECT_EQ(parse_whole_bytes("9223372036854775807").count, INT64_MAX);
+  for (const char* part : {"1.5", "0.7KiB", "1e-3", "9007199254740993.5"})
+    EXPECT_THROW(parse_whole_bytes(part), Error) << part;
+}
+
 TEST(Bytes, PrintsThreeOrFourDigitsInTheLargestUnitThatFits) {
   EXPECT_EQ(to_string(0_B), "0 B");
   EXPECT_EQ(to_string(512_B), "512 B");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plimsoll/bytes.h"
+#include "plimsoll/error.h"
 
 namespace plimsoll {
 
@@ -18,7 +19,18 @@ namespace plimsoll {
 // than `limit`.
 std::string read_file(const std::filesystem::path& file, Bytes limit = Bytes{int64_t{2} << 30});
 
-// The same for a file that may be compressed by gzip. `limit` counts uncompressed bytes. Throws Error(corrupt_file)
+// What `read` makes of a file's content; the Errors that it throws name the file.
+template <class Read>
+auto read_named(const std::filesystem::path& file, const Read& read) {
+  const std::string content = read_file(file);
+  try {
+    return read(content);
+  } catch (const Error& error) {
+    throw Error(error.code(), file.string() + ": " + error.what());
+  }
+}
+
+// As read_file, for a file that may be compressed by gzip. `limit` counts uncompressed bytes. Throws Error(corrupt_file)
 // where the compressed data is damaged or ends early.
 std::string read_gzip_file(const std::filesystem::path& file, Bytes limit = Bytes{int64_t{2} << 30});
 std::string inflate_gzip(std::string_view compressed, const std::string& file_name,

@@ -63,6 +63,15 @@ inline constexpr RandomStream stream_of(std::span<const int64_t> seed, int64_t s
           .first = seed.size() > 1 ? seed[1] * count : 0};
 }
 
+// For what draws one after another: a generator whose state is a counter, SplitMix64 (Steele, Lea, Flood: "Fast splittable
+// pseudorandom number generators", 2014).
+inline constexpr uint64_t next_bits(uint64_t& state) {
+  uint64_t z = state += 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
 // Dropout with probability p keeps what draws at least this many: the one rule that every kernel follows.
 inline constexpr uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 0x1p32); }  // p in [0, 1)
 

@@ -99,6 +99,8 @@ struct CommonFlags {
   // --memory; else what a device with memory of its own has, as `train` takes it, and no limit where it is the host's.
   Bytes budget(const Device& device) const;
   std::optional<Bytes> memory_bytes() const;  // nothing when the flag was not given; throws naming the flag
+  // What a network is built for: `of`, else --batch, else as many as is usual for it.
+  ModelInput input(int64_t of = 0) const;
   // --memory may be a share, "80%", of what keeping everything takes.
   bool is_share() const { return memory && memory->ends_with('%'); }
   Bytes share_of(Bytes keeping_everything) const;  // throws naming the flag
@@ -111,6 +113,11 @@ void check_momentum(const CommonFlags& flags, const std::string& optimizer);
 // --memory is of the whole process.
 CompileOptions compile_options(const CommonFlags& flags, const Session& session,
                                const std::optional<ProcessMemory>& process = {});
+
+// The network's own training step, or with --layer-model paper the papers' layers of it; `states`: with weights and the
+// batch.
+std::variant<Program, Infeasible> compile_step(const CommonFlags& flags, const Network& network, const Session& session,
+                                               const CompileOptions& options, bool states = false);
 
 // The graph of costs that --graph names, for a batch of that size (0: its own). Throws Error(invalid_input) that names a flag
 // which says nothing of such a graph.

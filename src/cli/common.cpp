@@ -15,6 +15,7 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
+#include "papers/layer_model.h"
 #include "plimsoll/remote_memory.h"
 #include "plimsoll/verify.h"
 #include "train/process_memory.h"
@@ -344,6 +345,22 @@ Bytes CommonFlags::share_of(Bytes keeping_everything) const {
 Bytes CommonFlags::budget(const Device& device) const {
   if (takes_share && is_share()) return {INT64_MAX};  // until what it is a share of is known
   return memory_bytes().value_or(device.info().own_memory ? device.info().memory_available : Bytes{INT64_MAX});
+}
+
+ModelInput CommonFlags::input(int64_t of) const {
+  return {.batch = of > 0      ? of
+                   : batch > 0 ? batch
+                               : usual_input(model).batch,
+          .height = image_size,
+          .width = image_size,
+          .classes = classes};
+}
+
+std::variant<Program, Infeasible> compile_step(const CommonFlags& flags, const Network& network, const Session& session,
+                                               const CompileOptions& options, bool states) {
+  return flags.has_paper_layers()
+             ? compile_layers(network, {.weights = states, .input = states}, *session.device, session.costs, options)
+             : compile_training(network, *session.device, session.costs, options);
 }
 
 CompileOptions compile_options(const CommonFlags& flags, const Session& session,

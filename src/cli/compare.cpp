@@ -13,7 +13,6 @@
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cores/share_cores.h"
-#include "papers/layer_model.h"
 #include "plan/policy.h"
 #include "plimsoll/execute.h"
 #include "plimsoll/models.h"
@@ -26,19 +25,6 @@ namespace plimsoll::cli {
 namespace {
 
 using nlohmann::json;
-
-ModelInput input_of(const CommonFlags& flags, int64_t batch) {
-  return {.batch = batch, .height = flags.image_size, .width = flags.image_size, .classes = flags.classes};
-}
-
-// The network's own training step, or with --layer-model paper the papers' layers of it; `states`: with weights and the
-// batch.
-std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session,
-                                          const CompileOptions& options, bool states) {
-  return flags.has_paper_layers()
-             ? compile_layers(network, {.weights = states, .input = states}, *session.device, session.costs, options)
-             : compile_training(network, *session.device, session.costs, options);
-}
 
 Bytes used_of(const Plan& plan, std::string_view tier) {
   for (const TierUse& use : plan.tiers) {
@@ -83,7 +69,7 @@ void check_can_run(const CompareFlags& flags) {
 
 // The network's input as --data gives it, or as it is usually fed.
 ModelInput planned_input(const CompareFlags& flags, int64_t batch) {
-  if (flags.data.empty()) return input_of(flags, batch);
+  if (flags.data.empty()) return flags.input(batch);
   return training_input({.model = flags.model,
                          .data = flags.data,
                          .batch = batch,
@@ -162,7 +148,7 @@ class Comparison {
     options.policy = name;
     options.name_minimum = true;
     auto result = costs_ ? compile_graph(costs_->graph, costs_->kernels, *session_.device, session_.costs, options)
-                         : within_process(compile(flags_, network_, session_, options, false), flags_, process_);
+                         : within_process(compile_step(flags_, network_, session_, options, false), flags_, process_);
     if (const auto* infeasible = std::get_if<Infeasible>(&result)) {
       write_infeasible(name, *infeasible);
       return false;
@@ -342,11 +328,11 @@ class Largest {
   }
 
   std::variant<Program, Infeasible> plan_network(const std::string& model, int64_t batch, bool fast) {
-    const Network network = build_model(model, input_of(flags_, batch));
+    const Network network = build_model(model, flags_.input(batch));
     const std::optional<ProcessMemory> process = stated_process(flags_, network);
     CompileOptions options = compile_options(flags_, session_, process);
     options.first_that_fits = !fast;
-    return within_process(compile(flags_, network, session_, options, true), flags_, process);
+    return within_process(compile_step(flags_, network, session_, options, true), flags_, process);
   }
 
   std::variant<Program, Infeasible> plan_costs(int64_t batch, bool fast) {
@@ -476,7 +462,7 @@ Run add_max(CLI::App& app) {
       return Largest(*flags).run();
     }
     check_momentum(*flags, flags->optimizer_options().name);
-    build_model(flags->what == "depth" ? with_depth(flags->model, 1) : flags->model, input_of(*flags, 1));
+    build_model(flags->what == "depth" ? with_depth(flags->model, 1) : flags->model, flags->input(1));
     return Largest(*flags).run();
   };
 }

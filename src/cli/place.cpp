@@ -38,30 +38,6 @@ std::string_view status_of(const Placement& placement, std::optional<Bytes> capa
   return capacity ? "fits" : "feasible";
 }
 
-// Whether a size that parse_bytes takes is a whole number of bytes, exactly: 1.5KiB is, 1.5 and 0.7KiB are not.
-bool is_whole(std::string_view text) {
-  const size_t point = text.find('.');
-  const size_t end = std::min(text.find_first_not_of("0123456789", point == text.npos ? 0 : point + 1), text.size());
-  if (point == text.npos) return end == text.size() || (text[end] != 'e' && text[end] != 'E');
-  std::string_view fraction = text.substr(point + 1, end - point - 1);
-  while (fraction.ends_with('0')) fraction.remove_suffix(1);
-  if (fraction.empty()) return true;
-  if (end < text.size() && (text[end] == 'e' || text[end] == 'E')) return false;
-  // A unit has at most 2^40 and 5^12: no fraction of more digits is whole.
-  if (fraction.size() > 40) return false;
-  int64_t unit = parse_bytes("1" + std::string(text.substr(end))).count;
-  // Digit by digit: what is carried over the last one must be nothing.
-  std::vector<int> digits;
-  for (char c : fraction) digits.push_back(c - '0');
-  int64_t carried = 0;
-  for (size_t d = digits.size(); d-- > 0;) {
-    const int64_t product = digits[d] * unit + carried;
-    digits[d] = static_cast<int>(product % 10);
-    carried = product / 10;
-  }
-  return std::ranges::all_of(digits, [](int d) { return d == 0; });
-}
-
 constexpr size_t kFragmentsOf = 20000;  // buffers; of more it takes too long
 
 // U_f (Dymem, equation 1) of a request for the largest buffer, on average over the time at which something is alive.
@@ -86,14 +62,10 @@ int place(const PlaceFlags& flags) {
   std::optional<Bytes> capacity;
   if (!flags.capacity.empty()) {
     try {
-      capacity = parse_bytes(flags.capacity);
+      capacity = parse_whole_bytes(flags.capacity);
     } catch (const Error& error) {
       throw Error(error.code(), fmt::format("--capacity: {}", error.what()));
     }
-    // Rounding up would call fitting what does not fit.
-    if (!is_whole(flags.capacity))
-      throw Error(ErrorCode::invalid_input,
-                  fmt::format("--capacity: '{}' is not a whole number of bytes", flags.capacity));
     if (capacity->count == 0) throw Error(ErrorCode::invalid_input, "--capacity: 0 bytes hold nothing");
   }
   if (!flags.output.empty()) check_writable("--output", flags.output);

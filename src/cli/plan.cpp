@@ -1,8 +1,7 @@
-// plan: what a training step would need and cost, without running it. verify: judges a saved plan. profile: measures.
+// plan: what a training step would need and cost, without running it.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -14,15 +13,10 @@
 #include "cli/interrupts.h"
 #include "cli/progress.h"
 #include "compile/plan_file.h"
-#include "compile/verify_file.h"
 #include "cores/share_cores.h"
-#include "cost/cost_file.h"
 #include "device/collectives.h"
-#include "device/cpu/machine.h"
-#include "papers/layer_model.h"
 #include "plimsoll/cost_graph.h"
 #include "plimsoll/train.h"
-#include "plimsoll/verify.h"
 #include "report/explain.h"
 #include "report/html.h"
 #include "report/reason.h"
@@ -33,20 +27,6 @@ namespace plimsoll::cli {
 namespace {
 
 using nlohmann::json;
-
-ModelInput input_of(const CommonFlags& flags) {
-  return {.batch = flags.batch > 0 ? flags.batch : usual_input(flags.model).batch,
-          .height = flags.image_size,
-          .width = flags.image_size,
-          .classes = flags.classes};
-}
-
-// The network's own training step, or with --layer-model paper the papers' layers of it.
-std::variant<Program, Infeasible> compile(const CommonFlags& flags, const Network& network, const Session& session,
-                                          const CompileOptions& options) {
-  return flags.has_paper_layers() ? compile_layers(network, {}, *session.device, session.costs, options)
-                                  : compile_training(network, *session.device, session.costs, options);
-}
 
 struct PlanFlags : CommonFlags {
   std::string save, save_graph, trace, data, report, explain, costs = "estimated";
@@ -110,7 +90,7 @@ void check_costs(const PlanFlags& flags) {
 
 // The network's input as --data gives it, or as it is usually fed.
 ModelInput planned_input(const PlanFlags& flags) {
-  const ModelInput usual = input_of(flags);
+  const ModelInput usual = flags.input();
   if (flags.data.empty()) return usual;
   return training_input({.model = flags.model,
                          .data = flags.data,
@@ -151,7 +131,7 @@ struct Planner {
   std::variant<Program, Infeasible> plan(const CompileOptions& options) {
     if (only_costs != nullptr)
       return compile_graph(only_costs->graph, only_costs->kernels, *session.device, session.costs, options);
-    auto result = compile(flags, network, session, options);
+    auto result = compile_step(flags, network, session, options);
     if (auto* program = std::get_if<Program>(&result)) {
       SharedCores shared = share_cores({program->network.graph, *session.device, session.costs, cores}, program->plan);
       shared.plan.plan_time_ms = watch.ms();
@@ -174,19 +154,19 @@ struct Planner {
       if (factor < kLeastMoreEffort) break;
       options.search_effort *= factor;
       const Stopwatch round;
-      std::vector<std::string> before = notices;
+      const std::vector<std::string> before = notices;
       auto result = plan(options);
       took = round.seconds();
       Program* const found = std::get_if<Program>(&result);
-      if (found == nullptr || found->plan->predicted.step_time_ms > program.plan->predicted.step_time_ms)
-        notices = std::move(before);
-      if (found == nullptr) continue;
       // A bound holds for all plans of the same steps by the same kernels.
       const auto of = [](const KernelChoice& choice) -> const std::string& { return choice.kernel; };
-      if (std::ranges::equal(found->kernels, program.kernels, {}, of, of) &&
+      if (found != nullptr && std::ranges::equal(found->kernels, program.kernels, {}, of, of) &&
           found->plan->graph_fingerprint == program.plan->graph_fingerprint)
         found->bound_ms = program.bound_ms = std::max(program.bound_ms, found->bound_ms);
-      if (found->plan->predicted.step_time_ms >= program.plan->predicted.step_time_ms) continue;
+      if (found == nullptr || found->plan->predicted.step_time_ms >= program.plan->predicted.step_time_ms) {
+        notices = before;
+        continue;
+      }
       found->minimum = program.minimum;
       program = std::move(*found);
     }
@@ -239,6 +219,19 @@ std::string efficiency_text(const PlanFlags& flags, const Program& program, std:
       "efficiency", 100 * *alone / ms, flags.ranks, *alone, flags.link_gbit_per_s, flags.link_latency_us, kMessageUs);
 }
 
+// What lies at the peak, or what --explain asks for.
+void tell_more(const PlanFlags& flags, const Session& session, const Program& program, json& object,
+               const JsonLines& out) {
+  if (flags.explain.empty()) {
+    say(out,
+        fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
+    return;
+  }
+  const std::string text = explain(program, *session.device, session.costs, flags.explain);
+  say(out, "\n" + text);
+  object["explanation"] = text;
+}
+
 // What the plan is, to a person and as JSON.
 void tell_plan(const PlanFlags& flags, const Session& session, const Network& network, const ModelInput& input,
                const Program& program, const PlanReason& reason, const ProcessMemory& process, JsonLines& out) {
@@ -259,20 +252,18 @@ void tell_plan(const PlanFlags& flags, const Session& session, const Network& ne
     object["efficiency"] = *alone / program.plan->predicted.step_time_ms;
   }
   if (runs_here) add_process(object, process, program.plan, flags.means_process());
-  if (flags.explain.empty()) {
-    say(out,
-        fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
-  } else {
-    const std::string text = explain(program, *session.device, session.costs, flags.explain);
-    say(out, "\n" + text);
-    object["explanation"] = text;
-  }
+  tell_more(flags, session, program, object, out);
   object["layers"] = layer_count(network);
   out.write(object);
 }
 
-// What `plan` writes beside the plan itself.
-void write_files(const PlanFlags& flags, const Program& program, const ReportFacts& facts, const JsonLines& out) {
+// The files that flags ask for.
+void write_files(const PlanFlags& flags, const ModelInput& input, const CompileOptions& options, const Program& program,
+                 const ReportFacts& facts, const JsonLines& out) {
+  if (!flags.save.empty()) {
+    save(flags, input, options, program);
+    say(out, fmt::format("saved {}", flags.save));
+  }
   if (!flags.save_graph.empty()) {
     write_file_atomically(flags.save_graph, to_json(cost_graph_of(program.network.graph, program.plan)));
     say(out, fmt::format("saved its graph of costs: {}", flags.save_graph));
@@ -318,20 +309,9 @@ int plan_cost_graph(const PlanFlags& flags) {
   say(out, fmt::format("{}{}: {} ops, costs only", flags.model, batch, costs.graph.op_count()));
   say(out, plan_text(program, costs.batch) + reason_text(reason));
   json object = plan_json(program, program.minimum, reason);
-  if (flags.explain.empty()) {
-    say(out,
-        fmt::format("alive at the peak:\n{}", peak_tensors_text(program.network.graph, program.plan, flags.tensors)));
-  } else {
-    const std::string text = explain(program, *session.device, session.costs, flags.explain);
-    say(out, "\n" + text);
-    object["explanation"] = text;
-  }
+  tell_more(flags, session, program, object, out);
   out.write(object);
-  if (!flags.save.empty()) {
-    save(flags, {.batch = std::max<int64_t>(costs.batch, 1)}, options, program);
-    say(out, fmt::format("saved {}", flags.save));
-  }
-  write_files(flags, program,
+  write_files(flags, {.batch = std::max<int64_t>(costs.batch, 1)}, options, program,
               {.model = flags.model, .batch = costs.batch, .device = "costs of a file", .reason = reason}, out);
   return kDone;
 }
@@ -397,11 +377,7 @@ int run_plan(const PlanFlags& flags) {
   const PlanReason reason = find_reason(planner, options, program, seconds);
   notice.reset();
   tell_plan(flags, session, network, input, program, reason, process, out);
-  if (!flags.save.empty()) {
-    save(flags, input, options, program);
-    say(out, fmt::format("saved {}", flags.save));
-  }
-  write_files(flags, program,
+  write_files(flags, input, options, program,
               {.model = flags.model,
                .batch = input.batch,
                .device = fmt::format("{}: {}", flags.device, session.device->info().description),
@@ -409,245 +385,6 @@ int run_plan(const PlanFlags& flags) {
                .reason = reason},
               out);
   return kDone;
-}
-
-// What its kernels need is asked where the plan's device is here. Returns why it was not asked; empty: it was.
-std::string ask_device(const SavedPlan& saved, std::vector<Violation>& violations) {
-  try {
-    const PlanRequest& request = saved.request;
-    if (holds_only_costs(saved.graph)) return "a graph of costs runs nothing";
-    const CoreRequest cores{.threads = request.threads, .inter_op = request.inter_op, .intra_op = request.intra_op};
-    const std::unique_ptr<Device> device =
-        open_device(saved.plan.device_name, core_options(saved.plan.device_name, cores, request.exact).intra_op);
-    if (device->info().key != saved.plan.device_key)
-      return fmt::format("'{}' here is another one ({})", saved.plan.device_name, device->info().key);
-    if (device->info().simulated || request.paper_layers)
-      return fmt::format("'{}' runs nothing", saved.plan.device_name);
-    for (Violation& v : verify_workspaces(saved.graph, saved.plan, *device)) violations.push_back(std::move(v));
-    return {};
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
-
-int run_verify(const std::string& file, const std::string& json_target) {
-  JsonLines out(json_target);
-  const SavedPlan saved = load_plan(file);
-  std::vector<Violation> violations = verify_file(saved);
-  const std::string not_asked = ask_device(saved, violations);
-  json list = json::array();
-  for (const Violation& v : violations) {
-    list.push_back({{"rule", std::string(to_string(v.rule))}, {"step", v.step}, {"message", v.message}});
-    say(out, fmt::format("{}: {}", to_string(v.rule), v.message));
-  }
-  out.write({{"valid", violations.empty()},
-             {"graph", saved.graph.name},
-             {"policy", saved.plan.policy},
-             {"steps", saved.plan.steps.size()},
-             {"arena_bytes", saved.plan.arena.count},
-             {"violations", list},
-             {"kernels_asked", not_asked.empty()},
-             {"kernels_not_asked", not_asked}});
-  if (!not_asked.empty()) say(out, fmt::format("the workspaces of its kernels were not judged: {}", not_asked));
-  if (!violations.empty()) {
-    say(out, fmt::format("{} is not valid", file));
-    return kBadInput;
-  }
-  say(out, fmt::format("{} is valid: {} steps of '{}' by policy {} in {}", file, saved.plan.steps.size(),
-                       saved.graph.name, saved.plan.policy, to_string(saved.plan.arena)));
-  return kDone;
-}
-
-struct ProfileFlags : CommonFlags {
-  bool again = false;
-  std::string data, threads_list, export_to, import_from;
-  int64_t every = 1;
-};
-
-// "1,2,4"
-std::vector<int> thread_counts(const std::string& text) {
-  std::vector<int> counts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    int count = 0;
-    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, count);
-    if (error != std::errc() || stop != text.data() + end || count < 1 || count > kMostThreads) {
-      throw Error(
-          ErrorCode::invalid_input,
-          fmt::format("--threads-list: '{}' is not a list of numbers from 1 to {}, as in 1,2,4", text, kMostThreads));
-    }
-    counts.push_back(count);
-    begin = end + 1;
-  }
-  return counts;
-}
-
-// What the database has, and what an import gave it.
-json share_costs(const ProfileFlags& flags, const std::string& imported, Session& session, const JsonLines& out) {
-  json told;
-  if (!flags.import_from.empty()) {
-    const CostTable others = costs_from_json(imported, flags.import_from, session.device->info());
-    const int taken = merge_costs(others, session.costs);
-    if (!session.database->rates()) session.database->save(others.rates());
-    session.database->save(session.costs);
-    told["imported"] = taken;
-    say(out, fmt::format("{}: {} costs taken, {} known before", flags.import_from, taken,
-                         others.entries().size() + others.in_step_entries().size() - taken));
-  }
-  return told;
-}
-void export_costs(const ProfileFlags& flags, const Session& session, const JsonLines& out) {
-  if (flags.export_to.empty()) return;
-  write_file_atomically(flags.export_to, costs_to_json(session.costs, session.device->info()));
-  say(out,
-      fmt::format("{}: {} costs of {}", flags.export_to,
-                  session.costs.entries().size() + session.costs.in_step_entries().size(), session.device->info().key));
-}
-
-// What is measured for: the network as `train` feeds it with --data. Without the flag, as `train` does without it, and
-// as it is usually fed, which is what `plan` plans for; the latter stands last.
-std::vector<Network> networks_of(const ProfileFlags& flags) {
-  std::vector<Network> networks;
-  const ModelInput usual = input_of(flags);
-  const std::string data = flags.data.empty() ? data_for(flags.model, usual.batch) : flags.data;
-  const TrainOptions training{.model = flags.model,
-                              .data = data,
-                              .batch = usual.batch,
-                              .image_size = flags.image_size,
-                              .classes = flags.classes};
-  if (flags.data.empty()) {
-    try {
-      networks.push_back(build_model(flags.model, training_input(training)));
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::invalid_input) throw;  // images or classes that this data has not
-    }
-    networks.push_back(build_model(flags.model, usual));
-  } else {
-    networks.push_back(build_model(flags.model, training_input(training)));
-  }
-  return networks;
-}
-
-// "cuda:0,cuda:1"
-std::vector<std::string> names_in(const std::string& list) {
-  std::vector<std::string> names;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    names.push_back(list.substr(begin, end - begin));
-    if (std::count(names.begin(), names.end(), names.back()) > 1) {
-      throw Error(
-          ErrorCode::invalid_input,
-          fmt::format("--device {}: '{}' is named twice; two measurements on one device would disturb each other", list,
-                      names.back()));
-    }
-    begin = end + 1;
-  }
-  return names;
-}
-
-// The devices that measure beside the session's own, which must be of its kind.
-std::vector<std::unique_ptr<Device>> open_beside(const ProfileFlags& flags, const std::vector<std::string>& names,
-                                                 const Session& session) {
-  std::vector<std::unique_ptr<Device>> others;
-  for (size_t i = 1; i < names.size(); ++i) {
-    others.push_back(open_device(names[i], flags.threads));
-    if (others.back()->info().key == session.device->info().key) continue;
-    throw Error(ErrorCode::invalid_input,
-                fmt::format("--device {}: '{}' ({}) and '{}' ({}) differ, so each is to be measured alone",
-                            flags.device, names[0], session.device->info().key, names[i], others.back()->info().key));
-  }
-  return others;
-}
-
-// Measures what the database lacks for these networks; returns how much that was.
-Measured measure_networks(const ProfileFlags& flags, MeasureOptions measuring, Session& session,
-                          const std::vector<Network>& networks, const std::vector<std::unique_ptr<Device>>& others) {
-  std::vector<const Device*> beside;
-  for (const std::unique_ptr<Device>& other : others) beside.push_back(other.get());
-  const CompileOptions options = compile_options(flags, session);
-  Progress progress;
-  measuring.progress = [&](int done, int total, const std::string& what) {
-    progress.update("measuring kernels", done, total, what);
-  };
-  measuring.stop = interrupted;
-  Measured measured;
-  for (const Network& one : networks) {
-    const Measured of_one = measure_missing(session, one, options, measuring, beside);
-    measured.kernels += of_one.kernels;
-    measured.busy += of_one.busy;
-    measured.again += of_one.again;
-  }
-  progress.finish();
-  return measured;
-}
-
-// What a step is predicted to take by what is known now; `told`: what the JSON line has so far.
-int predict(const ProfileFlags& flags, Session& session, const Network& network, const Measured& measured, json told,
-            JsonLines& out) {
-  auto result = compile(flags, network, session, compile_options(flags, session));
-  auto* program = std::get_if<Program>(&result);
-  if (program == nullptr) {
-    complain(to_text(std::get<Infeasible>(result)));
-    out.write(infeasible_json(std::get<Infeasible>(result)));
-    return kInfeasible;
-  }
-  program->plan = calibrate(session, *program);
-  if (measured.busy > 0) complain(busy_text(measured, *session.database));
-  say(out, fmt::format("{}, batch {}: {} kernels measured now, {} known; a step is predicted to take {}", flags.model,
-                       input_of(flags).batch, measured.kernels, session.costs.entries().size(),
-                       time_text(program->plan->predicted.step_time_ms, 4)));
-  export_costs(flags, session, out);
-  told.update(
-      {{"measured", measured.kernels},
-       {"measured_busy", measured.busy},
-       {"known", session.costs.entries().size()},
-       {"step_time_ms", program->plan->predicted.step_time_ms},
-       {"database", session.database->is_kept() ? json(CostDatabase::default_path().string()) : json(nullptr)}});
-  out.write(told);
-  return kDone;
-}
-
-int run_profile(const ProfileFlags& flags) {
-  flags.check();
-  if (flags.means_process())
-    throw Error(ErrorCode::invalid_input, "--memory-is process: profile measures kernels; leave the flag out");
-  check_momentum(flags, flags.optimizer_options().name);
-  check_writable("--export", flags.export_to);
-  const std::vector<int> threads = flags.threads_list.empty() ? std::vector<int>{0} : thread_counts(flags.threads_list);
-  if (shares_cores(flags.device)) cpu::require_threads(*std::max_element(threads.begin(), threads.end()));
-  const MeasureOptions measuring{
-      .batches = flags.batch_sizes().value_or(BatchSizes::undivided), .every = flags.every, .threads = threads};
-  JsonLines out(flags.json);
-  if (flags.model.empty() && flags.import_from.empty() && flags.export_to.empty()) {
-    throw Error(ErrorCode::invalid_input, "profile: name a MODEL to measure, or a file with --import or --export");
-  }
-  const std::string imported = flags.import_from.empty() ? "" : read_file(flags.import_from);
-  std::vector<Network> networks;
-  if (!flags.model.empty()) networks = networks_of(flags);
-  const std::vector<std::string> names = names_in(flags.device);
-  Session session = open_session(names[0], flags.threads, flags.tiers());
-  const std::vector<std::unique_ptr<Device>> others = open_beside(flags, names, session);
-  for (const std::string& notice : session.notices) complain(notice);
-  json told = share_costs(flags, imported, session, out);
-  if (networks.empty()) {
-    export_costs(flags, session, out);
-    told["known"] = session.costs.entries().size();
-    out.write(told);
-    return kDone;
-  }
-  if (flags.again) {
-    session.database->save(probe_rates(*session.device));
-    session.database->forget_sharing();
-    session.costs = CostTable(*session.database->rates());
-  }
-  catch_interrupts();
-  if (!flags.again) forget_busy_times(session);
-  const Measured measured = measure_networks(flags, measuring, session, networks, others);
-  if (interrupted()) {
-    say(out, fmt::format("interrupted; {} measurements are kept", measured.kernels));
-    return kInterrupted;
-  }
-  return predict(flags, session, networks.back(), measured, std::move(told), out);
 }
 
 }  // namespace
@@ -726,55 +463,6 @@ Run add_plan(CLI::App& app) {
       ->capture_default_str()
       ->check(whole_number(0, 1 << 20));
   return [flags] { return run_plan(*flags); };
-}
-
-Run add_verify(CLI::App& app) {
-  auto file = std::make_shared<std::string>(), json_target = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("verify", "Judge a saved plan: is every byte safe?");
-  command->footer(
-      "Example:\n"
-      "  plimsoll plan resnet50 --batch 16 --memory 1GiB --save plan.json && plimsoll verify plan.json");
-  command->add_option("PLAN", *file, "A file written by `plimsoll plan --save`")->required()->check(not_empty());
-  command->add_option("--json", *json_target, "Write JSON to FILE, or to standard output for '-'")
-      ->type_name("FILE")
-      ->check(not_empty());
-  return [file, json_target] { return run_verify(*file, *json_target); };
-}
-
-Run add_profile(CLI::App& app) {
-  auto flags = std::make_shared<ProfileFlags>();
-  CLI::App* command = app.add_subcommand("profile", "Measure every kernel that a network could use, ahead of training");
-  command->footer(
-      "Examples:\n"
-      "  plimsoll profile resnet50 --batch 16             `plan` and `train` then choose by measured times\n"
-      "  plimsoll profile resnet50 --batch 16 --again     anew, whatever is known\n"
-      "  plimsoll profile resnet50 --batch 64 --batch-sizes powerOfTwo      parts of the batch too, for `--workspace`\n"
-      "  plimsoll profile --export costs.json             nothing is measured without MODEL; elsewhere: profile --import costs.json");
-  flags->add_to(*command, false);
-  command->get_option("--device")
-      ->description("Where it runs; several of one kind, cuda:0,cuda:1, share the measuring");
-  command
-      ->add_option(
-          "--data", flags->data,
-          "Measure for images as this data gives them, as `train` feeds them: digits, mnist:DIR, synthetic, ... (default: for `train` and `plan` without --data)")
-      ->check(not_empty());
-  command->add_flag("--again", flags->again, "Measure what the database has already, too");
-  flags->add_optimizer_to(*command);
-  flags->add_workspace_to(*command);
-  command->add_option("--every", flags->every, "With --batch-sizes all: only multiples of this, and powers of two")
-      ->check(whole_number(1, 1 << 20));
-  command
-      ->add_option("--threads-list", flags->threads_list,
-                   "Measure with each of these thread counts: 1,2 (default: --threads)")
-      ->check(not_empty());
-  command
-      ->add_option("--export", flags->export_to, "Write what the database knows of this device, for others of its kind")
-      ->type_name("FILE")
-      ->check(not_empty());
-  command->add_option("--import", flags->import_from, "First take what another machine of this kind has exported")
-      ->type_name("FILE")
-      ->check(not_empty());
-  return [flags] { return run_profile(*flags); };
 }
 
 }  // namespace plimsoll::cli

@@ -13,15 +13,6 @@ constexpr int64_t kGrid = 4;  // the pattern has 4x4 fields
 constexpr uint32_t kPatternSalt = 0xDA7A0010;
 constexpr uint32_t kNoiseSalt = 0xDA7A0011;
 
-// One step of a generator whose state is a counter (Steele, Lea, Flood: "Fast splittable pseudorandom number
-// generators").
-uint64_t next_bits(uint64_t& state) {
-  uint64_t z = state += 0x9E3779B97F4A7C15;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
-
 class Synthetic : public DataSet {
  public:
   Synthetic(int64_t count, const DataOptions& options) : seed_(options.seed) {

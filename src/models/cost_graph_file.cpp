@@ -332,16 +332,6 @@ void check_peak(const JsonReader& file, const CostGraph& costs) {
                           stated, found));
 }
 
-template <class Read>
-auto read_named(const std::filesystem::path& file, const Read& read) {
-  const std::string text = read_file(file);
-  try {
-    return read(text);
-  } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("{}: {}", file.string(), error.what()));
-  }
-}
-
 }  // namespace
 
 CostGraph cost_graph_from_json(std::string_view text, int64_t batch) {

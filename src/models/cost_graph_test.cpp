@@ -13,6 +13,7 @@
 #include "plimsoll/compile.h"
 #include "plimsoll/models.h"
 #include "plimsoll/ops.h"
+#include "tests/support/error_text.h"
 #include "tests/support/temporary_folder.h"
 
 namespace plimsoll {
@@ -20,17 +21,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
-
-// Of the Error that is thrown; empty: none was.
-template <class Action>
-std::string text_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
+using testing::text_of;
 
 std::string refused(const json& file, int64_t batch = 0) {
   return text_of([&] { cost_graph_from_json(file.dump(), batch); });

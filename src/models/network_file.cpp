@@ -272,16 +272,6 @@ void expect_input(const ModelInput& asked, const ModelInput& own) {
                           asked.classes));
 }
 
-template <class Read>
-auto read_named_file(const std::filesystem::path& file, const Read& read) {
-  const std::string text = read_file(file);
-  try {
-    return read(text);
-  } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("{}: {}", file.string(), error.what()));
-  }
-}
-
 }  // namespace
 
 Network network_from_json(std::string_view text, int64_t batch, bool training) {
@@ -304,7 +294,7 @@ Network network_from_json(std::string_view text, int64_t batch, bool training) {
 }
 
 NetworkFileInfo read_network_info(const std::filesystem::path& path) {
-  return read_named_file(path, [](const std::string& text) {
+  return read_named(path, [](const std::string& text) {
     const json document = parse_json(text);
     const JsonReader file(document);
     check_header(file);
@@ -338,7 +328,7 @@ bool has_evaluation(std::string_view model) {
 }
 
 Network build_network_file(const std::string& file, const ModelInput& input) {
-  return read_named_file(file, [&](const std::string& text) {
+  return read_named(file, [&](const std::string& text) {
     Network network = network_from_json(text, input.batch, input.training);
     expect_input(input, input_of(network, input.batch));
     return network;

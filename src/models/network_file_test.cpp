@@ -8,22 +8,13 @@
 #include <nlohmann/json.hpp>
 
 #include "plimsoll/autodiff.h"
+#include "tests/support/error_text.h"
 
 namespace plimsoll {
 namespace {
 
 using nlohmann::json;
-
-// Of the Error that is thrown; empty: none was.
-template <class Action>
-std::string text_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
+using testing::text_of;
 
 // A convolution, a classifier on it, a dropout between: for any batch.
 json small_network() {

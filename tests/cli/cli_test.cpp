@@ -186,8 +186,8 @@ TEST_F(Cli, PlaceGivesOffsetsAndTellsImpossibleFromNotFound) {
   outcome = run("place " + problem);
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("problem.csv, line 2: upper 3"));
-  for (const char* wrong : {"--capacity 0", "--capacity 12q", "--timeout -1", "--timeout nan", "--method worst_fit",
-                            "--output /nowhere/x.csv"}) {
+  for (const char* wrong : {"--capacity 0", "--capacity 12q", "--capacity 11.5", "--timeout -1", "--timeout nan",
+                            "--method worst_fit", "--output /nowhere/x.csv"}) {
     outcome = run("place " + hard + " " + wrong);
     EXPECT_EQ(outcome.code, 2) << wrong << ": " << outcome.err;
   }

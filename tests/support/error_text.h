@@ -23,4 +23,15 @@ std::string error_text(ErrorCode code, const Action& action) {
   return {};
 }
 
+// The same whatever its code; empty where nothing is thrown.
+template <class Action>
+std::string text_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
 }  // namespace plimsoll::testing

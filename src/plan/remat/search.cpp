@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/random.h"
 #include "plan/remat/evict.h"
 
 namespace plimsoll {
@@ -12,14 +13,8 @@ namespace {
 class Draws {
  public:
   explicit Draws(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15U + 0x632be59bd9b4e019U) {}
-  uint64_t next() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15U);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-    return z ^ (z >> 31);
-  }
-  int32_t below(int64_t n) { return n <= 1 ? 0 : static_cast<int32_t>(next() % static_cast<uint64_t>(n)); }
-  double share() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  int32_t below(int64_t n) { return n <= 1 ? 0 : static_cast<int32_t>(next_bits(state_) % static_cast<uint64_t>(n)); }
+  double share() { return static_cast<double>(next_bits(state_) >> 11) * 0x1p-53; }
 
  private:
   uint64_t state_;
