@@ -13,9 +13,9 @@
 #include "cli/interrupts.h"
 #include "cli/progress.h"
 #include "cost/cost_file.h"
-#include "plimsoll/verify.h"
 #include "device/cpu/machine.h"
 #include "plimsoll/train.h"
+#include "plimsoll/verify.h"
 #include "report/report.h"
 #include "train/session.h"
 
