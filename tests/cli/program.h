@@ -54,7 +54,9 @@ class Cli : public ::testing::Test {
   std::string path(const char* name) const { return (folder_ / name).string(); }
   static std::string slurp(const std::filesystem::path& file) {
     std::ifstream in(file);
-    return {std::istreambuf_iterator<char>(in), {}};
+    std::ostringstream text;
+    text << in.rdbuf();  // what cannot be read any more, as of a process that has ended, is no error
+    return text.str();
   }
 
   // Of a training, from the last line that it wrote with --json.
@@ -94,14 +96,21 @@ class Cli : public ::testing::Test {
   }
   Outcome run(const std::string& arguments) { return wait(start(arguments)); }
 
+  // Their folders; none where it has ended.
+  static std::vector<std::filesystem::path> threads_of(pid_t process) {
+    std::vector<std::filesystem::path> threads;
+    std::error_code gone;
+    std::filesystem::directory_iterator entry("/proc/" + std::to_string(process) + "/task", gone);
+    for (; !gone && entry != std::filesystem::directory_iterator(); entry.increment(gone))
+      threads.push_back(entry->path());
+    return threads;
+  }
   // It and all below it.
   static std::vector<pid_t> family_of(pid_t process) {
     std::vector<pid_t> all{process};
     for (size_t i = 0; i < all.size(); ++i) {
-      std::error_code gone;
-      for (const auto& thread :
-           std::filesystem::directory_iterator("/proc/" + std::to_string(all[i]) + "/task", gone)) {
-        std::ifstream children(thread.path() / "children");
+      for (const std::filesystem::path& thread : threads_of(all[i])) {
+        std::ifstream children(thread / "children");
         for (pid_t child = 0; children >> child;) all.push_back(child);
       }
     }
@@ -109,15 +118,13 @@ class Cli : public ::testing::Test {
   }
   // Its command line, and by thread the state and where in the system it waits.
   static std::string describe(pid_t process) {
-    const std::filesystem::path folder = "/proc/" + std::to_string(process);
-    std::string text = slurp(folder / "cmdline");
+    std::string text = slurp("/proc/" + std::to_string(process) + "/cmdline");
     std::replace(text.begin(), text.end(), '\0', ' ');
     text = std::to_string(process) + " " + text;
-    std::error_code gone;
-    for (const auto& thread : std::filesystem::directory_iterator(folder / "task", gone)) {
-      const std::string stat = slurp(thread.path() / "stat");
-      text += "\n  " + stat.substr(0, stat.find(')') + 3) + " " + slurp(thread.path() / "wchan") + " " +
-              slurp(thread.path() / "syscall");
+    for (const std::filesystem::path& thread : threads_of(process)) {
+      const std::string stat = slurp(thread / "stat");
+      text +=
+          "\n  " + stat.substr(0, stat.find(')') + 3) + " " + slurp(thread / "wchan") + " " + slurp(thread / "syscall");
     }
     return text;
   }
