@@ -22,9 +22,9 @@ class Cuda : public Cli {
     ::setenv("PLIMSOLL_CUDA_MODULE", PLIMSOLL_BINARY_DIR "/libplimsoll_cuda_fake.so", 1);
   }
   void TearDown() override {
-    for (const char* name :
-         {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES", "PLIMSOLL_FAKE_REFUSE",
-          "PLIMSOLL_FAKE_CAPABILITY", "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS", "PLIMSOLL_FAKE_NCCL"}) {
+    for (const char* name : {"PLIMSOLL_CUDA_MODULE", "PLIMSOLL_FAKE_FAIL", "PLIMSOLL_FAKE_DEVICES",
+                             "PLIMSOLL_FAKE_REFUSE", "PLIMSOLL_FAKE_STATUS", "PLIMSOLL_FAKE_CAPABILITY",
+                             "PLIMSOLL_FAKE_CALLS", "PLIMSOLL_FAKE_LOADS", "PLIMSOLL_FAKE_NCCL"}) {
       ::unsetenv(name);
     }
     Cli::TearDown();
@@ -253,6 +253,19 @@ TEST_F(CudaCalls, HostMemoryWhoseRateIsKnownIsTakenOnce) {
   EXPECT_FALSE(done(last_).is_null()) << last_.err;
 }
 
+// Where planning begins again, and where a step is run to be timed.
+TEST_F(CudaCalls, HostMemoryIsPinnedOnceHoweverOftenTheStepIsRunBeforeTheFirst) {
+  const std::string tight = " --steps 3 --memory 180KiB --host-memory 64MiB";
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward/implicit_precomp_gemm:3000", 1);
+  const auto refused = counted(train(tight));
+  EXPECT_THAT(last_.err, HasSubstr("planned again without it"));
+  EXPECT_EQ(refused.at("cudaHostRegister"), 2) << "the tier, and the batches";
+  ::unsetenv("PLIMSOLL_FAKE_STATUS");
+  const auto timed = counted("train lenet --data digits --batch 4 --device cuda:0 --evaluate-every 0 --json -" + tight);
+  EXPECT_FALSE(done(last_).is_null()) << last_.err;
+  EXPECT_EQ(timed.at("cudaHostRegister"), 2);
+}
+
 TEST_F(CudaCalls, AnyCallThatFailsLeavesTheLastCheckpointGood) {
   const std::string file = path("c.safetensors");
   const auto calls = counted(train("--steps 1"));
@@ -282,9 +295,30 @@ TEST_F(Cuda, AnAlgorithmThatIsRefusedIsNamedAndThePlanMadeWithoutIt) {
   EXPECT_EQ(trained.code, 0) << trained.err;
   EXPECT_THAT(
       trained.err,
-      HasSubstr("kernel 'cudnn:implicit_precomp_gemm' was offered, but does not run: cudnnConvolutionForward refuses"));
+      HasSubstr("kernel 'cudnn:implicit_precomp_gemm' was offered, but does not run: cuDNN does not run the algorithm "
+                "implicit_precomp_gemm after all: cudnnConvolutionForward: status 3000"));
   EXPECT_THAT(trained.err, HasSubstr("planned again without it"));
   EXPECT_FALSE(done(trained).is_null());
+}
+
+TEST_F(Cuda, ACudnnThatIsBrokenIsNamedAndEndsThePlanning) {
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnGetConvolution:3009", 1);
+  for (const std::string& words : {train("--steps 1"), std::string("plan lenet --batch 4 --device cuda:0")}) {
+    const Outcome broken = run(words);
+    EXPECT_EQ(broken.code, 4) << broken.err;
+    EXPECT_THAT(broken.err,
+                HasSubstr("cuDNN runs no convolution on this GPU, not even a plain one: cudnnGetConvolution"));
+    EXPECT_THAT(broken.err, HasSubstr("status 3009"));
+  }
+}
+
+TEST_F(Cuda, WhereCudnnRunsAConvolutionByNoAlgorithmTheUserIsTold) {
+  ::setenv("PLIMSOLL_FAKE_STATUS", "cudnnConvolutionForward:5003", 1);
+  const Outcome slow = run(train("--steps 1"));
+  EXPECT_EQ(slow.code, 0) << slow.err;
+  EXPECT_THAT(slow.err,
+              HasSubstr("runs by 'own:direct', which is slow: the device's library has no other kernel for it"));
+  EXPECT_THAT(run(train("--steps 1")).err, HasSubstr("cudnnConvolutionForward: status 5003"));
 }
 
 // A resumed training repeats its kernels, so there is no plan without the one that is refused.
