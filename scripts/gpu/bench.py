@@ -82,6 +82,9 @@ class Bench:
             if left < most:
                 raise OutOfTime(f"cut off after {left:.0f} s")
             code, out, stopped = 124, "", [f"stopped after {most} s"]
+        except BaseException:  # this script is stopped
+            kill(process)
+            raise
         finally:
             self.running.discard(process)
         return Done(code, out, [line for line in errors.splitlines() if line.strip()] + stopped)

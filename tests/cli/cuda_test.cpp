@@ -1,7 +1,10 @@
 // The CUDA device as a user meets it, behind a module that stands for CUDA (tests/cuda/fake_module.cpp).
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "device/cuda/device.h"
@@ -142,12 +145,13 @@ done)");
     std::ofstream(file) << "#!/bin/sh\n" << script << "\n";
     std::filesystem::permissions(file, std::filesystem::perms::owner_all);
   }
-  Outcome check(const std::string& flags) const {
+  // `then`: what the shell does beside it.
+  Outcome check(const std::string& flags, const std::string& then = "") const {
     const std::string tools = (folder_ / "tools").string();
     const std::string command =
         "PATH=" + tools +
         ":$PATH PYTHONDONTWRITEBYTECODE=1 python3 " PLIMSOLL_SOURCE_DIR "/scripts/gpu_check --tiny --torch " + tools +
-        "/torch_python --results " + folder_.string() + " " + flags + " > " + path("out") + " 2> " + path("err");
+        "/torch_python --results " + folder_.string() + " " + flags + " > " + path("out") + " 2> " + path("err") + then;
     const int status = std::system(command.c_str());
     return {WEXITSTATUS(status), slurp(path("out")), slurp(path("err"))};
   }
@@ -191,6 +195,39 @@ TEST_F(GpuCheck, SaysWhatThereWasNoTimeForAndGoesOnWithIt) {
   const Outcome nothing = check("--minutes 0.01 --go-on " + path("earlier.json") + packed);
   EXPECT_EQ(nothing.code, 0) << nothing.out << nothing.err;
   EXPECT_THAT(nothing.out, HasSubstr("3 rows, 0 wrong"));
+}
+
+TEST_F(GpuCheck, CarriesWhatItMeasuredBesideItsResults) {
+  const std::string one = " --only workspace --packed " + path("packed");
+  EXPECT_EQ(check("--minutes 20" + one).code, 0);
+  ASSERT_TRUE(std::filesystem::exists(path("gpu-fake-gpu.costs/costs.sqlite")));
+  const auto bytes = std::filesystem::file_size(path("gpu-fake-gpu.costs/costs.sqlite"));
+  std::filesystem::rename(path("gpu-fake-gpu.json"), path("earlier.json"));
+  std::filesystem::rename(path("gpu-fake-gpu.costs"), path("earlier.costs"));
+  EXPECT_EQ(check("--minutes 0.01 --go-on " + path("earlier.json") + one).code, 0);
+  EXPECT_EQ(std::filesystem::file_size(path("gpu-fake-gpu.costs/costs.sqlite")), bytes);
+  std::filesystem::remove_all(path("earlier.costs"));
+  EXPECT_THAT(check("--minutes 0.01 --go-on " + path("earlier.json") + one).out,
+              HasSubstr("times of kernels are measured again"));
+}
+
+// Its trainings hang, and so do processes that they have begun.
+TEST_F(GpuCheck, EndsWithItsTableWhereAProcessHangsOrItIsStopped) {
+  std::filesystem::remove(path("packed/plimsoll"));
+  std::ofstream(path("packed/plimsoll")) << "#!/bin/sh\ncase \"$*\" in *train*) sleep 600 & wait ;; esac\nexec "
+                                         << PLIMSOLL_BINARY_DIR << "/plimsoll \"$@\"\n";
+  std::filesystem::permissions(path("packed/plimsoll"), std::filesystem::perms::owner_all);
+  const std::string two = " --only steps,link --packed " + path("packed");
+  const auto begun = std::chrono::steady_clock::now();
+  const Outcome hangs = check("--minutes 0.3" + two);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
+  EXPECT_EQ(hangs.code, 1) << hangs.err;
+  EXPECT_THAT(hangs.out, HasSubstr("to the host and back"));
+  EXPECT_THAT(hangs.out, HasSubstr("1 rows, 0 wrong"));
+  EXPECT_THAT(hangs.out, HasSubstr("not done: steps lenet"));
+  const Outcome stopped = check("--minutes 20" + two, " & sleep 8; kill -TERM $!; wait $!");
+  EXPECT_EQ(stopped.code, 1) << stopped.err;
+  EXPECT_THAT(stopped.out, HasSubstr("not done: steps lenet"));
 }
 
 TEST_F(Cuda, KeepsALimitOnWorkspaces) {
