@@ -510,6 +510,22 @@ def sequences(o, model, tokens):
     return [row]
 
 
+@part("curve", 40, [("gpt_curve", 20)], [("gpt_curve", 0.2)])
+def curve(o, script, minutes):
+    """A small GPT from scratch, as many steps as PyTorch makes in these minutes: its losses and ours, with the same data and dropout masks."""
+    if not o.torch:
+        raise RuntimeError("the part `curve` needs --torch PYTHON: a Python program that has torch, nanobind and scikit-build-core")
+    environment = {**os.environ, "PYTHONPATH": str(package(o.torch))}
+
+    def train_by(way, *until):
+        done = run([o.torch, "-W", "ignore", ROOT / f"bench/peers/{script}.py", way, *until], env=environment, check=True)
+        return lines(done.stdout)[-1]
+
+    eager = train_by("eager", "--minutes", minutes)
+    return [{"minutes": minutes, "parameters": eager["parameters"], "eager": eager,
+             "plimsoll": train_by("plimsoll", "--minutes", 1000, "--steps", len(eager["losses"]))}]
+
+
 # So many parameters that PyTorch's AdamW takes four times the budget.
 BILLION = "llama:layers=24,width=2048,heads=32,kv_heads=4,ffn=5632,vocab=32000,context="
 

@@ -223,6 +223,26 @@ def sequences(r):
             + table(("network", "tokens", "arena MiB", "process MiB", "step ms", "eager PyTorch, process MiB", "step ms"), rows))
 
 
+@section("curve", "A small GPT from scratch, against PyTorch")
+def curve(r):
+    parts = []
+    for x in r.rows():
+        ours, theirs = (x[way]["losses"] for way in ("plimsoll", "eager"))
+        apart = [100 * abs(a - b) / b for a, b in zip(ours, theirs)]
+        length = max(1, len(ours) // 10)
+        rows = []
+        for first in range(0, len(ours) - length + 1, length):
+            a, b = (statistics.fmean(way[first:first + length]) for way in (ours, theirs))
+            rows.append((f"{first + 1} to {first + length}", f"{a:.4f}", f"{b:.4f}", f"{100 * abs(a - b) / b:.3f} %", f"{max(apart[first:first + length]):.3f} %"))
+        a, b = (x[way]["held_out"] for way in ("plimsoll", "eager"))
+        rows.append(("held-out text", f"{a:.4f}", f"{b:.4f}", f"{100 * abs(a - b) / b:.3f} %", ""))
+        parts.append(f"{len(ours)} steps ({x['minutes']} minutes of eager PyTorch) of a GPT of {x['parameters'] / 1e6:.1f} million parameters (6 blocks, width 384, 6 heads, 128 bytes of "
+                     "context, dropout 0.1 in attention too) on `data/paradise_lost.txt`, batch 16, AdamW, fp32. Both begin with the same weights and get the same batches; "
+                     "PyTorch is given the dropout masks that Plimsoll draws. Losses are means over the steps; the last column is the largest difference of a single step.\n\n"
+                     + table(("steps", "Plimsoll", "PyTorch", "apart", "at most"), rows))
+    return "\n".join(parts)
+
+
 @section("billion", "1.2 billion parameters")
 def billion(r):
     ages = Ages(r)

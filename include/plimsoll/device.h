@@ -54,8 +54,8 @@ struct LinkInfo {
   friend bool operator==(const LinkInfo&, const LinkInfo&) = default;
 };
 
-// So much of some tensors goes into one exchange.
-inline constexpr Bytes kMessageBytes = 4_MiB;
+// So much of some tensors goes into one exchange. Longer pieces wait on TCP for words of the receiver that stand behind what goes the other way.
+inline constexpr Bytes kMessageBytes = 1_MiB;
 // With many ranks more, so that each one's piece does not become too short to be worth a message.
 inline constexpr Bytes message_bytes(int ranks) {
   constexpr Bytes kPiece = 64_KiB, kMost = 256_MiB;

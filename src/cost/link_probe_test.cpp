@@ -41,7 +41,7 @@ TEST(LinkProbe, DoesNotTakeABurstForTheRate) {
       },
       std::chrono::seconds(60), &office);
   const LinkInfo& link = links[0];
-  const double ms = link.latency_us * 1e-3 * 4 + 8 / link.gb_per_s;  // 16 MiB, of which half goes over it
+  const double ms = link.latency_us * 1e-3 * 16 + 8 / link.gb_per_s;  // 16 MiB, of which half goes over it
   EXPECT_GT(ms, 0.8 * 80);
 }
 
